@@ -1,0 +1,165 @@
+"""The table of the frontier for people: its columns, its cells, and what the numbers mean."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pandas as pd
+
+from analysis.frontier_table import DONE, GROUPS, floors_of, network_of, ranked_by, records, swept
+from analysis.load import Row
+
+Column = tuple[str, str, list[str]]
+"""Two header lines, and a cell per row."""
+
+
+def text(table: pd.DataFrame) -> str:
+    """The table for people, about 160 columns wide; what its numbers mean; the trials that have no row."""
+    done, others = table[table["outcome"].isin(DONE)], table[~table["outcome"].isin(DONE)]
+    blocks = [[*_grid(done), "", *_notes(done)] if len(done) else [], _without_row(others)]
+    return "\n\n".join("\n".join(lines) for lines in blocks if lines)
+
+
+def _grid(rows: pd.DataFrame) -> list[str]:
+    """The header, the rows and the floors, ruled off from each other."""
+    columns = [column for column in _columns(rows) if set(column[2]) != {"-"}]
+    floors = _floor_cells(rows, columns)
+    cells = [[above, name, *own, *floor] for (above, name, own), floor in zip(columns, floors, strict=True)]
+    widths = [max(map(len, column)) for column in cells]
+    sides = [str.ljust] * 2 + [str.rjust] * (len(cells) - 2)  # the mark and the method are words
+    lines = [
+        "  ".join(side(cell, width) for cell, width, side in zip(line, widths, sides, strict=True)).rstrip()
+        for line in zip(*cells, strict=True)
+    ]
+    rule, end = "-" * max(map(len, lines)), 2 + len(rows)
+    below = [rule, *lines[end:]] if lines[end:] else []
+    return [*lines[:2], rule, *lines[2:end], *below]
+
+
+def _columns(rows: pd.DataFrame) -> Iterator[Column]:
+    known, kinds, network = records(rows), _kinds(rows), network_of(rows)
+    yield "", "", ["o" if r["outcome"] == "stopped" else "*" if r["pareto"] else "" for r in known]
+    yield "", "method", [r["method"] for r in known]
+    for name in swept(rows):
+        above, dot, last = name.rpartition(".")
+        yield above + dot, last, [short(r[name]) for r in known]
+    if rows["n"].max() > 1:
+        yield "", "n", [str(r["n"]) for r in known]
+    for view in _views(rows):
+        against = view.removeprefix("_") or "server"
+        yield "epsilon", against, [_epsilon(r[f"epsilon{view}"], r[f"kind{view}"]) for r in known]
+        if len(kinds) > 1:
+            yield "", "kind", [kinds.get(r[f"kind{view}"], "") for r in known]
+    for group in GROUPS if network else ():
+        yield f"fd_{network}", group, [_mean(r, f"fd_{network}/{group}") for r in known]
+    yield "label", "accuracy", [_mean(r, "label_accuracy") for r in known]
+    yield "attack AUC", "global", [_mean(r, "auc_global") for r in known]
+    yield "its", "ceiling", [_number(r["auc_ceiling"]) for r in known]
+    yield "attack AUC", "client", [_mean(r, "auc_client") for r in known]
+    yield "", "sent", [_size(r["bytes_up"]) for r in known]
+    yield "", "seconds", [_number(r["seconds"], 3) for r in known]
+
+
+def _views(rows: pd.DataFrame) -> list[str]:
+    """Against whom epsilon is shown, as column suffixes: outsiders only where they differ from the server."""
+    same = (rows["kind"] == rows["kind_outsiders"]) & ~rows["epsilon"].sub(rows["epsilon_outsiders"]).abs().gt(0)
+    return [""] if same.all() else ["", "_outsiders"]
+
+
+def _kinds(rows: pd.DataFrame) -> dict[str, str]:
+    """{kind: letter} of the finite guarantees that are shown."""
+    kinds = {k for view in _views(rows) for k in rows.loc[rows[f"epsilon{view}"] < math.inf, f"kind{view}"]}
+    return {kind: chr(ord("a") + i) for i, kind in enumerate(sorted(kinds - {"nothing sent"}))}
+
+
+def short(value: Any) -> str:
+    """The value of a swept field, 16 characters at most."""
+    if value is None or pd.isna(value):
+        return "-"
+    shown = f"{value:g}" if isinstance(value, (int, float)) and not isinstance(value, bool) else str(value)
+    return shown if len(shown) <= 16 else f"{shown[:15]}…"
+
+
+def _epsilon(epsilon: float | None, kind: str) -> str:
+    if epsilon is None:
+        return "?"
+    if epsilon == 0:
+        return "0 (nothing sent)" if kind == "nothing sent" else "0"
+    return f"{epsilon:.2f}" if epsilon >= 0.1 else f"{epsilon:.2g}"
+
+
+def _mean(row: Row, name: str) -> str:
+    """`mean±std` over seeds; of a single one `value` or, with its interval, `value [low high]`."""
+    if row[f"{name}_std"] is not None:
+        return f"{_number(row[name])}±{_bare(row[f'{name}_std'])}"
+    if row.get(f"{name}_low") is not None:
+        return f"{_number(row[name])} [{_bare(row[f'{name}_low'])} {_bare(row[f'{name}_high'])}]"
+    return _number(row[name])
+
+
+def _number(value: float | None, digits: int = 4) -> str:
+    """So many digits in all, as far as they are decimals: 0.863, 1.863, 18.63, 186.3, 12345."""
+    if value is None:
+        return "-"
+    before = len(str(int(abs(value)))) if math.isfinite(value) else 0
+    return f"{value:.{max(0, digits - before)}f}"
+
+
+def _bare(value: float) -> str:
+    """.863 for 0.863, since the table is wide."""
+    return re.sub(r"^0\.", ".", _number(value))
+
+
+def _size(count: float | None) -> str:
+    if count is None:
+        return "-"
+    power = min(4, int(math.log10(count) / 3)) if count >= 1 else 0
+    return f"{count / 1000**power:.3g} {('B', 'kB', 'MB', 'GB', 'TB')[power]}"
+
+
+def _floor_cells(rows: pd.DataFrame, columns: Sequence[Column]) -> list[list[str]]:
+    """For each column, its cells in the rows that give the floors."""
+    distances = [f"{above}/{name}" for above, name, _ in columns if above.startswith("fd_")]
+    lines = [(words, dict(zip(distances, of, strict=True))) for words, of in floors_of(rows, distances)]
+
+    def cell(above: str, name: str, words: Row, floors: dict[str, float]) -> str:
+        distance = f"{above}/{name}"
+        return _number(floors[distance]) if distance in floors else short(words.get(above + name, ""))
+
+    return [[cell(above, name, *line) for line in lines] for above, name, _ in columns]
+
+
+def _notes(rows: pd.DataFrame) -> list[str]:
+    """What the numbers mean."""
+    kinds, network, distance = _kinds(rows), network_of(rows), ranked_by(rows)
+    several, against = len(kinds) > 1, "the server" if _views(rows) == [""] else "the server, outsiders"
+    notes = [f"epsilon{f' {a}' if several else ''} (against {against}): {kind}" for kind, a in kinds.items()]
+    bare = {k.removeprefix("no guarantee: ") for k in rows["kind"] if k.startswith("no guarantee")}
+    notes += [f"epsilon inf: no guarantee ({'; '.join(sorted(bare))})"] if bare else []
+    if distance is not None:
+        measured = f"fd_{network}: Fréchet distance of {network} features, mean over clients"
+        better = f"an epsilon{' of its kind' if several else ''} and a {distance} that are both as low"
+        notes.append(f"{measured}; floor: real half against real half")
+        notes.append(f"*  Pareto-optimal: no other finished trial has {better}, and one of them lower")
+        allowed = "its ceiling: what the ledger's noise allows any attack on the uploads"
+        notes.append(f"attack AUC [95 % interval]: membership, by PIA; {allowed}")
+    if rows["n"].max() > 1:
+        notes.append("n: seeds; mean±standard deviation over them; of epsilon and of the ceiling the largest")
+    if (rows["outcome"] == "stopped").any():
+        notes.append("o  stopped early: what was spent by then; distances on the validation split, not ranked")
+    return notes
+
+
+def _without_row(others: pd.DataFrame) -> list[str]:
+    """A line for each setting that failed, was killed or has not finished."""
+    lines = []
+    for row in records(others):
+        setting = "".join(f" {k}={short(row[k])}" for k in swept(others) if row[k] is not None)
+        why = row["reason"] or "no reason recorded"
+        spent = _epsilon(row["epsilon"], row["kind"])
+        line = f"{row['outcome']}: {row['method']}{setting}: {why} (epsilon spent {spent}; {row['digests']})"
+        lines.append(line if len(line) <= 160 else f"{line[:159]}…")
+    return lines

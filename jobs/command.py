@@ -1,0 +1,142 @@
+"""What the jobs' command lines share: a preset, overrides by path, axes, and errors in one sentence."""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import presets
+
+from raydiff import config
+from raydiff.config import Experiment
+
+
+def one_sentence(main: Callable[[Sequence[str]], int]) -> None:
+    """Run a job: bad input becomes one sentence on stderr and exit code 2."""
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except KeyboardInterrupt:
+        print("interrupted before any trial began; the same command starts again", file=sys.stderr)
+        sys.exit(130)
+    except (ValueError, OSError) as e:
+        sys.exit(_fail(str(e)))
+
+
+def _fail(message: str) -> int:
+    print(f"error: {message}", file=sys.stderr)
+    return 2
+
+
+def preset(argv: Sequence[str], default: str = "digits") -> tuple[str, presets.Study, list[str]]:
+    """(name, study, the other arguments): a first argument that is no option names the preset."""
+    name, rest = (argv[0], list(argv[1:])) if argv and not argv[0].startswith("-") else (default, list(argv))
+    if name not in presets.PRESETS:
+        raise ValueError(
+            f"unknown preset {name!r}; known: {', '.join(presets.PRESETS)}{nearest(name, presets.PRESETS)}"
+        )
+    return name, presets.PRESETS[name](), rest
+
+
+def shorthand(argv: Sequence[str]) -> list[str]:
+    """`--model unet` is short for `--method.model.network unet`, `--protocol-only` for `--evaluation none`."""
+    long = {
+        "--model": "--method.model.network",
+        "--epsilon": "--method.epsilon",
+        "--schedule": "--method.model.schedule",
+    }
+    out: list[str] = []
+    for token in argv:
+        name, equals, value = token.partition("=")
+        out += ["--evaluation", "none"] if token == "--protocol-only" else [long.get(name, name) + equals + value]
+    return out
+
+
+def axes(texts: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """{"seed": ("0", "1")} from ["seed=0,1"]."""
+    out = {}
+    for text in texts:
+        path, equals, values = text.partition("=")
+        if not equals or not values:
+            raise ValueError(f"an axis looks like method.epsilon=1,5,10, got {text!r}")
+        out[path.replace("-", "_")] = tuple(values.split(","))
+    return out
+
+
+def grid(base: Experiment, of: Mapping[str, Sequence[str]], baselines: Sequence[str]) -> list[Experiment]:
+    """All combinations of the axes on `base`; then each baseline method on the axes that it has."""
+    out = []
+    for method in (None, *baselines):
+        start = base
+        if method is not None:
+            start = config.override(base, {"method": config.convert(base, "method", method)})
+        mine = {path: values for path, values in of.items() if method is None or config.has_path(start, path)}
+        typed = {path: [config.convert(start, path, v) for v in values] for path, values in mine.items()}
+        for combination in itertools.product(*typed.values()):
+            out.append(config.override(start, dict(zip(typed, combination, strict=True))))
+    return out
+
+
+def varying(experiments: Sequence[Experiment], sampled: Iterable[str] = ()) -> Callable[[Experiment], str]:
+    """A short name for each of these: its method, and the fields in which they differ, or will."""
+    flats = [config.flat(e) for e in experiments]
+    keys = [k for k in flats[0] if k in sampled or any(k in f and f[k] != flats[0][k] for f in flats)]
+    shown = [k for k in keys if k != "method" and not k.startswith(("runtime", "data_digest"))]
+
+    def name(experiment: Experiment) -> str:
+        flat = config.flat(experiment)
+        parts = [f"{k.rsplit('.', 1)[-1]}={_short(flat[k])}" for k in shown if k in flat]
+        return " ".join([type(experiment.method).__name__, *parts])
+
+    return name
+
+
+def help_text(doc: str | None, options: str, study: presets.Study) -> str:
+    """The job's docstring, its own options, and every field that can be overridden, with its default in this preset."""
+    fields = "\n".join(f"  --{k} {_short(v)}" for k, v in config.flat(study.experiment).items())
+    return f"{doc}\n{options}\nfields (with this preset's values):\n{fields}"
+
+
+def nearest(name: str, known: Any) -> str:
+    """`; did you mean x?`, or nothing."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.4)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, tuple):
+        return " ".join(map(str, value))
+    return "none" if value is None else str(value)
+
+
+def distributions(base: Experiment, texts: Sequence[str]) -> dict[str, tuple[str, tuple[float, ...]]]:
+    """{"path": ("loguniform", (1e-4, 1e-2))} from ["path=loguniform:1e-4,1e-2"]."""
+    known = {"uniform": 2, "loguniform": 2, "randint": 2, "choice": 0}
+    out: dict[str, tuple[str, tuple[Any, ...]]] = {}
+    for text in texts:
+        path, _, rule = text.partition("=")
+        kind, _, values = rule.partition(":")
+        if kind not in known or not values:
+            raise ValueError(
+                "a sampled field looks like method.clip=loguniform:1,10 (uniform, loguniform, randint, choice), "
+                f"got {text!r}"
+            )
+        path = path.replace("-", "_")
+        arguments = values.split(",")
+        if known[kind] and len(arguments) != known[kind]:
+            raise ValueError(f"{kind} takes {known[kind]} numbers, got {values!r} for {path}")
+        typed = tuple(config.convert(base, path, v) for v in arguments)
+        if kind != "choice" and not all(type(v) in (int, float) for v in typed):
+            raise ValueError(f"{kind} needs numbers for {path}, got {values!r}")
+        if kind in ("uniform", "loguniform") and any(type(v) is int for v in typed):
+            raise ValueError(f"{path} takes integers: use randint or choice, not {kind}")
+        if kind != "choice" and not typed[0] < typed[1]:
+            raise ValueError(f"the range of {path} must go upwards, got {values!r}")
+        if kind == "loguniform" and not typed[0] > 0:
+            raise ValueError(f"the range of {path} must be positive for loguniform, got {values!r}")
+        out[path] = (kind, typed)
+    return out

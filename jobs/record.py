@@ -1,0 +1,131 @@
+"""A sweep's folder: where it is, what it says of itself (sweep.json), and the MLflow runs that follow it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import raydiff
+from raydiff.config import Experiment
+from raydiff.store import write_text
+from raydiff.tracking import Mlflow
+
+Plan = dict[str, Any]
+"""The content of sweep.json."""
+
+
+def folder(base: Experiment, name: str) -> Path:
+    """<storage>/sweeps/<name>. Raises ValueError when the name or the storage will not do."""
+    if not re.fullmatch(r"[\w.-]+", name) or name.startswith("."):
+        raise ValueError(f"--name must be letters, digits, '.', '_' and '-', got {name!r}")
+    storage = Path(base.runtime.storage).expanduser().absolute()
+    try:
+        storage.mkdir(parents=True, exist_ok=True)
+        probe = storage / f".writable-{os.getpid()}"
+        probe.write_text("")
+        probe.unlink()
+    except OSError as e:
+        raise ValueError(f"the storage folder {storage} cannot be written: {e.strerror}") from None
+    return storage / "sweeps" / name
+
+
+def fresh_name(preset: str) -> str:
+    """A name that no earlier sweep has."""
+    return f"{preset}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def plan(at: Path, *, trials: Sequence[Experiment], space: Mapping[str, Any], search: str, resume: bool) -> Plan:
+    """What sweep.json is to say; nothing is written yet.
+
+    Raises ValueError if the sweep exists, or with `resume`, saying the difference, under other code or another space.
+    """
+    now: Plan = {
+        "id": uuid.uuid4().hex,
+        "code": _code(),
+        "trials": sorted(e.digest for e in trials),
+        "space": json.loads(json.dumps(space)),
+        "search": search,
+        "command": _command(),
+    }
+    path = at / "sweep.json"
+    if not path.exists():
+        return now
+    if not resume:
+        raise ValueError(f"{at.name} exists already: continue it with --resume, or give another --name")
+    then: Plan = json.loads(path.read_text())
+    changed = sorted(f for f in {*then["code"], *now["code"]} if then["code"].get(f) != now["code"].get(f))
+    if changed:
+        raise ValueError(f"{at.name} was started under other code; changed since: {', '.join(changed)}")
+    if any(then[k] != now[k] for k in ("trials", "space", "search")):
+        old, new = set(then["trials"]), set(now["trials"])
+        raise ValueError(
+            f"{at.name} has another space: {len(new - old)} trials are new and {len(old - new)} are gone "
+            f"(it was started by: {' '.join(then['command'])})"
+        )
+    return then
+
+
+def write(at: Path, this: Plan) -> None:
+    """Write sweep.json; what failed or was cut short by anything but the scheduler will be run again."""
+    write_text(at / "sweep.json", json.dumps(this, indent=1))
+    for path in at.glob("trials/*/outcome.json"):
+        outcome = json.loads(path.read_text())
+        if outcome["outcome"] in ("killed", "failed") or outcome.get("reason") == "time budget":
+            path.unlink()
+
+
+def mlflow(at: Path, preset: str, base: Experiment) -> Mlflow:
+    """The follower of this folder: MLFLOW_TRACKING_URI, or a SQLite store beside the sweeps."""
+    storage = at.parents[1]
+    uri, artifacts = os.environ.get("MLFLOW_TRACKING_URI"), None
+    if uri is None:
+        uri, artifacts = f"sqlite:///{storage}/mlflow.db", f"file://{storage}/mlflow-artifacts"
+    return Mlflow(uri, experiment=f"raydiff-{preset}", sweep=at, tags=_tags(preset, base), artifacts=artifacts)
+
+
+def resume_command(name: str) -> str:
+    """The command line that continues this sweep."""
+    argv = [a for a in _command() if a != "--resume"]
+    if "--name" not in argv and not any(a.startswith("--name=") for a in argv):
+        argv += ["--name", name]
+    return " ".join(["python", *argv, "--resume"])
+
+
+def _command() -> list[str]:
+    """The command line, without the noise secret: it is never logged."""
+    argv = list(sys.argv)
+    for i, token in enumerate(argv):
+        name, equals, _ = token.partition("=")
+        if name.replace("-", "_") == "__runtime.noise_secret":
+            if equals:
+                argv[i] = f"{name}=SECRET"
+            elif i + 1 < len(argv):
+                argv[i + 1] = "SECRET"
+    return argv
+
+
+def _code() -> dict[str, str]:
+    root = Path(raydiff.__file__).parent
+    return {
+        str(p.relative_to(root)): hashlib.sha256(p.read_bytes()).hexdigest()[:12] for p in sorted(root.rglob("*.py"))
+    }
+
+
+def _tags(preset: str, base: Experiment) -> dict[str, str]:
+    here = Path(__file__).resolve().parents[1]
+    git = subprocess.run(["git", "-C", str(here), "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    tags = {
+        "raydiff.preset": preset,
+        "raydiff.accountant": base.method.accountant,
+        "raydiff.replayable": str(base.runtime.noise_secret is not None).lower(),
+    }
+    return tags | ({"raydiff.git": git.stdout.strip()} if git.returncode == 0 else {})

@@ -1,0 +1,123 @@
+"""Run one trial, and see each round.
+
+python jobs/run.py digits --runtime.pool local                    in this process, no Ray
+python jobs/run.py digits --epsilon 50 --clients 4                on a local Ray, one trial
+python jobs/run.py --config ~/raydiff/sweeps/NAME/trials/DIGEST/config.json    a trial of a sweep, again
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import command
+import record
+
+from raydiff import config, trial
+from raydiff.config import Experiment
+from raydiff.runtime.resources import cap_memory
+from raydiff.tracking import Mlflow
+
+
+def main(argv: Sequence[str]) -> int:
+    """Resolve, run, say what came out."""
+    name, study, rest = command.preset(argv)
+    parser = _options()
+    options, overrides = parser.parse_known_args(command.shorthand(rest))
+    if options.help:
+        print(command.help_text(__doc__, parser.format_help(), study))
+        return 0
+    start: Experiment = study.experiment
+    if options.config is not None:
+        start = config.from_dict(json.loads(options.config.read_text()))
+    experiment = trial.resolve(config.override(start, config.parse_overrides(start, overrides)))
+    folder = record.folder(experiment, options.name or record.fresh_name(f"run-{name}"))
+    this = record.plan(folder, trials=[experiment], space={}, search="grid", resume=options.resume)
+    mlflow = record.mlflow(folder, name, experiment)
+    mlflow.start()
+    ended = False
+    try:
+        mlflow.wait_ready()
+        local = experiment.runtime.pool == "local"
+        ended = _local(experiment, folder, this, mlflow) if local else _on_ray(experiment, folder, this, mlflow)
+    except KeyboardInterrupt:
+        if (folder / "trials" / experiment.digest / "config.json").exists():
+            trial.cut_short(folder / "trials" / experiment.digest, "killed", reason="interrupted")
+    if not ended:
+        print(f"interrupted; continue with: {record.resume_command(folder.name)}")
+    mlflow.close()
+    if behind := mlflow.end("FINISHED" if ended else "KILLED"):
+        print(behind)
+    outcome = trial.Trial(experiment, folder).outcome() or {}
+    _show(outcome)
+    print(
+        f"files: {folder / 'trials' / experiment.digest}\nopen the run with: mlflow ui --backend-store-uri {mlflow.uri}"
+    )
+    return 0 if outcome.get("outcome") == "finished" else 130 if not ended else 1
+
+
+def _options() -> argparse.ArgumentParser:
+    p = argparse.ArgumentParser(prog="python jobs/run.py [PRESET]", add_help=False, allow_abbrev=False)
+    p.add_argument("--help", "-h", action="store_true", help="show this, with every field of the preset")
+    p.add_argument("--config", type=Path, default=None, help="start from a trial's config.json in place of a preset")
+    p.add_argument("--name", default=None, help="name of the run (default: preset and time)")
+    p.add_argument("--resume", action="store_true", help="continue the run of this name if it exists")
+    return p
+
+
+def _local(experiment: Experiment, folder: Path, plan: record.Plan, mlflow: Mlflow) -> bool:
+    cap_memory(max(experiment.runtime.gpu_per_worker, experiment.runtime.gpu_server))
+    record.write(folder, plan)
+    mlflow.begin()
+    this = trial.open_trial(experiment, folder)
+    try:
+        for result in trial.run(this, trial.local_pool(this)):
+            if not result["finished"]:
+                loss = next((f", {k} {result[k]:.4f}" for k in ("train/loss", "server/loss") if k in result), "")
+                print(
+                    f"round {result['round'] + 1}/{experiment.method.rounds}: {result['time/seconds']:.1f} s{loss}",
+                    flush=True,
+                )
+    except Exception as e:  # every trial that began has an outcome
+        trial.cut_short(this.folder, "failed", reason=str(e) or type(e).__name__)
+    return True
+
+
+def _on_ray(experiment: Experiment, folder: Path, this: record.Plan, mlflow: Mlflow) -> bool:
+    from raydiff.runtime import sweep
+    from raydiff.runtime.progress import Progress
+
+    name = command.varying([experiment])(experiment)
+    progress = Progress(total=1, metric="eval/fd_cnn/all", name=lambda _: name, stop_on_error=False)
+    with sweep.cluster() as nodes:
+        plan = sweep.Plan(folder=folder, trials=[experiment], base=experiment)
+        shape = sweep.check(plan, nodes)
+        record.write(folder, this)
+        mlflow.begin()
+        return not sweep.run(plan, shape, progress)
+
+
+def _show(outcome: dict[str, object]) -> None:
+    final = outcome.get("final")
+    if not isinstance(final, dict):
+        print(f"{outcome.get('outcome', 'not finished')}: {outcome.get('reason', 'no reason recorded')}")
+        return
+    print(outcome["says"])
+    details = (
+        "_low",
+        "_high",
+        "threshold",
+        "timestep_index",
+        "n_members",
+        "n_nonmembers",
+        "tpr_calibrated",
+        "fpr_reached",
+    )
+    for key in sorted(k for k in final if not k.endswith(details)):
+        print(f"  {key} {final[key]:.4g}")
+
+
+if __name__ == "__main__":
+    command.one_sentence(main)

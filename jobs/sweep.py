@@ -1,0 +1,201 @@
+"""Sweep private federated diffusion on Ray, recorded in MLflow.
+
+python jobs/sweep.py                                         the main job: embedded data, local Ray, local MLflow
+python jobs/sweep.py digits --grid method.epsilon=1,5 seed=0,1,2
+python jobs/sweep.py digits --model unet --clients 8 --partition dirichlet
+python jobs/sweep.py digits --search random --sample method.clip=uniform:3,8 --samples 20
+ray job submit --working-dir . -- python jobs/sweep.py digits --name mine --resume
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # analysis/ lies beside jobs/
+
+import command
+import numpy as np
+import record
+
+from raydiff import config, trial
+from raydiff.config import Experiment
+from raydiff.privacy.ledger import compose
+from raydiff.tracking import Mlflow
+
+DELTA = 1e-5  # at which the trials are composed
+METRICS = tuple(
+    f"eval/{name}/{group}" for name in ("fd_cnn", "kd_cnn", "label_accuracy") for group in ("all", "major", "minor")
+)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Plan, check, run, report."""
+    started = time.monotonic()
+    name, study, rest = command.preset(argv)
+    options, overrides = _options().parse_known_args(command.shorthand(rest))
+    if options.help:
+        print(command.help_text(__doc__, _options().format_help(), study))
+        return 0
+    base, experiments, space = _plan(study, options, overrides)
+    folder = record.folder(base, options.name or record.fresh_name(name))
+    this = record.plan(folder, trials=experiments, space=space, search=options.search, resume=options.resume)
+    print(f"sweep {folder.name}: {len(experiments) + _suggested(options)} trials in {folder}", flush=True)
+    return _run(options, name, folder, base, experiments, space, this, started)
+
+
+def _options() -> argparse.ArgumentParser:
+    p = argparse.ArgumentParser(prog="python jobs/sweep.py [PRESET]", add_help=False, allow_abbrev=False)
+    p.add_argument("--help", "-h", action="store_true", help="show this, with every field of the preset")
+    p.add_argument("--grid", nargs="+", default=None, help="axes, in place of the preset's: a.b=1,2,3 c=x,y")
+    p.add_argument("--sample", nargs="+", default=[], help="sampled fields: a.b=loguniform:1e-4,1e-2 (random, optuna)")
+    p.add_argument("--samples", type=int, default=16, help="how many samples")
+    p.add_argument("--search", choices=("grid", "random", "optuna", "asha"), default="grid")
+    p.add_argument("--metric", default="eval/fd_cnn/all", help="what is best, and what Optuna and ASHA minimise")
+    p.add_argument("--no-baselines", action="store_true", help="leave the preset's baselines out")
+    p.add_argument("--max-concurrent", type=int, default=None, help="trials side by side (default: as many as fit)")
+    p.add_argument("--time-budget", type=float, default=None, help="seconds after which no trial goes on")
+    p.add_argument("--on-error", choices=("continue", "stop"), default="continue")
+    p.add_argument("--name", default=None, help="the sweep's name (default: preset and time)")
+    p.add_argument("--resume", action="store_true", help="continue the sweep of this name if it exists")
+    return p
+
+
+def _plan(
+    study: Any, options: argparse.Namespace, overrides: Sequence[str]
+) -> tuple[Experiment, list[Experiment], dict[str, Any]]:
+    """(base, every trial that is known beforehand, Optuna's space), all resolved and checked against the data."""
+    for name in ("samples", "max_concurrent", "time_budget"):
+        value = getattr(options, name)
+        if value is not None and not value > 0:
+            raise ValueError(f"--{name.replace('_', '-')} must be positive, got {value}")
+    if options.metric not in METRICS:
+        raise ValueError(f"unknown metric {options.metric!r}{command.nearest(options.metric, METRICS)}")
+    given = config.parse_overrides(study.experiment, overrides)
+    base: Experiment = config.override(study.experiment, given)
+    if options.search in ("asha", "optuna") and base.evaluation is None:
+        raise ValueError(f"--search {options.search} needs the evaluation that --protocol-only switches off")
+    if options.search in ("asha", "optuna") and not options.metric.endswith("/all"):
+        raise ValueError(f"--search {options.search} needs a metric over all classes, got {options.metric}")
+    if options.search in ("asha", "optuna") and base.evaluation is not None and base.evaluation.every == 0:
+        base = config.override(base, {"evaluation.every": 1 if options.search == "asha" else base.method.rounds})
+    of = command.axes(options.grid) if options.grid else {k: v for k, v in study.grid.items() if k not in given}
+    of = {k: v for k, v in of.items() if options.grid or config.has_path(base, k)}
+    sampled = command.distributions(base, options.sample)
+    if sampled and options.search not in ("random", "optuna"):
+        raise ValueError("--sample needs --search random or --search optuna")
+    if options.search in ("random", "optuna") and not sampled:
+        raise ValueError(f"--search {options.search} needs --sample")
+    baselines = () if options.no_baselines or "method" in given else study.baselines
+    if options.search == "random":
+        draws = _draw(sampled, options.samples, base.seed)
+        experiments = [config.override(base, values) for values in draws] + command.grid(base, {}, baselines)[1:]
+    elif options.search == "optuna":
+        experiments = command.grid(base, {}, baselines)[1:]
+    else:
+        experiments = command.grid(base, of, baselines)
+    unique = {e.digest: e for e in map(trial.resolve, experiments)}
+    return trial.resolve(base), list(unique.values()), sampled if options.search == "optuna" else {}
+
+
+def _draw(sampled: dict[str, Any], count: int, seed: int) -> list[dict[str, Any]]:
+    rng = np.random.default_rng(seed)
+
+    def one(kind: str, values: tuple[Any, ...]) -> Any:
+        if kind == "choice":
+            return values[rng.integers(len(values))]
+        if kind == "randint":
+            return int(rng.integers(values[0], values[1]))
+        if kind == "loguniform":
+            return float(math.exp(rng.uniform(math.log(values[0]), math.log(values[1]))))
+        return float(rng.uniform(values[0], values[1]))
+
+    return [{path: one(kind, values) for path, (kind, values) in sampled.items()} for _ in range(count)]
+
+
+def _suggested(options: argparse.Namespace) -> int:
+    return options.samples if options.search == "optuna" else 0
+
+
+# --------------------------------------------------------------------------------------------------------- running
+
+
+def _run(
+    options: argparse.Namespace,
+    name: str,
+    folder: Path,
+    base: Experiment,
+    experiments: list[Experiment],
+    space: dict[str, Any],
+    this: record.Plan,
+    started: float,
+) -> int:
+    mlflow = record.mlflow(folder, name, base)
+    mlflow.start()  # opening a new store takes 10 s: while Ray starts
+    from raydiff.runtime import sweep as runtime
+    from raydiff.runtime.progress import Progress
+
+    named = command.varying([base, *experiments], space)
+    progress = Progress(
+        total=len(experiments) + _suggested(options),
+        metric=options.metric,
+        name=lambda values: named(runtime.experiment_of(values)),
+        stop_on_error=options.on_error == "stop",
+    )
+    with runtime.cluster() as nodes:
+        plan = runtime.Plan(
+            folder=folder,
+            trials=experiments,
+            base=base,
+            space=space,
+            samples=_suggested(options),
+            search=options.search,
+            metric=options.metric,
+            concurrent=options.max_concurrent,
+            budget_s=options.time_budget,
+        )
+        slot = runtime.check(plan, nodes)
+        mlflow.wait_ready()
+        record.write(folder, this)  # from here on there is a sweep; what was refused before has left nothing
+        mlflow.begin()
+        print(f"ready after {time.monotonic() - started:.0f} s: {slot.workers} worker(s) per trial", flush=True)
+        interrupted = runtime.run(plan, slot, progress)
+    return _report(options, folder, mlflow, interrupted or progress.failed > 0, interrupted, started)
+
+
+def _report(
+    options: argparse.Namespace, folder: Path, mlflow: Mlflow, unclean: bool, interrupted: bool, started: float
+) -> int:
+    from analysis import frontier
+
+    mlflow.close()
+    out = folder / "report"
+    try:
+        print("\n" + frontier.write(folder, out))
+        print(_composed(folder) + (f"\nplot: {png}" if (png := out / "frontier.png").exists() else ""))
+    except ValueError as e:
+        print(f"no table: {e}")
+    if behind := mlflow.end("KILLED" if interrupted else "FINISHED", tuple(sorted(out.glob("*")))):
+        print(behind)
+    print(f"whole run: {time.monotonic() - started:.0f} s")
+    if interrupted:
+        print(f"\ninterrupted; continue with: {record.resume_command(folder.name)}")
+    print(f"open the runs with: mlflow ui --backend-store-uri {mlflow.uri}")
+    return 130 if interrupted else int(unclean)
+
+
+def _composed(folder: Path) -> str:
+    """The epsilon of all trials together: they were run on the same records."""
+    ledgers = [trial.ledger_of(f).server for f in sorted((folder / "trials").glob("*"))]
+    protected = [book for book in ledgers if math.isfinite(book.epsilon(DELTA, "exact"))]
+    both = [compose(books).guarantees(DELTA, "exact")[0] for books in (ledgers, protected)]
+    return f"all {len(ledgers)} trials composed: {both[0]}\nthe {len(protected)} protected ones alone: {both[1]}"
+
+
+if __name__ == "__main__":
+    command.one_sentence(main)

@@ -1,0 +1,1 @@
+"""raydiff: personalised, private, federated training of diffusion models on Ray. Start with `method.py`."""

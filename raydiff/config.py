@@ -1,0 +1,282 @@
+"""Experiment: the dataclass tree of one trial; typed overrides by path; JSON; the digest.
+
+Experiments are Python (jobs/presets.py); the command line overrides any field by its path, `--method.epsilon 5`. A
+field that holds one of several dataclasses takes the name of one, `--method fedavg`, `--method.model.network unet`,
+and keeps the fields that both have.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import hashlib
+import io
+import json
+import os
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from raydiff.data.datasets import Data, Dataset
+from raydiff.data.partition import ByClass, Dirichlet, Iid, MajorityMinority, Pooled
+from raydiff.evaluation.evaluate import Evaluation
+from raydiff.methods import PFDM, AnyMethod
+
+
+@dataclass(frozen=True, kw_only=True)
+class Runtime:
+    """Where and how a trial runs. Nothing here changes its numbers, `threads` apart."""
+
+    pool: Literal["ray", "local"] = "ray"
+    """ray: clients in actors; local: all in this process (jobs/run.py only)."""
+    threads: int = 1
+    """CPU threads of each process; part of the digest, since sums depend on it."""
+    workers: int | None = None
+    """Worker actors of a trial's slot; default: as many as there are slices, at most one per client."""
+    gpu_per_worker: float = 0.0
+    """GPU share of each worker, also its memory cap."""
+    gpu_server: float = 0.0
+    """GPU share of the coordinator, which trains the server's models."""
+    storage: str = "~/raydiff"
+    """Folder for sweeps and for the default MLflow store; on a cluster, one that all nodes share."""
+    revive_s: float = 120.0
+    """How long a dead worker may take to come back before the trial fails."""
+    failures: int = 2
+    """How often Tune retries a trial whose coordinator or node died."""
+    noise_secret: str | None = None
+    """Hex key of the privacy noise. Default: random, kept beside the sweep; a given one makes the run `replayable`."""
+
+    def __post_init__(self) -> None:
+        if self.threads < 1 or (self.workers is not None and self.workers < 1):
+            raise ValueError(f"threads and workers must be at least 1, got {self.threads} and {self.workers}")
+        for name in ("gpu_per_worker", "gpu_server"):
+            share = getattr(self, name)
+            if not 0 <= share <= 1:  # a process computes on one GPU
+                raise ValueError(f"{name} must be a share in [0, 1], got {share}")
+        if not self.revive_s > 0 or self.failures < 0:
+            raise ValueError(f"revive_s must be > 0 and failures >= 0, got {self.revive_s} and {self.failures}")
+        if self.noise_secret is not None:
+            try:
+                long_enough = len(bytes.fromhex(self.noise_secret)) >= 16
+            except ValueError:
+                long_enough = False
+            if not long_enough:
+                raise ValueError("noise_secret must be at least 32 hexadecimal digits")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """One trial."""
+
+    method: AnyMethod = PFDM()
+    """What is trained, and what is sent."""
+    data: Data = Data()
+    """The data set and its splits."""
+    clients: int = 2
+    """Number of clients that share the training records."""
+    partition: MajorityMinority | Iid | ByClass | Dirichlet | Pooled = MajorityMinority()
+    """How they share them."""
+    participation: float = 1.0
+    """Share of clients drawn in each round."""
+    seed: int = 0
+    """Initial weights, partition, batches and samples; not the privacy noise."""
+    evaluation: Evaluation | None = Evaluation()
+    """The experimenter's instruments; none runs the protocol alone."""
+    runtime: Runtime = Runtime()
+    """Where it runs."""
+    data_digest: str = ""
+    """Digest of the data; filled in by `resolve`."""
+
+    def __post_init__(self) -> None:
+        if self.clients < 1:
+            raise ValueError(f"clients must be at least 1, got {self.clients}")
+        if not 0 < self.participation <= 1:
+            raise ValueError(f"participation must be in (0, 1], got {self.participation}")
+
+    @property
+    def digest(self) -> str:
+        """16 hex digits over all that can change a number: the tree without where it runs and where the data lie."""
+        tree = to_dict(self)
+        tree["runtime"] = {"threads": self.runtime.threads}
+        tree["data"].pop("root")
+        tree["data"]["name"] = Path(self.data.name).name  # the digest of the data says the rest
+        return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def resolve(experiment: Experiment, dataset: Dataset) -> Experiment:
+    """The experiment with what only the data can tell: image shape, number of labels, digest."""
+    model = dataclasses.replace(experiment.method.model, shape=dataset.shape, labels=dataset.cardinalities)
+    method = dataclasses.replace(experiment.method, model=model)
+    data = _anywhere(experiment.data)
+    return dataclasses.replace(experiment, method=method, data=data, data_digest=dataset.digest)
+
+
+def _anywhere(data: Data) -> Data:
+    """The same data set found from any working directory and environment, for actors have others than the driver."""
+    root = data.root or os.environ.get("RAYDIFF_DATA")
+    name = str(Path(data.name).expanduser().absolute()) if "/" in data.name else data.name
+    return dataclasses.replace(data, name=name, root=str(Path(root).expanduser().absolute()) if root else None)
+
+
+# ---------------------------------------------------------------------------------------------- JSON and flat forms
+
+
+def to_dict(obj: Any) -> Any:
+    """JSON-ready tree; each dataclass carries its class name under "kind"."""
+    if dataclasses.is_dataclass(obj):
+        fields = {f.name: to_dict(getattr(obj, f.name)) for f in dataclasses.fields(obj)}
+        return {"kind": type(obj).__name__, **fields}
+    return list(obj) if isinstance(obj, tuple) else obj
+
+
+def from_dict(data: Mapping[str, Any], declared: Any = Experiment) -> Any:
+    """The inverse of `to_dict`. Raises ValueError on names that this version does not know."""
+    known = {c.__name__: c for c in _dataclasses_of(declared)}
+    cls = known.get(data.get("kind", ""))
+    if cls is None:
+        raise ValueError(f"unknown kind {data.get('kind')!r}; known here: {', '.join(known)}")
+    hints, values = typing.get_type_hints(cls), {}
+    for name, value in data.items():
+        if name == "kind":
+            continue
+        if name not in hints:
+            raise ValueError(f"{cls.__name__} has no field {name!r}{_nearest(name, hints)}")
+        if isinstance(value, Mapping):
+            value = from_dict(value, hints[name])
+        values[name] = tuple(value) if isinstance(value, list) else value
+    return cls(**values)
+
+
+def flat(obj: Any, prefix: str = "") -> dict[str, Any]:
+    """{"method": "PFDM", "method.epsilon": 10.0, ...}: what is printed and logged. The noise secret is left out."""
+    out: dict[str, Any] = {}
+    for f in dataclasses.fields(obj):
+        path, value = prefix + f.name, getattr(obj, f.name)
+        if f.name == "noise_secret":
+            out[path] = "given" if value else "random"
+        elif dataclasses.is_dataclass(value):
+            if len(_dataclasses_of(typing.get_type_hints(type(obj))[f.name])) > 1:
+                out[path] = type(value).__name__
+            out.update(flat(value, path + "."))
+        else:
+            out[path] = value
+    return out
+
+
+# ------------------------------------------------------------------------------------------------------- overrides
+
+
+def override(obj: Any, values: Mapping[str, Any], prefix: str = "") -> Any:
+    """`obj` with the fields at the given paths replaced, all at once. Raises ValueError naming the path."""
+    changes: dict[str, Any] = {k: v for k, v in values.items() if "." not in k}
+    deeper: dict[str, dict[str, Any]] = {}
+    for path, value in values.items():
+        head, _, rest = path.partition(".")
+        if rest:
+            deeper.setdefault(head, {})[rest] = value
+    for head, below in deeper.items():
+        changes[head] = override(changes.get(head, getattr(obj, head)), below, f"{prefix}{head}.")
+    try:
+        return dataclasses.replace(obj, **changes)
+    except ValueError as e:
+        deeper_says = str(e).startswith("--") or not prefix
+        raise ValueError(str(e) if deeper_says else f"--{prefix.rstrip('.')}: {e}") from None
+
+
+def has_path(obj: Any, path: str) -> bool:
+    """Whether the tree, as it is now, has a field at this path."""
+    head, dot, rest = path.partition(".")
+    if not dataclasses.is_dataclass(obj) or head not in {f.name for f in dataclasses.fields(obj)}:
+        return False
+    return not dot or has_path(getattr(obj, head), rest)
+
+
+def convert(obj: Any, path: str, text: str | Sequence[str]) -> Any:
+    """The value of the field at `path` from its text, by the field's type. Raises ValueError in one sentence."""
+    if not has_path(obj, path):
+        raise ValueError(f"unknown field --{path}{_nearest(path, flat(obj))}")
+    *parents, name = path.split(".")
+    owner = obj
+    for parent in parents:
+        owner = getattr(owner, parent)
+    declared = typing.get_type_hints(type(owner))[name]
+    tokens = text.split() if isinstance(text, str) else list(text)
+    choices = _dataclasses_of(declared)
+    if choices:
+        return _switch(getattr(owner, name), declared, choices, path, " ".join(tokens))
+    return _typed(declared, path, tokens)
+
+
+def parse_overrides(obj: Any, argv: Sequence[str]) -> dict[str, Any]:
+    """{path: value} from `--a.b value ...` and `--a.b=value`; switches are applied before the fields below them are
+    looked up."""
+    pairs: list[tuple[str, list[str]]] = []
+    for token in argv:
+        if token.startswith("--"):
+            name, equals, value = token[2:].partition("=")
+            pairs.append((name.replace("-", "_"), [value] if equals else []))
+        elif pairs:
+            pairs[-1][1].append(token)
+        else:
+            raise ValueError(f"unexpected argument {token!r}; options look like --method.epsilon 5")
+    values: dict[str, Any] = {}
+    for path, tokens in sorted(pairs, key=lambda pair: pair[0].count(".")):  # --method before --method.epsilon
+        value = convert(obj, path, tokens or ["True"])
+        values[path] = value
+        if dataclasses.is_dataclass(value) or value is None:
+            obj = override(obj, {path: value})
+    return values
+
+
+def _switch(current: Any, declared: Any, choices: Sequence[type], path: str, text: str) -> Any:
+    if text.lower() == "none" and type(None) in typing.get_args(declared):
+        return None
+    names = {c.__name__.lower(): c for c in choices}
+    wanted = text.lower().replace("_", "").replace("-", "")
+    if wanted not in names:
+        raise ValueError(f"--{path} must be one of {', '.join(names)}, got {text!r}{_nearest(wanted, names)}")
+    cls = names[wanted]
+    if type(current) is cls:
+        return current
+    shared = {f.name for f in dataclasses.fields(cls) if f.init}
+    kept = {}
+    if current is not None:
+        kept = {f.name: getattr(current, f.name) for f in dataclasses.fields(current) if f.name in shared}
+    return cls(**kept)
+
+
+def _typed(declared: Any, path: str, tokens: Sequence[str]) -> Any:
+    import tyro
+
+    words = {"none": "None", "true": "True", "false": "False"}
+    tokens = [words.get(t.lower(), t) for t in tokens]
+    if any(t.startswith("-") for t in tokens):  # a negative number would read as an option
+        tokens = ["--", *tokens]
+    try:
+        with redirect_stderr(io.StringIO()), redirect_stdout(io.StringIO()):
+            return tyro.cli(declared, args=tokens, console_outputs=False)
+    except SystemExit:
+        raise ValueError(f"--{path} must be {_readable(declared)}, got {' '.join(tokens)!r}") from None
+
+
+def _readable(declared: Any) -> str:
+    if typing.get_origin(declared) is Literal:
+        return "one of " + ", ".join(str(a) for a in typing.get_args(declared))
+    if isinstance(declared, types.UnionType):
+        return " or ".join(_readable(a) for a in typing.get_args(declared))
+    names = {int: "an integer", float: "a number", bool: "true or false", str: "text", type(None): "none"}
+    return names.get(declared, str(declared))
+
+
+def _dataclasses_of(declared: Any) -> list[type]:
+    options = typing.get_args(declared) if isinstance(declared, types.UnionType) else (declared,)
+    return [o for o in options if dataclasses.is_dataclass(o) and isinstance(o, type)]
+
+
+def _nearest(name: str, known: Any) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f"; did you mean {close[0]}?" if close else ""

@@ -1,0 +1,238 @@
+"""How the training records are dealt to the clients, and a picture of it.
+
+A partition is a list of index tensors, one per client: disjoint, covering all records, none empty, the same
+for the same state of the generator. "Class" is label column 0; a class without records does not count.
+
+Shapes: N records, M clients, K classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from raydiff import seeding
+from raydiff.data.datasets import Records
+
+TEN_CLASSES = (0, 1, 6, 7, 9)
+"""PFDM's first cluster of the ten digits; the second is 2, 3, 4, 5, 8."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pooled:
+    """One client with all records: centralised training."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Iid:
+    """Shuffled and cut into M parts, equal to within one record."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ByClass:
+    """Client i has the classes i, i + M, ...; where M > K, clients i, i + K, ... share class i evenly."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dirichlet:
+    """Each class is cut among the clients in proportions of its own, drawn from Dirichlet(alpha, ..., alpha).
+
+    After Yurochkin et al., "Bayesian Nonparametric Federated Learning of Neural Networks", ICML 2019.
+    """
+
+    alpha: float = 0.5
+    """Concentration: near 0 each class goes to one client, at infinity the clients are alike."""
+
+    def __post_init__(self) -> None:
+        if not 1e-6 <= self.alpha <= 1e6:
+            raise ValueError(f"partition.alpha must be between 1e-6 and 1e6, got {self.alpha}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MajorityMinority:
+    """Clients with many records of half of the classes and few of the others, as in PFDM (arXiv 2504.00952).
+
+    The classes form two clusters; even clients have cluster A as majority, odd clients cluster B. With the
+    classes 0 to 9 these are PFDM's {0, 1, 6, 7, 9} and {2, 3, 4, 5, 8}, else the first and the second half.
+    PFDM does not state its clients' sizes; the default ratio is that of its attacker's set, 1000 to 100.
+    """
+
+    ratio: float = 0.1
+    """Records of a class that each minority client gets, over those that each majority client gets."""
+    minority: int | None = None
+    """Records of a class that each minority client gets, exactly; where given, `ratio` is not used."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.ratio <= 1:
+            raise ValueError(f"partition.ratio must be above 0 and at most 1, got {self.ratio}")
+        if self.minority is not None and self.minority < 1:
+            raise ValueError(f"partition.minority must be at least 1, got {self.minority}")
+
+
+Partition = Pooled | Iid | ByClass | Dirichlet | MajorityMinority
+
+
+def partition(records: Records, clients: int, *, how: Partition, rng: torch.Generator) -> list[Tensor]:
+    """Positions within `records`, ascending int64, for each of M = `clients` clients.
+
+    Raises ValueError where a client would get no record (under MajorityMinority: no record of some class).
+    """
+    if clients < 1:
+        raise ValueError(f"clients must be at least 1, got {clients}")
+    if isinstance(how, Pooled) and clients != 1:
+        raise ValueError(f"clients must be 1 for a Pooled partition, got {clients}")
+    if len(records) < clients:
+        few = f"{len(records)} records for {clients} clients"
+        raise ValueError(f"client {len(records)} would get no record ({few}): use fewer clients or more records")
+    order = torch.randperm(len(records), generator=rng)
+    if isinstance(how, Pooled | Iid):
+        parts = list(order.tensor_split(clients))
+    else:
+        parts = _deal(records, order, _shares(records, clients, how, rng))
+    for client, part in enumerate(parts):
+        if not len(part):
+            raise ValueError(f"client {client} would get no record: {_remedy(how)}")
+    return [part.sort().values for part in parts]
+
+
+def _remedy(how: Partition) -> str:
+    if isinstance(how, Dirichlet):
+        return f"raise partition.alpha ({how.alpha}), use fewer clients, more records or another seed"
+    return "use fewer clients or more records"
+
+
+def _classes(records: Records) -> tuple[Tensor, Tensor]:
+    """The classes that have records, ascending (K,), and how many each has (K,)."""
+    sizes = records.labels[:, 0].bincount()
+    classes = sizes.nonzero().squeeze(1)
+    return classes, sizes[classes]
+
+
+def _shares(
+    records: Records, clients: int, how: ByClass | Dirichlet | MajorityMinority, rng: torch.Generator
+) -> Tensor:
+    """(K, M) int64: how many records of each class go to each client."""
+    classes, sizes = _classes(records)
+    match how:
+        case ByClass():
+            return _by_class(sizes, clients)
+        case Dirichlet():
+            return _dirichlet(sizes, clients, how.alpha, rng)
+        case MajorityMinority():
+            return _majority_minority(classes.tolist(), sizes, clients, how)
+
+
+def _deal(records: Records, order: Tensor, shares: Tensor) -> list[Tensor]:
+    """Cut each class's rows, in the order of `order` (N,), by the class's row of `shares` (K, M)."""
+    hands: list[list[Tensor]] = [[order[:0]] for _ in range(shares.shape[1])]
+    labels = records.labels[order, 0]
+    for c, share in zip(_classes(records)[0], shares, strict=True):
+        for hand, rows in zip(hands, torch.split_with_sizes(order[labels == c], share.tolist()), strict=True):
+            hand.append(rows)
+    return [torch.cat(hand) for hand in hands]
+
+
+def _by_class(sizes: Tensor, clients: int) -> Tensor:
+    shares = torch.zeros(len(sizes), clients, dtype=torch.int64)
+    for k, n in enumerate(sizes.tolist()):
+        sharing = range(k % clients, clients, len(sizes))
+        shares[k, sharing] = _evenly(n, len(sharing))
+    return shares
+
+
+def _dirichlet(sizes: Tensor, clients: int, alpha: float, rng: torch.Generator) -> Tensor:
+    with seeding.forked(rng):
+        ones = torch.ones(len(sizes), clients, dtype=torch.float64)
+        # Gamma(alpha) = Gamma(alpha + 1) U^(1 / alpha), in logs: torch's Dirichlet underflows at small alpha
+        gamma = torch.distributions.Gamma((alpha + 1) * ones, ones).sample()
+        log_gamma = gamma.log() + torch.rand_like(ones).log() / alpha
+    proportions = log_gamma.softmax(1)
+    cuts = (proportions.cumsum(1) * sizes.unsqueeze(1)).round().long()
+    cuts[:, -1] = sizes
+    return cuts.diff(dim=1, prepend=torch.zeros_like(cuts[:, :1]))
+
+
+def _majority_minority(classes: list[int], sizes: Tensor, clients: int, how: MajorityMinority) -> Tensor:
+    """Every minority client of a class gets the same number, the majority clients share the rest evenly."""
+    if clients < 2 or len(classes) < 2:
+        found = f"{clients} clients and {len(classes)} classes"
+        raise ValueError(f"a MajorityMinority partition needs at least 2 clients and 2 classes, got {found}")
+    cluster = TEN_CLASSES if classes == list(range(10)) else classes[: len(classes) // 2]
+    shares = torch.empty(len(classes), clients, dtype=torch.int64)
+    for k, (c, n) in enumerate(zip(classes, sizes.tolist(), strict=True)):
+        start = 0 if c in cluster else 1
+        majority, minority = range(start, clients, 2), range(1 - start, clients, 2)
+        # at most an equal share each: rounding must not make the minority the larger part
+        few = min(round(how.ratio * n / (len(majority) + how.ratio * len(minority))), n // clients)
+        of_class = f"of class {c} ({n} records, {clients} clients)"
+        if how.minority is not None:
+            few = how.minority
+            if few > n // clients:
+                worse = f"client {majority[0]} would get fewer records than a minority client {of_class}"
+                raise ValueError(f"{worse}: lower partition.minority ({few}) or use fewer clients")
+        if few < 1:
+            knob = f"raise partition.ratio ({how.ratio}) or use fewer clients"
+            raise ValueError(f"client {minority[0]} would get no record {of_class}: {knob}")
+        shares[k, minority] = few
+        shares[k, majority] = _evenly(n - few * len(minority), len(majority))
+    return shares
+
+
+def _evenly(n: int, parts: int) -> Tensor:
+    """n cut into whole parts that differ by at most one."""
+    return torch.tensor([n // parts + (i < n % parts) for i in range(parts)])
+
+
+def groups(records: Records) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(majority classes, minority classes) of one client's records, each ascending.
+
+    A class is in the minority when the client has some records of it, but fewer than half as many as of its
+    largest class. Classes of which it has none are in neither.
+    """
+    classes, sizes = _classes(records)
+    few = 2 * sizes < (sizes.max() if len(sizes) else 0)
+    return tuple(classes[~few].tolist()), tuple(classes[few].tolist())
+
+
+def counts(records: Records, parts: Sequence[Tensor], classes: int) -> Tensor:
+    """(M, classes) int64: records of each class that each client holds. Labels must be below `classes`."""
+    return torch.stack([records.labels[part, 0].bincount(minlength=classes) for part in parts])
+
+
+def draw(counts: Tensor, class_names: Sequence[str], path: Path) -> None:
+    """Write `counts` (M, K) as a PNG: a heat map, clients by classes, with numbers while they are legible."""
+    from matplotlib.colors import PowerNorm
+    from matplotlib.figure import Figure  # not pyplot, which keeps global state
+    from matplotlib.ticker import MaxNLocator
+
+    clients, classes = counts.shape
+    few_clients, few_classes = clients <= 32, classes <= 32
+    top, total = max(int(counts.max()), 1), int(counts.sum())
+    width, height = min(0.5 * classes, 14), min(0.3 * clients, 9)  # inches
+    figure = Figure(figsize=(max(4.0, 1.6 + width), max(2.0, 1.4 + height)), layout="constrained")
+    axes = figure.add_subplot()
+    norm = PowerNorm(0.5, vmin=0, vmax=top)  # on a linear scale a few records would look like none
+    line = 0.5 if few_clients and few_classes else 0
+    cells = axes.pcolormesh(counts.numpy(), cmap="Blues", norm=norm, edgecolors="white", linewidth=line)
+    axes.invert_yaxis()
+    axes.set(title=f"records per client and class ({total:,} in all)", xlabel="class", ylabel="client")
+    if few_clients:
+        sizes = [f"{m}  ({n:,})" for m, n in enumerate(counts.sum(1).tolist())]
+        axes.set_yticks([m + 0.5 for m in range(clients)], sizes)
+    if few_classes:
+        axes.set_xticks([k + 0.5 for k in range(classes)], class_names)
+        if max(len(name) for name in class_names) > 3:
+            for label in axes.get_xticklabels():
+                label.set(rotation=45, ha="right", rotation_mode="anchor")
+    if few_clients and few_classes:
+        for m, k in counts.nonzero().tolist():
+            n = int(counts[m, k])
+            colour = "white" if n > 0.4 * top else "black"
+            axes.text(k + 0.5, m + 0.5, str(n), ha="center", va="center", fontsize=8, color=colour)
+    else:
+        figure.colorbar(cells, label="records", ticks=MaxNLocator(integer=True))
+    figure.savefig(path, dpi=150)

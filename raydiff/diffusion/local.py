@@ -1,0 +1,152 @@
+"""Plain optimisation of a model's loss on one data set: the loop that every method's training goes through."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from raydiff.diffusion.gaussian import DDPM, device
+from raydiff.tree import Params, clip_records
+
+Objective = Callable[[Params, tuple[Tensor, Tensor], Params, Params], Tensor]
+"""loss(params, (x, labels), draws, extras): a pure function of tensors; extras are constants of this client."""
+
+CHECK_EVERY = 50  # steps between looks at the loss: each look waits for the accelerator
+
+
+class Diverged(RuntimeError):
+    """The loss became NaN or infinite. The federation adds the client's name."""
+
+    def __init__(self, step: int, loss: float) -> None:
+        super().__init__(step, loss)
+        self.step, self.loss = step, loss
+
+    def __str__(self) -> str:
+        return f"the loss became {self.loss} at step {self.step}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """How a model is trained: AdamW, batches drawn with replacement, learning rate decayed to zero along a cosine."""
+
+    steps: int = 1000
+    """Optimisation steps in all."""
+    batch: int = 64
+    """Records per step."""
+    learning_rate: float = 2e-3
+    """Initial learning rate."""
+    weight_decay: float = 0.0
+    """AdamW's decoupled weight decay."""
+
+    def __post_init__(self) -> None:
+        if self.steps < 0 or self.batch < 1:
+            raise ValueError(f"steps must be >= 0 and batch >= 1, got {self.steps} and {self.batch}")
+        if not (self.learning_rate > 0 and math.isfinite(self.learning_rate)):
+            raise ValueError(f"learning_rate must be a positive number, got {self.learning_rate}")
+        if not self.weight_decay >= 0:
+            raise ValueError(f"weight_decay must be >= 0, got {self.weight_decay}")
+
+
+def span(steps: int, parts: int, part: int) -> tuple[int, int]:
+    """(first step, number of steps) of part 0 .. parts - 1 of a training of `steps`, as even as can be."""
+    first = steps * part // parts
+    return first, steps * (part + 1) // parts - first
+
+
+def fit(
+    model: DDPM,
+    params: Params,
+    images: Tensor,
+    labels: Tensor,
+    *,
+    training: Training,
+    rng: torch.Generator,
+    first: int = 0,
+    steps: int | None = None,
+    moments: Params | None = None,
+    objective: Objective | None = None,
+    extras: Params | None = None,
+) -> tuple[Params, Params, float]:
+    """Take steps first, first + 1, ..., first + steps - 1 of `training` on images (N, C, H, W) and labels (N, K).
+
+    Gives (params, moments, mean loss). `moments` is AdamW's state: handing it back continues the optimisation as if it
+    had not been interrupted. `objective` defaults to the model's own loss. Raises Diverged when the loss is no longer
+    finite.
+    """
+    where = device()
+    steps = training.steps - first if steps is None else steps
+    if steps == 0:
+        return params, moments or {}, 0.0
+    loss_of = objective or model.loss
+    images, labels = images.to(where), labels.to(where)
+    constants = {k: v.to(where) for k, v in (extras or {}).items()}
+    theta = {k: v.detach().to(where, copy=True).requires_grad_() for k, v in params.items()}
+    optimizer = _adamw(theta, training, moments)
+    losses = torch.zeros(steps, device=where)
+    for step in range(first, first + steps):
+        _set_learning_rate(optimizer, training, step)
+        rows = torch.randint(len(images), (training.batch,), generator=rng).to(where)
+        draws = {k: v.to(where) for k, v in model.draws(training.batch, rng).items()}
+        loss = loss_of(theta, (images[rows], labels[rows]), draws, constants)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses[step - first] = loss.detach()
+        if step % CHECK_EVERY == 0 or step == first + steps - 1:
+            _check_finite(losses[: step - first + 1], first)
+    if not torch.stack([v.detach().sum() for v in theta.values()]).isfinite().all():  # the last update is in no loss
+        raise Diverged(first + steps - 1, math.nan)
+    mean = float(losses.double().mean())
+    return {k: v.detach().cpu() for k, v in theta.items()}, _moments(optimizer, theta), mean
+
+
+def with_clipped_flag(model: DDPM) -> DDPM:
+    """The model with one condition more: 0 = unclipped, 1 = clipped (PFDM, appendix D)."""
+    return replace(model, labels=(*model.labels, 2))
+
+
+def fit_mixture(
+    model: DDPM, images: Tensor, labels: Tensor, *, clip: float, training: Training, rng: torch.Generator
+) -> tuple[Params, float]:
+    """A new `with_clipped_flag(model)`, trained on the images and their clipped copies, half and half.
+
+    Gives (params, mean loss).
+    """
+    flagged = with_clipped_flag(model)
+    flags = torch.arange(2).repeat_interleave(len(images))[:, None]
+    both = torch.cat([images, clip_records(images, clip)])
+    params, _, loss = fit(
+        flagged, flagged.init(rng), both, torch.cat([labels.repeat(2, 1), flags], dim=1), training=training, rng=rng
+    )
+    return params, loss
+
+
+def _adamw(theta: Params, training: Training, moments: Params | None) -> torch.optim.AdamW:
+    optimizer = torch.optim.AdamW(
+        list(theta.values()), lr=training.learning_rate, weight_decay=training.weight_decay, fused=True
+    )
+    if moments:
+        for name, leaf in theta.items():
+            state = {k: moments[f"{k}/{name}"].to(leaf.device, copy=True) for k in ("exp_avg", "exp_avg_sq", "step")}
+            optimizer.state[leaf] = state
+    return optimizer
+
+
+def _moments(optimizer: torch.optim.AdamW, theta: Params) -> Params:
+    return {f"{k}/{name}": v.detach().cpu() for name, leaf in theta.items() for k, v in optimizer.state[leaf].items()}
+
+
+def _set_learning_rate(optimizer: torch.optim.AdamW, training: Training, step: int) -> None:
+    rate = training.learning_rate * 0.5 * (1 + math.cos(math.pi * min(1.0, step / max(training.steps, 1))))
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+
+
+def _check_finite(losses: Tensor, first: int) -> None:
+    bad = (~losses.isfinite()).nonzero()
+    if len(bad):
+        raise Diverged(first + int(bad[0]), float(losses[bad[0]]))

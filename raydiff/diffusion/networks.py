@@ -1,0 +1,157 @@
+"""Denoiser networks: a small class-conditional MLP, and diffusers' UNet2DModel.
+
+Both take x (B, C, H, W), t (B,) in 1..T and labels (B, K), and give the predicted noise (B, C, H, W). Each of the K
+conditions has its own embedding, added to the time embedding (PFDM, appendix D).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+Shape = tuple[int, int, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MLP:
+    """A residual MLP on the flattened image, for 8x8 and 14x14 images on a CPU, where a UNet is many times slower."""
+
+    width: int = 256
+    """Hidden units."""
+    depth: int = 3
+    """Residual blocks."""
+
+    def __post_init__(self) -> None:
+        if self.width < 1 or self.depth < 1:
+            raise ValueError(f"width and depth must be at least 1, got {self.width} and {self.depth}")
+
+    def check(self, shape: Shape) -> None:
+        """Any image size will do."""
+
+    def build(self, shape: Shape, labels: tuple[int, ...], timesteps: int) -> nn.Module:
+        """The module, initialised from the global generator."""
+        return _MLP(self, shape, labels, timesteps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class UNet:
+    """diffusers' UNet2DModel; attention in the last but first scales, as in PFDM's and SPIRE's networks."""
+
+    widths: tuple[int, ...] = (32, 64)
+    """Channels at each scale; each scale but the last halves the image."""
+    layers: int = 1
+    """Residual blocks per scale."""
+    attention: bool = True
+    """Self-attention at the coarsest scale."""
+
+    def __post_init__(self) -> None:
+        if not self.widths or any(w < 4 or w % 4 for w in self.widths):
+            raise ValueError(f"widths must be positive multiples of 4, got {self.widths}")
+        if self.attention and self.widths[-1] < 8:  # an attention head has 8 channels
+            raise ValueError(f"widths must end in at least 8 where attention is on, got {self.widths}")
+        if self.layers < 1:
+            raise ValueError(f"layers must be at least 1, got {self.layers}")
+
+    def check(self, shape: Shape) -> None:
+        """Raises ValueError when the image cannot be halved often enough."""
+        factor = 2 ** (len(self.widths) - 1)
+        if shape[1] % factor or shape[2] % factor:
+            raise ValueError(
+                f"network.widths has {len(self.widths)} scales, so the image must be divisible by {factor}, "
+                f"got {shape[1]}x{shape[2]}"
+            )
+
+    def build(self, shape: Shape, labels: tuple[int, ...], timesteps: int) -> nn.Module:
+        """The module, initialised from the global generator."""
+        return _UNet(self, shape, labels, timesteps)
+
+
+class _Conditions(nn.Module):
+    """Sum of one embedding per label column."""
+
+    def __init__(self, labels: tuple[int, ...], width: int) -> None:
+        super().__init__()
+        self.tables = nn.ModuleList(nn.Embedding(n, width) for n in labels)
+
+    def forward(self, labels: Tensor) -> Tensor:
+        if labels.shape[1] != len(self.tables):
+            raise ValueError(f"the model has {len(self.tables)} conditions, the labels have {labels.shape[1]} columns")
+        return sum((table(labels[:, i]) for i, table in enumerate(self.tables)), torch.zeros((), device=labels.device))
+
+
+class _MLP(nn.Module):
+    def __init__(self, config: MLP, shape: Shape, labels: tuple[int, ...], timesteps: int) -> None:
+        super().__init__()
+        width, pixels = config.width, math.prod(shape)
+        self.timesteps = timesteps
+        self.time = nn.Sequential(nn.Linear(64, width), nn.SiLU(), nn.Linear(width, width))
+        self.conditions = _Conditions(labels, width)
+        self.enter = nn.Linear(pixels, width)
+        self.blocks = nn.ModuleList(_Block(width) for _ in range(config.depth))
+        self.leave = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, pixels))
+
+    def forward(self, x: Tensor, t: Tensor, labels: Tensor) -> Tensor:
+        emb = nn.functional.silu(self.time(_sinusoids(t * (1000 / self.timesteps))) + self.conditions(labels))
+        h = self.enter(x.flatten(1))
+        for block in self.blocks:
+            h = block(h, emb)
+        out: Tensor = self.leave(h)
+        return out.view_as(x)
+
+
+class _Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.condition = nn.Linear(width, 2 * width)
+        self.first, self.second = nn.Linear(width, width), nn.Linear(width, width)
+
+    def forward(self, h: Tensor, emb: Tensor) -> Tensor:
+        scale, shift = self.condition(emb).chunk(2, dim=1)
+        inner = self.norm(h) * (1 + scale) + shift
+        out: Tensor = h + self.second(nn.functional.silu(self.first(inner)))
+        return out
+
+
+def _sinusoids(t: Tensor, width: int = 64) -> Tensor:
+    """Transformer position code of t (B,) -> (B, width)."""
+    half = width // 2
+    frequency = torch.exp(torch.arange(half, device=t.device) * (-math.log(10_000) / half))
+    angle = t.float()[:, None] * frequency
+    return torch.cat([angle.sin(), angle.cos()], dim=1)
+
+
+class _UNet(nn.Module):
+    def __init__(self, config: UNet, shape: Shape, labels: tuple[int, ...], timesteps: int) -> None:
+        super().__init__()
+        from diffusers import UNet2DModel  # seconds to import: only where it is used
+
+        plain = len(config.widths) - 1
+        last: dict[str, Any] = {"down": "AttnDownBlock2D", "up": "AttnUpBlock2D"}
+        if not config.attention:
+            last = {"down": "DownBlock2D", "up": "UpBlock2D"}
+        network: Any = UNet2DModel  # diffusers leaves it untyped
+        self.unet = network(
+            sample_size=shape[1:],
+            in_channels=shape[0],
+            out_channels=shape[0],
+            block_out_channels=config.widths,
+            layers_per_block=config.layers,
+            # at least 4 channels to a group: a group of one would normalise the conditions, added per channel, away
+            norm_num_groups=math.gcd(32, math.gcd(*config.widths) // 4),
+            attention_head_dim=8,
+            down_block_types=("DownBlock2D",) * plain + (last["down"],),
+            up_block_types=(last["up"],) + ("UpBlock2D",) * plain,
+            add_attention=config.attention,
+            class_embed_type="identity",
+        )
+        self.timesteps = timesteps
+        self.conditions = _Conditions(labels, 4 * config.widths[0])
+
+    def forward(self, x: Tensor, t: Tensor, labels: Tensor) -> Tensor:
+        out: Tensor = self.unet(x, t * (1000 / self.timesteps), class_labels=self.conditions(labels)).sample
+        return out

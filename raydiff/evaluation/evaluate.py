@@ -1,0 +1,198 @@
+"""What one trial's evaluation is: the experimenter's instruments, put together.
+
+All of it is outside the protocol. A client's part (`Instruments.of_client`) runs where the client's data lie; the
+summary over clients runs at the coordinator. Distances during training use the validation split, the final ones the
+test split.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from raydiff import seeding
+from raydiff.data.datasets import Dataset, Records
+from raydiff.data.partition import groups
+from raydiff.evaluation import features, fidelity, membership, memorization
+from raydiff.method import Denoiser, Deployed, Metrics
+from raydiff.tree import Params
+
+GRID_COLUMNS = 2  # pictures of each class in a sample grid
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """Which instruments are read, and when."""
+
+    features: Literal["cnn"] = "cnn"
+    """Feature network of the distances: a small classifier trained on the public split."""
+    dim: int = 16
+    """Its feature dimension. Groups of classes with fewer than five records a dimension are left out."""
+    every: int = 0
+    """Rounds between distances measured on the validation split, for ASHA and Optuna; 0: only at the end."""
+    attack: bool = True
+    """Attack the final models by PIA."""
+    members: int = 500
+    """Member records per client that the attack uses, half of them for calibration."""
+
+    def __post_init__(self) -> None:
+        if self.dim < 1 or self.every < 0 or self.members < 4:
+            raise ValueError(
+                f"dim must be >= 1, every >= 0 and members >= 4, got {self.dim}, {self.every} and {self.members}"
+            )
+
+
+@dataclass(frozen=True)
+class ClientReport:
+    """One client's readings."""
+
+    metrics: Metrics
+    scores: dict[str, dict[str, Tensor]]
+    """PIA scores by denoiser ("global", "client"), then by role: the arguments of `membership.attack`."""
+    pictures: Tensor
+    """(classes * GRID_COLUMNS, C, H, W): the first samples of each class."""
+    privacy: str
+    """`Deployed.privacy`: what is guaranteed for the client's own records when these pictures are published."""
+
+
+@dataclass(frozen=True)
+class Instruments:
+    """The feature network and the splits that no client holds."""
+
+    config: Evaluation
+    dataset: Dataset
+    cnn: Params
+
+    def of_client(self, split: str) -> Callable[[Deployed, Records, torch.Generator], ClientReport]:
+        """The client's part, as a function of (deployed, own records, rng)."""
+
+        def evaluate(deployed: Deployed, own: Records, rng: torch.Generator) -> ClientReport:
+            major, minor = groups(own)
+            reference = _of_classes(self.dataset.splits[split], (*major, *minor))
+            labels = _labels_to_sample(reference)
+            images = deployed.sample(labels, rng)
+            halves = fidelity.half_counts(reference.labels[:, 0])
+            of = {"all": (*major, *minor), "major": major, "minor": minor}
+            enough = {k: v for k, v in of.items() if sum(halves[c] for c in v) >= 5 * self.config.dim}
+            metrics = self._distances(images, labels, reference, enough)
+            scores: dict[str, dict[str, Tensor]] = {}
+            if split == "test":
+                metrics["memorized_fraction"] = memorization.memorized_fraction(images, own.images)
+                if self.config.attack:
+                    scores = {name: self._scores(name, z, deployed, own) for name, z in deployed.denoisers.items()}
+            return ClientReport(metrics, scores, _first_of_each(images, labels), deployed.privacy)
+
+        return evaluate
+
+    def _distances(self, images: Tensor, labels: Tensor, reference: Records, of: dict[str, tuple[int, ...]]) -> Metrics:
+        classes = labels[:, 0]
+        metrics = fidelity.class_distances(
+            features.cnn_features(self.cnn, images),
+            classes,
+            features.cnn_features(self.cnn, reference.images),
+            reference.labels[:, 0],
+            groups={k: v for k, v in of.items() if v},
+            features=self.config.features,
+            rng=seeding.generator(0, "reference halves"),  # the same halves in every trial
+        )
+        logits = features.cnn_logits(self.cnn, images)
+        real = features.cnn_logits(self.cnn, reference.images)
+        metrics["label_accuracy/real"] = fidelity.label_accuracy(real, reference.labels[:, 0])  # its ceiling
+        for name, members in of.items():
+            mask = torch.isin(classes, torch.tensor(members))
+            if mask.any():
+                metrics[f"label_accuracy/{name}"] = fidelity.label_accuracy(logits[mask], classes[mask])
+        return metrics
+
+    def _scores(self, name: str, z: Denoiser, deployed: Deployed, own: Records) -> dict[str, Tensor]:
+        """PIA scores by role. A client's non-members have its own class mix: else the attack would tell classes
+        apart."""
+        order = torch.randperm(len(own), generator=seeding.generator(0, "attacked members"))[: self.config.members]
+        half = len(order) // 2
+        roles = {
+            "calibration_members": own.select(order[:half]),
+            "members": own.select(order[half:]),
+            "calibration_nonmembers": self.dataset.splits["calibration"],
+            "nonmembers": self.dataset.splits["test"],
+        }
+        if name == "client":
+            roles |= {k: _in_proportion(v, own.labels[:, 0]) for k, v in roles.items() if k.endswith("nonmembers")}
+        times = membership.grid(deployed.timesteps)
+        return {
+            role: membership.pia_scores(z, records, alphas_bar=deployed.alphas_bar, timesteps=times)
+            for role, records in roles.items()
+        }
+
+
+def check(config: Evaluation, dataset: Dataset, clients: Sequence[Records]) -> None:
+    """Raises ValueError, before anything is trained, where the instruments could not be read."""
+    for split in ("public", "calibration", "test"):
+        if len(dataset.splits[split]) == 0:
+            raise ValueError(f"the evaluation needs records in the split {split}: data.{split} is 0")
+    halves = fidelity.half_counts(dataset.splits["test"].labels[:, 0])
+    for number, own in enumerate(clients):
+        if config.attack and len(own) < 4:
+            raise ValueError(f"client {number} has {len(own)} records: evaluation.attack needs at least 4 of each")
+        features.check_dim(config.dim, sum(halves.get(c, 0) for group in groups(own) for c in group))
+
+
+def prepare(dataset: Dataset, config: Evaluation, cached: Callable[[str, Callable[[], Params]], Params]) -> Instruments:
+    """Train the feature network on the public split, or take it from `cached` (for example `Store.cached`)."""
+    classes = dataset.cardinalities[0]
+    key = f"cnn-{dataset.digest[:24]}-{config.dim}-{torch.get_num_threads()}"
+    cnn = cached(key, lambda: features.train_cnn(dataset.splits["public"], classes=classes, dim=config.dim))
+    return Instruments(config, dataset, cnn)
+
+
+def summarise(reports: Sequence[ClientReport]) -> Metrics:
+    """Means over clients.
+
+    Attacks on the global model pool all clients' members, those on client models are averaged.
+    """
+    values: dict[str, list[float]] = {}
+    for report in reports:
+        for k, v in report.metrics.items():
+            values.setdefault(k, []).append(v)
+    out = {f"eval/{k}": sum(v) / len(v) for k, v in values.items()}
+    names = {name for report in reports for name in report.scores}
+    if "global" in names:
+        out.update(membership.attack(**_pooled([r.scores["global"] for r in reports])).metrics("attack/global"))
+    if "client" in names:
+        each = [membership.attack(**r.scores["client"]).metrics("attack/client") for r in reports]
+        out.update({k: sum(m[k] for m in each) / len(each) for k in each[0]})
+    return out
+
+
+def _pooled(scores: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Members of all clients together; the non-members are the same rows for all."""
+    members = ("calibration_members", "members")
+    return {role: torch.cat([s[role] for s in scores]) if role in members else rows for role, rows in scores[0].items()}
+
+
+def _of_classes(records: Records, classes: Sequence[int]) -> Records:
+    return records.select(torch.isin(records.labels[:, 0], torch.tensor(classes)))
+
+
+def _in_proportion(records: Records, classes: Tensor) -> Records:
+    """As many of `records` as there are in the class mix of `classes`, at least one of each class."""
+    there = {int(c): torch.nonzero(records.labels[:, 0] == c)[:, 0] for c in classes.unique()}
+    wanted = {c: int((classes == c).sum()) for c, rows in there.items() if len(rows)}
+    share = min(len(there[c]) / n for c, n in wanted.items())
+    return records.select(torch.cat([there[c][: max(1, round(share * n))] for c, n in wanted.items()]))
+
+
+def _labels_to_sample(reference: Records) -> Tensor:
+    """As many label rows of each class as one half of the reference has, (n, K)."""
+    rows = []
+    for c, count in sorted(fidelity.half_counts(reference.labels[:, 0]).items()):
+        rows.append(reference.labels[reference.labels[:, 0] == c][:count])
+    return torch.cat(rows)
+
+
+def _first_of_each(images: Tensor, labels: Tensor) -> Tensor:
+    rows = [torch.nonzero(labels[:, 0] == c)[:GRID_COLUMNS, 0] for c in labels[:, 0].unique()]
+    return images[torch.cat(rows)]

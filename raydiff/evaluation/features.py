@@ -1,0 +1,160 @@
+"""A small feature network, for images on which Inception says little and for runs without its weights.
+
+Distances in these features are named after the network (`fd_cnn`, `kd_cnn`): they are not FID or KID, and
+compare only with distances under the same parameters. Train it on records that no client holds, or the
+distances themselves favour members.
+
+Shapes: N images, C channels (1 or 3), H x W pixels (8 to 64 a side), K label columns.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from raydiff.data.datasets import Records
+from raydiff.seeding import generator
+from raydiff.tree import Params
+
+BATCH = 64
+LEARNING_RATE = 3e-3
+NOISE_STD = 0.1
+WIDTHS = (16, 16, 16, 32, 64)
+"""Channels at 64, 32, 16, 8 and 4 pixels a side; smaller images enter later, all end at about 4."""
+ROWS_PER_FEATURE = 5
+"""Records needed for each feature before their covariance says more about the law than about the records."""
+
+
+def feature_dim(n: int) -> int:
+    """The largest number of features for which n records give a usable covariance: n / 5, rounded down."""
+    return n // ROWS_PER_FEATURE
+
+
+def check_dim(dim: int, n: int) -> None:
+    """Raise ValueError when n records, the smallest group to be compared, are too few for `dim` features."""
+    if dim > feature_dim(n):
+        raise ValueError(
+            f"evaluation.dim must be at most n/5 = {feature_dim(n)} for the smallest group that is compared, "
+            f"n = {n} records, got {dim}"
+        )
+
+
+def train_cnn(records: Records, *, classes: int, dim: int, seed: int = 0, steps: int = 400) -> Params:
+    """Train the classifier whose penultimate layer gives the features; equal arguments give equal parameters.
+
+    On `records` the `dim` features have mean 0 and variance 1, so that a distance does not depend on how
+    far the training happened to scale them. Augments with small shifts and pixel noise. Raises ValueError
+    on a class outside 0 .. classes - 1, on fewer than 2 records and on images that are not 8 to 64 pixels a
+    side with 1 or 3 channels.
+    """
+    images, labels = records.images, records.labels[:, 0]
+    _check(images, labels, classes=classes, dim=dim, steps=steps)
+    rng = generator(seed, "evaluation", "cnn")
+    params = _init(images.shape, classes, dim, rng)
+    leaves = [p.requires_grad_() for p in params.values()]
+    optimizer = torch.optim.Adam(leaves, lr=LEARNING_RATE)
+    for step in range(steps):
+        index = torch.randint(len(images), (BATCH,), generator=rng)
+        features = _trunk(params, _augment(images[index], rng))
+        loss = F.cross_entropy(_head(params, features), labels[index])
+        for group in optimizer.param_groups:
+            group["lr"] = LEARNING_RATE * (1 - step / steps)
+        for leaf, gradient in zip(leaves, torch.autograd.grad(loss, leaves), strict=True):
+            leaf.grad = gradient
+        optimizer.step()
+    return _standardised({k: p.detach() for k, p in params.items()}, images)
+
+
+def cnn_features(params: Params, images: Tensor) -> Tensor:
+    """Penultimate features of images (N, C, H, W): (N, dim) float32 on the parameters' device."""
+    return _batched(lambda x: _trunk(params, x), params, images)
+
+
+def cnn_logits(params: Params, images: Tensor) -> Tensor:
+    """Class scores of images (N, C, H, W): (N, classes) float32 on the parameters' device."""
+    return _batched(lambda x: _head(params, _trunk(params, x)), params, images)
+
+
+def _trunk(params: Params, x: Tensor) -> Tensor:
+    height, width = x.shape[2:]
+    convolutions = sum(k.startswith("conv") for k in params) // 2
+    for i in range(convolutions):
+        stride = 1 if i == 0 else 2
+        x = F.relu(F.conv2d(x, params[f"conv{i}.weight"], params[f"conv{i}.bias"], stride=stride, padding=1))
+    flat = x.flatten(1)
+    if flat.shape[1] != params["features.weight"].shape[1]:
+        raise ValueError(f"images must have as many pixels as the training images, got {height} x {width}")
+    # No activation on the features: none can die, and they stay nearer to the Frechet distance's Gaussian.
+    return F.linear(flat, params["features.weight"], params["features.bias"])
+
+
+def _head(params: Params, features: Tensor) -> Tensor:
+    return F.linear(features, params["head.weight"], params["head.bias"])
+
+
+def _init(shape: torch.Size, classes: int, dim: int, rng: torch.Generator) -> Params:
+    _, channels, height, width = shape
+    params: Params = {}
+
+    def layer(name: str, *weight: int) -> None:
+        std = math.sqrt(2 / math.prod(weight[1:]))  # He et al. 2015
+        params[f"{name}.weight"] = torch.randn(*weight, generator=rng) * std
+        params[f"{name}.bias"] = torch.zeros(weight[0])
+
+    halvings = math.ceil(math.log2(max(height, width) / 4))
+    widths = WIDTHS[-halvings - 1 :]
+    layer("conv0", widths[0], channels, 3, 3)
+    for i in range(1, halvings + 1):
+        layer(f"conv{i}", widths[i], widths[i - 1], 3, 3)
+        height, width = (height + 1) // 2, (width + 1) // 2
+    layer("features", dim, widths[-1] * height * width)
+    layer("head", classes, dim)
+    return params
+
+
+def _augment(x: Tensor, rng: torch.Generator) -> Tensor:
+    """Shift the batch by up to an eighth of its side, borders repeated, and add pixel noise."""
+    height, width = x.shape[2:]
+    reach = max(1, min(height, width) // 8)
+    top, left = torch.randint(2 * reach + 1, (2,), generator=rng).tolist()
+    shifted = F.pad(x, (reach, reach, reach, reach), mode="replicate")[:, :, top : top + height, left : left + width]
+    return shifted + NOISE_STD * torch.randn(x.shape, generator=rng)
+
+
+def _standardised(params: Params, images: Tensor) -> Params:
+    """The same classifier with the features' mean and scale on `images` moved into the head."""
+    features = cnn_features(params, images)
+    mean, std = features.mean(0), features.std(0).clamp_min(1e-6)
+    return {
+        **params,
+        "features.weight": params["features.weight"] / std[:, None],
+        "features.bias": (params["features.bias"] - mean) / std,
+        "head.weight": params["head.weight"] * std,
+        "head.bias": params["head.bias"] + params["head.weight"] @ mean,
+    }
+
+
+@torch.no_grad()
+def _batched(function: Callable[[Tensor], Tensor], params: Params, images: Tensor, *, size: int = 256) -> Tensor:
+    device = params["head.weight"].device
+    channels = params["conv0.weight"].shape[1]
+    if images.dim() != 4 or images.shape[1] != channels:
+        raise ValueError(f"images must be (N, {channels}, H, W) like the training images, got {tuple(images.shape)}")
+    return torch.cat([function(x.to(device)) for x in torch.split(images, size)])
+
+
+def _check(images: Tensor, labels: Tensor, *, classes: int, dim: int, steps: int) -> None:
+    _, channels, height, width = images.shape
+    if channels not in (1, 3) or not (min(height, width) >= 8 and max(height, width) <= 64):
+        shape = tuple(images.shape[1:])
+        raise ValueError(f"images must have 1 or 3 channels and 8 to 64 pixels a side, got (C, H, W) = {shape}")
+    if len(images) < 2:
+        raise ValueError(f"records must hold at least 2 images, got {len(images)}")
+    if int(labels.min()) < 0 or int(labels.max()) >= classes:
+        raise ValueError(f"labels must be in 0 .. classes - 1 = {classes - 1}, got up to {int(labels.max())}")
+    if dim < 1 or steps < 1:
+        raise ValueError(f"dim and steps must be at least 1, got {dim} and {steps}")

@@ -1,0 +1,137 @@
+"""How far samples are from real records, in a feature space, beside how far real records are from themselves.
+
+A distance between finite sets is biased upwards by an amount that depends on their sizes, so every distance
+here compares sets of EQUAL counts per class, and comes with its floor: the real records' own halves against
+each other. A value at its floor means "as close as real data"; below it, no smaller is better.
+
+The formulas are clean-fid's (Parmar et al., CVPR 2022): Frechet distance (Heusel et al., NeurIPS 2017) and
+unbiased kernel distance with k(x, y) = (x.y / dim + 1)^3 (Binkowski et al., ICLR 2018). They are called FID
+and KID only on Inception features; on any others their names carry the network's.
+
+Shapes: features (N, dim), classes (N,) int64.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from raydiff.seeding import forked
+
+SUBSET = 1000
+"""Largest number of rows in one estimate of the kernel distance."""
+
+
+def frechet(a: Tensor, b: Tensor) -> float:
+    """Frechet distance of Gaussians fitted to features a (N, dim) and b (M, dim), in squared feature units.
+
+    Raises ValueError on fewer than 2 rows, different widths, or values that are not finite.
+    """
+    from cleanfid.fid import frechet_distance
+
+    x, y = _arrays(a, b)
+    moments = (x.mean(0), np.cov(x, rowvar=False), y.mean(0), np.cov(y, rowvar=False))
+    with warnings.catch_warnings():
+        # clean-fid 0.1.35 passes `disp` to scipy's sqrtm: deprecated in scipy 1.16, to be removed in 1.18.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return float(frechet_distance(*moments))
+
+
+def kernel(a: Tensor, b: Tensor, rng: torch.Generator) -> float:
+    """Unbiased squared maximum mean discrepancy of features a (N, dim) and b (M, dim); may fall below 0.
+
+    The mean over 100 random subsets of min(N, M, 1000) rows. Raises ValueError as `frechet` does.
+    """
+    from cleanfid.fid import kernel_distance
+
+    x, y = _arrays(a, b)
+    whole = len(x) == len(y) <= SUBSET  # then every subset is the whole set, and one will do
+    with forked(rng):  # clean-fid draws its subsets from numpy's global generator
+        return float(kernel_distance(x, y, num_subsets=1 if whole else 100, max_subset_size=SUBSET))
+
+
+def half_counts(reference_classes: Tensor) -> dict[int, int]:
+    """Records per class in one half of the reference: how many samples of each class `class_distances` wants.
+
+    An odd record is left over; a class with a single record has no half and is left out.
+    """
+    values, counts = torch.unique(reference_classes, return_counts=True)
+    halves = {int(c): int(n) // 2 for c, n in zip(values, counts, strict=True)}
+    return {c: n for c, n in halves.items() if n > 0}
+
+
+def class_distances(
+    samples: Tensor,
+    sample_classes: Tensor,
+    reference: Tensor,
+    reference_classes: Tensor,
+    *,
+    groups: Mapping[str, Sequence[int]],
+    features: str,
+    rng: torch.Generator,
+) -> dict[str, float]:
+    """Distances of samples to real records for each group of classes, with their floors.
+
+    The reference is split at random into halves A and B, `half_counts` records of each class in both. For
+    group g, `fd_<features>/<g>` is the mean of the distances samples-A and samples-B,
+    `fd_<features>/<g>_floor` the distance A-B; `kd_...` are the same for the kernel distance. The split
+    depends on `rng` and the reference's classes only, so equal generators give all methods the same floor.
+    A group without a half is left out. Raises ValueError unless the samples hold exactly `half_counts` of
+    each class in a group, and where a half has fewer than 2 records.
+    """
+    half_a, half_b = _halves(reference_classes, rng)
+    _check_counts(sample_classes, half_counts(reference_classes), set().union(*groups.values()))
+    out: dict[str, float] = {}
+    for name, members in groups.items():
+        wanted = torch.tensor(list(members), dtype=torch.int64)
+        a, b = (reference[half[torch.isin(reference_classes[half], wanted)]] for half in (half_a, half_b))
+        own = samples[torch.isin(sample_classes, wanted)]
+        if len(a) == 0:
+            continue
+        fd, kd = f"fd_{features}/{name}", f"kd_{features}/{name}"
+        out[fd] = (frechet(own, a) + frechet(own, b)) / 2
+        out[f"{fd}_floor"] = frechet(a, b)
+        out[kd] = (kernel(own, a, rng) + kernel(own, b, rng)) / 2
+        out[f"{kd}_floor"] = kernel(a, b, rng)
+    return out
+
+
+def label_accuracy(logits: Tensor, classes: Tensor) -> float:
+    """Share of images that the classifier puts in the class asked for: logits (N, classes), classes (N,)."""
+    if len(logits) != len(classes) or len(logits) == 0:
+        raise ValueError(f"label_accuracy needs one class per image and an image, got {len(logits)} and {len(classes)}")
+    return float((logits.argmax(1) == classes).double().mean())
+
+
+def _halves(classes: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Positions of two disjoint halves with equally many records of each class."""
+    a, b = [], []
+    for c, n in half_counts(classes).items():
+        rows = torch.nonzero(classes == c).flatten()
+        rows = rows[torch.randperm(len(rows), generator=rng)]
+        a.append(rows[:n])
+        b.append(rows[n : 2 * n])
+    none = torch.empty(0, dtype=torch.int64)
+    return torch.cat([none, *a]), torch.cat([none, *b])
+
+
+def _check_counts(sample_classes: Tensor, wanted: Mapping[int, int], classes: set[int]) -> None:
+    for c in sorted(classes):
+        have = int((sample_classes == c).sum())
+        need = wanted.get(c, 0)
+        if have != need:
+            raise ValueError(f"samples must hold {need} of class {c}, as half of the reference does, got {have}")
+
+
+def _arrays(a: Tensor, b: Tensor) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    if a.dim() != 2 or b.dim() != 2 or a.shape[1] != b.shape[1] or min(len(a), len(b)) < 2:
+        shapes = f"{tuple(a.shape)} and {tuple(b.shape)}"
+        raise ValueError(f"features must be two matrices of equal width with at least 2 rows each, got {shapes}")
+    if not (a.isfinite().all() and b.isfinite().all()):
+        raise ValueError("features must be finite, got infinite or NaN values")
+    return a.double().cpu().numpy(), b.double().cpu().numpy()

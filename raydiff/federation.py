@@ -1,0 +1,250 @@
+"""The round loop: clients, the pool that runs them, and `rounds()`. Read after `method.py`.
+
+A unit test, `jobs/run.py` and the Tune trainable all consume the same generator `rounds()`; only the pool differs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from raydiff import seeding, tree
+from raydiff.data.datasets import Records
+from raydiff.diffusion.local import Diverged
+from raydiff.method import HELD, Deployed, Method, Metrics, Round, Upload
+from raydiff.privacy.ledger import Ledger
+from raydiff.privacy.release import Release
+from raydiff.seeding import NoiseStream
+from raydiff.store import INITIAL, Store
+from raydiff.tree import Params
+
+PER_CLIENT_METRICS = 32  # above this many participants only the means are recorded
+
+
+class Failed(RuntimeError):
+    """A participant could not do its part; says who, in which round, and why."""
+
+    def __init__(self, who: str, number: int, reason: str) -> None:
+        super().__init__(who, number, reason)
+        self.who, self.number, self.reason = who, number, reason
+
+    def __str__(self) -> str:
+        when = "before round 0" if self.number == INITIAL else f"in round {self.number}"
+        return f"{self.who}, {when}: {self.reason}"
+
+
+@dataclass(frozen=True)
+class Keys:
+    """What the random streams of one trial are keyed by."""
+
+    seed: int
+    """The experiment's seed: initial weights, batches, sampling."""
+    secret: bytes = field(repr=False)
+    """The noise secret: privacy noise. Never logged."""
+    digest: str
+    """The trial's config digest: no two trials share their privacy noise."""
+
+
+Evaluate = Callable[[Deployed, Records, torch.Generator], Any]
+
+
+class Client:
+    """One client: its data, its private state, and nothing of Ray."""
+
+    def __init__(self, number: int, method: Method, data: Records, *, keys: Keys, store: Store | None = None) -> None:
+        self.number, self.method, self.data, self.keys, self.store = number, method, data, keys, store
+        self._states: dict[int, Params] = {}  # by the round after which they hold
+
+    def run(self, server: Params, number: int) -> tuple[Upload, Metrics]:
+        """This client's part of round `number`. Asked again for it, a noised release is resent, not drawn again."""
+        if self.store and (stored := self.store.load_release(self.number, number)):
+            self._states.clear()  # the round's own state is in the store: one in memory may be older
+            return self._upload(stored), {"upload/resent": 1.0}
+        state = self._state_before(number)
+        path = ("client", self.number, "round", number)
+        noise = NoiseStream(self.keys.secret, (self.keys.digest, *path))
+        rnd = Round(number, seeding.generator(self.keys.seed, *path), noise)
+        try:
+            result = self.method.local_update(server, state, self.data, rnd)
+        except Diverged as e:
+            raise Failed(f"client {self.number}", number, str(e)) from None
+        if result.state is not state:
+            self._keep(number, result.state)
+        if self.store:
+            self.store.save_release(self.number, number, result.release)
+        return self._upload(result.release), result.metrics
+
+    def deploy(self, server: Params, number: int) -> Deployed:
+        """The personalised model after round `number`."""
+        rng = seeding.generator(self.keys.seed, "client", self.number, "deploy", number)
+        return self.method.deploy(server, self._state_before(number + 1), self.data, rng)
+
+    def evaluate(self, server: Params, number: int, evaluate: Evaluate) -> Any:
+        """The experimenter's instrument: `evaluate(deployed, own records, rng)`, outside the protocol."""
+        rng = seeding.generator(self.keys.seed, "client", self.number, "evaluate")
+        return evaluate(self.deploy(server, number), self.data, rng)
+
+    def _upload(self, release: Release) -> Upload:
+        return Upload(self.number, len(self.data), release)
+
+    def _state_before(self, number: int) -> Params:
+        known = [n for n in self._states if n < number]
+        if known:
+            return self._states[max(known)]
+        state = self.store.load_client(self.number, before=number) if self.store else None
+        if state is None:
+            state = self._initial()
+        self._states[number - 1] = state
+        return state
+
+    def _initial(self) -> Params:
+        """`init_client`, shared between the trials whose `init_key`, data and seed agree."""
+
+        def make() -> Params:
+            rng = seeding.generator(self.keys.seed, "client", self.number, "init")
+            try:
+                return self.method.init_client(self.data, rng)
+            except Diverged as e:
+                raise Failed(f"client {self.number}", INITIAL, str(e)) from None
+
+        if not self.store or self.method.init_key is None:
+            return make()
+        data = tree.digest({"images": self.data.images, "labels": self.data.labels})
+        parts = (self.method.init_key, self.keys.seed, self.number, data, torch.get_num_threads())
+        key = hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
+        return self.store.cached(f"client-{key}", make)
+
+    def _keep(self, number: int, state: Params) -> None:
+        self._states = {n: s for n, s in self._states.items() if n == number - 1} | {number: state}
+        if self.store:
+            self.store.save_client(self.number, number, state)
+
+
+class Pool(Protocol):
+    """Runs clients somewhere; results come back in the order of `ids`, one at a time."""
+
+    @property
+    def clients(self) -> Sequence[int]:
+        """All client numbers, ascending."""
+
+    def run(self, ids: Sequence[int], server: Params, number: int) -> Iterator[tuple[Upload, Metrics]]:
+        """`Client.run` of each."""
+
+    def evaluate(self, ids: Sequence[int], server: Params, number: int, split: str) -> Iterator[Any]:
+        """`Client.evaluate` of each, against a split that no client holds."""
+
+
+class LocalPool:
+    """All clients in this process, one after the other: for tests, debugging and laptops."""
+
+    def __init__(self, clients: Sequence[Client], evaluate: Callable[[str], Evaluate] | None = None) -> None:
+        self._clients = {c.number: c for c in sorted(clients, key=lambda c: c.number)}
+        self._evaluate = evaluate
+
+    @property
+    def clients(self) -> Sequence[int]:
+        """All client numbers, ascending."""
+        return tuple(self._clients)
+
+    def run(self, ids: Sequence[int], server: Params, number: int) -> Iterator[tuple[Upload, Metrics]]:
+        """`Client.run` of each."""
+        for i in ids:
+            yield self._clients[i].run(server, number)
+
+    def evaluate(self, ids: Sequence[int], server: Params, number: int, split: str) -> Iterator[Any]:
+        """`Client.evaluate` of each, against a split that no client holds."""
+        if self._evaluate is None:
+            raise ValueError("this pool was made without instruments")
+        for i in ids:
+            yield self._clients[i].evaluate(server, number, self._evaluate(split))
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The state of a run after a round."""
+
+    number: int
+    server: Params
+    """The server's whole state; `sent` is what clients may see of it."""
+    ledger: Ledger
+    metrics: Metrics
+    resumed: bool = False
+    """This round was committed by an earlier process, and is only reported again."""
+
+    @property
+    def sent(self) -> Params:
+        """The server's state without what it holds back."""
+        return tree.without(HELD, self.server)
+
+
+def rounds(
+    method: Method, pool: Pool, *, keys: Keys, participation: float = 1.0, store: Store | None = None
+) -> Iterator[Progress]:
+    """Run the protocol: one `Progress` per round.
+
+    With a store, a run continues after its last committed round: that round is yielded again (`resumed`), then the
+    next ones. `participation` is the share of clients drawn for each round, uniformly without replacement.
+    """
+    if not 0 < participation <= 1:
+        raise ValueError(f"participation must be in (0, 1], got {participation}")
+    first, server, ledger = 0, {}, Ledger()
+    if store and (last := store.last_commit()):
+        number, record = last
+        server, ledger, first = store.load_server(number), Ledger.from_json(record["ledger"]), number + 1
+        yield Progress(number, server, ledger, record["metrics"], resumed=True)
+    else:
+        server = method.init_server(seeding.generator(keys.seed, "server", "init"))
+    for number in range(first, method.rounds):
+        server, ledger, metrics = _round(method, pool, server, ledger, number, keys=keys, participation=participation)
+        if store:
+            store.save_server(number, server)
+            store.commit(number, {"ledger": ledger.to_json(), "metrics": metrics})
+        yield Progress(number, server, ledger, metrics)
+
+
+def _round(
+    method: Method, pool: Pool, server: Params, ledger: Ledger, number: int, *, keys: Keys, participation: float
+) -> tuple[Params, Ledger, Metrics]:
+    ids = _participants(pool.clients, participation, keys.seed, number) if number < method.participating_rounds else []
+    seen: list[tuple[int, Metrics]] = []
+
+    def stream() -> Iterator[Upload]:
+        nonlocal ledger
+        for upload, metrics in pool.run(ids, tree.without(HELD, server), number):
+            ledger = ledger.with_upload(number, upload.client, upload.release.event, upload.release.nbytes)
+            seen.append((upload.client, metrics))
+            yield upload
+
+    uploads = stream()
+    rng = seeding.generator(keys.seed, "server", "round", number)
+    try:
+        after, metrics, events = method.aggregate(server, uploads, Round(number, rng))
+    except Diverged as e:
+        raise Failed("the server", number, str(e)) from None
+    for _ in uploads:  # what the method left unread was sent all the same
+        pass
+    return after, ledger.with_published(number, events), {**_client_metrics(seen), **metrics}
+
+
+def _participants(clients: Sequence[int], share: float, seed: int, number: int) -> list[int]:
+    if share == 1.0:
+        return list(clients)
+    count = max(1, round(share * len(clients)))
+    rng = seeding.generator(seed, "participants", number)
+    return sorted(clients[i] for i in torch.randperm(len(clients), generator=rng)[:count].tolist())
+
+
+def _client_metrics(seen: Sequence[tuple[int, Metrics]]) -> Metrics:
+    """The mean of each metric over the clients that have it, and each client's own where there are few."""
+    values: dict[str, list[float]] = {}
+    for _, metrics in seen:
+        for k, v in metrics.items():
+            values.setdefault(k, []).append(v)
+    out = {k: sum(v) / len(v) for k, v in values.items()}
+    if len(seen) <= PER_CLIENT_METRICS:
+        out.update({f"client/{i}/{k}": v for i, metrics in seen for k, v in metrics.items()})
+    return out

@@ -1,0 +1,122 @@
+"""The seam: what a federated method is. Read this file first, `federation.py` second.
+
+A method is a frozen dataclass of hyper-parameters with five pure functions in plain torch: no Ray, no logging, no
+global randomness, no clock; inputs are never mutated. The same object runs in a unit test, in one process and on a
+cluster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from raydiff.data.datasets import Records
+from raydiff.privacy.release import Event, Release
+from raydiff.seeding import NoiseStream
+from raydiff.tree import Params
+
+HELD = "held"
+"""Leaves of the server's state below this prefix stay on the server: clients and `deploy` never see them."""
+
+Metrics = dict[str, float]
+Denoiser = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(x_t (N, C, H, W), t (N,) in 1..T, labels (N, K)) -> predicted noise (N, C, H, W)."""
+
+
+@dataclass(frozen=True)
+class Round:
+    """One communication round, as one participant sees it."""
+
+    number: int
+    """0, 1, ..., rounds - 1."""
+    rng: torch.Generator
+    """This participant's stream for this round: batches, timesteps, training noise."""
+    noise: NoiseStream | None = None
+    """Privacy noise of a client's upload in this round (None on the server of a method with local trust)."""
+
+
+@dataclass(frozen=True)
+class LocalResult:
+    """What a client's round gives."""
+
+    state: Params
+    """The client's next private state; it never leaves the client."""
+    release: Release
+    """The protocol message: the only thing that reaches `aggregate`."""
+    metrics: Metrics = field(default_factory=dict)
+    """Instruments for the experimenter, outside the protocol; never seen by `aggregate`."""
+
+
+@dataclass(frozen=True)
+class Upload:
+    """A release as the server sees it."""
+
+    client: int
+    examples: int
+    release: Release
+
+
+@dataclass(frozen=True)
+class Deployed:
+    """A personalised model, ready to be sampled and attacked."""
+
+    sample: Callable[[Tensor, torch.Generator], Tensor]
+    """(labels (N, K), rng) -> images (N, C, H, W), on the data's scale."""
+    denoisers: Mapping[str, Denoiser]
+    """The models behind it by name ("client", "global"): what a membership attack may query."""
+    timesteps: int
+    """T of these denoisers."""
+    alphas_bar: Tensor
+    """abar_0 = 1, abar_1, ..., abar_T: (T + 1,) float64."""
+    privacy: str = "none"
+    """What is guaranteed for this client's own records when its samples are published."""
+
+
+class Method(Protocol):
+    """Five pure functions. `S` (server state) and `C` (client state) are both `Params`."""
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds the protocol takes."""
+
+    @property
+    def participating_rounds(self) -> int:
+        """Clients take part in rounds 0 .. participating_rounds - 1; later rounds are the server's alone."""
+
+    @property
+    def init_key(self) -> Hashable:
+        """All of the configuration that `init_client` depends on.
+
+        Client states with equal (init_key, data, seed, client) are equal, so a sweep trains them once. None: not worth
+        keeping.
+        """
+
+    @property
+    def delta(self) -> float:
+        """The delta at which this method's epsilon is stated."""
+
+    @property
+    def accountant(self) -> str:
+        """The accountant by which this method's epsilon is stated (`privacy.accountants.ACCOUNTANTS`)."""
+
+    def init_server(self, rng: torch.Generator) -> Params:
+        """The server's state before round 0."""
+
+    def init_client(self, data: Records, rng: torch.Generator) -> Params:
+        """A client's private state before its first round, from its own data alone."""
+
+    def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
+        """The client's part of a round ("client executes")."""
+
+    def aggregate(self, server: Params, uploads: Iterable[Upload], rnd: Round) -> tuple[Params, Metrics, list[Event]]:
+        """The server's part ("server executes"): uploads come as a stream in client order, folded as they come.
+
+        The events are those of what the server publishes beyond the uploads' own (central trust); usually none.
+        """
+
+    def deploy(self, server: Params, state: Params, data: Records, rng: torch.Generator) -> Deployed:
+        """Personalise for one client, then be ready to sample."""

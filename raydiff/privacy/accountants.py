@@ -1,0 +1,296 @@
+"""From privacy events to epsilon, and from an epsilon to PFDM's depth.
+
+An accountant is a function `(events, delta) -> epsilon` over the events that one record (or client) is
+exposed to. It composes events of one unit, relation and trust only, gives `math.inf` for a value sent without
+protection or with noise 0, 0.0 for nothing, and raises `Unsupported` where it has no theorem: it never
+guesses.
+
+| name | bound | source |
+|---|---|---|
+| exact | the smallest epsilon of unsampled Gaussians | Balle & Wang 2018 (arXiv 1805.06530), Theorem 8 |
+| rdp | Renyi DP, best order, improved conversion | Canonne, Kamath & Steinke 2020 (arXiv 2004.00010) |
+| theorem | Renyi DP, closed form | PFDM (Patel et al., CVPR 2026, arXiv 2504.00952), Theorem 5.1 |
+
+All see unsampled Gaussians through mu = sensitivity / standard deviation, or tau = mu^2 / 2. Under
+composition mu^2 and tau add up, also where a value depends on those before it (Dong, Roth & Su 2019, arXiv
+1905.02383). exact <= rdp <= theorem.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal
+
+from torch import Tensor
+
+from raydiff.privacy.release import Event, Gaussian, NonPrivate, Nothing
+
+Accountant = Literal["exact", "rdp", "theorem"]
+Group = tuple[str, str, str]
+"""(unit, relation, trust): what an epsilon speaks of."""
+
+ORDERS = [1 + n / 10 for n in range(1, 100)] + [float(n) for n in (*range(11, 64), 96, 128, 192, 256, 512)]
+"""Renyi orders for Poisson-sampled steps, whose divergence has no closed form in the order."""
+
+
+class Unsupported(ValueError):
+    """No theorem of this accountant covers these events."""
+
+
+def exact(events: Sequence[Event], delta: float) -> float:
+    """The smallest epsilon at which the composed Gaussians are (epsilon, delta)-DP.
+
+    Raises ValueError for events that do not compose, Unsupported for sampled ones.
+    """
+    _check_delta(delta)
+    return _exact(gaussian_dp_mu(events), delta)
+
+
+def rdp(events: Sequence[Event], delta: float) -> float:
+    """Renyi DP at the best order; covers Poisson sampling under add_remove.
+
+    Raises ValueError for events that do not compose, Unsupported for sampling under replace_one.
+    """
+    _check_delta(delta)
+    gaussians = _gaussians(events)
+    if gaussians is not None and any(g.sampling_rate < 1 for g in gaussians):
+        return _rdp_sampled(gaussians, delta)
+    return _rdp(_tau(gaussian_dp_mu(events)), delta)
+
+
+def theorem(events: Sequence[Event], delta: float) -> float:
+    """PFDM's Theorem 5.1: tau + 2 sqrt(tau ln(1 / delta)).
+
+    In the paper's letters 2 C^2 / s^2 + C sqrt(8 ln(1 / delta) / s^2) with s^2 = (1 - abar) / abar.
+    Raises ValueError for events that do not compose, Unsupported for sampled ones.
+    """
+    _check_delta(delta)
+    tau = _tau(gaussian_dp_mu(events))
+    return tau + 2 * math.sqrt(tau * -math.log(delta))
+
+
+Bound = Callable[[Sequence[Event], float], float]
+ACCOUNTANTS: dict[str, Bound] = {"exact": exact, "rdp": rdp, "theorem": theorem}
+
+
+def epsilon_of(events: Sequence[Event], delta: float, accountant: str) -> float:
+    """The epsilon of `events` by the accountant of that name. Raises ValueError for an unknown name."""
+    if accountant not in ACCOUNTANTS:
+        raise ValueError(f"accountant must be one of {', '.join(ACCOUNTANTS)}, got {accountant!r}")
+    return ACCOUNTANTS[accountant](events, delta)
+
+
+def check_budget(epsilon: float, delta: float) -> None:
+    """Raises ValueError unless epsilon > 0 and 0 < delta < 1."""
+    if not epsilon > 0:
+        raise ValueError(f"epsilon must be > 0, got {epsilon}")
+    _check_delta(delta)
+
+
+def group_of(event: Event) -> Group | None:
+    """(unit, relation, trust) of a Gaussian, None for the others."""
+    return (event.unit, event.relation, event.trust) if isinstance(event, Gaussian) else None
+
+
+def composable(events: Iterable[Event]) -> bool:
+    """Whether all agree in unit, relation and trust; `Nothing` has none of them, `NonPrivate` a trust."""
+    sent = [e for e in events if not isinstance(e, Nothing)]
+    groups = {group_of(e) for e in sent if isinstance(e, Gaussian)}
+    return len(groups) <= 1 and len({e.trust for e in sent}) <= 1
+
+
+def gaussian_dp_mu(events: Sequence[Event]) -> float:
+    """mu of Gaussian DP for the composition of `events`: what bounds every attack on them.
+
+    0 for nothing, inf for no protection. Raises ValueError for events that do not compose, Unsupported for
+    sampled ones.
+    """
+    gaussians = _gaussians(events)
+    if gaussians is None:
+        return math.inf
+    if any(g.sampling_rate < 1 for g in gaussians):
+        raise Unsupported("Poisson sampling has no Gaussian-DP theorem here: use the rdp accountant")
+    return math.hypot(*(math.sqrt(g.steps) / g.std_over_sensitivity for g in gaussians))
+
+
+def auc_ceiling(mu: float) -> float:
+    """The largest ROC AUC of any membership attack under mu-Gaussian DP, Phi(mu / sqrt 2)."""
+    _check_mu(mu)
+    return _normal_cdf(mu / math.sqrt(2))
+
+
+def tpr_ceiling(mu: float, fpr: float) -> float:
+    """The largest true-positive rate of any attack at that false-positive rate, Phi(mu + Phi^-1(fpr))."""
+    from scipy.special import ndtri
+
+    _check_mu(mu)
+    if not 0 <= fpr <= 1:
+        raise ValueError(f"fpr must be in [0, 1], got {fpr}")
+    return 1.0 if mu == math.inf else _normal_cdf(mu + float(ndtri(fpr)))
+
+
+def release_event(clip: float, abar: float) -> Gaussian:
+    """PFDM's upload at a depth with that abar: sqrt(abar) CLIP(x, clip) + sqrt(1 - abar) z, per record."""
+    if not (clip > 0 and math.isfinite(clip)):
+        raise ValueError(f"clip must be finite and > 0, got {clip}")
+    if not 0 <= abar <= 1:
+        raise ValueError(f"abar must be in [0, 1], got {abar}")
+    sensitivity = 2 * clip * math.sqrt(abar)
+    ratio = math.sqrt(1 - abar) / sensitivity if sensitivity > 0 else math.inf
+    return Gaussian(ratio, "example", "replace_one", "local")
+
+
+def depth(*, epsilon: float, delta: float, clip: float, alphas_bar: Tensor, accountant: str) -> int:
+    """The smallest t0 in 1..T at which PFDM's upload is (epsilon, delta)-DP by `accountant`.
+
+    `alphas_bar` is (T + 1,) with abar_0 = 1. Raises ValueError when no depth keeps to the budget, and for a
+    budget, clip or schedule that is none.
+    """
+    check_budget(epsilon, delta)
+    abar = alphas_bar.double().tolist()
+    falling = all(later <= earlier for earlier, later in itertools.pairwise(abar))
+    if len(abar) < 2 or abar[0] != 1 or not falling or abar[-1] < 0:
+        raise ValueError("alphas_bar must start at 1 and fall within [0, 1], with at least two entries")
+    smallest = math.inf
+    for t in range(1, len(abar)):
+        spent = epsilon_of([release_event(clip, abar[t])], delta, accountant)
+        if spent <= epsilon:
+            return t
+        smallest = min(smallest, spent)
+    raise ValueError(
+        f"no depth reaches epsilon {epsilon:g} at clip {clip:g}, delta {delta:g} ({accountant} accountant): "
+        f"the smallest reachable with this schedule is {smallest:.4g}"
+    )
+
+
+def _gaussians(events: Sequence[Event]) -> list[Gaussian] | None:
+    """The Gaussians among `events`, or None where something was sent without protection or with noise 0."""
+    if not composable(events):
+        raise ValueError("events of different unit, relation or trust do not compose into one epsilon")
+    gaussians = [e for e in events if isinstance(e, Gaussian)]
+    unprotected = any(isinstance(e, NonPrivate) for e in events)
+    if unprotected or any(g.std_over_sensitivity == 0 for g in gaussians):
+        return None
+    if any(g.sampling_rate < 1 and g.relation == "replace_one" for g in gaussians):
+        raise Unsupported("Poisson sampling has no theorem here under replace_one: state it under add_remove")
+    return gaussians
+
+
+def _exact(mu: float, delta: float) -> float:
+    """Solve delta(epsilon) = delta for the Gaussian mechanism with that mu (Balle & Wang 2018, Theorem 8).
+
+    delta(epsilon) = Phi(a) - e^epsilon Phi(b) with a = mu/2 - epsilon/mu and b = a - mu. Solved in a, in
+    which it rises, and stays below Phi(a): hence the lower end of the bracket.
+    """
+    from scipy.optimize import brentq
+    from scipy.special import ndtri
+
+    if mu == math.inf or math.erf(mu / math.sqrt(8)) <= delta:  # erf(mu / sqrt 8) = delta(0)
+        return mu if mu == math.inf else 0.0
+    target = math.log(delta)
+    low = float(ndtri(delta)) - 1e-6  # the margin is for rounding
+    high = min(mu / 2, 40.0)  # epsilon = 0, or Phi(40) = 1 in float64
+    a = brentq(lambda a: _log_delta(a, mu) - target, low, high, xtol=1e-14, maxiter=1000)
+    return mu * max(0.0, mu / 2 - float(a))
+
+
+def _log_delta(a: float, mu: float) -> float:
+    """ln(Phi(a) - e^epsilon Phi(b)) at b = a - mu and epsilon = mu (mu/2 - a).
+
+    e^epsilon = phi(a) / phi(b), so the difference is phi(a) (M(a) - M(b)) with M = Phi/phi: nothing
+    overflows.
+    """
+    from scipy.special import erfcx, ndtr
+
+    def mills(x: float) -> float:
+        return math.sqrt(math.pi / 2) * float(erfcx(-x / math.sqrt(2)))
+
+    log_phi = -a * a / 2 - math.log(2 * math.pi) / 2
+    if mu < 1:  # M(a) and M(b) are close: integrate M'(x) = 1 + x M(x) between them instead
+        points = [(a - mu / 2 * (1 - node), weight) for node, weight in _legendre()]
+        gap = mu / 2 * sum(weight * (1 + x * mills(x)) for x, weight in points)
+    elif a <= 0:
+        gap = mills(a) - mills(a - mu)
+    else:  # M(a) would overflow
+        return math.log(float(ndtr(a)) - math.exp(log_phi) * mills(a - mu))
+    return log_phi + math.log(gap)
+
+
+@functools.lru_cache(maxsize=1)
+def _legendre() -> tuple[tuple[float, float], ...]:
+    """Nodes and weights of Gauss-Legendre quadrature on [-1, 1]."""
+    import numpy as np
+
+    nodes, weights = np.polynomial.legendre.leggauss(16)
+    return tuple(zip(nodes.tolist(), weights.tolist(), strict=True))
+
+
+def _rdp(tau: float, delta: float) -> float:
+    """min over gamma > 1 of the converted gamma * tau.
+
+    With u = gamma - 1 the derivative is tau - (ln(1/delta) - ln(1 + u)) / u^2, which has one zero: where
+    tau u^2 + ln(1 + u) = ln(1/delta).
+    """
+    from scipy.optimize import brentq
+
+    if tau == 0 or tau == math.inf:
+        return tau
+    L = -math.log(delta)
+    # solved in s = ln u. At the lower end both terms are below L/2, at the upper one of them is above L
+    low = min(math.log(L / 2 / tau) / 2, math.log(math.expm1(L / 2))) - 1
+    high = min(math.log(L / tau) / 2, L) + 1
+    u = math.exp(brentq(lambda s: tau * math.exp(2 * s) + math.log1p(math.exp(s)) - L, low, high, xtol=1e-12))
+    return max(0.0, _converted((1 + u) * tau, u, delta))
+
+
+def _rdp_sampled(gaussians: Sequence[Gaussian], delta: float) -> float:
+    """Poisson-sampled Gaussians under add_remove (Mironov, Talwar & Zhang 2019, arXiv 1908.10530)."""
+    steps: Counter[tuple[float, float]] = Counter()
+    for g in gaussians:
+        steps[g.sampling_rate, g.std_over_sensitivity] += g.steps
+    total = [0.0] * len(ORDERS)
+    for (rate, noise), n in steps.items():
+        total = [sofar + n * d for sofar, d in zip(total, _sampled_divergences(rate, noise), strict=True)]
+    sampled = min(_converted(d, order - 1, delta) for order, d in zip(ORDERS, total, strict=True))
+    tau = sum(n / noise / noise for (_, noise), n in steps.items()) / 2
+    return max(0.0, min(sampled, _rdp(tau, delta)))  # sampling never hurts
+
+
+@functools.lru_cache(maxsize=256)
+def _sampled_divergences(rate: float, noise: float) -> tuple[float, ...]:
+    """Renyi divergences of one sampled step, at each of ORDERS."""
+    from opacus.accountants.analysis.rdp import compute_rdp
+
+    if noise == math.inf:
+        return (0.0,) * len(ORDERS)
+    return tuple(float(d) for d in compute_rdp(q=rate, noise_multiplier=noise, steps=1, orders=ORDERS))
+
+
+def _converted(divergence: float, u: float, delta: float) -> float:
+    """Epsilon from a Renyi divergence D of order gamma = 1 + u.
+
+    D + ln(1 - 1/gamma) - (ln delta + ln gamma) / (gamma - 1).
+    """
+    return divergence + math.log(u / (1 + u)) - (math.log(delta) + math.log1p(u)) / u
+
+
+def _tau(mu: float) -> float:
+    return mu * mu / 2
+
+
+def _normal_cdf(x: float) -> float:
+    return math.erfc(-x / math.sqrt(2)) / 2
+
+
+def _check_delta(delta: float) -> None:
+    if not 0 < delta < 1:
+        raise ValueError(f"delta must be in (0, 1), got {delta}")
+
+
+def _check_mu(mu: float) -> None:
+    if not mu >= 0:
+        raise ValueError(f"mu must be >= 0, got {mu}")

@@ -1,0 +1,296 @@
+"""Who sent what, and what it costs: epsilon is a fold over recorded events, never over a configuration.
+
+Two adversaries, two views of one ledger. `server` sees every upload. `outsiders` see what is published: where
+the server made a round's result private (central events), that stands for the round's uploads; else the
+uploads' own events do, by post-processing.
+
+Clients hold different records, so they compose in parallel (the worst one counts). What one client sends in
+several rounds composes in sequence, and a published event concerns the records of every client.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import takewhile
+from typing import Any
+
+from raydiff.privacy import accountants
+from raydiff.privacy.release import Event, Gaussian, NonPrivate, Nothing, event_from_dict, event_to_dict
+
+_Group = tuple[str | None, str | None, str]
+"""(unit, relation, trust); without unit and relation where nothing but unprotected values was sent."""
+
+PUBLISHED = -1
+"""The `client` of an entry that the server published."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One message, or one published result."""
+
+    round: int
+    client: int
+    event: Event
+    bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guarantee:
+    """An epsilon, and all that it needs to mean something."""
+
+    epsilon: float
+    delta: float
+    accountant: str
+    unit: str | None
+    """example or client; None (as `relation`) where no Gaussian was recorded."""
+    relation: str | None
+    trust: str
+    clients: int
+    """How many clients it covers: the epsilon is the worst of theirs."""
+    declared: tuple[str, ...] = ()
+    """Fields that were sent in clear because they are public by declaration."""
+    unprotected: tuple[str, ...] = ()
+    """What was sent without protection, in words."""
+
+    def __str__(self) -> str:
+        if self.epsilon == math.inf:
+            return f"epsilon inf (no guarantee: {', '.join(self.unprotected) or 'noise of scale 0'})"
+        if self.unit is None or self.relation is None:
+            return "epsilon 0 (nothing sent)"
+        shown = f"{self.epsilon:.2f}" if self.epsilon >= 0.1 else f"{self.epsilon:.2g}"
+        about = f"per {self.unit}, {self.relation.replace('_', '-')}, {self.trust} trust, delta {self.delta:g}"
+        declared = f"; public by declaration: {', '.join(self.declared)}" if self.declared else ""
+        return f"epsilon {shown} ({about}, {self.accountant} accountant{declared})"
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """Entries in the order of their rounds. Immutable: `with_upload` and `with_published` make a new one."""
+
+    entries: tuple[Entry, ...] = ()
+
+    def with_upload(self, round: int, client: int, event: Event, nbytes: int) -> Ledger:
+        """Add what `client` sent in `round`.
+
+        Raises ValueError for a second upload in that round, for an earlier round than the last, and for an
+        event that is not of local trust.
+        """
+        if client < 0:
+            raise ValueError(f"client must be >= 0, got {client}")
+        if not isinstance(event, Nothing) and event.trust != "local":
+            raise ValueError(f"an upload's event must have local trust, client {client}'s has {event.trust}")
+        if client in self._seen_in(round):
+            raise ValueError(f"client {client} already has an upload in round {round}: resend the stored one")
+        return Ledger((*self.entries, Entry(round, client, event, nbytes)))
+
+    def with_published(self, round: int, events: Iterable[Event]) -> Ledger:
+        """Add what the server's result of `round` reveals: central events; none if the uploads' stand for it.
+
+        Raises ValueError for other events, for a round already published and for an earlier round than the
+        last.
+        """
+        new = tuple(Entry(round, PUBLISHED, e, 0) for e in events)
+        if any(isinstance(e.event, Nothing) or e.event.trust != "central" for e in new):
+            raise ValueError(f"what aggregate publishes must have events of central trust (round {round})")
+        if new and PUBLISHED in self._seen_in(round):
+            raise ValueError(f"round {round} is already published")
+        return Ledger(self.entries + new)
+
+    @property
+    def server(self) -> Ledger:
+        """What the server sees."""
+        return Ledger(tuple(e for e in self.entries if e.client != PUBLISHED))
+
+    @property
+    def outsiders(self) -> Ledger:
+        """What the published results reveal: uploads of a round with central events count as `Nothing`."""
+        covered = {e.round for e in self.entries if e.client == PUBLISHED}
+
+        def seen(e: Entry) -> Entry:
+            return replace(e, event=Nothing()) if e.client != PUBLISHED and e.round in covered else e
+
+        return Ledger(tuple(seen(e) for e in self.entries))
+
+    @property
+    def bytes_up(self) -> int:
+        """Bytes of all uploads."""
+        return sum(e.bytes for e in self.entries)
+
+    @property
+    def bytes_by_client(self) -> dict[int, int]:
+        """Bytes of each client's uploads."""
+        sizes = {c: sum(e.bytes for e in entries) for c, entries in self._by_client().items()}
+        return {c: size for c, size in sizes.items() if c != PUBLISHED}
+
+    def guarantees(self, delta: float, accountant: str) -> list[Guarantee]:
+        """One per (unit, relation, trust), which are never composed; never empty.
+
+        Something sent without protection makes every guarantee of its trust infinite. Raises ValueError for a
+        bad delta or name, Unsupported where the accountant has no theorem.
+        """
+        exposures = list(self._exposures().values())
+        protected = _groups(exposures)
+        bare = {e.trust for events in exposures for e in events if isinstance(e, NonPrivate)}
+        only_bare = sorted(bare - {trust for _, _, trust in protected})
+        groups: list[_Group] = [*protected, *((None, None, trust) for trust in only_bare)]
+        nothing: list[_Group] = [(None, None, "local")]
+        return [_guarantee(g, exposures, delta=delta, accountant=accountant) for g in groups or nothing]
+
+    def epsilon(self, delta: float, accountant: str) -> float:
+        """The worst over clients and over both adversaries; 0.0 if nothing was sent.
+
+        Where one client's records are exposed to events that do not compose, no one number holds: inf.
+        """
+        views = (self.server, self.outsiders)
+        exposures = {tuple(x) for view in views for x in view._exposures().values()}
+        return max(_epsilon(events, delta, accountant) for events in exposures | {()})
+
+    def mu(self, client: int) -> float:
+        """mu of Gaussian DP of a client's records, against the stronger adversary.
+
+        Raises ValueError where their events do not compose, Unsupported for sampled ones.
+        """
+        views = [view.entries for view in (self.server, self.outsiders)]
+        exposures = [[e.event for e in entries if e.client in (client, PUBLISHED)] for entries in views]
+        return max(accountants.gaussian_dp_mu(events) for events in exposures)
+
+    def table(self, delta: float) -> list[dict[str, Any]]:
+        """A row per client: its messages, their epsilon by every accountant (None: no theorem), its bytes.
+
+        What the server published is the row of client -1; its epsilon is that of the published events alone.
+        """
+        return [_row(client, entries, delta) for client, entries in sorted(self._by_client().items())]
+
+    def to_json(self) -> str:
+        """All entries; `from_json` is the inverse."""
+        rows = [{**asdict(e), "event": event_to_dict(e.event)} for e in self.entries]
+        return json.dumps(rows)
+
+    @classmethod
+    def from_json(cls, text: str) -> Ledger:
+        """Read back what `to_json` wrote."""
+        rows = json.loads(text)
+        return cls(tuple(Entry(**{**row, "event": event_from_dict(row["event"])}) for row in rows))
+
+    def _seen_in(self, round: int) -> set[int]:
+        if self.entries and self.entries[-1].round > round:
+            raise ValueError(f"round {round} is late: round {self.entries[-1].round} is already recorded")
+        return {e.client for e in takewhile(lambda e: e.round == round, reversed(self.entries))}
+
+    def _by_client(self) -> dict[int, list[Entry]]:
+        out: dict[int, list[Entry]] = {}
+        for e in self.entries:
+            out.setdefault(e.client, []).append(e)
+        return out
+
+    def _exposures(self) -> dict[int, list[Event]]:
+        """The events that each client's records are exposed to: its own and the published ones."""
+        own = {c: [e.event for e in entries] for c, entries in self._by_client().items()}
+        published = own.pop(PUBLISHED, [])
+        if published and not own:
+            return {PUBLISHED: published}
+        both = {c: events + published for c, events in own.items()}
+        return {c: [e for e in events if not isinstance(e, Nothing)] for c, events in both.items()}
+
+
+def compose(ledgers: Iterable[Ledger]) -> Ledger:
+    """One ledger for several trials on the same data: of a record that fared worst in each (client 0).
+
+    The same record may be with another client in the next trial, so every trial counts with its worst client.
+    Give the same view of every trial (`ledger.server` or `ledger.outsiders`). `bytes` are the trials' totals.
+    """
+    entries: list[Entry] = []
+    for trial in ledgers:
+        events = _worst(list(trial._exposures().values())) or [Nothing()]
+        for n, event in enumerate(events):
+            entries.append(Entry(len(entries), 0, event, 0 if n else trial.bytes_up))
+    return Ledger(tuple(entries))
+
+
+def _worst(exposures: Sequence[Sequence[Event]]) -> list[Event]:
+    """Events as revealing as any one client's, or more: the worst of each group, and all unprotected ones."""
+    worst: list[Event] = [e for events in exposures for e in events if isinstance(e, NonPrivate)]
+    worst = list(dict.fromkeys(worst))
+    for group in _groups(exposures):
+        members = [_of_group(events, group) for events in exposures]
+        every = [e for events in members for e in events]
+        if all(e.sampling_rate == 1 for e in every):
+            strongest: list[Gaussian] = max(members, key=accountants.gaussian_dp_mu)
+            worst += strongest
+        else:  # no one number orders sampled Gaussians: take the worst of each parameter
+            bound = replace(
+                every[0],
+                std_over_sensitivity=min(e.std_over_sensitivity for e in every),
+                sampling_rate=max(e.sampling_rate for e in every),
+                steps=max(sum(e.steps for e in events) for events in members),
+                declared=_declared(every),
+            )
+            worst.append(bound)
+    return worst
+
+
+def _groups(exposures: Iterable[Sequence[Event]]) -> list[accountants.Group]:
+    return sorted({g for events in exposures for e in events if (g := accountants.group_of(e))})
+
+
+def _of_group(events: Iterable[Event], group: _Group) -> list[Gaussian]:
+    return [e for e in events if isinstance(e, Gaussian) and accountants.group_of(e) == group]
+
+
+def _declared(events: Iterable[Event]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(d for e in events if isinstance(e, Gaussian) for d in e.declared))
+
+
+def _epsilon(events: Sequence[Event], delta: float, accountant: str) -> float:
+    if not accountants.composable(events):
+        return math.inf
+    return accountants.epsilon_of(events, delta, accountant)
+
+
+def _guarantee(group: _Group, exposures: Sequence[Sequence[Event]], *, delta: float, accountant: str) -> Guarantee:
+    unit, relation, trust = group
+    bare = [[e for e in events if isinstance(e, NonPrivate) and e.trust == trust] for events in exposures]
+    members: list[tuple[Event, ...]] = [
+        (*_of_group(events, group), *unprotected) for events, unprotected in zip(exposures, bare, strict=True)
+    ]
+    return Guarantee(
+        epsilon=max(accountants.epsilon_of(events, delta, accountant) for events in {*members, ()}),
+        delta=delta,
+        accountant=accountant,
+        unit=unit,
+        relation=relation,
+        trust=trust,
+        clients=sum(1 for events in members if events),
+        declared=_declared(e for events in members for e in events),
+        unprotected=tuple(dict.fromkeys(e.what for events in bare for e in events)),
+    )
+
+
+def _row(client: int, entries: Sequence[Entry], delta: float) -> dict[str, Any]:
+    events = [e.event for e in entries if not isinstance(e.event, Nothing)]
+    row: dict[str, Any] = {
+        "client": client,
+        "rounds": len({e.round for e in entries if not isinstance(e.event, Nothing)}),
+        "events": "; ".join(f"{n} x {_words(e)}" for e, n in Counter(events).items()) or "nothing sent",
+    }
+    for name in accountants.ACCOUNTANTS:
+        try:
+            row[f"epsilon_{name}"] = _epsilon(events, delta, name)
+        except accountants.Unsupported:
+            row[f"epsilon_{name}"] = None
+    return {**row, "bytes": sum(e.bytes for e in entries)}
+
+
+def _words(event: Event) -> str:
+    if isinstance(event, NonPrivate):
+        return event.what
+    if isinstance(event, Nothing):
+        return "nothing"
+    sampled = f", Poisson sampling {event.sampling_rate:g}" if event.sampling_rate < 1 else ""
+    steps = f", {event.steps} steps" if event.steps > 1 else ""
+    about = f"per {event.unit}, {event.relation.replace('_', '-')}, {event.trust} trust"
+    return f"Gaussian noise {event.std_over_sensitivity:.4g} x sensitivity ({about}{sampled}{steps})"

@@ -1,0 +1,178 @@
+"""What may leave a client, and the privacy event that comes with it.
+
+A `Release` is made by one of four functions and by nothing else, so no value reaches the server without an
+event:
+
+    nothing()                       the client took part and sent no value
+    disclose(value, ...)            sent as it is: epsilon is infinite
+    gaussian_records(x, ...)        each record clipped, scaled and noised: one Gaussian event per record
+    already_private(value, event)   the caller vouches for `event` (DP-SGD: the noise is inside the training)
+
+Events are data (after Google's dp_accounting); `accountants` interprets them and `ledger` collects them.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from dataclasses import InitVar, asdict, dataclass
+from typing import Any, Literal
+
+from torch import Tensor
+
+from raydiff import tree
+from raydiff.seeding import NoiseStream
+from raydiff.tree import Params, clip_records
+
+Unit = Literal["example", "client"]
+Relation = Literal["replace_one", "add_remove"]
+Trust = Literal["local", "central"]
+
+
+@dataclass(frozen=True)
+class Nothing:
+    """No value was sent."""
+
+
+@dataclass(frozen=True)
+class NonPrivate:
+    """A value was sent without protection."""
+
+    what: str
+    """What was sent, in words, for the ledger."""
+    trust: Trust = "local"
+
+
+@dataclass(frozen=True)
+class Gaussian:
+    """A Gaussian mechanism, `steps` times in sequence.
+
+    `std_over_sensitivity` is the noise's standard deviation over the L2 sensitivity under `relation`.
+    `sampling_rate` < 1 means Poisson sampling of the unit in each step. `declared` names fields of the
+    message that are public by declaration.
+    """
+
+    std_over_sensitivity: float
+    unit: Unit
+    relation: Relation
+    trust: Trust
+    sampling_rate: float = 1.0
+    steps: int = 1
+    declared: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.std_over_sensitivity >= 0:
+            raise ValueError(f"std_over_sensitivity must be >= 0, got {self.std_over_sensitivity}")
+        if not 0 < self.sampling_rate <= 1:
+            raise ValueError(f"sampling_rate must be in (0, 1], got {self.sampling_rate}")
+        if self.steps < 1:
+            raise ValueError(f"steps must be at least 1, got {self.steps}")
+
+
+Event = Nothing | NonPrivate | Gaussian
+
+
+def event_to_dict(event: Event) -> dict[str, Any]:
+    """A JSON-ready form; `event_from_dict` is its inverse."""
+    return {"kind": type(event).__name__, **asdict(event)}
+
+
+def event_from_dict(data: dict[str, Any]) -> Event:
+    """Read back what `event_to_dict` wrote. Raises ValueError on an unknown kind."""
+    kinds: dict[str, type] = {c.__name__: c for c in (Nothing, NonPrivate, Gaussian)}
+    fields = dict(data)
+    kind = fields.pop("kind", None)
+    if kind not in kinds:
+        raise ValueError(f"unknown privacy event {kind!r}; known: {', '.join(kinds)}")
+    if "declared" in fields:
+        fields["declared"] = tuple(fields["declared"])
+    event: Event = kinds[kind](**fields)
+    return event
+
+
+ROUNDING = 1e-5
+"""Share of the clip norm left free for float32 rounding, so that no released signal exceeds the clip norm."""
+
+_KEY = object()
+
+
+@dataclass(frozen=True, eq=False)
+class Release:
+    """A value that has left its client, with its event. Made by this module's functions only.
+
+    It holds copies: a view's pickle carries the whole storage behind it (other records too), and a tensor
+    shared with the client could change after it was accounted for.
+    """
+
+    value: Params
+    event: Event
+    _key: InitVar[object] = None  # not a field: `dataclasses.replace` must not find it
+
+    def __post_init__(self, _key: object) -> None:
+        if _key is not _KEY:
+            raise TypeError("make a Release with nothing, disclose, gaussian_records or already_private")
+        if self.value and isinstance(self.event, Nothing):
+            raise ValueError(f"a release of no event must be empty, got {', '.join(self.value)}")
+        object.__setattr__(self, "value", {k: _whole(v.detach().cpu()) for k, v in self.value.items()})
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (already_private, (self.value, self.event))  # the key does not travel between processes
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the value on the wire."""
+        return tree.nbytes(self.value)
+
+
+def _whole(v: Tensor) -> Tensor:
+    """`v`, copied if it is a view of something larger: a pickled view would carry all of that with it."""
+    return v if v.is_contiguous() and v.untyped_storage().nbytes() == v.nbytes else v.clone()
+
+
+def nothing() -> Release:
+    """Send no value; costs no privacy."""
+    return Release({}, Nothing(), _KEY)
+
+
+def disclose(value: Params, what: str, *, trust: Trust = "local") -> Release:
+    """Send `value` as it is. Its epsilon is infinite, and the ledger says `what`."""
+    return Release(value, NonPrivate(what, trust), _KEY)
+
+
+def already_private(value: Params, event: Event) -> Release:
+    """Send a value whose noise was added inside its computation, or that was read back from the store."""
+    return Release(value, event, _KEY)
+
+
+def gaussian_records(
+    x: Tensor,
+    *,
+    clip: float,
+    scale: float,
+    std: float,
+    noise: NoiseStream,
+    records: Sequence[int],
+    public: Params,
+) -> Release:
+    """Release `scale * CLIP(x_i, clip) + std * z_i` for each record, once (PFDM's upload, Algorithm 1).
+
+    x (N, ...) is the private part, `records` its numbers in the client's data (the key of their noise),
+    `public` the fields of the message that are public by declaration, e.g. labels. Replacing one record moves
+    its row by at most 2 * clip * scale; rows are noised independently and each record fills one row, so the
+    records compose in parallel. Raises ValueError for records that repeat or are not finite, and for a bad
+    clip, scale or std.
+    """
+    numbers = [operator.index(r) for r in records]  # an int, numpy's or torch's: the same record
+    if len(set(numbers)) != len(numbers) or len(numbers) != len(x):
+        raise ValueError("each record may be released once only, under its own number")
+    if not (clip > 0 and scale > 0 and std >= 0 and math.isfinite(clip + scale + std)):
+        raise ValueError(f"clip and scale must be > 0, std >= 0, all finite, got {clip}, {scale}, {std}")
+    if "x" in public:
+        raise ValueError("public must not have a field 'x': it would take the place of the noised records")
+    if not x.isfinite().all():
+        raise ValueError("the records must be finite: clipping does not bound an infinite or undefined one")
+    clipped = clip_records(x.float(), clip * (1 - ROUNDING))
+    noisy = scale * clipped + std * noise.normal(numbers, x.shape[1:])
+    event = Gaussian(std / (2 * clip * scale), "example", "replace_one", "local", declared=tuple(public))
+    return Release({"x": noisy, **public}, event, _KEY)

@@ -1,0 +1,205 @@
+"""Clients on a Ray cluster: `Worker` actors that host them, and `RayPool`, which looks to the round loop like
+`LocalPool`.
+
+A worker hosts any number of clients; packing many into one is the same code. It keeps their private state, and writes
+it to the store itself: nothing of it passes through the coordinator. Tensors travel as numpy arrays, which Ray maps
+without copying.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import ray
+import torch
+from ray.exceptions import RayActorError
+from ray.util.placement_group import PlacementGroup
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from raydiff.federation import Client
+from raydiff.method import Metrics, Upload
+from raydiff.privacy.release import already_private
+from raydiff.runtime.resources import Slot, cap_memory
+from raydiff.tree import Params
+from raydiff.trial import Trial, make_clients, make_instruments
+
+Arrays = dict[str, np.ndarray[Any, Any]]
+ATTEMPTS = 4  # deaths of a worker without a result between them that are put up with
+IN_FLIGHT = 2  # messages that a worker may be ahead of the coordinator: bounds memory by workers, not clients
+MESSAGE_BYTES = 8 * 2**20  # a message takes 2 ms of CPU time whatever it carries, so small uploads travel together:
+MESSAGE_S = 0.05  # it is sent once it holds so much, or is so old that the coordinator should not wait for more
+
+
+class NotHosted(RuntimeError):
+    """The worker has been restarted, or hosts another trial: host first, then ask again."""
+
+
+class WorkersLost(RuntimeError):
+    """A worker did not come back in time; Tune then retries the trial from its last commit."""
+
+
+class PoisonedWorker(RuntimeError):
+    """A worker died again and again at the same clients: trying once more would not help."""
+
+
+class Worker:
+    """Hosts the clients of one trial at a time. `host` replaces everything: trial B after A equals B alone."""
+
+    def __init__(self) -> None:
+        self._trial: str | None = None
+        self._clients: dict[int, Client] = {}
+        self._instruments: Any = None
+
+    def host(self, trial: Trial, ids: Sequence[int], gpu: float) -> None:
+        """Become the home of these clients of this trial."""
+        torch.set_num_threads(trial.experiment.runtime.threads)
+        cap_memory(gpu)
+        self._instruments = make_instruments(trial)
+        self._clients = {c.number: c for c in make_clients(trial, ids)}
+        self._trial = trial.experiment.digest
+
+    def run(self, trial: str, ids: Sequence[int], server: Arrays, number: int) -> Iterator[Any]:
+        """`Client.run` of each, streamed, several to a message."""
+        params = _tensors(server)
+        yield from _messages(client.run(params, number) for client in self._of(trial, ids))
+
+    def evaluate(self, trial: str, ids: Sequence[int], server: Arrays, number: int, split: str) -> Iterator[Any]:
+        """`Client.evaluate` of each, streamed."""
+        params = _tensors(server)
+        for client in self._of(trial, ids):
+            yield [client.evaluate(params, number, self._instruments.of_client(split))]
+
+    def _of(self, trial: str, ids: Sequence[int]) -> list[Client]:
+        if self._trial != trial:
+            raise NotHosted(trial)
+        return [self._clients[i] for i in ids]
+
+
+def start_workers(slot: Slot, group: PlacementGroup | None) -> list[Any]:
+    """The workers of a slot, each in its own bundle of the trial's placement group (None: wherever there is room)."""
+    handles = []
+    for i, bundle in enumerate(slot.bundles[1:], start=1):
+        options: dict[str, Any] = {}
+        if group is not None:
+            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=i)
+        actor = ray.remote(
+            num_cpus=bundle.get("CPU", 0), num_gpus=bundle.get("GPU", 0), max_restarts=-1, max_task_retries=0
+        )(Worker)
+        handles.append(actor.options(**options).remote())
+    return handles
+
+
+class RayPool:
+    """`federation.Pool` over workers: clients are dealt round-robin, results come back in client order."""
+
+    def __init__(self, workers: Sequence[Any], trial: Trial, *, gpu: float = 0.0) -> None:
+        self.workers, self.trial, self.gpu = list(workers), trial, gpu
+        self._clients = tuple(range(trial.experiment.clients))
+        self._digest = trial.experiment.digest
+        hosting = [w.host.remote(trial, self._ids_of(i), gpu) for i, w in enumerate(self.workers)]
+        for i, ref in enumerate(hosting):
+            try:
+                ray.get(ref)
+            except RayActorError:
+                self._revive(i)
+
+    @property
+    def clients(self) -> Sequence[int]:
+        """All client numbers, ascending."""
+        return self._clients
+
+    def run(self, ids: Sequence[int], server: Params, number: int) -> Iterator[tuple[Upload, Metrics]]:
+        """`Client.run` of each."""
+        if not ids:
+            return
+        ref = ray.put(_arrays(server))
+        for client, examples, value, event, metrics in self._stream(
+            ids, lambda w, part: _streaming(w.run).remote(self._digest, part, ref, number)
+        ):
+            yield Upload(client, examples, already_private(_tensors(value), event)), metrics
+
+    def evaluate(self, ids: Sequence[int], server: Params, number: int, split: str) -> Iterator[Any]:
+        """`Client.evaluate` of each, against a split that no client holds."""
+        ref = ray.put(_arrays(server))
+        yield from self._stream(
+            ids, lambda w, part: _streaming(w.evaluate).remote(self._digest, part, ref, number, split)
+        )
+
+    def _stream(self, ids: Sequence[int], ask: Callable[[Any, list[int]], Any]) -> Iterator[Any]:
+        """Ask every worker for its part of `ids`; give the results in the order of `ids`.
+
+        A worker that dies is given its clients again once it is back, and asked for what has not arrived.
+        """
+        parts = {i: [c for c in ids if c % len(self.workers) == i] for i in range(len(self.workers))}
+        streams = {i: ask(self.workers[i], part) for i, part in parts.items() if part}
+        arrived: dict[int, deque[Any]] = {i: deque() for i in streams}
+        for client in ids:
+            i = client % len(self.workers)
+            for attempt in itertools.count(1):
+                if arrived[i]:
+                    break
+                try:
+                    arrived[i].extend(ray.get(next(streams[i])))
+                except (RayActorError, NotHosted):
+                    if attempt == ATTEMPTS:
+                        raise PoisonedWorker(
+                            f"worker {i} died {ATTEMPTS} times before client {client} had its result; "
+                            "out of memory, or a crash in native code"
+                        ) from None
+                    self._revive(i)
+                    streams[i] = ask(self.workers[i], parts[i])
+            parts[i].remove(client)
+            yield arrived[i].popleft()
+
+    def _revive(self, i: int) -> None:
+        """Host worker i's clients again, waiting for Ray to restart it. Raises WorkersLost at the deadline."""
+        wait_s = self.trial.experiment.runtime.revive_s
+        deadline = time.monotonic() + wait_s
+        while True:
+            try:
+                left = max(0.1, deadline - time.monotonic())
+                ray.get(self.workers[i].host.remote(self.trial, self._ids_of(i), self.gpu), timeout=left)
+                return
+            except (RayActorError, ray.exceptions.GetTimeoutError):
+                time.sleep(0.2)  # calls on an actor that is not back yet may fail at once
+                if time.monotonic() >= deadline:
+                    raise WorkersLost(f"worker {i} did not come back within {wait_s:g} s") from None
+
+    def _ids_of(self, i: int) -> list[int]:
+        return [c for c in self._clients if c % len(self.workers) == i]
+
+
+def _streaming(method: Any) -> Any:
+    return method.options(num_returns="streaming", _generator_backpressure_num_objects=IN_FLIGHT)
+
+
+def _messages(results: Iterable[tuple[Upload, Metrics]]) -> Iterator[list[Any]]:
+    """The results as they travel, in lists of MESSAGE_BYTES or MESSAGE_S."""
+    message: list[Any] = []
+    size, started = 0, time.monotonic()
+    for upload, metrics in results:
+        release = upload.release
+        message.append((upload.client, upload.examples, _arrays(release.value), release.event, metrics))
+        size += release.nbytes
+        if size >= MESSAGE_BYTES or time.monotonic() - started >= MESSAGE_S:
+            yield message
+            message, size, started = [], 0, time.monotonic()
+    if message:
+        yield message
+
+
+def _arrays(params: Params) -> Arrays:
+    return {k: v.detach().cpu().numpy() for k, v in params.items()}
+
+
+def _tensors(arrays: Arrays) -> Params:
+    """Tensors over the same memory. Ray's is read-only; nothing writes to it, since no method mutates its inputs."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return {k: torch.from_numpy(v) for k, v in arrays.items()}

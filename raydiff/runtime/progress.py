@@ -1,0 +1,114 @@
+"""What a sweep shows while it runs: a line per event, and a line of state every few seconds. Plain text, so that a job
+log reads well."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ray import tune
+
+EVERY_S = 15.0  # between lines of state
+
+
+class _Stop(tune.Stopper):
+    """Ends the whole sweep once told to."""
+
+    def __init__(self) -> None:
+        self.now = False
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        """No trial is stopped for its result here."""
+        return False
+
+    def stop_all(self) -> bool:
+        """Asked by Tune in every turn of its loop."""
+        return self.now
+
+
+class Progress(tune.Callback):
+    """Tune's events as lines: what runs, what is done, the best so far, the time left."""
+
+    def __init__(self, *, total: int, metric: str, name: Callable[[dict[str, Any]], str], stop_on_error: bool) -> None:
+        self.total, self.metric, self.name, self.stop_on_error = total, metric, name, stop_on_error
+        self.running: dict[str, tuple[str, int]] = {}  # Tune's trial id -> (name, last round)
+        self.stopped: set[str] = set()  # digests of trials that a scheduler ended early
+        self.done, self.failed = 0, 0
+        self.best: tuple[float, str] | None = None
+        self.interrupted = False
+        self.stopper = _Stop()
+        self._start = self._spoke = time.monotonic()
+
+    def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """A trial has its slot."""
+        self.running[trial.trial_id] = (self.name(trial.config), -1)
+
+    def on_trial_result(
+        self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
+    ) -> None:
+        """A round is over, or the whole trial."""
+        name, _ = self.running.get(trial.trial_id, (self.name(trial.config), -1))
+        self.running[trial.trial_id] = (name, result.get("round", -1))
+        if result.get("finished") or "failed" in result:  # Tune's own "done" is also set when a scheduler stops a trial
+            self._ended(trial, name, result)
+
+    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """The trial has left its slot; if it was still running, a scheduler or the clock has stopped it."""
+        if entry := self.running.pop(trial.trial_id, None):
+            digest = (trial.last_result or {}).get("digest")
+            if digest and not self.stopper.now:
+                self.stopped.add(digest)
+                self.done += 1
+                self._say(f"[{self.done + self.failed}/{self.total}] {entry[0]}: stopped after round {entry[1] + 1}")
+
+    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """The trial's processes were lost for good."""
+        name, _ = self.running.pop(trial.trial_id, (self.name(trial.config), -1))
+        self._fail(name, "its processes were lost more often than runtime.failures allows")
+
+    def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
+        """Say where things are, now and then."""
+        if time.monotonic() - self._spoke >= EVERY_S and self.running:
+            self._say("  " + self._state())
+
+    def interrupt(self, *_: Any) -> None:
+        """Signal handler: end the sweep in order; a second signal ends it at once."""
+        self.interrupted = self.stopper.now = True
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        self._say("interrupted: ending the running trials; what they have committed is kept")
+
+    def _ended(self, trial: Any, name: str, result: dict[str, Any]) -> None:
+        del self.running[trial.trial_id]
+        if "failed" in result:
+            self._fail(name, result["failed"])
+            return
+        self.done += 1
+        value = result.get(self.metric)
+        if value is not None and (self.best is None or value < self.best[0]):
+            self.best = (value, name)
+        shown = f", {self.metric.removeprefix('eval/')} {value:.3f}" if value is not None else ""
+        self._say(f"[{self.done + self.failed}/{self.total}] {name}: {result['time/seconds']:.0f} s{shown}")
+
+    def _fail(self, name: str, reason: str) -> None:
+        self.failed += 1
+        self.stopper.now = self.stopper.now or self.stop_on_error
+        self._say(f"[{self.done + self.failed}/{self.total}] {name}: FAILED, {reason}")
+
+    def _state(self) -> str:
+        ended, spent = self.done + self.failed, time.monotonic() - self._start
+        running = "; ".join(f"{name} (round {number + 1})" for name, number in self.running.values())
+        left = f", about {_duration(spent / ended * (self.total - ended))} left" if ended else ""
+        best = f", best {self.best[0]:.3f} ({self.best[1]})" if self.best else ""
+        return f"{ended}/{self.total} done in {_duration(spent)}{left}{best} | running: {running}"
+
+    def _say(self, text: str) -> None:
+        self._spoke = time.monotonic()
+        print(text, flush=True)
+
+
+def _duration(seconds: float) -> str:
+    minutes, seconds = divmod(int(seconds), 60)
+    return f"{minutes}:{seconds:02d} min" if minutes else f"{seconds} s"

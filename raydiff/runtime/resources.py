@@ -1,0 +1,128 @@
+"""What a trial needs of the cluster: its slot, and the checks made before anything waits for it.
+
+A slot is one Tune trial's placement group: bundle 0 is the coordinator (the trainable itself), bundles 1..W its
+workers. All trials of a sweep have the same slot, so that the next one starts in the warm processes of the last.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from raydiff.config import Runtime
+
+COORDINATOR = 0.1  # of one process's CPUs: it works while its workers wait, so a slot is booked as its workers alone
+
+
+@dataclass(frozen=True)
+class Slot:
+    """The shape of a trial's placement group."""
+
+    workers: int
+    threads: int
+    gpu_per_worker: float
+    gpu_server: float
+
+    @property
+    def bundles(self) -> list[dict[str, float]]:
+        """Bundle 0 for the coordinator, then one per worker."""
+        share = math.floor(1e4 * self.threads * (1 - COORDINATOR / self.workers)) / 1e4
+        coordinator = _without_zeros({"CPU": COORDINATOR * self.threads, "GPU": self.gpu_server})
+        worker = _without_zeros({"CPU": share, "GPU": self.gpu_per_worker})
+        return [coordinator] + [worker] * self.workers
+
+    @property
+    def total(self) -> dict[str, float]:
+        """What one trial takes in all."""
+        gpu = self.gpu_server + self.workers * self.gpu_per_worker
+        return _without_zeros({"CPU": float(self.threads * self.workers), "GPU": gpu})
+
+
+def slot(runtime: Runtime, *, clients: int, cluster: Mapping[str, float]) -> Slot:
+    """The slot of a sweep whose largest trial has this many clients."""
+    workers = runtime.workers
+    if workers is None:
+        slices = cluster.get("CPU", 0.0) / runtime.threads
+        if runtime.gpu_per_worker:
+            slices = min(slices, (cluster.get("GPU", 0.0) - runtime.gpu_server) / runtime.gpu_per_worker + 1e-9)
+        workers = max(1, min(clients, int(slices)))
+    return Slot(min(workers, clients), runtime.threads, runtime.gpu_per_worker, runtime.gpu_server)
+
+
+def fitting(slot: Slot, nodes: Sequence[Mapping[str, float]]) -> int:
+    """How many such slots fit on these nodes at once.
+
+    Raises ValueError if none does, saying what is needed and what there is.
+    """
+    free = [dict(node) for node in nodes]
+    count = 0
+    while count < 1000 and _place(slot.bundles, free):
+        count += 1
+    if count == 0:
+        total = {k: sum(node.get(k, 0.0) for node in nodes) for k in ("CPU", "GPU")}
+        raise ValueError(
+            f"one trial needs {_say(slot.total)} ({slot.workers} workers with {_say(slot.bundles[1])} each), "
+            f"but the cluster has {_say(total)} on {len(nodes)} node(s): lower runtime.workers, runtime.threads "
+            "or the GPU shares"
+        )
+    return count
+
+
+def cap_memory(share: float) -> None:
+    """Keep this process to its share of the GPU's memory, so that one client cannot starve its neighbours.
+
+    A process without a share is kept off the GPU: Ray no longer hides GPUs from actors that asked for none.
+    """
+    if share == 0 and not torch.cuda.is_initialized():
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    if 0 < share < 1 and torch.cuda.is_available():
+        torch.cuda.set_per_process_memory_fraction(share * 0.95, 0)
+
+
+def storage_is_shared(folder: Path) -> None:
+    """Read a nonce back from every node. Raises ValueError naming the node that does not see the folder."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    nonce, path = uuid.uuid4().hex, folder / f".nonce-{uuid.uuid4().hex[:8]}"
+    path.write_text(nonce)
+
+    def read(name: str) -> str:
+        return Path(name).read_text() if Path(name).exists() else ""
+
+    task = ray.remote(num_cpus=0)(read)
+    try:
+        for node in (n for n in ray.nodes() if n["Alive"]):
+            where = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+            if ray.get(task.options(scheduling_strategy=where).remote(str(path)), timeout=120) != nonce:
+                raise ValueError(
+                    f"the storage folder {folder} is not shared: node {node['NodeManagerAddress']} does not see what "
+                    "the driver writes there; give --runtime.storage a folder that all nodes mount"
+                )
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _place(bundles: Sequence[Mapping[str, float]], free: list[dict[str, float]]) -> bool:
+    """Take the bundles from the first nodes that have room; False (and nothing useful taken) when one finds none."""
+    for bundle in bundles:
+        node = next((n for n in free if all(n.get(k, 0.0) + 1e-9 >= v for k, v in bundle.items())), None)
+        if node is None:
+            return False
+        for k, v in bundle.items():
+            node[k] -= v
+    return True
+
+
+def _without_zeros(resources: Mapping[str, float]) -> dict[str, float]:
+    return {k: v for k, v in resources.items() if v > 0}
+
+
+def _say(resources: Mapping[str, float]) -> str:
+    return " and ".join(f"{v:g} {k}" for k, v in resources.items())

@@ -1,0 +1,277 @@
+"""A sweep: many trials, one after the other and side by side, through Ray Tune.
+
+`Federation` is the trainable and the coordinator: it consumes `trial.run`, the same generator as a single run. The
+store of each trial is the truth. Tune schedules, searches and stops, but keeps no checkpoints of its own: a trial that
+starts again, for whatever reason, continues after its last committed round, and a sweep that is resumed runs the
+trials that have no outcome yet.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import math
+import os
+import signal
+import time
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import ray
+from ray import tune
+
+from raydiff import config as configuration
+from raydiff import trial as trials
+from raydiff.config import Experiment
+from raydiff.runtime.actors import RayPool, WorkersLost, start_workers
+from raydiff.runtime.progress import Progress
+from raydiff.runtime.resources import Slot, cap_memory, fitting, slot, storage_is_shared
+from raydiff.trial import Trial, cut_short, without_secret
+
+Search = Literal["grid", "random", "optuna", "asha"]
+
+
+class Federation(tune.Trainable):
+    """One trial. Reused for the next one (`reset_config`): the processes stay, all state is replaced."""
+
+    _measured: float
+    _results: Iterator[dict[str, Any]]
+    _trial: Trial | None
+
+    def setup(self, config: dict[str, Any]) -> None:
+        """Start the workers in this trial's own placement group, then begin."""
+        shape = Slot(**config["slot"])
+        cap_memory(shape.gpu_server)
+        self._gpu = shape.gpu_per_worker
+        self._workers = start_workers(shape, ray.util.get_current_placement_group())
+        self._begin(config)
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        """Take the next trial in the same processes."""
+        self._begin(new_config)
+        return True
+
+    def step(self) -> dict[str, Any]:
+        """One round. An error of the experiment ends the trial with its reason; lost processes are Tune's to retry."""
+        try:
+            result = next(self._results)
+        except WorkersLost:
+            raise
+        except Exception as e:
+            result = _failed(self._trial, e)
+        # Searchers want their metric in every result: the last one measured, infinite before the first.
+        self._measured = result.get(self._metric, self._measured)
+        return {self._metric: self._measured, "done": result["finished"], **result}
+
+    def save_checkpoint(self, checkpoint_dir: str) -> None:
+        """Nothing: the store has everything."""
+
+    def load_checkpoint(self, checkpoint: Any) -> None:
+        """Nothing: the store has everything."""
+
+    def _begin(self, config: dict[str, Any]) -> None:
+        self._trial, self._metric, self._measured = None, config["metric"], math.inf
+        self._results = self._run(config)  # lazily: an error in it belongs to `step`
+
+    def _run(self, config: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        experiment = experiment_of(config)
+        self._trial = Trial(experiment, Path(config["sweep"]))
+        self._trial = trials.open_trial(experiment, self._trial.sweep)
+        pool = RayPool(self._workers, self._trial, gpu=self._gpu)
+        for result in trials.run(self._trial, pool):
+            yield {"digest": self._trial.experiment.digest, **result}
+
+
+def experiment_of(config: Mapping[str, Any]) -> Experiment:
+    """The trial's experiment from what Tune hands it: a base, and the searched values by path."""
+    base: Experiment = configuration.from_dict(json.loads(config["experiment"]))
+    return configuration.override(base, config.get("values", {}))  # type: ignore[no-any-return]
+
+
+def _written(experiment: Experiment) -> str:
+    """JSON for Tune, which keeps it on disk: without the noise secret, which lies beside the sweep."""
+    return json.dumps(configuration.to_dict(without_secret(experiment)))
+
+
+def _failed(trial: Trial | None, error: Exception) -> dict[str, Any]:
+    reason = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
+    if isinstance(error, ray.exceptions.RayTaskError):
+        reason = str(error.cause)
+    if trial is not None:
+        cut_short(trial.folder, "failed", reason=reason)
+        (trial.folder / "error.txt").write_text("".join(traceback.format_exception(error)))
+    return {"finished": True, "failed": reason, "digest": trial.experiment.digest if trial else ""}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What is to be run, and how it is searched."""
+
+    folder: Path
+    """The sweep's folder; its name is the sweep's name."""
+    trials: Sequence[Experiment]
+    """Every trial of a grid or random search (ASHA: the candidates); for Optuna the baselines only."""
+    base: Experiment
+    """The experiment from which the trials differ; what Optuna's suggestions modify."""
+    space: Mapping[str, Any] = field(default_factory=dict)
+    """Optuna: path -> Tune distribution."""
+    samples: int = 0
+    """Optuna: number of suggestions."""
+    search: Search = "grid"
+    """grid, random, optuna or asha."""
+    metric: str = "eval/fd_cnn/all"
+    """What Optuna and ASHA minimise, read on the validation split."""
+    concurrent: int | None = None
+    """Trials side by side; default: as many slots as fit."""
+    budget_s: float | None = None
+    """Stop starting and running trials after this many seconds."""
+
+
+@contextlib.contextmanager
+def cluster() -> Iterator[list[dict[str, float]]]:
+    """Join the cluster that RAY_ADDRESS names (a submitted job has it), or start a local one.
+
+    Gives each node's resources.
+    """
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+    if os.environ.get("RAY_ADDRESS"):
+        ray.init(**quiet)
+    else:
+        ray.init(address="local", include_dashboard=False, **quiet)
+    try:
+        yield [n["Resources"] for n in ray.nodes() if n["Alive"]]
+    finally:
+        ray.shutdown()
+
+
+def check(plan: Plan, nodes: Sequence[Mapping[str, float]]) -> Slot:
+    """The sweep's slot. Raises ValueError when it cannot run here: too large, or storage that not all nodes share."""
+    known = [plan.base, *plan.trials]
+    total = {k: sum(n.get(k, 0.0) for n in nodes) for k in ("CPU", "GPU")}
+    shape = slot(plan.base.runtime, clients=max(e.clients for e in known), cluster=total)
+    fitting(shape, nodes)
+    if len(nodes) > 1:
+        storage_is_shared(plan.folder.parents[1])
+    return shape
+
+
+def run(plan: Plan, shape: Slot, progress: Progress) -> bool:
+    """Run what has no outcome yet; returns when all is done, the time is up, or after an interrupt (True)."""
+    _quiet()
+    trials.noise_secret(plan.folder, plan.base)  # made once, here, before any trial asks for it
+    signal.signal(signal.SIGINT, progress.interrupt)
+    signal.signal(signal.SIGTERM, progress.interrupt)  # `ray job stop`
+    started = time.monotonic()
+    fixed = {"sweep": str(plan.folder), "slot": asdict(shape), "metric": _validated(plan.metric)}
+    suggested = _suggested_before(plan)
+    known = [*plan.trials, *suggested]
+    waiting = [e for e in known if Trial(e, plan.folder).outcome() is None]
+    progress.done = len(known) - len(waiting)
+    if waiting:
+        space = {"experiment": tune.grid_search([_written(e) for e in waiting]), **fixed}
+        _fit(plan, shape, space, progress, scheduler=_asha(plan) if plan.search == "asha" else None)
+    left = plan.samples - len(suggested)
+    if plan.search == "optuna" and left > 0 and not progress.stopper.now:
+        space = {"experiment": _written(plan.base), "values": _distributions(plan), **fixed}
+        _fit(plan, shape, space, progress, search=_optuna(plan, len(suggested)), samples=left)
+    _close(plan, progress, out_of_time=plan.budget_s is not None and time.monotonic() - started >= plan.budget_s)
+    return progress.interrupted
+
+
+def _close(plan: Plan, progress: Progress, *, out_of_time: bool) -> None:
+    """Every trial that began has an outcome: what is left over was stopped by the scheduler or the clock, or killed."""
+    for folder in (plan.folder / "trials").glob("*"):
+        if (folder / "config.json").exists() and not (folder / "outcome.json").exists():
+            stopped = folder.name in progress.stopped or out_of_time
+            if stopped and not progress.interrupted:
+                reason = "time budget" if folder.name not in progress.stopped else "scheduler"
+                cut_short(folder, "stopped", reason=reason)
+            else:
+                cut_short(folder, "killed", reason="interrupted" if progress.interrupted else "its processes were lost")
+
+
+def _fit(
+    plan: Plan,
+    shape: Slot,
+    space: dict[str, Any],
+    progress: Progress,
+    *,
+    scheduler: Any = None,
+    search: Any = None,
+    samples: int = 1,
+) -> None:
+    fits = fitting(shape, [n["Resources"] for n in ray.nodes() if n["Alive"]])
+    trainable = tune.with_resources(Federation, tune.PlacementGroupFactory(shape.bundles, strategy="PACK"))
+    tuner = tune.Tuner(
+        trainable,
+        param_space=space,
+        tune_config=tune.TuneConfig(
+            num_samples=samples,
+            max_concurrent_trials=min(plan.concurrent or fits, fits),
+            reuse_actors=True,
+            scheduler=scheduler,
+            search_alg=search,
+            time_budget_s=plan.budget_s,
+        ),
+        run_config=tune.RunConfig(
+            name="tune",
+            storage_path=str(plan.folder),
+            verbose=0,
+            callbacks=[progress],
+            stop=progress.stopper,
+            failure_config=tune.FailureConfig(max_failures=plan.base.runtime.failures),
+        ),
+    )
+    tuner.fit()
+
+
+def _asha(plan: Plan) -> Any:
+    from ray.tune.schedulers import ASHAScheduler
+
+    longest = max(e.method.rounds for e in plan.trials)
+    return ASHAScheduler(time_attr="round", metric=_validated(plan.metric), mode="min", max_t=longest, grace_period=1)
+
+
+def _optuna(plan: Plan, done: int) -> Any:
+    """Optuna over a study that lives in the sweep's folder, so that a resumed sweep knows what it has learned."""
+    import optuna
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend
+    from ray.tune.search.optuna import OptunaSearch
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = JournalStorage(JournalFileBackend(str(plan.folder / "optuna.log")))
+    seed = plan.base.seed + done  # the same seed again would suggest the same points again
+    return OptunaSearch(metric=_validated(plan.metric), mode="min", seed=seed, storage=study, study_name="sweep")
+
+
+def _suggested_before(plan: Plan) -> list[Experiment]:
+    """What Optuna has suggested before the sweep was resumed: the trials that are not in the plan."""
+    planned = {e.digest for e in plan.trials}
+    folders = sorted(f for f in (plan.folder / "trials").glob("*/config.json") if f.parent.name not in planned)
+    return [configuration.from_dict(json.loads(f.read_text())) for f in (folders if plan.search == "optuna" else [])]
+
+
+def _distributions(plan: Plan) -> dict[str, Any]:
+    kinds = {"uniform": tune.uniform, "loguniform": tune.loguniform, "randint": tune.randint}
+    return {
+        path: tune.choice(list(values)) if kind == "choice" else kinds[kind](*values)
+        for path, (kind, values) in plan.space.items()
+    }
+
+
+def _validated(metric: str) -> str:
+    """Searches choose on the validation split; the test split only judges."""
+    return metric.replace("eval/", "validation/")
+
+
+def _quiet() -> None:
+    os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")  # our JSON lines are the record
+    os.environ.setdefault("TUNE_DISABLE_STRICT_METRIC_CHECKING", "1")  # validation distances come every few rounds
+    os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
+    os.environ.setdefault("TUNE_DISABLE_SIGINT_HANDLER", "1")  # `Progress.interrupt` ends the sweep, for SIGTERM too
+    logging.getLogger("ray.tune").setLevel(logging.ERROR)

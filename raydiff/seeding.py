@@ -1,0 +1,74 @@
+"""Where randomness comes from: named streams, so that nothing depends on the order in which things run.
+
+Two families. `generator` is for everything that may be replayed: initial weights, batches, sampling. Privacy noise
+comes from a `NoiseStream`, keyed by a secret: with the experiment's seed instead, two trials at different epsilon would
+share their noise, and the difference of their uploads would reveal the data.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def generator(seed: int, *path: str | int) -> torch.Generator:
+    """A CPU generator for the stream named by `path`, e.g. `generator(0, "client", 3, "round", 1)`."""
+    return torch.Generator().manual_seed(_key(str(seed).encode(), path))
+
+
+@dataclass(frozen=True)
+class NoiseStream:
+    """Gaussian noise for one upload, one independent stream per record.
+
+    Keyed by the noise secret and (config digest, client, round), then by the record's number: the same record of the
+    same upload always gets the same draw, so a repeated round repeats the noise and spends nothing new.
+    """
+
+    secret: bytes = field(repr=False)
+    path: tuple[str | int, ...]
+
+    def normal(self, records: Sequence[int], shape: Sequence[int]) -> Tensor:
+        """Standard normal draws, (len(records), *shape), float32.
+
+        Not from torch's CPU generator, which keeps 32 bits of its seed: among 100,000 records some would share their
+        noise, and all streams can be tried. SHAKE-256 makes the bits, the normal quantile function the draws.
+        """
+        out = torch.empty(len(records), *shape)
+        for row, record in enumerate(records):
+            bits = hashlib.shake_256(_digest(self.secret, (*self.path, record))).digest(8 * out[row].numel())
+            uniform = ((np.frombuffer(bits, "<u8") >> 12) + 0.5) / 2**52  # the middles of 2^52 equal cells
+            out[row] = torch.special.ndtri(torch.from_numpy(uniform)).view(out[row].shape)
+        return out
+
+
+@contextlib.contextmanager
+def forked(rng: torch.Generator) -> Iterator[None]:
+    """Run code that insists on global randomness (weight initialisers, dropout, numpy.random) on a stream of `rng`.
+
+    The global states are put back afterwards.
+    """
+    seed = int(torch.randint(2**31, (1,), generator=rng))
+    numpy_state = np.random.get_state()
+    with torch.random.fork_rng(devices=[]):  # the CPU's alone: naming no device would wake every GPU
+        torch.default_generator.manual_seed(seed)
+        np.random.seed(seed)
+        try:
+            yield
+        finally:
+            np.random.set_state(numpy_state)
+
+
+def _key(secret: bytes, path: Sequence[str | int]) -> int:
+    return int.from_bytes(_digest(secret, path)[:8], "little") >> 1
+
+
+def _digest(secret: bytes, path: Sequence[str | int]) -> bytes:
+    text = "\x1f".join(f"{type(p).__name__}:{p}" for p in path)
+    return hmac.new(secret, text.encode(), hashlib.sha256).digest()

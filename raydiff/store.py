@@ -1,0 +1,162 @@
+"""What survives a crash: one folder per trial on storage that all nodes share. No Ray inside.
+
+    <root>/server-00003.safetensors            the server's state after round 3
+    <root>/clients/00007-00003.safetensors     client 7's private state after round 3, written by whoever hosts it
+    <root>/releases/00007-00003.safetensors    what client 7 sends in round 3 and its event, written BEFORE it is sent
+    <root>/commit-00003.json                   the ledger and the metrics; written last: a round without it did not
+    happen <cache>/<key>.safetensors                  results that several trials share, by the digest of what they
+    depend on
+
+Every file appears whole or not at all (temporary file, then rename).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from raydiff.privacy.release import Event, Gaussian, Nothing, Release, already_private, event_from_dict, event_to_dict
+from raydiff.tree import Params
+
+INITIAL = -1  # the "round" of a client's state before its first one
+
+
+@dataclass(frozen=True)
+class Store:
+    """The files of one trial. Cheap to make, safe to send to another process."""
+
+    root: Path
+    cache: Path | None = None
+
+    def save_server(self, number: int, state: Params) -> None:
+        """Keep the server's state after a round; `commit` makes it count."""
+        write_tensors(self._server(number), state)
+
+    def load_server(self, number: int) -> Params:
+        """The server's state after a committed round."""
+        return read_tensors(self._server(number))[0]
+
+    def save_client(self, client: int, number: int, state: Params) -> None:
+        """Keep a client's private state after a round (INITIAL: before the first)."""
+        write_tensors(self._numbered("clients", client, number), state)
+
+    def load_client(self, client: int, *, before: int) -> Params | None:
+        """A client's latest state from a round earlier than `before`, or None."""
+        numbers = [int(p.stem[6:]) for p in (self.root / "clients").glob(f"{client:05d}-*.safetensors")]
+        usable = [n for n in numbers if n < before]
+        return read_tensors(self._numbered("clients", client, max(usable)))[0] if usable else None
+
+    def save_release(self, client: int, number: int, release: Release) -> None:
+        """Write ahead: after this the client may send, and must send the same bytes if it is asked again.
+
+        The event is kept for whatever is sent, so that nothing is forgotten when the round never commits; the value is
+        kept where it was noised, for repeating any other spends nothing.
+        """
+        if isinstance(release.event, Nothing):
+            return
+        noised = isinstance(release.event, Gaussian)
+        note = json.dumps({"event": event_to_dict(release.event), "bytes": release.nbytes})
+        path = self._numbered("releases", client, number)
+        write_tensors(path, release.value if noised else {}, note=note, durable=noised)
+
+    def load_release(self, client: int, number: int) -> Release | None:
+        """What this client has already noised for this round, or None."""
+        path = self._numbered("releases", client, number)
+        if not path.exists():
+            return None
+        value, note = read_tensors(path)
+        event = event_from_dict(json.loads(note)["event"])
+        return already_private(value, event) if isinstance(event, Gaussian) else None
+
+    def sent_after(self, number: int) -> list[tuple[int, int, Event, int]]:
+        """(round, client, event, bytes) of what clients sent, or may have sent, in rounds later than `number`."""
+        sent = []
+        for path in (self.root / "releases").glob("*.safetensors"):
+            client, later = int(path.stem[:5]), int(path.stem[6:])
+            if later > number:
+                note = json.loads(read_tensors(path)[1])
+                sent.append((later, client, event_from_dict(note["event"]), int(note["bytes"])))
+        return sorted(sent, key=lambda s: s[:2])
+
+    def commit(self, number: int, record: dict[str, Any]) -> None:
+        """Make round `number` count, then drop the server states that no resume can need."""
+        write_text(self.root / f"commit-{number:05d}.json", json.dumps(record), durable=True)
+        for path in self.root.glob("server-*.safetensors"):
+            if int(path.stem[7:]) < number:
+                path.unlink(missing_ok=True)
+
+    def last_commit(self) -> tuple[int, dict[str, Any]] | None:
+        """(number, record) of the last round that counts, or None."""
+        numbers = [int(p.stem[7:]) for p in self.root.glob("commit-*.json")]
+        if not numbers:
+            return None
+        last = max(numbers)
+        record: dict[str, Any] = json.loads((self.root / f"commit-{last:05d}.json").read_text())
+        return last, record
+
+    def cached(self, key: str, make: Callable[[], Params]) -> Params:
+        """`make()`, or what an earlier call with the same key made, in this trial or another of the same sweep."""
+        if self.cache is None:
+            return make()
+        path = self.cache / f"{key}.safetensors"
+        if not path.exists():
+            made = make()
+            if not path.exists():  # else a trial beside this one was first, and its result counts
+                write_tensors(path, made)
+        return read_tensors(path)[0]
+
+    def _server(self, number: int) -> Path:
+        return self.root / f"server-{number:05d}.safetensors"
+
+    def _numbered(self, kind: str, client: int, number: int) -> Path:
+        return self.root / kind / f"{client:05d}-{number:05d}.safetensors"
+
+
+def write_tensors(path: Path, tensors: Params, *, note: str = "", durable: bool = False) -> None:
+    """Write a safetensors file; `note` goes into its header."""
+    from safetensors.torch import save
+
+    whole = {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}
+    with _appearing(path, durable) as temporary:
+        temporary.write_bytes(save(whole, metadata={"note": note}))
+
+
+def read_tensors(path: Path) -> tuple[Params, str]:
+    """(tensors, note) of a file that `write_tensors` wrote."""
+    from safetensors import safe_open
+
+    with safe_open(str(path), framework="pt") as f:
+        return {k: f.get_tensor(k) for k in f.keys()}, (f.metadata() or {}).get("note", "")  # noqa: SIM118
+
+
+def write_text(path: Path, text: str, *, durable: bool = False) -> None:
+    """Write a small text file, whole or not at all."""
+    with _appearing(path, durable) as temporary:
+        temporary.write_text(text)
+
+
+@contextlib.contextmanager
+def _appearing(path: Path, durable: bool) -> Iterator[Path]:
+    """A temporary name beside `path` that becomes `path` if the block succeeds."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
+    try:
+        yield temporary
+        if durable:
+            with temporary.open("rb") as f:
+                os.fsync(f.fileno())
+        temporary.replace(path)
+        if durable:  # the name too
+            folder = os.open(path.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+    finally:
+        temporary.unlink(missing_ok=True)

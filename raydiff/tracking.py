@@ -1,0 +1,284 @@
+"""Where results go. A trial writes JSON lines; MLflow has one writer, a thread in the driver that follows those files.
+
+Trials never wait for MLflow and never import it (2 to 20 s per process). Because the files are the record, the follower
+may start late, lose its server for a while, or be killed: the next one reads the same files, finds the same runs by
+their tags and adds what is missing. Only home of mlflow.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+ENDED = {"finished": "FINISHED", "stopped": "FINISHED", "failed": "FAILED", "killed": "KILLED"}
+"""Our outcome -> MLflow's run status. A trial stopped early by a scheduler did what it was asked to."""
+PERIOD_S = 2.0  # between looks at the files
+LONGEST_WAIT_S = 60.0  # between attempts while MLflow cannot be reached
+BATCH = 900  # metrics per request; MLflow takes 1000
+
+
+class Jsonl:
+    """One JSON object per line: step, time (Unix seconds) and the metrics."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._lines = {line["step"]: line for line in read_lines(path)}
+        if path.exists() and not path.read_bytes().endswith(b"\n"):  # cut short by a crash: the next line is its own
+            with path.open("a") as f:
+                f.write("\n")
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Append a round; a replayed one is ignored."""
+        if step in self._lines:
+            return
+        line = {"step": step, "time": time.time(), **metrics}
+        self._lines[step] = line
+        with self.path.open("a") as f:
+            f.write(json.dumps(line) + "\n")
+
+    def total(self, name: str) -> float:
+        """Sum of a metric over the recorded rounds."""
+        return sum(float(line.get(name, 0.0)) for line in self._lines.values())
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The lines of a JSONL file; a last line that a crash cut short is left out."""
+    lines = []
+    for text in path.read_text().splitlines() if path.exists() else []:
+        try:
+            lines.append(json.loads(text))
+        except json.JSONDecodeError:
+            continue
+    return lines
+
+
+class Mlflow(threading.Thread):
+    """Follows a sweep's folder and keeps its MLflow runs up to date: a parent, and one nested run per trial.
+
+    Start it, `wait_ready`, then `begin`; `close` it after the sweep's last file is written. Before `begin` it makes no
+    run, so that a sweep that is refused leaves none.
+    """
+
+    def __init__(
+        self, uri: str, *, experiment: str, sweep: Path, tags: Mapping[str, str], artifacts: str | None
+    ) -> None:
+        super().__init__(name="mlflow", daemon=True)
+        self.uri, self.experiment, self.sweep, self.tags, self.artifacts = uri, experiment, sweep, dict(tags), artifacts
+        self.parent: str | None = None
+        self.experiment_id: str | None = None
+        self.error: Exception | None = None
+        self._client: Any = None
+        self._runs: dict[str, str] = {}  # trial digest -> run id
+        self._logged: dict[str, int] = {}  # trial digest -> last step that MLflow has
+        self._ended: set[str] = set()
+        self._told: dict[str, str] = {}  # trial digest -> the outcome that MLflow had when this follower came
+        self._id = ""
+        self._ready, self._begun, self._closing = threading.Event(), threading.Event(), threading.Event()
+
+    def run(self) -> None:
+        """Open the store, then look at the files until closed, waiting longer after each failure."""
+        wait = PERIOD_S
+        try:
+            self._open()
+        except Exception as e:
+            self.error = e
+        self._ready.set()
+        self._begun.wait()
+        while True:
+            stopping = self._closing.is_set()
+            try:
+                if self._client is None:
+                    self._open()
+                if self.parent is None:
+                    self._find_runs()
+                self._look()
+                self.error, wait = None, PERIOD_S
+            except Exception as e:  # whatever MLflow raises, the sweep goes on and the files keep everything
+                self.error, wait = e, min(2 * wait, LONGEST_WAIT_S)
+            if stopping:
+                return
+            self._closing.wait(wait)
+
+    def wait_ready(self) -> None:
+        """Wait for the first attempt. Raises ValueError, in one sentence, if MLflow cannot be written."""
+        self._ready.wait()
+        if self.error is not None:
+            reason = str(self.error).strip().splitlines()[0] if str(self.error).strip() else type(self.error).__name__
+            raise ValueError(f"the MLflow store {self.uri} cannot be written: {reason}")
+
+    def begin(self) -> None:
+        """From now on there is a sweep to follow."""
+        self._begun.set()
+
+    def close(self, timeout_s: float = 120.0) -> None:
+        """Catch up with the files once more, then stop."""
+        self._closing.set()
+        self._begun.set()
+        self.join(timeout_s)
+        if self.is_alive():
+            self.error = TimeoutError(f"still writing after {timeout_s:g} s")
+
+    def end(self, status: str, files: tuple[Path, ...] = ()) -> str | None:
+        """After `close`: attach files to the parent run and set its status (FINISHED or KILLED).
+
+        Gives the reason, in a sentence, if MLflow has not got everything; the files have.
+        """
+        try:
+            if self.error is not None:
+                raise self.error
+            for path in files:
+                self._client.log_artifact(self.parent, str(path))
+            self._client.set_terminated(self.parent, status)
+        except Exception as e:
+            return f"MLflow is behind the files ({type(e).__name__}); the same command with --resume catches up"
+        return None
+
+    def _open(self) -> None:
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")  # we wait and retry ourselves
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+        os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
+        logging.getLogger("alembic").setLevel(logging.WARNING)  # the first opening tells of every migration
+        from mlflow import MlflowClient
+
+        logging.getLogger("mlflow").setLevel(logging.WARNING)
+        client = MlflowClient(tracking_uri=self.uri)
+        found = client.get_experiment_by_name(self.experiment)
+        self.experiment_id = (
+            found.experiment_id
+            if found
+            else client.create_experiment(self.experiment, artifact_location=self.artifacts)
+        )
+        self._client = client
+
+    def _find_runs(self) -> None:
+        """This sweep's runs by its own id, for names are given again; the parent is made if there is none."""
+        client = self._client
+        self._id = json.loads((self.sweep / "sweep.json").read_text())["id"]
+        parent = None
+        query = f"tags.`raydiff.id` = '{self._id}'"
+        for run in client.search_runs([self.experiment_id], query, max_results=10_000):
+            if digest := run.data.tags.get("raydiff.trial"):
+                self._runs[digest] = run.info.run_id
+            else:
+                parent = run.info.run_id
+        if parent is None:
+            tags = {**self._identity(), "raydiff.kind": "sweep", **self.tags}
+            parent = client.create_run(self.experiment_id, run_name=self.sweep.name, tags=tags).info.run_id
+        client.update_run(parent, status="RUNNING")
+        self.parent = parent
+
+    def _identity(self) -> dict[str, str]:
+        return {"raydiff.sweep": self.sweep.name, "raydiff.id": self._id}
+
+    def _look(self) -> None:
+        for folder in sorted((self.sweep / "trials").glob("*")):
+            if folder.name not in self._ended and (folder / "config.json").exists():
+                self._follow(folder)
+
+    def _follow(self, folder: Path) -> None:
+        digest = folder.name
+        outcome_path = folder / "outcome.json"  # read first: rounds logged after this look are seen in the next
+        outcome = json.loads(outcome_path.read_text()) if outcome_path.exists() else None
+        if digest not in self._logged:
+            self._attach(folder)
+        run = self._runs[digest]
+        if outcome is not None and self._told.get(digest) == outcome["outcome"]:  # by an earlier follower
+            self._ended.add(digest)
+            return
+        lines = [line for line in read_lines(folder / "metrics.jsonl") if line["step"] > self._logged[digest]]
+        for line in sorted(lines, key=lambda line: line["step"]):
+            values = {k: v for k, v in line.items() if k not in ("step", "time")} | {"round": line["step"]}
+            self._log(run, values, step=line["step"], at=line["time"])
+            self._logged[digest] = line["step"]
+        if outcome is not None:
+            self._finish(folder, run, outcome)
+            self._ended.add(digest)
+
+    def _attach(self, folder: Path) -> None:
+        """Find or create the trial's run, log its config, and see how far MLflow has got."""
+        from mlflow.entities import Param
+
+        digest, c = folder.name, self._client
+        tree = json.loads((folder / "config.json").read_text())
+        if digest not in self._runs:
+            tags = {
+                **self._identity(),
+                "raydiff.trial": digest,
+                "raydiff.kind": "trial",
+                "raydiff.data": tree["data_digest"][:16],
+                "mlflow.parentRunId": self.parent,
+                **self.tags,
+            }
+            self._runs[digest] = c.create_run(self.experiment_id, run_name=_run_name(tree), tags=tags).info.run_id
+        run = self._runs[digest]
+        data = c.get_run(run).data
+        self._told[digest] = data.tags.get("raydiff.outcome", "")
+        new = {k: v for k, v in flatten(tree).items() if k not in data.params}  # params are write-once
+        params = [Param(k, str(v)[:6000]) for k, v in new.items()]
+        for i in range(0, len(params), 100):
+            c.log_batch(run, params=params[i : i + 100])
+        self._logged[digest] = max((m.step for m in c.get_metric_history(run, "round")), default=-1)
+        if self._told[digest] not in ("finished", "stopped"):
+            c.update_run(run, status="RUNNING")
+
+    def _finish(self, folder: Path, run: str, outcome: dict[str, Any]) -> None:
+        c = self._client
+        final = {f"final/{k}": v for k, v in outcome.get("final", {}).items()}
+        self._log(run, final, step=self._logged[folder.name] + 1, at=folder.stat().st_mtime)
+        c.set_tag(run, "raydiff.outcome", outcome["outcome"])
+        c.set_tag(run, "raydiff.privacy", outcome["says"])
+        c.set_tag(run, "raydiff.reason", outcome.get("reason", ""))
+        c.set_tag(run, "raydiff.epsilon", f"{outcome['server']['epsilon']:.4g}")
+        self._attach_artifacts(folder / "artifacts", run)
+        c.set_terminated(run, ENDED[outcome["outcome"]])
+
+    def _attach_artifacts(self, folder: Path, run: str) -> None:
+        c = self._client
+        if (ledger := folder / "ledger.json").exists():
+            c.log_artifact(run, str(ledger))
+            c.set_tag(run, "mlflow.loggedArtifacts", json.dumps([{"path": "ledger.json", "type": "table"}]))
+        if (partition := folder / "partition.png").exists():
+            c.log_artifact(run, str(partition))
+        if (samples := folder / "samples.png").exists():
+            from PIL import Image
+
+            with Image.open(samples) as image:
+                c.set_tag(run, "raydiff.privacy.samples", image.info.get("privacy", "none"))
+                c.log_image(run, image.convert("RGB"), key="samples", step=0)
+
+    def _log(self, run: str, values: Mapping[str, float], *, step: int, at: float) -> None:
+        from mlflow.entities import Metric
+
+        # An infinite epsilon would be stored as 1.8e308 and flatten every chart: it is the tag raydiff.epsilon instead.
+        usable = [(k, v) for k, v in values.items() if isinstance(v, (int, float)) and math.isfinite(v)]
+        metrics = [Metric(k, float(v), int(at * 1000), step) for k, v in usable]
+        for i in range(0, len(metrics), BATCH):
+            self._client.log_batch(run, metrics=metrics[i : i + BATCH])
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{"method": "PFDM", "method.epsilon": 10.0} from the nested JSON of a config."""
+    out: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            out[prefix + key] = value["kind"]
+            out.update(flatten(value, f"{prefix}{key}."))
+        elif key != "kind":
+            out[prefix + key] = value
+    return out
+
+
+def _run_name(tree: Mapping[str, Any]) -> str:
+    method = tree["method"]
+    parts = [method["kind"], f"{tree['clients']} clients", method["model"]["schedule"]]
+    if "epsilon" in method:
+        parts.insert(1, "no noise" if method["epsilon"] is None else f"epsilon {method['epsilon']:g}")
+    return ", ".join(parts)

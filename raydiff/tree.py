@@ -1,0 +1,102 @@
+"""Algebra on `dict[str, Tensor]`, the only form in which model state crosses a boundary.
+
+Every function returns new tensors and leaves its arguments alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+Params = dict[str, Tensor]
+
+
+def add(a: Params, b: Params) -> Params:
+    """a + b, leaf by leaf."""
+    _same_keys(a, b)
+    return {k: a[k] + b[k] for k in a}
+
+
+def sub(a: Params, b: Params) -> Params:
+    """a - b, leaf by leaf."""
+    _same_keys(a, b)
+    return {k: a[k] - b[k] for k in a}
+
+
+def scale(a: Params, factor: float) -> Params:
+    """factor * a."""
+    return {k: v * factor for k, v in a.items()}
+
+
+def norm(a: Params) -> float:
+    """Euclidean norm over all leaves together."""
+    norms = (float(torch.linalg.vector_norm(v, dtype=torch.float64)) for v in a.values())
+    return math.sqrt(sum(n * n for n in norms))
+
+
+def weighted_mean(pairs: Iterable[tuple[Params, float]]) -> Params:
+    """sum w_i a_i / sum w_i over a stream of (params, weight), folded in the order given.
+
+    Keeps one running sum, so memory does not grow with the number of clients. Raises ValueError when the stream
+    is empty or its weights do not sum to something positive.
+    """
+    total, weight = None, 0.0
+    for params, w in pairs:
+        if total is None:
+            total = scale(params, w)
+        else:
+            _same_keys(total, params)
+            for k, v in params.items():
+                total[k].add_(v, alpha=w)  # in place on our own running sum only
+        weight += w
+    if total is None or weight <= 0:
+        raise ValueError("weighted_mean needs at least one entry and a positive total weight")
+    return {k: v / weight for k, v in total.items()}
+
+
+def prefixed(prefix: str, a: Params) -> Params:
+    """{"prefix/key": leaf}: how several trees share one flat dict."""
+    return {f"{prefix}/{k}": v for k, v in a.items()}
+
+
+def under(prefix: str, a: Params) -> Params:
+    """The inverse of `prefixed`: the subtree below `prefix`, with the prefix taken off."""
+    start = prefix + "/"
+    return {k[len(start) :]: v for k, v in a.items() if k.startswith(start)}
+
+
+def clip_records(x: Tensor, clip: float) -> Tensor:
+    """x_i * min(1, clip / ||x_i||_2) for each record of x (N, ...), norm over the whole flattened record."""
+    norms = x.flatten(1).norm(dim=1).clamp_min(torch.finfo(x.dtype).tiny)
+    factor = (clip / norms).clamp_max(1.0)
+    clipped: Tensor = x * factor.view(-1, *[1] * (x.dim() - 1))
+    return clipped
+
+
+def without(prefix: str, a: Params) -> Params:
+    """All but the subtree below `prefix`."""
+    return {k: v for k, v in a.items() if not k.startswith(prefix + "/")}
+
+
+def nbytes(a: Params) -> int:
+    """Bytes of all leaves: what a message costs on the wire, headers apart."""
+    return sum(v.numel() * v.element_size() for v in a.values())
+
+
+def digest(a: Params) -> str:
+    """Hex SHA-256 over names, shapes, types and bits: equal digests mean bit-equal trees."""
+    h = hashlib.sha256()
+    for k in sorted(a):
+        v = a[k].detach().cpu().contiguous()
+        h.update(f"{k}{tuple(v.shape)}{v.dtype}".encode())
+        h.update(v.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return h.hexdigest()
+
+
+def _same_keys(a: Params, b: Params) -> None:
+    if a.keys() != b.keys():
+        raise ValueError(f"trees differ in their keys: {sorted(a.keys() ^ b.keys())}")

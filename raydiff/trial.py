@@ -1,0 +1,251 @@
+"""One trial from start to end, on any pool: the protocol's rounds, the instruments, and the files that tell of it.
+
+<sweep>/secret                      the noise secret (mode 600)
+<sweep>/cache/                      client models and feature networks that trials share, by digest
+<sweep>/trials/<digest>/            a `Store`, and
+    config.json                     the resolved experiment, enough to run it again
+    metrics.jsonl                   one line per round
+    artifacts/                      sample grid, ledger as a table
+    outcome.json                    finished | stopped | failed | killed, the final numbers, the guarantee; written last
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from raydiff import config as configuration
+from raydiff import seeding
+from raydiff.config import Experiment
+from raydiff.data import datasets, partition
+from raydiff.data.datasets import Dataset
+from raydiff.evaluation import evaluate, pictures
+from raydiff.evaluation.evaluate import ClientReport, Instruments
+from raydiff.federation import Client, Keys, LocalPool, Pool, Progress, rounds
+from raydiff.method import Metrics
+from raydiff.privacy import accountants
+from raydiff.privacy.ledger import Guarantee, Ledger
+from raydiff.store import INITIAL, Store, write_text
+from raydiff.tracking import Jsonl
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A resolved experiment and the folder it lives in; small, and safe to send to another process."""
+
+    experiment: Experiment
+    sweep: Path
+
+    @property
+    def folder(self) -> Path:
+        """Where this trial's files are."""
+        return self.sweep / "trials" / self.experiment.digest
+
+    @property
+    def store(self) -> Store:
+        """What survives of it."""
+        return Store(self.folder, self.sweep / "cache")
+
+    @property
+    def keys(self) -> Keys:
+        """What its random streams are keyed by."""
+        return Keys(self.experiment.seed, noise_secret(self.sweep, self.experiment), self.experiment.digest)
+
+    def outcome(self) -> dict[str, Any] | None:
+        """What `outcome.json` says, or None while there is none."""
+        path = self.folder / "outcome.json"
+        return json.loads(path.read_text()) if path.exists() else None
+
+
+def ledger_of(folder: Path) -> Ledger:
+    """What a trial has spent so far: its last commit, and what clients have sent in a round that never committed."""
+    store = Store(folder)
+    last = store.last_commit()
+    ledger = Ledger.from_json(last[1]["ledger"]) if last else Ledger()
+    for sent in store.sent_after(last[0] if last else INITIAL):
+        ledger = ledger.with_upload(*sent)
+    return ledger
+
+
+def cut_short(folder: Path, outcome: str, **more: Any) -> None:
+    """End a trial that did not finish: stopped, failed or killed. It keeps the epsilon that it has spent."""
+    experiment = configuration.from_dict(json.loads((folder / "config.json").read_text()))
+    server, outsiders = guarantees(ledger_of(folder), experiment)
+    end(folder, outcome, server=asdict(server), outsiders=asdict(outsiders), says=str(server), **more)
+
+
+def end(folder: Path, outcome: str, **more: Any) -> None:
+    """Write a trial's outcome.json: finished, stopped, failed or killed."""
+    write_text(folder / "outcome.json", json.dumps({"outcome": outcome, **more}, indent=1), durable=True)
+
+
+def resolve(experiment: Experiment) -> Experiment:
+    """Load the data and fill in what only they can tell. Raises ValueError on anything that does not fit together."""
+    dataset = datasets.load(experiment.data)
+    resolved = configuration.resolve(experiment, dataset)
+    parts = _parts(resolved, dataset)
+    if resolved.evaluation is not None:
+        evaluate.check(resolved.evaluation, dataset, [dataset.splits["train"].select(part) for part in parts])
+    return resolved
+
+
+def open_trial(experiment: Experiment, sweep: Path) -> Trial:
+    """Resolve the experiment and write its config.json."""
+    trial = Trial(resolve(experiment), sweep)
+    write_text(
+        trial.folder / "config.json", json.dumps(configuration.to_dict(without_secret(trial.experiment)), indent=1)
+    )
+    return trial
+
+
+def noise_secret(sweep: Path, experiment: Experiment) -> bytes:
+    """The sweep's noise secret: given or random, kept once beside the sweep, readable by its owner only, never logged.
+
+    Raises ValueError when the file is damaged, or when another secret is given than the one kept.
+    """
+    given = experiment.runtime.noise_secret
+    path = sweep / "secret"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".secret.{uuid.uuid4().hex}")
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as f:
+            f.write(bytes.fromhex(given) if given else secrets.token_bytes(32))
+            f.flush()
+            os.fsync(f.fileno())
+        try:
+            os.link(temporary, path)  # fails if another process was first: then its secret counts
+        except FileExistsError:
+            pass
+        finally:
+            temporary.unlink()
+    secret = path.read_bytes()
+    if len(secret) < 16:
+        raise ValueError(f"the noise secret {path} is damaged: start a sweep of another name")
+    if given and secret != bytes.fromhex(given):
+        raise ValueError(f"runtime.noise_secret is not the one that {sweep.name} was started with")
+    return secret
+
+
+def make_clients(trial: Trial, ids: Sequence[int]) -> list[Client]:
+    """The clients of these numbers, with their own records."""
+    dataset = datasets.load(trial.experiment.data)
+    train, parts = dataset.splits["train"], _parts(trial.experiment, dataset)
+    keys, store = trial.keys, trial.store
+    return [Client(i, trial.experiment.method, train.select(parts[i]), keys=keys, store=store) for i in ids]
+
+
+def make_instruments(trial: Trial) -> Instruments | None:
+    """The feature network (trained once per sweep) and the splits that no client holds; None under
+    `--protocol-only`."""
+    if trial.experiment.evaluation is None:
+        return None
+    return evaluate.prepare(datasets.load(trial.experiment.data), trial.experiment.evaluation, trial.store.cached)
+
+
+def local_pool(trial: Trial) -> LocalPool:
+    """All clients of the trial in this process."""
+    torch.set_num_threads(trial.experiment.runtime.threads)  # before the feature network is trained
+    instruments = make_instruments(trial)
+    clients = make_clients(trial, range(trial.experiment.clients))
+    return LocalPool(clients, instruments.of_client if instruments else None)
+
+
+def run(trial: Trial, pool: Pool) -> Iterator[dict[str, Any]]:
+    """Run or continue the trial: one result per round, then one that is `finished` and has the final numbers.
+
+    A finished trial gives its recorded numbers again and does nothing.
+    """
+    torch.set_num_threads(trial.experiment.runtime.threads)
+    recorded = trial.outcome()
+    if recorded and recorded["outcome"] == "finished":
+        yield {"round": trial.experiment.method.rounds, "finished": True, **recorded["final"]}
+        return
+    method, setup = trial.experiment.method, trial.experiment.evaluation
+    log = Jsonl(trial.folder / "metrics.jsonl")
+    progress, clock = None, time.perf_counter()
+    for progress in rounds(
+        method, pool, keys=trial.keys, participation=trial.experiment.participation, store=trial.store
+    ):
+        metrics = {**progress.metrics, **_privacy_metrics(progress.ledger, trial.experiment)}
+        if setup and setup.every and (progress.number + 1) % setup.every == 0:
+            metrics.update(_validation(pool, progress))
+        metrics["time/seconds"], clock = time.perf_counter() - clock, time.perf_counter()
+        log.log(progress.number, metrics)
+        yield {"round": progress.number, "finished": False, **metrics}
+    assert progress is not None  # a method has at least one round
+    final = _finish(trial, pool, progress, log.total("time/seconds"), clock)
+    yield {"round": method.rounds, "finished": True, **final}
+
+
+def _finish(trial: Trial, pool: Pool, progress: Progress, trained_s: float, clock: float) -> Metrics:
+    experiment, ledger = trial.experiment, progress.ledger
+    final = {**_privacy_metrics(ledger, experiment)}
+    if experiment.evaluation is not None:
+        reports = list(pool.evaluate(pool.clients, progress.sent, progress.number, "test"))
+        final.update(evaluate.summarise(reports))
+        path = trial.folder / "artifacts" / "samples.png"
+        pictures.sample_grid([r.pictures for r in reports], path, privacy=reports[0].privacy)
+        _draw_partition(trial)
+    final["time/seconds"] = trained_s + time.perf_counter() - clock
+    table = ledger.table(experiment.method.delta)
+    columns = list(table[0]) if table else []
+    rows = [[str(row[c]) for c in columns] for row in table]
+    write_text(trial.folder / "artifacts" / "ledger.json", json.dumps({"columns": columns, "data": rows}))
+    server, outsiders = guarantees(ledger, experiment)
+    end(trial.folder, "finished", final=final, server=asdict(server), outsiders=asdict(outsiders), says=str(server))
+    return final
+
+
+def guarantees(ledger: Ledger, experiment: Experiment) -> tuple[Guarantee, Guarantee]:
+    """(against the server, against outsiders): the worst of each ledger's guarantees."""
+    method = experiment.method
+    views = (ledger.server, ledger.outsiders)
+    server, outsiders = (max(v.guarantees(method.delta, method.accountant), key=lambda g: g.epsilon) for v in views)
+    return server, outsiders
+
+
+def _privacy_metrics(ledger: Ledger, experiment: Experiment) -> Metrics:
+    """Epsilon as the ledger has it, and the membership AUC that no attack on the uploads can exceed."""
+    delta, accountant = experiment.method.delta, experiment.method.accountant
+    try:
+        mu = max((ledger.server.mu(c) for c in ledger.bytes_by_client), default=0.0)
+        ceiling = accountants.auc_ceiling(mu)
+    except accountants.Unsupported:  # no closed form: every AUC is allowed
+        ceiling = 1.0
+    return {
+        "privacy/epsilon_server": ledger.server.epsilon(delta, accountant),
+        "privacy/epsilon_outsiders": ledger.outsiders.epsilon(delta, accountant),
+        "privacy/auc_ceiling": ceiling,
+        "comm/bytes_up": float(ledger.bytes_up),
+    }
+
+
+def _validation(pool: Pool, progress: Progress) -> Metrics:
+    reports: list[ClientReport] = list(pool.evaluate(pool.clients, progress.sent, progress.number, "validation"))
+    return {k.replace("eval/", "validation/"): v for k, v in evaluate.summarise(reports).items()}
+
+
+def _parts(experiment: Experiment, dataset: Dataset) -> list[torch.Tensor]:
+    rng = seeding.generator(experiment.seed, "partition")
+    return partition.partition(dataset.splits["train"], experiment.clients, how=experiment.partition, rng=rng)
+
+
+def _draw_partition(trial: Trial) -> None:
+    dataset = datasets.load(trial.experiment.data)
+    sizes = partition.counts(dataset.splits["train"], _parts(trial.experiment, dataset), dataset.cardinalities[0])
+    partition.draw(sizes, dataset.label_names[0], trial.folder / "artifacts" / "partition.png")
+
+
+def without_secret(experiment: Experiment) -> Experiment:
+    """The experiment as it may be written down."""
+    hidden: Experiment = configuration.override(experiment, {"runtime.noise_secret": None})
+    return hidden

@@ -1,0 +1,451 @@
+"""The frontier of a sweep: what is compared with what, what the table says, and what the plot shows."""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pandas as pd
+import pytest
+from test_load import GAUSSIAN, ROOT, finished, line, write_trial
+
+from analysis import frontier, frontier_plot, frontier_table, frontier_text, load
+
+NETWORKS = ({"kind": "MLP", "width": 256}, {"kind": "UNet", "channels": 32})
+ATTACK = {"attack/global/auc": 0.55, "attack/global/auc_low": 0.51, "attack/global/auc_high": 0.59}
+
+
+def write_sweep(sweep: Path, *, seeds: tuple[int, ...] = (0,)) -> Path:
+    """24 trials per seed: PFDM at 4 budgets, LocalOnly and FedAvg, on 2 schedules and 2 or 4 clients."""
+    number = 0
+    budgets = {10.0: (9.77, 3.0), 50.0: (48.9, 2.4), 200.0: (195.8, 1.9), None: (math.inf, 1.5)}
+    methods: list[tuple[str, dict[str, Any], float, float]] = [
+        *(("PFDM", {"epsilon": budget}, *result) for budget, result in budgets.items()),
+        ("LocalOnly", {}, 0.0, 1.98),
+        ("FedAvg", {}, math.inf, 1.25),
+    ]
+    for seed in seeds:
+        for schedule, better in (("linear", 0.0), ("cosine", 0.1)):
+            for clients, floor in ((2, 0.686), (4, 0.641)):
+                for method, fields, epsilon, distance in methods:
+                    worse = distance + 0.1 * (clients == 4) + 0.01 * seed - better
+                    end = finished(epsilon, worse, **ATTACK, **{"eval/fd_cnn/minor_floor": floor})
+                    write_trial(
+                        sweep,
+                        f"{number:016x}",
+                        method=method,
+                        fields=fields,
+                        schedule=schedule,
+                        clients=clients,
+                        seed=seed,
+                        outcome=end,
+                    )
+                    number += 1
+    return sweep
+
+
+@pytest.fixture(scope="module")
+def grid(tmp_path_factory: pytest.TempPathFactory) -> pd.DataFrame:
+    return load.runs(write_sweep(tmp_path_factory.mktemp("grid")))
+
+
+@pytest.fixture(scope="module")
+def seeded(tmp_path_factory: pytest.TempPathFactory) -> pd.DataFrame:
+    return load.runs(write_sweep(tmp_path_factory.mktemp("seeded"), seeds=(0, 1, 2)))
+
+
+def small(sweep: Path, *ends: tuple[str, float, float], **changes: Any) -> pd.DataFrame:
+    """Trials of (method, epsilon, distance)."""
+    for i, (method, epsilon, distance) in enumerate(ends):
+        write_trial(sweep, f"t{i}", method=method, clients=i + 2, outcome=finished(epsilon, distance, **changes))
+    return load.runs(sweep)
+
+
+def stop(sweep: Path, digest: str, epsilon: float, distance: float, **fields: Any) -> None:
+    """A trial that a scheduler stopped after its first round."""
+    validation = {f"validation/fd_cnn/{group}": distance for group in ("minor", "major", "all")}
+    lines = [line(0, epsilon, **validation)]
+    folder = write_trial(sweep, digest, outcome={"outcome": "stopped"}, lines=lines, **fields)
+    event = {"kind": "Gaussian", **GAUSSIAN, "declared": ["labels"]}
+    ledger = json.dumps([{"round": 0, "client": 0, "event": event, "bytes": 100}])
+    (folder / "commit-00000.json").write_text(json.dumps({"ledger": ledger}))
+
+
+def swept(table: pd.DataFrame) -> list[str]:
+    return list(table.columns[1 : table.columns.get_loc("n")])
+
+
+# ------------------------------------------------------------------------------------------------- the table
+
+
+def test_one_row_per_trial_by_method_and_swept_columns(grid: pd.DataFrame) -> None:
+    table = frontier.table(grid)
+    assert len(table) == 24
+    assert swept(table) == ["schedule", "clients", "method.epsilon"]
+    keys = list(zip(*(table[c] for c in ("method", "schedule", "clients")), strict=True))
+    assert keys == sorted(keys)
+    pfdm = table[(table["method"] == "PFDM") & (table["schedule"] == "cosine") & (table["clients"] == 2)]
+    assert list(pfdm["method.epsilon"]) == [10.0, 50.0, 200.0, "none"]
+    assert table.loc[table["method"] == "FedAvg", "method.epsilon"].isna().all()
+
+
+def test_short_names_stay_unambiguous(tmp_path: Path) -> None:
+    for i in (1, 2):
+        fields = {"local": {"kind": "Training", "steps": i}, "server": {"kind": "Training", "steps": 3 * i}}
+        write_trial(tmp_path, f"t{i}", fields={**fields, "clip": i}, outcome=finished(9.0, 2.0))
+    assert swept(frontier.table(load.runs(tmp_path))) == ["clip", "server.steps", "local.steps"]
+
+
+def test_fields_of_another_class_are_not_swept_but_an_empty_field_is_a_value(tmp_path: Path) -> None:
+    for i, network in enumerate(NETWORKS):
+        for finetune in (None, {"kind": "Training", "steps": 5}):
+            fields = {"model": {"kind": "DDPM", "network": network}, "finetune": finetune}
+            digest = f"t{i}{finetune is None}"
+            write_trial(tmp_path, digest, method="FedAvg", fields=fields, outcome=finished(math.inf, 2.0))
+    table = frontier.table(load.runs(tmp_path))
+    assert swept(table) == ["network", "finetune"]
+    assert sorted(zip(table["network"], table["finetune"], strict=True)) == [
+        ("MLP", "Training"),
+        ("MLP", "none"),
+        ("UNet", "Training"),
+        ("UNet", "none"),
+    ]
+
+
+def test_seeds_become_one_row_with_mean_and_deviation(tmp_path: Path) -> None:
+    for seed, (epsilon, distance) in enumerate([(9.0, 1.0), (9.5, 2.0), (9.2, 3.0)]):
+        write_trial(tmp_path, f"t{seed}", seed=seed, outcome=finished(epsilon, distance, **ATTACK))
+    table = frontier.table(load.runs(tmp_path))
+    assert len(table) == 1 and swept(table) == []
+    row = table.iloc[0]
+    assert (row["n"], row["fd_cnn/minor"], row["fd_cnn/minor_std"]) == (3, 2.0, 1.0)
+    assert row["epsilon"] == 9.5  # a guarantee holds for every one of them
+    assert math.isnan(row["auc_global_low"])  # the interval of one seed is none of the mean
+    assert row["digests"] == "t0 t1 t2"
+    assert "2.000±1.000" in frontier.text(table)
+
+
+def test_stopped_trials_have_a_row_of_their_own_from_the_validation_split(tmp_path: Path) -> None:
+    stop(tmp_path, "t0", 5.0, 0.5)
+    write_trial(tmp_path, "t1", seed=1, outcome=finished(9.0, 2.0))
+    table = frontier.table(load.runs(tmp_path)).set_index("outcome")
+    assert dict(table["fd_cnn/minor"]) == {"finished": 2.0, "stopped": 0.5}
+    assert dict(table["epsilon"]) == {"finished": 9.0, "stopped": 5.0}
+    assert table["kind"].nunique() == 1
+    assert dict(table["pareto"]) == {"finished": True, "stopped": False}
+
+
+@pytest.mark.parametrize(
+    ("points", "optimal"),
+    [
+        ([(0.0, 3.0), (10.0, 2.0), (math.inf, 1.0)], [True, True, True]),
+        ([(10.0, 2.0), (20.0, 2.0)], [True, False]),
+        ([(10.0, 2.0), (10.0, 3.0)], [True, False]),
+        ([(10.0, 2.0), (10.0, 2.0)], [True, True]),
+        ([(0.0, 1.0), (10.0, 2.0), (math.inf, 2.0)], [True, False, False]),
+        ([(10.0, 3.0), (20.0, 1.0), (5.0, 2.0)], [False, True, True]),
+    ],
+)
+def test_pareto(tmp_path: Path, points: list[tuple[float, float]], optimal: list[bool]) -> None:
+    runs = small(tmp_path, *(("PFDM", *point) for point in points))
+    assert list(frontier.table(runs)["pareto"]) == optimal
+
+
+def test_epsilons_of_different_kinds_are_not_ranked_against_each_other(tmp_path: Path) -> None:
+    write_trial(tmp_path, "a", method="PFDM", outcome=finished(5.0, 1.0))
+    write_trial(tmp_path, "b", method="DPSGD", outcome=finished(8.0, 2.0, unit="client"))
+    write_trial(tmp_path, "c", method="FedAvg", outcome=finished(math.inf, 1.5))
+    table = frontier.table(load.runs(tmp_path)).set_index("method")
+    assert dict(table["pareto"]) == {"PFDM": True, "DPSGD": True, "FedAvg": False}
+    text = frontier.text(table.reset_index())
+    assert re.search(r"^epsilon a .*: per client, replace-one", text, re.M)
+    assert re.search(r"^epsilon b .*: per example, replace-one", text, re.M)
+    assert re.search(r"DPSGD +8\.00 +a ", text) and re.search(r"PFDM +5\.00 +b ", text)
+
+
+def test_distances_of_two_networks_are_refused(tmp_path: Path) -> None:
+    write_trial(tmp_path, "a", outcome=finished(5.0, 1.0))
+    write_trial(tmp_path, "b", outcome=finished(5.0, 1.0, **{"eval/fd_inception/minor": 20.0}))
+    with pytest.raises(ValueError, match="several feature networks cannot share a table: cnn, inception"):
+        frontier.table(load.runs(tmp_path))
+
+
+# ------------------------------------------------------------------------------------------------- as text
+
+
+def body(text: str) -> list[str]:
+    """The lines between the first two rules."""
+    lines = text.splitlines()
+    rules = [i for i, row in enumerate(lines) if set(row) == {"-"}]
+    return lines[rules[0] + 1 : rules[1]]
+
+
+def test_text_of_one_trial_in_full(tmp_path: Path) -> None:
+    """The row, its header and what explains it."""
+    text = frontier.text(frontier.table(small(tmp_path, ("PFDM", 9.77, 3.0), **ATTACK)))
+    (row,) = body(text)
+    shown = "* PFDM 9.77 3.000 2.100 1.800 0.830 0.550 [.510 .590] 0.917 0.848 [.816 .880] 224 kB 6.46"
+    assert row.split() == shown.split()
+    above, names = text.splitlines()[:2]
+    assert re.sub(" +", " ", above) == " epsilon fd_cnn fd_cnn fd_cnn label attack AUC its attack AUC"
+    known = " method server minor major all accuracy global ceiling client sent seconds"
+    assert re.sub(" +", " ", names) == known
+    assert re.search(r"^   floor +0\.686 +0\.686 +0\.431$", text, re.M)
+    kind = "per example, replace-one, local trust, delta 1e-05, exact accountant; public by declaration: labels"
+    assert f"\nepsilon (against the server): {kind}\n" in text
+    assert "stopped" not in text and "n: seeds" not in text and "outsiders" not in text
+
+
+def test_nothing_sent_and_no_guarantee_say_so(grid: pd.DataFrame) -> None:
+    text = frontier.text(frontier.table(grid))
+    assert sum("  0 (nothing sent)  " in row for row in body(text)) == 4
+    assert sum("  inf  " in row for row in body(text)) == 8
+    assert "\nepsilon inf: no guarantee (weights sent as they are)\n" in text
+
+
+def test_it_fits(grid: pd.DataFrame, seeded: pd.DataFrame) -> None:
+    for runs in (grid, seeded):
+        text = frontier.text(frontier.table(runs))
+        assert len(body(text)) == 24
+        assert max(map(len, text.splitlines())) <= 160
+
+
+def test_floors_stand_with_what_decides_them(grid: pd.DataFrame) -> None:
+    floors = re.findall(r"^   floor.*", frontier.text(frontier.table(grid)), re.M)
+    assert [row.split() for row in floors] == [
+        ["floor", "2", "0.686", "0.686", "0.431"],
+        ["floor", "4", "0.641", "0.686", "0.431"],
+    ]
+
+
+def test_floors_that_nothing_decides_are_a_range(tmp_path: Path) -> None:
+    for seed, floor in enumerate((0.5, 0.7)):
+        end = finished(9.0 + seed, 2.0, **{"eval/fd_cnn/minor_floor": floor})
+        method = "PFDM" if seed else "DPSGD"
+        write_trial(tmp_path, f"t{seed}", method=method, seed=seed, outcome=end)
+    text = frontier.text(frontier.table(load.runs(tmp_path)))
+    assert re.search(r"floor min +0\.500 ", text) and re.search(r"floor max +0\.700 ", text)
+
+
+def test_failed_killed_and_unfinished_trials_are_listed_below(tmp_path: Path) -> None:
+    write_trial(tmp_path, "a", clients=2, outcome=finished(9.0, 2.0))
+    write_trial(
+        tmp_path,
+        "b",
+        clients=4,
+        outcome={"outcome": "failed", "reason": "loss is not finite"},
+        lines=[line(0, 9.5)],
+    )
+    write_trial(tmp_path, "c", clients=6)
+    text = frontier.text(frontier.table(load.runs(tmp_path)))
+    assert len(body(text)) == 1
+    assert text.endswith(
+        "\nfailed: PFDM clients=4: loss is not finite (epsilon spent 9.50; b)"
+        "\nunfinished: PFDM clients=6: no reason recorded (epsilon spent ?; c)"
+    )
+
+
+def test_a_sweep_in_which_all_failed_is_its_list(tmp_path: Path) -> None:
+    write_trial(tmp_path / "s", "a", outcome={"outcome": "failed", "reason": "no room"})
+    text = frontier.write(tmp_path / "s", tmp_path / "o")
+    assert text == "failed: PFDM: no room (epsilon spent ?; a)\n\nno plot: no trial has a feature distance"
+    assert [p.name for p in (tmp_path / "o").iterdir()] == ["frontier.csv"]
+
+
+def test_stopped_trials_are_marked(tmp_path: Path) -> None:
+    stop(tmp_path, "a", 5.0, 4.0)
+    text = frontier.text(frontier.table(load.runs(tmp_path)))
+    assert re.match(r"o  PFDM +5\.00 +4\.000 ", body(text + "\n---")[0])
+    assert "\no  stopped early" in text
+
+
+def test_outsiders_have_a_column_where_they_know_less(tmp_path: Path) -> None:
+    end = finished(9.0, 2.0)
+    end["outsiders"] = {**end["server"], "epsilon": 1.5, "trust": "central"}
+    write_trial(tmp_path, "a", outcome=end)
+    text = frontier.text(frontier.table(load.runs(tmp_path)))
+    assert re.search(r"PFDM +9\.00 +b +1\.50 +a ", text)
+    assert text.splitlines()[1].split()[:5] == ["method", "server", "kind", "outsiders", "kind"]
+
+
+def test_protocol_only_has_privacy_and_cost_and_no_plot(tmp_path: Path) -> None:
+    end = finished(9.0, 2.0)
+    end["final"] = {k: v for k, v in end["final"].items() if not k.startswith(("eval", "attack"))}
+    write_trial(tmp_path / "s", "a", outcome=end)
+    text = frontier.write(tmp_path / "s", tmp_path / "o")
+    assert text.splitlines()[1].split() == ["method", "server", "ceiling", "sent", "seconds"]
+    assert text.endswith("no plot: no trial has a feature distance")
+    assert not [c for c in pd.read_csv(tmp_path / "o" / "frontier.csv") if c.startswith("fd_")]
+    with pytest.raises(ValueError, match="nothing to plot"):
+        frontier.plot(load.runs(tmp_path / "s"), tmp_path / "x.png")
+
+
+@pytest.mark.parametrize(
+    ("count", "shown"),
+    [
+        (0.0, "0 B"),
+        (999.0, "999 B"),
+        (1000.0, "1 kB"),
+        (223608.0, "224 kB"),
+        (72770560.0, "72.8 MB"),
+        (None, "-"),
+    ],
+)
+def test_sizes(tmp_path: Path, count: float | None, shown: str) -> None:
+    end = finished(9.0, 2.0)
+    end["final"]["comm/bytes_up"] = count
+    write_trial(tmp_path, "a", outcome=end)
+    write_trial(tmp_path, "b", method="DPSGD", outcome=finished(9.0, 2.0))
+    text = frontier.text(frontier.table(load.runs(tmp_path)))
+    assert body(text)[1].rstrip().removesuffix("6.46").rstrip().endswith(f" {shown}")
+
+
+# ------------------------------------------------------------------------------------------------- as a plot
+
+
+def drawn(runs: pd.DataFrame, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The figure that `plot` would save, laid out."""
+    from matplotlib.figure import Figure
+
+    seen = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, *_, **__: seen.append(self))
+    frontier.plot(runs, Path("unused.png"))
+    seen[0].draw_without_rendering()
+    return seen[0]
+
+
+def legend(figure: Any) -> list[str]:
+    return [words.get_text() for words in figure.legends[0].get_texts()]
+
+
+def test_plot_says_what_it_shows(grid: pd.DataFrame, monkeypatch: pytest.MonkeyPatch) -> None:
+    figure = drawn(grid, monkeypatch)
+    minority, everyone = figure.axes
+    assert minority.get_ylabel() == "Fréchet distance of cnn features, minority classes"
+    assert everyone.get_ylabel() == "Fréchet distance of cnn features, all classes"
+    kind = "per example, replace-one, local trust, δ = 1e-05, exact accountant; public by declaration: labels"
+    assert figure.get_supxlabel() == f"ε against the server: {kind}"
+    ticks = [label.get_text().split("\n")[0] for label in minority.get_xticklabels()]
+    assert ticks == ["10", "20", "50", "100", "200", "0", "inf"]
+    settings = [f"schedule {s}, clients {c}" for s in ("cosine", "linear") for c in (2, 4)]
+    methods = ["FedAvg", "LocalOnly", "PFDM"]
+    assert legend(figure)[:8] == [*methods, "", *settings]
+    assert "floor: real half\nagainst real half\n(one per value of clients)" in legend(figure)
+
+
+def test_nothing_overlaps_in_the_plot(seeded: pd.DataFrame, monkeypatch: pytest.MonkeyPatch) -> None:
+    figure = drawn(seeded, monkeypatch)
+    labels = [label for axes in figure.axes for label in axes.get_xticklabels()]
+    titles = [axes.yaxis.label for axes in figure.axes]
+    boxes = [words.get_window_extent() for words in (*labels, *titles, figure._supxlabel, figure.legends[0])]
+    boxes += [axes.get_window_extent() for axes in figure.axes]
+    assert not [(a, b) for i, a in enumerate(boxes) for b in boxes[:i] if a.overlaps(b)]
+    assert all(figure.bbox.x0 <= b.x0 and b.x1 <= figure.bbox.x1 for b in boxes)
+    assert all(figure.bbox.y0 <= b.y0 and b.y1 <= figure.bbox.y1 for b in boxes)
+
+
+def series(axes: Any) -> dict[str, list[list[float]]]:
+    """Of the main panel, points joined by a line and lone ones, by colour."""
+    out: dict[str, list[list[float]]] = {}
+    for errorbar in axes.containers:
+        data = errorbar[0]
+        if len(data.get_xdata()):
+            out.setdefault(data.get_color(), []).append(list(data.get_xdata()))
+    return out
+
+
+def test_epsilon_0_and_infinity_stand_beyond_the_breaks(grid: pd.DataFrame, monkeypatch: pytest.MonkeyPatch) -> None:
+    axes = drawn(grid, monkeypatch).axes[0]
+    fedavg, local, pfdm = (series(axes)[colour] for colour in frontier_plot.COLOURS[:3])
+    assert [len(x) for x in (*fedavg, *local, *pfdm)] == [1] * 8 + [4] * 4
+    low, high = math.log10(9.77), math.log10(195.8)
+    left, right = axes.get_xlim()
+    assert all(left < x < low for (x,) in local)
+    assert all(high < x < right for (x,) in fedavg)
+    for xs in pfdm:
+        assert xs[:3] == pytest.approx([low, math.log10(48.9), high]) and high < xs[3] < right
+    infinite = [x for (x,) in fedavg] + [xs[3] for xs in pfdm]
+    assert len(set(infinite)) == 8  # side by side
+
+
+def test_floors_are_dashed_lines_in_each_panel(grid: pd.DataFrame, monkeypatch: pytest.MonkeyPatch) -> None:
+    figure = drawn(grid, monkeypatch)
+    dashed = [
+        sorted(float(drawn.get_ydata()[0]) for drawn in axes.lines if drawn.get_color() == "0.45")
+        for axes in figure.axes
+    ]
+    assert dashed == [[0.641, 0.686], [0.431]]
+
+
+def test_stopped_trials_are_hollow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stop(tmp_path, "a", 5.0, 4.0, seed=1)
+    write_trial(tmp_path, "b", outcome=finished(9.0, 2.0))
+    figure = drawn(load.runs(tmp_path), monkeypatch)
+    faces = {
+        float(bar[0].get_ydata()[0]): bar[0].get_markerfacecolor()
+        for bar in figure.axes[0].containers
+        if len(bar[0].get_ydata())
+    }
+    assert faces == {4.0: "none", 2.0: frontier_plot.COLOURS[0]}
+    assert "stopped early\n(validation split)" in legend(figure)
+
+
+def test_plot_names_the_kinds_where_there_are_several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_trial(tmp_path, "a", method="PFDM", outcome=finished(5.0, 1.0))
+    write_trial(tmp_path, "b", method="DPSGD", outcome=finished(8.0, 2.0, unit="client"))
+    figure = drawn(load.runs(tmp_path), monkeypatch)
+    assert figure.get_supxlabel() == "ε against the server: of several kinds, see the legend"
+    words = [text.replace("\n", " ") for text in legend(figure)]
+    assert any(w.startswith("ε of DPSGD: per client") for w in words)
+    assert any(w.startswith("ε of PFDM: per example") for w in words)
+
+
+def test_without_minority_all_classes_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for i, distance in enumerate((2.0, 1.0)):
+        end = finished(9.0, distance)
+        end["final"] = {k: v for k, v in end["final"].items() if "/minor" not in k}
+        write_trial(tmp_path, f"t{i}", clients=i + 1, outcome=end)
+    runs = load.runs(tmp_path)
+    assert list(frontier.table(runs)["pareto"]) == [False, True]
+    assert "fd_cnn/all that are both as low" in frontier.text(frontier.table(runs))
+    labels = [axes.get_ylabel() for axes in drawn(runs, monkeypatch).axes]
+    assert labels == ["Fréchet distance of cnn features, all classes"]
+
+
+# ------------------------------------------------------------------------------------------- the command
+
+
+def test_command_prints_the_table_and_writes_the_files(tmp_path: Path) -> None:
+    write_trial(tmp_path, "a", outcome=finished(9.0, 2.0))
+    command = [sys.executable, str(ROOT / "analysis" / "frontier.py"), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT.anchor)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(frontier.text(frontier.table(load.runs(tmp_path))))
+    assert (tmp_path / "report" / "frontier.png").read_bytes().startswith(b"\x89PNG")
+    assert list(pd.read_csv(tmp_path / "report" / "frontier.csv")["fd_cnn/minor"]) == [2.0]
+
+
+def test_command_fails_with_one_line_and_code_2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["frontier.py", str(tmp_path)])
+    with pytest.raises(SystemExit) as end:
+        load.one_sentence(frontier.main)
+    said = f"error: {tmp_path} has no trials: nothing matches trials/*/config.json\n"
+    assert (end.value.code, *capsys.readouterr()) == (2, "", said)
+
+
+@pytest.mark.parametrize("module", [load, frontier, frontier_table, frontier_text, frontier_plot])
+def test_analysis_imports_neither_ray_nor_torch(module: ModuleType) -> None:
+    tree = ast.parse(Path(str(module.__file__)).read_text())
+    names = [a.name for node in ast.walk(tree) if isinstance(node, ast.Import) for a in node.names]
+    names += [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    known = {"pandas", "matplotlib", "analysis"}
+    assert {name.split(".")[0] for name in names} <= known | sys.stdlib_module_names

@@ -1,0 +1,416 @@
+"""Data sets: what is read, how it is cut, and what is said of bad files."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from PIL import Image
+from sklearn.datasets import load_digits
+from torch import Tensor
+
+from raydiff.data import datasets
+from raydiff.data.datasets import SPLITS, Data, Dataset, Records, load
+
+DIGITS = "fb4251d8c8e7bc75117e611d13b2ccb810a1fd4c6517387bd0336d10417c1ef5"
+FEW: dict[str, Any] = {"public": 6, "validation": 6, "calibration": 3, "test": 9}
+
+
+def pictures(n: int, *, shape: Sequence[int] = (4, 4), first: int = 0) -> np.ndarray[Any, Any]:
+    """n different pictures; picture i has the value first + i in its corner."""
+    pixels = np.random.default_rng(first).integers(0, 256, (n, *shape), dtype=np.uint8)
+    pixels[:, 0, 0] = (first + np.arange(n, dtype=np.uint8)).reshape(-1, *[1] * (len(shape) - 2))
+    return pixels
+
+
+def png(pixels: np.ndarray[Any, Any], mode: str | None = None) -> bytes:
+    out = io.BytesIO()
+    image = Image.fromarray(pixels)
+    (image.convert(mode) if mode else image).save(out, "PNG")
+    return out.getvalue()
+
+
+def write(path: Path, encoded: Sequence[bytes | None], labels: Sequence[Any], **options: Any) -> Path:
+    """One parquet file in the Hugging Face layout."""
+    image, label = options.get("image", "image"), options.get("label", "label")
+    raw = options.get("raw", False)
+    column = encoded if raw else [{"bytes": data, "path": f"{i}.png"} for i, data in enumerate(encoded)]
+    table = pa.table({image: column, label: labels})
+    if "names" in options:
+        features = {image: {"_type": "Image"}, label: {"_type": "ClassLabel", "names": options["names"]}}
+        table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+    path.parent.mkdir(exist_ok=True)
+    pq.write_table(table, path, row_group_size=7)
+    return path
+
+
+def grey_set(folder: Path) -> Path:
+    """40 train rows in two files of several row groups, 20 test rows; grey, three classes of unequal size."""
+    labels = [0, 0, 0, 0, 1, 1, 1, 1, 2, 2] * 6
+    encoded = [png(p) for p in pictures(60)]
+    names = ["ant", "bee", "cat"]
+    write(folder / "train-00000-of-00002.parquet", encoded[:25], labels[:25], names=names)
+    write(folder / "train-00001-of-00002.parquet", encoded[25:40], labels[25:40], names=names)
+    write(folder / "test-00000-of-00001.parquet", encoded[40:], labels[40:], names=names)
+    return folder
+
+
+def message(config: Data) -> str:
+    """What `load` says when it refuses: one line."""
+    with pytest.raises(ValueError) as error:
+        load(config)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def assert_cut(data: Dataset, pools: Sequence[tuple[Sequence[str], Tensor]]) -> None:
+    """Splits are disjoint, and each has every class in its share of the pool (labels) it came from."""
+    numbers = torch.cat([data.splits[split].numbers for split in SPLITS])
+    assert len(set(numbers.tolist())) == len(numbers)
+    for splits, pool in pools:
+        share = pool.bincount() / len(pool)
+        for split in splits:
+            labels = data.splits[split].labels[:, 0]
+            deviation = labels.bincount(minlength=len(share)) - share * len(labels)
+            assert deviation.abs().max() < 2, split
+
+
+# --- digits ---
+
+
+def test_digits_are_what_they_were() -> None:
+    data = load(Data())
+    assert data.digest == DIGITS
+    assert (data.name, data.shape, data.cardinalities) == ("digits", (1, 8, 8), (10,))
+    assert {split: len(r) for split, r in data.splits.items()} == {
+        "train": 847, "public": 250, "validation": 200, "calibration": 100, "test": 400,
+    }  # fmt: skip
+
+
+def test_digits_rows_are_their_source_rows_on_minus_one_to_one() -> None:
+    bunch = load_digits()
+    for records in load(Data()).splits.values():
+        assert (records.images.dtype, records.labels.dtype) == (torch.float32, torch.int64)
+        expected = torch.from_numpy(bunch.images[records.numbers.numpy()]).float().unsqueeze(1) / 8 - 1
+        assert torch.equal(records.images, expected)
+        assert records.labels.squeeze(1).tolist() == bunch.target[records.numbers.numpy()].tolist()
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_digits_splits_are_disjoint_and_stratified(seed: int) -> None:
+    assert_cut(load(Data(split_seed=seed)), [(SPLITS, torch.from_numpy(load_digits().target))])
+
+
+def test_neighbouring_records_are_stratified_too() -> None:
+    labels = load(Data()).splits["train"].labels[:, 0]
+    for start in range(0, 800, 50):
+        assert (labels[start : start + 50].bincount(minlength=10) - 5).abs().max() <= 2
+
+
+def test_split_seed_changes_the_cut_and_the_digest() -> None:
+    one, two = load(Data()), load(Data(split_seed=1))
+    assert one.digest != two.digest
+    assert not torch.equal(one.splits["test"].numbers.sort()[0], two.splits["test"].numbers.sort()[0])
+
+
+def test_train_cap_is_a_prefix_and_moves_no_other_split() -> None:
+    whole, capped = load(Data()), load(Data(train=100))
+    for split in SPLITS:
+        kept = 100 if split == "train" else len(whole.splits[split])
+        assert torch.equal(capped.splits[split].numbers, whole.splits[split].numbers[:kept])
+    assert capped.splits["train"].labels.squeeze(1).bincount().tolist() == pytest.approx([10] * 10, abs=1)
+
+
+def test_size_averages_areas() -> None:
+    plain, small = load(Data()).splits["test"], load(Data(size=4)).splits["test"]
+    blocks = plain.images.reshape(400, 1, 4, 2, 4, 2)
+    torch.testing.assert_close(small.images, blocks.mean(dim=(3, 5)))
+    assert load(Data(size=4)).shape == (1, 4, 4)
+
+
+def test_load_reads_once() -> None:
+    assert load(Data(train=30)) is load(Data(train=30))
+
+
+def test_splits_own_their_memory() -> None:
+    for records in load(Data(train=30, validation=0)).splits.values():
+        for tensor in vars(records).values():
+            assert tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+
+
+def test_select_takes_positions_and_masks() -> None:
+    records = Records(torch.arange(4.0).view(4, 1, 1, 1), torch.arange(4).view(4, 1), torch.arange(10, 14))
+    assert records.select(torch.tensor([3, 1])).numbers.tolist() == [13, 11]
+    masked = records.select(records.labels[:, 0] >= 2)
+    assert (len(masked), masked.images.flatten().tolist(), masked.labels.tolist()) == (2, [2, 3], [[2], [3]])
+
+
+# --- parquet folders ---
+
+
+def test_rows_come_with_their_own_pixels_and_labels(tmp_path: Path) -> None:
+    data = load(Data(name=str(grey_set(tmp_path / "set")), **FEW))
+    source = torch.from_numpy(pictures(60)).float().unsqueeze(1) / 127.5 - 1
+    labels = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1, 2, 2] * 6)
+    for records in data.splits.values():
+        assert torch.equal(records.labels.squeeze(1), labels[records.numbers])
+        torch.testing.assert_close(records.images, source[records.numbers], rtol=0, atol=1e-6)
+    assert data.label_names == (("ant", "bee", "cat"),)
+    assert_cut(data, [(("test",), labels[40:]), ([s for s in SPLITS if s != "test"], labels[:40])])
+
+
+def test_test_rows_are_the_sources_own(tmp_path: Path) -> None:
+    splits = load(Data(name=str(grey_set(tmp_path / "set")), **FEW)).splits
+    assert all((split == "test") == bool((r.numbers >= 40).all()) for split, r in splits.items())
+    assert (len(splits["test"]), len(splits["train"])) == (9, 40 - 6 - 6 - 3)
+
+
+@pytest.mark.parametrize("names", [("train-0.parquet",), ("test-0.parquet",), ("a.parquet", "b.parquet")])
+def test_one_kind_of_file_is_one_pool(tmp_path: Path, names: tuple[str, ...]) -> None:
+    for i, name in enumerate(names):
+        write(tmp_path / "set" / name, [png(p) for p in pictures(30, first=30 * i)], [0, 1, 2] * 10)
+    splits = load(Data(name=str(tmp_path / "set"), **FEW)).splits
+    assert sum(len(r) for r in splits.values()) == 30 * len(names)
+    assert len(splits["test"]) == 9
+
+
+def test_colour_raw_bytes_and_other_column_names(tmp_path: Path) -> None:
+    pixels = pictures(30, shape=(4, 6, 3))
+    columns = {"image": "img", "label": "fine_label", "raw": True}
+    write(tmp_path / "set" / "x.parquet", [png(p) for p in pixels], [0, 1, 4] * 10, **columns)
+    data = load(Data(name=str(tmp_path / "set"), **FEW))
+    train = data.splits["train"]
+    assert (data.shape, data.label_names) == ((3, 4, 6), (("0", "1", "2", "3", "4"),))
+    expected = torch.from_numpy(pixels).permute(0, 3, 1, 2)[train.numbers].float() / 127.5 - 1
+    torch.testing.assert_close(train.images, expected, rtol=0, atol=1e-6)
+
+
+def test_only_the_rows_of_the_splits_are_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded: list[str] = []
+    picture = datasets._picture
+
+    def spy(data: bytes | None, where: str) -> datasets.Pixels:
+        decoded.append(where)
+        return picture(data, where)
+
+    monkeypatch.setattr(datasets, "_picture", spy)
+    load(Data(name=str(grey_set(tmp_path / "set")), train=5, **FEW))
+    assert len(decoded) == len(set(decoded)) == 5 + 6 + 6 + 3 + 9
+
+
+def test_digest_depends_on_pixels_labels_and_cut(tmp_path: Path) -> None:
+    encoded, labels = [png(p) for p in pictures(30)], [0, 1, 2] * 10
+    other_pixels = [png(255 - pictures(1)[0]), *encoded[1:]]
+    sets = {"same": (encoded, labels), "pixels": (other_pixels, labels), "labels": (encoded, [0, 1, 1] * 10)}
+    digests = {}
+    for name, (pngs, classes) in {"set": (encoded, labels), **sets}.items():
+        write(tmp_path / name / "x.parquet", pngs, classes)
+        digests[name] = load(Data(name=name, root=str(tmp_path), **FEW)).digest
+    digests["cut"] = load(Data(name="set", root=str(tmp_path), split_seed=1, **FEW)).digest
+    assert digests["set"] == digests["same"]
+    assert len(set(digests.values())) == len(digests) - 1
+
+
+def test_names_are_found_below_the_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    grey_set(tmp_path / "orl_faces_64")
+    by_field = load(Data(name="faces", root=str(tmp_path), **FEW))
+    monkeypatch.setenv("RAYDIFF_DATA", str(tmp_path))
+    by_variable = load(Data(name="faces", **FEW))
+    by_folder = load(Data(name="orl_faces_64", **FEW))
+    assert by_field.digest == by_variable.digest == by_folder.digest
+
+
+def test_a_path_needs_no_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    grey_set(tmp_path / "set")
+    monkeypatch.delenv("RAYDIFF_DATA", raising=False)
+    monkeypatch.chdir(tmp_path)
+    assert load(Data(name="./set", **FEW)).digest == load(Data(name=f"{tmp_path}/set", **FEW)).digest
+
+
+def test_the_cache_follows_the_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for root, first in (("a", 0), ("b", 100)):
+        (tmp_path / root).mkdir()
+        write(tmp_path / root / "set" / "x.parquet", [png(p) for p in pictures(30, first=first)], [0, 1] * 15)
+        monkeypatch.setenv("RAYDIFF_DATA", str(tmp_path / root))
+        corner = load(Data(name="set", **FEW)).splits["train"].images[:, 0, 0, 0]
+        assert (((corner + 1) * 127.5).round() >= first).all()
+
+
+@pytest.mark.skipif("RAYDIFF_DATA" not in os.environ, reason="RAYDIFF_DATA, the folder of data sets, is not set")
+@pytest.mark.parametrize(
+    ("name", "shape", "classes", "first"),
+    [
+        ("mnist", (1, 28, 28), 10, "0"),
+        ("cifar10", (3, 32, 32), 10, "airplane"),
+        ("cifar100", (3, 32, 32), 100, "apple"),
+        ("faces", (1, 64, 64), 40, "s1"),
+    ],
+)
+def test_real_sets(name: str, shape: tuple[int, int, int], classes: int, first: str) -> None:
+    sizes: dict[str, Any] = {"train": 160, "public": 40, "validation": 40, "calibration": 40, "test": 80}
+    data = load(Data(name=name, **sizes))
+    assert (data.shape, data.cardinalities, data.label_names[0][0]) == (shape, (classes,), first)
+    assert {split: len(r) for split, r in data.splits.items()} == sizes
+    numbers = torch.cat([r.numbers for r in data.splits.values()])
+    assert len(set(numbers.tolist())) == len(numbers)
+    images = data.splits["train"].images
+    assert images.min() >= -1 and images.max() <= 1 and images.std() > 0.2
+    counts = data.splits["train"].labels[:, 0].bincount(minlength=classes)
+    assert (counts - 160 / classes).abs().max() < 3
+
+
+# --- errors ---
+
+
+@pytest.mark.parametrize(
+    "field",
+    [{"size": 0}, {"train": 0}, {"public": -1}, {"validation": -1}, {"calibration": -1}, {"test": -1}],
+)
+def test_config_refuses(field: dict[str, Any]) -> None:
+    (name, value), = field.items()  # fmt: skip
+    with pytest.raises(ValueError, match=rf"data\.{name} must be at least {value + 1}, got {value}$"):
+        Data(**field)
+
+
+def test_config_refuses_an_empty_name() -> None:
+    with pytest.raises(ValueError, match=r"data\.name must name"):
+        Data(name="")
+
+
+def test_unknown_name_offers_the_nearest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    grey_set(tmp_path / "my_birds")
+    assert "unknown data set 'mnits' (did you mean 'mnist'?)" in message(Data(name="mnits", root=str(tmp_path)))
+    assert "did you mean 'my_birds'?" in message(Data(name="my_bird", root=str(tmp_path)))
+    monkeypatch.delenv("RAYDIFF_DATA", raising=False)
+    assert "unknown data set 'digit' (did you mean 'digits'?)" in message(Data(name="digit"))
+    assert "known: digits, mnist, cifar10, cifar100, faces, my_birds" in message(Data(name="qqqq", root=str(tmp_path)))
+
+
+def test_root_must_be_set_and_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAYDIFF_DATA", raising=False)
+    assert "RAYDIFF_DATA" in message(Data(name="mnist"))
+    gone = str(tmp_path / "gone")
+    assert message(Data(name="mnist", root=gone)).endswith(f"(data.root, else RAYDIFF_DATA) does not exist: {gone}")
+    assert f"data set 'mnist' is missing: no folder {tmp_path}/mnist" in message(Data(name="mnist", root=str(tmp_path)))
+
+
+def test_splits_larger_than_the_data(tmp_path: Path) -> None:
+    assert message(Data(test=1247)) == (
+        "there are 1797 rows in 'digits', too few for data.test=1247 + data.public=250 + data.validation=200"
+        " + data.calibration=100 + data.train>=1: lower one of these"
+    )
+    assert len(load(Data(test=1246)).splits["train"]) == 1
+    grey_set(tmp_path / "set")
+    sizes = FEW | {"test": 21}
+    assert "20 test rows in 'set', too few for data.test=21:" in message(Data(name="set", root=str(tmp_path), **sizes))
+    assert "40 train rows in 'set'" in message(Data(name="set", root=str(tmp_path), train=26, **FEW))
+
+
+def test_empty_folder_and_empty_file(tmp_path: Path) -> None:
+    (tmp_path / "set").mkdir()
+    config = Data(name="set", root=str(tmp_path), **FEW)
+    assert message(config) == f"there are no parquet files in {tmp_path}/set"
+    table = pa.table({"image": pa.array([], pa.binary()), "label": pa.array([], pa.int64())})
+    pq.write_table(table, tmp_path / "set" / "x.parquet")
+    assert message(config) == f"{tmp_path}/set/x.parquet holds no rows"
+
+
+@pytest.mark.parametrize("keep", [0, 100, -100])
+def test_truncated_file(tmp_path: Path, keep: int) -> None:
+    path = grey_set(tmp_path / "set") / "train-00001-of-00002.parquet"
+    path.write_bytes(path.read_bytes()[:keep])
+    assert message(Data(name=str(tmp_path / "set"), **FEW)).startswith(f"{path} cannot be read as parquet")
+
+
+def test_file_damaged_in_the_middle(tmp_path: Path) -> None:
+    path = grey_set(tmp_path / "set") / "train-00000-of-00002.parquet"
+    data = bytearray(path.read_bytes())
+    start = pq.ParquetFile(path).metadata.row_group(0).column(0).dictionary_page_offset
+    data[start : start + 40] = b"\xff" * 40  # the header of the first picture page; the labels stay readable
+    path.write_bytes(data)
+    assert message(Data(name=str(tmp_path / "set"), **FEW)).startswith(f"{path} cannot be read as parquet")
+
+
+@pytest.mark.parametrize(
+    ("columns", "missing"),
+    [
+        ({"image": "jpg"}, "'image' or 'img'; its columns are jpg, label"),
+        ({"label": "y"}, "'label' or 'fine_label'"),
+    ],
+)
+def test_missing_column(tmp_path: Path, columns: dict[str, str], missing: str) -> None:
+    path = write(tmp_path / "set" / "x.parquet", [png(p) for p in pictures(30)], [0] * 30, **columns)
+    assert message(Data(name=str(tmp_path / "set"), **FEW)).startswith(f"{path} has no column {missing}")
+
+
+@pytest.mark.parametrize(
+    ("labels", "found"),
+    [
+        (["a"] * 30, "must hold integers, got string"),
+        ([0.5] * 30, "must hold integers, got double"),
+        ([0] * 29 + [None], "must hold integers, got 1 nulls"),
+        ([0] * 29 + [-1], "row 29 of"),
+        ([0] * 29 + [3], "names 2 classes, but there is a label 3"),
+    ],
+)
+def test_bad_labels(tmp_path: Path, labels: list[Any], found: str) -> None:
+    path = write(tmp_path / "set" / "x.parquet", [png(p) for p in pictures(30)], labels, names=["a", "b"])
+    text = message(Data(name=str(tmp_path / "set"), **FEW))
+    assert found in text and str(path) in text
+
+
+def test_files_must_agree_on_class_names(tmp_path: Path) -> None:
+    paths = [
+        write(tmp_path / "set" / f"{k}.parquet", [png(p) for p in pictures(30)], [0] * 30, names=names)
+        for k, names in (("train", ["a", "b"]), ("test", ["b", "a"]))
+    ]
+    expected = f"{paths[0]} and {paths[1]} name their classes differently"
+    assert message(Data(name=str(tmp_path / "set"), **FEW)) == expected
+
+
+@pytest.mark.parametrize(
+    ("odd", "found"),
+    [
+        (png(pictures(1, shape=(5, 4))[0]), "is 4 x 5 L"),
+        (png(pictures(1, shape=(4, 4, 3))[0]), "is 4 x 4 RGB"),
+    ],
+    ids=["size", "mode"],
+)
+def test_mixed_sizes_and_modes(tmp_path: Path, odd: bytes, found: str) -> None:
+    path = write(tmp_path / "set" / "x.parquet", [*[png(p) for p in pictures(29)], odd], [0] * 30)
+    text = message(Data(name=str(tmp_path / "set"), **FEW))
+    assert f"row 29 of {path} {found}, but row 0 of {path} is 4 x 4 L" in text
+
+
+@pytest.mark.parametrize(
+    ("bad", "found"),
+    [
+        (png(pictures(1)[0])[:-30], "cannot be decoded as a picture"),
+        (b"no picture", "cannot be decoded as a picture"),
+        (None, "holds no picture"),
+        (png(pictures(1)[0], "RGBA"), "has the mode RGBA"),
+    ],
+    ids=["truncated", "not a picture", "null", "RGBA"],
+)
+def test_undecodable_picture(tmp_path: Path, bad: bytes | None, found: str) -> None:
+    encoded = [png(p) for p in pictures(30)]
+    write(tmp_path / "set" / "a.parquet", encoded, [0] * 30)
+    path = write(tmp_path / "set" / "b.parquet", [*encoded[:12], bad, *encoded[13:]], [0] * 30)
+    assert f"row 12 of {path} {found}" in message(Data(name=str(tmp_path / "set"), **FEW))
+
+
+def test_picture_column_of_another_type(tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    pq.write_table(pa.table({"image": ["a.png"] * 30, "label": [0] * 30}), path)
+    assert (
+        message(Data(name=str(tmp_path), **FEW)) == f"column 'image' of {path} must hold encoded pictures, got string"
+    )

@@ -1,0 +1,233 @@
+"""Partitions: disjoint, covering, seeded, nobody empty; the shapes that the schemes promise; the picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from matplotlib.figure import Figure
+from PIL import Image
+
+from raydiff.data.datasets import Records
+from raydiff.data.partition import (
+    ByClass,
+    Dirichlet,
+    Iid,
+    MajorityMinority,
+    Partition,
+    Pooled,
+    counts,
+    draw,
+    groups,
+    partition,
+)
+from raydiff.seeding import generator
+
+
+def records(labels: list[int]) -> Records:
+    n = len(labels)
+    column = torch.tensor(labels, dtype=torch.int64).view(n, 1)
+    return Records(torch.zeros(n, 1, 1, 1), column, torch.arange(n))
+
+
+def equal_classes(classes: int, each: int) -> Records:
+    return records(list(range(classes)) * each)
+
+
+def table(data: Records, clients: int, how: Partition, *, seed: int = 0) -> list[list[int]]:
+    """Records by client and class."""
+    classes = int(data.labels.max()) + 1
+    parts = partition(data, clients, how=how, rng=generator(seed))
+    found: list[list[int]] = counts(data, parts, classes).tolist()
+    return found
+
+
+schemes = st.one_of(
+    st.just(Pooled()),
+    st.just(Iid()),
+    st.just(ByClass()),
+    st.builds(Dirichlet, alpha=st.floats(0.01, 100)),
+    st.builds(MajorityMinority, ratio=st.floats(0.01, 1)),
+    st.builds(MajorityMinority, minority=st.integers(1, 4)),
+)
+
+
+@given(
+    labels=st.lists(st.integers(0, 6), max_size=80),
+    clients=st.integers(1, 6),
+    how=schemes,
+    seed=st.integers(0, 1000),
+)
+def test_disjoint_covering_seeded_and_nobody_empty_or_refused(
+    labels: list[int], clients: int, how: Partition, seed: int
+) -> None:
+    data = records(labels)
+    try:
+        parts = partition(data, clients, how=how, rng=generator(seed))
+    except ValueError as error:
+        assert str(error).startswith(("client", "a MajorityMinority partition needs"))
+        with pytest.raises(ValueError):
+            partition(data, clients, how=how, rng=generator(seed))
+        return
+    assert len(parts) == clients and all(len(part) for part in parts)
+    assert torch.cat(parts).sort().values.tolist() == list(range(len(labels)))
+    assert all(part.tolist() == sorted(part.tolist()) for part in parts)
+    again = partition(data, clients, how=how, rng=generator(seed))
+    assert all(torch.equal(a, b) for a, b in zip(parts, again, strict=True))
+
+
+@pytest.mark.parametrize("how", [Iid(), ByClass(), Dirichlet(alpha=50), MajorityMinority()])
+def test_another_seed_deals_other_records(how: Partition) -> None:
+    data = equal_classes(3, 100)
+    one, two = (partition(data, 4, how=how, rng=generator(seed)) for seed in (0, 1))
+    assert not torch.equal(one[0], two[0])
+
+
+def test_pooled_is_everything() -> None:
+    assert partition(equal_classes(3, 2), 1, how=Pooled(), rng=generator(0))[0].tolist() == list(range(6))
+
+
+def test_iid_parts_are_equal_and_mixed() -> None:
+    data = records([c for c in range(10) for _ in range(101)])
+    parts = partition(data, 4, how=Iid(), rng=generator(0))
+    assert [len(part) for part in parts] == [253, 253, 252, 252]
+    assert counts(data, parts, 10).min() > 10  # 25 expected, standard deviation 4
+
+
+def test_a_record_each_is_enough() -> None:
+    parts = partition(equal_classes(2, 3), 6, how=Iid(), rng=generator(0))
+    assert sorted(part.tolist() for part in parts) == [[0], [1], [2], [3], [4], [5]]
+
+
+def test_by_class_deals_classes_in_turn() -> None:
+    assert table(equal_classes(5, 4), 2, ByClass()) == [[4, 0, 4, 0, 4], [0, 4, 0, 4, 0]]
+
+
+def test_by_class_shares_classes_among_many_clients() -> None:
+    assert table(equal_classes(2, 5), 5, ByClass()) == [[2, 0], [0, 3], [2, 0], [0, 2], [1, 0]]
+
+
+def test_by_class_skips_classes_without_records() -> None:
+    assert table(records([2, 2, 5, 5]), 2, ByClass()) == [[0, 0, 2, 0, 0, 0], [0, 0, 0, 0, 0, 2]]
+
+
+def test_dirichlet_alpha_runs_from_one_client_per_class_to_alike() -> None:
+    data = equal_classes(10, 200)
+    alike = torch.tensor(table(data, 4, Dirichlet(alpha=1e6)))
+    assert (alike - 50).abs().max() <= 2
+    skewed = torch.tensor(table(data, 2, Dirichlet(alpha=1e-3)))
+    assert skewed.max(dim=0).values.tolist() == [200] * 10
+
+
+@pytest.mark.parametrize("alpha", [0.1, 0.5, 5.0])
+def test_dirichlet_has_the_moments_of_its_law(alpha: float) -> None:
+    """One of M proportions: mean 1/M, variance (1/M)(1 - 1/M) / (M alpha + 1)."""
+    data = equal_classes(1000, 200)
+    shares = torch.tensor(table(data, 4, Dirichlet(alpha=alpha))).double() / 200  # (4, 1000)
+    variance = 0.25 * 0.75 / (4 * alpha + 1)
+    assert shares.mean(dim=1).tolist() == pytest.approx([0.25] * 4, abs=5 * (variance / 1000) ** 0.5)
+    assert shares.var(dim=1).mean().item() == pytest.approx(variance, rel=0.1)
+
+
+def test_dirichlet_leaves_the_global_stream_alone() -> None:
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    table(equal_classes(10, 50), 2, Dirichlet())
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_majority_minority_has_the_papers_clusters() -> None:
+    even, odd = table(equal_classes(10, 110), 2, MajorityMinority(ratio=0.1))
+    assert even == [100, 100, 10, 10, 10, 10, 100, 100, 10, 100]
+    assert odd == [10, 10, 100, 100, 100, 100, 10, 10, 100, 10]
+
+
+def test_majority_minority_halves_other_class_counts() -> None:
+    even, odd = table(equal_classes(4, 110), 2, MajorityMinority(ratio=0.1))
+    assert (even, odd) == ([100, 100, 10, 10], [10, 10, 100, 100])
+    assert table(equal_classes(3, 110), 2, MajorityMinority())[0] == [100, 10, 10]
+
+
+def test_majority_minority_with_an_odd_number_of_clients() -> None:
+    data = records([0] * 210 + [1] * 240)
+    assert table(data, 3, MajorityMinority(ratio=0.1)) == [[100, 20], [10, 200], [100, 20]]
+    assert table(data, 3, MajorityMinority(minority=30)) == [[90, 30], [30, 180], [90, 30]]
+
+
+def test_majority_minority_at_ratio_one_is_even() -> None:
+    assert table(records([0] * 7 + [1] * 9), 2, MajorityMinority(ratio=1)) == [[4, 4], [3, 5]]
+
+
+@pytest.mark.parametrize(
+    ("clients", "how", "text"),
+    [
+        (0, Iid(), "clients must be at least 1, got 0"),
+        (2, Pooled(), "clients must be 1 for a Pooled partition, got 2"),
+        (21, Iid(), r"client 20 would get no record \(20 records for 21 clients\): use fewer clients"),
+        (1, MajorityMinority(), "needs at least 2 clients and 2 classes, got 1 clients and 2 classes"),
+        (2, MajorityMinority(ratio=0.01), "client 1 would get no record of class 0 .* raise partition.ratio"),
+        (2, MajorityMinority(minority=6), "client 0 would get fewer .* class 0 .* lower partition.minority"),
+        (4, Dirichlet(alpha=0.001), "client . would get no record: raise partition.alpha"),
+    ],
+)
+def test_refusals_say_who_and_what_to_do(clients: int, how: Partition, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        partition(equal_classes(2, 10), clients, how=how, rng=generator(0))
+
+
+def test_config_refuses() -> None:
+    with pytest.raises(ValueError, match=r"partition\.alpha must be between 1e-6 and 1e6, got 0"):
+        Dirichlet(alpha=0.0)
+    with pytest.raises(ValueError, match=r"partition\.alpha"):
+        Dirichlet(alpha=float("nan"))
+    with pytest.raises(ValueError, match=r"partition\.ratio must be above 0 and at most 1, got 0"):
+        MajorityMinority(ratio=0.0)
+    with pytest.raises(ValueError, match=r"partition\.minority must be at least 1, got 0"):
+        MajorityMinority(minority=0)
+
+
+def test_by_class_refuses_to_share_too_few_records() -> None:
+    with pytest.raises(ValueError, match="client 4 would get no record: use fewer clients or more records"):
+        partition(records([0] * 2 + [1] * 9), 5, how=ByClass(), rng=generator(0))
+
+
+def test_groups_by_half_of_the_largest_class() -> None:
+    assert groups(records([0] * 10 + [1] * 5 + [2] * 4 + [4] * 1)) == ((0, 1), (2, 4))
+    assert groups(records([3, 3])) == ((3,), ())
+    assert groups(records([])) == ((), ())
+
+
+def test_groups_find_the_clusters_of_majority_minority() -> None:
+    data = equal_classes(10, 110)
+    parts = partition(data, 2, how=MajorityMinority(), rng=generator(0))
+    assert groups(data.select(parts[1])) == ((2, 3, 4, 5, 8), (0, 1, 6, 7, 9))
+
+
+def test_counts_hold_every_class() -> None:
+    data = records([0, 0, 2, 1])
+    parts = [torch.tensor([0, 2]), torch.tensor([1, 3])]
+    assert counts(data, parts, 4).tolist() == [[1, 0, 1, 0], [1, 1, 0, 0]]
+
+
+def test_draw_names_and_numbers_the_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figures: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **options: figures.append(figure))
+    draw(torch.tensor([[1500, 0], [7, 20]]), ["ant", "butterfly"], tmp_path / "a.png")
+    axes = figures[0].axes[0]
+    assert [(text.get_position(), text.get_text()) for text in axes.texts] == [
+        ((0.5, 0.5), "1500"), ((0.5, 1.5), "7"), ((1.5, 1.5), "20"),
+    ]  # fmt: skip
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["ant", "butterfly"]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["0  (1,500)", "1  (27)"]
+
+
+@pytest.mark.parametrize("shape", [(4, 10), (128, 10), (3, 100), (1, 1)])
+def test_draw_writes_a_png_of_sane_size(tmp_path: Path, shape: tuple[int, int]) -> None:
+    draw(torch.full(shape, 50), [str(k) for k in range(shape[1])], tmp_path / "a.png")
+    with Image.open(tmp_path / "a.png") as image:
+        assert image.format == "PNG" and min(image.size) >= 200 and max(image.size) <= 3000
+        colours = image.convert("RGB").getcolors(2**24) or []
+    assert (8, 48, 107) in [colour for _, colour in sorted(colours)[-2:]]  # the scale ends at the largest count

@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+import math
+import re
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from raydiff.evaluation import fidelity
+from raydiff.evaluation.fidelity import class_distances, frechet, half_counts, kernel, label_accuracy
+from raydiff.seeding import generator
+
+
+def exact(mean: Tensor, covariance: Tensor, rng: torch.Generator, n: int = 50) -> Tensor:
+    """n rows whose sample mean and covariance are exactly those asked for."""
+    x = torch.randn(n, len(mean), generator=rng, dtype=torch.float64)
+    x = x - x.mean(0)
+    white = torch.linalg.solve_triangular(torch.linalg.cholesky(torch.cov(x.T)), x.T, upper=False).T
+    return torch.add(mean, white @ torch.linalg.cholesky(covariance).T)
+
+
+def test_frechet_is_the_gaussian_closed_form() -> None:
+    rng = generator(0)
+    first = torch.tensor([[1.0, 0.0], [0.0, 4.0]], dtype=torch.float64)
+    second = torch.tensor([[2.0, 1.0], [1.0, 2.0]], dtype=torch.float64)  # does not commute with the first
+    a = exact(torch.tensor([0.0, 0.0]).double(), first, rng)
+    b = exact(torch.tensor([3.0, -4.0]).double(), second, rng, n=70)
+    # tr sqrt(M) = sqrt(tr M + 2 sqrt(det M)) for 2 x 2; here tr M = 2 + 8 and det M = 4 * 3
+    expected = 25 + 5 + 4 - 2 * math.sqrt(10 + 2 * math.sqrt(12))
+    assert frechet(a, b) == pytest.approx(expected, abs=1e-9)
+    assert frechet(a, a) == pytest.approx(0, abs=1e-9)
+
+
+def test_frechet_survives_a_dead_feature() -> None:
+    rng = generator(0)
+    a = exact(torch.zeros(2).double(), torch.eye(2).double(), rng)
+    b = exact(torch.ones(2).double(), 4 * torch.eye(2).double(), rng)
+    dead = torch.zeros(50, 1)
+    with pytest.warns(Warning, match="singular"):
+        assert frechet(torch.cat([a, dead], 1), torch.cat([b, dead], 1)) == pytest.approx(4, abs=1e-2)
+
+
+def test_kernel_is_unbiased_between_equal_laws() -> None:
+    rng = generator(0)
+    draws = [kernel(torch.randn(30, 8, generator=rng), torch.randn(30, 8, generator=rng), rng) for _ in range(200)]
+    standard_error = float(np.std(draws, ddof=1)) / math.sqrt(len(draws))
+    assert abs(float(np.mean(draws))) < 3 * standard_error
+    assert min(draws) < 0
+
+
+def cubic(x: Tensor, y: Tensor) -> Tensor:
+    return torch.pow(x @ y.T / x.shape[1] + 1, 3)
+
+
+def test_kernel_is_the_formula_on_equal_small_sets() -> None:
+    rng = generator(0)
+    a, b = torch.randn(6, 3, generator=rng).double(), torch.randn(6, 3, generator=rng).double() + 1
+    off = ~torch.eye(6, dtype=torch.bool)
+    # the shared-sample estimate: diagonals of the two within-set kernels left out, the cross kernel whole
+    expected = cubic(a, a)[off].mean() + cubic(b, b)[off].mean() - 2 * cubic(a, b).mean()
+    assert kernel(a, b, rng) == pytest.approx(float(expected), rel=1e-12)
+
+
+def test_kernel_draws_its_subsets_from_the_generator_alone() -> None:
+    a, b = torch.randn(40, 4, generator=generator(0)), torch.randn(25, 4, generator=generator(1))
+    np.random.seed(5)
+    first = kernel(a, b, generator(0))
+    after = np.random.random()
+    np.random.seed(5)
+    assert np.random.random() == after
+    assert kernel(a, b, generator(0)) == first
+    assert kernel(a, b, generator(1)) != first
+
+
+@pytest.mark.parametrize(("n", "m", "subsets"), [(20, 20, 1), (20, 21, 100), (1001, 1001, 100)])
+def test_kernel_averages_subsets_only_where_they_differ(
+    n: int, m: int, subsets: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def recorded(x: object, y: object, *, num_subsets: int, max_subset_size: int) -> float:
+        asked.extend([num_subsets, max_subset_size])
+        return 0.0
+
+    monkeypatch.setattr("cleanfid.fid.kernel_distance", recorded)
+    kernel(torch.zeros(n, 2), torch.zeros(m, 2), generator(0))
+    assert asked == [subsets, 1000]
+
+
+def test_half_counts_leave_out_odd_and_single_records() -> None:
+    assert half_counts(torch.tensor([0, 0, 0, 0, 0, 2, 2, 7])) == {0: 2, 2: 1}
+
+
+def test_every_distance_is_between_equal_counts_of_the_same_classes(monkeypatch: pytest.MonkeyPatch) -> None:
+    classes = torch.tensor([0] * 7 + [1] * 4 + [2] * 6 + [3])
+    reference = torch.stack([torch.arange(18.0), classes.double()], 1)  # column 0 names the record
+    wanted = half_counts(classes)
+    sample_classes = torch.tensor([c for c, n in wanted.items() for _ in range(n)])
+    samples = torch.stack([torch.full((len(sample_classes),), -1.0), sample_classes.double()], 1)
+    calls: list[tuple[Tensor, Tensor]] = []
+
+    def recorded(a: Tensor, b: Tensor, *_: object) -> float:
+        calls.append((a, b))
+        return float([1, 3, 7][(len(calls) - 1) % 3])
+
+    monkeypatch.setattr(fidelity, "frechet", recorded)
+    monkeypatch.setattr(fidelity, "kernel", lambda a, b, rng: recorded(a, b))
+    out = class_distances(
+        samples,
+        sample_classes,
+        reference,
+        classes,
+        groups={"major": [0, 1], "minor": [2], "nobody": [9], "single": [3]},
+        features="net",
+        rng=generator(0),
+    )
+    assert out == {
+        f"{kind}_net/{group}{end}": value
+        for kind in ("fd", "kd")
+        for group in ("major", "minor")
+        for end, value in (("", 2.0), ("_floor", 7.0))
+    }
+    for first, second in calls:
+        assert sorted(first[:, 1].tolist()) == sorted(second[:, 1].tolist())
+    (own, a), (_, b), (floor_a, floor_b) = calls[:3]
+    assert (own[:, 0] == -1).all() and sorted(own[:, 1].tolist()) == [0, 0, 0, 1, 1]
+    assert torch.equal(a, floor_a) and torch.equal(b, floor_b)
+    assert not set(a[:, 0].tolist()) & set(b[:, 0].tolist())
+
+
+def test_the_split_and_the_floor_do_not_depend_on_the_samples() -> None:
+    rng = generator(0)
+    classes = torch.arange(60) % 2
+    reference, half = torch.randn(60, 3, generator=rng), torch.arange(30) % 2
+
+    def floors(samples: Tensor, seed: int) -> list[float]:
+        out = class_distances(
+            samples, half, reference, classes, groups={"a": [0], "b": [1]}, features="x", rng=generator(seed)
+        )
+        return [v for k, v in out.items() if k.endswith("_floor")]
+
+    first = floors(torch.randn(30, 3, generator=rng), 0)
+    assert floors(torch.randn(30, 3, generator=rng) + 5, 0) == first
+    assert floors(torch.randn(30, 3, generator=rng), 1) != first
+
+
+@pytest.mark.parametrize("sample_classes", [[0, 0, 1], [0, 0, 0, 1, 1], [0, 0]])
+def test_refuses_unequal_counts(sample_classes: list[int]) -> None:
+    classes = torch.tensor([0] * 4 + [1] * 4)
+    with pytest.raises(ValueError, match="samples must hold 2 of class"):
+        class_distances(
+            torch.zeros(len(sample_classes), 2),
+            torch.tensor(sample_classes),
+            torch.zeros(8, 2),
+            classes,
+            groups={"all": [0, 1]},
+            features="x",
+            rng=generator(0),
+        )
+
+
+@pytest.mark.parametrize(
+    ("a", "message"),
+    [
+        (torch.zeros(1, 3), "at least 2 rows"),
+        (torch.zeros(5, 2), "equal width"),
+        (torch.full((5, 3), math.nan), "features must be finite"),
+        (torch.full((5, 3), math.inf), "features must be finite"),
+    ],
+)
+def test_refuses_features_without_a_distance(a: Tensor, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        frechet(a, torch.zeros(5, 3))
+    with pytest.raises(ValueError, match=re.escape(message)):
+        kernel(torch.zeros(5, 3), a, generator(0))
+
+
+def test_label_accuracy() -> None:
+    logits = torch.tensor([[2.0, 1.0], [0.0, 1.0], [3.0, 1.0], [0.0, 5.0]])
+    assert label_accuracy(logits, torch.tensor([0, 1, 1, 1])) == 0.75
+    with pytest.raises(ValueError, match="one class per image"):
+        label_accuracy(logits, torch.tensor([0]))

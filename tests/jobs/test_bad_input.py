@@ -1,0 +1,177 @@
+"""Bad input: one clear sentence, a non-zero exit, nothing half-written."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "jobs"))
+
+import run
+import sweep
+
+CASES = {
+    "epsilon zero": ("--epsilon 0", "epsilon must be .*, got 0"),
+    "epsilon nan": ("--epsilon nan", "epsilon must be .*, got nan"),
+    "delta": ("--method.delta 1", "delta must be .*, got 1"),
+    "budget": ("--epsilon 0.0001", "epsilon 0.0001 .*the smallest reachable .* is 0.2"),
+    "clip": ("--method.clip -1", "clip must be a positive number, got -1"),
+    "t0": ("--method.t0 101", r"t0 must be in 1\.\.100 .*, got 101"),
+    "t0 too shallow": ("--method.t0 5", "must be at least"),
+    "preset": ("digit", "unknown preset 'digit'.*did you mean digits"),
+    "field": ("--method.epsilo 5", r"unknown field --method\.epsilo; did you mean method\.epsilon"),
+    "method": ("--method pfmd", "--method must be one of pfdm, .*did you mean pfdm"),
+    "schedule": ("--schedule linaer", r"--method\.model\.schedule must be one of linear, cosine.*got 'linaer'"),
+    "network": ("--model cnn", "must be one of mlp, unet, got 'cnn'"),
+    "type": ("--clients two", "--clients must be an integer, got 'two'"),
+    "data": ("--data.name digitz", "digitz.*did you mean '?digits"),
+    "no records": ("--clients 2000 --partition iid", "client .*no record"),
+    "no class": ("--clients 60", "class"),
+    "unet size": ("--model unet --method.model.network.widths 8 16 32 64 128", "divisible by 16, got 8x8"),
+    "participation": ("--participation 0", r"participation must be in \(0, 1\], got 0"),
+    "gpu share": ("--runtime.gpu-per-worker 1.5", "gpu_per_worker must be a share"),
+    "delta without noise": ("--epsilon none --method.delta 2", "delta must be in"),
+    "no calibration": ("--data.calibration 0", "split calibration"),
+    "dimension": ("--evaluation.dim 40", "evaluation.dim must be at most n/5"),
+    "secret": ("--runtime.noise-secret abc", "hexadecimal"),
+    "stray": ("digits oops", "unexpected argument 'oops'"),
+}
+SWEEP_ONLY = {
+    "metric": ("--metric eval/fd_cnn/al", "unknown metric 'eval/fd_cnn/al'; did you mean eval/fd_cnn/all"),
+    "axis": ("--grid method.epsilon", "an axis looks like"),
+    "axis field": ("--grid method.epsilonn=1,2", r"unknown field --method\.epsilonn"),
+    "axis value": ("--grid clients=2,x", "--clients must be an integer, got 'x'"),
+    "sample": ("--search random --sample method.clip=normal:1,2", "a sampled field looks like"),
+    "range": ("--search random --sample method.clip=uniform:5,2", "must go upwards"),
+    "sampled integers": ("--search random --sample clients=uniform:2,5", "clients takes integers"),
+    "sampled none": ("--search random --sample method.epsilon=uniform:none,5", "uniform needs numbers"),
+    "sampled text": ("--search random --sample data.name=uniform:a,b", "uniform needs numbers"),
+    "time budget": ("--time-budget -5", "--time-budget must be positive, got -5"),
+    "concurrency": ("--max-concurrent 0", "--max-concurrent must be positive, got 0"),
+    "blind search": ("--search asha --protocol-only", "needs the evaluation"),
+    "validated metric": ("--search asha --metric eval/fd_cnn/minor", "needs a metric over all classes"),
+    "name": ("--name it's", "--name must be letters"),
+    "name with a folder": ("--name a/b", "--name must be letters"),
+    "no sample": ("--search optuna", "needs --sample"),
+}
+
+
+def refused(main, command: str, storage: Path) -> str:
+    with pytest.raises(ValueError) as e:
+        main([*command.split(), "--runtime.storage", str(storage)])
+    assert "\n" not in str(e.value)
+    assert not storage.exists()
+    return str(e.value)
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("main", [run.main, sweep.main], ids=["run", "sweep"])
+def test_refused_in_one_sentence(main, name, tmp_path):
+    command, says = CASES[name]
+    assert re.search(says, refused(main, command, tmp_path / "s"))
+
+
+@pytest.mark.parametrize("name", SWEEP_ONLY)
+def test_a_sweep_refuses(name, tmp_path):
+    command, says = SWEEP_ONLY[name]
+    assert re.search(says, refused(sweep.main, command, tmp_path / "s"))
+
+
+def command_line(job: str, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(ROOT / "jobs" / job), *arguments],
+        env={**os.environ, **env},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_the_process_says_one_line_and_exits_with_2(tmp_path):
+    done = command_line("sweep.py", "--epsilon", "0", "--runtime.storage", str(tmp_path / "s"))
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+    assert not (tmp_path / "s").exists()
+
+
+def test_storage_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match=r"the storage folder .* cannot be written"):
+        run.main(["--runtime.storage", str(tmp_path / "file" / "s")])
+
+
+def test_an_mlflow_store_that_cannot_be_written(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/file/mlflow.db")
+    with pytest.raises(ValueError, match=r"the MLflow store sqlite:.* cannot be written") as e:
+        run.main(["--runtime.pool", "local", "--runtime.storage", str(tmp_path / "s")])
+    assert "\n" not in str(e.value)
+    assert not list((tmp_path / "s").glob("sweeps/*/trials/*"))
+
+
+def test_a_name_is_used_once_unless_resumed_with_the_same_space(tmp_path):
+    import presets
+    import record
+
+    from raydiff import trial
+
+    at = tmp_path / "sweeps" / "mine"
+    same = {"trials": [trial.resolve(presets.digits().experiment)], "space": {}, "search": "grid"}
+    first = record.plan(at, **same, resume=False)
+    assert not at.exists()
+    record.write(at, first)
+    with pytest.raises(ValueError, match="exists already: continue it with --resume"):
+        record.plan(at, **same, resume=False)
+    assert record.plan(at, **same, resume=True) == first
+    with pytest.raises(ValueError, match="another space: 0 trials are new and 1 are gone"):
+        record.plan(at, trials=[], space={}, search="grid", resume=True)
+
+
+def test_other_code_is_refused_by_file_name(tmp_path, monkeypatch):
+    import record
+
+    at = tmp_path / "sweeps" / "mine"
+    record.write(at, record.plan(at, trials=[], space={}, search="grid", resume=False))
+    monkeypatch.setattr(record, "_code", lambda: {"tree.py": "other"})
+    with pytest.raises(ValueError, match=r"started under other code; changed since: .*tree\.py"):
+        record.plan(at, trials=[], space={}, search="grid", resume=True)
+
+
+def test_resuming_runs_again_what_did_not_end_by_itself(tmp_path):
+    import json
+
+    import record
+
+    from raydiff import trial
+
+    at = tmp_path / "sweeps" / "mine"
+    outcomes = {"a": "finished", "b": "failed", "c": "killed"}
+    for name, outcome in outcomes.items():
+        trial.end(at / "trials" / name, outcome)
+    trial.end(at / "trials" / "d", "stopped", reason="time budget")
+    trial.end(at / "trials" / "e", "stopped", reason="scheduler")
+    record.write(at, record.plan(at, trials=[], space={}, search="grid", resume=False))
+    left = {p.parent.name: json.loads(p.read_text())["outcome"] for p in at.glob("trials/*/outcome.json")}
+    assert left == {"a": "finished", "e": "stopped"}
+
+
+def test_a_given_secret_is_in_no_written_command(monkeypatch):
+    import record
+
+    for argv in (["--runtime.noise-secret", "00ff"], ["--runtime.noise_secret=00ff"]):
+        monkeypatch.setattr(sys, "argv", ["jobs/sweep.py", *argv])
+        assert "00ff" not in record.resume_command("mine") and "SECRET" in record.resume_command("mine")
+
+
+def test_a_slot_that_does_not_fit_leaves_no_sweep_behind(tmp_path):
+    arguments = ["--runtime.threads", "64", "--name", "big", "--runtime.storage", str(tmp_path / "s")]
+    done = command_line("sweep.py", *arguments)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
+    assert re.search(r"error: one trial needs 64 CPU .* but the cluster has", done.stderr)
+    assert not (tmp_path / "s" / "sweeps" / "big").exists()

@@ -1,0 +1,152 @@
+"""`python jobs/bench.py`: the ways do the same work, and every line has its fields. No timing is asserted."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import multiprocessing
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+JOBS = Path(__file__).parents[2] / "jobs"
+TWO = {"local_over_floor", "ray_over_two_processes"}
+OVERHEAD = {"clients", "steps", "parameters", "rounds", "repetitions", "targets", "met", "agree"} | TWO
+SECONDS = {"floor_s", "local_s", "ray_s", "ray_stored_s", "two_processes_s"}
+MEMORY = {"driver_mb", "workers_mb"}
+FIELDS = {
+    "machine": {"cpu", "cores", "memory_gb", "python", "torch", "ray"},
+    "start": {"to_end_of_first_round_s"} | MEMORY,
+    "overhead": OVERHEAD | SECONDS,
+    "switch": {"switch_s", "to_end_of_first_round_s", "steady_round_s"},
+    "memory": {"after"} | MEMORY,
+}
+
+
+@pytest.fixture(scope="module")
+def bench() -> Iterator[ModuleType]:
+    sys.path.insert(0, str(JOBS))
+    yield importlib.import_module("bench")
+    sys.path.remove(str(JOBS))
+
+
+def test_the_plain_ways_and_the_round_loop_do_the_same_work(
+    bench: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench, "PROCESSES", 1)  # here they are threads, and two would share torch's global generator
+    case = bench.Case(clients=3, steps=2, network=bench.MLP(width=8, depth=1))
+    pairs = [multiprocessing.Pipe() for _ in range(bench.PROCESSES)]
+    served = [threading.Thread(target=bench.serve, args=(theirs, i)) for i, (_, theirs) in enumerate(pairs)]
+    for thread in served:
+        thread.start()
+    pipes = [ours for ours, _ in pairs]
+    try:
+        by_hand = list(bench.floor(case.trial(3, tmp_path / "floor")))
+        ours = list(bench.local(case.trial(3, tmp_path / "local")))
+        apart = list(bench.two_processes(case.trial(3, tmp_path / "two"), pipes))
+    finally:
+        for pipe in pipes:
+            pipe.send(None)
+        for thread in served:
+            thread.join()
+    assert len(by_hand) == len(ours) == len(apart) == 3
+    for floor, local, two in zip(by_hand, ours, apart, strict=True):
+        assert bench.difference(floor, local) < bench.AGREEMENT
+        assert bench.difference(floor, two) < bench.AGREEMENT
+    assert bench.difference(by_hand[0], by_hand[2]) > bench.AGREEMENT  # it trains, and yields no aliases
+
+
+def test_the_parameter_counts(bench: ModuleType, tmp_path: Path) -> None:
+    """What the cases promise: about 600,000 parameters in the third, about 10 million in the last."""
+    sizes = [sum(v.numel() for v in bench.first_weights(case.trial(1, tmp_path)).values()) for case in bench.CASES]
+    assert [(case.clients, case.steps) for case in bench.CASES] == [(8, 10), (32, 1), (8, 1), (8, 0)]
+    assert sizes[2] == pytest.approx(600_000, rel=0.05) and sizes[3] == pytest.approx(1e7, rel=0.05)
+
+
+def test_a_line_has_its_fields_and_notices_other_work(bench: ModuleType, tmp_path: Path) -> None:
+    (case,) = bench.QUICK.cases
+    honest = {"floor": bench.floor, "local": bench.local, "ray": bench.local}
+    ways = honest | {"ray_stored": bench.local, "two_processes": bench.floor}
+    line = bench.compare(case, ways, bench.QUICK, tmp_path / "same")
+    assert set(line) == OVERHEAD | SECONDS
+    assert line["agree"] is True and line["rounds"] >= 2
+    assert line["local_over_floor"] == line["local_s"] / line["floor_s"]
+    assert line["met"] == {name: line[name] <= line["targets"][name] for name in TWO}
+
+    def other(trial: object) -> Iterator[object]:
+        return ({k: v + 1e-3 for k, v in weights.items()} for weights in bench.floor(trial))
+
+    assert bench.compare(case, ways | {"ray": other}, bench.QUICK, tmp_path / "other")["agree"] is False
+
+
+def test_the_best_of_the_timed_rounds(bench: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first round is not timed."""
+    clock = iter([10.0, 16.0])
+    monkeypatch.setattr(bench.time, "perf_counter", lambda: next(clock))
+    assert bench.per_round(iter([{}, {}, {}, {}])) == 2.0
+
+
+@pytest.mark.parametrize("arguments", [[], ["throughput"], ["overhead", "--fast"], ["--quick"], ["overhead", "digits"]])
+def test_what_to_measure_must_be_said(
+    bench: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["bench.py", *arguments])
+    with pytest.raises(SystemExit) as stop:
+        bench.command.one_sentence(bench.main)
+    out, err = capsys.readouterr()
+    assert stop.value.code == 2 and out == ""
+    assert "python jobs/bench.py overhead" in err and err.count("\n") == 1
+
+
+def test_floats_are_short(bench: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    bench.say("x", a=1 / 3, b=[2 / 3], c={"d": 12345.678}, e=123456, f=True)
+    assert json.loads(capsys.readouterr().out) == {
+        "what": "x", "a": 0.3333, "b": [0.6667], "c": {"d": 12350.0}, "e": 123456, "f": True
+    }  # fmt: skip
+
+
+@pytest.mark.slow
+def test_the_whole_job_prints_its_lines_and_leaves_nothing_behind() -> None:
+    name, value = "RAYDIFF_TEST_MARK", uuid.uuid4().hex
+    with tempfile.TemporaryDirectory(prefix="rb") as folder:  # short: Ray's sockets lie below it
+        done = subprocess.run(
+            [sys.executable, str(JOBS / "bench.py"), "overhead", "--quick"],
+            env={**os.environ, name: value, "TMPDIR": folder, "RAY_ADDRESS": "127.0.0.1:1"},
+            stdout=subprocess.PIPE,
+            text=True,
+            timeout=300,
+            check=True,
+        )
+        assert not list(Path(folder).glob("raydiff-bench-*"))
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [line["what"] for line in lines] == list(FIELDS)
+    for line in lines:
+        assert set(line) == {"what"} | FIELDS[line["what"]]
+    overhead = next(line for line in lines if line["what"] == "overhead")
+    assert overhead["agree"] is True and all(math.isfinite(overhead[s]) for s in SECONDS)
+    assert all(len(line["workers_mb"]) == 2 for line in lines if "workers_mb" in line)
+    assert processes_with(f"{name}={value}") == []
+
+
+def processes_with(mark: str) -> list[str]:
+    """Command lines of the processes that have this in their environment."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark.encode() in (process / "environ").read_bytes():
+                found.append((process / "cmdline").read_text())
+        except OSError:  # it has ended, or is another user's
+            continue
+    return found

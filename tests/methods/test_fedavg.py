@@ -1,0 +1,116 @@
+"""FedAvg (McMahan et al. 2017) against what it reduces to."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from raydiff import tree
+from raydiff.config import Experiment
+from raydiff.data.datasets import Records
+from raydiff.diffusion.local import Training, fit
+from raydiff.federation import Client, Keys, LocalPool, Progress, rounds
+from raydiff.method import Round, Upload
+from raydiff.methods import FedAvg, fedavg
+from raydiff.privacy.release import NonPrivate, disclose
+from raydiff.seeding import generator
+from raydiff.tree import Params
+
+KEYS = Keys(3, b"0123456789abcdef", "digest")
+
+
+@pytest.fixture(scope="module")
+def method(tiny: Experiment) -> FedAvg:
+    return FedAvg(model=tiny.method.model, local=tiny.method.local, rounds=3)
+
+
+def records(client: int, n: int = 12) -> Records:
+    rng = generator(client, "records")
+    images = torch.rand(n, 1, 8, 8, generator=rng) * 2 - 1
+    return Records(images, torch.randint(10, (n, 1), generator=rng), torch.arange(n))
+
+
+def run(method: FedAvg, *data: Records) -> list[Progress]:
+    pool = LocalPool([Client(i, method, own, keys=KEYS) for i, own in enumerate(data)])
+    return list(rounds(method, pool, keys=KEYS))
+
+
+def test_one_client_and_one_round_is_plain_local_training(method: FedAvg) -> None:
+    method, data = replace(method, rounds=1), records(0)
+    start = method.init_server(generator(KEYS.seed, "server", "init"))
+    rng = generator(KEYS.seed, "client", 0, "round", 0)
+    alone, _, loss = fit(method.model, start, data.images, data.labels, training=method.local, rng=rng)
+    (only,) = run(method, data)
+    torch.testing.assert_close(only.server, alone)
+    assert tree.norm(tree.sub(only.server, start)) > 1e-2
+    assert only.metrics["train/loss"] == loss
+
+
+def test_the_update_is_the_mean_weighted_by_records(method: FedAvg) -> None:
+    server = {"w": torch.tensor([1.0, 1.0])}
+    sent = [torch.tensor([4.0, 0.0]), torch.tensor([0.0, 8.0])]
+    uploads = [Upload(i, n, disclose({"w": w}, "w")) for i, (n, w) in enumerate(zip((30, 10), sent, strict=True))]
+    after, metrics, events = method.aggregate(server, iter(uploads), Round(0, generator(0)))
+    assert after["w"].tolist() == [1 + 3.0, 1 + 2.0]
+    assert metrics["server/update_norm"] == pytest.approx(math.sqrt(13))
+    assert events == []
+
+
+def test_clients_that_agree_move_the_server_to_where_they_are(method: FedAvg) -> None:
+    server = method.init_server(generator(0))
+    result = method.local_update(server, {}, records(0), Round(0, generator(1)))
+    uploads = [Upload(i, 5 + i, result.release) for i in range(3)]
+    after, _, _ = method.aggregate(server, iter(uploads), Round(0, generator(0)))
+    torch.testing.assert_close(after, tree.add(server, result.release.value))
+
+
+def test_the_rounds_are_one_training_cut_in_pieces(method: FedAvg, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def spy(*args: Any, **options: Any) -> Any:
+        asked.append((options["first"], options["steps"], options["training"]))
+        return fit(*args, **options)
+
+    monkeypatch.setattr(fedavg, "fit", spy)
+    run(method, records(0))
+    assert asked == [(0, 2, method.local), (2, 3, method.local), (5, 3, method.local)]
+
+
+def test_weights_go_as_they_are_and_the_ledger_says_so(method: FedAvg) -> None:
+    last = run(method, records(0), records(1))[-1]
+    assert {e.event for e in last.ledger.entries} == {NonPrivate("weights sent as they are")}
+    assert len(last.ledger.entries) == 6
+    assert last.ledger.bytes_up == 6 * tree.nbytes(last.server)
+    assert last.ledger.epsilon(1e-5, "exact") == math.inf
+
+
+def deployed(method: FedAvg, server: Params, client: int) -> Any:
+    return method.deploy(server, {}, records(client), generator(1))
+
+
+def test_without_fine_tuning_all_clients_sample_the_shared_model(method: FedAvg) -> None:
+    server, labels = run(method, records(0))[-1].sent, torch.arange(4)[:, None]
+    first, second = (deployed(method, server, client) for client in (0, 1))
+    assert list(first.denoisers) == ["global"]
+    assert torch.equal(first.sample(labels, generator(2)), second.sample(labels, generator(2)))
+
+
+def test_fine_tuning_is_local_training_from_the_shared_model(method: FedAvg) -> None:
+    tuning, data = Training(steps=3, batch=4), records(0)
+    server = run(method, data)[-1].sent
+    tuned = deployed(replace(method, finetune=tuning), server, 0)
+    params, _, _ = fit(method.model, server, data.images, data.labels, training=tuning, rng=generator(1))
+    x, t, labels = data.images[:4], torch.tensor([1, 5, 9, 20]), data.labels[:4]
+    assert torch.equal(tuned.denoisers["client"](x, t, labels), method.model.denoiser(params)(x, t, labels))
+    assert torch.equal(tuned.denoisers["global"](x, t, labels), method.model.denoiser(server)(x, t, labels))
+    by_hand = deployed(method, params, 0).sample(labels, generator(2))
+    assert torch.equal(tuned.sample(labels, generator(2)), by_hand)
+
+
+def test_bad_rounds_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"^rounds must be at least 1, got 0$"):
+        FedAvg(rounds=0)

@@ -1,0 +1,280 @@
+"""PFDM (Patel et al., CVPR 2026) against its algorithms and its Gaussian closed form."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from raydiff import tree
+from raydiff.config import Experiment
+from raydiff.data.datasets import Records
+from raydiff.diffusion import gaussian
+from raydiff.diffusion.gaussian import DDPM, Sampling, alphas_bar, denoise
+from raydiff.diffusion.local import fit
+from raydiff.federation import Client, Keys, LocalPool, Progress, rounds
+from raydiff.method import Round, Upload
+from raydiff.methods import PFDM, LocalOnly, pfdm
+from raydiff.privacy.release import Gaussian, NonPrivate
+from raydiff.seeding import NoiseStream, generator
+from raydiff.tree import Params
+
+KEYS = Keys(0, b"0123456789abcdef", "digest")
+NOISE = NoiseStream(b"0123456789abcdef", ("x",))
+
+
+@pytest.fixture(scope="module")
+def method(tiny: Experiment) -> PFDM:
+    assert isinstance(tiny.method, PFDM)
+    return tiny.method
+
+
+def records(client: int = 0, n: int = 12) -> Records:
+    """Images in [-1, 1] of norms about 4.6, labels, row numbers."""
+    rng = generator(client, "records")
+    images = torch.rand(n, 1, 8, 8, generator=rng) * 2 - 1
+    return Records(images, torch.randint(10, (n, 1), generator=rng), torch.arange(n))
+
+
+def run(method: PFDM, clients: int = 2) -> list[Progress]:
+    pool = LocalPool([Client(i, method, records(i), keys=KEYS) for i in range(clients)])
+    return list(rounds(method, pool, keys=KEYS))
+
+
+# --- the Gaussian closed form ---
+
+
+@pytest.mark.parametrize(
+    ("t0", "variance", "sampler", "weight"),
+    [
+        (740, 1.0, "ddim", 0.0623),
+        (740, 1.0, "ancestral", 0.0039),
+        (690, 5.0, "ddim", 0.1968),
+        (690, 5.0, "ancestral", 0.0388),
+    ],
+)
+def test_the_servers_mean_keeps_the_weight_of_the_closed_form(
+    t0: int, variance: float, sampler: Any, weight: float
+) -> None:
+    """The refined mean is w * mu_server + (1 - w) * mu, where the client's data are N(mu, lambda).
+
+    With exact scores w = A for DDIM, A^2 for the ancestral one: A^2 = lambda abar / (1 + (lambda - 1) abar).
+    """
+    abar, mu = alphas_bar("linear", 1000), 0.7
+
+    def exact(x: Tensor, t: Tensor, labels: Tensor) -> Tensor:
+        a = abar[t].view(-1, 1, 1, 1)
+        return (1 - a).sqrt() * (x - a.sqrt() * mu) / (a * variance + 1 - a)
+
+    servers = torch.tensor([mu, mu + 1.0], dtype=torch.float64).view(2, 1, 1, 1)
+    ends = []
+    for i in (0, 1):  # the same noise for both, so that their difference is the mean's
+        x = math.sqrt(float(abar[t0])) * servers[i : i + 1]
+        ends.append(
+            float(denoise(exact, x, labels=torch.zeros(1, 1), abar=abar, start=t0, sampler=sampler, rng=generator(0)))
+        )
+    a_squared = variance * float(abar[t0]) / (1 + (variance - 1) * float(abar[t0]))
+    limit = math.sqrt(a_squared) if sampler == "ddim" else a_squared
+    assert ends[1] - ends[0] == pytest.approx(weight, abs=5e-5)
+    assert ends[1] - ends[0] == pytest.approx(limit, rel=5e-3)  # the chain has finitely many steps
+    if sampler == "ddim":
+        assert ends[0] == pytest.approx(mu, abs=1e-9)
+
+
+# --- the release ---
+
+
+@pytest.mark.parametrize(
+    ("clip", "exact", "rdp", "theorem"), [(15.0, 732, 740, 749), (10.0, 675, 683, 693), (35.0, 839, 845, 854)]
+)
+def test_depths_at_epsilon_10(clip: float, exact: int, rdp: int, theorem: int) -> None:
+    depths = [PFDM(model=DDPM(), clip=clip, accountant=name).depth for name in ("exact", "rdp", "theorem")]
+    assert depths == [exact, rdp, theorem]
+
+
+def test_a_given_depth_must_keep_to_the_budget(method: PFDM) -> None:
+    needed = method.depth
+    assert replace(method, t0=needed).depth == needed
+    assert replace(method, t0=needed + 1).depth == needed + 1
+    with pytest.raises(ValueError, match=rf"^t0 = {needed - 1} spends more than epsilon = 10 .* at least {needed}$"):
+        replace(method, t0=needed - 1)
+
+
+def test_the_upload_is_algorithm_1_by_hand(method: PFDM) -> None:
+    method, data = replace(method, clip=4.6), records()
+    result = method.local_update({}, {}, data, Round(0, generator(0), NOISE))
+    abar, z = float(method.model.abar[method.depth]), NOISE.normal(range(12), (1, 8, 8))
+    norms = data.images.flatten(1).norm(dim=1)
+    assert bool((norms > 4.6).any()) and bool((norms < 4.6).any())
+    clipped = data.images * (4.6 / norms).clamp_max(1).view(-1, 1, 1, 1)
+    sent = result.release.value
+    assert sorted(sent) == ["labels", "x"]
+    torch.testing.assert_close(sent["x"], math.sqrt(abar) * clipped + math.sqrt(1 - abar) * z, rtol=1e-4, atol=1e-4)
+    assert torch.equal(sent["labels"], data.labels)
+    assert result.metrics["upload/clipped_fraction"] == pytest.approx(float((norms > 4.6).float().mean()))
+
+
+def test_the_event_is_the_noise_over_the_sensitivity(method: PFDM) -> None:
+    abar = float(method.model.abar[method.depth])
+    event = method.local_update({}, {}, records(), Round(0, generator(0), NOISE)).release.event
+    assert isinstance(event, Gaussian)
+    assert event.std_over_sensitivity == pytest.approx(math.sqrt(1 - abar) / (2 * 6.4 * math.sqrt(abar)), rel=1e-12)
+    assert (event.unit, event.relation, event.trust) == ("example", "replace_one", "local")
+    assert event.declared == ("labels",)
+
+
+@pytest.mark.parametrize("epsilon", [1.0, 10.0, 50.0])
+def test_the_ledger_keeps_to_the_budget(method: PFDM, epsilon: float) -> None:
+    progress = run(replace(method, epsilon=epsilon))
+    spent = {p.ledger.epsilon(method.delta, method.accountant) for p in progress}
+    assert len(spent) == 1 and 0 < spent.pop() <= epsilon  # one release: nothing is spent after round 0
+
+
+def test_an_upload_without_noise_is_an_error(method: PFDM) -> None:
+    with pytest.raises(ValueError, match="needs the round's noise stream"):
+        method.local_update({}, {}, records(), Round(0, generator(0)))
+
+
+def test_without_a_budget_images_go_as_they_are_and_the_ledger_says_so(method: PFDM) -> None:
+    method = replace(method, epsilon=None)
+    progress = run(method)
+    assert torch.equal(progress[0].server["held/pool/x"], torch.cat([records(0).images, records(1).images]))
+    assert {type(e.event) for e in progress[-1].ledger.entries} == {NonPrivate}
+    assert progress[-1].ledger.epsilon(method.delta, method.accountant) == math.inf
+    assert method.depth == 1 and replace(method, t0=7).depth == 7
+
+
+# --- the server ---
+
+
+def test_the_server_pools_the_uploads_in_client_order(method: PFDM) -> None:
+    uploads = [
+        Upload(i, 12, method.local_update({}, {}, records(i), Round(0, generator(0), NOISE)).release) for i in (0, 1)
+    ]
+    server = method.init_server(generator(0))
+    after, metrics, events = method.aggregate(server, iter(uploads), Round(0, generator(0)))
+    assert torch.equal(after["held/pool/x"], torch.cat([u.release.value["x"] for u in uploads]))
+    assert torch.equal(after["held/pool/labels"], torch.cat([records(0).labels, records(1).labels]))
+    assert tree.digest(tree.under("model", after)) == tree.digest(tree.under("model", server))
+    assert (metrics, events) == ({"server/pooled": 24.0}, [])
+
+
+def test_the_servers_training_is_one_training_cut_into_rounds(method: PFDM, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def spy(*args: Any, **options: Any) -> Any:
+        asked.append((options["first"], options["steps"], options["training"]))
+        return fit(*args, **options)
+
+    monkeypatch.setattr(pfdm, "fit", spy)
+    progress = run(method)
+    assert [p.number for p in progress] == [0, 1, 2, 3]
+    steps = [float(p.server["held/moments/step/enter.weight"]) for p in progress[1:]]
+    assert steps == [2.0, 5.0, 8.0]
+    assert asked == [(0, 2, method.server), (2, 3, method.server), (5, 3, method.server)]
+    digests = [tree.digest(tree.under("model", p.server)) for p in progress]
+    assert len(set(digests)) == 4
+    assert {tree.digest(tree.under("held/pool", p.server)) for p in progress} == {
+        tree.digest(tree.under("held/pool", progress[0].server))
+    }
+
+
+def test_clients_never_see_the_pool(method: PFDM) -> None:
+    assert all(k.startswith("model/") for p in run(method) for k in p.sent)
+
+
+# --- the samples ---
+
+
+def trained(method: PFDM) -> tuple[Params, Params]:
+    """(what clients see of the server's state, client 0's state)."""
+    return run(method)[-1].sent, method.init_client(records(), generator(5))
+
+
+@pytest.mark.parametrize(("epsilon", "t0"), [(10.0, None), (None, 7)])
+def test_samples_come_through_both_chains(
+    method: PFDM, monkeypatch: pytest.MonkeyPatch, epsilon: float | None, t0: int | None
+) -> None:
+    """Algorithm 2: the global denoiser's whole chain, then the client's from t0, flag "unclipped"."""
+    method = replace(method, epsilon=epsilon, t0=t0)
+    deployed, asked = method.deploy(*trained(method), records(), generator(0)), []
+    predict = DDPM.predict
+
+    def spy(model: DDPM, params: Params, x: Tensor, t: Tensor, labels: Tensor) -> Tensor:
+        flags = labels[:, 1:].unique().tolist()
+        asked.append((int(t[0]), labels[:, 0].tolist(), flags))
+        return predict(model, params, x, t, labels)
+
+    monkeypatch.setattr(gaussian.DDPM, "predict", spy)
+    deployed.sample(torch.tensor([[3], [8]]), generator(0))
+    last = 1 if t0 is None else t0 + 1
+    by_server: list[Any] = [(t, [3, 8], []) for t in range(20, last - 1, -1)]
+    by_client = [(t, [3, 8], [0]) for t in range(method.depth, 0, -1)]
+    assert asked == by_server + by_client
+
+
+def test_the_servers_chain_may_leave_the_range_of_clean_images(method: PFDM) -> None:
+    """Noised images reach sqrt(abar) + 4 sqrt(1 - abar); the client's chain brings them back."""
+    method = replace(method, sampling=Sampling(sampler="ddim"), client_sampling=Sampling(sampler="ddim"))
+    server, state = trained(method)
+    loud = {k: v * 50 if k == "model/leave.1.weight" else v for k, v in server.items()}
+    deployed, model = method.deploy(loud, state, records(), generator(0)), method.model
+    labels, abar, rng = torch.zeros(6, 1, dtype=torch.long), float(model.abar[method.depth]), generator(3)
+    x = torch.randn(6, 1, 8, 8, generator=rng)
+    reach = math.sqrt(abar) + 4 * math.sqrt(1 - abar)
+    chain = {"labels": labels, "abar": model.abar, "sampler": "ddim"}
+    x = denoise(deployed.denoisers["global"], x, start=20, bound=reach, rng=rng, **chain)  # type: ignore[arg-type]
+    assert 1.5 < float(x.abs().max()) <= reach + 1e-5
+    x = denoise(deployed.denoisers["client"], x, start=method.depth, bound=1.0, rng=rng, **chain)  # type: ignore[arg-type]
+    assert torch.equal(deployed.sample(labels, generator(3)), x)
+
+
+@pytest.mark.parametrize("sampler", ["ancestral", "ddim"])
+def test_the_client_model_from_pure_noise_is_the_non_collaborative_baseline(method: PFDM, sampler: Any) -> None:
+    sampling, data = Sampling(sampler=sampler), records()
+    method = replace(method, client_sampling=sampling)
+    alone = LocalOnly(model=method.model, local=method.local, clip=method.clip, sampling=sampling)
+    assert alone.init_key == method.init_key
+    state = alone.init_client(data, generator(5))
+    assert tree.digest(state) == tree.digest(method.init_client(data, generator(5)))
+    own = method.deploy(method.init_server(generator(0)), state, data, generator(0)).denoisers["client"]
+    rng, labels = generator(7), torch.arange(5)[:, None]
+    x = torch.randn(5, 1, 8, 8, generator=rng)
+    x = method.client_sampling.run(method.model, own, x, labels=labels, start=20, bound=1.0, rng=rng)
+    assert torch.equal(alone.deploy({}, state, data, generator(0)).sample(labels, generator(7)), x)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "says"),
+    [
+        ("clip", 0.0, "clip must be a positive number, got 0.0"),
+        ("clip", math.inf, "clip must be a positive number, got inf"),
+        ("t0", 21, "t0 must be in 1..20 (the model's timesteps), got 21"),
+        ("t0", 0, "t0 must be in 1..20 (the model's timesteps), got 0"),
+        ("server_rounds", 0, "server_rounds must be at least 1, got 0"),
+    ],
+)
+def test_bad_settings_are_refused(method: PFDM, field: str, value: Any, says: str) -> None:
+    with pytest.raises(ValueError) as refusal:
+        replace(method, **{field: value})
+    assert str(refusal.value) == says
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("epsilon", 0.0), ("epsilon", -1.0), ("delta", 0.0), ("delta", 1.0), ("accountant", "none")],
+)
+def test_bad_budgets_are_refused_in_one_line(method: PFDM, field: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=rf"^[^\n]*{field}[^\n]*$"):
+        replace(method, **{field: value})
+
+
+def test_a_budget_out_of_reach_is_refused(method: PFDM) -> None:
+    with pytest.raises(
+        ValueError, match=r"no depth reaches epsilon 0\.001 .* the smallest reachable with this schedule is"
+    ):
+        replace(method, model=replace(method.model, schedule="scaled_linear"), epsilon=0.001)

@@ -1,0 +1,343 @@
+"""Every bound against an oracle: integration, 80-digit arithmetic, opacus, the paper's own expression."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import mpmath
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from opacus.accountants import RDPAccountant
+from opacus.accountants.analysis.rdp import compute_rdp, get_privacy_spent
+from scipy.stats import norm
+
+from raydiff.diffusion.gaussian import alphas_bar
+from raydiff.privacy import accountants
+from raydiff.privacy.accountants import ACCOUNTANTS, Unsupported, depth, exact, rdp, release_event, theorem
+from raydiff.privacy.release import Event, Gaussian, NonPrivate, Nothing
+
+NAMES = ("theorem", "rdp", "exact")
+LINEAR = alphas_bar("linear", 1000)
+
+mus = st.floats(-6, 6).map(lambda e: 10.0**e)
+deltas = st.floats(-30, -0.3).map(lambda e: 10.0**e)
+
+
+def gaussian(mu: float, **changes: object) -> Gaussian:
+    about = {"unit": "example", "relation": "replace_one", "trust": "local", **changes}
+    return Gaussian(1 / mu, **about)
+
+
+def sampled(noise: float, rate: float, steps: int = 1) -> Gaussian:
+    return Gaussian(noise, "example", "add_remove", "local", rate, steps)
+
+
+def hockey_stick(p: np.ndarray, q: np.ndarray, epsilon: float, step: float) -> float:
+    """The smallest delta at that epsilon, from two densities on a grid: (epsilon, delta)-DP by definition."""
+    return float(np.maximum(p - np.exp(epsilon) * q, 0).sum() * step)
+
+
+# --- exact -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mu", [0.05, 0.3, 0.99, 1.01, 2.5, 6.0])
+@pytest.mark.parametrize("delta", [1e-9, 1e-5, 1e-2])
+def test_exact_is_the_hockey_stick_divergence(mu: float, delta: float) -> None:
+    x, step = np.linspace(-15, 15 + mu, 400_001, retstep=True)
+    found = hockey_stick(norm.pdf(x - mu), norm.pdf(x), exact([gaussian(mu)], delta), step)
+    assert found == pytest.approx(delta, rel=1e-6)
+
+
+@pytest.mark.parametrize("mu", [1e-12, 1e-6, 1e-3, 0.5, 0.999, 1.0, 3.0, 20.0, 300.0])
+@pytest.mark.parametrize("delta", [1e-100, 1e-30, 1e-15, 1e-5, 0.3, 0.9])
+def test_exact_at_the_extremes(mu: float, delta: float) -> None:
+    epsilon = exact([gaussian(mu)], delta)
+    with mpmath.workdps(80):
+        m, e = mpmath.mpf(1) / mpmath.mpf(1 / mu), mpmath.mpf(epsilon)
+        found = mpmath.ncdf(m / 2 - e / m) - mpmath.exp(e) * mpmath.ncdf(-m / 2 - e / m)
+        if epsilon == 0:
+            assert found <= delta
+        else:
+            assert abs(found / delta - 1) < 1e-10
+
+
+@pytest.mark.parametrize("mu", [1e-300, 1e-150, 1e13, 1e15, 1e17, 1e100, 1e160, 1e300])
+@pytest.mark.parametrize("name", NAMES)
+def test_no_mu_is_too_small_or_too_large(mu: float, name: str) -> None:
+    for delta in (1e-300, 1e-100, 1e-30, 1e-5, 1e-2, 1 - 1e-12):
+        epsilon = ACCOUNTANTS[name]([gaussian(mu)], delta)
+        assert epsilon == pytest.approx(mu * mu / 2, rel=1e-8) if mu > 1 else 0 <= epsilon < 1e-100
+
+
+# --- rdp ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mu", [1e-2, 0.1, 0.532, 1.0, 4.0, 30.0])
+@pytest.mark.parametrize("delta", [1e-12, 1e-5, 1e-2])
+def test_rdp_is_opacus_over_dense_orders(mu: float, delta: float) -> None:
+    orders = 1 + np.geomspace(1e-5, 1e7, 300_001)
+    wanted, _ = get_privacy_spent(orders=orders, rdp=orders * mu**2 / 2, delta=delta)
+    assert rdp([gaussian(mu)], delta) == pytest.approx(max(0.0, wanted), rel=1e-7, abs=1e-12)
+
+
+def test_rdp_where_both_ends_of_its_bracket_are_solutions_up_to_rounding() -> None:
+    for delta in np.geomspace(1e-100, 0.5, 500):
+        half = -math.log(delta) / 2
+        mu = math.sqrt(2 * half) / math.expm1(half)
+        assert exact([gaussian(mu)], delta) <= rdp([gaussian(mu)], delta) <= theorem([gaussian(mu)], delta)
+
+
+@pytest.mark.parametrize("rate, noise, steps", [(0.01, 1.0, 1000), (0.2, 2.0, 30), (0.5, 0.8, 1)])
+def test_sampled_rdp_is_opacus(rate: float, noise: float, steps: int) -> None:
+    opacus = RDPAccountant()
+    opacus.history = [(noise, rate, steps)]
+    wanted = opacus.get_epsilon(1e-5, alphas=accountants.ORDERS)
+    assert rdp([sampled(noise, rate, steps)], 1e-5) == pytest.approx(wanted, rel=1e-12)
+    assert rdp([sampled(noise, rate)] * steps, 1e-5) == pytest.approx(wanted, rel=1e-12)
+
+
+def test_sampled_and_unsampled_events_add_up_order_by_order() -> None:
+    orders = accountants.ORDERS
+    total = compute_rdp(q=0.1, noise_multiplier=1.5, steps=20, orders=orders) + np.array(orders) / (2 * 3.0**2)
+    wanted, _ = get_privacy_spent(orders=orders, rdp=total, delta=1e-5)
+    assert rdp([sampled(1.5, 0.1, 20), sampled(3.0, 1.0)], 1e-5) == pytest.approx(wanted, rel=1e-12)
+
+
+@pytest.mark.parametrize("rate, noise", [(0.05, 0.7), (0.3, 1.0), (0.9, 2.0)])
+def test_sampled_rdp_covers_the_hockey_stick_both_ways(rate: float, noise: float) -> None:
+    x, step = np.linspace(-15 * noise, 15 * noise + 1, 400_001, retstep=True)
+    without = norm.pdf(x, scale=noise)
+    with_it = (1 - rate) * without + rate * norm.pdf(x, loc=1, scale=noise)
+    epsilon = rdp([sampled(noise, rate)], 1e-5)
+    spent = [hockey_stick(p, q, epsilon, step) for p, q in [(with_it, without), (without, with_it)]]
+    assert 0 < max(spent) <= 1e-5
+    assert epsilon < rdp([sampled(noise, 1.0)], 1e-5)
+
+
+def test_sampling_never_costs_more_than_none() -> None:
+    """Also where the orders at hand are too coarse, for much noise and for little."""
+    for noise in (0.05, 0.3, 3.0, 1e4):
+        assert rdp([sampled(noise, 0.9999, 100)], 1e-5) <= rdp([sampled(noise, 1.0, 100)], 1e-5)
+    assert rdp([sampled(math.inf, 0.1)], 1e-5) == 0.0
+
+
+# --- theorem, and all three together -----------------------------------------------------------------------
+
+
+@settings(deadline=None)
+@given(clip=st.floats(0.1, 100), abar=st.floats(1e-6, 0.999), delta=deltas)
+def test_theorem_is_pfdm_s_expression(clip: float, abar: float, delta: float) -> None:
+    s2 = (1 - abar) / abar
+    printed = 2 * clip**2 / s2 + clip * math.sqrt(8 * math.log(1 / delta) / s2)
+    assert theorem([release_event(clip, abar)], delta) == pytest.approx(printed, rel=1e-9)
+
+
+@settings(deadline=None)
+@given(mu=mus, delta=deltas)
+def test_exact_is_below_rdp_is_below_theorem(mu: float, delta: float) -> None:
+    bounds = [ACCOUNTANTS[n]([gaussian(mu)], delta) for n in ("exact", "rdp", "theorem")]
+    assert 0 <= bounds[0] <= bounds[1] * (1 + 1e-12) <= bounds[2] * (1 + 1e-11)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(deadline=None)
+@given(mu=mus, delta=deltas, factor=st.floats(1.001, 100), steps=st.integers(2, 1000))
+def test_less_noise_more_steps_and_a_smaller_delta_cost_more(
+    name: str, mu: float, delta: float, factor: float, steps: int
+) -> None:
+    def epsilon(events: list[Event], delta: float = delta) -> float:
+        return ACCOUNTANTS[name](events, delta) * (1 + 1e-12)
+
+    once = ACCOUNTANTS[name]([gaussian(mu)], delta)
+    assert once <= epsilon([gaussian(mu * factor)])
+    assert once <= epsilon([gaussian(mu, steps=steps)])
+    assert once <= epsilon([gaussian(mu), gaussian(mu / factor)])
+    assert once <= epsilon([gaussian(mu)], delta / factor)
+
+
+@settings(max_examples=8, deadline=None)
+@given(noise=st.floats(0.3, 20), rate=st.floats(1e-4, 0.99), factor=st.floats(1.01, 5), steps=st.integers(1, 500))
+def test_sampled_rdp_is_monotone(noise: float, rate: float, factor: float, steps: int) -> None:
+    epsilon = rdp([sampled(noise, rate, steps)], 1e-5)
+    assert epsilon <= rdp([sampled(noise / factor, rate, steps)], 1e-5) * (1 + 1e-9)
+    assert epsilon <= rdp([sampled(noise, min(1.0, rate * factor), steps)], 1e-5) * (1 + 1e-9)
+    assert epsilon <= rdp([sampled(noise, rate, steps + 1)], 1e-5) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(deadline=None)
+@given(parts=st.lists(st.tuples(st.floats(0.01, 10), st.integers(1, 9)), min_size=1, max_size=5), delta=deltas)
+def test_composition_adds_mu_squared(name: str, parts: list[tuple[float, int]], delta: float) -> None:
+    events = [gaussian(mu, steps=steps) for mu, steps in parts]
+    together = gaussian(math.sqrt(sum(steps * mu**2 for mu, steps in parts)))
+    wanted = ACCOUNTANTS[name]([together], delta)
+    for order in (events, events[::-1], [Nothing(), *events, Nothing()]):
+        assert ACCOUNTANTS[name](order, delta) == pytest.approx(wanted, rel=1e-9, abs=1e-12)
+
+
+# --- what they refuse, and the two ends --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_costs_nothing_and_no_protection_is_infinite(name: str) -> None:
+    epsilon = ACCOUNTANTS[name]
+    silent = Gaussian(math.inf, "example", "replace_one", "local")
+    assert epsilon([], 1e-5) == epsilon([Nothing()], 1e-5) == epsilon([silent], 1e-5) == 0.0
+    bare = Gaussian(0.0, "example", "replace_one", "local")
+    for events in ([NonPrivate("weights")], [gaussian(1), NonPrivate("weights")], [gaussian(1), bare]):
+        assert epsilon(events, 1e-5) == math.inf
+        assert accountants.gaussian_dp_mu(events) == math.inf
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("change", [{"unit": "client"}, {"relation": "add_remove"}, {"trust": "central"}])
+def test_events_that_differ_do_not_compose(name: str, change: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match="do not compose"):
+        ACCOUNTANTS[name]([gaussian(1), gaussian(1, **change)], 1e-5)
+    if "trust" in change:
+        with pytest.raises(ValueError, match="do not compose"):
+            ACCOUNTANTS[name]([gaussian(1), NonPrivate("weights", "central")], 1e-5)
+
+
+def test_sampling_is_refused_without_a_theorem() -> None:
+    for bound in ACCOUNTANTS.values():
+        with pytest.raises(Unsupported, match="replace_one"):
+            bound([gaussian(1), gaussian(1, sampling_rate=0.5)], 1e-5)
+    for bound in (exact, theorem, lambda events, _: accountants.gaussian_dp_mu(events)):
+        with pytest.raises(Unsupported, match="rdp"):
+            bound([sampled(1.0, 0.5)], 1e-5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("delta", [0.0, 1.0, -1e-5, math.nan])
+def test_delta_must_be_a_probability(name: str, delta: float) -> None:
+    for events in ([], [gaussian(1)], [NonPrivate("weights")]):
+        with pytest.raises(ValueError, match="delta must be in"):
+            ACCOUNTANTS[name](events, delta)
+
+
+@pytest.mark.parametrize("epsilon", [0.0, -1.0, math.nan])
+def test_a_budget_must_be_positive(epsilon: float) -> None:
+    with pytest.raises(ValueError, match="epsilon must be > 0"):
+        accountants.check_budget(epsilon, 1e-5)
+    with pytest.raises(ValueError, match="delta must be in"):
+        accountants.check_budget(1.0, 1.0)
+
+
+# --- ceilings on attacks -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mu", [0.0, 0.3, 1.0, 3.0])
+def test_the_ceilings_are_those_of_the_best_test(mu: float) -> None:
+    thresholds = np.linspace(-12, 12 + mu, 200_001)
+    fpr, tpr = norm.sf(thresholds), norm.sf(thresholds - mu)
+    assert accountants.auc_ceiling(mu) == pytest.approx(-np.trapezoid(tpr, fpr), abs=1e-8)
+    for i in (70_000, 100_000, 130_000):
+        assert accountants.tpr_ceiling(mu, float(fpr[i])) == pytest.approx(tpr[i], abs=1e-9)
+
+
+@pytest.mark.parametrize("delta", [1e-6, 1e-3, 0.1])
+def test_no_test_beats_the_ceiling_by_epsilon_and_delta(delta: float) -> None:
+    """(epsilon, delta)-DP says tpr <= e^epsilon fpr + delta; exact touches the ceiling in one point."""
+    epsilon = exact([gaussian(1.5)], delta)
+    gaps = [
+        math.exp(epsilon) * fpr + delta - accountants.tpr_ceiling(1.5, fpr) for fpr in np.geomspace(1e-12, 1, 20_001)
+    ]
+    assert -1e-9 < min(gaps) < delta * 1e-4
+
+
+def test_ceilings_at_the_ends() -> None:
+    assert accountants.tpr_ceiling(2.0, 0.0) == 0.0
+    assert accountants.tpr_ceiling(2.0, 1.0) == 1.0
+    assert accountants.tpr_ceiling(math.inf, 0.0) == accountants.auc_ceiling(math.inf) == 1.0
+    with pytest.raises(ValueError, match="fpr"):
+        accountants.tpr_ceiling(1.0, 1.1)
+    with pytest.raises(ValueError, match="mu"):
+        accountants.auc_ceiling(math.nan)
+
+
+# --- PFDM's depth ------------------------------------------------------------------------------------------
+
+DEPTHS = {  # (clip, epsilon) -> depth by theorem, rdp, exact; linear schedule, T = 1000, delta = 1e-5
+    (5, 1): (877, 856, 846), (5, 5): (683, 668, 658), (5, 10): (588, 576, 567),
+    (5, 20): (487, 479, 470), (5, 50): (351, 347, 339), (5, 100): (257, 255, 249),
+    (10, 1): (952, 932, 924), (10, 5): (777, 763, 755), (10, 10): (693, 683, 675),
+    (10, 20): (606, 599, 591), (10, 50): (487, 483, 476), (10, 100): (395, 392, 387),
+    (15, 1): (994, 974, 966), (15, 5): (827, 814, 806), (15, 10): (749, 740, 732),
+    (15, 20): (668, 662, 655), (15, 50): (559, 555, 549), (15, 100): (474, 471, 466),
+    (28, 5): (898, 887, 880), (28, 10): (827, 819, 812), (28, 20): (755, 749, 743),
+    (28, 50): (658, 655, 649), (28, 100): (583, 581, 577),
+    (35, 5): (923, 912, 904), (35, 10): (854, 845, 839), (35, 20): (784, 778, 772),
+    (35, 50): (690, 687, 682), (35, 100): (619, 617, 613),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("clip, epsilon", DEPTHS)
+def test_depths_of_the_linear_schedule(clip: int, epsilon: int) -> None:
+    budget = {"epsilon": epsilon, "delta": 1e-5, "clip": clip, "alphas_bar": LINEAR}
+    assert tuple(depth(**budget, accountant=name) for name in NAMES) == DEPTHS[clip, epsilon]
+
+
+@pytest.mark.parametrize(
+    "clip, t0, wanted",
+    [(15, 740, (10.76, 9.92, 9.24)), (10, 690, (10.24, 9.42, 8.77)), (35, 850, (10.30, 9.48, 8.83))],
+)
+def test_what_the_published_depths_spend(clip: int, t0: int, wanted: tuple[float, ...]) -> None:
+    event = release_event(clip, float(LINEAR[t0]))
+    assert tuple(round(ACCOUNTANTS[name]([event], 1e-5), 2) for name in NAMES) == wanted
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=30, deadline=None)
+@given(
+    betas=st.lists(st.floats(1e-4, 0.9), min_size=1, max_size=12),
+    clip=st.floats(0.1, 5),
+    epsilon=st.floats(0.1, 50),
+    delta=deltas,
+)
+def test_a_depth_is_minimal_and_within_the_budget(
+    name: str, betas: list[float], clip: float, epsilon: float, delta: float
+) -> None:
+    abar = torch.cumprod(1 - torch.tensor([0.0, *betas], dtype=torch.float64), 0)
+    spent = [ACCOUNTANTS[name]([release_event(clip, a)], delta) for a in abar.tolist()]
+    budget = {"epsilon": epsilon, "delta": delta, "clip": clip, "alphas_bar": abar, "accountant": name}
+    if spent[-1] > epsilon:
+        with pytest.raises(ValueError, match=re.escape(f"this schedule is {spent[-1]:.4g}")):
+            depth(**budget)
+        return
+    t0 = depth(**budget)
+    assert t0 >= 1 and spent[t0] <= epsilon
+    assume(t0 > 1)
+    assert min(spent[:t0]) > epsilon
+
+
+BUDGET = {"epsilon": 10.0, "delta": 1e-5, "clip": 15.0, "alphas_bar": LINEAR, "accountant": "exact"}
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"epsilon": 0.0}, "epsilon must be"),
+        ({"delta": 1.0}, "delta must be"),
+        ({"clip": 0.0}, "clip must be"),
+        ({"clip": math.inf}, "clip must be"),
+        ({"clip": math.nan}, "clip must be"),
+        ({"accountant": "moments"}, "accountant must be one of exact, rdp, theorem, got 'moments'"),
+        ({"alphas_bar": LINEAR[1:]}, "must start at 1"),
+        ({"alphas_bar": LINEAR[:1]}, "at least two entries"),
+        ({"alphas_bar": torch.tensor([1.0, 0.5, 0.6])}, "fall within"),
+        ({"alphas_bar": torch.tensor([1.0, 0.5, -0.1])}, "fall within"),
+        ({"alphas_bar": torch.tensor([1.0, math.nan])}, "fall within"),
+    ],
+)
+def test_depth_refuses_bad_input(change: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        depth(**{**BUDGET, **change})
+
+
+def test_a_schedule_that_ends_in_pure_noise_reveals_nothing() -> None:
+    assert depth(**{**BUDGET, "alphas_bar": torch.tensor([1.0, 0.9, 0.0])}) == 2

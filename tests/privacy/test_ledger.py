@@ -1,0 +1,369 @@
+"""The ledger: what composes with what, what never does, and who sees what."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+import pickle
+from dataclasses import FrozenInstanceError, replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from raydiff.privacy import accountants
+from raydiff.privacy.accountants import Unsupported, exact, rdp
+from raydiff.privacy.ledger import PUBLISHED, Guarantee, Ledger, compose
+from raydiff.privacy.release import Event, Gaussian, NonPrivate, Nothing
+
+DELTA = 1e-5
+UPLOAD = Gaussian(1.0, "example", "replace_one", "local", declared=("labels",))
+CENTRAL = Gaussian(3.0, "client", "add_remove", "central")
+BARE = NonPrivate("weights sent as they are")
+
+
+def ledger_of(*rounds: dict[int, Event]) -> Ledger:
+    """One dict per round, client -> event; -1 for what the server publishes. Each upload has 10 bytes."""
+    out = Ledger()
+    for number, messages in enumerate(rounds):
+        for client, event in messages.items():
+            if client == PUBLISHED:
+                out = out.with_published(number, [event])
+            else:
+                out = out.with_upload(number, client, event, 10)
+    return out
+
+
+gaussians = st.builds(
+    Gaussian,
+    st.floats(0.1, 50),
+    st.sampled_from(["example", "client"]),
+    st.sampled_from(["replace_one", "add_remove"]),
+    st.just("local"),
+    steps=st.integers(1, 5),
+    declared=st.lists(st.sampled_from(["labels", "counts"]), unique=True).map(tuple),
+)
+local_events = st.one_of(st.just(Nothing()), st.just(BARE), gaussians)
+central_events = gaussians.map(lambda e: replace(e, trust="central"))
+ledgers = st.lists(
+    st.tuples(st.dictionaries(st.integers(0, 4), local_events), st.none() | central_events), max_size=4
+).map(lambda rounds: ledger_of(*({**uploads, **({PUBLISHED: c} if c else {})} for uploads, c in rounds)))
+
+
+# --- composition -------------------------------------------------------------------------------------------
+
+
+def test_clients_compose_in_parallel_and_rounds_in_sequence() -> None:
+    strong, weak = replace(UPLOAD, std_over_sensitivity=5.0), UPLOAD
+    ledger = ledger_of({0: strong, 1: weak}, {0: strong}, {0: strong, 2: weak})
+    for name, bound in accountants.ACCOUNTANTS.items():
+        worst = max(bound([strong] * 3, DELTA), bound([weak], DELTA))
+        assert ledger.epsilon(DELTA, name) == worst
+        assert [g.epsilon for g in ledger.guarantees(DELTA, name)] == [worst]
+    assert ledger.mu(0) == pytest.approx(math.sqrt(3) / 5)
+    assert ledger.mu(1) == ledger.mu(2) == 1.0
+    assert ledger.mu(99) == 0.0
+
+
+def test_different_kinds_are_never_composed() -> None:
+    kinds = [
+        replace(UPLOAD, unit=unit, relation=relation)
+        for unit, relation in itertools.product(("client", "example"), ("add_remove", "replace_one"))
+    ]
+    ledger = ledger_of(*({0: kind} for kind in kinds))
+    guarantees = ledger.guarantees(DELTA, "exact")
+    assert [(g.unit, g.relation, g.trust) for g in guarantees] == [(k.unit, k.relation, "local") for k in kinds]
+    assert all(g.epsilon == exact([UPLOAD], DELTA) for g in guarantees)
+    assert ledger.epsilon(DELTA, "exact") == math.inf  # client 0 is exposed to all four, and no theorem adds them up
+    with pytest.raises(ValueError, match="do not compose"):
+        ledger.mu(0)
+
+
+def test_different_kinds_at_different_clients_stand_side_by_side() -> None:
+    ledger = ledger_of({0: UPLOAD, 1: replace(UPLOAD, unit="client", std_over_sensitivity=0.5)})
+    assert [(g.unit, g.clients) for g in ledger.guarantees(DELTA, "rdp")] == [("client", 1), ("example", 1)]
+    assert ledger.epsilon(DELTA, "rdp") == rdp([replace(UPLOAD, std_over_sensitivity=0.5)], DELTA)
+
+
+def test_one_unprotected_value_makes_its_client_infinite() -> None:
+    ledger = ledger_of({0: UPLOAD, 1: UPLOAD}, {1: BARE})
+    (guarantee,) = ledger.guarantees(DELTA, "exact")
+    assert guarantee.epsilon == ledger.epsilon(DELTA, "exact") == ledger.mu(1) == math.inf
+    assert guarantee.unprotected == (BARE.what,) and guarantee.clients == 2
+    assert ledger.mu(0) == 1.0
+
+
+@settings(deadline=None)
+@given(ledger=ledgers)
+def test_every_guarantee_is_the_accountant_s_own(ledger: Ledger) -> None:
+    """By a second reading of the entries: one guarantee per kind that occurs, each the worst client's."""
+    clients = {e.client for e in ledger.entries if e.client != PUBLISHED} or {PUBLISHED}
+    seen = {c: [e.event for e in ledger.entries if e.client in (c, PUBLISHED)] for c in clients}
+    wanted = {}
+    for events in seen.values():
+        for kind in {(e.unit, e.relation, e.trust) for e in events if isinstance(e, Gaussian)}:
+            for others in seen.values():
+                mine = [e for e in others if isinstance(e, Gaussian) and (e.unit, e.relation, e.trust) == kind]
+                bare = any(isinstance(e, NonPrivate) and e.trust == kind[2] for e in others)
+                epsilon = math.inf if bare else exact(mine, DELTA)
+                wanted[kind] = max(wanted.get(kind, 0.0), epsilon)
+    guarantees = ledger.guarantees(DELTA, "exact")
+    found = {(g.unit, g.relation, g.trust): g.epsilon for g in guarantees if g.unit}
+    assert found == pytest.approx(wanted)
+    assert guarantees  # never blank
+    assert len(guarantees) == len({(g.unit, g.relation, g.trust) for g in guarantees})
+
+
+@settings(deadline=None)
+@given(ledger=ledgers)
+def test_the_worst_epsilon_is_never_below_a_guarantee_of_a_view(ledger: Ledger) -> None:
+    for view in (ledger.server, ledger.outsiders):
+        assert ledger.epsilon(DELTA, "exact") >= max(g.epsilon for g in view.guarantees(DELTA, "exact"))
+
+
+def test_nothing_sent_is_zero_and_says_so() -> None:
+    for ledger in (Ledger(), ledger_of({0: Nothing(), 1: Nothing()})):
+        assert ledger.epsilon(DELTA, "exact") == 0.0
+        assert [str(g) for g in ledger.guarantees(DELTA, "exact")] == ["epsilon 0 (nothing sent)"]
+        assert compose([ledger, ledger]).epsilon(DELTA, "exact") == 0.0
+    assert Ledger().guarantees(DELTA, "exact")[0].clients == 0
+
+
+def test_a_bad_question_is_refused_even_of_an_empty_ledger() -> None:
+    for ask in (Ledger().epsilon, Ledger().guarantees):
+        with pytest.raises(ValueError, match="accountant must be one of"):
+            ask(DELTA, "moments")
+        with pytest.raises(ValueError, match="delta must be in"):
+            ask(0.0, "exact")
+
+
+# --- the two adversaries -----------------------------------------------------------------------------------
+
+
+def test_outsiders_see_the_published_result_in_place_of_the_uploads() -> None:
+    ledger = ledger_of({0: BARE, 1: BARE, PUBLISHED: CENTRAL}, {0: BARE, PUBLISHED: CENTRAL})
+    assert ledger.server.epsilon(DELTA, "exact") == ledger.epsilon(DELTA, "exact") == math.inf
+    assert ledger.outsiders.epsilon(DELTA, "exact") == exact([CENTRAL] * 2, DELTA)
+    assert ledger.outsiders.mu(1) == pytest.approx(math.sqrt(2) / 3)
+    (outside,) = ledger.outsiders.guarantees(DELTA, "exact")
+    assert (outside.unit, outside.trust, outside.clients) == ("client", "central", 2)
+    local, central = sorted(ledger.guarantees(DELTA, "exact"), key=lambda g: g.trust, reverse=True)
+    assert (local.unit, local.epsilon, central.epsilon) == (None, math.inf, outside.epsilon)
+
+
+def test_without_central_events_outsiders_see_the_uploads() -> None:
+    ledger = ledger_of({0: UPLOAD})
+    assert ledger.outsiders == ledger.server == ledger
+
+
+def test_rounds_with_and_without_central_events_give_outsiders_no_single_epsilon() -> None:
+    ledger = ledger_of({0: UPLOAD}, {0: UPLOAD, PUBLISHED: replace(UPLOAD, trust="central")})
+    assert [g.trust for g in ledger.outsiders.guarantees(DELTA, "exact")] == ["central", "local"]
+    assert ledger.outsiders.epsilon(DELTA, "exact") == ledger.epsilon(DELTA, "exact") == math.inf
+    assert ledger.server.epsilon(DELTA, "exact") == exact([UPLOAD] * 2, DELTA)
+
+
+@given(ledger=ledgers)
+def test_views_of_views_change_nothing(ledger: Ledger) -> None:
+    assert ledger.server.server == ledger.server
+    assert ledger.outsiders.outsiders == ledger.outsiders
+    assert ledger.outsiders.bytes_up == ledger.server.bytes_up == ledger.bytes_up
+
+
+# --- recording ---------------------------------------------------------------------------------------------
+
+
+def test_recording_leaves_the_old_ledger_alone() -> None:
+    before = Ledger()
+    after = before.with_upload(0, 0, UPLOAD, 3)
+    assert before == Ledger() and len(after.entries) == 1
+    with pytest.raises(FrozenInstanceError):
+        after.entries = ()  # type: ignore[misc]
+    assert copy.deepcopy(after) == pickle.loads(pickle.dumps(after)) == after
+
+
+def test_a_round_is_recorded_once() -> None:
+    ledger = ledger_of({0: UPLOAD, PUBLISHED: CENTRAL}, {0: UPLOAD})
+    with pytest.raises(ValueError, match="client 0 already has an upload in round 1"):
+        ledger.with_upload(1, 0, Nothing(), 0)
+    with pytest.raises(ValueError, match="round 0 is late"):
+        ledger.with_upload(0, 1, UPLOAD, 0)
+    with pytest.raises(ValueError, match="round 0 is late"):
+        ledger.with_published(0, [CENTRAL])
+    published = ledger.with_published(1, [CENTRAL, CENTRAL])
+    with pytest.raises(ValueError, match="round 1 is already published"):
+        published.with_published(1, [CENTRAL])
+    assert published.with_published(1, []) == published
+
+
+def test_trust_is_checked_at_the_gate() -> None:
+    with pytest.raises(ValueError, match="must have local trust"):
+        Ledger().with_upload(0, 0, CENTRAL, 1)
+    with pytest.raises(ValueError, match="must have local trust"):
+        Ledger().with_upload(0, 0, NonPrivate("weights", "central"), 1)
+    with pytest.raises(ValueError, match="client must be >= 0"):
+        Ledger().with_upload(0, PUBLISHED, UPLOAD, 1)
+    for event in (UPLOAD, Nothing(), BARE):
+        with pytest.raises(ValueError, match="central trust"):
+            Ledger().with_published(0, [event])
+
+
+def test_bytes_are_counted_by_client() -> None:
+    ledger = Ledger().with_upload(0, 0, UPLOAD, 5).with_upload(0, 1, BARE, 7).with_published(0, [CENTRAL])
+    ledger = ledger.with_upload(1, 0, Nothing(), 0).with_upload(2, 0, UPLOAD, 11)
+    assert ledger.bytes_up == 23
+    assert ledger.bytes_by_client == {0: 16, 1: 7}
+
+
+@given(ledger=ledgers)
+def test_json_round_trip(ledger: Ledger) -> None:
+    assert Ledger.from_json(ledger.to_json()) == ledger
+
+
+def test_json_keeps_every_field() -> None:
+    event = Gaussian(0.1, "client", "add_remove", "local", 0.25, 7, ("labels", "counts"))
+    silent = replace(event, std_over_sensitivity=math.inf)
+    ledger = ledger_of({3: event, 4: silent, 5: NonPrivate("prompts"), 6: Nothing()})
+    assert Ledger.from_json(ledger.to_json()).entries == ledger.entries
+
+
+# --- words and tables --------------------------------------------------------------------------------------
+
+
+def test_a_guarantee_is_one_line_that_says_everything() -> None:
+    pfdm = accountants.release_event(15.0, 3.8943e-3)
+    ledger = ledger_of({0: replace(pfdm, declared=("labels",)), 1: pfdm})
+    assert [str(g) for g in ledger.guarantees(1e-5, "exact")] == [
+        "epsilon 9.24 (per example, replace-one, local trust, delta 1e-05, exact accountant; "
+        "public by declaration: labels)"
+    ]
+    published = ledger_of({PUBLISHED: CENTRAL}).guarantees(1e-6, "rdp")
+    epsilon = rdp([CENTRAL], 1e-6)
+    assert [str(g) for g in published] == [
+        f"epsilon {epsilon:.2f} (per client, add-remove, central trust, delta 1e-06, rdp accountant)"
+    ]
+
+
+def test_no_guarantee_says_why() -> None:
+    assert [str(g) for g in ledger_of({0: BARE}).guarantees(DELTA, "exact")] == [
+        "epsilon inf (no guarantee: weights sent as they are)"
+    ]
+    silent = ledger_of({0: replace(UPLOAD, std_over_sensitivity=0.0)}).guarantees(DELTA, "exact")
+    assert [str(g) for g in silent] == ["epsilon inf (no guarantee: noise of scale 0)"]
+
+
+def test_a_small_epsilon_is_not_printed_as_none() -> None:
+    about = {
+        "delta": DELTA,
+        "accountant": "exact",
+        "unit": "client",
+        "relation": "add_remove",
+        "trust": "local",
+    }
+    assert str(Guarantee(epsilon=0.00123, clients=1, **about)).startswith("epsilon 0.0012 (")
+
+
+def test_the_table_has_a_row_per_client_and_every_accountant() -> None:
+    sampled = Gaussian(1.0, "example", "add_remove", "local", 0.1, 5)
+    ledger = ledger_of({0: UPLOAD, 1: sampled, 2: Nothing(), PUBLISHED: CENTRAL}, {0: UPLOAD, 2: BARE})
+    rows = {row["client"]: row for row in ledger.table(DELTA)}
+    assert list(rows) == [PUBLISHED, 0, 1, 2]
+    for name, bound in accountants.ACCOUNTANTS.items():
+        assert rows[0][f"epsilon_{name}"] == bound([UPLOAD] * 2, DELTA)
+        assert rows[2][f"epsilon_{name}"] == math.inf
+        assert rows[PUBLISHED][f"epsilon_{name}"] == bound([CENTRAL], DELTA)
+    assert rows[1]["epsilon_exact"] is rows[1]["epsilon_theorem"] is None
+    assert rows[1]["epsilon_rdp"] == rdp([sampled], DELTA)
+    assert [(rows[c]["rounds"], rows[c]["bytes"]) for c in (0, 1, 2)] == [(2, 20), (1, 10), (1, 20)]
+    assert rows[0]["events"].startswith("2 x Gaussian noise 1 x sensitivity (per example, replace-one, local trust")
+    assert "Poisson sampling 0.1, 5 steps" in rows[1]["events"]
+    assert rows[2]["events"] == "1 x weights sent as they are"
+    assert len({tuple(row) for row in rows.values()}) == 1
+
+
+def test_a_mixed_client_is_infinite_in_the_table() -> None:
+    (row,) = ledger_of({0: UPLOAD}, {0: replace(UPLOAD, unit="client")}).table(DELTA)
+    assert row["epsilon_exact"] == math.inf
+
+
+def test_an_accountant_without_a_theorem_is_refused_not_guessed() -> None:
+    ledger = ledger_of({0: Gaussian(1.0, "example", "add_remove", "local", 0.1)})
+    for ask in (ledger.epsilon, ledger.guarantees):
+        with pytest.raises(Unsupported):
+            ask(DELTA, "exact")
+
+
+# --- several trials on the same data -----------------------------------------------------------------------
+
+
+@settings(deadline=None)
+@given(
+    trials=st.lists(st.lists(st.lists(st.floats(0.2, 20), max_size=3), min_size=1, max_size=4), min_size=1, max_size=4)
+)
+def test_trials_compose_to_the_worst_path_of_a_record(trials: list[list[list[float]]]) -> None:
+    """trials[k][client] = noise of each of its uploads; a record may sit with any client in each trial."""
+    made = [
+        Ledger(
+            tuple(
+                entry
+                for client, noises in enumerate(trial)
+                for number, noise in enumerate(noises)
+                for entry in Ledger()
+                .with_upload(number, client, replace(UPLOAD, std_over_sensitivity=noise), 1)
+                .entries
+            )
+        )
+        for trial in trials
+    ]
+    paths = [
+        exact([replace(UPLOAD, std_over_sensitivity=n) for noises in path for n in noises], DELTA)
+        for path in itertools.product(*trials)
+    ]
+    together = compose(made)
+    assert together.epsilon(DELTA, "exact") == pytest.approx(max(paths), rel=1e-9, abs=1e-12)
+    assert together.bytes_up == sum(ledger.bytes_up for ledger in made)
+
+
+def test_a_composed_ledger_is_a_ledger() -> None:
+    trial = ledger_of({0: UPLOAD, 1: UPLOAD})
+    together = compose([trial, trial])
+    assert together.mu(0) == pytest.approx(math.sqrt(2))
+    assert Ledger.from_json(together.to_json()) == together
+    assert "public by declaration: labels" in str(together.guarantees(DELTA, "exact")[0])
+
+
+SAMPLED = Gaussian(1.0, "example", "add_remove", "local", 0.1, 50)
+
+
+@pytest.mark.parametrize("change", [{"std_over_sensitivity": 0.8}, {"sampling_rate": 0.15}, {"steps": 90}])
+def test_sampled_trials_compose_to_an_upper_bound(change: dict[str, float]) -> None:
+    worse = replace(SAMPLED, **change)
+    trials = [ledger_of({0: SAMPLED, 1: worse}), ledger_of({0: worse, 1: SAMPLED}, {0: SAMPLED})]
+    together = compose(trials).epsilon(DELTA, "rdp")
+    for path in itertools.product([[SAMPLED], [worse]], [[worse, SAMPLED], [SAMPLED]]):
+        assert together >= rdp([e for events in path for e in events], DELTA)
+
+
+def test_equal_sampled_clients_compose_without_loss() -> None:
+    trial = ledger_of({0: SAMPLED, 1: SAMPLED})
+    assert compose([trial, trial]).epsilon(DELTA, "rdp") == rdp([SAMPLED, SAMPLED], DELTA)
+
+
+def test_one_unprotected_trial_makes_the_sweep_infinite() -> None:
+    together = compose([ledger_of({0: UPLOAD}), ledger_of({0: UPLOAD, 1: BARE})])
+    assert together.epsilon(DELTA, "exact") == math.inf
+    assert "weights sent as they are" in str(together.guarantees(DELTA, "exact")[0])
+
+
+def test_trials_of_different_kinds_have_no_single_epsilon() -> None:
+    together = compose([ledger_of({0: UPLOAD}), ledger_of({0: replace(UPLOAD, unit="client")})])
+    assert together.epsilon(DELTA, "exact") == math.inf
+    assert len(together.guarantees(DELTA, "exact")) == 2
+
+
+def test_a_view_of_each_trial_can_be_composed() -> None:
+    trial = ledger_of({0: BARE, 1: BARE, PUBLISHED: CENTRAL})
+    outside = compose(t.outsiders for t in (trial, trial))
+    assert outside.epsilon(DELTA, "exact") == exact([CENTRAL] * 2, DELTA)
+    assert compose(t.server for t in (trial, trial)).epsilon(DELTA, "exact") == math.inf

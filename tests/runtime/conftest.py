@@ -1,0 +1,24 @@
+"""One local Ray and two workers for all tests that need them: a process costs 10 s to start."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def workers():
+    """Two idle `Worker` actors on a local Ray, each with room for any number of clients."""
+    ray = pytest.importorskip("ray")
+    from raydiff.runtime.actors import start_workers
+    from raydiff.runtime.resources import Slot
+
+    ray.init(
+        address="local",
+        num_cpus=4,  # logical: two for the workers here, two for a sweep
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="ERROR",
+        object_store_memory=100 * 2**20,
+    )
+    yield start_workers(Slot(workers=2, threads=1, gpu_per_worker=0.0, gpu_server=0.0), None)
+    ray.shutdown()

@@ -1,0 +1,153 @@
+"""Clients in actors: the same bits as in one process, and a worker that dies is given its clients back."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from raydiff import tree, trial
+from raydiff.config import Experiment, Runtime
+from raydiff.data.partition import Iid
+from raydiff.diffusion.gaussian import DDPM, Sampling
+from raydiff.diffusion.local import Training
+from raydiff.diffusion.networks import MLP
+from raydiff.federation import rounds
+from raydiff.methods import PFDM, FedAvg, LocalOnly
+from raydiff.trial import Trial
+
+pytestmark = pytest.mark.ray
+
+MODEL = DDPM(network=MLP(width=16, depth=1), timesteps=20)
+TRAINING = Training(steps=4, batch=8)
+DDIM = Sampling(sampler="ddim", steps=5)
+METHODS = {
+    "pfdm": PFDM(
+        model=MODEL, clip=6.8, local=TRAINING, server=TRAINING, server_rounds=2, sampling=DDIM, client_sampling=DDIM
+    ),
+    "fedavg": FedAvg(model=MODEL, rounds=2, local=TRAINING, sampling=DDIM),
+    "localonly": LocalOnly(model=MODEL, local=TRAINING, sampling=DDIM),
+}
+SECRET = "00112233445566778899aabbccddeeff"
+
+
+def experiment(method, clients: int) -> Experiment:
+    return Experiment(
+        method=method, clients=clients, partition=Iid(), evaluation=None, runtime=Runtime(noise_secret=SECRET)
+    )
+
+
+def last(pool, this: Trial):
+    """The run's last progress on this pool."""
+    *_, end = rounds(this.experiment.method, pool, keys=this.keys, store=this.store)
+    return end
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(("clients", "share"), [(2, 1), (4, 4)], ids=["1-per-worker", "4-per-worker"])
+def test_ray_gives_the_bits_of_one_process(tmp_path, workers, name, clients, share):
+    from raydiff.runtime.actors import RayPool
+
+    here = trial.open_trial(experiment(METHODS[name], clients), tmp_path / "local")
+    there = trial.open_trial(experiment(METHODS[name], clients), tmp_path / "ray")
+    local = last(trial.local_pool(here), here)
+    remote = last(RayPool(workers[: clients // share], there), there)
+    assert tree.digest(local.server) == tree.digest(remote.server)
+    assert local.ledger == remote.ledger
+
+
+def test_a_second_trial_in_warm_workers_equals_it_alone(tmp_path, workers):
+    from raydiff.runtime.actors import RayPool
+
+    first = trial.open_trial(experiment(METHODS["fedavg"], 3), tmp_path / "warm")
+    last(RayPool(workers, first), first)
+    second = trial.open_trial(experiment(METHODS["pfdm"], 4), tmp_path / "warm")
+    after = last(RayPool(workers, second), second)
+    alone = trial.open_trial(experiment(METHODS["pfdm"], 4), tmp_path / "alone")
+    assert tree.digest(after.server) == tree.digest(last(trial.local_pool(alone), alone).server)
+
+
+def test_a_killed_worker_is_hosted_again_and_resends_its_stored_bytes(tmp_path, workers):
+    import ray
+
+    from raydiff.runtime.actors import RayPool
+
+    this = trial.open_trial(experiment(METHODS["pfdm"], 4), tmp_path)
+    pool = RayPool(workers, this)
+    stream = pool.run(pool.clients, {}, 0)
+    uploads = [next(stream)]
+    ray.kill(workers[1], no_restart=False)  # it hosts clients 1 and 3
+    uploads += list(stream)
+    assert [u.client for u, _ in uploads] == [0, 1, 2, 3]
+
+    again = list(RayPool(workers, this).run(pool.clients, {}, 0))
+    assert all(metrics["upload/resent"] == 1.0 for _, metrics in again)
+    for (before, _), (after, _) in zip(uploads, again, strict=True):
+        assert tree.digest(before.release.value) == tree.digest(after.release.value)
+        assert before.release.event == after.release.event
+
+
+def test_a_worker_that_was_restarted_between_rounds_is_hosted_again(tmp_path, workers):
+    import ray
+
+    from raydiff.runtime.actors import RayPool
+
+    this = trial.open_trial(experiment(METHODS["fedavg"], 2), tmp_path / "killed")
+    pool = RayPool(workers, this)
+    results = rounds(this.experiment.method, pool, keys=this.keys, store=this.store)
+    next(results)
+    ray.kill(workers[0], no_restart=False)
+    *_, end = results
+    whole = trial.open_trial(experiment(METHODS["fedavg"], 2), tmp_path / "whole")
+    assert tree.digest(end.server) == tree.digest(last(trial.local_pool(whole), whole).server)
+
+
+def test_a_diverging_client_is_named(tmp_path, workers):
+    from raydiff.federation import Failed
+    from raydiff.runtime.actors import RayPool
+
+    wild = dataclasses.replace(METHODS["fedavg"], local=Training(steps=4, batch=8, learning_rate=1e30))
+    this = trial.open_trial(experiment(wild, 2), tmp_path)
+    with pytest.raises(Failed, match=r"client 0, in round \d: the loss became (nan|inf) at step \d"):
+        last(RayPool(workers, this), this)
+
+
+def test_states_larger_than_an_inlined_result_arrive_whole(tmp_path, workers):
+    from raydiff.runtime.actors import RayPool
+
+    wide = FedAvg(model=dataclasses.replace(MODEL, network=MLP(width=256, depth=1)), rounds=1, local=Training(steps=0))
+    this = trial.open_trial(experiment(wide, 2), tmp_path)
+    server = this.experiment.method.init_server(torch.Generator().manual_seed(0))
+    before = tree.digest(server)
+    results = list(RayPool(workers, this).run((0, 1), server, 0))
+    assert [tree.norm(u.release.value) for u, _ in results] == [0.0, 0.0]
+    assert tree.digest(server) == before
+
+
+def test_a_worker_that_dies_idle_is_revived_by_the_next_trial(tmp_path, workers):
+    import ray
+
+    from raydiff.runtime.actors import RayPool
+
+    ray.kill(workers[1], no_restart=False)
+    this = trial.open_trial(experiment(METHODS["localonly"], 2), tmp_path)
+    assert [u.client for u, _ in RayPool(workers, this).run((0, 1), {}, 0)] == [0, 1]
+
+
+@pytest.mark.survival
+def test_a_client_that_kills_its_worker_each_time_ends_the_trial(tmp_path, workers):
+    import os
+
+    from raydiff.runtime.actors import PoisonedWorker, RayPool
+
+    class Poison(FedAvg):
+        def local_update(self, server, state, data, rnd):
+            os._exit(1)
+
+    this = trial.open_trial(experiment(METHODS["fedavg"], 2), tmp_path)
+    poisoned = Poison(model=MODEL, rounds=2, local=TRAINING)
+    this = dataclasses.replace(this, experiment=dataclasses.replace(this.experiment, method=poisoned))
+    pool = RayPool(workers[:1], this)
+    with pytest.raises(PoisonedWorker, match="worker 0 died 4 times before client 0 had its result"):
+        list(pool.run((0, 1), poisoned.init_server(torch.Generator()), 0))

@@ -1,0 +1,39 @@
+"""Slots and the checks before a sweep."""
+
+from __future__ import annotations
+
+import pytest
+
+from raydiff.config import Runtime
+from raydiff.runtime.resources import Slot, fitting, slot
+
+LAPTOP = {"CPU": 2.0}
+
+
+def test_a_slot_of_one_worker_fits_once_per_core():
+    assert fitting(slot(Runtime(workers=1), clients=4, cluster=LAPTOP), [LAPTOP]) == 2
+
+
+def test_auto_gives_each_client_a_worker_where_there_is_room():
+    assert slot(Runtime(), clients=3, cluster={"CPU": 16.0}).workers == 3
+    assert slot(Runtime(), clients=8, cluster=LAPTOP).workers == 2
+    assert slot(Runtime(gpu_per_worker=0.25), clients=8, cluster={"CPU": 64.0, "GPU": 1.0}).workers == 4
+
+
+def test_a_worker_never_spans_nodes():
+    shape = Slot(workers=1, threads=4, gpu_per_worker=0.0, gpu_server=0.0)
+    with pytest.raises(ValueError, match="needs 4 CPU"):
+        fitting(shape, [{"CPU": 2.0}, {"CPU": 2.0}])
+
+
+def test_a_gpu_share_without_a_gpu_is_refused_in_one_sentence():
+    shape = slot(Runtime(gpu_per_worker=0.5, workers=1), clients=2, cluster=LAPTOP)
+    with pytest.raises(ValueError, match=r"needs 1 CPU and 0\.5 GPU .* has 2 CPU and 0 GPU") as e:
+        fitting(shape, [LAPTOP])
+    assert "\n" not in str(e.value)
+
+
+def test_bundles_of_a_slot_add_up_to_its_workers_cpus():
+    shape = Slot(workers=3, threads=2, gpu_per_worker=0.25, gpu_server=0.5)
+    assert sum(b["CPU"] for b in shape.bundles) == pytest.approx(6.0, abs=1e-3)
+    assert shape.total == {"CPU": 6.0, "GPU": 1.25}

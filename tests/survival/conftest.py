@@ -1,0 +1,115 @@
+"""A small sweep in processes of its own, to be killed; and what it gives when nobody disturbs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SWEEP = [
+    "jobs/sweep.py",
+    "digits",
+    "--name",
+    "survivor",
+    "--runtime.noise-secret",
+    "00112233445566778899aabbccddeeff",  # so that two sweeps can be compared bit for bit
+    "--method.local.steps",
+    "60",
+    "--method.server.steps",
+    "60",
+    "--grid",
+    "method.epsilon=10,50,none",
+    "clients=2,3",
+]
+TRIALS = 6 + 2 + 2  # PFDM, LocalOnly, FedAvg
+
+
+class Sweep:
+    """The sweep's command in a storage folder of its own."""
+
+    def __init__(self, storage: Path) -> None:
+        self.storage, self.folder = storage, storage / "sweeps" / "survivor"
+        self.arguments = [*SWEEP, "--runtime.storage", str(storage)]
+
+    def start(self, *more: str) -> subprocess.Popen[str]:
+        """Start it in a process group of its own."""
+        env = {**os.environ, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
+        env.pop("RAY_ADDRESS", None)
+        return subprocess.Popen(
+            [sys.executable, *self.arguments, *more],
+            cwd=ROOT,
+            env=env,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    def outcomes(self) -> dict[str, dict]:
+        """digest -> outcome.json of every trial that has one."""
+        files = (self.folder / "trials").glob("*/outcome.json")
+        return {f.parent.name: json.loads(f.read_text()) for f in files}
+
+    def table(self) -> dict[str, tuple]:
+        """digest -> (outcome, final numbers, guarantee), seconds apart."""
+        return {
+            digest: (
+                o["outcome"],
+                {k: v for k, v in o.get("final", {}).items() if not k.startswith("time/")},
+                o.get("says"),
+            )
+            for digest, o in self.outcomes().items()
+        }
+
+    def runs(self) -> list[tuple[str, str, list[int]]]:
+        """(kind, status, logged rounds) of every MLflow run."""
+        from mlflow import MlflowClient
+
+        client = MlflowClient(f"sqlite:///{self.storage}/mlflow.db")
+        experiment = client.get_experiment_by_name("raydiff-digits")
+        return [
+            (
+                run.data.tags["raydiff.kind"],
+                run.info.status,
+                [m.step for m in client.get_metric_history(run.info.run_id, "round")],
+            )
+            for run in client.search_runs([experiment.experiment_id])
+        ]
+
+
+def wait_until(condition: Callable[[], bool], what: str, seconds: float = 240.0) -> None:
+    """Look until it holds; a failure says what was waited for."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {seconds:g} s for {what}"
+        time.sleep(0.1)
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory) -> dict[str, tuple]:
+    """The table of the sweep when nobody disturbs it."""
+    sweep = Sweep(tmp_path_factory.mktemp("undisturbed"))
+    process = sweep.start()
+    output, _ = process.communicate(timeout=400)
+    assert process.returncode == 0, output
+    table = sweep.table()
+    assert len(table) == TRIALS and all(outcome == "finished" for outcome, _, _ in table.values())
+    return table
+
+
+def check_whole(sweep: Sweep, undisturbed: dict[str, tuple]) -> None:
+    """The resumed sweep is the undisturbed one, and MLflow has each round of each trial once, nothing left running."""
+    assert sweep.table() == undisturbed
+    runs = sweep.runs()
+    assert sorted(kind for kind, _, _ in runs) == ["sweep"] + ["trial"] * TRIALS
+    assert {status for _, status, _ in runs} == {"FINISHED"}
+    for kind, _, steps in runs:
+        if kind == "trial":
+            assert sorted(steps) == list(range(len(steps))) and steps

@@ -1,0 +1,197 @@
+"""What survives: whole files, commits last, and nothing that a crash left half done."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from raydiff import tree
+from raydiff.privacy.release import Gaussian, NonPrivate, already_private, disclose, nothing
+from raydiff.store import INITIAL, Store, read_tensors, write_tensors, write_text
+from raydiff.tree import Params
+
+EVENT = Gaussian(1.5, "example", "replace_one", "local", declared=("labels",))
+
+
+def state(value: float) -> Params:
+    return {
+        "x": torch.full((2, 3), value),
+        "steps": torch.tensor(7),
+        "held/pool": torch.zeros(0, dtype=torch.int64),
+    }
+
+
+def crash(*_: object) -> None:
+    raise OSError("the power went out")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "trial", tmp_path / "cache")
+
+
+def test_tensors_come_back_bit_for_bit(tmp_path: Path) -> None:
+    strided = torch.randn(4, 3).t()
+    shared = torch.randn(10)
+    tensors = {
+        "a": strided,
+        "b": shared[2:4],
+        "c": shared,
+        "nan": torch.tensor([float("nan"), float("inf"), -0.0]),
+    }
+    write_tensors(tmp_path / "deep" / "x.safetensors", tensors, note="words")
+    back, note = read_tensors(tmp_path / "deep" / "x.safetensors")
+    assert tree.digest(back) == tree.digest(tensors)
+    assert note == "words"
+
+
+def test_no_tensors_come_back_as_none(tmp_path: Path) -> None:
+    write_tensors(tmp_path / "x.safetensors", {})
+    assert read_tensors(tmp_path / "x.safetensors") == ({}, "")
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_a_crash_while_writing_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durable: bool
+) -> None:
+    tensors, text = tmp_path / "x.safetensors", tmp_path / "x.json"
+    write_tensors(tensors, state(1), durable=durable)
+    write_text(text, "old", durable=durable)
+    with monkeypatch.context() as m:
+        m.setattr(Path, "replace", crash)
+        with pytest.raises(OSError, match="power"):
+            write_tensors(tensors, state(2), durable=durable)
+        with pytest.raises(OSError, match="power"):
+            write_text(text, "new", durable=durable)
+    assert tree.digest(read_tensors(tensors)[0]) == tree.digest(state(1))
+    assert text.read_text() == "old"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["x.json", "x.safetensors"]
+
+
+def test_what_a_killed_writer_left_is_not_read(store: Store) -> None:
+    store.save_server(0, state(0))
+    store.save_client(3, 0, state(0))
+    store.commit(0, {"ledger": "[]"})
+    (store.root / ".commit-00001.json.0a1b2c3d").write_text("{")
+    (store.root / ".server-00001.safetensors.0a1b2c3d").write_bytes(b"half")
+    (store.root / "clients" / ".00003-00001.safetensors.0a1b2c3d").write_bytes(b"half")
+    (store.root / "releases").mkdir()
+    (store.root / "releases" / ".00003-00001.safetensors.0a1b2c3d").write_bytes(b"half")
+    assert store.last_commit() == (0, {"ledger": "[]"})
+    found = store.load_client(3, before=5)
+    assert found is not None and tree.digest(found) == tree.digest(state(0))
+    assert store.load_release(3, 1) is None
+    store.commit(1, {})
+
+
+def test_only_commits_make_a_round_count(store: Store) -> None:
+    assert store.last_commit() is None
+    for number in range(12):
+        store.save_server(number, state(number))
+        store.commit(number, {"metrics": {"loss": number / 3}})
+    store.save_server(12, state(12))  # and then it crashed
+    assert store.last_commit() == (11, {"metrics": {"loss": 11 / 3}})
+    assert tree.digest(store.load_server(11)) == tree.digest(state(11))
+
+
+def test_a_commit_drops_older_server_states_only(store: Store) -> None:
+    for number in range(3):
+        store.save_server(number, state(number))
+    store.commit(1, {})
+    assert sorted(p.name for p in store.root.glob("server-*")) == [
+        "server-00001.safetensors",
+        "server-00002.safetensors",
+    ]
+
+
+def test_a_commit_that_crashes_keeps_the_state_before_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.save_server(0, state(0))
+    store.commit(0, {})
+    store.save_server(1, state(1))
+    with monkeypatch.context() as m:
+        m.setattr(Path, "replace", crash)
+        with pytest.raises(OSError, match="power"):
+            store.commit(1, {})
+    assert store.last_commit() == (0, {})
+    assert tree.digest(store.load_server(0)) == tree.digest(state(0))
+
+
+def test_a_client_state_is_the_latest_before_the_round(store: Store) -> None:
+    assert store.load_client(1, before=9) is None
+    for number in (INITIAL, 2, 10):
+        store.save_client(1, number, state(number))
+    store.save_client(11, 5, state(99))  # its name ends in a 1 too
+    assert store.load_client(1, before=INITIAL) is None
+    for before, number in {0: INITIAL, 2: INITIAL, 3: 2, 10: 2, 11: 10, 500: 10}.items():
+        found = store.load_client(1, before=before)
+        assert found is not None and tree.digest(found) == tree.digest(state(number)), before
+
+
+def test_a_noised_release_comes_back_with_its_event(store: Store) -> None:
+    sent = already_private(state(4), EVENT)
+    store.save_release(2, 7, sent)
+    back = store.load_release(2, 7)
+    assert back is not None and back.event == EVENT and tree.digest(back.value) == tree.digest(sent.value)
+    assert store.load_release(2, 6) is None and store.load_release(7, 2) is None
+
+
+def test_of_what_can_be_repeated_for_free_only_the_event_is_kept(store: Store) -> None:
+    store.save_release(2, 7, disclose({"x": torch.ones(100)}, "weights"))
+    store.save_release(3, 7, nothing())
+    assert store.load_release(2, 7) is None and store.load_release(3, 7) is None
+    (path,) = store.root.rglob("*.safetensors")
+    assert read_tensors(path)[0] == {}
+    assert store.sent_after(6) == [(7, 2, NonPrivate("weights"), 400)]
+
+
+def test_what_was_sent_after_a_round_is_in_the_order_of_rounds_and_clients(store: Store) -> None:
+    sent = already_private({"x": torch.ones(5)}, EVENT)
+    for client, number in ((10, 2), (9, 2), (0, 11), (1, 1)):
+        store.save_release(client, number, sent)
+    after = [(2, 9, EVENT, 20), (2, 10, EVENT, 20), (11, 0, EVENT, 20)]
+    assert store.sent_after(1) == after
+    assert store.sent_after(INITIAL) == [(1, 1, EVENT, 20), *after]
+    assert store.sent_after(11) == []
+
+
+def test_cached_makes_once_for_all_trials_of_a_sweep(store: Store, tmp_path: Path) -> None:
+    made = []
+
+    def make() -> Params:
+        made.append(1)
+        return state(len(made))
+
+    other = Store(tmp_path / "another trial", tmp_path / "cache")
+    results = [store.cached("key", make), store.cached("key", make), other.cached("key", make)]
+    assert len(made) == 1
+    assert {tree.digest(r) for r in results} == {tree.digest(state(1))}
+    store.cached("another key", make)
+    assert len(made) == 2
+
+
+def test_of_two_trials_that_make_at_once_the_first_to_write_counts(store: Store) -> None:
+    def make() -> Params:
+        store.cached("key", lambda: state(1))  # meanwhile, in another trial
+        return state(2)
+
+    assert tree.digest(store.cached("key", make)) == tree.digest(state(1))
+
+
+def test_cached_without_a_cache_makes_each_time(tmp_path: Path) -> None:
+    store, made = Store(tmp_path), []
+
+    def make() -> Params:
+        made.append(1)
+        return state(0)
+
+    store.cached("key", make)
+    store.cached("key", make)
+    assert len(made) == 2
+
+
+def test_a_failed_make_is_not_cached(store: Store) -> None:
+    with pytest.raises(OSError, match="power"):
+        store.cached("key", crash)  # type: ignore[arg-type]
+    assert tree.digest(store.cached("key", lambda: state(1))) == tree.digest(state(1))

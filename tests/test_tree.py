@@ -1,0 +1,122 @@
+"""Algebra on dicts of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from raydiff import tree
+from raydiff.seeding import generator
+from raydiff.tree import Params
+
+
+def params(seed: int) -> Params:
+    rng = generator(seed)
+    return {"a": torch.randn(3, 2, generator=rng), "b/c": torch.randn((), generator=rng), "d": torch.zeros(0)}
+
+
+def equal(a: Params, b: Params) -> bool:
+    return tree.digest(a) == tree.digest(b)
+
+
+def test_leaf_by_leaf() -> None:
+    a, b = params(0), params(1)
+    assert torch.equal(tree.add(a, b)["a"], a["a"] + b["a"])
+    assert torch.equal(tree.sub(a, b)["b/c"], a["b/c"] - b["b/c"])
+    assert torch.equal(tree.scale(a, -3.0)["a"], -3 * a["a"])
+
+
+def test_arguments_are_left_alone_and_results_are_new() -> None:
+    a, b = params(0), params(1)
+    before = tree.digest(a), tree.digest(b)
+    results = [tree.add(a, b), tree.sub(a, b), tree.scale(a, 1.0), tree.weighted_mean([(a, 1.0), (b, 2.0)])]
+    results.append(tree.weighted_mean([(a, 1.0)]))
+    for result in results:
+        for leaf in result.values():
+            leaf.fill_(7.0)
+    assert (tree.digest(a), tree.digest(b)) == before
+
+
+@pytest.mark.parametrize("f", [tree.add, tree.sub, lambda a, b: tree.weighted_mean([(a, 1.0), (b, 1.0)])])
+def test_trees_of_different_keys_are_refused(f: Callable[[Params, Params], Params]) -> None:
+    with pytest.raises(ValueError, match=r"differ in their keys: \['extra'\]"):
+        f(params(0), {**params(1), "extra": torch.ones(1)})
+
+
+def test_norm_is_that_of_all_leaves_together() -> None:
+    a = params(0)
+    together = torch.cat([v.reshape(-1) for v in a.values()]).double()
+    assert tree.norm(a) == pytest.approx(float(together.norm()), rel=1e-12)
+    assert tree.norm({}) == 0
+    assert tree.norm({"x": torch.full((4,), 1e30)}) == pytest.approx(2e30)  # its square is beyond float32
+
+
+def test_weighted_mean_of_a_stream() -> None:
+    trees, weights = [params(i) for i in range(3)], [1.0, 2.0, 5.0]
+    mean = tree.weighted_mean((t, w) for t, w in zip(trees, weights, strict=True))
+    expected = sum(w * t["a"] for t, w in zip(trees, weights, strict=True)) / 8
+    torch.testing.assert_close(mean["a"], expected)
+
+
+@pytest.mark.parametrize("pairs", [[], [({"a": torch.ones(1)}, 0.0)]])
+def test_weighted_mean_of_nothing_is_refused(pairs: list[tuple[Params, float]]) -> None:
+    with pytest.raises(ValueError, match="at least one entry and a positive total weight"):
+        tree.weighted_mean(pairs)
+
+
+def test_prefixes() -> None:
+    a = params(0)
+    both = {**tree.prefixed("own", a), **tree.prefixed("owner", params(1)), "free": torch.ones(1)}
+    assert equal(tree.under("own", both), a)  # "owner/..." begins with "own" too
+    assert sorted(tree.without("own", both)) == ["free", "owner/a", "owner/b/c", "owner/d"]
+
+
+@given(st.lists(st.floats(-1e6, 1e6, width=32), min_size=8, max_size=8), st.floats(0.01, 100))
+def test_clipping_bounds_each_record_and_keeps_its_direction(values: list[float], clip: float) -> None:
+    x = torch.tensor(values).view(2, 1, 2, 2)
+    clipped = tree.clip_records(x, clip)
+    for before, after in zip(x.double(), clipped.double(), strict=True):
+        length = float(before.norm())
+        assert float(after.norm()) == pytest.approx(min(length, clip), rel=1e-5)
+        if length <= clip * (1 - 1e-6):
+            assert torch.equal(before, after)
+        if length > 1e-30:
+            torch.testing.assert_close(after * length, before * after.norm(), rtol=1e-4, atol=1e-5 * length * clip)
+
+
+def test_bytes() -> None:
+    assert tree.nbytes({"x": torch.zeros(3, 5), "y": torch.zeros(7, dtype=torch.int64)}) == 3 * 5 * 4 + 7 * 8
+    assert tree.nbytes({}) == 0
+
+
+def test_digest_sees_names_shapes_types_and_bits() -> None:
+    x = torch.tensor([[0.0, 1.0], [2.0, 3.0]])
+    nearly = x.clone()
+    nearly[1, 1] = torch.nextafter(torch.tensor(3.0), torch.tensor(4.0))
+    negative_zero = x.clone()
+    negative_zero[0, 0] = -0.0
+    others: list[Params] = [
+        {"y": x},
+        {"x": x.view(4)},
+        {"x": x.view(torch.int32)},
+        {"x": nearly},
+        {"x": negative_zero},
+        {"x": x, "y": x},
+        {},
+    ]
+    digests = [tree.digest(p) for p in [{"x": x}, *others]]
+    assert len(set(digests)) == len(digests)
+
+
+def test_digest_does_not_see_order_or_strides() -> None:
+    x = torch.randn(4, 3, generator=generator(0))
+    strided: Tensor = x.t().contiguous().t()
+    assert strided.stride() != x.stride()
+    a = {"x": x, "y": torch.tensor(True)}
+    b = {"y": torch.tensor(True), "x": strided.requires_grad_()}
+    assert tree.digest(a) == tree.digest(b)

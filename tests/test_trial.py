@@ -1,0 +1,341 @@
+"""A trial from start to end, and what its files say."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import os
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from raydiff import config, tracking, trial
+from raydiff.config import Experiment, Runtime
+from raydiff.data.datasets import Data, load
+from raydiff.data.partition import Iid, Pooled
+from raydiff.evaluation.evaluate import Evaluation
+from raydiff.methods import FedAvg
+from raydiff.privacy.ledger import Ledger
+from raydiff.trial import Trial, end, make_clients, noise_secret, open_trial
+
+SECRET = "00112233445566778899aabbccddeeff"
+
+
+def execute(opened: Trial) -> list[dict[str, Any]]:
+    return list(trial.run(opened, trial.local_pool(opened)))
+
+
+def numbers(metrics: dict[str, Any]) -> dict[str, Any]:
+    """What may not differ between two runs: all but the clock."""
+    return {k: v for k, v in metrics.items() if k != "time/seconds"}
+
+
+@pytest.fixture(scope="module")
+def protocol(tiny: Experiment) -> Experiment:
+    """No instruments."""
+    return replace(tiny, evaluation=None)
+
+
+@pytest.fixture(scope="module")
+def finished(tiny: Experiment, tmp_path_factory: pytest.TempPathFactory) -> tuple[Trial, list[dict[str, Any]]]:
+    """A trial with all instruments, run to its end, and its results."""
+    every = config.override(tiny, {"evaluation.every": 2, "runtime.noise_secret": SECRET})
+    opened = open_trial(every, tmp_path_factory.mktemp("sweep"))
+    return opened, execute(opened)
+
+
+# --- a finished trial ---
+
+
+def test_there_is_a_result_per_round_and_a_last_one(finished: tuple[Trial, list[dict[str, Any]]]) -> None:
+    opened, results = finished
+    assert [(r["round"], r["finished"]) for r in results] == [
+        (0, False),
+        (1, False),
+        (2, False),
+        (3, False),
+        (4, True),
+    ]
+    lines = tracking.read_lines(opened.folder / "metrics.jsonl")
+    assert [line["step"] for line in lines] == [0, 1, 2, 3]
+    for line, result in zip(lines, results, strict=False):
+        assert {k: v for k, v in line.items() if k not in ("step", "time")}.items() <= result.items()
+
+
+def test_privacy_comes_from_the_ledger(finished: tuple[Trial, list[dict[str, Any]]]) -> None:
+    opened, results = finished
+    _, record = opened.store.last_commit() or (0, {})
+    ledger = Ledger.from_json(record["ledger"])
+    assert trial.ledger_of(opened.folder) == ledger and trial.ledger_of(opened.sweep) == Ledger()
+    epsilon = ledger.epsilon(1e-5, "exact")
+    assert 0 < epsilon <= 10
+    assert all(r["privacy/epsilon_server"] == r["privacy/epsilon_outsiders"] == epsilon for r in results)
+    assert all(0.5 < r["privacy/auc_ceiling"] < 1 and r["comm/bytes_up"] == ledger.bytes_up for r in results)
+
+
+def test_the_outcome_has_the_final_numbers_and_the_guarantee(
+    finished: tuple[Trial, list[dict[str, Any]]],
+) -> None:
+    opened, results = finished
+    outcome = opened.outcome()
+    assert outcome is not None and outcome["outcome"] == "finished"
+    assert outcome["final"] == {k: v for k, v in results[-1].items() if k not in ("round", "finished")}
+    assert {"eval/fd_cnn/all", "attack/global/auc", "attack/client/auc", "time/seconds"} <= set(outcome["final"])
+    assert re.match(
+        r"epsilon \d+\.\d\d \(per example, replace-one, local trust, delta 1e-05, exact accountant",
+        outcome["says"],
+    )
+    assert outcome["server"]["epsilon"] == outcome["final"]["privacy/epsilon_server"]
+
+
+def test_validation_is_every_so_many_rounds(finished: tuple[Trial, list[dict[str, Any]]]) -> None:
+    _, results = finished
+    assert ["validation/fd_cnn/all" in r for r in results] == [False, True, False, True, False]
+    assert not [k for r in results[:-1] for k in r if k.startswith(("eval/", "attack/"))]
+
+
+def test_artifacts(finished: tuple[Trial, list[dict[str, Any]]]) -> None:
+    folder = finished[0].folder / "artifacts"
+    table = json.loads((folder / "ledger.json").read_text())
+    assert [row[table["columns"].index("client")] for row in table["data"]] == ["0", "1"]
+    assert all(
+        len(row) == len(table["columns"]) and all(isinstance(cell, str) for cell in row) for row in table["data"]
+    )
+    with Image.open(folder / "samples.png") as image:
+        assert image.info["privacy"] == "none"
+    assert sorted(p.name for p in folder.iterdir()) == ["ledger.json", "partition.png", "samples.png"]
+
+
+def test_a_finished_trial_gives_its_numbers_again_and_does_nothing(
+    finished: tuple[Trial, list[dict[str, Any]]],
+) -> None:
+    opened, results = finished
+    before = {p: p.stat().st_mtime_ns for p in opened.sweep.rglob("*")}
+    assert list(trial.run(opened, None)) == results[-1:]  # type: ignore[arg-type]
+    assert {p: p.stat().st_mtime_ns for p in opened.sweep.rglob("*")} == before
+
+
+def test_config_json_is_enough_to_run_it_again(finished: tuple[Trial, list[dict[str, Any]]], tmp_path: Path) -> None:
+    opened, results = finished
+    read = config.from_dict(json.loads((opened.folder / "config.json").read_text()))
+    assert read.digest == opened.experiment.digest == opened.folder.name
+    assert read.data_digest == load(read.data).digest
+    given = config.override(read, {"runtime.noise_secret": SECRET})
+    assert given == opened.experiment
+    again = execute(open_trial(given, tmp_path))
+    assert [numbers(r) for r in again] == [numbers(r) for r in results]
+
+
+# --- resuming ---
+
+
+@pytest.mark.parametrize("done", [1, 3, 4])
+def test_a_killed_trial_ends_with_the_same_numbers(
+    finished: tuple[Trial, list[dict[str, Any]]], tmp_path: Path, done: int
+) -> None:
+    opened, results = finished
+    first = open_trial(opened.experiment, tmp_path)
+    running = trial.run(first, trial.local_pool(first))
+    list(itertools.islice(running, done))
+    running.close()  # type: ignore[attr-defined]
+    second = open_trial(opened.experiment, tmp_path)
+    rest = execute(second)
+    assert [numbers(r) for r in rest] == [numbers(r) for r in results[done - 1 :]]
+    assert [line["step"] for line in tracking.read_lines(second.folder / "metrics.jsonl")] == [0, 1, 2, 3]
+
+
+def test_a_round_committed_but_not_logged_is_logged_by_the_next_process(protocol: Experiment, tmp_path: Path) -> None:
+    first = open_trial(protocol, tmp_path)
+    running = trial.run(first, trial.local_pool(first))
+    list(itertools.islice(running, 2))
+    running.close()  # type: ignore[attr-defined]
+    log = first.folder / "metrics.jsonl"
+    log.write_text("".join(log.read_text().splitlines(keepends=True)[:1]) + '{"step": 1, "ti')  # cut short
+    execute(open_trial(protocol, tmp_path))
+    assert [line["step"] for line in tracking.read_lines(log)] == [0, 1, 2, 3]
+
+
+def test_what_was_sent_in_a_round_that_never_committed_is_spent(protocol: Experiment, tmp_path: Path) -> None:
+    opened = open_trial(protocol, tmp_path)
+    assert trial.ledger_of(opened.folder) == Ledger()
+    client = make_clients(opened, [1])[0]
+    upload, _ = client.run({}, 0)
+    (entry,) = trial.ledger_of(opened.folder).entries
+    assert (entry.round, entry.client, entry.event, entry.bytes) == (0, 1, upload.release.event, upload.release.nbytes)
+    trial.cut_short(opened.folder, "killed", reason="why")
+    outcome = opened.outcome()
+    assert outcome is not None and (outcome["outcome"], outcome["reason"]) == ("killed", "why")
+    assert 0 < outcome["server"]["epsilon"] <= 10 and outcome["says"].startswith("epsilon ")
+    execute(opened)
+    assert len(trial.ledger_of(opened.folder).entries) == 2
+
+
+@pytest.mark.parametrize("outcome", ["stopped", "failed", "killed"])
+def test_a_trial_that_did_not_finish_goes_on(protocol: Experiment, tmp_path: Path, outcome: str) -> None:
+    opened = open_trial(protocol, tmp_path)
+    assert opened.outcome() is None
+    end(opened.folder, outcome, reason="why")
+    assert opened.outcome() == {"outcome": outcome, "reason": "why"}
+    assert execute(opened)[-1]["finished"]
+    recorded = opened.outcome()
+    assert recorded is not None and recorded["outcome"] == "finished"
+
+
+# --- the noise secret ---
+
+
+def test_the_secret_is_its_owners_alone(protocol: Experiment, tmp_path: Path) -> None:
+    opened = open_trial(protocol, tmp_path)
+    execute(opened)
+    path = tmp_path / "secret"
+    secret = path.read_bytes()
+    assert path.stat().st_mode & 0o777 == 0o600 and len(secret) == 32
+    assert opened.keys.secret == secret
+    written = [p for p in tmp_path.rglob("*") if p.is_file() and p != path]
+    assert {"config.json", "metrics.jsonl", "outcome.json"} <= {p.name for p in written}
+    for p in written:
+        text = p.read_bytes()
+        assert secret not in text and secret.hex().encode() not in text, p
+
+
+def test_a_given_secret_is_kept_like_a_random_one(finished: tuple[Trial, list[dict[str, Any]]]) -> None:
+    opened, _ = finished
+    path, secret = opened.sweep / "secret", bytes.fromhex(SECRET)
+    assert opened.keys.secret == path.read_bytes() == secret and path.stat().st_mode & 0o777 == 0o600
+    for p in opened.sweep.rglob("*"):
+        if p.is_file() and p != path:
+            text = p.read_bytes()
+            assert SECRET.encode() not in text and secret not in text, p
+
+
+def test_a_sweep_has_one_secret(protocol: Experiment, tmp_path: Path) -> None:
+    given = replace(protocol, runtime=Runtime(pool="local", noise_secret=SECRET))
+    assert noise_secret(tmp_path, given) == noise_secret(tmp_path, protocol) == bytes.fromhex(SECRET)
+    other = replace(protocol, runtime=Runtime(pool="local", noise_secret="ab" * 16))
+    with pytest.raises(ValueError, match=r"^runtime.noise_secret is not the one that [^\n]* was started with$"):
+        noise_secret(tmp_path, other)
+    (tmp_path / "secret").write_bytes(b"cut short")
+    with pytest.raises(ValueError, match=r"^the noise secret [^\n]* is damaged: [^\n]*$"):
+        noise_secret(tmp_path, protocol)
+
+
+def uploads(opened: Trial) -> torch.Tensor:
+    """Run the trial: the noised images that the server got."""
+    execute(opened)
+    number, _ = opened.store.last_commit() or (0, {})
+    return opened.store.load_server(number)["held/pool/x"]
+
+
+def test_sweeps_have_their_own_noise_unless_the_secret_is_given(protocol: Experiment, tmp_path: Path) -> None:
+    given = replace(protocol, runtime=Runtime(pool="local", noise_secret=SECRET))
+    opened = [
+        open_trial(e, tmp_path / name) for e, name in ((protocol, "a"), (protocol, "b"), (given, "c"), (given, "d"))
+    ]
+    assert len({o.experiment.digest for o in opened}) == 1
+    a, b, c, d = map(uploads, opened)
+    assert torch.equal(c, d)
+    correlation = torch.corrcoef(torch.stack([a.flatten(), b.flatten(), c.flatten()]))
+    assert float((correlation - torch.eye(3)).abs().max()) < 0.5  # the images are the same, the noise is not
+    assert float(torch.corrcoef(torch.stack([(a - c).flatten(), (b - c).flatten()]))[0, 1]) == pytest.approx(
+        0.5, abs=0.1
+    )
+
+
+def test_trials_of_a_sweep_share_the_secret_but_not_the_noise(protocol: Experiment, tmp_path: Path) -> None:
+    first = open_trial(protocol, tmp_path)
+    second = open_trial(config.override(protocol, {"method.server.steps": 9}), tmp_path)
+    assert first.keys.secret == second.keys.secret and first.keys.digest != second.keys.digest
+    assert not torch.equal(uploads(first), uploads(second))
+
+
+def test_of_two_processes_that_make_the_secret_at_once_the_first_wins(
+    protocol: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = os.link
+
+    def late(source: Any, target: Any) -> None:
+        Path(target).write_bytes(b"the other one's secret")
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", late)
+    assert noise_secret(tmp_path, protocol) == b"the other one's secret"
+    assert [p.name for p in tmp_path.iterdir()] == ["secret"]
+
+
+# --- data, clients, checks ---
+
+
+def test_clients_share_the_training_records_and_no_others(protocol: Experiment, tmp_path: Path) -> None:
+    opened = open_trial(replace(protocol, clients=3, partition=Iid()), tmp_path)
+    held = [client.data.numbers.tolist() for client in make_clients(opened, range(3))]
+    train = load(protocol.data).splits["train"].numbers.tolist()
+    assert sorted(n for numbers in held for n in numbers) == sorted(train)
+    (second,) = make_clients(opened, [1])
+    assert (second.number, second.data.numbers.tolist()) == (1, held[1])
+    other = open_trial(replace(protocol, clients=3, partition=Iid(), seed=1), tmp_path)
+    assert make_clients(other, [1])[0].data.numbers.tolist() != held[1]
+
+
+def test_opening_resolves_the_experiment(protocol: Experiment, tmp_path: Path) -> None:
+    model = replace(protocol.method.model, shape=(3, 32, 32), labels=())
+    opened = open_trial(config.override(protocol, {"method.model": model}), tmp_path)
+    resolved = opened.experiment
+    assert (resolved.method.model.shape, resolved.method.model.labels) == ((1, 8, 8), (10,))
+    assert resolved.data_digest == load(protocol.data).digest
+    assert opened.folder == tmp_path / "trials" / resolved.digest
+    assert trial.resolve(resolved) == resolved
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"partition": Pooled()}, "clients must be 1 for a Pooled partition, got 2"),
+        ({"partition": Iid(), "clients": 61}, "client 60 would get no record"),
+        ({"data": Data(train=5000)}, "too few for"),
+        ({"data": Data(train=100, test=0), "evaluation": Evaluation(dim=4)}, "needs records in the split test"),
+        ({"evaluation": Evaluation(dim=500)}, "dim must be at most n/5"),
+        ({"data": Data(name="no such set", root="/")}, "unknown data set 'no such set'"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused_before_anything_is_written(
+    protocol: Experiment, tmp_path: Path, changes: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(ValueError, match=says) as refusal:
+        open_trial(replace(protocol, **changes), tmp_path)
+    assert "\n" not in str(refusal.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_instruments_only_the_protocol_runs(protocol: Experiment, tmp_path: Path) -> None:
+    opened = open_trial(protocol, tmp_path)
+    results = execute(opened)
+    assert not [k for r in results for k in r if k.startswith(("eval/", "attack/", "validation/"))]
+    assert [p.name for p in (opened.folder / "artifacts").iterdir()] == ["ledger.json"]
+    assert sorted(p.name[:6] for p in (opened.sweep / "cache").iterdir()) == ["client", "client"]
+
+
+def test_unprotected_uploads_say_infinity(protocol: Experiment, tmp_path: Path) -> None:
+    method = FedAvg(model=protocol.method.model, local=protocol.method.local, rounds=2)
+    opened = open_trial(replace(protocol, method=method), tmp_path)
+    results = execute(opened)
+    assert all(r["privacy/epsilon_server"] == math.inf and r["privacy/auc_ceiling"] == 1 for r in results)
+    outcome = opened.outcome()
+    assert outcome is not None and outcome["says"] == "epsilon inf (no guarantee: weights sent as they are)"
+
+
+def test_a_trial_runs_on_the_threads_it_says(protocol: Experiment, tmp_path: Path) -> None:
+    opened = open_trial(config.override(protocol, {"runtime.threads": 2, "method.local.steps": 0}), tmp_path)
+    try:
+        pool = trial.local_pool(opened)  # trains the feature network, where there is one
+        assert torch.get_num_threads() == 2
+        torch.set_num_threads(1)
+        next(trial.run(opened, pool))
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
