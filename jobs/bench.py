@@ -197,7 +197,7 @@ class Plain:
 
 def first_weights(trial: Trial) -> Params:
     """The server's weights before round 0, as `rounds()` makes them."""
-    return trial.experiment.method.init_server(seeding.generator(trial.experiment.seed, "server", "init"))
+    return trial.experiment.method.init_server(None, seeding.generator(trial.experiment.seed, "server", "init"))
 
 
 def add(total: Params, weights: Params, examples: int) -> None:

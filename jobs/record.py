@@ -86,9 +86,9 @@ def write(at: Path, this: Plan) -> None:
 def mlflow(at: Path, preset: str, base: Experiment) -> Mlflow:
     """The follower of this folder: MLFLOW_TRACKING_URI, or a SQLite store beside the sweeps."""
     storage = at.parents[1]
-    uri, artifacts = os.environ.get("MLFLOW_TRACKING_URI"), None
-    if uri is None:
-        uri, artifacts = f"sqlite:///{storage}/mlflow.db", f"file://{storage}/mlflow-artifacts"
+    uri = os.environ.get("MLFLOW_TRACKING_URI", f"sqlite:///{storage}/mlflow.db")
+    # a database does not say where artifacts go, and MLflow's own choice is the working directory; a server says
+    artifacts = None if uri.startswith(("http", "databricks")) else f"file://{storage}/mlflow-artifacts"
     return Mlflow(uri, experiment=f"raydiff-{preset}", sweep=at, tags=_tags(preset, base), artifacts=artifacts)
 
 

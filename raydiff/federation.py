@@ -5,8 +5,9 @@ A unit test, `jobs/run.py` and the Tune trainable all consume the same generator
 
 from __future__ import annotations
 
+import functools
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -55,8 +56,18 @@ Evaluate = Callable[[Deployed, Records, torch.Generator], Any]
 class Client:
     """One client: its data, its private state, and nothing of Ray."""
 
-    def __init__(self, number: int, method: Method, data: Records, *, keys: Keys, store: Store | None = None) -> None:
-        self.number, self.method, self.data, self.keys, self.store = number, method, data, keys, store
+    def __init__(
+        self,
+        number: int,
+        method: Method,
+        data: Records,
+        *,
+        keys: Keys,
+        public: Records | None = None,
+        store: Store | None = None,
+    ) -> None:
+        self.number, self.method, self.data, self.public = number, method, data, public
+        self.keys, self.store = keys, store
         self._states: dict[int, Params] = {}  # by the round after which they hold
 
     def run(self, server: Params, number: int) -> tuple[Upload, Metrics]:
@@ -103,20 +114,32 @@ class Client:
 
     def _initial(self) -> Params:
         """`init_client`, shared between the trials whose `init_key`, data and seed agree."""
+        parts = self.method.init_parts
+        if not self.store or self.method.init_key is None:
+            return functools.reduce(self._init_part, range(parts), {})
+        store, digest = self.store, hashlib.sha256(repr(self._init_key()).encode()).hexdigest()[:32]
+        key = f"client-{digest}"
 
         def make() -> Params:
-            rng = seeding.generator(self.keys.seed, "client", self.number, "init")
-            try:
-                return self.method.init_client(self.data, rng)
-            except Diverged as e:
-                raise Failed(f"client {self.number}", INITIAL, str(e)) from None
+            state: Params = {}
+            for part in range(parts - 1):
+                state = store.cached(f"{key}-{part}", functools.partial(self._init_part, state, part))
+            return self._init_part(state, parts - 1)
 
-        if not self.store or self.method.init_key is None:
-            return make()
-        data = tree.digest({"images": self.data.images, "labels": self.data.labels})
-        parts = (self.method.init_key, self.keys.seed, self.number, data, torch.get_num_threads())
-        key = hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
-        return self.store.cached(f"client-{key}", make)
+        whole = store.cached(key, make)
+        store.forget(f"{key}-{part}" for part in range(parts - 1))
+        return whole
+
+    def _init_key(self) -> tuple[Hashable, ...]:
+        digests = [tree.digest({"images": d.images, "labels": d.labels}) for d in (self.data, self.public) if d]
+        return (self.method.init_key, self.keys.seed, self.number, *digests, torch.get_num_threads())
+
+    def _init_part(self, state: Params, part: int) -> Params:
+        rng = seeding.generator(self.keys.seed, "client", self.number, "init", *([part] if part else []))
+        try:
+            return self.method.init_client(state, self.data, self.public, Round(part, rng))
+        except Diverged as e:
+            raise Failed(f"client {self.number}", INITIAL, str(e)) from None
 
     def _keep(self, number: int, state: Params) -> None:
         self._states = {n: s for n, s in self._states.items() if n == number - 1} | {number: state}
@@ -182,12 +205,19 @@ class Progress:
 
 
 def rounds(
-    method: Method, pool: Pool, *, keys: Keys, participation: float = 1.0, store: Store | None = None
+    method: Method,
+    pool: Pool,
+    *,
+    keys: Keys,
+    participation: float = 1.0,
+    public: Records | None = None,
+    store: Store | None = None,
 ) -> Iterator[Progress]:
     """Run the protocol: one `Progress` per round.
 
     With a store, a run continues after its last committed round: that round is yielded again (`resumed`), then the
-    next ones. `participation` is the share of clients drawn for each round, uniformly without replacement.
+    next ones. `participation` is the share of clients drawn for each round, uniformly without replacement; `public`
+    are the records that everybody has.
     """
     if not 0 < participation <= 1:
         raise ValueError(f"participation must be in (0, 1], got {participation}")
@@ -197,7 +227,7 @@ def rounds(
         server, ledger, first = store.load_server(number), Ledger.from_json(record["ledger"]), number + 1
         yield Progress(number, server, ledger, record["metrics"], resumed=True)
     else:
-        server = method.init_server(seeding.generator(keys.seed, "server", "init"))
+        server = method.init_server(public, seeding.generator(keys.seed, "server", "init"))
     for number in range(first, method.rounds):
         server, ledger, metrics = _round(method, pool, server, ledger, number, keys=keys, participation=participation)
         if store:

@@ -25,6 +25,8 @@ HELD = "held"
 Metrics = dict[str, float]
 Denoiser = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(x_t (N, C, H, W), t (N,) in 1..T, labels (N, K)) -> predicted noise (N, C, H, W)."""
+Sampler = Callable[[Tensor, torch.Generator], Tensor]
+"""(labels (N, K), rng) -> images (N, C, H, W), on the data's scale."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +66,8 @@ class Upload:
 class Deployed:
     """A personalised model, ready to be sampled and attacked."""
 
-    sample: Callable[[Tensor, torch.Generator], Tensor]
-    """(labels (N, K), rng) -> images (N, C, H, W), on the data's scale."""
+    samplers: Mapping[str, Sampler]
+    """Ways to draw from it by name (ddim, ancestral); the first is the one that was configured."""
     denoisers: Mapping[str, Denoiser]
     """The models behind it by name ("client", "global"): what a membership attack may query."""
     timesteps: int
@@ -74,6 +76,11 @@ class Deployed:
     """abar_0 = 1, abar_1, ..., abar_T: (T + 1,) float64."""
     privacy: str = "none"
     """What is guaranteed for this client's own records when its samples are published."""
+
+    @property
+    def sample(self) -> Sampler:
+        """The way that was configured."""
+        return next(iter(self.samplers.values()))
 
 
 class Method(Protocol):
@@ -88,11 +95,15 @@ class Method(Protocol):
         """Clients take part in rounds 0 .. participating_rounds - 1; later rounds are the server's alone."""
 
     @property
+    def init_parts(self) -> int:
+        """Pieces into which `init_client` is cut; each is kept, so that a crash loses one at most."""
+
+    @property
     def init_key(self) -> Hashable:
         """All of the configuration that `init_client` depends on.
 
-        Client states with equal (init_key, data, seed, client) are equal, so a sweep trains them once. None: not worth
-        keeping.
+        Client states with equal (init_key, data, public data, seed, client) are equal, so a sweep trains them once.
+        None: not worth keeping.
         """
 
     @property
@@ -103,11 +114,14 @@ class Method(Protocol):
     def accountant(self) -> str:
         """The accountant by which this method's epsilon is stated (`privacy.accountants.ACCOUNTANTS`)."""
 
-    def init_server(self, rng: torch.Generator) -> Params:
-        """The server's state before round 0."""
+    def init_server(self, public: Records | None, rng: torch.Generator) -> Params:
+        """The server's state before round 0; `public` are the records declared public, which everybody has."""
 
-    def init_client(self, data: Records, rng: torch.Generator) -> Params:
-        """A client's private state before its first round, from its own data alone."""
+    def init_client(self, state: Params, data: Records, public: Records | None, rnd: Round) -> Params:
+        """Piece `rnd.number` of 0 .. init_parts - 1 of what a client does before its first round, from its own data.
+
+        `state` is the piece before's, {} at first; the last one's is the client's private state.
+        """
 
     def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
         """The client's part of a round ("client executes")."""

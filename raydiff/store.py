@@ -16,7 +16,7 @@ import contextlib
 import json
 import os
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -110,6 +110,12 @@ class Store:
             if not path.exists():  # else a trial beside this one was first, and its result counts
                 write_tensors(path, made)
         return read_tensors(path)[0]
+
+    def forget(self, keys: Iterable[str]) -> None:
+        """Drop cached results that no one will ask for again."""
+        for key in keys:
+            if self.cache is not None:
+                (self.cache / f"{key}.safetensors").unlink(missing_ok=True)
 
     def _server(self, number: int) -> Path:
         return self.root / f"server-{number:05d}.safetensors"

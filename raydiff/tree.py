@@ -69,8 +69,13 @@ def under(prefix: str, a: Params) -> Params:
     return {k[len(start) :]: v for k, v in a.items() if k.startswith(start)}
 
 
-def clip_records(x: Tensor, clip: float) -> Tensor:
-    """x_i * min(1, clip / ||x_i||_2) for each record of x (N, ...), norm over the whole flattened record."""
+def clip_records(x: Tensor, clip: float, center: Tensor | None = None) -> Tensor:
+    """x_i * min(1, clip / ||x_i||_2) for each record of x (N, ...), norm over the whole flattened record.
+
+    With a center (...), x_i - center is clipped and the center added back.
+    """
+    if center is not None:
+        return clip_records(x - center, clip) + center
     norms = x.flatten(1).norm(dim=1).clamp_min(torch.finfo(x.dtype).tiny)
     factor = (clip / norms).clamp_max(1.0)
     clipped: Tensor = x * factor.view(-1, *[1] * (x.dim() - 1))

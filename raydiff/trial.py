@@ -138,9 +138,9 @@ def noise_secret(sweep: Path, experiment: Experiment) -> bytes:
 def make_clients(trial: Trial, ids: Sequence[int]) -> list[Client]:
     """The clients of these numbers, with their own records."""
     dataset = datasets.load(trial.experiment.data)
-    train, parts = dataset.splits["train"], _parts(trial.experiment, dataset)
-    keys, store = trial.keys, trial.store
-    return [Client(i, trial.experiment.method, train.select(parts[i]), keys=keys, store=store) for i in ids]
+    train, public, parts = dataset.splits["train"], dataset.splits["public"], _parts(trial.experiment, dataset)
+    method, keys, store = trial.experiment.method, trial.keys, trial.store
+    return [Client(i, method, train.select(parts[i]), keys=keys, public=public, store=store) for i in ids]
 
 
 def make_instruments(trial: Trial) -> Instruments | None:
@@ -172,8 +172,9 @@ def run(trial: Trial, pool: Pool) -> Iterator[dict[str, Any]]:
     method, setup = trial.experiment.method, trial.experiment.evaluation
     log = Jsonl(trial.folder / "metrics.jsonl")
     progress, clock = None, time.perf_counter()
+    public = datasets.load(trial.experiment.data).splits["public"]
     for progress in rounds(
-        method, pool, keys=trial.keys, participation=trial.experiment.participation, store=trial.store
+        method, pool, keys=trial.keys, participation=trial.experiment.participation, public=public, store=trial.store
     ):
         metrics = {**progress.metrics, **_privacy_metrics(progress.ledger, trial.experiment)}
         if setup and setup.every and (progress.number + 1) % setup.every == 0:

@@ -34,6 +34,11 @@ OTHER: dict[str, Any] = {
     "delta": 1e-6,
     "clip": 2.0,
     "t0": 20,
+    "center": True,
+    "start": "noise",
+    "local_parts": 2,
+    "precision": "bfloat16",
+    "compile": True,
     "accountant": "rdp",
     "rounds": 2,
     "server_rounds": 2,
@@ -109,8 +114,8 @@ def test_the_number_of_rounds_is_what_it_says(method: Method) -> None:
 
 def test_nothing_is_changed_in_place(method: Method) -> None:
     data = [records(0), records(1)]
-    server = method.init_server(generator(0))
-    states = [method.init_client(own, generator(1)) for own in data]
+    server = method.init_server(None, generator(0))
+    states = [method.init_client({}, own, None, Round(0, generator(1))) for own in data]
     everything: list[Params] = [server, *states, *[{"x": own.images, "y": own.labels} for own in data]]
 
     def digests() -> list[str]:
@@ -135,7 +140,7 @@ def test_nothing_is_changed_in_place(method: Method) -> None:
 
 def test_state_is_detached_and_on_the_cpu(method: Method) -> None:
     last = run(method)[-1]
-    state = method.init_client(records(0), generator(1))
+    state = method.init_client({}, records(0), None, Round(0, generator(1)))
     leaves = [*last.server.values(), *state.values()]
     assert all(type(v) is torch.Tensor and not v.requires_grad and v.device.type == "cpu" for v in leaves)
 
@@ -210,15 +215,17 @@ def test_the_denoisers_can_be_asked(method: Method) -> None:
 def test_init_key_has_all_that_a_first_state_depends_on(experiment: Experiment) -> None:
     """Changing any field either changes `init_key` or leaves the first state as it is, bit for bit."""
     method, data = experiment.method, records(0)
-    digest, same = tree.digest(method.init_client(data, generator(1))), []
+    public, same = records(9), []
+    digest = tree.digest(method.init_client({}, data, public, Round(0, generator(1))))
     for path in config.flat(method):
         name = path.rpartition(".")[2]
         if name == "shape":  # the data's
             continue
-        other = config.override(method, {path: OTHER[name]})
+        both = {"clip": 2.0} if name == "center" else {}  # a center needs a clip
+        other = config.override(method, {**both, path: OTHER[name]})
         assert other != method, path
         if other.init_key == method.init_key:
-            assert tree.digest(other.init_client(data, generator(1))) == digest, path
+            assert tree.digest(other.init_client({}, data, public, Round(0, generator(1)))) == digest, path
             same.append(path)
     assert "sampling.steps" in same  # sampling comes later
 

@@ -51,17 +51,24 @@ class Walk:
     seen: list[Any] = field(default_factory=list, compare=False)
     """What clients were shown: ("update" | "deploy", keys of the server's state, ...)."""
 
+    init_parts: int = 1
+    dies: int = -1
+    """The piece of `init_client` in which the process is killed."""
+
     delta: ClassVar[float] = 1e-5
     accountant: ClassVar[str] = "exact"
 
-    def init_server(self, rng: torch.Generator) -> Params:
+    def init_server(self, public: Records | None, rng: torch.Generator) -> Params:
         return {"sum": torch.randn(1, generator=rng), "held/who": torch.zeros(0)}
 
-    def init_client(self, data: Records, rng: torch.Generator) -> Params:
+    def init_client(self, state: Params, data: Records, public: Records | None, rnd: Round) -> Params:
         self.seen.append(("init", float(data.images[0, 0, 0, 0])))
         if self.fails[0] == "init" and self.fails[1] == int(data.images[0, 0, 0, 0]):
             raise Diverged(5, float("nan"))
-        return {"count": torch.zeros(1), "start": torch.rand(1, generator=rng)}
+        if rnd.number == self.dies:
+            raise KeyboardInterrupt
+        drawn = torch.rand(1, generator=rnd.rng) + (0 if public is None else public.images.mean())
+        return {"count": torch.zeros(1), "start": state.get("start", 0) + drawn}
 
     def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
         client = int(data.images[0, 0, 0, 0])
@@ -92,7 +99,7 @@ class Walk:
         def sample(labels: Tensor, rng: torch.Generator) -> Tensor:
             return torch.zeros(len(labels), 1, 2, 2)
 
-        return Deployed(sample, {}, 1, torch.ones(2))
+        return Deployed({"only": sample}, {}, 1, torch.ones(2))
 
 
 def pool(method: Any, store: Store | None = None, *, clients: Iterable[int] = range(3)) -> LocalPool:
@@ -443,6 +450,33 @@ def test_a_shared_first_state_is_the_one_computed_afresh(tmp_path: Path) -> None
     for store in (None, Store(tmp_path / "a", tmp_path / "cache"), Store(tmp_path / "b", tmp_path / "cache")):
         digests.append(tree.digest(run(method, store)[-1].server))
     assert len(set(digests)) == 1
+
+
+def test_a_first_state_in_parts_goes_on_where_it_was_killed(tmp_path: Path) -> None:
+    def first(method: Walk, store: Store | None) -> Params:
+        client = Client(0, method, own_records(0), keys=KEYS, store=store)
+        client.run({"sum": torch.zeros(1)}, 0)
+        return client._states[0]
+
+    whole = first(Walk(init_parts=4), None)
+    store, method = Store(tmp_path / "a", tmp_path / "cache"), Walk(init_parts=4, dies=2)
+    with pytest.raises(KeyboardInterrupt):
+        first(method, store)
+    again = Walk(init_parts=4)
+    assert tree.digest(first(again, store)) == tree.digest(whole)
+    assert [len([s for s in m.seen if s[0] == "init"]) for m in (method, again)] == [3, 2]
+    assert len(list((tmp_path / "cache").iterdir())) == 1  # the parts are gone, the whole is kept
+    assert whole["start"] != first(Walk(), None)["start"]
+
+
+def test_first_states_depend_on_the_public_records(tmp_path: Path) -> None:
+    starts = []
+    for public in (None, own_records(5), own_records(6), own_records(5)):
+        store = Store(tmp_path / str(len(starts)), tmp_path / "cache")
+        client = Client(0, Walk(), own_records(0), keys=KEYS, public=public, store=store)
+        client.run({"sum": torch.zeros(1)}, 0)
+        starts.append(float(client._states[0]["start"]))
+    assert starts[1] == starts[3] and len(set(starts)) == 3
 
 
 def test_the_ledger_survives_as_it_is(tmp_path: Path) -> None:

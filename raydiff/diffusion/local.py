@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from raydiff import tree
 from raydiff.diffusion.gaussian import DDPM, device
-from raydiff.tree import Params, clip_records
+from raydiff.tree import Params
 
 Objective = Callable[[Params, tuple[Tensor, Tensor], Params, Params], Tensor]
 """loss(params, (x, labels), draws, extras): a pure function of tensors; extras are constants of this client."""
@@ -109,20 +110,44 @@ def with_clipped_flag(model: DDPM) -> DDPM:
     return replace(model, labels=(*model.labels, 2))
 
 
-def fit_mixture(
-    model: DDPM, images: Tensor, labels: Tensor, *, clip: float, training: Training, rng: torch.Generator
-) -> tuple[Params, float]:
-    """A new `with_clipped_flag(model)`, trained on the images and their clipped copies, half and half.
+def fit_part(
+    model: DDPM,
+    state: Params,
+    images: Tensor,
+    labels: Tensor,
+    *,
+    training: Training,
+    rng: torch.Generator,
+    part: int,
+    parts: int,
+) -> Params:
+    """Part 0 .. parts - 1 of a whole training of a new model; `state` is what the part before gave, {} at first.
 
-    Gives (params, mean loss).
+    The last part gives the parameters, those before it also the optimiser's state.
     """
-    flagged = with_clipped_flag(model)
-    flags = torch.arange(2).repeat_interleave(len(images))[:, None]
-    both = torch.cat([images, clip_records(images, clip)])
-    params, _, loss = fit(
-        flagged, flagged.init(rng), both, torch.cat([labels.repeat(2, 1), flags], dim=1), training=training, rng=rng
+    params = tree.under("model", state) if part else model.init(rng)
+    first, steps = span(training.steps, parts, part)
+    params, moments, _ = fit(
+        model,
+        params,
+        images,
+        labels,
+        training=training,
+        rng=rng,
+        first=first,
+        steps=steps,
+        moments=tree.under("moments", state),
     )
-    return params, loss
+    return params if part == parts - 1 else {**tree.prefixed("model", params), **tree.prefixed("moments", moments)}
+
+
+def with_clipped_copies(
+    images: Tensor, labels: Tensor, *, clip: float, center: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The images and their clipped copies, labels with the flag: the training set of a `with_clipped_flag` model."""
+    flags = torch.arange(2).repeat_interleave(len(images))[:, None]
+    both = torch.cat([images, tree.clip_records(images, clip, center)])
+    return both, torch.cat([labels.repeat(2, 1), flags], dim=1)
 
 
 def _adamw(theta: Params, training: Training, moments: Params | None) -> torch.optim.AdamW:

@@ -74,11 +74,15 @@ class Instruments:
             major, minor = groups(own)
             reference = _of_classes(self.dataset.splits[split], (*major, *minor))
             labels = _labels_to_sample(reference)
-            images = deployed.sample(labels, rng)
+            drawn = {name: sample(labels, rng) for name, sample in deployed.samplers.items()}
+            images = next(iter(drawn.values()))
             halves = fidelity.half_counts(reference.labels[:, 0])
             of = {"all": (*major, *minor), "major": major, "minor": minor}
             enough = {k: v for k, v in of.items() if sum(halves[c] for c in v) >= 5 * self.config.dim}
             metrics = self._distances(images, labels, reference, enough)
+            for name, others in drawn.items():
+                found = metrics if others is images else self._distances(others, labels, reference, enough)
+                metrics = {**metrics, **{f"{name}/{k}": v for k, v in found.items() if _of_samples(k)}}
             scores: dict[str, dict[str, Tensor]] = {}
             if split == "test":
                 metrics["memorized_fraction"] = memorization.memorized_fraction(images, own.images)
@@ -191,6 +195,11 @@ def _labels_to_sample(reference: Records) -> Tensor:
     for c, count in sorted(fidelity.half_counts(reference.labels[:, 0]).items()):
         rows.append(reference.labels[reference.labels[:, 0] == c][:count])
     return torch.cat(rows)
+
+
+def _of_samples(name: str) -> bool:
+    """Whether this reading changes with the sampler, and is not one of the real records alone."""
+    return name.startswith(("fd_", "kd_", "label_accuracy/")) and not name.endswith(("_floor", "/real"))
 
 
 def _first_of_each(images: Tensor, labels: Tensor) -> Tensor:

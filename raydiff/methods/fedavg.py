@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
 from raydiff import tree
 from raydiff.data.datasets import Records
@@ -48,6 +47,7 @@ class FedAvg:
 
     delta: ClassVar[float] = 1e-5
     accountant: ClassVar[str] = "exact"
+    init_parts: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         if self.rounds < 1:
@@ -63,11 +63,11 @@ class FedAvg:
         """Clients keep no state."""
         return None
 
-    def init_server(self, rng: torch.Generator) -> Params:
+    def init_server(self, public: Records | None, rng: torch.Generator) -> Params:
         """The shared model's first weights."""
         return self.model.init(rng)
 
-    def init_client(self, data: Records, rng: torch.Generator) -> Params:
+    def init_client(self, state: Params, data: Records, public: Records | None, rnd: Round) -> Params:
         """Nothing is kept between rounds."""
         return {}
 
@@ -94,8 +94,4 @@ class FedAvg:
             denoisers["client"] = model.denoiser(params)
         own = model.denoiser(params)
 
-        def sample(labels: Tensor, rng: torch.Generator) -> Tensor:
-            x = torch.randn(len(labels), *model.shape, generator=rng)
-            return self.sampling.run(model, own, x, labels=labels, start=model.timesteps, bound=1.0, rng=rng)
-
-        return Deployed(sample, denoisers, model.timesteps, model.abar)
+        return Deployed(self.sampling.samplers(model, own), denoisers, model.timesteps, model.abar)

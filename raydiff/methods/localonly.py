@@ -16,11 +16,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
-from raydiff.data.datasets import Records
+from raydiff.data.datasets import Records, public_mean
 from raydiff.diffusion.gaussian import DDPM, Sampling
-from raydiff.diffusion.local import Training, fit, fit_mixture, with_clipped_flag
+from raydiff.diffusion.local import Training, fit_part, with_clipped_copies, with_clipped_flag
 from raydiff.method import Deployed, LocalResult, Metrics, Round, Upload
 from raydiff.privacy.release import Event, nothing
 from raydiff.tree import Params
@@ -36,6 +35,10 @@ class LocalOnly:
     """Its training."""
     clip: float | None = None
     """Train on PFDM's mixture with images clipped to this norm; None trains on the images alone."""
+    center: bool = False
+    """Clip around the mean of the public records instead of around 0."""
+    local_parts: int = 1
+    """Pieces into which the training is cut; each is kept, so that a crash loses one at most."""
     sampling: Sampling = Sampling()
     """The chain from T to 0."""
 
@@ -47,21 +50,34 @@ class LocalOnly:
     def __post_init__(self) -> None:
         if self.clip is not None and not 0 < self.clip < math.inf:
             raise ValueError(f"clip must be a positive number or none, got {self.clip}")
+        if self.center and self.clip is None:
+            raise ValueError("center needs a clip: without one nothing is clipped")
+        if self.local_parts < 1:
+            raise ValueError(f"local_parts must be at least 1, got {self.local_parts}")
+
+    @property
+    def init_parts(self) -> int:
+        """Pieces of the training."""
+        return self.local_parts
 
     @property
     def init_key(self) -> Hashable:
         """Equal to PFDM's where the client models are equal."""
-        return ("clipped mixture" if self.clip else "plain", self.model, self.local, self.clip)
+        return (self.model, self.local, self.local_parts, self.clip, self.center)
 
-    def init_server(self, rng: torch.Generator) -> Params:
+    def init_server(self, public: Records | None, rng: torch.Generator) -> Params:
         """There is nothing to share."""
         return {}
 
-    def init_client(self, data: Records, rng: torch.Generator) -> Params:
+    def init_client(self, state: Params, data: Records, public: Records | None, rnd: Round) -> Params:
         """The whole training."""
+        model, images, labels = self.model, data.images, data.labels
         if self.clip is not None:
-            return fit_mixture(self.model, data.images, data.labels, clip=self.clip, training=self.local, rng=rng)[0]
-        return fit(self.model, self.model.init(rng), data.images, data.labels, training=self.local, rng=rng)[0]
+            center = public_mean(public) if self.center else None
+            model = with_clipped_flag(model)
+            images, labels = with_clipped_copies(images, labels, clip=self.clip, center=center)
+        part = {"part": rnd.number, "parts": self.local_parts}
+        return fit_part(model, state, images, labels, training=self.local, rng=rnd.rng, **part)
 
     def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
         """Send nothing."""
@@ -77,9 +93,4 @@ class LocalOnly:
         """Sample the client's own denoiser from pure noise."""
         model = self.model
         own = with_clipped_flag(model).denoiser(state, fixed=(0,)) if self.clip else model.denoiser(state)
-
-        def sample(labels: Tensor, rng: torch.Generator) -> Tensor:
-            x = torch.randn(len(labels), *model.shape, generator=rng)
-            return self.sampling.run(model, own, x, labels=labels, start=model.timesteps, bound=1.0, rng=rng)
-
-        return Deployed(sample, {"client": own}, model.timesteps, model.abar)
+        return Deployed(self.sampling.samplers(model, own), {"client": own}, model.timesteps, model.abar)

@@ -15,6 +15,8 @@ denoiser and what it samples; labels and the number of records, which are public
 | Dtilde, z_w, stage 2 | the server's `held/pool/` and `model/`; `server`, `server_rounds` |
 | Algorithm 2 | `deploy`; `sampling` for the server's chain, `client_sampling` for the client's |
 
+`start` replaces the global denoiser: by another model of the same uploads, or by a control that a comparison needs.
+
 Deviations and choices where the paper is silent:
 - The client's denoiser trains on all T timesteps (as Algorithm 1 has it), so sampling it from pure noise is the
   non-collaborative baseline.
@@ -27,6 +29,7 @@ Deviations and choices where the paper is silent:
 - The server's training is cut into `server_rounds` rounds of equal length, so that it can be resumed.
 - `epsilon=None` sends the images as they are and cuts one chain at t0 (CollaFuse, arXiv 2406.14429): the non-private
   limit; t0 is then 1 unless given.
+- `center` clips around the mean of the public records: a smaller clip norm, so a smaller depth for the same epsilon.
 """
 
 from __future__ import annotations
@@ -34,19 +37,23 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from raydiff import tree
-from raydiff.data.datasets import Records
+from raydiff.data.datasets import Records, public_mean
+from raydiff.diffusion import deconvolved
 from raydiff.diffusion.gaussian import DDPM, Sampling
-from raydiff.diffusion.local import Training, fit, fit_mixture, span, with_clipped_flag
-from raydiff.method import HELD, Deployed, LocalResult, Metrics, Round, Upload
+from raydiff.diffusion.local import Training, fit, fit_part, span, with_clipped_copies, with_clipped_flag
+from raydiff.method import HELD, Denoiser, Deployed, LocalResult, Metrics, Round, Sampler, Upload
 from raydiff.privacy import accountants
 from raydiff.privacy.release import Event, Release, disclose, gaussian_records, nothing
 from raydiff.tree import Params
+
+Start = Literal["denoiser", "gaussian", "noise", "shuffled"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +68,8 @@ class PFDM:
     """The delta that goes with it."""
     clip: float = 15.0
     """C: L2 norm to which each flattened image is clipped. A public number: never take it from private data."""
+    center: bool = False
+    """Clip around the mean of the public records instead of around 0."""
     t0: int | None = None
     """Depth of the noise and of the hand-over. Default: the smallest within the budget; a given one must be too."""
     accountant: accountants.Accountant = "exact"
@@ -69,6 +78,12 @@ class PFDM:
     """Training of each client's denoiser."""
     server: Training = Training()
     """Training of the global denoiser."""
+    start: Start = "denoiser"
+    """What gives x_{t0}. denoiser: the global denoiser; gaussian: a Gaussian for each class, fitted to the uploads and
+    freed of their noise; noise: pure noise, nothing is sent; shuffled: a global denoiser trained with labels that say
+    nothing."""
+    local_parts: int = 1
+    """Pieces into which a client's training is cut; each is kept, so that a crash loses one at most."""
     server_rounds: int = 4
     """Rounds into which the server's training is cut."""
     sampling: Sampling = Sampling()
@@ -84,6 +99,12 @@ class PFDM:
         accountants.check_budget(1.0 if self.epsilon is None else self.epsilon, self.delta)
         if self.server_rounds < 1:
             raise ValueError(f"server_rounds must be at least 1, got {self.server_rounds}")
+        if self.local_parts < 1:
+            raise ValueError(f"local_parts must be at least 1, got {self.local_parts}")
+        if self.start not in get_args(Start):
+            raise ValueError(f"start must be one of {', '.join(get_args(Start))}, got {self.start!r}")
+        if self.start == "gaussian" and self.epsilon is None:
+            raise ValueError("start = gaussian takes the noise out of the uploads: it needs an epsilon")
         _ = self.depth
 
     @cached_property
@@ -107,8 +128,12 @@ class PFDM:
 
     @property
     def rounds(self) -> int:
-        """One upload, then the server alone."""
-        return 1 + self.server_rounds
+        """One upload, then the server alone, if it has something to train."""
+        return 1 + self.server_rounds * self._trains
+
+    @property
+    def _trains(self) -> bool:
+        return self.start in ("denoiser", "shuffled")
 
     @property
     def participating_rounds(self) -> int:
@@ -118,25 +143,35 @@ class PFDM:
     @property
     def init_key(self) -> Hashable:
         """Client models depend on neither epsilon nor t0."""
-        return ("clipped mixture", self.model, self.local, self.clip)
+        return (self.model, self.local, self.local_parts, self.clip, self.center)
 
-    def init_server(self, rng: torch.Generator) -> Params:
-        """w."""
-        return tree.prefixed("model", self.model.init(rng))
+    @property
+    def init_parts(self) -> int:
+        """Pieces of a client's training."""
+        return self.local_parts
 
-    def init_client(self, data: Records, rng: torch.Generator) -> Params:
+    def init_server(self, public: Records | None, rng: torch.Generator) -> Params:
+        """w, and the center of the clipping where there is one."""
+        model = tree.prefixed("model", self.model.init(rng)) if self._trains else {}
+        return {**model, "center": public_mean(public)} if self.center else model
+
+    def init_client(self, state: Params, data: Records, public: Records | None, rnd: Round) -> Params:
         """Stage 1, line 1: z_{theta_m} = T-DDPM(D_m, T, beta, theta_m)."""
-        return fit_mixture(self.model, data.images, data.labels, clip=self.clip, training=self.local, rng=rng)[0]
+        center = public_mean(public) if self.center else None
+        images, labels = with_clipped_copies(data.images, data.labels, clip=self.clip, center=center)
+        flagged, part = with_clipped_flag(self.model), {"part": rnd.number, "parts": self.local_parts}
+        return fit_part(flagged, state, images, labels, training=self.local, rng=rnd.rng, **part)
 
     def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
         """Stage 1, the rest: one clipped and noised copy of each record, with its labels."""
-        if rnd.number > 0:
+        if rnd.number > 0 or self.start == "noise":
             return LocalResult(state, nothing())
-        norms = data.images.flatten(1).norm(dim=1)
+        center = server.get("center")
+        norms = (data.images if center is None else data.images - center).flatten(1).norm(dim=1)
         metrics = {"upload/clipped_fraction": float((norms > self.clip).float().mean())}
-        return LocalResult(state, self._release(data, rnd), metrics)
+        return LocalResult(state, self._release(data, center, rnd), metrics)
 
-    def _release(self, data: Records, rnd: Round) -> Release:
+    def _release(self, data: Records, center: Tensor | None, rnd: Round) -> Release:
         public = {"labels": data.labels}
         if self.epsilon is None:
             return disclose({"x": data.images, **public}, "images sent as they are")
@@ -151,14 +186,22 @@ class PFDM:
             noise=rnd.noise,
             records=range(len(data)),
             public=public,
+            center=center,
         )
 
     def aggregate(self, server: Params, uploads: Iterable[Upload], rnd: Round) -> tuple[Params, Metrics, list[Event]]:
         """Round 0: Dtilde = union of the uploads. Later: z_w trains on Dtilde as if it were clean (stage 2)."""
         if rnd.number == 0:
             sent = [u.release.value for u in uploads]
+            if self.start == "noise":
+                return server, {}, []
             pool = {k: torch.cat([value[k] for value in sent]) for k in ("x", "labels")}
-            return {**server, **tree.prefixed(f"{HELD}/pool", pool)}, {"server/pooled": float(len(pool["x"]))}, []
+            if self.start == "shuffled":
+                pool["labels"] = pool["labels"][torch.randperm(len(pool["labels"]), generator=rnd.rng)]
+            after = tree.prefixed(f"{HELD}/pool", pool)
+            if self.start == "gaussian":
+                after = tree.prefixed("classes", deconvolved.fit_classes(**pool, noise_std=self._noise_std))
+            return {**server, **after}, {"server/pooled": float(len(pool["x"]))}, []
         first, steps = span(self.server.steps, self.server_rounds, rnd.number - 1)
         params, moments, loss = fit(
             self.model,
@@ -176,16 +219,38 @@ class PFDM:
 
     def deploy(self, server: Params, state: Params, data: Records, rng: torch.Generator) -> Deployed:
         """Algorithm 2: the global chain gives x_{t0}, the client's own chain takes it to x_0, flag = unclipped."""
-        model, t0 = self.model, self.depth
-        z_w = model.denoiser(tree.under("model", server))
+        model = self.model
         z_m = with_clipped_flag(model).denoiser(state, fixed=(0,))
-        abar = 1.0 if self.epsilon is None else float(model.abar[t0])
-        reach = math.sqrt(abar) + 4 * math.sqrt(1 - abar)
-        stop = t0 if self.epsilon is None else 0
+        denoisers = {"client": z_m}
+        if self._trains:
+            denoisers["global"] = model.denoiser(tree.under("model", server))
+        hand_over = self._hand_over(server, denoisers.get("global"))
 
-        def sample(labels: Tensor, rng: torch.Generator) -> Tensor:
+        def sample(chain: Sampling, labels: Tensor, rng: torch.Generator) -> Tensor:
+            x = hand_over(labels, rng)
+            return chain.run(model, z_m, x, labels=labels, start=self.depth, bound=1.0, rng=rng)
+
+        samplers = {name: partial(sample, chain) for name, chain in self.client_sampling.variants().items()}
+        return Deployed(samplers, denoisers, model.timesteps, model.abar)
+
+    @property
+    def _noise_std(self) -> float:
+        """Of the uploads."""
+        return 0.0 if self.epsilon is None else math.sqrt(1 - float(self.model.abar[self.depth]))
+
+    def _hand_over(self, server: Params, z_w: Denoiser | None) -> Sampler:
+        """What gives x_{t0}."""
+        model, std = self.model, self._noise_std
+        reach, stop = math.sqrt(1 - std**2) + 4 * std, self.depth if self.epsilon is None else 0
+
+        def draw(labels: Tensor, rng: torch.Generator) -> Tensor:
+            if self.start == "gaussian":
+                return deconvolved.draw(tree.under("classes", server), labels, noise_std=std, rng=rng)
             x = torch.randn(len(labels), *model.shape, generator=rng)
-            x = self.sampling.run(model, z_w, x, labels=labels, start=model.timesteps, stop=stop, bound=reach, rng=rng)
-            return self.client_sampling.run(model, z_m, x, labels=labels, start=t0, bound=1.0, rng=rng)
+            if z_w is None:
+                return x
+            return self.sampling.run(
+                model, z_w, x, labels=labels, start=model.timesteps, stop=stop, bound=reach, rng=rng
+            )
 
-        return Deployed(sample, {"client": z_m, "global": z_w}, model.timesteps, model.abar)
+        return draw

@@ -154,8 +154,11 @@ def gaussian_records(
     noise: NoiseStream,
     records: Sequence[int],
     public: Params,
+    center: Tensor | None = None,
 ) -> Release:
     """Release `scale * CLIP(x_i, clip) + std * z_i` for each record, once (PFDM's upload, Algorithm 1).
+
+    With a public `center` (...), CLIP(x_i - center, clip) + center takes CLIP's place; the bound is the same.
 
     x (N, ...) is the private part, `records` its numbers in the client's data (the key of their noise),
     `public` the fields of the message that are public by declaration, e.g. labels. Replacing one record moves
@@ -172,7 +175,7 @@ def gaussian_records(
         raise ValueError("public must not have a field 'x': it would take the place of the noised records")
     if not x.isfinite().all():
         raise ValueError("the records must be finite: clipping does not bound an infinite or undefined one")
-    clipped = clip_records(x.float(), clip * (1 - ROUNDING))
+    clipped = clip_records(x.float(), clip * (1 - ROUNDING), center)
     noisy = scale * clipped + std * noise.normal(numbers, x.shape[1:])
     event = Gaussian(std / (2 * clip * scale), "example", "replace_one", "local", declared=tuple(public))
     return Release({"x": noisy, **public}, event, _KEY)

@@ -285,3 +285,38 @@ def test_a_part_of_a_chain_takes_its_share_of_the_steps(steps: int | None, first
 def test_bad_sampling_is_refused(field: str, value: Any) -> None:
     with pytest.raises(ValueError, match=rf"^{field} must be .*, got [^\n]*$"):
         Sampling(**{field: value})
+
+
+# --- arithmetic ---
+
+
+def small(**changes: Any) -> tuple[DDPM, Tensor]:
+    """A model and its output for fixed inputs."""
+    model = DDPM(network=MLP(width=32, depth=2), timesteps=100, **changes)
+    params, rng = DDPM(network=MLP(width=32, depth=2), timesteps=100).init(generator(0)), generator(1)
+    inputs = torch.randn(6, 1, 8, 8, generator=rng), torch.arange(1, 7), torch.arange(6)[:, None]
+    return model, model.predict(params, *inputs)
+
+
+def test_bfloat16_rounds_inside_the_network_alone() -> None:
+    exact, (model, rounded) = small()[1], small(precision="bfloat16")
+    assert rounded.dtype == torch.float32 and not torch.equal(rounded, exact)
+    assert float((rounded - exact).norm() / exact.norm()) < 0.02
+    assert {v.dtype for v in model.init(generator(0)).values()} == {torch.float32}
+
+
+@pytest.mark.slow
+def test_a_compiled_network_computes_the_same() -> None:
+    assert torch.allclose(small(compile=True)[1], small()[1], atol=1e-5)
+
+
+def test_an_unknown_precision_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^precision must be one of float32, bfloat16, got 'half'$"):
+        DDPM(precision="half")  # type: ignore[arg-type]
+
+
+def test_variants_are_the_chain_under_each_sampler_its_own_first() -> None:
+    for own, other in (("ddim", "ancestral"), ("ancestral", "ddim")):
+        chains = Sampling(sampler=own, steps=7).variants()  # type: ignore[arg-type]
+        assert list(chains) == [own, other]
+        assert [(c.sampler, c.steps) for c in chains.values()] == [(own, 7), (other, 7)]

@@ -15,7 +15,7 @@ from torch import Tensor
 from raydiff import tree
 from raydiff.diffusion import local
 from raydiff.diffusion.gaussian import DDPM, denoise
-from raydiff.diffusion.local import Diverged, Training, fit, fit_mixture, span, with_clipped_flag
+from raydiff.diffusion.local import Diverged, Training, fit, span, with_clipped_copies
 from raydiff.diffusion.networks import MLP, UNet
 from raydiff.seeding import generator
 from raydiff.tree import Params
@@ -226,21 +226,37 @@ def test_a_trained_model_samples_what_it_was_asked_for() -> None:
         assert float(mean[0]) < -0.4 and float(mean[1]) > 0.4
 
 
-def test_the_mixture_is_half_clipped_and_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_mixture_is_the_images_and_their_clipped_copies() -> None:
     images, labels = records()
-    given: dict[str, Any] = {}
+    both, flagged = with_clipped_copies(images, labels, clip=1.0)
+    assert torch.equal(both, torch.cat([images, tree.clip_records(images, 1.0)]))
+    assert torch.equal(flagged[:, :1], torch.cat([labels, labels])) and flagged[:, 1].tolist() == [0] * 12 + [1] * 12
+    around, _ = with_clipped_copies(images, labels, clip=1.0, center=images[3])
+    assert torch.equal(around[12 + 3], images[3]) and not torch.equal(around[12], both[12])
 
-    def spy(model: DDPM, params: Params, images: Tensor, labels: Tensor, **options: Any) -> Any:
-        given.update(model=model, images=images, labels=labels, **options)
-        return fit(model, params, images, labels, **options)
+
+@pytest.mark.parametrize("parts", [1, 2, 3])
+def test_a_training_in_parts_is_the_same_training_with_other_draws(monkeypatch: pytest.MonkeyPatch, parts: int) -> None:
+    """The parts' steps, learning rates and moments follow on each other as in one `fit`."""
+    (images, labels), names = records(), set(MODEL.init(generator(0)))
+    training, asked = Training(steps=7, batch=4), []
+
+    def spy(*args: Any, **options: Any) -> Any:
+        asked.append((options["first"], options["steps"], tree.digest(options["moments"])))
+        return fit(*args, **options)
 
     monkeypatch.setattr(local, "fit", spy)
-    params, loss = fit_mixture(MODEL, images, labels, clip=1.0, training=Training(steps=1), rng=generator(0))
-    assert given["model"].labels == (3, 2) and with_clipped_flag(MODEL) == given["model"]
-    assert torch.equal(given["images"], torch.cat([images, tree.clip_records(images, 1.0)]))
-    assert torch.equal(given["labels"][:, 0], torch.cat([labels, labels])[:, 0])
-    assert given["labels"][:, 1].tolist() == [0] * 12 + [1] * 12
-    assert math.isfinite(loss) and set(params) == set(given["model"].init(generator(0)))
+    state: Params = {}
+    for part in range(parts):
+        more = {"training": training, "rng": generator(1, part), "part": part, "parts": parts}
+        state = local.fit_part(MODEL, state, images, labels, **more)
+        if part < parts - 1:
+            assert set(tree.under("model", state)) == names
+            assert sum(asked[-1][:2]) == float(state["moments/step/enter.weight"])
+    assert [first for first, _, _ in asked] == [7 * p // parts for p in range(parts)]
+    assert sum(steps for _, steps, _ in asked) == 7
+    assert len({moments for _, _, moments in asked}) == parts
+    assert set(state) == names
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ def run(method: FedAvg, *data: Records) -> list[Progress]:
 
 def test_one_client_and_one_round_is_plain_local_training(method: FedAvg) -> None:
     method, data = replace(method, rounds=1), records(0)
-    start = method.init_server(generator(KEYS.seed, "server", "init"))
+    start = method.init_server(None, generator(KEYS.seed, "server", "init"))
     rng = generator(KEYS.seed, "client", 0, "round", 0)
     alone, _, loss = fit(method.model, start, data.images, data.labels, training=method.local, rng=rng)
     (only,) = run(method, data)
@@ -61,7 +61,7 @@ def test_the_update_is_the_mean_weighted_by_records(method: FedAvg) -> None:
 
 
 def test_clients_that_agree_move_the_server_to_where_they_are(method: FedAvg) -> None:
-    server = method.init_server(generator(0))
+    server = method.init_server(None, generator(0))
     result = method.local_update(server, {}, records(0), Round(0, generator(1)))
     uploads = [Upload(i, 5 + i, result.release) for i in range(3)]
     after, _, _ = method.aggregate(server, iter(uploads), Round(0, generator(0)))

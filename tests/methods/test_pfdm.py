@@ -155,7 +155,7 @@ def test_the_server_pools_the_uploads_in_client_order(method: PFDM) -> None:
     uploads = [
         Upload(i, 12, method.local_update({}, {}, records(i), Round(0, generator(0), NOISE)).release) for i in (0, 1)
     ]
-    server = method.init_server(generator(0))
+    server = method.init_server(None, generator(0))
     after, metrics, events = method.aggregate(server, iter(uploads), Round(0, generator(0)))
     assert torch.equal(after["held/pool/x"], torch.cat([u.release.value["x"] for u in uploads]))
     assert torch.equal(after["held/pool/labels"], torch.cat([records(0).labels, records(1).labels]))
@@ -192,7 +192,7 @@ def test_clients_never_see_the_pool(method: PFDM) -> None:
 
 def trained(method: PFDM) -> tuple[Params, Params]:
     """(what clients see of the server's state, client 0's state)."""
-    return run(method)[-1].sent, method.init_client(records(), generator(5))
+    return run(method)[-1].sent, method.init_client({}, records(), None, Round(0, generator(5)))
 
 
 @pytest.mark.parametrize(("epsilon", "t0"), [(10.0, None), (None, 7)])
@@ -239,13 +239,93 @@ def test_the_client_model_from_pure_noise_is_the_non_collaborative_baseline(meth
     method = replace(method, client_sampling=sampling)
     alone = LocalOnly(model=method.model, local=method.local, clip=method.clip, sampling=sampling)
     assert alone.init_key == method.init_key
-    state = alone.init_client(data, generator(5))
-    assert tree.digest(state) == tree.digest(method.init_client(data, generator(5)))
-    own = method.deploy(method.init_server(generator(0)), state, data, generator(0)).denoisers["client"]
+    state = alone.init_client({}, data, None, Round(0, generator(5)))
+    assert tree.digest(state) == tree.digest(method.init_client({}, data, None, Round(0, generator(5))))
+    own = method.deploy(method.init_server(None, generator(0)), state, data, generator(0)).denoisers["client"]
     rng, labels = generator(7), torch.arange(5)[:, None]
     x = torch.randn(5, 1, 8, 8, generator=rng)
     x = method.client_sampling.run(method.model, own, x, labels=labels, start=20, bound=1.0, rng=rng)
     assert torch.equal(alone.deploy({}, state, data, generator(0)).sample(labels, generator(7)), x)
+
+
+# --- what replaces the global denoiser ---
+
+
+def test_started_from_noise_nothing_is_sent_and_the_chain_is_the_clients_alone(method: PFDM) -> None:
+    method = replace(method, start="noise", client_sampling=Sampling(sampler="ddim"))
+    progress = run(method)
+    assert len(progress) == 1 and progress[0].ledger.bytes_up == 0
+    assert progress[0].ledger.server.epsilon(method.delta, "exact") == 0
+    state = method.init_client({}, records(), None, Round(0, generator(5)))
+    deployed = method.deploy(progress[0].sent, state, records(), generator(0))
+    assert set(deployed.denoisers) == {"client"}
+    rng, labels = generator(7), torch.arange(5)[:, None]
+    x, chain = torch.randn(5, 1, 8, 8, generator=rng), method.client_sampling
+    x = chain.run(method.model, deployed.denoisers["client"], x, labels=labels, start=method.depth, bound=1.0, rng=rng)
+    assert torch.equal(deployed.sample(labels, generator(7)), x)
+
+
+def test_shuffled_labels_are_the_same_uploads_under_other_names(method: PFDM) -> None:
+    straight, shuffled = run(method), run(replace(method, start="shuffled"))
+    pools = [tree.under("held/pool", p[0].server) for p in (straight, shuffled)]
+    assert torch.equal(pools[0]["x"], pools[1]["x"])
+    assert not torch.equal(pools[0]["labels"], pools[1]["labels"])
+    assert torch.equal(pools[0]["labels"].sort(0).values, pools[1]["labels"].sort(0).values)
+    assert straight[-1].ledger == shuffled[-1].ledger
+    assert len(straight) == len(shuffled)
+
+
+def test_a_gaussian_start_draws_around_its_classes_uploads(method: PFDM) -> None:
+    method = replace(method, start="gaussian", epsilon=1e6, clip=100.0)
+    progress = run(method)
+    assert len(progress) == 1 and set(progress[0].sent) == {"classes/labels", "classes/mean", "classes/factor"}
+    both = [records(0), records(1)]
+    sent = [method.local_update({}, {}, r, Round(0, generator(0), NOISE)).release.value["x"] for r in both]
+    of_3 = torch.cat([x[r.labels[:, 0] == 3] for x, r in zip(sent, both, strict=True)])
+    row = int((progress[0].sent["classes/labels"][:, 0] == 3).nonzero())
+    std = math.sqrt(1 - float(method.model.abar[method.depth]))
+    difference = progress[0].sent["classes/mean"][row] - of_3.mean(0)  # the noise is drawn under other keys
+    assert float(difference.abs().max()) < 6 * std * math.sqrt(2 / len(of_3))
+    with pytest.raises(ValueError, match=r"^start = gaussian takes the noise out of the uploads: it needs an epsilon$"):
+        replace(method, epsilon=None)
+
+
+def test_a_center_moves_what_is_clipped_and_not_what_is_guaranteed(method: PFDM) -> None:
+    """Images near the public mean pass unclipped, however small the clip; the event is the same."""
+    public, data = records(9), records()
+    near = replace(data, images=public.images.mean(0) + 0.01 * data.images)
+    method = replace(method, clip=0.2, epsilon=1e6, center=True)
+    server = method.init_server(public, generator(0))
+    assert torch.equal(server["center"], public.images.mean(0))
+    rnd = Round(0, generator(0), NOISE)
+    centred = method.local_update(server, {}, near, rnd)
+    plain = replace(method, center=False).local_update({}, {}, near, rnd)
+    assert centred.release.event == plain.release.event
+    assert (centred.metrics["upload/clipped_fraction"], plain.metrics["upload/clipped_fraction"]) == (0.0, 1.0)
+    abar = float(method.model.abar[method.depth])
+    noise = math.sqrt(1 - abar) * NOISE.normal(range(len(near)), near.images.shape[1:])
+    sent = (centred.release.value["x"] - noise) / math.sqrt(abar)
+    assert torch.allclose(sent, near.images, atol=1e-4)
+    far = method.local_update(server, {}, data, rnd).release.value["x"]
+    moved = ((far - noise) / math.sqrt(abar) - server["center"]).flatten(1).norm(dim=1)
+    assert float(moved.max()) <= 0.2 + 1e-4 and float(moved.min()) > 0.19
+
+
+def test_without_public_records_there_is_no_center(method: PFDM) -> None:
+    with pytest.raises(ValueError, match=r"^clipping around a center needs public records: data\.public is 0$"):
+        replace(method, center=True).init_server(None, generator(0))
+
+
+@pytest.mark.parametrize("changes", [{"center": True}, {"start": "shuffled"}, {"start": "gaussian"}])
+def test_each_start_gives_images_by_both_samplers(method: PFDM, changes: dict[str, Any]) -> None:
+    method, public = replace(method, **changes), records(9)
+    pool = LocalPool([Client(i, method, records(i, 40), keys=KEYS, public=public) for i in range(2)])
+    last = list(rounds(method, pool, keys=KEYS, public=public))[-1]
+    deployed = Client(1, method, records(1, 40), keys=KEYS, public=public).deploy(last.sent, last.number)
+    drawn = {name: sample(torch.arange(10)[:, None], generator(0)) for name, sample in deployed.samplers.items()}
+    assert list(drawn) == ["ancestral", "ddim"] and not torch.equal(drawn["ancestral"], drawn["ddim"])
+    for images in drawn.values():
+        assert images.shape == (10, 1, 8, 8) and float(images.abs().max()) <= 1 + 1e-4
 
 
 @pytest.mark.parametrize(
@@ -256,6 +336,8 @@ def test_the_client_model_from_pure_noise_is_the_non_collaborative_baseline(meth
         ("t0", 21, "t0 must be in 1..20 (the model's timesteps), got 21"),
         ("t0", 0, "t0 must be in 1..20 (the model's timesteps), got 0"),
         ("server_rounds", 0, "server_rounds must be at least 1, got 0"),
+        ("local_parts", 0, "local_parts must be at least 1, got 0"),
+        ("start", "warm", "start must be one of denoiser, gaussian, noise, shuffled, got 'warm'"),
     ],
 )
 def test_bad_settings_are_refused(method: PFDM, field: str, value: Any, says: str) -> None:

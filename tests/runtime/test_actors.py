@@ -118,7 +118,7 @@ def test_states_larger_than_an_inlined_result_arrive_whole(tmp_path, workers):
 
     wide = FedAvg(model=dataclasses.replace(MODEL, network=MLP(width=256, depth=1)), rounds=1, local=Training(steps=0))
     this = trial.open_trial(experiment(wide, 2), tmp_path)
-    server = this.experiment.method.init_server(torch.Generator().manual_seed(0))
+    server = this.experiment.method.init_server(None, torch.Generator().manual_seed(0))
     before = tree.digest(server)
     results = list(RayPool(workers, this).run((0, 1), server, 0))
     assert [tree.norm(u.release.value) for u, _ in results] == [0.0, 0.0]
@@ -150,4 +150,4 @@ def test_a_client_that_kills_its_worker_each_time_ends_the_trial(tmp_path, worke
     this = dataclasses.replace(this, experiment=dataclasses.replace(this.experiment, method=poisoned))
     pool = RayPool(workers[:1], this)
     with pytest.raises(PoisonedWorker, match="worker 0 died 4 times before client 0 had its result"):
-        list(pool.run((0, 1), poisoned.init_server(torch.Generator()), 0))
+        list(pool.run((0, 1), poisoned.init_server(None, torch.Generator()), 0))

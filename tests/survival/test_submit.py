@@ -67,8 +67,15 @@ def status(env: dict[str, str], name: str) -> str:
 def submit(env: dict[str, str], name: str, sweep: Sweep, *more: str) -> None:
     patience = {"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": "60"}}
     options = ["--no-wait", "--working-dir", ".", "--submission-id", name, "--runtime-env-json", json.dumps(patience)]
-    done = job(env, "submit", *options, "--", "python", *sweep.arguments, *more)
-    assert done.returncode == 0, done.stdout + done.stderr
+
+    def taken() -> bool:
+        done = job(env, "submit", *options, "--", "python", *sweep.arguments, *more)
+        if "No available agent" in done.stderr:  # the head answers before its node's agent has registered
+            return False
+        assert done.returncode == 0, done.stdout + done.stderr
+        return True
+
+    wait_until(taken, "an agent that takes the job")
 
 
 def test_a_submitted_sweep_is_stopped_and_continued(tmp_path, head, undisturbed):

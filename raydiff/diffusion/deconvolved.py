@@ -1,0 +1,53 @@
+"""A Gaussian for each class, fitted to noised records with the known noise taken out of its covariance.
+
+The cheapest model of privatised uploads, and post-processing of them: for comparison with a denoiser trained on the
+same ones. Eigenvalues of a class's sample covariance that pure noise explains are dropped, the others shrunk to what
+they estimate (Donoho, Gavish, Johnstone 2018, "Optimal shrinkage of eigenvalues in the spiked covariance model",
+operator norm; the bulk's edge is Marchenko and Pastur's).
+
+Shapes: x (N, C, H, W), d = C H W; labels (N, K); U different label rows.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from raydiff.tree import Params
+
+
+def fit_classes(x: Tensor, labels: Tensor, *, noise_std: float) -> Params:
+    """One Gaussian for each label row: labels (U, K), mean (U, C, H, W) and factor (U, d, d).
+
+    factor factor^T estimates the covariance of what was there before noise of `noise_std` > 0 was added.
+    """
+    rows, of = torch.unique(labels, dim=0, return_inverse=True)
+    groups = [x[of == u] for u in range(len(rows))]
+    factors = [_signal_factor(group.flatten(1).double(), noise_std) for group in groups]
+    return {"labels": rows, "mean": torch.stack([g.mean(0) for g in groups]), "factor": torch.stack(factors).float()}
+
+
+def draw(classes: Params, labels: Tensor, *, noise_std: float, rng: torch.Generator) -> Tensor:
+    """Noised records for these labels, (len(labels), C, H, W). Raises ValueError for a label row never seen."""
+    same = (labels[:, None] == classes["labels"][None]).all(2)
+    if not same.any(1).all():
+        raise ValueError(f"no upload has the labels {labels[~same.any(1)][0].tolist()}")
+    of, mean = same.int().argmax(1), classes["mean"]
+    signal = torch.randn(len(labels), classes["factor"].shape[2], 1, generator=rng)
+    noise = torch.randn(len(labels), *mean.shape[1:], generator=rng)
+    out: Tensor = mean[of] + (classes["factor"][of] @ signal).view_as(noise) + noise_std * noise
+    return out
+
+
+def _signal_factor(x: Tensor, noise_std: float) -> Tensor:
+    """(d, d): a square root of the shrunk covariance of x (n, d)."""
+    n, d = x.shape
+    if n < 2:  # no covariance to speak of
+        return torch.zeros(d, d, dtype=x.dtype)
+    values, vectors = torch.linalg.eigh(torch.cov(x.T) / noise_std**2)
+    ratio = d / (n - 1)
+    b = values + 1 - ratio
+    spikes = (b + (b.square() - 4 * values).clamp_min(0).sqrt()) / 2 - 1
+    signal = torch.where(values > (1 + ratio**0.5) ** 2, spikes, 0.0).clamp_min(0)
+    factor: Tensor = vectors * signal.sqrt() * noise_std
+    return factor
