@@ -65,18 +65,22 @@ def axes(texts: Sequence[str]) -> dict[str, tuple[str, ...]]:
     return out
 
 
-def grid(base: Experiment, of: Mapping[str, Sequence[str]], baselines: Sequence[str]) -> list[Experiment]:
-    """All combinations of the axes on `base`; then each baseline method on the axes that it has."""
-    out = []
-    for method in (None, *baselines):
-        start = base
-        if method is not None:
-            start = config.override(base, {"method": config.convert(base, "method", method)})
-        mine = {path: values for path, values in of.items() if method is None or config.has_path(start, path)}
-        typed = {path: [config.convert(start, path, v) for v in values] for path, values in mine.items()}
-        for combination in itertools.product(*typed.values()):
-            out.append(config.override(start, dict(zip(typed, combination, strict=True))))
+def grid(base: Experiment, of: Mapping[str, Sequence[str]], beside: Sequence[presets.Arm]) -> list[Experiment]:
+    """All combinations of the axes on `base`; then each arm on its own axes and those of the others that it has."""
+    out = _combinations(base, of)
+    for arm in beside:
+        tokens = [f"--{path}={value}" for path, value in arm.changes.items()]
+        start = config.override(base, config.parse_overrides(base, tokens))
+        out += _combinations(start, {path: v for path, v in {**of, **arm.grid}.items() if config.has_path(start, path)})
     return out
+
+
+def _combinations(start: Experiment, of: Mapping[str, Sequence[str]]) -> list[Experiment]:
+    typed = {path: [config.convert(start, path, v) for v in values] for path, values in of.items()}
+    return [
+        config.override(start, dict(zip(typed, combination, strict=True)))
+        for combination in itertools.product(*typed.values())
+    ]
 
 
 def varying(experiments: Sequence[Experiment], sampled: Iterable[str] = ()) -> Callable[[Experiment], str]:

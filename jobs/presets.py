@@ -7,7 +7,7 @@ Every field can be overridden on the command line; see `python jobs/sweep.py --h
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from raydiff.config import Experiment, Runtime, override
 from raydiff.data.datasets import Data
@@ -15,7 +15,18 @@ from raydiff.data.partition import MajorityMinority
 from raydiff.diffusion.gaussian import DDPM, Sampling
 from raydiff.diffusion.local import Training
 from raydiff.diffusion.networks import MLP, UNet
+from raydiff.evaluation.evaluate import Evaluation
 from raydiff.methods import PFDM
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """Something to run beside a study's experiment."""
+
+    changes: Mapping[str, str]
+    """Field path -> value, as on the command line: in what it differs."""
+    grid: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Axes of its own; it takes those of the study's other axes that it has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,8 +37,13 @@ class Study:
     """The trial from which the others differ."""
     grid: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Axes: field path -> values, as one would write them on the command line."""
-    baselines: tuple[str, ...] = ()
-    """Methods run beside it on the axes that they have."""
+    beside: tuple[Arm, ...] = ()
+    """What to compare it with."""
+
+
+BASELINES = (Arm(changes={"method": "localonly"}), Arm(changes={"method": "fedavg"}))
+
+# --- the main job ---
 
 
 def digits() -> Study:
@@ -50,7 +66,13 @@ def digits() -> Study:
         "method.model.schedule": ("linear", "cosine"),
         "clients": ("2", "4"),
     }
-    return Study(experiment=experiment, grid=grid, baselines=BASELINES)
+    return Study(experiment=experiment, grid=grid, beside=BASELINES)
+
+
+# --- the paper's sizes, for GPUs ---
+
+LONG = Training(steps=20_000, batch=128, learning_rate=2e-4)
+PARTS = 20  # a training is kept after each twentieth: minutes on a GPU, so that it can be run in slices
 
 
 def mnist() -> Study:
@@ -60,47 +82,145 @@ def mnist() -> Study:
     1000 : 100 records of each majority and minority class, as in the paper's coloured MNIST; clip is the public median
     norm.
     """
-    training = Training(steps=20_000, batch=128, learning_rate=2e-4)
     method = PFDM(
-        model=DDPM(network=UNet(widths=(64, 128, 128), layers=2), timesteps=1000),
+        model=DDPM(network=UNet(widths=(64, 128, 128), layers=2), timesteps=1000, precision="bfloat16"),
         epsilon=10.0,
-        clip=MNIST_CLIP,
-        local=training,
-        server=training,
-        server_rounds=20,
+        clip=26.9,
+        local=LONG,
+        server=LONG,
+        local_parts=PARTS,
+        server_rounds=PARTS,
         sampling=Sampling(sampler="ddim", steps=100),
         client_sampling=Sampling(sampler="ddim", steps=100),
     )
     data = Data(name="mnist", train=22_000, public=2000, validation=1000, calibration=1000, test=4000)
     runtime = Runtime(workers=4, gpu_per_worker=0.2, gpu_server=0.2)
     experiment = Experiment(method=method, data=data, clients=4, partition=MajorityMinority(ratio=0.1), runtime=runtime)
-    return Study(experiment=experiment, grid={"method.epsilon": ("10", "50", "200", "none")}, baselines=BASELINES)
+    return Study(experiment=experiment, grid={"method.epsilon": ("10", "50", "200", "none")}, beside=BASELINES)
+
+
+def colour_mnist() -> Study:
+    """The same on coloured MNIST, padded to nothing: 28x28 in three channels, conditions digit and colour."""
+    study = mnist()
+    changes = {"data.name": "colour-mnist", "method.clip": COLOUR_CLIP}
+    return replace(study, experiment=override(study.experiment, changes))
+
+
+def cifar10() -> Study:
+    """PFDM on CIFAR-10 with the paper's clip (15, about half the median norm), T = 1000 and a 32x32 UNet of four scales."""
+    study = mnist()
+    changes = {
+        "data": Data(name="cifar10", public=2000, validation=1000, calibration=1000, test=4000),
+        "method.model.network": UNet(widths=(128, 256, 256, 256), layers=2),
+        "method.clip": 15.0,
+        "method.local.steps": 100_000,
+        "method.server.steps": 100_000,
+    }
+    return replace(study, experiment=override(study.experiment, changes))
+
+
+# --- when does collaboration help? ---
+
+EPSILONS = ("10", "50", "200")
+SEEDS = ("0", "1", "2", "3", "4")
 
 
 def mnist_cpu() -> Study:
-    """The same study at 14x14 with an MLP, T = 100 and 2,000 records: about half an hour on 2 cores."""
-    study = mnist()
-    experiment = override(
-        study.experiment,
+    """`mnist` at 14x14 with an MLP, T = 100 and 2,000 records: about half an hour on 2 cores."""
+    study, small = mnist(), digits().experiment.method
+    changes = {
+        "method": replace(small, clip=13.0, local=Training(steps=3000), server=Training(steps=3000)),
+        "method.model.network": MLP(width=384),
+        "data": Data(name="mnist", size=14, train=2000, public=1000, validation=500, calibration=500, test=1000),
+        "runtime": Runtime(workers=1),
+    }
+    return replace(study, experiment=override(study.experiment, changes))
+
+
+def collaboration() -> Study:
+    """Digits, two clients: the minority's size x epsilon, against controls and baselines, with the same client models.
+
+    35 records a class is the largest minority that is still one: there are 113 of each class in the training split.
+    """
+    base = override(
+        digits().experiment,
         {
-            "method": digits().experiment.method,
-            "method.clip": MNIST_14_CLIP,
-            "method.model.network": MLP(width=384),
-            "method.local.steps": 3000,
-            "method.server.steps": 3000,
-            "data.size": 14,
-            "data.train": 2000,
-            "data.public": 1000,
-            "data.validation": 500,
-            "data.calibration": 500,
-            "data.test": 1000,
-            "runtime": Runtime(workers=1),
+            "data": Data(name="digits", validation=0, calibration=10, test=400),
+            "evaluation": Evaluation(attack=False, clusters=True),
         },
     )
-    return Study(experiment=experiment, grid=study.grid, baselines=BASELINES)
+    return _collaboration(base, minorities=("3", "20", "35"), centred_clip=4.26)
 
 
-BASELINES = ("localonly", "fedavg")
-MNIST_CLIP, MNIST_14_CLIP = 26.9, 13.0
-"""Median norms of the public split."""
-PRESETS: dict[str, Callable[[], Study]] = {"digits": digits, "mnist": mnist, "mnist-cpu": mnist_cpu}
+def collaboration_colour() -> Study:
+    """The same on coloured MNIST, at 14x14, where it fits a CPU."""
+    base = override(
+        digits().experiment,
+        {
+            "data": Data(
+                name="colour-mnist", size=14, train=4000, public=1000, validation=0, calibration=10, test=1000
+            ),
+            "evaluation": Evaluation(attack=False, clusters=True),
+            "method.model.network": MLP(width=256),
+            "method.clip": COLOUR_14_CLIP,
+            "method.local.steps": 2000,
+            "method.server.steps": 2000,
+        },
+    )
+    return _collaboration(base, minorities=("3", "20", "100"), centred_clip=COLOUR_14_CENTRED_CLIP)
+
+
+def _collaboration(base: Experiment, *, minorities: tuple[str, ...], centred_clip: float) -> Study:
+    """Every arm at every (epsilon or its depth, minority size, seed)."""
+    private = {"method.epsilon": EPSILONS}
+    depths = tuple(str(replace(base.method, epsilon=float(e)).depth) for e in EPSILONS)
+    centred = {"method.clip": f"{centred_clip}", "method.center": "true"}
+    clip = {"method.clip": f"{base.method.clip}"}
+    beside = (
+        Arm(changes={"method": "localonly", **clip}),
+        Arm(changes={"method.start": "noise"}, grid=private),
+        Arm(changes={"method.start": "shuffled"}, grid=private),
+        Arm(changes={"method.start": "gaussian"}, grid=private),
+        Arm(changes={}, grid={"method.epsilon": ("none",), "method.t0": depths}),  # CollaFuse at the same depths
+        Arm(changes={"method": "localonly", **centred}),
+        Arm(changes=centred, grid=private),
+        Arm(changes={**centred, "method.start": "gaussian"}, grid=private),
+        Arm(changes={"method": "fedavg"}),
+        Arm(changes={"method": "localonly", "method.clip": "none", "partition": "pooled", "clients": "1"}),
+    )
+    grid = {"method.epsilon": (*EPSILONS, "none"), "partition.minority": minorities, "seed": SEEDS}
+    return Study(experiment=base, grid=grid, beside=beside)
+
+
+def clients() -> Study:
+    """MNIST at 14x14, 6,400 records shared by more and more clients: the paper's study of M at fixed total data."""
+    base = override(
+        mnist_cpu().experiment,
+        {
+            "data": Data(name="mnist", size=14, train=6400, public=1000, validation=0, calibration=10, test=1000),
+            "evaluation": Evaluation(attack=False),
+            "method.model.network": MLP(width=256),
+            "method.local.steps": 1000,
+            "method.server.steps": 2000,
+        },
+    )
+    grid = {
+        "method.epsilon": EPSILONS,
+        "clients": ("4", "8", "16", "32", "64", "128"),
+        "seed": SEEDS[:2],
+    }
+    return Study(experiment=base, grid=grid, beside=(Arm(changes={"method": "localonly", "method.clip": "13.0"}),))
+
+
+COLOUR_CLIP, COLOUR_14_CLIP, COLOUR_14_CENTRED_CLIP = 48.0, 24.0, 6.0
+"""Median norms of the public split, of the pictures or of their differences from its mean."""
+PRESETS: dict[str, Callable[[], Study]] = {
+    "digits": digits,
+    "mnist": mnist,
+    "mnist-cpu": mnist_cpu,
+    "colour-mnist": colour_mnist,
+    "cifar10": cifar10,
+    "collaboration": collaboration,
+    "collaboration-colour": collaboration_colour,
+    "clients": clients,
+}

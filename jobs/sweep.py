@@ -57,7 +57,7 @@ def _options() -> argparse.ArgumentParser:
     p.add_argument("--samples", type=int, default=16, help="how many samples")
     p.add_argument("--search", choices=("grid", "random", "optuna", "asha"), default="grid")
     p.add_argument("--metric", default="eval/fd_cnn/all", help="what is best, and what Optuna and ASHA minimise")
-    p.add_argument("--no-baselines", action="store_true", help="leave the preset's baselines out")
+    p.add_argument("--no-baselines", action="store_true", help="leave out what the preset compares with")
     p.add_argument("--max-concurrent", type=int, default=None, help="trials side by side (default: as many as fit)")
     p.add_argument("--time-budget", type=float, default=None, help="seconds after which no trial goes on")
     p.add_argument("--on-error", choices=("continue", "stop"), default="continue")
@@ -91,14 +91,14 @@ def _plan(
         raise ValueError("--sample needs --search random or --search optuna")
     if options.search in ("random", "optuna") and not sampled:
         raise ValueError(f"--search {options.search} needs --sample")
-    baselines = () if options.no_baselines or "method" in given else study.baselines
+    beside = () if options.no_baselines or "method" in given else study.beside
     if options.search == "random":
         draws = _draw(sampled, options.samples, base.seed)
-        experiments = [config.override(base, values) for values in draws] + command.grid(base, {}, baselines)[1:]
+        experiments = [config.override(base, values) for values in draws] + command.grid(base, {}, beside)[1:]
     elif options.search == "optuna":
-        experiments = command.grid(base, {}, baselines)[1:]
+        experiments = command.grid(base, {}, beside)[1:]
     else:
-        experiments = command.grid(base, of, baselines)
+        experiments = command.grid(base, of, beside)
     unique = {e.digest: e for e in map(trial.resolve, experiments)}
     return trial.resolve(base), list(unique.values()), sampled if options.search == "optuna" else {}
 

@@ -83,6 +83,7 @@ OTHER: dict[str, Any] = {
     "evaluation.features": "other",
     "evaluation.dim": 5,
     "evaluation.every": 1,
+    "evaluation.clusters": True,
     "evaluation.attack": False,
     "evaluation.members": 10,
     "runtime.pool": "ray",

@@ -161,10 +161,10 @@ def _majority_minority(classes: list[int], sizes: Tensor, clients: int, how: Maj
     if clients < 2 or len(classes) < 2:
         found = f"{clients} clients and {len(classes)} classes"
         raise ValueError(f"a MajorityMinority partition needs at least 2 clients and 2 classes, got {found}")
-    cluster = TEN_CLASSES if classes == list(range(10)) else classes[: len(classes) // 2]
+    first, _ = clusters(classes)
     shares = torch.empty(len(classes), clients, dtype=torch.int64)
     for k, (c, n) in enumerate(zip(classes, sizes.tolist(), strict=True)):
-        start = 0 if c in cluster else 1
+        start = 0 if c in first else 1
         majority, minority = range(start, clients, 2), range(1 - start, clients, 2)
         # at most an equal share each: rounding must not make the minority the larger part
         few = min(round(how.ratio * n / (len(majority) + how.ratio * len(minority))), n // clients)
@@ -185,6 +185,12 @@ def _majority_minority(classes: list[int], sizes: Tensor, clients: int, how: Maj
 def _evenly(n: int, parts: int) -> Tensor:
     """n cut into whole parts that differ by at most one."""
     return torch.tensor([n // parts + (i < n % parts) for i in range(parts)])
+
+
+def clusters(classes: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The two halves of the classes, given ascending: PFDM's for 0 to 9, else the first and the second half."""
+    first = TEN_CLASSES if list(classes) == list(range(10)) else tuple(classes[: len(classes) // 2])
+    return first, tuple(c for c in classes if c not in first)
 
 
 def groups(records: Records) -> tuple[tuple[int, ...], tuple[int, ...]]:

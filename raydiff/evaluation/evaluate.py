@@ -16,7 +16,7 @@ from torch import Tensor
 
 from raydiff import seeding
 from raydiff.data.datasets import Dataset, Records
-from raydiff.data.partition import groups
+from raydiff.data.partition import clusters, groups
 from raydiff.evaluation import features, fidelity, membership, memorization
 from raydiff.method import Denoiser, Deployed, Metrics
 from raydiff.tree import Params
@@ -34,6 +34,9 @@ class Evaluation:
     """Its feature dimension. Groups of classes with fewer than five records a dimension are left out."""
     every: int = 0
     """Rounds between distances measured on the validation split, for ASHA and Optuna; 0: only at the end."""
+    clusters: bool = False
+    """Also measure each model's distance to the two clusters of classes of a MajorityMinority partition, whichever of
+    them its client has few of: so that a pooled model can be compared."""
     attack: bool = True
     """Attack the final models by PIA."""
     members: int = 500
@@ -78,6 +81,8 @@ class Instruments:
             images = next(iter(drawn.values()))
             halves = fidelity.half_counts(reference.labels[:, 0])
             of = {"all": (*major, *minor), "major": major, "minor": minor}
+            if self.config.clusters:
+                of["cluster_a"], of["cluster_b"] = clusters(sorted(of["all"]))
             enough = {k: v for k, v in of.items() if sum(halves[c] for c in v) >= 5 * self.config.dim}
             metrics = self._distances(images, labels, reference, enough)
             for name, others in drawn.items():
