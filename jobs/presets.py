@@ -128,10 +128,13 @@ SEEDS = ("0", "1", "2", "3", "4")
 
 def mnist_cpu() -> Study:
     """`mnist` at 14x14 with an MLP, T = 100 and 2,000 records: about half an hour on 2 cores."""
-    study, small = mnist(), digits().experiment.method
+    study = mnist()
     changes = {
-        "method": replace(small, clip=13.0, local=Training(steps=3000), server=Training(steps=3000)),
+        "method": digits().experiment.method,
+        "method.clip": 13.0,
         "method.model.network": MLP(width=384),
+        "method.local.steps": 3000,
+        "method.server.steps": 3000,
         "data": Data(name="mnist", size=14, train=2000, public=1000, validation=500, calibration=500, test=1000),
         "runtime": Runtime(workers=1),
     }

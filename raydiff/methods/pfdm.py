@@ -165,10 +165,11 @@ class PFDM:
     def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
         """Stage 1, the rest: one clipped and noised copy of each record, with its labels."""
         if rnd.number > 0 or self.start == "noise":
-            return LocalResult(state, nothing())
+            return LocalResult(state, nothing(), {"t0": float(self.depth)})
         center = server.get("center")
         norms = (data.images if center is None else data.images - center).flatten(1).norm(dim=1)
-        metrics = {"upload/clipped_fraction": float((norms > self.clip).float().mean())}
+        clipped = float((norms > self.clip).float().mean())
+        metrics = {"t0": float(self.depth), "upload/clipped_fraction": clipped}
         return LocalResult(state, self._release(data, center, rnd), metrics)
 
     def _release(self, data: Records, center: Tensor | None, rnd: Round) -> Release:

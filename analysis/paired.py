@@ -1,0 +1,211 @@
+"""When does collaboration help? Paired differences between the arms of a sweep of a `collaboration` preset.
+
+    python analysis/paired.py SWEEP [--oracle FILE.csv] [--out DIR]     prints, and writes paired.csv, .md and .png
+
+An arm is what a trial does for the minority; a cell is a minority's size, an epsilon and a sampler. Arms of one cell
+share seeds, partitions and client models, so differences are taken seed by seed: mean and 95 % Student interval,
+without a correction for the number of cells. Negative: the first arm's distance is smaller. A prediction of the oracle
+(`jobs/oracle.py --out`) agrees where its sign is that of a difference whose interval excludes 0.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # `python analysis/paired.py` looks beside itself
+
+from analysis import load
+from analysis.frontier_table import network_of
+from analysis.paired_plot import plot
+
+SAMPLERS = ("ddim", "ancestral")
+PFDM = {"noise": "no-server", "shuffled": "shuffled", "gaussian": "gaussian", "denoiser": "pfdm"}
+PAIRS = (
+    ("pfdm", "localonly"),
+    ("pfdm", "no-server"),
+    ("pfdm", "shuffled"),
+    ("collafuse", "localonly"),
+    ("gaussian", "localonly"),
+    ("centre", "centre-localonly"),
+    ("centre-gaussian", "centre-localonly"),
+    ("fedavg", "localonly"),
+    ("centralised", "localonly"),
+)
+"""(arm, what it is compared with): each client model has been trained once for both."""
+CELL = ["minority", "epsilon", "sampler"]
+
+
+def distances(sweep: Path) -> pd.DataFrame:
+    """arm, minority, epsilon (infinite without noise, NaN for arms that have none), seed, sampler, distance.
+
+    Raises ValueError where the sweep is not of such a preset.
+    """
+    runs = load.runs(sweep)
+    runs = runs[runs["outcome"] == "finished"]
+    network = network_of(runs)
+    if network is None or "partition.minority" not in runs:
+        raise ValueError(f"{sweep} has no finished trials with feature distances and a partition.minority")
+    depths = load.rounds(sweep).query("metric == 't0'").set_index("digest")["value"]
+    epsilons = _epsilons(runs, depths)
+    rows = []
+    for run in runs.to_dict("records"):
+        arm = _arm(run)
+        at = depths.get(run["digest"], math.nan)
+        epsilon = epsilons.get(at, math.inf if arm in ("pfdm", "collafuse") else math.nan)
+        epsilon = run["method.epsilon"] if arm.startswith("centre") else epsilon
+        for sampler in SAMPLERS:
+            names = ("cluster_a", "cluster_b") if arm == "centralised" else ("minor",)
+            values = [run.get(f"final/eval/{sampler}/fd_{network}/{name}", math.nan) for name in names]
+            rows.append((arm, run.get("partition.minority"), epsilon, run["seed"], sampler, sum(values) / len(values)))
+    return pd.DataFrame(rows, columns=["arm", *CELL[:2], "seed", CELL[2], "distance"]).dropna(subset="distance")
+
+
+def _epsilons(runs: pd.DataFrame, depths: pd.Series) -> dict[float, float]:
+    """Depth -> the epsilon that it was solved from, around no center."""
+    private = runs[runs["method.epsilon"].notna() & (runs["method.center"] == False)]  # noqa: E712
+    return {depths[d]: e for d, e in zip(private["digest"], private["method.epsilon"], strict=True) if d in depths}
+
+
+def _arm(run: dict[str, Any]) -> str:
+    if run["method"] == "FedAvg":
+        return "fedavg"
+    if run["partition"] == "Pooled":
+        return "centralised"
+    centre = "centre-" if run["method.center"] is True else ""
+    if run["method"] == "LocalOnly":
+        return f"{centre}localonly"
+    if math.isnan(run["method.epsilon"]) and not math.isnan(run["method.t0"]):
+        return "collafuse"
+    name = PFDM[run["method.start"]]
+    return "centre" if (centre, name) == ("centre-", "pfdm") else centre + name
+
+
+def differences(found: pd.DataFrame) -> pd.DataFrame:
+    """One row per cell and pair: minority, epsilon, sampler, arm, against, arm_mean, against_mean, n, mean, low, high."""
+    rows = []
+    for arm, against in PAIRS:
+        mine, theirs = found[found["arm"] == arm], found[found["arm"] == against]
+        on = ["seed", "sampler"]
+        on += [c for c in ("minority", "epsilon") if mine[c].notna().any() and theirs[c].notna().any()]
+        both = mine.merge(theirs, on=on, suffixes=("", "_other"))
+        for column in ("minority", "epsilon"):
+            if f"{column}_other" in both:  # the arm that has none is the same in every cell
+                both[column] = both[column].fillna(both[f"{column}_other"])
+        for cell, pairs in both.groupby(CELL, dropna=False):
+            gap = pairs["distance"] - pairs["distance_other"]
+            means = pairs["distance"].mean(), pairs["distance_other"].mean()
+            rows.append((*cell, arm, against, *means, len(gap), *_interval(gap)))
+    columns = [*CELL, "arm", "against", "arm_mean", "against_mean", "n", "mean", "low", "high"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def _interval(values: pd.Series) -> tuple[float, float, float]:
+    """Mean and 95 % Student interval; NaN bounds for a single value."""
+    from scipy import stats
+
+    mean, n = float(values.mean()), len(values)
+    half = stats.t.ppf(0.975, n - 1) * float(values.std()) / math.sqrt(n) if n > 1 else math.nan
+    return mean, mean - half, mean + half
+
+
+def with_oracle(table: pd.DataFrame, oracle: pd.DataFrame) -> pd.DataFrame:
+    """The table with the oracle's difference of squared Wasserstein distances, and whether the directions agree.
+
+    `agrees` is empty where the interval includes 0 or the oracle says nothing.
+    """
+    names = {"w2_squared": "w2"}
+    oracle = oracle.rename(columns=names)[[*CELL, "arm", "w2"]]
+    base = {"centre-localonly": "localonly"}  # the oracle's client models do not depend on the clip
+    known = table.assign(other=table["against"].replace(base))
+    known = known.merge(oracle, on=[*CELL, "arm"], how="left")
+    known = known.merge(oracle.rename(columns={"arm": "other", "w2": "w2_other"}), on=[*CELL, "other"], how="left")
+    known["oracle"] = known["w2"] - known["w2_other"]
+    decided = (known["low"] > 0) | (known["high"] < 0)
+    agrees = (known["oracle"] * known["mean"] > 0).astype(object)
+    known["agrees"] = agrees.where(decided & known["oracle"].notna())
+    return known.drop(columns=["other", "w2", "w2_other"])
+
+
+# ------------------------------------------------------------------------------------------------------- for people
+
+
+def markdown(table: pd.DataFrame) -> str:
+    """A row per cell, a column per pair: the difference, its interval, the oracle's sign beside it."""
+    lines = []
+    pairs = [pair for pair in PAIRS if ((table["arm"] == pair[0]) & (table["against"] == pair[1])).any()]
+    lines.append(
+        "| minority | epsilon | sampler | local | " + " | ".join(f"{a} - {_short(b)}" for a, b in pairs) + " |"
+    )
+    lines.append("|---|---|---|---|" + "---|" * len(pairs))
+    cells = table[table["epsilon"].notna()]
+    for (minority, epsilon, sampler), rows in cells.groupby(CELL):
+        local = rows.loc[rows["against"] == "localonly", "against_mean"]
+        shown = [f"{minority:g}", _epsilon(epsilon), str(sampler), f"{local.iloc[0]:.2f}" if len(local) else ""]
+        shown += [_cell(rows[(rows["arm"] == a) & (rows["against"] == b)]) for a, b in pairs]
+        lines.append("| " + " | ".join(shown) + " |")
+    for (minority, sampler), rows in table[table["epsilon"].isna()].groupby(["minority", "sampler"]):
+        shown = [f"{minority:g}", "-", str(sampler), f"{rows['against_mean'].iloc[0]:.2f}"]
+        shown += [_cell(rows[(rows["arm"] == a) & (rows["against"] == b)]) for a, b in pairs]
+        lines.append("| " + " | ".join(shown) + " |")
+    return "\n".join(lines)
+
+
+def _short(arm: str) -> str:
+    return {"localonly": "local", "centre-localonly": "its local"}.get(arm, arm)
+
+
+def _epsilon(value: float) -> str:
+    return "none" if math.isinf(value) else f"{value:g}"
+
+
+def _cell(rows: pd.DataFrame) -> str:
+    """`-0.68 [-0.91, -0.45]`, bold where the interval excludes 0; then the oracle's sign, where there is one."""
+    if rows.empty:
+        return ""
+    row = rows.iloc[0]
+    says = f"{row['mean']:+.2f} [{row['low']:+.2f}, {row['high']:+.2f}]"
+    says = f"**{says}**" if row["low"] > 0 or row["high"] < 0 else says
+    oracle = row.get("oracle", math.nan)
+    return says if math.isnan(oracle) else f"{says} {'+' if oracle > 0 else '-'}"
+
+
+def disagreements(table: pd.DataFrame) -> Iterator[str]:
+    """The cells whose interval excludes 0 and whose direction the oracle gets wrong, a sentence each."""
+    for row in table[table["agrees"] == False].to_dict("records"):  # noqa: E712
+        cell = f"minority {row['minority']:g}, epsilon {_epsilon(row['epsilon'])}, {row['sampler']}"
+        yield f"{cell}: {row['arm']} - {row['against']} is {row['mean']:+.2f}, the oracle has {row['oracle']:+.3g}"
+
+
+def main(argv: Sequence[str]) -> None:
+    """Print the table, write the files and say where."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sweep", metavar="SWEEP", type=Path, help="a sweep's folder, the one that holds trials/")
+    parser.add_argument("--oracle", metavar="FILE.csv", type=Path, help="predictions to put beside the differences")
+    parser.add_argument("--out", metavar="DIR", type=Path, help="where to write (default: SWEEP/report)")
+    given = parser.parse_args(argv)
+    sweep = given.sweep.expanduser()
+    out = given.out or sweep / "report"
+    out.mkdir(parents=True, exist_ok=True)
+    found = distances(sweep)
+    table = differences(found)
+    notes = []
+    if given.oracle:
+        table = with_oracle(table, pd.read_csv(given.oracle))
+        counted = table["agrees"].dropna()
+        notes = [f"the oracle agrees in {int(counted.sum())} of {len(counted)} decided cells", *disagreements(table)]
+    table.to_csv(out / "paired.csv", index=False)
+    text = "\n".join([markdown(table), "", *notes])
+    (out / "paired.md").write_text(text + "\n")
+    plot(found, out / "paired.png")
+    print(f"{text}\n\n{out}")
+
+
+if __name__ == "__main__":
+    load.one_sentence(main)
