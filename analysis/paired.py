@@ -88,7 +88,8 @@ def _arm(run: dict[str, Any]) -> str:
 
 
 def differences(found: pd.DataFrame) -> pd.DataFrame:
-    """One row per cell and pair: minority, epsilon, sampler, arm, against, arm_mean, against_mean, n, mean, low, high."""
+    """One row per cell and pair: minority, epsilon, sampler, arm, against, their means, n, and the paired mean, low,
+    high."""
     rows = []
     for arm, against in PAIRS:
         mine, theirs = found[found["arm"] == arm], found[found["arm"] == against]
