@@ -62,6 +62,8 @@ OTHER: dict[str, Any] = {
     "data.name": "mnist",
     "data.root": "/elsewhere",
     "data.size": 8,
+    "data.colour": "rgb",
+    "data.labels": ("digit",),
     "data.train": 50,
     "data.public": 81,
     "data.validation": 61,
