@@ -66,6 +66,7 @@ OTHER: dict[str, Any] = {
     "data.labels": ("digit",),
     "data.train": 50,
     "data.public": 81,
+    "data.public_from": "mnist",
     "data.validation": 61,
     "data.calibration": 21,
     "data.test": 101,

@@ -13,13 +13,10 @@ import functools
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from raydiff import tree
-from raydiff.data import names, pictures
+from raydiff.data import names, pictures, public
 from raydiff.data.pictures import Colour
 from raydiff.data.records import Records as Records
-from raydiff.data.source import Source
 from raydiff.data.splits import SPLITS as SPLITS
 from raydiff.data.splits import cut
 
@@ -29,7 +26,8 @@ class Data:
     """Which data set, and how it is cut. The default sizes suit digits (1797 rows)."""
 
     name: str = "digits"
-    """digits, mnist, colour-mnist, cifar10, cifar100, faces, another folder below the root, or a path (with a /)."""
+    """digits, mnist, colour-mnist, cifar10, cifar100, faces, another folder below the root, a path (it has a /), or
+    hub:owner/name, a data set of the Hugging Face hub."""
     root: str | None = None
     """Folder of data sets; None: the environment variable RAYDIFF_DATA."""
     size: int | None = None
@@ -41,7 +39,9 @@ class Data:
     train: int | None = None
     """Training records of all clients together; None: all that the other splits leave."""
     public: int = 250
-    """Records declared public: a clip norm and the like may be taken from them."""
+    """Records declared public: a clip norm, the feature network and the like may be taken from them."""
+    public_from: str | None = None
+    """Another data set (as in `name`) that the public records are taken from; None: rows of the same."""
     validation: int = 200
     """Records for the choice of checkpoints."""
     calibration: int = 100
@@ -52,8 +52,11 @@ class Data:
     """Seed of the cut, apart from the experiment's: trials that differ in that one share their splits."""
 
     def __post_init__(self) -> None:
-        if not self.name:
-            raise ValueError(f"data.name must name a data set or a folder, got {self.name!r}")
+        for field in ("name", "public_from"):
+            if getattr(self, field) == "":
+                raise ValueError(f"data.{field} must name a data set or a folder, got ''")
+        if self.public_from is not None and self.public < 1:
+            raise ValueError(f"data.public must be at least 1 where data.public_from is given, got {self.public}")
         least = {"size": 1, "train": 1, "public": 0, "validation": 0, "calibration": 0, "test": 0}
         for field, low in least.items():
             value = getattr(self, field)
@@ -100,35 +103,29 @@ def load(config: Data) -> Dataset:
     Raises ValueError, in one sentence, on an unknown name, a missing, damaged or malformed file, a picture
     that cannot be decoded or does not fit, a single class, and splits larger than the data.
     """
-    return _load(config, names.folder_of(config.name, config.root))
+    other = None if config.public_from is None else names.folder_of(config.public_from, config.root)
+    return _load(config, names.folder_of(config.name, config.root), other)
 
 
 @functools.lru_cache(maxsize=8)
-def _load(config: Data, folder: Path | None) -> Dataset:
+def _load(config: Data, folder: Path | None, public_folder: Path | None) -> Dataset:
     source = names.source(config.name, folder, config.labels)
     sizes = {split: getattr(config, split) for split in SPLITS}
+    if config.public_from is not None:
+        sizes["public"] = 0
     classes = source.labels[:, 0]
     rows = cut(classes, source.own_test, sizes=sizes, seed=config.split_seed, name=repr(config.name))
-    splits, notes = _read(source, rows, config)
+    splits, notes = pictures.read(source, rows, size=config.size, colour=config.colour)
     if len(present := classes.unique()) < 2:
         only = source.names[0][int(present)]
         raise ValueError(f"{config.name!r} has one class only, {only!r}: there is nothing to condition on")
+    notes = (*source.notes, *notes)
+    if config.public_from is not None:
+        other = names.source(config.public_from, public_folder, config.labels)
+        splits["public"], more = public.records(
+            other, source, splits, count=config.public, seed=config.split_seed, size=config.size, colour=config.colour
+        )
+        notes = (*notes, *(f"public records: {note}" for note in more))
     leaves = {f"{split}/{k}": v for split, records in splits.items() for k, v in vars(records).items()}
     digest = tree.digest(leaves)
-    return Dataset(config.name, splits, source.names, digest, source.columns, source.says, (*source.notes, *notes))
-
-
-def _read(source: Source, rows: dict[str, torch.Tensor], config: Data) -> tuple[dict[str, Records], tuple[str, ...]]:
-    """The splits with these row numbers, and notes on their pictures."""
-    together = torch.cat(list(rows.values()))
-    order = together.argsort()
-    encoded = source.pictures(together[order])
-    images, notes = pictures.stack(encoded, order.tolist(), top=source.top, size=config.size, colour=config.colour)
-    splits, start = {}, 0
-    for split, numbers in rows.items():
-        mine = images[start : start + len(numbers)]
-        # never a view: a pickled split must not carry the others' pixels
-        mine = mine.clone() if mine.is_floating_point() else pictures.scaled(mine, source.top)
-        splits[split] = Records(mine, source.labels[numbers], numbers)
-        start += len(numbers)
-    return splits, notes
+    return Dataset(config.name, splits, source.names, digest, source.columns, source.says, notes)

@@ -1,4 +1,4 @@
-"""What a data set's name means: embedded digits, colour-mnist, or a folder of parquet files or of pictures."""
+"""What a data set's name means: embedded digits, colour-mnist, a folder of parquet files or of pictures, the hub."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from raydiff.data import folders, parquet
+from raydiff.data import folders, hub, parquet
 from raydiff.data.partition import TEN_CLASSES
 from raydiff.data.source import Picture, Source
 
@@ -41,11 +41,21 @@ def folder_of(name: str, root: str | None) -> Path | None:
     """The folder that `name` means, None for embedded data. Raises ValueError, in one sentence, where there is none."""
     if name == "digits":
         return None
-    if "/" in name:
+    if name.startswith(hub.PREFIX):
+        return hub.folder(name)
+    if is_path(name):
         if not (path := Path(name).expanduser()).is_dir():
-            raise ValueError(f"data set {name!r} is a path, for it has a /, but there is no folder {path.absolute()}")
+            hint = f" (a data set of the hub is hub:{name})" if hub.NAME.fullmatch(f"hub:{name}") else ""
+            raise ValueError(
+                f"data set {name!r} has a /, so it is a path, but there is no folder {path.absolute()}{hint}"
+            )
         return path.resolve()
     return _below_root(name, root).resolve()
+
+
+def is_path(name: str) -> bool:
+    """Whether the name is a path to a folder: it has a / and is none of the hub's."""
+    return "/" in name and not name.startswith(hub.PREFIX)
 
 
 def _below_root(name: str, root: str | None) -> Path:

@@ -16,10 +16,29 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
-from raydiff.data.source import Picture
+from raydiff.data.records import Records
+from raydiff.data.source import Picture, Source
 
 Colour = Literal["stored", "grey", "rgb"]
 MODES = {"grey": "L", "rgb": "RGB"}
+
+
+def read(
+    source: Source, rows: dict[str, Tensor], *, size: int | None, colour: Colour
+) -> tuple[dict[str, Records], tuple[str, ...]]:
+    """The records at the row numbers of each split, and notes on what was done to their pictures."""
+    together = torch.cat(list(rows.values()))
+    order = together.argsort()
+    encoded = source.pictures(together[order])
+    images, notes = stack(encoded, order.tolist(), top=source.top, size=size, colour=colour)
+    splits, start = {}, 0
+    for split, numbers in rows.items():
+        mine = images[start : start + len(numbers)]
+        # never a view: a pickled split must not carry the others' pixels
+        mine = mine.clone() if mine.is_floating_point() else scaled(mine, source.top)
+        splits[split] = Records(mine, source.labels[numbers], numbers)
+        start += len(numbers)
+    return splits, notes
 
 
 def decode(data: bytes | None, where: str) -> Image.Image:

@@ -73,6 +73,7 @@ def test_real_colour_mnist(data_root: Path) -> None:
 def test_a_name_with_a_slash_is_a_path_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     grey_set(tmp_path / "set")
     monkeypatch.chdir(tmp_path)
-    said = message(Data(name="gone/set", root=str(tmp_path), **FEW))
-    assert said == f"data set 'gone/set' is a path, for it has a /, but there is no folder {tmp_path}/gone/set"
+    no_folder = f"data set 'gone/set' has a /, so it is a path, but there is no folder {tmp_path}/gone/set"
+    hint = " (a data set of the hub is hub:gone/set)"
+    assert message(Data(name="gone/set", root=str(tmp_path), **FEW)) == no_folder + hint
     assert "unknown data set 'set' (the folder here is ./set)" in message(Data(name="set", root="/", **FEW))
