@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from raydiff.data import names
 from raydiff.data.datasets import Data, Dataset
 from raydiff.data.partition import ByClass, Dirichlet, Iid, MajorityMinority, Pooled
 from raydiff.evaluation.evaluate import Evaluation
@@ -103,7 +104,9 @@ class Experiment:
         tree = to_dict(self)
         tree["runtime"] = {"threads": self.runtime.threads}
         tree["data"].pop("root")
-        tree["data"]["name"] = Path(self.data.name).name  # the digest of the data says the rest
+        for field in ("name", "public_from"):
+            if (place := tree["data"][field]) is not None:
+                tree["data"][field] = Path(place).name  # the digest of the data says the rest
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -118,8 +121,17 @@ def resolve(experiment: Experiment, dataset: Dataset) -> Experiment:
 def _anywhere(data: Data) -> Data:
     """The same data set found from any working directory and environment, for actors have others than the driver."""
     root = data.root or os.environ.get("RAYDIFF_DATA")
-    name = str(Path(data.name).expanduser().absolute()) if "/" in data.name else data.name
-    return dataclasses.replace(data, name=name, root=str(Path(root).expanduser().absolute()) if root else None)
+    return dataclasses.replace(
+        data,
+        name=_absolute(data.name),
+        public_from=None if data.public_from is None else _absolute(data.public_from),
+        root=str(Path(root).expanduser().absolute()) if root else None,
+    )
+
+
+def _absolute(name: str) -> str:
+    """A data set's name, with a path made absolute."""
+    return str(Path(name).expanduser().absolute()) if names.is_path(name) else name
 
 
 # ---------------------------------------------------------------------------------------------- JSON and flat forms

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from raydiff import seeding
-from raydiff.data.datasets import Records
+from raydiff.data.records import Records
 
 TEN_CLASSES = (0, 1, 6, 7, 9)
 """PFDM's first cluster of the ten digits; the second is 2, 3, 4, 5, 8."""

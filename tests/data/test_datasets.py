@@ -2,86 +2,22 @@
 
 from __future__ import annotations
 
-import io
-import json
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import Image
+from sets import FEW, assert_cut, grey_set, message, pictures, png, write
 from sklearn.datasets import load_digits
-from torch import Tensor
 
-from raydiff.data import datasets
-from raydiff.data.datasets import SPLITS, Data, Dataset, Records, load
+from raydiff.data import pictures as pictures_in
+from raydiff.data.datasets import SPLITS, Data, Records, load
 
 DIGITS = "fb4251d8c8e7bc75117e611d13b2ccb810a1fd4c6517387bd0336d10417c1ef5"
-FEW: dict[str, Any] = {"public": 6, "validation": 6, "calibration": 3, "test": 9}
-
-
-def pictures(n: int, *, shape: Sequence[int] = (4, 4), first: int = 0) -> np.ndarray[Any, Any]:
-    """n different pictures; picture i has the value first + i in its corner."""
-    pixels = np.random.default_rng(first).integers(0, 256, (n, *shape), dtype=np.uint8)
-    pixels[:, 0, 0] = (first + np.arange(n, dtype=np.uint8)).reshape(-1, *[1] * (len(shape) - 2))
-    return pixels
-
-
-def png(pixels: np.ndarray[Any, Any], mode: str | None = None) -> bytes:
-    out = io.BytesIO()
-    image = Image.fromarray(pixels)
-    (image.convert(mode) if mode else image).save(out, "PNG")
-    return out.getvalue()
-
-
-def write(path: Path, encoded: Sequence[bytes | None], labels: Sequence[Any], **options: Any) -> Path:
-    """One parquet file in the Hugging Face layout."""
-    image, label = options.get("image", "image"), options.get("label", "label")
-    raw = options.get("raw", False)
-    column = encoded if raw else [{"bytes": data, "path": f"{i}.png"} for i, data in enumerate(encoded)]
-    table = pa.table({image: column, label: labels})
-    if "names" in options:
-        features = {image: {"_type": "Image"}, label: {"_type": "ClassLabel", "names": options["names"]}}
-        table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
-    path.parent.mkdir(exist_ok=True)
-    pq.write_table(table, path, row_group_size=7)
-    return path
-
-
-def grey_set(folder: Path) -> Path:
-    """40 train rows in two files of several row groups, 20 test rows; grey, three classes of unequal size."""
-    labels = [0, 0, 0, 0, 1, 1, 1, 1, 2, 2] * 6
-    encoded = [png(p) for p in pictures(60)]
-    names = ["ant", "bee", "cat"]
-    write(folder / "train-00000-of-00002.parquet", encoded[:25], labels[:25], names=names)
-    write(folder / "train-00001-of-00002.parquet", encoded[25:40], labels[25:40], names=names)
-    write(folder / "test-00000-of-00001.parquet", encoded[40:], labels[40:], names=names)
-    return folder
-
-
-def message(config: Data) -> str:
-    """What `load` says when it refuses: one line."""
-    with pytest.raises(ValueError) as error:
-        load(config)
-    assert "\n" not in str(error.value)
-    return str(error.value)
-
-
-def assert_cut(data: Dataset, pools: Sequence[tuple[Sequence[str], Tensor]]) -> None:
-    """Splits are disjoint, and each has every class in its share of the pool (labels) it came from."""
-    numbers = torch.cat([data.splits[split].numbers for split in SPLITS])
-    assert len(set(numbers.tolist())) == len(numbers)
-    for splits, pool in pools:
-        share = pool.bincount() / len(pool)
-        for split in splits:
-            labels = data.splits[split].labels[:, 0]
-            deviation = labels.bincount(minlength=len(share)) - share * len(labels)
-            assert deviation.abs().max() < 2, split
 
 
 # --- digits ---
@@ -196,13 +132,13 @@ def test_colour_raw_bytes_and_other_column_names(tmp_path: Path) -> None:
 
 def test_only_the_rows_of_the_splits_are_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     decoded: list[str] = []
-    picture = datasets._picture
+    decode = pictures_in.decode
 
-    def spy(data: bytes | None, where: str) -> datasets.Pixels:
+    def spy(data: bytes | None, where: str) -> Image.Image:
         decoded.append(where)
-        return picture(data, where)
+        return decode(data, where)
 
-    monkeypatch.setattr(datasets, "_picture", spy)
+    monkeypatch.setattr(pictures_in, "decode", spy)
     load(Data(name=str(grey_set(tmp_path / "set")), train=5, **FEW))
     assert len(decoded) == len(set(decoded)) == 5 + 6 + 6 + 3 + 9
 
@@ -292,7 +228,9 @@ def test_unknown_name_offers_the_nearest(tmp_path: Path, monkeypatch: pytest.Mon
     assert "did you mean 'my_birds'?" in message(Data(name="my_bird", root=str(tmp_path)))
     monkeypatch.delenv("RAYDIFF_DATA", raising=False)
     assert "unknown data set 'digit' (did you mean 'digits'?)" in message(Data(name="digit"))
-    assert "known: digits, mnist, cifar10, cifar100, faces, my_birds" in message(Data(name="qqqq", root=str(tmp_path)))
+    assert "known: digits, mnist, cifar10, cifar100, faces, colour-mnist, my_birds" in message(
+        Data(name="qqqq", root=str(tmp_path))
+    )
 
 
 def test_root_must_be_set_and_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -318,7 +256,7 @@ def test_splits_larger_than_the_data(tmp_path: Path) -> None:
 def test_empty_folder_and_empty_file(tmp_path: Path) -> None:
     (tmp_path / "set").mkdir()
     config = Data(name="set", root=str(tmp_path), **FEW)
-    assert message(config) == f"there are no parquet files in {tmp_path}/set"
+    assert message(config) == f"there are no parquet files and no folders of pictures in {tmp_path}/set"
     table = pa.table({"image": pa.array([], pa.binary()), "label": pa.array([], pa.int64())})
     pq.write_table(table, tmp_path / "set" / "x.parquet")
     assert message(config) == f"{tmp_path}/set/x.parquet holds no rows"

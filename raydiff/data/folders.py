@@ -1,0 +1,110 @@
+"""Folders of pictures: class/picture.png, or train/class/picture.png and test/class/picture.png.
+
+A picture is a file whose name ends as one of the formats that Pillow reads. Hidden files are passed over.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from raydiff.data import pictures
+from raydiff.data.source import Picture, Source
+
+
+def source(folder: Path) -> Source:
+    """The pictures in the order of their names; one label column, `class`: the name of the folder that they lie in.
+
+    Raises ValueError, in one sentence, where there are no pictures, or they do not lie in folders of classes.
+    """
+    splits = [_classes(part) for part in _split_folders(folder)]
+    files = [path for split in splits for paths in split.values() for path in paths]
+    if not files:
+        raise ValueError(_no_classes(folder))
+    names = sorted({path.parent.name for path in files}, key=_in_order)
+    values = {name: value for value, name in enumerate(names)}
+    return Source(
+        labels=torch.tensor([[values[path.parent.name]] for path in files]),
+        columns=("class",),
+        names=(tuple(names),),
+        own_test=sum(len(paths) for split in splits[1:] for paths in split.values()),
+        pictures=functools.partial(_pictures, files),
+        says=f"{len(files)} pictures in {len(names)} class folders of {folder}",
+        notes=_unread(folder, files),
+    )
+
+
+def _split_folders(folder: Path) -> list[Path]:
+    """[train, test] or [train] where these hold folders, else the folder itself."""
+    splits = [folder / name for name in ("train", "test")]
+    if not _folders(splits[0]):
+        return [folder]
+    return splits if _folders(splits[1]) else splits[:1]
+
+
+def _classes(folder: Path) -> dict[str, list[Path]]:
+    """The pictures of each class folder."""
+    classes = {}
+    for path in _folders(folder):
+        if deeper := _folders(path):
+            wanted = "class/picture, or train/class/picture and test/class/picture"
+            raise ValueError(f"{path} holds the folder {deeper[0].name}, but pictures must lie as {wanted}")
+        classes[path.name] = _picture_files(path)
+    return classes
+
+
+def _folders(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        return []
+    return sorted(
+        (path for path in folder.iterdir() if path.is_dir() and not _hidden(path)), key=lambda p: _in_order(p.name)
+    )
+
+
+def _picture_files(folder: Path) -> list[Path]:
+    formats = Image.registered_extensions()
+    files = (path for path in folder.iterdir() if path.is_file() and not _hidden(path))
+    return sorted(path for path in files if formats.get(path.suffix.lower()) in Image.OPEN)
+
+
+def _hidden(path: Path) -> bool:
+    return path.name.startswith(".")
+
+
+def _in_order(name: str) -> tuple[int, str]:
+    """0, 1, 2, 10 as numbers, before names of letters."""
+    return (int(name), name) if name.isdecimal() else (1 << 62, name)
+
+
+def _no_classes(folder: Path) -> str:
+    if loose := _picture_files(folder):
+        return (
+            f"{folder} holds {len(loose)} pictures but no folders of pictures: put those of each class "
+            "in a folder of its own, class/picture"
+        )
+    return f"there are no parquet files and no folders of pictures in {folder}"
+
+
+def _unread(folder: Path, files: Sequence[Path]) -> tuple[str, ...]:
+    """A note on the files that are no picture of a class, hidden ones apart."""
+    taken = set(files)
+    found = (path for path in sorted(folder.rglob("*")) if path.is_file() and path not in taken)
+    others = [path for path in found if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
+    empty = [path for part in _split_folders(folder) for path in _folders(part) if not _picture_files(path)]
+    notes = []
+    if others:
+        notes.append(f"files left unread: {len(others)}, such as {others[0].relative_to(folder)}")
+    if empty:
+        notes.append(f"folders without pictures: {', '.join(path.name for path in empty)}")
+    return tuple(notes)
+
+
+def _pictures(files: Sequence[Path], rows: Tensor) -> Iterator[Picture]:
+    for row in rows.tolist():
+        where = str(files[row])
+        yield where, pictures.decode(files[row].read_bytes(), where)

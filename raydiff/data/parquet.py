@@ -1,0 +1,205 @@
+"""Parquet files in the Hugging Face image layout.
+
+A picture column `image` or `img` (encoded bytes, or a struct with a field `bytes`); label columns of integers (with
+names in the schema's `huggingface` metadata where there are any), text or booleans.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from raydiff.data import pictures
+from raydiff.data.source import MOST_VALUES, Picture, Source
+
+
+@dataclass(frozen=True)
+class _File:
+    """A parquet file, with the little that is read of it before rows are chosen."""
+
+    path: Path
+    image: str
+    """Name of the picture column."""
+    labels: dict[str, Any]
+    """Label columns by name, as pyarrow has them, text for booleans."""
+    names: dict[str, tuple[str, ...]]
+    """Names of the values of a label column, where the file has them."""
+
+
+def source(folder: Path, labels: Sequence[str]) -> Source:
+    """The rows of train*.parquet, then of test*.parquet; without train files, one pool of what there is.
+
+    `labels` names the label columns, the class first; where it is empty, `label` or else `fine_label` is the only one.
+    """
+    every = sorted(folder.glob("*.parquet"))
+    train, test = (sorted(folder.glob(f"{split}*.parquet")) for split in ("train", "test"))
+    if not train:
+        train, test = every, []
+    files = [_open(path, labels) for path in train + test]
+    columns = tuple(labels) or tuple(files[0].labels)
+    coded = [_coded(files, place) for place in range(len(columns))]
+    own_test = sum(_rows(file) for file in files[len(train) :])
+    unread = [path.name for path in every if path not in train + test]
+    return Source(
+        labels=torch.stack([values for values, _ in coded], dim=1),
+        columns=columns,
+        names=tuple(names for _, names in coded),
+        own_test=own_test,
+        pictures=functools.partial(_pictures, files),
+        says=f"{len(files)} parquet file{'s' * (len(files) > 1)} in {folder}",
+        notes=(f"left unread, neither train nor test: {', '.join(unread)}",) if unread else (),
+    )
+
+
+def _open(path: Path, labels: Sequence[str]) -> _File:
+    import pyarrow.parquet as pq
+
+    with _reading(path):
+        schema = pq.read_schema(path)
+    image = _column(path, schema.names, ("image", "img"))
+    for name in labels:
+        if name not in schema.names or name == image:
+            others = ", ".join(column for column in schema.names if column != image)
+            raise ValueError(f"{path} has no label column {name!r}; its other columns are {others}")
+    columns = list(labels) or [_column(path, schema.names, ("label", "fine_label"))]
+    with _reading(path):
+        table = pq.ParquetFile(path).read(columns=columns)
+    if not len(table):
+        raise ValueError(f"{path} holds no rows")
+    read, names = {}, {}
+    for name in columns:
+        named = _class_names(schema.metadata or {}, name)
+        read[name] = _checked(path, name, table.column(name), named=named is not None)
+        if named is not None:
+            names[name] = named
+    return _File(path, image, read, names)
+
+
+def _checked(path: Path, name: str, column: Any, *, named: bool) -> Any:
+    """The label column: integers, or text in place of text and booleans."""
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    kind = column.type
+    text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_boolean(kind)
+    if not (pa.types.is_integer(kind) or (text and not named)) or column.null_count:
+        found = f"{column.null_count} nulls" if column.null_count else column.type
+        wanted = "integers" if named else "integers, text or booleans"
+        raise ValueError(f"column {name!r} of {path} must hold {wanted}, got {found}")
+    if text:
+        return column.cast(pa.string())
+    values = column.to_numpy()
+    for row, value in ((int(values.argmin()), int(values.min())), (int(values.argmax()), int(values.max()))):
+        if not 0 <= value < MOST_VALUES:
+            wrong = "below 0" if value < 0 else f"but labels must be below {MOST_VALUES}"
+            raise ValueError(f"row {row} of {path} has the label {value}, {wrong}")
+    return column
+
+
+def _rows(file: _File) -> int:
+    return len(next(iter(file.labels.values())))
+
+
+def _column(path: Path, columns: Sequence[str], names: Sequence[str]) -> str:
+    """The first of `names` that the file has."""
+    for name in names:
+        if name in columns:
+            return name
+    wanted = " or ".join(repr(name) for name in names)
+    raise ValueError(f"{path} has no column {wanted}; its columns are {', '.join(columns)}")
+
+
+def _class_names(metadata: dict[bytes, bytes], label: str) -> tuple[str, ...] | None:
+    """Class names from the schema's Hugging Face metadata; None where there are none."""
+    try:
+        features = json.loads(metadata[b"huggingface"])["info"]["features"]
+        return tuple(str(name) for name in features[label]["names"])
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _coded(files: Sequence[_File], place: int) -> tuple[Tensor, tuple[str, ...]]:
+    """One label column through all files: values (N,) int64 and their names."""
+    import pyarrow as pa
+
+    columns = {file.path: list(file.labels.values())[place] for file in files}
+    text = {path: pa.types.is_string(column.type) for path, column in columns.items()}
+    if len(set(text.values())) > 1:
+        some, other = (next(path for path, is_text in text.items() if is_text == kind) for kind in (True, False))
+        raise ValueError(f"the labels of {some} are text or booleans, but those of {other} are integers")
+    values = np.concatenate([column.to_numpy() for column in columns.values()])
+    if any(text.values()):
+        found, codes = np.unique(values.astype(str), return_inverse=True)
+        return torch.from_numpy(codes.astype(np.int64)), tuple(found.tolist())
+    return torch.from_numpy(values.astype(np.int64)), _names(files, place, 1 + int(values.max()))
+
+
+def _names(files: Sequence[_File], place: int, values: int) -> tuple[str, ...]:
+    """The names that the files agree on, else "0", "1", ... up to the largest label."""
+    named = {}
+    for file in files:
+        if (column := list(file.labels)[place]) in file.names:
+            named[file.names[column]] = file.path
+    if len(named) > 1:
+        raise ValueError(f"{' and '.join(str(path) for path in named.values())} name their classes differently")
+    for names, path in named.items():
+        if values > len(names):
+            raise ValueError(f"{path} names {len(names)} classes, but there is a label {values - 1}")
+        return names
+    return tuple(str(value) for value in range(values))
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """One sentence that names the file, in place of what pyarrow raises on a damaged one."""
+    import pyarrow as pa
+
+    try:
+        yield
+    except (pa.ArrowException, OSError) as error:
+        reason = str(error).split("\n")[0].rstrip(".")
+        raise ValueError(f"{path} cannot be read as parquet (truncated or damaged?): {reason}") from error
+
+
+def _pictures(files: Sequence[_File], rows: Tensor) -> Iterator[Picture]:
+    """The pictures of `rows` (ascending), numbered through all files, reading one row group at a time."""
+    import pyarrow.parquet as pq
+
+    end = 0
+    for file in files:
+        first = end  # row 0 of this file
+        with _reading(file.path):
+            parquet = pq.ParquetFile(file.path)
+        for group in range(parquet.num_row_groups):
+            start, end = end, end + parquet.metadata.row_group(group).num_rows
+            mine = rows[(rows >= start) & (rows < end)]
+            if len(mine):
+                with _reading(file.path):
+                    column = parquet.read_row_group(group, columns=[file.image]).column(0)
+                encoded = _encoded(file, column.take((mine - start).numpy()))
+                for row, data in zip((mine - first).tolist(), encoded, strict=True):
+                    where = f"row {row} of {file.path}"
+                    yield where, pictures.decode(data, where)
+
+
+def _encoded(file: _File, column: Any) -> list[bytes | None]:
+    """The encoded pictures of a picture column."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if pa.types.is_struct(column.type) and column.type.get_field_index("bytes") >= 0:
+        column = pc.struct_field(column, "bytes")
+    if column.type not in (pa.binary(), pa.large_binary()):
+        raise ValueError(f"column {file.image!r} of {file.path} must hold encoded pictures, got {column.type}")
+    encoded: list[bytes | None] = column.to_pylist()
+    return encoded

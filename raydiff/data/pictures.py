@@ -1,0 +1,141 @@
+"""From encoded pictures to one tensor: decoded, converted and resized only where that was asked for.
+
+Shapes: n pictures, C channels, H x W pixels.
+"""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.nn import functional as F
+
+from raydiff.data.records import Records
+from raydiff.data.source import Picture, Source
+
+Colour = Literal["stored", "grey", "rgb"]
+MODES = {"grey": "L", "rgb": "RGB"}
+
+
+def read(
+    source: Source, rows: dict[str, Tensor], *, size: int | None, colour: Colour
+) -> tuple[dict[str, Records], tuple[str, ...]]:
+    """The records at the row numbers of each split, and notes on what was done to their pictures."""
+    together = torch.cat(list(rows.values()))
+    order = together.argsort()
+    encoded = source.pictures(together[order])
+    images, notes = stack(encoded, order.tolist(), top=source.top, size=size, colour=colour)
+    splits, start = {}, 0
+    for split, numbers in rows.items():
+        mine = images[start : start + len(numbers)]
+        # never a view: a pickled split must not carry the others' pixels
+        mine = mine.clone() if mine.is_floating_point() else scaled(mine, source.top)
+        splits[split] = Records(mine, source.labels[numbers], numbers)
+        start += len(numbers)
+    return splits, notes
+
+
+def decode(data: bytes | None, where: str) -> Image.Image:
+    """The picture in these bytes, in any format that Pillow reads. Raises ValueError that says `where` it is from."""
+    if data is None:
+        raise ValueError(f"{where} holds no picture")
+    try:
+        image = Image.open(io.BytesIO(data))
+        image.load()
+    except Exception as error:  # by kind of damage: OSError, SyntaxError, ValueError, zlib.error, ...
+        raise ValueError(f"{where} cannot be decoded as a picture ({type(error).__name__})") from error
+    return image
+
+
+def stack(
+    pictures: Iterable[Picture], places: Sequence[int], *, top: int, size: int | None, colour: Colour
+) -> tuple[Tensor, tuple[str, ...]]:
+    """(n, C, H, W) with the i-th picture at places[i], and notes on what was done to them.
+
+    uint8 in 0..top, or, where `size` is given, float32 on [-1, 1]: each picture is then cropped to its central square
+    and resized by area averaging before it is stacked. Raises ValueError on pictures that do not go together.
+    """
+    out, first = torch.empty(0), ""
+    sizes: Counter[tuple[int, int]] = Counter()
+    modes: Counter[str] = Counter()
+    for place, (where, image) in zip(places, pictures, strict=True):
+        sizes[image.size] += 1
+        modes[image.mode] += 1
+        pixels = _pixels(image, where, size=size, colour=colour)
+        if size is not None:
+            pixels = resized(scaled(pixels, top), size)
+        if not first:
+            out, first = torch.empty(len(places), *pixels.shape, dtype=pixels.dtype), where
+        if pixels.shape != out.shape[1:]:
+            raise ValueError(_misfit(where, pixels.shape, first, out.shape[1:]))
+        out[place] = pixels
+    return out, (*_colour_notes(modes, colour), *_size_notes(sizes, size))
+
+
+def scaled(pixels: Tensor, top: int) -> Tensor:
+    """0..top -> [-1, 1], float32; never a view."""
+    return pixels.float().div_(top / 2).sub_(1)
+
+
+def resized(image: Tensor, size: int) -> Tensor:
+    """(C, H, W) -> (C, size, size), each new pixel the mean of the area that it covers."""
+    return F.interpolate(image.unsqueeze(0), size=(size, size), mode="area")[0]
+
+
+def _pixels(image: Image.Image, where: str, *, size: int | None, colour: Colour) -> Tensor:
+    """(C, H, W) uint8, C = 1 or 3."""
+    if image.mode[0] in "IF":  # Pillow would cut off what does not fit into 8 bits
+        raise ValueError(f"{where} has the mode {image.mode}, more than 8 bits a channel: convert it to 8 bits first")
+    if colour != "stored":
+        image = image.convert(MODES[colour])
+    elif image.mode not in ("L", "RGB"):
+        remedy = "set data.colour to grey or rgb to convert"
+        raise ValueError(f"{where} has the mode {image.mode}, but pictures must be L (grey) or RGB: {remedy}")
+    if size is not None and image.width != image.height:
+        side = min(image.size)
+        left, upper = (image.width - side) // 2, (image.height - side) // 2
+        image = image.crop((left, upper, left + side, upper + side))
+    pixels = torch.from_numpy(np.array(image))
+    return pixels.unsqueeze(0) if pixels.dim() == 2 else pixels.permute(2, 0, 1).contiguous()
+
+
+def _misfit(where: str, shape: Sequence[int], first: str, other: Sequence[int]) -> str:
+    remedies = []
+    if shape[1:] != other[1:]:
+        remedies.append("data.size to crop and resize them")
+    if shape[0] != other[0]:
+        remedies.append("data.colour to grey or rgb to convert them")
+    says = f"{where} is {form(shape)}, but {first} is {form(other)}"
+    return f"pictures must have one size and mode: {says} (set {' and '.join(remedies)})"
+
+
+def form(shape: Sequence[int]) -> str:
+    """(C, H, W) as "W x H L" or "W x H RGB"."""
+    return f"{shape[2]} x {shape[1]} {'L' if shape[0] == 1 else 'RGB'}"
+
+
+def _colour_notes(modes: Counter[str], colour: Colour) -> list[str]:
+    if colour == "stored":
+        return []
+    other = sorted(mode for mode in modes if mode != MODES[colour])
+    if not other:
+        return []
+    dropped = ", transparency dropped" if any("A" in mode and mode != "LAB" for mode in other) else ""
+    count = sum(modes[mode] for mode in other)
+    return [f"{count} of {modes.total()} converted from {' and '.join(other)} to {MODES[colour]}{dropped}"]
+
+
+def _size_notes(sizes: Counter[tuple[int, int]], size: int | None) -> list[str]:
+    if size is None or set(sizes) <= {(size, size)}:
+        return []
+    low, high = (f"{w} x {h}" for w, h in (min(sizes), max(sizes)))
+    found = low if len(sizes) == 1 else f"{len(sizes)} sizes ({low} to {high})"
+    oblong = sum(n for (w, h), n in sizes.items() if w != h)
+    cropped = [f"{oblong} of {sizes.total()} cropped to the central square"] if oblong else []
+    return [*cropped, f"resized from {found} to {size} x {size} by area averaging"]

@@ -1,0 +1,79 @@
+"""colour-mnist, and what a name that has a / means."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from sets import FEW, grey_set, message, pictures, png, write
+
+from raydiff.data.datasets import Data, load
+
+DIGITS: dict[str, Any] = {"train": 20, "public": 10, "validation": 0, "calibration": 0, "test": 10}
+
+
+def tiny_mnist(root: Path) -> Path:
+    """40 train and 20 test rows, each digit in turn, below a root."""
+    for split, n in (("train", 40), ("test", 20)):
+        encoded = [png(p) for p in pictures(n, first=n)]
+        write(root / "mnist" / f"{split}-0.parquet", encoded, list(range(10)) * (n // 10), names=list("0123456789"))
+    return root
+
+
+def test_the_colour_goes_with_the_digit(tmp_path: Path) -> None:
+    root = str(tiny_mnist(tmp_path))
+    grey, colour = (load(Data(name=name, root=root, **DIGITS)) for name in ("mnist", "colour-mnist"))
+    assert (colour.shape, colour.cardinalities) == ((3, 4, 4), (10, 2))
+    assert (colour.label_columns, colour.label_names[1]) == (("digit", "colour"), ("red", "blue"))
+    for split, records in colour.splits.items():
+        assert torch.equal(records.numbers, grey.splits[split].numbers)
+        for image, plain, (digit, hue) in zip(
+            records.images, grey.splits[split].images, records.labels.tolist(), strict=True
+        ):
+            assert hue == (0 if digit in (0, 1, 6, 7, 9) else 1)
+            drawn = {0: 0, 1: 2}[hue]
+            assert torch.equal(image[drawn], plain[0])
+            assert (image[[c for c in range(3) if c != drawn]] == -1).all()
+    assert "coloured by digit: 0 1 6 7 9 red, the others blue" in colour.notes
+
+
+def test_colour_mnist_is_resized_channel_by_channel(tmp_path: Path) -> None:
+    root = str(tiny_mnist(tmp_path))
+    plain, small = (load(Data(name="colour-mnist", root=root, size=size, **DIGITS)) for size in (None, 2))
+    blocks = plain.splits["train"].images.reshape(20, 3, 2, 2, 2, 2).mean(dim=(3, 5))
+    torch.testing.assert_close(small.splits["train"].images, blocks)
+    assert small.notes[-1] == "resized from 4 x 4 to 2 x 2 by area averaging"
+
+
+def test_the_colour_can_be_the_class(tmp_path: Path) -> None:
+    data = load(Data(name="colour-mnist", root=str(tiny_mnist(tmp_path)), labels=("colour", "digit"), **DIGITS))
+    assert (data.cardinalities, data.label_columns) == ((2, 10), ("colour", "digit"))
+    labels = data.splits["test"].labels
+    assert labels[:, 0].bincount().tolist() == [5, 5]
+    assert all(c == (0 if d in (0, 1, 6, 7, 9) else 1) for c, d in labels.tolist())
+
+
+def test_embedded_sets_refuse_other_columns(tmp_path: Path) -> None:
+    assert message(Data(labels=("colour",))) == "scikit-learn's digits has no label column 'colour'; it has digit"
+
+
+def test_real_colour_mnist(data_root: Path) -> None:
+    data = load(Data(name="colour-mnist", size=14, train=200, public=50, validation=10, calibration=10, test=50))
+    assert (data.shape, data.cardinalities) == ((3, 14, 14), (10, 2))
+    train = data.splits["train"]
+    assert train.labels[:, 0].bincount().tolist() == pytest.approx([20] * 10, abs=4)
+    ink = (train.images + 1).sum(dim=(2, 3))  # (N, 3)
+    red = train.labels[:, 1] == 0
+    assert (ink[red][:, 0] > 1).all() and (ink[~red][:, 2] > 1).all()
+    assert ink[red][:, 1:].sum() == ink[~red][:, :2].sum() == 0
+
+
+def test_a_name_with_a_slash_is_a_path_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    grey_set(tmp_path / "set")
+    monkeypatch.chdir(tmp_path)
+    no_folder = f"data set 'gone/set' has a /, so it is a path, but there is no folder {tmp_path}/gone/set"
+    hint = " (a data set of the hub is hub:gone/set)"
+    assert message(Data(name="gone/set", root=str(tmp_path), **FEW)) == no_folder + hint
+    assert "unknown data set 'set' (the folder here is ./set)" in message(Data(name="set", root="/", **FEW))

@@ -1,0 +1,106 @@
+"""Label columns of parquet files: several, text, booleans, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from sets import FEW, message, pictures, png
+
+from raydiff.data.datasets import Data, load
+
+
+def table(path: Path, names: dict[str, list[str]] | None = None, **columns: Sequence[Any]) -> Path:
+    """30 pictures with these label columns."""
+    images = [png(p) for p in pictures(30)]
+    written = pa.table({"image": images, **columns})
+    if names:
+        features = {column: {"_type": "ClassLabel", "names": values} for column, values in names.items()}
+        written = written.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+    path.parent.mkdir(exist_ok=True)
+    pq.write_table(written, path, row_group_size=7)
+    return path
+
+
+SHAPES, HUES = [0, 1, 2] * 10, [0, 1] * 15
+
+
+def test_several_label_columns_the_first_is_the_class(tmp_path: Path) -> None:
+    path = table(tmp_path / "set" / "x.parquet", {"hue": ["red", "blue"]}, hue=HUES, shape=SHAPES, weight=[0.5] * 30)
+    data = load(Data(name=str(path.parent), labels=("shape", "hue"), **FEW))
+    assert data.label_columns == ("shape", "hue")
+    assert data.label_names == (("0", "1", "2"), ("red", "blue"))
+    for records in data.splits.values():
+        assert records.labels.tolist() == [[SHAPES[i], HUES[i]] for i in records.numbers.tolist()]
+    assert data.splits["test"].labels[:, 0].bincount().tolist() == [3, 3, 3]  # stratified by the class
+
+
+def test_text_and_booleans_become_names_in_order(tmp_path: Path) -> None:
+    kinds, smiles = ["pear", "apple", "fig"] * 10, [True, False] * 15
+    encoded = pa.array(kinds).dictionary_encode()
+    path = table(tmp_path / "set" / "x.parquet", kind=encoded, smile=smiles)
+    data = load(Data(name=str(path.parent), labels=("kind", "smile"), **FEW))
+    assert data.label_names == (("apple", "fig", "pear"), ("false", "true"))
+    for records in data.splits.values():
+        for (kind, smile), i in zip(records.labels.tolist(), records.numbers.tolist(), strict=True):
+            assert (data.label_names[0][kind], bool(smile)) == (kinds[i], smiles[i])
+
+
+def test_text_is_coded_alike_in_all_files(tmp_path: Path) -> None:
+    table(tmp_path / "set" / "train.parquet", label=["b", "c"] * 15)
+    table(tmp_path / "set" / "test.parquet", label=["c", "a", "b"] * 10)
+    data = load(Data(name=str(tmp_path / "set"), **FEW))
+    assert data.label_names == (("a", "b", "c"),)
+    assert data.splits["train"].labels.unique().tolist() == [1, 2]
+
+
+def test_files_left_unread_are_told(tmp_path: Path) -> None:
+    for split in ("train", "test", "validation"):
+        table(tmp_path / "set" / f"{split}-0.parquet", label=SHAPES)
+    data = load(Data(name=str(tmp_path / "set"), **FEW))
+    assert data.notes == ("left unread, neither train nor test: validation-0.parquet",)
+    assert data.says == f"2 parquet files in {tmp_path}/set"
+
+
+@pytest.mark.parametrize(
+    ("labels", "columns", "says"),
+    [
+        (("hue",), {"shape": SHAPES, "size": SHAPES}, "has no label column 'hue'; its other columns are shape, size"),
+        (("image",), {"shape": SHAPES}, "has no label column 'image'; its other columns are shape"),
+        ((), {"label": [0, -3] * 15}, "row 1 of {path} has the label -3, below 0"),
+        (
+            (),
+            {"label": [0, 10**12] * 15},
+            "row 1 of {path} has the label 1000000000000, but labels must be below 65536",
+        ),
+        ((), {"label": np.array([2**64 - 1] * 30)}, "has the label 18446744073709551615, but"),
+        ((), {"label": [1.5, 2] * 15}, "column 'label' of {path} must hold integers, text or booleans, got double"),
+        (
+            (),
+            {"label": ["a", None] * 15},
+            "column 'label' of {path} must hold integers, text or booleans, got 15 nulls",
+        ),
+        ((), {"label": [3] * 30}, "has one class only, '3': there is nothing to condition on"),
+    ],
+)
+def test_bad_label_columns(tmp_path: Path, labels: tuple[str, ...], columns: dict[str, Any], says: str) -> None:
+    path = table(tmp_path / "set" / "x.parquet", **columns)
+    assert says.format(path=path) in message(Data(name=str(path.parent), labels=labels, **FEW))
+
+
+def test_files_that_disagree_on_the_kind_of_label(tmp_path: Path) -> None:
+    text = table(tmp_path / "set" / "test.parquet", label=["a", "b"] * 15)
+    numbers = table(tmp_path / "set" / "train.parquet", label=SHAPES)
+    expected = f"the labels of {text} are text or booleans, but those of {numbers} are integers"
+    assert message(Data(name=str(tmp_path / "set"), **FEW)) == expected
+
+
+def test_a_column_is_named_once() -> None:
+    with pytest.raises(ValueError, match=r"^data\.labels must name each column once, got a b a$"):
+        Data(labels=("a", "b", "a"))
