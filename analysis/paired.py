@@ -139,12 +139,9 @@ def with_oracle(table: pd.DataFrame, oracle: pd.DataFrame) -> pd.DataFrame:
 
 def markdown(table: pd.DataFrame) -> str:
     """A row per cell, a column per pair: the difference, its interval, the oracle's sign beside it."""
-    lines = []
     pairs = [pair for pair in PAIRS if ((table["arm"] == pair[0]) & (table["against"] == pair[1])).any()]
-    lines.append(
-        "| minority | epsilon | sampler | local | " + " | ".join(f"{a} - {_short(b)}" for a, b in pairs) + " |"
-    )
-    lines.append("|---|---|---|---|" + "---|" * len(pairs))
+    header = ["minority", "epsilon", "sampler", "local", *(f"{a} - {_short(b)}" for a, b in pairs)]
+    lines = [f"| {' | '.join(header)} |", "|" + "---|" * len(header)]
     cells = table[table["epsilon"].notna()]
     for (minority, epsilon, sampler), rows in cells.groupby(CELL):
         local = rows.loc[rows["against"] == "localonly", "against_mean"]

@@ -100,9 +100,9 @@ def mnist() -> Study:
 
 
 def colour_mnist() -> Study:
-    """The same on coloured MNIST, padded to nothing: 28x28 in three channels, conditions digit and colour."""
+    """The same on coloured MNIST: 28x28 in three channels, conditions digit and colour."""
     study = mnist()
-    changes = {"data.name": "colour-mnist", "method.clip": COLOUR_CLIP}
+    changes = {"data.name": "colour-mnist", "method.clip": 47.9}
     return replace(study, experiment=override(study.experiment, changes))
 
 
@@ -164,16 +164,17 @@ def collaboration_colour() -> Study:
             "data": replace(SMALL_MNIST, name="colour-mnist", train=4000),
             "evaluation": Evaluation(attack=False, clusters=True),
             "method.model.network": MLP(width=256),
-            "method.clip": COLOUR_14_CLIP,
-            "method.local.steps": 2000,
-            "method.server.steps": 2000,
+            "method.clip": 23.7,
         },
     )
-    return _collaboration(base, minorities=("3", "20", "100"), centred_clip=COLOUR_14_CENTRED_CLIP)
+    return _collaboration(base, minorities=("3", "20", "100"), centred_clip=7.27)
 
 
 def _collaboration(base: Experiment, *, minorities: tuple[str, ...], centred_clip: float) -> Study:
-    """Every arm at every (epsilon or its depth, minority size, seed)."""
+    """Every arm at every (epsilon or its depth, minority size, seed).
+
+    Clips are median norms of the public split, for the centred arms of the differences from its mean.
+    """
     assert isinstance(base.method, PFDM)
     private = {"method.epsilon": EPSILONS}
     depths = tuple(str(replace(base.method, epsilon=float(e)).depth) for e in EPSILONS)
@@ -214,8 +215,6 @@ def clients() -> Study:
     return Study(experiment=base, grid=grid, beside=(Arm(changes={"method": "localonly"}),))
 
 
-COLOUR_CLIP, COLOUR_14_CLIP, COLOUR_14_CENTRED_CLIP = 48.0, 24.0, 6.0
-"""Median norms of the public split, of the pictures or of their differences from its mean."""
 PRESETS: dict[str, Callable[[], Study]] = {
     "digits": digits,
     "mnist": mnist,

@@ -21,13 +21,6 @@ from raydiff.data.splits import SPLITS as SPLITS
 from raydiff.data.splits import cut
 
 
-def public_mean(public: Records | None) -> Tensor:
-    """The mean of the public pictures, (C, H, W). Raises ValueError where there are none."""
-    if public is None or len(public) == 0:
-        raise ValueError("clipping around a center needs public records: data.public is 0")
-    return public.images.mean(0)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Data:
     """Which data set, and how it is cut. The default sizes suit digits (1797 rows)."""

@@ -27,3 +27,10 @@ class Records:
     def select(self, index: Tensor) -> Records:
         """The records at `index` (positions or a boolean mask), in that order."""
         return Records(self.images[index], self.labels[index], self.numbers[index])
+
+
+def public_mean(public: Records | None) -> Tensor:
+    """The mean of the public pictures, (C, H, W). Raises ValueError where there are none."""
+    if public is None or len(public) == 0:
+        raise ValueError("clipping around a center needs public records: data.public is 0")
+    return public.images.mean(0)

@@ -17,7 +17,7 @@ from typing import ClassVar
 
 import torch
 
-from raydiff.data.datasets import Records, public_mean
+from raydiff.data.records import Records, public_mean
 from raydiff.diffusion.gaussian import DDPM, Sampling
 from raydiff.diffusion.local import Training, fit_part, with_clipped_copies, with_clipped_flag
 from raydiff.method import Deployed, LocalResult, Metrics, Round, Upload

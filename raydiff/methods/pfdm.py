@@ -44,7 +44,7 @@ import torch
 from torch import Tensor
 
 from raydiff import tree
-from raydiff.data.datasets import Records, public_mean
+from raydiff.data.records import Records, public_mean
 from raydiff.diffusion import deconvolved
 from raydiff.diffusion.gaussian import DDPM, Sampling
 from raydiff.diffusion.local import Training, fit, fit_part, span, with_clipped_copies, with_clipped_flag

@@ -9,13 +9,15 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "jobs"))
 
+import command
 import presets
 
 from raydiff import trial
 from raydiff.data import datasets
+from raydiff.methods import PFDM, FedAvg, LocalOnly
 
 
-@pytest.mark.parametrize("name", ["digits", "mnist", "mnist-cpu"])
+@pytest.mark.parametrize("name", sorted(set(presets.PRESETS) - {"cifar10"}))  # cifar10 has the paper's clip
 def test_clip_is_the_median_norm_of_the_public_split(name, data_root):
     experiment = trial.resolve(presets.PRESETS[name]().experiment)
     public = datasets.load(experiment.data).splits["public"].images.flatten(1).norm(dim=1)
@@ -25,3 +27,33 @@ def test_clip_is_the_median_norm_of_the_public_split(name, data_root):
 def test_digits_needs_no_data_folder(monkeypatch):
     monkeypatch.delenv("RAYDIFF_DATA", raising=False)
     assert trial.resolve(presets.digits().experiment).method.model.shape == (1, 8, 8)
+
+
+@pytest.mark.parametrize("name", ["collaboration", "collaboration-colour"])
+def test_a_centred_clip_is_the_median_norm_around_the_public_mean(name, data_root):
+    study = presets.PRESETS[name]()
+    public = datasets.load(study.experiment.data).splits["public"].images
+    clips = {float(arm.changes["method.clip"]) for arm in study.beside if "method.center" in arm.changes}
+    assert len(clips) == 1
+    assert clips.pop() == pytest.approx(float((public - public.mean(0)).flatten(1).norm(dim=1).median()), abs=0.05)
+
+
+@pytest.mark.parametrize("name", presets.PRESETS)
+def test_the_trials_of_a_preset_differ(name):
+    study = presets.PRESETS[name]()
+    trials = command.grid(study.experiment, study.grid, study.beside)
+    assert len({e.digest for e in trials}) == len(trials) > 1
+
+
+def test_the_arms_of_a_collaboration_share_depths_and_client_models():
+    study = presets.collaboration()
+    trials = command.grid(study.experiment, {**study.grid, "partition.minority": ("3",), "seed": ("0",)}, study.beside)
+    methods = [e.method for e in trials]
+    pfdm = [m for m in methods if isinstance(m, PFDM) and not m.center]
+    local = [m for m in methods if isinstance(m, LocalOnly) and m.clip == study.experiment.method.clip]
+    assert len(local) == 1 and {m.init_key for m in pfdm} == {local[0].init_key}
+    depths = [{m.depth for m in pfdm if m.start == s and m.epsilon} for s in ("denoiser", "noise", "shuffled")]
+    collafuse = {m.depth for m in pfdm if m.epsilon is None and m.t0}
+    assert len(collafuse) == 3 and depths == [collafuse] * 3
+    centred = {m.init_key for m in methods if not isinstance(m, FedAvg) and m.center}
+    assert len(centred) == 1
