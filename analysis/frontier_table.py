@@ -13,6 +13,7 @@ from analysis.load import Row
 DONE = ("finished", "stopped")
 """Outcomes that have a row; the other trials are listed below the table."""
 GROUPS = ("minor", "major", "all")
+SAMPLERS = ("ddim", "ancestral")
 NOT_SETTINGS = re.compile(r"seed$|runtime$|runtime\.(?!threads)|data\.root$")
 """Config columns in which the repetitions of one setting may differ."""
 RESOLVED = ("data_digest", "method.model.shape", "method.model.labels")
@@ -34,9 +35,10 @@ def table(runs: pd.DataFrame) -> pd.DataFrame:
 
     Columns: method; what was swept, under short names (text "none" where the field is empty, NaN where there
     is no such field); then n (seeds), outcome, reason, pareto, epsilon and its kind, `fd_<network>/<group>`
-    with `_std` and `_floor`, label_accuracy, auc_global and auc_client with `_low` and `_high` (95 %, of a
-    single seed), bytes_up, seconds, auc_ceiling, digests. Epsilon and auc_ceiling are guarantees: the largest
-    over seeds. The others are means, with `_std`. A stopped trial's distances are from the validation split.
+    with `_std` and `_floor`, minor_ddim and minor_ancestral (by each sampler of the client's chain), label_accuracy,
+    auc_global and auc_client with `_low` and `_high` (95 %, of a single seed), bytes_up, seconds, auc_ceiling, digests.
+    Epsilon and auc_ceiling are guarantees: the largest over seeds. The others are means, with `_std`. A stopped trial's
+    distances are from the validation split.
     Raises ValueError where trials used several feature networks.
     """
     settings = _settings(runs)
@@ -88,6 +90,8 @@ def _numbers(runs: pd.DataFrame) -> pd.DataFrame:
     for name in [f"fd_{network}/{group}{floor}" for group in groups for floor in ("", "_floor")]:
         test, validation = _column(runs, f"final/eval/{name}"), _column(runs, f"last/validation/{name}")
         out[name] = test.where(runs["outcome"] == "finished", validation)
+    for sampler in SAMPLERS if network else ():
+        out[f"minor_{sampler}"] = _column(runs, f"final/eval/{sampler}/fd_{network}/minor")
     for name, source in MEANS.items():
         for suffix in ("", "_low", "_high") if name.startswith("auc") else ("",):
             out[name + suffix] = _column(runs, source + suffix)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.frontier_table import DONE, GROUPS, floors_of, network_of, ranked_by, records, swept
+from analysis.frontier_table import DONE, GROUPS, SAMPLERS, floors_of, network_of, ranked_by, records, swept
 from analysis.load import Row
 
 Column = tuple[str, str, list[str]]
@@ -55,6 +55,8 @@ def _columns(rows: pd.DataFrame) -> Iterator[Column]:
             yield "", "kind", [kinds.get(r[f"kind{view}"], "") for r in known]
     for group in GROUPS if network else ():
         yield f"fd_{network}", group, [_mean(r, f"fd_{network}/{group}") for r in known]
+    for sampler in SAMPLERS if network else ():
+        yield "minor by", sampler, [_mean(r, f"minor_{sampler}") for r in known]
     yield "label", "accuracy", [_mean(r, "label_accuracy") for r in known]
     yield "attack AUC", "global", [_mean(r, "auc_global") for r in known]
     yield "its", "ceiling", [_number(r["auc_ceiling"]) for r in known]
@@ -102,7 +104,7 @@ def _mean(row: Row, name: str) -> str:
 
 def _number(value: float | None, digits: int = 4) -> str:
     """So many digits in all, as far as they are decimals: 0.863, 1.863, 18.63, 186.3, 12345."""
-    if value is None:
+    if value is None or math.isnan(value):
         return "-"
     before = len(str(int(abs(value)))) if math.isfinite(value) else 0
     return f"{value:.{max(0, digits - before)}f}"
@@ -143,6 +145,8 @@ def _notes(rows: pd.DataFrame) -> list[str]:
         measured = f"fd_{network}: Fréchet distance of {network} features, mean over clients"
         better = f"an epsilon{' of its kind' if several else ''} and a {distance} that are both as low"
         notes.append(f"{measured}; floor: real half against real half")
+        if rows[[f"minor_{sampler}" for sampler in SAMPLERS]].notna().any(axis=None):
+            notes.append("minor by: the same for the minority classes, under each sampler of the client's chain")
         notes.append(f"*  Pareto-optimal: no other finished trial has {better}, and one of them lower")
         allowed = "its ceiling: what the ledger's noise allows any attack on the uploads"
         notes.append(f"attack AUC [95 % interval]: membership, by PIA; {allowed}")
