@@ -131,9 +131,7 @@ def _norms(measured: overview.Norms | None, clip: float | None) -> str:
         [label, *(f"{v:.2f}" for v in overview.quantiles(values))]
         for label, values in (("as they are", measured.plain), ("less the public mean", measured.centred))
     ]
-    title = (
-        f"L2 norms of the {len(measured.plain)} public pictures, flattened, on [-1, 1] (no private record is looked at)"
-    )
+    title = f"L2 norms of the {len(measured.plain)} public pictures, flattened, on [-1, 1]; of private ones, nothing"
     suggested = f"suggested clip: {measured.suggested_clip:.2f}, the public median"
     judged = [] if clip is None else [f"clip {clip:g} clips {measured.clipped(clip):.1%} of the public pictures"]
     return "\n".join([title, *_table([head, *rows]), suggested, *judged])
