@@ -38,13 +38,13 @@ def records(
     if count > len(other.labels):
         raise ValueError(f"there are {len(other.labels)} rows in {other.says}, too few for data.public={count}")
     rows = stratified(other.labels[:, 0], generator(seed, "splits", "public"))[:count].clone()
+    labels = _relabelled(other.labels[rows], other, source)
     read, notes = pictures.read(other, {"public": rows}, size=size, colour=colour)
-    images, (channels, height, width) = read["public"].images, splits["train"].images.shape[1:]
-    if images.shape[1:] != (channels, height, width):
-        forms = f"{pictures.form(images.shape[1:])}, but those of {source.says} are "
-        forms += pictures.form((channels, height, width))
+    images, ours = read["public"].images, splits["train"].images
+    if images.shape[1:] != ours.shape[1:]:
+        forms = f"{pictures.form(images.shape[1:])}, but those of {source.says} are {pictures.form(ours.shape[1:])}"
         raise ValueError(f"the pictures of {other.says} are {forms}: set data.size and data.colour to make them alike")
-    public = Records(images, _relabelled(read["public"].labels, other, source), rows + len(source.labels))
+    public = Records(images, labels, rows + len(source.labels))
     _refuse_overlap(public, splits, other, source)
     return public, (f"from {other.says}", *other.notes, *notes)
 
@@ -52,8 +52,8 @@ def records(
 def _relabelled(labels: Tensor, other: Source, source: Source) -> Tensor:
     """Labels (n, K) of `other`, in the values that the same names have in `source`."""
     if len(other.columns) != len(source.columns):
-        both = f"{', '.join(other.columns)} in {other.says}, {', '.join(source.columns)} in {source.says}"
-        raise ValueError(f"public records need the same label columns: there are {both}")
+        has = [f"{s.says} has the label columns {' '.join(s.columns)}" for s in (other, source)]
+        raise ValueError(f"public records need the same label columns, but {has[0]}, and {has[1]}")
     out = labels.clone()
     for k, (theirs, ours) in enumerate(zip(other.names, source.names, strict=True)):
         for value in labels[:, k].unique().tolist():

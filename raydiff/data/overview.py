@@ -1,0 +1,102 @@
+"""What a data set looks like before anything is trained: norms of the public pictures, a contact sheet, a histogram.
+
+All of it is of the public split. A clip norm taken from private records would reveal something of them.
+
+Shapes: N pictures, C channels, H x W pixels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from raydiff.data.records import Records
+
+QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
+CLASSES_SHOWN, PICTURES_SHOWN = 48, 6
+
+
+@dataclass(frozen=True)
+class Norms:
+    """L2 norms of flattened pictures on [-1, 1], ascending, (N,) each."""
+
+    plain: Tensor
+    """Of the pictures as they are: what `clip` is compared with."""
+    centred: Tensor
+    """Of the pictures less their mean."""
+
+    @property
+    def suggested_clip(self) -> float:
+        """The median: half of the public pictures are clipped."""
+        return float(self.plain.quantile(0.5))
+
+    def clipped(self, clip: float) -> float:
+        """The share of pictures with a norm above `clip`."""
+        return float((self.plain > clip).double().mean())
+
+
+def norms(public: Records) -> Norms:
+    """The norms of the public records, of which there must be one."""
+    flat = public.images.flatten(1)
+    return Norms(flat.norm(dim=1).sort().values, (flat - flat.mean(0)).norm(dim=1).sort().values)
+
+
+def quantiles(values: Tensor) -> list[float]:
+    """`values` (N,) at the `QUANTILES`."""
+    return [float(v) for v in torch.quantile(values.double(), torch.tensor(QUANTILES, dtype=torch.float64))]
+
+
+def draw_pictures(public: Records, class_names: Sequence[str], path: Path) -> None:
+    """Write a contact sheet as a PNG: the first pictures of each of at most CLASSES_SHOWN classes, with its name."""
+    from matplotlib.figure import Figure  # not pyplot, which keeps global state
+
+    shown = min(len(class_names), CLASSES_SHOWN)
+    columns = 1 if shown <= 5 else 2 if shown <= 20 else 4
+    rows = math.ceil(shown / columns)
+    classes = public.labels[:, 0]
+    width = min(PICTURES_SHOWN, int(classes.bincount().max()))
+    figure = Figure(figsize=(max(0.87 * width, 1.6) * columns, 0.6 + 0.95 * rows), layout="constrained")
+    more = f" (the first {shown} of {len(class_names)} classes)" if shown < len(class_names) else ""
+    figure.suptitle(f"public pictures of each class{more}")
+    grid = figure.subplots(rows, columns, squeeze=False)
+    for place, axes in enumerate(grid.T.flat):
+        axes.axis("off")
+        if place < shown:
+            mine = public.images[classes == place][:width]
+            axes.imshow(_strip(mine, width).numpy(), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+            axes.set_title(
+                class_names[place] + ("" if len(mine) else ": none is public"), loc="left", fontsize=9, pad=2
+            )
+    figure.savefig(path, dpi=120, metadata={"privacy": "public split"})
+
+
+def _strip(images: Tensor, count: int) -> Tensor:
+    """(n <= count, C, H, W) -> (H, count * (W + 1), C) on [0, 1], in a row with white gaps; no axis C where C = 1."""
+    channels, height, width = images.shape[1:]
+    strip = torch.ones(count, channels, height, width + 1)
+    strip[: len(images), :, :, :width] = (images + 1) / 2
+    strip = torch.cat(list(strip), dim=2)
+    return strip[0] if channels == 1 else strip.permute(1, 2, 0)
+
+
+def draw_norms(norms: Norms, path: Path, *, clip: float | None) -> None:
+    """Write a histogram of the norms as a PNG, with the median and, where it is given, the clip."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 3.6), layout="constrained")
+    axes = figure.add_subplot()
+    bins = max(8, min(40, len(norms.plain) // 6))
+    axes.hist(norms.plain.numpy(), bins=bins, alpha=0.6, color="tab:blue", label="pictures on [-1, 1]")
+    axes.hist(norms.centred.numpy(), bins=bins, alpha=0.6, color="tab:grey", label="less the public mean")
+    axes.axvline(norms.suggested_clip, color="tab:blue", linestyle=":", label=f"median {norms.suggested_clip:.2f}")
+    if clip is not None:
+        axes.axvline(clip, color="tab:red", label=f"clip {clip:g}, above it {norms.clipped(clip):.1%}")
+    axes.set(title=f"L2 norms of the {len(norms.plain)} public pictures", xlabel="L2 norm", ylabel="pictures")
+    axes.set_xlim(left=0)
+    figure.legend(fontsize=8, loc="outside lower center", ncols=4)
+    figure.savefig(path, dpi=120, metadata={"privacy": "public split"})

@@ -1,0 +1,153 @@
+"""Folders of pictures: what is read, what is told, what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sets import message, pictures
+
+from raydiff.data.datasets import Data, load
+
+FEW: dict[str, Any] = {"train": 4, "public": 2, "validation": 0, "calibration": 0, "test": 4}
+
+
+def save(path: Path, pixels: Any, mode: str | None = None) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image = Image.fromarray(pixels)
+    (image.convert(mode) if mode else image).save(path)
+    return path
+
+
+def animals(folder: Path, *, first: int = 0, names: tuple[str, ...] = ("ant", "bee"), each: int = 6) -> Path:
+    """`each` grey pictures of 4 x 4 for each class."""
+    for c, name in enumerate(names):
+        for i, pixels in enumerate(pictures(each, first=first + each * c)):
+            save(folder / name / f"{i}.png", pixels)
+    return folder
+
+
+def test_the_class_is_the_folder(tmp_path: Path) -> None:
+    data = load(Data(name=str(animals(tmp_path / "zoo")), **FEW))
+    assert (data.label_columns, data.label_names, data.shape) == (("class",), (("ant", "bee"),), (1, 4, 4))
+    source = torch.from_numpy(np.concatenate([pictures(6), pictures(6, first=6)])).float().unsqueeze(1) / 127.5 - 1
+    for records in data.splits.values():
+        torch.testing.assert_close(records.images, source[records.numbers], rtol=0, atol=1e-6)
+        assert records.labels[:, 0].tolist() == (records.numbers >= 6).long().tolist()
+    assert data.says == f"12 pictures in 2 class folders of {tmp_path}/zoo" and data.notes == ()
+
+
+def test_train_and_test_folders_are_kept_apart(tmp_path: Path) -> None:
+    animals(tmp_path / "zoo" / "train")
+    animals(tmp_path / "zoo" / "test", first=50, each=2)
+    animals(tmp_path / "zoo" / "val", first=70, each=1)
+    data = load(Data(name=str(tmp_path / "zoo"), **FEW))
+    assert all((split == "test") == bool((r.numbers >= 12).all()) for split, r in data.splits.items() if len(r))
+    assert data.notes == ("files left unread: 2, such as val/ant/0.png",)
+
+
+def test_a_class_may_be_called_train(tmp_path: Path) -> None:
+    data = load(Data(name=str(animals(tmp_path / "zoo", names=("train", "truck"))), **FEW))
+    assert data.label_names == (("train", "truck"),)
+
+
+def test_numbers_are_sorted_as_numbers(tmp_path: Path) -> None:
+    data = load(Data(name=str(animals(tmp_path / "zoo", names=("10", "2", "0", "x"), each=3)), **FEW))
+    assert data.label_names == (("0", "2", "10", "x"),)
+
+
+def test_any_format_and_what_is_no_picture_is_told(tmp_path: Path) -> None:
+    zoo = animals(tmp_path / "zoo")
+    for suffix in ("bmp", "JPG", "gif"):
+        save(zoo / "bee" / f"more.{suffix}", np.full((4, 4), 128, np.uint8))
+    (zoo / "bee" / "notes.txt").write_text("none")
+    (zoo / "bee" / ".hidden.png").write_text("none")
+    (zoo / "cow").mkdir()
+    data = load(Data(name=str(zoo), colour="grey", **FEW | {"train": None}))
+    assert data.label_names == (("ant", "bee"),)
+    assert sum(len(r) for r in data.splits.values()) == 15
+    told = ("files left unread: 1, such as bee/notes.txt", "folders without pictures: cow")
+    assert data.notes == (*told, "1 of 15 converted from P to L")  # the GIF has a palette
+
+
+def test_size_crops_to_the_central_square_and_averages(tmp_path: Path) -> None:
+    wide = np.zeros((2, 6), np.uint8)
+    wide[:, 2:4] = [[0, 100], [200, 100]]  # the central square; its mean is 100
+    for c in "ab":
+        save(tmp_path / "zoo" / c / "0.png", np.full((4, 4), 60, np.uint8))
+        save(tmp_path / "zoo" / c / "1.png", wide)
+    sizes = {"train": None, "public": 0, "validation": 0, "calibration": 0, "test": 1}
+    data = load(Data(name=str(tmp_path / "zoo"), size=1, **sizes))
+    found = {int(n): float(v) for r in data.splits.values() for n, v in zip(r.numbers, r.images.flatten(), strict=True)}
+    assert found == pytest.approx({0: 60 / 127.5 - 1, 2: 60 / 127.5 - 1, 1: 100 / 127.5 - 1, 3: 100 / 127.5 - 1})
+    assert data.notes == (
+        "2 of 4 cropped to the central square",
+        "resized from 2 sizes (4 x 4 to 6 x 2) to 1 x 1 by area averaging",
+    )
+
+
+def test_colour_is_converted_when_asked_for(tmp_path: Path) -> None:
+    zoo = animals(tmp_path / "zoo")
+    save(zoo / "bee" / "0.png", np.full((4, 4, 3), (255, 0, 0), np.uint8), "RGBA")
+    sizes = FEW | {"train": None}
+    grey, rgb = (load(Data(name=str(zoo), colour=colour, **sizes)) for colour in ("grey", "rgb"))
+    assert (grey.shape[0], rgb.shape[0]) == (1, 3)
+    red = {c: next(r.images[r.numbers == 6] for r in d.splits.values() if (r.numbers == 6).any()) for c, d in
+           (("grey", grey), ("rgb", rgb))}  # fmt: skip
+    assert torch.equal(red["rgb"][0, :, 0, 0], torch.tensor([1.0, -1.0, -1.0]))
+    torch.testing.assert_close(red["grey"], torch.full((1, 1, 4, 4), 76 / 127.5 - 1))  # ITU-R 601: 0.299 x 255
+    assert grey.notes == ("1 of 12 converted from RGBA to L, transparency dropped",)
+    assert rgb.notes == ("12 of 12 converted from L and RGBA to RGB, transparency dropped",)
+
+
+@pytest.mark.parametrize(
+    ("odd", "mode", "says"),
+    [
+        ((5, 4), None, "{bee}/5.png is 4 x 5 L, but {first} is 4 x 4 L (set data.size to crop and resize them)"),
+        ((4, 4, 3), None, "{bee}/5.png is 4 x 4 RGB, but {first} is 4 x 4 L (set data.colour to grey or rgb to"),
+        ((5, 4, 3), None, "(set data.size to crop and resize them and data.colour to grey or rgb to convert them)"),
+        ((4, 4, 3), "P", "{bee}/5.png has the mode P, but pictures must be L (grey) or RGB: set data.colour to grey"),
+        ((4, 4), "I;16", "{bee}/5.png has the mode I;16, more than 8 bits a channel: convert it to 8 bits first"),
+    ],
+)
+def test_pictures_that_do_not_go_together(tmp_path: Path, odd: Any, mode: str | None, says: str) -> None:
+    zoo = animals(tmp_path / "zoo")
+    save(zoo / "bee" / "5.png", pictures(1, shape=odd)[0], mode)
+    sizes = FEW | {"train": None}
+    assert says.format(bee=zoo / "bee", first=zoo / "ant" / "0.png") in message(Data(name=str(zoo), **sizes))
+
+
+def test_an_undecodable_picture_is_named(tmp_path: Path) -> None:
+    zoo = animals(tmp_path / "zoo")
+    (zoo / "bee" / "3.png").write_bytes((zoo / "bee" / "3.png").read_bytes()[:40])
+    assert f"{zoo}/bee/3.png cannot be decoded as a picture" in message(Data(name=str(zoo), **FEW | {"train": None}))
+
+
+def test_only_the_pictures_of_the_splits_are_decoded(tmp_path: Path) -> None:
+    zoo = animals(tmp_path / "zoo", each=60)
+    config = Data(name=str(zoo), **FEW)
+    numbers = {int(n) for records in load(config).splits.values() for n in records.numbers}
+    assert len(numbers) == 10
+    for row in set(range(120)) - numbers:
+        names = sorted((zoo / "ant").iterdir()) + sorted((zoo / "bee").iterdir())
+        names[row].write_text("damaged")
+    assert load(Data(name=f"{zoo}/", **FEW)).digest == load(config).digest
+
+
+def test_folders_that_are_no_data_set(tmp_path: Path) -> None:
+    zoo = tmp_path / "zoo"
+    save(zoo / "1.png", pictures(1)[0])
+    said = "holds 1 pictures but no folders of pictures: put those of each class in a folder of its own, class/picture"
+    assert message(Data(name=str(zoo), **FEW)) == f"{zoo} {said}"
+    animals(zoo / "deep" / "deeper")
+    assert message(Data(name=str(zoo), **FEW)).startswith(
+        f"{zoo}/deep holds the folder deeper, but pictures must lie as"
+    )
+    alone = animals(tmp_path / "alone", names=("ant",), each=12)
+    assert message(Data(name=str(alone), **FEW)).endswith("has one class only, 'ant': there is nothing to condition on")
+    few = message(Data(name=str(animals(tmp_path / "few"))))
+    assert few.startswith(f"there are 12 rows in '{tmp_path}/few', too few for data.test=400")

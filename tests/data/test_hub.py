@@ -1,0 +1,82 @@
+"""Data sets of the hub: what is asked for, what is read, and what is said without a network."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+from huggingface_hub import constants
+from sets import FEW, grey_set, message
+
+from raydiff import config
+from raydiff.data import hub
+from raydiff.data.datasets import Data, load
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> None:
+    hub.folder.cache_clear()
+
+
+@pytest.fixture
+def snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What the hub downloads, without a hub."""
+    asked: dict[str, Any] = {}
+
+    def download(repository: str, **how: Any) -> str:
+        asked.update(how, repository=repository)
+        assert asked == {
+            "repository": "some/birds",
+            "repo_type": "dataset",
+            "allow_patterns": ["*.parquet"],
+            "local_files_only": False,
+        }
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", lambda self, repository, timeout: None)
+    return tmp_path
+
+
+def test_a_snapshot_is_read_as_a_folder(snapshot: Path) -> None:
+    grey_set(snapshot / "data")
+    data = load(Data(name="hub:some/birds", **FEW))
+    assert data.digest == load(Data(name=str(snapshot / "data"), **FEW)).digest
+    assert data.says == f"3 parquet files in {snapshot}/data"
+
+
+def test_several_folders_are_told_apart_by_name(snapshot: Path) -> None:
+    for name in ("large", "small"):
+        grey_set(snapshot / name)
+    choices = "hub:some/birds/large, hub:some/birds/small"
+    assert (
+        message(Data(name="hub:some/birds")) == f"'hub:some/birds' has parquet files in several folders: name {choices}"
+    )
+    assert load(Data(name="hub:some/birds/small", **FEW)).says == f"3 parquet files in {snapshot}/small"
+    assert "has parquet files in other folders: name hub:some" in message(Data(name="hub:some/birds/tiny"))
+
+
+def test_no_parquet_files(snapshot: Path) -> None:
+    said = "'hub:some/birds' has no parquet files: only data sets in that form are read"
+    assert message(Data(name="hub:some/birds")) == said
+
+
+def test_offline_says_so_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)  # what the variable HF_HUB_OFFLINE=1 sets at import
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    began = time.monotonic()
+    said = message(Data(name="hub:some/birds"))
+    assert said.startswith("'hub:some/birds' is not in the local cache, and the hub does not answer: Cannot reach")
+    assert "offline mode is enabled" in said and time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize("name", ["hub:birds", "hub:", "hub:/x", "hub:a b/c"])
+def test_a_name_without_owner(name: str) -> None:
+    assert message(Data(name=name)) == f"a data set of the hub is hub:owner/name, got {name!r}"
+
+
+def test_a_hub_name_is_no_path() -> None:
+    assert config._anywhere(Data(name="hub:some/birds")).name == "hub:some/birds"

@@ -1,0 +1,65 @@
+"""Norms and pictures of the public split, checked by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from raydiff.data import overview
+from raydiff.data.records import Records
+
+
+def records(values: list[float], classes: list[int], *, channels: int = 1) -> Records:
+    """Pictures of 2 x 2, each of one value."""
+    images = torch.tensor(values).view(-1, 1, 1, 1).expand(-1, channels, 2, 2).contiguous()
+    return Records(images, torch.tensor(classes).unsqueeze(1), torch.arange(len(values)))
+
+
+def test_norms_are_of_flattened_pictures() -> None:
+    found = overview.norms(records([-1.0, 0.0, 0.5, 0.5], [0, 1, 0, 1]))
+    assert found.plain.tolist() == [0.0, 1.0, 1.0, 2.0]  # the norm of 4 pixels of value v is 2 |v|
+    assert found.centred.tolist() == [0.0, 1.0, 1.0, 2.0]  # the mean is 0
+    assert found.suggested_clip == 1.0
+    assert [found.clipped(c) for c in (0.5, 1.0, 1.5, 2.0)] == [0.75, 0.25, 0.25, 0.0]
+
+
+def test_centred_norms_are_those_less_the_mean() -> None:
+    found = overview.norms(records([0.0, 1.0, 1.0, 1.0], [0, 0, 1, 1]))  # mean 3/4
+    assert found.centred.tolist() == [0.5, 0.5, 0.5, 1.5]
+    assert overview.quantiles(found.plain) == pytest.approx([0, 0.3, 1.5, 2, 2, 2, 2])
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("names", [["ant", "bee", "cat"], [str(i) for i in range(60)]])
+def test_pictures_are_written(tmp_path: Path, channels: int, names: list[str]) -> None:
+    public = records([-1.0, 1.0, 0.0], [0, 1, 1], channels=channels)
+    overview.draw_pictures(public, names, tmp_path / "p.png")
+    with Image.open(tmp_path / "p.png") as image:
+        assert image.text["privacy"] == "public split"
+        assert 100 < image.width < 3000 and 100 < image.height < 3000
+        shades = set(np.unique(np.asarray(image.convert("L"))).tolist())
+    assert {0, 128, 255} <= shades  # the three pictures
+
+
+def test_a_strip_has_its_pictures_in_order() -> None:
+    strip = overview._strip(records([-1.0, 0.0], [0, 0]).images, 3)
+    assert strip[0].tolist() == [0, 0, 1, 0.5, 0.5, 1, 1, 1, 1]
+    assert overview._strip(records([0.0], [0], channels=3).images, 1).shape == (2, 3, 3)
+
+
+def test_the_histogram_marks_the_clip(tmp_path: Path) -> None:
+    found = overview.norms(records([-1.0, 0.0, 0.5, 0.5], [0, 1, 0, 1]))
+    for clip in (None, 1.5):
+        overview.draw_norms(found, tmp_path / f"{clip}.png", clip=clip)
+    red = {clip: _red(tmp_path / f"{clip}.png") for clip in (None, 1.5)}
+    assert red[None] == 0 and red[1.5] > 100
+
+
+def _red(path: Path) -> int:
+    with Image.open(path) as image:
+        pixels = np.asarray(image.convert("RGB")).astype(int)
+    return int(((pixels[..., 0] > 200) & (pixels[..., 1] < 80) & (pixels[..., 2] < 80)).sum())
