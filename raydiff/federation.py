@@ -81,7 +81,18 @@ class Client:
     def deploy(self, server: Params, number: int) -> Deployed:
         """The personalised model after round `number`."""
         rng = seeding.generator(self.keys.seed, "client", self.number, "deploy", number)
-        return self.method.deploy(server, self._state_before(number + 1), self.data, rng)
+        return self.method.deploy(server, self.state(number), self.data, rng)
+
+    def state(self, number: int) -> Params:
+        """The private state after round `number`; trained (again) where `is_trained` says no."""
+        return self._state_before(number + 1)
+
+    def is_trained(self, number: int) -> bool:
+        """Whether the state after round `number` is at hand or in the store, so that nothing needs to be trained."""
+        at_hand = any(n <= number for n in self._states) or self.method.init_key is None
+        if at_hand or self.store is None:
+            return at_hand
+        return self.store.load_client(self.number, before=number + 1) is not None or self.store.has_cached(self._key())
 
     def evaluate(self, server: Params, number: int, evaluate: Evaluate) -> Any:
         """The experimenter's instrument: `evaluate(deployed, own records, rng)`, outside the protocol."""
@@ -113,10 +124,13 @@ class Client:
 
         if not self.store or self.method.init_key is None:
             return make()
+        return self.store.cached(self._key(), make)
+
+    def _key(self) -> str:
+        """What `init_client` depends on, as the name of its result."""
         data = tree.digest({"images": self.data.images, "labels": self.data.labels})
         parts = (self.method.init_key, self.keys.seed, self.number, data, torch.get_num_threads())
-        key = hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
-        return self.store.cached(f"client-{key}", make)
+        return f"client-{hashlib.sha256(repr(parts).encode()).hexdigest()[:32]}"
 
     def _keep(self, number: int, state: Params) -> None:
         self._states = {n: s for n, s in self._states.items() if n == number - 1} | {number: state}

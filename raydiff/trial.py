@@ -135,11 +135,11 @@ def noise_secret(sweep: Path, experiment: Experiment) -> bytes:
     return secret
 
 
-def make_clients(trial: Trial, ids: Sequence[int]) -> list[Client]:
-    """The clients of these numbers, with their own records."""
+def make_clients(trial: Trial, ids: Sequence[int], *, keys: Keys | None = None) -> list[Client]:
+    """The clients of these numbers, with their own records. `keys`: other ones than the trial's own."""
     dataset = datasets.load(trial.experiment.data)
     train, parts = dataset.splits["train"], _parts(trial.experiment, dataset)
-    keys, store = trial.keys, trial.store
+    keys, store = keys or trial.keys, trial.store
     return [Client(i, trial.experiment.method, train.select(parts[i]), keys=keys, store=store) for i in ids]
 
 

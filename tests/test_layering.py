@@ -16,7 +16,9 @@ LAYERS = (
     ("method",),
     ("methods", "store", "evaluation"),
     ("federation", "config"),
-    ("trial",),
+    ("trial", "sampler"),
+    ("finished",),
+    ("generation",),
     ("runtime",),
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

@@ -15,7 +15,7 @@ Deviations: the client's optimiser starts anew in each round; the learning rate 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -26,7 +26,7 @@ from raydiff import tree
 from raydiff.data.datasets import Records
 from raydiff.diffusion.gaussian import DDPM, Sampling
 from raydiff.diffusion.local import Training, fit, span
-from raydiff.method import Deployed, LocalResult, Metrics, Round, Upload
+from raydiff.method import Deployed, LocalResult, Metrics, Round, Shared, Upload
 from raydiff.privacy.release import Event, disclose
 from raydiff.tree import Params
 
@@ -92,10 +92,17 @@ class FedAvg:
         if self.finetune is not None:
             params, _, _ = fit(model, server, data.images, data.labels, training=self.finetune, rng=rng)
             denoisers["client"] = model.denoiser(params)
-        own = model.denoiser(params)
+        return Deployed(self._chain(params), denoisers, model.timesteps, model.abar)
+
+    def shared(self, server: Params) -> Shared:
+        """The shared model, without fine-tuning."""
+        return Shared(self._chain(server), "images of the shared model")
+
+    def _chain(self, params: Params) -> Callable[[Tensor, torch.Generator], Tensor]:
+        model, z_theta = self.model, self.model.denoiser(params)
 
         def sample(labels: Tensor, rng: torch.Generator) -> Tensor:
             x = torch.randn(len(labels), *model.shape, generator=rng)
-            return self.sampling.run(model, own, x, labels=labels, start=model.timesteps, bound=1.0, rng=rng)
+            return self.sampling.run(model, z_theta, x, labels=labels, start=model.timesteps, bound=1.0, rng=rng)
 
-        return Deployed(sample, denoisers, model.timesteps, model.abar)
+        return sample

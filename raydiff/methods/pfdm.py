@@ -43,7 +43,7 @@ from raydiff import tree
 from raydiff.data.datasets import Records
 from raydiff.diffusion.gaussian import DDPM, Sampling
 from raydiff.diffusion.local import Training, fit, fit_mixture, span, with_clipped_flag
-from raydiff.method import HELD, Deployed, LocalResult, Metrics, Round, Upload
+from raydiff.method import HELD, Deployed, LocalResult, Metrics, Round, Shared, Upload
 from raydiff.privacy import accountants
 from raydiff.privacy.release import Event, Release, disclose, gaussian_records, nothing
 from raydiff.tree import Params
@@ -179,9 +179,7 @@ class PFDM:
         model, t0 = self.model, self.depth
         z_w = model.denoiser(tree.under("model", server))
         z_m = with_clipped_flag(model).denoiser(state, fixed=(0,))
-        abar = 1.0 if self.epsilon is None else float(model.abar[t0])
-        reach = math.sqrt(abar) + 4 * math.sqrt(1 - abar)
-        stop = t0 if self.epsilon is None else 0
+        stop, reach = t0 if self.epsilon is None else 0, self._reach
 
         def sample(labels: Tensor, rng: torch.Generator) -> Tensor:
             x = torch.randn(len(labels), *model.shape, generator=rng)
@@ -189,3 +187,34 @@ class PFDM:
             return self.client_sampling.run(model, z_m, x, labels=labels, start=t0, bound=1.0, rng=rng)
 
         return Deployed(sample, {"client": z_m, "global": z_w}, model.timesteps, model.abar)
+
+    def shared(self, server: Params) -> Shared:
+        """The global denoiser's own samples: x_{t0}, as noisy as what it was trained on, scaled into [-1, 1].
+
+        Nothing but a client's denoiser takes the noise off; divided by `sqrt(abar)` they are unbiased, and the noisier
+        the smaller epsilon is.
+        """
+        model, abar, reach = self.model, self._abar, self._reach
+        z_w = model.denoiser(tree.under("model", server))
+
+        def sample(labels: Tensor, rng: torch.Generator) -> Tensor:
+            x = torch.randn(len(labels), *model.shape, generator=rng)
+            return self.sampling.run(model, z_w, x, labels=labels, start=model.timesteps, bound=reach, rng=rng) / reach
+
+        about = "images of the global denoiser"
+        if self.epsilon is not None:
+            about = (
+                f"x_t0 of the global denoiser at t0 = {self.depth}, divided by {reach:.6g}: still noised, "
+                f"x_t0 = {math.sqrt(abar):.6g} x + {math.sqrt(1 - abar):.6g} z of images x clipped to norm {self.clip:g}"
+            )
+        return Shared(sample, about)
+
+    @property
+    def _abar(self) -> float:
+        """abar of what the server trains on: 1 where the images are sent as they are."""
+        return 1.0 if self.epsilon is None else float(self.model.abar[self.depth])
+
+    @property
+    def _reach(self) -> float:
+        """The range of what the server trains on: the data's range plus 4 standard deviations of the noise."""
+        return math.sqrt(self._abar) + 4 * math.sqrt(1 - self._abar)
