@@ -91,11 +91,12 @@ def write(
     *,
     code: Mapping[str, str],
     say: Callable[[int, int], None] = lambda done, rows: None,
-) -> None:
-    """Fill the folder `out`, or go on filling it; `say(rows there are, rows in all)` after each part.
+) -> str:
+    """Fill the folder `out`, or go on filling it, and give the samples' privacy in words.
 
-    `code` tells in the card by what it was made. Raises ValueError, in one sentence, where the folder holds something
-    else, or its disk has too little room.
+    `say(rows there are, rows in all)` is called at the start and after each part; `code` tells in the card by what they
+    were made. Raises ValueError, in one sentence, where the folder holds something else, or its disk has too little
+    room.
     """
     source = finished.source(client)
     labels = plan(source, request)
@@ -116,6 +117,7 @@ def write(
             _write_part(temporary, to_bytes(images), rows, finished.dataset.label_names, source)
         done += len(rows)
         say(done, labels.rows)
+    return source.privacy
 
 
 def _generator(source: Source, request: Request, what: int | str) -> torch.Generator:
@@ -169,7 +171,9 @@ def _claim(out: Path, card: Mapping[str, Any]) -> None:
         then = json.loads((out / "card.json").read_text())
         differ = [k for k in sorted({*then, *card}) if then.get(k) != json.loads(json.dumps(card)).get(k)]
         if differ:
-            raise ValueError(f"{out} holds other samples (see {', '.join(differ)} in its card.json): give another --out")
+            raise ValueError(
+                f"{out} holds other samples ({', '.join(differ)} differ in its card.json): give another --out"
+            )
     elif out.exists() and any(out.iterdir()):
         raise ValueError(f"{out} is not empty and holds no card.json: give another --out")
 

@@ -11,11 +11,9 @@ import json
 import logging
 import math
 import os
-import tempfile
 import threading
 import time
-from collections.abc import Mapping
-from importlib import metadata
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +22,8 @@ ENDED = {"finished": "FINISHED", "stopped": "FINISHED", "failed": "FAILED", "kil
 PERIOD_S = 2.0  # between looks at the files
 LONGEST_WAIT_S = 60.0  # between attempts while MLflow cannot be reached
 BATCH = 900  # metrics per request; MLflow takes 1000
+LogSampler = Callable[[Any, str, Path], object]
+"""(MlflowClient, run id, a finished trial's folder): log its sampler; raises ValueError where there is none to log."""
 
 
 class Jsonl:
@@ -70,10 +70,18 @@ class Mlflow(threading.Thread):
     """
 
     def __init__(
-        self, uri: str, *, experiment: str, sweep: Path, tags: Mapping[str, str], artifacts: str | None
+        self,
+        uri: str,
+        *,
+        experiment: str,
+        sweep: Path,
+        tags: Mapping[str, str],
+        artifacts: str | None,
+        log_sampler: LogSampler | None = None,
     ) -> None:
         super().__init__(name="mlflow", daemon=True)
         self.uri, self.experiment, self.sweep, self.tags, self.artifacts = uri, experiment, sweep, dict(tags), artifacts
+        self.log_sampler = log_sampler
         self.parent: str | None = None
         self.experiment_id: str | None = None
         self.error: Exception | None = None
@@ -144,7 +152,7 @@ class Mlflow(threading.Thread):
         return None
 
     def _open(self) -> None:
-        client = _client(self.uri)
+        client = connect(self.uri)
         found = client.get_experiment_by_name(self.experiment)
         self.experiment_id = (
             found.experiment_id
@@ -233,6 +241,11 @@ class Mlflow(threading.Thread):
         c.set_tag(run, "raydiff.reason", outcome.get("reason", ""))
         c.set_tag(run, "raydiff.epsilon", f"{outcome['server']['epsilon']:.4g}")
         self._attach_artifacts(folder / "artifacts", run)
+        if outcome["outcome"] == "finished" and self.log_sampler is not None:
+            try:
+                self.log_sampler(c, run, folder)
+            except ValueError as e:  # there is none for this trial; the others go on
+                c.set_tag(run, "raydiff.sampler", f"not logged: {e}")
         c.set_terminated(run, ENDED[outcome["outcome"]])
 
     def _attach_artifacts(self, folder: Path, run: str) -> None:
@@ -259,39 +272,8 @@ class Mlflow(threading.Thread):
             self._client.log_batch(run, metrics=metrics[i : i + BATCH])
 
 
-def find_trial(uri: str, run: str) -> str:
-    """The trial that an MLflow run is of, as SWEEP/DIGEST; of a sweep's own run the SWEEP. Raises ValueError without
-    such a run."""
-    from mlflow.exceptions import MlflowException
-
-    try:
-        tags = open_client(uri).get_run(run).data.tags
-    except MlflowException as e:
-        raise ValueError(f"there is no run {run} in {uri}: {str(e).splitlines()[0]}") from None
-    if "raydiff.sweep" not in tags:
-        raise ValueError(f"the run {run} in {uri} is not one of raydiff's")
-    return "/".join(tags[k] for k in ("raydiff.sweep", "raydiff.trial") if k in tags)
-
-
-def find_run(uri: str, folder: Path) -> str:
-    """The MLflow run of a trial's folder. Raises ValueError if there is none."""
-    identity = json.loads((folder.parents[1] / "sweep.json").read_text())["id"]
-    client, query = open_client(uri), f"tags.`raydiff.id` = '{identity}' and tags.`raydiff.trial` = '{folder.name}'"
-    experiments = [e.experiment_id for e in client.search_experiments()]
-    for run in client.search_runs(experiments, query, max_results=1):
-        return str(run.info.run_id)
-    raise ValueError(f"no run in {uri} is that of {folder}")
-
-
-def open_client(uri: str) -> Any:
-    """An MlflowClient that does not talk. Raises ValueError for a SQLite store that does not exist."""
-    path = uri.removeprefix("sqlite:///")
-    if path != uri and not Path(path).exists():
-        raise ValueError(f"there is no MLflow store {path}")
-    return _client(uri)
-
-
-def _client(uri: str) -> Any:
+def connect(uri: str) -> Any:
+    """An MlflowClient that does not talk."""
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")  # we wait and retry ourselves
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
@@ -300,59 +282,6 @@ def _client(uri: str) -> Any:
 
     logging.getLogger("mlflow").setLevel(logging.WARNING)
     return MlflowClient(tracking_uri=uri)
-
-
-def log_sampler(client: Any, run: str, files: Path) -> str:
-    """Log the folder that `raydiff.sampler.save` wrote as a pyfunc model of this run, in place of an earlier one.
-
-    Gives its name, `sampler`, or `sampler-global` for the server's model: `mlflow.pyfunc.load_model(f"runs:/{run}/
-    {name}")`. The package raydiff goes with it.
-    """
-    from mlflow.models import Model
-
-    card = json.loads((files / "sampler.json").read_text())
-    name = "sampler" if card["clients"] else "sampler-global"
-    experiment = client.get_run(run).info.experiment_id
-    for earlier in client.search_logged_models([experiment], f"name = '{name}' and source_run_id = '{run}'"):
-        client.delete_logged_model(earlier.model_id)
-    tags = {"raydiff.privacy": card["privacy"], "raydiff.trial": card["trial"]}
-    logged = client.create_logged_model(experiment, name=name, source_run_id=run, tags=tags)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "model"
-        _save_model(path, files, card, Model(run_id=run, model_id=logged.model_id))
-        client.log_model_artifacts(logged.model_id, str(path))
-    client.finalize_logged_model(logged.model_id, "READY")
-    client.set_tag(run, f"raydiff.privacy.{name}", card["privacy"])
-    return name
-
-
-def _save_model(path: Path, files: Path, card: Mapping[str, Any], model: Any) -> None:
-    """The model's files: those of the sampler, the code that loads them, a signature and an example."""
-    import numpy as np
-    import pandas as pd
-    from mlflow import pyfunc
-    from mlflow.models import ModelSignature
-    from mlflow.types import ColSpec, ParamSchema, ParamSpec, Schema, TensorSpec
-
-    columns = ["label", *(f"label_{i}" for i in range(1, len(card["labels"])))]
-    channels, height, width = card["shape"]
-    inputs = [ColSpec("long", column) for column in columns]
-    if card["clients"]:
-        inputs.append(ColSpec("long", "client", required=False))
-    pixels = TensorSpec(np.dtype("uint8"), (-1, height, width, channels))
-    seed = ParamSchema([ParamSpec("seed", "long", None)])
-    example = pd.DataFrame({c: list(range(min(2, len(n)))) for c, n in zip(columns, card["labels"], strict=True)})
-    pyfunc.save_model(
-        str(path),
-        loader_module="raydiff.sampler",
-        data_path=str(files),
-        code_paths=[str(Path(__file__).parent)],
-        mlflow_model=model,
-        signature=ModelSignature(Schema(inputs), Schema([pixels]), seed),
-        input_example=(example, {"seed": 0}),
-        pip_requirements=[f"{name}=={metadata.version(name)}" for name in ("mlflow", *card["requires"])],
-        metadata={k: card[k] for k in ("privacy", "about", "trial", "clients")},
-    )
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -204,8 +204,8 @@ class PFDM:
         about = "images of the global denoiser"
         if self.epsilon is not None:
             about = (
-                f"x_t0 of the global denoiser at t0 = {self.depth}, divided by {reach:.6g}: still noised, "
-                f"x_t0 = {math.sqrt(abar):.6g} x + {math.sqrt(1 - abar):.6g} z of images x clipped to norm {self.clip:g}"
+                f"x_t0 of the global denoiser at t0 = {self.depth}, divided by {reach:.6g}: still noised, x_t0 = "
+                f"{math.sqrt(abar):.6g} x + {math.sqrt(1 - abar):.6g} z of images x clipped to norm {self.clip:g}"
             )
         return Shared(sample, about)
 
