@@ -108,8 +108,8 @@ class Sampler:
     def __init__(self, folder: Path) -> None:
         fields = json.loads((folder / "sampler.json").read_text())
         self.method: Method = config.from_dict(fields.pop("method"), AnyMethod)
-        lists = {k: tuple(v) for k, v in fields.items() if isinstance(v, list)}
-        self.card = Card(**{**fields, **lists})
+        fields["labels"] = tuple(map(tuple, fields["labels"]))
+        self.card = Card(**{k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()})
         self._store = Store(folder)
         self._made: dict[int | None, Sample] = {}
 
