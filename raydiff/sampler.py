@@ -106,10 +106,11 @@ class Sampler:
     """A saved sampler. `predict` is MLflow's calling convention."""
 
     def __init__(self, folder: Path) -> None:
-        fields = json.loads((folder / "sampler.json").read_text())
+        fields: dict[str, Any] = json.loads((folder / "sampler.json").read_text())
         self.method: Method = config.from_dict(fields.pop("method"), AnyMethod)
-        fields["labels"] = tuple(map(tuple, fields["labels"]))
-        self.card = Card(**{k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()})
+        fields["labels"] = map(tuple, fields["labels"])
+        lists = {k: tuple(fields[k]) for k in ("labels", "clients", "shape", "requires")}
+        self.card = Card(**{**fields, **lists})
         self._store = Store(folder)
         self._made: dict[int | None, Sample] = {}
 

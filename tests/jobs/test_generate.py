@@ -70,7 +70,8 @@ def test_killed_and_called_again_it_gives_the_same_files(
 def test_ended_by_its_user_it_says_how_to_go_on(
     storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def interrupt(*_: Any, **__: Any) -> None:
+    def interrupt(path: Path, *_: Any) -> None:
+        path.write_bytes(b"half a part")
         raise KeyboardInterrupt
 
     monkeypatch.setattr(generate.generation, "_write_part", interrupt)
