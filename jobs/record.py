@@ -15,7 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import raydiff
+from raydiff import runs
 from raydiff.config import Experiment
+from raydiff.finished import open_finished
+from raydiff.runtime.resources import cap_memory
 from raydiff.store import write_text
 from raydiff.tracking import Mlflow
 
@@ -83,13 +86,29 @@ def write(at: Path, this: Plan) -> None:
             path.unlink()
 
 
-def mlflow(at: Path, preset: str, base: Experiment) -> Mlflow:
-    """The follower of this folder: MLFLOW_TRACKING_URI, or a SQLite store beside the sweeps."""
-    storage = at.parents[1]
+def mlflow(at: Path, preset: str, base: Experiment, *, samplers: bool) -> Mlflow:
+    """The follower of this folder. `samplers`: it logs those of finished trials too."""
+    uri, artifacts = tracking_store(at.parents[1])
+    return Mlflow(
+        uri,
+        experiment=f"raydiff-{preset}",
+        sweep=at,
+        tags=_tags(preset, base),
+        artifacts=artifacts,
+        log_sampler=_log_sampler if samplers else None,
+    )
+
+
+def tracking_store(storage: Path) -> tuple[str, str | None]:
+    """(URI, where artifacts go): MLFLOW_TRACKING_URI, or a SQLite store beside the sweeps."""
     uri = os.environ.get("MLFLOW_TRACKING_URI", f"sqlite:///{storage}/mlflow.db")
     # a database does not say where artifacts go, and MLflow's own choice is the working directory; a server says
-    artifacts = None if uri.startswith(("http", "databricks")) else f"file://{storage}/mlflow-artifacts"
-    return Mlflow(uri, experiment=f"raydiff-{preset}", sweep=at, tags=_tags(preset, base), artifacts=artifacts)
+    return uri, None if uri.startswith(("http", "databricks")) else f"file://{storage}/mlflow-artifacts"
+
+
+def _log_sampler(client: Any, run: str, folder: Path) -> None:
+    cap_memory(0)  # the GPU is the trials'
+    runs.log_sampler(client, run, open_finished(folder))
 
 
 def resume_command(name: str) -> str:

@@ -35,7 +35,7 @@ def main(argv: Sequence[str]) -> int:
     experiment = trial.resolve(config.override(start, config.parse_overrides(start, overrides)))
     folder = record.folder(experiment, options.name or record.fresh_name(f"run-{name}"))
     this = record.plan(folder, trials=[experiment], space={}, search="grid", resume=options.resume)
-    mlflow = record.mlflow(folder, name, experiment)
+    mlflow = record.mlflow(folder, name, experiment, samplers=True)
     mlflow.start()
     ended = False
     try:

@@ -61,6 +61,7 @@ def _options() -> argparse.ArgumentParser:
     p.add_argument("--max-concurrent", type=int, default=None, help="trials side by side (default: as many as fit)")
     p.add_argument("--time-budget", type=float, default=None, help="seconds after which no trial goes on")
     p.add_argument("--on-error", choices=("continue", "stop"), default="continue")
+    p.add_argument("--log-samplers", action="store_true", help="log every trial's sampler to MLflow, with its weights")
     p.add_argument("--name", default=None, help="the sweep's name (default: preset and time)")
     p.add_argument("--resume", action="store_true", help="continue the sweep of this name if it exists")
     return p
@@ -135,7 +136,7 @@ def _run(
     this: record.Plan,
     started: float,
 ) -> int:
-    mlflow = record.mlflow(folder, name, base)
+    mlflow = record.mlflow(folder, name, base, samplers=options.log_samplers)
     mlflow.start()  # opening a new store takes 10 s: while Ray starts
     from raydiff.runtime import sweep as runtime
     from raydiff.runtime.progress import Progress

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -92,7 +92,18 @@ class Client:
     def deploy(self, server: Params, number: int) -> Deployed:
         """The personalised model after round `number`."""
         rng = seeding.generator(self.keys.seed, "client", self.number, "deploy", number)
-        return self.method.deploy(server, self._state_before(number + 1), self.data, rng)
+        return self.method.deploy(server, self.state(number), self.data, rng)
+
+    def state(self, number: int) -> Params:
+        """The private state after round `number`; trained (again) where `is_trained` says no."""
+        return self._state_before(number + 1)
+
+    def is_trained(self, number: int) -> bool:
+        """Whether the state after round `number` is at hand or in the store, so that nothing needs to be trained."""
+        at_hand = any(n <= number for n in self._states) or self.method.init_key is None
+        if at_hand or self.store is None:
+            return at_hand
+        return self.store.load_client(self.number, before=number + 1) is not None or self.store.has_cached(self._key())
 
     def evaluate(self, server: Params, number: int, evaluate: Evaluate) -> Any:
         """The experimenter's instrument: `evaluate(deployed, own records, rng)`, outside the protocol."""
@@ -117,8 +128,7 @@ class Client:
         parts = self.method.init_parts
         if not self.store or self.method.init_key is None:
             return functools.reduce(self._init_part, range(parts), {})
-        store, digest = self.store, hashlib.sha256(repr(self._init_key()).encode()).hexdigest()[:32]
-        key = f"client-{digest}"
+        store, key = self.store, self._key()
 
         def make() -> Params:
             state: Params = {}
@@ -130,9 +140,11 @@ class Client:
         store.forget(f"{key}-{part}" for part in range(parts - 1))
         return whole
 
-    def _init_key(self) -> tuple[Hashable, ...]:
+    def _key(self) -> str:
+        """What `init_client` depends on, as the name of its result."""
         digests = [tree.digest({"images": d.images, "labels": d.labels}) for d in (self.data, self.public) if d]
-        return (self.method.init_key, self.keys.seed, self.number, *digests, torch.get_num_threads())
+        parts = (self.method.init_key, self.keys.seed, self.number, *digests, torch.get_num_threads())
+        return f"client-{hashlib.sha256(repr(parts).encode()).hexdigest()[:32]}"
 
     def _init_part(self, state: Params, part: int) -> Params:
         rng = seeding.generator(self.keys.seed, "client", self.number, "init", *([part] if part else []))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -134,3 +134,21 @@ class Method(Protocol):
 
     def deploy(self, server: Params, state: Params, data: Records, rng: torch.Generator) -> Deployed:
         """Personalise for one client, then be ready to sample."""
+
+
+@dataclass(frozen=True)
+class Shared:
+    """The server's model by itself, ready to be sampled: no client's private state is in it."""
+
+    sample: Callable[[Tensor, torch.Generator], Tensor]
+    """(labels (N, K), rng) -> images (N, C, H, W) on [-1, 1]."""
+    about: str
+    """What these images are, in words."""
+
+
+@runtime_checkable
+class Sharing(Protocol):
+    """A method whose server ends with a model that can be sampled alone: its samples carry the run's guarantee."""
+
+    def shared(self, server: Params) -> Shared:
+        """The server's model."""

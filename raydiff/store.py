@@ -117,6 +117,14 @@ class Store:
             if self.cache is not None:
                 (self.cache / f"{key}.safetensors").unlink(missing_ok=True)
 
+    def has_cached(self, key: str) -> bool:
+        """Whether `cached` would find this key's result."""
+        return self.cache is not None and (self.cache / f"{key}.safetensors").exists()
+
+    def has_server(self, number: int) -> bool:
+        """Whether the server's state after this round is there."""
+        return self._server(number).exists()
+
     def _server(self, number: int) -> Path:
         return self.root / f"server-{number:05d}.safetensors"
 
@@ -129,7 +137,7 @@ def write_tensors(path: Path, tensors: Params, *, note: str = "", durable: bool 
     from safetensors.torch import save
 
     whole = {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}
-    with _appearing(path, durable) as temporary:
+    with appearing(path, durable=durable) as temporary:
         temporary.write_bytes(save(whole, metadata={"note": note}))
 
 
@@ -143,13 +151,13 @@ def read_tensors(path: Path) -> tuple[Params, str]:
 
 def write_text(path: Path, text: str, *, durable: bool = False) -> None:
     """Write a small text file, whole or not at all."""
-    with _appearing(path, durable) as temporary:
+    with appearing(path, durable=durable) as temporary:
         temporary.write_text(text)
 
 
 @contextlib.contextmanager
-def _appearing(path: Path, durable: bool) -> Iterator[Path]:
-    """A temporary name beside `path` that becomes `path` if the block succeeds."""
+def appearing(path: Path, *, durable: bool = False) -> Iterator[Path]:
+    """A temporary name beside `path` (".<name>.<8 hex digits>") that becomes `path` if the block succeeds."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
     try:

@@ -13,7 +13,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ ENDED = {"finished": "FINISHED", "stopped": "FINISHED", "failed": "FAILED", "kil
 PERIOD_S = 2.0  # between looks at the files
 LONGEST_WAIT_S = 60.0  # between attempts while MLflow cannot be reached
 BATCH = 900  # metrics per request; MLflow takes 1000
+LogSampler = Callable[[Any, str, Path], object]
+"""(MlflowClient, run id, a finished trial's folder): log its sampler; raises ValueError where there is none to log."""
 
 
 class Jsonl:
@@ -68,10 +70,18 @@ class Mlflow(threading.Thread):
     """
 
     def __init__(
-        self, uri: str, *, experiment: str, sweep: Path, tags: Mapping[str, str], artifacts: str | None
+        self,
+        uri: str,
+        *,
+        experiment: str,
+        sweep: Path,
+        tags: Mapping[str, str],
+        artifacts: str | None,
+        log_sampler: LogSampler | None = None,
     ) -> None:
         super().__init__(name="mlflow", daemon=True)
         self.uri, self.experiment, self.sweep, self.tags, self.artifacts = uri, experiment, sweep, dict(tags), artifacts
+        self.log_sampler = log_sampler
         self.parent: str | None = None
         self.experiment_id: str | None = None
         self.error: Exception | None = None
@@ -142,14 +152,7 @@ class Mlflow(threading.Thread):
         return None
 
     def _open(self) -> None:
-        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")  # we wait and retry ourselves
-        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-        os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
-        logging.getLogger("alembic").setLevel(logging.WARNING)  # the first opening tells of every migration
-        from mlflow import MlflowClient
-
-        logging.getLogger("mlflow").setLevel(logging.WARNING)
-        client = MlflowClient(tracking_uri=self.uri)
+        client = connect(self.uri)
         found = client.get_experiment_by_name(self.experiment)
         self.experiment_id = (
             found.experiment_id
@@ -238,6 +241,11 @@ class Mlflow(threading.Thread):
         c.set_tag(run, "raydiff.reason", outcome.get("reason", ""))
         c.set_tag(run, "raydiff.epsilon", f"{outcome['server']['epsilon']:.4g}")
         self._attach_artifacts(folder / "artifacts", run)
+        if outcome["outcome"] == "finished" and self.log_sampler is not None:
+            try:
+                self.log_sampler(c, run, folder)
+            except ValueError as e:  # there is none for this trial; the others go on
+                c.set_tag(run, "raydiff.sampler", f"not logged: {e}")
         c.set_terminated(run, ENDED[outcome["outcome"]])
 
     def _attach_artifacts(self, folder: Path, run: str) -> None:
@@ -262,6 +270,18 @@ class Mlflow(threading.Thread):
         metrics = [Metric(k, float(v), int(at * 1000), step) for k, v in usable]
         for i in range(0, len(metrics), BATCH):
             self._client.log_batch(run, metrics=metrics[i : i + BATCH])
+
+
+def connect(uri: str) -> Any:
+    """An MlflowClient that does not talk."""
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")  # we wait and retry ourselves
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
+    logging.getLogger("alembic").setLevel(logging.WARNING)  # the first opening tells of every migration
+    from mlflow import MlflowClient
+
+    logging.getLogger("mlflow").setLevel(logging.WARNING)
+    return MlflowClient(tracking_uri=uri)
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

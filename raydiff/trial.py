@@ -135,11 +135,11 @@ def noise_secret(sweep: Path, experiment: Experiment) -> bytes:
     return secret
 
 
-def make_clients(trial: Trial, ids: Sequence[int]) -> list[Client]:
-    """The clients of these numbers, with their own records."""
+def make_clients(trial: Trial, ids: Sequence[int], *, keys: Keys | None = None) -> list[Client]:
+    """The clients of these numbers, with their own records. `keys`: other ones than the trial's own."""
     dataset = datasets.load(trial.experiment.data)
     train, public, parts = dataset.splits["train"], dataset.splits["public"], _parts(trial.experiment, dataset)
-    method, keys, store = trial.experiment.method, trial.keys, trial.store
+    method, keys, store = trial.experiment.method, keys or trial.keys, trial.store
     return [Client(i, method, train.select(parts[i]), keys=keys, public=public, store=store) for i in ids]
 
 

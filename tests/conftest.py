@@ -8,18 +8,22 @@ os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # before anything imports ra
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("MPLBACKEND", "Agg")
 
+import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from raydiff import trial
 from raydiff.config import Experiment, Runtime
 from raydiff.data.datasets import Data
 from raydiff.diffusion.gaussian import DDPM
 from raydiff.diffusion.local import Training
 from raydiff.diffusion.networks import MLP
 from raydiff.evaluation.evaluate import Evaluation
-from raydiff.methods import PFDM
+from raydiff.methods import PFDM, AnyMethod, FedAvg, LocalOnly
 
 torch.set_num_threads(1)
 
@@ -40,6 +44,58 @@ def tiny() -> Experiment:
         evaluation=Evaluation(dim=4, members=8),
         runtime=Runtime(pool="local"),
     )
+
+
+class Storage:
+    """A storage folder of finished sweeps with one trial each."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.sweeps = root, root / "sweeps"
+
+    def finish(self, name: str, experiment: Experiment) -> Path:
+        """Run an experiment as a sweep of one trial, and give its folder."""
+        opened = trial.open_trial(experiment, self.sweeps / name)
+        for _ in trial.run(opened, trial.local_pool(opened)):
+            pass
+        (self.sweeps / name / "sweep.json").write_text(json.dumps({"id": f"the id of {name}"}))
+        return opened.folder
+
+    def folder(self, name: str) -> Path:
+        """The folder of a sweep's trial."""
+        (folder,) = (self.sweeps / name / "trials").iterdir()
+        return folder
+
+
+@pytest.fixture(scope="session")
+def storage(tiny: Experiment, tmp_path_factory: pytest.TempPathFactory) -> Storage:
+    """The sweeps pfdm, localonly and fedavg, of `tiny` without instruments. Shared: not to be written to."""
+    made = Storage(tmp_path_factory.mktemp("storage"))
+    model, short = tiny.method.model, Training(steps=8, batch=8)
+    methods: dict[str, AnyMethod] = {
+        "pfdm": tiny.method,
+        "localonly": LocalOnly(model=model, local=short),
+        "fedavg": FedAvg(model=model, local=short, rounds=2),
+    }
+    for name, method in methods.items():
+        made.finish(name, replace(tiny, method=method, evaluation=None))
+    return made
+
+
+@pytest.fixture
+def copied(storage: Storage, tmp_path: Path) -> Storage:
+    """The same, the test's own."""
+    shutil.copytree(storage.root, tmp_path / "storage")
+    return Storage(tmp_path / "storage")
+
+
+@pytest.fixture(scope="session")
+def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An MLflow store with its tables; making them takes seconds, so they are made once."""
+    from mlflow import MlflowClient
+
+    path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
+    MlflowClient(f"sqlite:///{path}").search_experiments()
+    return path
 
 
 @pytest.fixture(scope="session")

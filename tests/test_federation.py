@@ -20,7 +20,7 @@ from raydiff.federation import Client, Failed, Keys, LocalPool, Progress, rounds
 from raydiff.method import Deployed, LocalResult, Metrics, Round, Upload
 from raydiff.privacy.ledger import Ledger
 from raydiff.privacy.release import Event, Gaussian, Nothing, already_private, disclose, nothing
-from raydiff.store import Store
+from raydiff.store import INITIAL, Store
 from raydiff.tree import Params
 
 KEYS = Keys(0, b"0123456789abcdef", "digest")
@@ -443,6 +443,21 @@ def test_first_states_that_are_not_worth_keeping_are_not_kept(tmp_path: Path) ->
     for trial in ("a", "b"):
         assert made(Walk(init_key=None), Store(tmp_path / trial, tmp_path / "cache")) == 2
     assert not (tmp_path / "cache").exists()
+
+
+def test_a_client_knows_what_it_would_have_to_train(tmp_path: Path) -> None:
+    def client(root: Path, method: Any = Walk()) -> Client:
+        return Client(0, method, own_records(0), keys=KEYS, store=Store(root, tmp_path / "cache"))
+
+    first = client(tmp_path / "a")
+    assert not first.is_trained(0) and not (tmp_path / "cache").exists()
+    first.state(INITIAL)
+    assert first.is_trained(0) and client(tmp_path / "b").is_trained(0)  # at hand; in the cache
+    assert not client(tmp_path / "b", Walk(init_key="another")).is_trained(0)
+    assert client(tmp_path / "b", Walk(init_key=None)).is_trained(0)  # nothing worth keeping
+    Store(tmp_path / "c").save_client(0, 2, {"n": torch.ones(1)})
+    alone = Client(0, Walk(), own_records(0), keys=KEYS, store=Store(tmp_path / "c"))
+    assert alone.is_trained(2) and not alone.is_trained(1)
 
 
 def test_a_shared_first_state_is_the_one_computed_afresh(tmp_path: Path) -> None:

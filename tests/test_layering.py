@@ -16,13 +16,15 @@ LAYERS = (
     ("method",),
     ("methods", "store", "evaluation"),
     ("federation", "config"),
-    ("trial",),
+    ("trial", "sampler"),
+    ("finished",),
+    ("generation", "runs"),
     ("runtime",),
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 HOMES = {
     "ray": "raydiff/runtime/",
-    "mlflow": "raydiff/tracking.py",
+    "mlflow": ("raydiff/tracking.py", "raydiff/runs.py"),
     "opacus": "raydiff/privacy/",
     "diffusers": "raydiff/diffusion/",
     "cleanfid": "raydiff/evaluation/",
@@ -74,6 +76,7 @@ def test_imports_point_one_way(file: str) -> None:
         ("raydiff/federation.py", "ray"),
         ("jobs/sweep.py", "ray.tune"),
         ("raydiff/trial.py", "mlflow.entities.Metric"),
+        ("raydiff/sampler.py", "mlflow.pyfunc"),
         ("raydiff/methods/fedavg.py", "opacus"),
         ("raydiff/methods/fedavg.py", "diffusers.UNet2DModel"),
         ("raydiff/trial.py", "cleanfid.fid"),

@@ -71,16 +71,6 @@ def test_no_file_has_no_lines(tmp_path: Path) -> None:
 # --- MLflow ---
 
 
-@pytest.fixture(scope="session")
-def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An MLflow store with its tables; making them takes seconds, so they are made once."""
-    from mlflow import MlflowClient
-
-    path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
-    MlflowClient(f"sqlite:///{path}").search_experiments()
-    return path
-
-
 class Sweep:
     """A sweep's folder, and its runs in an MLflow store of its own."""
 

@@ -76,12 +76,14 @@ def fit(
 
     Gives (params, moments, mean loss). `moments` is AdamW's state: handing it back continues the optimisation as if it
     had not been interrupted. `objective` defaults to the model's own loss. Raises Diverged when the loss is no longer
-    finite.
+    finite, ValueError without records.
     """
     where = device()
     steps = training.steps - first if steps is None else steps
     if steps == 0:
         return params, moments or {}, 0.0
+    if not len(images):
+        raise ValueError("there are no records to train on")
     loss_of = objective or model.loss
     images, labels = images.to(where), labels.to(where)
     constants = {k: v.to(where) for k, v in (extras or {}).items()}

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 ROWS = 8  # clients shown
 SCALE = 4  # small pictures are enlarged by this
@@ -17,19 +21,34 @@ def sample_grid(pictures: Sequence[Tensor], path: Path, *, privacy: str) -> None
 
     `privacy` goes into the PNG's text, so that the file carries its guarantee wherever it is copied.
     """
-    from PIL import Image, PngImagePlugin
+    from PIL import PngImagePlugin
+    from PIL.Image import Resampling
 
     columns = max(len(p) for p in pictures)
     rows = [_row(p, columns) for p in pictures[:ROWS]]
     grid = torch.cat(rows, dim=1)  # (C, rows * (H + 1), columns * (W + 1))
-    pixels = ((grid.clamp(-1, 1) + 1) * 127.5).round().byte().permute(1, 2, 0).numpy()
-    image = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
+    image = picture(to_bytes(grid))
     scale = max(1, SCALE * 8 // pictures[0].shape[-1])
-    image = image.resize((image.width * scale, image.height * scale), Image.Resampling.NEAREST)
+    image = image.resize((image.width * scale, image.height * scale), Resampling.NEAREST)
     text = PngImagePlugin.PngInfo()
     text.add_text("privacy", privacy)
     path.parent.mkdir(parents=True, exist_ok=True)
     image.save(path, pnginfo=text)
+
+
+def to_bytes(images: Tensor) -> Tensor:
+    """[-1, 1] -> 0..255, rounded: (..., C, H, W) float -> (..., H, W, C) uint8."""
+    return ((images.clamp(-1, 1) + 1) * 127.5).round().byte().movedim(-3, -1)
+
+
+def picture(pixels: Tensor) -> Image:
+    """(H, W, C) uint8 as a PIL image. Raises ValueError unless C is 1 (grey) or 3 (RGB)."""
+    from PIL import Image
+
+    if pixels.shape[2] not in (1, 3):
+        raise ValueError(f"a picture has 1 or 3 channels, got {pixels.shape[2]}")
+    array = pixels.numpy()
+    return Image.fromarray(array[:, :, 0] if array.shape[2] == 1 else array)
 
 
 def _row(pictures: Tensor, columns: int) -> Tensor:

@@ -25,7 +25,7 @@ from raydiff import tree
 from raydiff.data.datasets import Records
 from raydiff.diffusion.gaussian import DDPM, Sampling
 from raydiff.diffusion.local import Training, fit, span
-from raydiff.method import Deployed, LocalResult, Metrics, Round, Upload
+from raydiff.method import Deployed, LocalResult, Metrics, Round, Shared, Upload
 from raydiff.privacy.release import Event, disclose
 from raydiff.tree import Params
 
@@ -92,6 +92,10 @@ class FedAvg:
         if self.finetune is not None:
             params, _, _ = fit(model, server, data.images, data.labels, training=self.finetune, rng=rng)
             denoisers["client"] = model.denoiser(params)
-        own = model.denoiser(params)
+        samplers = self.sampling.samplers(model, model.denoiser(params))
+        return Deployed(samplers, denoisers, model.timesteps, model.abar)
 
-        return Deployed(self.sampling.samplers(model, own), denoisers, model.timesteps, model.abar)
+    def shared(self, server: Params) -> Shared:
+        """The shared model, without fine-tuning."""
+        samplers = self.sampling.samplers(self.model, self.model.denoiser(server))
+        return Shared(samplers[self.sampling.sampler], "images of the shared model")

@@ -48,7 +48,7 @@ from raydiff.data.records import Records, public_mean
 from raydiff.diffusion import deconvolved
 from raydiff.diffusion.gaussian import DDPM, Sampling
 from raydiff.diffusion.local import Training, fit, fit_part, span, with_clipped_copies, with_clipped_flag
-from raydiff.method import HELD, Denoiser, Deployed, LocalResult, Metrics, Round, Sampler, Upload
+from raydiff.method import HELD, Denoiser, Deployed, LocalResult, Metrics, Round, Sampler, Shared, Upload
 from raydiff.privacy import accountants
 from raydiff.privacy.release import Event, Release, disclose, gaussian_records, nothing
 from raydiff.tree import Params
@@ -225,7 +225,8 @@ class PFDM:
         denoisers = {"client": z_m}
         if self._trains:
             denoisers["global"] = model.denoiser(tree.under("model", server))
-        hand_over = self._hand_over(server, denoisers.get("global"))
+        stop = self.depth if self.epsilon is None else 0
+        hand_over = self._server_chain(server, denoisers.get("global"), stop=stop)
 
         def sample(chain: Sampling, labels: Tensor, rng: torch.Generator) -> Tensor:
             x = hand_over(labels, rng)
@@ -234,24 +235,45 @@ class PFDM:
         samplers = {name: partial(sample, chain) for name, chain in self.client_sampling.variants().items()}
         return Deployed(samplers, denoisers, model.timesteps, model.abar)
 
-    @property
-    def _noise_std(self) -> float:
-        """Of the uploads."""
-        return 0.0 if self.epsilon is None else math.sqrt(1 - float(self.model.abar[self.depth]))
+    def shared(self, server: Params) -> Shared:
+        """The global model's own samples: x_{t0}, as noisy as what it was fitted to, scaled into [-1, 1].
 
-    def _hand_over(self, server: Params, z_w: Denoiser | None) -> Sampler:
+        Nothing but a client's denoiser takes the noise off; divided by `sqrt(abar)` they are unbiased, and the noisier
+        the smaller epsilon is. Raises ValueError where there is no global model.
+        """
+        if self.start == "noise":
+            raise ValueError("the clients of this run were on their own: the server has no model")
+        z_w = self.model.denoiser(tree.under("model", server)) if self._trains else None
+        draw, reach = self._server_chain(server, z_w, stop=0), self._reach
+        about = "images of the global denoiser"
+        if self.epsilon is not None:
+            std = self._noise_std
+            about = (
+                f"x_t0 of the global model at t0 = {self.depth}, divided by {reach:.6g}: still noised, x_t0 = "
+                f"{math.sqrt(1 - std**2):.6g} x + {std:.6g} z of images x clipped to norm {self.clip:g}"
+            )
+        return Shared(lambda labels, rng: (draw(labels, rng) / reach).clamp(-1, 1), about)
+
+    def _server_chain(self, server: Params, z_w: Denoiser | None, *, stop: int) -> Sampler:
         """What gives x_{t0}."""
-        model, std = self.model, self._noise_std
-        reach, stop = math.sqrt(1 - std**2) + 4 * std, self.depth if self.epsilon is None else 0
+        model, std, reach = self.model, self._noise_std, self._reach
 
         def draw(labels: Tensor, rng: torch.Generator) -> Tensor:
             if self.start == "gaussian":
                 return deconvolved.draw(tree.under("classes", server), labels, noise_std=std, rng=rng)
-            x = torch.randn(len(labels), *model.shape, generator=rng)
+            x, T = torch.randn(len(labels), *model.shape, generator=rng), model.timesteps
             if z_w is None:
                 return x
-            return self.sampling.run(
-                model, z_w, x, labels=labels, start=model.timesteps, stop=stop, bound=reach, rng=rng
-            )
+            return self.sampling.run(model, z_w, x, labels=labels, start=T, stop=stop, bound=reach, rng=rng)
 
         return draw
+
+    @property
+    def _noise_std(self) -> float:
+        """Of the uploads: what the server's model is fitted to."""
+        return 0.0 if self.epsilon is None else math.sqrt(1 - float(self.model.abar[self.depth]))
+
+    @property
+    def _reach(self) -> float:
+        """The uploads' range: the data's plus 4 standard deviations of the noise."""
+        return math.sqrt(1 - self._noise_std**2) + 4 * self._noise_std

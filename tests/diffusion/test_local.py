@@ -129,6 +129,12 @@ def test_no_steps_change_nothing() -> None:
     assert loss == 0.0
 
 
+def test_training_on_nothing_is_refused() -> None:
+    images, labels = torch.empty(0, *MODEL.shape), torch.empty(0, 1, dtype=torch.long)
+    with pytest.raises(ValueError, match=r"^there are no records to train on$"):
+        fit(MODEL, MODEL.init(generator(0)), images, labels, training=Training(steps=1), rng=generator(0))
+
+
 def test_an_objective_has_the_clients_constants() -> None:
     def pull(params: Params, batch: tuple[Tensor, Tensor], draws: Params, extras: Params) -> Tensor:
         assert batch[0].shape == draws["z"].shape == (7, 1, 4, 4)

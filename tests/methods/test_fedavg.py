@@ -111,6 +111,14 @@ def test_fine_tuning_is_local_training_from_the_shared_model(method: FedAvg) -> 
     assert torch.equal(tuned.sample(labels, generator(2)), by_hand)
 
 
+def test_the_shared_model_is_that_of_no_client(method: FedAvg) -> None:
+    server, labels = run(method, records(0))[-1].sent, torch.arange(4)[:, None]
+    plain = deployed(method, server, 0).sample(labels, generator(2))
+    tuned = replace(method, finetune=Training(steps=3, batch=4))
+    assert torch.equal(tuned.shared(server).sample(labels, generator(2)), plain)
+    assert not torch.equal(deployed(tuned, server, 0).sample(labels, generator(2)), plain)
+
+
 def test_bad_rounds_are_refused() -> None:
     with pytest.raises(ValueError, match=r"^rounds must be at least 1, got 0$"):
         FedAvg(rounds=0)

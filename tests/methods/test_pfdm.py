@@ -360,3 +360,39 @@ def test_a_budget_out_of_reach_is_refused(method: PFDM) -> None:
         ValueError, match=r"no depth reaches epsilon 0\.001 .* the smallest reachable with this schedule is"
     ):
         replace(method, model=replace(method.model, schedule="scaled_linear"), epsilon=0.001)
+
+
+# --- the server's model by itself ---
+
+
+def test_the_servers_own_samples_are_what_the_clients_chain_begins_with(
+    method: PFDM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, labels = run(method)[-1].sent, torch.arange(4)[:, None]
+    data = records()
+    deployed = method.deploy(server, method.init_client({}, data, None, Round(0, generator(1))), data, generator(0))
+    begun: list[Tensor] = []
+    denoised = gaussian.denoise
+
+    def spy(z_theta: Any, x: Tensor, **options: Any) -> Tensor:
+        begun.append(x)
+        return denoised(z_theta, x, **options)
+
+    monkeypatch.setattr(gaussian, "denoise", spy)
+    deployed.sample(labels, generator(2))
+    shared = method.shared(server)
+    own = shared.sample(labels, generator(2))
+    abar = float(method.model.abar[method.depth])
+    reach = math.sqrt(abar) + 4 * math.sqrt(1 - abar)
+    torch.testing.assert_close(own * reach, begun[1])
+    assert own.abs().max() <= 1 and f"t0 = {method.depth}, divided by {reach:.6g}" in shared.about
+
+
+def test_without_noise_the_servers_own_samples_are_images(method: PFDM) -> None:
+    plain = replace(method, epsilon=None, t0=5)
+    server, labels = run(plain)[-1].sent, torch.arange(4)[:, None]
+    shared = plain.shared(server)
+    x = torch.randn(4, 1, 8, 8, generator=(rng := generator(2)))
+    z_w = plain.model.denoiser(tree.under("model", server))
+    whole = plain.sampling.run(plain.model, z_w, x, labels=labels, start=20, bound=1.0, rng=rng)
+    assert torch.equal(shared.sample(labels, generator(2)), whole) and shared.about == "images of the global denoiser"

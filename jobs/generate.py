@@ -1,0 +1,122 @@
+"""Use what a finished run made: labelled samples as a data set, or its sampler as an MLflow model.
+
+python jobs/generate.py RUN --num 1000                    samples of client 0 in the proportions of its classes
+python jobs/generate.py RUN --num 100 --per-class --client 1 --out DIR
+python jobs/generate.py RUN --source global               of the server's model alone: they carry the run's epsilon
+python jobs/generate.py RUN --log-model                   mlflow.pyfunc.load_model("runs:/ID/sampler")
+
+RUN is an MLflow run, a trial's digest (its first digits will do), SWEEP/DIGEST, a trial's folder, or a sweep that has
+but one trial. A run that was killed continues by the same command. The folder is a data set: --data.name ./DIR.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import NoReturn
+
+import command
+import record
+
+from raydiff import generation, runs
+from raydiff.config import Runtime
+from raydiff.finished import Finished, find, open_finished
+from raydiff.generation import Request
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(message)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Find the run, make what is asked for."""
+    options = _options().parse_args(argv)
+    asked = {k: v for k in ("num", "per_class", "seed") if (v := getattr(options, k)) is not None}
+    request, shared = Request(**asked), options.source == "global"
+    if shared and options.client is not None:
+        raise ValueError("--client has no meaning with --source global: the server's model is nobody's own")
+    if options.log_model and (asked or options.out):
+        raise ValueError("--log-model makes no samples: leave --num, --per-class, --seed and --out away")
+    storage = Path(options.storage).expanduser().absolute()
+    folder = _folder(options.run, storage)
+    finished = open_finished(folder)
+    if options.log_model:
+        return _log_model(finished, options.client, shared, record.tracking_store(storage)[0])
+    client = None if shared else options.client or 0
+    whose = "global" if shared else f"client{client}"
+    return _generate(finished, client, options.out or Path(f"samples-{folder.name[:8]}-{whose}"), request)
+
+
+def _options() -> argparse.ArgumentParser:
+    p = _Parser(
+        prog="python jobs/generate.py",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    p.add_argument("run", metavar="RUN")
+    p.add_argument("--num", type=int, help="samples in all, or of each class (default: 1000)")
+    p.add_argument("--per-class", action="store_true", default=None, help="--num samples of each class of the records")
+    p.add_argument("--client", type=int, help="whose model (default: 0; of --log-model: all clients')")
+    p.add_argument("--source", choices=("client", "global"), default="client", help="a client's model, or the server's")
+    p.add_argument("--seed", type=int, help="of the samples (default: 0)")
+    p.add_argument("--out", type=Path, help="folder to write (default: samples-DIGEST-clientN, here)")
+    p.add_argument("--storage", default=Runtime().storage, help="where the run's files are (default: %(default)s)")
+    p.add_argument("--log-model", action="store_true", help="log the sampler to the run in MLflow, make no samples")
+    return p
+
+
+def _folder(run: str, storage: Path) -> Path:
+    if re.fullmatch("[0-9a-f]{32}", run):
+        run = runs.find_trial(record.tracking_store(storage)[0], run, storage / "sweeps")
+    return find(run, storage / "sweeps")
+
+
+def _generate(finished: Finished, client: int | None, out: Path, request: Request) -> int:
+    try:
+        privacy = generation.write(finished, client, out, request, code=_code(), say=_progress())
+    except KeyboardInterrupt:
+        print("interrupted; the same command continues")
+        return 130
+    print(f"samples: {out} (privacy: {privacy})\nuse them as a data set with --data.name {out.absolute()}")
+    return 0
+
+
+def _progress() -> Callable[[int, int], None]:
+    """Prints how far it is, and how long it will take at the pace so far."""
+    started, first = time.monotonic(), -1
+
+    def say(done: int, rows: int) -> None:
+        nonlocal first
+        if first < 0:
+            first = done
+        pace = (time.monotonic() - started) / max(1, done - first)
+        left = f", {pace * (rows - done):.0f} s left" if first < done < rows else ""
+        print(f"{done:,} of {rows:,} samples{left}", flush=True)
+
+    return say
+
+
+def _log_model(finished: Finished, client: int | None, shared: bool, uri: str) -> int:
+    run = runs.find_run(uri, finished.trial.folder)
+    name = runs.log_sampler(runs.open_client(uri), run, finished, client, shared=shared)
+    print(f'set MLFLOW_TRACKING_URI={uri} and load it: mlflow.pyfunc.load_model("runs:/{run}/{name}")')
+    return 0
+
+
+def _code() -> dict[str, str]:
+    """What the samples are made by: the version, and the commit where this is a checkout."""
+    here = Path(__file__).resolve().parents[1]
+    describe = ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=40", "--match", ""]
+    git = subprocess.run(describe, capture_output=True, text=True, check=False)
+    return {"raydiff": metadata.version("raydiff")} | ({"git": git.stdout.strip()} if git.returncode == 0 else {})
+
+
+if __name__ == "__main__":
+    command.one_sentence(main)

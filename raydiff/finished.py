@@ -1,0 +1,183 @@
+"""A finished trial, opened again: found by a name that people have at hand, and ready to be sampled."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from raydiff import config, sampler, tree
+from raydiff.data import datasets
+from raydiff.data.datasets import Dataset
+from raydiff.federation import Client, Keys
+from raydiff.method import HELD, Sharing
+from raydiff.privacy.ledger import Guarantee
+from raydiff.sampler import Card, Sample
+from raydiff.tree import Params
+from raydiff.trial import Trial, make_clients
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """Something that makes pictures, and what must be said with them."""
+
+    client: int | None
+    """Whose model; None: the server's alone."""
+    sample: Sample
+    """(labels (N, K), rng) -> images (N, C, H, W) on [-1, 1]."""
+    labels: Tensor
+    """(n, K): the labels of the records behind it, public by declaration."""
+    privacy: str
+    """"none", or the guarantee for the records behind it when its samples are published."""
+    about: str
+    """What the pictures are, in words."""
+
+
+@dataclass(frozen=True, eq=False)
+class Finished:
+    """A trial that finished, with its data and the server's state as clients see it."""
+
+    trial: Trial
+    dataset: Dataset
+    round: int
+    server: Params
+    uploads: Guarantee
+    """Against the server."""
+    published: Guarantee
+    """Against outsiders: what holds for samples of the server's model."""
+
+    def source(self, client: int | None) -> Source:
+        """A client's personalised model, or with None the server's own.
+
+        Raises ValueError for a client that does not exist or whose model is gone, and for a method that shares no
+        model.
+        """
+        return self._shared() if client is None else self._personal(client)
+
+    def _personal(self, number: int) -> Source:
+        client = self._client(number)
+        deployed = client.deploy(self.server, self.round)
+        return Source(number, deployed.sample, client.data.labels, deployed.privacy, f"samples of client {number}")
+
+    def _shared(self) -> Source:
+        method = self.trial.experiment.method
+        if not isinstance(method, Sharing):
+            raise ValueError(f"{type(method).__name__} has no model that its clients share: sample a client's")
+        made, everyone = method.shared(self.server), range(self.trial.experiment.clients)
+        labels = torch.cat([c.data.labels for c in make_clients(self.trial, everyone, keys=self._keys)])
+        return Source(None, made.sample, labels, str(self.published), made.about)
+
+    def save_sampler(self, folder: Path, client: int | None = None, *, shared: bool = False) -> None:
+        """`sampler.save` of one client, of all (None), or of the server's model. Raises ValueError as `source` does."""
+        experiment = self.trial.experiment
+        numbers = () if shared else range(experiment.clients) if client is None else (client,)
+        states = {number: self._client(number).state(self.round) for number in numbers}
+        source = self._shared() if shared else None
+        card = Card(
+            trial=experiment.digest,
+            seed=experiment.seed,
+            round=self.round,
+            clients=tuple(numbers),
+            labels=self.dataset.label_names,
+            shape=self.dataset.shape,
+            about=source.about if source else "samples of the clients' own models",
+            privacy=source.privacy if source else "none",
+        )
+        sampler.save(folder, card, experiment.method, server=self.server, states=states)
+
+    @property
+    def _keys(self) -> Keys:
+        """Without the secret: nothing is uploaded, so there is no noise."""
+        return Keys(self.trial.experiment.seed, b"", self.trial.experiment.digest)
+
+    def _client(self, number: int) -> Client:
+        experiment = self.trial.experiment
+        if not 0 <= number < experiment.clients:
+            raise ValueError(f"there is no client {number}: this trial has clients 0 to {experiment.clients - 1}")
+        client = make_clients(self.trial, [number], keys=self._keys)[0]
+        if not client.is_trained(self.round):
+            raise ValueError(
+                f"the model of client {number} is gone from {self.trial.sweep / 'cache'}: run the trial again with "
+                f"jobs/run.py --config {self.trial.folder / 'config.json'}"
+            )
+        return client
+
+
+def open_finished(folder: Path) -> Finished:
+    """The trial in this folder. Raises ValueError, in one sentence, unless it finished and all of it is still there."""
+    if not (folder / "config.json").exists():
+        raise ValueError(f"there is no trial in {folder}")
+    experiment = config.from_dict(json.loads((folder / "config.json").read_text()))
+    if experiment.digest != folder.name:
+        raise ValueError(f"{folder} was made by another version of raydiff: here its digest is {experiment.digest}")
+    trial = Trial(experiment, folder.parents[1])
+    outcome = _finished(trial)
+    last = trial.store.last_commit()
+    if last is None or not trial.store.has_server(last[0]):
+        raise ValueError(f"the server's state is gone from {folder}")
+    torch.set_num_threads(experiment.runtime.threads)  # part of the name of a client's model
+    dataset = datasets.load(experiment.data)
+    if dataset.digest != experiment.data_digest:
+        raise ValueError(f"the data set {experiment.data.name} is no longer the one that {folder} was trained on")
+    server = tree.without(HELD, trial.store.load_server(last[0]))
+    views = (_guarantee(outcome[view]) for view in ("server", "outsiders"))
+    return Finished(trial, dataset, last[0], server, *views)
+
+
+def _finished(trial: Trial) -> dict[str, Any]:
+    outcome = trial.outcome()
+    if outcome is None:
+        raise ValueError(f"{trial.folder} has not finished: continue it with the command that began it and --resume")
+    if outcome["outcome"] != "finished":
+        why = f" ({outcome['reason']})" if outcome.get("reason") else ""
+        raise ValueError(f"{trial.folder} did not finish, it was {outcome['outcome']}{why}: there is nothing to sample")
+    return outcome
+
+
+def _guarantee(fields: Mapping[str, Any]) -> Guarantee:
+    lists = {k: tuple(v) for k, v in fields.items() if isinstance(v, list)}
+    return Guarantee(**{**fields, **lists})
+
+
+def words(guarantee: Guarantee) -> dict[str, Any]:
+    """All of a guarantee, for JSON: an infinite epsilon is "inf", which JSON has no number for."""
+    epsilon = guarantee.epsilon if math.isfinite(guarantee.epsilon) else "inf"
+    return {**vars(guarantee), "epsilon": epsilon, "says": str(guarantee)}
+
+
+# --- finding it ---
+
+
+def find(run: str, sweeps: Path) -> Path:
+    """The folder of a trial, by its path, SWEEP/DIGEST, digest, or the name of a sweep that has but one.
+
+    A digest may be cut short. Raises ValueError, in one sentence, where there is none, or more than one.
+    """
+    path = Path(run).expanduser()
+    if (path / "config.json").exists():
+        return path.absolute()
+    if "/" in run and not (sweeps / run).parent.is_dir():
+        raise ValueError(f"there is no trial in {run}, and no sweep {run.rpartition('/')[0]} in {sweeps}")
+    if (sweeps / run / "trials").is_dir():
+        return _one(run, [p for p in (sweeps / run / "trials").iterdir() if p.is_dir()], "say which, as SWEEP/DIGEST")
+    sweep, _, digest = run.rpartition("/")
+    if not re.fullmatch("[0-9a-f]{4,16}", digest):
+        raise ValueError(f"there is no run {run} in {sweeps}: name an MLflow run, a digest, SWEEP/DIGEST or a folder")
+    return _one(run, list(sweeps.glob(f"{sweep or '*'}/trials/{digest}*")), "give more digits, or SWEEP/DIGEST")
+
+
+def _one(run: str, found: list[Path], advice: str) -> Path:
+    if not found:
+        raise ValueError(f"there is no trial {run}")
+    if len(found) > 1:
+        names = [f"{p.parents[1].name}/{p.name}" for p in sorted(found)]
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        raise ValueError(f"{run} may be {', '.join(names[:3])}{more}: {advice}")
+    return found[0].absolute()

@@ -1,0 +1,218 @@
+"""Labelled samples of a finished trial, as a data set: parquet in the Hugging Face image layout, and a card.
+
+    card.json                        what these pictures are, and what they say about the records behind them
+    train-00000-of-00010.parquet     PART rows each: image (PNG), label, and label_1, ... where there are more
+
+The card is written first, then one part after the other, each whole or not at all and from streams of its own: a run
+that was killed continues with the first part that is missing, and its files are those of a run that was not.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import platform
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from raydiff import config, seeding
+from raydiff.diffusion.gaussian import device
+from raydiff.evaluation.pictures import picture, to_bytes
+from raydiff.finished import Finished, Source, words
+from raydiff.sampler import label_columns
+from raydiff.store import appearing, write_text
+
+PART = 1000
+"""Rows of a parquet file."""
+PNG_BYTES = 150
+"""More than a PNG's headers and a row's place in parquet take, whatever its pixels."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """How many samples, with which labels."""
+
+    num: int = 1000
+    """Samples in all, or of each class."""
+    per_class: bool = False
+    """`num` of each class that the records have; else classes in the records' proportions."""
+    seed: int = 0
+    """Of these samples; apart from the experiment's."""
+
+    def __post_init__(self) -> None:
+        if self.num < 1:
+            raise ValueError(f"num must be at least 1, got {self.num}")
+
+
+@dataclass(frozen=True, eq=False)
+class Labels:
+    """The label rows of all samples: those of the records, dealt out again and again in a random order."""
+
+    pools: Sequence[Tensor]
+    """Row i takes from pool i mod P: all records, or one pool per class; (n_p, K) each."""
+    rows: int
+
+    def of(self, start: int, stop: int) -> Tensor:
+        """Rows start .. stop - 1: (stop - start, K)."""
+        count = len(self.pools)
+        return torch.stack([self.pools[i % count][i // count % len(self.pools[i % count])] for i in range(start, stop)])
+
+    def per_class(self, classes: int) -> list[int]:
+        """How many rows each value of column 0 has."""
+        total = torch.zeros(classes, dtype=torch.long)
+        for p, pool in enumerate(self.pools):
+            mine = (self.rows - p + len(self.pools) - 1) // len(self.pools)  # rows that take from this pool
+            whole, rest = divmod(mine, len(pool))
+            total += whole * pool[:, 0].bincount(minlength=classes) + pool[:rest, 0].bincount(minlength=classes)
+        return total.tolist()
+
+
+def plan(source: Source, request: Request) -> Labels:
+    """The labels of all samples. Every combination of label columns is one that the records have."""
+    shuffled = torch.randperm(len(source.labels), generator=_generator(source, request, "labels"))
+    labels = source.labels[shuffled]
+    if not request.per_class:
+        return Labels([labels], request.num)
+    pools = [labels[labels[:, 0] == c] for c in labels[:, 0].unique().tolist()]
+    return Labels(pools, request.num * len(pools))
+
+
+def write(
+    finished: Finished,
+    client: int | None,
+    out: Path,
+    request: Request,
+    *,
+    code: Mapping[str, str],
+    say: Callable[[int, int], None] = lambda done, rows: None,
+) -> str:
+    """Fill the folder `out`, or go on filling it, and give the samples' privacy in words.
+
+    `say(rows there are, rows in all)` is called at the start and after each part; `code` tells in the card by what they
+    were made. Raises ValueError, in one sentence, where the folder holds something else, or its disk has too little
+    room.
+    """
+    source = finished.source(client)
+    labels = plan(source, request)
+    card = _card(finished, source, labels, request, code)
+    _claim(out, card)
+    there = {path.name for path in out.glob("train-*.parquet")}
+    done = sum(_count(int(name.split("-")[1]), labels.rows) for name in there)
+    _check_room(out, labels.rows - done, finished.dataset.shape)
+    write_text(out / "card.json", json.dumps(card, indent=1))
+    say(done, labels.rows)
+    for part in range(card["parts"]):
+        path = out / f"train-{part:05d}-of-{card['parts']:05d}.parquet"
+        if path.name in there:
+            continue
+        rows = labels.of(part * PART, part * PART + _count(part, labels.rows))
+        images = source.sample(rows, _generator(source, request, part))
+        with appearing(path) as temporary:
+            _write_part(temporary, to_bytes(images), rows, finished.dataset.label_names, source)
+        done += len(rows)
+        say(done, labels.rows)
+    return source.privacy
+
+
+def _generator(source: Source, request: Request, what: int | str) -> torch.Generator:
+    return seeding.generator(request.seed, "generate", "global" if source.client is None else source.client, what)
+
+
+def _count(part: int, rows: int) -> int:
+    """Rows of a part."""
+    return min(PART, rows - part * PART)
+
+
+def _card(
+    finished: Finished, source: Source, labels: Labels, request: Request, code: Mapping[str, str]
+) -> dict[str, Any]:
+    """What is said of the samples. Nothing in it changes when they are made again."""
+    experiment, names = finished.trial.experiment, finished.dataset.label_names[0]
+    shared, uploads = source.client is None, str(finished.uploads)
+    return {
+        "about": source.about,
+        "privacy": source.privacy,
+        "guarantee": words(finished.published) if shared else None,
+        "covers": "every client's records" if shared else f"other clients' records, as the uploads are: {uploads}",
+        "rows": labels.rows,
+        "parts": -(-labels.rows // PART),
+        "per_class": dict(zip(names, labels.per_class(len(names)), strict=True)),
+        "request": {**asdict(request), "client": source.client},
+        "pixels": "8-bit PNG: round((x + 1) * 127.5) of a sample x clamped to [-1, 1]",
+        "trial": experiment.digest,
+        "sweep": finished.trial.sweep.name,
+        "method": config.to_dict(experiment.method),
+        "experiment_seed": experiment.seed,
+        "clients": experiment.clients,
+        "data": {"name": Path(experiment.data.name).name, "digest": experiment.data_digest},
+        "made_by": {
+            **code,
+            "torch": torch.__version__,
+            "device": device().type,
+            "machine": platform.machine(),
+            "threads": torch.get_num_threads(),
+        },
+    }
+
+
+def _claim(out: Path, card: Mapping[str, Any]) -> None:
+    """Raises ValueError unless the folder is new or was begun by the same request; clears what a kill has left."""
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"{out} is not a folder")
+    for path in [*out.glob(".train-*.parquet.*"), *out.glob(".card.json.*")]:
+        path.unlink()
+    if (out / "card.json").exists():
+        then = json.loads((out / "card.json").read_text())
+        differ = [k for k in sorted({*then, *card}) if then.get(k) != json.loads(json.dumps(card)).get(k)]
+        if differ:
+            raise ValueError(
+                f"{out} holds other samples ({', '.join(differ)} differ in its card.json): give another --out"
+            )
+    elif out.exists() and any(out.iterdir()):
+        raise ValueError(f"{out} is not empty and holds no card.json: give another --out")
+
+
+def _check_room(out: Path, rows: int, shape: tuple[int, int, int]) -> None:
+    there = next(p for p in (out, *out.absolute().parents) if p.exists())
+    free = shutil.disk_usage(there).free
+    needed = rows * (shape[0] * shape[1] * shape[2] + shape[1] + PNG_BYTES)
+    if needed > free:
+        raise ValueError(
+            f"{rows:,} samples may take {needed / 2**30:.3g} GB, but there are {free / 2**30:.3g} GB left for {out}"
+        )
+
+
+def _write_part(path: Path, pixels: Tensor, labels: Tensor, names: Sequence[Sequence[str]], source: Source) -> None:
+    """One parquet file: pixels (n, H, W, C) uint8, labels (n, K)."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    columns = label_columns(labels.shape[1])
+    features: dict[str, Any] = {"image": {"_type": "Image"}}
+    features.update({c: {"_type": "ClassLabel", "names": list(n)} for c, n in zip(columns, names, strict=True)})
+    schema = pa.schema(
+        [
+            ("image", pa.struct([("bytes", pa.binary()), ("path", pa.string())])),
+            *((column, pa.int64()) for column in columns),
+        ],
+        metadata={
+            "huggingface": json.dumps({"info": {"features": features}}),
+            "raydiff": json.dumps({"privacy": source.privacy, "about": source.about}),
+        },
+    )
+    images = [{"bytes": _png(p), "path": None} for p in pixels]
+    arrays = [images, *(column.tolist() for column in labels.T)]
+    table = pa.table([pa.array(a, type=f.type) for a, f in zip(arrays, schema, strict=True)], schema=schema)
+    pq.write_table(table, path)
+
+
+def _png(pixels: Tensor) -> bytes:
+    buffer = io.BytesIO()
+    picture(pixels).save(buffer, format="PNG")
+    return buffer.getvalue()

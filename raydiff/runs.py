@@ -1,0 +1,108 @@
+"""The MLflow runs of finished trials: found again, and given the trial's sampler as a model. Beside `tracking.py` the
+only home of mlflow."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from raydiff import tracking
+from raydiff.finished import Finished
+from raydiff.sampler import label_columns
+
+
+def find_trial(uri: str, run: str, sweeps: Path) -> str:
+    """The trial that an MLflow run is of, as SWEEP/DIGEST; of a sweep's own run the SWEEP.
+
+    Raises ValueError without such a run, and where the sweep of that name is another one by now.
+    """
+    client = open_client(uri)
+    from mlflow.exceptions import MlflowException
+
+    try:
+        tags = client.get_run(run).data.tags
+    except MlflowException as e:
+        raise ValueError(f"the run {run} cannot be read from {uri}: {str(e).splitlines()[0]}") from None
+    if "raydiff.sweep" not in tags:
+        raise ValueError(f"the run {run} in {uri} is not one of raydiff's")
+    path = sweeps / tags["raydiff.sweep"] / "sweep.json"
+    if not path.exists():
+        raise ValueError(f"the sweep {tags['raydiff.sweep']} of the run {run} is not in {sweeps}: say its --storage")
+    if json.loads(path.read_text())["id"] != tags["raydiff.id"]:
+        raise ValueError(f"the sweep {tags['raydiff.sweep']} in {sweeps} is another one than that of the run {run}")
+    return "/".join(tags[k] for k in ("raydiff.sweep", "raydiff.trial") if k in tags)
+
+
+def find_run(uri: str, folder: Path) -> str:
+    """The MLflow run of a trial's folder. Raises ValueError if there is none."""
+    identity = json.loads((folder.parents[1] / "sweep.json").read_text())["id"]
+    client, query = open_client(uri), f"tags.`raydiff.id` = '{identity}' and tags.`raydiff.trial` = '{folder.name}'"
+    experiments = [e.experiment_id for e in client.search_experiments()]
+    for run in client.search_runs(experiments, query, max_results=1):
+        return str(run.info.run_id)
+    raise ValueError(f"no run in {uri} is that of {folder}")
+
+
+def open_client(uri: str) -> Any:
+    """`tracking.connect`. Raises ValueError for a SQLite store that does not exist: it would be made."""
+    path = uri.removeprefix("sqlite:///")
+    if path != uri and not Path(path).exists():
+        raise ValueError(f"there is no MLflow store {path}")
+    return tracking.connect(uri)
+
+
+def log_sampler(client: Any, run: str, finished: Finished, number: int | None = None, *, shared: bool = False) -> str:
+    """Log the sampler of one client, of all (None), or of the server's model as a pyfunc model of this run.
+
+    It takes the place of an earlier one. Gives its name, `sampler` or `sampler-global`, for
+    `mlflow.pyfunc.load_model(f"runs:/{run}/{name}")`. Raises ValueError as `Finished.save_sampler` does.
+    """
+    from mlflow.models import Model
+
+    name = "sampler-global" if shared else "sampler"
+    with tempfile.TemporaryDirectory() as folder:
+        files, path = Path(folder) / "sampler", Path(folder) / "model"
+        finished.save_sampler(files, number, shared=shared)
+        card = json.loads((files / "sampler.json").read_text())
+        experiment = client.get_run(run).info.experiment_id
+        for earlier in client.search_logged_models([experiment], f"name = '{name}' and source_run_id = '{run}'"):
+            client.delete_logged_model(earlier.model_id)
+        tags = {"raydiff.privacy": card["privacy"], "raydiff.trial": card["trial"]}
+        logged = client.create_logged_model(experiment, name=name, source_run_id=run, tags=tags)
+        _save_model(path, files, card, Model(run_id=run, model_id=logged.model_id))
+        client.log_model_artifacts(logged.model_id, str(path))
+    client.finalize_logged_model(logged.model_id, "READY")
+    client.set_tag(run, f"raydiff.privacy.{name}", card["privacy"])
+    return name
+
+
+def _save_model(path: Path, files: Path, card: Mapping[str, Any], model: Any) -> None:
+    """The model's files: those of the sampler, the code that loads them, a signature and an example."""
+    import numpy as np
+    import pandas as pd
+    from mlflow import pyfunc
+    from mlflow.models import ModelSignature
+    from mlflow.types import ColSpec, ParamSchema, ParamSpec, Schema, TensorSpec
+
+    columns = label_columns(len(card["labels"]))
+    channels, height, width = card["shape"]
+    whose = [ColSpec("long", "client", required=False)] if card["clients"] else []
+    inputs = Schema([*(ColSpec("long", column) for column in columns), *whose])
+    pixels = TensorSpec(np.dtype("uint8"), (-1, height, width, channels))
+    seed = ParamSchema([ParamSpec("seed", "long", None)])
+    example = pd.DataFrame({c: list(range(min(2, len(n)))) for c, n in zip(columns, card["labels"], strict=True)})
+    pyfunc.save_model(
+        str(path),
+        loader_module="raydiff.sampler",
+        data_path=str(files),
+        code_paths=[str(Path(__file__).parent)],
+        mlflow_model=model,
+        signature=ModelSignature(inputs, Schema([pixels]), seed),
+        input_example=(example, {"seed": 0}),
+        pip_requirements=[f"{name}=={metadata.version(name)}" for name in ("mlflow", *card["requires"])],
+        metadata={k: card[k] for k in ("privacy", "about", "trial", "clients")},
+    )

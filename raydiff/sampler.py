@@ -1,0 +1,173 @@
+"""The sampler of a finished run as a folder that needs neither the run's storage nor its data.
+
+MLflow loads the folder through `_load_pyfunc` (a pyfunc model with this module as its loader); nothing here imports
+MLflow. The folder is a small `Store` and a card:
+
+    sampler.json                          the method, and the keys of the card below: enough to deploy it again
+    server-00004.safetensors              the server's state, without what it holds back
+    clients/00000-00004.safetensors       a client's private state; none where the source is "global"
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from raydiff import config, seeding, tree
+from raydiff.data.datasets import Records
+from raydiff.diffusion.networks import UNet
+from raydiff.evaluation.pictures import to_bytes
+from raydiff.federation import Client, Keys
+from raydiff.method import Deployed, Method, Sharing
+from raydiff.methods import AnyMethod
+from raydiff.store import Store, write_text
+from raydiff.tree import Params
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Sample = Callable[[Tensor, torch.Generator], Tensor]
+"""(labels (N, K), rng) -> images (N, C, H, W) on [-1, 1]."""
+LARGEST = 512 * 2**20
+"""Bytes of all the weights of one saved sampler, at most."""
+IMPORTED = ("torch", "numpy", "scipy", "pandas", "safetensors")
+"""Distributions that a saved sampler imports; a UNet imports diffusers as well."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Card:
+    """What a saved sampler is."""
+
+    trial: str
+    """The trial's digest."""
+    seed: int
+    """The experiment's seed: a method may personalise in `deploy`."""
+    round: int
+    """The round after which the states hold."""
+    clients: tuple[int, ...]
+    """Whose samplers these are; empty: the server's model alone."""
+    labels: tuple[tuple[str, ...], ...]
+    """For each label column the names of its values 0, 1, ..."""
+    shape: tuple[int, int, int]
+    """(C, H, W)."""
+    about: str
+    """What it samples, in words."""
+    privacy: str = "none"
+    """"none", or the guarantee under which its samples may be published; of clients' models `save` fills it in."""
+    requires: tuple[str, ...] = ()
+    """Distributions that it imports; filled in by `save`."""
+
+
+def label_columns(count: int) -> list[str]:
+    """The names of `count` label columns: label, label_1, label_2, ..."""
+    return ["label", *(f"label_{i}" for i in range(1, count))]
+
+
+def save(folder: Path, card: Card, method: AnyMethod, *, server: Params, states: Mapping[int, Params]) -> None:
+    """Write the folder. Raises ValueError for weights larger than `LARGEST`, and for a method that needs records."""
+    size = tree.nbytes(server) + sum(map(tree.nbytes, states.values()))
+    if size > LARGEST:
+        raise ValueError(
+            f"the models of {len(states)} clients take {size / 2**20:.0f} MB, and a saved sampler may take "
+            f"{LARGEST / 2**20:.0f} MB: choose one client"
+        )
+    store = Store(folder)
+    store.save_server(card.round, server)
+    for client, state in states.items():
+        store.save_client(client, card.round, state)
+    said = {_deploy(store, card, method, client).privacy for client in states}  # refused now, not when it is loaded
+    if said:
+        card = replace(card, privacy=said.pop() if len(said) == 1 else "none")
+    requires = (*IMPORTED, "diffusers") if isinstance(method.model.network, UNet) else IMPORTED
+    fields = {**vars(card), "requires": requires, "method": config.to_dict(method)}
+    write_text(folder / "sampler.json", json.dumps(fields, indent=1))
+
+
+def _deploy(store: Store, card: Card, method: Method, client: int) -> Deployed:
+    """A client's personalised model from its state alone: its records are not here."""
+    none = torch.empty(0, dtype=torch.long)
+    data = Records(torch.empty(0, *card.shape), none.new_empty(0, len(card.labels)), none)
+    keys = Keys(card.seed, b"", card.trial)  # nothing is uploaded: no noise, no secret
+    try:
+        return Client(client, method, data, keys=keys, store=store).deploy(store.load_server(card.round), card.round)
+    except ValueError as e:
+        raise ValueError(f"a saved sampler carries no records, but {type(method).__name__} needs them: {e}") from None
+
+
+class Sampler:
+    """A saved sampler. `predict` is MLflow's calling convention."""
+
+    def __init__(self, folder: Path) -> None:
+        fields: dict[str, Any] = json.loads((folder / "sampler.json").read_text())
+        self.method: Method = config.from_dict(fields.pop("method"), AnyMethod)
+        fields["labels"] = map(tuple, fields["labels"])
+        lists = {k: tuple(fields[k]) for k in ("labels", "clients", "shape", "requires")}
+        self.card = Card(**{**fields, **lists})
+        self._store = Store(folder)
+        self._made: dict[int | None, Sample] = {}
+
+    def of(self, client: int | None) -> Sample:
+        """A client's sampler, or with None that of the server's model. Raises ValueError for a client that is not
+        here."""
+        if client not in self._made:
+            self._made[client] = self._shared() if client is None else self._personal(client)
+        return self._made[client]
+
+    def _shared(self) -> Sample:
+        assert isinstance(self.method, Sharing)  # else it could not be saved
+        return self.method.shared(self._store.load_server(self.card.round)).sample
+
+    def _personal(self, client: int) -> Sample:
+        if client not in self.card.clients:
+            raise ValueError(f"there is no client {client} in this sampler; it has {_listed(self.card.clients)}")
+        return _deploy(self._store, self.card, self.method, client).sample
+
+    def predict(self, model_input: pd.DataFrame, params: Mapping[str, Any] | None = None) -> np.ndarray[Any, Any]:
+        """A picture for each row: (N, H, W, C) uint8, 0..255 for the data's [-1, 1].
+
+        Columns: `label` (then `label_1`, ...), and `client`, the first one where it is left out. With the parameter
+        `seed` the same table gives the same pictures; without it they are new ones each time.
+        """
+        seed = (params or {}).get("seed")
+        seed = secrets.randbits(63) if seed is None else int(seed)
+        labels = self._labels(model_input)
+        whose: Sequence[int | None] = [None] * len(labels)
+        if self.card.clients:
+            column = model_input.get("client")
+            whose = [self.card.clients[0]] * len(labels) if column is None else [int(c) for c in column]
+        channels, height, width = self.card.shape
+        out = np.empty((len(labels), height, width, channels), np.uint8)
+        for client in dict.fromkeys(whose):
+            rows = torch.tensor([i for i, c in enumerate(whose) if c == client])
+            rng = seeding.generator(seed, "predict", "global" if client is None else client)
+            out[rows] = to_bytes(self.of(client)(labels[rows], rng)).numpy()
+        return out
+
+    def _labels(self, model_input: pd.DataFrame) -> Tensor:
+        """(N, K). Raises ValueError for a column that is missing and for a label that the model does not know."""
+        columns = label_columns(len(self.card.labels))
+        if missing := [c for c in columns if c not in model_input]:
+            raise ValueError(f"the input has no column {missing[0]!r}")
+        labels = torch.from_numpy(model_input[columns].to_numpy().astype(np.int64))
+        for name, values, names in zip(columns, labels.T, self.card.labels, strict=True):
+            if len(values) and not 0 <= int(values.min()) <= int(values.max()) < len(names):
+                wrong = int(values[(values < 0) | (values >= len(names))][0])
+                raise ValueError(f"{name} must be in 0..{len(names) - 1}, got {wrong}")
+        return labels
+
+
+def _listed(clients: Sequence[int]) -> str:
+    return ", ".join(map(str, clients)) or "the server's model alone"
+
+
+def _load_pyfunc(path: str) -> Sampler:
+    """What MLflow calls."""
+    return Sampler(Path(path))
