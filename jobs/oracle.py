@@ -18,7 +18,9 @@ import csv
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, NoReturn
 
 import command
 import torch
@@ -55,7 +57,8 @@ def main(argv: Sequence[str]) -> int:
     if given.what not in ("theory", "mixture"):
         name = "digits" if given.what == "all" else given.what
         path = given.out if one_file else given.out / f"{Path(name).name}.csv"
-        print("\n".join(data(name, path, size=given.size, shared=given.covariance == "shared", seeds=given.seeds)))
+        config = _data(name, size=given.size, train=given.train, public=given.public, test=given.test)
+        print("\n".join(data(config, path, shared=given.covariance == "shared", seeds=given.seeds)))
     return 0
 
 
@@ -124,9 +127,12 @@ def _regime(epsilon: float, abar: float) -> list[str]:
     sigma2 = (1 - abar) / abar
     ratios = {s: oracle_theorem.break_even(abar, s) for s in SAMPLERS}
     promised, pooled, least = oracle_theorem.eq9(DIMENSIONS, 1, sigma2)
+    weights = oracle_theorem.theorem_weights(sigma2).items()
+    on = "; ".join(f"as {name} {few:.3f} d^2/N + {own:.3f} d^2/n" for name, (few, own) in weights)
     from_ratio = ", ".join(f"{s} N > {m:.2f} n (means), {c:.2f} n (covariances)" for s, (m, c) in ratios.items())
     return [
         f"    epsilon {epsilon:g}: sigma^2 = {sigma2:.3g}; helps from {from_ratio}",
+        f"    Theorem 5.2, up to a constant: {on}",
         f"    Eq. 9 needs N >= {pooled:,.0f} n and n >= {least:,.0f}, and promises {promised:.2g} / n",
     ]
 
@@ -161,9 +167,9 @@ def mixture(out: Path) -> list[str]:
 # --- a data set ---
 
 
-def data(name: str, path: Path, *, size: int | None, shared: bool, seeds: int) -> list[str]:
-    """Write the predictions for a data set to `path`; a table of them."""
-    world = oracle_data.truth(load(_data(name, size)))
+def data(config: Data, path: Path, *, shared: bool, seeds: int) -> list[str]:
+    """Write the predictions for a data set to the csv `path`; a table of them."""
+    world = oracle_data.truth(load(config))
     budgets = oracle_data.depths(world, EPSILONS, schedule="linear", timesteps=TIMESTEPS)
     found = oracle_data.predictions(world, MINORITIES, budgets, shared=shared, seeds=seeds)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -171,16 +177,19 @@ def data(name: str, path: Path, *, size: int | None, shared: bool, seeds: int) -
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(FIELDS + GAIN_FIELDS)
         for p in found:
-            key = (name, p.minority, _budget(p.epsilon), p.sampler, p.arm)
+            key = (config.name, p.minority, _budget(p.epsilon), p.sampler, p.arm)
             writer.writerow((*key, *(f"{v:.6g}" for i in (p.w2, p.gain) for v in (i.mean, i.low, i.high))))
-    return [*_heading(name, world, budgets, shared, seeds), *_table(found), f"written: {path}"]
+    return [*_heading(config.name, world, budgets, shared, seeds), *_table(found), f"written: {path}"]
 
 
-def _data(name: str, size: int | None) -> Data:
-    """The splits of the presets: digits as it is, others at 14 x 14 pixels with 2,000 training records."""
+def _data(name: str, *, size: int | None, train: int | None, public: int | None, test: int | None) -> Data:
+    """Digits cut as in its preset; others at 14 x 14 pixels with 2,000 training records. All rows make the truth."""
     if name == "digits":
-        return Data(size=size)
-    return Data(name=name, size=size or 14, train=2000, public=1000, validation=500, calibration=500, test=1000)
+        base = Data()
+    else:
+        base = Data(name=name, size=14, train=2000, public=1000, validation=0, calibration=0, test=4000)
+    given: dict[str, Any] = {"size": size, "train": train, "public": public, "test": test}
+    return replace(base, **{field: value for field, value in given.items() if value is not None})
 
 
 def _heading(name: str, world: Truth, budgets: Sequence[Depth], shared: bool, seeds: int) -> list[str]:
@@ -222,7 +231,7 @@ def _row(*cells: tuple[str, int]) -> str:
 
 
 class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> None:  # type: ignore[override]
+    def error(self, message: str) -> NoReturn:
         raise ValueError(message)
 
 
@@ -233,7 +242,12 @@ def _parser() -> _Parser:
     parser.add_argument("--out", type=Path, default=Path("oracle-report"), help="folder; for a data set also x.csv")
     parser.add_argument("--seeds", type=int, default=20, help="draws of the clients' records (default 20)")
     parser.add_argument("--size", type=int, help="resize images to size x size (default: 14, digits as stored)")
-    parser.add_argument("--covariance", choices=("shared", "own"), default="shared", help="how a fit has covariances")
+    parser.add_argument("--train", type=int, help="training records of all clients (default: 2000, of digits 847)")
+    parser.add_argument("--public", type=int, help="public records, for the clip norm (default: 1000, of digits 250)")
+    parser.add_argument("--test", type=int, help="more records for the truth (default: 4000, of digits 400)")
+    parser.add_argument(
+        "--covariance", choices=("shared", "own"), default="shared", help="of a fit: one for all classes, or its own"
+    )
     return parser
 
 

@@ -138,8 +138,8 @@ def w2_squared(p: Gauss, truth: Gauss) -> Tensor:
     L = truth.factor
     roots = torch.linalg.eigvalsh(L.mT @ p.cov @ L).clamp_min(0).sqrt().sum(-1)
     traces = p.cov.diagonal(dim1=-2, dim2=-1).sum(-1) + truth.cov.diagonal(dim1=-2, dim2=-1).sum(-1)
-    of_means: Tensor = (p.mean - truth.mean).square().sum(-1)
-    return of_means + (traces - 2 * roots).clamp_min(0)
+    distance: Tensor = (p.mean - truth.mean).square().sum(-1) + (traces - 2 * roots).clamp_min(0)
+    return distance
 
 
 def uploads(x: Tensor, noise: Tensor, *, abar: float, clip: float | None) -> Tensor:

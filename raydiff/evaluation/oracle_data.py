@@ -135,18 +135,20 @@ def predict(
     rng = generator(seed, "oracle", minority)
     x = world.classes.sample(pooled_records(world, minority), rng)
     noise = torch.randn(x.shape, dtype=torch.float64, generator=rng)
-    shares = []
+    clients = []
     for classes in (~world.cluster, world.cluster):  # the minority classes of client 0 and of client 1
         held = [x_c[:minority] if few else x_c[minority:] for x_c, few in zip(x, classes.tolist(), strict=True)]
-        shares.append((classes, fitted_classes(held, shared=shared)[classes], world.classes[classes]))
+        fit, target = fitted_classes(held, shared=shared)[classes], world.classes[classes]
+        clients.append((classes, fit, target, w2_squared(fit, target)))
     out = {}
     for budget in budgets:
         starts, direct = _server(world, x, noise, budget, shared)
         of_class: dict[Key, list[Tensor]] = {(s, a): [] for s in SAMPLERS for a in ARMS}
-        for classes, client, target in shares:
+        for classes, client, target, local in clients:
+            gaussian = w2_squared(direct[classes], target)
             for sampler in SAMPLERS:
-                of_class[sampler, "localonly"].append(w2_squared(client, target))
-                of_class[sampler, "gaussian"].append(w2_squared(direct[classes], target))
+                of_class[sampler, "localonly"].append(local)
+                of_class[sampler, "gaussian"].append(gaussian)
                 for arm, (start, abar) in starts.items():
                     got = refine(start[classes], client, abar=abar, sampler=sampler)
                     of_class[sampler, arm].append(w2_squared(got, target))

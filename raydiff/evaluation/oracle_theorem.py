@@ -7,14 +7,15 @@ at the depth t0; nothing is clipped; denoisers are perfect. Where the paper disa
   has 2 / (2 + 3 sigma^2) and 3 sigma^2 / (2 + 3 sigma^2). O() hides it. `theorem_weights` gives both.
 - The proof's last step puts 1 - 3 / (2 sigma^2 + 3) where it has just derived 1 - 1 / (2 sigma^2 + 1), which is larger.
 - Eq. 15 has the global mean in both terms; Eq. 16 has the client's in the second, which is right.
-- The difference of distances that Eq. 9 is about prints the same distance twice.
+- The proof of Eq. 9 prints the difference of two equal distances; the second must be PFDM's.
 - Eq. 18 keeps only the diagonal of the global covariance in the client's eigenbasis; the exact chain has A S_global A.
 - The global mean contains the client's own records; the proof's triangle inequality does without that correlation.
 
-What the closed forms add. With w the weight (of means A or A^2, of covariances its square) collaboration helps, to
-first order in 1 / n, as soon as N / n passes `break_even`: about sqrt(1 + sigma^2) / 2 for means and (1 + sigma^2) / 2
-for covariances under DDIM, and at most 3/2 for both under the ancestral chain. But it then removes a share
-1 - (1 - w)^2 of the error at most, which is nothing at a deep t0: N decides whether it helps, t0 how much.
+What the closed forms add: with w the weight (of means A or A^2, of covariances its square) collaboration helps, to
+first order in 1 / n, as soon as N / n passes `break_even`. Where sigma is large that is sqrt(1 + sigma^2) / 2 for
+means and (1 + sigma^2) / 2 for covariances under DDIM; for the ancestral chain it never exceeds 3/2. But collaboration
+removes at most the share 1 - (1 - w)^2 of the squared error, which is next to nothing at a deep t0: N decides whether
+it helps, t0 how much.
 
 All in float64.
 """
@@ -38,7 +39,7 @@ def theorem_weights(sigma2: float) -> dict[str, tuple[float, float]]:
 
 
 def eq9(d: int, n: int, sigma2: float, zeta: float = 0.05) -> tuple[float, float, float]:
-    """Eq. 9 with the proof's constants: (gain promised, smallest N, smallest n), the last without its constant.
+    """Eq. 9 with the proof's constants: (gain promised, smallest N, smallest n); the last up to an unknown constant.
 
     The gain (Eq. 27) is of order d^2 / n, needs N >= max(36 (1 + 16 sigma^2), 12 (11 + 4 sigma^2)) n and
     n >= (1 + sigma^2)^2 d ln(1 / zeta)^(3/2), where zeta is the probability of failure.
