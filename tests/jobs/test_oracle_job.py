@@ -1,0 +1,82 @@
+"""`python jobs/oracle.py`: its tables and files, and one sentence for bad input."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "jobs"))
+
+import command
+import oracle
+
+from raydiff.evaluation.oracle_data import ARMS
+
+COLUMNS = "data,minority,epsilon,sampler,arm,w2_squared,w2_low,w2_high,gain_over_local,gain_low,gain_high"
+
+
+def test_digits_as_a_csv(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "new" / "mine.csv"
+    assert oracle.main(["digits", "--seeds", "3", "--out", str(path)]) == 0
+    out = capsys.readouterr().out
+    assert f"written: {path}" in out and "clip 6.8" in out
+    with path.open() as file:
+        assert file.readline().strip() == COLUMNS
+        rows = list(csv.DictReader(file, COLUMNS.split(",")))
+    keys = {(r["data"], r["minority"], r["epsilon"], r["sampler"], r["arm"]) for r in rows}
+    samplers, budgets = ("ddim", "ancestral"), ("10", "50", "200", "none")
+    wanted = {("digits", n, e, s, a) for n in ("3", "20", "100") for e in budgets for s in samplers for a in ARMS}
+    assert keys == wanted and len(rows) == len(keys)
+    for r in rows:
+        assert float(r["w2_low"]) <= float(r["w2_squared"]) <= float(r["w2_high"])
+        if r["arm"] == "localonly":
+            assert float(r["gain_over_local"]) == 0
+    helped = [r for r in rows if (r["minority"], r["epsilon"], r["arm"]) == ("3", "none", "pfdm")]
+    assert len(helped) == 2 and all(float(r["gain_low"]) > 0 for r in helped)
+    cells = next(line.split() for line in out.splitlines() if line.split()[:3] == ["3", "none", "ddim"])
+    assert cells[4] == f"{float(helped[1]['w2_squared']):.3f}+" and cells[5].endswith("-")  # pfdm, no-server
+
+
+def test_the_theory_shows_the_chains_weights() -> None:
+    lines = [line.split() for line in oracle.theory(trials=4)]
+    assert ["740", "1", "ddim", "0.0624", "0.0623", "0.0607"] in lines
+    assert ["690", "5", "ancestral", "0.0388", "0.0388", "0.0388"] in lines
+    assert sum(line[:2] == ["10", "528"] for line in lines) == 8  # (n, N) at epsilon 10
+
+
+def test_the_mixture_writes_its_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(oracle, "MIXTURE_SEEDS", 1)
+    monkeypatch.setattr(oracle.oracle_mixture, "STEPS", 10)
+    lines = oracle.mixture(tmp_path)
+    written = {line.removeprefix("written: ") for line in lines if line.startswith("written")}
+    assert written == {str(path) for path in tmp_path.iterdir()} and len(written) == 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("digitz", "digitz"),
+        ("digits --seeds 0", "--seeds must be at least 1, got 0"),
+        ("digits --seeds two", "invalid int value: 'two'"),
+        ("digits --covariance other", "invalid choice: 'other'"),
+        ("digits --public 0", "data.public must be at least 1"),
+        ("digits --train 5000", "too few for"),
+        ("digits --size 0", "data.size must be at least 1, got 0"),
+        ("theory --out mine.csv", "--out must be a folder unless a data set is named"),
+        ("digits --epsilon 3", "unrecognized arguments: --epsilon 3"),
+    ],
+)
+def test_bad_input_is_one_sentence(
+    arguments: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["oracle.py", *arguments.split()])
+    with pytest.raises(SystemExit) as stop:
+        command.one_sentence(oracle.main)
+    out, err = capsys.readouterr()
+    assert stop.value.code == 2 and out == ""
+    assert message in err and err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
