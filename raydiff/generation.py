@@ -142,7 +142,7 @@ def _card(
         "covers": "every client's records" if shared else f"other clients' records, as the uploads are: {uploads}",
         "rows": labels.rows,
         "parts": -(-labels.rows // PART),
-        "per_class": dict(zip(names, labels.per_class(len(names)), strict=True)),
+        "classes": dict(zip(names, labels.per_class(len(names)), strict=True)),
         "request": {**asdict(request), "client": source.client},
         "pixels": "8-bit PNG: round((x + 1) * 127.5) of a sample x clamped to [-1, 1]",
         "trial": experiment.digest,
@@ -165,8 +165,7 @@ def _claim(out: Path, card: Mapping[str, Any]) -> None:
     """Raises ValueError unless the folder is new or was begun by the same request; clears what a kill has left."""
     if out.exists() and not out.is_dir():
         raise ValueError(f"{out} is not a folder")
-    for path in [*out.glob(".train-*.parquet.*"), *out.glob(".card.json.*")]:
-        path.unlink()
+    left = [*out.glob(".train-*.parquet.*"), *out.glob(".card.json.*")]
     if (out / "card.json").exists():
         then = json.loads((out / "card.json").read_text())
         differ = [k for k in sorted({*then, *card}) if then.get(k) != json.loads(json.dumps(card)).get(k)]
@@ -174,8 +173,10 @@ def _claim(out: Path, card: Mapping[str, Any]) -> None:
             raise ValueError(
                 f"{out} holds other samples ({', '.join(differ)} differ in its card.json): give another --out"
             )
-    elif out.exists() and any(out.iterdir()):
+    elif out.exists() and set(out.iterdir()) - set(left):
         raise ValueError(f"{out} is not empty and holds no card.json: give another --out")
+    for path in left:
+        path.unlink()
 
 
 def _check_room(out: Path, rows: int, shape: tuple[int, int, int]) -> None:

@@ -2,7 +2,7 @@
 
 Trials never wait for MLflow and never import it (2 to 20 s per process). Because the files are the record, the follower
 may start late, lose its server for a while, or be killed: the next one reads the same files, finds the same runs by
-their tags and adds what is missing. Only home of mlflow.
+their tags and adds what is missing. Beside `runs.py` the only home of mlflow.
 """
 
 from __future__ import annotations

@@ -146,7 +146,7 @@ def test_the_card_of_a_clients_samples(finished: Finished, tmp_path: Path) -> No
     card = json.loads((tmp_path / "card.json").read_text())
     assert (card["privacy"], card["guarantee"], card["about"]) == ("none", None, "samples of client 1")
     assert card["covers"].startswith("other clients' records, as the uploads are: epsilon 5.97")
-    assert (card["rows"], sum(card["per_class"].values()), card["parts"]) == (5, 5, 1)
+    assert (card["rows"], sum(card["classes"].values()), card["parts"]) == (5, 5, 1)
     assert card["request"] == {"num": 5, "per_class": False, "seed": 0, "client": 1}
     assert (card["trial"], card["sweep"]) == (finished.trial.experiment.digest, "pfdm")
     assert card["data"] == {"name": "digits", "digest": finished.trial.experiment.data_digest}
@@ -184,6 +184,12 @@ def test_what_is_missing_is_made_again_and_nothing_else(finished: Finished, tmp_
     assert {p: p.stat().st_mtime_ns for p in kept} == kept
 
 
+def test_killed_before_its_card_was_there(finished: Finished, tmp_path: Path) -> None:
+    (tmp_path / ".card.json.0a1b2c3d").write_text("{")
+    write(finished, 0, tmp_path, Request(num=3), code=CODE)
+    assert sorted(files(tmp_path)) == ["card.json", "train-00000-of-00001.parquet"]
+
+
 def refusal(*arguments: Any, **more: Any) -> str:
     with pytest.raises(ValueError) as e:
         write(*arguments, **{"code": CODE, **more})
@@ -193,10 +199,11 @@ def refusal(*arguments: Any, **more: Any) -> str:
 
 def test_another_request_into_the_same_folder(finished: Finished, tmp_path: Path) -> None:
     write(finished, 0, tmp_path, Request(num=5), code=CODE)
+    (tmp_path / ".train-00001-of-00002.parquet.0a1b2c3d").write_bytes(b"somebody is writing this")
     before = files(tmp_path)
     says = refusal(finished, 0, tmp_path, Request(num=6))
     assert says == (
-        f"{tmp_path} holds other samples (per_class, request, rows differ in its card.json): give another --out"
+        f"{tmp_path} holds other samples (classes, request, rows differ in its card.json): give another --out"
     )
     assert "request" in refusal(finished, 0, tmp_path, Request(num=5, seed=1))
     assert "request" in refusal(finished, 1, tmp_path, Request(num=5))
