@@ -121,8 +121,8 @@ def with_oracle(table: pd.DataFrame, oracle: pd.DataFrame) -> pd.DataFrame:
 
     `agrees` is empty where the interval includes 0 or the oracle says nothing.
     """
-    names = {"w2_squared": "w2"}
-    oracle = oracle.rename(columns=names)[[*CELL, "arm", "w2"]]
+    oracle = oracle.rename(columns={"w2_squared": "w2"})[[*CELL, "arm", "w2"]]
+    oracle = oracle.assign(epsilon=oracle["epsilon"].replace("none", "inf").astype(float))
     base = {"centre-localonly": "localonly"}  # the oracle's client models do not depend on the clip
     known = table.assign(other=table["against"].replace(base))
     known = known.merge(oracle, on=[*CELL, "arm"], how="left")
@@ -195,7 +195,7 @@ def main(argv: Sequence[str]) -> None:
     table = differences(found)
     notes = []
     if given.oracle:
-        table = with_oracle(table, pd.read_csv(given.oracle))
+        table = with_oracle(table, pd.read_csv(given.oracle, na_values="", keep_default_na=False))
         counted = table["agrees"].dropna()
         notes = [f"the oracle agrees in {int(counted.sum())} of {len(counted)} decided cells", *disagreements(table)]
     table.to_csv(out / "paired.csv", index=False)

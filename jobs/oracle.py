@@ -4,6 +4,7 @@
     python jobs/oracle.py theory           Theorem 5.2 and Eq. 9 against Monte-Carlo, both samplers
     python jobs/oracle.py mixture          the hierarchical mixture of the paper's Figure 5, as pictures over t
     python jobs/oracle.py digits           minority W2^2 of each arm, for any data set that raydiff knows
+    python jobs/oracle.py collaboration    the same for a preset's data and minority sizes: analysis/paired.py reads it
     python jobs/oracle.py mnist --size 14 --covariance own --out mine.csv
 
 Pictures and csv go to the folder --out. Columns of the csv: data, minority, epsilon, sampler, arm, w2_squared, w2_low,
@@ -20,9 +21,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import command
+import presets
 import torch
 
 from raydiff.data.datasets import Data, load
@@ -38,6 +40,7 @@ MIXTURE_SEEDS = 4
 TIMESTEPS = 1000  # of the linear schedule: the budget fixes abar_t0, other schedules differ in t0's grid alone
 DIMENSIONS = 8  # of the theory's table
 FIELDS = ("data", "minority", "epsilon", "sampler", "arm", "w2_squared", "w2_low", "w2_high")
+CUT = ("size", "train", "public", "test")
 GAIN_FIELDS = ("gain_over_local", "gain_low", "gain_high")
 
 
@@ -57,8 +60,10 @@ def main(argv: Sequence[str]) -> int:
     if given.what not in ("theory", "mixture"):
         name = "digits" if given.what == "all" else given.what
         path = given.out if one_file else given.out / f"{Path(name).name}.csv"
-        config = _data(name, size=given.size, train=given.train, public=given.public, test=given.test)
-        print("\n".join(data(config, path, shared=given.covariance == "shared", seeds=given.seeds)))
+        config, minorities = _preset(name) or (_data(name), MINORITIES)
+        cut = {field: value for field in CUT if (value := getattr(given, field)) is not None}
+        shared = given.covariance == "shared"
+        print("\n".join(data(replace(config, **cut), path, minorities, shared=shared, seeds=given.seeds)))
     return 0
 
 
@@ -167,11 +172,11 @@ def mixture(out: Path) -> list[str]:
 # --- a data set ---
 
 
-def data(config: Data, path: Path, *, shared: bool, seeds: int) -> list[str]:
+def data(config: Data, path: Path, minorities: Sequence[int], *, shared: bool, seeds: int) -> list[str]:
     """Write the predictions for a data set to the csv `path`; a table of them."""
     world = oracle_data.truth(load(config))
     budgets = oracle_data.depths(world, EPSILONS, schedule="linear", timesteps=TIMESTEPS)
-    found = oracle_data.predictions(world, MINORITIES, budgets, shared=shared, seeds=seeds)
+    found = oracle_data.predictions(world, minorities, budgets, shared=shared, seeds=seeds)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
@@ -179,22 +184,31 @@ def data(config: Data, path: Path, *, shared: bool, seeds: int) -> list[str]:
         for p in found:
             key = (config.name, p.minority, _budget(p.epsilon), p.sampler, p.arm)
             writer.writerow((*key, *(f"{v:.6g}" for i in (p.w2, p.gain) for v in (i.mean, i.low, i.high))))
-    return [*_heading(config.name, world, budgets, shared, seeds), *_table(found), f"written: {path}"]
+    heading = _heading(config.name, world, budgets, minorities, shared=shared, seeds=seeds)
+    return [*heading, *_table(found), f"written: {path}"]
 
 
-def _data(name: str, *, size: int | None, train: int | None, public: int | None, test: int | None) -> Data:
+def _preset(name: str) -> tuple[Data, tuple[int, ...]] | None:
+    """The data and the minority sizes of a preset that varies these."""
+    if name not in presets.PRESETS:
+        return None
+    study = presets.PRESETS[name]()
+    sizes = tuple(int(n) for n in study.grid.get("partition.minority", ()))
+    return (study.experiment.data, sizes) if sizes else None
+
+
+def _data(name: str) -> Data:
     """Digits cut as in its preset; others at 14 x 14 pixels with 2,000 training records. All rows make the truth."""
     if name == "digits":
-        base = Data()
-    else:
-        base = Data(name=name, size=14, train=2000, public=1000, validation=0, calibration=0, test=4000)
-    given: dict[str, Any] = {"size": size, "train": train, "public": public, "test": test}
-    return replace(base, **{field: value for field, value in given.items() if value is not None})
+        return Data()
+    return Data(name=name, size=14, train=2000, public=1000, validation=0, calibration=0, test=4000)
 
 
-def _heading(name: str, world: Truth, budgets: Sequence[Depth], shared: bool, seeds: int) -> list[str]:
+def _heading(
+    name: str, world: Truth, budgets: Sequence[Depth], minorities: Sequence[int], *, shared: bool, seeds: int
+) -> list[str]:
     classes, d = world.classes.mean.shape
-    pools = ", ".join(f"{oracle_data.pooled_records(world, n)} at n = {n}" for n in MINORITIES)
+    pools = ", ".join(f"{oracle_data.pooled_records(world, n)} at n = {n}" for n in minorities)
     t0s = ", ".join(f"{_budget(b.epsilon)}: {b.t0} (centre {b.centred_t0})" for b in budgets)
     kind = "one covariance for all classes" if shared else "each class's own covariance"
     return [

@@ -23,7 +23,7 @@ pixels on [-1, 1]; its mean is over all classes, each on the client that holds i
 | no-server | pure noise | client's chain from t0 |
 | shuffled | fit of the uploads of all classes | client's chain from t0 |
 | collafuse | fit of the records as they are, diffused to the same t0 (not private) | client's chain from t0 |
-| gaussian | - | samples of the `deconvolved` fit of PFDM's uploads |
+| gaussian | `deconvolved` fit of PFDM's uploads, each class with its own covariance, noised again | client's chain |
 | centre | as pfdm, but clipped around the mean of the public split: less clip norm, so a smaller t0 | client's chain |
 
 epsilon None: images are sent as they are, t0 = 1, and x_1 is the global fit diffused to abar_1; centre is then pfdm.
@@ -142,13 +142,11 @@ def predict(
         clients.append((classes, fit, target, w2_squared(fit, target)))
     out = {}
     for budget in budgets:
-        starts, direct = _server(world, x, noise, budget, shared)
+        starts = _server(world, x, noise, budget, shared)
         of_class: dict[Key, list[Tensor]] = {(s, a): [] for s in SAMPLERS for a in ARMS}
         for classes, client, target, local in clients:
-            gaussian = w2_squared(direct[classes], target)
             for sampler in SAMPLERS:
                 of_class[sampler, "localonly"].append(local)
-                of_class[sampler, "gaussian"].append(gaussian)
                 for arm, (start, abar) in starts.items():
                     got = refine(start[classes], client, abar=abar, sampler=sampler)
                     of_class[sampler, arm].append(w2_squared(got, target))
@@ -156,28 +154,29 @@ def predict(
     return out
 
 
-def _server(
-    world: Truth, x: Tensor, noise: Tensor, budget: Depth, shared: bool
-) -> tuple[dict[str, tuple[Gauss, float]], Gauss]:
-    """(x_t0's distribution and abar_t0 by arm, the deconvolved classes) from all clients' records x (K, N, d)."""
+def _server(world: Truth, x: Tensor, noise: Tensor, budget: Depth, shared: bool) -> dict[str, tuple[Gauss, float]]:
+    """x_t0's distribution and abar_t0 by arm, from all clients' records x (K, N, d)."""
     abar, clean = budget.abar, fitted_classes(list(x), shared=shared)
-    count, d = x.shape[1] * (len(x) if shared else 1), x.shape[2]
+    count, d = x.shape[1:]
     everywhere, eye = torch.zeros(len(x), d, dtype=torch.float64), torch.eye(d, dtype=torch.float64)
     starts = {"no-server": (Gauss(everywhere, eye), abar), "collafuse": (clean.noised(abar), abar)}
     if budget.epsilon is None:
         mixed = fitted(x.flatten(0, 1)).noised(abar)
-        starts |= {"pfdm": starts["collafuse"], "centre": starts["collafuse"]}
-        direct = clean
+        starts |= dict.fromkeys(("pfdm", "centre", "gaussian"), starts["collafuse"])
     else:
         sent = uploads(x, noise, abar=abar, clip=world.clip)
         fit, mixed = fitted_classes(list(sent), shared=shared), fitted(sent.flatten(0, 1))
-        direct = deconvolved(fit, abar=abar, count=count)
+        signal = deconvolved(fitted_classes(list(sent), shared=False), abar=abar, count=count)
         shifted = uploads(x - world.centre, noise, abar=budget.centred_abar, clip=world.centred_clip)
         shifted = shifted + math.sqrt(budget.centred_abar) * world.centre
         around = fitted_classes(list(shifted), shared=shared)
-        starts |= {"pfdm": (fit, abar), "centre": (around, budget.centred_abar)}
+        starts |= {
+            "pfdm": (fit, abar),
+            "centre": (around, budget.centred_abar),
+            "gaussian": (signal.noised(abar), abar),
+        }
     starts["shuffled"] = (Gauss(mixed.mean.expand(len(x), -1), mixed.cov), abar)
-    return starts, direct
+    return starts
 
 
 @dataclass(frozen=True)
@@ -215,7 +214,7 @@ class Prediction:
 def predictions(
     world: Truth, minorities: Sequence[int], budgets: Sequence[Depth], *, shared: bool, seeds: int
 ) -> list[Prediction]:
-    """Every arm at every minority size, budget and sampler. localonly and gaussian know no sampler, localonly no
+    """Every arm at every minority size, budget and sampler. localonly knows neither sampler nor
     budget: they repeat, so that every row has its baseline beside it."""
     out = []
     for minority in minorities:
