@@ -51,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
     dataset = datasets.load(experiment.data)
     counts = _counts(experiment, dataset)
     measured = overview.norms(dataset.splits["public"]) if len(dataset.splits["public"]) else None
-    folder = options.out or Path(experiment.runtime.storage).expanduser() / "previews" / Path(subject).name
+    folder = options.out or Path(experiment.runtime.storage).expanduser() / "previews" / Path(subject).absolute().name
     print(_source(dataset), _labels(dataset), _norms(measured, clip), _clients(dataset, counts), sep="\n\n")
     files = _draw(dataset, counts, measured, clip=clip, folder=folder)
     print(f"\nfiles in {folder}: {', '.join(files) or 'none'}")

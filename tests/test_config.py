@@ -128,6 +128,9 @@ EXPERIMENTS: dict[str, Callable[[Experiment], Experiment]] = {
         e, partition=Dirichlet(alpha=0.1), runtime=Runtime(workers=2, noise_secret="ab" * 16)
     ),
     "pooled": lambda e: replace(e, partition=Pooled(), clients=1, data=Data(name="mnist", root="/data", size=8)),
+    "own data": lambda e: replace(
+        e, data=Data(name="/my/birds", colour="grey", labels=("kind", "hue"), public_from="hub:some/birds")
+    ),
     "by class": lambda e: replace(e, partition=ByClass(), method=PFDM(epsilon=None, t0=300)),
 }
 

@@ -28,6 +28,7 @@ HOMES = {
     "opacus": "raydiff/privacy/",
     "diffusers": "raydiff/diffusion/",
     "cleanfid": "raydiff/evaluation/",
+    "huggingface_hub": "raydiff/data/hub.py",
 }
 TORCHLESS = ("raydiff.tracking",)  # all of raydiff that analysis/ may import
 

@@ -48,7 +48,8 @@ def source(folder: Path, labels: Sequence[str]) -> Source:
     columns = tuple(labels) or tuple(files[0].labels)
     coded = [_coded(files, place) for place in range(len(columns))]
     own_test = sum(_rows(file) for file in files[len(train) :])
-    unread = [path.name for path in every if path not in train + test]
+    deeper = (path for path in sorted(folder.iterdir()) if path.is_dir() and not path.name.startswith("."))
+    unread = [path.name for path in (*every, *deeper) if path not in train + test]
     return Source(
         labels=torch.stack([values for values, _ in coded], dim=1),
         columns=columns,
@@ -56,7 +57,7 @@ def source(folder: Path, labels: Sequence[str]) -> Source:
         own_test=own_test,
         pictures=functools.partial(_pictures, files),
         says=f"{len(files)} parquet file{'s' * (len(files) > 1)} in {folder}",
-        notes=(f"left unread, neither train nor test: {', '.join(unread)}",) if unread else (),
+        notes=(f"left unread: {', '.join(unread)}",) if unread else (),
     )
 
 

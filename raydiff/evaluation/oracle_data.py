@@ -214,8 +214,8 @@ class Prediction:
 def predictions(
     world: Truth, minorities: Sequence[int], budgets: Sequence[Depth], *, shared: bool, seeds: int
 ) -> list[Prediction]:
-    """Every arm at every minority size, budget and sampler. localonly knows neither sampler nor
-    budget: they repeat, so that every row has its baseline beside it."""
+    """Every arm at every minority size, budget and sampler. localonly knows neither sampler nor budget: it repeats, so
+    that every row has its baseline beside it."""
     out = []
     for minority in minorities:
         runs = [predict(world, minority=minority, budgets=budgets, shared=shared, seed=s) for s in range(seeds)]

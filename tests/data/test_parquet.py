@@ -63,8 +63,10 @@ def test_text_is_coded_alike_in_all_files(tmp_path: Path) -> None:
 def test_files_left_unread_are_told(tmp_path: Path) -> None:
     for split in ("train", "test", "validation"):
         table(tmp_path / "set" / f"{split}-0.parquet", label=SHAPES)
+    for name in ("pictures", ".cache"):
+        (tmp_path / "set" / name).mkdir()
     data = load(Data(name=str(tmp_path / "set"), **FEW))
-    assert data.notes == ("left unread, neither train nor test: validation-0.parquet",)
+    assert data.notes == ("left unread: validation-0.parquet, pictures",)
     assert data.says == f"2 parquet files in {tmp_path}/set"
 
 
