@@ -53,6 +53,14 @@ class Finished:
     published: Guarantee
     """Against outsiders: what holds for samples of the server's model."""
 
+    @property
+    def label_names(self) -> dict[str, tuple[str, ...]]:
+        """The label columns of what is made, each with the names of its values: the class is `label`, the others keep
+        their own names."""
+        own = self.dataset.label_columns
+        others = [n if n not in ("label", "image", "client") else f"label_{i}" for i, n in enumerate(own[1:], 1)]
+        return dict(zip(("label", *others), self.dataset.label_names, strict=True))
+
     def source(self, client: int | None) -> Source:
         """A client's personalised model, or with None the server's own.
 
@@ -85,7 +93,7 @@ class Finished:
             seed=experiment.seed,
             round=self.round,
             clients=tuple(numbers),
-            labels=self.dataset.label_names,
+            labels=self.label_names,
             shape=self.dataset.shape,
             about=source.about if source else "samples of the clients' own models",
             privacy=source.privacy if source else "none",

@@ -1,7 +1,7 @@
 """Labelled samples of a finished trial, as a data set: parquet in the Hugging Face image layout, and a card.
 
     card.json                        what these pictures are, and what they say about the records behind them
-    train-00000-of-00010.parquet     PART rows each: image (PNG), label, and label_1, ... where there are more
+    train-00000-of-00010.parquet     PART rows each: image (PNG), label, and the other label columns if any
 
 The card is written first, then one part after the other, each whole or not at all and from streams of its own: a run
 that was killed continues with the first part that is missing, and its files are those of a run that was not.
@@ -25,7 +25,6 @@ from raydiff import config, seeding
 from raydiff.diffusion.gaussian import device
 from raydiff.evaluation.pictures import picture, to_bytes
 from raydiff.finished import Finished, Source, words
-from raydiff.sampler import label_columns
 from raydiff.store import appearing, write_text
 
 PART = 1000
@@ -114,7 +113,7 @@ def write(
         rows = labels.of(part * PART, part * PART + _count(part, labels.rows))
         images = source.sample(rows, _generator(source, request, part))
         with appearing(path) as temporary:
-            _write_part(temporary, to_bytes(images), rows, finished.dataset.label_names, source)
+            _write_part(temporary, to_bytes(images), rows, finished.label_names, source)
         done += len(rows)
         say(done, labels.rows)
     return source.privacy
@@ -189,18 +188,17 @@ def _check_room(out: Path, rows: int, shape: tuple[int, int, int]) -> None:
         )
 
 
-def _write_part(path: Path, pixels: Tensor, labels: Tensor, names: Sequence[Sequence[str]], source: Source) -> None:
+def _write_part(path: Path, pixels: Tensor, labels: Tensor, names: Mapping[str, Sequence[str]], source: Source) -> None:
     """One parquet file: pixels (n, H, W, C) uint8, labels (n, K)."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    columns = label_columns(labels.shape[1])
     features: dict[str, Any] = {"image": {"_type": "Image"}}
-    features.update({c: {"_type": "ClassLabel", "names": list(n)} for c, n in zip(columns, names, strict=True)})
+    features.update({column: {"_type": "ClassLabel", "names": list(values)} for column, values in names.items()})
     schema = pa.schema(
         [
             ("image", pa.struct([("bytes", pa.binary()), ("path", pa.string())])),
-            *((column, pa.int64()) for column in columns),
+            *((column, pa.int64()) for column in names),
         ],
         metadata={
             "huggingface": json.dumps({"info": {"features": features}}),

@@ -12,7 +12,6 @@ from typing import Any
 
 from raydiff import tracking
 from raydiff.finished import Finished
-from raydiff.sampler import label_columns
 
 
 def find_trial(uri: str, run: str, sweeps: Path) -> str:
@@ -88,13 +87,12 @@ def _save_model(path: Path, files: Path, card: Mapping[str, Any], model: Any) ->
     from mlflow.models import ModelSignature
     from mlflow.types import ColSpec, ParamSchema, ParamSpec, Schema, TensorSpec
 
-    columns = label_columns(len(card["labels"]))
     channels, height, width = card["shape"]
     whose = [ColSpec("long", "client", required=False)] if card["clients"] else []
-    inputs = Schema([*(ColSpec("long", column) for column in columns), *whose])
+    inputs = Schema([*(ColSpec("long", column) for column in card["labels"]), *whose])
     pixels = TensorSpec(np.dtype("uint8"), (-1, height, width, channels))
     seed = ParamSchema([ParamSpec("seed", "long", None)])
-    example = pd.DataFrame({c: list(range(min(2, len(n)))) for c, n in zip(columns, card["labels"], strict=True)})
+    example = pd.DataFrame({column: [0, len(names) - 1] for column, names in card["labels"].items()})
     pyfunc.save_model(
         str(path),
         loader_module="raydiff.sampler",

@@ -54,8 +54,8 @@ class Card:
     """The round after which the states hold."""
     clients: tuple[int, ...]
     """Whose samplers these are; empty: the server's model alone."""
-    labels: tuple[tuple[str, ...], ...]
-    """For each label column the names of its values 0, 1, ..."""
+    labels: Mapping[str, tuple[str, ...]]
+    """The label columns, the class first, each with the names of its values 0, 1, ..."""
     shape: tuple[int, int, int]
     """(C, H, W)."""
     about: str
@@ -64,11 +64,6 @@ class Card:
     """"none", or the guarantee under which its samples may be published; of clients' models `save` fills it in."""
     requires: tuple[str, ...] = ()
     """Distributions that it imports; filled in by `save`."""
-
-
-def label_columns(count: int) -> list[str]:
-    """The names of `count` label columns: label, label_1, label_2, ..."""
-    return ["label", *(f"label_{i}" for i in range(1, count))]
 
 
 def save(folder: Path, card: Card, method: AnyMethod, *, server: Params, states: Mapping[int, Params]) -> None:
@@ -108,8 +103,8 @@ class Sampler:
     def __init__(self, folder: Path) -> None:
         fields: dict[str, Any] = json.loads((folder / "sampler.json").read_text())
         self.method: Method = config.from_dict(fields.pop("method"), AnyMethod)
-        fields["labels"] = map(tuple, fields["labels"])
-        lists = {k: tuple(fields[k]) for k in ("labels", "clients", "shape", "requires")}
+        fields["labels"] = {column: tuple(names) for column, names in fields["labels"].items()}
+        lists = {k: tuple(fields[k]) for k in ("clients", "shape", "requires")}
         self.card = Card(**{**fields, **lists})
         self._store = Store(folder)
         self._made: dict[int | None, Sample] = {}
@@ -133,8 +128,8 @@ class Sampler:
     def predict(self, model_input: pd.DataFrame, params: Mapping[str, Any] | None = None) -> np.ndarray[Any, Any]:
         """A picture for each row: (N, H, W, C) uint8, 0..255 for the data's [-1, 1].
 
-        Columns: `label` (then `label_1`, ...), and `client`, the first one where it is left out. With the parameter
-        `seed` the same table gives the same pictures; without it they are new ones each time.
+        Columns: `label` (and the others, where there are several), and `client`, the first one where it is left out.
+        With the parameter `seed` the same table gives the same pictures; without it they are new ones each time.
         """
         seed = (params or {}).get("seed")
         seed = secrets.randbits(63) if seed is None else int(seed)
@@ -153,11 +148,12 @@ class Sampler:
 
     def _labels(self, model_input: pd.DataFrame) -> Tensor:
         """(N, K). Raises ValueError for a column that is missing and for a label that the model does not know."""
-        columns = label_columns(len(self.card.labels))
+        columns = list(self.card.labels)
         if missing := [c for c in columns if c not in model_input]:
             raise ValueError(f"the input has no column {missing[0]!r}")
         labels = torch.from_numpy(model_input[columns].to_numpy().astype(np.int64))
-        for name, values, names in zip(columns, labels.T, self.card.labels, strict=True):
+        for name, values in zip(columns, labels.T, strict=True):
+            names = self.card.labels[name]
             if len(values) and not 0 <= int(values.min()) <= int(values.max()) < len(names):
                 wrong = int(values[(values < 0) | (values >= len(names))][0])
                 raise ValueError(f"{name} must be in 0..{len(names) - 1}, got {wrong}")

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -17,8 +18,10 @@ from torch import Tensor
 from raydiff import generation
 from raydiff.config import Experiment
 from raydiff.data.datasets import Data, load
+from raydiff.data.partition import Iid
 from raydiff.finished import Finished, Source, open_finished
 from raydiff.generation import Request, plan, write
+from raydiff.sampler import Sampler
 from raydiff.seeding import generator
 
 CODE = {"raydiff": "0.1.0", "git": "0123"}
@@ -122,12 +125,33 @@ def test_a_second_label_column_has_its_own_names(finished: Finished, tmp_path: P
     path = tmp_path / "part.parquet"
     pixels = torch.arange(16, dtype=torch.uint8).view(2, 2, 4, 1)
     labels = torch.tensor([[1, 0], [0, 2]])
-    generation._write_part(path, pixels, labels, [("a", "b"), ("x", "y", "z")], source_of([[0, 0]]))
+    generation._write_part(path, pixels, labels, {"label": ("a", "b"), "hue": ("x", "y", "z")}, source_of([[0, 0]]))
     table = pq.read_table(path)
-    assert table.column_names == ["image", "label", "label_1"]
-    assert (table["label"].to_pylist(), table["label_1"].to_pylist()) == ([1, 0], [0, 2])
+    assert table.column_names == ["image", "label", "hue"]
+    assert (table["label"].to_pylist(), table["hue"].to_pylist()) == ([1, 0], [0, 2])
     features = json.loads(table.schema.metadata[b"huggingface"])["info"]["features"]
-    assert features["label_1"]["names"] == ["x", "y", "z"]
+    assert features["hue"]["names"] == ["x", "y", "z"]
+
+
+def test_several_label_columns_go_in_and_come_out(tiny: Experiment, copied, tmp_path: Path) -> None:
+    """The class becomes `label`, the other column keeps its name; what occurs comes in its proportions."""
+    rows = torch.tensor([[0, 1], [1, 0], [1, 2]]).repeat(100, 1)
+    pixels = torch.randint(256, (300, 8, 8, 1), generator=generator(0), dtype=torch.uint8)
+    (tmp_path / "in").mkdir()
+    names = {"shape": ("disc", "ring"), "hue": ("red", "blue", "green")}
+    generation._write_part(tmp_path / "in" / "train.parquet", pixels, rows, names, source_of([[0, 0]]))
+    data = Data(name=str(tmp_path / "in"), labels=("shape", "hue"), public=20, validation=0, calibration=0, test=0)
+    experiment = replace(tiny, data=data, partition=Iid(), evaluation=None)
+    made = open_finished(copied.finish("several", experiment))
+    write(made, 0, tmp_path / "out", Request(num=30, per_class=True), code=CODE)
+    again = load(replace(data, name=str(tmp_path / "out"), labels=("label", "hue")))
+    assert again.label_names == tuple(names.values()) and again.label_columns == ("label", "hue")
+    combinations, counts = torch.cat([again.splits[s].labels for s in ("train", "public")]).unique(
+        dim=0, return_counts=True
+    )
+    assert combinations.tolist() == [[0, 1], [1, 0], [1, 2]] and counts[0] == 30 == counts[1:].sum()
+    made.save_sampler(tmp_path / "sampler")
+    assert Sampler(tmp_path / "sampler").predict(pd.DataFrame({"label": [1], "hue": [2]})).shape == (1, 8, 8, 1)
 
 
 def test_what_was_made_can_be_trained_on(finished: Finished, tiny: Experiment, storage, copied) -> None:
@@ -232,5 +256,5 @@ def test_a_row_takes_no_more_than_estimated(finished: Finished, tmp_path: Path) 
     """Noise is what PNG cannot compress."""
     noise = torch.randint(256, (1000, 8, 8, 1), generator=generator(0), dtype=torch.uint8)
     labels = torch.zeros(1000, 1, dtype=torch.long)
-    generation._write_part(tmp_path / "part", noise, labels, [("a",)], source_of([[0]]))
+    generation._write_part(tmp_path / "part", noise, labels, {"label": ("a",)}, source_of([[0]]))
     assert (tmp_path / "part").stat().st_size <= 1000 * (64 + 8 + generation.PNG_BYTES)

@@ -165,7 +165,7 @@ def test_what_is_said_of_a_sampler(mine: Runs) -> None:
     (pixels,) = model.signature.outputs
     assert (str(pixels.type), pixels.shape) == ("uint8", (-1, 8, 8, 1))
     assert [(p.name, p.default) for p in model.signature.params] == [("seed", None)]
-    assert model.load_input_example(str(folder)).to_dict("list") == {"label": [0, 1]}
+    assert model.load_input_example(str(folder)).to_dict("list") == {"label": [0, 9]}
     wanted = ("mlflow", "torch", "numpy", "scipy", "pandas", "safetensors")
     assert (folder / "requirements.txt").read_text().split() == [f"{name}=={version(name)}" for name in wanted]
     assert (folder / "code" / "raydiff" / "sampler.py").exists()

@@ -51,7 +51,7 @@ def test_the_folder_holds_states_and_a_card_alone(saved: Path) -> None:
         assert [k for k in f.keys() if not k.startswith("model/")] == []  # noqa: SIM118
     card = Sampler(saved).card
     assert (card.clients, card.privacy, card.shape, card.round) == ((0, 1), "none", (1, 8, 8), 3)
-    assert card.labels == (tuple(str(c) for c in range(10)),) and "diffusers" not in card.requires
+    assert card.labels == {"label": tuple(str(c) for c in range(10))} and "diffusers" not in card.requires
 
 
 def test_it_samples_as_the_clients_model_does(saved: Path, storage) -> None:
@@ -160,16 +160,16 @@ def save(folder: Path, model: DDPM, **more: Any) -> Sampler:
 
 def test_two_label_columns(tmp_path: Path) -> None:
     model = DDPM(network=MLP(width=16, depth=1), timesteps=3, shape=(3, 4, 4), labels=(3, 2))
-    loaded = save(tmp_path, model, labels=(("a", "b", "c"), ("x", "y")))
-    assert loaded.predict(table(label=[0, 2], label_1=[1, 0])).shape == (2, 4, 4, 3)
-    with pytest.raises(ValueError, match=r"^label_1 must be in 0\.\.1, got 2$"):
-        loaded.predict(table(label=[0, 2], label_1=[1, 2]))
-    with pytest.raises(ValueError, match=r"^the input has no column 'label_1'$"):
+    loaded = save(tmp_path, model, labels={"label": ("a", "b", "c"), "hue": ("x", "y")})
+    assert loaded.predict(table(label=[0, 2], hue=[1, 0])).shape == (2, 4, 4, 3)
+    with pytest.raises(ValueError, match=r"^hue must be in 0\.\.1, got 2$"):
+        loaded.predict(table(label=[0, 2], hue=[1, 2]))
+    with pytest.raises(ValueError, match=r"^the input has no column 'hue'$"):
         loaded.predict(table(label=[0, 2]))
 
 
 def test_a_unet_imports_diffusers(tmp_path: Path) -> None:
     model = DDPM(network=UNet(widths=(8, 8)), timesteps=2, shape=(1, 8, 8), labels=(2,))
-    loaded = save(tmp_path, model, labels=(("a", "b"),))
+    loaded = save(tmp_path, model, labels={"label": ("a", "b")})
     assert "diffusers" in loaded.card.requires and loaded.predict(table(label=[1])).shape == (1, 8, 8, 1)
     assert json.loads((tmp_path / "sampler.json").read_text())["method"]["kind"] == "LocalOnly"
