@@ -161,9 +161,9 @@ def collaboration_colour() -> Study:
     base = override(
         digits().experiment,
         {
-            "data": replace(SMALL_MNIST, name="colour-mnist", train=4000),
+            "data": replace(SMALL_MNIST, name="colour-mnist", train=4000, test=400),
             "evaluation": Evaluation(attack=False, clusters=True),
-            "method.model.network": MLP(width=256),
+            "method.model.network": MLP(width=256, skip=True),
             "method.clip": 23.7,
         },
     )
@@ -203,8 +203,10 @@ def clients() -> Study:
             "data": SMALL_MNIST,
             "evaluation": Evaluation(attack=False),
             "method.model.network": MLP(width=256),
-            "method.local.steps": 1000,
+            "method.local.steps": 500,
             "method.server.steps": 2000,
+            "method.sampling.steps": 25,
+            "method.client_sampling.steps": 25,
         },
     )
     grid = {

@@ -37,6 +37,7 @@ OTHER: dict[str, Any] = {
     "method.model.network": UNet(widths=(8, 8)),
     "method.model.network.width": 16,
     "method.model.network.depth": 2,
+    "method.model.network.skip": True,
     "method.model.schedule": "cosine",
     "method.model.timesteps": 25,
     "method.model.shape": (3, 8, 8),

@@ -37,6 +37,7 @@ OTHER: dict[str, Any] = {
     "center": True,
     "start": "noise",
     "local_parts": 2,
+    "skip": True,
     "precision": "bfloat16",
     "compile": True,
     "accountant": "rdp",

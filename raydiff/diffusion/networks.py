@@ -24,6 +24,9 @@ class MLP:
     """Hidden units."""
     depth: int = 3
     """Residual blocks."""
+    skip: bool = False
+    """Add a multiple of x to the output, learned as a function of t and the labels. Where there are more pixels than
+    hidden units, white noise does not fit through these, and without it cannot be predicted."""
 
     def __post_init__(self) -> None:
         if self.width < 1 or self.depth < 1:
@@ -93,13 +96,14 @@ class _MLP(nn.Module):
         self.enter = nn.Linear(pixels, width)
         self.blocks = nn.ModuleList(_Block(width) for _ in range(config.depth))
         self.leave = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, pixels))
+        self.skip = nn.Linear(width, 1) if config.skip else None
 
     def forward(self, x: Tensor, t: Tensor, labels: Tensor) -> Tensor:
         emb = nn.functional.silu(self.time(_sinusoids(t * (1000 / self.timesteps))) + self.conditions(labels))
         h = self.enter(x.flatten(1))
         for block in self.blocks:
             h = block(h, emb)
-        out: Tensor = self.leave(h)
+        out: Tensor = self.leave(h) if self.skip is None else self.leave(h) + self.skip(emb) * x.flatten(1)
         return out.view_as(x)
 
 

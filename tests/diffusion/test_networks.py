@@ -110,3 +110,15 @@ def test_a_unet_deeper_than_the_image_is_refused() -> None:
 def test_bad_mlps_are_refused(network: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"^width and depth must be at least 1, got "):
         MLP(**network)
+
+
+def test_with_a_skip_more_pixels_than_hidden_units_are_predicted() -> None:
+    """Pure noise is its own prediction at T: a narrow network needs the skip for it."""
+    losses = []
+    for skip in (False, True):
+        model = DDPM(network=MLP(width=16, depth=1, skip=skip), timesteps=20, shape=(1, 8, 8), labels=(1,))
+        blank, labels = torch.zeros(64, 1, 8, 8), torch.zeros(64, 1, dtype=torch.int64)
+        training = Training(steps=300, batch=64, learning_rate=1e-2)
+        params, _, _ = fit(model, model.init(generator(0)), blank, labels, training=training, rng=generator(1))
+        losses.append(float(model.loss(params, (blank, labels), model.draws(64, generator(2)), {})))
+    assert losses[0] > 1 - 16 / 64 - 0.1 and losses[1] < 0.35
