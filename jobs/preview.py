@@ -132,7 +132,8 @@ def _norms(measured: overview.Norms | None, clip: float | None) -> str:
         for label, values in (("as they are", measured.plain), ("less the public mean", measured.centred))
     ]
     title = f"L2 norms of the {len(measured.plain)} public pictures, flattened, on [-1, 1]; of private ones, nothing"
-    suggested = f"suggested clip: {measured.suggested_clip:.2f}, the public median"
+    plain, around = measured.suggested_clip, float(measured.centred.median())
+    suggested = f"suggested clip: {plain:.2f}, the public median; {around:.2f} with --method.center true"
     judged = [] if clip is None else [f"clip {clip:g} clips {measured.clipped(clip):.1%} of the public pictures"]
     return "\n".join([title, *_table([head, *rows]), suggested, *judged])
 
