@@ -33,6 +33,7 @@ PAIRS = (
     ("pfdm", "shuffled"),
     ("collafuse", "localonly"),
     ("gaussian", "localonly"),
+    ("pfdm", "gaussian"),
     ("centre", "centre-localonly"),
     ("centre-gaussian", "centre-localonly"),
     ("fedavg", "localonly"),

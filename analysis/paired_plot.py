@@ -57,4 +57,6 @@ def _panel(axes, found: pd.DataFrame, levels: list[float]) -> None:  # type: ign
         axes.errorbar(x, at["mean"], yerr=spread, color=colour, linestyle=line, marker="o", ms=3, capsize=2, label=arm)
     axes.set_xticks(range(len(levels)), ["none" if math.isinf(e) else f"{e:g}" for e in levels])
     axes.set_yscale("log")
-    axes.tick_params(labelsize=8)
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter("{x:g}")
+    axes.tick_params(which="both", labelsize=8)

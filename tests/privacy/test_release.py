@@ -195,6 +195,23 @@ def merges_repeats(x: Tensor, *, records: Sequence[int], **rest: object) -> Rele
     return gaussian_records(x, records=records, **rest)
 
 
+def around(center: Tensor | None) -> Mechanism:
+    """The mechanism around a center, in coordinates in which that is 0; None: around the records' own mean."""
+    origin = torch.linspace(-3, 3, 256).view(SHAPE) if center is None else center
+
+    def mechanism(x: Tensor, *, scale: float, **rest: object) -> Release:
+        given = (x + origin).mean(0) if center is None else center
+        sent = gaussian_records(x + origin, scale=scale, center=given, **rest)
+        return already_private({**sent.value, "x": sent.value["x"] - scale * origin}, sent.event)
+
+    return mechanism
+
+
+def test_a_public_center_has_no_faults_and_a_private_one_is_found() -> None:
+    assert faults(around(torch.linspace(-3, 3, 256).view(SHAPE))) == []
+    assert "clip" in faults(around(None))
+
+
 def test_the_real_mechanism_has_no_faults() -> None:
     assert faults(gaussian_records) == []
     assert faults(with_noise_times(1.0)) == []
