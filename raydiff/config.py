@@ -24,6 +24,7 @@ from typing import Any, Literal
 from raydiff.data import names
 from raydiff.data.datasets import Data, Dataset
 from raydiff.data.partition import ByClass, Dirichlet, Iid, MajorityMinority, Pooled
+from raydiff.data.records import public_mean
 from raydiff.evaluation.evaluate import Evaluation
 from raydiff.methods import PFDM, AnyMethod
 
@@ -114,6 +115,8 @@ def resolve(experiment: Experiment, dataset: Dataset) -> Experiment:
     """The experiment with what only the data can tell: image shape, number of labels, digest."""
     model = dataclasses.replace(experiment.method.model, shape=dataset.shape, labels=dataset.cardinalities)
     method = dataclasses.replace(experiment.method, model=model)
+    if getattr(method, "center", False):
+        public_mean(dataset.splits["public"])  # refused now, not when it is used
     data = _anywhere(experiment.data)
     return dataclasses.replace(experiment, method=method, data=data, data_digest=dataset.digest)
 

@@ -20,7 +20,7 @@ from raydiff.config import Experiment, Runtime
 from raydiff.data.datasets import Data, load
 from raydiff.data.partition import Iid, Pooled
 from raydiff.evaluation.evaluate import Evaluation
-from raydiff.methods import FedAvg
+from raydiff.methods import PFDM, FedAvg
 from raydiff.privacy.ledger import Ledger
 from raydiff.trial import Trial, end, make_clients, noise_secret, open_trial
 
@@ -301,6 +301,7 @@ def test_opening_resolves_the_experiment(protocol: Experiment, tmp_path: Path) -
         ({"data": Data(train=100, test=0), "evaluation": Evaluation(dim=4)}, "needs records in the split test"),
         ({"evaluation": Evaluation(dim=500)}, "dim must be at most n/5"),
         ({"data": Data(name="no such set", root="/")}, "unknown data set 'no such set'"),
+        ({"data": Data(train=100, public=0), "method": PFDM(center=True)}, "a center needs public records"),
     ],
 )
 def test_what_does_not_fit_together_is_refused_before_anything_is_written(
@@ -310,6 +311,26 @@ def test_what_does_not_fit_together_is_refused_before_anything_is_written(
         open_trial(replace(protocol, **changes), tmp_path)
     assert "\n" not in str(refusal.value)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_both_samplers_are_measured_and_the_configured_one_is_the_result(
+    finished: tuple[Trial, list[dict[str, Any]]],
+) -> None:
+    final = finished[1][-1]
+    own, other = finished[0].experiment.method.client_sampling.variants()
+    for reading in ("fd_cnn/minor", "kd_cnn/all", "label_accuracy/major"):
+        assert final[f"eval/{own}/{reading}"] == final[f"eval/{reading}"] != final[f"eval/{other}/{reading}"]
+    assert not [k for k in final if "ddim" in k and k.endswith(("_floor", "/real"))]
+
+
+def test_the_clusters_of_a_pooled_model_are_measured(tiny: Experiment, tmp_path: Path) -> None:
+    data = replace(tiny.data, test=400)  # enough of each cluster
+    instruments = Evaluation(dim=4, attack=False, clusters=True)
+    pooled = replace(tiny, data=data, partition=Pooled(), clients=1, evaluation=instruments)
+    final = execute(open_trial(pooled, tmp_path))[-1]
+    assert "eval/fd_cnn/minor" not in final
+    a, b = (final[f"eval/fd_cnn/cluster_{name}"] for name in "ab")
+    assert a != b and final["eval/ancestral/fd_cnn/cluster_a"] == a != final["eval/ddim/fd_cnn/cluster_a"]
 
 
 def test_without_instruments_only_the_protocol_runs(protocol: Experiment, tmp_path: Path) -> None:

@@ -203,6 +203,15 @@ def test_text_of_one_trial_in_full(tmp_path: Path) -> None:
     assert "stopped" not in text and "n: seeds" not in text and "outsiders" not in text
 
 
+def test_both_samplers_have_a_column_where_they_were_measured(tmp_path: Path) -> None:
+    measured = {"eval/ddim/fd_cnn/minor": 3.0, "eval/ancestral/fd_cnn/minor": 3.75}
+    text = frontier.text(frontier.table(small(tmp_path, ("PFDM", 9.77, 3.0), **measured)))
+    above, names = (re.sub(" +", " ", line) for line in text.splitlines()[:2])
+    assert above.count("minor by minor by") == 1 and " ddim ancestral accuracy" in names
+    assert " 3.000 3.750 " in re.sub(" +", " ", body(text)[0])
+    assert "minor by: the same for the minority classes" in text
+
+
 def test_nothing_sent_and_no_guarantee_say_so(grid: pd.DataFrame) -> None:
     text = frontier.text(frontier.table(grid))
     assert sum("  0 (nothing sent)  " in row for row in body(text)) == 4

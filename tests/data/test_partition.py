@@ -19,6 +19,7 @@ from raydiff.data.partition import (
     MajorityMinority,
     Partition,
     Pooled,
+    clusters,
     counts,
     draw,
     groups,
@@ -149,6 +150,12 @@ def test_majority_minority_halves_other_class_counts() -> None:
     even, odd = table(equal_classes(4, 110), 2, MajorityMinority(ratio=0.1))
     assert (even, odd) == ([100, 100, 10, 10], [10, 10, 100, 100])
     assert table(equal_classes(3, 110), 2, MajorityMinority())[0] == [100, 10, 10]
+
+
+def test_clusters_are_the_papers_for_ten_classes_and_halves_for_others() -> None:
+    assert clusters(range(10)) == ((0, 1, 6, 7, 9), (2, 3, 4, 5, 8))
+    assert clusters([1, 4, 5]) == ((1,), (4, 5))
+    assert clusters([0, 1, 6, 7]) == ((0, 1), (6, 7))
 
 
 def test_majority_minority_with_an_odd_number_of_clients() -> None:
