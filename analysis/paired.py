@@ -3,14 +3,16 @@
     python analysis/paired.py SWEEP [--oracle FILE.csv] [--out DIR]     prints, and writes paired.csv, .md and .png
 
 An arm is what a trial does for the minority; a cell is a minority's size, an epsilon and a sampler. Arms of one cell
-share seeds, partitions and client models, so differences are taken seed by seed: mean and 95 % Student interval,
-without a correction for the number of cells. Negative: the first arm's distance is smaller. A prediction of the oracle
+share seeds and partitions, and the arms of a pair their client models where both have some, so differences are taken
+seed by seed: mean and 95 % Student interval, without a correction for the number of cells. Negative: the first arm's
+distance is smaller. A prediction of the oracle
 (`jobs/oracle.py --out`) agrees where its sign is that of a difference whose interval excludes 0.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 import sys
 from collections.abc import Iterator, Sequence
@@ -39,7 +41,7 @@ PAIRS = (
     ("fedavg", "localonly"),
     ("centralised", "localonly"),
 )
-"""(arm, what it is compared with): each client model has been trained once for both."""
+"""(arm, what it is compared with)."""
 CELL = ["minority", "epsilon", "sampler"]
 
 
@@ -51,27 +53,37 @@ def distances(sweep: Path) -> pd.DataFrame:
     runs = load.runs(sweep)
     runs = runs[runs["outcome"] == "finished"]
     network = network_of(runs)
-    if network is None or "partition.minority" not in runs:
+    if network is None or "partition.minority" not in runs or runs["partition.minority"].isna().all():
         raise ValueError(f"{sweep} has no finished trials with feature distances and a partition.minority")
-    depths = load.rounds(sweep).query("metric == 't0'").set_index("digest")["value"]
-    epsilons = _epsilons(runs, depths)
+    budgets = _budgets(runs, load.rounds(sweep))
     rows = []
     for run in runs.to_dict("records"):
         arm = _arm(run)
-        at = depths.get(run["digest"], math.nan)
-        epsilon = epsilons.get(at, math.inf if arm in ("pfdm", "collafuse") else math.nan)
-        epsilon = run["method.epsilon"] if arm.startswith("centre") else epsilon
-        for sampler in SAMPLERS:
+        for epsilon, sampler in itertools.product(_epsilons(run, arm, budgets), SAMPLERS):
             names = ("cluster_a", "cluster_b") if arm == "centralised" else ("minor",)
             values = [run.get(f"final/eval/{sampler}/fd_{network}/{name}", math.nan) for name in names]
-            rows.append((arm, run.get("partition.minority"), epsilon, run["seed"], sampler, sum(values) / len(values)))
+            rows.append((arm, run["partition.minority"], epsilon, run["seed"], sampler, sum(values) / len(values)))
     return pd.DataFrame(rows, columns=["arm", *CELL[:2], "seed", CELL[2], "distance"]).dropna(subset="distance")
 
 
-def _epsilons(runs: pd.DataFrame, depths: pd.Series) -> dict[float, float]:
-    """Depth -> the epsilon that it was solved from, around no center."""
-    private = runs[runs["method.epsilon"].notna() & (runs["method.center"] == False)]  # noqa: E712
-    return {depths[d]: e for d, e in zip(private["digest"], private["method.epsilon"], strict=True) if d in depths}
+def _budgets(runs: pd.DataFrame, rounds: pd.DataFrame) -> dict[float, list[float]]:
+    """Depth -> the epsilons that need it, around no center: CollaFuse is at the depth of each of them."""
+    depths = rounds[rounds["metric"] == "t0"].set_index("digest")["value"]
+    out: dict[float, list[float]] = {}
+    for run in runs.to_dict("records"):
+        if run["digest"] in depths and not pd.isna(run["method.epsilon"]) and not run["method.center"]:
+            known = out.setdefault(depths[run["digest"]], [])
+            known += [] if run["method.epsilon"] in known else [run["method.epsilon"]]
+    return out
+
+
+def _epsilons(run: dict[str, Any], arm: str, budgets: dict[float, list[float]]) -> list[float]:
+    """The cells of a trial: its epsilon, those of its depth, infinity without noise, NaN where there is no budget."""
+    if arm == "collafuse":
+        return budgets.get(float(run["method.t0"]), [])
+    if not pd.isna(run.get("method.epsilon")):
+        return [float(run["method.epsilon"])]
+    return [math.inf if arm == "pfdm" else math.nan]
 
 
 def _arm(run: dict[str, Any]) -> str:
@@ -82,7 +94,7 @@ def _arm(run: dict[str, Any]) -> str:
     centre = "centre-" if run["method.center"] is True else ""
     if run["method"] == "LocalOnly":
         return f"{centre}localonly"
-    if math.isnan(run["method.epsilon"]) and not math.isnan(run["method.t0"]):
+    if pd.isna(run["method.epsilon"]) and not pd.isna(run["method.t0"]):
         return "collafuse"
     name = PFDM[run["method.start"]]
     return "centre" if (centre, name) == ("centre-", "pfdm") else centre + name
@@ -122,6 +134,8 @@ def with_oracle(table: pd.DataFrame, oracle: pd.DataFrame) -> pd.DataFrame:
 
     `agrees` is empty where the interval includes 0 or the oracle says nothing.
     """
+    if missing := {*CELL, "arm", "w2_squared"} - {*oracle}:
+        raise ValueError(f"the oracle's file has no column {min(missing)}: make it with jobs/oracle.py")
     oracle = oracle.rename(columns={"w2_squared": "w2"})[[*CELL, "arm", "w2"]]
     oracle = oracle.assign(epsilon=oracle["epsilon"].replace("none", "inf").astype(float))
     base = {"centre-localonly": "localonly"}  # the oracle's client models do not depend on the clip
@@ -190,8 +204,7 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--out", metavar="DIR", type=Path, help="where to write (default: SWEEP/report)")
     given = parser.parse_args(argv)
     sweep = given.sweep.expanduser()
-    out = given.out or sweep / "report"
-    out.mkdir(parents=True, exist_ok=True)
+    out = given.out.expanduser() if given.out else sweep / "report"
     found = distances(sweep)
     table = differences(found)
     notes = []
@@ -199,6 +212,7 @@ def main(argv: Sequence[str]) -> None:
         table = with_oracle(table, pd.read_csv(given.oracle, na_values="", keep_default_na=False))
         counted = table["agrees"].dropna()
         notes = [f"the oracle agrees in {int(counted.sum())} of {len(counted)} decided cells", *disagreements(table)]
+    out.mkdir(parents=True, exist_ok=True)
     table.to_csv(out / "paired.csv", index=False)
     text = "\n".join([markdown(table), "", *notes])
     (out / "paired.md").write_text(text + "\n")

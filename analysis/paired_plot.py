@@ -14,6 +14,7 @@ LOOKS = {
     "collafuse": ("#56B4E9", "-."),
     "pfdm": ("#0072B2", "-"),
     "gaussian": ("#009E73", "-"),
+    "centre-localonly": ("0.35", ":"),
     "centre": ("#D55E00", "-"),
     "centre-gaussian": ("#F0E442", "-"),
     "fedavg": ("#000000", "-."),
@@ -38,8 +39,9 @@ def plot(found: pd.DataFrame, path: Path) -> None:
             axes.set_title(f"{minority:g} records a minority class, {sampler}", fontsize=9)
     figure.supxlabel("epsilon of an upload", fontsize=9)
     figure.supylabel("Fréchet distance, minority classes", fontsize=9)
-    handles, names = panels[0][0].get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside right upper", fontsize=8, frameon=False)
+    drawn = [axes.get_legend_handles_labels() for axes in panels.flat]
+    legend = {name: handle for handles, names in drawn for handle, name in zip(handles, names, strict=True)}
+    figure.legend(legend.values(), legend.keys(), loc="outside right upper", fontsize=8, frameon=False)
     figure.savefig(path, metadata={"Software": None})
 
 

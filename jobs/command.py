@@ -66,13 +66,24 @@ def axes(texts: Sequence[str]) -> dict[str, tuple[str, ...]]:
 
 
 def grid(base: Experiment, of: Mapping[str, Sequence[str]], beside: Sequence[presets.Arm]) -> list[Experiment]:
-    """All combinations of the axes on `base`; then each arm on its own axes and those of the others that it has."""
+    """All combinations of the axes on `base`; then each arm on those axes that it has."""
     out = _combinations(base, of)
     for arm in beside:
         tokens = [f"--{path}={value}" for path, value in arm.changes.items()]
         start = config.override(base, config.parse_overrides(base, tokens))
-        out += _combinations(start, {path: v for path, v in {**of, **arm.grid}.items() if config.has_path(start, path)})
+        mine = {path: v for path, v in of.items() if config.has_path(start, path)}
+        if (arm.private or arm.at_depths) and "method.epsilon" in mine:
+            mine["method.epsilon"] = [v for v in mine["method.epsilon"] if v.lower() != "none"]
+        found = _combinations(start, mine)
+        out += [_without_noise(experiment) for experiment in found] if arm.at_depths else found
     return out
+
+
+def _without_noise(experiment: Experiment) -> Experiment:
+    """The same depth, without the noise that asked for it."""
+    depth = experiment.method.depth  # type: ignore[union-attr]
+    changed: Experiment = config.override(experiment, {"method.epsilon": None, "method.t0": depth})
+    return changed
 
 
 def _combinations(start: Experiment, of: Mapping[str, Sequence[str]]) -> list[Experiment]:

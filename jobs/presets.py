@@ -24,9 +24,12 @@ class Arm:
     """Something to run beside a study's experiment."""
 
     changes: Mapping[str, str]
-    """Field path -> value, as on the command line: in what it differs."""
-    grid: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Axes of its own; it takes those of the study's other axes that it has."""
+    """Field path -> value, as on the command line: in what it differs. It takes those of the study's axes that it has.
+    """
+    private: bool = False
+    """Only where there is an epsilon."""
+    at_depths: bool = False
+    """In place of each epsilon, the depth t0 that it needs, without noise."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +45,8 @@ class Study:
 
 
 BASELINES = (Arm(changes={"method": "localonly"}), Arm(changes={"method": "fedavg"}))
+EPSILONS = ("10", "50", "200")
+SEEDS = ("0", "1", "2", "3", "4")
 
 # --- the main job ---
 
@@ -72,7 +77,8 @@ def digits() -> Study:
 # --- the paper's sizes, for GPUs ---
 
 LONG = Training(steps=20_000, batch=128, learning_rate=2e-4)
-PARTS = 20  # a training is kept after each twentieth: minutes on a GPU, so that it can be run in slices
+PARTS = 20  # a training is kept after each twentieth, so that it can be run in slices
+LONG_BASELINES = (Arm(changes={"method": "localonly"}), Arm(changes={"method": "fedavg", "method.rounds": f"{PARTS}"}))
 
 
 def mnist() -> Study:
@@ -96,7 +102,7 @@ def mnist() -> Study:
     data = Data(name="mnist", train=22_000, public=2000, validation=1000, calibration=1000, test=4000)
     runtime = Runtime(workers=4, gpu_per_worker=0.2, gpu_server=0.2)
     experiment = Experiment(method=method, data=data, clients=4, partition=MajorityMinority(ratio=0.1), runtime=runtime)
-    return Study(experiment=experiment, grid={"method.epsilon": ("10", "50", "200", "none")}, beside=BASELINES)
+    return Study(experiment=experiment, grid={"method.epsilon": (*EPSILONS, "none")}, beside=LONG_BASELINES)
 
 
 def colour_mnist() -> Study:
@@ -122,8 +128,6 @@ def cifar10() -> Study:
 # --- when does collaboration help? ---
 
 SMALL_MNIST = Data(name="mnist", size=14, train=6400, public=1000, validation=0, calibration=10, test=1000)
-EPSILONS = ("10", "50", "200")
-SEEDS = ("0", "1", "2", "3", "4")
 
 
 def mnist_cpu() -> Study:
@@ -138,7 +142,7 @@ def mnist_cpu() -> Study:
         "data": Data(name="mnist", size=14, train=2000, public=1000, validation=500, calibration=500, test=1000),
         "runtime": Runtime(workers=1),
     }
-    return replace(study, experiment=override(study.experiment, changes))
+    return replace(study, experiment=override(study.experiment, changes), beside=BASELINES)
 
 
 def collaboration() -> Study:
@@ -175,19 +179,16 @@ def _collaboration(base: Experiment, *, minorities: tuple[str, ...], centred_cli
 
     Clips are median norms of the public split, for the centred arms of the differences from its mean.
     """
-    assert isinstance(base.method, PFDM)
-    private = {"method.epsilon": EPSILONS}
-    depths = tuple(str(replace(base.method, epsilon=float(e)).depth) for e in EPSILONS)
     centred = {"method.clip": f"{centred_clip}", "method.center": "true"}
     beside = (
         Arm(changes={"method": "localonly"}),
-        Arm(changes={"method.start": "noise"}, grid=private),
-        Arm(changes={"method.start": "shuffled"}, grid=private),
-        Arm(changes={"method.start": "gaussian"}, grid=private),
-        Arm(changes={}, grid={"method.epsilon": ("none",), "method.t0": depths}),  # CollaFuse at the same depths
+        Arm(changes={"method.start": "noise"}, private=True),
+        Arm(changes={"method.start": "shuffled"}, private=True),
+        Arm(changes={"method.start": "gaussian"}, private=True),
+        Arm(changes={}, at_depths=True),  # CollaFuse
         Arm(changes={"method": "localonly", **centred}),
-        Arm(changes=centred, grid=private),
-        Arm(changes={**centred, "method.start": "gaussian"}, grid=private),
+        Arm(changes=centred, private=True),
+        Arm(changes={**centred, "method.start": "gaussian"}, private=True),
         Arm(changes={"method": "fedavg"}),
         Arm(changes={"method": "localonly", "method.clip": "none", "partition": "pooled", "clients": "1"}),
     )

@@ -50,7 +50,8 @@ def main(argv: Sequence[str]) -> int:
     clip = getattr(experiment.method, "clip", None) if subject in presets.PRESETS or "method.clip" in values else None
     dataset = datasets.load(experiment.data)
     counts = _counts(experiment, dataset)
-    measured = overview.norms(dataset.splits["public"]) if len(dataset.splits["public"]) else None
+    public, center = dataset.splits["public"], bool(getattr(experiment.method, "center", False))
+    measured = overview.norms(public, center=center) if len(public) else None
     folder = options.out or Path(experiment.runtime.storage).expanduser() / "previews" / Path(subject).absolute().name
     print(_source(dataset), _labels(dataset), _norms(measured, clip), _clients(dataset, counts), sep="\n\n")
     files = _draw(dataset, counts, measured, clip=clip, folder=folder)
@@ -132,8 +133,8 @@ def _norms(measured: overview.Norms | None, clip: float | None) -> str:
         for label, values in (("as they are", measured.plain), ("less the public mean", measured.centred))
     ]
     title = f"L2 norms of the {len(measured.plain)} public pictures, flattened, on [-1, 1]; of private ones, nothing"
-    plain, around = measured.suggested_clip, float(measured.centred.median())
-    suggested = f"suggested clip: {plain:.2f}, the public median; {around:.2f} with --method.center true"
+    suggested = f"suggested clip: {measured.suggested_clip:.2f}, the public median"
+    suggested += "" if measured.center else f"; {measured.centred.quantile(0.5):.2f} with --method.center true"
     judged = [] if clip is None else [f"clip {clip:g} clips {measured.clipped(clip):.1%} of the public pictures"]
     return "\n".join([title, *_table([head, *rows]), suggested, *judged])
 

@@ -131,9 +131,13 @@ class Client:
         store, key = self.store, self._key()
 
         def make() -> Params:
-            state: Params = {}
-            for part in range(parts - 1):
+            kept = ((part, store.load_cached(f"{key}-{part}")) for part in reversed(range(parts - 1)))
+            first, state = next(((part + 1, state) for part, state in kept if state is not None), (0, {}))
+            for part in range(first, parts - 1):
                 state = store.cached(f"{key}-{part}", functools.partial(self._init_part, state, part))
+                store.forget([f"{key}-{part - 1}"])
+                if (whole := store.load_cached(key)) is not None:  # a trial beside this one was faster
+                    return whole
             return self._init_part(state, parts - 1)
 
         whole = store.cached(key, make)

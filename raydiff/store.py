@@ -102,14 +102,21 @@ class Store:
 
     def cached(self, key: str, make: Callable[[], Params]) -> Params:
         """`make()`, or what an earlier call with the same key made, in this trial or another of the same sweep."""
+        if (found := self.load_cached(key)) is not None:
+            return found
+        made = make()
         if self.cache is None:
-            return make()
-        path = self.cache / f"{key}.safetensors"
-        if not path.exists():
-            made = make()
-            if not path.exists():  # else a trial beside this one was first, and its result counts
-                write_tensors(path, made)
-        return read_tensors(path)[0]
+            return made
+        if (found := self.load_cached(key)) is not None:  # a trial beside this one was first, and its result counts
+            return found
+        write_tensors(self.cache / f"{key}.safetensors", made)
+        return made
+
+    def load_cached(self, key: str) -> Params | None:
+        """What `cached` has kept under this key, or None. It may be forgotten while one looks."""
+        with contextlib.suppress(FileNotFoundError):
+            return read_tensors(self.cache / f"{key}.safetensors")[0] if self.cache else None
+        return None
 
     def forget(self, keys: Iterable[str]) -> None:
         """Drop cached results that no one will ask for again."""

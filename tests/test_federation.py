@@ -20,7 +20,7 @@ from raydiff.federation import Client, Failed, Keys, LocalPool, Progress, rounds
 from raydiff.method import Deployed, LocalResult, Metrics, Round, Upload
 from raydiff.privacy.ledger import Ledger
 from raydiff.privacy.release import Event, Gaussian, Nothing, already_private, disclose, nothing
-from raydiff.store import INITIAL, Store
+from raydiff.store import INITIAL, Store, write_tensors
 from raydiff.tree import Params
 
 KEYS = Keys(0, b"0123456789abcdef", "digest")
@@ -482,6 +482,29 @@ def test_a_first_state_in_parts_goes_on_where_it_was_killed(tmp_path: Path) -> N
     assert [len([s for s in m.seen if s[0] == "init"]) for m in (method, again)] == [3, 2]
     assert len(list((tmp_path / "cache").iterdir())) == 1  # the parts are gone, the whole is kept
     assert whole["start"] != first(Walk(), None)["start"]
+
+
+def test_a_trial_beside_this_one_that_was_faster_ends_the_parts(tmp_path: Path) -> None:
+    store, method = Store(tmp_path / "a", tmp_path / "cache"), Walk(init_parts=5)
+    client = Client(0, method, own_records(0), keys=KEYS, store=store)
+    quick, whole = client._init_part, {"count": torch.zeros(1), "start": torch.ones(1)}
+
+    def overtaken(state: Params, part: int) -> Params:
+        if part == 1:
+            write_tensors(tmp_path / "cache" / f"{client._key()}.safetensors", whole)
+        return quick(state, part)
+
+    client._init_part = overtaken  # type: ignore[method-assign]
+    client.run({"sum": torch.zeros(1)}, 0)
+    assert client._states[0]["start"] == 1 and len([s for s in method.seen if s[0] == "init"]) == 2
+    assert [p.name for p in (tmp_path / "cache").iterdir()] == [f"{client._key()}.safetensors"]
+
+
+def test_only_the_latest_part_is_kept(tmp_path: Path) -> None:
+    method = Walk(init_parts=5, dies=3)
+    with pytest.raises(KeyboardInterrupt):
+        Client(0, method, own_records(0), keys=KEYS, store=Store(tmp_path / "a", tmp_path / "cache")).run({}, 0)
+    assert len(list((tmp_path / "cache").iterdir())) == 1
 
 
 def test_first_states_depend_on_the_public_records(tmp_path: Path) -> None:

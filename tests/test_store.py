@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from raydiff import store as store_module
 from raydiff import tree
 from raydiff.privacy.release import Gaussian, NonPrivate, already_private, disclose, nothing
 from raydiff.store import INITIAL, Store, read_tensors, write_tensors, write_text
@@ -177,6 +178,20 @@ def test_of_two_trials_that_make_at_once_the_first_to_write_counts(store: Store)
         return state(2)
 
     assert tree.digest(store.cached("key", make)) == tree.digest(state(1))
+
+
+def test_a_result_forgotten_while_it_is_read_is_made_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two trials at once: one has ended and drops a part just as the other asks for it."""
+    store.cached("part", lambda: state(1))
+    real = store_module.read_tensors
+
+    def vanishes(path: Path) -> object:
+        store.forget(["part"])
+        return real(path)
+
+    monkeypatch.setattr(store_module, "read_tensors", vanishes)
+    assert tree.digest(store.cached("part", lambda: state(2))) == tree.digest(state(2))
+    assert store.load_cached("part") is None
 
 
 def test_cached_without_a_cache_makes_each_time(tmp_path: Path) -> None:

@@ -26,24 +26,31 @@ class Norms:
     """L2 norms of flattened pictures on [-1, 1], ascending, (N,) each."""
 
     plain: Tensor
-    """Of the pictures as they are: what `clip` is compared with."""
+    """Of the pictures as they are."""
     centred: Tensor
     """Of the pictures less their mean."""
+    center: bool = False
+    """Whether clipping is around that mean."""
+
+    @property
+    def clipped_ones(self) -> Tensor:
+        """The norms that a clip is compared with."""
+        return self.centred if self.center else self.plain
 
     @property
     def suggested_clip(self) -> float:
         """The median: half of the public pictures are clipped."""
-        return float(self.plain.quantile(0.5))
+        return float(self.clipped_ones.quantile(0.5))
 
     def clipped(self, clip: float) -> float:
         """The share of pictures with a norm above `clip`."""
-        return float((self.plain > clip).double().mean())
+        return float((self.clipped_ones > clip).double().mean())
 
 
-def norms(public: Records) -> Norms:
+def norms(public: Records, *, center: bool = False) -> Norms:
     """The norms of the public records, of which there must be one."""
     flat = public.images.flatten(1)
-    return Norms(flat.norm(dim=1).sort().values, (flat - flat.mean(0)).norm(dim=1).sort().values)
+    return Norms(flat.norm(dim=1).sort().values, (flat - flat.mean(0)).norm(dim=1).sort().values, center)
 
 
 def quantiles(values: Tensor) -> list[float]:

@@ -16,6 +16,8 @@ def cut(classes: Tensor, own_test: int, *, sizes: dict[str, int | None], seed: i
     `sizes` has a number for each of `SPLITS`, or None: all that is left. Raises ValueError where they are too large.
     """
     own = len(classes) - own_test
+    if own < 1:
+        raise ValueError(f"{name} has test rows only")
     order = stratified(classes[:own], generator(seed, "splits", "train"))
     test = {"test": sizes["test"]}
     # train last: another cap moves no other split

@@ -28,14 +28,21 @@ def fit_classes(x: Tensor, labels: Tensor, *, noise_std: float) -> Params:
 
 
 def draw(classes: Params, labels: Tensor, *, noise_std: float, rng: torch.Generator) -> Tensor:
-    """Noised records for these labels, (len(labels), C, H, W). Raises ValueError for a label row never seen."""
-    same = (labels[:, None] == classes["labels"][None]).all(2)
-    if not same.any(1).all():
-        raise ValueError(f"no upload has the labels {labels[~same.any(1)][0].tolist()}")
-    of, mean = same.int().argmax(1), classes["mean"]
-    signal = torch.randn(len(labels), classes["factor"].shape[2], 1, generator=rng)
+    """Noised records for these labels, (len(labels), C, H, W).
+
+    A label row never seen takes the first one of its class (column 0). Raises ValueError for a class never seen.
+    """
+    rows, mean = classes["labels"], classes["mean"]
+    same = (labels[:, None] == rows[None]).all(2)
+    fitting = torch.where(same.any(1, keepdim=True), same, labels[:, :1] == rows[None, :, 0])
+    if not fitting.any(1).all():
+        raise ValueError(f"no upload has the labels {labels[~fitting.any(1)][0].tolist()}")
+    of = fitting.int().argmax(1)
+    signal = torch.randn(len(labels), classes["factor"].shape[2], generator=rng)
     noise = torch.randn(len(labels), *mean.shape[1:], generator=rng)
-    out: Tensor = mean[of] + (classes["factor"][of] @ signal).view_as(noise) + noise_std * noise
+    for u, factor in enumerate(classes["factor"]):  # one by one: a factor for every record would fill the memory
+        signal[of == u] = signal[of == u] @ factor.T
+    out: Tensor = mean[of] + signal.view_as(noise) + noise_std * noise
     return out
 
 

@@ -247,11 +247,12 @@ class PFDM:
         draw, reach = self._server_chain(server, z_w, stop=0), self._reach
         about = "images of the global denoiser"
         if self.epsilon is not None:
-            std = self._noise_std
+            std, around = self._noise_std, " around the public mean" if self.center else ""
             about = (
                 f"x_t0 of the global model at t0 = {self.depth}, divided by {reach:.6g}: still noised, x_t0 = "
-                f"{math.sqrt(1 - std**2):.6g} x + {std:.6g} z of images x clipped to norm {self.clip:g}"
+                f"{math.sqrt(1 - std**2):.6g} x + {std:.6g} z of images x clipped{around} to norm {self.clip:g}"
             )
+        about += "; labels say nothing: they were shuffled" if self.start == "shuffled" else ""
         return Shared(lambda labels, rng: (draw(labels, rng) / reach).clamp(-1, 1), about)
 
     def _server_chain(self, server: Params, z_w: Denoiser | None, *, stop: int) -> Sampler:

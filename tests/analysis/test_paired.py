@@ -91,6 +91,42 @@ def test_differences_are_taken_seed_by_seed(sweep: Path) -> None:
     assert table.loc[("fedavg", "localonly"), "mean"] == -4.5
 
 
+def test_epsilon_is_the_one_asked_for_and_a_depths_only_for_collafuse(
+    sweep: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without recorded depths (all uploads were resent) private arms keep their cells, CollaFuse has none."""
+    monkeypatch.setattr(paired.load, "rounds", lambda _: pd.DataFrame(columns=["digest", "step", "metric", "value"]))
+    found = paired.distances(sweep)
+    assert set(found.loc[found["arm"].isin(["pfdm", "shuffled", "no-server"]), "epsilon"]) == {10.0}
+    assert "collafuse" not in set(found["arm"])
+
+
+def test_two_epsilons_of_one_depth_are_two_cells() -> None:
+    runs = [{**run(**{"method.epsilon": e}), "digest": str(e)} for e in (10.0, 11.0)]
+    rounds = pd.DataFrame(
+        [(str(e), 0, "t0", 61.0) for e in (10.0, 11.0)], columns=["digest", "step", "metric", "value"]
+    )
+    budgets = paired._budgets(pd.DataFrame(runs), rounds)
+    assert paired._epsilons({"method.t0": 61.0}, "collafuse", budgets) == [10.0, 11.0]
+    assert paired._epsilons({"method.t0": 62.0}, "collafuse", budgets) == []
+
+
+def test_empty_fields_are_none_in_a_sweep_without_depths() -> None:
+    assert paired._arm(run(**{"method.epsilon": None, "method.t0": None})) == "pfdm"
+
+
+def test_a_sweep_without_minorities_and_a_file_that_is_no_oracles_are_refused(
+    sweep: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = paired.differences(paired.distances(sweep))
+    with pytest.raises(ValueError, match=r"^the oracle's file has no column arm: "):
+        paired.with_oracle(table, pd.DataFrame({"minority": [3]}))
+    other = paired.load.runs(sweep).assign(**{"partition.minority": None})
+    monkeypatch.setattr(paired.load, "runs", lambda _: other)
+    with pytest.raises(ValueError, match=r"no finished trials with feature distances and a partition\.minority$"):
+        paired.distances(sweep)
+
+
 def test_a_seed_that_one_arm_lacks_is_left_out(sweep: Path) -> None:
     found = paired.distances(sweep)
     found = found[~((found["arm"] == "pfdm") & (found["seed"] == 1))]

@@ -50,6 +50,15 @@ def test_train_and_test_folders_are_kept_apart(tmp_path: Path) -> None:
     assert data.notes == ("files left unread: 2, such as val/ant/0.png",)
 
 
+def test_test_pictures_alone_are_refused(tmp_path: Path) -> None:
+    animals(tmp_path / "zoo" / "test")
+    for name in ("ant", "bee"):
+        (tmp_path / "zoo" / "train" / name).mkdir(parents=True)
+    with pytest.raises(ValueError) as refusal:
+        load(Data(name=str(tmp_path / "zoo"), **FEW))
+    assert "\n" not in str(refusal.value)
+
+
 def test_a_class_may_be_called_train(tmp_path: Path) -> None:
     data = load(Data(name=str(animals(tmp_path / "zoo", names=("train", "truck"))), **FEW))
     assert data.label_names == (("train", "truck"),)

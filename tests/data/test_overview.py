@@ -31,6 +31,9 @@ def test_centred_norms_are_those_less_the_mean() -> None:
     found = overview.norms(records([0.0, 1.0, 1.0, 1.0], [0, 0, 1, 1]))  # mean 3/4
     assert found.centred.tolist() == [0.5, 0.5, 0.5, 1.5]
     assert overview.quantiles(found.plain) == pytest.approx([0, 0.3, 1.5, 2, 2, 2, 2])
+    around = overview.norms(records([0.0, 1.0, 1.0, 1.0], [0, 0, 1, 1]), center=True)
+    assert (found.suggested_clip, around.suggested_clip) == (2.0, 0.5)
+    assert (found.clipped(1.0), around.clipped(1.0)) == (0.75, 0.25)
 
 
 @pytest.mark.parametrize("channels", [1, 3])

@@ -58,8 +58,11 @@ def test_a_single_record_has_no_covariance() -> None:
     assert float(fitted["factor"].abs().max()) == 0 and bool((fitted["mean"] == 1).all())
 
 
-def test_labels_never_seen_are_refused() -> None:
+def test_a_label_row_never_seen_is_its_class_and_a_class_never_seen_is_refused() -> None:
     x, labels, _ = noised()
     fitted = fit_classes(x, labels, noise_std=STD)
-    with pytest.raises(ValueError, match=r"^no upload has the labels \[0, 0\]$"):
-        draw(fitted, torch.tensor([[0, 1], [0, 0]]), noise_std=STD, rng=generator(0))
+    pairs = torch.tensor([[0, 1], [2, 0]]), torch.tensor([[0, 0], [2, 1]])
+    known, other = (draw(fitted, rows, noise_std=STD, rng=generator(0)) for rows in pairs)
+    assert torch.equal(known, other)
+    with pytest.raises(ValueError, match=r"^no upload has the labels \[1, 0\]$"):
+        draw(fitted, torch.tensor([[0, 1], [1, 0]]), noise_std=STD, rng=generator(0))

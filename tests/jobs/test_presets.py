@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "jobs"))
 import command
 import presets
 
-from raydiff import trial
+from raydiff import config, trial
 from raydiff.data import datasets
 from raydiff.methods import PFDM, FedAvg, LocalOnly
 
@@ -43,6 +43,16 @@ def test_the_trials_of_a_preset_differ(name):
     study = presets.PRESETS[name]()
     trials = command.grid(study.experiment, study.grid, study.beside)
     assert len({e.digest for e in trials}) == len(trials) > 1
+
+
+def test_arms_keep_to_the_axes_that_were_asked_for():
+    study = presets.collaboration()
+    base = config.override(study.experiment, {"method.clip": 5.0})
+    trials = command.grid(base, {"method.epsilon": ("20", "none")}, study.beside)
+    methods = [e.method for e in trials if isinstance(e.method, PFDM)]
+    assert {m.epsilon for m in methods} == {20.0, None}
+    (depth,) = {m.depth for m in methods if m.epsilon and not m.center}
+    assert [m.t0 for m in methods if m.epsilon is None] == [None, depth]
 
 
 def test_the_arms_of_a_collaboration_share_depths_and_client_models():

@@ -47,6 +47,18 @@ def test_a_preset(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert said.endswith("train on it: python jobs/run.py digits --clients 3 --partition iid\n")
 
 
+def test_around_a_center_the_clip_is_that_of_the_differences(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--method.center", "true", "--method.clip", "4.3", "--out", str(tmp_path)]
+    assert preview.main(["digits", *arguments]) == 0
+    said = capsys.readouterr().out
+    images = datasets.load(Data()).splits["public"].images
+    norms = (images - images.mean(0)).flatten(1).norm(dim=1)
+    assert f"suggested clip: {norms.quantile(0.5):.2f}, the public median\n" in said
+    assert f"clip 4.3 clips {(norms > 4.3).double().mean():.1%} of the public pictures" in said
+
+
 def test_a_small_folder_gets_splits_that_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = str(zoo(tmp_path / "zoo"))
     arguments = ["--data.size", "4", "--evaluation", "none", "--out", str(tmp_path / "out")]
