@@ -186,7 +186,7 @@ def _cell(rows: pd.DataFrame) -> str:
     says = f"{row['mean']:+.2f} [{row['low']:+.2f}, {row['high']:+.2f}]"
     says = f"**{says}**" if row["low"] > 0 or row["high"] < 0 else says
     oracle = row.get("oracle", math.nan)
-    return says if math.isnan(oracle) else f"{says} {'+' if oracle > 0 else '-'}"
+    return says if math.isnan(oracle) else f"{says} ({'+' if oracle > 0 else '-'})"
 
 
 def disagreements(table: pd.DataFrame) -> Iterator[str]:
