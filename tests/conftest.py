@@ -7,6 +7,8 @@ import os
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # before anything imports ray
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("MPLBACKEND", "Agg")
+if "RAYDIFF_DATA" in os.environ:  # tests change the working directory
+    os.environ["RAYDIFF_DATA"] = os.path.abspath(os.environ["RAYDIFF_DATA"])
 
 import json
 import shutil
