@@ -266,9 +266,10 @@ def _round(
             yield upload
 
     uploads = stream()
-    rng = seeding.generator(keys.seed, "server", "round", number)
+    path = ("server", "round", number)
+    rng, noise = seeding.generator(keys.seed, *path), NoiseStream(keys.secret, (keys.digest, *path))
     try:
-        after, metrics, events = method.aggregate(server, uploads, Round(number, rng))
+        after, metrics, events = method.aggregate(server, uploads, Round(number, rng, noise, len(pool.clients)))
     except Diverged as e:
         raise Failed("the server", number, str(e)) from None
     for _ in uploads:  # what the method left unread was sent all the same

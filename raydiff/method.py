@@ -14,7 +14,9 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from raydiff.data.datasets import Records
+from raydiff.data.records import Records
+from raydiff.diffusion.gaussian import DDPM
+from raydiff.diffusion.local import Training
 from raydiff.privacy.release import Event, Release
 from raydiff.seeding import NoiseStream
 from raydiff.tree import Params
@@ -38,7 +40,9 @@ class Round:
     rng: torch.Generator
     """This participant's stream for this round: batches, timesteps, training noise."""
     noise: NoiseStream | None = None
-    """Privacy noise of a client's upload in this round (None on the server of a method with local trust)."""
+    """Privacy noise of a client's upload in this round, or of what the server publishes (central trust)."""
+    clients: int = 1
+    """Clients of the federation, those that sit this round out included."""
 
 
 @dataclass(frozen=True)
@@ -134,6 +138,24 @@ class Method(Protocol):
 
     def deploy(self, server: Params, state: Params, data: Records, rng: torch.Generator) -> Deployed:
         """Personalise for one client, then be ready to sample."""
+
+
+@runtime_checkable
+class Personalizing(Protocol):
+    """A method whose shared model a client that joins later can make its own: from its own records, without any other
+    client, and without sending anything."""
+
+    @property
+    def trained_model(self) -> DDPM:
+        """The model whose parameters the server's and the personal ones are."""
+
+    @property
+    def joining(self) -> Training:
+        """How the personal part is trained unless something else is asked for."""
+
+    def join(self, server: Params, rng: torch.Generator) -> Params:
+        """The personal part before it is trained: those parameters that training may change. The others stay as the
+        server sent them. Trained, it is the client's private state, which `deploy` takes."""
 
 
 @dataclass(frozen=True)

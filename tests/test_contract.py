@@ -21,6 +21,7 @@ from raydiff.diffusion.networks import UNet
 from raydiff.federation import Client, Keys, LocalPool, Progress, rounds
 from raydiff.method import Deployed, Method, Round, Upload
 from raydiff.methods import METHODS
+from raydiff.privacy.clients import ClientPrivacy
 from raydiff.privacy.release import Gaussian, NonPrivate, Nothing
 from raydiff.seeding import NoiseStream, generator
 from raydiff.store import Store
@@ -54,6 +55,17 @@ OTHER: dict[str, Any] = {
     "batch": 4,
     "learning_rate": 1e-2,
     "weight_decay": 0.5,
+    "optimizer": "sgd",
+    "decay": "constant",
+    "conditional": False,
+    "embedding": True,
+    "weights": "uniform",
+    "update": "momentum",
+    "rate": 0.5,
+    "beta1": 0.5,
+    "beta2": 0.5,
+    "tau": 0.1,
+    "privacy": ClientPrivacy(),
     "sampler": "ddim",
 }
 """Another valid value for every field that a method may have, by the field's name."""

@@ -14,6 +14,7 @@ LAYERS = (
     ("tree", "seeding", "tracking"),
     ("diffusion", "privacy", "data"),
     ("method",),
+    ("averaging",),
     ("methods", "store", "evaluation"),
     ("federation", "config"),
     ("trial", "sampler"),

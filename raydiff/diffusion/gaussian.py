@@ -26,6 +26,7 @@ Schedule = Literal["linear", "cosine", "sigmoid", "scaled_linear"]
 Sampler = Literal["ancestral", "ddim"]
 Precision = Literal["float32", "bfloat16"]
 Denoiser = Callable[[Tensor, Tensor, Tensor], Tensor]
+Network = Callable[[Params, Tensor, Tensor, Tensor], Tensor]
 
 CHUNK = 4096  # records per forward pass when nothing is trained: bounds memory, does not change results
 
@@ -71,6 +72,10 @@ class DDPM:
     """(channels, height, width) of a record; filled in from the data when an experiment is built."""
     labels: tuple[int, ...] = (10,)
     """Number of values of each condition, each with its own embedding; filled in from the data."""
+    conditional: bool = True
+    """Condition on the data's labels; false: on none of them."""
+    embedding: bool = False
+    """A vector of the client beside the time embedding, among the parameters as `networks.CLIENT`; SPIRE sets it."""
     precision: Precision = "float32"
     """Arithmetic of the network; parameters, losses and chains are float32 in either."""
     compile: bool = False
@@ -94,7 +99,7 @@ class DDPM:
     def init(self, rng: torch.Generator) -> Params:
         """Fresh parameters."""
         with seeding.forked(rng):
-            module = self.network.build(self.shape, self.labels, self.timesteps)
+            module = self._build()
         return {k: v.detach().clone() for k, v in module.state_dict().items()}
 
     def draws(self, count: int, rng: torch.Generator) -> Params:
@@ -107,19 +112,19 @@ class DDPM:
     def loss(self, params: Params, batch: tuple[Tensor, Tensor], draws: Params, extras: Params) -> Tensor:
         """Mean of ||z - z_theta(sqrt(abar_t) x_0 + sqrt(1 - abar_t) z, t)||^2 per pixel (Algorithm 3). Needs no
         extras."""
-        x, labels = batch
-        t, z = draws["t"], draws["z"]
-        abar = self.abar.to(x.device, x.dtype)[t].view(-1, 1, 1, 1)
-        x_t = abar.sqrt() * x + (1 - abar).sqrt() * z
-        return (z - self.predict(params, x_t, t, labels)).square().mean()
+        x_t = self._noised(batch[0], draws)
+        return (draws["z"] - self.predict(params, x_t, draws["t"], batch[1])).square().mean()
 
     def predict(self, params: Params, x_t: Tensor, t: Tensor, labels: Tensor) -> Tensor:
         """z_theta(x_t, t | labels), (B, C, H, W); differentiable in params and x_t."""
         network = _compiled(self) if self.compile else _network(self)
-        if self.precision == "float32":
-            return network(params, x_t, t, labels)
-        with torch.autocast(x_t.device.type, dtype=torch.bfloat16):
-            return network(params, x_t, t, labels).float()
+        return self._call(network, params, x_t, t, labels)
+
+    def features(self, params: Params, batch: tuple[Tensor, Tensor], draws: Params) -> Tensor:
+        """What the network makes of the noised images on the way, (B, dim): its last hidden layer (MLP) or its middle
+        block (UNet), for methods that compare models by it (MOON)."""
+        x_t, labels = self._noised(batch[0], draws), batch[1]
+        return self._call(_network(self, features=True), params, x_t, draws["t"], labels)
 
     def denoiser(self, params: Params, *, fixed: tuple[int, ...] = ()) -> Denoiser:
         """`predict` with the parameters bound, without gradients, on the accelerator where there is one.
@@ -137,6 +142,21 @@ class DDPM:
             return torch.cat([self.predict(bound, *(p.to(where) for p in part)).cpu() for part in parts])
 
         return call
+
+    def _noised(self, x: Tensor, draws: Params) -> Tensor:
+        abar = self.abar.to(x.device, x.dtype)[draws["t"]].view(-1, 1, 1, 1)
+        return abar.sqrt() * x + (1 - abar).sqrt() * draws["z"]
+
+    def _call(self, network: Network, params: Params, x_t: Tensor, t: Tensor, labels: Tensor) -> Tensor:
+        if not self.conditional:  # what a method appends to the data's labels stays
+            labels = labels[:, labels.shape[1] - len(self.labels) :]
+        if self.precision == "float32":
+            return network(params, x_t, t, labels)
+        with torch.autocast(x_t.device.type, dtype=torch.bfloat16):
+            return network(params, x_t, t, labels).float()
+
+    def _build(self) -> nn.Module:
+        return self.network.build(self.shape, self.labels, self.timesteps, client=self.embedding)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,22 +220,22 @@ class Sampling:
 def _skeleton(model: DDPM) -> nn.Module:
     """The module whose parameters `functional_call` replaces; never trained, never read."""
     with torch.random.fork_rng(devices=[]):
-        return model.network.build(model.shape, model.labels, model.timesteps).requires_grad_(False)
+        return model._build().requires_grad_(False)
 
 
-def _network(model: DDPM) -> Callable[[Params, Tensor, Tensor, Tensor], Tensor]:
-    """The network as a pure function of (parameters, x_t, t, labels)."""
+def _network(model: DDPM, *, features: bool = False) -> Network:
+    """The network, or its features, as a pure function of (parameters, x_t, t, labels)."""
     skeleton = _skeleton(model)
 
     def predict(params: Params, x_t: Tensor, t: Tensor, labels: Tensor) -> Tensor:
-        out: Tensor = torch.func.functional_call(skeleton, params, (x_t, t, labels))
+        out: Tensor = torch.func.functional_call(skeleton, params, (x_t, t, labels, features))
         return out
 
     return predict
 
 
 @functools.lru_cache(maxsize=16)
-def _compiled(model: DDPM) -> Callable[[Params, Tensor, Tensor, Tensor], Tensor]:
+def _compiled(model: DDPM) -> Network:
     return torch.compile(_network(model))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -15,6 +16,9 @@ from raydiff.tree import Params
 
 Objective = Callable[[Params, tuple[Tensor, Tensor], Params, Params], Tensor]
 """loss(params, (x, labels), draws, extras): a pure function of tensors; extras are constants of this client."""
+
+Optimizer = Literal["adamw", "sgd"]
+Decay = Literal["cosine", "constant"]
 
 CHECK_EVERY = 50  # steps between looks at the loss: each look waits for the accelerator
 
@@ -32,7 +36,7 @@ class Diverged(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """How a model is trained: AdamW, batches drawn with replacement, learning rate decayed to zero along a cosine."""
+    """How a model is trained: batches drawn with replacement, an optimiser, a learning rate over time."""
 
     steps: int = 1000
     """Optimisation steps in all."""
@@ -41,7 +45,11 @@ class Training:
     learning_rate: float = 2e-3
     """Initial learning rate."""
     weight_decay: float = 0.0
-    """AdamW's decoupled weight decay."""
+    """Decoupled weight decay of adamw; sgd has none."""
+    optimizer: Optimizer = "adamw"
+    """adamw, or sgd without momentum."""
+    decay: Decay = "cosine"
+    """Of the learning rate over all steps: to zero along a cosine, or constant."""
 
     def __post_init__(self) -> None:
         if self.steps < 0 or self.batch < 1:
@@ -50,6 +58,18 @@ class Training:
             raise ValueError(f"learning_rate must be a positive number, got {self.learning_rate}")
         if not self.weight_decay >= 0:
             raise ValueError(f"weight_decay must be >= 0, got {self.weight_decay}")
+        if self.optimizer not in get_args(Optimizer):
+            raise ValueError(f"optimizer must be one of {', '.join(get_args(Optimizer))}, got {self.optimizer!r}")
+        if self.decay not in get_args(Decay):
+            raise ValueError(f"decay must be one of {', '.join(get_args(Decay))}, got {self.decay!r}")
+        if self.optimizer == "sgd" and self.weight_decay:
+            raise ValueError(f"weight_decay must be 0 with optimizer sgd, got {self.weight_decay}")
+
+    def rate(self, step: int) -> float:
+        """The learning rate of step 0 .. steps - 1."""
+        if self.decay == "constant":
+            return self.learning_rate
+        return self.learning_rate * 0.5 * (1 + math.cos(math.pi * min(1.0, step / max(self.steps, 1))))
 
 
 def span(steps: int, parts: int, part: int) -> tuple[int, int]:
@@ -74,9 +94,9 @@ def fit(
 ) -> tuple[Params, Params, float]:
     """Take steps first, first + 1, ..., first + steps - 1 of `training` on images (N, C, H, W) and labels (N, K).
 
-    Gives (params, moments, mean loss). `moments` is AdamW's state: handing it back continues the optimisation as if it
-    had not been interrupted. `objective` defaults to the model's own loss. Raises Diverged when the loss is no longer
-    finite, ValueError without records.
+    Gives (params, moments, mean loss). `moments` is the optimiser's state: handing it back continues the optimisation
+    as if it had not been interrupted. `objective` defaults to the model's own loss; `extras` are its constants. Raises
+    Diverged when the loss is no longer finite, ValueError without records.
     """
     where = device()
     steps = training.steps - first if steps is None else steps
@@ -88,10 +108,11 @@ def fit(
     images, labels = images.to(where), labels.to(where)
     constants = {k: v.to(where) for k, v in (extras or {}).items()}
     theta = {k: v.detach().to(where, copy=True).requires_grad_() for k, v in params.items()}
-    optimizer = _adamw(theta, training, moments)
+    optimizer = _optimizer(theta, training, moments)
     losses = torch.zeros(steps, device=where)
     for step in range(first, first + steps):
-        _set_learning_rate(optimizer, training, step)
+        for group in optimizer.param_groups:
+            group["lr"] = training.rate(step)
         rows = torch.randint(len(images), (training.batch,), generator=rng).to(where)
         draws = {k: v.to(where) for k, v in model.draws(training.batch, rng).items()}
         loss = loss_of(theta, (images[rows], labels[rows]), draws, constants)
@@ -105,6 +126,42 @@ def fit(
         raise Diverged(first + steps - 1, math.nan)
     mean = float(losses.double().mean())
     return {k: v.detach().cpu() for k, v in theta.items()}, _moments(optimizer, theta), mean
+
+
+def fit_personal(
+    model: DDPM,
+    personal: Params,
+    shared: Params,
+    data: tuple[Tensor, Tensor],
+    *,
+    training: Training,
+    rng: torch.Generator,
+    first: int = 0,
+    steps: int | None = None,
+    moments: Params | None = None,
+) -> tuple[Params, Params, float]:
+    """`fit` of the leaves in `personal` alone, the other leaves of the model fixed to those of `shared`.
+
+    `data` is (images (N, C, H, W), labels (N, K)).
+    """
+
+    def objective(params: Params, batch: tuple[Tensor, Tensor], draws: Params, extras: Params) -> Tensor:
+        return model.loss({**extras, **params}, batch, draws, {})
+
+    images, labels = data
+    return fit(
+        model,
+        personal,
+        images,
+        labels,
+        training=training,
+        rng=rng,
+        first=first,
+        steps=steps,
+        moments=moments,
+        objective=objective,
+        extras={k: v for k, v in shared.items() if k not in personal},
+    )
 
 
 def with_clipped_flag(model: DDPM) -> DDPM:
@@ -152,10 +209,11 @@ def with_clipped_copies(
     return both, torch.cat([labels.repeat(2, 1), flags], dim=1)
 
 
-def _adamw(theta: Params, training: Training, moments: Params | None) -> torch.optim.AdamW:
-    optimizer = torch.optim.AdamW(
-        list(theta.values()), lr=training.learning_rate, weight_decay=training.weight_decay, fused=True
-    )
+def _optimizer(theta: Params, training: Training, moments: Params | None) -> torch.optim.Optimizer:
+    leaves = list(theta.values())
+    if training.optimizer == "sgd":
+        return torch.optim.SGD(leaves, lr=training.learning_rate, fused=True)
+    optimizer = torch.optim.AdamW(leaves, lr=training.learning_rate, weight_decay=training.weight_decay, fused=True)
     if moments:
         for name, leaf in theta.items():
             state = {k: moments[f"{k}/{name}"].to(leaf.device, copy=True) for k in ("exp_avg", "exp_avg_sq", "step")}
@@ -163,14 +221,10 @@ def _adamw(theta: Params, training: Training, moments: Params | None) -> torch.o
     return optimizer
 
 
-def _moments(optimizer: torch.optim.AdamW, theta: Params) -> Params:
-    return {f"{k}/{name}": v.detach().cpu() for name, leaf in theta.items() for k, v in optimizer.state[leaf].items()}
-
-
-def _set_learning_rate(optimizer: torch.optim.AdamW, training: Training, step: int) -> None:
-    rate = training.learning_rate * 0.5 * (1 + math.cos(math.pi * min(1.0, step / max(training.steps, 1))))
-    for group in optimizer.param_groups:
-        group["lr"] = rate
+def _moments(optimizer: torch.optim.Optimizer, theta: Params) -> Params:
+    """AdamW's state; SGD has none (its `momentum_buffer` is None)."""
+    states = ((name, k, v) for name, leaf in theta.items() for k, v in optimizer.state[leaf].items())
+    return {f"{k}/{name}": v.detach().cpu() for name, k, v in states if v is not None}
 
 
 def _check_finite(losses: Tensor, first: int) -> None:

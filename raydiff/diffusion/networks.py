@@ -1,7 +1,11 @@
 """Denoiser networks: a small class-conditional MLP, and diffusers' UNet2DModel.
 
 Both take x (B, C, H, W), t (B,) in 1..T and labels (B, K), and give the predicted noise (B, C, H, W). Each of the K
-conditions has its own embedding, added to the time embedding (PFDM, appendix D).
+conditions has its own embedding, added to the time embedding (PFDM, appendix D). So is the client's own embedding,
+where there is one: the parameter CLIENT, of the time embedding's width (SPIRE).
+
+`features` is what a method may compare two models by: (B, dim), from the same inputs. `middle` names the parameters of
+the middle of the network, by their prefixes.
 """
 
 from __future__ import annotations
@@ -14,6 +18,9 @@ import torch
 from torch import Tensor, nn
 
 Shape = tuple[int, int, int]
+
+CLIENT = "client"
+"""Name of the client's embedding among the parameters."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,9 +42,14 @@ class MLP:
     def check(self, shape: Shape) -> None:
         """Any image size will do."""
 
-    def build(self, shape: Shape, labels: tuple[int, ...], timesteps: int) -> nn.Module:
+    @property
+    def middle(self) -> tuple[str, ...]:
+        """The middle block's parameters."""
+        return (f"blocks.{self.depth // 2}.",)
+
+    def build(self, shape: Shape, labels: tuple[int, ...], timesteps: int, *, client: bool = False) -> nn.Module:
         """The module, initialised from the global generator."""
-        return _MLP(self, shape, labels, timesteps)
+        return _MLP(self, shape, labels, timesteps, client=client)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,26 +80,35 @@ class UNet:
                 f"got {shape[1]}x{shape[2]}"
             )
 
-    def build(self, shape: Shape, labels: tuple[int, ...], timesteps: int) -> nn.Module:
+    @property
+    def middle(self) -> tuple[str, ...]:
+        """The middle block's parameters."""
+        return ("unet.mid_block.",)
+
+    def build(self, shape: Shape, labels: tuple[int, ...], timesteps: int, *, client: bool = False) -> nn.Module:
         """The module, initialised from the global generator."""
-        return _UNet(self, shape, labels, timesteps)
+        return _UNet(self, shape, labels, timesteps, client=client)
 
 
 class _Conditions(nn.Module):
-    """Sum of one embedding per label column."""
+    """Sum of one embedding per label column, as wide as the time embedding; 0 without columns."""
 
     def __init__(self, labels: tuple[int, ...], width: int) -> None:
         super().__init__()
         self.tables = nn.ModuleList(nn.Embedding(n, width) for n in labels)
+        self.width = width
 
     def forward(self, labels: Tensor) -> Tensor:
         if labels.shape[1] != len(self.tables):
             raise ValueError(f"the model has {len(self.tables)} conditions, the labels have {labels.shape[1]} columns")
-        return sum((table(labels[:, i]) for i, table in enumerate(self.tables)), torch.zeros((), device=labels.device))
+        none = torch.zeros(len(labels), self.width, device=labels.device)
+        return sum((table(labels[:, i]) for i, table in enumerate(self.tables)), none)
 
 
 class _MLP(nn.Module):
-    def __init__(self, config: MLP, shape: Shape, labels: tuple[int, ...], timesteps: int) -> None:
+    def __init__(
+        self, config: MLP, shape: Shape, labels: tuple[int, ...], timesteps: int, *, client: bool = False
+    ) -> None:
         super().__init__()
         width, pixels = config.width, math.prod(shape)
         self.timesteps = timesteps
@@ -97,12 +118,16 @@ class _MLP(nn.Module):
         self.blocks = nn.ModuleList(_Block(width) for _ in range(config.depth))
         self.leave = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, pixels))
         self.skip = nn.Linear(width, 1) if config.skip else None
+        self.client = nn.Parameter(torch.zeros(width)) if client else None
 
-    def forward(self, x: Tensor, t: Tensor, labels: Tensor) -> Tensor:
-        emb = nn.functional.silu(self.time(_sinusoids(t * (1000 / self.timesteps))) + self.conditions(labels))
-        h = self.enter(x.flatten(1))
+    def forward(self, x: Tensor, t: Tensor, labels: Tensor, features: bool = False) -> Tensor:
+        emb = self.time(_sinusoids(t * (1000 / self.timesteps))) + self.conditions(labels)
+        emb = nn.functional.silu(emb if self.client is None else emb + self.client)
+        h: Tensor = self.enter(x.flatten(1))
         for block in self.blocks:
             h = block(h, emb)
+        if features:
+            return h
         out: Tensor = self.leave(h) if self.skip is None else self.leave(h) + self.skip(emb) * x.flatten(1)
         return out.view_as(x)
 
@@ -130,7 +155,9 @@ def _sinusoids(t: Tensor, width: int = 64) -> Tensor:
 
 
 class _UNet(nn.Module):
-    def __init__(self, config: UNet, shape: Shape, labels: tuple[int, ...], timesteps: int) -> None:
+    def __init__(
+        self, config: UNet, shape: Shape, labels: tuple[int, ...], timesteps: int, *, client: bool = False
+    ) -> None:
         super().__init__()
         from diffusers import UNet2DModel  # seconds to import: only where it is used
 
@@ -154,8 +181,19 @@ class _UNet(nn.Module):
             class_embed_type="identity",
         )
         self.timesteps = timesteps
-        self.conditions = _Conditions(labels, 4 * config.widths[0])
+        width = 4 * config.widths[0]
+        self.conditions = _Conditions(labels, width)
+        self.client = nn.Parameter(torch.zeros(width)) if client else None
 
-    def forward(self, x: Tensor, t: Tensor, labels: Tensor) -> Tensor:
-        out: Tensor = self.unet(x, t * (1000 / self.timesteps), class_labels=self.conditions(labels)).sample
-        return out
+    def forward(self, x: Tensor, t: Tensor, labels: Tensor, features: bool = False) -> Tensor:
+        emb = self.conditions(labels)
+        if self.client is not None:
+            emb = emb + self.client
+        middle: list[Tensor] = []
+        hook = self.unet.mid_block.register_forward_hook(lambda _, args, out: middle.append(out)) if features else None
+        out: Tensor = self.unet(x, t * (1000 / self.timesteps), class_labels=emb).sample
+        if hook is None:
+            return out
+        hook.remove()
+        pooled: Tensor = middle[0].mean(dim=(2, 3))
+        return pooled

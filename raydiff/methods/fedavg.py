@@ -1,37 +1,36 @@
 """FedAvg on a denoiser (McMahan et al. 2017, arXiv 1602.05629; on DDPMs: FedDM, arXiv 2407.14730), with optional local
-fine-tuning.
+fine-tuning; with `averaging.privacy` DP-FedAvg (McMahan et al. 2018, arXiv 1710.06963).
 
-Adversary: none considered. Weights are sent as they are, so epsilon is infinite.
+Adversary: none without `averaging.privacy`: weights are sent as they are, so epsilon is infinite. With it: the server
+(local trust) or whoever sees the model (central trust); the unit is a client. Fine-tuning is not covered.
 
 | paper | here |
 |---|---|
 | w_t | the server's state |
 | E local epochs | `local.steps / rounds` steps in each round |
-| n_k / n | `Upload.examples`: weights by number of records |
-| fine-tuning | `finetune`, in `deploy`, on the client's own records |
+| n_k / n | `averaging.weights`: by number of records, or uniform |
+| fine-tuning | `finetune`: in `deploy`, on the client's own records; by a client that joins later, of the whole model |
 
 Deviations: the client's optimiser starts anew in each round; the learning rate decays over all rounds together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
 
 import torch
 
 from raydiff import tree
-from raydiff.data.datasets import Records
+from raydiff.averaging import Averaged, Averaging, deployed
+from raydiff.data.records import Records
 from raydiff.diffusion.gaussian import DDPM, Sampling
 from raydiff.diffusion.local import Training, fit, span
-from raydiff.method import Deployed, LocalResult, Metrics, Round, Shared, Upload
-from raydiff.privacy.release import Event, disclose
+from raydiff.method import Deployed, LocalResult, Round
 from raydiff.tree import Params
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedAvg:
+class FedAvg(Averaged):
     """One shared denoiser, averaged after each round."""
 
     model: DDPM = DDPM()
@@ -40,36 +39,31 @@ class FedAvg:
     """Communication rounds."""
     local: Training = Training()
     """Each client's training, all rounds together."""
+    averaging: Averaging = Averaging()
+    """The server's part of a round."""
     finetune: Training | None = None
     """Training of the final model on the client's own records before it samples; None: sample the shared model."""
     sampling: Sampling = Sampling()
     """The chain from T to 0."""
-
-    delta: ClassVar[float] = 1e-5
-    accountant: ClassVar[str] = "exact"
-    init_parts: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         if self.rounds < 1:
             raise ValueError(f"rounds must be at least 1, got {self.rounds}")
 
     @property
-    def participating_rounds(self) -> int:
-        """All of them."""
-        return self.rounds
+    def trained_model(self) -> DDPM:
+        """The model."""
+        return self.model
 
     @property
-    def init_key(self) -> Hashable:
-        """Clients keep no state."""
-        return None
+    def joining(self) -> Training:
+        """Fine-tuning, a tenth of the learning rate if not given (SPIRE's comparison, appendix B)."""
+        tenth = replace(self.local, learning_rate=self.local.learning_rate / 10, decay="constant")
+        return self.finetune or tenth
 
-    def init_server(self, public: Records | None, rng: torch.Generator) -> Params:
-        """The shared model's first weights."""
-        return self.model.init(rng)
-
-    def init_client(self, state: Params, data: Records, public: Records | None, rnd: Round) -> Params:
-        """Nothing is kept between rounds."""
-        return {}
+    def join(self, server: Params, rng: torch.Generator) -> Params:
+        """All of the model."""
+        return dict(server)
 
     def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
         """Train from the server's weights on the client's records; send the difference."""
@@ -77,25 +71,12 @@ class FedAvg:
         params, _, loss = fit(
             self.model, server, data.images, data.labels, training=self.local, rng=rnd.rng, first=first, steps=steps
         )
-        release = disclose(tree.sub(params, server), "weights sent as they are")
+        release = self.averaging.release(tree.sub(params, server), rnd, rounds=self.rounds)
         return LocalResult(state, release, {"train/loss": loss})
 
-    def aggregate(self, server: Params, uploads: Iterable[Upload], rnd: Round) -> tuple[Params, Metrics, list[Event]]:
-        """w <- w + sum_k n_k / n delta_k."""
-        mean = tree.weighted_mean((u.release.value, float(u.examples)) for u in uploads)
-        return tree.add(server, mean), {"server/update_norm": tree.norm(mean)}, []
-
     def deploy(self, server: Params, state: Params, data: Records, rng: torch.Generator) -> Deployed:
-        """Sample the shared model, fine-tuned first if asked for."""
-        model, params = self.model, server
-        denoisers = {"global": model.denoiser(server)}
-        if self.finetune is not None:
-            params, _, _ = fit(model, server, data.images, data.labels, training=self.finetune, rng=rng)
-            denoisers["client"] = model.denoiser(params)
-        samplers = self.sampling.samplers(model, model.denoiser(params))
-        return Deployed(samplers, denoisers, model.timesteps, model.abar)
-
-    def shared(self, server: Params) -> Shared:
-        """The shared model, without fine-tuning."""
-        samplers = self.sampling.samplers(self.model, self.model.denoiser(server))
-        return Shared(samplers[self.sampling.sampler], "images of the shared model")
+        """Sample the shared model, fine-tuned first if asked for; or what a client that joined later made of it."""
+        own = state or None
+        if own is None and self.finetune is not None:
+            own, _, _ = fit(self.model, server, data.images, data.labels, training=self.finetune, rng=rng)
+        return deployed(self.model, self.sampling, shared=server, own=own)

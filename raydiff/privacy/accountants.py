@@ -117,6 +117,18 @@ def gaussian_dp_mu(events: Sequence[Event]) -> float:
     return math.hypot(*(math.sqrt(g.steps) / g.std_over_sensitivity for g in gaussians))
 
 
+def mu_for(epsilon: float, delta: float) -> float:
+    """The largest mu, to within a relative 1e-9, at which `exact` is at most epsilon."""
+    check_budget(epsilon, delta)
+    low, high = 0.0, 1.0
+    while _exact(high, delta) <= epsilon:
+        low, high = high, 2 * high
+    while high - low > 1e-9 * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if _exact(middle, delta) <= epsilon else (low, middle)
+    return low
+
+
 def auc_ceiling(mu: float) -> float:
     """The largest ROC AUC of any membership attack under mu-Gaussian DP, Phi(mu / sqrt 2)."""
     _check_mu(mu)

@@ -1,11 +1,12 @@
 """What may leave a client, and the privacy event that comes with it.
 
-A `Release` is made by one of four functions and by nothing else, so no value reaches the server without an
+A `Release` is made by one of five functions and by nothing else, so no value reaches the server without an
 event:
 
     nothing()                       the client took part and sent no value
     disclose(value, ...)            sent as it is: epsilon is infinite
     gaussian_records(x, ...)        each record clipped, scaled and noised: one Gaussian event per record
+    gaussian_update(value, ...)     all of it clipped as one vector, and noised: one Gaussian event of the client
     already_private(value, event)   the caller vouches for `event` (DP-SGD: the noise is inside the training)
 
 Events are data (after Google's dp_accounting); `accountants` interprets them and `ledger` collects them.
@@ -111,7 +112,7 @@ class Release:
 
     def __post_init__(self, _key: object) -> None:
         if _key is not _KEY:
-            raise TypeError("make a Release with nothing, disclose, gaussian_records or already_private")
+            raise TypeError("a Release is made by the functions of raydiff.privacy.release, and by nothing else")
         if self.value and isinstance(self.event, Nothing):
             raise ValueError(f"a release of no event must be empty, got {', '.join(self.value)}")
         object.__setattr__(self, "value", {k: _whole(v.detach().cpu()) for k, v in self.value.items()})
@@ -179,3 +180,29 @@ def gaussian_records(
     noisy = scale * clipped + std * noise.normal(numbers, x.shape[1:])
     event = Gaussian(std / (2 * clip * scale), "example", "replace_one", "local", declared=tuple(public))
     return Release({"x": noisy, **public}, event, _KEY)
+
+
+def gaussian_update(value: Params, *, clip: float, std: float, noise: NoiseStream) -> Release:
+    """Release `value * min(1, clip / ||value||) + std * z`, the norm over all leaves together (DP-FedAvg, client unit).
+
+    Replacing all of the client's records moves it by at most 2 * clip. Raises ValueError for values that are not
+    finite, and for a bad clip or std.
+    """
+    if not (clip > 0 and std >= 0 and math.isfinite(clip)):
+        raise ValueError(f"clip must be > 0 and finite, std >= 0, got {clip} and {std}")
+    noisy = noised(clipped_update(value, clip), std=std, noise=noise)
+    return Release(noisy, Gaussian(std / (2 * clip), "client", "replace_one", "local"), _KEY)
+
+
+def clipped_update(value: Params, clip: float) -> Params:
+    """`value * min(1, clip / ||value||)`. Raises ValueError for values that are not finite."""
+    norm = tree.norm(value)
+    if not math.isfinite(norm):
+        raise ValueError("the update must be finite: clipping does not bound an infinite or undefined one")
+    return tree.scale(value, min(1.0, clip * (1 - ROUNDING) / norm) if norm > 0 else 1.0)
+
+
+def noised(value: Params, *, std: float, noise: NoiseStream) -> Params:
+    """`value + std * z`, with independent noise for each leaf."""
+    draws = {k: noise.normal([i], value[k].shape)[0] for i, k in enumerate(sorted(value))}
+    return {k: v + std * draws[k].to(v.dtype) for k, v in value.items()}

@@ -343,13 +343,13 @@ def test_a_record_s_noise_does_not_depend_on_the_type_of_its_number() -> None:
 
 def test_a_release_cannot_be_built_directly() -> None:
     value = {"w": torch.ones(2)}
-    with pytest.raises(TypeError, match="make a Release with"):
+    with pytest.raises(TypeError, match="is made by the functions of"):
         Release(value, NonPrivate("weights"))
     with pytest.raises(TypeError):
         Release(value, NonPrivate("weights"), object())
     honest = disclose(value, "weights")
     for change in ({"event": Gaussian(1.0, "client", "replace_one", "local")}, {"value": value}):
-        with pytest.raises(TypeError, match="make a Release with"):
+        with pytest.raises(TypeError, match="is made by the functions of"):
             replace(honest, **change)
     with pytest.raises(ValueError, match="must be empty, got w"):
         already_private(value, Nothing())

@@ -1,0 +1,182 @@
+"""Averaging over rounds: what FedAvg and the methods that descend from it have in common.
+
+`Averaging` says how the server turns the clients' updates into its next model; `Averaged` is the part of a method that
+does not depend on what a client does in its round.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
+from typing import Literal, Protocol, get_args
+
+import torch
+
+from raydiff import tree
+from raydiff.data.records import Records
+from raydiff.diffusion.gaussian import DDPM, Sampling
+from raydiff.method import HELD, Deployed, Metrics, Round, Shared, Upload
+from raydiff.privacy.clients import DELTA, ClientPrivacy
+from raydiff.privacy.release import Event, Release, disclose
+from raydiff.tree import Params
+
+Weights = Literal["examples", "uniform"]
+Update = Literal["mean", "momentum", "adam"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Averaging:
+    """How updates become the next model: their mean, a step along it, and what protects them.
+
+    The server's optimisers are those of Reddi et al. 2021 (arXiv 2003.00295), with the mean update as gradient.
+    """
+
+    weights: Weights = "examples"
+    """Of the clients in the mean: examples, by their number of records; uniform, all the same."""
+    update: Update = "mean"
+    """mean: w + rate * mean; momentum: FedAvgM; adam: FedAdam."""
+    rate: float = 1.0
+    """The server's learning rate."""
+    beta1: float = 0.9
+    """Decay of the first moment (momentum and adam)."""
+    beta2: float = 0.99
+    """Decay of the second moment (adam)."""
+    tau: float = 1e-3
+    """Added to the root of the second moment (adam)."""
+    privacy: ClientPrivacy | None = None
+    """Client-level privacy of the updates (DP-FedAvg); None: they are sent as they are."""
+
+    def __post_init__(self) -> None:
+        if self.weights not in get_args(Weights):
+            raise ValueError(f"weights must be one of {', '.join(get_args(Weights))}, got {self.weights!r}")
+        if self.update not in get_args(Update):
+            raise ValueError(f"update must be one of {', '.join(get_args(Update))}, got {self.update!r}")
+        if not (self.rate > 0 and math.isfinite(self.rate) and self.tau > 0):
+            raise ValueError(f"rate and tau must be positive numbers, got {self.rate} and {self.tau}")
+        if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1):
+            raise ValueError(f"beta1 and beta2 must be in [0, 1), got {self.beta1} and {self.beta2}")
+        if self.privacy is not None and self.privacy.trust == "central" and self.weights != "uniform":
+            raise ValueError("weights must be uniform where the server adds the noise (privacy.trust = central)")
+
+    def release(self, update: Params, rnd: Round, *, rounds: int) -> Release:
+        """A client's update on its way to the server; `rounds` is how often a client sends one at most."""
+        if self.privacy is None:
+            return disclose(update, "weights sent as they are")
+        assert rnd.noise is not None  # a client always has some
+        return self.privacy.release(update, rounds=rounds, noise=rnd.noise)
+
+    def mean(self, uploads: Iterable[Upload], rnd: Round, *, rounds: int) -> tuple[Params, int, list[Event]]:
+        """(the mean update as it may be published, number of updates, what publishing it reveals)."""
+        count = 0
+
+        def weighted() -> Iterable[tuple[Params, float]]:
+            nonlocal count
+            for upload in uploads:
+                count += 1
+                yield upload.release.value, float(upload.examples) if self.weights == "examples" else 1.0
+
+        mean = tree.weighted_mean(weighted())
+        if self.privacy is None or self.privacy.trust == "local":
+            return mean, count, []
+        assert rnd.noise is not None  # the server's, for what it publishes
+        mean, event = self.privacy.publish(mean, count=count, rounds=rounds, noise=rnd.noise)
+        return mean, count, [event]
+
+    def step(self, params: Params, mean: Params, moments: Params) -> tuple[Params, Params]:
+        """(next parameters, next moments) from the mean update; `moments` are {} at first."""
+        if self.update == "mean":
+            return tree.add(params, mean if self.rate == 1 else tree.scale(mean, self.rate)), {}
+        if self.update == "momentum":
+            first = _decayed(tree.under("first", moments), mean, self.beta1, share=1.0)
+            return tree.add(params, tree.scale(first, self.rate)), tree.prefixed("first", first)
+        squares = {k: v * v for k, v in mean.items()}
+        first = _decayed(tree.under("first", moments), mean, self.beta1, share=1 - self.beta1)
+        second = _decayed(tree.under("second", moments), squares, self.beta2, share=1 - self.beta2)
+        moved = {k: v + self.rate * first[k] / (second[k].sqrt() + self.tau) for k, v in params.items()}
+        return moved, {**tree.prefixed("first", first), **tree.prefixed("second", second)}
+
+
+def _decayed(before: Params, value: Params, beta: float, *, share: float) -> Params:
+    """beta * before + share * value; `before` is {} at first."""
+    return {k: (beta * before[k] if before else 0) + share * v for k, v in value.items()}
+
+
+class Averaged(Protocol):
+    """A method whose server keeps one model and averages what clients make of it. A subclass says what they do.
+
+    The server's state is the model's parameters, and `held/averaging/` for the server's optimiser.
+    """
+
+    @property
+    def model(self) -> DDPM:
+        """Network and schedule."""
+
+    @property
+    def rounds(self) -> int:
+        """Communication rounds."""
+
+    @property
+    def averaging(self) -> Averaging:
+        """The server's part of a round."""
+
+    @property
+    def sampling(self) -> Sampling:
+        """The chain from T to 0."""
+
+    @property
+    def participating_rounds(self) -> int:
+        """All of them."""
+        return self.rounds
+
+    @property
+    def init_parts(self) -> int:
+        """Nothing is trained before the first round."""
+        return 1
+
+    @property
+    def init_key(self) -> Hashable:
+        """Nothing worth keeping."""
+        return None
+
+    @property
+    def delta(self) -> float:
+        """The delta of a client-level epsilon."""
+        return DELTA
+
+    @property
+    def accountant(self) -> str:
+        """Gaussian noise, not sampled."""
+        return "exact"
+
+    def init_server(self, public: Records | None, rng: torch.Generator) -> Params:
+        """The shared model's first weights."""
+        return self.model.init(rng)
+
+    def init_client(self, state: Params, data: Records, public: Records | None, rnd: Round) -> Params:
+        """Nothing is kept between rounds."""
+        return {}
+
+    def aggregate(self, server: Params, uploads: Iterable[Upload], rnd: Round) -> tuple[Params, Metrics, list[Event]]:
+        """The server's optimiser takes one step along the clients' mean update."""
+        mean, _, events = self.averaging.mean(uploads, rnd, rounds=self.rounds)
+        held = f"{HELD}/averaging"
+        after, moments = self.averaging.step(tree.without(HELD, server), mean, tree.under(held, server))
+        return {**after, **tree.prefixed(held, moments)}, {"server/update_norm": tree.norm(mean)}, events
+
+    def deploy(self, server: Params, state: Params, data: Records, rng: torch.Generator) -> Deployed:
+        """Sample the shared model, or what a client that joined later has made of it."""
+        return deployed(self.model, self.sampling, shared=server, own={**server, **state} if state else None)
+
+    def shared(self, server: Params) -> Shared:
+        """The shared model, as no client has changed it."""
+        samplers = self.sampling.samplers(self.model, self.model.denoiser(server))
+        return Shared(samplers[self.sampling.sampler], "images of the shared model")
+
+
+def deployed(model: DDPM, sampling: Sampling, *, shared: Params | None, own: Params | None) -> Deployed:
+    """A client's own model, or without one the shared one, ready to be sampled; an attack may query both."""
+    known = {"global": shared, "client": own}
+    denoisers = {name: model.denoiser(params) for name, params in known.items() if params is not None}
+    sampled = denoisers["global" if own is None else "client"]
+    return Deployed(sampling.samplers(model, sampled), denoisers, model.timesteps, model.abar)
