@@ -160,9 +160,9 @@ class Averaged(Protocol):
     def aggregate(self, server: Params, uploads: Iterable[Upload], rnd: Round) -> tuple[Params, Metrics, list[Event]]:
         """The server's optimiser takes one step along the clients' mean update."""
         mean, _, events = self.averaging.mean(uploads, rnd, rounds=self.rounds)
-        held = f"{HELD}/averaging"
-        after, moments = self.averaging.step(tree.without(HELD, server), mean, tree.under(held, server))
-        return {**after, **tree.prefixed(held, moments)}, {"server/update_norm": tree.norm(mean)}, events
+        held, before = f"{HELD}/averaging", {k: server[k] for k in mean}
+        after, moments = self.averaging.step(before, mean, tree.under(held, server))
+        return {**server, **after, **tree.prefixed(held, moments)}, {"server/update_norm": tree.norm(mean)}, events
 
     def deploy(self, server: Params, state: Params, data: Records, rng: torch.Generator) -> Deployed:
         """Sample the shared model, or what a client that joined later has made of it."""

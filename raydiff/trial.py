@@ -178,7 +178,7 @@ def run(trial: Trial, pool: Pool) -> Iterator[dict[str, Any]]:
     ):
         metrics = {**progress.metrics, **_privacy_metrics(progress.ledger, trial.experiment)}
         if setup and setup.every and (progress.number + 1) % setup.every == 0:
-            metrics.update(_validation(pool, progress))
+            metrics.update(_validation(trial, pool, progress))
         metrics["time/seconds"], clock = time.perf_counter() - clock, time.perf_counter()
         log.log(progress.number, metrics)
         yield {"round": progress.number, "finished": False, **metrics}
@@ -191,7 +191,7 @@ def _finish(trial: Trial, pool: Pool, progress: Progress, trained_s: float, cloc
     experiment, ledger = trial.experiment, progress.ledger
     final = {**_privacy_metrics(ledger, experiment)}
     if experiment.evaluation is not None:
-        reports = list(pool.evaluate(pool.clients, progress.sent, progress.number, "test"))
+        reports = list(pool.evaluate(_measured(trial, pool), progress.sent, progress.number, "test"))
         final.update(evaluate.summarise(reports))
         path = trial.folder / "artifacts" / "samples.png"
         pictures.sample_grid([r.pictures for r in reports], path, privacy=reports[0].privacy)
@@ -230,8 +230,15 @@ def _privacy_metrics(ledger: Ledger, experiment: Experiment) -> Metrics:
     }
 
 
-def _validation(pool: Pool, progress: Progress) -> Metrics:
-    reports: list[ClientReport] = list(pool.evaluate(pool.clients, progress.sent, progress.number, "validation"))
+def _measured(trial: Trial, pool: Pool) -> Sequence[int]:
+    """The clients whose models are measured."""
+    assert trial.experiment.evaluation is not None
+    return pool.clients[: trial.experiment.evaluation.clients]
+
+
+def _validation(trial: Trial, pool: Pool, progress: Progress) -> Metrics:
+    measured = _measured(trial, pool)
+    reports: list[ClientReport] = list(pool.evaluate(measured, progress.sent, progress.number, "validation"))
     return {k.replace("eval/", "validation/"): v for k, v in evaluate.summarise(reports).items()}
 
 

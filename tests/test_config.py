@@ -95,6 +95,7 @@ OTHER: dict[str, Any] = {
     "evaluation.every": 1,
     "evaluation.clusters": True,
     "evaluation.attack": False,
+    "evaluation.clients": 1,
     "evaluation.members": 10,
     "runtime.pool": "ray",
     "runtime.threads": 2,
@@ -270,7 +271,7 @@ def test_every_field_can_be_said_as_it_is_printed(tiny: Experiment, name: str) -
         (
             "method",
             "fedavgg",
-            "--method must be one of pfdm, localonly, fedavg, got 'fedavgg'; did you mean fedavg?",
+            "--method must be one of pfdm, localonly, fedavg, spire, sharedrep, got 'fedavgg'; did you mean fedavg?",
         ),
         (
             "partition",
@@ -301,6 +302,7 @@ def test_what_cannot_be_is_refused_in_one_line(tiny: Experiment, path: str, text
         ("runtime.failures", -1),
         ("runtime.noise_secret", "xyz"),
         ("runtime.noise_secret", "ab" * 15),
+        ("evaluation.clients", 0),
         ("evaluation.members", 1),
         ("data.test", -1),
     ],

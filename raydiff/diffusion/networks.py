@@ -43,6 +43,11 @@ class MLP:
         """Any image size will do."""
 
     @property
+    def embedding_width(self) -> int:
+        """Width of the time embedding."""
+        return self.width
+
+    @property
     def middle(self) -> tuple[str, ...]:
         """The middle block's parameters."""
         return (f"blocks.{self.depth // 2}.",)
@@ -79,6 +84,11 @@ class UNet:
                 f"network.widths has {len(self.widths)} scales, so the image must be divisible by {factor}, "
                 f"got {shape[1]}x{shape[2]}"
             )
+
+    @property
+    def embedding_width(self) -> int:
+        """Width of the time embedding."""
+        return 4 * self.widths[0]
 
     @property
     def middle(self) -> tuple[str, ...]:
@@ -181,7 +191,7 @@ class _UNet(nn.Module):
             class_embed_type="identity",
         )
         self.timesteps = timesteps
-        width = 4 * config.widths[0]
+        width = config.embedding_width
         self.conditions = _Conditions(labels, width)
         self.client = nn.Parameter(torch.zeros(width)) if client else None
 

@@ -39,6 +39,8 @@ class Evaluation:
     them its client has few of: so that a pooled model can be compared."""
     attack: bool = True
     """Attack the final models by PIA."""
+    clients: int | None = None
+    """Measure the first so many clients only; None: every one."""
     members: int = 500
     """Member records per client that the attack uses, half of them for calibration."""
 
@@ -47,6 +49,8 @@ class Evaluation:
             raise ValueError(
                 f"dim must be >= 1, every >= 0 and members >= 4, got {self.dim}, {self.every} and {self.members}"
             )
+        if self.clients is not None and self.clients < 1:
+            raise ValueError(f"clients must be at least 1, got {self.clients}")
 
 
 @dataclass(frozen=True)

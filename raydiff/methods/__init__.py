@@ -5,8 +5,10 @@ from typing import get_args
 from raydiff.methods.fedavg import FedAvg
 from raydiff.methods.localonly import LocalOnly
 from raydiff.methods.pfdm import PFDM
+from raydiff.methods.sharedrep import SharedRep
+from raydiff.methods.spire import SPIRE
 
-AnyMethod = PFDM | LocalOnly | FedAvg
+AnyMethod = PFDM | LocalOnly | FedAvg | SPIRE | SharedRep
 METHODS = {method.__name__.lower(): method for method in get_args(AnyMethod)}
 
-__all__ = ["METHODS", "PFDM", "AnyMethod", "FedAvg", "LocalOnly"]
+__all__ = ["METHODS", "PFDM", "SPIRE", "AnyMethod", "FedAvg", "LocalOnly", "SharedRep"]

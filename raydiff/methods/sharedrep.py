@@ -1,0 +1,114 @@
+"""Shared representation on a denoiser (after Collins et al. 2021, arXiv 2102.07078; as SPIRE's comparison has it): the
+middle of the network is each client's own, the rest is averaged.
+
+Adversary: none without `averaging.privacy`: weights are sent as they are, so epsilon is infinite. With it: the unit is
+a client. The middle block never leaves its client, and is not covered.
+
+| SPIRE, section 5 | here |
+|---|---|
+| down and up paths | the server's state |
+| U-Net mid block | the client's state; `private` names it |
+
+Deviations and choices where the papers are silent: all parts are trained together (Collins et al. alternate between
+head and representation); every client's middle starts from the same weights, which the server made; a client that joins
+later trains the middle alone, from those weights; an MLP's middle is its middle block.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from raydiff import tree
+from raydiff.averaging import Averaged, Averaging, deployed
+from raydiff.data.records import Records
+from raydiff.diffusion.gaussian import DDPM, Sampling
+from raydiff.diffusion.local import Training, fit, span
+from raydiff.method import Deployed, LocalResult, Round, Shared
+from raydiff.tree import Params
+
+START = "start"
+"""The private part's first weights, in the server's state below this prefix."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedRep(Averaged):
+    """A shared network with a private middle."""
+
+    model: DDPM = DDPM()
+    """Network and schedule."""
+    rounds: int = 10
+    """Communication rounds."""
+    local: Training = Training()
+    """Each client's training, all rounds together."""
+    averaging: Averaging = Averaging()
+    """The server's part of a round."""
+    private: tuple[str, ...] | None = None
+    """Prefixes of the parameters that stay with the client; None: the middle of the network."""
+    sampling: Sampling = Sampling()
+    """The chain from T to 0."""
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1:
+            raise ValueError(f"rounds must be at least 1, got {self.rounds}")
+
+    @property
+    def trained_model(self) -> DDPM:
+        """The model."""
+        return self.model
+
+    @property
+    def joining(self) -> Training:
+        """A tenth of the learning rate (SPIRE, appendix B)."""
+        return replace(self.local, learning_rate=self.local.learning_rate / 10, decay="constant")
+
+    def init_server(self, public: Records | None, rng: torch.Generator) -> Params:
+        """The shared part's first weights, and the private part's.
+
+        Raises ValueError where `private` names no parameter, or leaves none to share.
+        """
+        private, shared = self._split(self.model.init(rng))
+        if not shared or (not private and self._prefixes):
+            raise ValueError(f"private must name some of the model's parameters, not all, got {self._prefixes}")
+        return {**shared, **tree.prefixed(START, private)}
+
+    def join(self, server: Params, rng: torch.Generator) -> Params:
+        """The private part as every client had it at first."""
+        return tree.under(START, server)
+
+    def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
+        """Train all; send the shared part's difference."""
+        first, steps = span(self.local.steps, self.rounds, rnd.number)
+        shared, before = tree.without(START, server), state or tree.under(START, server)
+        params, _, loss = fit(
+            self.model,
+            {**shared, **before},
+            data.images,
+            data.labels,
+            training=self.local,
+            rng=rnd.rng,
+            first=first,
+            steps=steps,
+        )
+        private, after = self._split(params)
+        release = self.averaging.release(tree.sub(after, shared), rnd, rounds=self.rounds)
+        return LocalResult(private, release, {"train/loss": loss})
+
+    def deploy(self, server: Params, state: Params, data: Records, rng: torch.Generator) -> Deployed:
+        """Sample the shared part with the client's own middle."""
+        own = {**tree.without(START, server), **(state or tree.under(START, server))}
+        return deployed(self.model, self.sampling, shared=None, own=own)
+
+    def shared(self, server: Params) -> Shared:
+        """Raises ValueError: the shared part is no whole model."""
+        raise ValueError("the server of a SharedRep run has no whole model: the middle is with the clients")
+
+    @property
+    def _prefixes(self) -> tuple[str, ...]:
+        return self.model.network.middle if self.private is None else self.private
+
+    def _split(self, params: Params) -> tuple[Params, Params]:
+        """(private, shared)."""
+        mine = {k for k in params if k.startswith(self._prefixes)}
+        return {k: params[k] for k in mine}, {k: v for k, v in params.items() if k not in mine}
