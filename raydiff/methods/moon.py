@@ -25,7 +25,7 @@ import math
 from dataclasses import dataclass
 
 from torch import Tensor
-from torch.nn.functional import cosine_similarity, softplus
+from torch.nn.functional import normalize, softplus
 
 from raydiff import tree
 from raydiff.averaging import Averaged, Averaging
@@ -79,6 +79,6 @@ class Moon(Averaged):
     def _contrastive(self, params: Params, batch: tuple[Tensor, Tensor], draws: Params, extras: Params) -> Tensor:
         """l_sup + mu l_con; `extras` are the global and the previous model."""
         models = (params, tree.under("global", extras), tree.under("previous", extras))
-        z, z_glob, z_prev = (self.model.features(model, batch, draws) for model in models)
-        nearer_prev = (cosine_similarity(z, z_prev) - cosine_similarity(z, z_glob)) / self.temperature
+        z, z_glob, z_prev = (normalize(self.model.features(model, batch, draws)) for model in models)
+        nearer_prev = (z * (z_prev - z_glob)).sum(1) / self.temperature  # of cosines: exactly 0 where these are equal
         return self.model.loss(params, batch, draws, {}) + self.mu * softplus(nearer_prev).mean()
