@@ -276,7 +276,7 @@ def _defaults(cls: type) -> dict[str, Any]:
 
 def _moved(value: Any, before: Any, now: Any) -> Any:
     """A dataclass whose fields that are as in the old default `before` are as in the new one, `now`; else the value."""
-    if not (dataclasses.is_dataclass(now) and type(value) is type(before) is type(now)):
+    if isinstance(now, type) or not dataclasses.is_dataclass(now) or not type(value) is type(before) is type(now):
         return value
     names = [f.name for f in dataclasses.fields(value) if getattr(value, f.name) != getattr(before, f.name)]
     return dataclasses.replace(now, **{name: getattr(value, name) for name in names})

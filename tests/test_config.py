@@ -31,7 +31,7 @@ from raydiff.diffusion.gaussian import DDPM, Sampling
 from raydiff.diffusion.local import Training
 from raydiff.diffusion.networks import UNet
 from raydiff.evaluation.evaluate import Evaluation
-from raydiff.methods import METHODS, PFDM, FedAvg, LocalOnly, Scaffold
+from raydiff.methods import METHODS, PFDM, FedAvg, LocalOnly, PerFedAvg, Scaffold
 from raydiff.privacy.clients import ClientPrivacy
 
 OTHER: dict[str, Any] = {
@@ -141,6 +141,8 @@ EXPERIMENTS: dict[str, Callable[[Experiment], Experiment]] = {
     "own data": lambda e: replace(
         e, data=Data(name="/my/birds", colour="grey", labels=("kind", "hue"), public_from="hub:some/birds")
     ),
+    "scaffold": lambda e: replace(e, method=Scaffold()),
+    "second order": lambda e: replace(e, method=PerFedAvg(order="second", inner_rate=0.0)),
     "by class": lambda e: replace(e, partition=ByClass(), method=PFDM(epsilon=None, t0=300)),
 }
 

@@ -52,7 +52,7 @@ class PerFedAvg(Averaged):
     local: Training = Training()
     """Each client's training, all rounds together; each batch is halved."""
     order: Order = "first"
-    """first takes the inner gradient for a constant; second differentiates it too, at about twice the cost."""
+    """first takes the inner gradient for a constant; second differentiates it too."""
     inner_rate: float = 0.01
     """Learning rate of the inner step and of adaptation; 0 is FedAvg on the second halves."""
     adapt_steps: int = 1

@@ -111,6 +111,12 @@ def test_fine_tuning_is_local_training_from_the_shared_model(method: FedAvg) -> 
     assert torch.equal(tuned.sample(labels, generator(2)), by_hand)
 
 
+def test_a_client_that_joins_later_fine_tunes_at_a_tenth_of_the_rate_unless_told(method: FedAvg) -> None:
+    tuning = Training(steps=3, batch=4)
+    assert method.joining == replace(method.local, learning_rate=2e-4, decay="constant")
+    assert replace(method, finetune=tuning).joining == tuning
+
+
 def test_the_shared_model_is_that_of_no_client(method: FedAvg) -> None:
     server, labels = run(method, records(0))[-1].sent, torch.arange(4)[:, None]
     plain = deployed(method, server, 0).sample(labels, generator(2))
