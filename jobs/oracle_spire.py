@@ -132,13 +132,13 @@ def _orders(path: Path, seeds: int, trials: int) -> list[str]:
     }
     found = {s: _losses(s, seeds, trials) for s in dict.fromkeys(itertools.chain(grid, *axes.values()))}
     lines = [
-        f"Theorem 4.3: squared error of the score of m clients with n records each, at d = {BASE.d}, |mu_t|^2 = {SQUARE:g}:",
-        "all estimated = only the shared mean estimated (true w) | only the clients' weights estimated (true mu)",
+        f"Theorem 4.3: squared error of the score, m clients with n records each, d = {BASE.d}, |mu_t|^2 = {SQUARE:g}:",
+        "all estimated (only the shared mean, with the true w | only the clients' weights, with the true mu)",
         _row(("n", 6), *((f"m = {m}", 28) for m in CLIENTS)),
     ]
     for n, row in itertools.groupby(grid, lambda s: s.records):
         means = [found[s].mean(0).tolist() for s in row]
-        lines.append(_row((str(n), 6), *((f"{every:.5f} = {mean:.5f} | {own:.5f}", 28) for every, mean, own in means)))
+        lines.append(_row((str(n), 6), *((f"{every:.5f} ({mean:.5f} | {own:.5f})", 28) for every, mean, own in means)))
     _, mean, own = found[BASE].mean(0).tolist()
     even = BASE.clients * mean / own  # the mean's part falls like 1 / m, the other does not
     lines += [
@@ -150,7 +150,7 @@ def _orders(path: Path, seeds: int, trials: int) -> list[str]:
         title, *orders = AXES[axis]
         x = [float(getattr(s, axis)) for s in settings]
         losses = torch.stack([found[s] for s in settings], dim=-1)  # (seeds, 3, settings)
-        parts = [_bracket(interval([oracle_spire.exponent(x, y.tolist()) for y in part])) for part in losses.unbind(1)]
+        parts = [_bracket(interval(oracle_spire.exponents(x, part).tolist())) for part in losses.unbind(1)]
         cells = [f"{part} ({order})" for part, order in zip(parts[1:], orders, strict=True)]
         lines.append(_row((title, 14), (parts[0], 24), *((cell, 30) for cell in cells)))
     _draw_losses(path, {s: found[s].mean(0).tolist() for s in grid})

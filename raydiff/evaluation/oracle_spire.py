@@ -175,11 +175,21 @@ def score_losses(setting: Federation, *, trials: int, fresh: int = 100, rng: tor
     return torch.stack([score_error(new, (mean, w), pair).mean() for pair in pairs])
 
 
-def exponent(x: Sequence[float], y: Sequence[float]) -> float:
-    """The slope of log y over log x, by least squares."""
-    a, b = (torch.tensor(v, dtype=torch.float64).log() for v in (x, y))
+def exponent(x: Sequence[float], y: Tensor) -> Tensor:
+    """The slope (...) of log y (..., K) over log x (K), by least squares."""
+    a = torch.tensor(x, dtype=torch.float64).log()
     a = a - a.mean()
-    return float(a @ b / (a @ a))
+    return y.log() @ a / (a @ a)
+
+
+def exponents(x: Sequence[float], losses: Tensor) -> Tensor:
+    """The exponent of the mean over seeds of `losses` (S, K): jackknife pseudo-values (S,), for an interval.
+
+    The mean of each seed's own exponent would be biased, as the logarithm of a noisy loss is on average too low.
+    """
+    seeds, mean = len(losses), losses.mean(0)
+    without = (seeds * mean - losses) / (seeds - 1)
+    return seeds * exponent(x, mean) - (seeds - 1) * exponent(x, without)
 
 
 def _cut(w: Tensor) -> Tensor:
