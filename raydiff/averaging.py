@@ -175,9 +175,9 @@ class Averaged(Protocol):
         tenth = replace(self.local, learning_rate=self.local.learning_rate / 10, decay="constant")
         return self.finetune or tenth
 
-    def join(self, server: Params, rng: torch.Generator) -> Params:
+    def join(self, server: Params, rng: torch.Generator) -> tuple[Params, Params]:
         """All of the model."""
-        return dict(server)
+        return server, {}
 
     def init_server(self, public: Records | None, rng: torch.Generator) -> Params:
         """The shared model's first weights."""
@@ -240,4 +240,5 @@ def deployed(model: DDPM, sampling: Sampling, *, shared: Params | None, own: Par
     known = {"global": shared, "client": own}
     denoisers = {name: model.denoiser(params) for name, params in known.items() if params is not None}
     sampled = denoisers["global" if own is None else "client"]
-    return Deployed(sampling.samplers(model, sampled), denoisers, model.timesteps, model.abar)
+    samplers = sampling.samplers(model, sampled)
+    return Deployed(samplers, denoisers, model.timesteps, model.abar, conditional=model.conditional)

@@ -77,15 +77,6 @@ OTHER: dict[str, Any] = {
     "sampler": "ddim",
 }
 """Another valid value for every field that a method may have, by the field's name."""
-MORE: dict[str, Any] = {
-    "weights": "examples",
-    "optimizer": "adamw",
-    "decay": "cosine",
-    "learning_rate": 0.02,
-}
-"""Those for methods whose own value is the one above."""
-FIXED = {"Scaffold": ("local.optimizer", "local.weight_decay", "averaging.privacy")}
-"""Fields of which a method bears one value only."""
 
 
 @pytest.fixture(params=METHODS)
@@ -245,24 +236,21 @@ def test_the_denoisers_can_be_asked(method: Method) -> None:
 def test_init_key_has_all_that_a_first_state_depends_on(experiment: Experiment) -> None:
     """Changing any field either changes `init_key` or leaves the first state as it is, bit for bit."""
     method, data = experiment.method, records(0)
+    if method.init_key is None:
+        pytest.skip("a first state that is not kept is shared with no other trial")
     public, same = records(9), []
     digest = tree.digest(method.init_client({}, data, public, Round(0, generator(1))))
-    for path, value in config.flat(method).items():
+    for path in config.flat(method):
         name = path.rpartition(".")[2]
         if name == "shape":  # the data's
             continue
         both = {"clip": 2.0} if name == "center" else {}  # a center needs a clip
-        changes = {**both, path: OTHER[name] if OTHER[name] != value else MORE[name]}
-        if path in FIXED.get(type(method).__name__, ()):
-            with pytest.raises(ValueError, match=rf"\b{name} must be "):
-                config.override(method, changes)
-            continue
-        other = config.override(method, changes)
+        other = config.override(method, {**both, path: OTHER[name]})
         assert other != method, path
-        if other.init_key is not None and other.init_key == method.init_key:
+        if other.init_key == method.init_key:
             assert tree.digest(other.init_client({}, data, public, Round(0, generator(1)))) == digest, path
             same.append(path)
-    assert method.init_key is None or "sampling.steps" in same  # sampling comes later
+    assert "sampling.steps" in same  # sampling comes later
 
 
 def test_a_shared_first_state_is_a_fresh_one(method: Method, tmp_path: Path) -> None:

@@ -73,6 +73,28 @@ class MajorityMinority:
             raise ValueError(f"partition.minority must be at least 1, got {self.minority}")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Newcomers:
+    """Clients that join after the last round, each with records of a few classes that no other client has."""
+
+    clients: int = 5
+    """How many."""
+    classes: int = 2
+    """Classes of each, drawn at random; equally many records of each, to within one."""
+    records: int = 40
+    """Records of each."""
+    own_classes: bool = False
+    """No other client, old or new, has records of their classes; they then take what there is of them, `records` at
+    most."""
+
+    def __post_init__(self) -> None:
+        if self.clients < 1 or self.classes < 1 or self.records < self.classes:
+            raise ValueError(
+                f"newcomers need clients >= 1, classes >= 1 and a record of each class, got {self.clients}, "
+                f"{self.classes} and {self.records}"
+            )
+
+
 Partition = Pooled | Iid | ByClass | Dirichlet | MajorityMinority
 
 
@@ -97,6 +119,37 @@ def partition(records: Records, clients: int, *, how: Partition, rng: torch.Gene
         if not len(part):
             raise ValueError(f"client {client} would get no record: {_remedy(how)}")
     return [part.sort().values for part in parts]
+
+
+def newcomers(records: Records, how: Newcomers, *, rng: torch.Generator) -> tuple[list[Tensor], Tensor]:
+    """(positions of each newcomer's records, positions of those that are left for the others), ascending int64.
+
+    Raises ValueError where there are fewer classes, or fewer records of a class, than they would take.
+    """
+    present, parts = _classes(records)[0], []
+    wanted = how.classes * how.clients + 1 if how.own_classes else how.classes
+    if wanted > len(present):
+        few = f"newcomers need {wanted} classes (one at least is for the others)" if how.own_classes else ""
+        few = few or f"newcomers.classes must be at most {len(present)}"
+        raise ValueError(f"{few}, there are {len(present)}")
+    order = torch.randperm(len(records), generator=rng)
+    left = {int(c): order[records.labels[order, 0] == c] for c in present}
+    shuffled = present[torch.randperm(len(present), generator=rng)]
+    for i in range(how.clients):
+        if how.own_classes:
+            classes = shuffled[i * how.classes : (i + 1) * how.classes]
+        else:
+            classes = present[torch.randperm(len(present), generator=rng)[: how.classes]]
+        own = []
+        for c, n in zip(classes.tolist(), _evenly(how.records, how.classes).tolist(), strict=True):
+            if len(left[c]) < n and not how.own_classes:
+                few = f"{len(left[c])} records of class {c} are left, {n} wanted"
+                raise ValueError(f"too few training records for the newcomers ({few}): lower newcomers.records")
+            own.append(left[c][:n])
+            left[c] = left[c][n:]
+        parts.append(torch.cat(own).sort().values)
+    taken = set(shuffled[: how.clients * how.classes].tolist()) if how.own_classes else set()
+    return parts, torch.cat([rows for c, rows in left.items() if c not in taken]).sort().values
 
 
 def _remedy(how: Partition) -> str:

@@ -76,12 +76,10 @@ class PerFedAvg(Averaged):
             raise ValueError("order must be first where model.compile is on: its gradients have no gradients")
 
     @property
-    def finetune(self) -> Training | None:
-        """Adaptation; none at rate 0."""
-        rate, batch = self.inner_rate, self.local.batch
-        if rate == 0:
-            return None
-        return Training(optimizer="sgd", learning_rate=rate, decay="constant", steps=self.adapt_steps, batch=batch)
+    def finetune(self) -> Training:
+        """Adaptation; at rate 0 there is none."""
+        steps, rate = (self.adapt_steps, self.inner_rate) if self.inner_rate else (0, 1.0)
+        return Training(optimizer="sgd", learning_rate=rate, decay="constant", steps=steps, batch=self.local.batch)
 
     def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
         """Train the loss after adaptation from the server's weights; send the difference."""

@@ -97,9 +97,9 @@ class Scaffold(Averaged):
         after = {**tree.prefixed(MODEL, x), **tree.prefixed(CONTROL, c), **tree.prefixed(held, moments)}
         return after, {"server/update_norm": tree.norm(update), "server/control_norm": tree.norm(c)}, events
 
-    def join(self, server: Params, rng: torch.Generator) -> Params:
+    def join(self, server: Params, rng: torch.Generator) -> tuple[Params, Params]:
         """All of the model."""
-        return tree.under(MODEL, server)
+        return tree.under(MODEL, server), {}
 
     def deploy(self, server: Params, state: Params, data: Records, rng: torch.Generator) -> Deployed:
         """As FedAvg: the control variates are for training alone."""

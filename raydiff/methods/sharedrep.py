@@ -46,6 +46,8 @@ class SharedRep(Averaged):
     """The server's part of a round."""
     private: tuple[str, ...] | None = None
     """Prefixes of the parameters that stay with the client; None: the middle of the network."""
+    joining: Training = Training(steps=100, learning_rate=1e-4, decay="constant")
+    """How a client that joins later trains its private part."""
     sampling: Sampling = Sampling()
     """The chain from T to 0."""
 
@@ -59,9 +61,9 @@ class SharedRep(Averaged):
             raise ValueError(f"private must name some of the model's parameters, not all, got {self._prefixes}")
         return {**shared, **tree.prefixed(START, private)}
 
-    def join(self, server: Params, rng: torch.Generator) -> Params:
-        """The private part as every client had it at first."""
-        return tree.under(START, server)
+    def join(self, server: Params, rng: torch.Generator) -> tuple[Params, Params]:
+        """The private part, as every client had it at first."""
+        return tree.under(START, server), tree.without(START, server)
 
     def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
         """Train all; send the shared part's difference."""

@@ -166,6 +166,7 @@ def test_without_steps_or_rate_it_samples_the_shared_model(method: PerFedAvg, ch
     deployed = method.deploy(server, {}, records(0), generator(1))
     expected = method.shared(server).sample(labels, generator(2))
     assert torch.equal(deployed.sample(labels, generator(2)), expected)
+    assert torch.equal(joined(method, server, records(7))[1].sample(labels, generator(2)), expected)
 
 
 # --- what is refused ---

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from raydiff.data.datasets import Records
-from raydiff.diffusion.local import fit
+from raydiff.diffusion.local import fit_personal
 from raydiff.federation import Client, Keys, LocalPool, Progress, rounds
 from raydiff.method import Deployed, Method, Personalizing
 from raydiff.seeding import generator
@@ -60,9 +60,9 @@ def run(method: Method, data: Sequence[Records], *, participation: float = 1.0) 
 def joined(method: Method, server: Params, data: Records) -> tuple[Params, Deployed]:
     """A client that joins later, trained as the method says: its state, and its model."""
     assert isinstance(method, Personalizing)
-    start = method.join(server, generator(0))
+    personal, fixed = method.join(server, generator(0))
     more: Any = {"training": method.joining, "rng": generator(1)}
-    state, _, _ = fit(method.trained_model, start, data.images, data.labels, **more)
+    state, _, _ = fit_personal(method.trained_model, personal, fixed, (data.images, data.labels), **more)
     return state, method.deploy(server, state, data, generator(2))
 
 
