@@ -171,8 +171,8 @@ class Averaged(Protocol):
 
     @property
     def joining(self) -> Training:
-        """Fine-tuning, a tenth of the learning rate if not given (SPIRE's comparison, appendix B)."""
-        tenth = replace(self.local, learning_rate=self.local.learning_rate / 10, decay="constant")
+        """Fine-tuning; if not given 100 steps at a tenth of the learning rate (SPIRE's comparison, appendix B)."""
+        tenth = replace(self.local, steps=100, learning_rate=self.local.learning_rate / 10, decay="constant")
         return self.finetune or tenth
 
     def join(self, server: Params, rng: torch.Generator) -> tuple[Params, Params]:

@@ -111,9 +111,9 @@ def test_fine_tuning_is_local_training_from_the_shared_model(method: FedAvg) -> 
     assert torch.equal(tuned.sample(labels, generator(2)), by_hand)
 
 
-def test_a_client_that_joins_later_fine_tunes_at_a_tenth_of_the_rate_unless_told(method: FedAvg) -> None:
+def test_a_client_that_joins_later_fine_tunes_100_steps_at_a_tenth_of_the_rate_unless_told(method: FedAvg) -> None:
     tuning = Training(steps=3, batch=4)
-    assert method.joining == replace(method.local, learning_rate=2e-4, decay="constant")
+    assert method.joining == replace(method.local, steps=100, learning_rate=2e-4, decay="constant")
     assert replace(method, finetune=tuning).joining == tuning
 
 

@@ -61,8 +61,8 @@ def joined(method: Method, server: Params, data: Records) -> tuple[Params, Deplo
     """A client that joins later, trained as the method says: its state, and its model."""
     assert isinstance(method, Personalizing)
     personal, fixed = method.join(server, generator(0))
-    more: Any = {"training": method.joining, "rng": generator(1)}
-    state, _, _ = fit_personal(method.trained_model, personal, fixed, (data.images, data.labels), **more)
+    own, more = (data.images, data.labels), {"training": method.joining, "rng": generator(1)}
+    state, _, _ = fit_personal(method.trained_model, personal, fixed, own, **more)  # type: ignore[arg-type]
     return state, method.deploy(server, state, data, generator(2))
 
 
