@@ -56,7 +56,11 @@ def _options() -> argparse.ArgumentParser:
     p.add_argument("--sample", nargs="+", default=[], help="sampled fields: a.b=loguniform:1e-4,1e-2 (random, optuna)")
     p.add_argument("--samples", type=int, default=16, help="how many samples")
     p.add_argument("--search", choices=("grid", "random", "optuna", "asha"), default="grid")
-    p.add_argument("--metric", default="eval/fd_cnn/all", help="what is best, and what Optuna and ASHA minimise")
+    p.add_argument(
+        "--metric",
+        default=None,
+        help="what is best, and what Optuna and ASHA minimise (default: eval/fd_cnn/all, or kd_cnn)",
+    )
     p.add_argument("--no-baselines", action="store_true", help="leave out what the preset compares with")
     p.add_argument("--max-concurrent", type=int, default=None, help="trials side by side (default: as many as fit)")
     p.add_argument("--time-budget", type=float, default=None, help="seconds after which no trial goes on")
@@ -75,10 +79,13 @@ def _plan(
         value = getattr(options, name)
         if value is not None and not value > 0:
             raise ValueError(f"--{name.replace('_', '-')} must be positive, got {value}")
-    if options.metric not in METRICS:
-        raise ValueError(f"unknown metric {options.metric!r}{command.nearest(options.metric, METRICS)}")
     given = config.parse_overrides(study.experiment, overrides)
     base: Experiment = config.override(study.experiment, given)
+    if options.metric is None:
+        kernel = base.evaluation is not None and base.evaluation.distance == "kernel"
+        options.metric = "eval/kd_cnn/all" if kernel else "eval/fd_cnn/all"
+    if options.metric not in METRICS:
+        raise ValueError(f"unknown metric {options.metric!r}{command.nearest(options.metric, METRICS)}")
     if options.search in ("asha", "optuna") and base.evaluation is None:
         raise ValueError(f"--search {options.search} needs the evaluation that --protocol-only switches off")
     if options.search in ("asha", "optuna") and not options.metric.endswith("/all"):

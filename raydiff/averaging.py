@@ -179,4 +179,5 @@ def deployed(model: DDPM, sampling: Sampling, *, shared: Params | None, own: Par
     known = {"global": shared, "client": own}
     denoisers = {name: model.denoiser(params) for name, params in known.items() if params is not None}
     sampled = denoisers["global" if own is None else "client"]
-    return Deployed(sampling.samplers(model, sampled), denoisers, model.timesteps, model.abar)
+    samplers = sampling.samplers(model, sampled)
+    return Deployed(samplers, denoisers, model.timesteps, model.abar, conditional=model.conditional)

@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 from raydiff.data import names
 from raydiff.data.datasets import Data, Dataset
-from raydiff.data.partition import ByClass, Dirichlet, Iid, MajorityMinority, Pooled
+from raydiff.data.partition import ByClass, Dirichlet, Iid, MajorityMinority, Newcomers, Pooled
 from raydiff.data.records import public_mean
 from raydiff.evaluation.evaluate import Evaluation
 from raydiff.methods import PFDM, AnyMethod
@@ -84,6 +84,10 @@ class Experiment:
     """How they share them."""
     participation: float = 1.0
     """Share of clients drawn in each round."""
+    participants: int | None = None
+    """Their number, in place of a share."""
+    newcomers: Newcomers | None = None
+    """Clients that join after the last round; their training records are set aside before the others are shared."""
     seed: int = 0
     """Initial weights, partition, batches and samples; not the privacy noise."""
     evaluation: Evaluation | None = Evaluation()
@@ -98,6 +102,17 @@ class Experiment:
             raise ValueError(f"clients must be at least 1, got {self.clients}")
         if not 0 < self.participation <= 1:
             raise ValueError(f"participation must be in (0, 1], got {self.participation}")
+        if self.participants is not None and not 1 <= self.participants <= self.clients:
+            raise ValueError(f"participants must be in 1..{self.clients} (the clients), got {self.participants}")
+        if self.participants is not None and self.participation != 1:
+            raise ValueError(
+                f"give participation or participants, not both ({self.participation}, {self.participants})"
+            )
+
+    @property
+    def everyone(self) -> range:
+        """Numbers of all clients, those that join later last."""
+        return range(self.clients + (self.newcomers.clients if self.newcomers else 0))
 
     @property
     def digest(self) -> str:

@@ -15,8 +15,8 @@ import torch
 
 from raydiff import seeding, tree
 from raydiff.data.datasets import Records
-from raydiff.diffusion.local import Diverged
-from raydiff.method import HELD, Deployed, Method, Metrics, Round, Upload
+from raydiff.diffusion.local import Diverged, fit_personal
+from raydiff.method import HELD, Deployed, Method, Metrics, Personalizing, Round, Upload
 from raydiff.privacy.ledger import Ledger
 from raydiff.privacy.release import Release
 from raydiff.seeding import NoiseStream
@@ -65,9 +65,10 @@ class Client:
         keys: Keys,
         public: Records | None = None,
         store: Store | None = None,
+        newcomer: bool = False,
     ) -> None:
         self.number, self.method, self.data, self.public = number, method, data, public
-        self.keys, self.store = keys, store
+        self.keys, self.store, self.newcomer = keys, store, newcomer
         self._states: dict[int, Params] = {}  # by the round after which they hold
 
     def run(self, server: Params, number: int) -> tuple[Upload, Metrics]:
@@ -90,9 +91,11 @@ class Client:
         return self._upload(result.release), result.metrics
 
     def deploy(self, server: Params, number: int) -> Deployed:
-        """The personalised model after round `number`."""
+        """The personalised model after round `number`; a newcomer personalises the server's now."""
         rng = seeding.generator(self.keys.seed, "client", self.number, "deploy", number)
-        return self.method.deploy(server, self.state(number), self.data, rng)
+        joins = self.newcomer and isinstance(self.method, Personalizing)
+        state = self._joined(server) if joins else self.state(number)
+        return self.method.deploy(server, state, self.data, rng)
 
     def state(self, number: int) -> Params:
         """The private state after round `number`; trained (again) where `is_trained` says no."""
@@ -109,6 +112,18 @@ class Client:
         """The experimenter's instrument: `evaluate(deployed, own records, rng)`, outside the protocol."""
         rng = seeding.generator(self.keys.seed, "client", self.number, "evaluate")
         return evaluate(self.deploy(server, number), self.data, rng)
+
+    def _joined(self, server: Params) -> Params:
+        """The personal part of the server's model, trained on this client's records."""
+        assert isinstance(self.method, Personalizing)
+        rng = seeding.generator(self.keys.seed, "client", self.number, "join")
+        personal, fixed = self.method.join(server, rng)
+        data, training = (self.data.images, self.data.labels), self.method.joining
+        try:
+            personal, _, _ = fit_personal(self.method.trained_model, personal, fixed, data, training=training, rng=rng)
+        except Diverged as e:
+            raise Failed(f"client {self.number}, which joins", self.method.rounds, str(e)) from None
+        return personal
 
     def _upload(self, release: Release) -> Upload:
         return Upload(self.number, len(self.data), release)
@@ -168,7 +183,7 @@ class Pool(Protocol):
 
     @property
     def clients(self) -> Sequence[int]:
-        """All client numbers, ascending."""
+        """All client numbers but newcomers', ascending."""
 
     def run(self, ids: Sequence[int], server: Params, number: int) -> Iterator[tuple[Upload, Metrics]]:
         """`Client.run` of each."""
@@ -186,8 +201,8 @@ class LocalPool:
 
     @property
     def clients(self) -> Sequence[int]:
-        """All client numbers, ascending."""
-        return tuple(self._clients)
+        """All client numbers but newcomers', ascending."""
+        return tuple(number for number, client in self._clients.items() if not client.newcomer)
 
     def run(self, ids: Sequence[int], server: Params, number: int) -> Iterator[tuple[Upload, Metrics]]:
         """`Client.run` of each."""
@@ -226,17 +241,19 @@ def rounds(
     *,
     keys: Keys,
     participation: float = 1.0,
+    participants: int | None = None,
     public: Records | None = None,
     store: Store | None = None,
 ) -> Iterator[Progress]:
     """Run the protocol: one `Progress` per round.
 
     With a store, a run continues after its last committed round: that round is yielded again (`resumed`), then the
-    next ones. `participation` is the share of clients drawn for each round, uniformly without replacement; `public`
-    are the records that everybody has.
+    next ones. `participation` is the share of clients drawn for each round, uniformly without replacement,
+    `participants` their number instead; `public` are the records that everybody has.
     """
     if not 0 < participation <= 1:
         raise ValueError(f"participation must be in (0, 1], got {participation}")
+    count = participants or max(1, round(participation * len(pool.clients)))
     first, server, ledger = 0, {}, Ledger()
     if store and (last := store.last_commit()):
         number, record = last
@@ -245,7 +262,7 @@ def rounds(
     else:
         server = method.init_server(public, seeding.generator(keys.seed, "server", "init"))
     for number in range(first, method.rounds):
-        server, ledger, metrics = _round(method, pool, server, ledger, number, keys=keys, participation=participation)
+        server, ledger, metrics = _round(method, pool, server, ledger, number, keys=keys, participants=count)
         if store:
             store.save_server(number, server)
             store.commit(number, {"ledger": ledger.to_json(), "metrics": metrics})
@@ -253,9 +270,9 @@ def rounds(
 
 
 def _round(
-    method: Method, pool: Pool, server: Params, ledger: Ledger, number: int, *, keys: Keys, participation: float
+    method: Method, pool: Pool, server: Params, ledger: Ledger, number: int, *, keys: Keys, participants: int
 ) -> tuple[Params, Ledger, Metrics]:
-    ids = _participants(pool.clients, participation, keys.seed, number) if number < method.participating_rounds else []
+    ids = _participants(pool.clients, participants, keys.seed, number) if number < method.participating_rounds else []
     seen: list[tuple[int, Metrics]] = []
 
     def stream() -> Iterator[Upload]:
@@ -277,10 +294,9 @@ def _round(
     return after, ledger.with_published(number, events), {**_client_metrics(seen), **metrics}
 
 
-def _participants(clients: Sequence[int], share: float, seed: int, number: int) -> list[int]:
-    if share == 1.0:
+def _participants(clients: Sequence[int], count: int, seed: int, number: int) -> list[int]:
+    if count >= len(clients):
         return list(clients)
-    count = max(1, round(share * len(clients)))
     rng = seeding.generator(seed, "participants", number)
     return sorted(clients[i] for i in torch.randperm(len(clients), generator=rng)[:count].tolist())
 

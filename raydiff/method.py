@@ -80,6 +80,8 @@ class Deployed:
     """abar_0 = 1, abar_1, ..., abar_T: (T + 1,) float64."""
     privacy: str = "none"
     """What is guaranteed for this client's own records when its samples are published."""
+    conditional: bool = True
+    """Whether it samples what the labels ask for; else it samples the client's distribution."""
 
     @property
     def sample(self) -> Sampler:
@@ -153,9 +155,9 @@ class Personalizing(Protocol):
     def joining(self) -> Training:
         """How the personal part is trained unless something else is asked for."""
 
-    def join(self, server: Params, rng: torch.Generator) -> Params:
-        """The personal part before it is trained: those parameters that training may change. The others stay as the
-        server sent them. Trained, it is the client's private state, which `deploy` takes."""
+    def join(self, server: Params, rng: torch.Generator) -> tuple[Params, Params]:
+        """(the personal part before it is trained, the other parameters of the model, which stay as the server sent
+        them). Trained, the personal part is the client's private state, which `deploy` takes."""
 
 
 @dataclass(frozen=True)

@@ -139,8 +139,9 @@ def make_clients(trial: Trial, ids: Sequence[int], *, keys: Keys | None = None) 
     """The clients of these numbers, with their own records. `keys`: other ones than the trial's own."""
     dataset = datasets.load(trial.experiment.data)
     train, public, parts = dataset.splits["train"], dataset.splits["public"], _parts(trial.experiment, dataset)
-    method, keys, store = trial.experiment.method, keys or trial.keys, trial.store
-    return [Client(i, method, train.select(parts[i]), keys=keys, public=public, store=store) for i in ids]
+    method, regular = trial.experiment.method, trial.experiment.clients
+    shared: dict[str, Any] = {"keys": keys or trial.keys, "public": public, "store": trial.store}
+    return [Client(i, method, train.select(parts[i]), newcomer=i >= regular, **shared) for i in ids]
 
 
 def make_instruments(trial: Trial) -> Instruments | None:
@@ -155,7 +156,7 @@ def local_pool(trial: Trial) -> LocalPool:
     """All clients of the trial in this process."""
     torch.set_num_threads(trial.experiment.runtime.threads)  # before the feature network is trained
     instruments = make_instruments(trial)
-    clients = make_clients(trial, range(trial.experiment.clients))
+    clients = make_clients(trial, trial.experiment.everyone)
     return LocalPool(clients, instruments.of_client if instruments else None)
 
 
@@ -174,7 +175,13 @@ def run(trial: Trial, pool: Pool) -> Iterator[dict[str, Any]]:
     progress, clock = None, time.perf_counter()
     public = datasets.load(trial.experiment.data).splits["public"]
     for progress in rounds(
-        method, pool, keys=trial.keys, participation=trial.experiment.participation, public=public, store=trial.store
+        method,
+        pool,
+        keys=trial.keys,
+        participation=trial.experiment.participation,
+        participants=trial.experiment.participants,
+        public=public,
+        store=trial.store,
     ):
         metrics = {**progress.metrics, **_privacy_metrics(progress.ledger, trial.experiment)}
         if setup and setup.every and (progress.number + 1) % setup.every == 0:
@@ -196,6 +203,9 @@ def _finish(trial: Trial, pool: Pool, progress: Progress, trained_s: float, cloc
         path = trial.folder / "artifacts" / "samples.png"
         pictures.sample_grid([r.pictures for r in reports], path, privacy=reports[0].privacy)
         _draw_partition(trial)
+        if late := trial.experiment.everyone[trial.experiment.clients :]:
+            joined = list(pool.evaluate(late, progress.sent, progress.number, "test"))
+            final.update({f"new/{k.removeprefix('eval/')}": v for k, v in evaluate.summarise(joined).items()})
     final["time/seconds"] = trained_s + time.perf_counter() - clock
     table = ledger.table(experiment.method.delta)
     columns = list(table[0]) if table else []
@@ -243,8 +253,13 @@ def _validation(trial: Trial, pool: Pool, progress: Progress) -> Metrics:
 
 
 def _parts(experiment: Experiment, dataset: Dataset) -> list[torch.Tensor]:
-    rng = seeding.generator(experiment.seed, "partition")
-    return partition.partition(dataset.splits["train"], experiment.clients, how=experiment.partition, rng=rng)
+    """Positions of each client's training records, the newcomers' last."""
+    train, rng = dataset.splits["train"], seeding.generator(experiment.seed, "partition")
+    if experiment.newcomers is None:
+        return partition.partition(train, experiment.clients, how=experiment.partition, rng=rng)
+    late, rest = partition.newcomers(train, experiment.newcomers, rng=seeding.generator(experiment.seed, "newcomers"))
+    parts = partition.partition(train.select(rest), experiment.clients, how=experiment.partition, rng=rng)
+    return [*(rest[part] for part in parts), *late]
 
 
 def _draw_partition(trial: Trial) -> None:

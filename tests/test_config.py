@@ -25,7 +25,7 @@ from raydiff.config import (
     to_dict,
 )
 from raydiff.data.datasets import Data, load
-from raydiff.data.partition import ByClass, Dirichlet, Iid, MajorityMinority, Pooled
+from raydiff.data.partition import ByClass, Dirichlet, Iid, MajorityMinority, Newcomers, Pooled
 from raydiff.diffusion.gaussian import DDPM, Sampling
 from raydiff.diffusion.local import Training
 from raydiff.diffusion.networks import UNet
@@ -88,9 +88,12 @@ OTHER: dict[str, Any] = {
     "partition.ratio": 0.2,
     "partition.minority": 1,
     "participation": 0.5,
+    "participants": 1,
+    "newcomers": Newcomers(),
     "seed": 1,
     "evaluation": None,
     "evaluation.features": "other",
+    "evaluation.distance": "kernel",
     "evaluation.dim": 5,
     "evaluation.every": 1,
     "evaluation.clusters": True,
@@ -291,6 +294,7 @@ def test_what_cannot_be_is_refused_in_one_line(tiny: Experiment, path: str, text
     [
         ("clients", 0),
         ("participation", 0.0),
+        ("participants", 3),
         ("method.clip", -1.0),
         ("method.local.steps", -1),
         ("method.model.network.width", 0),

@@ -231,6 +231,8 @@ def test_the_denoisers_can_be_asked(method: Method) -> None:
 def test_init_key_has_all_that_a_first_state_depends_on(experiment: Experiment) -> None:
     """Changing any field either changes `init_key` or leaves the first state as it is, bit for bit."""
     method, data = experiment.method, records(0)
+    if method.init_key is None:
+        pytest.skip("a first state that is not kept is shared with no other trial")
     public, same = records(9), []
     digest = tree.digest(method.init_client({}, data, public, Round(0, generator(1))))
     for path in config.flat(method):
@@ -240,10 +242,10 @@ def test_init_key_has_all_that_a_first_state_depends_on(experiment: Experiment) 
         both = {"clip": 2.0} if name == "center" else {}  # a center needs a clip
         other = config.override(method, {**both, path: OTHER[name]})
         assert other != method, path
-        if other.init_key is not None and other.init_key == method.init_key:
+        if other.init_key == method.init_key:
             assert tree.digest(other.init_client({}, data, public, Round(0, generator(1)))) == digest, path
             same.append(path)
-    assert method.init_key is None or "sampling.steps" in same  # sampling comes later
+    assert "sampling.steps" in same  # sampling comes later
 
 
 def test_a_shared_first_state_is_a_fresh_one(method: Method, tmp_path: Path) -> None:

@@ -73,6 +73,25 @@ class MajorityMinority:
             raise ValueError(f"partition.minority must be at least 1, got {self.minority}")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Newcomers:
+    """Clients that join after the last round, each with records of a few classes that no other client has."""
+
+    clients: int = 5
+    """How many."""
+    classes: int = 2
+    """Classes of each, drawn at random; equally many records of each, to within one."""
+    records: int = 40
+    """Records of each."""
+
+    def __post_init__(self) -> None:
+        if self.clients < 1 or self.classes < 1 or self.records < self.classes:
+            raise ValueError(
+                f"newcomers need clients >= 1, classes >= 1 and a record of each class, got {self.clients}, "
+                f"{self.classes} and {self.records}"
+            )
+
+
 Partition = Pooled | Iid | ByClass | Dirichlet | MajorityMinority
 
 
@@ -97,6 +116,29 @@ def partition(records: Records, clients: int, *, how: Partition, rng: torch.Gene
         if not len(part):
             raise ValueError(f"client {client} would get no record: {_remedy(how)}")
     return [part.sort().values for part in parts]
+
+
+def newcomers(records: Records, how: Newcomers, *, rng: torch.Generator) -> tuple[list[Tensor], Tensor]:
+    """(positions of each newcomer's records, positions of those that are left for the others), ascending int64.
+
+    Raises ValueError where there are fewer classes, or fewer records of a class, than they would take.
+    """
+    present = _classes(records)[0].tolist()
+    if how.classes > len(present):
+        raise ValueError(f"newcomers.classes must be at most {len(present)}, the classes there are, got {how.classes}")
+    order, parts = torch.randperm(len(records), generator=rng), []
+    left = {c: order[records.labels[order, 0] == c] for c in present}
+    for _ in range(how.clients):
+        own = []
+        for c, n in zip(torch.randperm(len(present), generator=rng), _evenly(how.records, how.classes), strict=False):
+            rows, count = left[present[c]], int(n)
+            if len(rows) < count:
+                few = f"{len(rows)} records of class {present[c]} are left, {count} wanted"
+                raise ValueError(f"too few training records for the newcomers ({few}): lower newcomers.records")
+            own.append(rows[:count])
+            left[present[c]] = rows[count:]
+        parts.append(torch.cat(own).sort().values)
+    return parts, torch.cat(list(left.values())).sort().values
 
 
 def _remedy(how: Partition) -> str:

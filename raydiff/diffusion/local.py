@@ -131,7 +131,7 @@ def fit(
 def fit_personal(
     model: DDPM,
     personal: Params,
-    shared: Params,
+    fixed: Params,
     data: tuple[Tensor, Tensor],
     *,
     training: Training,
@@ -140,7 +140,7 @@ def fit_personal(
     steps: int | None = None,
     moments: Params | None = None,
 ) -> tuple[Params, Params, float]:
-    """`fit` of the leaves in `personal` alone, the other leaves of the model fixed to those of `shared`.
+    """`fit` of the parameters in `personal` alone; the model's others are `fixed`.
 
     `data` is (images (N, C, H, W), labels (N, K)).
     """
@@ -160,7 +160,7 @@ def fit_personal(
         steps=steps,
         moments=moments,
         objective=objective,
-        extras={k: v for k, v in shared.items() if k not in personal},
+        extras=fixed,
     )
 
 

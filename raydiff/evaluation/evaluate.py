@@ -30,6 +30,9 @@ class Evaluation:
 
     features: Literal["cnn"] = "cnn"
     """Feature network of the distances: a small classifier trained on the public split."""
+    distance: Literal["frechet", "kernel"] = "frechet"
+    """frechet: both distances, and small groups are left out; kernel: the kernel distance alone, which has no bias
+    that depends on the number of records."""
     dim: int = 16
     """Its feature dimension. Groups of classes with fewer than five records a dimension are left out."""
     every: int = 0
@@ -87,12 +90,17 @@ class Instruments:
             of = {"all": (*major, *minor), "major": major, "minor": minor}
             if self.config.clusters:
                 of["cluster_a"], of["cluster_b"] = clusters(sorted(of["all"]))
-            enough = {k: v for k, v in of.items() if sum(halves[c] for c in v) >= 5 * self.config.dim}
+            if not deployed.conditional:
+                of = {"all": of["all"]}
+            least = 5 * self.config.dim if self.config.distance == "frechet" else 2
+            enough = {k: v for k, v in of.items() if sum(halves[c] for c in v) >= least}
             metrics = self._distances(images, labels, reference, enough)
             for name, others in drawn.items():
                 found = metrics if others is images else self._distances(others, labels, reference, enough)
                 metrics = {**metrics, **{f"{name}/{k}": v for k, v in found.items() if _of_samples(k)}}
             scores: dict[str, dict[str, Tensor]] = {}
+            if not deployed.conditional:
+                metrics = {k: v for k, v in metrics.items() if "label_accuracy" not in k}
             if split == "test":
                 metrics["memorized_fraction"] = memorization.memorized_fraction(images, own.images)
                 if self.config.attack:
@@ -110,9 +118,12 @@ class Instruments:
             reference.labels[:, 0],
             groups={k: v for k, v in of.items() if v},
             features=self.config.features,
+            gaussian=self.config.distance == "frechet",
             rng=seeding.generator(0, "reference halves"),  # the same halves in every trial
         )
         logits = features.cnn_logits(self.cnn, images)
+        own = torch.isin(logits.argmax(1), reference.labels[:, 0].unique())
+        metrics["own_classes"] = float(own.double().mean())
         real = features.cnn_logits(self.cnn, reference.images)
         metrics["label_accuracy/real"] = fidelity.label_accuracy(real, reference.labels[:, 0])  # its ceiling
         for name, members in of.items():
@@ -150,7 +161,8 @@ def check(config: Evaluation, dataset: Dataset, clients: Sequence[Records]) -> N
     for number, own in enumerate(clients):
         if config.attack and len(own) < 4:
             raise ValueError(f"client {number} has {len(own)} records: evaluation.attack needs at least 4 of each")
-        features.check_dim(config.dim, sum(halves.get(c, 0) for group in groups(own) for c in group))
+        if config.distance == "frechet":
+            features.check_dim(config.dim, sum(halves.get(c, 0) for group in groups(own) for c in group))
 
 
 def prepare(dataset: Dataset, config: Evaluation, cached: Callable[[str, Callable[[], Params]], Params]) -> Instruments:
@@ -208,7 +220,7 @@ def _labels_to_sample(reference: Records) -> Tensor:
 
 def _of_samples(name: str) -> bool:
     """Whether this reading changes with the sampler, and is not one of the real records alone."""
-    return name.startswith(("fd_", "kd_", "label_accuracy/")) and not name.endswith(("_floor", "/real"))
+    return name.startswith(("fd_", "kd_", "label_accuracy/", "own_classes")) and not name.endswith(("_floor", "/real"))
 
 
 def _first_of_each(images: Tensor, labels: Tensor) -> Tensor:

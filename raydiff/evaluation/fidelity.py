@@ -13,6 +13,7 @@ Shapes: features (N, dim), classes (N,) int64.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -42,17 +43,21 @@ def frechet(a: Tensor, b: Tensor) -> float:
         return float(frechet_distance(*moments))
 
 
-def kernel(a: Tensor, b: Tensor, rng: torch.Generator) -> float:
-    """Unbiased squared maximum mean discrepancy of features a (N, dim) and b (M, dim); may fall below 0.
+def kernel(a: Tensor, b: Tensor, rng: torch.Generator) -> tuple[float, float]:
+    """(estimate, spread) of the squared maximum mean discrepancy of features a (N, dim) and b (M, dim).
 
-    The mean over 100 random subsets of min(N, M, 1000) rows. Raises ValueError as `frechet` does.
+    The estimate is unbiased, so it may fall below 0: the mean over 100 random subsets of min(N, M, 1000) rows. The
+    spread is the standard deviation over them; where both sets are the subset, the jackknife's standard error over
+    pairs of rows. Raises ValueError as `frechet` does.
     """
     from cleanfid.fid import kernel_distance
 
     x, y = _arrays(a, b)
-    whole = len(x) == len(y) <= SUBSET  # then every subset is the whole set, and one will do
     with forked(rng):  # clean-fid draws its subsets from numpy's global generator
-        return float(kernel_distance(x, y, num_subsets=1 if whole else 100, max_subset_size=SUBSET))
+        if len(x) == len(y) <= SUBSET:  # then every subset is the whole set, and one will do
+            return float(kernel_distance(x, y, num_subsets=1, max_subset_size=SUBSET)), _jackknife(x, y)
+        subsets = [kernel_distance(x, y, num_subsets=1, max_subset_size=SUBSET) for _ in range(100)]
+    return float(np.mean(subsets)), float(np.std(subsets, ddof=1))
 
 
 def half_counts(reference_classes: Tensor) -> dict[int, int]:
@@ -74,15 +79,16 @@ def class_distances(
     groups: Mapping[str, Sequence[int]],
     features: str,
     rng: torch.Generator,
+    gaussian: bool = True,
 ) -> dict[str, float]:
     """Distances of samples to real records for each group of classes, with their floors.
 
-    The reference is split at random into halves A and B, `half_counts` records of each class in both. For
-    group g, `fd_<features>/<g>` is the mean of the distances samples-A and samples-B,
-    `fd_<features>/<g>_floor` the distance A-B; `kd_...` are the same for the kernel distance. The split
-    depends on `rng` and the reference's classes only, so equal generators give all methods the same floor.
-    A group without a half is left out. Raises ValueError unless the samples hold exactly `half_counts` of
-    each class in a group, and where a half has fewer than 2 records.
+    The reference is split at random into halves A and B, `half_counts` records of each class in both. For group g,
+    `fd_<features>/<g>` is the mean of the distances samples-A and samples-B, `fd_<features>/<g>_floor` the distance
+    A-B; `kd_...` are the same for the kernel distance, and `kd_<features>/<g>_spread` its spread. Without `gaussian`
+    there is no Frechet distance. The split depends on `rng` and the reference's classes only, so equal generators
+    give all methods the same floor. A group without a half is left out. Raises ValueError unless the samples hold
+    exactly `half_counts` of each class in a group, and where a half has fewer than 2 records.
     """
     half_a, half_b = _halves(reference_classes, rng)
     _check_counts(sample_classes, half_counts(reference_classes), set().union(*groups.values()))
@@ -94,10 +100,12 @@ def class_distances(
         if len(a) == 0:
             continue
         fd, kd = f"fd_{features}/{name}", f"kd_{features}/{name}"
-        out[fd] = (frechet(own, a) + frechet(own, b)) / 2
-        out[f"{fd}_floor"] = frechet(a, b)
-        out[kd] = (kernel(own, a, rng) + kernel(own, b, rng)) / 2
-        out[f"{kd}_floor"] = kernel(a, b, rng)
+        if gaussian:
+            out[fd] = (frechet(own, a) + frechet(own, b)) / 2
+            out[f"{fd}_floor"] = frechet(a, b)
+        readings = [kernel(own, half, rng) for half in (a, b)]
+        out[kd], out[f"{kd}_spread"] = (sum(r) / 2 for r in zip(*readings, strict=True))
+        out[f"{kd}_floor"], _ = kernel(a, b, rng)
     return out
 
 
@@ -106,6 +114,20 @@ def label_accuracy(logits: Tensor, classes: Tensor) -> float:
     if len(logits) != len(classes) or len(logits) == 0:
         raise ValueError(f"label_accuracy needs one class per image and an image, got {len(logits)} and {len(classes)}")
     return float((logits.argmax(1) == classes).double().mean())
+
+
+def _jackknife(x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> float:
+    """Standard error of the unbiased estimate on x and y (n, dim), each leaving out row i of both; NaN below n = 3."""
+    n, dim = x.shape
+    if n < 3:
+        return math.nan
+    within = (x @ x.T / dim + 1) ** 3 + (y @ y.T / dim + 1) ** 3
+    across = (x @ y.T / dim + 1) ** 3
+    np.fill_diagonal(within, 0)
+    pairs = within.sum() - 2 * within.sum(0)
+    crosses = across.sum() - across.sum(0) - across.sum(1) + np.diag(across)
+    left_out = pairs / ((n - 1) * (n - 2)) - 2 * crosses / (n - 1) ** 2
+    return float(np.sqrt((n - 1) / n * ((left_out - left_out.mean()) ** 2).sum()))
 
 
 def _halves(classes: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:

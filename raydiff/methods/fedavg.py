@@ -61,9 +61,9 @@ class FedAvg(Averaged):
         tenth = replace(self.local, learning_rate=self.local.learning_rate / 10, decay="constant")
         return self.finetune or tenth
 
-    def join(self, server: Params, rng: torch.Generator) -> Params:
+    def join(self, server: Params, rng: torch.Generator) -> tuple[Params, Params]:
         """All of the model."""
-        return dict(server)
+        return server, {}
 
     def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
         """Train from the server's weights on the client's records; send the difference."""

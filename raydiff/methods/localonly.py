@@ -93,4 +93,5 @@ class LocalOnly:
         """Sample the client's own denoiser from pure noise."""
         model = self.model
         own = with_clipped_flag(model).denoiser(state, fixed=(0,)) if self.clip else model.denoiser(state)
-        return Deployed(self.sampling.samplers(model, own), {"client": own}, model.timesteps, model.abar)
+        samplers = self.sampling.samplers(model, own)
+        return Deployed(samplers, {"client": own}, model.timesteps, model.abar, conditional=model.conditional)

@@ -233,7 +233,7 @@ class PFDM:
             return chain.run(model, z_m, x, labels=labels, start=self.depth, bound=1.0, rng=rng)
 
         samplers = {name: partial(sample, chain) for name, chain in self.client_sampling.variants().items()}
-        return Deployed(samplers, denoisers, model.timesteps, model.abar)
+        return Deployed(samplers, denoisers, model.timesteps, model.abar, conditional=model.conditional)
 
     def shared(self, server: Params) -> Shared:
         """The global model's own samples: x_{t0}, as noisy as what it was fitted to, scaled into [-1, 1].

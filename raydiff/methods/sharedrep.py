@@ -73,9 +73,9 @@ class SharedRep(Averaged):
             raise ValueError(f"private must name some of the model's parameters, not all, got {self._prefixes}")
         return {**shared, **tree.prefixed(START, private)}
 
-    def join(self, server: Params, rng: torch.Generator) -> Params:
-        """The private part as every client had it at first."""
-        return tree.under(START, server)
+    def join(self, server: Params, rng: torch.Generator) -> tuple[Params, Params]:
+        """The private part, as every client had it at first."""
+        return tree.under(START, server), tree.without(START, server)
 
     def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
         """Train all; send the shared part's difference."""

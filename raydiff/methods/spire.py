@@ -80,9 +80,9 @@ class SPIRE(Averaged):
         """A fresh embedding, (dim,)."""
         return self._fresh(rnd.rng)
 
-    def join(self, server: Params, rng: torch.Generator) -> Params:
+    def join(self, server: Params, rng: torch.Generator) -> tuple[Params, Params]:
         """A fresh embedding: all that a new client trains."""
-        return self._fresh(rng)
+        return self._fresh(rng), server
 
     def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
         """Train backbone and embedding together; send the backbone's difference."""

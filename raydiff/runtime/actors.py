@@ -111,7 +111,7 @@ class RayPool:
 
     @property
     def clients(self) -> Sequence[int]:
-        """All client numbers, ascending."""
+        """All client numbers but newcomers', ascending."""
         return self._clients
 
     def run(self, ids: Sequence[int], server: Params, number: int) -> Iterator[tuple[Upload, Metrics]]:
@@ -172,7 +172,7 @@ class RayPool:
                     raise WorkersLost(f"worker {i} did not come back within {wait_s:g} s") from None
 
     def _ids_of(self, i: int) -> list[int]:
-        return [c for c in self._clients if c % len(self.workers) == i]
+        return [c for c in self.trial.experiment.everyone if c % len(self.workers) == i]
 
 
 def _streaming(method: Any) -> Any:

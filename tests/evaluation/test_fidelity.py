@@ -44,7 +44,7 @@ def test_frechet_survives_a_dead_feature() -> None:
 
 def test_kernel_is_unbiased_between_equal_laws() -> None:
     rng = generator(0)
-    draws = [kernel(torch.randn(30, 8, generator=rng), torch.randn(30, 8, generator=rng), rng) for _ in range(200)]
+    draws = [kernel(torch.randn(30, 8, generator=rng), torch.randn(30, 8, generator=rng), rng)[0] for _ in range(200)]
     standard_error = float(np.std(draws, ddof=1)) / math.sqrt(len(draws))
     assert abs(float(np.mean(draws))) < 3 * standard_error
     assert min(draws) < 0
@@ -60,7 +60,7 @@ def test_kernel_is_the_formula_on_equal_small_sets() -> None:
     off = ~torch.eye(6, dtype=torch.bool)
     # the shared-sample estimate: diagonals of the two within-set kernels left out, the cross kernel whole
     expected = cubic(a, a)[off].mean() + cubic(b, b)[off].mean() - 2 * cubic(a, b).mean()
-    assert kernel(a, b, rng) == pytest.approx(float(expected), rel=1e-12)
+    assert kernel(a, b, rng)[0] == pytest.approx(float(expected), rel=1e-12)
 
 
 def test_kernel_draws_its_subsets_from_the_generator_alone() -> None:
@@ -78,15 +78,26 @@ def test_kernel_draws_its_subsets_from_the_generator_alone() -> None:
 def test_kernel_averages_subsets_only_where_they_differ(
     n: int, m: int, subsets: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[int] = []
+    asked: list[tuple[int, int]] = []
 
     def recorded(x: object, y: object, *, num_subsets: int, max_subset_size: int) -> float:
-        asked.extend([num_subsets, max_subset_size])
-        return 0.0
+        asked.append((num_subsets, max_subset_size))
+        return float(len(asked))
 
     monkeypatch.setattr("cleanfid.fid.kernel_distance", recorded)
-    kernel(torch.zeros(n, 2), torch.zeros(m, 2), generator(0))
-    assert asked == [subsets, 1000]
+    mean, spread = kernel(torch.zeros(n, 2), torch.zeros(m, 2), generator(0))
+    assert asked == [(1, 1000)] * subsets
+    assert mean == np.mean(range(1, subsets + 1))
+    assert spread == (0 if subsets == 1 else pytest.approx(np.std(range(1, subsets + 1), ddof=1)))
+
+
+def test_the_spread_of_whole_sets_is_the_jackknife_over_pairs() -> None:
+    rng = generator(2)
+    a, b = torch.randn(7, 3, generator=rng).double(), torch.randn(7, 3, generator=rng).double() + 1
+    rows = [[j for j in range(7) if j != i] for i in range(7)]
+    left_out = np.array([kernel(a[keep], b[keep], rng)[0] for keep in rows])
+    by_hand = math.sqrt(6 / 7 * ((left_out - left_out.mean()) ** 2).sum())
+    assert kernel(a, b, rng)[1] == pytest.approx(by_hand, rel=1e-9)
 
 
 def test_half_counts_leave_out_odd_and_single_records() -> None:
@@ -106,7 +117,7 @@ def test_every_distance_is_between_equal_counts_of_the_same_classes(monkeypatch:
         return float([1, 3, 7][(len(calls) - 1) % 3])
 
     monkeypatch.setattr(fidelity, "frechet", recorded)
-    monkeypatch.setattr(fidelity, "kernel", lambda a, b, rng: recorded(a, b))
+    monkeypatch.setattr(fidelity, "kernel", lambda a, b, rng: (recorded(a, b), 0.25))
     out = class_distances(
         samples,
         sample_classes,
@@ -121,7 +132,7 @@ def test_every_distance_is_between_equal_counts_of_the_same_classes(monkeypatch:
         for kind in ("fd", "kd")
         for group in ("major", "minor")
         for end, value in (("", 2.0), ("_floor", 7.0))
-    }
+    } | {f"kd_net/{group}_spread": 0.25 for group in ("major", "minor")}
     for first, second in calls:
         assert sorted(first[:, 1].tolist()) == sorted(second[:, 1].tolist())
     (own, a), (_, b), (floor_a, floor_b) = calls[:3]
