@@ -166,12 +166,13 @@ def _measure(
             for row, stage in joining.rows(rate, epochs):
                 rows.append(row)
                 _print_row(row, header=len(rows) == 1)
+                last = stage
         except Diverged as e:
             print(f"{rate:g}: {e}; nothing of this learning rate is kept")
             continue
-        more = {"measured": row, "made_by": record.version()}
-        personalization.save(out, joining, stage, rate=rate, more=more)
-        lost += [{"learning_rate": rate, **lost} for lost in joining.forgetting(stage.state, before)]
+        more = {"measured": rows[-1], "made_by": record.version()}
+        personalization.save(out, joining, last, rate=rate, more=more)
+        lost += [{"learning_rate": rate, **row} for row in joining.forgetting(last.state, before)]
     if lost:
         print("forgetting: the old clients, were the new client's model after its last epoch the shared one")
     for i, row in enumerate(lost):

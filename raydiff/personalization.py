@@ -29,7 +29,7 @@ from raydiff.evaluation.evaluate import Evaluation, Instruments
 from raydiff.evaluation.fidelity import half_counts
 from raydiff.finished import Finished
 from raydiff.method import Deployed, Metrics, Personalizing
-from raydiff.store import read_tensors, write_text, write_tensors
+from raydiff.store import read_tensors, write_tensors, write_text
 from raydiff.tree import Params
 
 Row = dict[str, float]
@@ -137,13 +137,15 @@ class Joining:
             client = finished.client(number)
             few = set(client.data.labels[:, 0].tolist()) - set(half_counts(test.labels[:, 0]))
             if few:
-                raise ValueError(f"client {number} has the class {min(few)}, with fewer than 2 test records: no distance")
+                raise ValueError(
+                    f"client {number} has the class {min(few)}, with fewer than 2 test records: no distance"
+                )
             deployed, rng = client.deploy(server, finished.round), self._rng("old client", number)
             out[number] = self._read(deployed, client.data, test, rng)
         return out
 
     def forgetting(self, state: Params, before: Mapping[int, Metrics]) -> list[Row]:
-        """What each old client would see if the new one's model took the shared one's place: distances before and after.
+        """What each old client would see if the new one's model took the shared one's place: `DISTANCES` before, after.
 
         After is with every parameter of the server's that the new client has trained in the place of the server's. The
         old clients deploy that as they deploy the server's own, with their own private parts. A personal part that has
@@ -176,9 +178,7 @@ class Joining:
         instruments = replace(
             self.instruments,
             config=replace(self.instruments.config, distance="frechet" if large else "kernel", clusters=False),
-            dataset=replace(
-                self.instruments.dataset, splits={**self.instruments.dataset.splits, HELD_OUT: reference}
-            ),
+            dataset=replace(self.instruments.dataset, splits={**self.instruments.dataset.splits, HELD_OUT: reference}),
         )
         name, sample = next(iter(deployed.samplers.items()))
         report = instruments.of_client(HELD_OUT)(replace(deployed, samplers={name: sample}), own, rng)
