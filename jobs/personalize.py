@@ -9,7 +9,7 @@ RUN is named as in jobs/generate.py. The method must have a shared model that a 
 of the model), SPIRE (an embedding), shared representation (the middle), and the like.
 
 For each learning rate there is one training at that constant rate, measured before it and after each number of epochs
-(an epoch is as many steps as batches cover the records once): the kernel distance between samples and held-out records
+(an epoch: as many steps as batches cover the records once): the kernel distance between samples and held-out records
 of the client's classes, and the Frechet distance where there are enough of them, by the run's own feature network.
 Printed as a table; kept in <sweep>/newcomers/ as curves.csv, curves.png and, for each rate, the personal part after the
 last epoch (personal-RATE.safetensors, with its card); logged to MLflow as a run below the run's own.
@@ -18,6 +18,8 @@ raydiff.personalization.reopen deploys the personal part again.
 The records: of the run's own data first those rows that no split took (where data.train leaves some), then the
 validation split; held out are the test split's records of the same classes. Of another data set its own test rows are
 held out, else half of its rows. Nothing of this is protected: privacy = none.
+
+What is measured is measured on test records: a rate or a number of epochs chosen by it is chosen on these.
 
 --forgetting: after the last epoch, each old client's distance were the new client's model the shared one, that is with
 every parameter that it has trained in the place of the server's; before, after and the change. With an embedding or a
@@ -61,7 +63,7 @@ def main(argv: Sequence[str]) -> int:
     rates = rates or [personalization.method_of(finished).joining.learning_rate]
     uri = record.tracking_store(storage)[0]
     parent = None if options.no_mlflow else _parent(uri, finished)
-    joining = _join(finished, choice)
+    joining = _join(finished, choice, batch=options.batch)
     out = _folder(options.out, joining, joining.key(epochs, rates))
     started = time.monotonic()
     try:
@@ -95,6 +97,7 @@ def _options() -> argparse.ArgumentParser:
     )
     p.add_argument("--epochs", default="1,2,5,10,20", help="when to measure (default: %(default)s), beside 0")
     p.add_argument("--lr", help="constant learning rates, one training each (default: the method's for a new client)")
+    p.add_argument("--batch", type=int, help="records per step (default: the method's for a new client)")
     p.add_argument("--seed", type=int, default=0, help="of its records, training and samples (default: %(default)s)")
     p.add_argument("--forgetting", action="store_true", help="what the old clients would lose by its model")
     p.add_argument("--out", type=Path, help="folder to write (default: one in <sweep>/newcomers/)")
@@ -126,11 +129,11 @@ def _parent(uri: str, finished: Finished) -> str:
         raise ValueError(f"{e} (--no-mlflow does without)") from None
 
 
-def _join(finished: Finished, choice: Choice) -> Joining:
+def _join(finished: Finished, choice: Choice, *, batch: int | None) -> Joining:
     experiment, dataset = finished.trial.experiment, finished.dataset
     usual = max(1, len(dataset.splits["train"]) // experiment.clients)
     client = newcomer(choice, experiment.data, dataset, usual=usual)
-    joining = Joining(finished, client, personalization.prepare(finished), choice.seed)
+    joining = Joining(finished, client, personalization.prepare(finished), choice.seed, batch)
     touched, whole = joining.touched()
     print(f"{_about(joining)}; {len(client.held_out)} held out")
     print("\n".join([f"from {client.says}", *(f"  {note}" for note in client.notes)]))
@@ -170,7 +173,8 @@ def _measure(
         except Diverged as e:
             print(f"{rate:g}: {e}; nothing of this learning rate is kept")
             continue
-        more = {"measured": rows[-1], "made_by": record.version()}
+        measured = {k: v for k, v in rows[-1].items() if math.isfinite(v)}
+        more = {"measured": measured, "made_by": record.version()}
         personalization.save(out, joining, last, rate=rate, more=more)
         lost += [{"learning_rate": rate, **row} for row in joining.forgetting(last.state, before)]
     if lost:
@@ -184,7 +188,8 @@ def _print_row(row: Row, *, header: bool) -> None:
     widths = {name: max(len(name), 8) for name in row}
     if header:
         print("  ".join(name.rjust(width) for name, width in widths.items()))
-    print("  ".join(f"{value:.4g}".rjust(widths[name]) for name, value in row.items()), flush=True)
+    texts = {name: "-" if math.isnan(value) else f"{value:.4g}" for name, value in row.items()}
+    print("  ".join(text.rjust(widths[name]) for name, text in texts.items()), flush=True)
 
 
 def _write(out: Path, rows: Sequence[Row], lost: Sequence[Row], *, title: str) -> list[Path]:
@@ -195,7 +200,7 @@ def _write(out: Path, rows: Sequence[Row], lost: Sequence[Row], *, title: str) -
             with (out / name).open("w", newline="") as f:
                 writer = csv.DictWriter(f, list(table[0]))
                 writer.writeheader()
-                writer.writerows(table)
+                writer.writerows({k: "" if math.isnan(v) else v for k, v in row.items()} for row in table)
     return [out / "curves.png", out / "curves.csv", *([out / "forgetting.csv"] if lost else [])]
 
 
@@ -224,6 +229,7 @@ def _log(
         "records": len(joining.client.records),
         "held_out": len(joining.client.held_out),
         "seed": joining.seed,
+        "batch": joining.training(1.0, 1).batch,
         "parameters": touched,
         "parameters_share": touched / whole,
     }

@@ -64,9 +64,13 @@ class Joining:
     client: Newcomer
     instruments: Instruments
     seed: int = 0
+    batch: int | None = None
+    """Records per step; None: as the method has it for a client that joins."""
 
     def __post_init__(self) -> None:
         method_of(self.finished)
+        if self.batch is not None and self.batch < 1:
+            raise ValueError(f"batch must be at least 1, got {self.batch}")
 
     @property
     def classes(self) -> list[str]:
@@ -75,10 +79,14 @@ class Joining:
         return [names[c] for c in self.client.records.labels[:, 0].unique().tolist()]
 
     def training(self, rate: float, epochs: int) -> Training:
-        """The method's own training for a client that joins, at this constant learning rate."""
+        """The method's own training for a client that joins, at this constant learning rate.
+
+        An epoch is as many steps as batches cover the records once.
+        """
         joining = method_of(self.finished).joining
-        steps = epochs * math.ceil(len(self.client.records) / joining.batch)
-        return replace(joining, steps=steps, learning_rate=rate, decay="constant")
+        batch = self.batch or joining.batch
+        steps = epochs * math.ceil(len(self.client.records) / batch)
+        return replace(joining, steps=steps, batch=batch, learning_rate=rate, decay="constant")
 
     def stages(self, rate: float, epochs: Sequence[int]) -> Iterator[Stage]:
         """One training, seen before it begins and after each of these numbers of epochs, ascending.
@@ -167,7 +175,7 @@ class Joining:
     def key(self, epochs: Sequence[int], rates: Sequence[float]) -> str:
         """16 hex digits over all that was asked for."""
         own, held_out = (tree.digest(vars(records)) for records in (self.client.records, self.client.held_out))
-        asked = (self.finished.trial.experiment.digest, own, held_out, tuple(epochs), tuple(rates), self.seed)
+        asked = (self.finished.trial.experiment.digest, own, held_out, *epochs, *rates, self.seed, self.batch)
         return hashlib.sha256(repr(asked).encode()).hexdigest()[:16]
 
     def _read(self, deployed: Deployed, own: Records, reference: Records, rng: torch.Generator) -> Metrics:
