@@ -16,7 +16,7 @@ later trains the middle alone, from those weights; an MLP's middle is its middle
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -46,6 +46,8 @@ class SharedRep(Averaged):
     """The server's part of a round."""
     private: tuple[str, ...] | None = None
     """Prefixes of the parameters that stay with the client; None: the middle of the network."""
+    joining: Training = Training(steps=100, learning_rate=1e-4, decay="constant")
+    """How a client that joins later trains its private part."""
     sampling: Sampling = Sampling()
     """The chain from T to 0."""
 
@@ -57,11 +59,6 @@ class SharedRep(Averaged):
     def trained_model(self) -> DDPM:
         """The model."""
         return self.model
-
-    @property
-    def joining(self) -> Training:
-        """A tenth of the learning rate (SPIRE, appendix B)."""
-        return replace(self.local, learning_rate=self.local.learning_rate / 10, decay="constant")
 
     def init_server(self, public: Records | None, rng: torch.Generator) -> Params:
         """The shared part's first weights, and the private part's.
