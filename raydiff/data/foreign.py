@@ -59,7 +59,7 @@ def read(
         for name, records in found.items()
     }
     _refuse_overlap(list(out.values()), splits, other, source, purpose)
-    return out, (f"from {other.says}", *other.notes, *notes)
+    return out, (*other.notes, *notes)
 
 
 def _relabelled(labels: Tensor, other: Source, source: Source, purpose: Purpose) -> Tensor:
