@@ -3,12 +3,28 @@
 from typing import get_args
 
 from raydiff.methods.fedavg import FedAvg
+from raydiff.methods.fedprox import FedProx
 from raydiff.methods.localonly import LocalOnly
+from raydiff.methods.moon import Moon
+from raydiff.methods.perfedavg import PerFedAvg
 from raydiff.methods.pfdm import PFDM
+from raydiff.methods.scaffold import Scaffold
 from raydiff.methods.sharedrep import SharedRep
 from raydiff.methods.spire import SPIRE
 
-AnyMethod = PFDM | LocalOnly | FedAvg | SPIRE | SharedRep
+AnyMethod = PFDM | LocalOnly | FedAvg | FedProx | Scaffold | Moon | PerFedAvg | SPIRE | SharedRep
 METHODS = {method.__name__.lower(): method for method in get_args(AnyMethod)}
 
-__all__ = ["METHODS", "PFDM", "SPIRE", "AnyMethod", "FedAvg", "LocalOnly", "SharedRep"]
+__all__ = [
+    "METHODS",
+    "PFDM",
+    "SPIRE",
+    "AnyMethod",
+    "FedAvg",
+    "FedProx",
+    "LocalOnly",
+    "Moon",
+    "PerFedAvg",
+    "Scaffold",
+    "SharedRep",
+]

@@ -24,7 +24,7 @@ from raydiff import tree
 from raydiff.averaging import Averaged, Averaging, deployed
 from raydiff.data.records import Records
 from raydiff.diffusion.gaussian import DDPM, Sampling
-from raydiff.diffusion.local import Training, fit, span
+from raydiff.diffusion.local import Training
 from raydiff.method import Deployed, LocalResult, Round, Shared
 from raydiff.tree import Params
 
@@ -51,15 +51,6 @@ class SharedRep(Averaged):
     sampling: Sampling = Sampling()
     """The chain from T to 0."""
 
-    def __post_init__(self) -> None:
-        if self.rounds < 1:
-            raise ValueError(f"rounds must be at least 1, got {self.rounds}")
-
-    @property
-    def trained_model(self) -> DDPM:
-        """The model."""
-        return self.model
-
     def init_server(self, public: Records | None, rng: torch.Generator) -> Params:
         """The shared part's first weights, and the private part's.
 
@@ -76,21 +67,11 @@ class SharedRep(Averaged):
 
     def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
         """Train all; send the shared part's difference."""
-        first, steps = span(self.local.steps, self.rounds, rnd.number)
         shared, before = tree.without(START, server), state or tree.under(START, server)
-        params, _, loss = fit(
-            self.model,
-            {**shared, **before},
-            data.images,
-            data.labels,
-            training=self.local,
-            rng=rnd.rng,
-            first=first,
-            steps=steps,
-        )
+        params, metrics = self.train({**shared, **before}, data, rnd)
         private, after = self._split(params)
         release = self.averaging.release(tree.sub(after, shared), rnd, rounds=self.rounds)
-        return LocalResult(private, release, {"train/loss": loss})
+        return LocalResult(private, release, metrics)
 
     def deploy(self, server: Params, state: Params, data: Records, rng: torch.Generator) -> Deployed:
         """Sample the shared part with the client's own middle."""
