@@ -5,8 +5,8 @@ python jobs/personalize.py RUN --classes 2,7 --records 40 --epochs 1,2,5,10,20 -
 python jobs/personalize.py RUN --data path/to/folder           another data set, of the same labels and picture size
 python jobs/personalize.py RUN --forgetting                    and what the old clients would lose by it
 
-RUN is named as in jobs/generate.py. The method must have a shared model that a new client can make its own: FedAvg (all
-of the model), SPIRE (an embedding), shared representation (the middle), and the like.
+RUN is named as in jobs/generate.py. The method must have a shared model that a new client can make its own: all of it
+(FedAvg and its kin), an embedding (SPIRE), the middle (shared representation).
 
 For each learning rate there is one training at that constant rate, measured before it and after each number of epochs
 (an epoch: as many steps as batches cover the records once): the kernel distance between samples and held-out records
@@ -21,9 +21,8 @@ held out, else half of its rows. Nothing of this is protected: privacy = none.
 
 What is measured is measured on test records: a rate or a number of epochs chosen by it is chosen on these.
 
---forgetting: after the last epoch, each old client's distance were the new client's model the shared one, that is with
-every parameter that it has trained in the place of the server's; before, after and the change. With an embedding or a
-private middle nothing of the server's is replaced, and the change is 0.
+--forgetting: after the last epoch, each old client's distance were the new client's model the shared one: before, after
+and the change. Where a part alone is personalised the shared part is as it was, and the change is 0.
 """
 
 from __future__ import annotations

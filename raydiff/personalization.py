@@ -155,15 +155,13 @@ class Joining:
     def forgetting(self, state: Params, before: Mapping[int, Metrics]) -> list[Row]:
         """What each old client would see if the new one's model took the shared one's place: `DISTANCES` before, after.
 
-        After is with every parameter of the server's that the new client has trained in the place of the server's. The
-        old clients deploy that as they deploy the server's own, with their own private parts. A personal part that has
-        no parameter of the server's (an embedding, a private middle) takes no one's place: the old clients' models
-        are the same, and the change is 0. `before` is `old_clients` of the server's own state.
+        After is with `replaced` as the server's state, which the old clients deploy as they deploy the server's own,
+        with their own private parts. Where a part alone is personalised the shared part is as it was: the old clients'
+        models are the same, and the change is 0. `before` is `old_clients` of the server's own state.
         """
-        server = self.finished.server
-        replaced = {k: state.get(k, v) for k, v in server.items()}
-        same = all(torch.equal(replaced[k], v) for k, v in server.items())
-        after = before if same else self.old_clients(replaced)
+        server = replaced(method_of(self.finished), self.finished.server, state)
+        same = all(torch.equal(server[k], v) for k, v in self.finished.server.items())
+        after = before if same else self.old_clients(server)
         return [{"client": number, **_change(before[number], after[number])} for number in before]
 
     def touched(self) -> tuple[int, int]:
@@ -213,6 +211,21 @@ def method_of(finished: Finished) -> Personalizing:
     if not isinstance(method, Personalizing):
         raise ValueError(f"{type(method).__name__} has no shared model that a new client could make its own")
     return method
+
+
+def replaced(method: Personalizing, server: Params, state: Params) -> Params:
+    """The server's state with the model of a new client, whose trained personal part is `state`, as the shared one.
+
+    A method that personalises a part of the model leaves the shared part, the other one, as the server sent it: then
+    this is the server's state as it is.
+    """
+    personal, fixed = method.join(server, seeding.generator(0))
+    if fixed:
+        return server
+    places = {id(value): name for name, value in personal.items()}  # a method may keep its model below a prefix
+    out = {k: state[places[id(v)]] if id(v) in places else v for k, v in server.items()}
+    assert len(places) == sum(id(v) in places for v in server.values())
+    return out
 
 
 def prepare(finished: Finished) -> Instruments:

@@ -19,8 +19,9 @@ from raydiff.diffusion.local import Training, fit, fit_personal
 from raydiff.evaluation import evaluate, features, fidelity
 from raydiff.evaluation.evaluate import Evaluation, Instruments
 from raydiff.finished import Finished, open_finished
-from raydiff.methods import SPIRE, SharedRep
-from raydiff.personalization import Joining, Stage, prepare, reopen, save
+from raydiff.method import Personalizing
+from raydiff.methods import METHODS, SPIRE, SharedRep
+from raydiff.personalization import Joining, Stage, prepare, reopen, replaced, save
 from raydiff.seeding import generator
 
 LABELS = torch.tensor([[0], [1], [6]])
@@ -256,7 +257,7 @@ def test_an_embedding_or_a_private_middle_makes_nobody_forget(joining) -> None:
 
 
 def test_a_private_middle_is_the_old_clients_own_whatever_the_server_has(joining) -> None:
-    """So that 0 is what they would see, and not what is taken for granted."""
+    """So that 0 is what they see, not only what `replaced` says."""
     joined = joining("sharedrep")
     server, state = joined.finished.server, last(joined, 3).state
     start = {f"start/{k}": v for k, v in state.items()}
@@ -291,6 +292,25 @@ def test_old_clients_are_measured_by_their_own_classes_and_model(joining, instru
     assert list(readings) == [0, 1]
     first = replace(instruments, config=replace(instruments.config, clients=1))
     assert list(replace(joined, instruments=first).old_clients(joined.finished.server)) == [0]
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_whose_place_the_new_client_s_parameters_take(tiny: Experiment, name: str) -> None:
+    """Of every method: the whole model's if that is trained, then joining starts from it; else nobody's."""
+    method = METHODS[name](model=tiny.method.model)
+    if not isinstance(method, Personalizing):
+        assert name in ("pfdm", "localonly")
+        return
+    server = method.init_server(None, generator(0))
+    personal, fixed = method.join(server, generator(1))
+    state = {k: v + 1 for k, v in personal.items()}
+    after = replaced(method, server, state)
+    changed = {k for k in server if not torch.equal(after[k], server[k])}
+    if fixed:
+        assert not changed and set(after) == set(server)
+    else:
+        assert equal(method.join(after, generator(1))[0], state) and len(changed) == len(personal)
+    assert bool(fixed) == (name in ("spire", "sharedrep"))
 
 
 # --- what is kept ---
