@@ -291,10 +291,11 @@ def _defaults(cls: type) -> dict[str, Any]:
 
 def _moved(value: Any, before: Any, now: Any) -> Any:
     """A dataclass whose fields that are as in the old default `before` are as in the new one, `now`; else the value."""
-    if isinstance(now, type) or not (dataclasses.is_dataclass(now) and type(value) is type(before) is type(now)):
+    if not (dataclasses.is_dataclass(now) and type(value) is type(before) is type(now)):
         return value
     names = [f.name for f in dataclasses.fields(value) if getattr(value, f.name) != getattr(before, f.name)]
-    return dataclasses.replace(now, **{name: getattr(value, name) for name in names})
+    moved: Any = now
+    return dataclasses.replace(moved, **{name: getattr(value, name) for name in names})
 
 
 def _typed(declared: Any, path: str, tokens: Sequence[str]) -> Any:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from raydiff.data.datasets import Records
+from raydiff.diffusion.local import fit_personal
 from raydiff.federation import Client, Keys, LocalPool, Progress, rounds
 from raydiff.method import Deployed, Method, Personalizing
 from raydiff.seeding import generator
