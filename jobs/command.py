@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import difflib
 import itertools
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import presets
 
@@ -28,6 +29,14 @@ def one_sentence(main: Callable[[Sequence[str]], int]) -> None:
 def _fail(message: str) -> int:
     print(f"error: {message}", file=sys.stderr)
     return 2
+
+
+class Parser(argparse.ArgumentParser):
+    """Its errors are ValueErrors, for `one_sentence`."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raises ValueError."""
+        raise ValueError(message)
 
 
 def preset(argv: Sequence[str], default: str = "digits") -> tuple[str, presets.Study, list[str]]:

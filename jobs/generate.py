@@ -12,26 +12,17 @@ but one trial. A run that was killed continues by the same command. The folder i
 from __future__ import annotations
 
 import argparse
-import re
-import subprocess
 import time
 from collections.abc import Callable, Sequence
-from importlib import metadata
 from pathlib import Path
-from typing import NoReturn
 
 import command
 import record
 
 from raydiff import generation, runs
 from raydiff.config import Runtime
-from raydiff.finished import Finished, find, open_finished
+from raydiff.finished import Finished, open_finished
 from raydiff.generation import Request
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(message)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -44,7 +35,7 @@ def main(argv: Sequence[str]) -> int:
     if options.log_model and (asked or options.out):
         raise ValueError("--log-model makes no samples: leave --num, --per-class, --seed and --out away")
     storage = Path(options.storage).expanduser().absolute()
-    folder = _folder(options.run, storage)
+    folder = record.trial_folder(options.run, storage)
     finished = open_finished(folder)
     if options.log_model:
         return _log_model(finished, options.client, shared, record.tracking_store(storage)[0])
@@ -54,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _options() -> argparse.ArgumentParser:
-    p = _Parser(
+    p = command.Parser(
         prog="python jobs/generate.py",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -72,15 +63,9 @@ def _options() -> argparse.ArgumentParser:
     return p
 
 
-def _folder(run: str, storage: Path) -> Path:
-    if re.fullmatch("[0-9a-f]{32}", run):
-        run = runs.find_trial(record.tracking_store(storage)[0], run, storage / "sweeps")
-    return find(run, storage / "sweeps")
-
-
 def _generate(finished: Finished, client: int | None, out: Path, request: Request) -> int:
     try:
-        privacy = generation.write(finished, client, out, request, code=_code(), say=_progress())
+        privacy = generation.write(finished, client, out, request, code=record.version(), say=_progress())
     except KeyboardInterrupt:
         print("interrupted; the same command continues")
         return 130
@@ -108,14 +93,6 @@ def _log_model(finished: Finished, client: int | None, shared: bool, uri: str) -
     name = runs.log_sampler(runs.open_client(uri), run, finished, client, shared=shared)
     print(f'set MLFLOW_TRACKING_URI={uri} and load it: mlflow.pyfunc.load_model("runs:/{run}/{name}")')
     return 0
-
-
-def _code() -> dict[str, str]:
-    """What the samples are made by: the version, and the commit where this is a checkout."""
-    here = Path(__file__).resolve().parents[1]
-    describe = ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=40", "--match", ""]
-    git = subprocess.run(describe, capture_output=True, text=True, check=False)
-    return {"raydiff": metadata.version("raydiff")} | ({"git": git.stdout.strip()} if git.returncode == 0 else {})
 
 
 if __name__ == "__main__":

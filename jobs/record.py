@@ -11,13 +11,14 @@ import sys
 import time
 import uuid
 from collections.abc import Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import raydiff
 from raydiff import runs
 from raydiff.config import Experiment
-from raydiff.finished import open_finished
+from raydiff.finished import find, open_finished
 from raydiff.runtime.resources import cap_memory
 from raydiff.store import write_text
 from raydiff.tracking import Mlflow
@@ -104,6 +105,21 @@ def tracking_store(storage: Path) -> tuple[str, str | None]:
     uri = os.environ.get("MLFLOW_TRACKING_URI", f"sqlite:///{storage}/mlflow.db")
     # a database does not say where artifacts go, and MLflow's own choice is the working directory; a server says
     return uri, None if uri.startswith(("http", "databricks")) else f"file://{storage}/mlflow-artifacts"
+
+
+def trial_folder(run: str, storage: Path) -> Path:
+    """The trial that is called so: an MLflow run, or as in `finished.find`. Raises ValueError where there is none."""
+    if re.fullmatch("[0-9a-f]{32}", run):
+        run = runs.find_trial(tracking_store(storage)[0], run, storage / "sweeps")
+    return find(run, storage / "sweeps")
+
+
+def version() -> dict[str, str]:
+    """What files are made by: the version, and the commit where this is a checkout."""
+    here = Path(__file__).resolve().parents[1]
+    describe = ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=40", "--match", ""]
+    git = subprocess.run(describe, capture_output=True, text=True, check=False)
+    return {"raydiff": metadata.version("raydiff")} | ({"git": git.stdout.strip()} if git.returncode == 0 else {})
 
 
 def _log_sampler(client: Any, run: str, folder: Path) -> None:

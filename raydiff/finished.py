@@ -70,7 +70,7 @@ class Finished:
         return self._shared() if client is None else self._personal(client)
 
     def _personal(self, number: int) -> Source:
-        client = self._client(number)
+        client = self.client(number)
         deployed = client.deploy(self.server, self.round)
         return Source(number, deployed.sample, client.data.labels, deployed.privacy, f"samples of client {number}")
 
@@ -86,7 +86,7 @@ class Finished:
         """`sampler.save` of one client, of all (None), or of the server's model. Raises ValueError as `source` does."""
         experiment = self.trial.experiment
         numbers = () if shared else range(experiment.clients) if client is None else (client,)
-        states = {number: tree.without(HELD, self._client(number).state(self.round)) for number in numbers}
+        states = {number: tree.without(HELD, self.client(number).state(self.round)) for number in numbers}
         source = self._shared() if shared else None
         card = Card(
             trial=experiment.digest,
@@ -105,7 +105,8 @@ class Finished:
         """Without the secret: nothing is uploaded, so there is no noise."""
         return Keys(self.trial.experiment.seed, b"", self.trial.experiment.digest)
 
-    def _client(self, number: int) -> Client:
+    def client(self, number: int) -> Client:
+        """A client as it was after the last round. Raises ValueError where there is none, or its model is gone."""
         experiment = self.trial.experiment
         if not 0 <= number < experiment.clients:
             raise ValueError(f"there is no client {number}: this trial has clients 0 to {experiment.clients - 1}")

@@ -4,8 +4,10 @@ only home of mlflow."""
 from __future__ import annotations
 
 import json
+import math
 import tempfile
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -104,3 +106,39 @@ def _save_model(path: Path, files: Path, card: Mapping[str, Any], model: Any) ->
         pip_requirements=[f"{name}=={metadata.version(name)}" for name in ("mlflow", *card["requires"])],
         metadata={k: card[k] for k in ("privacy", "about", "trial", "clients")},
     )
+
+
+def log_newcomer(
+    client: Any,
+    parent: str,
+    key: str,
+    *,
+    name: str,
+    tags: Mapping[str, str],
+    params: Mapping[str, Any],
+    metrics: Sequence[tuple[str, int, float]],
+    files: Sequence[Path],
+) -> str:
+    """Log a client that joined the run `parent` as a finished run below it, and give its id.
+
+    `key` says what was asked for: the run of an earlier client with this key gives way. `metrics` are (name, epoch,
+    value).
+    """
+    from mlflow.entities import Metric, Param
+
+    experiment = client.get_run(parent).info.experiment_id
+    query = f"tags.`raydiff.newcomer` = '{key}' and tags.`mlflow.parentRunId` = '{parent}'"
+    for earlier in client.search_runs([experiment], query):
+        client.delete_run(earlier.info.run_id)
+    # not raydiff.id and raydiff.trial: by these the trial's own run is found again
+    own = {"mlflow.parentRunId": parent, "raydiff.kind": "newcomer", "raydiff.newcomer": key, **tags}
+    run = str(client.create_run(experiment, run_name=name, tags=own).info.run_id)
+    client.log_batch(run, params=[Param(k, str(v)[:6000]) for k, v in params.items()])
+    now = int(time.time() * 1000)
+    usable = [Metric(k, value, now, epoch) for k, epoch, value in metrics if math.isfinite(value)]
+    for i in range(0, len(usable), tracking.BATCH):
+        client.log_batch(run, metrics=usable[i : i + tracking.BATCH])
+    for path in files:
+        client.log_artifact(run, str(path))
+    client.set_terminated(run, "FINISHED")
+    return run

@@ -19,7 +19,7 @@ LAYERS = (
     ("federation", "config"),
     ("trial", "sampler"),
     ("finished",),
-    ("generation", "runs"),
+    ("generation", "runs", "personalization"),
     ("runtime",),
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

@@ -1,0 +1,168 @@
+"""The records of a client that joins a finished run: rows that none of its clients trained on, or another data set.
+
+Of the run's own data set these are first the rows that no split took (there are some where data.train is given), then
+those of the validation split; the test split's records of the same classes are held out. Of another data set its own
+test rows are held out, or else half of its rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from raydiff.data import foreign, names, pictures
+from raydiff.data.datasets import Data, Dataset
+from raydiff.data.records import Records
+from raydiff.data.source import Source
+from raydiff.data.splits import cut, stratified
+from raydiff.seeding import generator
+
+PURPOSE = foreign.Purpose(
+    records="a new client's records",
+    alike="the run's model makes no others, so make them alike first",
+    own="new client's pictures are also records of the run",
+    rule="a new client's records must be nobody else's",
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Newcomer:
+    """What a new client has."""
+
+    records: Records
+    """It trains on these."""
+    held_out: Records
+    """What it makes is compared with these; at least two of each class that it has."""
+    says: str
+    """Where both are from."""
+    notes: tuple[str, ...] = ()
+    """What was done to them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """Which records a new client has."""
+
+    data: str | None = None
+    """A data set, named as in `Data.name`; None: the run's own."""
+    classes: tuple[str, ...] = ()
+    """Names or numbers of its classes, names first; empty: all there are."""
+    records: int | None = None
+    """How many it trains on; None: of the run's own data as many as a client of the run, of other data all."""
+    seed: int = 0
+    """Which rows."""
+
+    def __post_init__(self) -> None:
+        if self.records is not None and self.records < 1:
+            raise ValueError(f"a new client must have at least 1 record, got {self.records}")
+
+
+def newcomer(choice: Choice, config: Data, dataset: Dataset, *, usual: int) -> Newcomer:
+    """A new client of a run on `dataset`, which is `config`, loaded; `usual` is how many records its clients have.
+
+    Raises ValueError, in one sentence, on classes that are not the run's, on pictures of another form, on pictures that
+    are records of the run, and where there are too few.
+    """
+    classes = _values(choice.classes, dataset)
+    own = choice.data is None or _is_own(choice.data, config)
+    found = _of_run(choice, config, dataset, classes, usual) if own else _of_other(choice, config, dataset, classes)
+    _check_held_out(found, dataset)
+    return found
+
+
+def _of_run(choice: Choice, config: Data, dataset: Dataset, classes: Sequence[int], usual: int) -> Newcomer:
+    source, splits = _source(config.name, config), dataset.splits
+    untouched = torch.ones(len(source.labels), dtype=torch.bool)
+    used = torch.cat([records.numbers for records in splits.values()])
+    untouched[used[used < len(untouched)]] = False  # public records of another data set have larger numbers
+    rng = generator(choice.seed, "newcomer", "rows")
+    labels = source.labels[:, 0]
+    pools = [untouched.nonzero()[:, 0], splits["validation"].numbers]
+    rows = torch.cat([_dealt(pool, labels, classes, rng) for pool in pools])
+    where = f"that no client trained on in {config.name} (rows of no split, then the validation split)"
+    rows = _first(rows, choice.records, where, usual=usual)
+    read, _ = pictures.read(source, {"own": rows}, size=config.size, colour=config.colour)
+    says = f"{source.says}: rows of no split, then of the validation split; held out: the test split"
+    return Newcomer(read["own"], _of_classes(splits["test"], read["own"]), says)
+
+
+def _of_other(choice: Choice, config: Data, dataset: Dataset, classes: Sequence[int]) -> Newcomer:
+    assert choice.data is not None
+    source, other = _source(config.name, config), _source(choice.data, config)
+    wanted = {dataset.label_names[0][c] for c in classes}
+    labels = other.labels[:, 0]
+    values = [v for v, name in enumerate(other.names[0]) if name in wanted or not wanted]
+    rows = torch.isin(labels, torch.tensor(values, dtype=torch.long)).nonzero()[:, 0]
+    if not len(rows):
+        raise ValueError(f"there are no records of {' or '.join(sorted(wanted)) or 'any class'} in {other.says}")
+    own_test = int((rows >= len(labels) - other.own_test).sum())
+    held_out = min(own_test or len(rows) // 2, len(dataset.splits["test"]))
+    sizes: dict[str, int | None] = {"test": held_out, "train": None, "public": 0, "validation": 0, "calibration": 0}
+    places = cut(labels[rows], own_test, sizes=sizes, seed=choice.seed, name=repr(choice.data))
+    what = "its test rows" if own_test else "half of them"
+    own = _first(rows[places["train"]], choice.records, f"beside those held out ({what}) in {other.says}", usual=None)
+    private = {split: records for split, records in dataset.splits.items() if split != "public"}
+    read, notes = foreign.read(
+        other,
+        {"own": own, "held out": rows[places["test"]]},
+        source,
+        private,
+        size=config.size,
+        colour=config.colour,
+        purpose=PURPOSE,
+    )
+    says = f"{other.says}; held out: {what}, at most as many as the run's test split has"
+    return Newcomer(read["own"], _of_classes(read["held out"], read["own"]), says, notes)
+
+
+def _source(name: str, config: Data) -> Source:
+    return names.source(name, names.folder_of(name, config.root), config.labels)
+
+
+def _is_own(name: str, config: Data) -> bool:
+    """Whether the name means the run's data set; colour-mnist lies in the folder of mnist."""
+    folders = {names.folder_of(n, config.root) for n in (name, config.name)}
+    return len(folders) == 1 and (name == "colour-mnist") == (config.name == "colour-mnist")
+
+
+def _values(classes: Sequence[str], dataset: Dataset) -> list[int]:
+    """The classes' values from names or numbers."""
+    known = dataset.label_names[0]
+    for given in classes:
+        if given not in known and not (given.isdecimal() and int(given) < len(known)):
+            shown = ", ".join(known[:12]) + (", ..." if len(known) > 12 else "")
+            raise ValueError(f"the run's data have no class {given!r}; they have {shown}")
+    return sorted({known.index(c) if c in known else int(c) for c in classes})
+
+
+def _dealt(rows: Tensor, labels: Tensor, classes: Sequence[int], rng: torch.Generator) -> Tensor:
+    """Those rows that are of the classes (all: []), each run of neighbours with every class in its share."""
+    if classes:
+        rows = rows[torch.isin(labels[rows], torch.tensor(classes))]
+    return rows[stratified(labels[rows], rng)] if len(rows) else rows
+
+
+def _first(rows: Tensor, count: int | None, where: str, *, usual: int | None) -> Tensor:
+    if not len(rows) or (count is not None and count > len(rows)):
+        wanted = "a new client needs at least 1" if count is None else f"a new client is to have {count}"
+        raise ValueError(f"there are {len(rows)} records of its classes {where}, and {wanted}")
+    return rows[: usual if count is None else count]
+
+
+def _of_classes(records: Records, own: Records) -> Records:
+    """The records of the classes that `own` has."""
+    return records.select(torch.isin(records.labels[:, 0], own.labels[:, 0].unique()))
+
+
+def _check_held_out(found: Newcomer, dataset: Dataset) -> None:
+    """Distances compare halves: without two records of each class, and three in each half, there is none."""
+    held_out = found.held_out.labels[:, 0].bincount(minlength=len(dataset.label_names[0]))
+    for c in found.records.labels[:, 0].unique().tolist():
+        if held_out[c] < 2:
+            name = dataset.label_names[0][c]
+            raise ValueError(f"class {name!r} has {int(held_out[c])} held-out records, and 2 are needed: {found.says}")
+    if (held_out // 2).sum() < 3:
+        raise ValueError(f"there are {int(held_out.sum())} held-out records, and 6 are needed: {found.says}")

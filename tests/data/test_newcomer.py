@@ -1,0 +1,203 @@
+"""A new client's records: rows that no client trained on, or another data set's; and what they are judged by."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from sets import grey_set, pictures, png, write
+
+from raydiff.data.datasets import Data, Dataset, load
+from raydiff.data.newcomer import Choice, Newcomer, newcomer
+
+CAPPED: dict[str, Any] = {"train": 60, "public": 80, "validation": 60, "calibration": 20, "test": 100}
+UNUSED = 1797 - 320
+"""Rows of digits that `CAPPED` leaves."""
+SMALL: dict[str, Any] = {"public": 6, "validation": 9, "calibration": 3, "test": 12}
+NAMES = ["ant", "bee", "cat"]
+
+
+def joins(of: Data, usual: int = 30, **choice: Any) -> Newcomer:
+    return newcomer(Choice(**choice), of, load(of), usual=usual)
+
+
+def refusal(of: Data, **choice: Any) -> str:
+    with pytest.raises(ValueError) as e:
+        joins(of, **choice)
+    assert "\n" not in str(e.value)
+    return str(e.value)
+
+
+def numbers(dataset: Dataset, *splits: str) -> set[int]:
+    return {n for split in splits for n in dataset.splits[split].numbers.tolist()}
+
+
+def animals(path: Path, *, first: int = 0, names: list[str] = NAMES, shape: Any = (4, 4), n: int = 45) -> str:
+    """A folder of n pictures, each class in turn."""
+    labels = [i % len(names) for i in range(n)]
+    write(path / "x.parquet", [png(p) for p in pictures(n, first=first, shape=shape)], labels, names=names)
+    return str(path)
+
+
+# --- of the run's own data set ---
+
+
+def test_rows_that_no_split_took_come_first_then_the_validation_split() -> None:
+    data = Data(**CAPPED)
+    dataset = load(data)
+    own = joins(data, records=UNUSED + 60).records.numbers.tolist()
+    assert len(set(own)) == UNUSED + 60
+    assert not set(own[:UNUSED]) & numbers(dataset, *dataset.splits)
+    assert set(own[UNUSED:]) == numbers(dataset, "validation")
+    says = refusal(data, records=UNUSED + 61)
+    assert says == (
+        f"there are {UNUSED + 60} records of its classes that no client trained on in digits "
+        f"(rows of no split, then the validation split), and a new client is to have {UNUSED + 61}"
+    )
+
+
+def test_where_training_takes_all_that_is_left_it_is_the_validation_split() -> None:
+    data = Data()
+    found = joins(data, usual=1000)
+    assert set(found.records.numbers.tolist()) == numbers(load(data), "validation")
+    says = refusal(Data(validation=0))
+    assert says.startswith("there are 0 records of its classes that no client trained on in digits") and says.endswith(
+        "a new client needs at least 1"
+    )
+
+
+def test_its_records_are_those_of_the_source() -> None:
+    """The very pictures and labels that the validation split has under the same numbers."""
+    data = Data()
+    own, validation = joins(data, usual=1000).records, load(data).splits["validation"]
+    order = torch.argsort(own.numbers), torch.argsort(validation.numbers)
+    assert torch.equal(own.images[order[0]], validation.images[order[1]])
+    assert torch.equal(own.labels[order[0]], validation.labels[order[1]])
+
+
+def test_its_classes_in_equal_parts_and_the_test_records_of_the_same() -> None:
+    data = Data(**CAPPED)
+    found, test = joins(data, classes=("2", "7"), records=40), load(data).splits["test"]
+    counts = found.records.labels[:, 0].bincount(minlength=10)
+    assert set(counts.nonzero()[:, 0].tolist()) == {2, 7} and abs(int(counts[2]) - 20) <= 1
+    wanted = [n for n, c in zip(test.numbers.tolist(), test.labels[:, 0].tolist(), strict=True) if c in (2, 7)]
+    assert found.held_out.numbers.tolist() == wanted
+
+
+def test_how_many_and_which() -> None:
+    data = Data(**CAPPED)
+    assert len(joins(data, usual=30).records) == 30
+    first, again, other = (joins(data, records=25, seed=s).records.numbers.tolist() for s in (0, 0, 1))
+    assert first == again and len(first) == 25 and set(first) != set(other)
+
+
+def test_a_name_wins_over_a_number(tmp_path: Path) -> None:
+    path = animals(tmp_path / "own", names=["1", "2", "0"], n=60)
+    data = Data(name=path, train=9, **(SMALL | {"test": 24}))
+    assert joins(data, classes=("1",)).records.labels.unique().tolist() == [0]
+    other = Data(name=animals(tmp_path / "named", n=60), train=9, **(SMALL | {"test": 24}))
+    assert joins(other, classes=("2", "ant")).records.labels.unique().tolist() == [0, 2]
+
+
+@pytest.mark.parametrize("given", ["dog", "3", "-1"])
+def test_classes_that_the_run_has_not(tmp_path: Path, given: str) -> None:
+    data = Data(name=animals(tmp_path / "own"), **SMALL)
+    assert refusal(data, classes=(given,)) == f"the run's data have no class {given!r}; they have ant, bee, cat"
+
+
+def test_its_own_name_spelled_otherwise_is_the_run_s_own_data(tmp_path: Path) -> None:
+    data = Data(name=animals(tmp_path / "own"), **SMALL)
+    named = joins(data, data=f"{tmp_path}/own/../own/")
+    assert torch.equal(named.records.numbers, joins(data).records.numbers)
+
+
+def test_no_test_records_of_a_class(tmp_path: Path) -> None:
+    data = Data(name=animals(tmp_path / "own"), **(SMALL | {"test": 3}))
+    says = refusal(data)
+    assert says.startswith("class 'ant' has 1 held-out records, and 2 are needed: 1 parquet file in ")
+    assert refusal(Data(name=data.name, **(SMALL | {"test": 12})), classes=("ant",)).startswith("there are 4 held-out")
+
+
+def test_without_a_record() -> None:
+    with pytest.raises(ValueError, match=r"^a new client must have at least 1 record, got 0$"):
+        Choice(records=0)
+
+
+# --- of another data set ---
+
+
+def test_of_another_set_half_is_held_out(tmp_path: Path) -> None:
+    """Labelled as the run labels them, by name."""
+    data = Data(name=animals(tmp_path / "own"), **(SMALL | {"test": 15}))
+    other = animals(tmp_path / "other", first=60, names=["cat", "ant"], n=24)
+    found = joins(data, data=other)
+    assert len(found.records) == len(found.held_out) == 12
+    assert set((found.records.numbers - 45).tolist()) | set((found.held_out.numbers - 45).tolist()) == set(range(24))
+    source = torch.from_numpy(pictures(24, first=60)).float().unsqueeze(1) / 127.5 - 1
+    for records in (found.records, found.held_out):
+        rows = records.numbers - 45
+        torch.testing.assert_close(records.images, source[rows], rtol=0, atol=1e-6)
+        assert records.labels[:, 0].tolist() == [{0: 2, 1: 0}[row % 2] for row in rows.tolist()]
+    assert "held out: half of them" in found.says
+    assert len(joins(data, data=other, records=5).records) == 5
+    assert refusal(data, data=other, records=13) == (
+        f"there are 12 records of its classes beside those held out (half of them) in 1 parquet file in {other}, "
+        "and a new client is to have 13"
+    )
+
+
+def test_no_more_are_held_out_than_the_run_has_test_records(tmp_path: Path) -> None:
+    data = Data(name=animals(tmp_path / "own"), **(SMALL | {"test": 9}))
+    found = joins(data, data=animals(tmp_path / "other", first=60, n=60))
+    assert (len(found.held_out), len(found.records)) == (9, 51)
+
+
+def test_its_own_test_rows_are_held_out(tmp_path: Path) -> None:
+    data = Data(name=animals(tmp_path / "own", first=100), **SMALL | {"test": 15})
+    found = joins(data, data=str(grey_set(tmp_path / "other")), classes=("ant", "bee"))
+    assert (found.held_out.numbers - 45).min() >= 40 and (found.records.numbers - 45).max() < 40
+    assert len(found.records) == 32 and len(found.held_out) == 15
+    assert set(found.records.labels[:, 0].tolist()) == {0, 1}
+
+
+def test_one_class_will_do(tmp_path: Path) -> None:
+    data = Data(name=animals(tmp_path / "own"), **SMALL)
+    found = joins(data, data=animals(tmp_path / "other", first=60, names=["bee"], n=20))
+    assert found.records.labels.unique().tolist() == found.held_out.labels.unique().tolist() == [1]
+
+
+def test_converted_as_the_run_s_pictures(tmp_path: Path) -> None:
+    data = Data(name=animals(tmp_path / "own"), size=3, colour="grey", **SMALL)
+    found = joins(data, data=animals(tmp_path / "other", first=60, shape=(6, 6, 3)))
+    assert found.records.images.shape[1:] == (1, 3, 3)
+    assert "resized from 6 x 6 to 3 x 3 by area averaging" in found.notes
+
+
+def test_other_pictures_are_refused(tmp_path: Path) -> None:
+    data = Data(name=animals(tmp_path / "own"), **SMALL)
+    other = animals(tmp_path / "other", first=60, shape=(6, 6, 3))
+    assert refusal(data, data=other) == (
+        f"the pictures of 1 parquet file in {other} are 6 x 6 RGB, but those of 1 parquet file in {data.name} are "
+        "4 x 4 L: the run's model makes no others, so make them alike first"
+    )
+
+
+def test_other_labels_are_refused_unless_left_out(tmp_path: Path) -> None:
+    data = Data(name=animals(tmp_path / "own"), **SMALL)
+    other = animals(tmp_path / "other", first=60, names=["ant", "dog"], n=40)
+    assert refusal(data, data=other) == (
+        f"1 parquet file in {other} has the label 'dog', which 1 parquet file in {data.name} has not: "
+        "a new client's records need the same names"
+    )
+    assert joins(data, data=other, classes=("ant",)).records.labels.unique().tolist() == [0]
+    assert refusal(data, data=other, classes=("cat",)) == f"there are no records of cat in 1 parquet file in {other}"
+
+
+def test_a_record_of_the_run_is_refused(tmp_path: Path) -> None:
+    data = Data(name=animals(tmp_path / "own"), **SMALL)
+    other = animals(tmp_path / "copy")
+    says = refusal(data, data=other)
+    assert says.startswith("39 of the 45 new client's pictures are also records of the run, such as row ")
+    assert says.endswith(": a new client's records must be nobody else's")
