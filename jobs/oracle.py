@@ -6,6 +6,7 @@
     python jobs/oracle.py digits           minority W2^2 of each arm, for any data set that raydiff knows
     python jobs/oracle.py collaboration    the same for a preset's data and minority sizes: analysis/paired.py reads it
     python jobs/oracle.py mnist --size 14 --covariance own --out mine.csv
+    python jobs/oracle.py spire            SPIRE's theory (Figure 3, Theorems 4.2 and 4.3), measured; not about PFDM
 
 Pictures and csv go to the folder --out. Columns of the csv: data, minority, epsilon, sampler, arm, w2_squared, w2_low,
 w2_high, gain_over_local, gain_low, gain_high: means over seeds with 95 % t intervals; the gain is paired by seed, and
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import command
+import oracle_spire
 import presets
 import torch
 
@@ -34,6 +36,7 @@ from raydiff.evaluation.oracle_data import ARMS, SAMPLERS, Depth, Prediction, Tr
 from raydiff.privacy.accountants import depth
 from raydiff.seeding import generator
 
+WORDS = ("theory", "mixture", "spire")  # anything else is a data set
 MINORITIES = (3, 20, 100)
 EPSILONS = (10.0, 50.0, 200.0, None)
 MIXTURE_SEEDS = 4
@@ -50,14 +53,17 @@ def main(argv: Sequence[str]) -> int:
     if given.seeds < 1:
         raise ValueError(f"--seeds must be at least 1, got {given.seeds}")
     one_file = given.out.suffix == ".csv"
-    if one_file and given.what in ("all", "theory", "mixture"):
+    if one_file and given.what in ("all", *WORDS):
         raise ValueError(f"--out must be a folder unless a data set is named, got {given.out}")
     if given.what in ("all", "theory"):
         print("\n".join(theory()) + "\n")
     if given.what in ("all", "mixture"):
         given.out.mkdir(parents=True, exist_ok=True)
         print("\n".join(mixture(given.out)) + "\n")
-    if given.what not in ("theory", "mixture"):
+    if given.what == "spire":
+        given.out.mkdir(parents=True, exist_ok=True)
+        print("\n".join(oracle_spire.spire(given.out)))
+    if given.what not in WORDS:
         name = "digits" if given.what == "all" else given.what
         path = given.out if one_file else given.out / f"{Path(name).name}.csv"
         config, minorities = _preset(name) or (_data(name), MINORITIES)
@@ -252,7 +258,9 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> _Parser:
     form = argparse.RawDescriptionHelpFormatter
     parser = _Parser(description=__doc__, formatter_class=form, allow_abbrev=False)
-    parser.add_argument("what", nargs="?", default="all", help="theory, mixture or a data set (default: all three)")
+    parser.add_argument(
+        "what", nargs="?", default="all", help="theory, mixture, spire or a data set (default: all but spire)"
+    )
     parser.add_argument("--out", type=Path, default=Path("oracle-report"), help="folder; for a data set also x.csv")
     parser.add_argument("--seeds", type=int, default=20, help="draws of the clients' records (default 20)")
     parser.add_argument("--size", type=int, help="resize images to size x size (default: 14, digits as stored)")

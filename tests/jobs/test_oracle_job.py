@@ -55,6 +55,17 @@ def test_the_mixture_writes_its_pictures(tmp_path: Path, monkeypatch: pytest.Mon
     assert written == {str(path) for path in tmp_path.iterdir()} and len(written) == 5
 
 
+def test_spire_measures_the_orders(tmp_path: Path) -> None:
+    lines = oracle.oracle_spire.spire(tmp_path, seeds=3, trials=1, steps=10)
+    written = {line.removeprefix("written: ") for line in lines if line.startswith("written")}
+    assert written == {str(path) for path in tmp_path.iterdir()} and len(written) == 2
+    cells = [line.split() for line in lines]
+    assert ["4", "0.1", "29.280", "0.229", "0.229"] in cells  # mu, t: the DDPM loss far above Theorem 4.2's bound
+    assert [row[:2] for row in cells if row[-1:] == ["(-1)"]] == [["records", "n"]]
+    in_m = next(row for row in cells if row[:2] == ["clients", "m"])
+    assert float(in_m[5]) == pytest.approx(-1, abs=0.2) and in_m[8] == "(-1)"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -66,6 +77,7 @@ def test_the_mixture_writes_its_pictures(tmp_path: Path, monkeypatch: pytest.Mon
         ("digits --train 5000", "too few for"),
         ("digits --size 0", "data.size must be at least 1, got 0"),
         ("theory --out mine.csv", "--out must be a folder unless a data set is named"),
+        ("spire --out mine.csv", "--out must be a folder unless a data set is named"),
         ("digits --epsilon 3", "unrecognized arguments: --epsilon 3"),
     ],
 )
