@@ -274,7 +274,8 @@ def test_every_field_can_be_said_as_it_is_printed(tiny: Experiment, name: str) -
         (
             "method",
             "fedavgg",
-            "--method must be one of pfdm, localonly, fedavg, spire, sharedrep, got 'fedavgg'; did you mean fedavg?",
+            "--method must be one of pfdm, localonly, fedavg, spire, sharedrep, dpsgd, got 'fedavgg'; "
+            "did you mean fedavg?",
         ),
         (
             "partition",

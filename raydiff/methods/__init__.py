@@ -2,13 +2,14 @@
 
 from typing import get_args
 
+from raydiff.methods.dpsgd import DPSGD
 from raydiff.methods.fedavg import FedAvg
 from raydiff.methods.localonly import LocalOnly
 from raydiff.methods.pfdm import PFDM
 from raydiff.methods.sharedrep import SharedRep
 from raydiff.methods.spire import SPIRE
 
-AnyMethod = PFDM | LocalOnly | FedAvg | SPIRE | SharedRep
+AnyMethod = PFDM | LocalOnly | FedAvg | SPIRE | SharedRep | DPSGD
 METHODS = {method.__name__.lower(): method for method in get_args(AnyMethod)}
 
-__all__ = ["METHODS", "PFDM", "SPIRE", "AnyMethod", "FedAvg", "LocalOnly", "SharedRep"]
+__all__ = ["DPSGD", "METHODS", "PFDM", "SPIRE", "AnyMethod", "FedAvg", "LocalOnly", "SharedRep"]

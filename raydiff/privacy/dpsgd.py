@@ -47,7 +47,7 @@ class Mechanism:
 
     noise_multiplier: float = 1.0
     """sigma: the noise's standard deviation over the clip norm; 0 is no noise, and epsilon is infinite."""
-    clip: float = 1.0
+    max_grad_norm: float = 1.0
     """C: L2 norm to which each record's gradient is clipped. A public number: never take it from private data."""
     multiplicity: int = 1
     """K: draws (timestep and noise) over which a record's gradient is averaged before it is clipped."""
@@ -55,8 +55,8 @@ class Mechanism:
     def __post_init__(self) -> None:
         if not 0 <= self.noise_multiplier < math.inf:
             raise ValueError(f"noise_multiplier must be a number >= 0, got {self.noise_multiplier}")
-        if not 0 < self.clip < math.inf:
-            raise ValueError(f"clip must be a positive number, got {self.clip}")
+        if not 0 < self.max_grad_norm < math.inf:
+            raise ValueError(f"max_grad_norm must be a positive number, got {self.max_grad_norm}")
         if self.multiplicity < 1:
             raise ValueError(f"multiplicity must be at least 1, got {self.multiplicity}")
 
@@ -98,7 +98,7 @@ class PrivateGradient:
         theta = {k: theta[k].detach() for k in sorted(theta)}  # one order of the noise, however they were stored
         drawn = self.noise.generator("sample", self.steps).random(len(self.images)) < self.rate
         total, loss = self._clipped_sum(theta, np.flatnonzero(drawn).tolist())
-        z, std = self._normal(theta), self.mechanism.noise_multiplier * self.mechanism.clip
+        z, std = self._normal(theta), self.mechanism.noise_multiplier * self.mechanism.max_grad_norm
         self._accountant.step(noise_multiplier=self.mechanism.noise_multiplier, sample_rate=self.rate)
         self.steps += 1
         return {k: (v + std * z[k]) / self.batch for k, v in total.items()}, loss / self.batch
@@ -121,7 +121,7 @@ class PrivateGradient:
             batch, draws = (self.images[some], self.labels[some]), self._drawn(some)
             gradients, losses = per_record(self.loss, theta, batch, draws)
             loss += losses.sum()
-            for k, v in clipped_sum(gradients, self.mechanism.clip).items():
+            for k, v in clipped_sum(gradients, self.mechanism.max_grad_norm).items():
                 total[k] += v
         return total, loss
 

@@ -37,7 +37,7 @@ Make = Callable[..., Any]
 SIGMA, CLIP, RECORDS, WIDTH = 0.8, 1.5, 200, 20_000
 STREAM = NoiseStream(b"secret", ("digest", "client", 0, "round", 0))
 IMPROBABLE = 1e-9  # chance of a false alarm of one comparison
-EXACT = Mechanism(noise_multiplier=0.0, clip=1e6)
+EXACT = Mechanism(noise_multiplier=0.0, max_grad_norm=1e6)
 
 
 # --- losses with known gradients ---------------------------------------------------------------------------
@@ -74,7 +74,7 @@ def make(
     **mechanism: Any,
 ) -> Any:
     images, labels = records(n, strength)
-    options = {"noise_multiplier": 0.0, "clip": CLIP, **mechanism}
+    options = {"noise_multiplier": 0.0, "max_grad_norm": CLIP, **mechanism}
     return build(
         pulled,
         images,
@@ -211,8 +211,8 @@ def with_noise_times(factor: float) -> Make:
 
 
 def without_clip(*args: Any, mechanism: Mechanism, **options: Any) -> PrivateGradient:
-    sigma = mechanism.noise_multiplier * mechanism.clip / 1e12
-    return PrivateGradient(*args, mechanism=replace(mechanism, clip=1e12, noise_multiplier=sigma), **options)
+    sigma = mechanism.noise_multiplier * mechanism.max_grad_norm / 1e12
+    return PrivateGradient(*args, mechanism=replace(mechanism, max_grad_norm=1e12, noise_multiplier=sigma), **options)
 
 
 def each_draw_as_a_record(*, divided: bool) -> Make:
@@ -375,7 +375,7 @@ def test_without_noise_and_clip_it_is_plain_training_on_all_records(optimizer: A
 
 def test_pieces_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     params, drawn = SMALL.init(generator(1)), {"draws": SMALL.draws}
-    clipping = Mechanism(noise_multiplier=0.0, clip=0.5, multiplicity=2)
+    clipping = Mechanism(noise_multiplier=0.0, max_grad_norm=0.5, multiplicity=2)
     whole, _ = small(mechanism=clipping, **drawn)(params)
     for floats, examples in ((1, 256), (2**25, 1), (2**25, 5)):
         monkeypatch.setattr(dpsgd, "FLOATS", floats)
@@ -387,7 +387,7 @@ def test_pieces_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_bits_depend_on_secret_path_and_step_alone() -> None:
     params = SMALL.init(generator(1))
-    noisy = Mechanism(noise_multiplier=1.0, clip=0.5)
+    noisy = Mechanism(noise_multiplier=1.0, max_grad_norm=0.5)
 
     def steps(theta: Params, **options: Any) -> list[Params]:
         gradient = small(batch=3, mechanism=noisy, draws=SMALL.draws, **options)
@@ -484,6 +484,12 @@ def test_an_empty_batch_is_noise_alone() -> None:
     assert gradient.event.steps == 10  # it cost what the others cost
 
 
+def test_every_record_has_draws_of_its_own_in_every_step() -> None:
+    gradient = make(n=20, batch=20, draws=strengths())
+    drawn = [pulls(gradient, width=20, batch=20) for _ in range(3)]
+    assert len(set(torch.cat(drawn).tolist())) == 60
+
+
 def test_the_loss_is_that_of_those_drawn_over_the_expected_number() -> None:
     gradient = make(n=100, batch=20, draws=strengths(1.0))
     total, loss = gradient({"w": torch.ones(100)})
@@ -543,6 +549,13 @@ def test_the_noise_multiplier_is_the_smallest_within_the_budget(epsilon: float, 
     assert sigma == pytest.approx(opacus, rel=2e-3)
 
 
+def test_no_noise_multiplier_is_a_little_too_small() -> None:
+    for epsilon in np.geomspace(0.3, 30, 40).tolist():
+        sigma = noise_multiplier_for(epsilon=epsilon, delta=1e-5, sampling_rate=1.0, steps=7)
+        event = Gaussian(sigma, "example", "add_remove", "local", 1.0, 7)
+        assert accountants.rdp([event], 1e-5) <= epsilon
+
+
 def test_budgets_at_the_ends() -> None:
     options: Any = {"delta": 1e-5, "sampling_rate": 0.1, "steps": 10}
     assert noise_multiplier_for(epsilon=math.inf, **options) == 0.0
@@ -557,8 +570,8 @@ def test_budgets_at_the_ends() -> None:
         ({"noise_multiplier": -1.0}, r"^noise_multiplier must be a number >= 0, got -1\.0$"),
         ({"noise_multiplier": math.inf}, r"^noise_multiplier must be a number >= 0, got inf$"),
         ({"noise_multiplier": math.nan}, r"^noise_multiplier must be a number >= 0, got nan$"),
-        ({"clip": 0.0}, r"^clip must be a positive number, got 0\.0$"),
-        ({"clip": math.inf}, r"^clip must be a positive number, got inf$"),
+        ({"max_grad_norm": 0.0}, r"^max_grad_norm must be a positive number, got 0\.0$"),
+        ({"max_grad_norm": math.inf}, r"^max_grad_norm must be a positive number, got inf$"),
         ({"multiplicity": 0}, r"^multiplicity must be at least 1, got 0$"),
     ],
 )
