@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol, get_args
 
 import torch
@@ -16,6 +16,7 @@ import torch
 from raydiff import tree
 from raydiff.data.records import Records
 from raydiff.diffusion.gaussian import DDPM, Sampling
+from raydiff.diffusion.local import Objective, Training, fit, span
 from raydiff.method import HELD, Deployed, Metrics, Round, Shared, Upload
 from raydiff.privacy.clients import DELTA, ClientPrivacy
 from raydiff.privacy.release import Event, Release, disclose
@@ -105,7 +106,8 @@ def _decayed(before: Params, value: Params, beta: float, *, share: float) -> Par
 class Averaged(Protocol):
     """A method whose server keeps one model and averages what clients make of it. A subclass says what they do.
 
-    The server's state is the model's parameters, and `held/averaging/` for the server's optimiser.
+    The server's state is the model's parameters, and `held/averaging/` for the server's optimiser. A client's state is
+    its own model, where it has one, and below `held/` what it needs in its next rounds.
     """
 
     @property
@@ -117,12 +119,25 @@ class Averaged(Protocol):
         """Communication rounds."""
 
     @property
+    def local(self) -> Training:
+        """Each client's training, all rounds together."""
+
+    @property
     def averaging(self) -> Averaging:
         """The server's part of a round."""
 
     @property
+    def finetune(self) -> Training | None:
+        """Training of the final model on the client's own records before it samples; None: sample the shared model."""
+        return None
+
+    @property
     def sampling(self) -> Sampling:
         """The chain from T to 0."""
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1:
+            raise ValueError(f"rounds must be at least 1, got {self.rounds}")
 
     @property
     def participating_rounds(self) -> int:
@@ -149,6 +164,21 @@ class Averaged(Protocol):
         """Gaussian noise, not sampled."""
         return "exact"
 
+    @property
+    def trained_model(self) -> DDPM:
+        """The model."""
+        return self.model
+
+    @property
+    def joining(self) -> Training:
+        """Fine-tuning; if not given 100 steps at a tenth of the learning rate (SPIRE's comparison, appendix B)."""
+        tenth = replace(self.local, steps=100, learning_rate=self.local.learning_rate / 10, decay="constant")
+        return self.finetune or tenth
+
+    def join(self, server: Params, rng: torch.Generator) -> tuple[Params, Params]:
+        """All of the model."""
+        return server, {}
+
     def init_server(self, public: Records | None, rng: torch.Generator) -> Params:
         """The shared model's first weights."""
         return self.model.init(rng)
@@ -156,6 +186,34 @@ class Averaged(Protocol):
     def init_client(self, state: Params, data: Records, public: Records | None, rnd: Round) -> Params:
         """Nothing is kept between rounds."""
         return {}
+
+    def train(
+        self,
+        params: Params,
+        data: Records,
+        rnd: Round,
+        *,
+        objective: Objective | None = None,
+        extras: Params | None = None,
+    ) -> tuple[Params, Metrics]:
+        """A client's steps of this round from `params` on its records: (its parameters, the mean of the objective).
+
+        `objective` and its constants `extras` are those of `fit`.
+        """
+        first, steps = span(self.local.steps, self.rounds, rnd.number)
+        params, _, loss = fit(
+            self.model,
+            params,
+            data.images,
+            data.labels,
+            training=self.local,
+            rng=rnd.rng,
+            first=first,
+            steps=steps,
+            objective=objective,
+            extras=extras,
+        )
+        return params, {"train/loss": loss}
 
     def aggregate(self, server: Params, uploads: Iterable[Upload], rnd: Round) -> tuple[Params, Metrics, list[Event]]:
         """The server's optimiser takes one step along the clients' mean update."""
@@ -165,8 +223,11 @@ class Averaged(Protocol):
         return {**server, **after, **tree.prefixed(held, moments)}, {"server/update_norm": tree.norm(mean)}, events
 
     def deploy(self, server: Params, state: Params, data: Records, rng: torch.Generator) -> Deployed:
-        """Sample the shared model, or what a client that joined later has made of it."""
-        return deployed(self.model, self.sampling, shared=server, own={**server, **state} if state else None)
+        """Sample the shared model, fine-tuned first if asked for; or what a client that joined later made of it."""
+        own = tree.without(HELD, state)
+        if not own and self.finetune is not None:
+            own, _, _ = fit(self.model, server, data.images, data.labels, training=self.finetune, rng=rng)
+        return deployed(self.model, self.sampling, shared=server, own=own or None)
 
     def shared(self, server: Params) -> Shared:
         """The shared model, as no client has changed it."""

@@ -2,7 +2,7 @@
 
 Experiments are Python (jobs/presets.py); the command line overrides any field by its path, `--method.epsilon 5`. A
 field that holds one of several dataclasses takes the name of one, `--method fedavg`, `--method.model.network unet`,
-and keeps the fields that both have.
+and keeps the fields that both have; where the new one refuses them, those below that were never set are its own.
 """
 
 from __future__ import annotations
@@ -278,7 +278,24 @@ def _switch(current: Any, declared: Any, choices: Sequence[type], path: str, tex
     kept = {}
     if current is not None:
         kept = {f.name: getattr(current, f.name) for f in dataclasses.fields(current) if f.name in shared}
-    return cls(**kept)
+    try:
+        return cls(**kept)
+    except ValueError:  # such as AdamW, where only SGD will do, and nobody asked for AdamW
+        before, now = _defaults(type(current)), _defaults(cls)
+        return cls(**{name: _moved(value, before[name], now[name]) for name, value in kept.items()})
+
+
+def _defaults(cls: type) -> dict[str, Any]:
+    return {f.name: f.default for f in dataclasses.fields(cls)}
+
+
+def _moved(value: Any, before: Any, now: Any) -> Any:
+    """A dataclass whose fields that are as in the old default `before` are as in the new one, `now`; else the value."""
+    if not (dataclasses.is_dataclass(now) and type(value) is type(before) is type(now)):
+        return value
+    names = [f.name for f in dataclasses.fields(value) if getattr(value, f.name) != getattr(before, f.name)]
+    moved: Any = now
+    return dataclasses.replace(moved, **{name: getattr(value, name) for name in names})
 
 
 def _typed(declared: Any, path: str, tokens: Sequence[str]) -> Any:

@@ -86,7 +86,7 @@ class Finished:
         """`sampler.save` of one client, of all (None), or of the server's model. Raises ValueError as `source` does."""
         experiment = self.trial.experiment
         numbers = () if shared else range(experiment.clients) if client is None else (client,)
-        states = {number: self._client(number).state(self.round) for number in numbers}
+        states = {number: tree.without(HELD, self._client(number).state(self.round)) for number in numbers}
         source = self._shared() if shared else None
         card = Card(
             trial=experiment.digest,

@@ -22,7 +22,8 @@ from raydiff.seeding import NoiseStream
 from raydiff.tree import Params
 
 HELD = "held"
-"""Leaves of the server's state below this prefix stay on the server: clients and `deploy` never see them."""
+"""Leaves of the server's state below this prefix stay on the server: clients and `deploy` never see them. Below it in
+a client's state is what its own next rounds need, and no sampler."""
 
 Metrics = dict[str, float]
 Denoiser = Callable[[Tensor, Tensor, Tensor], Tensor]

@@ -85,11 +85,17 @@ class Store:
         return sorted(sent, key=lambda s: s[:2])
 
     def commit(self, number: int, record: dict[str, Any]) -> None:
-        """Make round `number` count, then drop the server states that no resume can need."""
+        """Make round `number` count, then drop what no resume can need: server states, releases, client states."""
         write_text(self.root / f"commit-{number:05d}.json", json.dumps(record), durable=True)
-        for path in self.root.glob("server-*.safetensors"):
-            if int(path.stem[7:]) < number:
-                path.unlink(missing_ok=True)
+        old = [path for path in self.root.glob("server-*.safetensors") if int(path.stem[7:]) < number]
+        old += [path for path in (self.root / "releases").glob("*.safetensors") if _round_of(path) <= number]
+        latest: dict[str, Path] = {}
+        for path in sorted((self.root / "clients").glob("*.safetensors")):
+            if _round_of(path) <= number:
+                old += [latest[path.stem[:5]]] if path.stem[:5] in latest else []
+                latest[path.stem[:5]] = path
+        for path in old:
+            path.unlink(missing_ok=True)
 
     def last_commit(self) -> tuple[int, dict[str, Any]] | None:
         """(number, record) of the last round that counts, or None."""
@@ -137,6 +143,10 @@ class Store:
 
     def _numbered(self, kind: str, client: int, number: int) -> Path:
         return self.root / kind / f"{client:05d}-{number:05d}.safetensors"
+
+
+def _round_of(path: Path) -> int:
+    return int(path.stem[6:])
 
 
 def write_tensors(path: Path, tensors: Params, *, note: str = "", durable: bool = False) -> None:

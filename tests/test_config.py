@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from raydiff import config
+from raydiff.averaging import Averaging
 from raydiff.config import (
     Experiment,
     Runtime,
@@ -30,7 +31,8 @@ from raydiff.diffusion.gaussian import DDPM, Sampling
 from raydiff.diffusion.local import Training
 from raydiff.diffusion.networks import UNet
 from raydiff.evaluation.evaluate import Evaluation
-from raydiff.methods import METHODS, PFDM, FedAvg, LocalOnly
+from raydiff.methods import METHODS, PFDM, FedAvg, LocalOnly, Scaffold
+from raydiff.privacy.clients import ClientPrivacy
 
 OTHER: dict[str, Any] = {
     "method": FedAvg(),
@@ -274,8 +276,8 @@ def test_every_field_can_be_said_as_it_is_printed(tiny: Experiment, name: str) -
         (
             "method",
             "fedavgg",
-            "--method must be one of pfdm, localonly, fedavg, spire, sharedrep, dpsgd, got 'fedavgg'; "
-            "did you mean fedavg?",
+            "--method must be one of pfdm, localonly, fedavg, fedprox, scaffold, moon, perfedavg, spire, sharedrep, "
+            "dpsgd, got 'fedavgg'; did you mean fedavg?",
         ),
         (
             "partition",
@@ -358,6 +360,29 @@ def test_fields_below_a_switch_may_come_in_any_order(tiny: Experiment, switch_fi
     network = UNet(widths=(8, 16))
     expected = FedAvg(model=replace(tiny.method.model, network=network), rounds=3, local=tiny.method.local)
     assert experiment == replace(tiny, method=expected)
+
+
+def test_a_method_that_refuses_a_default_has_its_own(tiny: Experiment) -> None:
+    """SCAFFOLD needs SGD. What was set stays: the tiny experiment's 8 steps in batches of 8, a UNet."""
+    argv = ["--method", "scaffold", "--method.model.network", "unet", "--method.local.learning-rate", "0.5"]
+    switched = override(tiny, parse_overrides(tiny, argv)).method
+    training = Training(steps=8, batch=8, optimizer="sgd", decay="constant", learning_rate=0.5)
+    assert switched == Scaffold(model=replace(tiny.method.model, network=UNet()), local=training)
+    taken = convert(replace(tiny, method=switched), "method", "fedavg")
+    assert taken == FedAvg(model=switched.model, local=training)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"averaging": Averaging(privacy=ClientPrivacy())}, "averaging.privacy must be none: SCAFFOLD's control"),
+        ({"local": Training(weight_decay=0.1)}, "weight_decay must be 0 with optimizer sgd, got 0.1"),
+    ],
+)
+def test_what_a_method_refuses_is_not_dropped(tiny: Experiment, changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError) as refusal:
+        convert(replace(tiny, method=FedAvg(**changes)), "method", "scaffold")
+    assert str(refusal.value).startswith(says) and "\n" not in str(refusal.value)
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,11 @@ OTHER: dict[str, Any] = {
     "embedding_std": 0.5,
     "train_embedding": False,
     "private": ("enter.",),
+    "mu": 0.5,
+    "temperature": 0.2,
+    "order": "second",
+    "inner_rate": 0.5,
+    "adapt_steps": 2,
     "optimizer": "sgd",
     "decay": "constant",
     "conditional": False,
@@ -72,6 +77,15 @@ OTHER: dict[str, Any] = {
     "sampler": "ddim",
 }
 """Another valid value for every field that a method may have, by the field's name."""
+MORE: dict[str, Any] = {
+    "weights": "examples",
+    "optimizer": "adamw",
+    "decay": "cosine",
+    "learning_rate": 0.02,
+}
+"""Those for methods whose own value is the one above."""
+FIXED = {"Scaffold": ("local.optimizer", "local.weight_decay", "averaging.privacy")}
+"""Fields of which a method bears one value only."""
 
 
 @pytest.fixture(params=METHODS)
@@ -236,12 +250,17 @@ def test_init_key_has_all_that_a_first_state_depends_on(experiment: Experiment) 
         pytest.skip("a first state that is not kept is shared with no other trial")
     public, same = records(9), []
     digest = tree.digest(method.init_client({}, data, public, Round(0, generator(1))))
-    for path in config.flat(method):
+    for path, value in config.flat(method).items():
         name = path.rpartition(".")[2]
         if name == "shape":  # the data's
             continue
         both = {"clip": 2.0} if name == "center" else {}  # a center needs a clip
-        other = config.override(method, {**both, path: OTHER[name]})
+        changes = {**both, path: OTHER[name] if OTHER[name] != value else MORE[name]}
+        if path in FIXED.get(type(method).__name__, ()):
+            with pytest.raises(ValueError, match=rf"\b{name} must be "):
+                config.override(method, changes)
+            continue
+        other = config.override(method, changes)
         assert other != method, path
         if other.init_key == method.init_key:
             assert tree.digest(other.init_client({}, data, public, Round(0, generator(1)))) == digest, path

@@ -107,6 +107,19 @@ def test_a_commit_drops_older_server_states_only(store: Store) -> None:
     ]
 
 
+def test_a_commit_drops_what_no_resume_can_need(store: Store) -> None:
+    sent = already_private(state(0), Gaussian(1.0, "client", "replace_one", "local"))
+    for client, numbers in ((1, (INITIAL, 0, 2, 3)), (2, (0, 1))):
+        for number in numbers:
+            store.save_client(client, number, state(number))
+            store.save_release(client, max(number, 0), sent)
+    store.commit(2, {})
+    left = {kind: sorted(p.stem for p in (store.root / kind).iterdir()) for kind in ("clients", "releases")}
+    assert left == {"clients": ["00001-00002", "00001-00003", "00002-00001"], "releases": ["00001-00003"]}
+    found = store.load_client(2, before=3)
+    assert found is not None and tree.digest(found) == tree.digest(state(1))
+
+
 def test_a_commit_that_crashes_keeps_the_state_before_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     store.save_server(0, state(0))
     store.commit(0, {})

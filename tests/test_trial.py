@@ -7,6 +7,7 @@ import json
 import math
 import os
 import re
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,11 @@ from PIL import Image
 from raydiff import config, tracking, trial
 from raydiff.config import Experiment, Runtime
 from raydiff.data.datasets import Data, load
-from raydiff.data.partition import Iid, Pooled
+from raydiff.data.partition import Iid, Newcomers, Pooled
+from raydiff.diffusion.local import Training
 from raydiff.evaluation.evaluate import Evaluation
-from raydiff.methods import PFDM, FedAvg
+from raydiff.federation import LocalPool
+from raydiff.methods import PFDM, SPIRE, FedAvg, LocalOnly
 from raydiff.privacy.ledger import Ledger
 from raydiff.trial import Trial, end, make_clients, noise_secret, open_trial
 
@@ -331,6 +334,61 @@ def test_the_clusters_of_a_pooled_model_are_measured(tiny: Experiment, tmp_path:
     assert "eval/fd_cnn/minor" not in final
     a, b = (final[f"eval/fd_cnn/cluster_{name}"] for name in "ab")
     assert a != b and final["eval/ancestral/fd_cnn/cluster_a"] == a != final["eval/ddim/fd_cnn/cluster_a"]
+
+
+@pytest.fixture
+def joined(tiny: Experiment) -> Experiment:
+    """Two clients, and two that join later with two classes each."""
+    method = SPIRE(
+        model=replace(tiny.method.model, conditional=False),
+        local=tiny.method.local,
+        rounds=2,
+        joining=Training(steps=3, batch=8, decay="constant"),
+    )
+    late = Newcomers(clients=2, classes=2, records=10)
+    instruments = Evaluation(dim=4, attack=False, distance="kernel")
+    return replace(tiny, method=method, partition=Iid(), newcomers=late, evaluation=instruments)
+
+
+def test_newcomers_are_measured_and_send_nothing(joined: Experiment, tmp_path: Path) -> None:
+    opened = open_trial(joined, tmp_path)
+    final = execute(opened)[-1]
+    for reading in ("kd_cnn/all", "kd_cnn/all_floor", "kd_cnn/all_spread", "own_classes", "ddim/kd_cnn/all"):
+        assert math.isfinite(final[f"new/{reading}"]) and math.isfinite(final[f"eval/{reading}"]), reading
+    assert final["new/kd_cnn/all"] != final["eval/kd_cnn/all"]
+    assert not [k for k in final if "fd_" in k or "label_accuracy" in k or "minor" in k]  # no labels are asked for
+    assert set(trial.ledger_of(opened.folder).bytes_by_client) == {0, 1}
+
+
+def test_newcomers_records_are_nobody_elses(joined: Experiment, tmp_path: Path) -> None:
+    clients = make_clients(open_trial(joined, tmp_path), joined.everyone)
+    assert [c.newcomer for c in clients] == [False, False, True, True]
+    numbers = torch.cat([c.data.numbers for c in clients])
+    train = load(joined.data).splits["train"].numbers
+    assert sorted(numbers.tolist()) == sorted(train.tolist())
+    assert [len(c.data) for c in clients] == [20, 20, 10, 10]
+
+
+def test_a_newcomer_of_a_method_that_shares_nothing_trains_alone(joined: Experiment, tmp_path: Path) -> None:
+    alone = LocalOnly(model=joined.method.model, local=Training(steps=2, batch=8))
+    final = execute(open_trial(replace(joined, method=alone), tmp_path))[-1]
+    assert math.isfinite(final["new/kd_cnn/all"])
+
+
+def test_only_the_clients_asked_for_are_measured(tiny: Experiment, tmp_path: Path) -> None:
+    asked: list[int] = []
+
+    class Asked(LocalPool):
+        def evaluate(self, ids: Sequence[int], *args: Any) -> Iterator[Any]:
+            asked.extend(ids)
+            return super().evaluate(ids, *args)
+
+    one = replace(tiny, evaluation=Evaluation(dim=4, attack=False, clients=1))
+    opened = open_trial(one, tmp_path)
+    pool = trial.local_pool(opened)
+    pool.__class__ = Asked
+    list(trial.run(opened, pool))
+    assert asked == [0]
 
 
 def test_without_instruments_only_the_protocol_runs(protocol: Experiment, tmp_path: Path) -> None:

@@ -83,6 +83,9 @@ class Newcomers:
     """Classes of each, drawn at random; equally many records of each, to within one."""
     records: int = 40
     """Records of each."""
+    own_classes: bool = False
+    """No other client, old or new, has records of their classes; they then take what there is of them, `records` at
+    most."""
 
     def __post_init__(self) -> None:
         if self.clients < 1 or self.classes < 1 or self.records < self.classes:
@@ -123,22 +126,30 @@ def newcomers(records: Records, how: Newcomers, *, rng: torch.Generator) -> tupl
 
     Raises ValueError where there are fewer classes, or fewer records of a class, than they would take.
     """
-    present = _classes(records)[0].tolist()
-    if how.classes > len(present):
-        raise ValueError(f"newcomers.classes must be at most {len(present)}, the classes there are, got {how.classes}")
-    order, parts = torch.randperm(len(records), generator=rng), []
-    left = {c: order[records.labels[order, 0] == c] for c in present}
-    for _ in range(how.clients):
+    present, parts = _classes(records)[0], []
+    wanted = how.classes * how.clients + 1 if how.own_classes else how.classes
+    if wanted > len(present):
+        few = f"newcomers need {wanted} classes (one at least is for the others)" if how.own_classes else ""
+        few = few or f"newcomers.classes must be at most {len(present)}"
+        raise ValueError(f"{few}, there are {len(present)}")
+    order = torch.randperm(len(records), generator=rng)
+    left = {int(c): order[records.labels[order, 0] == c] for c in present}
+    shuffled = present[torch.randperm(len(present), generator=rng)]
+    for i in range(how.clients):
+        if how.own_classes:
+            classes = shuffled[i * how.classes : (i + 1) * how.classes]
+        else:
+            classes = present[torch.randperm(len(present), generator=rng)[: how.classes]]
         own = []
-        for c, n in zip(torch.randperm(len(present), generator=rng), _evenly(how.records, how.classes), strict=False):
-            rows, count = left[present[c]], int(n)
-            if len(rows) < count:
-                few = f"{len(rows)} records of class {present[c]} are left, {count} wanted"
+        for c, n in zip(classes.tolist(), _evenly(how.records, how.classes).tolist(), strict=True):
+            if len(left[c]) < n and not how.own_classes:
+                few = f"{len(left[c])} records of class {c} are left, {n} wanted"
                 raise ValueError(f"too few training records for the newcomers ({few}): lower newcomers.records")
-            own.append(rows[:count])
-            left[present[c]] = rows[count:]
+            own.append(left[c][:n])
+            left[c] = left[c][n:]
         parts.append(torch.cat(own).sort().values)
-    return parts, torch.cat(list(left.values())).sort().values
+    taken = set(shuffled[: how.clients * how.classes].tolist()) if how.own_classes else set()
+    return parts, torch.cat([rows for c, rows in left.items() if c not in taken]).sort().values
 
 
 def _remedy(how: Partition) -> str:

@@ -16,16 +16,14 @@ Deviations: the client's optimiser starts anew in each round; the learning rate 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
-import torch
+from dataclasses import dataclass
 
 from raydiff import tree
-from raydiff.averaging import Averaged, Averaging, deployed
+from raydiff.averaging import Averaged, Averaging
 from raydiff.data.records import Records
 from raydiff.diffusion.gaussian import DDPM, Sampling
-from raydiff.diffusion.local import Training, fit, span
-from raydiff.method import Deployed, LocalResult, Round
+from raydiff.diffusion.local import Training
+from raydiff.method import LocalResult, Round
 from raydiff.tree import Params
 
 
@@ -46,37 +44,8 @@ class FedAvg(Averaged):
     sampling: Sampling = Sampling()
     """The chain from T to 0."""
 
-    def __post_init__(self) -> None:
-        if self.rounds < 1:
-            raise ValueError(f"rounds must be at least 1, got {self.rounds}")
-
-    @property
-    def trained_model(self) -> DDPM:
-        """The model."""
-        return self.model
-
-    @property
-    def joining(self) -> Training:
-        """Fine-tuning, a tenth of the learning rate if not given (SPIRE's comparison, appendix B)."""
-        tenth = replace(self.local, learning_rate=self.local.learning_rate / 10, decay="constant")
-        return self.finetune or tenth
-
-    def join(self, server: Params, rng: torch.Generator) -> tuple[Params, Params]:
-        """All of the model."""
-        return server, {}
-
     def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
         """Train from the server's weights on the client's records; send the difference."""
-        first, steps = span(self.local.steps, self.rounds, rnd.number)
-        params, _, loss = fit(
-            self.model, server, data.images, data.labels, training=self.local, rng=rnd.rng, first=first, steps=steps
-        )
+        params, metrics = self.train(server, data, rnd)
         release = self.averaging.release(tree.sub(params, server), rnd, rounds=self.rounds)
-        return LocalResult(state, release, {"train/loss": loss})
-
-    def deploy(self, server: Params, state: Params, data: Records, rng: torch.Generator) -> Deployed:
-        """Sample the shared model, fine-tuned first if asked for; or what a client that joined later made of it."""
-        own = state or None
-        if own is None and self.finetune is not None:
-            own, _, _ = fit(self.model, server, data.images, data.labels, training=self.finetune, rng=rng)
-        return deployed(self.model, self.sampling, shared=server, own=own)
+        return LocalResult(state, release, metrics)

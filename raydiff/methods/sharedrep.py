@@ -16,7 +16,7 @@ later trains the middle alone, from those weights; an MLP's middle is its middle
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -24,7 +24,7 @@ from raydiff import tree
 from raydiff.averaging import Averaged, Averaging, deployed
 from raydiff.data.records import Records
 from raydiff.diffusion.gaussian import DDPM, Sampling
-from raydiff.diffusion.local import Training, fit, span
+from raydiff.diffusion.local import Training
 from raydiff.method import Deployed, LocalResult, Round, Shared
 from raydiff.tree import Params
 
@@ -46,22 +46,10 @@ class SharedRep(Averaged):
     """The server's part of a round."""
     private: tuple[str, ...] | None = None
     """Prefixes of the parameters that stay with the client; None: the middle of the network."""
+    joining: Training = Training(steps=100, learning_rate=1e-4, decay="constant")
+    """How a client that joins later trains its private part."""
     sampling: Sampling = Sampling()
     """The chain from T to 0."""
-
-    def __post_init__(self) -> None:
-        if self.rounds < 1:
-            raise ValueError(f"rounds must be at least 1, got {self.rounds}")
-
-    @property
-    def trained_model(self) -> DDPM:
-        """The model."""
-        return self.model
-
-    @property
-    def joining(self) -> Training:
-        """A tenth of the learning rate (SPIRE, appendix B)."""
-        return replace(self.local, learning_rate=self.local.learning_rate / 10, decay="constant")
 
     def init_server(self, public: Records | None, rng: torch.Generator) -> Params:
         """The shared part's first weights, and the private part's.
@@ -79,21 +67,11 @@ class SharedRep(Averaged):
 
     def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
         """Train all; send the shared part's difference."""
-        first, steps = span(self.local.steps, self.rounds, rnd.number)
         shared, before = tree.without(START, server), state or tree.under(START, server)
-        params, _, loss = fit(
-            self.model,
-            {**shared, **before},
-            data.images,
-            data.labels,
-            training=self.local,
-            rng=rnd.rng,
-            first=first,
-            steps=steps,
-        )
+        params, metrics = self.train({**shared, **before}, data, rnd)
         private, after = self._split(params)
         release = self.averaging.release(tree.sub(after, shared), rnd, rounds=self.rounds)
-        return LocalResult(private, release, {"train/loss": loss})
+        return LocalResult(private, release, metrics)
 
     def deploy(self, server: Params, state: Params, data: Records, rng: torch.Generator) -> Deployed:
         """Sample the shared part with the client's own middle."""

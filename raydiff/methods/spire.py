@@ -62,8 +62,7 @@ class SPIRE(Averaged):
     """The chain from T to 0."""
 
     def __post_init__(self) -> None:
-        if self.rounds < 1:
-            raise ValueError(f"rounds must be at least 1, got {self.rounds}")
+        super().__post_init__()
         if not self.embedding_std >= 0:
             raise ValueError(f"embedding_std must be >= 0, got {self.embedding_std}")
 

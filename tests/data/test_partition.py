@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -17,12 +18,14 @@ from raydiff.data.partition import (
     Dirichlet,
     Iid,
     MajorityMinority,
+    Newcomers,
     Partition,
     Pooled,
     clusters,
     counts,
     draw,
     groups,
+    newcomers,
     partition,
 )
 from raydiff.seeding import generator
@@ -211,6 +214,50 @@ def test_groups_find_the_clusters_of_majority_minority() -> None:
     data = equal_classes(10, 110)
     parts = partition(data, 2, how=MajorityMinority(), rng=generator(0))
     assert groups(data.select(parts[1])) == ((2, 3, 4, 5, 8), (0, 1, 6, 7, 9))
+
+
+def test_newcomers_get_their_classes_and_nobody_elses_records() -> None:
+    data = equal_classes(10, 20)
+    parts, rest = newcomers(data, Newcomers(clients=4, classes=3, records=20), rng=generator(0))
+    assert [len(part) for part in parts] == [20] * 4
+    dealt = torch.cat([*parts, rest])
+    assert sorted(dealt.tolist()) == list(range(200))
+    sizes = counts(data, parts, 10)
+    assert [sorted(row[row > 0].tolist()) for row in sizes] == [[6, 7, 7]] * 4
+    assert len({tuple(row.nonzero().flatten().tolist()) for row in sizes}) > 1  # drawn for each
+    again, _ = newcomers(data, Newcomers(clients=4, classes=3, records=20), rng=generator(0))
+    assert all(torch.equal(a, b) for a, b in zip(parts, again, strict=True))
+
+
+def test_newcomers_with_classes_of_their_own_share_them_with_nobody() -> None:
+    data = equal_classes(10, 20)
+    parts, rest = newcomers(data, Newcomers(clients=3, classes=2, records=10, own_classes=True), rng=generator(0))
+    theirs = [set(data.labels[part, 0].tolist()) for part in parts]
+    others = set(data.labels[rest, 0].tolist())
+    assert [len(part) for part in parts] == [10] * 3 and [len(t) for t in theirs] == [2] * 3
+    assert len(set.union(*theirs, others)) == 10 == sum(map(len, theirs)) + len(others)
+    few, _ = newcomers(data, Newcomers(clients=1, classes=2, records=99, own_classes=True), rng=generator(0))
+    assert [len(part) for part in few] == [40]
+
+
+@pytest.mark.parametrize(
+    ("how", "text"),
+    [
+        ({"classes": 4}, "newcomers.classes must be at most 3, there are 3"),
+        ({"classes": 1, "records": 9}, "few training records for the newcomers (8 records of class "),
+        (
+            {"clients": 3, "classes": 1, "records": 4, "own_classes": True},
+            "newcomers need 4 classes (one at least is for the others), there are 3",
+        ),
+    ],
+)
+def test_newcomers_who_would_take_too_much_are_refused(how: dict[str, int], text: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(text)):
+        newcomers(equal_classes(3, 8), Newcomers(**{"clients": 1, **how}), rng=generator(0))
+    with pytest.raises(
+        ValueError, match=r"^newcomers need clients >= 1, classes >= 1 and a record of each class, got "
+    ):
+        Newcomers(classes=3, records=2)
 
 
 def test_counts_hold_every_class() -> None:

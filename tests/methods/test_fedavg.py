@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from raydiff import tree
+from raydiff import averaging, tree
 from raydiff.config import Experiment
 from raydiff.data.datasets import Records
 from raydiff.diffusion.local import Training, fit
 from raydiff.federation import Client, Keys, LocalPool, Progress, rounds
 from raydiff.method import Round, Upload
-from raydiff.methods import FedAvg, fedavg
+from raydiff.methods import FedAvg
 from raydiff.privacy.release import NonPrivate, disclose
 from raydiff.seeding import generator
 from raydiff.tree import Params
@@ -75,7 +75,7 @@ def test_the_rounds_are_one_training_cut_in_pieces(method: FedAvg, monkeypatch: 
         asked.append((options["first"], options["steps"], options["training"]))
         return fit(*args, **options)
 
-    monkeypatch.setattr(fedavg, "fit", spy)
+    monkeypatch.setattr(averaging, "fit", spy)
     run(method, records(0))
     assert asked == [(0, 2, method.local), (2, 3, method.local), (5, 3, method.local)]
 

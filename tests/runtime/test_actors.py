@@ -9,12 +9,13 @@ import torch
 
 from raydiff import tree, trial
 from raydiff.config import Experiment, Runtime
-from raydiff.data.partition import Iid
+from raydiff.data.partition import Iid, Newcomers
 from raydiff.diffusion.gaussian import DDPM, Sampling
 from raydiff.diffusion.local import Training
 from raydiff.diffusion.networks import MLP
+from raydiff.evaluation.evaluate import Evaluation
 from raydiff.federation import rounds
-from raydiff.methods import PFDM, FedAvg, LocalOnly
+from raydiff.methods import PFDM, SPIRE, FedAvg, LocalOnly, SharedRep
 from raydiff.trial import Trial
 
 pytestmark = pytest.mark.ray
@@ -28,6 +29,8 @@ METHODS = {
     ),
     "fedavg": FedAvg(model=MODEL, rounds=2, local=TRAINING, sampling=DDIM),
     "localonly": LocalOnly(model=MODEL, local=TRAINING, sampling=DDIM),
+    "spire": SPIRE(model=MODEL, rounds=2, local=TRAINING, sampling=DDIM),
+    "sharedrep": SharedRep(model=MODEL, rounds=2, local=TRAINING, sampling=DDIM),
 }
 SECRET = "00112233445566778899aabbccddeeff"
 
@@ -55,6 +58,24 @@ def test_ray_gives_the_bits_of_one_process(tmp_path, workers, name, clients, sha
     remote = last(RayPool(workers[: clients // share], there), there)
     assert tree.digest(local.server) == tree.digest(remote.server)
     assert local.ledger == remote.ledger
+
+
+def test_newcomers_in_actors_are_measured_as_in_one_process(tmp_path, workers):
+    from raydiff.runtime.actors import RayPool
+
+    method = SPIRE(model=MODEL, rounds=1, local=TRAINING, joining=TRAINING, sampling=DDIM)
+    late = dataclasses.replace(
+        experiment(method, 2),
+        newcomers=Newcomers(clients=3, classes=2, records=20),
+        evaluation=Evaluation(distance="kernel", dim=4, attack=False),
+    )
+    here, there = (trial.open_trial(late, tmp_path / name) for name in ("local", "ray"))
+    finals = [
+        list(trial.run(t, pool))[-1] for t, pool in ((here, trial.local_pool(here)), (there, RayPool(workers, there)))
+    ]
+    for final in finals:
+        final.pop("time/seconds")
+    assert finals[0] == finals[1] and "new/kd_cnn/all" in finals[0]
 
 
 def test_a_second_trial_in_warm_workers_equals_it_alone(tmp_path, workers):

@@ -1,0 +1,70 @@
+"""FedProx on a denoiser (Li et al. 2020, arXiv 1812.06127; on DDPMs: FedDM-prox, arXiv 2407.14730): FedAvg whose
+clients are held near the server's weights.
+
+Adversary: none without `averaging.privacy`: weights are sent as they are, so epsilon is infinite. With it: the server
+(local trust) or whoever sees the model (central trust); the unit is a client. Fine-tuning is not covered.
+
+| paper | here |
+|---|---|
+| w^t | the server's state |
+| F_k(w) | the model's loss |
+| h_k(w; w^t) = F_k(w) + mu / 2 norm(w - w^t)^2 | the clients' objective, `mu` |
+| gamma-inexact minimiser of h_k | `local.steps / rounds` steps in each round |
+| K devices, drawn with probability p_k, averaged alike | drawn uniformly, weighted by `averaging.weights` |
+
+Deviations: all clients take the same number of steps, so there are no stragglers whose partial work is kept; the term
+goes through the client's optimiser with the rest of the gradient, AdamW by default; the optimiser starts anew in each
+round; the learning rate decays over all rounds together.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from raydiff import tree
+from raydiff.averaging import Averaged, Averaging
+from raydiff.data.records import Records
+from raydiff.diffusion.gaussian import DDPM, Sampling
+from raydiff.diffusion.local import Training
+from raydiff.method import LocalResult, Round
+from raydiff.tree import Params
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedProx(Averaged):
+    """FedAvg with a proximal term."""
+
+    model: DDPM = DDPM()
+    """Network and schedule."""
+    rounds: int = 10
+    """Communication rounds."""
+    local: Training = Training()
+    """Each client's training, all rounds together."""
+    mu: float = 0.01
+    """Weight of the proximal term; 0 is FedAvg."""
+    averaging: Averaging = Averaging()
+    """The server's part of a round."""
+    finetune: Training | None = None
+    """Training of the final model on the client's own records before it samples; None: sample the shared model."""
+    sampling: Sampling = Sampling()
+    """The chain from T to 0."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.mu < math.inf:
+            raise ValueError(f"mu must be a number of at least 0, got {self.mu}")
+
+    def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
+        """Minimise h_k from the server's weights; send the difference."""
+        params, metrics = self.train(server, data, rnd, objective=self._proximal, extras=server)
+        release = self.averaging.release(tree.sub(params, server), rnd, rounds=self.rounds)
+        return LocalResult(state, release, metrics)
+
+    def _proximal(self, params: Params, batch: tuple[Tensor, Tensor], draws: Params, extras: Params) -> Tensor:
+        """h_k(w; w^t); `extras` is w^t."""
+        squares = torch.stack([(params[k] - extras[k]).square().sum() for k in params])
+        return self.model.loss(params, batch, draws, {}) + self.mu / 2 * squares.sum()

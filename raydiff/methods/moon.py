@@ -1,0 +1,84 @@
+"""MOON on a denoiser (Li, He & Song 2021, arXiv 2103.16049): FedAvg whose clients' features are pulled towards the
+server's model and away from their own last one.
+
+Adversary: none without `averaging.privacy`: weights are sent as they are, so epsilon is infinite. With it: the server
+(local trust) or whoever sees the model (central trust); the unit is a client. Fine-tuning is not covered.
+
+| paper | here |
+|---|---|
+| w^t | the server's state |
+| w_i^{t-1} | the client's `held/previous/`: its model of the last round that it took part in |
+| z, z_glob, z_prev | `model.features` of the three models on the same noised batch |
+| l_sup | the model's loss |
+| l_con = -log(e^(sim(z, z_glob) / tau) / (e^(sim(z, z_glob) / tau) + e^(sim(z, z_prev) / tau))) | `_contrastive` |
+| mu, tau | `mu`, `temperature` |
+
+Deviations: the features are the denoiser's own (last hidden layer, or middle block), without the paper's projection
+head. In the first round that a client takes part in it has no last model, and the server's takes its place: then
+z_prev = z_glob, l_con is log 2 whatever z is, and its gradient is 0, as if there were no term. The client's optimiser
+starts anew in each round; the learning rate decays over all rounds together.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from torch import Tensor
+from torch.nn.functional import normalize, softplus
+
+from raydiff import tree
+from raydiff.averaging import Averaged, Averaging
+from raydiff.data.records import Records
+from raydiff.diffusion.gaussian import DDPM, Sampling
+from raydiff.diffusion.local import Training
+from raydiff.method import HELD, LocalResult, Round
+from raydiff.tree import Params
+
+PREVIOUS = f"{HELD}/previous"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moon(Averaged):
+    """FedAvg with a model-contrastive term."""
+
+    model: DDPM = DDPM()
+    """Network and schedule."""
+    rounds: int = 10
+    """Communication rounds."""
+    local: Training = Training()
+    """Each client's training, all rounds together."""
+    mu: float = 1.0
+    """Weight of the contrastive term; 0 is FedAvg."""
+    temperature: float = 0.5
+    """What the similarities are divided by."""
+    averaging: Averaging = Averaging()
+    """The server's part of a round."""
+    finetune: Training | None = None
+    """Training of the final model on the client's own records before it samples; None: sample the shared model."""
+    sampling: Sampling = Sampling()
+    """The chain from T to 0."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (0 <= self.mu < math.inf and 0 < self.temperature < math.inf):
+            raise ValueError(
+                f"mu must be at least 0 and temperature positive, both finite, got {self.mu} and {self.temperature}"
+            )
+        if not callable(getattr(self.model, "features", None)):
+            raise ValueError(f"MOON compares models by their features, and {type(self.model).__name__} has none")
+
+    def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
+        """Train from the server's weights on both terms; send the difference, and keep the model for the next round."""
+        previous = tree.under(PREVIOUS, state) or server
+        extras = {**tree.prefixed("global", server), **tree.prefixed("previous", previous)}
+        params, metrics = self.train(server, data, rnd, objective=self._contrastive, extras=extras)
+        release = self.averaging.release(tree.sub(params, server), rnd, rounds=self.rounds)
+        return LocalResult(tree.prefixed(PREVIOUS, params), release, metrics)
+
+    def _contrastive(self, params: Params, batch: tuple[Tensor, Tensor], draws: Params, extras: Params) -> Tensor:
+        """l_sup + mu l_con; `extras` are the global and the previous model."""
+        models = (params, tree.under("global", extras), tree.under("previous", extras))
+        z, z_glob, z_prev = (normalize(self.model.features(model, batch, draws)) for model in models)
+        nearer_prev = (z * (z_prev - z_glob)).sum(1) / self.temperature  # of cosines: exactly 0 where these are equal
+        return self.model.loss(params, batch, draws, {}) + self.mu * softplus(nearer_prev).mean()

@@ -1,0 +1,110 @@
+"""SCAFFOLD on a denoiser (Karimireddy et al. 2020, arXiv 1910.06378): control variates take the drift out of the
+clients' steps.
+
+Adversary: none: weights and control variates are sent as they are, so epsilon is infinite. `averaging.privacy` is
+refused: it has no guarantee for the control variates. A message is twice as long as FedAvg's, in both directions.
+
+| paper, Algorithm 1 | here |
+|---|---|
+| x, c | the server's `model/` and `control/` |
+| c_i | the client's `held/control/`; 0 before its first round |
+| K, eta_l | `local`: `local.steps / rounds` steps in each round |
+| y <- y - eta_l (g(y) - c_i + c) | `_corrected`: the loss, and a linear term |
+| c_i+, option II | c_i - c + (x - y) / (the sum of the learning rates of the round's steps) |
+| x <- x + eta_g mean of (y - x) | `averaging`, its `rate` |
+| c <- c + S / N mean of (c_i+ - c_i) | the same mean, over the S clients of the round, of the N of the federation |
+
+Deviations: the learning rate may decay, over all rounds together, hence the sum instead of K eta_l: (x - y) over it is
+still the mean corrected gradient, each weighted by its rate. The paper's means are uniform; here both are weighted by
+`averaging.weights`, so that the corrections of all clients cancel in the model's mean. c_i+ - c_i is sent as in the
+paper, though the server could work it out from y - x, c and the learning rates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from raydiff import tree
+from raydiff.averaging import Averaged, Averaging
+from raydiff.data.records import Records
+from raydiff.diffusion.gaussian import DDPM, Sampling
+from raydiff.diffusion.local import Training, span
+from raydiff.method import HELD, Deployed, LocalResult, Metrics, Round, Shared, Upload
+from raydiff.privacy.release import Event, disclose
+from raydiff.tree import Params
+
+MODEL, CONTROL = "model", "control"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scaffold(Averaged):
+    """FedAvg by SGD with control variates."""
+
+    model: DDPM = DDPM()
+    """Network and schedule."""
+    rounds: int = 10
+    """Communication rounds."""
+    local: Training = Training(optimizer="sgd", learning_rate=0.03, decay="constant")
+    """Each client's training, all rounds together, by sgd; an MLP bears ten times this rate."""
+    averaging: Averaging = Averaging()
+    """The server's part of a round, without privacy."""
+    finetune: Training | None = None
+    """Training of the final model on the client's own records before it samples; None: sample the shared model."""
+    sampling: Sampling = Sampling()
+    """The chain from T to 0."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.local.optimizer != "sgd":
+            raise ValueError(f"local.optimizer must be sgd, whose steps SCAFFOLD corrects, got {self.local.optimizer}")
+        if self.averaging.privacy is not None:
+            raise ValueError("averaging.privacy must be none: SCAFFOLD's control variates are sent without protection")
+
+    def init_server(self, public: Records | None, rng: torch.Generator) -> Params:
+        """x, and c = 0."""
+        model = self.model.init(rng)
+        return {**tree.prefixed(MODEL, model), **tree.prefixed(CONTROL, tree.scale(model, 0.0))}
+
+    def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
+        """K corrected steps from x; send y - x and c_i+ - c_i."""
+        x, c = tree.under(MODEL, server), tree.under(CONTROL, server)
+        none = tree.scale(c, 0.0)
+        c_i = tree.under(f"{HELD}/{CONTROL}", state) or none
+        y, metrics = self.train(x, data, rnd, objective=self._corrected, extras=tree.sub(c, c_i))
+        first, steps = span(self.local.steps, self.rounds, rnd.number)
+        rates = sum(self.local.rate(step) for step in range(first, first + steps))
+        change = tree.sub(tree.scale(tree.sub(x, y), 1 / rates), c) if rates else none  # no steps, no gradients
+        sent = {**tree.prefixed(MODEL, tree.sub(y, x)), **tree.prefixed(CONTROL, change)}
+        release = disclose(sent, "weights and control variates sent as they are")
+        return LocalResult(tree.prefixed(f"{HELD}/{CONTROL}", tree.add(c_i, change)), release, metrics)
+
+    def _corrected(self, params: Params, batch: tuple[Tensor, Tensor], draws: Params, extras: Params) -> Tensor:
+        """The loss, with the gradient g(y) + c - c_i; `extras` is c - c_i."""
+        linear = torch.stack([(params[k] * extras[k]).sum() for k in params]).sum()
+        return self.model.loss(params, batch, draws, {}) + (linear - linear.detach())
+
+    def aggregate(self, server: Params, uploads: Iterable[Upload], rnd: Round) -> tuple[Params, Metrics, list[Event]]:
+        """The server's optimiser takes one step with x; c follows the clients' control variates."""
+        mean, count, events = self.averaging.mean(uploads, rnd, rounds=self.rounds)
+        update, change = tree.under(MODEL, mean), tree.under(CONTROL, mean)
+        held = f"{HELD}/averaging"
+        x, moments = self.averaging.step(tree.under(MODEL, server), update, tree.under(held, server))
+        c = tree.add(tree.under(CONTROL, server), tree.scale(change, count / rnd.clients))
+        after = {**tree.prefixed(MODEL, x), **tree.prefixed(CONTROL, c), **tree.prefixed(held, moments)}
+        return after, {"server/update_norm": tree.norm(update), "server/control_norm": tree.norm(c)}, events
+
+    def join(self, server: Params, rng: torch.Generator) -> tuple[Params, Params]:
+        """All of the model."""
+        return tree.under(MODEL, server), {}
+
+    def deploy(self, server: Params, state: Params, data: Records, rng: torch.Generator) -> Deployed:
+        """As FedAvg: the control variates are for training alone."""
+        return super().deploy(tree.under(MODEL, server), state, data, rng)
+
+    def shared(self, server: Params) -> Shared:
+        """The shared model, as no client has changed it."""
+        return super().shared(tree.under(MODEL, server))

@@ -1,0 +1,72 @@
+"""FedProx (Li et al. 2020) against FedAvg, and by hand."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from toys import QUADRATIC, asked, joined, records, run, values
+
+from raydiff import tree
+from raydiff.config import Experiment
+from raydiff.diffusion.local import Training
+from raydiff.methods import FedAvg, FedProx
+from raydiff.privacy.release import NonPrivate
+
+
+@pytest.fixture(scope="module")
+def method(tiny: Experiment) -> FedProx:
+    return FedProx(model=tiny.method.model, local=tiny.method.local, rounds=2)
+
+
+def test_without_the_term_it_is_fedavg(method: FedProx) -> None:
+    data = [records(0), records(1, 9)]
+    fedavg = FedAvg(model=method.model, local=method.local, rounds=2)
+    plain, without, with_term = (run(m, data)[-1] for m in (fedavg, replace(method, mu=0.0), replace(method, mu=1.0)))
+    assert tree.digest(without.server) == tree.digest(plain.server) != tree.digest(with_term.server)
+    assert without.metrics == plain.metrics and without.ledger == plain.ledger
+
+
+def test_two_rounds_of_two_steps_by_hand() -> None:
+    """Target 1, rate 1/2, mu 1/2: the gradient is (w - 1) + (w - w^t) / 2, and w^t is each round's own."""
+    training = Training(steps=4, batch=2, learning_rate=0.5, optimizer="sgd", decay="constant")
+    first, second = run(FedProx(model=QUADRATIC, local=training, rounds=2, mu=0.5), [values(1.0)])
+    # from 0: gradient -1 to 0.5, then -0.5 + 0.25 to 0.625; the objectives 1/2 and 1/8 + 1/16
+    assert first.server["w"].tolist() == [0.625]
+    assert first.metrics["train/loss"] == pytest.approx((0.5 + 0.125 + 0.0625) / 2)
+    # from 0.625: gradient -0.375 to 0.8125, then -0.1875 + 0.09375 to 0.859375
+    assert second.server["w"].tolist() == [0.859375]
+
+
+def test_the_term_holds_clients_near_the_server(method: FedProx) -> None:
+    moved = [run(replace(method, rounds=1, mu=mu), [records(0)])[-1] for mu in (0.0, 1.0, 10.0)]
+    norms = [progress.metrics["server/update_norm"] for progress in moved]
+    assert norms[0] > norms[1] > norms[2] > 0
+
+
+def test_weights_go_as_they_are_and_the_ledger_says_so(method: FedProx) -> None:
+    last = run(method, [records(0), records(1)])[-1]
+    assert {e.event for e in last.ledger.entries} == {NonPrivate("weights sent as they are")}
+    assert last.ledger.bytes_up == 2 * 2 * tree.nbytes(last.server)
+
+
+def test_a_client_that_joins_later_fine_tunes_the_whole_model(method: FedProx) -> None:
+    server = run(method, [records(0)])[-1].sent
+    state, deployed = joined(method, server, records(7))
+    assert state.keys() == server.keys() and tree.digest(state) != tree.digest(server)
+    assert torch.equal(
+        asked(deployed, "client"), asked(method.deploy(state, {}, records(0), torch.Generator()), "global")
+    )
+
+
+@pytest.mark.parametrize("mu", [-0.1, math.inf, math.nan])
+def test_a_bad_weight_is_refused(mu: float) -> None:
+    with pytest.raises(ValueError, match=rf"^mu must be a number of at least 0, got {mu}$"):
+        FedProx(mu=mu)
+
+
+def test_bad_rounds_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"^rounds must be at least 1, got 0$"):
+        FedProx(rounds=0)

@@ -1,0 +1,163 @@
+"""MOON (Li, He & Song 2021) against FedAvg, and by hand."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from toys import KEYS, QUADRATIC, Quadratic, asked, joined, records, run
+
+from raydiff import tree
+from raydiff.config import Experiment
+from raydiff.diffusion.local import Training, fit
+from raydiff.diffusion.networks import UNet
+from raydiff.federation import Client, LocalPool, rounds
+from raydiff.finished import open_finished
+from raydiff.method import Round
+from raydiff.methods import FedAvg, Moon
+from raydiff.seeding import generator
+from raydiff.store import Store
+from raydiff.tree import Params
+
+
+@pytest.fixture(scope="module")
+def method(tiny: Experiment) -> Moon:
+    return Moon(model=tiny.method.model, local=tiny.method.local, rounds=3)
+
+
+def fedavg(method: Moon) -> FedAvg:
+    return FedAvg(model=method.model, local=method.local, rounds=method.rounds)
+
+
+# --- identities ---
+
+
+def test_without_the_term_it_is_fedavg(method: Moon) -> None:
+    data = [records(0), records(1, 9)]
+    plain, without = run(fedavg(method), data)[-1], run(replace(method, mu=0.0), data)[-1]
+    assert tree.digest(without.server) == tree.digest(plain.server)
+    assert without.metrics == plain.metrics and without.ledger == plain.ledger
+
+
+@pytest.mark.parametrize("network", [None, UNet(widths=(8, 16))])
+def test_the_first_round_is_fedavgs_whatever_the_weight(method: Moon, network: UNet | None) -> None:
+    """The server's model in the place of the missing one: the term is the constant log 2."""
+    if network is not None:
+        method = replace(
+            method, model=replace(method.model, network=network), local=Training(steps=4, batch=2), rounds=2
+        )
+    data = [records(0), records(1)]
+    plain, pulled = run(fedavg(method), data), run(method, data)
+    assert tree.digest(pulled[0].server) == tree.digest(plain[0].server)
+    assert tree.digest(pulled[1].server) != tree.digest(plain[1].server)
+    assert pulled[0].metrics["train/loss"] == pytest.approx(plain[0].metrics["train/loss"] + math.log(2))
+
+
+# --- the term ---
+
+
+@dataclass(frozen=True)
+class Fixed(Quadratic):
+    """Its parameters are the features; the loss is 0."""
+
+    def features(self, params: Params, batch: tuple[Tensor, Tensor], draws: Params) -> Tensor:
+        return params["z"]
+
+    def loss(self, params: Params, batch: tuple[Tensor, Tensor], draws: Params, extras: Params) -> Tensor:
+        return 0 * params["z"].sum()
+
+
+def test_the_term_by_hand() -> None:
+    """Cosines 1 and 0 to the global and the previous model, then 0 and 1, then 3/5 and 4/5; temperature 1/2."""
+    z = torch.tensor([[1.0, 0.0], [1.0, 0.0], [3.0, 4.0]], requires_grad=True)
+    z_glob = torch.tensor([[2.0, 0.0], [0.0, 1.0], [5.0, 0.0]])
+    z_prev = torch.tensor([[0.0, 3.0], [4.0, 0.0], [0.0, 1.0]])
+    model: Any = Fixed()
+    method = Moon(model=model, mu=3.0, temperature=0.5)
+    batch, extras = (torch.zeros(3, 1), torch.zeros(3, 1)), {"global/z": z_glob, "previous/z": z_prev}
+    term = method._contrastive({"z": z}, batch, {}, extras)
+    terms = [-math.log(math.exp(2 * g) / (math.exp(2 * g) + math.exp(2 * p))) for g, p in ((1, 0), (0, 1), (0.6, 0.8))]
+    assert term.item() == pytest.approx(3 * sum(terms) / 3, rel=1e-6)
+    term.backward()
+    # row 0: log(1 + e^(2 (cos_p - cos_g))) at z = (1, 0): cos_g is at its height, cos_p rises along (0, 1) by 1
+    pull = math.exp(-2) / (1 + math.exp(-2)) * 2
+    assert z.grad is not None and z.grad[0].tolist() == pytest.approx([0, 3 / 3 * pull], abs=1e-6)
+
+
+def test_the_objective_compares_with_the_servers_model_and_the_clients_last(method: Moon) -> None:
+    """A round is `fit` of the two terms, written out; the three models see the same noised batch."""
+    server, last, data = (method.model.init(generator(i)) for i in (0, 1)), None, records(0)
+    (server, last), model = tuple(server), method.model
+
+    def objective(params: Params, batch: tuple[Tensor, Tensor], draws: Params, extras: Params) -> Tensor:
+        z, g, p = (torch.nn.functional.normalize(model.features(w, batch, draws)) for w in (params, server, last))
+        towards, away = ((z * g).sum(1) / 0.5).exp(), ((z * p).sum(1) / 0.5).exp()
+        return model.loss(params, batch, draws, {}) - (towards / (towards + away)).log().mean()
+
+    more: Any = {"training": method.local, "rng": generator(2), "first": 2, "steps": 3, "objective": objective}
+    by_hand, _, loss = fit(model, server, data.images, data.labels, **more)
+    state = tree.prefixed("held/previous", last)
+    result = method.local_update(server, state, data, Round(1, generator(2)))
+    assert result.metrics["train/loss"] == pytest.approx(loss, rel=1e-5)
+    torch.testing.assert_close(tree.under("held/previous", result.state), by_hand, rtol=1e-4, atol=1e-5)
+
+
+# --- the last model ---
+
+
+def test_a_client_keeps_its_model_of_the_last_round_that_it_took_part_in(method: Moon, tmp_path: Path) -> None:
+    store = Store(tmp_path / "trial", tmp_path / "cache")
+    clients = [Client(i, method, records(i), keys=KEYS, store=store) for i in range(2)]
+    seen: dict[int, set[str]] = {0: set(), 1: set()}
+    took_part: dict[int, int] = {0: 0, 1: 0}
+    for progress in rounds(method, LocalPool(clients), keys=KEYS, participation=0.5, store=store):
+        (entry,) = (e for e in progress.ledger.entries if e.round == progress.number)
+        took_part[entry.client] += 1
+        for client in clients:
+            state = client.state(progress.number)
+            assert set(tree.under("held/previous", state)) == (set(progress.server) if state else set())
+            seen[client.number] |= {tree.digest(state)} if state else set()
+    assert {i: len(digests) for i, digests in seen.items()} == took_part
+    assert sum(took_part.values()) == 3
+
+
+def test_the_last_model_is_the_servers_and_the_update(method: Moon) -> None:
+    server = method.init_server(None, generator(0))
+    result = method.local_update(server, {}, records(0), Round(0, generator(1)))
+    torch.testing.assert_close(tree.under("held/previous", result.state), tree.add(server, result.release.value))
+
+
+def test_the_last_model_is_for_training_alone(method: Moon) -> None:
+    server = run(method, [records(0)])[-1].sent
+    plain = method.deploy(server, tree.prefixed("held/previous", server), records(0), generator(1))
+    assert list(plain.denoisers) == ["global"]
+    own, deployed = joined(method, server, records(7))
+    assert own.keys() == server.keys() and set(deployed.denoisers) == {"client", "global"}
+    assert not torch.equal(asked(deployed, "client"), asked(plain, "global"))
+
+
+def test_a_saved_sampler_does_not_have_it(tiny: Experiment, copied: Any, tmp_path: Path) -> None:
+    method = Moon(model=tiny.method.model, local=Training(steps=2, batch=4), rounds=1)
+    finished = open_finished(copied.finish("moon", replace(tiny, method=method, evaluation=None)))
+    finished.save_sampler(tmp_path, 1)
+    kept = Store(tmp_path)
+    assert kept.load_client(1, before=1) == {} and set(kept.load_server(0)) == set(method.model.init(generator(0)))
+
+
+# --- what is refused ---
+
+
+def test_a_model_without_features_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match=r"^MOON compares models by their features, and Quadratic has none$"):
+        Moon(model=QUADRATIC)
+
+
+@pytest.mark.parametrize(("mu", "temperature"), [(-1.0, 0.5), (math.nan, 0.5), (1.0, 0.0), (1.0, math.inf)])
+def test_bad_weights_are_refused(mu: float, temperature: float) -> None:
+    with pytest.raises(ValueError, match=rf"^mu must be .* temperature .*, got {mu} and {temperature}$"):
+        Moon(mu=mu, temperature=temperature)

@@ -1,0 +1,191 @@
+"""Per-FedAvg (Fallah, Mokhtari & Ozdaglar 2020) against FedAvg, by hand, and against finite differences."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from toys import QUADRATIC, asked, joined, records, run, values
+
+from raydiff import tree
+from raydiff.config import Experiment
+from raydiff.diffusion.gaussian import DDPM
+from raydiff.diffusion.local import Training, fit
+from raydiff.diffusion.networks import UNet
+from raydiff.method import Round
+from raydiff.methods import PerFedAvg
+from raydiff.methods.perfedavg import Order
+from raydiff.seeding import generator
+from raydiff.tree import Params
+
+ATTENTION = DDPM(network=UNet(widths=(8, 16)), timesteps=20)
+
+
+@pytest.fixture(scope="module")
+def method(tiny: Experiment) -> PerFedAvg:
+    return PerFedAvg(model=tiny.method.model, local=tiny.method.local, rounds=2, inner_rate=0.1)
+
+
+# --- the identity ---
+
+
+@pytest.mark.parametrize("order", ["first", "second"])
+def test_at_inner_rate_0_it_trains_on_the_second_halves(method: PerFedAvg, order: Order) -> None:
+    """A round is FedAvg's on rows 2, 3 and 4 of each batch of 5, with the same draws."""
+    method = replace(method, order=order, inner_rate=0.0, local=replace(method.local, batch=5))
+    server, data, model = method.model.init(generator(0)), records(0), method.model
+
+    def halved(params: Params, batch: tuple[Tensor, Tensor], draws: Params, extras: Params) -> Tensor:
+        return model.loss(params, (batch[0][2:], batch[1][2:]), {k: v[2:] for k, v in draws.items()}, {})
+
+    more: Any = {"training": method.local, "rng": generator(1), "first": 4, "steps": 4, "objective": halved}
+    by_hand, _, loss = fit(model, server, data.images, data.labels, **more)
+    result = method.local_update(server, {}, data, Round(1, generator(1)))
+    assert tree.digest(result.release.value) == tree.digest(tree.sub(by_hand, server))
+    assert result.metrics["train/loss"] == loss
+
+
+# --- the gradient ---
+
+
+@pytest.mark.parametrize(("order", "gradient"), [("first", -5.0), ("second", -2.5)])
+def test_a_gradient_by_hand(order: Order, gradient: float) -> None:
+    """From 1, curvature 2, rate 1/4: target 0 leads to 1/2, where target 3 pulls with 2 (1/2 - 3) = -5; the step's own
+    derivative is 1 - 2 / 4."""
+    method = PerFedAvg(model=QUADRATIC, order=order, inner_rate=0.25)
+    w = torch.tensor([1.0], requires_grad=True)
+    batch = (torch.tensor([[0.0], [3.0]]), torch.full((2, 1), 2.0))
+    loss = method._adapted({"w": w}, batch, {"t": torch.zeros(2)}, {})
+    loss.backward()
+    assert loss.item() == (0.5 - 3) ** 2 and w.grad is not None and w.grad.tolist() == [gradient]
+
+
+@pytest.mark.parametrize(("order", "after"), [("first", 0.375), ("second", 0.28125)])
+def test_a_round_by_hand(order: Order, after: float) -> None:
+    """Target 1 alone, from 0: adapted 1/4, gradient -3/4, times 3/4 at second order; rate 1/2."""
+    training = Training(steps=1, batch=2, learning_rate=0.5, optimizer="sgd")
+    method = PerFedAvg(model=QUADRATIC, rounds=1, local=training, order=order, inner_rate=0.25)
+    (only,) = run(method, [values(1.0)])
+    assert only.server["w"].tolist() == [after]
+
+
+def in_float64(order: Order) -> tuple[Any, Params]:
+    """(the objective on one batch of 4 as a function of the parameters, parameters) of the UNet with attention."""
+    method = PerFedAvg(model=ATTENTION, order=order, inner_rate=0.05)
+    data, draws = records(0, 4), ATTENTION.draws(4, generator(1))
+    draws["z"] = draws["z"].double()
+    params = {k: v.double().requires_grad_() for k, v in ATTENTION.init(generator(0)).items()}
+    return lambda w: method._adapted(w, (data.images.double(), data.labels), draws, {}), params
+
+
+def test_second_order_is_the_gradient_of_the_real_unet() -> None:
+    """Along a random direction, by central differences: their error, of order step^2, is about 1e-8 in float64."""
+    objective, params = in_float64("second")
+    objective(params).backward()
+    gradient = {k: v.grad for k, v in params.items() if v.grad is not None}
+    assert gradient.keys() == params.keys() and all(bool(g.isfinite().all()) for g in gradient.values())
+    rng = generator(2)
+    direction = {k: torch.randn(v.shape, generator=rng, dtype=v.dtype) for k, v in params.items()}
+
+    def moved(step: float) -> float:
+        w = {k: (v.detach() + step * direction[k]).requires_grad_() for k, v in params.items()}
+        return float(objective(w).detach())
+
+    along = sum(float((gradient[k] * direction[k]).sum()) for k in params)
+    assert (moved(1e-5) - moved(-1e-5)) / 2e-5 == pytest.approx(along, rel=1e-6)
+    first, same = in_float64("first")
+    assert float(first(same).detach()) == moved(0.0)
+    first(same).backward()
+    along_first = sum(float((v.grad * direction[k]).sum()) for k, v in same.items() if v.grad is not None)
+    assert along_first != pytest.approx(along, rel=1e-3)
+
+
+def test_first_order_is_the_gradient_at_the_adapted_weights() -> None:
+    objective, params = in_float64("first")
+    objective(params).backward()
+    data, draws = records(0, 4), ATTENTION.draws(4, generator(1))
+    draws["z"] = draws["z"].double()
+
+    def loss(w: Params, rows: slice) -> Tensor:
+        batch = (data.images[rows].double(), data.labels[rows])
+        return ATTENTION.loss(w, batch, {k: v[rows] for k, v in draws.items()}, {})
+
+    inner = torch.autograd.grad(loss(params, slice(2)), list(params.values()))
+    adapted = {k: (v - 0.05 * g).detach().requires_grad_() for (k, v), g in zip(params.items(), inner, strict=True)}
+    outer = torch.autograd.grad(loss(adapted, slice(2, None)), list(adapted.values()))
+    for v, expected in zip(params.values(), outer, strict=True):
+        torch.testing.assert_close(v.grad, expected)
+
+
+def test_second_order_trains_the_unet() -> None:
+    method = PerFedAvg(model=ATTENTION, rounds=1, order="second", local=Training(steps=2, batch=4))
+    second, first = (run(m, [records(0)])[-1] for m in (method, replace(method, order="first")))
+    assert math.isfinite(second.metrics["train/loss"]) and second.metrics["server/update_norm"] > 0
+    assert tree.digest(second.server) != tree.digest(first.server)
+
+
+def test_it_learns_to_adapt() -> None:
+    """Targets -1 and 3 of curvatures 1 and 4: the loss after a step of rate a is c (1 - a c)^2 / 2 (w - x)^2, so the
+    best start has the weights c (1 - a c)^2, not c."""
+    training = Training(steps=200, batch=2, learning_rate=0.2, optimizer="sgd", decay="constant")
+    method = PerFedAvg(model=QUADRATIC, rounds=200, local=training, order="second", inner_rate=0.125)
+    found = run(method, [values(-1.0, 1.0), values(3.0, 4.0)])[-1].server["w"].item()
+    weights = [c * (1 - 0.125 * c) ** 2 for c in (1.0, 4.0)]
+    assert found == pytest.approx((3 * weights[1] - weights[0]) / sum(weights), abs=1e-4)
+    assert abs(found - (3 * 4 - 1) / 5) > 0.5
+
+
+# --- adaptation ---
+
+
+def test_clients_adapt_the_shared_model_and_newcomers_do_the_same(method: PerFedAvg) -> None:
+    method = replace(method, adapt_steps=3)
+    server = run(method, [records(0)])[-1].sent
+    adapted = method.deploy(server, {}, records(7), generator(1))
+    own, newcomer = joined(method, server, records(7))
+    training = Training(optimizer="sgd", learning_rate=0.1, decay="constant", steps=3, batch=8)
+    assert method.joining == training
+    data = records(7)
+    by_hand, _, _ = fit(method.model, server, data.images, data.labels, training=training, rng=generator(1))
+    assert tree.digest(own) == tree.digest(by_hand)
+    assert torch.equal(asked(adapted, "client"), asked(newcomer, "client"))
+    assert not torch.equal(asked(adapted, "client"), asked(adapted, "global"))
+    labels = torch.arange(4)[:, None]
+    shared = method.shared(server).sample(labels, generator(2))
+    assert not torch.equal(shared, adapted.sample(labels, generator(2)))
+
+
+@pytest.mark.parametrize("change", [{"adapt_steps": 0}, {"inner_rate": 0.0}])
+def test_without_steps_or_rate_it_samples_the_shared_model(method: PerFedAvg, change: dict[str, Any]) -> None:
+    method = replace(method, **change)
+    server, labels = run(method, [records(0)])[-1].sent, torch.arange(4)[:, None]
+    deployed = method.deploy(server, {}, records(0), generator(1))
+    expected = method.shared(server).sample(labels, generator(2))
+    assert torch.equal(deployed.sample(labels, generator(2)), expected)
+
+
+# --- what is refused ---
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"order": "third"}, "order must be one of first, second, got 'third'"),
+        ({"inner_rate": -0.1}, "inner_rate must be a number of at least 0, got -0.1"),
+        ({"inner_rate": math.nan}, "inner_rate must be a number of at least 0, got nan"),
+        ({"adapt_steps": -1}, "adapt_steps must be at least 0, got -1"),
+        ({"local": Training(batch=1)}, "local.batch must be at least 2, for it is halved, got 1"),
+        (
+            {"order": "second", "model": DDPM(compile=True)},
+            "order must be first where model.compile is on: its gradients have no gradients",
+        ),
+    ],
+)
+def test_bad_values_are_refused(change: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError) as refusal:
+        PerFedAvg(**change)
+    assert str(refusal.value) == says

@@ -1,0 +1,158 @@
+"""SCAFFOLD (Karimireddy et al. 2020) against FedAvg, and by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from toys import QUADRATIC, asked, joined, records, run, values
+
+from raydiff import tree
+from raydiff.averaging import Averaging
+from raydiff.config import Experiment
+from raydiff.diffusion.local import Training
+from raydiff.method import Round, Upload
+from raydiff.methods import FedAvg, Scaffold
+from raydiff.privacy.clients import ClientPrivacy
+from raydiff.privacy.release import NonPrivate, disclose
+from raydiff.seeding import generator
+
+HALVES = Training(steps=4, batch=2, learning_rate=0.5, optimizer="sgd", decay="constant")
+
+
+@pytest.fixture(scope="module")
+def method(tiny: Experiment) -> Scaffold:
+    training = Training(steps=8, batch=8, optimizer="sgd", learning_rate=0.1)
+    return Scaffold(model=tiny.method.model, local=training, rounds=2)
+
+
+# --- the identity ---
+
+
+def test_the_first_round_is_fedavgs_by_sgd(method: Scaffold) -> None:
+    data = [records(0), records(1)]
+    fedavg = FedAvg(model=method.model, local=method.local, rounds=2)
+    plain, corrected = run(fedavg, data), run(method, data)
+    models = [tree.under("model", progress.server) for progress in corrected]
+    assert tree.digest(models[0]) == tree.digest(plain[0].server)
+    assert tree.digest(models[1]) != tree.digest(plain[1].server)
+    assert corrected[0].metrics["train/loss"] == plain[0].metrics["train/loss"]
+
+
+# --- by hand: targets 1 and 3, two steps of rate 1/2 in a round ---
+
+
+def test_two_rounds_by_hand() -> None:
+    method = Scaffold(model=QUADRATIC, local=HALVES, rounds=2)
+    first, second = run(method, [values(1.0), values(3.0)])
+    # client 0 goes 0, 0.5, 0.75 and has c_0 = -0.75; client 1 goes 0, 1.5, 2.25 and has c_1 = -2.25
+    assert first.server["model/w"].tolist() == [1.5] and first.server["control/w"].tolist() == [-1.5]
+    # client 0: y - 1 - 0.75 is -0.25, then -0.125: 1.6875, c_0 = -0.75 + 1.5 - 0.1875 = 0.5625
+    # client 1: y - 3 + 0.75 is -0.75, then -0.375: 2.0625, c_1 = -2.25 + 1.5 - 0.5625 = -1.3125
+    assert second.server["model/w"].tolist() == [1.875] and second.server["control/w"].tolist() == [-0.375]
+    assert second.metrics["server/update_norm"] == 0.375 and second.metrics["server/control_norm"] == 0.375
+    # the metric is the loss, without the linear term: client 0 at 1.5 and 1.625, client 1 at 1.5 and 1.875
+    assert second.metrics["client/0/train/loss"] == (0.5**2 + 0.625**2) / 4
+    assert second.metrics["client/1/train/loss"] == (1.5**2 + 1.125**2) / 4
+
+
+def test_what_a_client_keeps_and_sends_by_hand() -> None:
+    method = Scaffold(model=QUADRATIC, local=HALVES, rounds=2)
+    server = {"model/w": torch.tensor([1.5]), "control/w": torch.tensor([-1.5])}
+    state = {"held/control/w": torch.tensor([-0.75])}
+    result = method.local_update(server, state, values(1.0), Round(1, generator(0)))
+    assert {k: v.tolist() for k, v in result.state.items()} == {"held/control/w": [0.5625]}
+    assert {k: v.tolist() for k, v in result.release.value.items()} == {"model/w": [0.1875], "control/w": [1.3125]}
+
+
+def test_a_decaying_rate_weighs_the_gradients() -> None:
+    """Rates 1/2 and 1/4: gradients -1 and -1/2, so c_i = -(1/2 + 1/8) / (3/4)."""
+    method = Scaffold(model=QUADRATIC, local=replace(HALVES, steps=2, decay="cosine"), rounds=1)
+    (only,) = run(method, [values(1.0)])
+    assert only.server["model/w"].item() == pytest.approx(0.625)
+    assert only.server["control/w"].item() == pytest.approx(-0.625 / 0.75)
+
+
+def test_a_round_without_steps_changes_nothing() -> None:
+    method = Scaffold(model=QUADRATIC, local=replace(HALVES, steps=1), rounds=2)  # the step is in the second round
+    first, second = run(method, [values(1.0)])
+    assert first.server["model/w"].item() == first.server["control/w"].item() == 0
+    assert second.server["model/w"].item() == 0.5 and second.server["control/w"].item() == -1
+
+
+# --- the server ---
+
+
+def test_control_variates_follow_the_share_of_clients_that_took_part() -> None:
+    """2 of N = 8 clients: x moves by the mean, c by a quarter of it."""
+    method = Scaffold(averaging=Averaging(rate=0.5))
+    server = {"model/w": torch.tensor([1.0]), "control/w": torch.tensor([10.0])}
+    sent = [{"model/w": torch.tensor([v]), "control/w": torch.tensor([w])} for v, w in ((4.0, -8.0), (8.0, 16.0))]
+    uploads = [Upload(i, 5, disclose(value, "w")) for i, value in enumerate(sent)]
+    after, _, events = method.aggregate(server, iter(uploads), Round(3, generator(0), clients=8))
+    assert after["model/w"].item() == 1 + 0.5 * 6 and after["control/w"].item() == 10 + 2 / 8 * 4
+    assert events == [] and after.keys() == server.keys()
+
+
+def test_clients_that_sit_out_count() -> None:
+    """One of two clients in each round: after the first, c is half of its c_i, which is its gradients' mean."""
+    first = run(Scaffold(model=QUADRATIC, local=HALVES, rounds=2), [values(1.0), values(1.0)], participation=0.5)[0]
+    assert first.server["model/w"].item() == 0.75 and first.server["control/w"].item() == -0.75 / 2
+
+
+def test_the_servers_optimiser_moves_the_model_alone() -> None:
+    method = Scaffold(model=QUADRATIC, local=HALVES, rounds=2, averaging=Averaging(update="momentum"))
+    last = run(method, [values(1.0), values(3.0)])[-1]
+    assert set(last.server) == {"model/w", "control/w", "held/averaging/first/w"}
+    assert last.server["held/averaging/first/w"].item() == pytest.approx(0.9 * 1.5 + 0.375)
+    assert last.server["control/w"].item() == -0.375
+
+
+def test_it_finds_the_optimum_that_fedavg_misses() -> None:
+    """Targets 0 and 4 with curvatures 1 and 0.1: the mean loss is least at 0.4 / 1.1."""
+    training = Training(steps=200, batch=2, learning_rate=0.5, optimizer="sgd", decay="constant")
+    clients = [values(0.0, 1.0), values(4.0, 0.1)]
+    corrected = run(Scaffold(model=QUADRATIC, local=training, rounds=40), clients)[-1].server["model/w"]
+    drifted = run(FedAvg(model=QUADRATIC, local=training, rounds=40), clients)[-1].server["w"]
+    assert corrected.item() == pytest.approx(0.4 / 1.1, abs=1e-4)
+    assert drifted.item() - 0.4 / 1.1 > 0.3
+
+
+# --- what leaves, and what is deployed ---
+
+
+def test_a_message_is_twice_fedavgs_and_the_ledger_says_what_it_is(method: Scaffold) -> None:
+    last = run(method, [records(0), records(1)])[-1]
+    assert {e.event for e in last.ledger.entries} == {NonPrivate("weights and control variates sent as they are")}
+    assert last.ledger.bytes_up == 2 * 2 * 2 * tree.nbytes(tree.under("model", last.server))
+
+
+def test_clients_sample_the_shared_model_or_make_it_their_own(method: Scaffold) -> None:
+    server = run(method, [records(0)])[-1].sent
+    state = {"held/control/w": torch.ones(1)}
+    plain = method.deploy(server, state, records(0), generator(1))
+    assert list(plain.denoisers) == ["global"]
+    own, deployed = joined(method, server, records(7))
+    assert own.keys() == tree.under("model", server).keys() and set(deployed.denoisers) == {"client", "global"}
+    assert torch.equal(asked(deployed, "global"), asked(plain, "global"))
+    assert not torch.equal(asked(deployed, "client"), asked(plain, "global"))
+    labels = torch.arange(4)[:, None]
+    assert torch.equal(method.shared(server).sample(labels, generator(2)), plain.sample(labels, generator(2)))
+    tuned = replace(method, finetune=method.joining).deploy(server, state, records(7), generator(1))
+    assert torch.equal(asked(tuned, "client"), asked(deployed, "client"))
+
+
+# --- what is refused ---
+
+
+def test_another_optimiser_is_refused() -> None:
+    says = r"^local\.optimizer must be sgd, whose steps SCAFFOLD corrects, got adamw$"
+    with pytest.raises(ValueError, match=says):
+        Scaffold(local=Training())
+
+
+def test_privacy_is_refused() -> None:
+    says = r"^averaging\.privacy must be none: SCAFFOLD's control variates are sent without protection$"
+    with pytest.raises(ValueError, match=says):
+        Scaffold(averaging=Averaging(privacy=ClientPrivacy()))

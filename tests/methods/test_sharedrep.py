@@ -1,0 +1,91 @@
+"""Shared representation: what is shared, what is not, and FedAvg where all is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from raydiff import tree
+from raydiff.config import Experiment
+from raydiff.data.records import Records
+from raydiff.diffusion.networks import UNet
+from raydiff.federation import Client, Keys, LocalPool, Progress, rounds
+from raydiff.method import Method, Round, Upload
+from raydiff.methods import FedAvg, SharedRep
+from raydiff.seeding import generator
+from raydiff.store import Store
+
+KEYS = Keys(3, b"0123456789abcdef", "digest")
+
+
+@pytest.fixture(scope="module")
+def method(tiny: Experiment) -> SharedRep:
+    return SharedRep(model=tiny.method.model, local=tiny.method.local, rounds=3)
+
+
+def records(client: int, n: int = 12) -> Records:
+    rng = generator(client, "records")
+    images = torch.rand(n, 1, 8, 8, generator=rng) * 2 - 1
+    return Records(images, torch.randint(10, (n, 1), generator=rng), torch.arange(n))
+
+
+def run(method: Method, store: Path | None = None) -> list[Progress]:
+    kept = Store(store, store / "cache") if store else None
+    clients = [Client(i, method, records(i), keys=KEYS, store=kept) for i in range(2)]
+    return list(rounds(method, LocalPool(clients), keys=KEYS, store=kept))
+
+
+def test_with_all_shared_it_is_fedavg(method: SharedRep) -> None:
+    fedavg = FedAvg(model=method.model, local=method.local, rounds=3)
+    assert tree.digest(run(replace(method, private=()))[-1].server) == tree.digest(run(fedavg)[-1].server)
+
+
+@pytest.mark.parametrize("unet", [False, True], ids=["mlp", "unet"])
+def test_the_middle_never_leaves_its_client(method: SharedRep, unet: bool) -> None:
+    if unet:
+        method = replace(method, model=replace(method.model, network=UNet(widths=(8, 8))))
+    whole = method.model.init(generator(0)).keys()
+    middle = {k for k in whole if k.startswith(method.model.network.middle)}
+    assert middle and middle != whole
+    server, state = method.init_server(None, generator(0)), {}
+    for number in range(3):
+        result = method.local_update(server, state, records(0), Round(number, generator(1)))
+        assert result.release.value.keys() == whole - middle
+        assert result.state.keys() == middle
+        server, _, _ = method.aggregate(server, iter([Upload(0, 12, result.release)]), Round(number, generator(2)))
+        state = result.state
+
+
+def test_middles_start_alike_and_part_ways(method: SharedRep, tmp_path: Path) -> None:
+    first, *_, last = run(method, tmp_path)
+    start = tree.under("start", first.server)
+    assert tree.digest(start) == tree.digest(tree.under("start", last.server))
+    store = Store(tmp_path, tmp_path / "cache")
+    states = [store.load_client(c, before=3) for c in range(2)]
+    assert len({tree.digest(s) for s in [start, *states] if s is not None}) == 3
+
+
+def test_a_client_that_joins_trains_the_middle_alone(method: SharedRep) -> None:
+    server = run(method)[-1].sent
+    personal, fixed = method.join(server, generator(0))
+    assert all(k.startswith("blocks.0.") for k in personal)
+    assert personal.keys() | fixed.keys() == method.model.init(generator(0)).keys()
+    assert not personal.keys() & fixed.keys()
+    newcomer = Client(7, method, records(7), keys=KEYS, newcomer=True)
+    labels = torch.zeros(5, 1, dtype=torch.int64)
+    drawn = newcomer.deploy(server, 2).sample(labels, generator(2))
+    untrained = method.deploy(server, personal, records(7), generator(0)).sample(labels, generator(2))
+    assert not torch.equal(drawn, untrained)
+
+
+def test_what_cannot_be_split_is_refused(method: SharedRep) -> None:
+    for private in (("nothing.",), ("",)):
+        with pytest.raises(ValueError, match=r"^private must name some of the model's parameters, not all, got "):
+            replace(method, private=private).init_server(None, generator(0))
+    with pytest.raises(ValueError, match=r"^the server of a SharedRep run has no whole model"):
+        method.shared({})
+    with pytest.raises(ValueError, match=r"^rounds must be at least 1, got 0$"):
+        SharedRep(rounds=0)

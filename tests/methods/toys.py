@@ -1,0 +1,72 @@
+"""What the tests of federated methods share: a model to be followed by hand, records, runs in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from raydiff.data.datasets import Records
+from raydiff.diffusion.local import fit_personal
+from raydiff.federation import Client, Keys, LocalPool, Progress, rounds
+from raydiff.method import Deployed, Method, Personalizing
+from raydiff.seeding import generator
+from raydiff.tree import Params
+
+KEYS = Keys(3, b"0123456789abcdef", "digest")
+
+
+@dataclass(frozen=True)
+class Quadratic:
+    """One weight w, from 0: the mean of a / 2 (w - x)^2 over records x with label a. It has no features."""
+
+    compile: bool = False
+
+    def init(self, rng: torch.Generator) -> Params:
+        return {"w": torch.zeros(1)}
+
+    def draws(self, count: int, rng: torch.Generator) -> Params:
+        return {"t": torch.zeros(count)}
+
+    def loss(self, params: Params, batch: tuple[Tensor, Tensor], draws: Params, extras: Params) -> Tensor:
+        x, a = batch
+        return (a / 2 * (params["w"] - x) ** 2).mean()
+
+
+QUADRATIC: Any = Quadratic()
+
+
+def values(x: float, a: float = 1.0) -> Records:
+    """A client of `Quadratic` whose records are all x, of curvature a: every batch has the same gradient."""
+    return Records(torch.full((4, 1), x), torch.full((4, 1), a), torch.arange(4))
+
+
+def records(client: int, n: int = 12) -> Records:
+    """n images (1, 8, 8) in [-1, 1] and their labels."""
+    rng = generator(client, "records")
+    images = torch.rand(n, 1, 8, 8, generator=rng) * 2 - 1
+    return Records(images, torch.randint(10, (n, 1), generator=rng), torch.arange(n))
+
+
+def run(method: Method, data: Sequence[Records], *, participation: float = 1.0) -> list[Progress]:
+    """The protocol on one client for each of `data`."""
+    pool = LocalPool([Client(i, method, own, keys=KEYS) for i, own in enumerate(data)])
+    return list(rounds(method, pool, keys=KEYS, participation=participation))
+
+
+def joined(method: Method, server: Params, data: Records) -> tuple[Params, Deployed]:
+    """A client that joins later, trained as the method says: its state, and its model."""
+    assert isinstance(method, Personalizing)
+    personal, fixed = method.join(server, generator(0))
+    own, more = (data.images, data.labels), {"training": method.joining, "rng": generator(1)}
+    state, _, _ = fit_personal(method.trained_model, personal, fixed, own, **more)  # type: ignore[arg-type]
+    return state, method.deploy(server, state, data, generator(2))
+
+
+def asked(deployed: Deployed, name: str) -> Tensor:
+    """What one of its denoisers makes of the same noise."""
+    x = torch.randn(4, 1, 8, 8, generator=generator(5))
+    return deployed.denoisers[name](x, torch.tensor([1, 5, 9, 20]), torch.arange(4)[:, None])
