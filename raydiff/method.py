@@ -161,6 +161,14 @@ class Personalizing(Protocol):
         them). Trained, the personal part is the client's private state, which `deploy` takes."""
 
 
+@runtime_checkable
+class Demanding(Protocol):
+    """A method that a client with too few records cannot take part in: refused before anything is trained."""
+
+    def check_records(self, records: int) -> None:
+        """Raises ValueError unless a client with this many records can take part."""
+
+
 @dataclass(frozen=True)
 class Shared:
     """The server's model by itself, ready to be sampled: no client's private state is in it."""

@@ -31,7 +31,7 @@ from raydiff.data.datasets import Dataset
 from raydiff.evaluation import evaluate, pictures
 from raydiff.evaluation.evaluate import ClientReport, Instruments
 from raydiff.federation import Client, Keys, LocalPool, Pool, Progress, rounds
-from raydiff.method import Metrics
+from raydiff.method import Demanding, Metrics
 from raydiff.privacy import accountants
 from raydiff.privacy.ledger import Guarantee, Ledger
 from raydiff.store import INITIAL, Store, write_text
@@ -93,6 +93,9 @@ def resolve(experiment: Experiment) -> Experiment:
     dataset = datasets.load(experiment.data)
     resolved = configuration.resolve(experiment, dataset)
     parts = _parts(resolved, dataset)
+    if isinstance(resolved.method, Demanding):
+        for records in sorted({len(part) for part in parts[: resolved.clients]}):
+            resolved.method.check_records(records)
     if resolved.evaluation is not None:
         evaluate.check(resolved.evaluation, dataset, [dataset.splits["train"].select(part) for part in parts])
     return resolved

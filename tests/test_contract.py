@@ -197,7 +197,8 @@ def test_trials_of_different_epsilon_do_not_share_noise(experiment: Experiment) 
         """What is sent for blank images: noise alone, at whatever scale."""
         trial = config.override(experiment, {"method.epsilon": epsilon})
         keys = replace(KEYS, digest=trial.digest)
-        sent = [upload.release.value for upload, _ in pool(trial.method, keys, blank=True).run([0, 1], {}, 0)]
+        server = trial.method.init_server(None, generator(0))
+        sent = [upload.release.value for upload, _ in pool(trial.method, keys, blank=True).run([0, 1], server, 0)]
         return torch.cat([v.flatten() for value in sent for v in value.values() if v.is_floating_point()])
 
     def correlation(a: torch.Tensor, b: torch.Tensor) -> float:

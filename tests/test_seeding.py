@@ -78,6 +78,20 @@ def test_noise_is_standard_normal_within_and_across_records() -> None:
     assert abs(float(neighbours)) < 5 / math.sqrt(n)
 
 
+def test_fast_streams_are_their_names_too() -> None:
+    streams = [NoiseStream(SECRET, ("x",)), NoiseStream(SECRET, ("y",)), NoiseStream(b"another", ("x",))]
+    names: list[tuple[str | int, ...]] = [("noise", 0), ("noise", 1), ("sample", 0), ("noise", "0"), ()]
+    draws = [stream.generator(*name).standard_normal(5_000) for stream in streams for name in names]
+    assert np.array_equal(draws[1], NoiseStream(SECRET, ("x",)).generator("noise", 1).standard_normal(5_000))
+    correlations = np.corrcoef(draws) - np.eye(len(draws))
+    assert np.abs(correlations).max() < 6 / math.sqrt(5_000)
+
+
+def test_a_fast_stream_has_a_key_of_128_bits() -> None:
+    state = NoiseStream(SECRET, ("x",)).generator("noise", 0).bit_generator.state["state"]
+    assert all(int(word).bit_length() > 48 for word in state["key"])  # two words of 64 bits
+
+
 def test_the_secret_is_not_printed() -> None:
     assert SECRET.decode() not in repr(NoiseStream(SECRET, ("x",)))
 

@@ -17,6 +17,9 @@ from raydiff.tree import Params
 Objective = Callable[[Params, tuple[Tensor, Tensor], Params, Params], Tensor]
 """loss(params, (x, labels), draws, extras): a pure function of tensors; extras are constants of this client."""
 
+Gradient = Callable[[Params], tuple[Params, Tensor]]
+"""theta -> (its gradient, loss) in one step, whose batch and draws are its own: other ones at each call."""
+
 Optimizer = Literal["adamw", "sgd"]
 Decay = Literal["cosine", "constant"]
 
@@ -98,28 +101,47 @@ def fit(
     as if it had not been interrupted. `objective` defaults to the model's own loss; `extras` are its constants. Raises
     Diverged when the loss is no longer finite, ValueError without records.
     """
-    where = device()
     steps = training.steps - first if steps is None else steps
     if steps == 0:
         return params, moments or {}, 0.0
     if not len(images):
         raise ValueError("there are no records to train on")
-    loss_of = objective or model.loss
+    where, loss_of = device(), objective or model.loss
     images, labels = images.to(where), labels.to(where)
     constants = {k: v.to(where) for k, v in (extras or {}).items()}
+
+    def gradient(theta: Params) -> tuple[Params, Tensor]:
+        rows = torch.randint(len(images), (training.batch,), generator=rng).to(where)
+        draws = {k: v.to(where) for k, v in model.draws(training.batch, rng).items()}
+        loss = loss_of(theta, (images[rows], labels[rows]), draws, constants)
+        loss.backward()
+        return {k: v.grad for k, v in theta.items() if v.grad is not None}, loss.detach()
+
+    return optimize(params, gradient, training=training, first=first, steps=steps, moments=moments)
+
+
+def optimize(
+    params: Params,
+    gradient: Gradient,
+    *,
+    training: Training,
+    first: int,
+    steps: int,
+    moments: Params | None = None,
+) -> tuple[Params, Params, float]:
+    """`fit` along a gradient, wherever it comes from: at least one step of `training`'s optimiser at its rates."""
+    where = device()
     theta = {k: v.detach().to(where, copy=True).requires_grad_() for k, v in params.items()}
     optimizer = _optimizer(theta, training, moments)
     losses = torch.zeros(steps, device=where)
     for step in range(first, first + steps):
         for group in optimizer.param_groups:
             group["lr"] = training.rate(step)
-        rows = torch.randint(len(images), (training.batch,), generator=rng).to(where)
-        draws = {k: v.to(where) for k, v in model.draws(training.batch, rng).items()}
-        loss = loss_of(theta, (images[rows], labels[rows]), draws, constants)
         optimizer.zero_grad()
-        loss.backward()
+        gradients, losses[step - first] = gradient(theta)
+        for name, g in gradients.items():
+            theta[name].grad = g
         optimizer.step()
-        losses[step - first] = loss.detach()
         if step % CHECK_EVERY == 0 or step == first + steps - 1:
             _check_finite(losses[: step - first + 1], first)
     if not torch.stack([v.detach().sum() for v in theta.values()]).isfinite().all():  # the last update is in no loss

@@ -2,6 +2,7 @@
 
 from typing import get_args
 
+from raydiff.methods.dpsgd import DPSGD
 from raydiff.methods.fedavg import FedAvg
 from raydiff.methods.fedprox import FedProx
 from raydiff.methods.localonly import LocalOnly
@@ -12,10 +13,11 @@ from raydiff.methods.scaffold import Scaffold
 from raydiff.methods.sharedrep import SharedRep
 from raydiff.methods.spire import SPIRE
 
-AnyMethod = PFDM | LocalOnly | FedAvg | FedProx | Scaffold | Moon | PerFedAvg | SPIRE | SharedRep
+AnyMethod = PFDM | LocalOnly | FedAvg | FedProx | Scaffold | Moon | PerFedAvg | SPIRE | SharedRep | DPSGD
 METHODS = {method.__name__.lower(): method for method in get_args(AnyMethod)}
 
 __all__ = [
+    "DPSGD",
     "METHODS",
     "PFDM",
     "SPIRE",

@@ -1,0 +1,207 @@
+"""DP-SGD (Abadi et al. 2016, arXiv 1607.00133) with DPDM's noise multiplicity (Dockhorn et al., TMLR 2023).
+
+In each step every record is drawn with probability q by itself (Poisson sampling). A record's gradient, its mean over
+K draws of what is random in the loss, is clipped to norm C over all parameters together. The sum over the records drawn
+gets noise of standard deviation sigma C and is divided by the expected batch, q n. Adding or removing one record moves
+the sum by C at most, whatever K is. All that is made of these gradients (Adam, averages) is post-processing.
+
+The amplification by sampling holds against those who do not see which records are drawn: the sample comes from the
+secret stream, as the noise does. The number of records n, and with it q, counts as public.
+
+Opacus keeps the account, and no more: its hooks give wrong gradients for a UNet with attention, its norms are plain
+float32 sums (4e-4 off for a million equal entries), and its noise comes from a torch generator, which on a CPU keeps
+32 bits of its seed.
+
+Shapes: n records, B of them drawn in a step, K draws for each; images (n, C, H, W), labels (n, columns).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from raydiff import seeding
+from raydiff.privacy import accountants
+from raydiff.privacy.release import ROUNDING, Gaussian
+from raydiff.seeding import NoiseStream
+from raydiff.tree import Params
+
+Loss = Callable[[Params, tuple[Tensor, Tensor], Params, Params], Tensor]
+"""loss(params, (images, labels), draws, extras): the mean over a batch, a pure function of tensors."""
+Draws = Callable[[int, torch.Generator], Params]
+"""(count, rng) -> what is random in the loss of `count` records: leaves (count, ...)."""
+
+FLOATS = 2**25  # entries of per-record gradients in memory at once: 128 MiB
+EXAMPLES = 256  # records times draws in one forward pass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mechanism:
+    """What is done to the gradients of a step."""
+
+    noise_multiplier: float = 1.0
+    """sigma: the noise's standard deviation over the clip norm; 0 is no noise, and epsilon is infinite."""
+    max_grad_norm: float = 1.0
+    """C: L2 norm to which each record's gradient is clipped. A public number: never take it from private data."""
+    multiplicity: int = 1
+    """K: draws (timestep and noise) over which a record's gradient is averaged before it is clipped."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.noise_multiplier < math.inf:
+            raise ValueError(f"noise_multiplier must be a number >= 0, got {self.noise_multiplier}")
+        if not 0 < self.max_grad_norm < math.inf:
+            raise ValueError(f"max_grad_norm must be a positive number, got {self.max_grad_norm}")
+        if self.multiplicity < 1:
+            raise ValueError(f"multiplicity must be at least 1, got {self.multiplicity}")
+
+
+class PrivateGradient:
+    """The noised gradient of a loss on one client's records, step after step, and what the steps cost together.
+
+    `batch` is the expected number of records in a step. `rng` is for the loss's draws, which need not be secret;
+    `noise` for the sample and the noise. Computed where `images` are. Raises ValueError for a batch larger than the
+    data.
+    """
+
+    def __init__(
+        self,
+        loss: Loss,
+        images: Tensor,
+        labels: Tensor,
+        *,
+        draws: Draws,
+        mechanism: Mechanism,
+        batch: int,
+        rng: torch.Generator,
+        noise: NoiseStream,
+    ) -> None:
+        from opacus.accountants import RDPAccountant  # seconds to import
+
+        self.images, self.labels, self.draws, self.loss = images, labels, draws, loss
+        self.mechanism, self.batch, self.noise = mechanism, batch, noise
+        self.rate = sampling_rate(batch, len(images))
+        self.steps = 0
+        self._seed = int(torch.randint(2**62, (1,), generator=rng))
+        self._accountant = RDPAccountant()
+
+    def __call__(self, theta: Params) -> tuple[Params, Tensor]:
+        """The next step's ((sum_i clipped g_i + sigma C z) / (q n), sum_i loss_i / (q n)), with leaves like theta's.
+
+        The loss is an instrument, outside the protocol: it is not private.
+        """
+        theta = {k: theta[k].detach() for k in sorted(theta)}  # one order of the noise, however they were stored
+        drawn = self.noise.generator("sample", self.steps).random(len(self.images)) < self.rate
+        total, loss = self._clipped_sum(theta, np.flatnonzero(drawn).tolist())
+        z, std = self._normal(theta), self.mechanism.noise_multiplier * self.mechanism.max_grad_norm
+        self._accountant.step(noise_multiplier=self.mechanism.noise_multiplier, sample_rate=self.rate)
+        self.steps += 1
+        return {k: (v + std * z[k]) / self.batch for k, v in total.items()}, loss / self.batch
+
+    @property
+    def event(self) -> Gaussian:
+        """What all steps so far cost, by the accountant's own history. Raises ValueError before the first."""
+        if not self.steps:
+            raise ValueError("no step has been taken: there is no event")
+        ((noise_multiplier, rate, steps),) = self._accountant.history
+        return Gaussian(noise_multiplier, "example", "add_remove", "local", rate, steps)
+
+    def _clipped_sum(self, theta: Params, rows: list[int]) -> tuple[Params, Tensor]:
+        """(sum of clipped gradients, sum of losses) over these records, in pieces that bound the memory."""
+        total, loss = {k: torch.zeros_like(v) for k, v in theta.items()}, torch.zeros((), device=self.images.device)
+        count = sum(v.numel() for v in theta.values())
+        piece = max(1, min(FLOATS // count, EXAMPLES // self.mechanism.multiplicity))
+        for start in range(0, len(rows), piece):
+            some = rows[start : start + piece]
+            batch, draws = (self.images[some], self.labels[some]), self._drawn(some)
+            gradients, losses = per_record(self.loss, theta, batch, draws)
+            loss += losses.sum()
+            for k, v in clipped_sum(gradients, self.mechanism.max_grad_norm).items():
+                total[k] += v
+        return total, loss
+
+    def _drawn(self, rows: Sequence[int]) -> Params:
+        """(B, K, ...) each, every record's from a stream of its own.
+
+        From one stream for all, another record's presence would shift the draws of those after it, and with known draws
+        move the sum by more than C.
+        """
+        streams = (seeding.generator(self._seed, self.steps, row) for row in rows)
+        each = [self.draws(self.mechanism.multiplicity, stream) for stream in streams]
+        return {k: torch.stack([d[k] for d in each]).to(self.images.device) for k in each[0]}
+
+    def _normal(self, theta: Params) -> Params:
+        """Standard normal draws shaped like theta."""
+        sizes = [v.numel() for v in theta.values()]
+        z = self.noise.generator("noise", self.steps).standard_normal(sum(sizes), dtype=np.float32)
+        parts = torch.from_numpy(z).to(self.images.device).split(sizes)
+        return {k: part.view_as(v) for (k, v), part in zip(theta.items(), parts, strict=True)}
+
+
+def per_record(loss: Loss, theta: Params, batch: tuple[Tensor, Tensor], draws: Params) -> tuple[Params, Tensor]:
+    """Gradients (B, ...) and losses (B,) of the records in a batch under draws (B, K, ...).
+
+    A record's loss is the mean over its K draws, so its gradient is too.
+    """
+
+    def of_one(theta: Params, record: tuple[Tensor, Tensor], draws: Params) -> Tensor:
+        count = len(next(iter(draws.values())))
+        image, labels = (v.expand(count, *v.shape) for v in record)
+        return loss(theta, (image, labels), draws, {})
+
+    with torch.no_grad():  # a network that is made on its first call must not be made inside vmap
+        of_one(theta, (batch[0][0], batch[1][0]), {k: v[0] for k, v in draws.items()})
+    gradients, losses = torch.func.vmap(torch.func.grad_and_value(of_one), in_dims=(None, 0, 0))(theta, batch, draws)
+    return gradients, losses
+
+
+def clipped_sum(gradients: Params, clip: float) -> Params:
+    """sum_i g_i min(1, C / ||g_i||) over leaves (B, ...), the norm over all leaves together.
+
+    A gradient whose squared norm is no float32 number counts as 0: clipping would not bound it.
+    """
+    # torch sums pairwise, and its float32 norms do not; ROUNDING covers the first
+    squares = torch.stack([v.reshape(len(v), -1).square().sum(1) for v in gradients.values()]).sum(0)
+    bounded = squares.isfinite()
+    if not bounded.all():
+        gradients, squares = {k: v[bounded] for k, v in gradients.items()}, squares[bounded]
+    factors = (clip * (1 - ROUNDING) / squares.sqrt()).clamp_max(1.0)
+    return {k: torch.tensordot(factors, v, dims=1) for k, v in gradients.items()}
+
+
+def sampling_rate(batch: int, records: int) -> float:
+    """q = batch / n. Raises ValueError when a client has fewer records than it is to draw in a step."""
+    if not 1 <= batch <= records:
+        raise ValueError(f"batch must be in 1..{records} (the client's number of records), got {batch}")
+    return batch / records
+
+
+@functools.lru_cache
+def noise_multiplier_for(*, epsilon: float, delta: float, sampling_rate: float, steps: int) -> float:
+    """The smallest sigma, to within a relative 1e-4, whose `steps` steps are (epsilon, delta)-DP by `accountants.rdp`.
+
+    0 for an infinite epsilon. Raises ValueError for a budget, rate or number of steps that is none.
+    """
+    from scipy.optimize import brentq
+
+    accountants.check_budget(epsilon, delta)
+    if epsilon == math.inf:
+        return 0.0
+
+    def excess(log_sigma: float) -> float:
+        event = Gaussian(math.exp(log_sigma), "example", "add_remove", "local", sampling_rate, steps)
+        return accountants.rdp([event], delta) - epsilon
+
+    high = 0.0
+    while excess(high) > 0:
+        high += 1.0
+    low = high - 1.0
+    while excess(low) <= 0:
+        low, high = low - 1.0, low
+    root = float(brentq(excess, low, high, xtol=1e-5))
+    return math.exp(root if excess(root) <= 0 else root + 5e-5)

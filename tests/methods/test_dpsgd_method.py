@@ -1,0 +1,258 @@
+"""Federated DP-SGD against FedAvg, its budget, and what it sends."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from scipy.stats import kstest
+
+from raydiff import tree, trial
+from raydiff.averaging import Averaging
+from raydiff.config import Experiment
+from raydiff.data.datasets import Records
+from raydiff.diffusion.gaussian import DDPM
+from raydiff.diffusion.local import Training, optimize
+from raydiff.federation import Client, Failed, Keys, LocalPool, Progress, rounds
+from raydiff.method import Round, Upload
+from raydiff.methods import DPSGD, FedAvg, dpsgd
+from raydiff.privacy import accountants
+from raydiff.privacy.clients import ClientPrivacy
+from raydiff.privacy.dpsgd import noise_multiplier_for
+from raydiff.privacy.release import Gaussian, Nothing, disclose
+from raydiff.seeding import NoiseStream, generator
+from raydiff.store import Store
+from raydiff.tree import Params
+
+KEYS = Keys(3, b"0123456789abcdef", "digest")
+UNPROTECTED: dict[str, Any] = {"epsilon": None, "max_grad_norm": 1e6}
+
+
+@pytest.fixture(scope="module")
+def method(tiny: Experiment) -> DPSGD:
+    return DPSGD(model=tiny.method.model, local=tiny.method.local, rounds=3)  # 8 steps of 8 records
+
+
+def records(client: int, n: int = 12) -> Records:
+    rng = generator(client, "records")
+    images = torch.rand(n, 1, 8, 8, generator=rng) * 2 - 1
+    return Records(images, torch.randint(10, (n, 1), generator=rng), torch.arange(n))
+
+
+def run(method: Any, *data: Records, keys: Keys = KEYS) -> list[Progress]:
+    pool = LocalPool([Client(i, method, own, keys=keys) for i, own in enumerate(data)])
+    return list(rounds(method, pool, keys=keys))
+
+
+# --- the training ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_without_noise_and_clip_it_is_fedavg(method: DPSGD, optimizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of clients with one record each: the one case in which both draw the same batches."""
+    fixed = DDPM.draws(method.model, 1, generator(0))
+    monkeypatch.setattr(DDPM, "draws", lambda self, count, rng: fixed)
+    local = Training(steps=8, batch=1, learning_rate=1e-2, optimizer=optimizer)
+    data = [records(0, 1), records(1, 1)]
+    private = run(replace(method, local=local, **UNPROTECTED), *data)[-1]
+    plain = run(FedAvg(model=method.model, local=local, rounds=3), *data)[-1]
+    torch.testing.assert_close(private.server, plain.server, rtol=1e-4, atol=1e-5)
+    assert private.metrics["train/loss"] == pytest.approx(plain.metrics["train/loss"], rel=1e-4)
+    assert private.ledger.epsilon(1e-5, "rdp") == math.inf
+
+
+def test_the_rounds_are_one_training_cut_in_pieces(method: DPSGD, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def spy(*args: Any, **options: Any) -> Any:
+        asked.append((options["first"], options["steps"], options["training"]))
+        return optimize(*args, **options)
+
+    monkeypatch.setattr(dpsgd, "optimize", spy)
+    last = run(method, records(0))[-1]
+    assert asked == [(0, 2, method.local), (2, 3, method.local), (5, 3, method.local)]
+    assert [e.event.steps for e in last.ledger.entries] == [2, 3, 3]  # type: ignore[union-attr]
+
+
+def test_what_is_sent_is_noised_at_the_scale_that_the_event_says(method: DPSGD) -> None:
+    """One step of SGD: the update is -rate (signal + sigma C z) / B, and the signal small."""
+    sigma, norm, rate, batch = 300.0, 0.5, 1e-2, 8
+    local = Training(steps=1, batch=batch, learning_rate=rate, optimizer="sgd", decay="constant")
+    noisy = replace(method, rounds=1, local=local, epsilon=None, noise_multiplier=sigma, max_grad_norm=norm)
+    (only,) = run(noisy, records(0))
+    start = noisy.init_server(None, generator(KEYS.seed, "server", "init"))
+    update = torch.cat([v.flatten() for v in tree.sub(only.server, start).values()]).double()
+    unit = rate * sigma * norm / batch
+    assert kstest(update / unit, "norm").pvalue > 1e-6
+    for wrong in (2 / 3, 3 / 2):
+        assert kstest(update / unit / wrong, "norm").pvalue < 1e-9
+    (entry,) = only.ledger.entries
+    assert entry.event == Gaussian(sigma, "example", "add_remove", "local", 8 / 12, 1, ("examples",))
+
+
+def test_a_round_without_a_step_sends_nothing(method: DPSGD) -> None:
+    few = replace(method, local=replace(method.local, steps=2), rounds=4, ema=0.9)
+    progress = run(few, records(0), records(1))
+    sent = [not isinstance(e.event, Nothing) for e in progress[-1].ledger.entries]
+    assert sent == [False, False, True, True, False, False, True, True]
+    assert tree.digest(progress[1].server) == tree.digest(progress[2].server)
+    assert progress[-1].ledger.epsilon(1e-5, "rdp") <= 10
+
+
+def test_another_secret_gives_other_weights(method: DPSGD) -> None:
+    first, again, other = (run(method, records(0), keys=replace(KEYS, secret=s))[-1].server for s in (b"a", b"a", b"b"))
+    assert tree.digest(first) == tree.digest(again) != tree.digest(other)
+
+
+def test_a_training_that_diverges_says_so(method: DPSGD) -> None:
+    wild = replace(method, local=replace(method.local, learning_rate=1e30))
+    with pytest.raises(Failed, match=r"^client 0, in round \d: the loss became"):
+        run(wild, records(0))
+
+
+# --- the budget --------------------------------------------------------------------------------------------
+
+
+def test_every_client_keeps_to_the_budget_and_uses_it(method: DPSGD) -> None:
+    sizes = (8, 12, 31)
+    last = run(method, *(records(i, n) for i, n in enumerate(sizes)))[-1]
+    sigmas = []
+    for client, n in enumerate(sizes):
+        events = [e.event for e in last.ledger.entries if e.client == client]
+        assert 9.9 < accountants.rdp(events, 1e-5) <= 10
+        rate = 8 / n
+        sigma = noise_multiplier_for(epsilon=10.0, delta=1e-5, sampling_rate=rate, steps=8)
+        assert {(e.std_over_sensitivity, e.sampling_rate) for e in events} == {(sigma, rate)}  # type: ignore[union-attr]
+        assert last.metrics[f"client/{client}/upload/noise_multiplier"] == sigma
+        sigmas.append(sigma)
+    assert sigmas == sorted(sigmas, reverse=True) and len(set(sigmas)) == 3  # more records, less noise
+    assert 9.9 < last.ledger.epsilon(method.delta, method.accountant) <= 10
+    (guarantee,) = last.ledger.guarantees(method.delta, method.accountant)
+    assert (guarantee.unit, guarantee.relation, guarantee.trust) == ("example", "add_remove", "local")
+    assert guarantee.declared == ("examples",) and guarantee.clients == 3
+
+
+def test_a_given_noise_multiplier_must_keep_to_the_budget(method: DPSGD) -> None:
+    needed = noise_multiplier_for(epsilon=10.0, delta=1e-5, sampling_rate=8 / 12, steps=8)
+    more = replace(method, noise_multiplier=needed * 1.01)
+    assert more.mechanism(12).noise_multiplier == needed * 1.01
+    less = replace(method, noise_multiplier=0.5)
+    says = (
+        r"^noise_multiplier = 0\.5 spends epsilon \d+\.\d+ > 10 on a client's 12 records: it must be at least \d\.\d+$"
+    )
+    with pytest.raises(ValueError, match=says):
+        less.check_records(12)
+    assert replace(less, epsilon=None).mechanism(12).noise_multiplier == 0.5
+    assert replace(method, epsilon=None).mechanism(12).noise_multiplier == 0.0
+
+
+def test_what_cannot_be_is_refused_before_anything_is_trained(tiny: Experiment, method: DPSGD) -> None:
+    fits, too_many = (replace(method, local=Training(steps=8, batch=b)) for b in (10, 61))
+    assert trial.resolve(replace(tiny, method=fits)).method.local.batch == 10
+    with pytest.raises(ValueError, match=r"^batch must be in 1\.\.\d+ \(the client's number of records\), got 61$"):
+        trial.resolve(replace(tiny, method=too_many))
+
+
+# --- what is sent again ------------------------------------------------------------------------------------
+
+
+def test_a_replayed_round_resends_the_stored_bytes(
+    method: DPSGD, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, store = method.init_server(None, generator(0)), Store(tmp_path)
+    sent, _ = Client(0, method, records(0), keys=KEYS, store=store).run(server, 0)
+
+    def drifting(params: Params, *args: Any, **options: Any) -> Any:
+        after, moments, loss = optimize(params, *args, **options)
+        return {k: v + 1e-3 for k, v in after.items()}, moments, loss
+
+    monkeypatch.setattr(dpsgd, "optimize", drifting)
+    fresh = Client(0, method, records(0), keys=KEYS)
+    assert tree.digest(fresh.run(server, 0)[0].release.value) != tree.digest(sent.release.value)
+    again, metrics = Client(0, method, records(0), keys=KEYS, store=store).run(server, 0)
+    assert tree.digest(again.release.value) == tree.digest(sent.release.value)
+    assert again.release.event == sent.release.event and metrics == {"upload/resent": 1.0}
+
+
+# --- the moving average ------------------------------------------------------------------------------------
+
+
+def aggregated(method: DPSGD, server: Params, number: int, update: float) -> Params:
+    uploads = [Upload(0, 10, disclose({"w": torch.tensor([update])}, "w"))]
+    return method.aggregate(server, iter(uploads), Round(number, generator(0)))[0]
+
+
+def test_the_average_weighs_rounds_by_their_steps(method: DPSGD) -> None:
+    d, averaging = 0.5, replace(method, ema=0.5)  # rounds of 2, 3 and 3 steps
+    server = {"w": torch.tensor([1.0])}
+    for number, update in enumerate((1.0, 2.0, 4.0)):  # models 2, 4, 8
+        server = aggregated(averaging, server, number, update)
+        if number == 0:
+            assert float(server["ema/w"]) == 2.0  # nothing of the random start
+    each = [2.0] * 2 + [4.0] * 3 + [8.0] * 3
+    weights = [d ** (7 - i) for i in range(8)]
+    expected = sum(w * x for w, x in zip(weights, each, strict=True)) / sum(weights)
+    assert float(server["ema/w"]) == pytest.approx(expected, rel=1e-6)
+    assert float(server["w"]) == 8.0  # what training goes on from
+    assert set(aggregated(method, {"w": torch.tensor([1.0])}, 0, 1.0)) == {"w"}
+
+
+def test_the_average_is_sampled_and_the_last_model_trained(method: DPSGD) -> None:
+    averaging, data = replace(method, ema=0.9), records(0)
+    averaged, plain = run(averaging, data)[-1], run(method, data)[-1]
+    mean, raw = tree.under("ema", averaged.server), tree.without("ema", averaged.server)
+    assert tree.digest(raw) == tree.digest(plain.server) != tree.digest(mean)
+    labels = torch.arange(4)[:, None]
+    for server, params in ((averaged.sent, mean), (plain.sent, raw)):
+        model, x, t = averaging.deploy(server, {}, data, generator(1)), data.images[:4], torch.tensor([1, 5, 9, 20])
+        assert torch.equal(model.denoisers["global"](x, t, labels), method.model.denoiser(params)(x, t, labels))
+        shared = averaging.shared(server).sample(labels, generator(2))
+        assert torch.equal(model.sample(labels, generator(2)), shared)
+
+
+@pytest.mark.parametrize("update", ["momentum", "adam"])
+def test_the_servers_optimiser_is_no_part_of_the_average(method: DPSGD, update: Any) -> None:
+    both = replace(method, ema=0.9, averaging=Averaging(update=update))
+    last = run(both, records(0))[-1]
+    assert set(tree.under("ema", last.server)) == set(method.model.init(generator(0)))
+
+
+# --- fields ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rounds": 0}, r"^rounds must be at least 1, got 0$"),
+        ({"epsilon": 0.0}, r"^epsilon must be > 0, got 0\.0$"),
+        ({"delta": 1.0}, r"^delta must be in \(0, 1\), got 1\.0$"),
+        ({"noise_multiplier": -1.0}, r"^noise_multiplier must be a number >= 0, got -1\.0$"),
+        ({"max_grad_norm": 0.0}, r"^max_grad_norm must be a positive number, got 0\.0$"),
+        ({"multiplicity": 0}, r"^multiplicity must be at least 1, got 0$"),
+        ({"ema": 1.0}, r"^ema must be in \[0, 1\), got 1\.0$"),
+        ({"averaging": Averaging(privacy=ClientPrivacy())}, r"^averaging\.privacy must be none"),
+        ({"model": DDPM(compile=True)}, r"^model must have precision float32 and compile false"),
+        ({"model": DDPM(precision="bfloat16")}, r"^model must have precision float32 and compile false"),
+    ],
+)
+def test_bad_fields_are_refused(method: DPSGD, change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        replace(method, **change)
+
+
+def test_the_noise_stream_is_the_rounds(method: DPSGD) -> None:
+    """Noise of the same client in two rounds, and of two clients in one, has nothing in common."""
+    loud = replace(method, epsilon=None, noise_multiplier=1e4, local=replace(method.local, optimizer="sgd"))
+    server = loud.init_server(None, generator(0))
+    paths = [(0, 0), (0, 1), (1, 0)]
+    sent = []
+    for client, number in paths:
+        noise = NoiseStream(KEYS.secret, ("client", client, "round", number))
+        value = loud.local_update(server, {}, records(0), Round(number, generator(1), noise)).release.value
+        sent.append(torch.cat([v.flatten() for v in value.values()]))
+    correlations = torch.corrcoef(torch.stack(sent)) - torch.eye(3)
+    assert float(correlations.abs().max()) < 6 / math.sqrt(len(sent[0]))

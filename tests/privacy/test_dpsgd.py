@@ -1,0 +1,580 @@
+"""DP-SGD: the gradients of single records, the clip, the noise, the sample, and what they cost.
+
+`faults` inspects anything with the signature of `PrivateGradient`. It is shown to pass the real one and to catch broken
+ones.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from opacus.accountants import RDPAccountant
+from opacus.accountants.utils import get_noise_multiplier
+from scipy.stats import kstest
+from torch import Tensor
+
+from raydiff.diffusion.gaussian import DDPM
+from raydiff.diffusion.local import Training, optimize
+from raydiff.diffusion.networks import MLP, UNet
+from raydiff.privacy import accountants, dpsgd
+from raydiff.privacy.dpsgd import Mechanism, PrivateGradient, clipped_sum, noise_multiplier_for, per_record
+from raydiff.privacy.release import Gaussian
+from raydiff.seeding import NoiseStream, generator
+from raydiff.tree import Params
+
+Make = Callable[..., Any]
+"""What has the signature of `PrivateGradient`, and gives what can be called and has an event."""
+
+SIGMA, CLIP, RECORDS, WIDTH = 0.8, 1.5, 200, 20_000
+STREAM = NoiseStream(b"secret", ("digest", "client", 0, "round", 0))
+IMPROBABLE = 1e-9  # chance of a false alarm of one comparison
+EXACT = Mechanism(noise_multiplier=0.0, max_grad_norm=1e6)
+
+
+# --- losses with known gradients ---------------------------------------------------------------------------
+
+
+def pulled(theta: Params, batch: tuple[Tensor, Tensor], draws: Params, extras: Params) -> Tensor:
+    """A record pulls at the entry of its label, with the strength of its image times its draw."""
+    return (theta["w"][batch[1][:, 0]] * batch[0].flatten(1).sum(1) * draws["strength"]).mean()
+
+
+def strengths(*values: float) -> Callable[[int, torch.Generator], Params]:
+    """Draws that are these numbers, one after the other; without any, random ones."""
+
+    def draws(count: int, rng: torch.Generator) -> Params:
+        drawn = torch.rand(count, generator=rng) if not values else torch.tensor(values).repeat(count)[:count]
+        return {"strength": drawn}
+
+    return draws
+
+
+def records(n: int, strength: float = 1.0) -> tuple[Tensor, Tensor]:
+    """Records that each pull at an entry of their own."""
+    return torch.full((n, 1, 1, 1), strength), torch.arange(n)[:, None]
+
+
+def make(
+    build: Make = PrivateGradient,
+    *,
+    strength: float = 1.0,
+    n: int = RECORDS,
+    batch: int = RECORDS,
+    draws: Callable[[int, torch.Generator], Params] | None = None,
+    stream: NoiseStream = STREAM,
+    **mechanism: Any,
+) -> Any:
+    images, labels = records(n, strength)
+    options = {"noise_multiplier": 0.0, "max_grad_norm": CLIP, **mechanism}
+    return build(
+        pulled,
+        images,
+        labels,
+        draws=draws or strengths(1.0),
+        mechanism=Mechanism(**options),
+        batch=batch,
+        rng=generator(0),
+        noise=stream,
+    )
+
+
+def pulls(gradient: Any, *, width: int = RECORDS, batch: int = RECORDS) -> Tensor:
+    """The next step's sum before it is divided by the expected batch: entry i is what record i adds, and noise."""
+    total: Tensor = gradient({"w": torch.zeros(width)})[0]["w"] * batch
+    return total
+
+
+# --- the checker -------------------------------------------------------------------------------------------
+
+
+def faults(build: Make) -> list[str]:
+    """What is wrong with a mechanism of `PrivateGradient`'s signature; empty if nothing is."""
+    noisy, sampled = noise(build), make(build, batch=50)
+    z, later = next(noisy), next(noisy)
+    samples = torch.stack([pulls(sampled, batch=50) for _ in range(30)]) > 0.5
+    checks = {
+        "noise scale": kstest(z.double(), "norm").pvalue > IMPROBABLE,
+        "same noise in another step": _independent(z, later),
+        "second draw": torch.equal(z, next(noise(build))),
+        "clip": _bounded(build),
+        "clipped before the mean": _mean_first(build),
+        "sample": _is_poisson(samples, 50 / RECORDS),
+        "draws shift": _keeps_its_draws(build),
+        "event": _event(build) == Gaussian(SIGMA, "example", "add_remove", "local", 0.25, 3),
+    }
+    others = {
+        "secret": NoiseStream(b"another", STREAM.path),
+        "digest": NoiseStream(STREAM.secret, ("another", *STREAM.path[1:])),
+        "client": NoiseStream(STREAM.secret, ("digest", "client", 1, "round", 0)),
+        "round": NoiseStream(STREAM.secret, ("digest", "client", 0, "round", 1)),
+    }
+    for name, stream in others.items():
+        checks[f"same noise for another {name}"] = _independent(z, next(noise(build, stream)))
+        sample = pulls(make(build, batch=50, stream=stream), batch=50) > 0.5
+        checks[f"same sample for another {name}"] = not torch.equal(sample, samples[0])
+    return [name for name, passed in checks.items() if not passed]
+
+
+def noise(build: Make, stream: NoiseStream = STREAM) -> Iterator[Tensor]:
+    """The draws behind the sums of one step after the other, of records that do not pull: standard normal."""
+    gradient = make(build, strength=0.0, n=2, batch=2, stream=stream, noise_multiplier=SIGMA)
+    while True:
+        yield pulls(gradient, width=WIDTH, batch=2) / (SIGMA * CLIP)
+
+
+def _independent(a: Tensor, b: Tensor) -> bool:
+    cosine = float((a * b).sum() / a.norm() / b.norm())
+    return abs(cosine) < 6.1 / math.sqrt(len(a))  # 6.1 standard deviations: 1e-9
+
+
+def _bounded(build: Make) -> bool:
+    """One record moves the sum by the clip norm at most, however strongly it pulls and whatever its draws are."""
+    for draws, multiplicity in ((strengths(1.0), 1), (strengths(3.0, 1.0), 4)):
+        for strength in (1e-3, 1.0, 50.0, 1e6):
+            options = {"strength": strength, "draws": draws, "multiplicity": multiplicity}
+            moved = pulls(make(build, n=5, batch=5, **options), batch=5)[:5]  # each record its own entry
+            if float(moved.abs().max()) > CLIP:
+                return False
+    return True
+
+
+def _mean_first(build: Make) -> bool:
+    """The mean of 30 and -10 is clipped to C; clipped first, the two cancel."""
+    moved = pulls(make(build, n=3, batch=3, draws=strengths(30.0, -10.0), multiplicity=2), batch=3)[:3]
+    return bool(((moved - CLIP).abs() < 1e-4 * CLIP).all())
+
+
+def _is_poisson(samples: Tensor, rate: float) -> bool:
+    """(steps, n): each record in each step by itself, so that sizes vary and steps have nothing in common."""
+    steps, n = samples.shape
+    centred, var = samples.double() - rate, rate * (1 - rate)
+    total = float(centred.sum()) / math.sqrt(var * steps * n)
+    sizes = float(centred.sum(1).square().mean()) / (var * n)  # a fixed count: 0; all or nothing: n
+    each = float(centred.sum(0).square().mean()) / (var * steps)  # always the same records: steps
+    spread = 6.1 * math.sqrt(2 / steps), 6.1 * math.sqrt(2 / n)
+    return abs(total) < 6.1 and abs(sizes - 1) < min(spread[0], 0.999) and abs(each - 1) < spread[1]
+
+
+def _keeps_its_draws(build: Make) -> bool:
+    """A record's draw does not depend on which other records are drawn with it."""
+    some = [pulls(make(build, draws=strengths(), n=50, batch=25, stream=NoiseStream(s, ())), batch=25)[:50]
+            for s in (b"1", b"2", b"3")]  # fmt: skip
+    both = (some[0] > 0) & (some[1] > 0) & (some[2] > 0)
+    return bool(both.any()) and torch.equal(some[0][both], some[1][both]) and torch.equal(some[0][both], some[2][both])
+
+
+def _event(build: Make) -> Any:
+    gradient = make(build, noise_multiplier=SIGMA, batch=50)
+    for _ in range(3):
+        pulls(gradient)
+    return gradient.event
+
+
+# --- the real mechanism, and broken ones -------------------------------------------------------------------
+
+
+class Broken:
+    """`PrivateGradient` with other arguments; the event says that they are what they should be."""
+
+    def __init__(
+        self, *args: Any, change: Callable[..., PrivateGradient], mechanism: Mechanism, **options: Any
+    ) -> None:
+        self.inner, self.sigma = change(*args, mechanism=mechanism, **options), mechanism.noise_multiplier
+
+    def __call__(self, theta: Params) -> tuple[Params, Tensor]:
+        return self.inner(theta)
+
+    @property
+    def event(self) -> Gaussian:
+        return replace(self.inner.event, std_over_sensitivity=self.sigma)
+
+
+def broken(change: Callable[..., PrivateGradient]) -> Make:
+    return lambda *args, **options: Broken(*args, change=change, **options)
+
+
+def with_noise_times(factor: float) -> Make:
+    def change(*args: Any, mechanism: Mechanism, **options: Any) -> PrivateGradient:
+        sigma = mechanism.noise_multiplier * factor
+        return PrivateGradient(*args, mechanism=replace(mechanism, noise_multiplier=sigma), **options)
+
+    return broken(change)
+
+
+def without_clip(*args: Any, mechanism: Mechanism, **options: Any) -> PrivateGradient:
+    sigma = mechanism.noise_multiplier * mechanism.max_grad_norm / 1e12
+    return PrivateGradient(*args, mechanism=replace(mechanism, max_grad_norm=1e12, noise_multiplier=sigma), **options)
+
+
+def each_draw_as_a_record(*, divided: bool) -> Make:
+    """Every draw's gradient clipped for itself; `divided`: their mean is taken afterwards."""
+
+    class Each(PrivateGradient):
+        def _clipped_sum(self, theta: Params, rows: list[int]) -> tuple[Params, Tensor]:
+            of, whole = self.mechanism, self._drawn
+            total = {k: torch.zeros_like(v) for k, v in theta.items()}
+            for k in range(of.multiplicity):
+                self._drawn = lambda rows, k=k: {n: v[:, k : k + 1] for n, v in whole(rows).items()}  # type: ignore
+                one, loss = super()._clipped_sum(theta, rows)
+                total = {n: total[n] + v / (of.multiplicity if divided else 1) for n, v in one.items()}
+            self._drawn = whole  # type: ignore[method-assign]
+            return total, loss
+
+    return Each
+
+
+class Stream(NoiseStream):
+    """A noise stream that is broken in one of several ways."""
+
+    def __init__(self, honest: NoiseStream, kind: str) -> None:
+        super().__init__(honest.secret, honest.path)
+        object.__setattr__(self, "kind", kind)
+
+    def generator(self, *path: str | int) -> np.random.Generator:
+        kind: str = self.kind  # type: ignore[attr-defined]
+        blind = {
+            "secret": NoiseStream(b"", self.path),
+            "path": NoiseStream(self.secret, ()),
+            "fresh": NoiseStream(os.urandom(16), self.path),
+            "known sample": NoiseStream(b"", ()) if path[0] == "sample" else NoiseStream(self.secret, self.path),
+            "step": NoiseStream(self.secret, self.path),
+        }
+        return blind[kind].generator(*path[: 1 if kind == "step" else 2])
+
+
+def with_stream(kind: str) -> Make:
+    return lambda *args, noise, **options: PrivateGradient(*args, noise=Stream(noise, kind), **options)
+
+
+def with_shared_draws(*args: Any, draws: Any, **options: Any) -> PrivateGradient:
+    shared = generator(0)
+    return PrivateGradient(*args, draws=lambda count, rng: draws(count, shared), **options)
+
+
+class FixedCount(PrivateGradient):
+    """The expected number of records in each step, no more and no less."""
+
+    def _clipped_sum(self, theta: Params, rows: list[int]) -> tuple[Params, Tensor]:
+        drawn = np.random.default_rng(self.noise.generator("fixed", self.steps)).permutation(len(self.images))
+        return super()._clipped_sum(theta, sorted(drawn[: self.batch].tolist()))
+
+
+def test_the_real_mechanism_has_no_faults() -> None:
+    assert faults(PrivateGradient) == []
+    assert faults(with_noise_times(1.0)) == []
+
+
+@pytest.mark.parametrize("factor", [1 / 2, 2 / 3, 0.9, 1.1, 3 / 2])
+def test_a_wrong_noise_scale_is_found_on_either_side(factor: float) -> None:
+    assert faults(with_noise_times(factor)) == ["noise scale"]
+
+
+NAMES = ("secret", "digest", "client", "round")
+NOISE, SAMPLE = ([f"same {what} for another {name}" for name in NAMES] for what in ("noise", "sample"))
+
+
+@pytest.mark.parametrize(
+    ("build", "found"),
+    [
+        (broken(without_clip), ["clip", "clipped before the mean"]),
+        (each_draw_as_a_record(divided=False), ["clip", "clipped before the mean"]),
+        (each_draw_as_a_record(divided=True), ["clipped before the mean"]),
+        (FixedCount, ["sample"]),
+        (with_shared_draws, ["draws shift"]),
+        (with_stream("fresh"), ["second draw"]),
+        (with_stream("step"), ["same noise in another step", "sample"]),
+        (with_stream("secret"), [NOISE[0], SAMPLE[0]]),
+        (with_stream("path"), [pair for both in zip(NOISE[1:], SAMPLE[1:], strict=True) for pair in both]),
+        (with_stream("known sample"), SAMPLE),
+    ],
+)
+def test_a_broken_mechanism_is_found(build: Make, found: list[str]) -> None:
+    assert faults(build) == found
+
+
+# --- gradients of single records ---------------------------------------------------------------------------
+
+UNET = DDPM(network=UNet(widths=(8, 16)), timesteps=50, labels=(4, 2))
+SMALL = DDPM(network=MLP(width=16, depth=1), timesteps=20, shape=(1, 4, 4), labels=(3,))
+
+
+def pictures(model: DDPM, n: int) -> tuple[Tensor, Tensor]:
+    rng = generator(0, "pictures")
+    columns = [torch.randint(count, (n, 1), generator=rng) for count in model.labels]
+    return torch.rand(n, *model.shape, generator=rng) * 2 - 1, torch.cat(columns, 1)
+
+
+@pytest.mark.parametrize("multiplicity", [1, 3])
+def test_gradients_of_single_records_on_a_unet_with_attention(multiplicity: int) -> None:
+    (images, labels), params = pictures(UNET, 4), UNET.init(generator(1))
+    drawn = UNET.draws(4 * multiplicity, generator(2))
+    draws = {k: v.unflatten(0, (4, multiplicity)) for k, v in drawn.items()}
+    gradients, losses = per_record(UNET.loss, params, (images, labels), draws)
+    for i in range(4):
+        theta = {k: v.clone().requires_grad_() for k, v in params.items()}
+        parts = [
+            UNET.loss(theta, (images[i : i + 1], labels[i : i + 1]), {n: v[i, k : k + 1] for n, v in draws.items()}, {})
+            for k in range(multiplicity)
+        ]
+        mean = torch.stack(parts).mean()
+        mean.backward()
+        assert float(losses[i]) == pytest.approx(mean.item(), rel=1e-5)
+        scale = math.sqrt(sum(float(v.grad.square().sum()) for v in theta.values()))  # type: ignore[union-attr]
+        assert scale > 1e-2
+        for name, leaf in theta.items():
+            assert float((gradients[name][i] - leaf.grad).abs().max()) < 1e-5 * scale, name  # type: ignore[operator]
+
+
+def test_a_network_is_made_outside_of_vmap() -> None:
+    model = replace(SMALL, timesteps=21)  # one that nobody has called yet
+    images, labels = pictures(model, 3)
+    options = {"draws": model.draws, "batch": 3, "rng": generator(0), "noise": STREAM}
+    gradient = PrivateGradient(model.loss, images, labels, mechanism=EXACT, **options)  # type: ignore[arg-type]
+    assert all(bool(v.isfinite().all()) for v in gradient(model.init(generator(1)))[0].values())
+
+
+def fixed_draws(count: int, rng: torch.Generator) -> Params:
+    return {"t": torch.arange(1, count + 1), "z": torch.ones(count, *SMALL.shape) * 0.3}
+
+
+def small(batch: int = 6, *, mechanism: Mechanism = EXACT, noise: NoiseStream = STREAM, **options: Any) -> Any:
+    images, labels = pictures(SMALL, 6)
+    rest = {"draws": fixed_draws, "rng": generator(0), **options}
+    return PrivateGradient(SMALL.loss, images, labels, mechanism=mechanism, batch=batch, noise=noise, **rest)
+
+
+@pytest.mark.parametrize("multiplicity", [1, 4])
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_without_noise_and_clip_it_is_plain_training_on_all_records(optimizer: Any, multiplicity: int) -> None:
+    training = Training(steps=5, batch=6, learning_rate=1e-2, optimizer=optimizer)
+    start, (images, labels) = SMALL.init(generator(1)), pictures(SMALL, 6)
+    gradient = small(mechanism=replace(EXACT, multiplicity=multiplicity))
+    params, _, loss = optimize(start, gradient, training=training, first=0, steps=5)
+    draws = {k: torch.cat([v] * 6) for k, v in fixed_draws(multiplicity, generator(0)).items()}
+    batch = images.repeat_interleave(multiplicity, 0), labels.repeat_interleave(multiplicity, 0)
+
+    def plain(theta: Params) -> tuple[Params, Tensor]:
+        loss = SMALL.loss(theta, batch, draws, {})
+        return dict(zip(theta, torch.autograd.grad(loss, list(theta.values())), strict=True)), loss.detach()
+
+    expected, _, expected_loss = optimize(start, plain, training=training, first=0, steps=5)
+    for k, v in expected.items():
+        torch.testing.assert_close(params[k], v, rtol=1e-4, atol=2e-6)
+        assert not torch.equal(v, start[k]) or not v.numel()
+    assert loss == pytest.approx(expected_loss, rel=1e-5)
+
+
+def test_pieces_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    params, drawn = SMALL.init(generator(1)), {"draws": SMALL.draws}
+    clipping = Mechanism(noise_multiplier=0.0, max_grad_norm=0.5, multiplicity=2)
+    whole, _ = small(mechanism=clipping, **drawn)(params)
+    for floats, examples in ((1, 256), (2**25, 1), (2**25, 5)):
+        monkeypatch.setattr(dpsgd, "FLOATS", floats)
+        monkeypatch.setattr(dpsgd, "EXAMPLES", examples)
+        pieces, _ = small(mechanism=clipping, **drawn)(params)
+        for k, v in whole.items():
+            torch.testing.assert_close(pieces[k], v, rtol=1e-5, atol=1e-7)
+
+
+def test_the_bits_depend_on_secret_path_and_step_alone() -> None:
+    params = SMALL.init(generator(1))
+    noisy = Mechanism(noise_multiplier=1.0, max_grad_norm=0.5)
+
+    def steps(theta: Params, **options: Any) -> list[Params]:
+        gradient = small(batch=3, mechanism=noisy, draws=SMALL.draws, **options)
+        return [gradient(theta)[0] for _ in range(2)]
+
+    first, again = steps(params), steps(dict(reversed(params.items())))  # a store may give them in another order
+    assert all(torch.equal(a[k], b[k]) for a, b in zip(first, again, strict=True) for k in params)
+    torch.manual_seed(1)
+    np.random.seed(1)
+    assert torch.equal(steps(params)[1]["enter.weight"], first[1]["enter.weight"])
+    other = steps(params, noise=NoiseStream(b"another", STREAM.path))
+    assert not torch.equal(other[0]["enter.weight"], first[0]["enter.weight"])
+
+
+def test_nothing_is_changed_in_place_and_no_graph_is_left() -> None:
+    theta = {k: v.requires_grad_() for k, v in SMALL.init(generator(1)).items()}
+    before = {k: v.detach().clone() for k, v in theta.items()}
+    gradients, loss = small()(theta)
+    assert all(torch.equal(v, before[k]) and v.grad is None for k, v in theta.items())
+    assert not loss.requires_grad and not any(v.requires_grad for v in gradients.values())
+
+
+# --- the clip ----------------------------------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    seed=st.integers(0, 2**31),
+    size=st.integers(1, 3000),
+    magnitude=st.floats(-15, 12),
+    clip=st.floats(-3, 3).map(lambda e: 10.0**e),
+    flat=st.booleans(),
+)
+def test_no_clipped_gradient_exceeds_the_clip_norm(
+    seed: int, size: int, magnitude: float, clip: float, flat: bool
+) -> None:
+    rng = torch.Generator().manual_seed(seed)
+    shapes = {"matrix": (1, size, 2), "vector": (1, size), "scalar": (1,)}
+    kind = torch.ones if flat else lambda *s: torch.randn(*s, generator=rng)
+    gradients = {k: kind(*shape) * 10.0**magnitude for k, shape in shapes.items()}
+    sent = clipped_sum(gradients, clip)
+    before, after = norm(gradients), norm(sent)
+    assert after <= clip
+    assert after == pytest.approx(min(before, clip), rel=2e-5)
+    factor = after / before
+    for k, v in gradients.items():
+        torch.testing.assert_close(sent[k], v[0] * factor, rtol=2e-5, atol=0)
+
+
+def norm(leaves: Params) -> float:
+    return math.sqrt(sum(float(v.double().square().sum()) for v in leaves.values()))
+
+
+def test_a_million_equal_entries_are_clipped_too() -> None:
+    gradients = {"w": torch.full((1, 1_000_000), 0.1)}
+    assert float(torch.linalg.vector_norm(gradients["w"], dim=1)) != pytest.approx(100.0, rel=1e-4)  # why not this
+    assert 1.0 - 2e-5 < norm(clipped_sum(gradients, 1.0)) <= 1.0
+
+
+def test_the_clip_is_over_all_parameters_together() -> None:
+    gradients = {"a": torch.tensor([[3.0], [0.3]]), "b": torch.tensor([[0.0, 4.0], [0.0, 0.4]])}
+    sent = clipped_sum(gradients, 1.0)  # the first has norm 5, the second 0.5
+    torch.testing.assert_close(sent, {"a": torch.tensor([0.9]), "b": torch.tensor([0.0, 1.2])}, rtol=2e-5, atol=0)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 1e30])
+def test_a_gradient_that_clipping_does_not_bound_counts_as_none(bad: float) -> None:
+    gradients = {"a": torch.tensor([[bad, 1.0], [0.1, 0.2]]), "b": torch.tensor([5.0, 0.3])}
+    torch.testing.assert_close(clipped_sum(gradients, 1.0), {"a": torch.tensor([0.1, 0.2]), "b": torch.tensor(0.3)})
+    alone = clipped_sum({"a": torch.tensor([[bad]])}, 1.0)
+    assert alone["a"].tolist() == [0.0]
+
+
+# --- the sample --------------------------------------------------------------------------------------------
+
+
+def test_samples_are_as_poisson_samples_are() -> None:
+    gradient = make(n=300, batch=30)
+    samples = torch.stack([pulls(gradient, width=300, batch=30) > 0.5 for _ in range(100)])
+    sizes = samples.sum(1).double()
+    assert len(set(sizes.tolist())) > 8
+    assert abs(float(sizes.mean()) - 30) < 5 * math.sqrt(27 / 100)
+    assert 0.4 < float(sizes.var()) / 27 < 1.9  # 5 standard deviations of the ratio: 0.7
+    assert samples.any(0).all()  # every record at some time: one is missed with 0.9^100
+
+
+def test_an_empty_batch_is_noise_alone() -> None:
+    gradient = make(n=3, batch=1, noise_multiplier=SIGMA)
+    quiet = make(n=3, batch=1)
+    sums = [(pulls(quiet, width=5000, batch=1), pulls(gradient, width=5000, batch=1)) for _ in range(10)]
+    empty = [noisy for exact, noisy in sums if not exact.any()]
+    assert empty and len(empty) < 10
+    assert all(kstest(noisy.double() / (SIGMA * CLIP), "norm").pvalue > IMPROBABLE for noisy in empty)
+    assert gradient.event.steps == 10  # it cost what the others cost
+
+
+def test_every_record_has_draws_of_its_own_in_every_step() -> None:
+    gradient = make(n=20, batch=20, draws=strengths())
+    drawn = [pulls(gradient, width=20, batch=20) for _ in range(3)]
+    assert len(set(torch.cat(drawn).tolist())) == 60
+
+
+def test_the_loss_is_that_of_those_drawn_over_the_expected_number() -> None:
+    gradient = make(n=100, batch=20, draws=strengths(1.0))
+    total, loss = gradient({"w": torch.ones(100)})
+    drawn = float((total["w"] > 0).sum())
+    assert drawn and float(loss) == pytest.approx(drawn / 20)
+
+
+@pytest.mark.parametrize(("batch", "n"), [(13, 12), (0, 12), (1, 0)])
+def test_a_batch_that_cannot_be_drawn_is_refused(batch: int, n: int) -> None:
+    with pytest.raises(
+        ValueError, match=rf"^batch must be in 1\.\.{n} \(the client's number of records\), got {batch}$"
+    ):
+        make(n=n, batch=batch)
+
+
+# --- what it costs -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("sigma", "batch", "steps"), [(1.0, 20, 30), (0.6, 1, 5), (4.0, 200, 3)])
+def test_the_event_comes_from_the_history_and_costs_what_opacus_says(sigma: float, batch: int, steps: int) -> None:
+    gradient = make(noise_multiplier=sigma, batch=batch)
+    for _ in range(steps):
+        pulls(gradient, batch=batch)
+    assert gradient.event == Gaussian(sigma, "example", "add_remove", "local", batch / RECORDS, steps)
+    theirs = RDPAccountant()
+    theirs.history = [(sigma, batch / RECORDS, steps)]
+    ours = accountants.rdp([gradient.event], 1e-5)
+    # one conversion from Renyi divergences; only the orders differ: ours are more, and all of them without sampling
+    assert ours <= theirs.get_epsilon(1e-5) * (1 + 1e-12)
+    assert ours == pytest.approx(theirs.get_epsilon(1e-5, alphas=accountants.ORDERS), rel=1e-3)
+
+
+def test_the_event_before_the_first_step_is_refused() -> None:
+    with pytest.raises(ValueError, match="no step has been taken"):
+        _ = make().event
+
+
+def test_without_noise_epsilon_is_infinite() -> None:
+    gradient = make(noise_multiplier=0.0, batch=20)
+    pulls(gradient)
+    assert accountants.rdp([gradient.event], 1e-5) == math.inf
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "rate", "steps"),
+    [(1.0, 0.01, 1000), (10.0, 0.1, 500), (3.0, 0.32, 40), (2.0, 1.0, 10), (200.0, 0.1, 9)],
+)
+def test_the_noise_multiplier_is_the_smallest_within_the_budget(epsilon: float, rate: float, steps: int) -> None:
+    sigma = noise_multiplier_for(epsilon=epsilon, delta=1e-5, sampling_rate=rate, steps=steps)
+
+    def spent(sigma: float) -> float:
+        return accountants.rdp([Gaussian(sigma, "example", "add_remove", "local", rate, steps)], 1e-5)
+
+    assert spent(sigma) <= epsilon < spent(sigma * (1 - 2e-4))
+    budget = {"target_epsilon": epsilon, "target_delta": 1e-5, "sample_rate": rate, "steps": steps}
+    opacus = get_noise_multiplier(**budget, accountant="rdp", epsilon_tolerance=1e-3 * epsilon)  # type: ignore[arg-type]
+    assert sigma == pytest.approx(opacus, rel=2e-3)
+
+
+def test_no_noise_multiplier_is_a_little_too_small() -> None:
+    for epsilon in np.geomspace(0.3, 30, 40).tolist():
+        sigma = noise_multiplier_for(epsilon=epsilon, delta=1e-5, sampling_rate=1.0, steps=7)
+        event = Gaussian(sigma, "example", "add_remove", "local", 1.0, 7)
+        assert accountants.rdp([event], 1e-5) <= epsilon
+
+
+def test_budgets_at_the_ends() -> None:
+    options: Any = {"delta": 1e-5, "sampling_rate": 0.1, "steps": 10}
+    assert noise_multiplier_for(epsilon=math.inf, **options) == 0.0
+    assert noise_multiplier_for(epsilon=1e-3, **options) > 100
+    with pytest.raises(ValueError, match="epsilon must be > 0, got 0"):
+        noise_multiplier_for(epsilon=0, **options)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"noise_multiplier": -1.0}, r"^noise_multiplier must be a number >= 0, got -1\.0$"),
+        ({"noise_multiplier": math.inf}, r"^noise_multiplier must be a number >= 0, got inf$"),
+        ({"noise_multiplier": math.nan}, r"^noise_multiplier must be a number >= 0, got nan$"),
+        ({"max_grad_norm": 0.0}, r"^max_grad_norm must be a positive number, got 0\.0$"),
+        ({"max_grad_norm": math.inf}, r"^max_grad_norm must be a positive number, got inf$"),
+        ({"multiplicity": 0}, r"^multiplicity must be at least 1, got 0$"),
+    ],
+)
+def test_bad_fields_are_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Mechanism(**change)
