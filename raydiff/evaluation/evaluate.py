@@ -154,7 +154,7 @@ class Instruments:
 
 def check(config: Evaluation, dataset: Dataset, clients: Sequence[Records]) -> None:
     """Raises ValueError, before anything is trained, where the instruments could not be read."""
-    for split in ("public", "calibration", "test"):
+    for split in ("public", "test", *(["calibration"] if config.attack else [])):
         if len(dataset.splits[split]) == 0:
             raise ValueError(f"the evaluation needs records in the split {split}: data.{split} is 0")
     halves = fidelity.half_counts(dataset.splits["test"].labels[:, 0])

@@ -23,7 +23,11 @@ def public_images(data):
     return datasets.load(replace(data, train=100)).splits["public"].images
 
 
-@pytest.mark.parametrize("name", sorted(set(presets.PRESETS) - {"cifar10"}))  # cifar10 has the paper's clip
+CLIPPED = {name for name, study in presets.PRESETS.items() if isinstance(study().experiment.method, PFDM)}
+COMPARED = sorted(set(presets.PRESETS) - CLIPPED)
+
+
+@pytest.mark.parametrize("name", sorted(CLIPPED - {"cifar10"}))  # cifar10 has the paper's clip
 def test_clip_is_the_median_norm_of_the_public_split(name, data_root):
     experiment = presets.PRESETS[name]().experiment
     public = public_images(experiment.data).flatten(1).norm(dim=1)
@@ -49,6 +53,23 @@ def test_the_trials_of_a_preset_differ(name):
     study = presets.PRESETS[name]()
     trials = command.grid(study.experiment, study.grid, study.beside)
     assert len({e.digest for e in trials}) == len(trials) > 1
+
+
+@pytest.mark.parametrize("name", COMPARED)
+def test_a_comparison_for_newcomers_fits_its_data_and_its_arms_differ_in_the_method_alone(name, data_root):
+    study = presets.PRESETS[name]()
+    trials = command.grid(study.experiment, {}, study.beside)
+    assert [type(e.method).__name__ for e in trials] == ["SPIRE", "FedAvg", "SharedRep", "PerFedAvg", "LocalOnly"]
+    spire, *others = (trial.resolve(e).method for e in trials)
+    assert spire.model.labels == () and spire.joining.steps == 100
+    for method in others:
+        assert (method.model, method.local, method.sampling) == (spire.model, spire.local, spire.sampling)
+        rounds = spire.rounds if hasattr(method, "averaging") else 1
+        assert method.rounds == rounds and getattr(method, "averaging", spire.averaging) == spire.averaging
+    steps = [getattr(method, "joining", spire.joining).steps for method in others]
+    assert steps == [100] * 4
+    rates = [method.joining.learning_rate for method in others[:2]]
+    assert rates == [pytest.approx(spire.local.learning_rate / 10)] * 2
 
 
 def test_arms_keep_to_the_axes_that_were_asked_for():
