@@ -140,9 +140,13 @@ class DPSGD(Averaged):
             after = {**after, **tree.prefixed(EMA, moved)}
         return after, metrics, events
 
+    def join(self, server: Params, rng: Generator) -> tuple[Params, Params]:
+        """All of the shared model, or of its moving average."""
+        return self._sampled(server), {}
+
     def deploy(self, server: Params, state: Params, data: Records, rng: Generator) -> Deployed:
-        """Sample the shared model, or its moving average."""
-        return deployed(self.model, self.sampling, shared=self._sampled(server), own=None)
+        """Sample the shared model, or its moving average; or what a client that joined later has made of it."""
+        return deployed(self.model, self.sampling, shared=self._sampled(server), own=tree.without(HELD, state) or None)
 
     def shared(self, server: Params) -> Shared:
         """The shared model, or its moving average."""
