@@ -255,12 +255,13 @@ class Mlflow(threading.Thread):
             c.set_tag(run, "mlflow.loggedArtifacts", json.dumps([{"path": "ledger.json", "type": "table"}]))
         if (partition := folder / "partition.png").exists():
             c.log_artifact(run, str(partition))
-        if (samples := folder / "samples.png").exists():
-            from PIL import Image
+        for name in ("samples", "newcomers"):
+            if (grid := folder / f"{name}.png").exists():
+                from PIL import Image
 
-            with Image.open(samples) as image:
-                c.set_tag(run, "raydiff.privacy.samples", image.info.get("privacy", "none"))
-                c.log_image(run, image.convert("RGB"), key="samples", step=0)
+                with Image.open(grid) as image:
+                    c.set_tag(run, f"raydiff.privacy.{name}", image.info.get("privacy", "none"))
+                    c.log_image(run, image.convert("RGB"), key=name, step=0)
 
     def _log(self, run: str, values: Mapping[str, float], *, step: int, at: float) -> None:
         from mlflow.entities import Metric

@@ -31,7 +31,7 @@ from raydiff.data.datasets import Dataset
 from raydiff.evaluation import evaluate, pictures
 from raydiff.evaluation.evaluate import ClientReport, Instruments
 from raydiff.federation import Client, Keys, LocalPool, Pool, Progress, rounds
-from raydiff.method import Demanding, Metrics
+from raydiff.method import Demanding, Metrics, Personalizing
 from raydiff.privacy import accountants
 from raydiff.privacy.ledger import Guarantee, Ledger
 from raydiff.store import INITIAL, Store, write_text
@@ -206,9 +206,7 @@ def _finish(trial: Trial, pool: Pool, progress: Progress, trained_s: float, cloc
         path = trial.folder / "artifacts" / "samples.png"
         pictures.sample_grid([r.pictures for r in reports], path, privacy=reports[0].privacy)
         _draw_partition(trial)
-        if late := trial.experiment.everyone[trial.experiment.clients :]:
-            joined = list(pool.evaluate(late, progress.sent, progress.number, "test"))
-            final.update({f"new/{k.removeprefix('eval/')}": v for k, v in evaluate.summarise(joined).items()})
+        final.update(_newcomers(trial, pool, progress))
     final["time/seconds"] = trained_s + time.perf_counter() - clock
     table = ledger.table(experiment.method.delta)
     columns = list(table[0]) if table else []
@@ -217,6 +215,22 @@ def _finish(trial: Trial, pool: Pool, progress: Progress, trained_s: float, cloc
     server, outsiders = guarantees(ledger, experiment)
     end(trial.folder, "finished", final=final, server=asdict(server), outsiders=asdict(outsiders), says=str(server))
     return final
+
+
+def _newcomers(trial: Trial, pool: Pool, progress: Progress) -> Metrics:
+    """What is measured of the clients that join now, and how much of the model they train."""
+    experiment, method = trial.experiment, trial.experiment.method
+    if not (late := experiment.everyone[experiment.clients :]):
+        return {}
+    reports = list(pool.evaluate(late, progress.sent, progress.number, "test"))
+    path = trial.folder / "artifacts" / "newcomers.png"
+    pictures.sample_grid([r.pictures for r in reports], path, privacy=reports[0].privacy)
+    found = {f"new/{k.removeprefix('eval/')}": v for k, v in evaluate.summarise(reports).items()}
+    if isinstance(method, Personalizing):
+        parts = method.join(progress.sent, seeding.generator(experiment.seed, "newcomers"))
+        personal, fixed = (float(sum(v.numel() for v in part.values())) for part in parts)
+        found |= {"new/parameters": personal, "new/parameters_share": personal / (personal + fixed)}
+    return found
 
 
 def guarantees(ledger: Ledger, experiment: Experiment) -> tuple[Guarantee, Guarantee]:

@@ -350,6 +350,12 @@ def joined(tiny: Experiment) -> Experiment:
     return replace(tiny, method=method, partition=Iid(), newcomers=late, evaluation=instruments)
 
 
+def tree_size(experiment: Experiment) -> int:
+    method = trial.resolve(experiment).method
+    assert isinstance(method, SPIRE)
+    return sum(v.numel() for v in method.trained_model.init(torch.Generator()).values())
+
+
 def test_newcomers_are_measured_and_send_nothing(joined: Experiment, tmp_path: Path) -> None:
     opened = open_trial(joined, tmp_path)
     final = execute(opened)[-1]
@@ -357,7 +363,10 @@ def test_newcomers_are_measured_and_send_nothing(joined: Experiment, tmp_path: P
         assert math.isfinite(final[f"new/{reading}"]) and math.isfinite(final[f"eval/{reading}"]), reading
     assert final["new/kd_cnn/all"] != final["eval/kd_cnn/all"]
     assert not [k for k in final if "fd_" in k or "label_accuracy" in k or "minor" in k]  # no labels are asked for
+    assert final["new/parameters"] == 32  # the embedding, as wide as the network
+    assert final["new/parameters_share"] == 32 / tree_size(joined)
     assert set(trial.ledger_of(opened.folder).bytes_by_client) == {0, 1}
+    assert (opened.folder / "artifacts" / "newcomers.png").exists()
 
 
 def test_newcomers_records_are_nobody_elses(joined: Experiment, tmp_path: Path) -> None:

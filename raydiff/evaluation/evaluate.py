@@ -22,6 +22,7 @@ from raydiff.method import Denoiser, Deployed, Metrics
 from raydiff.tree import Params
 
 GRID_COLUMNS = 2  # pictures of each class in a sample grid
+PICTURES = 10  # of a model that knows no classes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +65,7 @@ class ClientReport:
     scores: dict[str, dict[str, Tensor]]
     """PIA scores by denoiser ("global", "client"), then by role: the arguments of `membership.attack`."""
     pictures: Tensor
-    """(classes * GRID_COLUMNS, C, H, W): the first samples of each class."""
+    """(n, C, H, W): the first samples of each class, or of all where the model knows none."""
     privacy: str
     """`Deployed.privacy`: what is guaranteed for the client's own records when these pictures are published."""
 
@@ -105,7 +106,8 @@ class Instruments:
                 metrics["memorized_fraction"] = memorization.memorized_fraction(images, own.images)
                 if self.config.attack:
                     scores = {name: self._scores(name, z, deployed, own) for name, z in deployed.denoisers.items()}
-            return ClientReport(metrics, scores, _first_of_each(images, labels), deployed.privacy)
+            shown = _first_of_each(images, labels) if deployed.conditional else images[:PICTURES]
+            return ClientReport(metrics, scores, shown, deployed.privacy)
 
         return evaluate
 
