@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # `python analysis
 
 from analysis import load
 from analysis.frontier_table import network_of
+from analysis.interval import student
 from analysis.paired_plot import plot
 
 SAMPLERS = ("ddim", "ancestral")
@@ -115,18 +116,9 @@ def differences(found: pd.DataFrame) -> pd.DataFrame:
         for cell, pairs in both.groupby(CELL, dropna=False):
             gap = pairs["distance"] - pairs["distance_other"]
             means = pairs["distance"].mean(), pairs["distance_other"].mean()
-            rows.append((*cell, arm, against, *means, len(gap), *_interval(gap)))
+            rows.append((*cell, arm, against, *means, len(gap), *student(gap)))
     columns = [*CELL, "arm", "against", "arm_mean", "against_mean", "n", "mean", "low", "high"]
     return pd.DataFrame(rows, columns=columns)
-
-
-def _interval(values: pd.Series) -> tuple[float, float, float]:
-    """Mean and 95 % Student interval; NaN bounds for a single value."""
-    from scipy import stats
-
-    mean, n = float(values.mean()), len(values)
-    half = stats.t.ppf(0.975, n - 1) * float(values.std()) / math.sqrt(n) if n > 1 else math.nan
-    return mean, mean - half, mean + half
 
 
 def with_oracle(table: pd.DataFrame, oracle: pd.DataFrame) -> pd.DataFrame:
