@@ -15,7 +15,7 @@ from raydiff.diffusion.local import Training
 from raydiff.diffusion.networks import MLP
 from raydiff.evaluation.evaluate import Evaluation
 from raydiff.federation import rounds
-from raydiff.methods import PFDM, SPIRE, FedAvg, LocalOnly, SharedRep
+from raydiff.methods import DPSGD, PFDM, SPIRE, FedAvg, LocalOnly, Moon, Scaffold, SharedRep
 from raydiff.trial import Trial
 
 pytestmark = pytest.mark.ray
@@ -31,6 +31,9 @@ METHODS = {
     "localonly": LocalOnly(model=MODEL, local=TRAINING, sampling=DDIM),
     "spire": SPIRE(model=MODEL, rounds=2, local=TRAINING, sampling=DDIM),
     "sharedrep": SharedRep(model=MODEL, rounds=2, local=TRAINING, sampling=DDIM),
+    "scaffold": Scaffold(model=MODEL, rounds=2, local=dataclasses.replace(TRAINING, optimizer="sgd"), sampling=DDIM),
+    "moon": Moon(model=MODEL, rounds=3, local=TRAINING, sampling=DDIM),
+    "dpsgd": DPSGD(model=MODEL, rounds=2, local=TRAINING, sampling=DDIM),
 }
 SECRET = "00112233445566778899aabbccddeeff"
 
