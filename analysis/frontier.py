@@ -3,8 +3,8 @@
     python analysis/frontier.py SWEEP [--out DIR]     prints the table, writes frontier.png and frontier.csv
 
 A row is one trial, or the trials that differ in their seed only. Epsilons are ranked against each other
-within one kind (unit, relation, trust, delta, accountant) only; where there are several, table and plot say
-which is which.
+within one kind (unit, relation, trust, delta, accountant) only; where there are several, the tables have a column
+for each and the plot a series. Under central trust the epsilon is the one against outsiders.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # `python analysis/frontier.py` looks beside itself
 
 from analysis import load
+from analysis.frontier_kinds import spread
 from analysis.frontier_plot import drawable, plot
 from analysis.frontier_table import ranked_by, table
 from analysis.frontier_text import text
@@ -29,7 +30,7 @@ def write(sweep: Path, out: Path) -> str:
     runs = load.runs(sweep)
     frontier = table(runs)
     out.mkdir(parents=True, exist_ok=True)
-    frontier.to_csv(out / "frontier.csv", index=False)
+    spread(frontier).to_csv(out / "frontier.csv", index=False)
     if ranked_by(drawable(frontier)) is None:
         return f"{text(frontier)}\n\nno plot: no trial has a feature distance"
     plot(runs, out / "frontier.png")

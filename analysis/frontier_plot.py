@@ -10,6 +10,7 @@ from typing import Any
 
 import pandas as pd
 
+from analysis.frontier_kinds import NOTHING, against, kinds
 from analysis.frontier_table import DONE, floors_of, is_budget, network_of, ranked_by, records, swept, table
 from analysis.frontier_text import short
 from analysis.load import Row
@@ -18,10 +19,12 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 """Okabe and Ito's, which the colour-blind tell apart."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "*")
 LINES = ("-", "--", "-.", ":")
+WIDTH = 34
+"""Of the legend's lines, in characters."""
 FLOOR: Row = {"linestyle": (0, (6, 3)), "color": "0.45", "linewidth": 0.9}
 
 Style = tuple[str, str, str]
-"""Colour of the method; marker and line of the setting."""
+"""Colour of the series; marker and line of the setting, the marker of the series where there is one setting."""
 Styles = dict[tuple[str, str], Style]
 
 
@@ -36,7 +39,7 @@ def plot(runs: pd.DataFrame, path: Path) -> None:
     ranked, network = ranked_by(rows), network_of(rows)
     if ranked is None:
         raise ValueError("there is nothing to plot: no trial has a feature distance")
-    rows = rows.assign(setting=_setting(rows)).assign(x=lambda known: _places(known))
+    rows = rows.assign(series=_series(rows), setting=_setting(rows)).assign(x=lambda known: _places(known))
     distances = list(dict.fromkeys([ranked, f"fd_{network}/all"]))
     styles = _styles(rows)
     legend = _legend(rows, distances, styles)
@@ -50,7 +53,7 @@ def plot(runs: pd.DataFrame, path: Path) -> None:
         for _, (floor,) in floors_of(rows, [name]):
             axes.axhline(floor, zorder=1, **FLOOR)
         _draw_axis(axes, rows)
-    figure.supxlabel(f"ε against the server: {_kind_of_axis(rows)}", fontsize=9)
+    figure.supxlabel(textwrap.fill(_axis_title(rows), 80 * len(distances)), fontsize=9)
     figure.legend(handles=legend, loc="outside right upper", fontsize=8, frameon=False, handlelength=3.2)
     figure.savefig(path, metadata={"Software": None})
 
@@ -60,21 +63,31 @@ def drawable(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[rows["outcome"].isin(DONE) & rows["epsilon"].notna()]
 
 
+def _series(rows: pd.DataFrame) -> list[str]:
+    """The method; where there are several kinds of epsilon, with its kind."""
+    names = kinds(rows)
+    if len(names) < 2:
+        return list(rows["method"])
+    names[NOTHING] = NOTHING
+    return [f"{m}, {names.get(k, 'no guarantee')}" for m, k in zip(rows["method"], rows["kind"], strict=True)]
+
+
 def _setting(rows: pd.DataFrame) -> list[str]:
-    """In words, what was swept apart from the budget, which is the axis."""
-    fields = [f for f in swept(rows) if not is_budget(f)]
+    """In words, what was swept apart from the budget, which is the axis, and from what the kind says."""
+    fields = [f for f in swept(rows) if not is_budget(f) and f.rpartition(".")[2] not in ("privacy", "trust")]
     return [", ".join(f"{f} {short(r[f])}" for f in fields if r[f] is not None) for r in records(rows)]
 
 
 def _styles(rows: pd.DataFrame) -> Styles:
-    keys = list(dict.fromkeys(zip(rows["method"], rows["setting"], strict=True)))
-    methods = list(dict.fromkeys(method for method, _ in keys))
+    keys = list(dict.fromkeys(zip(rows["series"], rows["setting"], strict=True)))
+    names = list(dict.fromkeys(name for name, _ in keys))
     settings = sorted({setting for _, setting in keys}, key=lambda words: (not words, words))
     out = {}
-    for method, setting in keys:
+    for name, setting in keys:
         i = settings.index(setting)
-        colour = COLOURS[methods.index(method) % len(COLOURS)]
-        out[method, setting] = (colour, MARKERS[i % len(MARKERS)], LINES[i % len(LINES)])
+        marker = i if len(settings) > 1 else names.index(name)
+        colour = COLOURS[names.index(name) % len(COLOURS)]
+        out[name, setting] = (colour, MARKERS[marker % len(MARKERS)], LINES[i % len(LINES)])
     return out
 
 
@@ -86,9 +99,9 @@ def _range(rows: pd.DataFrame) -> tuple[float, float, float]:
 
 
 def _places(rows: pd.DataFrame) -> list[float]:
-    """x of each row: log10 epsilon; in a band, the (method, setting) pairs stand side by side."""
+    """x of each row: log10 epsilon; in a band, the (series, setting) pairs stand side by side."""
     low, high, width = _range(rows)
-    known = list(zip(rows["epsilon"], rows["method"], rows["setting"], strict=True))
+    known = list(zip(rows["epsilon"], rows["series"], rows["setting"], strict=True))
     out = []
     for key in known:
         if 0 < key[0] < math.inf:
@@ -102,8 +115,8 @@ def _places(rows: pd.DataFrame) -> list[float]:
 
 def _draw_points(axes: Any, rows: pd.DataFrame, name: str, styles: Styles) -> None:
     rings = rows[rows["pareto"] & (name == ranked_by(rows))]
-    for (method, setting), (colour, marker, line) in styles.items():
-        own = (rows["method"] == method) & (rows["setting"] == setting)
+    for (series, setting), (colour, marker, line) in styles.items():
+        own = (rows["series"] == series) & (rows["setting"] == setting)
         for outcome, face, edge, width in (("finished", colour, "white", 0.5), ("stopped", "none", colour, 1.4)):
             points = rows[own & (rows["outcome"] == outcome)].sort_values("x")
             look = {"marker": marker, "markersize": 6.5, "mfc": face, "mec": edge, "mew": width}
@@ -142,19 +155,15 @@ def _draw_axis(axes: Any, rows: pd.DataFrame) -> None:
     axes.set_axisbelow(True)
 
 
-def _kinds_in_plot(rows: pd.DataFrame) -> dict[str, list[str]]:
-    """{finite guarantee against the server, in words: the methods that have it}."""
-    finite = rows[(rows["epsilon"] < math.inf) & (rows["kind"] != "nothing sent")]
-    pairs = sorted(set(zip(finite["kind"], finite["method"], strict=True)))
-    kinds: dict[str, list[str]] = {}
-    for kind, method in pairs:
-        kinds.setdefault(kind.replace("delta ", "δ = "), []).append(method)
-    return kinds
+def _axis_title(rows: pd.DataFrame) -> str:
+    found = list(kinds(rows))
+    if len(found) > 1:
+        return "ε, of several kinds (see the legend): those of different kinds are not comparable"
+    return f"ε against {against(found[0])}: {_greek(found[0])}" if found else "ε against the server: none is finite"
 
 
-def _kind_of_axis(rows: pd.DataFrame) -> str:
-    kinds = list(_kinds_in_plot(rows))
-    return "of several kinds, see the legend" if len(kinds) > 1 else kinds[0] if kinds else "none is finite"
+def _greek(kind: str) -> str:
+    return kind.replace("delta ", "δ = ")
 
 
 def _legend(rows: pd.DataFrame, distances: Sequence[str], styles: Styles) -> list[Any]:
@@ -164,11 +173,12 @@ def _legend(rows: pd.DataFrame, distances: Sequence[str], styles: Styles) -> lis
         usual = {"linestyle": "none", "linewidth": 0.9, "color": "0.35", "markersize": 6.5}
         return Line2D([], [], label=words, **{**usual, **look})
 
-    methods = {method: colour for (method, _), (colour, _, _) in styles.items()}
     settings = {setting: (marker, line) for (_, setting), (_, marker, line) in sorted(styles.items())}
-    out = [entry(method, marker="o", color=colour) for method, colour in methods.items()]
+    several = len(settings) > 1  # then the marker tells the setting
+    looks = {name: (colour, "o" if several else marker) for (name, _), (colour, marker, _) in styles.items()}
+    out = [entry(textwrap.fill(name, WIDTH), color=c, marker=m) for name, (c, m) in looks.items()]
     if any(settings):
-        named = [(setting or "none of these", *look) for setting, look in settings.items()]
+        named = [(setting or "none of these", m if several else "", line) for setting, (m, line) in settings.items()]
         out += [entry(), *(entry(words, marker=m, linestyle=line) for words, m, line in sorted(named))]
     out.append(entry())
     if rows["pareto"].any():
@@ -180,7 +190,7 @@ def _legend(rows: pd.DataFrame, distances: Sequence[str], styles: Styles) -> lis
         out.append(entry(f"floor: real half\nagainst real half{each}", **FLOOR))
     if rows["n"].max() > 1:
         out.append(entry("standard deviation\nover seeds", marker="|", markersize=10))
-    if len(kinds := _kinds_in_plot(rows)) > 1:
-        words = [textwrap.fill(f"ε of {', '.join(m)}: {kind}", 32) for kind, m in kinds.items()]
-        out += [entry(), *map(entry, words)]
+    if len(found := kinds(rows)) > 1:
+        words = [f"ε {_greek(kind)}; against {against(kind)}" for kind in found]
+        out += [entry(), *(entry(textwrap.fill(line, WIDTH)) for line in words)]
     return out

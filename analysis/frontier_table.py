@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
+from analysis.frontier_kinds import kind_of, stated
 from analysis.load import Row
 
 DONE = ("finished", "stopped")
@@ -34,9 +35,10 @@ def table(runs: pd.DataFrame) -> pd.DataFrame:
     """One row per setting and outcome, sorted by method and what was swept, from `load.runs`.
 
     Columns: method; what was swept, under short names (text "none" where the field is empty, NaN where there
-    is no such field); then n (seeds), outcome, reason, pareto, epsilon and its kind, `fd_<network>/<group>`
-    with `_std` and `_floor`, minor_ddim and minor_ancestral (by each sampler of the client's chain), label_accuracy,
-    auc_global and auc_client with `_low` and `_high` (95 %, of a single seed), bytes_up, seconds, auc_ceiling, digests.
+    is no such field); then n (seeds), outcome, reason, pareto, epsilon and its kind as stated (against the server;
+    where that is infinite, against outsiders), both against outsiders, `fd_<network>/<group>` with `_std` and
+    `_floor`, minor_ddim and minor_ancestral (by each sampler of the client's chain), label_accuracy, auc_global and
+    auc_client with `_low` and `_high` (95 %, of a single seed), bytes_up, seconds, auc_ceiling, digests.
     Epsilon and auc_ceiling are guarantees: the largest over seeds. The others are means, with `_std`. A stopped trial's
     distances are from the validation split.
     Raises ValueError where trials used several feature networks.
@@ -53,12 +55,16 @@ def table(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _settings(runs: pd.DataFrame) -> dict[str, str]:
-    """{path: short name} of the config columns that vary among the trials that have them; the budget last."""
+    """{path: short name} of the config columns that vary among the trials that have them; the budget last.
+
+    Of a part that is there or not, its fields tell which.
+    """
     config = [c for c in map(str, runs) if "/" not in c and c not in ("digest", "outcome", "reason", "method")]
     config = [c for c in config if not NOT_SETTINGS.match(c)]
     varying = [c for c in config if runs.loc[_has(runs, c), c].nunique(dropna=False) > 1]
     if any(c.startswith("data.") for c in varying):
         varying = [c for c in varying if c not in RESOLVED]
+    varying = [c for c in varying if runs[c].nunique() > 1 or not any(v.startswith(f"{c}.") for v in varying)]
     varying.sort(key=is_budget)
     return {path: _short_name(path, [p for p in varying if p != path]) for path in varying}
 
@@ -85,7 +91,8 @@ def _numbers(runs: pd.DataFrame) -> pd.DataFrame:
     out = runs[["outcome", "reason"]].copy()
     for view, suffix in (("server", ""), ("outsiders", "_outsiders")):
         out[f"epsilon{suffix}"] = _column(runs, f"{view}/epsilon")
-        out[f"kind{suffix}"] = [_kind(run, view) for run in records(runs)]
+        out[f"kind{suffix}"] = [kind_of(run, view) for run in records(runs)]
+    out = stated(out)
     groups = GROUPS if network else ()
     for name in [f"fd_{network}/{group}{floor}" for group in groups for floor in ("", "_floor")]:
         test, validation = _column(runs, f"final/eval/{name}"), _column(runs, f"last/validation/{name}")
@@ -102,20 +109,6 @@ def _numbers(runs: pd.DataFrame) -> pd.DataFrame:
 
 def _column(runs: pd.DataFrame, name: str) -> pd.Series:
     return runs[name].astype(float) if name in runs else pd.Series(math.nan, runs.index)
-
-
-def _kind(run: Row, view: str) -> str:
-    """What the epsilon speaks of, in words."""
-    of = {k.removeprefix(f"{view}/"): v for k, v in run.items() if k.startswith(f"{view}/")}
-    if of["epsilon"] is None:
-        return "not recorded"
-    if of["epsilon"] == math.inf:
-        return f"no guarantee: {of['unprotected'] or 'noise of scale 0'}"
-    if of["unit"] is None:
-        return "nothing sent" if of["epsilon"] == 0 else "unit, relation and trust not recorded"
-    about = f"per {of['unit']}, {of['relation'].replace('_', '-')}, {of['trust']} trust"
-    stated = f"{about}, delta {of['delta']:g}, {of['accountant']} accountant"
-    return f"{stated}; public by declaration: {of['declared']}" if of["declared"] else stated
 
 
 def _row(group: pd.DataFrame, by: Sequence[str]) -> Row:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pandas as pd
 
+from analysis.frontier_kinds import NOTHING, against, epsilons, kinds
 from analysis.frontier_table import DONE, GROUPS, SAMPLERS, floors_of, network_of, ranked_by, records, swept
 from analysis.load import Row
 
@@ -40,7 +41,7 @@ def _grid(rows: pd.DataFrame) -> list[str]:
 
 
 def _columns(rows: pd.DataFrame) -> Iterator[Column]:
-    known, kinds, network = records(rows), _kinds(rows), network_of(rows)
+    known, network = records(rows), network_of(rows)
     yield "", "", ["o" if r["outcome"] == "stopped" else "*" if r["pareto"] else "" for r in known]
     yield "", "method", [r["method"] for r in known]
     for name in swept(rows):
@@ -48,11 +49,7 @@ def _columns(rows: pd.DataFrame) -> Iterator[Column]:
         yield above + dot, last, [short(r[name]) for r in known]
     if rows["n"].max() > 1:
         yield "", "n", [str(r["n"]) for r in known]
-    for view in _views(rows):
-        against = view.removeprefix("_") or "server"
-        yield "epsilon", against, [_epsilon(r[f"epsilon{view}"], r[f"kind{view}"]) for r in known]
-        if len(kinds) > 1:
-            yield "", "kind", [kinds.get(r[f"kind{view}"], "") for r in known]
+    yield from _epsilons(rows)
     for group in GROUPS if network else ():
         yield f"fd_{network}", group, [_mean(r, f"fd_{network}/{group}") for r in known]
     for sampler in SAMPLERS if network else ():
@@ -65,16 +62,21 @@ def _columns(rows: pd.DataFrame) -> Iterator[Column]:
     yield "", "seconds", [_number(r["seconds"], 3) for r in known]
 
 
-def _views(rows: pd.DataFrame) -> list[str]:
-    """Against whom epsilon is shown, as column suffixes: outsiders only where they differ from the server."""
-    same = (rows["kind"] == rows["kind_outsiders"]) & ~rows["epsilon"].sub(rows["epsilon_outsiders"]).abs().gt(0)
-    return [""] if same.all() else ["", "_outsiders"]
+def _epsilons(rows: pd.DataFrame) -> Iterator[Column]:
+    """One column; where there are several kinds, one for each, headed by its letter."""
+    known, several = records(rows), _letters(rows)
+    if len(several) < 2:
+        central = any(against(kind) != "the server" for kind in several)
+        yield "epsilon", "outsiders" if central else "server", [_epsilon(r["epsilon"], r["kind"]) for r in known]
+        return
+    for kind, letter in several.items():
+        cells = ["-" if math.isnan(e) else _epsilon(e) for e in epsilons(rows, kind)]
+        yield "epsilon", letter, ["?" if r["epsilon"] is None else c for r, c in zip(known, cells, strict=True)]
 
 
-def _kinds(rows: pd.DataFrame) -> dict[str, str]:
-    """{kind: letter} of the finite guarantees that are shown."""
-    kinds = {k for view in _views(rows) for k in rows.loc[rows[f"epsilon{view}"] < math.inf, f"kind{view}"]}
-    return {kind: chr(ord("a") + i) for i, kind in enumerate(sorted(kinds - {"nothing sent"}))}
+def _letters(rows: pd.DataFrame) -> dict[str, str]:
+    """{kind: letter} of the finite guarantees."""
+    return {kind: chr(ord("a") + i) for i, kind in enumerate(kinds(rows))}
 
 
 def short(value: Any) -> str:
@@ -85,11 +87,11 @@ def short(value: Any) -> str:
     return shown if len(shown) <= 16 else f"{shown[:15]}…"
 
 
-def _epsilon(epsilon: float | None, kind: str) -> str:
+def _epsilon(epsilon: float | None, kind: str = "") -> str:
     if epsilon is None:
         return "?"
     if epsilon == 0:
-        return "0 (nothing sent)" if kind == "nothing sent" else "0"
+        return f"0 ({NOTHING})" if kind == NOTHING else "0"
     return f"{epsilon:.2f}" if epsilon >= 0.1 else f"{epsilon:.2g}"
 
 
@@ -136,9 +138,12 @@ def _floor_cells(rows: pd.DataFrame, columns: Sequence[Column]) -> list[list[str
 
 def _notes(rows: pd.DataFrame) -> list[str]:
     """What the numbers mean."""
-    kinds, network, distance = _kinds(rows), network_of(rows), ranked_by(rows)
-    several, against = len(kinds) > 1, "the server" if _views(rows) == [""] else "the server, outsiders"
-    notes = [f"epsilon{f' {a}' if several else ''} (against {against}): {kind}" for kind, a in kinds.items()]
+    letters, network, distance = _letters(rows), network_of(rows), ranked_by(rows)
+    several = len(letters) > 1
+    notes = [f"epsilon{f' {a}' if several else ''} (against {against(kind)}): {kind}" for kind, a in letters.items()]
+    if several:
+        notes.append("epsilons of different kinds are not comparable; -: the row has none of this kind")
+        notes += ["epsilon 0: nothing sent"] if (rows["kind"] == NOTHING).any() else []
     bare = {k.removeprefix("no guarantee: ") for k in rows["kind"] if k.startswith("no guarantee")}
     notes += [f"epsilon inf: no guarantee ({'; '.join(sorted(bare))})"] if bare else []
     if distance is not None:

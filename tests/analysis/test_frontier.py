@@ -16,7 +16,7 @@ import pandas as pd
 import pytest
 from test_load import GAUSSIAN, ROOT, finished, line, write_trial
 
-from analysis import frontier, frontier_plot, frontier_table, frontier_text, load
+from analysis import frontier, frontier_kinds, frontier_plot, frontier_table, frontier_text, load
 
 NETWORKS = ({"kind": "MLP", "width": 256}, {"kind": "UNet", "channels": 32})
 ATTACK = {"attack/global/auc": 0.55, "attack/global/auc_low": 0.51, "attack/global/auc_high": 0.59}
@@ -66,6 +66,38 @@ def small(sweep: Path, *ends: tuple[str, float, float], **changes: Any) -> pd.Da
     for i, (method, epsilon, distance) in enumerate(ends):
         write_trial(sweep, f"t{i}", method=method, clients=i + 2, outcome=finished(epsilon, distance, **changes))
     return load.runs(sweep)
+
+
+CLIENT: dict[str, Any] = {"unit": "client", "relation": "replace_one", "declared": []}
+SAMPLED: dict[str, Any] = {"relation": "add_remove", "accountant": "rdp", "declared": ["examples"]}
+
+
+def dp_fedavg(sweep: Path, digest: str, epsilon: float, distance: float, *, trust: str) -> None:
+    """Of client-level privacy; under central trust the server sees the updates, outsiders what it publishes."""
+    end = finished(epsilon, distance, **CLIENT, trust=trust)
+    if trust == "central":
+        bare = {"epsilon": math.inf, "unit": None, "relation": None, "trust": "local", "unprotected": ["clipped"]}
+        end["server"] = {**end["server"], **bare}
+    privacy = {"kind": "ClientPrivacy", "epsilon": round(epsilon), "clip": 1.0, "trust": trust}
+    fields = {"averaging": {"kind": "Averaging", "weights": "uniform", "privacy": privacy}}
+    write_trial(sweep, digest, method="FedAvg", fields=fields, outcome=end)
+
+
+def write_kinds(sweep: Path) -> Path:
+    """Four kinds of epsilon, an unprotected trial and one that sends nothing."""
+    for i, (epsilon, distance) in enumerate(((0.98, 4.0), (9.5, 2.5))):
+        fields = {"epsilon": round(epsilon)}
+        end = finished(epsilon, distance, **SAMPLED)
+        write_trial(sweep, f"a{i}", method="DPSGD", fields=fields, outcome=end)
+    for i, (epsilon, distance) in enumerate(((10.0, 9.0), (50.0, 6.0))):
+        dp_fedavg(sweep, f"b{i}", epsilon, distance, trust="local")
+        dp_fedavg(sweep, f"c{i}", epsilon, distance - 4, trust="central")
+    unprotected = {"averaging": {"kind": "Averaging", "weights": "uniform", "privacy": None}}
+    write_trial(sweep, "d", method="FedAvg", fields=unprotected, outcome=finished(math.inf, 1.2))
+    write_trial(sweep, "e", method="LocalOnly", outcome=finished(0.0, 5.5))
+    for i, (epsilon, distance) in enumerate(((9.7, 3.0), (48.9, 3.5))):
+        write_trial(sweep, f"f{i}", fields={"epsilon": round(epsilon)}, outcome=finished(epsilon, distance))
+    return sweep
 
 
 def stop(sweep: Path, digest: str, epsilon: float, distance: float, **fields: Any) -> None:
@@ -167,7 +199,7 @@ def test_epsilons_of_different_kinds_are_not_ranked_against_each_other(tmp_path:
     text = frontier.text(table.reset_index())
     assert re.search(r"^epsilon a .*: per client, replace-one", text, re.M)
     assert re.search(r"^epsilon b .*: per example, replace-one", text, re.M)
-    assert re.search(r"DPSGD +8\.00 +a ", text) and re.search(r"PFDM +5\.00 +b ", text)
+    assert re.search(r"DPSGD +8\.00 +- ", text) and re.search(r"PFDM +- +5\.00 ", text)
 
 
 def test_distances_of_two_networks_are_refused(tmp_path: Path) -> None:
@@ -175,6 +207,31 @@ def test_distances_of_two_networks_are_refused(tmp_path: Path) -> None:
     write_trial(tmp_path, "b", outcome=finished(5.0, 1.0, **{"eval/fd_inception/minor": 20.0}))
     with pytest.raises(ValueError, match="several feature networks cannot share a table: cnn, inception"):
         frontier.table(load.runs(tmp_path))
+
+
+def test_under_central_trust_the_stated_guarantee_is_the_outsiders(tmp_path: Path) -> None:
+    dp_fedavg(tmp_path, "a", 10.0, 2.0, trust="central")
+    dp_fedavg(tmp_path, "b", 50.0, 1.0, trust="central")
+    dp_fedavg(tmp_path, "c", 60.0, 1.5, trust="central")
+    table = frontier.table(load.runs(tmp_path))
+    assert list(table["epsilon"]) == [10.0, 50.0, 60.0]
+    assert list(table["pareto"]) == [True, True, False]
+    kind = "per client, replace-one, central trust, delta 1e-05, exact accountant"
+    assert set(table["kind"]) == {kind}
+    text = frontier.text(table)
+    assert text.splitlines()[1].split()[:3] == ["method", "epsilon", "outsiders"]
+    assert f"\nepsilon (against outsiders only; the server sees the updates): {kind}\n" in text
+    assert "inf" not in text
+
+
+def test_pareto_within_each_kind_and_against_what_holds_for_every_kind(tmp_path: Path) -> None:
+    table = frontier.table(load.runs(write_kinds(tmp_path))).set_index("digests")
+    best = {"a0", "a1", "c0", "c1", "d", "e", "f0"}  # e sends nothing and beats b0 and b1; f0 beats f1
+    assert set(table.index[table["pareto"]]) == best
+
+
+def test_presence_of_a_part_is_no_column_beside_its_fields(tmp_path: Path) -> None:
+    assert swept(frontier.table(load.runs(write_kinds(tmp_path)))) == ["trust", "method.epsilon", "privacy.epsilon"]
 
 
 # ------------------------------------------------------------------------------------------------- as text
@@ -280,8 +337,68 @@ def test_outsiders_have_a_column_where_they_know_less(tmp_path: Path) -> None:
     end["outsiders"] = {**end["server"], "epsilon": 1.5, "trust": "central"}
     write_trial(tmp_path, "a", outcome=end)
     text = frontier.text(frontier.table(load.runs(tmp_path)))
-    assert re.search(r"PFDM +9\.00 +b +1\.50 +a ", text)
-    assert text.splitlines()[1].split()[:5] == ["method", "server", "kind", "outsiders", "kind"]
+    assert text.splitlines()[1].split()[:3] == ["method", "a", "b"]
+    assert re.search(r"PFDM +1\.50 +9\.00 ", text)
+    assert re.search(r"^epsilon a \(against outsiders only.* central trust, ", text, re.M)
+
+
+def test_several_kinds_have_a_column_each(tmp_path: Path) -> None:
+    """a: client, central; b: client, local; c: example, add-remove; d: example, replace-one."""
+    text = frontier.text(frontier.table(load.runs(write_kinds(tmp_path))))
+    above, names = (line.split() for line in text.splitlines()[:2])
+    assert above[:6] == ["method.", "privacy.", *["epsilon"] * 4]
+    assert names[:8] == ["method", "trust", "epsilon", "epsilon", "a", "b", "c", "d"]
+    rows = [row.lstrip("*").split()[:8] for row in body(text)]
+    assert [" ".join(row) for row in rows] == [
+        "DPSGD - 1 - - - 0.98 -",
+        "DPSGD - 10 - - - 9.50 -",
+        "FedAvg central - 10 10.00 - - -",
+        "FedAvg central - 50 50.00 - - -",
+        "FedAvg local - 10 - 10.00 - -",
+        "FedAvg local - 50 - 50.00 - -",
+        "FedAvg - - - inf inf inf inf",
+        "LocalOnly - - - 0 0 0 0",
+        "PFDM - 10 - - - - 9.70",
+        "PFDM - 49 - - - - 48.90",
+    ]
+    central = "per client, replace-one, central trust, delta 1e-05, exact accountant"
+    assert f"\nepsilon a (against outsiders only; the server sees the updates): {central}\n" in text
+    sampled = "per example, add-remove, local trust, delta 1e-05, rdp accountant; public by declaration: examples"
+    assert f"\nepsilon c (against the server): {sampled}\n" in text
+    assert "\nepsilon 0: nothing sent\n" in text
+    assert "\nepsilon inf: no guarantee (weights sent as they are)\n" in text
+
+
+def test_what_a_stopped_trial_did_not_record_is_unknown_in_every_column(tmp_path: Path) -> None:
+    write_kinds(tmp_path)
+    write_trial(tmp_path, "g", method="MOON", outcome={"outcome": "stopped"})
+    text = frontier.text(frontier.table(load.runs(tmp_path)))
+    assert re.search(r"^o  MOON +- +- +- +\? +\? +\? +\? ", text, re.M)
+
+
+def test_csv_has_a_column_for_each_kind(tmp_path: Path) -> None:
+    frontier.write(write_kinds(tmp_path / "s"), tmp_path / "o")
+    table = pd.read_csv(tmp_path / "o" / "frontier.csv").set_index("digests")
+    central, local = (f"epsilon [per client, replace-one, {trust} trust]" for trust in ("central", "local"))
+    sampled, own = (f"epsilon [per example, {relation}, local trust]" for relation in ("add-remove", "replace-one"))
+    assert [c for c in table if c.startswith("epsilon")] == [central, local, sampled, own]
+    assert dict(table[central].dropna()) == {"c0": 10.0, "c1": 50.0, "d": math.inf, "e": 0.0}
+    assert dict(table[sampled].dropna()) == {"a0": 0.98, "a1": 9.5, "d": math.inf, "e": 0.0}
+    assert table.loc["f0", [central, local, sampled]].isna().all() and table.loc["f0", own] == 9.7
+
+
+def test_csv_of_one_kind_has_one_column(tmp_path: Path) -> None:
+    write_trial(tmp_path / "s", "a", outcome=finished(9.0, 2.0))
+    frontier.write(tmp_path / "s", tmp_path / "o")
+    assert list(pd.read_csv(tmp_path / "o" / "frontier.csv")["epsilon"]) == [9.0]
+
+
+def test_kinds_that_differ_in_delta_only_are_named_in_full(tmp_path: Path) -> None:
+    for digest, method, delta in (("a", "PFDM", 1e-5), ("b", "DPSGD", 1e-6)):
+        write_trial(tmp_path, digest, method=method, outcome=finished(9.0, 2.0, delta=delta))
+    known = "exact accountant; public by declaration: labels"
+    both = [f"per example, replace-one, local trust, delta {delta}, {known}" for delta in ("1e-05", "1e-06")]
+    assert frontier_kinds.kinds(frontier.table(load.runs(tmp_path))) == dict(zip(both, both, strict=True))
 
 
 def test_protocol_only_has_privacy_and_cost_and_no_plot(tmp_path: Path) -> None:
@@ -349,8 +466,11 @@ def test_plot_says_what_it_shows(grid: pd.DataFrame, monkeypatch: pytest.MonkeyP
     assert "floor: real half\nagainst real half\n(one per value of clients)" in legend(figure)
 
 
-def test_nothing_overlaps_in_the_plot(seeded: pd.DataFrame, monkeypatch: pytest.MonkeyPatch) -> None:
-    figure = drawn(seeded, monkeypatch)
+@pytest.mark.parametrize("sweep", ["seeded", "kinds"])
+def test_nothing_overlaps_in_the_plot(
+    sweep: str, seeded: pd.DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figure = drawn(seeded if sweep == "seeded" else load.runs(write_kinds(tmp_path)), monkeypatch)
     labels = [label for axes in figure.axes for label in axes.get_xticklabels()]
     titles = [axes.yaxis.label for axes in figure.axes]
     boxes = [words.get_window_extent() for words in (*labels, *titles, figure._supxlabel, figure.legends[0])]
@@ -410,10 +530,50 @@ def test_plot_names_the_kinds_where_there_are_several(tmp_path: Path, monkeypatc
     write_trial(tmp_path, "a", method="PFDM", outcome=finished(5.0, 1.0))
     write_trial(tmp_path, "b", method="DPSGD", outcome=finished(8.0, 2.0, unit="client"))
     figure = drawn(load.runs(tmp_path), monkeypatch)
-    assert figure.get_supxlabel() == "ε against the server: of several kinds, see the legend"
     words = [text.replace("\n", " ") for text in legend(figure)]
-    assert any(w.startswith("ε of DPSGD: per client") for w in words)
-    assert any(w.startswith("ε of PFDM: per example") for w in words)
+    assert words[:2] == ["DPSGD, per client, replace-one, local trust", "PFDM, per example, replace-one, local trust"]
+    known = "local trust, δ = 1e-05, exact accountant; public by declaration: labels; against the server"
+    assert words[-2:] == [f"ε per client, replace-one, {known}", f"ε per example, replace-one, {known}"]
+
+
+def test_each_method_kind_and_setting_is_a_series(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figure = drawn(load.runs(write_kinds(tmp_path)), monkeypatch)
+    title = "ε, of several kinds (see the legend): those of different kinds are not comparable"
+    assert figure.get_supxlabel() == title
+    words = [text.replace("\n", " ") for text in legend(figure)]
+    assert words[:7] == [
+        "DPSGD, per example, add-remove, local trust",
+        "FedAvg, per client, replace-one, central trust",
+        "FedAvg, per client, replace-one, local trust",
+        "FedAvg, no guarantee",
+        "LocalOnly, nothing sent",
+        "PFDM, per example, replace-one, local trust",
+        "",
+    ]
+    assert words[7] == "Pareto-optimal"  # trust and budgets are no settings: the series and the axis tell them
+    points = [bar[0] for bar in figure.axes[0].containers if len(bar[0].get_xdata())]
+    looks = [(line.get_color(), line.get_marker()) for line in points]
+    handles = [(entry.get_color(), entry.get_marker()) for entry in figure.legends[0].legend_handles[:6]]
+    assert looks == handles
+    assert [len(set(of)) for of in zip(*looks, strict=True)] == [6, 6]  # colours, markers
+    central = points[1]
+    assert list(central.get_ydata()) == [5.0, 2.0] and list(central.get_xdata()) == [1.0, math.log10(50)]
+
+
+def test_kinds_and_settings_share_the_legend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for clients in (2, 4):
+        write_trial(tmp_path, f"a{clients}", clients=clients, outcome=finished(5.0, 1.0))
+        end = finished(8.0, 2.0, **SAMPLED)
+        write_trial(tmp_path, f"b{clients}", method="DPSGD", clients=clients, outcome=end)
+    words = [text.replace("\n", " ") for text in legend(drawn(load.runs(tmp_path), monkeypatch))]
+    series = ["DPSGD, per example, add-remove, local trust", "PFDM, per example, replace-one, local trust"]
+    assert words[:5] == [*series, "", "clients 2", "clients 4"]
+
+
+def test_the_axis_of_central_trust_says_against_whom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dp_fedavg(tmp_path, "a", 10.0, 2.0, trust="central")
+    title = drawn(load.runs(tmp_path), monkeypatch).get_supxlabel()
+    assert title.startswith("ε against outsiders only; the server sees the updates: per client, replace-one, central")
 
 
 def test_without_minority_all_classes_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -451,7 +611,7 @@ def test_command_fails_with_one_line_and_code_2(
     assert (end.value.code, *capsys.readouterr()) == (2, "", said)
 
 
-@pytest.mark.parametrize("module", [load, frontier, frontier_table, frontier_text, frontier_plot])
+@pytest.mark.parametrize("module", [load, frontier, frontier_kinds, frontier_table, frontier_text, frontier_plot])
 def test_analysis_imports_neither_ray_nor_torch(module: ModuleType) -> None:
     tree = ast.parse(Path(str(module.__file__)).read_text())
     names = [a.name for node in ast.walk(tree) if isinstance(node, ast.Import) for a in node.names]

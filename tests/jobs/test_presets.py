@@ -72,6 +72,21 @@ def test_a_comparison_for_newcomers_fits_its_data_and_its_arms_differ_in_the_met
     assert rates == [pytest.approx(spire.local.learning_rate / 10)] * 2
 
 
+def test_the_frontier_has_every_kind_of_guarantee_and_differs_in_method_and_privacy_alone():
+    study = presets.frontier()
+    assert study.grid == {"seed": ("0", "1", "2")}
+    methods = [trial.resolve(e).method for e in command.grid(study.experiment, {}, study.beside)]
+    assert len({(m.local, m.model, m.sampling) for m in methods}) == 1
+    averaged = [m.averaging for m in methods if hasattr(m, "averaging")]
+    assert {a.weights for a in averaged} == {"uniform"}
+    privacy = [a.privacy and (a.privacy.trust, a.privacy.epsilon) for a in averaged]
+    private = [(trust, epsilon) for trust in ("local", "central") for epsilon in (10.0, 50.0, 200.0)]
+    assert privacy == [None, None, None, *private, None]
+    budgets = [(type(m).__name__, m.epsilon) for m in methods if hasattr(m, "epsilon")]
+    assert budgets == [*(("PFDM", e) for e in (10.0, 50.0, 200.0)), *(("DPSGD", e) for e in (1.0, 10.0, 50.0))]
+    assert [type(m).__name__ for m in methods[-2:]] == ["FedAvg", "LocalOnly"]
+
+
 def test_arms_keep_to_the_axes_that_were_asked_for():
     study = presets.collaboration()
     base = config.override(study.experiment, {"method.clip": 5.0})
