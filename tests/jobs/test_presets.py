@@ -81,10 +81,10 @@ def test_the_frontier_has_every_kind_of_guarantee_and_differs_in_method_and_priv
     assert {a.weights for a in averaged} == {"uniform"}
     privacy = [a.privacy and (a.privacy.trust, a.privacy.epsilon) for a in averaged]
     private = [(trust, epsilon) for trust in ("local", "central") for epsilon in (10.0, 50.0, 200.0)]
-    assert privacy == [None, None, None, *private, None]
+    assert privacy == [None, None, None, *private, ("central", 10.0), None]
     budgets = [(type(m).__name__, m.epsilon) for m in methods if hasattr(m, "epsilon")]
     assert budgets == [*(("PFDM", e) for e in (10.0, 50.0, 200.0)), *(("DPSGD", e) for e in (1.0, 10.0, 50.0))]
-    assert [type(m).__name__ for m in methods[-2:]] == ["FedAvg", "LocalOnly"]
+    assert [type(m).__name__ for m in methods[-3:]] == ["SPIRE", "FedAvg", "LocalOnly"]
 
 
 def test_arms_keep_to_the_axes_that_were_asked_for():
