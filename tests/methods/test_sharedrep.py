@@ -7,29 +7,21 @@ from pathlib import Path
 
 import pytest
 import torch
+from toys import KEYS, records
 
 from raydiff import tree
 from raydiff.config import Experiment
-from raydiff.data.records import Records
 from raydiff.diffusion.networks import UNet
-from raydiff.federation import Client, Keys, LocalPool, Progress, rounds
+from raydiff.federation import Client, LocalPool, Progress, rounds
 from raydiff.method import Method, Round, Upload
 from raydiff.methods import FedAvg, SharedRep
 from raydiff.seeding import generator
 from raydiff.store import Store
 
-KEYS = Keys(3, b"0123456789abcdef", "digest")
-
 
 @pytest.fixture(scope="module")
 def method(tiny: Experiment) -> SharedRep:
     return SharedRep(model=tiny.method.model, local=tiny.method.local, rounds=3)
-
-
-def records(client: int, n: int = 12) -> Records:
-    rng = generator(client, "records")
-    images = torch.rand(n, 1, 8, 8, generator=rng) * 2 - 1
-    return Records(images, torch.randint(10, (n, 1), generator=rng), torch.arange(n))
 
 
 def run(method: Method, store: Path | None = None) -> list[Progress]:

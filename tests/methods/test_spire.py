@@ -7,20 +7,19 @@ from dataclasses import replace
 
 import pytest
 import torch
+from toys import KEYS, records
 
 from raydiff import tree
 from raydiff.averaging import Averaging
 from raydiff.config import Experiment
-from raydiff.data.records import Records
 from raydiff.diffusion.local import Training, fit_personal
 from raydiff.diffusion.networks import CLIENT, MLP, UNet
-from raydiff.federation import Client, Keys, LocalPool, Progress, rounds
+from raydiff.federation import Client, LocalPool, Progress, rounds
 from raydiff.method import Method, Metrics, Round, Upload
 from raydiff.methods import SPIRE, FedAvg
 from raydiff.seeding import generator
 from raydiff.tree import Params
 
-KEYS = Keys(3, b"0123456789abcdef", "digest")
 UNIFORM = Averaging(weights="uniform")
 
 
@@ -28,12 +27,6 @@ UNIFORM = Averaging(weights="uniform")
 def method(tiny: Experiment) -> SPIRE:
     model = replace(tiny.method.model, conditional=False, labels=())
     return SPIRE(model=model, local=tiny.method.local, rounds=3, joining=Training(steps=4, batch=4, decay="constant"))
-
-
-def records(client: int, n: int = 12) -> Records:
-    rng = generator(client, "records")
-    images = torch.rand(n, 1, 8, 8, generator=rng) * 2 - 1
-    return Records(images, torch.randint(10, (n, 1), generator=rng), torch.arange(n))
 
 
 class Watching(LocalPool):
