@@ -173,7 +173,9 @@ class _Silent(NoiseStream):
 def test_events_say_what_was_sent(fedavg: FedAvg) -> None:
     local, central = (run(private(fedavg, trust=t))[-1].ledger for t in ("local", "central"))
     ratio = ClientPrivacy().std(3) / 2
-    assert {e.event for e in local.entries} == {Gaussian(ratio, "client", "replace_one", "local")}
+    assert {e.event for e in local.entries} == {
+        Gaussian(ratio, "client", "replace_one", "local", declared=("examples",))  # the server sees how many
+    }
     assert {e.event for e in central.entries} == {
         NonPrivate("clipped updates, to a server trusted to add the noise"),
         Gaussian(ratio, "client", "replace_one", "central"),

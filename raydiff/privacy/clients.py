@@ -5,7 +5,8 @@ either the client adds the noise itself (local trust: it holds against the serve
 the clipped updates, adds it to their sum (central trust: it holds against everybody else, the other clients included).
 
 Deviations: no amplification by sampling clients, since a server sees who takes part and rounds have fixed counts; the
-relation is replace-one, for the number of clients is public.
+relation is replace-one, for the number of clients is public. Under local trust so is each client's number of records,
+which the server sees: it is declared in the event.
 """
 
 from __future__ import annotations

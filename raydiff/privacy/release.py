@@ -185,13 +185,15 @@ def gaussian_records(
 def gaussian_update(value: Params, *, clip: float, std: float, noise: NoiseStream) -> Release:
     """Release `value * min(1, clip / ||value||) + std * z`, the norm over all leaves together (DP-FedAvg, client unit).
 
-    Replacing all of the client's records moves it by at most 2 * clip. Raises ValueError for values that are not
+    Replacing all of the client's records moves it by at most 2 * clip. How many they are travels beside every release
+    (`Upload.examples`): it is public by declaration. Raises ValueError for values that are not
     finite, and for a bad clip or std.
     """
     if not (clip > 0 and std >= 0 and math.isfinite(clip)):
         raise ValueError(f"clip must be > 0 and finite, std >= 0, got {clip} and {std}")
     noisy = noised(clipped_update(value, clip), std=std, noise=noise)
-    return Release(noisy, Gaussian(std / (2 * clip), "client", "replace_one", "local"), _KEY)
+    event = Gaussian(std / (2 * clip), "client", "replace_one", "local", declared=("examples",))
+    return Release(noisy, event, _KEY)
 
 
 def clipped_update(value: Params, clip: float) -> Params:
