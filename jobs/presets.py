@@ -235,14 +235,14 @@ def clients() -> Study:
             "data": replace(SMALL_MNIST, test=400),
             "evaluation": Evaluation(attack=False, clients=16),
             "method.model.network": MLP(width=256, skip=True),
-            "method.local.steps": 500,
-            "method.server.steps": 1000,
+            "method.local.steps": 1000,
+            "method.server.steps": 2000,
             "method.sampling.steps": 25,
             "method.client_sampling.steps": 25,
         },
     )
     grid = {
-        "seed": SEEDS[:2],
+        "seed": SEEDS[:3],
         "method.epsilon": ("10", "200"),  # slower than clients: trials of one M and seed share their client models
         "clients": ("4", "8", "16", "32", "64", "128"),
     }
