@@ -102,6 +102,11 @@ def digest(a: Params) -> str:
     return h.hexdigest()
 
 
+def digests(x: Tensor) -> list[str]:
+    """Hex SHA-256 over the bits of each record of x (N, ...): equal digests mean the same record."""
+    return [hashlib.sha256(record.numpy().tobytes()).hexdigest() for record in x.cpu().contiguous()]
+
+
 def _same_keys(a: Params, b: Params) -> None:
     if a.keys() != b.keys():
         raise ValueError(f"trees differ in their keys: {sorted(a.keys() ^ b.keys())}")

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 LAYERS = (
-    ("tree", "seeding", "tracking"),
+    ("tree", "seeding", "tracking", "hub"),
     ("diffusion", "privacy", "data"),
     ("method",),
     ("averaging",),
@@ -28,8 +28,9 @@ HOMES = {
     "mlflow": ("raydiff/tracking.py", "raydiff/runs.py"),
     "opacus": "raydiff/privacy/",
     "diffusers": "raydiff/diffusion/",
+    "transformers": "raydiff/diffusion/",
     "cleanfid": "raydiff/evaluation/",
-    "huggingface_hub": "raydiff/data/hub.py",
+    "huggingface_hub": "raydiff/hub.py",
 }
 TORCHLESS = ("raydiff.tracking",)  # all of raydiff that analysis/ may import
 
@@ -82,6 +83,8 @@ def test_imports_point_one_way(file: str) -> None:
         ("raydiff/methods/fedavg.py", "opacus"),
         ("raydiff/methods/fedavg.py", "diffusers.UNet2DModel"),
         ("raydiff/trial.py", "cleanfid.fid"),
+        ("raydiff/data/hub.py", "huggingface_hub.HfApi"),
+        ("raydiff/methods/feddistr.py", "transformers.CLIPTextModel"),
         ("raydiff/methods/fedavg.py", "raydiff.methods.pfdm.PFDM"),
         ("raydiff/methods/fedavg.py", "raydiff.methods.PFDM"),
         ("raydiff/methods/fedavg.py", "raydiff.federation.Client"),

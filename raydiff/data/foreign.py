@@ -6,13 +6,13 @@ picture in whatever file; it does not find a picture that was cropped, or stored
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from raydiff import tree
 from raydiff.data import pictures
 from raydiff.data.pictures import Colour
 from raydiff.data.records import Records
@@ -80,12 +80,8 @@ def _relabelled(labels: Tensor, other: Source, source: Source, purpose: Purpose)
 def _refuse_overlap(
     new: Sequence[Records], splits: Mapping[str, Records], other: Source, source: Source, purpose: Purpose
 ) -> None:
-    held = {
-        key: (split, int(number))
-        for split, records in splits.items()
-        for key, number in zip(_hashes(records), records.numbers, strict=True)
-    }
-    hashed = [(key, int(n)) for records in new for key, n in zip(_hashes(records), records.numbers, strict=True)]
+    held = {key: (split, number) for split, records in splits.items() for key, number in _hashed(records)}
+    hashed = [pair for records in new for pair in _hashed(records)]
     shared = [(number, held[key]) for key, number in hashed if key in held]
     if not shared:
         return
@@ -94,8 +90,8 @@ def _refuse_overlap(
     raise ValueError(f"{len(shared)} of the {len(hashed)} {purpose.own}, such as {places}: {purpose.rule}")
 
 
-def _hashes(records: Records) -> list[bytes]:
-    return [hashlib.sha256(image.numpy().tobytes()).digest() for image in records.images]
+def _hashed(records: Records) -> list[tuple[str, int]]:
+    return list(zip(tree.digests(records.images), records.numbers.tolist(), strict=True))
 
 
 def _where(source: Source, row: int) -> str:

@@ -6,9 +6,9 @@ import functools
 import re
 from pathlib import Path
 
+from raydiff import hub
+
 PREFIX = "hub:"
-PATIENCE_S = 5.0
-"""How long the hub may take to answer."""
 NAME = re.compile(r"hub:([\w.-]+/[\w.-]+)(?:/(.+))?")
 """hub:owner/name, or hub:owner/name/folder where the data set has its parquet files in several folders."""
 
@@ -23,7 +23,7 @@ def folder(name: str) -> Path:
     if not (match := NAME.fullmatch(name)):
         raise ValueError(f"a data set of the hub is hub:owner/name, got {name!r}")
     repository, inner = match.groups()
-    snapshot = _download(repository, name)
+    snapshot = hub.snapshot(repository, kind="dataset", patterns=["*.parquet"], says=name)
     there = sorted({path.parent for path in snapshot.rglob("*.parquet")})
     if inner and snapshot / inner in there:
         return snapshot / inner
@@ -33,27 +33,3 @@ def folder(name: str) -> Path:
         raise ValueError(f"{name!r} has no parquet files: only data sets in that form are read")
     choices = ", ".join(f"{PREFIX}{repository}/{path.relative_to(snapshot)}" for path in there)
     raise ValueError(f"{name!r} has parquet files in {'other' if inner else 'several'} folders: name {choices}")
-
-
-def _download(repository: str, name: str) -> Path:
-    """The snapshot's folder: up to date, or what is in the local cache where the hub does not answer."""
-    from huggingface_hub import HfApi, snapshot_download
-    from huggingface_hub.errors import RepositoryNotFoundError
-
-    here = False
-    try:
-        HfApi().dataset_info(repository, timeout=PATIENCE_S)  # snapshot_download would wait for ever
-    except RepositoryNotFoundError:
-        raise ValueError(f"{name!r}: the hub has no such data set, or not for you") from None
-    except Exception as error:  # no network, by kind and version
-        here, reason = True, _first_sentence(error)
-    try:
-        path = snapshot_download(repository, repo_type="dataset", allow_patterns=["*.parquet"], local_files_only=here)
-    except Exception as error:
-        cached = f"is not in the local cache, and the hub does not answer: {reason}" if here else ""
-        raise ValueError(f"{name!r} {cached or f'cannot be downloaded: {_first_sentence(error)}'}") from error
-    return Path(path)
-
-
-def _first_sentence(error: Exception) -> str:
-    return re.split(r"\.\s|\n", str(error).strip())[0].rstrip(".") or type(error).__name__

@@ -1,0 +1,42 @@
+"""The Hugging Face hub: repositories downloaded once, then read locally. The only home of huggingface_hub."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+PATIENCE_S = 5.0
+"""How long the hub may take to answer."""
+WHAT = {"dataset": "data set", "model": "model"}
+
+
+def snapshot(repository: str, *, kind: Literal["dataset", "model"], patterns: Sequence[str], says: str) -> Path:
+    """The folder of the files of owner/name that match: up to date, or what is in the local cache where the hub does
+    not answer.
+
+    `says` is the name that the user gave. Raises ValueError, in one sentence, where the hub does not know the
+    repository, and where it does not answer and nothing is cached.
+    """
+    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub.errors import RepositoryNotFoundError
+
+    here = False
+    try:
+        ask = HfApi().dataset_info if kind == "dataset" else HfApi().model_info
+        ask(repository, timeout=PATIENCE_S)  # snapshot_download would wait for ever
+    except RepositoryNotFoundError:
+        raise ValueError(f"{says!r}: the hub has no such {WHAT[kind]}, or not for you") from None
+    except Exception as error:  # no network, by kind and version
+        here, reason = True, _first_sentence(error)
+    try:
+        path = snapshot_download(repository, repo_type=kind, allow_patterns=list(patterns), local_files_only=here)
+    except Exception as error:
+        cached = f"is not in the local cache, and the hub does not answer: {reason}" if here else ""
+        raise ValueError(f"{says!r} {cached or f'cannot be downloaded: {_first_sentence(error)}'}") from error
+    return Path(path)
+
+
+def _first_sentence(error: Exception) -> str:
+    return re.split(r"\.\s|\n", str(error).strip())[0].rstrip(".") or type(error).__name__
