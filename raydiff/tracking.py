@@ -121,8 +121,7 @@ class Mlflow(threading.Thread):
         """Wait for the first attempt. Raises ValueError, in one sentence, if MLflow cannot be written."""
         self._ready.wait()
         if self.error is not None:
-            reason = str(self.error).strip().splitlines()[0] if str(self.error).strip() else type(self.error).__name__
-            raise ValueError(f"the MLflow store {self.uri} cannot be written: {reason}")
+            raise ValueError(f"the MLflow store {self.uri} cannot be written: {_first_line(self.error)}")
 
     def begin(self) -> None:
         """From now on there is a sweep to follow."""
@@ -271,6 +270,29 @@ class Mlflow(threading.Thread):
         metrics = [Metric(k, float(v), int(at * 1000), step) for k, v in usable]
         for i in range(0, len(metrics), BATCH):
             self._client.log_batch(run, metrics=metrics[i : i + BATCH])
+
+
+def log_folder(
+    uri: str, folder: Path, *, experiment: str, name: str, tags: Mapping[str, str], artifacts: str | None
+) -> str:
+    """Log a folder's files as the artifact `folder.name` of a new, finished run with this name; gives the run's id.
+
+    Raises ValueError, in one sentence, if MLflow cannot be written.
+    """
+    try:
+        client = connect(uri)
+        found = client.get_experiment_by_name(experiment)
+        at = found.experiment_id if found else client.create_experiment(experiment, artifact_location=artifacts)
+        run = client.create_run(at, run_name=name, tags=dict(tags)).info.run_id
+        client.log_artifacts(run, str(folder), folder.name)
+        client.set_terminated(run, "FINISHED")
+    except Exception as e:  # whatever MLflow raises
+        raise ValueError(f"the MLflow store {uri} cannot be written: {_first_line(e)}") from e
+    return str(run)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def connect(uri: str) -> Any:

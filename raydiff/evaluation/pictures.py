@@ -16,8 +16,8 @@ ROWS = 8  # clients shown
 SCALE = 4  # small pictures are enlarged by this
 
 
-def sample_grid(pictures: Sequence[Tensor], path: Path, *, privacy: str) -> None:
-    """One row per client (the first ROWS), one column per picture; pictures (n, C, H, W) on [-1, 1].
+def sample_grid(pictures: Sequence[Tensor], path: Path, *, privacy: str, most: int = ROWS) -> None:
+    """One row per client (the first `most`), one column per picture; pictures (n, C, H, W) on [-1, 1].
 
     `privacy` goes into the PNG's text, so that the file carries its guarantee wherever it is copied.
     """
@@ -25,7 +25,7 @@ def sample_grid(pictures: Sequence[Tensor], path: Path, *, privacy: str) -> None
     from PIL.Image import Resampling
 
     columns = max(len(p) for p in pictures)
-    rows = [_row(p, columns) for p in pictures[:ROWS]]
+    rows = [_row(p, columns) for p in pictures[:most]]
     grid = torch.cat(rows, dim=1)  # (C, rows * (H + 1), columns * (W + 1))
     image = picture(to_bytes(grid))
     scale = max(1, SCALE * 8 // pictures[0].shape[-1])
