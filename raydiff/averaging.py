@@ -15,6 +15,7 @@ import torch
 
 from raydiff import tree
 from raydiff.data.records import Records
+from raydiff.diffusion.classifier import Classifier
 from raydiff.diffusion.gaussian import DDPM, Sampling
 from raydiff.diffusion.local import Objective, Training, fit, span
 from raydiff.method import HELD, Deployed, Metrics, Round, Shared, Upload
@@ -111,8 +112,8 @@ class Averaged(Protocol):
     """
 
     @property
-    def model(self) -> DDPM:
-        """Network and schedule."""
+    def model(self) -> DDPM | Classifier:
+        """What is trained."""
 
     @property
     def rounds(self) -> int:
@@ -165,7 +166,7 @@ class Averaged(Protocol):
         return "exact"
 
     @property
-    def trained_model(self) -> DDPM:
+    def trained_model(self) -> DDPM | Classifier:
         """The model."""
         return self.model
 
@@ -230,13 +231,20 @@ class Averaged(Protocol):
         return deployed(self.model, self.sampling, shared=server, own=own or None)
 
     def shared(self, server: Params) -> Shared:
-        """The shared model, as no client has changed it."""
+        """The shared model, as no client has changed it. Raises ValueError for a classifier: it makes no pictures."""
+        if isinstance(self.model, Classifier):
+            raise ValueError("a classifier makes no pictures")
         samplers = self.sampling.samplers(self.model, self.model.denoiser(server))
         return Shared(samplers[self.sampling.sampler], "images of the shared model")
 
 
-def deployed(model: DDPM, sampling: Sampling, *, shared: Params | None, own: Params | None) -> Deployed:
-    """A client's own model, or without one the shared one, ready to be sampled; an attack may query both."""
+def deployed(model: DDPM | Classifier, sampling: Sampling, *, shared: Params | None, own: Params | None) -> Deployed:
+    """A client's own model, or without one the shared one, ready to be sampled or to classify; an attack may query
+    both denoisers."""
+    if isinstance(model, Classifier):
+        params = shared if own is None else own
+        assert params is not None
+        return Deployed(classify=model.classify(params))
     known = {"global": shared, "client": own}
     denoisers = {name: model.denoiser(params) for name, params in known.items() if params is not None}
     sampled = denoisers["global" if own is None else "client"]

@@ -128,9 +128,7 @@ class Experiment:
 
 def resolve(experiment: Experiment, dataset: Dataset) -> Experiment:
     """The experiment with what only the data can tell: image shape, number of labels, digest."""
-    model = experiment.method.model
-    labels = dataset.cardinalities if model.conditional else ()
-    model = dataclasses.replace(model, shape=dataset.shape, labels=labels)
+    model = experiment.method.model.for_data(dataset.shape, dataset.cardinalities)
     method = dataclasses.replace(experiment.method, model=model)
     if getattr(method, "center", False):
         public_mean(dataset.splits["public"])  # refused now, not when it is used

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from raydiff.data.records import Records
-from raydiff.diffusion.gaussian import DDPM
-from raydiff.diffusion.local import Training
+from raydiff.diffusion.local import Model, Training
 from raydiff.privacy.release import Event, Release
 from raydiff.seeding import NoiseStream
 from raydiff.tree import Params
@@ -30,6 +29,8 @@ Denoiser = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(x_t (N, C, H, W), t (N,) in 1..T, labels (N, K)) -> predicted noise (N, C, H, W)."""
 Sampler = Callable[[Tensor, torch.Generator], Tensor]
 """(labels (N, K), rng) -> images (N, C, H, W), on the data's scale."""
+Classify = Callable[[Tensor], Tensor]
+"""images (N, C, H, W) -> logits (N, classes) of label column 0."""
 
 
 @dataclass(frozen=True)
@@ -69,16 +70,19 @@ class Upload:
 
 @dataclass(frozen=True)
 class Deployed:
-    """A personalised model, ready to be sampled and attacked."""
+    """A personalised model, ready to be sampled and attacked, or a classifier."""
 
-    samplers: Mapping[str, Sampler]
-    """Ways to draw from it by name (ddim, ancestral); the first is the one that was configured."""
-    denoisers: Mapping[str, Denoiser]
+    samplers: Mapping[str, Sampler] = field(default_factory=dict)
+    """Ways to draw from it by name (ddim, ancestral); the first is the one that was configured. Empty: it makes no
+    pictures."""
+    denoisers: Mapping[str, Denoiser] = field(default_factory=dict)
     """The models behind it by name ("client", "global"): what a membership attack may query."""
-    timesteps: int
+    timesteps: int = 0
     """T of these denoisers."""
-    alphas_bar: Tensor
+    alphas_bar: Tensor = field(default_factory=lambda: torch.ones(1, dtype=torch.float64))
     """abar_0 = 1, abar_1, ..., abar_T: (T + 1,) float64."""
+    classify: Classify | None = None
+    """Tells label column 0."""
     privacy: str = "none"
     """What is guaranteed for this client's own records when its samples are published."""
     conditional: bool = True
@@ -86,7 +90,9 @@ class Deployed:
 
     @property
     def sample(self) -> Sampler:
-        """The way that was configured."""
+        """The way that was configured. Raises ValueError where there is none."""
+        if not self.samplers:
+            raise ValueError("a classifier makes no pictures")
         return next(iter(self.samplers.values()))
 
 
@@ -149,7 +155,7 @@ class Personalizing(Protocol):
     client, and without sending anything."""
 
     @property
-    def trained_model(self) -> DDPM:
+    def trained_model(self) -> Model:
         """The model whose parameters the server's and the personal ones are."""
 
     @property
@@ -163,10 +169,19 @@ class Personalizing(Protocol):
 
 @runtime_checkable
 class Demanding(Protocol):
-    """A method that a client with too few records cannot take part in: refused before anything is trained."""
+    """A method that not every client can take part in, such as one with too few records: refused before anything is
+    trained."""
 
-    def check_records(self, records: int) -> None:
-        """Raises ValueError unless a client with this many records can take part."""
+    def check_records(self, records: Records) -> None:
+        """Raises ValueError unless a client with these records can take part."""
+
+
+@runtime_checkable
+class Tabling(Protocol):
+    """A method whose server's state says something as tables."""
+
+    def tables(self, server: Params) -> dict[str, tuple[list[str], list[list[str]]]]:
+        """{name: (columns, rows of text)}: kept with the trial, for the experimenter."""
 
 
 @dataclass(frozen=True)

@@ -249,9 +249,11 @@ class Mlflow(threading.Thread):
 
     def _attach_artifacts(self, folder: Path, run: str) -> None:
         c = self._client
-        if (ledger := folder / "ledger.json").exists():
-            c.log_artifact(run, str(ledger))
-            c.set_tag(run, "mlflow.loggedArtifacts", json.dumps([{"path": "ledger.json", "type": "table"}]))
+        if tables := sorted(folder.glob("*.json")):
+            for table in tables:
+                c.log_artifact(run, str(table))
+            logged = [{"path": table.name, "type": "table"} for table in tables]
+            c.set_tag(run, "mlflow.loggedArtifacts", json.dumps(logged))
         if (partition := folder / "partition.png").exists():
             c.log_artifact(run, str(partition))
         for name in ("samples", "newcomers"):

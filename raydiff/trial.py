@@ -31,7 +31,7 @@ from raydiff.data.datasets import Dataset
 from raydiff.evaluation import evaluate, pictures
 from raydiff.evaluation.evaluate import ClientReport, Instruments
 from raydiff.federation import Client, Keys, LocalPool, Pool, Progress, rounds
-from raydiff.method import Demanding, Metrics, Personalizing
+from raydiff.method import Demanding, Metrics, Personalizing, Tabling
 from raydiff.privacy import accountants
 from raydiff.privacy.ledger import Guarantee, Ledger
 from raydiff.store import INITIAL, Store, write_text
@@ -94,8 +94,8 @@ def resolve(experiment: Experiment) -> Experiment:
     resolved = configuration.resolve(experiment, dataset)
     parts = _parts(resolved, dataset)
     if isinstance(resolved.method, Demanding):
-        for records in sorted({len(part) for part in parts[: resolved.clients]}):
-            resolved.method.check_records(records)
+        for part in sorted(parts[: resolved.clients], key=len):
+            resolved.method.check_records(dataset.splits["train"].select(part))
     if resolved.evaluation is not None:
         evaluate.check(resolved.evaluation, dataset, [dataset.splits["train"].select(part) for part in parts])
     return resolved
@@ -203,15 +203,17 @@ def _finish(trial: Trial, pool: Pool, progress: Progress, trained_s: float, cloc
     if experiment.evaluation is not None:
         reports = list(pool.evaluate(_measured(trial, pool), progress.sent, progress.number, "test"))
         final.update(evaluate.summarise(reports))
-        path = trial.folder / "artifacts" / "samples.png"
-        pictures.sample_grid([r.pictures for r in reports], path, privacy=reports[0].privacy)
+        _draw_samples(reports, trial.folder / "artifacts" / "samples.png")
         _draw_partition(trial)
         final.update(_newcomers(trial, pool, progress))
     final["time/seconds"] = trained_s + time.perf_counter() - clock
     table = ledger.table(experiment.method.delta)
     columns = list(table[0]) if table else []
-    rows = [[str(row[c]) for c in columns] for row in table]
-    write_text(trial.folder / "artifacts" / "ledger.json", json.dumps({"columns": columns, "data": rows}))
+    tables = {"ledger": (columns, [[str(row[c]) for c in columns] for row in table])}
+    if isinstance(experiment.method, Tabling):
+        tables |= experiment.method.tables(progress.server)
+    for name, (columns, rows) in tables.items():
+        write_text(trial.folder / "artifacts" / f"{name}.json", json.dumps({"columns": columns, "data": rows}))
     server, outsiders = guarantees(ledger, experiment)
     end(trial.folder, "finished", final=final, server=asdict(server), outsiders=asdict(outsiders), says=str(server))
     return final
@@ -223,14 +225,18 @@ def _newcomers(trial: Trial, pool: Pool, progress: Progress) -> Metrics:
     if not (late := experiment.everyone[experiment.clients :]):
         return {}
     reports = list(pool.evaluate(late, progress.sent, progress.number, "test"))
-    path = trial.folder / "artifacts" / "newcomers.png"
-    pictures.sample_grid([r.pictures for r in reports], path, privacy=reports[0].privacy)
+    _draw_samples(reports, trial.folder / "artifacts" / "newcomers.png")
     found = {f"new/{k.removeprefix('eval/')}": v for k, v in evaluate.summarise(reports).items()}
     if isinstance(method, Personalizing):
         parts = method.join(progress.sent, seeding.generator(experiment.seed, "newcomers"))
         personal, fixed = (float(sum(v.numel() for v in part.values())) for part in parts)
         found |= {"new/parameters": personal, "new/parameters_share": personal / (personal + fixed)}
     return found
+
+
+def _draw_samples(reports: Sequence[ClientReport], path: Path) -> None:
+    if all(len(r.pictures) for r in reports):  # classifiers make none
+        pictures.sample_grid([r.pictures for r in reports], path, privacy=reports[0].privacy)
 
 
 def guarantees(ledger: Ledger, experiment: Experiment) -> tuple[Guarantee, Guarantee]:

@@ -14,7 +14,7 @@ LAYERS = (
     ("tree", "seeding", "tracking", "hub"),
     ("diffusion", "privacy", "data"),
     ("method",),
-    ("averaging",),
+    ("averaging", "alignment"),
     ("methods", "store", "evaluation"),
     ("federation", "config"),
     ("trial", "sampler"),

@@ -96,6 +96,10 @@ class DDPM:
         """abar_0 .. abar_T, (T + 1,) float64."""
         return alphas_bar(self.schedule, self.timesteps)
 
+    def for_data(self, shape: tuple[int, int, int], labels: tuple[int, ...]) -> DDPM:
+        """The same for pictures of this shape, with this many values in each label column."""
+        return replace(self, shape=shape, labels=labels if self.conditional else ())
+
     def init(self, rng: torch.Generator) -> Params:
         """Fresh parameters."""
         with seeding.forked(rng):

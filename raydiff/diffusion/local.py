@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Literal, Protocol, get_args
 
 import torch
 from torch import Tensor
@@ -24,6 +24,19 @@ Optimizer = Literal["adamw", "sgd"]
 Decay = Literal["cosine", "constant"]
 
 CHECK_EVERY = 50  # steps between looks at the loss: each look waits for the accelerator
+
+
+class Model(Protocol):
+    """What can be trained: a denoiser, a classifier."""
+
+    def init(self, rng: torch.Generator) -> Params:
+        """Fresh parameters."""
+
+    def draws(self, count: int, rng: torch.Generator) -> Params:
+        """The random part of one step on a batch of `count`, the batch apart."""
+
+    def loss(self, params: Params, batch: tuple[Tensor, Tensor], draws: Params, extras: Params) -> Tensor:
+        """Of images (B, C, H, W) and labels (B, K): a number."""
 
 
 class Diverged(RuntimeError):
@@ -82,7 +95,7 @@ def span(steps: int, parts: int, part: int) -> tuple[int, int]:
 
 
 def fit(
-    model: DDPM,
+    model: Model,
     params: Params,
     images: Tensor,
     labels: Tensor,
@@ -151,7 +164,7 @@ def optimize(
 
 
 def fit_personal(
-    model: DDPM,
+    model: Model,
     personal: Params,
     fixed: Params,
     data: tuple[Tensor, Tensor],
@@ -192,7 +205,7 @@ def with_clipped_flag(model: DDPM) -> DDPM:
 
 
 def fit_part(
-    model: DDPM,
+    model: Model,
     state: Params,
     images: Tensor,
     labels: Tensor,

@@ -31,9 +31,9 @@ class Evaluation:
 
     features: Literal["cnn"] = "cnn"
     """Feature network of the distances: a small classifier trained on the public split."""
-    distance: Literal["frechet", "kernel"] = "frechet"
+    distance: Literal["frechet", "kernel", "none"] = "frechet"
     """frechet: both distances, and small groups are left out; kernel: the kernel distance alone, which has no bias
-    that depends on the number of records."""
+    that depends on the number of records; none: neither, for methods that are judged by a classifier's accuracy."""
     dim: int = 16
     """Its feature dimension. Groups of classes with fewer than five records a dimension are left out."""
     every: int = 0
@@ -53,6 +53,8 @@ class Evaluation:
             raise ValueError(
                 f"dim must be >= 1, every >= 0 and members >= 4, got {self.dim}, {self.every} and {self.members}"
             )
+        if self.distance == "none" and self.attack:
+            raise ValueError("attack must be false where distance is none: only classifiers are measured then")
         if self.clients is not None and self.clients < 1:
             raise ValueError(f"clients must be at least 1, got {self.clients}")
 
@@ -65,7 +67,7 @@ class ClientReport:
     scores: dict[str, dict[str, Tensor]]
     """PIA scores by denoiser ("global", "client"), then by role: the arguments of `membership.attack`."""
     pictures: Tensor
-    """(n, C, H, W): the first samples of each class, or of all where the model knows none."""
+    """(n, C, H, W): the first samples of each class, or of all where the model knows none; n is 0 for a classifier."""
     privacy: str
     """`Deployed.privacy`: what is guaranteed for the client's own records when these pictures are published."""
 
@@ -82,9 +84,18 @@ class Instruments:
         """The client's part, as a function of (deployed, own records, rng)."""
 
         def evaluate(deployed: Deployed, own: Records, rng: torch.Generator) -> ClientReport:
+            metrics: Metrics = {}
+            if deployed.classify is not None:
+                records = self.dataset.splits[split]
+                metrics["accuracy"] = fidelity.label_accuracy(deployed.classify(records.images), records.labels[:, 0])
+            if not deployed.samplers:
+                return ClientReport(metrics, {}, own.images[:0], deployed.privacy)
             major, minor = groups(own)
             reference = _of_classes(self.dataset.splits[split], (*major, *minor))
             labels = _labels_to_sample(reference)
+            if self.config.distance == "none":
+                labels = labels[_first_of_each(labels)] if deployed.conditional else labels[:PICTURES]
+                return ClientReport(metrics, {}, deployed.sample(labels, rng), deployed.privacy)
             drawn = {name: sample(labels, rng) for name, sample in deployed.samplers.items()}
             images = next(iter(drawn.values()))
             halves = fidelity.half_counts(reference.labels[:, 0])
@@ -95,7 +106,7 @@ class Instruments:
                 of = {"all": of["all"]}
             least = 5 * self.config.dim if self.config.distance == "frechet" else 2
             enough = {k: v for k, v in of.items() if sum(halves[c] for c in v) >= least}
-            metrics = self._distances(images, labels, reference, enough)
+            metrics |= self._distances(images, labels, reference, enough)
             for name, others in drawn.items():
                 found = metrics if others is images else self._distances(others, labels, reference, enough)
                 metrics = {**metrics, **{f"{name}/{k}": v for k, v in found.items() if _of_samples(k)}}
@@ -106,7 +117,7 @@ class Instruments:
                 metrics["memorized_fraction"] = memorization.memorized_fraction(images, own.images)
                 if self.config.attack:
                     scores = {name: self._scores(name, z, deployed, own) for name, z in deployed.denoisers.items()}
-            shown = _first_of_each(images, labels) if deployed.conditional else images[:PICTURES]
+            shown = images[_first_of_each(labels)] if deployed.conditional else images[:PICTURES]
             return ClientReport(metrics, scores, shown, deployed.privacy)
 
         return evaluate
@@ -156,7 +167,8 @@ class Instruments:
 
 def check(config: Evaluation, dataset: Dataset, clients: Sequence[Records]) -> None:
     """Raises ValueError, before anything is trained, where the instruments could not be read."""
-    for split in ("public", "test", *(["calibration"] if config.attack else [])):
+    needed = {"public": config.distance != "none", "test": True, "calibration": config.attack}
+    for split in (name for name, wanted in needed.items() if wanted):
         if len(dataset.splits[split]) == 0:
             raise ValueError(f"the evaluation needs records in the split {split}: data.{split} is 0")
     halves = fidelity.half_counts(dataset.splits["test"].labels[:, 0])
@@ -168,7 +180,10 @@ def check(config: Evaluation, dataset: Dataset, clients: Sequence[Records]) -> N
 
 
 def prepare(dataset: Dataset, config: Evaluation, cached: Callable[[str, Callable[[], Params]], Params]) -> Instruments:
-    """Train the feature network on the public split, or take it from `cached` (for example `Store.cached`)."""
+    """Train the feature network on the public split, or take it from `cached` (for example `Store.cached`); none where
+    nothing is measured by it."""
+    if config.distance == "none":
+        return Instruments(config, dataset, {})
     classes = dataset.cardinalities[0]
     key = f"cnn-{dataset.digest[:24]}-{config.dim}-{torch.get_num_threads()}"
     cnn = cached(key, lambda: features.train_cnn(dataset.splits["public"], classes=classes, dim=config.dim))
@@ -225,6 +240,6 @@ def _of_samples(name: str) -> bool:
     return name.startswith(("fd_", "kd_", "label_accuracy/", "own_classes")) and not name.endswith(("_floor", "/real"))
 
 
-def _first_of_each(images: Tensor, labels: Tensor) -> Tensor:
-    rows = [torch.nonzero(labels[:, 0] == c)[:GRID_COLUMNS, 0] for c in labels[:, 0].unique()]
-    return images[torch.cat(rows)]
+def _first_of_each(labels: Tensor) -> Tensor:
+    """Positions of the first rows of each class."""
+    return torch.cat([torch.nonzero(labels[:, 0] == c)[:GRID_COLUMNS, 0] for c in labels[:, 0].unique()])

@@ -86,8 +86,11 @@ class DPSGD(Averaged):
         if self.model.compile or self.model.precision != "float32":
             raise ValueError("model must have precision float32 and compile false: torch.func has no gradients else")
 
-    def check_records(self, records: int) -> None:
+    def check_records(self, records: Records) -> None:
         """Raises ValueError for a client with fewer records than its batch, or a given sigma that breaks the budget."""
+        self._check(len(records))
+
+    def _check(self, records: int) -> None:
         rate, sigma = sampling_rate(self.local.batch, records), self.noise_multiplier
         if self.epsilon is None or sigma is None:
             return
@@ -100,7 +103,7 @@ class DPSGD(Averaged):
 
     def mechanism(self, records: int) -> Mechanism:
         """What a client with this many records does. Raises ValueError as `check_records`."""
-        self.check_records(records)
+        self._check(records)
         sigma = self.noise_multiplier
         if sigma is None:
             sigma = 0.0 if self.epsilon is None else self._needed(records)

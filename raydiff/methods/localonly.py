@@ -18,6 +18,7 @@ from typing import ClassVar
 import torch
 
 from raydiff.data.records import Records, public_mean
+from raydiff.diffusion.classifier import Classifier
 from raydiff.diffusion.gaussian import DDPM, Sampling
 from raydiff.diffusion.local import Training, fit_part, with_clipped_copies, with_clipped_flag
 from raydiff.method import Deployed, LocalResult, Metrics, Round, Upload
@@ -29,8 +30,8 @@ from raydiff.tree import Params
 class LocalOnly:
     """Each client alone."""
 
-    model: DDPM = DDPM()
-    """Network and schedule of each client's denoiser."""
+    model: DDPM | Classifier = DDPM()
+    """What each client trains: a denoiser, or a classifier of label column 0."""
     local: Training = Training()
     """Its training."""
     clip: float | None = None
@@ -52,6 +53,8 @@ class LocalOnly:
             raise ValueError(f"clip must be a positive number or none, got {self.clip}")
         if self.center and self.clip is None:
             raise ValueError("center needs a clip: without one nothing is clipped")
+        if self.clip is not None and isinstance(self.model, Classifier):
+            raise ValueError("clip must be none for a classifier: PFDM's mixture is for denoisers")
         if self.local_parts < 1:
             raise ValueError(f"local_parts must be at least 1, got {self.local_parts}")
 
@@ -74,6 +77,7 @@ class LocalOnly:
         model, images, labels = self.model, data.images, data.labels
         if self.clip is not None:
             center = public_mean(public) if self.center else None
+            assert isinstance(model, DDPM)
             model = with_clipped_flag(model)
             images, labels = with_clipped_copies(images, labels, clip=self.clip, center=center)
         part = {"part": rnd.number, "parts": self.local_parts}
@@ -90,8 +94,10 @@ class LocalOnly:
         return server, {}, []
 
     def deploy(self, server: Params, state: Params, data: Records, rng: torch.Generator) -> Deployed:
-        """Sample the client's own denoiser from pure noise."""
+        """Sample the client's own denoiser from pure noise; or classify."""
         model = self.model
+        if isinstance(model, Classifier):
+            return Deployed(classify=model.classify(state))
         own = with_clipped_flag(model).denoiser(state, fixed=(0,)) if self.clip else model.denoiser(state)
         samplers = self.sampling.samplers(model, own)
         return Deployed(samplers, {"client": own}, model.timesteps, model.abar, conditional=model.conditional)

@@ -30,6 +30,7 @@ from torch.nn.functional import normalize, softplus
 from raydiff import tree
 from raydiff.averaging import Averaged, Averaging
 from raydiff.data.records import Records
+from raydiff.diffusion.classifier import Classifier
 from raydiff.diffusion.gaussian import DDPM, Sampling
 from raydiff.diffusion.local import Training
 from raydiff.method import HELD, LocalResult, Round
@@ -42,8 +43,8 @@ PREVIOUS = f"{HELD}/previous"
 class Moon(Averaged):
     """FedAvg with a model-contrastive term."""
 
-    model: DDPM = DDPM()
-    """Network and schedule."""
+    model: DDPM | Classifier = DDPM()
+    """What is trained: a denoiser, or a classifier of label column 0."""
     rounds: int = 10
     """Communication rounds."""
     local: Training = Training()

@@ -31,6 +31,7 @@ from torch import Tensor
 from raydiff import tree
 from raydiff.averaging import Averaged, Averaging
 from raydiff.data.records import Records
+from raydiff.diffusion.classifier import Classifier
 from raydiff.diffusion.gaussian import DDPM, Sampling
 from raydiff.diffusion.local import Training, span
 from raydiff.method import HELD, Deployed, LocalResult, Metrics, Round, Shared, Upload
@@ -44,8 +45,8 @@ MODEL, CONTROL = "model", "control"
 class Scaffold(Averaged):
     """FedAvg by SGD with control variates."""
 
-    model: DDPM = DDPM()
-    """Network and schedule."""
+    model: DDPM | Classifier = DDPM()
+    """What is trained: a denoiser, or a classifier of label column 0."""
     rounds: int = 10
     """Communication rounds."""
     local: Training = Training(optimizer="sgd", learning_rate=0.03, decay="constant")

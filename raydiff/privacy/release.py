@@ -1,12 +1,13 @@
 """What may leave a client, and the privacy event that comes with it.
 
-A `Release` is made by one of five functions and by nothing else, so no value reaches the server without an
+A `Release` is made by one of six functions and by nothing else, so no value reaches the server without an
 event:
 
     nothing()                       the client took part and sent no value
     disclose(value, ...)            sent as it is: epsilon is infinite
     gaussian_records(x, ...)        each record clipped, scaled and noised: one Gaussian event per record
     gaussian_update(value, ...)     all of it clipped as one vector, and noised: one Gaussian event of the client
+    gaussian_rows(x, ...)           a fixed number of vectors, each clipped and noised: one Gaussian event of the client
     already_private(value, event)   the caller vouches for `event` (DP-SGD: the noise is inside the training)
 
 Events are data (after Google's dp_accounting); `accountants` interprets them and `ledger` collects them.
@@ -194,6 +195,25 @@ def gaussian_update(value: Params, *, clip: float, std: float, noise: NoiseStrea
     noisy = noised(clipped_update(value, clip), std=std, noise=noise)
     event = Gaussian(std / (2 * clip), "client", "replace_one", "local", declared=("examples",))
     return Release(noisy, event, _KEY)
+
+
+def gaussian_rows(x: Tensor, *, clip: float, std: float, noise: NoiseStream, public: Params) -> Release:
+    """Release `CLIP(x_i, clip) + std * z_i` for each of the client's m vectors x (m, width) (FedDistr's upload).
+
+    Replacing all of the client's records may move every vector by 2 * clip, and so all of them together by
+    2 * clip * sqrt(m). `public` are the fields of the message that are public by declaration, one entry per vector, so
+    m is public with them. Raises ValueError for vectors that are not finite, and for a bad clip or std.
+    """
+    if not (clip > 0 and std >= 0 and math.isfinite(clip + std)):
+        raise ValueError(f"clip must be > 0 and std >= 0, both finite, got {clip} and {std}")
+    if "x" in public:
+        raise ValueError("public must not have a field 'x': it would take the place of the noised vectors")
+    if not len(x) or not x.isfinite().all():
+        raise ValueError("the vectors must be finite, and one at least: clipping does not bound an undefined one")
+    noisy = clip_records(x.float(), clip * (1 - ROUNDING)) + std * noise.normal(range(len(x)), x.shape[1:])
+    declared = (*public, "examples")
+    event = Gaussian(std / (2 * clip * math.sqrt(len(x))), "client", "replace_one", "local", declared=declared)
+    return Release({"x": noisy, **public}, event, _KEY)
 
 
 def clipped_update(value: Params, clip: float) -> Params:

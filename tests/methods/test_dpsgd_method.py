@@ -145,7 +145,7 @@ def test_a_given_noise_multiplier_must_keep_to_the_budget(method: DPSGD) -> None
         r"^noise_multiplier = 0\.5 spends epsilon \d+\.\d+ > 10 on a client's 12 records: it must be at least \d\.\d+$"
     )
     with pytest.raises(ValueError, match=says):
-        less.check_records(12)
+        less.check_records(records(0, 12))
     assert replace(less, epsilon=None).mechanism(12).noise_multiplier == 0.5
     assert replace(method, epsilon=None).mechanism(12).noise_multiplier == 0.0
 

@@ -1,0 +1,274 @@
+"""FedDistr: one-shot federated learning by exchanging prompt embeddings of a frozen latent diffusion model
+(Zhao, Gu, Fan, Han & Yang, arXiv 2410.12530).
+
+Each client clusters the latents of its records, learns one prompt vector per cluster by textual inversion, and sends
+the vectors with labels and counts, once. The server keeps one vector of each base distribution, makes pictures from all
+that it kept, and trains a classifier on them.
+
+Adversary: the server, and whoever sees the pool; the unit is a client. Without `epsilon` vectors are sent as they are.
+With it each is clipped and noised; labels and counts are declared, and sent in clear. The latent model is public.
+
+| paper | here |
+|---|---|
+| E, G (Eq. 10, Algorithm 1) | `model`, frozen |
+| m_k (Eq. 11) | `clusters` within each label that the client has |
+| v_{k,i} (Eq. 12) | the client's state, "v"; learned by `inversion` |
+| p, "a photo of" | the latent model's prefix |
+| e_{ij} (Eq. 13), parallel and orthogonal sets | `alignment.match`, `Pool` |
+| "is small" (section 4.3) | `threshold`, on the distance |
+| F_omega | `classifier`, trained by `training` on `images` pictures |
+
+Deviations: the paper leaves open what follows. Clients cluster within each label, and the label travels with the
+vector; prompts of different labels are never matched. m_k is a public number, the same for every label; `silhouette`
+chooses it on private data, which is recorded as a disclosure. The threshold is given, or comes from the public records:
+the middle between the median distances of prompts that two halves of them have in common, and have not; under noise
+its known share is added. More than two clients are matched one after the other against the pool. Vectors start at the
+latent model's public start, not at random: their distances then mean the same everywhere. Pictures are made in
+proportion to the records behind each prompt. The classifier is trained once, by the server. The paper's noise has no
+clipping and no epsilon; here a vector's distance from the start is clipped to `clip`, and the budget is spent on all of
+a client's vectors together: sensitivity 2 clip sqrt(m) under replace-one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from raydiff import alignment, tree
+from raydiff.alignment import Pool, Prompts
+from raydiff.data.records import Records
+from raydiff.diffusion.classifier import Classifier
+from raydiff.diffusion.inversion import cluster, invert
+from raydiff.diffusion.latent import LatentDiffusion, LatentModel, check_disjoint
+from raydiff.diffusion.local import Training, fit
+from raydiff.method import Deployed, LocalResult, Metrics, Round, Shared, Upload
+from raydiff.privacy import accountants
+from raydiff.privacy.release import Event, Release, disclose, gaussian_rows
+from raydiff.tree import Params
+
+Sent = Literal["prompts", "latents"]
+HALVES = 200  # public records of each label in each half from which a threshold is taken, at most
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedDistr:
+    """Prompt vectors to the server, once; a classifier trained on what they generate."""
+
+    model: LatentModel = LatentModel()
+    """The frozen latent diffusion model that all clients and the server have."""
+    upload: Sent = "prompts"
+    """prompts: the paper; latents: every record's latent and label as they are, which bounds from above what any
+    prompts can do with this auto-encoder."""
+    clusters: int = 2
+    """Base distributions per label of a client: m_k."""
+    silhouette: bool = False
+    """Research switch: choose their number in 2 .. `clusters` by silhouette, on private data. Not private."""
+    least: int = 0
+    """Labels of which a client has fewer records are not sent."""
+    inversion: Training = Training(steps=200, batch=16, learning_rate=0.02)
+    """Of each vector; `batch` is per vector."""
+    epsilon: float | None = None
+    """Budget of one client's upload; none: vectors are sent as they are."""
+    delta: float = 1e-5
+    """The delta of `epsilon`."""
+    clip: float | None = None
+    """Norm to which a vector's distance from the public start is clipped, needed with `epsilon`. A public number."""
+    threshold: float | None = None
+    """Distance below which two vectors say the same; none: from the public records."""
+    images: int = 2000
+    """Pictures that the server makes."""
+    steps: int = 25
+    """DDIM steps of each."""
+    guidance: float = 2.0
+    """Weight of the condition; 1: no guidance."""
+    classifier: Classifier = Classifier()
+    """What is trained on them."""
+    training: Training = Training(steps=1000, batch=64, learning_rate=1e-3)
+    """Its training."""
+
+    rounds: ClassVar[int] = 1
+    participating_rounds: ClassVar[int] = 1
+    init_parts: ClassVar[int] = 1
+    accountant: ClassVar[str] = "exact"
+
+    def __post_init__(self) -> None:
+        if self.upload not in get_args(Sent):
+            raise ValueError(f"upload must be one of {', '.join(get_args(Sent))}, got {self.upload!r}")
+        if self.clusters < (2 if self.silhouette else 1):
+            raise ValueError(f"clusters must be at least 1 (2 with silhouette), got {self.clusters}")
+        if self.least < 0 or self.images < 1 or self.steps < 1:
+            raise ValueError(
+                f"least must be >= 0, images and steps >= 1, got {self.least}, {self.images} and {self.steps}"
+            )
+        if self.epsilon is not None:
+            accountants.check_budget(self.epsilon, self.delta)
+            if self.clip is None:
+                raise ValueError("clip must be given where epsilon is: without it no noise is enough")
+            if self.silhouette or self.upload == "latents":
+                what = "silhouette takes the number of clusters from" if self.silhouette else "upload latents sends"
+                raise ValueError(f"epsilon must be none: {what} private data")
+        if self.clip is not None and not 0 < self.clip < math.inf:
+            raise ValueError(f"clip must be a positive number or none, got {self.clip}")
+        if self.threshold is not None and not 0 < self.threshold < math.inf:
+            raise ValueError(f"threshold must be a positive number or none, got {self.threshold}")
+        if not self.guidance >= 0 or not math.isfinite(self.guidance):
+            raise ValueError(f"guidance must be a number of at least 0, got {self.guidance}")
+
+    @property
+    def init_key(self) -> Hashable:
+        """What the vectors depend on, before any noise: not the latent model's place, but what it is."""
+        return (self.model.digest, self.upload, self.clusters, self.silhouette, self.least, self.inversion)
+
+    def check_records(self, records: Records) -> None:
+        """Raises ValueError where a label has fewer records than clusters, and where the latent model was trained on
+        one of these."""
+        check_disjoint(self.model.path, records.images)
+        if self.upload == "prompts":
+            kept = [n for n in records.labels[:, 0].bincount().tolist() if n >= max(self.least, 1)]
+            if not kept or min(kept) < self.clusters:
+                few = min(kept, default=0)
+                raise ValueError(
+                    f"a client has {few} records of a label, fewer than method.clusters = {self.clusters}: lower "
+                    f"method.clusters, or set method.least above {few}, so that such labels are left out"
+                )
+
+    def init_server(self, public: Records | None, rng: torch.Generator) -> Params:
+        """The threshold, where the public records are to give it."""
+        if self.upload == "latents":
+            return {}
+        if self.threshold is not None:
+            return {"threshold": torch.tensor(self.threshold)}
+        if public is None or not len(public):
+            raise ValueError("threshold must be given where there are no public records: data.public is 0")
+        model = self.model.load()
+        halves = [self._prompts(model, public.select(rows), rng) for rows in _halves(public.labels[:, 0], rng)]
+        threshold, same, different = alignment.threshold_between(*(prompts for prompts, _ in halves))
+        norm = float((halves[0][0].vectors - model.start).norm(dim=1).median())
+        found = {"threshold": threshold, "public/same": same, "public/different": different, "public/norm": norm}
+        return {k: torch.tensor(v) for k, v in found.items()}
+
+    def init_client(self, state: Params, data: Records, public: Records | None, rnd: Round) -> Params:
+        """One vector per cluster, by textual inversion: Eqs. 10 to 12."""
+        if self.upload == "latents":
+            return {}
+        prompts, loss = self._prompts(self.model.load(), data, rnd.rng)
+        return {"v": prompts.vectors, "label": prompts.labels, "count": prompts.counts, "loss": torch.tensor(loss)}
+
+    def _prompts(self, model: LatentDiffusion, data: Records, rng: torch.Generator) -> tuple[Prompts, float]:
+        z, labels = model.encode(data.images), data.labels[:, 0]
+        found = cluster(z, labels, count=self.clusters, least=self.least, silhouette=self.silhouette, rng=rng)
+        vectors, loss = invert(model, z, found, training=self.inversion, rng=rng)
+        return Prompts(vectors, found.labels, found.counts), loss
+
+    def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
+        """Send the vectors: their distances from the public start, with labels and counts."""
+        if self.upload == "latents":
+            sent = {"z": self.model.load().encode(data.images), "label": data.labels[:, 0]}
+            return LocalResult(state, disclose(sent, "latents and labels of all records, as they are"))
+        offsets = state["v"] - self.model.load().start
+        metrics = {"inversion/loss": float(state["loss"]), "prompts": float(len(offsets))}
+        if self.clip is not None:
+            metrics["clipped_fraction"] = float((offsets.norm(dim=1) > self.clip).double().mean())
+        return LocalResult(state, self._release(offsets, state, rnd), metrics)
+
+    def _release(self, offsets: Tensor, state: Params, rnd: Round) -> Release:
+        declared = {"label": state["label"], "count": state["count"]}
+        if self.epsilon is None:
+            own = tree.clip_records(offsets, self.clip) if self.clip else offsets
+            what = "prompt vectors, labels and counts, as they are"
+            return disclose({"x": own, **declared}, f"{what}; their number by silhouette" if self.silhouette else what)
+        assert self.clip is not None and rnd.noise is not None
+        std = self._std(len(offsets))
+        return gaussian_rows(offsets, clip=self.clip, std=std, noise=rnd.noise, public=declared)
+
+    def _std(self, vectors: int) -> float:
+        """Standard deviation of the noise on each of a client's vectors, so that all of them keep to the budget."""
+        if self.epsilon is None or self.epsilon == math.inf:
+            return 0.0
+        assert self.clip is not None
+        return 2 * self.clip * math.sqrt(vectors) / accountants.mu_for(self.epsilon, self.delta)
+
+    def aggregate(self, server: Params, uploads: Iterable[Upload], rnd: Round) -> tuple[Params, Metrics, list[Event]]:
+        """Align, make pictures of all that was kept, and train the classifier on them."""
+        model, classifier = self.model.load(), self.classifier.for_data(self.model.shape, self.model.labels)
+        if self.upload == "latents":
+            sent = [(u.release.value["z"], u.release.value["label"]) for u in uploads]
+            images, labels = model.decode(torch.cat([z for z, _ in sent])), torch.cat([y for _, y in sent])
+            after, metrics = server, Metrics()
+        else:
+            pool, metrics = self._aligned(model, server, uploads)
+            rows = _shares(pool.prompts.counts, self.images)
+            images, labels = self._pictures(model, pool.prompts.vectors[rows], rnd.rng), pool.prompts.labels[rows]
+            after = {**server, **tree.prefixed("pool", pool.to_params())}
+        params, _, loss = fit(
+            classifier, classifier.init(rnd.rng), images, labels[:, None], training=self.training, rng=rnd.rng
+        )
+        metrics |= {"server/classifier_loss": loss, "server/images": float(len(images))}
+        return {**after, **tree.prefixed("classifier", params)}, metrics, []
+
+    def _aligned(self, model: LatentDiffusion, server: Params, uploads: Iterable[Upload]) -> tuple[Pool, Metrics]:
+        pool, threshold, sent = Pool.empty(model.width), float(server["threshold"]), 0
+        for upload in uploads:
+            value = upload.release.value
+            prompts = Prompts(model.start + value["x"], value["label"], value["count"])
+            # of two noised vectors the squared distance grows by 2 width std^2, which everybody knows
+            known = 2 * model.width * self._std(len(prompts.labels)) ** 2
+            pool = pool.with_prompts(upload.client, prompts, threshold=math.sqrt(threshold**2 + known))
+            sent += len(prompts.labels)
+        found = {"server/prompts": float(sent), "server/pool": float(len(pool.prompts.labels))}
+        found |= {f"server/{k}": float(v) for k, v in server.items()}
+        return pool, found
+
+    def _pictures(self, model: LatentDiffusion, vectors: Tensor, rng: torch.Generator) -> Tensor:
+        return model.sample(vectors, rng, shape=self.model.shape, steps=self.steps, guidance=self.guidance)
+
+    def deploy(self, server: Params, state: Params, data: Records, rng: torch.Generator) -> Deployed:
+        """The classifier, and pictures of each label from the pool: the same for every client."""
+        classifier = self.classifier.for_data(self.model.shape, self.model.labels)
+        classify = classifier.classify(tree.under("classifier", server))
+        samplers = {} if self.upload == "latents" else {"ddim": self.shared(server).sample}
+        return Deployed(samplers, classify=classify)
+
+    def shared(self, server: Params) -> Shared:
+        """Pictures from the pool: a prompt of the label that is asked for, drawn by the records behind it."""
+        if self.upload == "latents":
+            raise ValueError("upload latents keeps no prompts to make pictures from")
+        model, prompts = self.model.load(), Pool.from_params(tree.under("pool", server)).prompts
+
+        def sample(labels: Tensor, rng: torch.Generator) -> Tensor:
+            weights = (prompts.labels[None] == labels[:, :1]) * prompts.counts.double()
+            if not bool((weights.sum(1) > 0).all()):
+                raise ValueError(f"the pool has no prompt of label {int(labels[weights.sum(1) == 0][0, 0])}")
+            rows = torch.multinomial(weights, 1, generator=rng)[:, 0]
+            return self._pictures(model, prompts.vectors[rows], rng)
+
+        return Shared(sample, "pictures from the pool of prompts")
+
+    def tables(self, server: Params) -> dict[str, tuple[list[str], list[list[str]]]]:
+        """The pool with its provenance: which client's prompts each of its rows stands for."""
+        return (
+            {} if self.upload == "latents" else {"pool": alignment.table(Pool.from_params(tree.under("pool", server)))}
+        )
+
+
+def _shares(counts: Tensor, images: int) -> Tensor:
+    """(n,) rows, each repeated in proportion to its count, at least once; n is `images` to within rounding."""
+    each = (counts.double() * images / counts.sum()).round().long().clamp_min(1)
+    return torch.arange(len(counts)).repeat_interleave(each)
+
+
+def _halves(classes: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Positions of two disjoint random halves, each with the same number of every class, at most `HALVES`."""
+    halves: tuple[list[Tensor], list[Tensor]] = ([], [])
+    for c in classes.unique().tolist():
+        rows = torch.nonzero(classes == c)[:, 0]
+        rows = rows[torch.randperm(len(rows), generator=rng)]
+        n = min(len(rows) // 2, HALVES)
+        for half, own in zip(halves, rows[: 2 * n].split(max(n, 1)), strict=False):
+            half.append(own)
+    return torch.cat(halves[0]), torch.cat(halves[1])
