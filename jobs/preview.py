@@ -80,7 +80,8 @@ def _start(subject: str) -> Experiment:
 def _fitting(experiment: Experiment) -> tuple[Experiment, list[str]]:
     """Splits in proportion where the default sizes are too large for the data, and the arguments that say so."""
     data = experiment.data
-    source = names.source(data.name, names.folder_of(data.name, data.root), data.labels)
+    folder = names.folder_of(data.name, data.root)
+    source = names.source(data.name, folder, data.labels, table=data.superclasses)
     own = len(source.labels) - source.own_test
     wanted = sum(getattr(data, split) for split in SHARES if split != "test" or not source.own_test)
     if wanted < own and (not source.own_test or data.test <= source.own_test):
@@ -100,7 +101,7 @@ def _counts(experiment: Experiment, dataset: Dataset) -> Tensor | None:
         parts = partition.partition(train, experiment.clients, how=experiment.partition, rng=rng)
     except ValueError:  # `_train` says why
         return None
-    return partition.counts(train, parts, dataset.cardinalities[0])
+    return partition.counts(train, parts, len(dataset.base_names))
 
 
 def _source(dataset: Dataset) -> str:
@@ -146,7 +147,7 @@ def _clients(dataset: Dataset, counts: Tensor | None) -> str:
     if max(counts.shape) > MOST_ROWS:
         return f"{title}: see partition.png; {int(counts.sum(1).min())} to {int(counts.sum(1).max())} records a client"
     rows = [[f"client {m}", *map(str, row), str(sum(row))] for m, row in enumerate(counts.tolist())]
-    return "\n".join([title, *_table([["", *dataset.label_names[0], "all"], *rows])])
+    return "\n".join([title, *_table([["", *dataset.base_names, "all"], *rows])])
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -169,7 +170,7 @@ def _draw(
         overview.draw_norms(measured, folder / "norms.png", clip=clip)
         files += ["pictures.png", "norms.png"]
     if counts is not None:
-        partition.draw(counts, dataset.label_names[0], folder / "partition.png")
+        partition.draw(counts, dataset.base_names, folder / "partition.png")
         files.append("partition.png")
     return files
 

@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 from raydiff.data import names
 from raydiff.data.datasets import Data, Dataset
-from raydiff.data.partition import ByClass, Dirichlet, Iid, MajorityMinority, Newcomers, Pooled
+from raydiff.data.partition import ByClass, Dirichlet, Entangled, Iid, MajorityMinority, Newcomers, Pooled
 from raydiff.data.records import public_mean
 from raydiff.evaluation.evaluate import Evaluation
 from raydiff.methods import PFDM, AnyMethod
@@ -80,7 +80,7 @@ class Experiment:
     """The data set and its splits."""
     clients: int = 2
     """Number of clients that share the training records."""
-    partition: MajorityMinority | Iid | ByClass | Dirichlet | Pooled = MajorityMinority()
+    partition: MajorityMinority | Iid | ByClass | Dirichlet | Pooled | Entangled = MajorityMinority()
     """How they share them."""
     participation: float = 1.0
     """Share of clients drawn in each round."""

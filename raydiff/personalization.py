@@ -172,7 +172,7 @@ class Joining:
 
     def key(self, epochs: Sequence[int], rates: Sequence[float]) -> str:
         """16 hex digits over all that was asked for."""
-        own, held_out = (tree.digest(vars(records)) for records in (self.client.records, self.client.held_out))
+        own, held_out = (tree.digest(records.leaves) for records in (self.client.records, self.client.held_out))
         asked = (self.finished.trial.experiment.digest, own, held_out, *epochs, *rates, self.seed, self.batch)
         return hashlib.sha256(repr(asked).encode()).hexdigest()[:16]
 

@@ -26,7 +26,7 @@ import torch
 from raydiff import config as configuration
 from raydiff import seeding
 from raydiff.config import Experiment
-from raydiff.data import datasets, partition
+from raydiff.data import datasets, entangled, partition
 from raydiff.data.datasets import Dataset
 from raydiff.evaluation import evaluate, pictures
 from raydiff.evaluation.evaluate import ClientReport, Instruments
@@ -144,6 +144,7 @@ def make_clients(trial: Trial, ids: Sequence[int], *, keys: Keys | None = None) 
     train, public, parts = dataset.splits["train"], dataset.splits["public"], _parts(trial.experiment, dataset)
     method, regular = trial.experiment.method, trial.experiment.clients
     shared: dict[str, Any] = {"keys": keys or trial.keys, "public": public, "store": trial.store}
+    train = train.without_base()
     return [Client(i, method, train.select(parts[i]), newcomer=i >= regular, **shared) for i in ids]
 
 
@@ -199,7 +200,7 @@ def run(trial: Trial, pool: Pool) -> Iterator[dict[str, Any]]:
 
 def _finish(trial: Trial, pool: Pool, progress: Progress, trained_s: float, clock: float) -> Metrics:
     experiment, ledger = trial.experiment, progress.ledger
-    final = {**_privacy_metrics(ledger, experiment)}
+    final = {**_privacy_metrics(ledger, experiment), **_entanglement(experiment)}
     if experiment.evaluation is not None:
         reports = list(pool.evaluate(_measured(trial, pool), progress.sent, progress.number, "test"))
         final.update(evaluate.summarise(reports))
@@ -285,10 +286,17 @@ def _parts(experiment: Experiment, dataset: Dataset) -> list[torch.Tensor]:
     return [*(rest[part] for part in parts), *late]
 
 
+def _entanglement(experiment: Experiment) -> Metrics:
+    """How much the clients that train have in common; newcomers do not count."""
+    dataset = datasets.load(experiment.data)
+    parts = _parts(experiment, dataset)[: experiment.clients]
+    return entangled.measured(partition.counts(dataset.splits["train"], parts, len(dataset.base_names)))
+
+
 def _draw_partition(trial: Trial) -> None:
     dataset = datasets.load(trial.experiment.data)
-    sizes = partition.counts(dataset.splits["train"], _parts(trial.experiment, dataset), dataset.cardinalities[0])
-    partition.draw(sizes, dataset.label_names[0], trial.folder / "artifacts" / "partition.png")
+    sizes = partition.counts(dataset.splits["train"], _parts(trial.experiment, dataset), len(dataset.base_names))
+    partition.draw(sizes, dataset.base_names, trial.folder / "artifacts" / "partition.png")
 
 
 def without_secret(experiment: Experiment) -> Experiment:

@@ -26,7 +26,7 @@ from raydiff.config import (
     to_dict,
 )
 from raydiff.data.datasets import Data, load
-from raydiff.data.partition import ByClass, Dirichlet, Iid, MajorityMinority, Newcomers, Pooled
+from raydiff.data.partition import ByClass, Dirichlet, Entangled, Iid, MajorityMinority, Newcomers, Pooled
 from raydiff.diffusion.gaussian import DDPM, Sampling
 from raydiff.diffusion.local import Training
 from raydiff.diffusion.networks import UNet
@@ -78,6 +78,7 @@ OTHER: dict[str, Any] = {
     "data.size": 8,
     "data.colour": "rgb",
     "data.labels": ("digit",),
+    "data.superclasses": "pairs",
     "data.train": 50,
     "data.public": 81,
     "data.public_from": "mnist",
@@ -144,6 +145,7 @@ EXPERIMENTS: dict[str, Callable[[Experiment], Experiment]] = {
     "own data": lambda e: replace(
         e, data=Data(name="/my/birds", colour="grey", labels=("kind", "hue"), public_from="hub:some/birds")
     ),
+    "entangled": lambda e: replace(e, partition=Entangled(xi=0.057), data=Data(superclasses="pairs"), clients=5),
     "scaffold": lambda e: replace(e, method=Scaffold()),
     "second order": lambda e: replace(e, method=PerFedAvg(order="second", inner_rate=0.0)),
     "by class": lambda e: replace(e, partition=ByClass(), method=PFDM(epsilon=None, t0=300)),
@@ -284,7 +286,7 @@ def test_every_field_can_be_said_as_it_is_printed(tiny: Experiment, name: str) -
         (
             "partition",
             "none",
-            "--partition must be one of majorityminority, iid, byclass, dirichlet, pooled, got 'none'",
+            "--partition must be one of majorityminority, iid, byclass, dirichlet, pooled, entangled, got 'none'",
         ),
     ],
 )

@@ -19,7 +19,8 @@ from PIL import Image
 from raydiff import config, tracking, trial
 from raydiff.config import Experiment, Runtime
 from raydiff.data.datasets import Data, load
-from raydiff.data.partition import Iid, Newcomers, Pooled
+from raydiff.data.entangled import measured
+from raydiff.data.partition import Entangled, Iid, Newcomers, Pooled
 from raydiff.diffusion.local import Training
 from raydiff.evaluation.evaluate import Evaluation
 from raydiff.federation import LocalPool
@@ -283,6 +284,22 @@ def test_clients_share_the_training_records_and_no_others(protocol: Experiment, 
     assert (second.number, second.data.numbers.tolist()) == (1, held[1])
     other = open_trial(replace(protocol, clients=3, partition=Iid(), seed=1), tmp_path)
     assert make_clients(other, [1])[0].data.numbers.tolist() != held[1]
+
+
+def test_clients_do_not_see_what_superclasses_hide_and_the_entanglement_is_logged(
+    protocol: Experiment, tmp_path: Path
+) -> None:
+    data = replace(protocol.data, superclasses="pairs", train=200)
+    how = replace(protocol, data=data, clients=5, partition=Entangled(xi=0.057))
+    opened = open_trial(how, tmp_path)
+    clients = make_clients(opened, range(5))
+    assert all(client.data.base is None and client.public and client.public.base is None for client in clients)
+    assert opened.experiment.method.model.labels == (5,)
+    train = load(data).splits["train"]
+    bases = [train.bases[torch.isin(train.numbers, client.data.numbers)].bincount(minlength=10) for client in clients]
+    final = execute(opened)[-1]
+    assert measured(torch.stack(bases)).items() <= final.items()
+    assert 0.04 < final["partition/entanglement_mean"] < 0.07
 
 
 def test_opening_resolves_the_experiment(protocol: Experiment, tmp_path: Path) -> None:

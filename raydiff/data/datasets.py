@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from raydiff import tree
-from raydiff.data import names, pictures, public
+from raydiff.data import names, pictures, public, superclasses
 from raydiff.data.pictures import Colour
 from raydiff.data.records import Records as Records
 from raydiff.data.splits import SPLITS as SPLITS
@@ -36,6 +36,9 @@ class Data:
     """Convert all pictures to grey or rgb; stored: as they are, which must be one of the two."""
     labels: tuple[str, ...] = ()
     """Label columns, the class first; empty: the only one, or `label` or else `fine_label` of parquet files."""
+    superclasses: str | None = None
+    """Put classes together, and leave the others out, by a table: parity or pairs of the ten digits; cifar100, its 20
+    coarse classes, or cifar100-10x2, 10 of these with 2 classes each. Clients then know the superclass alone."""
     train: int | None = None
     """Training records of all clients together; None: all that the other splits leave."""
     public: int = 250
@@ -62,6 +65,8 @@ class Data:
             value = getattr(self, field)
             if value is not None and value < low:
                 raise ValueError(f"data.{field} must be at least {low}, got {value}")
+        if self.superclasses is not None:
+            superclasses.check(self.superclasses)
         if len(set(self.labels)) < len(self.labels):
             raise ValueError(f"data.labels must name each column once, got {' '.join(self.labels)}")
 
@@ -72,17 +77,25 @@ class Dataset:
 
     name: str
     splits: dict[str, Records]
-    """The five `SPLITS`: disjoint, stratified by class, and so is any run of neighbouring records in one."""
+    """The five `SPLITS`: disjoint, stratified by class (by the hidden one below a superclass), and so is any run of
+    neighbouring records in one."""
     label_names: tuple[tuple[str, ...], ...]
     """For each label column the names of its values 0, 1, ..."""
     digest: str
-    """Hex SHA-256 over images, labels and row numbers of every split."""
+    """Hex SHA-256 over images, labels, row numbers and base distributions of every split."""
     label_columns: tuple[str, ...] = ()
     """Names of the label columns."""
     says: str = ""
     """Where it is from, in a few words."""
     notes: tuple[str, ...] = ()
     """What was done to the pictures on the way in, or left out: a sentence each."""
+    hidden_names: tuple[str, ...] = ()
+    """Names of the classes that superclasses hide from the clients; empty without superclasses."""
+
+    @property
+    def base_names(self) -> tuple[str, ...]:
+        """Names of the base distributions: the hidden classes, or else the classes."""
+        return self.hidden_names or self.label_names[0]
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -109,23 +122,22 @@ def load(config: Data) -> Dataset:
 
 @functools.lru_cache(maxsize=8)
 def _load(config: Data, folder: Path | None, public_folder: Path | None) -> Dataset:
-    source = names.source(config.name, folder, config.labels)
+    source = names.source(config.name, folder, config.labels, table=config.superclasses)
     sizes = {split: getattr(config, split) for split in SPLITS}
     if config.public_from is not None:
         sizes["public"] = 0
-    classes = source.labels[:, 0]
-    rows = cut(classes, source.own_test, sizes=sizes, seed=config.split_seed, name=repr(config.name))
+    rows = cut(source.strata, source.own_test, sizes=sizes, seed=config.split_seed, name=repr(config.name))
     splits, notes = pictures.read(source, rows, size=config.size, colour=config.colour)
-    if len(present := classes.unique()) < 2:
+    if len(present := source.labels[:, 0].unique()) < 2:
         only = source.names[0][int(present)]
         raise ValueError(f"{config.name!r} has one class only, {only!r}: there is nothing to condition on")
     notes = (*source.notes, *notes)
     if config.public_from is not None:
-        other = names.source(config.public_from, public_folder, config.labels)
+        other = names.source(config.public_from, public_folder, config.labels, table=config.superclasses)
         splits["public"], more = public.records(
             other, source, splits, count=config.public, seed=config.split_seed, size=config.size, colour=config.colour
         )
         notes = (*notes, *(f"public records: {note}" for note in more))
-    leaves = {f"{split}/{k}": v for split, records in splits.items() for k, v in vars(records).items()}
-    digest = tree.digest(leaves)
-    return Dataset(config.name, splits, source.names, digest, source.columns, source.says, notes)
+    splits["public"] = splits["public"].without_base()  # everybody has them
+    digest = tree.digest({f"{split}/{k}": v for split, records in splits.items() for k, v in records.leaves.items()})
+    return Dataset(config.name, splits, source.names, digest, source.columns, source.says, notes, source.base_names)

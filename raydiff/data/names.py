@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from raydiff.data import folders, hub, parquet
+from raydiff.data import folders, hub, parquet, superclasses
 from raydiff.data.partition import TEN_CLASSES
 from raydiff.data.source import Picture, Source
 
@@ -26,8 +26,16 @@ FOLDERS = {
 """Known names -> folder below the root. Any other folder goes by its own name."""
 
 
-def source(name: str, folder: Path | None, labels: Sequence[str]) -> Source:
-    """The data set of this name in this folder (None: embedded), with these label columns."""
+def source(name: str, folder: Path | None, labels: Sequence[str], *, table: str | None = None) -> Source:
+    """The data set of this name in this folder (None: embedded), with these label columns.
+
+    `table`: the name of one of `superclasses.TABLES`, whose superclasses take the place of the classes.
+    """
+    found = _source(name, folder, labels)
+    return found if table is None else superclasses.applied(found, table)
+
+
+def _source(name: str, folder: Path | None, labels: Sequence[str]) -> Source:
     if folder is None:
         return digits().select(labels)
     if name == "colour-mnist":

@@ -86,7 +86,7 @@ def _of_run(choice: Choice, config: Data, dataset: Dataset, classes: Sequence[in
     rows = _first(rows, choice.records, where, usual=usual)
     read, _ = pictures.read(source, {"own": rows}, size=config.size, colour=config.colour)
     says = f"{source.says}: rows of no split, then of the validation split; held out: the test split"
-    return Newcomer(read["own"], _of_classes(splits["test"], read["own"]), says)
+    return Newcomer(read["own"].without_base(), _of_classes(splits["test"], read["own"]).without_base(), says)
 
 
 def _of_other(choice: Choice, config: Data, dataset: Dataset, classes: Sequence[int]) -> Newcomer:
@@ -119,7 +119,7 @@ def _of_other(choice: Choice, config: Data, dataset: Dataset, classes: Sequence[
 
 
 def _source(name: str, config: Data) -> Source:
-    return names.source(name, names.folder_of(name, config.root), config.labels)
+    return names.source(name, names.folder_of(name, config.root), config.labels, table=config.superclasses)
 
 
 def _is_own(name: str, config: Data) -> bool:

@@ -36,7 +36,8 @@ def read(
         mine = images[start : start + len(numbers)]
         # never a view: a pickled split must not carry the others' pixels
         mine = mine.clone() if mine.is_floating_point() else scaled(mine, source.top)
-        splits[split] = Records(mine, source.labels[numbers], numbers)
+        base = None if source.base is None else source.base[numbers]
+        splits[split] = Records(mine, source.labels[numbers], numbers, base)
         start += len(numbers)
     return splits, notes
 

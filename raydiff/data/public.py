@@ -36,6 +36,6 @@ def records(
     """
     if count > len(other.labels):
         raise ValueError(f"there are {len(other.labels)} rows in {other.says}, too few for data.public={count}")
-    rows = stratified(other.labels[:, 0], generator(seed, "splits", "public"))[:count].clone()
+    rows = stratified(other.strata, generator(seed, "splits", "public"))[:count].clone()
     read, notes = foreign.read(other, {"public": rows}, source, splits, size=size, colour=colour, purpose=PURPOSE)
     return read["public"], (f"from {other.says}", *notes)

@@ -5,9 +5,11 @@ Shapes: N records, C channels, H x W pixels, K label columns.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
+
+from raydiff.tree import Params
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,13 +22,31 @@ class Records:
     """(N, K) int64; column 0 is the class."""
     numbers: Tensor
     """(N,) int64: row numbers in the data set, the records' identity."""
+    base: Tensor | None = None
+    """(N,) int64: the base distribution that each record is from, where the class is a superclass; None: the class is
+    it. The experimenter's knowledge: clients get none of it."""
+
+    @property
+    def bases(self) -> Tensor:
+        """(N,) int64: the base distribution of each record, be it the class or finer."""
+        return self.labels[:, 0] if self.base is None else self.base
+
+    @property
+    def leaves(self) -> Params:
+        """The tensors by name."""
+        return {name: value for name, value in vars(self).items() if value is not None}
 
     def __len__(self) -> int:
         return len(self.numbers)
 
     def select(self, index: Tensor) -> Records:
         """The records at `index` (positions or a boolean mask), in that order."""
-        return Records(self.images[index], self.labels[index], self.numbers[index])
+        base = None if self.base is None else self.base[index]
+        return Records(self.images[index], self.labels[index], self.numbers[index], base)
+
+    def without_base(self) -> Records:
+        """The records as a client, or anybody but the experimenter, has them."""
+        return replace(self, base=None)
 
 
 def public_mean(public: Records | None) -> Tensor:

@@ -38,6 +38,15 @@ class Source:
     """The value of a white pixel."""
     notes: tuple[str, ...] = ()
     """What was done to the pictures, or left out, on the way in."""
+    base: Tensor | None = None
+    """(N,) int64: the class of each row, where column 0 is its superclass."""
+    base_names: tuple[str, ...] = ()
+    """Names of the values of `base`."""
+
+    @property
+    def strata(self) -> Tensor:
+        """(N,): what splits are stratified by, the class."""
+        return self.labels[:, 0] if self.base is None else self.base
 
     def select(self, labels: Sequence[str]) -> Source:
         """The source with these label columns only, in this order; all of them where none is named."""

@@ -79,7 +79,7 @@ def test_load_reads_once() -> None:
 
 def test_splits_own_their_memory() -> None:
     for records in load(Data(train=30, validation=0)).splits.values():
-        for tensor in vars(records).values():
+        for tensor in records.leaves.values():
             assert tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
 
 
