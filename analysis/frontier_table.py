@@ -43,18 +43,18 @@ def table(runs: pd.DataFrame) -> pd.DataFrame:
     distances are from the validation split.
     Raises ValueError where trials used several feature networks.
     """
-    settings = _settings(runs)
-    by = ["method", *settings.values(), "outcome", "reason"]
-    trials = pd.concat([runs[["method", *settings]].rename(columns=settings), _numbers(runs)], axis=1)
+    fields = settings(runs)
+    by = ["method", *fields.values(), "outcome", "reason"]
+    trials = pd.concat([runs[["method", *fields]].rename(columns=fields), _numbers(runs)], axis=1)
     trials = trials.sort_values(by, na_position="last", kind="stable")
-    for path, name in settings.items():
+    for path, name in fields.items():
         trials[name] = trials[name].astype(object).mask(trials[name].isna() & _has(runs, path), "none")
     rows = pd.DataFrame([_row(group, by) for _, group in trials.groupby(by, dropna=False, sort=False)])
     rows.insert(list(rows).index("reason") + 1, "pareto", _pareto(rows))
     return rows
 
 
-def _settings(runs: pd.DataFrame) -> dict[str, str]:
+def settings(runs: pd.DataFrame) -> dict[str, str]:
     """{path: short name} of the config columns that vary among the trials that have them; the budget last.
 
     Of a part that is there or not, its fields tell which.
@@ -90,24 +90,25 @@ def _numbers(runs: pd.DataFrame) -> pd.DataFrame:
     network = network_of(runs)
     out = runs[["outcome", "reason"]].copy()
     for view, suffix in (("server", ""), ("outsiders", "_outsiders")):
-        out[f"epsilon{suffix}"] = _column(runs, f"{view}/epsilon")
+        out[f"epsilon{suffix}"] = column(runs, f"{view}/epsilon")
         out[f"kind{suffix}"] = [kind_of(run, view) for run in records(runs)]
     out = stated(out)
     groups = GROUPS if network else ()
     for name in [f"fd_{network}/{group}{floor}" for group in groups for floor in ("", "_floor")]:
-        test, validation = _column(runs, f"final/eval/{name}"), _column(runs, f"last/validation/{name}")
+        test, validation = column(runs, f"final/eval/{name}"), column(runs, f"last/validation/{name}")
         out[name] = test.where(runs["outcome"] == "finished", validation)
     for sampler in SAMPLERS if network else ():
-        out[f"minor_{sampler}"] = _column(runs, f"final/eval/{sampler}/fd_{network}/minor")
+        out[f"minor_{sampler}"] = column(runs, f"final/eval/{sampler}/fd_{network}/minor")
     for name, source in MEANS.items():
         for suffix in ("", "_low", "_high") if name.startswith("auc") else ("",):
-            out[name + suffix] = _column(runs, source + suffix)
-    out["auc_ceiling"] = _column(runs, "final/privacy/auc_ceiling")
+            out[name + suffix] = column(runs, source + suffix)
+    out["auc_ceiling"] = column(runs, "final/privacy/auc_ceiling")
     out["digests"] = runs["digest"]
     return out
 
 
-def _column(runs: pd.DataFrame, name: str) -> pd.Series:
+def column(runs: pd.DataFrame, name: str) -> pd.Series:
+    """A column of numbers, NaN where no trial has it."""
     return runs[name].astype(float) if name in runs else pd.Series(math.nan, runs.index)
 
 
