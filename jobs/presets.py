@@ -11,12 +11,14 @@ from dataclasses import dataclass, field, replace
 
 from raydiff.config import Experiment, Runtime, override
 from raydiff.data.datasets import Data
-from raydiff.data.partition import ByClass, MajorityMinority, Newcomers
+from raydiff.data.partition import ByClass, Entangled, MajorityMinority, Newcomers
+from raydiff.diffusion.classifier import CNN, Classifier, ResNet18
 from raydiff.diffusion.gaussian import DDPM, Sampling
+from raydiff.diffusion.latent import LatentModel
 from raydiff.diffusion.local import Training
 from raydiff.diffusion.networks import MLP, UNet
 from raydiff.evaluation.evaluate import Evaluation
-from raydiff.methods import PFDM, SPIRE
+from raydiff.methods import PFDM, SPIRE, FedDistr
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,7 +244,7 @@ def clients() -> Study:
         },
     )
     grid = {
-        "seed": SEEDS[:3],
+        "seed": SEEDS[:2],
         "method.epsilon": ("10", "200"),  # slower than clients: trials of one M and seed share their client models
         "clients": ("4", "8", "16", "32", "64", "128"),
     }
@@ -331,6 +333,123 @@ def spire_faces() -> Study:
     return _spire(override(study.experiment, changes), rounds=800, tau=50, rate=1e-4, batch=25)
 
 
+# --- one round of prompts against many rounds of weights: FedDistr's comparison ---
+
+BUDGETS = ("10", "100", "1000", "10000")
+"""Client-level epsilons: of the paper's noise none is known."""
+
+
+def _feddistr(base: Experiment, *, clip: float, steps: int, batch: int, bounds: Training, rate: float = 1e-3) -> Study:
+    """FedDistr against the averaging methods on the same classifier after 1, 10 and 50 rounds of `steps` local steps,
+    against its upper bounds, and against noise.
+    """
+    weights = {
+        "method.model": "classifier",
+        "method.local.batch": f"{batch}",
+        "method.local.learning_rate": f"{rate:g}",
+        "method.local.decay": "constant",
+    }
+    sgd = {"method.local.optimizer": "sgd", "method.local.learning_rate": f"{30 * rate:g}"}
+
+    def averaged(method: str, rounds: int, **more: str) -> Arm:
+        of = {"method": method, **weights, "method.rounds": f"{rounds}", "method.local.steps": f"{rounds * steps}"}
+        return Arm(changes={**of, **(sgd if method == "scaffold" else {}), **more})
+
+    alone = {"method": "localonly", **weights, "partition": "pooled", "clients": "1"}
+    central = {
+        "method.local.steps": f"{bounds.steps}",
+        "method.local.batch": f"{bounds.batch}",
+        "method.local.decay": bounds.decay,
+    }
+    private = {"method.averaging.privacy": "clientprivacy"}
+    beside = (
+        *(averaged(m, r) for m in ("fedavg", "fedprox", "scaffold", "moon") for r in (1, 10, 50)),
+        Arm(changes={**alone, **central}),
+        Arm(changes={"method.upload": "latents"}),
+        Arm(changes={"partition": "pooled", "clients": "1"}),
+        *(Arm(changes={"method.epsilon": e, "method.clip": f"{clip}"}) for e in BUDGETS),
+        *(averaged("fedavg", 50, **private, **{"method.averaging.privacy.epsilon": e}) for e in BUDGETS),
+    )
+    return Study(experiment=base, grid={"seed": SEEDS, "partition.xi": ("0", "0.385")}, beside=beside)
+
+
+def feddistr_digits() -> Study:
+    """FedDistr on digits in five superclasses of two, five clients; its latent model is made first, by
+
+    python jobs/pretrain_latent.py --data.public 500 --data.validation 0 --data.calibration 10 --data.test 400 \
+        --out ~/raydiff/latent-digits
+    """
+    bounds = Training(steps=1000, batch=64, learning_rate=1e-3)
+    method = FedDistr(
+        model=LatentModel(path="~/raydiff/latent-digits"),
+        clusters=2,
+        least=10,
+        classifier=Classifier(network=CNN()),
+        training=bounds,
+    )
+    base = Experiment(
+        method=method,
+        data=Data(name="digits", superclasses="pairs", public=500, validation=0, calibration=10, test=400),
+        clients=5,
+        partition=Entangled(xi=0.0),
+        evaluation=Evaluation(distance="none", attack=False, clients=1),
+        runtime=Runtime(workers=1),
+    )
+    return _feddistr(base, clip=1.0, steps=20, batch=32, bounds=bounds)
+
+
+def feddistr_mnist() -> Study:
+    """The same on MNIST at 14x14; its latent model is made first, by
+
+    python jobs/pretrain_latent.py --data.name mnist --data.size 14 --data.public 10000 --data.train 6400 \
+        --data.validation 1000 --data.calibration 10 --data.test 2000 --out ~/raydiff/latent-mnist14
+    """
+    study = feddistr_digits()
+    changes = {
+        "data": Data(
+            name="mnist",
+            size=14,
+            superclasses="pairs",
+            train=6400,
+            public=10_000,
+            validation=1000,
+            calibration=10,
+            test=2000,
+        ),
+        "method.model.path": "~/raydiff/latent-mnist14",
+    }
+    return replace(study, experiment=override(study.experiment, changes))
+
+
+def feddistr_cifar100() -> Study:
+    """The paper's CIFAR-100: ten superclasses of two classes each, ResNet-18; for a GPU, with a latent model of your
+    own (`--method.model.path`: a folder, or owner/name of the hub)."""
+    bounds = Training(steps=4000, batch=128, learning_rate=1e-3)
+    base = override(
+        feddistr_digits().experiment,
+        {
+            "data": Data(
+                name="cifar100", superclasses="cifar100-10x2", public=200, validation=200, calibration=0, test=400
+            ),
+            "method.model.path": "",
+            "method.inversion": Training(steps=500, batch=12, learning_rate=0.02),
+            "method.images": 4000,
+            "method.steps": 50,
+            "method.guidance": 10.0,
+            "method.classifier.network": ResNet18(),
+            "method.training": bounds,
+            "runtime": Runtime(workers=1, gpu_per_worker=0.5, gpu_server=0.5),
+        },
+    )
+    study = _feddistr(base, clip=10.0, steps=50, batch=128, bounds=bounds)
+    grid = {**study.grid, "clients": ("5", "10", "20"), "partition.xi": ("0", "0.003", "0.057", "0.385")}
+    resnet = {"method.model.network": "resnet18"}
+    beside = tuple(
+        replace(a, changes={**a.changes, **resnet}) if "method.model" in a.changes else a for a in study.beside
+    )
+    return replace(study, grid=grid, beside=beside)
+
+
 PRESETS: dict[str, Callable[[], Study]] = {
     "digits": digits,
     "frontier": frontier,
@@ -341,6 +460,9 @@ PRESETS: dict[str, Callable[[], Study]] = {
     "collaboration": collaboration,
     "collaboration-colour": collaboration_colour,
     "clients": clients,
+    "feddistr-digits": feddistr_digits,
+    "feddistr-mnist": feddistr_mnist,
+    "feddistr-cifar100": feddistr_cifar100,
     "spire-digits": spire_digits,
     "spire-mnist": spire_mnist,
     "spire-cifar10": spire_cifar10,

@@ -17,6 +17,7 @@ import record
 
 from raydiff import config, trial
 from raydiff.config import Experiment
+from raydiff.evaluation.evaluate import Evaluation
 from raydiff.runtime.resources import cap_memory
 from raydiff.tracking import Mlflow
 
@@ -90,7 +91,9 @@ def _on_ray(experiment: Experiment, folder: Path, this: record.Plan, mlflow: Mlf
     from raydiff.runtime.progress import Progress
 
     name = command.varying([experiment])(experiment)
-    progress = Progress(total=1, metric="eval/fd_cnn/all", name=lambda _: name, stop_on_error=False)
+    progress = Progress(
+        total=1, metric=(experiment.evaluation or Evaluation()).metric, name=lambda _: name, stop_on_error=False
+    )
     with sweep.cluster() as nodes:
         plan = sweep.Plan(folder=folder, trials=[experiment], base=experiment)
         shape = sweep.check(plan, nodes)

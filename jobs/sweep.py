@@ -25,12 +25,14 @@ import record
 
 from raydiff import config, trial
 from raydiff.config import Experiment
+from raydiff.evaluation.evaluate import Evaluation
 from raydiff.privacy.ledger import compose
 from raydiff.tracking import Mlflow
 
 DELTA = 1e-5  # at which the trials are composed
-METRICS = tuple(
-    f"eval/{name}/{group}" for name in ("fd_cnn", "kd_cnn", "label_accuracy") for group in ("all", "major", "minor")
+METRICS = (
+    "eval/utility_loss",
+    *(f"eval/{name}/{group}" for name in ("fd_cnn", "kd_cnn", "label_accuracy") for group in ("all", "major", "minor")),
 )
 
 
@@ -59,7 +61,7 @@ def _options() -> argparse.ArgumentParser:
     p.add_argument(
         "--metric",
         default=None,
-        help="what is best, and what Optuna and ASHA minimise (default: eval/fd_cnn/all, or kd_cnn)",
+        help="what is best, and what Optuna and ASHA minimise (default: eval/fd_cnn/all, kd_cnn or utility_loss)",
     )
     p.add_argument("--no-baselines", action="store_true", help="leave out what the preset compares with")
     p.add_argument("--max-concurrent", type=int, default=None, help="trials side by side (default: as many as fit)")
@@ -82,13 +84,12 @@ def _plan(
     given = config.parse_overrides(study.experiment, overrides)
     base: Experiment = config.override(study.experiment, given)
     if options.metric is None:
-        kernel = base.evaluation is not None and base.evaluation.distance == "kernel"
-        options.metric = "eval/kd_cnn/all" if kernel else "eval/fd_cnn/all"
+        options.metric = (base.evaluation or Evaluation()).metric
     if options.metric not in METRICS:
         raise ValueError(f"unknown metric {options.metric!r}{command.nearest(options.metric, METRICS)}")
     if options.search in ("asha", "optuna") and base.evaluation is None:
         raise ValueError(f"--search {options.search} needs the evaluation that --protocol-only switches off")
-    if options.search in ("asha", "optuna") and not options.metric.endswith("/all"):
+    if options.search in ("asha", "optuna") and not options.metric.endswith(("/all", "utility_loss")):
         raise ValueError(f"--search {options.search} needs a metric over all classes, got {options.metric}")
     if options.search in ("asha", "optuna") and base.evaluation is not None and base.evaluation.every == 0:
         base = config.override(base, {"evaluation.every": 1 if options.search == "asha" else base.method.rounds})

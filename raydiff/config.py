@@ -272,15 +272,22 @@ def _switch(current: Any, declared: Any, choices: Sequence[type], path: str, tex
     cls = names[wanted]
     if type(current) is cls:
         return current
+    hints = typing.get_type_hints(cls)
     shared = {f.name for f in dataclasses.fields(cls) if f.init}
     kept = {}
     if current is not None:
-        kept = {f.name: getattr(current, f.name) for f in dataclasses.fields(current) if f.name in shared}
+        values = {f.name: getattr(current, f.name) for f in dataclasses.fields(current) if f.name in shared}
+        kept = {name: value for name, value in values.items() if _fits(value, hints[name])}
     try:
         return cls(**kept)
     except ValueError:  # such as AdamW, where only SGD will do, and nobody asked for AdamW
         before, now = _defaults(type(current)), _defaults(cls)
         return cls(**{name: _moved(value, before[name], now[name]) for name, value in kept.items()})
+
+
+def _fits(value: Any, declared: Any) -> bool:
+    """Whether a dataclass is one that the field may hold: a denoiser does not go where a classifier must."""
+    return not dataclasses.is_dataclass(value) or type(value) in _dataclasses_of(declared)
 
 
 def _defaults(cls: type) -> dict[str, Any]:

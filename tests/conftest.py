@@ -15,6 +15,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import latents
 import pytest
 import torch
 
@@ -22,6 +23,7 @@ from raydiff import trial
 from raydiff.config import Experiment, Runtime
 from raydiff.data.datasets import Data
 from raydiff.diffusion.gaussian import DDPM
+from raydiff.diffusion.latent import LatentModel
 from raydiff.diffusion.local import Training
 from raydiff.diffusion.networks import MLP
 from raydiff.evaluation.evaluate import Evaluation
@@ -46,6 +48,12 @@ def tiny() -> Experiment:
         evaluation=Evaluation(dim=4, members=8),
         runtime=Runtime(pool="local"),
     )
+
+
+@pytest.fixture(scope="session")
+def latent_model(tmp_path_factory: pytest.TempPathFactory) -> LatentModel:
+    """A latent diffusion model that has learned nothing, for digits."""
+    return LatentModel(path=str(latents.write(tmp_path_factory.mktemp("latent")))).for_data((1, 8, 8), (10,))
 
 
 class Storage:

@@ -16,11 +16,12 @@ from raydiff import config, tree
 from raydiff.config import Experiment
 from raydiff.data.datasets import Records
 from raydiff.diffusion.gaussian import Sampling
+from raydiff.diffusion.latent import LatentModel
 from raydiff.diffusion.local import Training
 from raydiff.diffusion.networks import UNet
 from raydiff.federation import Client, Keys, LocalPool, Progress, rounds
 from raydiff.method import Deployed, Method, Round, Upload
-from raydiff.methods import METHODS
+from raydiff.methods import METHODS, FedDistr
 from raydiff.privacy.clients import ClientPrivacy
 from raydiff.privacy.release import Gaussian, NonPrivate, Nothing
 from raydiff.seeding import NoiseStream, generator
@@ -75,16 +76,35 @@ OTHER: dict[str, Any] = {
     "tau": 0.1,
     "privacy": ClientPrivacy(),
     "sampler": "ddim",
+    "upload": "latents",
+    "clusters": 2,
+    "silhouette": True,
+    "least": 1,
+    "threshold": 0.5,
+    "images": 30,
+    "guidance": 1.0,
+    "widths": (8,),
+    "hidden": 8,
 }
 """Another valid value for every field that a method may have, by the field's name."""
+ALSO: dict[str, dict[str, Any]] = {
+    "center": {"clip": 2.0},
+    "upload": {"epsilon": None},
+    "silhouette": {"epsilon": None, "clusters": 2},
+}
+"""What else these fields need."""
 
 
 @pytest.fixture(params=METHODS)
-def experiment(request: pytest.FixtureRequest, tiny: Experiment) -> Experiment:
+def experiment(request: pytest.FixtureRequest, tiny: Experiment, latent_model: LatentModel) -> Experiment:
     """The tiny experiment with each method in turn, which takes over the fields that PFDM has too."""
     switched: Experiment = config.override(tiny, {"method": config.convert(tiny, "method", request.param)})
     if config.has_path(switched, "method.rounds"):
         switched = config.override(switched, {"method.rounds": 4})
+    if isinstance(switched.method, FedDistr):
+        small = {"clusters": 1, "inversion": Training(steps=2, batch=2), "images": 20, "steps": 2, "threshold": 0.1}
+        small |= {"training": Training(steps=2, batch=8), "model": latent_model}
+        switched = config.override(switched, {f"method.{k}": v for k, v in small.items()})
     return switched
 
 
@@ -196,6 +216,8 @@ def test_trials_of_different_epsilon_do_not_share_noise(experiment: Experiment) 
     def noise(epsilon: float) -> torch.Tensor:
         """What is sent for blank images: noise alone, at whatever scale."""
         trial = config.override(experiment, {"method.epsilon": epsilon})
+        if config.has_path(trial, "method.inversion"):
+            trial = config.override(trial, {"method.inversion.steps": 0})  # all vectors at the start
         keys = replace(KEYS, digest=trial.digest)
         server = trial.method.init_server(None, generator(0))
         sent = [upload.release.value for upload, _ in pool(trial.method, keys, blank=True).run([0, 1], server, 0)]
@@ -216,7 +238,9 @@ def test_trials_of_different_epsilon_do_not_share_noise(experiment: Experiment) 
 def test_deploy_gives_images(experiment: Experiment, sampler: str, schedule: str) -> None:
     chains = [p for p in ("method.sampling", "method.client_sampling") if config.has_path(experiment, p)]
     changes: dict[str, Any] = {p: Sampling(sampler=sampler, steps=7) for p in chains}  # type: ignore[arg-type]
-    method = config.override(experiment, {**changes, "method.model.schedule": schedule}).method
+    if config.has_path(experiment, "method.model.schedule"):
+        changes["method.model.schedule"] = schedule
+    method = config.override(experiment, changes).method
     model = deployed(method, run(method)[-1])
     images = model.sample(LABELS, generator(0))
     assert images.shape == (10, 1, 8, 8) and images.dtype == torch.float32
@@ -226,6 +250,8 @@ def test_deploy_gives_images(experiment: Experiment, sampler: str, schedule: str
 
 
 def test_the_denoisers_can_be_asked(method: Method) -> None:
+    if isinstance(method, FedDistr):
+        pytest.skip("its denoiser is public, and trained on no client's records")
     model = deployed(method, run(method)[-1])
     assert set(model.denoisers) <= {"global", "client"} and model.denoisers
     assert model.alphas_bar.shape == (model.timesteps + 1,) and float(model.alphas_bar[0]) == 1
@@ -243,15 +269,15 @@ def test_init_key_has_all_that_a_first_state_depends_on(experiment: Experiment) 
     digest = tree.digest(method.init_client({}, data, public, Round(0, generator(1))))
     for path in config.flat(method):
         name = path.rpartition(".")[2]
-        if name == "shape":  # the data's
+        if name == "shape" or path in ("model.path", "model.digest"):  # the data's; the model as it is, see FedDistr
             continue
-        both = {"clip": 2.0} if name == "center" else {}  # a center needs a clip
+        both = ALSO.get(name, {})
         other = config.override(method, {**both, path: OTHER[name]})
         assert other != method, path
         if other.init_key == method.init_key:
             assert tree.digest(other.init_client({}, data, public, Round(0, generator(1)))) == digest, path
             same.append(path)
-    assert "sampling.steps" in same  # sampling comes later
+    assert {"sampling.steps", "steps"} & set(same)  # sampling comes later
 
 
 def test_a_shared_first_state_is_a_fresh_one(method: Method, tmp_path: Path) -> None:

@@ -49,7 +49,8 @@ def cluster(
                 f"method.least above {len(rows)}, so that such labels are left out"
             )
         seed = int(torch.randint(2**31, (1,), generator=rng))
-        groups = _silhouette(x[rows], count, seed) if silhouette else _k_means(x[rows], count, seed)
+        own = x[rows.numpy()]
+        groups = _silhouette(own, count, seed) if silhouette else _k_means(own, count, seed)
         members[rows] = groups + len(found)
         found += [(label, int((groups == g).sum())) for g in range(int(groups.max()) + 1)]
     if not found:

@@ -58,6 +58,11 @@ class Evaluation:
         if self.clients is not None and self.clients < 1:
             raise ValueError(f"clients must be at least 1, got {self.clients}")
 
+    @property
+    def metric(self) -> str:
+        """What a sweep minimises unless something else is asked for."""
+        return {"frechet": "eval/fd_cnn/all", "kernel": "eval/kd_cnn/all", "none": "eval/utility_loss"}[self.distance]
+
 
 @dataclass(frozen=True)
 class ClientReport:
@@ -87,7 +92,8 @@ class Instruments:
             metrics: Metrics = {}
             if deployed.classify is not None:
                 records = self.dataset.splits[split]
-                metrics["accuracy"] = fidelity.label_accuracy(deployed.classify(records.images), records.labels[:, 0])
+                found = fidelity.label_accuracy(deployed.classify(records.images), records.labels[:, 0])
+                metrics |= {"accuracy": found, "utility_loss": 1 - found}
             if not deployed.samplers:
                 return ClientReport(metrics, {}, own.images[:0], deployed.privacy)
             major, minor = groups(own)

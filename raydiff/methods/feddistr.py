@@ -235,17 +235,18 @@ class FedDistr:
         return Deployed(samplers, classify=classify)
 
     def shared(self, server: Params) -> Shared:
-        """Pictures from the pool: a prompt of the label that is asked for, drawn by the records behind it."""
+        """Pictures from the pool: a prompt of the label that is asked for, drawn by the records behind it; the public
+        start for a label of which nobody sent one."""
         if self.upload == "latents":
             raise ValueError("upload latents keeps no prompts to make pictures from")
         model, prompts = self.model.load(), Pool.from_params(tree.under("pool", server)).prompts
+        vectors = torch.cat([prompts.vectors, model.start[None]])
 
         def sample(labels: Tensor, rng: torch.Generator) -> Tensor:
             weights = (prompts.labels[None] == labels[:, :1]) * prompts.counts.double()
-            if not bool((weights.sum(1) > 0).all()):
-                raise ValueError(f"the pool has no prompt of label {int(labels[weights.sum(1) == 0][0, 0])}")
+            weights = torch.cat([weights, (weights.sum(1, keepdim=True) == 0).double()], dim=1)
             rows = torch.multinomial(weights, 1, generator=rng)[:, 0]
-            return self._pictures(model, prompts.vectors[rows], rng)
+            return self._pictures(model, vectors[rows], rng)
 
         return Shared(sample, "pictures from the pool of prompts")
 
