@@ -200,6 +200,7 @@ def run(trial: Trial, pool: Pool) -> Iterator[dict[str, Any]]:
 
 def _finish(trial: Trial, pool: Pool, progress: Progress, trained_s: float, clock: float) -> Metrics:
     experiment, ledger = trial.experiment, progress.ledger
+    (trial.folder / "artifacts").mkdir(exist_ok=True)
     final = {**_privacy_metrics(ledger, experiment), **_entanglement(experiment)}
     if experiment.evaluation is not None:
         reports = list(pool.evaluate(_measured(trial, pool), progress.sent, progress.number, "test"))
