@@ -7,6 +7,7 @@
     python jobs/oracle.py collaboration    the same for a preset's data and minority sizes: analysis/paired.py reads it
     python jobs/oracle.py mnist --size 14 --covariance own --out mine.csv
     python jobs/oracle.py spire            SPIRE's theory (Figure 3, Theorems 4.2 and 4.3), measured; not about PFDM
+    python jobs/oracle.py feddistr         FedDistr's Theorems 1 and 2, measured where the truth is known; nor this one
 
 Pictures and csv go to the folder --out. Columns of the csv: data, minority, epsilon, sampler, arm, w2_squared, w2_low,
 w2_high, gain_over_local, gain_low, gain_high: means over seeds with 95 % t intervals; the gain is paired by seed, and
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import command
+import oracle_feddistr
 import oracle_spire
 import presets
 import torch
@@ -36,7 +38,7 @@ from raydiff.evaluation.oracle_data import ARMS, SAMPLERS, Depth, Prediction, Tr
 from raydiff.privacy.accountants import depth
 from raydiff.seeding import generator
 
-WORDS = ("theory", "mixture", "spire")  # anything else is a data set
+WORDS = ("theory", "mixture", "spire", "feddistr")  # anything else is a data set
 MINORITIES = (3, 20, 100)
 EPSILONS = (10.0, 50.0, 200.0, None)
 MIXTURE_SEEDS = 4
@@ -63,6 +65,9 @@ def main(argv: Sequence[str]) -> int:
     if given.what == "spire":
         given.out.mkdir(parents=True, exist_ok=True)
         print("\n".join(oracle_spire.spire(given.out)))
+    if given.what == "feddistr":
+        given.out.mkdir(parents=True, exist_ok=True)
+        print("\n".join(oracle_feddistr.feddistr(given.out)))
     if given.what not in WORDS:
         name = "digits" if given.what == "all" else given.what
         path = given.out if one_file else given.out / f"{Path(name).name}.csv"
@@ -259,7 +264,10 @@ def _parser() -> _Parser:
     form = argparse.RawDescriptionHelpFormatter
     parser = _Parser(description=__doc__, formatter_class=form, allow_abbrev=False)
     parser.add_argument(
-        "what", nargs="?", default="all", help="theory, mixture, spire or a data set (default: all but spire)"
+        "what",
+        nargs="?",
+        default="all",
+        help="theory, mixture, spire, feddistr or a data set (default: theory, mixture, digits)",
     )
     parser.add_argument("--out", type=Path, default=Path("oracle-report"), help="folder; for a data set also x.csv")
     parser.add_argument("--seeds", type=int, default=20, help="draws of the clients' records (default 20)")

@@ -66,6 +66,25 @@ def test_spire_measures_the_orders(tmp_path: Path) -> None:
     assert float(in_m[5]) == pytest.approx(-1, abs=0.2) and in_m[8] == "(-1)"
 
 
+def test_feddistr_measures_the_theorems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(oracle.oracle_feddistr, "XIS", (0.0, 0.057))
+    monkeypatch.setattr(oracle.oracle_feddistr, "CLIENTS", (5, 20))
+    lines = oracle.oracle_feddistr.feddistr(tmp_path, repetitions=200)
+    written = {line.removeprefix("written: ") for line in lines if line.startswith("written")}
+    assert written == {str(path) for path in tmp_path.iterdir()} and len(written) == 2
+    with (tmp_path / "feddistr-theory.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 2 * 2 * 2 * 2 * 21
+    assert all(float(r["low"]) <= float(r["measured"]) <= float(r["high"]) for r in rows)
+    assert all((r["theorem1_printed"] == "") == (r["xi"] != "0.0") for r in rows)
+
+    def broken(bound: str, width: str) -> bool:
+        return any(r[bound] and float(r["high"]) < float(r[bound]) for r in rows if r["width"] == width)
+
+    assert broken("theorem1_printed", "100.0") and not broken("theorem1_printed", "1.0")
+    assert not broken("theorem1_appendix", "100.0") and not broken("theorem2_with_range", "100.0")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
