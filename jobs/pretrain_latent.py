@@ -67,6 +67,9 @@ def main(argv: Sequence[str]) -> int:
         raise ValueError(f"{out} exists already: give another --out")
     torch.set_num_threads(plan.threads)
     dataset = datasets.load(plan.data)
+    plan.training.check(dataset.shape)
+    if not len(dataset.splits["public"]):
+        raise ValueError("there are no public records to train on: set data.public")
     out.mkdir(parents=True)  # now, not after minutes
     made, images = _make(plan, dataset, out)
     _draw(plan, dataset, made, images, out)

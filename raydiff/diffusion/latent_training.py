@@ -72,6 +72,8 @@ class Pretraining:
             widths = getattr(self, name)
             if not widths or any(w < GROUPS or w % GROUPS for w in widths):
                 raise ValueError(f"{name} must be positive multiples of {GROUPS}, got {widths}")
+        if len(self.widths) < 2:  # the first scale does not attend to the prompt
+            raise ValueError(f"widths must have at least 2 scales, got {self.widths}")
         for name in ("channels", "layers", "width", "words", "steps", "vae_steps", "batch"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
