@@ -95,7 +95,11 @@ def _k_means(x: object, count: int, seed: int) -> Tensor:
 
 
 def _silhouette(x: object, most: int, seed: int) -> Tensor:
+    return max((_k_means(x, count, seed) for count in range(2, most + 1)), key=lambda groups: _score(x, groups))
+
+
+def _score(x: object, groups: Tensor) -> float:
+    """The mean silhouette; 0, as of a latent alone in its group, where all are alone or none is apart from others."""
     from sklearn.metrics import silhouette_score
 
-    candidates = [_k_means(x, count, seed) for count in range(2, most + 1)]
-    return max(candidates, key=lambda groups: float(silhouette_score(x, groups.numpy())))
+    return float(silhouette_score(x, groups.numpy())) if 1 < len(groups.unique()) < len(groups) else 0.0
