@@ -120,6 +120,8 @@ class Experiment:
         tree = to_dict(self)
         tree["runtime"] = {"threads": self.runtime.threads}
         tree["data"].pop("root")
+        if tree["method"]["model"].get("digest"):  # of a frozen model: it says all but where it lies
+            tree["method"]["model"].pop("path")
         for field in ("name", "public_from"):
             if (place := tree["data"][field]) is not None:
                 tree["data"][field] = Path(place).name  # the digest of the data says the rest

@@ -23,6 +23,7 @@ import torch
 from raydiff import config, seeding, tree
 from raydiff.data.newcomer import Newcomer
 from raydiff.data.records import Records
+from raydiff.diffusion.classifier import Classifier
 from raydiff.diffusion.local import Training, fit_personal
 from raydiff.evaluation import evaluate
 from raydiff.evaluation.evaluate import Evaluation, Instruments
@@ -208,6 +209,8 @@ def _change(before: Metrics, after: Metrics) -> Row:
 def method_of(finished: Finished) -> Personalizing:
     """The run's method. Raises ValueError where it has nothing that a new client could personalise."""
     method = finished.trial.experiment.method
+    if isinstance(method.model, Classifier):
+        raise ValueError("a classifier makes no pictures, by which a new client's model is judged")
     if not isinstance(method, Personalizing):
         raise ValueError(f"{type(method).__name__} has no shared model that a new client could make its own")
     return method

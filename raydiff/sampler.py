@@ -6,12 +6,14 @@ MLflow. The folder is a small `Store` and a card:
     sampler.json                          the method, and the keys of the card below: enough to deploy it again
     server-00004.safetensors              the server's state, without what it holds back
     clients/00000-00004.safetensors       a client's private state; none where the source is "global"
+    latent/                               the frozen latent diffusion model, where the method has one
 """
 
 from __future__ import annotations
 
 import json
 import secrets
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +25,9 @@ from torch import Tensor
 
 from raydiff import config, seeding, tree
 from raydiff.data.datasets import Records
+from raydiff.diffusion.classifier import Classifier
+from raydiff.diffusion.latent import LatentModel
+from raydiff.diffusion.latent_folder import locate
 from raydiff.diffusion.networks import UNet
 from raydiff.evaluation.pictures import to_bytes
 from raydiff.federation import Client, Keys
@@ -39,7 +44,8 @@ Sample = Callable[[Tensor, torch.Generator], Tensor]
 LARGEST = 512 * 2**20
 """Bytes of all the weights of one saved sampler, at most."""
 IMPORTED = ("torch", "numpy", "scipy", "pandas", "safetensors")
-"""Distributions that a saved sampler imports; a UNet imports diffusers as well."""
+"""Distributions that a saved sampler imports; a UNet and a latent diffusion model import diffusers as well."""
+LATENT = "latent"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,8 +73,17 @@ class Card:
 
 
 def save(folder: Path, card: Card, method: AnyMethod, *, server: Params, states: Mapping[int, Params]) -> None:
-    """Write the folder. Raises ValueError for weights larger than `LARGEST`, and for a method that needs records."""
+    """Write the folder. Raises ValueError for weights larger than `LARGEST`, for a method that needs records, and for a
+    classifier."""
+    if isinstance(method.model, Classifier):
+        raise ValueError("a classifier makes no pictures")
+    latent = locate(method.model.path) if isinstance(method.model, LatentModel) else None
     size = tree.nbytes(server) + sum(map(tree.nbytes, states.values()))
+    if latent is not None and size + (own := _bytes_below(latent)) > LARGEST:
+        raise ValueError(
+            f"the latent diffusion model takes {own / 2**20:.0f} MB, and a saved sampler may take "
+            f"{LARGEST / 2**20:.0f} MB: sample the run itself"
+        )
     if size > LARGEST:
         raise ValueError(
             f"the models of {len(states)} clients take {size / 2**20:.0f} MB, and a saved sampler may take "
@@ -81,9 +96,16 @@ def save(folder: Path, card: Card, method: AnyMethod, *, server: Params, states:
     said = {_deploy(store, card, method, client).privacy for client in states}  # refused now, not when it is loaded
     if said:
         card = replace(card, privacy=said.pop() if len(said) == 1 else "none")
-    requires = (*IMPORTED, "diffusers") if isinstance(method.model.network, UNet) else IMPORTED
+    if latent is not None:
+        shutil.copytree(latent, folder / LATENT)
+    diffusers = latent is not None or isinstance(method.model.network, UNet)
+    requires = (*IMPORTED, "diffusers") if diffusers else IMPORTED
     fields = {**vars(card), "requires": requires, "method": config.to_dict(method)}
     write_text(folder / "sampler.json", json.dumps(fields, indent=1))
+
+
+def _bytes_below(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
 def _deploy(store: Store, card: Card, method: Method, client: int) -> Deployed:
@@ -102,7 +124,10 @@ class Sampler:
 
     def __init__(self, folder: Path) -> None:
         fields: dict[str, Any] = json.loads((folder / "sampler.json").read_text())
-        self.method: Method = config.from_dict(fields.pop("method"), AnyMethod)
+        method: AnyMethod = config.from_dict(fields.pop("method"), AnyMethod)
+        if (folder / LATENT).is_dir():
+            method = config.override(method, {"model.path": str(folder / LATENT)})
+        self.method: Method = method
         fields["labels"] = {column: tuple(names) for column, names in fields["labels"].items()}
         lists = {k: tuple(fields[k]) for k in ("clients", "shape", "requires")}
         self.card = Card(**{**fields, **lists})

@@ -40,7 +40,9 @@ def locate(name: str) -> Path:
         return path.resolve()
     if re.fullmatch(r"\w[\w.-]*/[\w.-]+", name):
         return hub.snapshot(name, kind="model", patterns=PATTERNS, says=name)
-    raise ValueError(f"there is no folder {path.absolute()} of a latent diffusion model")
+    raise ValueError(
+        f"there is no folder {path.absolute()} of a latent diffusion model: python jobs/pretrain_latent.py makes one"
+    )
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -46,7 +46,7 @@ from raydiff.diffusion.classifier import Classifier
 from raydiff.diffusion.inversion import cluster, invert
 from raydiff.diffusion.latent import LatentDiffusion, LatentModel, check_disjoint
 from raydiff.diffusion.local import Training, fit
-from raydiff.method import Deployed, LocalResult, Metrics, Round, Shared, Upload
+from raydiff.method import HELD, Deployed, LocalResult, Metrics, Round, Shared, Upload
 from raydiff.privacy import accountants
 from raydiff.privacy.release import Event, Release, disclose, gaussian_rows
 from raydiff.tree import Params
@@ -157,7 +157,8 @@ class FedDistr:
         if self.upload == "latents":
             return {}
         prompts, loss = self._prompts(self.model.load(), data, rnd.rng)
-        return {"v": prompts.vectors, "label": prompts.labels, "count": prompts.counts, "loss": torch.tensor(loss)}
+        state = {"v": prompts.vectors, "label": prompts.labels, "count": prompts.counts, "loss": torch.tensor(loss)}
+        return tree.prefixed(HELD, state)  # not a part of any sampler
 
     def _prompts(self, model: LatentDiffusion, data: Records, rng: torch.Generator) -> tuple[Prompts, float]:
         z, labels = model.encode(data.images), data.labels[:, 0]
@@ -170,14 +171,15 @@ class FedDistr:
         if self.upload == "latents":
             sent = {"z": self.model.load().encode(data.images), "label": data.labels[:, 0]}
             return LocalResult(state, disclose(sent, "latents and labels of all records, as they are"))
-        offsets = state["v"] - self.model.load().start
-        metrics = {"inversion/loss": float(state["loss"]), "prompts": float(len(offsets))}
+        own = tree.under(HELD, state)
+        offsets = own["v"] - self.model.load().start
+        metrics = {"inversion/loss": float(own["loss"]), "prompts": float(len(offsets))}
         if self.clip is not None:
             metrics["clipped_fraction"] = float((offsets.norm(dim=1) > self.clip).double().mean())
-        return LocalResult(state, self._release(offsets, state, rnd), metrics)
+        declared = {"label": own["label"], "count": own["count"]}
+        return LocalResult(state, self._release(offsets, declared, rnd), metrics)
 
-    def _release(self, offsets: Tensor, state: Params, rnd: Round) -> Release:
-        declared = {"label": state["label"], "count": state["count"]}
+    def _release(self, offsets: Tensor, declared: Params, rnd: Round) -> Release:
         if self.epsilon is None:
             own = tree.clip_records(offsets, self.clip) if self.clip else offsets
             what = "prompt vectors, labels and counts, as they are"

@@ -324,7 +324,10 @@ def test_pictures_that_do_not_fit(model: LatentDiffusion, tmp_path: Path) -> Non
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
-    assert message(str(tmp_path / "gone")) == f"there is no folder {tmp_path}/gone of a latent diffusion model"
+    assert (
+        message(str(tmp_path / "gone"))
+        == f"there is no folder {tmp_path}/gone of a latent diffusion model: python jobs/pretrain_latent.py makes one"
+    )
 
 
 def test_a_name_of_the_hub_is_downloaded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,345 @@
+"""FedDistr: what is sent and at which price, what the server makes of it, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from scipy.stats import kstest
+from torch import Tensor
+from toys import KEYS, records, run
+
+from raydiff import tree, trial
+from raydiff.alignment import Pool, Prompts
+from raydiff.config import Experiment
+from raydiff.data.records import Records
+from raydiff.diffusion import latent_folder
+from raydiff.diffusion.classifier import Classifier
+from raydiff.diffusion.latent import LatentModel
+from raydiff.diffusion.local import Training
+from raydiff.evaluation.evaluate import Evaluation
+from raydiff.method import HELD, LocalResult, Round, Upload
+from raydiff.methods import FedAvg, FedDistr
+from raydiff.privacy.release import Gaussian, NonPrivate, disclose
+from raydiff.sampler import Card, Sampler, save
+from raydiff.seeding import NoiseStream, generator
+from raydiff.tree import Params
+
+SHORT = Training(steps=2, batch=4)
+
+
+@pytest.fixture
+def method(latent_model: LatentModel) -> FedDistr:
+    return FedDistr(model=latent_model, clusters=1, inversion=SHORT, threshold=1e-3, images=20, steps=2, training=SHORT)
+
+
+def of_labels(*labels: int, each: int = 6, seed: int = 0) -> Records:
+    """A client with so many records of each of these labels."""
+    own = records(seed, each * len(labels))
+    return replace(own, labels=torch.tensor(labels).repeat_interleave(each)[:, None])
+
+
+def sent(method: FedDistr, data: Records, *, secret: bytes = KEYS.secret, rounds: str = "a") -> LocalResult:
+    state = method.init_client({}, data, None, Round(0, generator(1)))
+    server = method.init_server(None, generator(0))
+    return method.local_update(server, state, data, Round(0, generator(2), NoiseStream(secret, (rounds,))))
+
+
+def upload(client: int, vectors: Tensor, labels: Sequence[int], counts: Sequence[int]) -> Upload:
+    value = {"x": vectors, "label": torch.tensor(labels), "count": torch.tensor(counts)}
+    return Upload(client, sum(counts), disclose(value, "prompts"))
+
+
+def pool_of(server: Params) -> Pool:
+    return Pool.from_params(tree.under("pool", server))
+
+
+def test_one_round_and_a_small_fraction_of_fedavgs_bytes(method: FedDistr) -> None:
+    data = [of_labels(0, 1), of_labels(2, 3, seed=1)]
+    last = run(method, data)[-1]
+    assert {e.round for e in last.ledger.entries} == {0} and len(last.ledger.entries) == 2
+    width = method.model.load().width
+    assert last.ledger.bytes_up == 2 * 2 * (4 * width + 8 + 8)  # two prompts each: a vector, a label and a count
+    weights = run(FedAvg(model=Classifier(), rounds=1, local=SHORT), data)[-1].ledger.bytes_up
+    assert last.ledger.bytes_up < weights / 100
+
+
+def test_the_clients_pictures_and_vectors_stay_where_they_are(method: FedDistr) -> None:
+    data = of_labels(0, 1)
+    result = sent(method, data)
+    assert set(result.release.value) == {"x", "label", "count"}
+    assert all(name.startswith(f"{HELD}/") for name in result.state)  # no saved sampler has them
+
+
+def test_a_permuted_copy_of_the_same_prompts_is_aligned_exactly(method: FedDistr) -> None:
+    vectors, labels, counts = torch.randn(6, 8, generator=generator(0)), [0, 0, 1, 1, 1, 2], [5, 6, 7, 8, 9, 10]
+    order = [3, 0, 5, 2, 1, 4]
+    again = upload(1, vectors[order], [labels[i] for i in order], [counts[i] for i in order])
+    server = method.init_server(None, generator(0))
+    after, metrics, events = method.aggregate(
+        server, iter([upload(0, vectors, labels, counts), again]), Round(0, generator(1))
+    )
+    pool = pool_of(after)
+    start = method.model.load().start
+    torch.testing.assert_close(pool.prompts.vectors, vectors + start)
+    assert pool.prompts.labels.tolist() == labels and pool.prompts.counts.tolist() == [2 * c for c in counts]
+    assert pool.members.tolist() == [[0, i, i] for i in range(6)] + [[1, i, row] for i, row in enumerate(order)]
+    assert (metrics["server/prompts"], metrics["server/pool"]) == (12, 6) and events == []
+    columns, rows = method.tables(after)["pool"]
+    assert columns[:4] == ["prompt", "label", "records", "client:place"] and rows[3][:4] == ["3", "1", "16", "0:3 1:0"]
+
+
+def test_disjoint_prompts_are_all_kept(method: FedDistr) -> None:
+    vectors = torch.randn(9, 8, generator=generator(0))
+    uploads = [upload(i, vectors[3 * i : 3 * i + 3], [0, 0, 1], [4, 4, 4]) for i in range(3)]
+    server = method.init_server(None, generator(0))
+    after, _, _ = method.aggregate(server, iter(uploads), Round(0, generator(1)))
+    assert len(pool_of(after).prompts.labels) == 9
+
+
+def test_pictures_are_made_in_proportion_to_the_records_behind_each_prompt(method: FedDistr) -> None:
+    made: list[tuple[Tensor, Tensor]] = []
+
+    class Watched(FedDistr):
+        def _pictures(self, model: Any, vectors: Tensor, rng: torch.Generator) -> Tensor:
+            made.append((vectors, super()._pictures(model, vectors, rng)))
+            return made[-1][1]
+
+    watched = Watched(**{**vars(method), "images": 40})
+    vectors = torch.eye(8)[:3]
+    server = method.init_server(None, generator(0))
+    only = [upload(0, vectors, [0, 1, 1], [100, 299, 1])]
+    _, metrics, _ = watched.aggregate(server, iter(only), Round(0, generator(1)))
+    _, each = made[0][0].unique(dim=0, return_counts=True)
+    assert sorted(each.tolist()) == [1, 10, 30] and metrics["server/images"] == 41  # at least one of each
+
+
+# ------------------------------------------------------------------------------------------------------- privacy
+
+
+def private(method: FedDistr, epsilon: float = 10.0) -> FedDistr:
+    return replace(method, epsilon=epsilon, clip=0.5)
+
+
+@pytest.mark.parametrize("labels", [(0,), (0, 1, 2, 3)])
+def test_each_clients_epsilon_is_the_budget_however_many_vectors_it_sends(
+    method: FedDistr, labels: tuple[int, ...]
+) -> None:
+    asked = private(method, 7.0)
+    last = run(asked, [of_labels(*labels), of_labels(5, seed=1)])[-1]
+    for client in (0, 1):
+        only = replace(last.ledger, entries=tuple(e for e in last.ledger.entries if e.client == client))
+        assert only.server.epsilon(asked.delta, "exact") == pytest.approx(7.0, rel=1e-6)
+    event = next(e.event for e in last.ledger.entries if e.client == 0)
+    assert isinstance(event, Gaussian)
+    assert (event.unit, event.relation, event.trust) == ("client", "replace_one", "local")
+    assert event.declared == ("label", "count", "examples")
+
+
+def test_the_noise_that_is_added_is_the_noise_that_is_accounted_for(method: FedDistr) -> None:
+    """Vectors at the start have offset 0: what is sent is noise alone."""
+    asked = replace(private(method), inversion=replace(SHORT, steps=0))
+    data, drawn = of_labels(0, 1, 2, 3), []
+    for i in range(60):
+        result = sent(asked, data, rounds=f"{i}")
+        event = result.release.event
+        assert isinstance(event, Gaussian)
+        sensitivity = 2 * 0.5 * math.sqrt(4)  # all four vectors, each from one end of its ball to the other
+        drawn.append(result.release.value["x"].flatten() / (event.std_over_sensitivity * sensitivity))
+    z = torch.cat(drawn).numpy()
+    assert kstest(z, "norm").pvalue > 1e-3
+    for wrong in (0.5, 2 / 3, 1.5):  # half the noise, and less than that
+        assert kstest(wrong * z, "norm").pvalue < 1e-6
+
+
+def test_vectors_are_clipped_before_the_noise(method: FedDistr) -> None:
+    fast = replace(method, inversion=Training(steps=5, batch=4, learning_rate=0.5))
+    plain = sent(fast, of_labels(0, 1)).release.value["x"]
+    assert float(plain.norm(dim=1).min()) > 0.5
+    clipped = sent(private(fast, math.inf), of_labels(0, 1))
+    assert float(clipped.release.value["x"].norm(dim=1).max()) <= 0.5
+    assert clipped.metrics["clipped_fraction"] == 1.0
+    torch.testing.assert_close(
+        clipped.release.value["x"], 0.5 * plain / plain.norm(dim=1, keepdim=True), rtol=1e-4, atol=0
+    )
+
+
+def test_a_round_that_is_repeated_repeats_its_noise(method: FedDistr) -> None:
+    asked, data = private(method), of_labels(0, 1)
+    first, again, other = (sent(asked, data, rounds=r).release.value["x"] for r in ("a", "a", "b"))
+    assert torch.equal(first, again) and not torch.allclose(first, other)
+
+
+def test_known_noise_does_not_keep_equal_prompts_apart(method: FedDistr) -> None:
+    """Two clients with the same prompt, noised: further apart than the threshold, by about what noise adds."""
+    asked = replace(private(method, 50.0), threshold=0.1)
+    std = asked._std(1)
+    offsets = torch.randn(2, 8, generator=generator(3)) * std
+    assert float((offsets[0] - offsets[1]).norm()) > 0.1
+    server = asked.init_server(None, generator(0))
+    uploads = [upload(i, offsets[i : i + 1], [0], [5]) for i in range(2)]
+    threshold = math.sqrt(0.1**2 + 2 * 8 * std**2)
+    after, _, _ = asked.aggregate(server, iter(uploads), Round(0, generator(1)))
+    near = float((offsets[0] - offsets[1]).norm()) < threshold
+    assert len(pool_of(after).prompts.labels) == (1 if near else 2) and near
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({}, "prompt vectors, labels and counts, as they are"),
+        ({"silhouette": True, "clusters": 3}, "as they are; their number by silhouette"),
+        ({"upload": "latents"}, "latents and labels of all records, as they are"),
+    ],
+)
+def test_what_is_sent_in_clear_is_said_to_be(method: FedDistr, changes: dict[str, Any], says: str) -> None:
+    event = sent(replace(method, **changes), of_labels(0, 1)).release.event
+    assert isinstance(event, NonPrivate) and event.what.endswith(says)
+
+
+# ---------------------------------------------------------------------------------------- threshold, bounds, models
+
+
+def test_a_threshold_comes_from_two_halves_of_the_public_records(
+    method: FedDistr, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts that stand for halves: of label 0 at 0 and 0.5, of label 1 at 3 and 3.5; their places say which half."""
+    seen: list[Records] = []
+
+    def prompts(self: FedDistr, model: Any, data: Records, rng: torch.Generator) -> tuple[Prompts, float]:
+        seen.append(data)
+        ones = torch.ones(1, 8) / math.sqrt(8)
+        vectors = torch.cat([0.5 * (len(seen) - 1) * ones, (3 + 0.5 * (len(seen) - 1)) * ones])
+        return Prompts(vectors, torch.tensor([0, 1]), torch.tensor([4, 5])), 0.0
+
+    monkeypatch.setattr(FedDistr, "_prompts", prompts)
+    public = of_labels(0, 1, each=9)
+    server = replace(method, threshold=None).init_server(public, generator(1))
+    found = {k: round(float(server[k]), 5) for k in ("public/same", "public/different", "threshold")}
+    assert found == {"public/same": 0.5, "public/different": 2.5, "threshold": 1.5}  # 2.5 and 3.5: the lower median
+    one, other = (set(half.numbers.tolist()) for half in seen)
+    assert not one & other and [half.labels[:, 0].bincount().tolist() for half in seen] == [[4, 4], [4, 4]]
+
+
+def test_without_public_records_a_threshold_must_be_given(method: FedDistr) -> None:
+    with pytest.raises(ValueError, match=r"^threshold must be given where there are no public records"):
+        replace(method, threshold=None).init_server(None, generator(0))
+
+
+def test_the_upper_bound_trains_on_the_decoded_latents(method: FedDistr) -> None:
+    bound, data = replace(method, upload="latents"), [of_labels(0, 1), of_labels(2, 3, seed=1)]
+    last = run(bound, data)[-1]
+    latents = sum(len(d) for d in data) * (4 * 4 * 4 * 4 + 8)  # float32 of (4, 4, 4), and a label
+    assert last.ledger.bytes_up == latents and last.metrics["server/images"] == sum(len(d) for d in data)
+    deployed = bound.deploy(last.sent, {}, data[0], generator(0))
+    assert deployed.classify is not None and not deployed.samplers and bound.tables(last.server) == {}
+    with pytest.raises(ValueError, match="keeps no prompts"):
+        bound.shared(last.sent)
+
+
+def test_labels_are_sampled_from_their_own_prompts(method: FedDistr) -> None:
+    """With guidance 1 and one prompt a label, a label's pictures are those of its vector."""
+    last = run(replace(method, guidance=1.0), [of_labels(0, 1), of_labels(2, seed=1)])[-1]
+    prompts, model = pool_of(last.server).prompts, method.model.load()
+    shared = replace(method, guidance=1.0).shared(last.sent)
+    asked = torch.tensor([[2], [0], [7]])
+    rng = generator(4)
+    images = shared.sample(asked, rng)
+    rng = generator(4)
+    weights = torch.tensor([[0, 0, 1, 0], [1, 0, 0, 0], [0, 0, 0, 1]], dtype=torch.float64)  # 7: nobody sent one
+    rows = torch.multinomial(weights, 1, generator=rng)[:, 0]
+    vectors = torch.cat([prompts.vectors, model.start[None]])
+    expected = model.sample(vectors[rows], rng, shape=(1, 8, 8), steps=2, guidance=1.0)
+    assert prompts.labels.tolist() == [0, 1, 2] and torch.equal(images, expected)
+
+
+def test_another_latent_model_gives_other_first_states(method: FedDistr, tmp_path: Path) -> None:
+    other = shutil.copytree(method.model.path, tmp_path / "other")
+    tokens = latent_folder.read_json(other / "scheduler" / "scheduler_config.json")
+    (other / "scheduler" / "scheduler_config.json").write_text(json.dumps({**tokens, "beta_end": 0.2}))
+    moved = LatentModel(path=str(other)).for_data((1, 8, 8), (10,))
+    assert replace(method, model=moved).init_key != method.init_key
+    same = LatentModel(path=str(shutil.copytree(method.model.path, tmp_path / "same"))).for_data((1, 8, 8), (10,))
+    assert replace(method, model=same).init_key == method.init_key
+
+
+def test_a_saved_sampler_has_the_latent_model_in_it(method: FedDistr, tmp_path: Path) -> None:
+    model = LatentModel(path=str(shutil.copytree(method.model.path, tmp_path / "moved"))).for_data((1, 8, 8), (10,))
+    own = replace(method, model=model)
+    last = run(own, [of_labels(0, 1), of_labels(2, seed=1)])[-1]
+    labels = {"digit": tuple("0123456789")}
+    card = Card(trial="t", seed=0, round=0, clients=(), labels=labels, shape=(1, 8, 8), about="the pool")
+    save(tmp_path / "sampler", card, own, server=last.sent, states={})
+    asked = torch.tensor([[0], [1], [2]])
+    expected = own.shared(last.sent).sample(asked, generator(0))
+    shutil.rmtree(tmp_path / "moved")
+    assert torch.equal(Sampler(tmp_path / "sampler").of(None)(asked, generator(0)), expected)
+
+
+# ------------------------------------------------------------------------------------------------------ bad input
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"threshold": 0.0}, "threshold must be a positive number or none, got 0.0"),
+        ({"threshold": -1.0}, "threshold must be a positive number or none, got -1.0"),
+        ({"epsilon": 1.0}, "clip must be given where epsilon is"),
+        ({"epsilon": 0.0, "clip": 1.0}, "epsilon must be"),
+        ({"epsilon": 1.0, "clip": 1.0, "silhouette": True, "clusters": 2}, "epsilon must be none: silhouette"),
+        ({"epsilon": 1.0, "clip": 1.0, "upload": "latents"}, "epsilon must be none: upload latents"),
+        ({"clip": math.inf}, "clip must be a positive number or none"),
+        ({"clusters": 0}, "clusters must be at least 1"),
+        ({"silhouette": True, "clusters": 1}, "clusters must be at least 1 (2 with silhouette)"),
+        ({"upload": "pictures"}, "upload must be one of prompts, latents, got 'pictures'"),
+        ({"images": 0}, "images and steps >= 1"),
+        ({"guidance": math.nan}, "guidance must be a number of at least 0"),
+    ],
+)
+def test_bad_fields_are_refused(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError) as e:
+        FedDistr(**changes)
+    assert says in str(e.value)
+
+
+def test_a_label_with_fewer_pictures_than_clusters_is_refused_unless_it_is_left_out(method: FedDistr) -> None:
+    own = of_labels(0, 1, each=6).select(torch.tensor([0, 1, 2, 3, 6, 7]))  # four of label 0, two of label 1
+    three = replace(method, clusters=3)
+    says = (
+        r"^a client has 2 records of a label, fewer than method\.clusters = 3: lower method\.clusters, or set method\.l"
+    )
+    with pytest.raises(ValueError, match=says):
+        three.check_records(own)
+    left_out = replace(three, least=3)
+    left_out.check_records(own)
+    assert sent(left_out, own).release.value["label"].tolist() == [0, 0, 0]
+    with pytest.raises(ValueError, match="a client has 0 records"):
+        replace(three, least=7).check_records(own)
+
+
+def test_clients_that_hold_a_public_picture_are_refused(method: FedDistr, tmp_path: Path) -> None:
+    own = of_labels(0, 1)
+    folder = shutil.copytree(method.model.path, tmp_path / "model")
+    model = LatentModel(path=str(folder)).for_data((1, 8, 8), (10,))
+    replace(method, model=model).check_records(own)  # a model that does not tell of its pictures
+    (folder / latent_folder.PUBLIC).write_text(json.dumps({"sha256": tree.digests(own.images[3:4])}))
+    with pytest.raises(ValueError, match=r"^client records are also in the public data .*: 1 of 12"):
+        replace(method, model=model).check_records(own)
+
+
+def test_a_trial_from_start_to_end(tiny: Experiment, method: FedDistr, tmp_path: Path) -> None:
+    evaluation = Evaluation(distance="none", attack=False)
+    opened = trial.open_trial(replace(tiny, method=method, evaluation=evaluation), tmp_path / "sweep")
+    *_, final = trial.run(opened, trial.local_pool(opened))
+    assert 0 <= final["eval/accuracy"] <= 1 and final["eval/utility_loss"] == 1 - final["eval/accuracy"]
+    artifacts = opened.folder / "artifacts"
+    assert {p.name for p in artifacts.iterdir()} == {"ledger.json", "pool.json", "partition.png", "samples.png"}
+    table = json.loads((artifacts / "pool.json").read_text())
+    assert sum(int(row[2]) for row in table["data"]) == 60  # every training record is behind some prompt
