@@ -5,6 +5,8 @@
     python jobs/preview.py mnist-cpu --clients 4 --partition dirichlet
 
 Overrides are those of jobs/run.py. Pictures and norms are of the public split alone; labels are public by declaration.
+For FedDistr on superclasses also: latents of the test split, which no client holds, and whether clusters of them find
+the hidden classes.
 """
 
 from __future__ import annotations
@@ -24,6 +26,9 @@ from raydiff.config import Experiment
 from raydiff.data import datasets, names, overview, partition
 from raydiff.data.datasets import SPLITS, Data, Dataset
 from raydiff.data.pictures import form
+from raydiff.diffusion.inversion import cluster
+from raydiff.evaluation import clusters
+from raydiff.methods import FedDistr
 
 MOST_ROWS = 24
 """A table with more rows or columns than this is left to the picture."""
@@ -46,8 +51,9 @@ def main(argv: Sequence[str]) -> int:
     sizes: list[str] = []
     if subject not in presets.PRESETS and not any(f"data.{split}" in values for split in SPLITS):
         experiment, sizes = _fitting(experiment)
-    # a data set's own clip is yet to be chosen
-    clip = getattr(experiment.method, "clip", None) if subject in presets.PRESETS or "method.clip" in values else None
+    clips = hasattr(experiment.method, "clip") and not isinstance(experiment.method, FedDistr)  # FedDistr clips vectors
+    known = clips and (subject in presets.PRESETS or "method.clip" in values)  # a data set's own is yet to be chosen
+    clip = getattr(experiment.method, "clip", None) if known else None
     dataset = datasets.load(experiment.data)
     counts = _counts(experiment, dataset)
     public, center = dataset.splits["public"], bool(getattr(experiment.method, "center", False))
@@ -55,9 +61,12 @@ def main(argv: Sequence[str]) -> int:
     folder = options.out or Path(experiment.runtime.storage).expanduser() / "previews" / Path(subject).absolute().name
     print(_source(dataset), _labels(dataset), _norms(measured, clip), _clients(dataset, counts), sep="\n\n")
     files = _draw(dataset, counts, measured, clip=clip, folder=folder)
+    if isinstance(experiment.method, FedDistr) and dataset.splits["test"].base is not None:
+        print(f"\n{_draw_latents(experiment.method, dataset, folder / 'latents.png')}")
+        files.append("latents.png")
     print(f"\nfiles in {folder}: {', '.join(files) or 'none'}")
     given = [*overrides, *sizes]
-    if clip is None and measured is not None and hasattr(experiment.method, "clip"):
+    if clip is None and measured is not None and clips:
         given.append(f"--method.clip={measured.suggested_clip:.2f}")
     print(_train(subject, given))
     return 0
@@ -173,6 +182,18 @@ def _draw(
         partition.draw(counts, dataset.base_names, folder / "partition.png")
         files.append("partition.png")
     return files
+
+
+def _draw_latents(method: FedDistr, dataset: Dataset, path: Path) -> str:
+    """Clusters as a client would make them, beside the hidden classes."""
+    records, names = dataset.splits["test"], dataset.label_names[0]
+    model, rng = method.model.load(), seeding.generator(0, "preview", "clusters")
+    latents, labels = model.encode(records.images), records.labels[:, 0]
+    own = cluster(latents, labels, count=method.clusters, least=0, silhouette=method.silhouette, rng=rng)
+    known = {"label_names": names, "base_names": dataset.base_names}
+    found = clusters.draw(latents, labels, records.bases, own.members, path=path, **known)
+    each = ", ".join(f"{names[c]} {r:.2f}" for c, r in zip(labels.unique().tolist(), found, strict=True))
+    return f"clusters of latents against hidden classes, adjusted Rand index (1: the same, 0: chance): {each}"
 
 
 def _train(subject: str, given: Sequence[str]) -> str:
