@@ -1,0 +1,118 @@
+"""What is read off a classifier, and off a method that is judged by one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from raydiff.data.datasets import Dataset
+from raydiff.data.records import Records
+from raydiff.evaluation.evaluate import GRID_COLUMNS, PICTURES, Evaluation, Instruments, check, prepare, summarise
+from raydiff.method import Deployed
+from raydiff.seeding import generator
+
+NONE = Evaluation(distance="none", attack=False)
+
+
+def split(*classes: int) -> Records:
+    """A record of each of these classes: pixel 0 says which, and the labels' second column is no class."""
+    labels = torch.tensor([[c, 9] for c in classes]).reshape(-1, 2)
+    images = torch.zeros(len(classes), 1, 2, 2)
+    images[:, 0, 0, 0] = labels[:, 0].float()
+    return Records(images, labels, torch.arange(len(classes)))
+
+
+SPLITS = {
+    "train": split(0),
+    "public": split(),
+    "calibration": split(),
+    "validation": split(0, 1, 2, 3),
+    "test": split(*[0] * 6, *[1] * 8, *[2] * 7, *[3] * 3),
+}
+DATASET = Dataset("made", SPLITS, (("a", "b", "c", "d"),), "digest")
+OWN = split(0, 0, 0, 2, 2, 2)
+
+
+def tells(*right: int) -> Any:
+    """Logits that are right for these classes, and say class 1 of all others."""
+
+    def classify(images: Tensor) -> Tensor:
+        classes = images[:, 0, 0, 0].long()
+        told = torch.where(torch.isin(classes, torch.tensor(right)), classes, 1)
+        return torch.nn.functional.one_hot(told, 4).float()
+
+    return classify
+
+
+@dataclass
+class Sampler:
+    """Pictures of what was asked for, which remembers it."""
+
+    asked: list[Tensor] = field(default_factory=list)
+
+    def __call__(self, labels: Tensor, rng: torch.Generator) -> Tensor:
+        self.asked.append(labels)
+        return labels[:, :1, None, None].float().expand(-1, 1, 2, 2)
+
+
+def read(deployed: Deployed, *, of: str = "test", config: Evaluation = NONE, own: Records = OWN) -> Any:
+    return Instruments(config, DATASET, {}).of_client(of)(deployed, own, generator(0))
+
+
+@pytest.mark.parametrize(
+    ("of", "right", "accuracy"),
+    [
+        ("test", (0, 2), (6 + 8 + 7) / 24),  # class 1 too, which the client has not
+        ("test", (), 8 / 24),
+        ("test", (0, 2, 3), 1.0),
+        ("validation", (0,), 2 / 4),
+    ],
+)
+@pytest.mark.parametrize("config", [NONE, Evaluation(attack=False), Evaluation(distance="kernel")])
+def test_accuracy_is_of_the_whole_split(of: str, right: tuple[int, ...], accuracy: float, config: Evaluation) -> None:
+    report = read(Deployed(classify=tells(*right), privacy="of what"), of=of, config=config)
+    assert report.metrics == {"accuracy": pytest.approx(accuracy)}
+    assert report.pictures.shape == (0, 1, 2, 2) and report.scores == {} and report.privacy == "of what"
+
+
+def test_without_a_distance_only_the_grids_pictures_are_made() -> None:
+    first, second = Sampler(), Sampler()
+    report = read(Deployed({"ddim": first, "ancestral": second}, classify=tells(0, 1, 2, 3)))
+    (labels,) = first.asked
+    assert labels[:, 0].tolist() == [0] * GRID_COLUMNS + [2] * GRID_COLUMNS and not second.asked
+    assert torch.equal(report.pictures[:, 0, 0, 0], labels[:, 0].float())
+    assert report.metrics == {"accuracy": 1.0} and report.scores == {}
+
+
+def test_without_classes_the_grid_is_of_the_first_pictures() -> None:
+    """Halves of the split have 3 + 4 + 3 + 1 records of the four classes."""
+    sampler = Sampler()
+    report = read(Deployed({"ddim": sampler}, conditional=False), own=split(0, 1, 2, 3))
+    assert len(sampler.asked[0]) == len(report.pictures) == PICTURES < 3 + 4 + 3 + 1
+    assert report.metrics == {}
+
+
+def test_the_summary_is_the_mean_over_clients() -> None:
+    reports = [read(Deployed(classify=tells(*right))) for right in ((0, 2, 3), ())]
+    assert summarise(reports) == {"eval/accuracy": pytest.approx((1 + 8 / 24) / 2)}
+
+
+def test_without_a_distance_no_feature_network_is_trained_and_no_public_split_needed() -> None:
+    def never(key: str, make: object) -> Any:
+        raise AssertionError(key)
+
+    check(NONE, DATASET, [OWN])
+    assert prepare(DATASET, NONE, never).cnn == {}
+    with pytest.raises(ValueError, match=r"^the evaluation needs records in the split public: data.public is 0$"):
+        check(Evaluation(distance="kernel", attack=False), DATASET, [OWN])
+
+
+def test_an_attack_without_a_distance_is_refused() -> None:
+    with pytest.raises(ValueError) as caught:
+        Evaluation(distance="none")
+    says = "attack must be false where distance is none: only classifiers are measured then"
+    assert str(caught.value) == says
