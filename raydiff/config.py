@@ -309,7 +309,8 @@ def _typed(declared: Any, path: str, tokens: Sequence[str]) -> Any:
     import tyro
 
     words = {"none": "None", "true": "True", "false": "False"}
-    tokens = [words.get(t.lower(), t) for t in tokens]
+    literal = typing.get_args(declared) if typing.get_origin(declared) is Literal else ()
+    tokens = [t if t in literal else words.get(t.lower(), t) for t in tokens]
     if any(t.startswith("-") for t in tokens):  # a negative number would read as an option
         tokens = ["--", *tokens]
     try:

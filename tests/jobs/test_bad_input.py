@@ -45,6 +45,15 @@ CASES = {
     "no calibration": ("--data.calibration 0", "split calibration"),
     "dimension": ("--evaluation.dim 40", "evaluation.dim must be at most n/5"),
     "secret": ("--runtime.noise-secret abc", "hexadecimal"),
+    "no latent model": (
+        "--method feddistr",
+        r"model\.path names no latent diffusion model.*pretrain_latent\.py makes one",
+    ),
+    "latent folder": ("--method feddistr --method.model.path gone", "no folder .*/gone of a latent diffusion model"),
+    "superclasses": ("--data.superclasses pears", "pears.*did you mean '?pairs"),
+    "entangled": ("--partition entangled --clients 3", "a number that divides that of the base distributions, got 3"),
+    "classifier": ("--method localonly --method.model classifier", "clip must be none for a classifier"),
+    "blind attack": ("--evaluation.distance none", "attack must be false where distance is none"),
     "stray": ("digits oops", "unexpected argument 'oops'"),
 }
 SWEEP_ONLY = {

@@ -19,8 +19,8 @@ from raydiff.data import datasets
 from raydiff.data.datasets import Data
 from raydiff.diffusion import latent
 
-SHORT = ["--training.steps=2", "--training.vae-steps=2", "--training.words=1", "--training.widths=8 16"]
-SHORT += ["--training.vae-widths=8 8", "--training.width=8", "--data.public=40"]
+SHORT = ["--training.steps=2", "--training.vae-steps=2", "--training.words=1", "--training.widths", "8", "16"]
+SHORT += ["--training.vae-widths", "8", "8", "--training.width=8", "--data.public=40"]
 
 
 def test_a_short_run(tmp_path: Path, migrated: Path, monkeypatch, capsys: pytest.CaptureFixture[str]) -> None:
