@@ -75,12 +75,12 @@ def axes(texts: Sequence[str]) -> dict[str, tuple[str, ...]]:
 
 
 def grid(base: Experiment, of: Mapping[str, Sequence[str]], beside: Sequence[presets.Arm]) -> list[Experiment]:
-    """All combinations of the axes on `base`; then each arm on those axes that it has."""
+    """All combinations of the axes on `base`; then each arm on those axes that it has and does not set itself."""
     out = _combinations(base, of)
     for arm in beside:
         tokens = [f"--{path}={value}" for path, value in arm.changes.items()]
         start = config.override(base, config.parse_overrides(base, tokens))
-        mine = {path: v for path, v in of.items() if config.has_path(start, path)}
+        mine = {path: v for path, v in of.items() if config.has_path(start, path) and path not in arm.changes}
         if (arm.private or arm.at_depths) and "method.epsilon" in mine:
             mine["method.epsilon"] = [v for v in mine["method.epsilon"] if v.lower() != "none"]
         found = _combinations(start, mine)

@@ -15,7 +15,8 @@ import presets
 
 from raydiff import config, trial
 from raydiff.data import datasets
-from raydiff.methods import PFDM, FedAvg, LocalOnly
+from raydiff.data.partition import Pooled
+from raydiff.methods import PFDM, FedAvg, FedDistr, LocalOnly
 
 
 def public_images(data):
@@ -100,6 +101,22 @@ def test_arms_keep_to_the_axes_that_were_asked_for():
     assert {m.epsilon for m in methods} == {20.0, None}
     (depth,) = {m.depth for m in methods if m.epsilon and not m.center}
     assert [m.t0 for m in methods if m.epsilon is None] == [None, depth]
+
+
+def test_feddistr_is_compared_on_the_same_clients_and_classifier():
+    study = presets.feddistr_cifar100()
+    axes = {"seed": ("0",), "partition.xi": ("0", "0.385"), "clients": ("5", "10")}
+    trials = command.grid(study.experiment, axes, study.beside)
+    pooled = [e for e in trials if isinstance(e.partition, Pooled)]
+    assert [(type(e.method).__name__, e.clients) for e in pooled] == [("LocalOnly", 1), ("FedDistr", 1)]
+    shared = {e.method.classifier if isinstance(e.method, FedDistr) else e.method.model for e in trials}
+    assert shared == {study.experiment.method.classifier}
+    cells = {(e.clients, e.partition.xi) for e in trials if e not in pooled}
+    assert cells == {(5, 0.0), (5, 0.385), (10, 0.0), (10, 0.385)}
+    averaged = {(type(e.method).__name__, e.method.rounds) for e in trials if hasattr(e.method, "averaging")}
+    assert averaged == {(m, r) for m in ("FedAvg", "FedProx", "Scaffold", "Moon") for r in (1, 10, 50)}
+    budgets = [getattr(e.method, "epsilon", None) for e in trials]
+    assert {e for e in budgets if e} == {10.0, 100.0, 1000.0, 10_000.0}
 
 
 def test_the_arms_of_a_collaboration_share_depths_and_client_models():
