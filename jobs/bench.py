@@ -156,9 +156,11 @@ class Plain:
     """FedAvg's client as one writes it without a framework: a module, an optimiser, a loop."""
 
     def __init__(self, trial: Trial, ids: Sequence[int]) -> None:
-        self.method, self.seed = trial.experiment.method, trial.experiment.seed
+        method = trial.experiment.method
+        assert isinstance(method, FedAvg) and isinstance(method.model, DDPM)
+        self.method, self.model, self.seed = method, method.model, trial.experiment.seed
         self.records = {c.number: c.data for c in make_clients(trial, ids)}
-        model = self.method.model
+        model = self.model
         self.net: nn.Module = model.network.build(model.shape, model.labels, model.timesteps)
         self.abar = model.abar.float()
 
@@ -185,7 +187,7 @@ class Plain:
 
     def loss(self, data: Records, batch: int, rng: torch.Generator) -> Tensor:
         """The denoising loss on a batch."""
-        model = self.method.model
+        model = self.model
         rows = torch.randint(len(data.images), (batch,), generator=rng)
         t = torch.randint(1, model.timesteps + 1, (batch,), generator=rng)
         z = torch.randn(batch, *model.shape, generator=rng)

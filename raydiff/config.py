@@ -131,7 +131,7 @@ class Experiment:
 def resolve(experiment: Experiment, dataset: Dataset) -> Experiment:
     """The experiment with what only the data can tell: image shape, number of labels, digest."""
     model = experiment.method.model.for_data(dataset.shape, dataset.cardinalities)
-    method = dataclasses.replace(experiment.method, model=model)
+    method: AnyMethod = override(experiment.method, {"model": model})
     if getattr(method, "center", False):
         public_mean(dataset.splits["public"])  # refused now, not when it is used
     data = _anywhere(experiment.data)

@@ -26,6 +26,7 @@ from torch import Tensor
 from raydiff import config, seeding, tree
 from raydiff.data.datasets import Records
 from raydiff.diffusion.classifier import Classifier
+from raydiff.diffusion.gaussian import DDPM
 from raydiff.diffusion.latent import LatentModel
 from raydiff.diffusion.latent_folder import locate
 from raydiff.diffusion.networks import UNet
@@ -98,7 +99,7 @@ def save(folder: Path, card: Card, method: AnyMethod, *, server: Params, states:
         card = replace(card, privacy=said.pop() if len(said) == 1 else "none")
     if latent is not None:
         shutil.copytree(latent, folder / LATENT)
-    diffusers = latent is not None or isinstance(method.model.network, UNet)
+    diffusers = not isinstance(method.model, DDPM) or isinstance(method.model.network, UNet)
     requires = (*IMPORTED, "diffusers") if diffusers else IMPORTED
     fields = {**vars(card), "requires": requires, "method": config.to_dict(method)}
     write_text(folder / "sampler.json", json.dumps(fields, indent=1))

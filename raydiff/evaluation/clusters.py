@@ -68,4 +68,4 @@ def _main_directions(x: Tensor) -> Tensor:
     """(N, 2): projections on the first two principal components."""
     centred = (x - x.mean(0)).double()
     _, _, v = torch.linalg.svd(centred, full_matrices=False)
-    return centred @ v[:2].T
+    return torch.mm(centred, v[:2].T)

@@ -92,8 +92,8 @@ class Instruments:
             metrics: Metrics = {}
             if deployed.classify is not None:
                 records = self.dataset.splits[split]
-                found = fidelity.label_accuracy(deployed.classify(records.images), records.labels[:, 0])
-                metrics |= {"accuracy": found, "utility_loss": 1 - found}
+                right = fidelity.label_accuracy(deployed.classify(records.images), records.labels[:, 0])
+                metrics |= {"accuracy": right, "utility_loss": 1 - right}
             if not deployed.samplers:
                 return ClientReport(metrics, {}, own.images[:0], deployed.privacy)
             major, minor = groups(own)
