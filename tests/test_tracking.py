@@ -16,7 +16,10 @@ import torch
 
 from raydiff import config, tracking
 from raydiff.config import Experiment
+from raydiff.diffusion.classifier import Classifier
+from raydiff.diffusion.gaussian import DDPM
 from raydiff.evaluation.pictures import sample_grid
+from raydiff.methods import METHODS, AnyMethod, FedAvg
 from raydiff.seeding import generator
 from raydiff.tracking import Jsonl, Mlflow, read_lines
 
@@ -134,6 +137,13 @@ def experiment(tiny: Experiment) -> Experiment:
 def finish(folder: Path, outcome: str = "finished", **more: Any) -> None:
     says: dict[str, Any] = {"says": "epsilon inf", "server": {"epsilon": math.inf}}
     (folder / "outcome.json").write_text(json.dumps({"outcome": outcome, **says, **more}))
+
+
+@pytest.mark.parametrize("method", [*(cls() for cls in METHODS.values()), FedAvg(model=Classifier())])
+def test_every_method_has_a_run_name(experiment: Experiment, method: AnyMethod) -> None:
+    name = tracking._run_name(config.to_dict(replace(experiment, method=method)))
+    model = method.model.schedule if isinstance(method.model, DDPM) else type(method.model).__name__
+    assert name.startswith(type(method).__name__) and name.endswith(f"2 clients, {model}")
 
 
 def test_a_trial_becomes_a_nested_run(sweep: Sweep, experiment: Experiment) -> None:
