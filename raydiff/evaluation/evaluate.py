@@ -181,8 +181,11 @@ def check(config: Evaluation, dataset: Dataset, clients: Sequence[Records]) -> N
     for number, own in enumerate(clients):
         if config.attack and len(own) < 4:
             raise ValueError(f"client {number} has {len(own)} records: evaluation.attack needs at least 4 of each")
+        compared = sum(halves.get(c, 0) for group in groups(own) for c in group)
         if config.distance == "frechet":
-            features.check_dim(config.dim, sum(halves.get(c, 0) for group in groups(own) for c in group))
+            features.check_dim(config.dim, compared)
+        elif not compared:
+            raise ValueError(f"the test split has not two records of any class of client {number}: raise data.test")
 
 
 def prepare(dataset: Dataset, config: Evaluation, cached: Callable[[str, Callable[[], Params]], Params]) -> Instruments:

@@ -75,7 +75,7 @@ def read(deployed: Deployed, *, of: str = "test", config: Evaluation = NONE, own
 @pytest.mark.parametrize("config", [NONE, Evaluation(attack=False), Evaluation(distance="kernel")])
 def test_accuracy_is_of_the_whole_split(of: str, right: tuple[int, ...], accuracy: float, config: Evaluation) -> None:
     report = read(Deployed(classify=tells(*right), privacy="of what"), of=of, config=config)
-    assert report.metrics == {"accuracy": pytest.approx(accuracy)}
+    assert report.metrics == {"accuracy": pytest.approx(accuracy), "utility_loss": pytest.approx(1 - accuracy)}
     assert report.pictures.shape == (0, 1, 2, 2) and report.scores == {} and report.privacy == "of what"
 
 
@@ -85,7 +85,7 @@ def test_without_a_distance_only_the_grids_pictures_are_made() -> None:
     (labels,) = first.asked
     assert labels[:, 0].tolist() == [0] * GRID_COLUMNS + [2] * GRID_COLUMNS and not second.asked
     assert torch.equal(report.pictures[:, 0, 0, 0], labels[:, 0].float())
-    assert report.metrics == {"accuracy": 1.0} and report.scores == {}
+    assert report.metrics == {"accuracy": 1.0, "utility_loss": 0.0} and report.scores == {}
 
 
 def test_without_classes_the_grid_is_of_the_first_pictures() -> None:
@@ -98,7 +98,7 @@ def test_without_classes_the_grid_is_of_the_first_pictures() -> None:
 
 def test_the_summary_is_the_mean_over_clients() -> None:
     reports = [read(Deployed(classify=tells(*right))) for right in ((0, 2, 3), ())]
-    assert summarise(reports) == {"eval/accuracy": pytest.approx((1 + 8 / 24) / 2)}
+    assert summarise(reports)["eval/accuracy"] == pytest.approx((1 + 8 / 24) / 2)
 
 
 def test_without_a_distance_no_feature_network_is_trained_and_no_public_split_needed() -> None:
@@ -116,3 +116,14 @@ def test_an_attack_without_a_distance_is_refused() -> None:
         Evaluation(distance="none")
     says = "attack must be false where distance is none: only classifiers are measured then"
     assert str(caught.value) == says
+
+
+@pytest.mark.parametrize("distance", ["kernel", "none"])
+def test_a_client_none_of_whose_classes_can_be_compared_is_refused(distance: Any) -> None:
+    few = Dataset("made", {**SPLITS, "public": split(0), "test": split(0, 1, 1)}, DATASET.label_names, "digest")
+    config = Evaluation(distance=distance, attack=False)
+    check(config, few, [split(0, 1)])
+    with pytest.raises(
+        ValueError, match=r"^the test split has not two records of any class of client 1: raise data\.t"
+    ):
+        check(config, few, [split(0, 1), split(0, 0, 2)])
