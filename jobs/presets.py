@@ -273,7 +273,7 @@ def _spire(base: Experiment, *, rounds: int, tau: int, rate: float, batch: int) 
         Arm(changes={"method": "perfedavg", "method.adapt_steps": "100"}),
         Arm(changes={"method": "localonly"}),
     )
-    assert isinstance(base.method, PFDM)
+    assert isinstance(base.method, PFDM | SPIRE)
     method = SPIRE(
         model=DDPM(conditional=False, timesteps=base.method.model.timesteps, network=base.method.model.network),
         rounds=rounds,
