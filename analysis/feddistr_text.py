@@ -75,7 +75,7 @@ def _table2(table: pd.DataFrame) -> list[str]:
         for row in table.to_dict("records"):
             curve = f"{row['split']}, {row['points']} point{'s' if row['points'] > 1 else ''}"
             sent = [_number(row[c]) for c in ("parameters", "per_message")]
-            known = row["paper_parameters"] is not None
+            known = pd.notna(row["paper_parameters"])
             paper = [f"{row['paper_rounds']:.0f}", str(row["paper_parameters"])] if known else ["", ""]
             yield [f"{row['xi']:g}", str(row["clients"]), row["name"], str(row["rounds"]), str(row["last"]), curve,
                    *sent, *paper]  # fmt: skip

@@ -213,6 +213,7 @@ def test_the_job_writes_what_the_sweep_has_an_answer_to(
     says = capsys.readouterr().out
     assert (tmp_path / "feddistr.md").read_text().strip() in says
     assert "| 0 | 2 | FedAvg | 5 | 10 | test, 3 points | 10,000 | 1,000 | 150 | 11.7M |" in says
+    assert "FedProx" in says and "nan" not in says  # of which the paper says nothing
 
 
 def test_pictures_without_an_answer_are_left_out(found: pd.DataFrame, tmp_path: Path) -> None:
