@@ -1,4 +1,4 @@
-"""Per-instance differential privacy (pDP) of rows that a discrete diffusion model generates: Theorem 1, record by record.
+"""Per-instance differential privacy (pDP) of rows from a discrete diffusion model: Theorem 1, record by record.
 
 Unit: one record v* of one given table; adversary: sees m generated rows. (epsilon, delta)-pDP holds for a pair
 (table, v*), and delta(v*) depends on the other records. It is not differential privacy, bounds nothing for other
@@ -78,7 +78,7 @@ class Release:
 
     @property
     def price(self) -> float:
-        """delta per nat of symmetric KL divergence between the models of one row (Lemma A.1): m / (eps (1 - e^-eps))."""
+        """delta per nat of one row's symmetric KL divergence (Lemma A.1): m / (eps (1 - e^-eps))."""
         return self.samples / (self.epsilon * -math.expm1(-self.epsilon))
 
 
@@ -163,7 +163,7 @@ def _bound(counted: Histograms, release: Release, s: int) -> Audit:
 
 
 def _logs(sharing: Counts, similarity: Floats, kernel: Kernel, t: int) -> Floats:
-    """Eq. 8 without A_t: sum_i ln(1 + B_t / (Rbar_{t-1}^2 Sim_i + Sim + 1)) / (1 + Sim), both divided by Rbar_{t-1}^2."""
+    """Eq. 8 without A_t: sum_i ln(1 + B_t / (Rbar_{t-1}^2 Sim_i + Sim + 1)) / (1 + Sim), (u,)."""
     like = sharing @ kernel.blur[t] ** np.arange(sharing.shape[2])
     with np.errstate(divide="ignore"):
         logs = np.log1p(kernel.clear[t - 1] / (like + kernel.blur[t - 1] ** 2 * (similarity[:, None] + 1)))
