@@ -1,4 +1,4 @@
-"""Per-instance differential privacy (pDP) of rows that a discrete diffusion model generates: Theorem 1, record by record.
+"""Per-instance differential privacy (pDP) of rows from a discrete diffusion model: Theorem 1, record by record.
 
 Unit: one record v* of one given table; adversary: sees m generated rows. (epsilon, delta)-pDP holds for a pair
 (table, v*), and delta(v*) depends on the other records. It is not differential privacy, bounds nothing for other
@@ -41,6 +41,7 @@ CAVEATS = (
 )
 """Printed with every report of these numbers."""
 
+SIGNAL = 1e-3  # abar_T above which the schedule counts as one that stops before pure noise
 BATCH = 50_000  # distinct rows whose similarities are computed together
 
 
@@ -78,8 +79,20 @@ class Release:
 
     @property
     def price(self) -> float:
-        """delta per nat of symmetric KL divergence between the models of one row (Lemma A.1): m / (eps (1 - e^-eps))."""
+        """delta per nat of one row's symmetric KL divergence (Lemma A.1): m / (eps (1 - e^-eps))."""
         return self.samples / (self.epsilon * -math.expm1(-self.epsilon))
+
+
+def caveats(release: Release) -> tuple[str, ...]:
+    """CAVEATS, and a warning where generation starts from other noise than the schedule ends with."""
+    left = float(release.kernel.abar[-1])
+    if left <= SIGNAL:
+        return CAVEATS
+    return (
+        *CAVEATS,
+        f"the schedule keeps {left:.2g} of the signal at T, but generation starts from pure noise: what the model "
+        "leaks because of that is not included, and can exceed the bound",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,15 +138,16 @@ def audit(table: Ints, release: Release, *, records: Ints | None = None, progres
     asked = data.index if records is None else data.index[_checked(records, len(table))]
     audited, index = np.unique(asked, return_inverse=True)
     counted = histograms(data, audited, progress)
-    parts = [_bound(_part(counted, start), release, len(table) - 1) for start in range(0, len(audited), BATCH)]
+    parts = [bounds(_part(counted, start), release) for start in range(0, len(audited), BATCH)]
     fields = {name: np.concatenate([getattr(part, name) for part in parts]) for name in parts[0].__dataclass_fields__}
     return replace(Audit(**fields), index=index.reshape(-1))
 
 
-def _bound(counted: Histograms, release: Release, s: int) -> Audit:
-    """Algorithm 1 for the records of these histograms."""
+def bounds(counted: Histograms, release: Release) -> Audit:
+    """Algorithm 1 for the records of these histograms, whatever the table was."""
     kernel, (u, n) = release.kernel, counted.sharing.shape[:2]
     within = np.cumsum(counted.near, axis=1, dtype=np.int64)
+    s = int(within[0, -1])
     shape = (u, len(release.steps))
     terms, leak, similarity, ball = np.zeros(shape), np.zeros(shape), np.zeros(shape), np.zeros(shape, dtype=np.int64)
     for column, t in enumerate(release.steps):
@@ -163,7 +177,7 @@ def _bound(counted: Histograms, release: Release, s: int) -> Audit:
 
 
 def _logs(sharing: Counts, similarity: Floats, kernel: Kernel, t: int) -> Floats:
-    """Eq. 8 without A_t: sum_i ln(1 + B_t / (Rbar_{t-1}^2 Sim_i + Sim + 1)) / (1 + Sim), both divided by Rbar_{t-1}^2."""
+    """Eq. 8 without A_t: sum_i ln(1 + B_t / (Rbar_{t-1}^2 Sim_i + Sim + 1)) / (1 + Sim), (u,)."""
     like = sharing @ kernel.blur[t] ** np.arange(sharing.shape[2])
     with np.errstate(divide="ignore"):
         logs = np.log1p(kernel.clear[t - 1] / (like + kernel.blur[t - 1] ** 2 * (similarity[:, None] + 1)))

@@ -1,13 +1,13 @@
-"""What one record really changes: the output distributions of perfectly trained models, by enumeration of all k^n states.
+"""What one record really changes: what perfectly trained models generate, by enumeration of all k^n states.
 
 A perfectly trained denoiser knows p(v_0^i | v_t) of its table exactly; generation draws the columns of v_{t-1}
-independently given v_t. So the chain's distribution is a product of (k^n, k^n) matrices with the uniform one, and with and
-without the record gives
+independently given v_t. So the uniform distribution times T matrices (k^n, k^n) is that of the generated rows. With the
+record against without it:
 
     delta (exact, one sample)  <=  output (Lemma A.1)  <=  path (Lemma A.2),
 
-each a bound on delta: `output` from the symmetric KL divergence of the two output distributions, `path` from that of the
-whole chains. `forward` has the steps' divergences under q, the noised table, instead of the chain's own distribution
+`output` comes from the symmetric KL divergence of the two output distributions, `path` from that of the whole
+chains. `forward` has the steps' divergences under q, the noised table, instead of the chain's own distribution
 (Lemma A.3): it bounds `path` only up to the error term of Assumption 2, which is not zero for a perfectly trained
 model, since its columns are drawn independently. Theorem 1 bounds `forward`.
 

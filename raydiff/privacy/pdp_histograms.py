@@ -1,4 +1,4 @@
-"""How far apart are the rows of a table? Hamming-distance histograms, all that the per-instance bound needs of the data.
+"""How far apart are the rows of a table? Hamming-distance histograms: all that the per-instance bound needs of it.
 
 Rows repeat, so everything is per distinct row with its multiplicity. Two ways, whichever is cheaper:
 
@@ -58,9 +58,7 @@ class Histograms:
 def distinct(table: Ints) -> Distinct:
     """Distinct rows of a (s, n) table of categories. Raises ValueError for what is no such table."""
     if table.ndim != 2 or not np.issubdtype(table.dtype, np.integer):
-        raise ValueError(
-            f"the table must be whole numbers in rows and columns, got {table.dtype} of shape {table.shape}"
-        )
+        raise ValueError(f"the table must be whole numbers, rows by columns, got {table.dtype} of shape {table.shape}")
     if table.shape[0] < 2 or table.shape[1] < 1:
         raise ValueError(f"the table must have at least two rows and a column, got shape {table.shape}")
     if table.min() < 0:
@@ -164,4 +162,4 @@ def _dense_pays(data: Distinct, audited: int) -> bool:
     numbers = math.prod(sizes) * (n + 1) * levels
     if numbers * 8 > MEMORY:
         return False
-    return numbers * n * 2e-9 < audited * u * n * (2e-9 + sum(sizes) * 3e-11)
+    return bool(numbers * n * 2e-9 < audited * u * n * (2e-9 + sum(sizes) * 3e-11))

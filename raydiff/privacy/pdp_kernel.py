@@ -44,7 +44,7 @@ class Kernel:
     @cached_property
     def abar(self) -> Floats:
         """Share of the value that is left after t steps."""
-        return np.cumprod(np.asarray(self.alpha, dtype=np.float64))
+        return np.asarray(np.cumprod(np.asarray(self.alpha, dtype=np.float64)), dtype=np.float64)
 
     @cached_property
     def same(self) -> Floats:

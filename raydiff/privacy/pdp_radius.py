@@ -57,7 +57,7 @@ def radius(within: Ints, leak: Floats, kernel: Kernel, t: int, condition: Condit
 def log_odds(within: Ints) -> Floats:
     """ln theta(eta) = ln((s - N_eta) / N_eta), (u, n + 1): inf for an empty ball, -inf for a full one."""
     with np.errstate(divide="ignore"):
-        return np.log(within[:, -1:] - within) - np.log(within)
+        return np.asarray(np.log(within[:, -1:] - within) - np.log(within))
 
 
 def _theorem_fits(odds: Floats, spread: Floats, eta: int, kernel: Kernel, t: int) -> NDArray[np.bool_]:
@@ -75,7 +75,7 @@ def _margin(odds: Floats, eta: int, kernel: Kernel, t: int) -> Ints:
     if scale <= 0:
         return np.full(len(odds), n - eta)
     j = np.arange(n - eta + 1)
-    return np.argmax(j * scale >= odds[:, eta:] + 1.5 * eta, axis=1)
+    return np.asarray(np.argmax(j * scale >= odds[:, eta:] + 1.5 * eta, axis=1))
 
 
 def _relaxed_fits(within: Ints, spread: Floats, eta: int, reach: Ints, kernel: Kernel, t: int) -> NDArray[np.bool_]:
@@ -101,10 +101,10 @@ def _algorithm_2(odds: Floats, eta: int, kernel: Kernel, t: int) -> Ints:
     holds = near * rare >= odds[:, eta + near] + eta * (1 + math.log(2))
     first = np.where(holds.any(axis=1), np.argmax(holds, axis=1), min(eta, n - eta))
     if 2 * eta >= n:
-        return first
+        return np.asarray(first)
     if rare <= 1:
         second = np.full(len(odds), n - eta)
     else:
         far = np.arange(eta, n - eta + 1)
         second = eta + np.argmax(far * (rare - 1) >= odds[:, eta + far], axis=1)
-    return np.where(-twice > eta * (1 + math.log(2) - rare), first, second)
+    return np.asarray(np.where(-twice > eta * (1 + math.log(2) - rare), first, second))
