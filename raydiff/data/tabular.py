@@ -162,7 +162,12 @@ def read_again(config: Table, path: Path, mapping: Mapping) -> Encoded:
 
 def is_table(name: str) -> bool:
     """Whether this is the name of a table or of a file that may hold one."""
-    return name in PRESETS or name.lower().endswith(SUFFIXES)
+    return name in PRESETS or is_file(name)
+
+
+def is_file(name: str) -> bool:
+    """Whether this is the path of a file that may hold a table."""
+    return name.lower().endswith(SUFFIXES) and not Path(name).expanduser().is_dir()
 
 
 def locate(source: str, root: str | None, *, part: int = 0) -> Path:
