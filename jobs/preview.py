@@ -55,6 +55,8 @@ def main(argv: Sequence[str]) -> int:
     known = clips and (subject in presets.PRESETS or "method.clip" in values)  # a data set's own is yet to be chosen
     clip = getattr(experiment.method, "clip", None) if known else None
     dataset = datasets.load(experiment.data)
+    if dataset.mapping is not None:
+        raise ValueError(f"data set {dataset.name!r} is a table: a preview shows pictures")
     counts = _counts(experiment, dataset)
     public, center = dataset.splits["public"], bool(getattr(experiment.method, "center", False))
     measured = overview.norms(public, center=center) if len(public) else None

@@ -16,6 +16,7 @@ import torch
 from raydiff import tree
 from raydiff.data.records import Records
 from raydiff.diffusion.classifier import Classifier
+from raydiff.diffusion.discrete import DiscreteDiffusion
 from raydiff.diffusion.gaussian import DDPM, Sampling
 from raydiff.diffusion.local import Objective, Training, fit, span
 from raydiff.method import HELD, Deployed, Metrics, Round, Shared, Upload
@@ -23,6 +24,8 @@ from raydiff.privacy.clients import DELTA, ClientPrivacy
 from raydiff.privacy.release import Event, Release, disclose
 from raydiff.tree import Params
 
+AnyModel = DDPM | Classifier | DiscreteDiffusion
+"""What can be averaged: a denoiser of pictures, a classifier, a denoiser of a table's rows."""
 Weights = Literal["examples", "uniform"]
 Update = Literal["mean", "momentum", "adam"]
 
@@ -112,7 +115,7 @@ class Averaged(Protocol):
     """
 
     @property
-    def model(self) -> DDPM | Classifier:
+    def model(self) -> AnyModel:
         """What is trained."""
 
     @property
@@ -166,7 +169,7 @@ class Averaged(Protocol):
         return "exact"
 
     @property
-    def trained_model(self) -> DDPM | Classifier:
+    def trained_model(self) -> AnyModel:
         """The model."""
         return self.model
 
@@ -234,17 +237,21 @@ class Averaged(Protocol):
         """The shared model, as no client has changed it. Raises ValueError for a classifier: it makes no pictures."""
         if isinstance(self.model, Classifier):
             raise ValueError("a classifier makes no pictures")
+        if isinstance(self.model, DiscreteDiffusion):
+            return Shared(self.model.sampler(server), "rows of the shared model")
         samplers = self.sampling.samplers(self.model, self.model.denoiser(server))
         return Shared(samplers[self.sampling.sampler], "images of the shared model")
 
 
-def deployed(model: DDPM | Classifier, sampling: Sampling, *, shared: Params | None, own: Params | None) -> Deployed:
+def deployed(model: AnyModel, sampling: Sampling, *, shared: Params | None, own: Params | None) -> Deployed:
     """A client's own model, or without one the shared one, ready to be sampled or to classify; an attack may query
-    both denoisers."""
-    if isinstance(model, Classifier):
+    both denoisers of pictures. Those of a table have a chain of their own in place of `sampling`."""
+    if not isinstance(model, DDPM):
         params = shared if own is None else own
         assert params is not None
-        return Deployed(classify=model.classify(params))
+        if isinstance(model, Classifier):
+            return Deployed(classify=model.classify(params))
+        return Deployed({"ancestral": model.sampler(params)}, conditional=model.conditional)
     known = {"global": shared, "client": own}
     denoisers = {name: model.denoiser(params) for name, params in known.items() if params is not None}
     sampled = denoisers["global" if own is None else "client"]

@@ -25,6 +25,7 @@ from raydiff.data import names
 from raydiff.data.datasets import Data, Dataset
 from raydiff.data.partition import ByClass, Dirichlet, Entangled, Iid, MajorityMinority, Newcomers, Pooled
 from raydiff.data.records import public_mean
+from raydiff.diffusion.discrete import DiscreteDiffusion
 from raydiff.evaluation.evaluate import Evaluation
 from raydiff.methods import PFDM, AnyMethod
 
@@ -130,7 +131,15 @@ class Experiment:
 
 def resolve(experiment: Experiment, dataset: Dataset) -> Experiment:
     """The experiment with what only the data can tell: image shape, number of labels, digest."""
-    model = experiment.method.model.for_data(dataset.shape, dataset.cardinalities)
+    model: Any = experiment.method.model
+    if isinstance(model, DiscreteDiffusion) != (dataset.mapping is not None):
+        kind, wanted = ("a table", "discretediffusion") if dataset.mapping else ("no table", "a model of pictures")
+        raise ValueError(f"data set {dataset.name!r} is {kind}: method.model must be {wanted}")
+    if dataset.mapping is not None:
+        counts = tuple(len(column.categories) for column in dataset.mapping.columns)
+        model = model.for_table(counts, dataset.cardinalities)
+    else:
+        model = model.for_data(dataset.shape, dataset.cardinalities)
     method: AnyMethod = override(experiment.method, {"model": model})
     if getattr(method, "center", False):
         public_mean(dataset.splits["public"])  # refused now, not when it is used
@@ -288,8 +297,9 @@ def _switch(current: Any, declared: Any, choices: Sequence[type], path: str, tex
 
 
 def _fits(value: Any, declared: Any) -> bool:
-    """Whether a dataclass is one that the field may hold: a denoiser does not go where a classifier must."""
-    return not dataclasses.is_dataclass(value) or type(value) in _dataclasses_of(declared)
+    """Whether the field may hold it: a denoiser does not go where a classifier must, nor text where a schedule."""
+    choices = _dataclasses_of(declared)
+    return type(value) in choices if dataclasses.is_dataclass(value) else value is None or not choices
 
 
 def _defaults(cls: type) -> dict[str, Any]:

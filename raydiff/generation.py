@@ -97,6 +97,8 @@ def write(
     were made. Raises ValueError, in one sentence, where the folder holds something else, or its disk has too little
     room.
     """
+    if finished.dataset.mapping is not None:
+        raise ValueError("what is generated are pictures, and this trial makes rows of a table")
     source = finished.source(client)
     labels = plan(source, request)
     card = _card(finished, source, labels, request, code)

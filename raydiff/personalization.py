@@ -24,6 +24,7 @@ from raydiff import config, seeding, tree
 from raydiff.data.newcomer import Newcomer
 from raydiff.data.records import Records
 from raydiff.diffusion.classifier import Classifier
+from raydiff.diffusion.discrete import DiscreteDiffusion
 from raydiff.diffusion.local import Training, fit_personal
 from raydiff.evaluation import evaluate
 from raydiff.evaluation.evaluate import Evaluation, Instruments
@@ -211,6 +212,8 @@ def method_of(finished: Finished) -> Personalizing:
     method = finished.trial.experiment.method
     if isinstance(method.model, Classifier):
         raise ValueError("a classifier makes no pictures, by which a new client's model is judged")
+    if isinstance(method.model, DiscreteDiffusion):
+        raise ValueError("a new client's model is judged by its pictures, and this method makes rows of a table")
     if not isinstance(method, Personalizing):
         raise ValueError(f"{type(method).__name__} has no shared model that a new client could make its own")
     return method

@@ -26,6 +26,7 @@ from torch import Tensor
 from raydiff import config, seeding, tree
 from raydiff.data.datasets import Records
 from raydiff.diffusion.classifier import Classifier
+from raydiff.diffusion.discrete import DiscreteDiffusion
 from raydiff.diffusion.gaussian import DDPM
 from raydiff.diffusion.latent import LatentModel
 from raydiff.diffusion.latent_folder import locate
@@ -78,6 +79,8 @@ def save(folder: Path, card: Card, method: AnyMethod, *, server: Params, states:
     classifier."""
     if isinstance(method.model, Classifier):
         raise ValueError("a classifier makes no pictures")
+    if isinstance(method.model, DiscreteDiffusion):
+        raise ValueError("a saved sampler makes pictures, and this method rows of a table")
     latent = locate(method.model.path) if isinstance(method.model, LatentModel) else None
     size = tree.nbytes(server) + sum(map(tree.nbytes, states.values()))
     if latent is not None and size + (own := _bytes_below(latent)) > LARGEST:

@@ -78,6 +78,7 @@ OTHER: dict[str, Any] = {
     "data.size": 8,
     "data.colour": "rgb",
     "data.labels": ("digit",),
+    "data.bins": 4,
     "data.superclasses": "pairs",
     "data.train": 50,
     "data.public": 81,

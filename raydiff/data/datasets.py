@@ -1,4 +1,4 @@
-"""Image data sets, cut once into disjoint splits: train, public, validation, calibration, test.
+"""Data sets, of pictures or tables, cut once into disjoint splits: train, public, validation, calibration, test.
 
 Five splits, so that nothing is chosen on the rows that judge it: clients hold `train`; `public` is what the
 parameters of a mechanism may be taken from; `validation` chooses checkpoints; `calibration` sets attack
@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from raydiff import tree
-from raydiff.data import names, pictures, public, superclasses
+from raydiff.data import names, pictures, public, superclasses, tabular
+from raydiff.data.categories import Mapping
 from raydiff.data.pictures import Colour
 from raydiff.data.records import Records as Records
 from raydiff.data.splits import SPLITS as SPLITS
@@ -27,7 +28,7 @@ class Data:
 
     name: str = "digits"
     """digits, mnist, colour-mnist, cifar10, cifar100, faces, another folder below the root, a path (it has a /), or
-    hub:owner/name, a data set of the Hugging Face hub."""
+    hub:owner/name, a data set of the Hugging Face hub. Or a table: adult, german, loan, a .csv or .parquet file."""
     root: str | None = None
     """Folder of data sets; None: the environment variable RAYDIFF_DATA."""
     size: int | None = None
@@ -36,6 +37,8 @@ class Data:
     """Convert all pictures to grey or rgb; stored: as they are, which must be one of the two."""
     labels: tuple[str, ...] = ()
     """Label columns, the class first; empty: the only one, or `label` or else `fine_label` of parquet files."""
+    bins: int | None = None
+    """The most categories of a column of a table; None: the preset's, or 5."""
     superclasses: str | None = None
     """Put classes together, and leave the others out, by a table: parity or pairs of the ten digits; cifar100, its 20
     coarse classes, or cifar100-10x2, 10 of these with 2 classes each. Clients then know the superclass alone."""
@@ -65,6 +68,10 @@ class Data:
             value = getattr(self, field)
             if value is not None and value < low:
                 raise ValueError(f"data.{field} must be at least {low}, got {value}")
+        if self.bins is not None and self.bins < 2:
+            raise ValueError(f"data.bins must be at least 2, got {self.bins}")
+        if self.public_from is not None and (tabular.is_table(self.name) or tabular.is_table(self.public_from)):
+            raise ValueError("data.public_from must be none where a data set is a table")
         if self.superclasses is not None:
             superclasses.check(self.superclasses)
         if len(set(self.labels)) < len(self.labels):
@@ -91,6 +98,8 @@ class Dataset:
     """What was done to the pictures on the way in, or left out: a sentence each."""
     hidden_names: tuple[str, ...] = ()
     """Names of the classes that superclasses hide from the clients; empty without superclasses."""
+    mapping: Mapping | None = None
+    """Of a table: what the codes of its columns mean. None: the records are pictures."""
 
     @property
     def base_names(self) -> tuple[str, ...]:
@@ -99,7 +108,7 @@ class Dataset:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """(C, H, W)."""
+        """(C, H, W); of a table (1, 1, n)."""
         channels, height, width = self.splits["train"].images.shape[1:]
         return channels, height, width
 
@@ -122,7 +131,7 @@ def load(config: Data) -> Dataset:
 
 @functools.lru_cache(maxsize=8)
 def _load(config: Data, folder: Path | None, public_folder: Path | None) -> Dataset:
-    source = names.source(config.name, folder, config.labels, table=config.superclasses)
+    source = names.source(config.name, folder, config.labels, table=config.superclasses, bins=config.bins)
     sizes = {split: getattr(config, split) for split in SPLITS}
     if config.public_from is not None:
         sizes["public"] = 0
@@ -140,4 +149,14 @@ def _load(config: Data, folder: Path | None, public_folder: Path | None) -> Data
         notes = (*notes, *(f"public records: {note}" for note in more))
     splits["public"] = splits["public"].without_base()  # everybody has them
     digest = tree.digest({f"{split}/{k}": v for split, records in splits.items() for k, v in records.leaves.items()})
-    return Dataset(config.name, splits, source.names, digest, source.columns, source.says, notes, source.base_names)
+    return Dataset(
+        name=config.name,
+        splits=splits,
+        label_names=source.names,
+        digest=digest,
+        label_columns=source.columns,
+        says=source.says,
+        notes=notes,
+        hidden_names=source.base_names,
+        mapping=source.mapping,
+    )

@@ -12,9 +12,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from raydiff.data import folders, hub, parquet, superclasses
+from raydiff.data import folders, hub, parquet, superclasses, tables, tabular
 from raydiff.data.partition import TEN_CLASSES
 from raydiff.data.source import Picture, Source
+from raydiff.data.tablesets import PRESETS
 
 FOLDERS = {
     "mnist": "mnist",
@@ -26,11 +27,21 @@ FOLDERS = {
 """Known names -> folder below the root. Any other folder goes by its own name."""
 
 
-def source(name: str, folder: Path | None, labels: Sequence[str], *, table: str | None = None) -> Source:
-    """The data set of this name in this folder (None: embedded), with these label columns.
+def source(
+    name: str, folder: Path | None, labels: Sequence[str], *, table: str | None = None, bins: int | None = None
+) -> Source:
+    """The data set of this name in this folder or file (None: embedded), with these label columns.
 
-    `table`: the name of one of `superclasses.TABLES`, whose superclasses take the place of the classes.
+    `table`: the name of one of `superclasses.TABLES`, whose superclasses take the place of the classes. `bins`: the
+    most categories of a column, where the data set is a table.
     """
+    if tabular.is_table(name):
+        if table is not None:
+            raise ValueError(f"data set {name!r} is a table: data.superclasses must be none")
+        assert folder is not None
+        return tables.source(name, folder, labels, bins=bins)
+    if bins is not None:
+        raise ValueError(f"data set {name!r} is no table: data.bins must be none")
     found = _source(name, folder, labels)
     return found if table is None else superclasses.applied(found, table)
 
@@ -46,9 +57,14 @@ def _source(name: str, folder: Path | None, labels: Sequence[str]) -> Source:
 
 
 def folder_of(name: str, root: str | None) -> Path | None:
-    """The folder that `name` means, None for embedded data. Raises ValueError, in one sentence, where there is none."""
+    """The folder, or of a table the file, that `name` means; None for embedded data.
+
+    Raises ValueError, in one sentence, where there is none.
+    """
     if name == "digits":
         return None
+    if tabular.is_table(name):
+        return tabular.locate(name, root)
     if name.startswith(hub.PREFIX):
         return hub.folder(name)
     if is_path(name):
@@ -62,8 +78,8 @@ def folder_of(name: str, root: str | None) -> Path | None:
 
 
 def is_path(name: str) -> bool:
-    """Whether the name is a path to a folder: it has a / and is none of the hub's."""
-    return "/" in name and not name.startswith(hub.PREFIX)
+    """Whether the name is a path: to a table's file, or, with a / and none of the hub's, to a folder."""
+    return tabular.is_file(name) or ("/" in name and not name.startswith(hub.PREFIX))
 
 
 def _below_root(name: str, root: str | None) -> Path:
@@ -87,7 +103,7 @@ def _below_root(name: str, root: str | None) -> Path:
 def _hint(name: str, known: Iterable[str]) -> str:
     if Path(name).is_dir():
         return f" (the folder here is ./{name})"
-    names = list(dict.fromkeys(["digits", *known]))
+    names = list(dict.fromkeys(["digits", *known, *PRESETS]))
     near = difflib.get_close_matches(name, names, n=1)
     return f" (did you mean {near[0]!r}?)" if near else f" (known: {', '.join(names)})"
 

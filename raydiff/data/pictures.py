@@ -26,7 +26,15 @@ MODES = {"grey": "L", "rgb": "RGB"}
 def read(
     source: Source, rows: dict[str, Tensor], *, size: int | None, colour: Colour
 ) -> tuple[dict[str, Records], tuple[str, ...]]:
-    """The records at the row numbers of each split, and notes on what was done to their pictures."""
+    """The records at the row numbers of each split, and notes on what was done to their pictures.
+
+    Of a table, the codes of its rows. Raises ValueError where a table is to have a size or colour.
+    """
+    if source.codes is not None:
+        if size is not None or colour != "stored":
+            raise ValueError(f"{source.says} are no pictures: data.size must be none and data.colour stored")
+        codes = source.codes.float()[:, None, None, :]
+        return {k: Records(codes[numbers], source.labels[numbers], numbers) for k, numbers in rows.items()}, ()
     together = torch.cat(list(rows.values()))
     order = together.argsort()
     encoded = source.pictures(together[order])

@@ -17,7 +17,7 @@ class Records:
     """Some records of a data set. The tensors are shared and never written to."""
 
     images: Tensor
-    """(N, C, H, W) float32 on [-1, 1]."""
+    """(N, C, H, W) float32 on [-1, 1]; of a table (N, 1, 1, n), the codes of its rows as they are."""
     labels: Tensor
     """(N, K) int64; column 0 is the class."""
     numbers: Tensor

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from PIL import Image
 from torch import Tensor
 
+from raydiff.data.categories import Mapping
+
 Picture = tuple[str, Image.Image]
 """(where it is from, the picture as stored)."""
 MOST_VALUES = 65_536
@@ -42,6 +44,10 @@ class Source:
     """(N,) int64: the class of each row, where column 0 is its superclass."""
     base_names: tuple[str, ...] = ()
     """Names of the values of `base`."""
+    codes: Tensor | None = None
+    """(N, n) int64: the rows of a table, which has no pictures."""
+    mapping: Mapping | None = None
+    """What the codes mean."""
 
     @property
     def strata(self) -> Tensor:

@@ -17,11 +17,13 @@ from torch import Tensor
 from raydiff import seeding
 from raydiff.data.datasets import Dataset, Records
 from raydiff.data.partition import clusters, groups
-from raydiff.evaluation import features, fidelity, membership, memorization
+from raydiff.diffusion.discrete import codes_of
+from raydiff.evaluation import features, fidelity, membership, memorization, tables
 from raydiff.method import Denoiser, Deployed, Metrics
 from raydiff.tree import Params
 
 GRID_COLUMNS = 2  # pictures of each class in a sample grid
+WITHOUT_CNN = ("none", "tables")
 PICTURES = 10  # of a model that knows no classes
 
 
@@ -31,9 +33,10 @@ class Evaluation:
 
     features: Literal["cnn"] = "cnn"
     """Feature network of the distances: a small classifier trained on the public split."""
-    distance: Literal["frechet", "kernel", "none"] = "frechet"
+    distance: Literal["frechet", "kernel", "none", "tables"] = "frechet"
     """frechet: both distances, and small groups are left out; kernel: the kernel distance alone, which has no bias
-    that depends on the number of records; none: neither, for methods that are judged by a classifier's accuracy."""
+    that depends on the number of records; none: neither, for methods that are judged by a classifier's accuracy;
+    tables: what is measured of rows in place of pictures, and of nothing else (`tables.quality`)."""
     dim: int = 16
     """Its feature dimension. Groups of classes with fewer than five records a dimension are left out."""
     every: int = 0
@@ -55,13 +58,16 @@ class Evaluation:
             )
         if self.distance == "none" and self.attack:
             raise ValueError("attack must be false where distance is none: only classifiers are measured then")
+        if self.distance == "tables" and self.attack:
+            raise ValueError("attack must be false where distance is tables: PIA is for denoisers of pictures")
         if self.clients is not None and self.clients < 1:
             raise ValueError(f"clients must be at least 1, got {self.clients}")
 
     @property
     def metric(self) -> str:
         """What a sweep minimises unless something else is asked for."""
-        return {"frechet": "eval/fd_cnn/all", "kernel": "eval/kd_cnn/all", "none": "eval/utility_loss"}[self.distance]
+        names = {"frechet": "fd_cnn/all", "kernel": "kd_cnn/all", "none": "utility_loss", "tables": "tv_pairs"}
+        return f"eval/{names[self.distance]}"
 
 
 @dataclass(frozen=True)
@@ -89,7 +95,10 @@ class Instruments:
         """The client's part, as a function of (deployed, own records, rng)."""
 
         def evaluate(deployed: Deployed, own: Records, rng: torch.Generator) -> ClientReport:
-            metrics: Metrics = {}
+            if self.config.distance == "tables":
+                metrics = self._of_rows(deployed, self.dataset.splits[split], own, rng)
+                return ClientReport(metrics, {}, own.images[:0], deployed.privacy)
+            metrics = {}
             if deployed.classify is not None:
                 records = self.dataset.splits[split]
                 right = fidelity.label_accuracy(deployed.classify(records.images), records.labels[:, 0])
@@ -127,6 +136,19 @@ class Instruments:
             return ClientReport(metrics, scores, shown, deployed.privacy)
 
         return evaluate
+
+    def _of_rows(self, deployed: Deployed, real: Records, own: Records, rng: torch.Generator) -> Metrics:
+        """As many rows as the client has records, with its labels, against those of the split that have its classes."""
+        real = _of_classes(real, own.labels[:, 0].unique().tolist())
+        return tables.quality(
+            codes_of(deployed.sample(own.labels, rng)),
+            own.labels[:, 0],
+            own=codes_of(own.images),
+            own_labels=own.labels[:, 0],
+            real=codes_of(real.images),
+            real_labels=real.labels[:, 0],
+            classes=self.dataset.cardinalities[0],
+        )
 
     def _distances(self, images: Tensor, labels: Tensor, reference: Records, of: dict[str, tuple[int, ...]]) -> Metrics:
         classes = labels[:, 0]
@@ -173,7 +195,10 @@ class Instruments:
 
 def check(config: Evaluation, dataset: Dataset, clients: Sequence[Records]) -> None:
     """Raises ValueError, before anything is trained, where the instruments could not be read."""
-    needed = {"public": config.distance != "none", "test": True, "calibration": config.attack}
+    if (config.distance == "tables") != (dataset.mapping is not None):
+        kind, wanted = ("a table", "tables") if dataset.mapping else ("no table", "one of pictures")
+        raise ValueError(f"data set {dataset.name!r} is {kind}: evaluation.distance must be {wanted}")
+    needed = {"public": config.distance not in WITHOUT_CNN, "test": True, "calibration": config.attack}
     for split in (name for name, wanted in needed.items() if wanted):
         if len(dataset.splits[split]) == 0:
             raise ValueError(f"the evaluation needs records in the split {split}: data.{split} is 0")
@@ -191,7 +216,7 @@ def check(config: Evaluation, dataset: Dataset, clients: Sequence[Records]) -> N
 def prepare(dataset: Dataset, config: Evaluation, cached: Callable[[str, Callable[[], Params]], Params]) -> Instruments:
     """Train the feature network on the public split, or take it from `cached` (for example `Store.cached`); none where
     nothing is measured by it."""
-    if config.distance == "none":
+    if config.distance in WITHOUT_CNN:
         return Instruments(config, dataset, {})
     classes = dataset.cardinalities[0]
     key = f"cnn-{dataset.digest[:24]}-{config.dim}-{torch.get_num_threads()}"

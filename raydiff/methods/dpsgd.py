@@ -33,6 +33,7 @@ from torch import Generator
 from raydiff import tree
 from raydiff.averaging import Averaged, Averaging, deployed
 from raydiff.data.records import Records
+from raydiff.diffusion.discrete import DiscreteDiffusion
 from raydiff.diffusion.gaussian import DDPM, Sampling, device
 from raydiff.diffusion.local import Training, optimize, span
 from raydiff.method import HELD, Deployed, LocalResult, Metrics, Round, Shared, Upload
@@ -49,7 +50,7 @@ EMA = "ema"
 class DPSGD(Averaged):
     """One shared denoiser, averaged after each round of private training."""
 
-    model: DDPM = DDPM()
+    model: DDPM | DiscreteDiffusion = DDPM()
     """Network and schedule."""
     rounds: int = 10
     """Communication rounds."""
@@ -83,7 +84,7 @@ class DPSGD(Averaged):
             raise ValueError(f"ema must be in [0, 1), got {self.ema}")
         if self.averaging.privacy is not None:
             raise ValueError("averaging.privacy must be none: what clients send is private already")
-        if self.model.compile or self.model.precision != "float32":
+        if isinstance(self.model, DDPM) and (self.model.compile or self.model.precision != "float32"):
             raise ValueError("model must have precision float32 and compile false: torch.func has no gradients else")
 
     def check_records(self, records: Records) -> None:

@@ -19,9 +19,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from raydiff import tree
-from raydiff.averaging import Averaged, Averaging
+from raydiff.averaging import AnyModel, Averaged, Averaging
 from raydiff.data.records import Records
-from raydiff.diffusion.classifier import Classifier
 from raydiff.diffusion.gaussian import DDPM, Sampling
 from raydiff.diffusion.local import Training
 from raydiff.method import LocalResult, Round
@@ -32,7 +31,7 @@ from raydiff.tree import Params
 class FedAvg(Averaged):
     """One shared denoiser, averaged after each round."""
 
-    model: DDPM | Classifier = DDPM()
+    model: AnyModel = DDPM()
     """What is trained: a denoiser, or a classifier of label column 0."""
     rounds: int = 10
     """Communication rounds."""

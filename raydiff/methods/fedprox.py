@@ -26,9 +26,8 @@ import torch
 from torch import Tensor
 
 from raydiff import tree
-from raydiff.averaging import Averaged, Averaging
+from raydiff.averaging import AnyModel, Averaged, Averaging
 from raydiff.data.records import Records
-from raydiff.diffusion.classifier import Classifier
 from raydiff.diffusion.gaussian import DDPM, Sampling
 from raydiff.diffusion.local import Training
 from raydiff.method import LocalResult, Round
@@ -39,7 +38,7 @@ from raydiff.tree import Params
 class FedProx(Averaged):
     """FedAvg with a proximal term."""
 
-    model: DDPM | Classifier = DDPM()
+    model: AnyModel = DDPM()
     """What is trained: a denoiser, or a classifier of label column 0."""
     rounds: int = 10
     """Communication rounds."""

@@ -17,6 +17,7 @@ from typing import ClassVar
 
 import torch
 
+from raydiff.averaging import AnyModel, deployed
 from raydiff.data.records import Records, public_mean
 from raydiff.diffusion.classifier import Classifier
 from raydiff.diffusion.gaussian import DDPM, Sampling
@@ -30,7 +31,7 @@ from raydiff.tree import Params
 class LocalOnly:
     """Each client alone."""
 
-    model: DDPM | Classifier = DDPM()
+    model: AnyModel = DDPM()
     """What each client trains: a denoiser, or a classifier of label column 0."""
     local: Training = Training()
     """Its training."""
@@ -53,8 +54,9 @@ class LocalOnly:
             raise ValueError(f"clip must be a positive number or none, got {self.clip}")
         if self.center and self.clip is None:
             raise ValueError("center needs a clip: without one nothing is clipped")
-        if self.clip is not None and isinstance(self.model, Classifier):
-            raise ValueError("clip must be none for a classifier: PFDM's mixture is for denoisers")
+        if self.clip is not None and not isinstance(self.model, DDPM):
+            what = "a classifier" if isinstance(self.model, Classifier) else "rows of a table"
+            raise ValueError(f"clip must be none for {what}: PFDM's mixture is for denoisers")
         if self.local_parts < 1:
             raise ValueError(f"local_parts must be at least 1, got {self.local_parts}")
 
@@ -96,8 +98,9 @@ class LocalOnly:
     def deploy(self, server: Params, state: Params, data: Records, rng: torch.Generator) -> Deployed:
         """Sample the client's own denoiser from pure noise; or classify."""
         model = self.model
-        if isinstance(model, Classifier):
-            return Deployed(classify=model.classify(state))
-        own = with_clipped_flag(model).denoiser(state, fixed=(0,)) if self.clip else model.denoiser(state)
+        if self.clip is None:
+            return deployed(model, self.sampling, shared=None, own=state)
+        assert isinstance(model, DDPM)
+        own = with_clipped_flag(model).denoiser(state, fixed=(0,))
         samplers = self.sampling.samplers(model, own)
         return Deployed(samplers, {"client": own}, model.timesteps, model.abar, conditional=model.conditional)

@@ -28,9 +28,8 @@ from torch import Tensor
 from torch.nn.functional import normalize, softplus
 
 from raydiff import tree
-from raydiff.averaging import Averaged, Averaging
+from raydiff.averaging import AnyModel, Averaged, Averaging
 from raydiff.data.records import Records
-from raydiff.diffusion.classifier import Classifier
 from raydiff.diffusion.gaussian import DDPM, Sampling
 from raydiff.diffusion.local import Training
 from raydiff.method import HELD, LocalResult, Round
@@ -43,7 +42,7 @@ PREVIOUS = f"{HELD}/previous"
 class Moon(Averaged):
     """FedAvg with a model-contrastive term."""
 
-    model: DDPM | Classifier = DDPM()
+    model: AnyModel = DDPM()
     """What is trained: a denoiser, or a classifier of label column 0."""
     rounds: int = 10
     """Communication rounds."""

@@ -29,9 +29,8 @@ import torch
 from torch import Tensor
 
 from raydiff import tree
-from raydiff.averaging import Averaged, Averaging
+from raydiff.averaging import AnyModel, Averaged, Averaging
 from raydiff.data.records import Records
-from raydiff.diffusion.classifier import Classifier
 from raydiff.diffusion.gaussian import DDPM, Sampling
 from raydiff.diffusion.local import Training, span
 from raydiff.method import HELD, Deployed, LocalResult, Metrics, Round, Shared, Upload
@@ -45,7 +44,7 @@ MODEL, CONTROL = "model", "control"
 class Scaffold(Averaged):
     """FedAvg by SGD with control variates."""
 
-    model: DDPM | Classifier = DDPM()
+    model: AnyModel = DDPM()
     """What is trained: a denoiser, or a classifier of label column 0."""
     rounds: int = 10
     """Communication rounds."""

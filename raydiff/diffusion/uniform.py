@@ -1,0 +1,106 @@
+"""Uniform noise on categories (D3PM, Austin et al. 2021, arXiv 2107.03006): how much of a value survives each step.
+
+Step t keeps a value with probability alpha_t and otherwise draws it anew, uniformly from the k categories:
+Q_t = alpha_t I + (1 - alpha_t) 11^T / k. After t steps the same holds with abar_t = alpha_1 .. alpha_t.
+All tensors here are (T + 1,) float64 with the entry 0 = 1, so that alpha[t] is the paper's alpha_t.
+
+Reference: Wei et al., TMLR 2024 (arXiv 2310.15524), section 4.1 and Figure 5.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from typing import get_args
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Linear:
+    """alpha_t = 1 - rate t / T."""
+
+    rate: float = 1.0
+    """How fast; at 1 nothing is left after step T."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.rate <= 1:
+            raise ValueError(f"rate of the linear schedule must be in (0, 1], got {self.rate}")
+
+    def alpha(self, steps: int) -> Tensor:
+        """alpha_0 .. alpha_T, (T + 1,) float64."""
+        _check(steps)
+        return _tensor([1 - self.rate * t / steps for t in range(steps + 1)])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sigmoid:
+    """alpha_t = (Sig(3 rate) - Sig(3 rate t / T)) / (Sig(3 rate) - 1/2), which is 0 at T."""
+
+    rate: float = 1.0
+    """How fast."""
+
+    def __post_init__(self) -> None:
+        if not (self.rate > 0 and math.isfinite(self.rate)):
+            raise ValueError(f"rate of the sigmoid schedule must be a positive number, got {self.rate}")
+
+    def alpha(self, steps: int) -> Tensor:
+        """alpha_0 .. alpha_T, (T + 1,) float64."""
+        _check(steps)
+        last = _sigmoid(3 * self.rate)
+        rest = [last - _sigmoid(3 * self.rate * t / steps) for t in range(steps + 1)]
+        return _tensor([x / (last - 0.5) for x in rest])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cosine:
+    """abar_t = f(t) / f(0) with f(t) = cos^2((t / T + offset) / (1 + offset) pi / 2)."""
+
+    offset: float = 0.008
+    """Keeps the first steps from being too small (Nichol & Dhariwal, arXiv 2102.09672)."""
+
+    def __post_init__(self) -> None:
+        if not (self.offset >= 0 and math.isfinite(self.offset)):
+            raise ValueError(f"offset of the cosine schedule must be 0 or more, got {self.offset}")
+
+    def alpha(self, steps: int) -> Tensor:
+        """alpha_0 .. alpha_T, (T + 1,) float64."""
+        _check(steps)
+        turns = [(t / steps + self.offset) / (1 + self.offset) for t in range(steps)]
+        f = [math.cos(turn * math.pi / 2) ** 2 for turn in turns] + [0.0]  # cos(pi / 2), which floats miss
+        return _tensor([1.0] + [after / before for before, after in itertools.pairwise(f)])
+
+
+Schedule = Linear | Sigmoid | Cosine
+
+
+def abar(schedule: Schedule, steps: int) -> Tensor:
+    """abar_0 .. abar_T, (T + 1,) float64. Raises ValueError for fewer than one step."""
+    return torch.cumprod(schedule.alpha(steps), dim=0)
+
+
+def schedule_named(name: str, rate: float = 1.0) -> Schedule:
+    """linear, sigmoid or cosine; the cosine has no rate. Raises ValueError for another name."""
+    found = {kind.__name__.lower(): kind for kind in get_args(Schedule)}
+    if name not in found:
+        raise ValueError(f"schedule must be one of {', '.join(found)}, got {name!r}")
+    if name == "cosine":
+        if rate != 1:
+            raise ValueError(f"the cosine schedule has no rate, got {rate}")
+        return Cosine()
+    return Linear(rate=rate) if name == "linear" else Sigmoid(rate=rate)
+
+
+def _tensor(values: list[float]) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def _sigmoid(x: float) -> float:
+    return 1 / (1 + math.exp(-x))
+
+
+def _check(steps: int) -> None:
+    if steps < 1:
+        raise ValueError(f"steps must be at least 1, got {steps}")

@@ -1,0 +1,242 @@
+"""Rows of a table: how they are judged, and trials that train on them from start to end."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from torch import Tensor
+
+from raydiff import config, trial
+from raydiff.config import Experiment, Runtime
+from raydiff.data.datasets import Data, load
+from raydiff.data.partition import Iid
+from raydiff.diffusion.discrete import DiscreteDiffusion
+from raydiff.diffusion.gaussian import DDPM
+from raydiff.diffusion.local import Training
+from raydiff.evaluation import tables
+from raydiff.evaluation.evaluate import Evaluation
+from raydiff.finished import open_finished
+from raydiff.generation import Request, write
+from raydiff.methods import DPSGD, FedAvg, LocalOnly, Moon, Scaffold
+from raydiff.seeding import generator
+from raydiff.trial import open_trial
+
+MODEL = DiscreteDiffusion(hidden=32, layers=3, steps=5)
+SHORT = Training(steps=20, batch=32)
+
+
+def rows(count: int, *, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Codes (count, 3) and labels: the first column tells the label, the second goes with the first."""
+    rng = generator(seed)
+    labels = torch.randint(2, (count,), generator=rng)
+    first = labels + 2 * torch.randint(2, (count,), generator=rng)
+    return torch.stack([first, first // 2, torch.randint(3, (count,), generator=rng)], dim=1), labels
+
+
+# --- the measures ---
+
+
+def test_total_variation_of_columns_and_pairs_is_that_of_counts() -> None:
+    one = torch.tensor([[0, 0], [0, 0], [1, 1], [1, 1]])
+    other = torch.tensor([[0, 0], [0, 1], [1, 0], [1, 1]])
+    columns, pairs = tables.total_variation(one, other)
+    assert columns.tolist() == [0, 0]  # the same margins
+    assert pairs.tolist() == [0.5]
+    columns, pairs = tables.total_variation(one, torch.full((7, 2), 4))
+    assert columns.tolist() == [1, 1]
+    assert pairs.tolist() == [1]
+    columns, _ = tables.total_variation(one, torch.tensor([[0, 1], [0, 2], [0, 2], [1, 0]]))
+    assert columns.tolist() == [0.25, 0.5]
+
+
+def test_a_table_without_rows_has_no_distance() -> None:
+    with pytest.raises(ValueError, match="needs rows in both tables"):
+        tables.total_variation(torch.zeros(0, 2).long(), torch.zeros(3, 2).long())
+
+
+def test_a_classifier_learns_from_rows_what_they_say_of_labels() -> None:
+    codes, labels = rows(400)
+    real, real_labels = rows(300, seed=1)
+    assert tables.downstream_accuracy(codes, labels, real, real_labels) == 1
+    shuffled = labels[torch.randperm(400, generator=generator(2))]
+    assert tables.downstream_accuracy(codes, shuffled, real, real_labels) < 0.7
+    assert tables.downstream_accuracy(codes, 0 * labels, real, real_labels) == float((real_labels == 0).double().mean())
+
+
+def test_good_rows_are_at_the_floor_and_bad_ones_above_it() -> None:
+    own, own_labels = rows(600)
+    made, made_labels = rows(600, seed=1)
+    real, real_labels = rows(300, seed=2)
+    given: dict[str, Any] = {"own": own, "own_labels": own_labels, "real": real, "real_labels": real_labels}
+    good = tables.quality(made, made_labels, classes=2, **given)
+    assert good["tv_pairs"] < good["tv_pairs_floor"] + 0.03 < 0.13
+    assert good["accuracy"] == good["accuracy/real"] == 1
+    assert good["utility_loss"] == 0
+    assert 0.4 < good["accuracy/majority"] < 0.6
+    bad = tables.quality(torch.randint(4, made.shape, generator=generator(3)), made_labels, classes=2, **given)
+    assert bad["tv_columns"] > good["tv_columns"] + 0.1
+    assert bad["tv_pairs"] > good["tv_pairs"] + 0.2
+    assert bad["accuracy"] < 0.8
+
+
+# --- the data ---
+
+
+@pytest.fixture(scope="module")
+def people(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """700 rows of a number, two texts and a label."""
+    codes, labels = rows(700)
+    path = tmp_path_factory.mktemp("tables") / "people.csv"
+    towns = [f"town {c}" for c in codes[:, 0].tolist()]
+    frame = {"town": towns, "rich": codes[:, 1] == 1, "age": codes[:, 2] * 20 + torch.arange(700) % 20}
+    pd.DataFrame({**frame, "buys": [("no", "yes")[i] for i in labels.tolist()]}).to_csv(path, index=False)
+    return path
+
+
+@pytest.fixture(scope="module")
+def experiment(people: Path) -> Experiment:
+    return Experiment(
+        method=LocalOnly(model=MODEL, local=SHORT),
+        data=Data(name=str(people), labels=("buys",), bins=4, public=50, validation=50, calibration=0, test=200),
+        clients=2,
+        partition=Iid(),
+        evaluation=Evaluation(distance="tables", attack=False),
+        runtime=Runtime(pool="local"),
+    )
+
+
+def test_a_table_is_loaded_as_records_of_codes(experiment: Experiment) -> None:
+    dataset = load(experiment.data)
+    assert dataset.shape == (1, 1, 3)
+    assert dataset.cardinalities == (2,)
+    assert dataset.label_names == (("no", "yes"),)
+    assert dataset.mapping is not None
+    assert [len(c.categories) for c in dataset.mapping.columns] == [4, 2, 4]
+    train = dataset.splits["train"]
+    assert len(train) == 400
+    codes = train.images.flatten(1)
+    assert torch.equal(codes, codes.round())
+    assert (codes.min(), codes.max()) == (0, 3)
+    towns = dataset.mapping.decode(codes.long().numpy(), train.labels[:, 0].numpy())
+    told = pd.read_csv(experiment.data.name).iloc[train.numbers.tolist()]
+    assert towns["town"].tolist() == told["town"].tolist()
+    assert towns["buys"].tolist() == told["buys"].tolist()
+    assert "bins and categories were taken from these rows" in dataset.notes
+
+
+def test_adult_has_test_rows_of_its_own(data_root: Path) -> None:
+    dataset = load(Data(name="adult", root=str(data_root), public=0, validation=0, calibration=0, test=15_315))
+    assert len(dataset.splits["train"]) == 30_718
+    assert int(dataset.splits["test"].numbers.min()) == 30_718
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"labels": ()}, "people.csv needs a label: give data.labels one of town, rich, age, buys"),
+        ({"labels": ("buys", "town")}, "a table has one label column"),
+        ({"size": 8}, "are no pictures: data.size must be none"),
+        ({"colour": "rgb"}, "are no pictures: data.size must be none and data.colour stored"),
+        ({"superclasses": "parity"}, "is a table: data.superclasses must be none"),
+        ({"name": "digits", "labels": ()}, "data set 'digits' is no table: data.bins must be none"),
+        ({"name": "people.csv"}, "there is no file"),
+    ],
+)
+def test_what_is_for_pictures_is_refused_of_tables(experiment: Experiment, fields: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says.replace(".", r"\.")):
+        load(replace(experiment.data, **fields))
+
+
+def test_public_records_are_rows_of_the_same_table() -> None:
+    with pytest.raises(ValueError, match="public_from must be none where a data set is a table"):
+        Data(name="adult", public_from="digits")
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"method.model": DDPM()}, "is a table: method.model must be discretediffusion"),
+        ({"data": Data()}, "'digits' is no table: method.model must be a model of pictures"),
+        ({"evaluation": Evaluation(attack=False)}, "is a table: evaluation.distance must be tables"),
+        ({"data": Data(), "method.model": DDPM()}, "is no table: evaluation.distance must be one of pictures"),
+    ],
+)
+def test_models_and_instruments_go_with_the_data(experiment: Experiment, values: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        trial.resolve(config.override(experiment, values))
+
+
+def test_the_attack_of_pictures_is_refused() -> None:
+    with pytest.raises(ValueError, match="attack must be false where distance is tables"):
+        Evaluation(distance="tables")
+
+
+def test_clipped_mixtures_are_refused() -> None:
+    with pytest.raises(ValueError, match="clip must be none for rows of a table"):
+        LocalOnly(model=MODEL, clip=1.0)
+
+
+def test_the_command_line_switches_to_discrete_diffusion() -> None:
+    switched = config.override(
+        Experiment(), config.parse_overrides(Experiment(), ["--method=fedavg", "--method.model=discretediffusion"])
+    )
+    assert switched.method.model == DiscreteDiffusion(labels=(10,))
+    cosine = config.parse_overrides(switched, ["--method.model.schedule", "cosine"])
+    back = config.from_dict(config.to_dict(config.override(switched, cosine)))
+    assert type(back.method.model.schedule).__name__ == "Cosine"
+
+
+# --- trials ---
+
+
+def finished(experiment: Experiment, folder: Path) -> tuple[trial.Trial, dict[str, Any]]:
+    opened = open_trial(experiment, folder)
+    return opened, list(trial.run(opened, trial.local_pool(opened)))[-1]
+
+
+AVERAGED: dict[str, Any] = {"model": MODEL, "rounds": 2, "local": SHORT}
+METHODS = {
+    "localonly": LocalOnly(model=MODEL, local=SHORT),
+    "fedavg": FedAvg(**AVERAGED),
+    "scaffold": Scaffold(**{**AVERAGED, "local": replace(SHORT, optimizer="sgd", learning_rate=0.1)}),
+    "moon": Moon(**AVERAGED),
+    "dpsgd": DPSGD(**{**AVERAGED, "local": Training(steps=4, batch=20)}, epsilon=5.0),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_methods_train_on_a_table_from_start_to_end(name: str, experiment: Experiment, tmp_path: Path) -> None:
+    opened, final = finished(replace(experiment, method=METHODS[name]), tmp_path)
+    assert opened.experiment.method.model.counts == (4, 2, 4)
+    assert opened.experiment.method.model.labels == (2,)
+    assert all(0 <= final[f"eval/{k}"] <= 1 for k in ("tv_columns", "tv_pairs", "accuracy", "accuracy/real"))
+    assert final["eval/accuracy/real"] == 1
+    assert not any("fd_" in k or "attack" in k for k in final)
+    epsilon = {"localonly": 0.0, "dpsgd": 5.0}.get(name, math.inf)
+    assert final["privacy/epsilon_server"] == pytest.approx(epsilon, rel=0.01)
+    assert not (opened.folder / "artifacts" / "samples.png").exists()
+
+
+def test_trained_longer_the_rows_come_close(experiment: Experiment, tmp_path: Path) -> None:
+    method = LocalOnly(model=replace(MODEL, hidden=64), local=Training(steps=200, batch=64, learning_rate=1e-2))
+    _, final = finished(replace(experiment, method=method, clients=1), tmp_path)
+    assert final["eval/tv_pairs"] < final["eval/tv_pairs_floor"] + 0.1
+    assert final["eval/accuracy"] > 0.9
+
+
+def test_pictures_are_not_made_of_rows(experiment: Experiment, tmp_path: Path) -> None:
+    opened, _ = finished(replace(experiment, method=METHODS["fedavg"]), tmp_path)
+    done = open_finished(opened.folder)
+    sampled = done.source(None)
+    assert sampled.about == "rows of the shared model"
+    assert sampled.sample(sampled.labels[:3], generator(0)).shape == (3, 1, 1, 3)
+    with pytest.raises(ValueError, match="this trial makes rows of a table"):
+        write(done, None, tmp_path / "out", Request(num=4), code={})
+    with pytest.raises(ValueError, match="and this method rows of a table"):
+        done.save_sampler(tmp_path / "sampler", shared=True)

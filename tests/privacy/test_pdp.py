@@ -1,0 +1,267 @@
+"""The fast audit against Algorithm 1 written out, and what the paper says about its bound."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pdp_tables import CONDITIONS, SCHEDULES, kernel, skewed
+
+from raydiff.diffusion.uniform import Linear, Schedule, Sigmoid
+from raydiff.privacy import pdp_reference
+from raydiff.privacy.pdp import CAVEATS, Audit, Release, audit, bounds
+from raydiff.privacy.pdp_histograms import Distinct, histograms
+from raydiff.privacy.pdp_kernel import Kernel
+
+LINEAR = kernel(Linear(), 10, 5)
+
+
+# --- agreement with the reference ----------------------------------------------------------------------------------
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(1, 6),
+    st.integers(2, 5),
+    st.integers(2, 40),
+    st.floats(0.1, 0.95),
+    st.sampled_from(SCHEDULES),
+    st.integers(1, 10),
+    st.booleans(),
+    st.data(),
+)
+def test_agrees_with_algorithm_1(
+    columns: int, categories: int, rows: int, p: float, schedule: Schedule, steps: int, proved: bool, data: st.DataObject
+) -> None:
+    table = skewed(rows, columns, categories, p=p, seed=data.draw(st.integers(0, 99)))
+    release = Release(
+        kernel=kernel(schedule, steps, categories),
+        samples=data.draw(st.integers(1, 1000)),
+        epsilon=data.draw(st.sampled_from([0.1, 1.0, 10.0])),
+        step=data.draw(st.integers(0, steps)),
+        proved=proved,
+    )
+    for condition in CONDITIONS:
+        chosen = replace(release, condition=condition)
+        found = audit(table, chosen)
+        np.testing.assert_allclose(found.of_records(found.delta), pdp_reference.deltas(table, chosen), 1e-9, 1e-9)
+
+
+@pytest.mark.parametrize("condition", CONDITIONS)
+@pytest.mark.parametrize("schedule", [Linear(), Linear(rate=0.2), Sigmoid(rate=2.0)], ids=str)
+def test_agrees_on_larger_tables(schedule: Schedule, condition: str) -> None:
+    """Skewed enough for every radius from 1 to n to occur."""
+    table = np.concatenate([skewed(300, 7, 4, p=0.9, seed=1), skewed(40, 7, 4, p=0.2, seed=2)])
+    release = Release(kernel=kernel(schedule, 12, 4), condition=condition)
+    found = audit(table, release)
+    assert len(np.unique(found.radius)) >= (1 if schedule == Sigmoid(rate=2.0) else 5)
+    some = np.arange(290, 340, 7)
+    expected = pdp_reference.deltas(table, release, some)
+    np.testing.assert_allclose(found.of_records(found.delta)[some], expected, rtol=1e-9)
+
+
+def test_a_step_without_noise_leaks_nothing() -> None:
+    """alpha_1 = 1 only shifts the schedule, so the second step is then the one that meets clean data."""
+    table = skewed(60, 3, 3, p=0.5)
+    late, plain = Kernel(alpha=[1, 1, 0.6, 0.2], categories=3), Kernel(alpha=[1, 0.6, 0.2], categories=3)
+    for condition in CONDITIONS:
+        found = audit(table, Release(kernel=late, condition=condition))
+        shifted = audit(table, Release(kernel=plain, condition=condition))
+        assert not found.terms[:, 0].any()
+        np.testing.assert_allclose(found.delta, shifted.delta, rtol=1e-12)
+
+
+def test_some_records_alone_equal_those_of_all() -> None:
+    table = skewed(80, 4, 3, p=0.6)
+    some = np.array([7, 3, 3, 60])
+    every, few = audit(table, Release(kernel=LINEAR)), audit(table, Release(kernel=LINEAR), records=some)
+    for name in ("delta", "leak", "psi", "radius", "similarity", "overlap", "alone", "terms"):
+        expected = every.of_records(getattr(every, name))[some]
+        np.testing.assert_array_equal(few.of_records(getattr(few, name)), expected)
+
+
+def test_batches_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = skewed(80, 4, 3, p=0.6)
+    whole = audit(table, Release(kernel=LINEAR))
+    monkeypatch.setattr("raydiff.privacy.pdp.BATCH", 7)
+    parts = audit(table, Release(kernel=LINEAR))
+    np.testing.assert_array_equal(whole.delta, parts.delta)
+    np.testing.assert_array_equal(whole.index, parts.index)
+
+
+# --- what the bound is made of -------------------------------------------------------------------------------------
+
+
+def test_by_hand() -> None:
+    """One column, two values, one step to pure noise: s = 3 others, all in the ball."""
+    table = np.array([[0], [0], [1], [1]])
+    found = audit(table, Release(kernel=kernel(Linear(), 1, 2), epsilon=2.0))
+    change, leak = 2.0, 2.0 / (1 + 3) * math.log(1 + 1 / 1)  # A_1 = 1 / (2 1/2 1/2); Sim = 3, Sim of the column 1
+    np.testing.assert_allclose(found.leak, leak)
+    np.testing.assert_allclose(found.delta, (leak + 1 / 9) / (2 * (1 - math.exp(-2))))
+    np.testing.assert_allclose(found.psi, math.log(1 / leak) / math.log(3))
+    np.testing.assert_array_equal(found.radius, 1)
+    np.testing.assert_allclose(found.similarity, 3)
+    np.testing.assert_allclose(found.overlap, 1 / 3)
+    assert change == kernel(Linear(), 1, 2).change(1, proved=False)
+
+
+def test_the_proved_constant_is_smaller_by_mu() -> None:
+    """Item: Eq. 8 against Lemma A.5, mu+_t (mubar+_{t-1} / mubar+_t - mubar-_{t-1} / mubar-_t)."""
+    for t in range(1, 11):
+        same, other = LINEAR.same_since, LINEAR.other_since
+        lemma = LINEAR.same[t] * (same[t - 1] / same[t] - other[t - 1] / other[t])
+        assert LINEAR.change(t, proved=True) == pytest.approx(lemma)
+        assert LINEAR.change(t, proved=False) * LINEAR.same[t] == pytest.approx(lemma)
+
+
+@pytest.mark.parametrize("condition", CONDITIONS)
+def test_a_value_of_its_own_is_reported_with_its_column(condition: str) -> None:
+    table = np.concatenate([skewed(50, 3, 2, p=0.5), [[0, 2, 0]]])
+    release = Release(kernel=kernel(Linear(), 5, 3), condition=condition)
+    found = audit(table, release)
+    delta, alone = found.of_records(found.delta), found.of_records(found.alone)
+    assert delta[-1] == math.inf
+    assert alone[-1] == 1
+    assert np.isfinite(delta[:-1]).all()
+    assert (alone[:-1] == -1).all()
+    assert not np.isnan(found.delta).any()
+    later = audit(table, replace(release, step=1))
+    assert np.isfinite(later.delta).all()
+    assert later.of_records(later.alone)[-1] == 1
+
+
+def test_linear_in_the_released_rows() -> None:
+    table = skewed(100, 4, 5, p=0.6)
+    one, many = (audit(table, Release(kernel=LINEAR, samples=m)).delta for m in (1, 1000))
+    np.testing.assert_allclose(many, 1000 * one, rtol=1e-12)
+
+
+def test_later_release_steps_leak_less() -> None:
+    table = skewed(100, 4, 5, p=0.6)
+    found = [audit(table, Release(kernel=LINEAR, step=step)).delta for step in range(11)]
+    assert all((late <= early).all() for early, late in zip(found, found[1:], strict=False))
+    assert not found[10].any()
+    whole = audit(table, Release(kernel=LINEAR))
+    np.testing.assert_allclose(whole.terms[:, 4:].sum(axis=1), found[4], rtol=1e-12)
+
+
+def test_relaxed_is_no_worse_than_theorem_on_skewed_tables() -> None:
+    """Figure 8: n = k = 5, T = 20; a record of minority values beside s rows of the paper's distribution."""
+    for p in (0.3, 0.5, 0.7, 0.9):
+        table = np.concatenate([[[1] * 5], skewed(5000, 5, 5, p=p, seed=3), [[1] * 5]])
+        theorem, relaxed = (
+            audit(table, Release(kernel=kernel(Linear(), 20, 5), condition=c), records=np.array([0]))
+            for c in CONDITIONS
+        )
+        assert (relaxed.radius <= theorem.radius).all()
+        assert relaxed.delta[0] <= theorem.delta[0]
+        assert relaxed.radius.max() == 5
+
+
+def test_figure_4() -> None:
+    """n / s^psi at t = 1, 2, 3, 5, 8 for p = 0.5, k = n = 5, T = 20, s = 1000: values computed independently of this
+    code, for another draw of the table."""
+    leaks = []
+    for seed in range(20):
+        table = np.concatenate([[[1] * 5], skewed(1000, 5, 5, p=0.5, seed=seed)])
+        leaks.append(audit(table, Release(kernel=kernel(Linear(), 20, 5)), records=np.array([0])).leak[0])
+    found = np.median(leaks, axis=0)[[0, 1, 2, 4, 7]]
+    np.testing.assert_allclose(found, [24, 11, 5.4, 0.41, 2.4e-4], rtol=0.4)
+
+
+# --- the order in s (Figure 5) -------------------------------------------------------------------------------------
+
+
+def far_table(columns: int, s: int) -> Audit:
+    """The audit of a record with one copy of itself, and s - 1 rows that share none of its values; T = 100."""
+    rows = np.array([[0] * columns, [1] * columns])
+    data = Distinct(rows=rows, weights=np.array([2, s - 1]), index=np.arange(2))
+    return bounds(histograms(data, np.array([0])), Release(kernel=kernel(Linear(), 100, 5)))
+
+
+def slopes(columns: int, t: int, sizes: list[int]) -> np.ndarray:
+    terms = [far_table(columns, s).terms[0, t - 1] for s in sizes]
+    return np.diff(np.log(terms)) / np.diff(np.log(sizes))
+
+
+@pytest.mark.parametrize("columns", [5, 10, 15])
+def test_noisy_steps_fall_with_the_square_of_s(columns: int) -> None:
+    np.testing.assert_allclose(slopes(columns, 50, [10**4, 10**5, 10**6, 10**7]), -2, atol=0.02)
+
+
+@pytest.mark.parametrize("columns", [10, 15])
+def test_the_last_step_falls_with_s(columns: int) -> None:
+    np.testing.assert_allclose(slopes(columns, 1, [10**4, 10**5, 10**6]), -1, atol=0.05)
+
+
+def test_the_last_step_does_not_where_columns_are_few() -> None:
+    """With 5 columns the radius jumps to n before s = 1e5, and the term with it."""
+    assert slopes(5, 1, [10**4, 10**5]).max() > -0.9
+    assert far_table(5, 10**5).radius[0, 0] == 5
+    assert far_table(10, 10**5).radius[0, 0] < 10
+
+
+# --- bad input, words ----------------------------------------------------------------------------------------------
+
+
+def test_what_is_printed_with_it() -> None:
+    text = " ".join(CAVEATS)
+    for words in ("perfectly trained model, training error not included", "data-dependent", "confidential to the curator"):
+        assert words in text
+    assert "no replacement for DP" in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"epsilon": 0.0}, "epsilon must be a positive number, got 0.0"),
+        ({"epsilon": math.inf}, "epsilon must be a positive number, got inf"),
+        ({"epsilon": math.nan}, "epsilon must be a positive number, got nan"),
+        ({"samples": 0}, "samples must be at least 1, got 0"),
+        ({"step": -1}, r"step must be in 0\.\.10, got -1"),
+        ({"step": 11}, r"step must be in 0\.\.10, got 11"),
+        ({"condition": "loose"}, "theorem, relaxed, got 'loose'"),
+    ],
+)
+def test_bad_releases(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        replace(Release(kernel=LINEAR), **changes)
+
+
+@pytest.mark.parametrize(
+    ("alpha", "categories", "message"),
+    [
+        ([1, 0.5], 1, "categories must be at least 2, got 1"),
+        ([0.9, 0.5], 2, "alpha_0 = 1"),
+        ([1], 2, "T at least 1"),
+        ([1, 1.5], 2, r"alpha_1 must be in \(0, 1\], or 0 at the last step, got 1.5"),
+        ([1, 0, 0.5], 2, "alpha_1 must be in"),
+        ([1, math.nan], 2, "got nan"),
+    ],
+)
+def test_bad_kernels(alpha: list[float], categories: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Kernel(alpha=alpha, categories=categories)
+
+
+@pytest.mark.parametrize(
+    ("table", "records", "message"),
+    [
+        (np.zeros((1, 3), dtype=int), None, "at least two rows"),
+        (np.zeros((3, 0), dtype=int), None, "at least two rows and a column"),
+        (np.zeros((3, 3)), None, "whole numbers"),
+        (np.zeros(3, dtype=int), None, "rows by columns"),
+        (np.array([[0], [-1]]), None, "0 or more, got -1"),
+        (np.array([[0, 0], [0, 5]]), None, "column 1 has values up to 5, but the kernel has 5 categories"),
+        (np.array([[0], [1]]), np.array([2]), r"row numbers in 0\.\.1"),
+        (np.array([[0], [1]]), np.array([], dtype=int), "at least one"),
+    ],
+)
+def test_bad_tables(table: np.ndarray, records: np.ndarray | None, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        audit(table, Release(kernel=LINEAR), records=records)
