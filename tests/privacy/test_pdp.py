@@ -35,7 +35,14 @@ LINEAR = kernel(Linear(), 10, 5)
     st.data(),
 )
 def test_agrees_with_algorithm_1(
-    columns: int, categories: int, rows: int, p: float, schedule: Schedule, steps: int, proved: bool, data: st.DataObject
+    columns: int,
+    categories: int,
+    rows: int,
+    p: float,
+    schedule: Schedule,
+    steps: int,
+    proved: bool,
+    data: st.DataObject,
 ) -> None:
     table = skewed(rows, columns, categories, p=p, seed=data.draw(st.integers(0, 99)))
     release = Release(
@@ -211,7 +218,11 @@ def test_the_last_step_does_not_where_columns_are_few() -> None:
 
 def test_what_is_printed_with_it() -> None:
     text = " ".join(CAVEATS)
-    for words in ("perfectly trained model, training error not included", "data-dependent", "confidential to the curator"):
+    for words in (
+        "perfectly trained model, training error not included",
+        "data-dependent",
+        "confidential to the curator",
+    ):
         assert words in text
     assert "no replacement for DP" in text
 
