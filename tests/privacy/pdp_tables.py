@@ -8,7 +8,14 @@ from hypothesis import strategies as st
 from raydiff.diffusion.uniform import Cosine, Linear, Schedule, Sigmoid
 from raydiff.privacy.pdp_kernel import Ints, Kernel
 
-SCHEDULES: tuple[Schedule, ...] = (Linear(), Linear(rate=0.4), Linear(rate=0.05), Sigmoid(), Sigmoid(rate=3.0), Cosine())
+SCHEDULES: tuple[Schedule, ...] = (
+    Linear(),
+    Linear(rate=0.4),
+    Linear(rate=0.05),
+    Sigmoid(),
+    Sigmoid(rate=3.0),
+    Cosine(),
+)
 CLEAR: st.SearchStrategy[Schedule] = st.floats(-5, 0).map(lambda e: Linear(rate=10.0**e))
 """Most of these stop before pure noise."""
 NOISY: st.SearchStrategy[Schedule] = st.one_of(
