@@ -1,0 +1,215 @@
+"""How the columns of a table become small whole numbers, and back: bins of numbers, groups of texts.
+
+A `Mapping` is fitted once, saved as JSON, and inverts the rows that a model generates. It was learned from the rows it
+was fitted on (edges at quantiles, which values are rare), unless bins and groups were given: it is not covered by any
+guarantee of a mechanism.
+
+Shapes: s rows, n columns.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Mapping as Dictionary
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+MISSING = "(missing)"
+"""Name of the category of missing values."""
+OTHER = "(other)"
+"""Name of the category that rare values are merged into."""
+UNUSED = "(none)"
+"""What a code that its column does not use becomes: noised rows have such, clean ones never."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """The categories of one column, and which values go into which."""
+
+    name: str
+    """Of the column."""
+    categories: tuple[str, ...]
+    """Names of the codes 0, 1, ..."""
+    edges: tuple[float, ...] | None = None
+    """Of a column of numbers: e_1 < .. < e_m cut it into < e_1, e_1 to < e_2, .., >= e_m. None: a column of texts."""
+    values: Dictionary[str, int] = field(default_factory=dict)
+    """Of a column of texts: the code of each known value; others go to OTHER, where there is such a category."""
+
+    def codes(self, values: pd.Series) -> NDArray[np.int64]:
+        """(s,) int64. Raises ValueError on values that have no category."""
+        missing = values.isna().to_numpy()
+        if missing.any() and MISSING not in self.categories:
+            raise ValueError(f"column {self.name!r} has {missing.sum()} missing values, for which it has no category")
+        out = np.full(len(values), self.categories.index(MISSING) if missing.any() else -1, dtype=np.int64)
+        there = values[~missing]
+        if self.edges is not None:
+            out[~missing] = np.searchsorted(np.array(self.edges), numbers(there, self.name), side="right")
+            return out
+        known = dict(self.values)
+        rest = known.get(OTHER, -1)
+        texts = texts_of(there)
+        found = texts.map(lambda text: known.get(text, rest)).to_numpy(dtype=np.int64)
+        if (found < 0).any():
+            unknown = texts[found < 0].iloc[0]
+            raise ValueError(f"column {self.name!r} has the value {unknown!r}, which is in none of its categories")
+        out[~missing] = found
+        return out
+
+    def names(self, codes: NDArray[np.int64]) -> NDArray[np.object_]:
+        """The category of each code (s,): of a bin its interval as text; a missing value is None."""
+        return np.array([*(None if c == MISSING else c for c in self.categories), UNUSED], dtype=object)[
+            np.minimum(codes, len(self.categories))
+        ]
+
+
+@dataclass(frozen=True)
+class Mapping:
+    """The columns of a table, and its label."""
+
+    columns: tuple[Column, ...]
+    """Each of the n columns."""
+    label: Column | None = None
+    """The label, apart from the columns; None: there is none."""
+
+    def encode(self, frame: pd.DataFrame) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
+        """(codes (s, n), labels (s,) or None) of a table with these columns. Raises ValueError on values that have no
+        category."""
+        codes = np.stack([column.codes(frame[column.name]) for column in self.columns], axis=1)
+        return codes, None if self.label is None else self.label.codes(frame[self.label.name])
+
+    def decode(self, codes: NDArray[np.int64], labels: NDArray[np.int64] | None = None) -> pd.DataFrame:
+        """Rows as text from codes (s, n) and labels (s,): what may be released in place of the table.
+
+        A bin of numbers becomes the text of its interval, not a midpoint: the outermost bins have none, and a made-up
+        number would look like a measured one. Texts encode to the same codes; intervals are not read back as numbers.
+        """
+        made = {column.name: column.names(codes[:, i]) for i, column in enumerate(self.columns)}
+        if self.label is not None and labels is not None:
+            made[self.label.name] = self.label.names(labels)
+        return pd.DataFrame(made)
+
+    def save(self, path: Path) -> None:
+        """Write it as JSON."""
+        path.write_text(self.to_json() + "\n")
+
+    def to_json(self) -> str:
+        """All of it."""
+        return json.dumps(asdict(self), indent=1)
+
+    @staticmethod
+    def load(path: Path) -> Mapping:
+        """The inverse of `save`. Raises ValueError, in one sentence, on a file that is none."""
+        try:
+            read = json.loads(path.read_text())
+            label = None if read["label"] is None else _column(read["label"])
+            return Mapping(tuple(map(_column, read["columns"])), label)
+        except (OSError, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError) as e:
+            raise ValueError(f"{path} holds no mapping of a table ({type(e).__name__})") from e
+
+
+def _column(read: dict[str, Any]) -> Column:
+    edges = None if read["edges"] is None else tuple(map(float, read["edges"]))
+    return Column(read["name"], tuple(read["categories"]), edges, {k: int(v) for k, v in read["values"].items()})
+
+
+def bins_of(values: pd.Series, *, name: str, bins: int, edges: Sequence[float] | None) -> Column:
+    """A column of numbers, cut at these edges, or so that its parts are as equal as can be; at most `bins` categories.
+
+    Raises ValueError on numbers that are not finite, and on more edges than `bins` allow.
+    """
+    x = numbers(values.dropna(), name)
+    missing = [MISSING] if values.isna().any() else []
+    if edges is None:
+        edges = _quantiles(x, bins - len(missing))
+    texts = _intervals(edges)
+    if len(texts) + len(missing) > bins:
+        more = " and one for missing values" if missing else ""
+        raise ValueError(f"column {name!r} has {len(texts)} given bins{more}, more than the {bins} that bins allow")
+    return Column(name, (*texts, *missing), tuple(map(float, edges)))
+
+
+def groups_of(
+    values: pd.Series, *, name: str, bins: int, groups: Dictionary[str, Sequence[str]] | None, merge: bool
+) -> Column:
+    """A column of texts: in these groups, or one category for each value, the rarest merged; at most `bins`.
+
+    Raises ValueError where there are more and they may not be merged, or where most values occur once: then it is an
+    identifier, of which merging would leave nothing.
+    """
+    missing = [MISSING] if values.isna().any() else []
+    if groups is not None:
+        codes = {value: i for i, group in enumerate(groups.values()) for value in group}
+        return Column(name, (*groups, *missing), values=codes)
+    texts = texts_of(values.dropna())
+    counts = texts.value_counts()
+    order = sorted(counts.index, key=lambda text: (-counts[text], text))  # ties by name, not by row
+    room = bins - len(missing)
+    if len(order) > room:
+        says = f"column {name!r} has {len(order)} values{' and missing ones' if missing else ''}"
+        if not merge:
+            raise ValueError(f"{says}, more than the {bins} categories that bins allow: merge the rare ones")
+        if 2 * len(order) > len(texts):
+            raise ValueError(
+                f"{says} in {len(values)} rows, more than the {bins} categories that bins allow, and too rare "
+                "to merge: leave it out of the columns"
+            )
+    kept = order if len(order) <= room else [text for text in order if text != OTHER][: room - 1]
+    names = (*_natural(kept), *([OTHER] if len(kept) < len(order) else []))
+    return Column(name, (*names, *missing), values={text: i for i, text in enumerate(names)})
+
+
+def numbers(values: pd.Series, name: str) -> NDArray[np.float64]:
+    """(s,) float64. Raises ValueError on one that is no number or not finite."""
+    try:
+        x = values.to_numpy(dtype=np.float64)
+    except (TypeError, ValueError):
+        raise ValueError(f"column {name!r} must hold numbers") from None
+    if not np.isfinite(x).all():
+        raise ValueError(f"column {name!r} holds {(~np.isfinite(x)).sum()} numbers that are not finite")
+    return x
+
+
+def texts_of(values: pd.Series) -> pd.Series:
+    """Values as text; a whole number is written without a point, whatever its type."""
+    if pd.api.types.is_float_dtype(values.dtype):
+        return values.map(number_text).astype(object)
+    return values.astype(str).astype(object)
+
+
+def number_text(x: float) -> str:
+    """Shortest text of a number: 40, 0.5."""
+    return str(int(x)) if float(x).is_integer() else repr(float(x))
+
+
+def _quantiles(x: NDArray[np.float64], bins: int) -> list[float]:
+    """At most bins - 1 values of x, above its least, that cut it from below into parts as equal as ties allow."""
+    rest, edges = np.sort(x), []
+    for parts in range(bins, 1, -1):
+        above = rest[rest > rest[0]] if len(rest) else rest
+        if not len(above):
+            break
+        edges.append(float(max(rest[len(rest) // parts], above[0])))
+        rest = rest[rest >= edges[-1]]
+    return edges
+
+
+def _intervals(edges: Sequence[float]) -> list[str]:
+    if not len(edges):
+        return ["any number"]
+    texts = [number_text(e) for e in edges]
+    return [f"< {texts[0]}", *(f"{a} to < {b}" for a, b in itertools.pairwise(texts)), f">= {texts[-1]}"]
+
+
+def _natural(texts: Sequence[str]) -> list[str]:
+    """In order of value where all are numbers, else by name."""
+    try:
+        return sorted(texts, key=lambda text: (float(text), text))
+    except ValueError:
+        return sorted(texts)

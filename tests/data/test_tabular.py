@@ -1,0 +1,310 @@
+"""Tables become category vectors, and back."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+
+from raydiff.data.categories import MISSING, OTHER, UNUSED, Mapping
+from raydiff.data.tablesets import LOAN
+from raydiff.data.tabular import Table, edges_in, locate, read, read_again
+
+on_disk = pytest.mark.skipif("RAYDIFF_DATA" not in os.environ, reason="RAYDIFF_DATA names no folder of data sets")
+
+
+def people(**columns: Any) -> pd.DataFrame:
+    """12 rows: a number, a text of two values, a label; and these columns."""
+    ages = [18, 22, 25, 31, 34, 38, 41, 47, 52, 58, 63, 70]
+    own = {"age": ages, "sex": ["f", "m"] * 6, "pays": ["yes", "yes", "no"] * 4}
+    return pd.DataFrame({**own, **columns})
+
+
+def written(path: Path, frame: pd.DataFrame) -> str:
+    frame.to_csv(path, index=False)
+    return str(path)
+
+
+@pytest.fixture
+def csv(tmp_path: Path) -> str:
+    return written(tmp_path / "people.csv", people())
+
+
+def refusal(**fields: Any) -> str:
+    """What is said of this table: one line."""
+    with pytest.raises(ValueError) as error:
+        read(Table(**fields))
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+# --- columns ---
+
+
+def test_numbers_are_cut_into_parts_as_equal_as_can_be(csv: str) -> None:
+    table = read(Table(source=csv, label="pays", bins=4))
+    assert table.columns == ("age", "sex")
+    assert table.codes.dtype == torch.int64
+    assert table.codes[:, 0].bincount().tolist() == [3, 3, 3, 3]
+    assert table.categories[0] == ("< 31", "31 to < 41", "41 to < 58", ">= 58")
+    assert (table.counts, table.k) == ((4, 2), 4)
+    assert table.labels is not None
+    assert table.labels.tolist() == [1, 1, 0] * 4
+    assert table.rows.tolist() == list(range(12))
+
+
+def test_given_edges_belong_to_the_bin_above_them(csv: str) -> None:
+    table = read(Table(source=csv, label="pays", cuts=("age=25,58",)))
+    assert table.codes[:, 0].tolist() == [0, 0, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2]
+
+
+def test_a_value_that_most_rows_have_gets_a_bin_to_itself(tmp_path: Path) -> None:
+    path = written(tmp_path / "t.csv", people(gain=[0] * 8 + [1, 2, 3, 4]))
+    gain = read(Table(source=path, label="pays", columns=("gain",), bins=3)).codes[:, 0]
+    assert gain.tolist() == [0] * 8 + [1, 1, 2, 2]
+
+
+def test_no_bin_is_empty_whatever_the_ties(tmp_path: Path) -> None:
+    rng = torch.Generator().manual_seed(0)
+    for case in range(40):
+        values = (torch.rand(12, generator=rng) ** 4 * (1 + case % 13)).round().tolist()
+        if len(set(values)) < 2:
+            continue
+        table = read(Table(source=written(tmp_path / "t.csv", people(x=values)), columns=("x",), bins=2 + case % 4))
+        assert table.codes[:, 0].bincount(minlength=table.k).min() > 0, values
+        assert table.k <= 2 + case % 4
+
+
+def test_rare_values_are_merged_and_ties_go_by_name(tmp_path: Path) -> None:
+    path = written(tmp_path / "t.csv", people(town=list("dddddcccbbaa")))
+    table = read(Table(source=path, columns=("town",), bins=3))
+    assert table.categories == (("c", "d", OTHER),)
+    assert table.codes[:, 0].tolist() == [1] * 5 + [0] * 3 + [2] * 4
+    assert any("merged in town" in note for note in table.notes)
+
+
+def test_numbers_with_few_values_are_categories_in_order(tmp_path: Path) -> None:
+    path = written(tmp_path / "t.csv", people(rooms=[10, 2, 3, math.nan] * 3))
+    assert read(Table(source=path, columns=("rooms",))).categories == (("2", "3", "10", MISSING),)
+
+
+def test_missing_values_are_a_category_within_the_limit(tmp_path: Path) -> None:
+    ages = [math.nan, *people()["age"][1:]]
+    path = written(tmp_path / "t.csv", people(age=ages, town=["?", *"aaaabbbccde"]))
+    table = read(Table(source=path, columns=("age", "town"), bins=4))
+    assert table.counts == (4, 4)
+    assert [names[-1] for names in table.categories] == [MISSING, MISSING]
+    assert table.codes[0].tolist() == [3, 3]
+    assert (table.codes[1:] < 3).all()
+
+
+def test_rows_with_missing_values_are_dropped_but_keep_their_numbers(tmp_path: Path) -> None:
+    path = written(tmp_path / "t.csv", people(sex=["f", None, *["m"] * 10], pays=[None, "no", *["yes", "no"] * 5]))
+    columns = ("age",)
+    table = read(Table(source=path, label="pays", columns=columns))
+    assert table.rows.tolist() == list(range(1, 12))  # a row without a label is of no use
+    table = read(Table(source=path, label="pays", columns=("age", "sex"), missing="category"))
+    assert table.rows.tolist() == list(range(1, 12))
+    path = written(tmp_path / "t.csv", people(sex=["f", None, *["m", "f"] * 5], pays=[None, "no", *["yes", "no"] * 5]))
+    table = read(Table(source=path, label="pays", missing="drop"))
+    assert table.rows.tolist() == list(range(2, 12))
+    assert table.notes[0] == "2 of 12 rows left out, with a missing value"
+
+
+def test_parquet_reads_as_csv_does(tmp_path: Path, csv: str) -> None:
+    people().to_parquet(tmp_path / "people.parquet")
+    twin = read(Table(source=str(tmp_path / "people.parquet"), label="pays"))
+    assert twin.digest == read(Table(source=csv, label="pays")).digest
+
+
+def test_the_digest_knows_codes_labels_and_names(tmp_path: Path, csv: str) -> None:
+    one = read(Table(source=csv, label="pays")).digest
+    assert read(Table(source=csv)).digest != one
+    renamed = people(sex=["female", "male"] * 6)  # the same codes
+    assert read(Table(source=written(tmp_path / "t.csv", renamed), label="pays")).digest != one
+
+
+# --- the mapping ---
+
+
+def test_the_mapping_is_saved_and_inverts_the_codes(tmp_path: Path) -> None:
+    path = written(tmp_path / "t.csv", people(town=[None, *"aaaabbbccde"]))
+    table = read(Table(source=path, label="pays", bins=4))
+    table.mapping.save(tmp_path / "mapping.json")
+    mapping = Mapping.load(tmp_path / "mapping.json")
+    assert mapping == table.mapping
+    assert table.labels is not None
+    rows = mapping.decode(table.codes.numpy(), table.labels.numpy())
+    assert rows.columns.tolist() == ["age", "sex", "town", "pays"]
+    assert rows["sex"].tolist() == people()["sex"].tolist()
+    assert rows["pays"].tolist() == people()["pays"].tolist()
+    assert rows["age"][0] == "< 31"
+    assert rows["town"].isna().tolist() == [True] + [False] * 11
+    texts = Mapping(mapping.columns[1:], mapping.label)  # intervals are not read back
+    codes, labels = texts.encode(rows)
+    assert codes.tolist() == table.codes[:, 1:].tolist()
+    assert labels is not None
+    assert labels.tolist() == table.labels.tolist()
+
+
+def test_a_code_that_a_column_has_not_says_so(csv: str) -> None:
+    table = read(Table(source=csv, bins=4))
+    rows = table.mapping.decode(torch.tensor([[3, 3, 1]]).numpy())
+    assert rows["age"][0] == ">= 58"
+    assert rows["sex"][0] == UNUSED
+
+
+def test_another_file_is_read_by_the_same_mapping(tmp_path: Path, csv: str) -> None:
+    config = Table(source=csv, label="pays", bins=4)
+    mapping = read(config).mapping
+    more = Path(written(tmp_path / "more.csv", people().iloc[6:].assign(age=19)))
+    again = read_again(config, more, mapping)
+    assert again.codes.tolist() == [[0, 0], [0, 1]] * 3
+    strange = Path(written(tmp_path / "strange.csv", people(sex=["x", "m"] * 6)))
+    with pytest.raises(ValueError, match="column 'sex' has the value 'x'"):
+        read_again(config, strange, mapping)
+
+
+def test_a_file_that_is_no_mapping(tmp_path: Path) -> None:
+    for text in ("", "{}", "[1]", '{"columns": [{}], "label": null}'):
+        (tmp_path / "m.json").write_text(text)
+        with pytest.raises(ValueError, match="holds no mapping of a table"):
+            Mapping.load(tmp_path / "m.json")
+
+
+# --- bad input ---
+
+
+@pytest.mark.parametrize(
+    ("frame", "fields", "says"),
+    [
+        (people(sex="f"), {}, "column 'sex' has one value only"),
+        (people(), {"cuts": ("age=80,90",)}, "all values of column 'age' fall into one category"),
+        (people(town=list("abcdefaabbcc")), {"rare": "refuse"}, "column 'town' has 6 values, more than the 5 cat"),
+        (people(town=list("abcdefghijkl")), {}, "column 'town' has 12 values in 12 rows, more than the 5 categories"),
+        (people(), {"cuts": ("age=20,30,40",), "bins": 3}, "column 'age' has 4 given bins, more than the 3"),
+        (people().iloc[:1], {}, "has 1 row, a table needs two"),
+        (people().iloc[:0], {}, "has 0 rows, a table needs two"),
+        (people(sex=[None] * 11 + ["f"]), {"missing": "drop"}, "has 1 of 12 rows without missing values"),
+        (people(age=[math.inf, *range(11)]), {}, "column 'age' holds 1 numbers that are not finite"),
+        (people(rooms=[math.inf, 1, 2] * 4), {}, "column 'rooms' holds 4 numbers that are not finite"),
+        (people(pays="no"), {}, "label 'pays' has one value only"),
+        (people(), {"label": "pay"}, "has no column 'pay': did you mean 'pays'"),
+        (people(), {"columns": ("agee",)}, "has no column 'agee': did you mean 'age'"),
+        (people(), {"cuts": ("pays=1,2",)}, "cuts name 'pays', which is not among the columns"),
+        (people(), {"cuts": ("sex=1,2",)}, "column 'sex' must hold numbers"),
+        (people()[["pays"]], {}, "has no column but the label 'pays'"),
+    ],
+)
+def test_bad_tables_are_refused(tmp_path: Path, frame: pd.DataFrame, fields: dict[str, Any], says: str) -> None:
+    assert says in refusal(source=written(tmp_path / "t.csv", frame), **{"label": "pays", **fields})
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("a.csv", b""), ("b.csv", b"\xff\xfe\x00a,b"), ("c.parquet", b"no parquet"), ("d.csv", b"a,b\n1,2\n1,2,3,4\n")],
+)
+def test_files_that_cannot_be_read(tmp_path: Path, name: str, content: bytes) -> None:
+    (tmp_path / name).write_bytes(content)
+    assert f"{name} cannot be read as a table" in refusal(source=str(tmp_path / name))
+
+
+def test_files_with_more_fields_than_names(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("a,b\n1,2,3\n4,5,6\n")
+    assert "more fields than its header" in refusal(source=str(tmp_path / "t.csv"))
+
+
+def test_places_without_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "there is no file" in refusal(source=str(tmp_path / "none.csv"))
+    assert "did you mean 'adult'" in refusal(source="adults")
+    assert "a .csv or .parquet file" in refusal(source=str(tmp_path))
+    assert f"there is no file {tmp_path}/loan" in refusal(source="loan", root=str(tmp_path))
+    monkeypatch.delenv("RAYDIFF_DATA", raising=False)
+    assert "set RAYDIFF_DATA" in refusal(source="adult")
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"source": ""}, "source must name"),
+        ({"preset": "adlt"}, "preset must be one of adult, german, loan, got 'adlt'"),
+        ({"bins": 1}, "bins must be at least 2, got 1"),
+        ({"rare": "drop"}, "rare must be one of merge, refuse"),
+        ({"missing": "keep"}, "missing must be one of category, drop"),
+        ({"columns": ("a", "a")}, "columns must name each column once"),
+        ({"label": "a", "columns": ("a", "b")}, "label 'a' is also among the columns"),
+        ({"cuts": ("age",)}, "cuts must be like"),
+        ({"cuts": ("age=3,2",)}, "cuts must be like"),
+        ({"cuts": ("age=3,nan",)}, "cuts must be like"),
+        ({"cuts": ("age=3,inf",)}, "cuts must be like"),
+    ],
+)
+def test_bad_configurations_are_refused(fields: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        Table(**fields)
+
+
+def test_a_column_may_have_an_equals_sign_in_its_name() -> None:
+    assert edges_in("a=b=1,2") == ("a=b", (1.0, 2.0))
+
+
+# --- the paper's tables ---
+
+
+@on_disk
+@pytest.mark.parametrize(("name", "shape"), [("adult", (30718, 9)), ("german", (1000, 10))])
+def test_presets_have_the_papers_sizes(name: str, shape: tuple[int, int]) -> None:
+    table = read(Table(source=name))
+    assert tuple(table.codes.shape) == shape
+    assert table.k == 5
+    assert table.labels is not None
+    assert len(table.labels.unique()) == 2
+    assert min(len(column.unique()) for column in table.codes.T) >= 2
+
+
+@on_disk
+def test_adults_test_file_is_read_by_the_same_mapping() -> None:
+    config = Table(source="adult")
+    again = read_again(config, locate("adult", None, part=1), read(config).mapping)
+    assert tuple(again.codes.shape) == (15315, 9)
+
+
+def loans(rows: int = 614, incomplete: int = 134) -> pd.DataFrame:
+    """A table with the columns, types and number of incomplete rows of the usual file."""
+    draw = torch.Generator().manual_seed(0)
+    texts = {
+        "Gender": ["Male", "Female"],
+        "Married": ["Yes", "No"],
+        "Dependents": ["0", "1", "2", "3+"],
+        "Education": ["Graduate", "Not Graduate"],
+        "Self_Employed": ["No", "Yes"],
+        "Property_Area": ["Urban", "Semiurban", "Rural"],
+        "Loan_Status": ["Y", "N"],
+        "Credit_History": [1.0, 0.0],
+        "Loan_Amount_Term": [360.0, 180.0, 480.0],
+    }
+    made: dict[str, Any] = {"Loan_ID": [f"LP{i:06}" for i in range(rows)]}
+    for name, values in texts.items():
+        made[name] = [values[i] for i in torch.randint(len(values), (rows,), generator=draw).tolist()]
+    for name, top in {"ApplicantIncome": 9000, "CoapplicantIncome": 4000, "LoanAmount": 300}.items():
+        made[name] = torch.randint(top, (rows,), generator=draw).tolist()
+    frame = pd.DataFrame(made)
+    for row in range(incomplete):
+        frame.loc[row, LOAN.columns[row % 5]] = None
+    return frame
+
+
+def test_the_loan_preset_keeps_complete_rows(tmp_path: Path) -> None:
+    path = written(tmp_path / "train_loan.csv", loans())
+    table = read(Table(source=path, preset="loan"))
+    assert tuple(table.codes.shape) == (480, 11)
+    assert table.k == 4
+    assert table.columns == LOAN.columns
+    credit = table.categories[LOAN.columns.index("Credit_History")]
+    assert credit == ("0", "1")
+    assert "Loan_ID" in refusal(source=path, label="Loan_Status")  # an identifier, and no preset to leave it out
