@@ -27,9 +27,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import get_args
+from typing import TypeVar, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
 from raydiff.privacy.pdp_histograms import Counts, Histograms, Progress, distinct, histograms
 from raydiff.privacy.pdp_kernel import Floats, Ints, Kernel
@@ -40,6 +41,8 @@ CAVEATS = (
     "data-dependent, confidential to the curator, no replacement for DP",
 )
 """Printed with every report of these numbers."""
+
+Value = TypeVar("Value", bound=np.generic)
 
 SIGNAL = 1e-3  # abar_T above which the schedule counts as one that stops before pure noise
 BATCH = 50_000  # distinct rows whose similarities are computed together
@@ -118,7 +121,7 @@ class Audit:
     index: Ints
     """(records,) distinct row of each audited record."""
 
-    def of_records(self, values: Floats | Ints) -> Floats | Ints:
+    def of_records(self, values: NDArray[Value]) -> NDArray[Value]:
         """One of the arrays above, per audited record in the table's order."""
         return values[self.index]
 

@@ -37,6 +37,7 @@ def radius(within: Ints, leak: Floats, kernel: Kernel, t: int, condition: Condit
     if kernel.abar[t] == 0 or (condition == "theorem" and n * (1 - kernel.same_since[t]) >= 1):
         return found
     odds = log_odds(within)
+    tail = np.append(binom.sf(np.arange(-1, n), n, 1 - kernel.same_since[t]), 0.0)  # kappa or more columns differ
     open_ = np.arange(u)
     for eta in range(1, n):
         with np.errstate(divide="ignore"):
@@ -46,7 +47,7 @@ def radius(within: Ints, leak: Floats, kernel: Kernel, t: int, condition: Condit
             fits = _theorem_fits(odds[open_], spread, eta, kernel, t)
         else:
             reach = eta + _algorithm_2(odds[open_], eta, kernel, t)
-            fits = _relaxed_fits(within[open_], spread, eta, reach, kernel, t)
+            fits = _relaxed_fits(within[open_], spread, tail, eta, reach, kernel, t)
         found[open_[fits]] = reach[fits]
         open_ = open_[~fits]
         if not len(open_):
@@ -78,12 +79,11 @@ def _margin(odds: Floats, eta: int, kernel: Kernel, t: int) -> Ints:
     return np.asarray(np.argmax(j * scale >= odds[:, eta:] + 1.5 * eta, axis=1))
 
 
-def _relaxed_fits(within: Ints, spread: Floats, eta: int, reach: Ints, kernel: Kernel, t: int) -> NDArray[np.bool_]:
-    n = within.shape[1] - 1
+def _relaxed_fits(
+    within: Ints, spread: Floats, tail: Floats, eta: int, reach: Ints, kernel: Kernel, t: int
+) -> NDArray[np.bool_]:
     inside = np.take_along_axis(within, reach[:, None], axis=1)[:, 0]
     outside = within[:, -1] - within[:, eta]
-    tail = binom.sf(np.arange(n + 2) - 1, n, 1 - kernel.same_since[t])  # P(distance >= kappa), kappa = 0 .. n + 1
-    tail[-1] = 0.0
     kappa = np.argmax(tail * outside[:, None] <= inside[:, None], axis=1)
     with np.errstate(divide="ignore"):
         odds = np.log(outside) - np.log(inside)

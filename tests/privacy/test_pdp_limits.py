@@ -38,7 +38,7 @@ def test_counterexample_to_theorem_e1(condition: str) -> None:
     """Records above it: the table whose record leaks most has the emptiest balls, and another's product is larger."""
     release = Release(kernel=kernel(Linear(rate=0.4), 11, 4), condition=condition)
     worst = 0.0
-    for seed in range(40):
+    for seed in range(12):
         found = audit(skewed(45, 6, 4, p=0.6, seed=seed), release)
         worst = max(worst, found.delta[found.alone < 0].max(initial=0))
     assert worst > 1.05 * limit(44, 6, release).delta
@@ -56,7 +56,8 @@ def test_e1_by_hand() -> None:
 
 def test_e1_falls_with_s_in_the_order_of_the_paper() -> None:
     sizes = [10**4, 10**5, 10**6]
-    leaks = [limit(s, 10, Release(kernel=kernel(Linear(), 100, 5))).leak for s in sizes]
+    until_50 = Kernel(alpha=Linear().alpha(100)[:51].tolist(), categories=5)
+    leaks = [limit(s, 10, Release(kernel=until_50)).leak for s in sizes]
     np.testing.assert_allclose(np.diff(np.log([x[49] for x in leaks])) / math.log(10), -2, atol=0.02)
     np.testing.assert_allclose(np.diff(np.log([x[0] for x in leaks])) / math.log(10), 0, atol=0.02)
 
@@ -78,7 +79,7 @@ def test_theorem_d1_written_out() -> None:
     noise, s = kernel(Linear(rate=0.5), 3, 2), 1000
     a = [1, 5 / 6, 2 / 3, 1 / 2]
     abar = np.cumprod(a)
-    plus, minus = lambda x: (1 + x) / 2, lambda x: (1 - x) / 2  # noqa: E731
+    plus, minus = lambda x: (1 + x) / 2, lambda x: (1 - x) / 2
     ratio = [math.inf, *(plus(x) / minus(x) for x in abar[1:])]
 
     def c(t: int) -> tuple[float, float, float, float]:

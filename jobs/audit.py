@@ -1,0 +1,170 @@
+"""Before a table's synthetic rows are released: how much could they reveal of each record? Nothing is trained.
+
+    python jobs/audit.py adult.csv --label income --bins 5 --steps 10 --epsilon 1 --release 1000 --out DIR
+    python jobs/audit.py adult --schedule sigmoid --rate 2.5 --out DIR          # a table that is known
+
+For each record the per-instance bound (pDP, Wei et al., Theorem 1) on delta for releasing that many rows of a discrete
+diffusion model; the records that are most exposed, by row of the file; and what removing some of them would change.
+Files in DIR: report.txt, records.parquet (a row per record), removals.json, audit.png. All of them are confidential.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import get_args
+
+import command
+import numpy as np
+import pandas as pd
+
+from raydiff.data.tabular import Encoded, Table, read
+from raydiff.diffusion.uniform import schedule_named
+from raydiff.privacy.pdp import Audit, Release, audit, caveats
+from raydiff.privacy.pdp_histograms import Progress
+from raydiff.privacy.pdp_kernel import Kernel
+from raydiff.privacy.pdp_radius import Condition
+from raydiff.privacy.pdp_report import QUANTILES, REMOVED, Removal, Summary, most_exposed, removals, summarize
+
+SHARES = (0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.3, 0.5)
+QUIET = 3.0  # seconds before a bar is shown
+
+
+def main(argv: Sequence[str]) -> int:
+    """Read, audit, print, save."""
+    given = _options().parse_args(argv)
+    config = Table(source=given.table, label=given.label, bins=given.bins, columns=tuple(given.columns))
+    encoded = read(config)
+    schedule = schedule_named(given.schedule, given.rate)
+    release = Release(
+        kernel=Kernel(alpha=schedule.alpha(given.steps).tolist(), categories=encoded.k),
+        epsilon=given.epsilon,
+        samples=given.release,
+        step=given.release_step,
+        condition=given.condition,
+    )
+    codes = encoded.codes.numpy()
+    found = audit(codes, release, progress=_bar("audit"))
+    after = removals(codes, release, found, given.remove, progress=_bar("removals"))
+    how = f"{given.schedule} schedule, rate {given.rate:g}, T = {given.steps}, rows of step {given.release_step}"
+    text = report(encoded, release, found, after, how=how, exposed=given.exposed)
+    print(text)
+    given.out.mkdir(parents=True, exist_ok=True)
+    (given.out / "report.txt").write_text(text + "\n")
+    records(encoded, release, found).to_parquet(given.out / "records.parquet")
+    (given.out / "removals.json").write_text(json.dumps([dataclasses.asdict(r) for r in after], indent=1))
+    _draw(found, after, given.out / "audit.png")
+    print(f"\nfiles in {given.out}: report.txt, records.parquet, removals.json, audit.png")
+    return 0
+
+
+def report(
+    encoded: Encoded, release: Release, found: Audit, after: Sequence[Removal], *, how: str, exposed: int
+) -> str:
+    """The whole text, with what must stand beside these numbers."""
+    delta = found.of_records(found.delta)
+    rows = encoded.rows.numpy()
+    lines = [
+        f"{encoded.says}: {len(delta)} records, {len(encoded.columns)} columns, k = {encoded.k}",
+        *encoded.notes,
+        f"per-instance bound (pDP) on delta at pDP epsilon {release.epsilon:g} for {release.samples} released rows",
+        f"{how}; condition {release.condition}",
+        "",
+        *_summary_lines(summarize(delta)),
+        "",
+        "most exposed (row of the file, 0 below the header):",
+    ]
+    for record in most_exposed(delta)[:exposed]:
+        alone = int(found.of_records(found.alone)[record])
+        why = f"  no other record has its {encoded.columns[alone]}" if alone >= 0 else ""
+        lines.append(f"  row {rows[record]}: {delta[record]:.3g}{why}")
+    if after:
+        lines += ["", f"after removing the most exposed ({REMOVED}):"]
+        for removal in after:
+            left = removal.left
+            lines.append(
+                f"  {removal.share:.1%}: largest {left.largest:.3g}, mean {left.mean:.3g}, vacuous {left.vacuous}"
+            )
+    return "\n".join([*lines, "", *caveats(release)])
+
+
+def records(encoded: Encoded, release: Release, found: Audit) -> pd.DataFrame:
+    """One row per record: delta, and psi_t, radius, similarity for each step."""
+    names = np.array([*encoded.columns, None], dtype=object)
+    frame = {
+        "row": encoded.rows.numpy(),
+        "delta": found.of_records(found.delta),
+        "overlap": found.of_records(found.overlap),
+        "alone_in": names[found.of_records(found.alone)],
+    }
+    for name in ("psi", "radius", "similarity"):
+        values = found.of_records(getattr(found, name))
+        frame |= {f"{name}_{t}": values[:, i] for i, t in enumerate(release.steps)}
+    return pd.DataFrame(frame)
+
+
+def _summary_lines(found: Summary) -> list[str]:
+    shown = ", ".join(f"{q:.0%} {value:.3g}" for q, value in zip(QUANTILES, found.quantiles, strict=True))
+    return [
+        f"delta: largest {found.largest:.3g}, mean {found.mean:.3g}" + (" of the finite" if found.infinite else ""),
+        f"quantiles: {shown}",
+        f"vacuous (1 or more): {found.vacuous} of {found.records}, {found.infinite} of them infinite",
+    ]
+
+
+def _draw(found: Audit, after: Sequence[Removal], path: Path) -> None:
+    """Figure 6 without its accuracy: delta over the share removed, and delta against overlap."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    shares = [r.share for r in after]
+    left.plot(shares, [r.left.mean for r in after], "o-", label="mean (finite)")
+    left.plot(shares, [r.left.largest for r in after], "s-", label="largest")
+    left.set(xlabel="share of records removed", ylabel="bound on delta (pDP) of the rest", yscale="log")
+    left.set_title(REMOVED, fontsize=8)
+    left.legend()
+    finite = np.isfinite(found.delta) & (found.delta > 0)
+    right.scatter(found.overlap[finite], found.delta[finite], s=4, alpha=0.4)
+    right.axhline(1, color="gray", lw=0.8)
+    right.set(xlabel="mean overlap with the other records", ylabel="bound on delta (pDP)", yscale="log")
+    right.set_title("confidential to the curator", fontsize=8)
+    figure.savefig(path, dpi=120)
+
+
+def _bar(what: str) -> Progress:
+    """A line on stderr that is shown once something takes a few seconds."""
+    start = time.monotonic()
+
+    def show(share: float) -> None:
+        if sys.stderr.isatty() and time.monotonic() - start > QUIET:
+            print(f"\r{what} {share:4.0%}", end="\n" if share >= 1 else "", file=sys.stderr, flush=True)
+
+    return show
+
+
+def _options() -> command.Parser:
+    p = command.Parser(prog="python jobs/audit.py", description=__doc__.splitlines()[0], allow_abbrev=False)
+    p.add_argument("table", help="CSV or parquet file, or adult, german, loan")
+    p.add_argument("--label", default=None, help="label column: a condition, not audited")
+    p.add_argument("--columns", nargs="+", default=[], help="columns (default: all but the label)")
+    p.add_argument("--bins", type=int, default=None, help="k: the most categories of a column")
+    p.add_argument("--steps", type=int, default=10, help="T")
+    p.add_argument("--schedule", default="linear", help="linear, sigmoid or cosine")
+    p.add_argument("--rate", type=float, default=1.0, help="of the linear or sigmoid schedule")
+    p.add_argument("--epsilon", type=float, default=1.0, help="pDP's epsilon at which delta is stated")
+    p.add_argument("--release", type=int, default=1, metavar="M", help="rows that are released")
+    p.add_argument("--release-step", type=int, default=0, metavar="T_RL", help="step at which they are taken")
+    p.add_argument("--condition", default="relaxed", help=f"of the radius: {', '.join(get_args(Condition))}")
+    p.add_argument("--exposed", type=int, default=10, help="how many of the most exposed records are printed")
+    p.add_argument("--remove", type=float, nargs="*", default=list(SHARES), help="shares to remove (none: skip)")
+    p.add_argument("--out", type=Path, required=True, help="folder for the files")
+    return p
+
+
+if __name__ == "__main__":
+    command.one_sentence(main)
