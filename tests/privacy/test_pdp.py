@@ -66,7 +66,7 @@ def test_agrees_on_larger_tables(schedule: Schedule, condition: str) -> None:
     table = np.concatenate([skewed(300, 7, 4, p=0.9, seed=1), skewed(40, 7, 4, p=0.2, seed=2)])
     release = Release(kernel=kernel(schedule, 12, 4), condition=condition)
     found = audit(table, release)
-    assert len(np.unique(found.radius)) >= (1 if schedule == Sigmoid(rate=2.0) else 5)
+    assert schedule == Sigmoid(rate=2.0) or len(np.unique(found.radius)) >= 5  # under the sigmoid nearly all are n
     some = np.arange(290, 340, 7)
     expected = pdp_reference.deltas(table, release, some)
     np.testing.assert_allclose(found.of_records(found.delta)[some], expected, rtol=1e-9)
