@@ -17,9 +17,9 @@ import torch
 from raydiff import config, tracking
 from raydiff.config import Experiment
 from raydiff.diffusion.classifier import Classifier
-from raydiff.diffusion.gaussian import DDPM
+from raydiff.diffusion.discrete import DiscreteDiffusion
 from raydiff.evaluation.pictures import sample_grid
-from raydiff.methods import METHODS, AnyMethod, FedAvg
+from raydiff.methods import METHODS, AnyMethod, FedAvg, FedDistr
 from raydiff.seeding import generator
 from raydiff.tracking import Jsonl, Mlflow, read_lines
 
@@ -139,10 +139,16 @@ def finish(folder: Path, outcome: str = "finished", **more: Any) -> None:
     (folder / "outcome.json").write_text(json.dumps({"outcome": outcome, **says, **more}))
 
 
-@pytest.mark.parametrize("method", [*(cls() for cls in METHODS.values()), FedAvg(model=Classifier())])
-def test_every_method_has_a_run_name(experiment: Experiment, method: AnyMethod) -> None:
+@pytest.mark.parametrize(
+    ("method", "model"),
+    [
+        *((cls(), "LatentModel" if cls is FedDistr else "linear") for cls in METHODS.values()),
+        (FedAvg(model=Classifier()), "Classifier"),
+        (FedAvg(model=DiscreteDiffusion()), "Linear"),
+    ],
+)
+def test_every_method_has_a_run_name(experiment: Experiment, method: AnyMethod, model: str) -> None:
     name = tracking._run_name(config.to_dict(replace(experiment, method=method)))
-    model = method.model.schedule if isinstance(method.model, DDPM) else type(method.model).__name__
     assert name.startswith(type(method).__name__) and name.endswith(f"2 clients, {model}")
 
 
