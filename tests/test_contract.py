@@ -15,6 +15,7 @@ import torch
 from raydiff import config, tree
 from raydiff.config import Experiment
 from raydiff.data.datasets import Records
+from raydiff.diffusion.classifier import Classifier
 from raydiff.diffusion.gaussian import Sampling
 from raydiff.diffusion.latent import LatentModel
 from raydiff.diffusion.local import Training
@@ -76,6 +77,7 @@ OTHER: dict[str, Any] = {
     "tau": 0.1,
     "privacy": ClientPrivacy(),
     "sampler": "ddim",
+    "model": Classifier(),
     "upload": "latents",
     "clusters": 2,
     "silhouette": True,
@@ -89,6 +91,7 @@ OTHER: dict[str, Any] = {
 """Another valid value for every field that a method may have, by the field's name."""
 ALSO: dict[str, dict[str, Any]] = {
     "center": {"clip": 2.0},
+    "model": {"clip": None},
     "upload": {"epsilon": None},
     "silhouette": {"epsilon": None, "clusters": 2},
 }

@@ -299,7 +299,7 @@ def test_whose_place_the_new_client_s_parameters_take(tiny: Experiment, name: st
     """Of every method: the whole model's if that is trained, then joining starts from it; else nobody's."""
     method = METHODS[name](model=tiny.method.model)
     if not isinstance(method, Personalizing):
-        assert name in ("pfdm", "localonly")
+        assert name in ("pfdm", "localonly", "feddistr")
         return
     server = method.init_server(None, generator(0))
     personal, fixed = method.join(server, generator(1))

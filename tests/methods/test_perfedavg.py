@@ -98,7 +98,7 @@ def test_second_order_is_the_gradient_of_the_real_unet() -> None:
     along = sum(float((gradient[k] * direction[k]).sum()) for k in params)
     assert (moved(1e-5) - moved(-1e-5)) / 2e-5 == pytest.approx(along, rel=1e-6)
     first, same = in_float64("first")
-    assert float(first(same).detach()) == moved(0.0)
+    assert float(first(same).detach()) == pytest.approx(moved(0.0), rel=1e-14)  # two graphs: the last bit is the CPU's
     first(same).backward()
     along_first = sum(float((v.grad * direction[k]).sum()) for k, v in same.items() if v.grad is not None)
     assert along_first != pytest.approx(along, rel=1e-3)
