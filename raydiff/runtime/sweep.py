@@ -135,13 +135,16 @@ class Plan:
 def cluster() -> Iterator[list[dict[str, float]]]:
     """Join the cluster that RAY_ADDRESS names (a submitted job has it), or start a local one.
 
-    Gives each node's resources.
+    Gives each node's resources. Raises ValueError, in one sentence, where Ray does not start.
     """
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
-    if os.environ.get("RAY_ADDRESS"):
-        ray.init(**quiet)
-    else:
-        ray.init(address="local", include_dashboard=False, **quiet)
+    try:
+        if os.environ.get("RAY_ADDRESS"):
+            ray.init(**quiet)
+        else:
+            ray.init(address="local", include_dashboard=False, **quiet)
+    except Exception as e:  # Ray raises a plain one when its processes take too long, as on a very busy machine
+        raise ValueError(f"Ray did not start: {' '.join(str(e).split())}") from e
     try:
         yield [n["Resources"] for n in ray.nodes() if n["Alive"]]
     finally:

@@ -56,6 +56,18 @@ def test_an_interrupt_ends_the_sweep_and_counts_nothing_as_stopped(progress):
         signal.signal(signal.SIGTERM, before[1])
 
 
+def test_a_ray_that_does_not_start_is_one_sentence(monkeypatch):
+    from raydiff.runtime import sweep
+
+    def init(**_):
+        raise Exception("The current node timed out during startup.\nThis could happen because of much.")
+
+    monkeypatch.setattr(sweep.ray, "init", init)
+    says = r"^Ray did not start: The current node timed out during startup\. This could happen because of much\.$"
+    with pytest.raises(ValueError, match=says), sweep.cluster():
+        pass
+
+
 @pytest.mark.ray
 def test_a_failing_trial_is_named_and_the_others_finish(tmp_path, tiny, workers, monkeypatch):
     from raydiff.runtime import sweep
