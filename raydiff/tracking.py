@@ -324,7 +324,7 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def _run_name(tree: Mapping[str, Any]) -> str:
     method = tree["method"]
     model = method["model"]
-    parts = [method["kind"], f"{tree['clients']} clients", model.get("schedule", model["kind"])]
+    parts = [method["kind"], f"{tree['clients']} clients", flatten(model).get("schedule", model["kind"])]
     if "epsilon" in method:
         parts.insert(1, "no noise" if method["epsilon"] is None else f"epsilon {method['epsilon']:g}")
     return ", ".join(parts)

@@ -17,7 +17,9 @@ import torch
 from raydiff import config, tracking
 from raydiff.config import Experiment
 from raydiff.diffusion.classifier import Classifier
+from raydiff.diffusion.discrete import DiscreteDiffusion
 from raydiff.diffusion.gaussian import DDPM
+from raydiff.diffusion.uniform import Sigmoid
 from raydiff.evaluation.pictures import sample_grid
 from raydiff.methods import METHODS, AnyMethod, FedAvg
 from raydiff.seeding import generator
@@ -144,6 +146,12 @@ def test_every_method_has_a_run_name(experiment: Experiment, method: AnyMethod) 
     name = tracking._run_name(config.to_dict(replace(experiment, method=method)))
     model = method.model.schedule if isinstance(method.model, DDPM) else type(method.model).__name__
     assert name.startswith(type(method).__name__) and name.endswith(f"2 clients, {model}")
+
+
+def test_a_schedule_with_a_rate_has_a_name(experiment: Experiment) -> None:
+    method = FedAvg(model=DiscreteDiffusion(schedule=Sigmoid(rate=2.0)))
+    name = tracking._run_name(config.to_dict(replace(experiment, method=method)))
+    assert name == "FedAvg, 2 clients, Sigmoid"
 
 
 def test_a_trial_becomes_a_nested_run(sweep: Sweep, experiment: Experiment) -> None:
