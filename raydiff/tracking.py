@@ -324,8 +324,7 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def _run_name(tree: Mapping[str, Any]) -> str:
     method = tree["method"]
     model = method["model"]
-    schedule = model.get("schedule", model["kind"])
-    parts = [method["kind"], f"{tree['clients']} clients", schedule if isinstance(schedule, str) else schedule["kind"]]
+    parts = [method["kind"], f"{tree['clients']} clients", flatten(model).get("schedule", model["kind"])]
     if "epsilon" in method:
         parts.insert(1, "no noise" if method["epsilon"] is None else f"epsilon {method['epsilon']:g}")
     return ", ".join(parts)

@@ -18,6 +18,7 @@ from raydiff import config, tracking
 from raydiff.config import Experiment
 from raydiff.diffusion.classifier import Classifier
 from raydiff.diffusion.discrete import DiscreteDiffusion
+from raydiff.diffusion.uniform import Sigmoid
 from raydiff.evaluation.pictures import sample_grid
 from raydiff.methods import METHODS, AnyMethod, FedAvg, FedDistr
 from raydiff.seeding import generator
@@ -150,6 +151,12 @@ def finish(folder: Path, outcome: str = "finished", **more: Any) -> None:
 def test_every_method_has_a_run_name(experiment: Experiment, method: AnyMethod, model: str) -> None:
     name = tracking._run_name(config.to_dict(replace(experiment, method=method)))
     assert name.startswith(type(method).__name__) and name.endswith(f"2 clients, {model}")
+
+
+def test_a_schedule_with_a_rate_has_a_name(experiment: Experiment) -> None:
+    method = FedAvg(model=DiscreteDiffusion(schedule=Sigmoid(rate=2.0)))
+    name = tracking._run_name(config.to_dict(replace(experiment, method=method)))
+    assert name == "FedAvg, 2 clients, Sigmoid"
 
 
 def test_a_trial_becomes_a_nested_run(sweep: Sweep, experiment: Experiment) -> None:

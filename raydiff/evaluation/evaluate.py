@@ -18,7 +18,7 @@ from raydiff import seeding
 from raydiff.data.datasets import Dataset, Records
 from raydiff.data.partition import clusters, groups
 from raydiff.diffusion.discrete import codes_of
-from raydiff.evaluation import features, fidelity, membership, memorization, tables
+from raydiff.evaluation import blackbox, features, fidelity, membership, memorization, tables
 from raydiff.method import Denoiser, Deployed, Metrics
 from raydiff.tree import Params
 
@@ -45,11 +45,12 @@ class Evaluation:
     """Also measure each model's distance to the two clusters of classes of a MajorityMinority partition, whichever of
     them its client has few of: so that a pooled model can be compared."""
     attack: bool = True
-    """Attack the final models by PIA."""
+    """Attack the final models by PIA; where distance is tables, by what a classifier learns from the rows of a client's
+    model (`blackbox`): members are its own rows, non-members those of the test split in its mix of labels."""
     clients: int | None = None
     """Measure the first so many clients only; None: every one."""
     members: int = 500
-    """Member records per client that the attack uses, half of them for calibration."""
+    """Member records per client that PIA uses, half of them for calibration."""
 
     def __post_init__(self) -> None:
         if self.dim < 1 or self.every < 0 or self.members < 4:
@@ -58,8 +59,6 @@ class Evaluation:
             )
         if self.distance == "none" and self.attack:
             raise ValueError("attack must be false where distance is none: only classifiers are measured then")
-        if self.distance == "tables" and self.attack:
-            raise ValueError("attack must be false where distance is tables: PIA is for denoisers of pictures")
         if self.clients is not None and self.clients < 1:
             raise ValueError(f"clients must be at least 1, got {self.clients}")
 
@@ -96,7 +95,7 @@ class Instruments:
 
         def evaluate(deployed: Deployed, own: Records, rng: torch.Generator) -> ClientReport:
             if self.config.distance == "tables":
-                metrics = self._of_rows(deployed, self.dataset.splits[split], own, rng)
+                metrics = self._of_rows(deployed, split, own, rng)
                 return ClientReport(metrics, {}, own.images[:0], deployed.privacy)
             metrics = {}
             if deployed.classify is not None:
@@ -137,18 +136,26 @@ class Instruments:
 
         return evaluate
 
-    def _of_rows(self, deployed: Deployed, real: Records, own: Records, rng: torch.Generator) -> Metrics:
+    def _of_rows(self, deployed: Deployed, split: str, own: Records, rng: torch.Generator) -> Metrics:
         """As many rows as the client has records, with its labels, against those of the split that have its classes."""
-        real = _of_classes(real, own.labels[:, 0].unique().tolist())
-        return tables.quality(
-            codes_of(deployed.sample(own.labels, rng)),
-            own.labels[:, 0],
+        labels = own.labels[:, 0]
+        real = _of_classes(self.dataset.splits[split], labels.unique().tolist())
+        made = codes_of(deployed.sample(own.labels, rng))
+        metrics = tables.quality(
+            made,
+            labels,
             own=codes_of(own.images),
-            own_labels=own.labels[:, 0],
+            own_labels=labels,
             real=codes_of(real.images),
             real_labels=real.labels[:, 0],
             classes=self.dataset.cardinalities[0],
         )
+        if split == "test" and self.config.attack:
+            others = _in_proportion(real, labels)
+            members, nonmembers = ((codes_of(r.images), r.labels[:, 0]) for r in (own, others))
+            found = blackbox.attack((made, labels), members=members, nonmembers=nonmembers, rng=rng)
+            metrics |= found.metrics("blackbox")
+        return metrics
 
     def _distances(self, images: Tensor, labels: Tensor, reference: Records, of: dict[str, tuple[int, ...]]) -> Metrics:
         classes = labels[:, 0]
@@ -198,14 +205,17 @@ def check(config: Evaluation, dataset: Dataset, clients: Sequence[Records]) -> N
     if (config.distance == "tables") != (dataset.mapping is not None):
         kind, wanted = ("a table", "tables") if dataset.mapping else ("no table", "one of pictures")
         raise ValueError(f"data set {dataset.name!r} is {kind}: evaluation.distance must be {wanted}")
-    needed = {"public": config.distance not in WITHOUT_CNN, "test": True, "calibration": config.attack}
+    pia = config.attack and config.distance != "tables"
+    needed = {"public": config.distance not in WITHOUT_CNN, "test": True, "calibration": pia}
     for split in (name for name, wanted in needed.items() if wanted):
         if len(dataset.splits[split]) == 0:
             raise ValueError(f"the evaluation needs records in the split {split}: data.{split} is 0")
     halves = fidelity.half_counts(dataset.splits["test"].labels[:, 0])
     for number, own in enumerate(clients):
-        if config.attack and len(own) < 4:
+        if pia and len(own) < 4:
             raise ValueError(f"client {number} has {len(own)} records: evaluation.attack needs at least 4 of each")
+        if config.attack and not pia and len(own.labels[:, 0].unique()) < 2:
+            raise ValueError(f"client {number} has rows of one label only: evaluation.attack must be false")
         compared = sum(halves.get(c, 0) for group in groups(own) for c in group)
         if config.distance == "frechet":
             features.check_dim(config.dim, compared)

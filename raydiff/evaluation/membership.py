@@ -134,7 +134,7 @@ def attack(
         balanced_accuracy=(hits / len(inside) + rejections / len(outside)) / 2,
         balanced_accuracy_interval=_mean_of_two((hits, len(inside)), (rejections, len(outside))),
         tpr_at_1pct_fpr=caught / len(inside),
-        tpr_at_1pct_fpr_interval=_wilson(caught, len(inside)),
+        tpr_at_1pct_fpr_interval=wilson(caught, len(inside)),
         tpr_calibrated=calibrated,
         fpr_reached=float((outside < bar).double().mean()),
         n_members=len(inside),
@@ -179,7 +179,7 @@ def _one_percent_bar(nonmembers: Tensor) -> float:
     return float(nonmembers.sort().values[len(nonmembers) // 100])
 
 
-def _wilson(successes: int, n: int) -> Interval:
+def wilson(successes: int, n: int) -> Interval:
     """Wilson's score interval for a proportion."""
     p, z2 = successes / n, Z95**2
     centre = (p + z2 / (2 * n)) / (1 + z2 / n)
@@ -190,7 +190,7 @@ def _wilson(successes: int, n: int) -> Interval:
 def _mean_of_two(first: tuple[int, int], second: tuple[int, int]) -> Interval:
     """Interval for the mean of two independent proportions (successes, n), from Wilson's arms."""
     p, q = first[0] / first[1], second[0] / second[1]
-    (p_low, p_high), (q_low, q_high) = _wilson(*first), _wilson(*second)
+    (p_low, p_high), (q_low, q_high) = wilson(*first), wilson(*second)
     low = p + q - math.hypot(p - p_low, q - q_low)
     high = p + q + math.hypot(p_high - p, q_high - q)
     return low / 2, high / 2

@@ -15,7 +15,7 @@ from torch import Tensor
 from raydiff import config, trial
 from raydiff.config import Experiment, Runtime
 from raydiff.data.datasets import Data, load
-from raydiff.data.partition import Iid
+from raydiff.data.partition import ByClass, Iid
 from raydiff.diffusion.discrete import DiscreteDiffusion
 from raydiff.diffusion.gaussian import DDPM
 from raydiff.diffusion.local import Training
@@ -172,9 +172,11 @@ def test_models_and_instruments_go_with_the_data(experiment: Experiment, values:
         trial.resolve(config.override(experiment, values))
 
 
-def test_the_attack_of_pictures_is_refused() -> None:
-    with pytest.raises(ValueError, match="attack must be false where distance is tables"):
-        Evaluation(distance="tables")
+def test_rows_of_one_label_cannot_be_attacked(experiment: Experiment) -> None:
+    apart = replace(experiment, partition=ByClass())
+    trial.resolve(apart)
+    with pytest.raises(ValueError, match="client 0 has rows of one label only: evaluation"):
+        trial.resolve(replace(apart, evaluation=Evaluation(distance="tables")))
 
 
 def test_clipped_mixtures_are_refused() -> None:
@@ -217,7 +219,7 @@ def test_methods_train_on_a_table_from_start_to_end(name: str, experiment: Exper
     assert opened.experiment.method.model.labels == (2,)
     assert all(0 <= final[f"eval/{k}"] <= 1 for k in ("tv_columns", "tv_pairs", "accuracy", "accuracy/real"))
     assert final["eval/accuracy/real"] == 1
-    assert not any("fd_" in k or "attack" in k for k in final)
+    assert not any("fd_" in k or "attack" in k or "blackbox" in k for k in final)
     epsilon = {"localonly": 0.0, "dpsgd": 5.0}.get(name, math.inf)
     assert final["privacy/epsilon_server"] == pytest.approx(epsilon, rel=0.01)
     assert not (opened.folder / "artifacts" / "samples.png").exists()
@@ -228,6 +230,16 @@ def test_trained_longer_the_rows_come_close(experiment: Experiment, tmp_path: Pa
     _, final = finished(replace(experiment, method=method, clients=1), tmp_path)
     assert final["eval/tv_pairs"] < final["eval/tv_pairs_floor"] + 0.1
     assert final["eval/accuracy"] > 0.9
+
+
+def test_the_attack_on_rows_says_what_guessing_achieves(experiment: Experiment, tmp_path: Path) -> None:
+    _, final = finished(replace(experiment, evaluation=Evaluation(distance="tables")), tmp_path)
+    assert final["eval/blackbox/n_members"] == 200
+    assert 195 < final["eval/blackbox/n_nonmembers"] <= 200  # as many of the 200 as have the members' mix of labels
+    assert final["eval/blackbox/random"] == pytest.approx(0.5, abs=0.01)
+    ends = final["eval/blackbox/accuracy_low"], final["eval/blackbox/accuracy_high"]
+    assert ends[0] < final["eval/blackbox/accuracy"] < ends[1]
+    assert ends[0] < 0.5 < ends[1]  # of a model that has hardly learned anything
 
 
 def test_pictures_are_not_made_of_rows(experiment: Experiment, tmp_path: Path) -> None:

@@ -93,6 +93,25 @@ def test_a_comparison_for_newcomers_fits_its_data(name, data_root):
     assert trial.resolve(presets.PRESETS[name]().experiment).method.model.labels == ()
 
 
+@pytest.mark.parametrize("name", ["tabular-adult", "tabular-german"])
+def test_every_arm_on_a_table_resolves_with_a_fifth_of_the_rows_as_members(name, data_root):
+    study = presets.PRESETS[name]()
+    trials = [trial.resolve(e) for e in command.grid(study.experiment, {**study.grid, "seed": ("0",)}, study.beside)]
+    assert all(e.data.test == 4 * e.data.train and e.evaluation.attack for e in trials)
+    kinds = [(type(e.method).__name__, e.clients, type(e.method.model.schedule).__name__) for e in trials]
+    rates, steps = 5, 2
+    alone, others = [("LocalOnly", 1, "Linear")] * rates * steps, [("LocalOnly", 1, "Sigmoid")] * 2 * steps
+    assert kinds == [
+        *alone,
+        *others,
+        *[("LocalOnly", 1, "Cosine")] * steps,
+        *[("FedAvg", 4, "Linear")] * rates * steps,
+    ]
+    epochs = {round(e.method.local.steps * e.method.local.batch * e.clients / e.data.train) for e in trials}
+    assert len({e.method.model.counts for e in trials}) == 1 and max(epochs) <= 100 and min(epochs) >= 99
+    assert {e.method.model.steps for e in trials} == {20, 30}
+
+
 def test_arms_keep_to_the_axes_that_were_asked_for():
     study = presets.collaboration()
     base = config.override(study.experiment, {"method.clip": 5.0})

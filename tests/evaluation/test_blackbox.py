@@ -1,0 +1,98 @@
+"""The black-box attack on rows: finds what was memorised, and nothing where there is nothing."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from raydiff.evaluation import blackbox
+from raydiff.evaluation.blackbox import Rows
+from raydiff.seeding import generator
+
+
+def table(count: int, *, seed: int, k: int = 5, classes: int = 2) -> Rows:
+    """Rows of six columns whose labels say nothing of them."""
+    rng = generator(seed)
+    return torch.randint(k, (count, 6), generator=rng), torch.randint(classes, (count,), generator=rng)
+
+
+def test_members_that_were_made_again_are_found() -> None:
+    members, nonmembers = table(100, seed=0, classes=4), table(400, seed=1, classes=4)
+    found = blackbox.attack(members, members=members, nonmembers=nonmembers, rng=generator(2))
+    assert (found.random, found.n_members, found.n_nonmembers) == (0.2, 100, 400)
+    low, high = found.accuracy_interval
+    assert 0.4 < low < found.accuracy < high <= 1
+
+
+def test_independent_rows_find_no_more_than_guessing() -> None:
+    members, nonmembers, made = table(200, seed=0), table(800, seed=1), table(200, seed=2)
+    found = blackbox.attack(made, members=members, nonmembers=nonmembers, rng=generator(3))
+    low, high = found.accuracy_interval
+    assert low < found.random < high
+    assert high - low < 0.15
+
+
+def test_records_that_are_equal_are_called_at_random() -> None:
+    one = torch.zeros(2000, 6).long(), torch.ones(2000).long()
+    found = blackbox.attack(table(50, seed=0), members=one, nonmembers=one, rng=generator(1))
+    low, high = found.accuracy_interval
+    assert low < found.random == 0.5 < high
+
+
+def test_the_same_generator_gives_the_same_result() -> None:
+    given = {"members": table(60, seed=0), "nonmembers": table(90, seed=1)}
+    one, again, other = (
+        blackbox.attack(table(60, seed=2), **given, rng=generator(seed)).accuracy for seed in (3, 3, 4)
+    )
+    assert one == again != other
+
+
+def test_the_order_of_records_says_nothing() -> None:
+    made, records = table(80, seed=0), table(300, seed=1)
+    back = torch.arange(299, -1, -1)
+    forward = blackbox.confidence(made, records, generator(2))
+    backward = blackbox.confidence(made, (records[0][back], records[1][back]), generator(2))
+    assert torch.equal(forward, backward[back])
+
+
+def test_confidence_is_that_of_the_true_label() -> None:
+    codes, _ = table(200, seed=0)
+    labels = 3 * (codes[:, 0] > 1)
+    sure = blackbox.confidence((codes, labels), (codes, labels), generator(1))
+    wrong = blackbox.confidence((codes, labels), (codes, 3 - labels), generator(1))
+    assert sure.min() > 0.9
+    torch.testing.assert_close(sure + wrong, torch.ones_like(sure))
+    unseen = blackbox.confidence((codes, labels), (codes, labels + 1), generator(1))
+    assert unseen.tolist() == [0.0] * 200
+
+
+def test_metrics_are_flat() -> None:
+    result = blackbox.BlackBox(accuracy=0.3, accuracy_interval=(0.2, 0.4), random=0.2, n_members=10, n_nonmembers=40)
+    assert result.metrics("a") == {
+        "a/accuracy": 0.3,
+        "a/accuracy_low": 0.2,
+        "a/accuracy_high": 0.4,
+        "a/random": 0.2,
+        "a/n_members": 10,
+        "a/n_nonmembers": 40,
+    }
+
+
+GOOD = table(5, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "says"),
+    [
+        ("members", (torch.zeros(0, 6).long(), torch.zeros(0).long()), r"members must be codes .* shapes \(0, 6\)"),
+        ("nonmembers", (GOOD[0], GOOD[1][:3]), r"nonmembers must be codes .* got shapes \(5, 6\) and \(3,\)"),
+        ("nonmembers", (GOOD[0][:, :4], GOOD[1]), "nonmembers must have the 6 columns of made, got 4"),
+        ("members", (GOOD[0] - 5, GOOD[1]), "members must hold codes, integers of 0 or more"),
+        ("made", (GOOD[0].float(), GOOD[1]), "made must hold codes"),
+        ("made", (GOOD[0], 0 * GOOD[1]), "made must have two different labels at least"),
+    ],
+)
+def test_bad_rows_get_one_sentence(name: str, rows: Rows, says: str) -> None:
+    given = {"made": GOOD, "members": GOOD, "nonmembers": GOOD, name: rows}
+    with pytest.raises(ValueError, match=says):
+        blackbox.attack(given["made"], members=given["members"], nonmembers=given["nonmembers"], rng=generator(0))
