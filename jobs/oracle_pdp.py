@@ -19,7 +19,7 @@ from raydiff.evaluation import oracle_pdp
 from raydiff.evaluation.oracle_data import Interval, interval
 from raydiff.evaluation.oracle_pdp import Setting
 from raydiff.privacy.pdp import CAVEATS
-from raydiff.privacy.pdp_kernel import Floats
+from raydiff.privacy.pdp_kernel import Floats, Ints
 from raydiff.seeding import generator
 
 SEEDS = 5
@@ -35,6 +35,7 @@ STEP = 5  # at which Figure 3's similarity is taken
 EXPECTED = {1: -1, 50: -2}  # slopes over s, by step
 CONFIGURATIONS = ((5, 5, 20), (10, 5, 20), (20, 5, 100))
 """(n, k, T) of Figure 11."""
+Grown = dict[int, list[tuple[Floats, Ints]]]  # by n: of each table, the main terms and the radii
 FIELDS = ("figure", "quantity", "curve", "x", "mean", "low", "high")
 
 
@@ -58,7 +59,8 @@ class Curve:
 
 def pdp(out: Path, *, seeds: int = SEEDS) -> list[str]:
     """The tables; a csv and a picture into the folder `out`."""
-    curves = [*by_step(seeds), *by_size(seeds), *by_rate(seeds), *by_samples(seeds), *by_skew(seeds)]
+    grown = {n: _grown(n, seeds) for n in COLUMNS}
+    curves = [*by_step(seeds), *by_size(grown), *by_rate(seeds), *by_samples(seeds), *by_skew(seeds)]
     table, picture = out / "pdp-bound.csv", out / "pdp-bound.png"
     _write(table, curves)
     _draw(picture, curves)
@@ -70,7 +72,7 @@ def pdp(out: Path, *, seeds: int = SEEDS) -> list[str]:
         "",
         *_tables(curves),
         "",
-        *_slopes(seeds),
+        *_slopes(grown),
         f"written: {table}",
         f"written: {picture}",
     ]
@@ -95,17 +97,17 @@ def _steps(figure: str, label: str, setting: Setting, seeds: int) -> Iterator[Cu
         yield Curve(figure=figure, quantity=quantity, over="t", label=label, x=t, y=y)
 
 
-def by_size(seeds: int) -> Iterator[Curve]:
+def by_size(grown: Grown) -> Iterator[Curve]:
     """Figure 5, left and middle: the main term of two steps over s, when rows that agree nowhere are added."""
-    for n in COLUMNS:
-        found = [oracle_pdp.growing(_growing(n), SIZES, generator(seed, "pdp", "table"))[0] for seed in range(seeds)]
+    for n, found in grown.items():
         for t in EXPECTED:
-            y = [interval([float(values[i, t - 1]) for values in found]) for i in range(len(SIZES))]
+            y = [interval([float(values[i, t - 1]) for values, _ in found]) for i in range(len(SIZES))]
             yield Curve(figure="5", quantity="main term", over="s", label=f"t = {t}, n = {n}", x=SIZES, y=y)
 
 
-def _growing(n: int) -> Setting:
-    return Setting(columns=n, steps=100)
+def _grown(n: int, seeds: int) -> list[tuple[Floats, Ints]]:
+    setting = Setting(columns=n, steps=100)
+    return [oracle_pdp.growing(setting, SIZES, generator(seed, "pdp", "table")) for seed in range(seeds)]
 
 
 def by_rate(seeds: int) -> Iterator[Curve]:
@@ -167,10 +169,9 @@ def _tables(curves: Sequence[Curve]) -> list[str]:
     return lines
 
 
-def _slopes(seeds: int) -> list[str]:
+def _slopes(grown: Grown) -> list[str]:
     lines = [f"log-log slope of the main term over s = {SIZES[0]:g} .. {SIZES[-1]:g}, T = 100 (radius at both ends):"]
-    for n in COLUMNS:
-        found = [oracle_pdp.growing(_growing(n), SIZES, generator(seed, "pdp", "table")) for seed in range(seeds)]
+    for n, found in grown.items():
         for t, expected in EXPECTED.items():
             slope = interval([float(oracle_pdp.slopes(values, SIZES)[t - 1]) for values, _ in found])
             ends = " -> ".join(f"{np.mean([radius[i, t - 1] for _, radius in found]):g}" for i in (0, -1))
