@@ -212,13 +212,17 @@ def _draw(path: Path, curves: Sequence[Curve]) -> None:
         for curve in curves:
             if (curve.figure, curve.quantity, curve.over) == key:
                 axes.plot(curve.x, [y.mean for y in curve.y], "o-", markersize=3, label=curve.label)
-                axes.fill_between(curve.x, [y.low for y in curve.y], [y.high for y in curve.y], alpha=0.15)
+                ends = [y.low for y in curve.y], [y.high for y in curve.y]
+                above = [low > 0 for low in ends[0]]  # a logarithmic axis has no place for the others
+                axes.fill_between(curve.x, *ends, where=above, alpha=0.15)
         name, quantity, over = key
         axes.set(xlabel=over, ylabel=quantity, yscale="linear" if quantity == "radius" else "log")
         axes.set_xscale("log" if over in ("s", "rate") else "linear")
         axes.set_title(f"Figure {name}: {quantity} over {over}", fontsize=10)
         axes.legend(fontsize=7)
-    figure.suptitle("Bound on delta (pDP) on random tables, mean and 95 % interval; training error not included")
+    figure.suptitle(
+        "Bound on delta (pDP) on random tables, mean and 95 % interval (if above 0); training error not included"
+    )
     figure.savefig(path, dpi=110)
 
 
