@@ -1,8 +1,10 @@
 """What does the orchestration cost? Plain torch, `LocalPool`, plain processes and `RayPool` do the same work.
+And what does the audit of a table cost?
 
     python jobs/bench.py overhead             JSON lines, minutes
     python jobs/bench.py overhead --quick     one short repetition of each, to see that it runs: no ratio counts
     python jobs/bench.py first-round          one round on a fresh Ray: what `overhead` times from outside
+    python jobs/bench.py audit [--quick]      per-instance bounds (`bench_audit`), minutes, most of them the reference
 
 Each way is an iterator that yields the server's weights after every round. Its first round is not timed:
 processes are warm and clients hosted by then. The ways are interleaved, and the best repetition of each counts.
@@ -29,6 +31,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import bench_audit
 import command
 import torch
 from torch import Tensor, nn
@@ -101,13 +104,17 @@ QUICK = Effort(cases=(Case(clients=4, steps=1, network=MLP(width=16, depth=1)),)
 
 def main(argv: Sequence[str]) -> int:
     """Run a measurement."""
-    if not argv or argv[0] not in ("overhead", "first-round") or set(argv[1:]) - {"--quick"}:
+    if not argv or argv[0] not in ("overhead", "first-round", "audit") or set(argv[1:]) - {"--quick"}:
         given = " ".join(argv)
-        raise ValueError(f"say what to measure: python jobs/bench.py overhead [--quick]; got {given!r}")
+        raise ValueError(f"say what to measure: python jobs/bench.py overhead or audit [--quick]; got {given!r}")
     os.environ.pop("RAY_ADDRESS", None)  # the plain processes run on this machine, so Ray does too
     torch.set_num_threads(1)
     if argv[0] == "first-round":
         first_round()
+    elif argv[0] == "audit":
+        say("machine", **machine())
+        for what, fields in bench_audit.lines(bench_audit.QUICK if "--quick" in argv else bench_audit.Effort()):
+            say(what, **fields)
     else:
         overhead(QUICK if "--quick" in argv else Effort())
     return 0

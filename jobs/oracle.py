@@ -8,6 +8,7 @@
     python jobs/oracle.py mnist --size 14 --covariance own --out mine.csv
     python jobs/oracle.py spire            SPIRE's theory (Figure 3, Theorems 4.2 and 4.3), measured; not about PFDM
     python jobs/oracle.py feddistr         FedDistr's Theorems 1 and 2, measured where the truth is known; nor this one
+    python jobs/oracle.py pdp              the per-instance privacy bound of discrete diffusion on random tables
 
 Pictures and csv go to the folder --out. Columns of the csv: data, minority, epsilon, sampler, arm, w2_squared, w2_low,
 w2_high, gain_over_local, gain_low, gain_high: means over seeds with 95 % t intervals; the gain is paired by seed, and
@@ -27,6 +28,7 @@ from typing import NoReturn
 
 import command
 import oracle_feddistr
+import oracle_pdp
 import oracle_spire
 import presets
 import torch
@@ -38,7 +40,7 @@ from raydiff.evaluation.oracle_data import ARMS, SAMPLERS, Depth, Prediction, Tr
 from raydiff.privacy.accountants import depth
 from raydiff.seeding import generator
 
-WORDS = ("theory", "mixture", "spire", "feddistr")  # anything else is a data set
+WORDS = ("theory", "mixture", "spire", "feddistr", "pdp")  # anything else is a data set
 MINORITIES = (3, 20, 100)
 EPSILONS = (10.0, 50.0, 200.0, None)
 MIXTURE_SEEDS = 4
@@ -68,6 +70,9 @@ def main(argv: Sequence[str]) -> int:
     if given.what == "feddistr":
         given.out.mkdir(parents=True, exist_ok=True)
         print("\n".join(oracle_feddistr.feddistr(given.out)))
+    if given.what == "pdp":
+        given.out.mkdir(parents=True, exist_ok=True)
+        print("\n".join(oracle_pdp.pdp(given.out)))
     if given.what not in WORDS:
         name = "digits" if given.what == "all" else given.what
         path = given.out if one_file else given.out / f"{Path(name).name}.csv"
@@ -267,7 +272,7 @@ def _parser() -> _Parser:
         "what",
         nargs="?",
         default="all",
-        help="theory, mixture, spire, feddistr or a data set (default: theory, mixture, digits)",
+        help="theory, mixture, spire, feddistr, pdp or a data set (default: theory, mixture, digits)",
     )
     parser.add_argument("--out", type=Path, default=Path("oracle-report"), help="folder; for a data set also x.csv")
     parser.add_argument("--seeds", type=int, default=20, help="draws of the clients' records (default 20)")

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 
 JOBS = Path(__file__).parents[2] / "jobs"
@@ -29,6 +30,12 @@ FIELDS = {
     "overhead": OVERHEAD | SECONDS,
     "switch": {"switch_s", "to_end_of_first_round_s", "steady_round_s"},
     "memory": {"after"} | MEMORY,
+}
+AUDIT_FIELDS = {
+    "machine": FIELDS["machine"],
+    "audit": {"table", "rows", "columns", "k", "T", "seconds", "peak_mb", "targets", "met"},
+    "reference": {"rows", "table", "seconds", "reference_s", "reference_over_audit", "difference", "agree"},
+    "cost": {"columns", "rows", "audited", "seconds"},
 }
 
 
@@ -115,6 +122,29 @@ def test_floats_are_short(bench: ModuleType, capsys: pytest.CaptureFixture[str])
     assert json.loads(capsys.readouterr().out) == {
         "what": "x", "a": 0.3333, "b": [0.6667], "c": {"d": 12350.0}, "e": 123456, "f": True
     }  # fmt: skip
+
+
+def test_the_audit_prints_its_lines(
+    bench: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("RAYDIFF_DATA", raising=False)
+    assert bench.main(["audit", "--quick"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["what"] for line in lines] == ["machine", "audit", "reference", "cost", "cost"]
+    for line in lines:
+        assert set(line) == {"what"} | AUDIT_FIELDS[line["what"]]
+    _, whole, reference, *costs = lines
+    assert (whole["table"], whole["rows"], whole["columns"], whole["k"], whole["T"]) == ("random", 500, 9, 5, 10)
+    assert reference["rows"] == 20 and reference["agree"] is True
+    assert [(line["columns"], line["rows"], line["audited"]) for line in costs] == [(5, 1000, 1000), (9, 100, 10)]
+
+
+def test_the_audit_notices_another_delta(bench: ModuleType) -> None:
+    of = bench.bench_audit.difference
+    inf = math.inf
+    assert of(np.array([inf, 2.0]), np.array([inf, 2.0])) == 0
+    assert of(np.array([inf, 2.0]), np.array([inf, 2.0 + 1e-6])) == pytest.approx(5e-7)
+    assert of(np.array([inf, 2.0]), np.array([1.0, 2.0])) == of(np.array([1.0]), np.array([inf])) == inf
 
 
 @pytest.mark.slow

@@ -85,6 +85,34 @@ def test_feddistr_measures_the_theorems(tmp_path: Path, monkeypatch: pytest.Monk
     assert not broken("theorem1_appendix", "100.0") and not broken("theorem2_with_range", "100.0")
 
 
+def test_pdp_shows_the_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(oracle.oracle_pdp, "CONFIGURATIONS", ((5, 5, 20),))
+    monkeypatch.setattr(oracle.oracle_pdp, "COLUMNS", (5, 20))
+    monkeypatch.setattr(oracle.oracle_pdp, "PS", (0.3, 0.9))
+    lines = oracle.oracle_pdp.pdp(tmp_path, seeds=2)
+    written = {line.removeprefix("written: ") for line in lines if line.startswith("written")}
+    assert written == {str(path) for path in tmp_path.iterdir()} and len(written) == 2
+    with (tmp_path / "pdp-bound.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert all(float(r["low"]) <= float(r["mean"]) <= float(r["high"]) for r in rows)
+
+    def curve(figure: str, quantity: str, label: str) -> list[float]:
+        key = (figure, quantity, label)
+        return [float(r["mean"]) for r in rows if (r["figure"], r["quantity"], r["curve"]) == key]
+
+    once, *more = curve("", "delta over m", "p = 0.5")
+    assert more == pytest.approx([10 * once, 100 * once, 1000 * once], rel=1e-5)
+    even, uneven = (curve("4", "n / s^psi_t over t", f"p = {p}") for p in (0.3, 0.9))
+    assert [uneven[t - 1] for t in (1, 2, 3, 5)] == pytest.approx([65, 30, 18, 3.7], rel=0.2)
+    assert all(leaks == sorted(leaks, reverse=True) for leaks in (even, uneven)) and even[0] < uneven[0] / 2
+    sigmoid = curve("5", "delta over rate", "sigmoid")
+    assert len(sigmoid) == 6 and sigmoid == sorted(sigmoid, reverse=True)
+    most, least = (curve("11", "delta over p", f"n = 5, k = 5, T = 20, {which}") for which in ("most", "least"))
+    assert all(a > b for a, b in zip(most, least, strict=True))
+    slopes = [float(line.split(": ")[1].split()[0]) for line in lines if "the paper's" in line]
+    assert slopes[1:] == pytest.approx([-2, -1, -2], abs=0.02) and -0.9 < slopes[0] < -0.6
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -96,6 +124,7 @@ def test_feddistr_measures_the_theorems(tmp_path: Path, monkeypatch: pytest.Monk
         ("digits --train 5000", "too few for"),
         ("digits --size 0", "data.size must be at least 1, got 0"),
         ("theory --out mine.csv", "--out must be a folder unless a data set is named"),
+        ("pdp --out mine.csv", "--out must be a folder unless a data set is named"),
         ("spire --out mine.csv", "--out must be a folder unless a data set is named"),
         ("digits --epsilon 3", "unrecognized arguments: --epsilon 3"),
     ],
