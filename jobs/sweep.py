@@ -32,6 +32,8 @@ from raydiff.tracking import Mlflow
 DELTA = 1e-5  # at which the trials are composed
 METRICS = (
     "eval/utility_loss",
+    "eval/tv_pairs",
+    "eval/tv_columns",
     *(f"eval/{name}/{group}" for name in ("fd_cnn", "kd_cnn", "label_accuracy") for group in ("all", "major", "minor")),
 )
 
@@ -89,7 +91,7 @@ def _plan(
         raise ValueError(f"unknown metric {options.metric!r}{command.nearest(options.metric, METRICS)}")
     if options.search in ("asha", "optuna") and base.evaluation is None:
         raise ValueError(f"--search {options.search} needs the evaluation that --protocol-only switches off")
-    if options.search in ("asha", "optuna") and not options.metric.endswith(("/all", "utility_loss")):
+    if options.search in ("asha", "optuna") and not options.metric.endswith(("/all", "_loss", "_pairs", "_columns")):
         raise ValueError(f"--search {options.search} needs a metric over all classes, got {options.metric}")
     if options.search in ("asha", "optuna") and base.evaluation is not None and base.evaluation.every == 0:
         base = config.override(base, {"evaluation.every": 1 if options.search == "asha" else base.method.rounds})

@@ -12,6 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "jobs"))
 
 import command
 import presets
+import sweep
 
 from raydiff import config, trial
 from raydiff.data import datasets
@@ -54,6 +55,11 @@ def test_the_trials_of_a_preset_differ(name):
     study = presets.PRESETS[name]()
     trials = command.grid(study.experiment, study.grid, study.beside)
     assert len({e.digest for e in trials}) == len(trials) > 1
+
+
+@pytest.mark.parametrize("name", presets.PRESETS)
+def test_what_a_sweep_minimises_is_known(name):
+    assert presets.PRESETS[name]().experiment.evaluation.metric in sweep.METRICS
 
 
 @pytest.mark.parametrize("name", COMPARED)
