@@ -91,7 +91,7 @@ def _plan(
         raise ValueError(f"unknown metric {options.metric!r}{command.nearest(options.metric, METRICS)}")
     if options.search in ("asha", "optuna") and base.evaluation is None:
         raise ValueError(f"--search {options.search} needs the evaluation that --protocol-only switches off")
-    if options.search in ("asha", "optuna") and not options.metric.endswith(("/all", "_loss", "_pairs", "_columns")):
+    if options.search in ("asha", "optuna") and options.metric.endswith(("/major", "/minor")):
         raise ValueError(f"--search {options.search} needs a metric over all classes, got {options.metric}")
     if options.search in ("asha", "optuna") and base.evaluation is not None and base.evaluation.every == 0:
         base = config.override(base, {"evaluation.every": 1 if options.search == "asha" else base.method.rounds})

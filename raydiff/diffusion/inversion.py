@@ -8,7 +8,9 @@ References: FedDistr (arXiv 2410.12530), Eqs. 11 and 12; textual inversion (Gal 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -50,7 +52,7 @@ def cluster(
             )
         seed = int(torch.randint(2**31, (1,), generator=rng))
         own = x[rows.numpy()]
-        groups = _silhouette(own, count, seed) if silhouette else _k_means(own, count, seed)
+        groups = _silhouette(own, count, seed) if silhouette else k_means(own, count, seed)
         members[rows] = groups + len(found)
         found += [(label, int((groups == g).sum())) for g in range(int(groups.max()) + 1)]
     if not found:
@@ -87,18 +89,22 @@ def invert(
     return fitted["v"], loss
 
 
-def _k_means(x: object, count: int, seed: int) -> Tensor:
+def k_means(x: np.ndarray[Any, Any], count: int, seed: int) -> Tensor:
+    """(N,) int64: the group 0 .. V - 1 of each row of x (N, dim), V at most `count`: equal rows may give fewer."""
     from sklearn.cluster import KMeans  # a second to import: only where it is used
+    from threadpoolctl import threadpool_limits
 
-    groups = KMeans(count, n_init=4, random_state=seed).fit_predict(x)
-    return torch.from_numpy(groups).long()
+    with threadpool_limits(1):  # sums over threads have no fixed order
+        found = KMeans(count, n_init=4, random_state=seed).fit(x).labels_
+    _, groups = torch.from_numpy(found).long().unique(return_inverse=True)
+    return torch.as_tensor(groups)
 
 
-def _silhouette(x: object, most: int, seed: int) -> Tensor:
-    return max((_k_means(x, count, seed) for count in range(2, most + 1)), key=lambda groups: _score(x, groups))
+def _silhouette(x: np.ndarray[Any, Any], most: int, seed: int) -> Tensor:
+    return max((k_means(x, count, seed) for count in range(2, most + 1)), key=lambda groups: _score(x, groups))
 
 
-def _score(x: object, groups: Tensor) -> float:
+def _score(x: np.ndarray[Any, Any], groups: Tensor) -> float:
     """The mean silhouette; 0, as of a latent alone in its group, where all are alone or none is apart from others."""
     from sklearn.metrics import silhouette_score
 

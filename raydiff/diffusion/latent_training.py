@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from raydiff import seeding, tree
 from raydiff.diffusion import latent_folder as folders
 from raydiff.diffusion.gaussian import alphas_bar, device
+from raydiff.diffusion.inversion import k_means
 from raydiff.diffusion.local import Gradient, Training, optimize
 from raydiff.diffusion.networks import Shape
 from raydiff.tree import Params
@@ -154,18 +155,13 @@ def pretrain(images: Tensor, labels: Tensor, *, training: Pretraining, rng: torc
 def cluster(latents: Tensor, classes: Tensor, words: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
     """(N,): the cluster 0 .. V - 1 of each latent (N, c, h, w), cut by K-means within each class (N,) into at most
     `words`; and (V,): the class of each cluster."""
-    from sklearn.cluster import KMeans
-    from threadpoolctl import threadpool_limits
-
     out = torch.zeros(len(latents), dtype=torch.long)
     owners: list[int] = []
     for label in classes.unique().tolist():
         mine = (classes == label).nonzero()[:, 0]
         flat = latents[mine].flatten(1).double().numpy()
         state = int(torch.randint(2**31, (1,), generator=rng))
-        with threadpool_limits(1):  # sums over threads have no fixed order
-            found = KMeans(min(words, len(mine)), n_init=4, random_state=state).fit(flat).labels_
-        _, found = torch.tensor(found, dtype=torch.long).unique(return_inverse=True)  # equal records: fewer clusters
+        found = k_means(flat, min(words, len(mine)), state)
         out[mine] = found + len(owners)
         owners += [label] * (int(found.max()) + 1)
     return out, torch.tensor(owners)
