@@ -27,6 +27,7 @@ from raydiff.data.partition import ByClass, Dirichlet, Entangled, Iid, MajorityM
 from raydiff.data.records import public_mean
 from raydiff.diffusion.discrete import DiscreteDiffusion
 from raydiff.evaluation.evaluate import Evaluation
+from raydiff.evaluation.exposure import RowAudit
 from raydiff.methods import PFDM, AnyMethod
 
 
@@ -93,6 +94,8 @@ class Experiment:
     """Initial weights, partition, batches and samples; not the privacy noise."""
     evaluation: Evaluation | None = Evaluation()
     """The experimenter's instruments; none runs the protocol alone."""
+    audit: RowAudit | None = None
+    """Of a table: bound what the model's rows reveal of each record; `audit.remove` leaves the most exposed out."""
     runtime: Runtime = Runtime()
     """Where it runs."""
     data_digest: str = ""
@@ -141,10 +144,22 @@ def resolve(experiment: Experiment, dataset: Dataset) -> Experiment:
     else:
         model = model.for_data(dataset.shape, dataset.cardinalities)
     method: AnyMethod = override(experiment.method, {"model": model})
+    if experiment.audit is not None:
+        _check_audit(experiment.audit, method, dataset)
     if getattr(method, "center", False):
         public_mean(dataset.splits["public"])  # refused now, not when it is used
     data = _anywhere(experiment.data)
     return dataclasses.replace(experiment, method=method, data=data, data_digest=dataset.digest)
+
+
+def _check_audit(audit: RowAudit, method: AnyMethod, dataset: Dataset) -> None:
+    if dataset.mapping is None:
+        raise ValueError(f"data set {dataset.name!r} is no table: audit must be none")
+    if audit.remove and getattr(method, "epsilon", None) is not None:
+        raise ValueError(
+            f"audit.remove must be 0 where the method has an epsilon, got {audit.remove:g}: which records are left out "
+            "depends on the others, and its guarantee does not cover that"
+        )
 
 
 def _anywhere(data: Data) -> Data:

@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import secrets
@@ -28,7 +29,8 @@ from raydiff import seeding
 from raydiff.config import Experiment
 from raydiff.data import datasets, entangled, partition
 from raydiff.data.datasets import Dataset
-from raydiff.evaluation import evaluate, pictures
+from raydiff.diffusion.discrete import DiscreteDiffusion
+from raydiff.evaluation import evaluate, exposure, pictures
 from raydiff.evaluation.evaluate import ClientReport, Instruments
 from raydiff.federation import Client, Keys, LocalPool, Pool, Progress, rounds
 from raydiff.method import Demanding, Metrics, Personalizing, Tabling
@@ -201,7 +203,7 @@ def run(trial: Trial, pool: Pool) -> Iterator[dict[str, Any]]:
 def _finish(trial: Trial, pool: Pool, progress: Progress, trained_s: float, clock: float) -> Metrics:
     experiment, ledger = trial.experiment, progress.ledger
     (trial.folder / "artifacts").mkdir(exist_ok=True)
-    final = {**_privacy_metrics(ledger, experiment), **_entanglement(experiment)}
+    final = {**_privacy_metrics(ledger, experiment), **_entanglement(experiment), **_exposure(experiment, ledger)}
     if experiment.evaluation is not None:
         reports = list(pool.evaluate(_measured(trial, pool), progress.sent, progress.number, "test"))
         final.update(evaluate.summarise(reports))
@@ -277,14 +279,33 @@ def _validation(trial: Trial, pool: Pool, progress: Progress) -> Metrics:
     return {k.replace("eval/", "validation/"): v for k, v in evaluate.summarise(reports).items()}
 
 
-def _parts(experiment: Experiment, dataset: Dataset) -> list[torch.Tensor]:
-    """Positions of each client's training records, the newcomers' last."""
+@functools.lru_cache(maxsize=4)
+def _parts(experiment: Experiment, dataset: Dataset) -> tuple[torch.Tensor, ...]:
+    """Positions of each client's training records, the newcomers' last, without what its audit leaves out."""
+    train, parts = dataset.splits["train"], _shares(experiment, dataset)
+    model, audit = experiment.method.model, experiment.audit
+    if audit is None or not isinstance(model, DiscreteDiffusion):
+        return tuple(parts)
+    return tuple(part[audit.kept(train.select(part), model)] for part in parts)
+
+
+def _shares(experiment: Experiment, dataset: Dataset) -> list[torch.Tensor]:
     train, rng = dataset.splits["train"], seeding.generator(experiment.seed, "partition")
     if experiment.newcomers is None:
         return partition.partition(train, experiment.clients, how=experiment.partition, rng=rng)
     late, rest = partition.newcomers(train, experiment.newcomers, rng=seeding.generator(experiment.seed, "newcomers"))
     parts = partition.partition(train.select(rest), experiment.clients, how=experiment.partition, rng=rng)
     return [*(rest[part] for part in parts), *late]
+
+
+def _exposure(experiment: Experiment, ledger: Ledger) -> Metrics:
+    """What rows of the models that are deployed may reveal of each client's records (pDP); newcomers do not count."""
+    model = experiment.method.model
+    if experiment.audit is None or not isinstance(model, DiscreteDiffusion):
+        return {}
+    dataset = datasets.load(experiment.data)
+    tables = [dataset.splits["train"].select(part) for part in _parts(experiment, dataset)[: experiment.clients]]
+    return exposure.measured(experiment.audit, tables, model, together=ledger.bytes_up > 0)
 
 
 def _entanglement(experiment: Experiment) -> Metrics:
