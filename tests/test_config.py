@@ -31,6 +31,7 @@ from raydiff.diffusion.gaussian import DDPM, Sampling
 from raydiff.diffusion.local import Training
 from raydiff.diffusion.networks import UNet
 from raydiff.evaluation.evaluate import Evaluation
+from raydiff.evaluation.exposure import RowAudit
 from raydiff.methods import METHODS, PFDM, FedAvg, LocalOnly, PerFedAvg, Scaffold
 from raydiff.privacy.clients import ClientPrivacy
 
@@ -113,6 +114,7 @@ OTHER: dict[str, Any] = {
     "runtime.revive_s": 5.0,
     "runtime.failures": 0,
     "runtime.noise_secret": "00112233445566778899aabbccddeeff",
+    "audit": RowAudit(),
     "data_digest": "another",
 }
 """Another value for every field of the tiny experiment."""
@@ -149,6 +151,7 @@ EXPERIMENTS: dict[str, Callable[[Experiment], Experiment]] = {
     "entangled": lambda e: replace(e, partition=Entangled(xi=0.057), data=Data(superclasses="pairs"), clients=5),
     "scaffold": lambda e: replace(e, method=Scaffold()),
     "second order": lambda e: replace(e, method=PerFedAvg(order="second", inner_rate=0.0)),
+    "audited": lambda e: replace(e, audit=RowAudit(remove=0.03)),
     "by class": lambda e: replace(e, partition=ByClass(), method=PFDM(epsilon=None, t0=300)),
 }
 
