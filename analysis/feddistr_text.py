@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import pandas as pd
 
 from analysis.feddistr_table import ARM, CELL, PARTITION, order
+from analysis.markdown import grid
 
 
 def text(found: pd.DataFrame, rows: pd.DataFrame, pairs: pd.DataFrame, table2: pd.DataFrame) -> str:
@@ -32,7 +33,7 @@ def _losses(rows: pd.DataFrame) -> Iterator[str]:
             losses = [_loss(at.loc[cell]) if cell in at.index else "" for cell in cells]
             yield [*_arm(own), *losses, *(_range(own[c]) for c in ("per_client", "bytes", "parameters"))]
 
-    return _grid(header, lines())
+    return grid(header, lines())
 
 
 def _notes(found: pd.DataFrame, rows: pd.DataFrame) -> Iterator[str]:
@@ -51,7 +52,7 @@ def _entangled(found: pd.DataFrame) -> Iterator[str]:
         for (xi, clients), own in found.groupby(CELL):
             yield [f"{xi:g}", str(clients), *(_number(own[name].mean()) for name in PARTITION)]
 
-    return _grid(["xi", "K", *(f"partition/{name}" for name in PARTITION)], lines())
+    return grid(["xi", "K", *(f"partition/{name}" for name in PARTITION)], lines())
 
 
 def _paired(pairs: pd.DataFrame) -> list[str]:
@@ -62,10 +63,10 @@ def _paired(pairs: pd.DataFrame) -> list[str]:
             at = own.set_index(CELL)
             yield [*_arm(own), *(_gap(at.loc[cell]) if cell in at.index else "" for cell in cells)]
 
-    grid = _grid(["method", "rounds", "epsilon", *map(_cell, cells)], lines())
+    table = grid(["method", "rounds", "epsilon", *map(_cell, cells)], lines())
     words = f"Difference of utility losses, seed by seed, over {_span(sorted(pairs['n'].unique()))} seeds; negative:"
     meaning = [f"{words} {pairs['ours'].iloc[0]} loses less.", "Bold: the 95 % interval excludes 0. No correction for"]
-    return [*grid, "", *meaning[:1], meaning[1] + " the number of cells."]
+    return [*table, "", *meaning[:1], meaning[1] + " the number of cells."]
 
 
 def _table2(table: pd.DataFrame) -> list[str]:
@@ -85,14 +86,7 @@ def _table2(table: pd.DataFrame) -> list[str]:
         "other). Parameters: of all clients until then. The paper's 11.7M is one model, so compare it with `per client",
         "and round`; of its 30K it does not say whether they are of one client or of all.",
     ]
-    return [*_grid([*header, "paper: rounds", "paper: parameters"], lines()), "", *notes]
-
-
-def _grid(header: Sequence[str], lines: Iterable[Sequence[str]]) -> Iterator[str]:
-    yield f"| {' | '.join(header)} |"
-    yield "|" + "---|" * len(header)
-    for line in lines:
-        yield f"| {' | '.join(line)} |"
+    return [*grid([*header, "paper: rounds", "paper: parameters"], lines()), "", *notes]
 
 
 def _by_arm(rows: pd.DataFrame) -> Iterator[pd.DataFrame]:

@@ -21,10 +21,13 @@ import argparse
 import csv
 import itertools
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # analysis/ lies beside jobs/
 
 import command
 import oracle_feddistr

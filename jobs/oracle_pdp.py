@@ -10,10 +10,11 @@ import csv
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+import pandas as pd
 
+from analysis import pdp_plot
 from raydiff.diffusion.uniform import Linear, Schedule, Sigmoid
 from raydiff.evaluation import oracle_pdp
 from raydiff.evaluation.oracle_data import Interval, interval
@@ -60,10 +61,10 @@ class Curve:
 def pdp(out: Path, *, seeds: int = SEEDS) -> list[str]:
     """The tables; a csv and a picture into the folder `out`."""
     grown = {n: _grown(n, seeds) for n in COLUMNS}
-    curves = [*by_step(seeds), *by_size(grown), *by_rate(seeds), *by_samples(seeds), *by_skew(seeds)]
+    curves = [*by_similarity(), *by_step(seeds), *by_size(grown), *by_rate(seeds), *by_samples(seeds), *by_skew(seeds)]
     table, picture = out / "pdp-bound.csv", out / "pdp-bound.png"
     _write(table, curves)
-    _draw(picture, curves)
+    pdp_plot.bound(pd.read_csv(table, keep_default_na=False, dtype={"figure": str}), picture)
     return [
         f"The pDP bound on delta of one record of random tables, mean [95 % interval] of {seeds} tables.",
         "No majority value in the record; unless said k = n = 5, T = 20, s = 1000, p = 0.5, linear, epsilon 10, m = 1",
@@ -76,6 +77,15 @@ def pdp(out: Path, *, seeds: int = SEEDS) -> list[str]:
         f"written: {table}",
         f"written: {picture}",
     ]
+
+
+def by_similarity() -> Iterator[Curve]:
+    """Figure 3: all records of one table, for each p."""
+    for p in PS:
+        found = oracle_pdp.everyone(Setting(p=p), generator(0, "pdp", "table"))
+        y = [Interval(d, d, d) for d in found.delta.tolist()]
+        x = found.similarity[:, STEP - 1].tolist()
+        yield Curve(figure="3", quantity="delta", over="similarity", label=f"p = {p}", x=x, y=y)
 
 
 def by_step(seeds: int) -> Iterator[Curve]:
@@ -191,46 +201,3 @@ def _write(path: Path, curves: Sequence[Curve]) -> None:
             for x, y in zip(c.x, c.y, strict=True):
                 values = [f"{v:.6g}" for v in (y.mean, y.low, y.high)]
                 writer.writerow((c.figure, f"{c.quantity} over {c.over}", c.label, f"{x:g}", *values))
-
-
-def _draw(path: Path, curves: Sequence[Curve]) -> None:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(17, 8), layout="constrained")
-    grid = figure.subplots(2, 4).ravel()
-    _scatter(grid[0])
-    panels = (
-        ("4", "n / s^psi_t", "t"),
-        ("4", "radius", "t"),
-        ("4", "contribution", "t"),
-        ("8", "contribution", "t"),
-        ("5", "main term", "s"),
-        ("5", "delta", "rate"),
-        ("11", "delta", "p"),
-    )
-    for axes, key in zip(grid[1:], panels, strict=True):
-        for curve in curves:
-            if (curve.figure, curve.quantity, curve.over) == key:
-                axes.plot(curve.x, [y.mean for y in curve.y], "o-", markersize=3, label=curve.label)
-                ends = [y.low for y in curve.y], [y.high for y in curve.y]
-                above = [low > 0 for low in ends[0]]  # a logarithmic axis has no place for the others
-                axes.fill_between(curve.x, *ends, where=above, alpha=0.15)
-        name, quantity, over = key
-        axes.set(xlabel=over, ylabel=quantity, yscale="linear" if quantity == "radius" else "log")
-        axes.set_xscale("log" if over in ("s", "rate") else "linear")
-        axes.set_title(f"Figure {name}: {quantity} over {over}", fontsize=10)
-        axes.legend(fontsize=7)
-    figure.suptitle(
-        "Bound on delta (pDP) on random tables, mean and 95 % interval (if above 0); training error not included"
-    )
-    figure.savefig(path, dpi=110)
-
-
-def _scatter(axes: Any) -> None:
-    """Figure 3: all records of one table, for each p."""
-    for p in PS:
-        found = oracle_pdp.everyone(Setting(p=p), generator(0, "pdp", "table"))
-        axes.plot(found.similarity[:, STEP - 1], found.delta, ".", markersize=3, label=f"p = {p}")
-    axes.set(xlabel=f"similarity at t = {STEP}", ylabel="delta", xscale="log", yscale="log")
-    axes.set_title("Figure 3: records, one table each", fontsize=10)
-    axes.legend(fontsize=7)

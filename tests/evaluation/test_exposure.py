@@ -1,0 +1,153 @@
+"""The audit of an experiment's tables: whose rows, at which step, and what is left out of training."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from raydiff import config, trial
+from raydiff.config import Experiment, Runtime
+from raydiff.data.datasets import Data
+from raydiff.data.partition import Iid
+from raydiff.data.records import Records
+from raydiff.diffusion.discrete import DiscreteDiffusion, images_of
+from raydiff.diffusion.local import Training
+from raydiff.evaluation.evaluate import Evaluation
+from raydiff.evaluation.exposure import RowAudit, measured
+from raydiff.methods import DPSGD, FedAvg, LocalOnly
+from raydiff.privacy.pdp import Release
+from raydiff.privacy.pdp_kernel import Kernel
+from raydiff.privacy.pdp_reference import deltas
+from raydiff.seeding import generator
+from raydiff.trial import open_trial
+
+MODEL = DiscreteDiffusion(hidden=16, layers=2, steps=5, counts=(3, 3, 3))
+RELEASE = Release(kernel=Kernel(alpha=MODEL.schedule.alpha(5).tolist(), categories=3))
+
+
+def skewed(count: int, seed: int) -> Records:
+    """Rows of three columns, the first value more often than the others."""
+    codes = torch.randint(5, (count, 3), generator=generator(seed)).sub(2).clamp_min(0)
+    return Records(images_of(codes), torch.zeros(count, 1).long(), torch.arange(count))
+
+
+def told(records: Records, release: Release = RELEASE) -> list[float]:
+    """The bounds by Algorithm 1 as it is printed, record by record."""
+    return [float(d) for d in deltas(records.images.flatten(1).long().numpy(), release)]
+
+
+@pytest.fixture
+def own() -> Records:
+    return skewed(40, 0)
+
+
+def test_bounds_are_those_of_the_plain_algorithm_at_the_step_that_is_released(own: Records) -> None:
+    assert RowAudit().bounds(own, MODEL) == pytest.approx(told(own), rel=1e-9)
+    later = replace(MODEL, release=2)
+    assert RowAudit().bounds(own, later) == pytest.approx(told(own, replace(RELEASE, step=2)), rel=1e-9)
+    assert RowAudit(samples=3, epsilon=2.0).bounds(own, MODEL) == pytest.approx(
+        told(own, replace(RELEASE, samples=3, epsilon=2.0)), rel=1e-9
+    )
+
+
+def test_the_most_exposed_are_left_out(own: Records) -> None:
+    kept = RowAudit(remove=0.25).kept(own, MODEL)
+    assert len(kept) == 30
+    assert kept.tolist() == sorted(kept.tolist())
+    bounds = np.array(told(own))
+    out = np.setdiff1d(np.arange(40), kept)
+    assert bounds[out].min() >= bounds[kept].max()
+    assert RowAudit().kept(own, MODEL).tolist() == list(range(40))
+
+
+def test_tables_are_one_only_where_the_model_is_of_all(own: Records) -> None:
+    other = skewed(60, 1)
+    apart = measured(RowAudit(), [own, other], MODEL, together=False)
+    assert apart["pdp/own/largest"] == pytest.approx(max(told(own) + told(other)))
+    assert apart["pdp/own/mean"] == pytest.approx(np.mean(told(own) + told(other)))
+    assert apart["pdp/own/records"] == 100
+    both = Records(*(torch.cat([getattr(r, k) for r in (own, other)]) for k in ("images", "labels", "numbers")))
+    one = measured(RowAudit(), [own, other], MODEL, together=True)
+    assert one["pdp/union/largest"] == pytest.approx(max(told(both)))
+    assert one["pdp/union/vacuous_share"] == np.mean(np.array(told(both)) >= 1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"remove": 1.0}, "remove must be a share in"),
+        ({"remove": -0.1}, "remove must be a share in"),
+        ({"epsilon": 0.0}, "epsilon must be a positive number, got 0"),
+        ({"samples": 0}, "samples must be at least 1, got 0"),
+        ({"condition": "both"}, "condition must be one of theorem, relaxed, got 'both'"),
+    ],
+)
+def test_what_an_audit_cannot_be(fields: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        RowAudit(**fields)
+
+
+def test_two_records_are_left_at_least(own: Records) -> None:
+    with pytest.raises(ValueError, match=r"audit.remove 0.98 leaves 1 of 40 records"):
+        RowAudit(remove=0.98).kept(own, MODEL)
+
+
+# --- trials ---
+
+
+@pytest.fixture(scope="module")
+def experiment(tmp_path_factory: pytest.TempPathFactory) -> Experiment:
+    path = tmp_path_factory.mktemp("tables") / "three.csv"
+    codes = skewed(300, 2).images.flatten(1).long()
+    frame = pd.DataFrame(codes.numpy(), columns=["a", "b", "c"]).assign(label=np.arange(300) % 2)
+    frame.to_csv(path, index=False)
+    return Experiment(
+        method=LocalOnly(model=replace(MODEL, counts=(2,)), local=Training(steps=2, batch=8)),
+        data=Data(name=str(path), labels=("label",), public=0, validation=0, calibration=0, test=100),
+        clients=2,
+        partition=Iid(),
+        evaluation=Evaluation(distance="tables", attack=False),
+        audit=RowAudit(remove=0.1),
+        runtime=Runtime(pool="local"),
+    )
+
+
+def final(experiment: Experiment, folder: Path) -> dict[str, Any]:
+    opened = open_trial(experiment, folder)
+    return list(trial.run(opened, trial.local_pool(opened)))[-1]
+
+
+def test_clients_train_on_what_their_own_audit_leaves(experiment: Experiment, tmp_path: Path) -> None:
+    everything = replace(experiment, audit=RowAudit())
+    opened = [open_trial(e, tmp_path / name) for name, e in (("all", everything), ("some", experiment))]
+    model = opened[0].experiment.method.model
+    for whole, part in zip(*(trial.make_clients(o, (0, 1)) for o in opened), strict=True):
+        bounds = told(whole.data, replace(RELEASE, kernel=Kernel(alpha=RELEASE.kernel.alpha, categories=model.k)))
+        assert (len(whole.data), len(part.data)) == (100, 90)
+        exposed = {int(whole.data.numbers[i]) for i in np.argsort(-np.array(bounds), kind="stable")[:10]}
+        assert set(part.data.numbers.tolist()) == set(whole.data.numbers.tolist()) - exposed
+
+
+def test_a_trial_says_whose_rows_were_audited(experiment: Experiment, tmp_path: Path) -> None:
+    alone = final(experiment, tmp_path)
+    assert alone["pdp/own/records"] == 180 and not any(k.startswith("pdp/union") for k in alone)
+    federated = replace(experiment, method=FedAvg(model=experiment.method.model, rounds=1, local=Training(steps=2)))
+    together = final(federated, tmp_path)
+    assert together["pdp/union/records"] == 180 and not any(k.startswith("pdp/own") for k in together)
+    assert together["pdp/union/mean"] < alone["pdp/own/mean"]  # a record hides among more of them
+    assert not any(k.startswith("pdp") for k in final(replace(experiment, audit=None), tmp_path))
+
+
+def test_leaving_out_is_refused_where_a_guarantee_would_not_cover_it(experiment: Experiment) -> None:
+    private = DPSGD(model=experiment.method.model, rounds=1, local=Training(steps=2, batch=8), epsilon=5.0)
+    with pytest.raises(ValueError, match=r"audit.remove must be 0 where the method has an epsilon, got 0\.1"):
+        trial.resolve(replace(experiment, method=private))
+    trial.resolve(replace(experiment, method=private, audit=RowAudit()))
+    with pytest.raises(ValueError, match="'digits' is no table: audit must be none"):
+        trial.resolve(config.override(Experiment(), {"audit": RowAudit()}))
