@@ -14,6 +14,9 @@ import presets
 from raydiff import config
 from raydiff.config import Experiment
 
+REPRODUCE = "reproduce"
+"""A preset that takes two options: `reproduce`."""
+
 
 def one_sentence(main: Callable[[Sequence[str]], int]) -> None:
     """Run a job: bad input becomes one sentence on stderr and exit code 2."""
@@ -42,11 +45,33 @@ class Parser(argparse.ArgumentParser):
 def preset(argv: Sequence[str], default: str = "digits") -> tuple[str, presets.Study, list[str]]:
     """(name, study, the other arguments): a first argument that is no option names the preset."""
     name, rest = (argv[0], list(argv[1:])) if argv and not argv[0].startswith("-") else (default, list(argv))
+    if name == REPRODUCE:
+        return _reproduced(rest)
     if name not in presets.PRESETS:
         raise ValueError(
             f"unknown preset {name!r}; known: {', '.join(presets.PRESETS)}{nearest(name, presets.PRESETS)}"
         )
     return name, presets.PRESETS[name](), rest
+
+
+def _reproduced(argv: Sequence[str]) -> tuple[str, presets.Study, list[str]]:
+    import reproduce  # needs presets, as this does
+
+    parser = Parser(prog=f"python jobs/sweep.py {REPRODUCE}", add_help=False, allow_abbrev=False)
+    for name, choices in (("paper", reproduce.PAPERS), ("scale", reproduce.SCALES)):
+        parser.add_argument(f"--{name}", choices=choices, required=name == "paper", default=choices[0])
+    given, rest = parser.parse_known_args(argv)
+    return f"{REPRODUCE}-{given.paper}-{given.scale}", reproduce.study(given.paper, given.scale), rest
+
+
+def others(studies: Iterable[presets.Study], given: Mapping[str, Any], *, baselines: bool) -> Iterable[Experiment]:
+    """The trials of further studies, under the overrides that apply to each."""
+    for study in studies:
+        base = config.override(
+            study.experiment, {k: v for k, v in given.items() if config.has_path(study.experiment, k)}
+        )
+        of = {k: v for k, v in study.grid.items() if k not in given}
+        yield from grid(base, of, study.beside if baselines and "method" not in given else ())
 
 
 def shorthand(argv: Sequence[str]) -> list[str]:

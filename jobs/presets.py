@@ -46,6 +46,8 @@ class Study:
     """Axes: field path -> values, as one would write them on the command line."""
     beside: tuple[Arm, ...] = ()
     """What to compare it with."""
+    also: tuple[Study, ...] = ()
+    """Studies with axes of their own, run in the same sweep."""
 
 
 BASELINES = (Arm(changes={"method": "localonly"}), Arm(changes={"method": "fedavg"}))

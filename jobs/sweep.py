@@ -3,6 +3,7 @@
 python jobs/sweep.py                                         the main job: embedded data, local Ray, local MLflow
 python jobs/sweep.py digits --grid method.epsilon=1,5 seed=0,1,2
 python jobs/sweep.py digits --model unet --clients 8 --partition dirichlet
+python jobs/sweep.py reproduce --paper pfdm --scale cpu      a paper's tables; analysis/claims.py says what came out
 python jobs/sweep.py digits --search random --sample method.clip=uniform:3,8 --samples 20
 ray job submit --working-dir . -- python jobs/sweep.py digits --name mine --resume
 """
@@ -110,6 +111,8 @@ def _plan(
         experiments = command.grid(base, {}, beside)[1:]
     else:
         experiments = command.grid(base, of, beside)
+        if not options.grid:
+            experiments += command.others(study.also, given, baselines=not options.no_baselines)
     unique = {e.digest: e for e in map(trial.resolve, experiments)}
     return trial.resolve(base), list(unique.values()), sampled if options.search == "optuna" else {}
 

@@ -1,0 +1,125 @@
+"""The papers' tables as studies: `python jobs/sweep.py reproduce --paper pfdm|spire|feddistr|pdp --scale cpu|gpu`.
+
+cpu: under 30 minutes each on 2 cores, on data of the papers made small (MNIST coloured and cut to 14x14, 8x8 digits,
+German Credit). gpu: the papers' data and sizes, as far as the data are to be had. What a paper claims, and whether a
+sweep shows it: `python analysis/claims.py SWEEP`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import presets
+from presets import SEEDS, Arm, Study
+
+from raydiff.config import override, parse_overrides
+from raydiff.evaluation.evaluate import Evaluation
+
+PAPERS = ("pfdm", "spire", "feddistr", "pdp")
+SCALES = ("cpu", "gpu")
+CENTRAL = {"method": "localonly", "method.clip": "none", "partition": "pooled", "clients": "1"}
+PRIVATE = {"method": "dpsgd", "method.averaging.weights": "uniform"}
+
+
+def study(paper: str, scale: str) -> Study:
+    """What is swept for this paper. Raises ValueError for a paper or scale that is unknown."""
+    for name, value, known in (("paper", paper, PAPERS), ("scale", scale, SCALES)):
+        if value not in known:
+            raise ValueError(f"--{name} must be one of {', '.join(known)}, got {value!r}")
+    return STUDIES[paper, scale]()
+
+
+def pfdm_cpu() -> Study:
+    """Tables 1 and 2 (quality of majority and minority, DP-SGD), the attack on the global model, memorisation.
+
+    100 records a minority class, the paper's; the attack on a model of all records over the length of its training is
+    Table 6 of the appendix.
+    """
+    base = override(
+        presets.collaboration_colour().experiment,
+        {"partition.minority": 100, "evaluation": Evaluation(clusters=True)},
+    )
+    beside = (
+        Arm(changes={"method": "localonly"}),
+        Arm(changes={"method": "fedavg"}),
+        *(Arm(changes={**CENTRAL, "method.local.steps": steps}) for steps in ("1000", "4000", "16000")),
+        Arm(changes=PRIVATE),
+    )
+    return Study(experiment=base, grid={"seed": SEEDS}, beside=beside)
+
+
+def pfdm_gpu() -> Study:
+    """The same on coloured MNIST at 28x28 and on CIFAR-10, T = 1000, with UNets."""
+    grid = {"seed": SEEDS[:3]}
+    parts = []
+    for made in (presets.colour_mnist(), presets.cifar10()):
+        central = {**CENTRAL, "method.local.steps": f"{2 * made.experiment.method.local.steps}"}  # type: ignore[union-attr]
+        parts.append(Study(experiment=made.experiment, grid=grid, beside=(*made.beside, Arm(changes=central))))
+        exact = override(made.experiment, {"method.model.precision": "float32"})  # per-example gradients need it
+        private = override(exact, parse_overrides(exact, [f"--{path}={value}" for path, value in PRIVATE.items()]))
+        parts.append(Study(experiment=private, grid=grid))
+    return replace(parts[0], also=tuple(parts[1:]))
+
+
+def spire_cpu() -> Study:
+    """Table 1: clients of the federation and clients that join, five methods, on digits."""
+    made = presets.spire_digits()
+    return replace(made, grid={"seed": SEEDS[:3]})
+
+
+def spire_gpu() -> Study:
+    """Table 1 on MNIST and CIFAR-10, with the paper's widths, clients and rounds."""
+    first, second = (
+        replace(made, grid={"seed": SEEDS[:3]}) for made in (presets.spire_mnist(), presets.spire_cifar10())
+    )
+    return replace(first, also=(second,))
+
+
+def feddistr_cpu() -> Study:
+    """Figures 4, 5 and 7: one round against fifty, disentangled and not, with and without noise, on digits."""
+    made = presets.feddistr_digits()
+    wanted = [arm for arm in made.beside if _is_compared(arm.changes)]
+    return replace(made, grid={"seed": SEEDS[:3], "partition.xi": ("0", "0.057", "0.385")}, beside=tuple(wanted))
+
+
+def _is_compared(changes: Mapping[str, str]) -> bool:
+    """Averaging methods after 50 rounds and FedAvg after one, noise at two budgets; no upper bounds."""
+    budget = changes.get("method.epsilon", changes.get("method.averaging.privacy.epsilon"))
+    if budget is not None:
+        return budget in ("100", "1000")
+    rounds = changes.get("method.rounds")
+    return rounds == "50" or (rounds == "1" and changes["method"] == "fedavg")
+
+
+def feddistr_gpu() -> Study:
+    """CIFAR-100 with ResNet-18, K = 5, 10, 20; needs a latent diffusion model (`--method.model.path`)."""
+    made = presets.feddistr_cifar100()
+    return replace(made, grid={**made.grid, "seed": SEEDS[:3]})
+
+
+def pdp_cpu() -> Study:
+    """Figures 6 and 7 on German Credit; the attack's training rows are a fifth, as the paper's of Adult."""
+    attacked = presets.tabular_german()
+    grid = {**attacked.grid, "seed": SEEDS, "method.model.schedule.rate": ("0.1", "0.5", "1.0")}
+    return replace(presets.removal_german(), also=(replace(attacked, grid=grid, beside=()),))
+
+
+def pdp_gpu() -> Study:
+    """Figures 6 and 7 on Adult with the paper's 100 epochs; no GPU is needed, but hours of a CPU core are."""
+    removed, attacked = presets.removal_adult(), presets.tabular_adult()
+    steps = 24_574 * 100 // 30
+    base = override(removed.experiment, {"method.local.steps": steps})
+    return replace(removed, experiment=base, also=(replace(attacked, beside=()),))
+
+
+STUDIES: dict[tuple[str, str], Callable[[], Study]] = {
+    ("pfdm", "cpu"): pfdm_cpu,
+    ("pfdm", "gpu"): pfdm_gpu,
+    ("spire", "cpu"): spire_cpu,
+    ("spire", "gpu"): spire_gpu,
+    ("feddistr", "cpu"): feddistr_cpu,
+    ("feddistr", "gpu"): feddistr_gpu,
+    ("pdp", "cpu"): pdp_cpu,
+    ("pdp", "gpu"): pdp_gpu,
+}

@@ -1,0 +1,70 @@
+"""The papers' tables as studies."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "jobs"))
+
+import command
+import reproduce
+import sweep
+
+from analysis.claims_made import TABLE_1
+from raydiff.methods import DPSGD
+
+
+def trials(paper: str, scale: str) -> list:
+    study = reproduce.study(paper, scale)
+    first = command.grid(study.experiment, study.grid, study.beside)
+    return [*first, *command.others(study.also, {}, baselines=True)]
+
+
+@pytest.mark.parametrize(("paper", "scale"), reproduce.STUDIES)
+def test_the_trials_differ_and_share_a_slot(paper, scale):
+    found = trials(paper, scale)
+    assert len({e.digest for e in found}) == len(found) > 10
+    assert len({e.runtime for e in found}) == 1
+    assert len({e.seed for e in found} | {e.data.split_seed for e in found}) >= 3  # intervals need three
+
+
+def test_every_paper_has_both_scales():
+    assert set(reproduce.STUDIES) == {(p, s) for p in reproduce.PAPERS for s in reproduce.SCALES}
+
+
+def test_private_baselines_have_the_budget_of_the_method():
+    for scale in reproduce.SCALES:
+        found = trials("pfdm", scale)
+        assert {e.method.epsilon for e in found if isinstance(e.method, DPSGD)} == {10.0}
+
+
+def test_competitors_of_the_table_are_all_run():
+    for scale, names in (("gpu", TABLE_1), ("cpu", ("digits",))):
+        for name in names:
+            run = {type(e.method).__name__ for e in trials("spire", scale) if e.data.name == name}
+            assert run >= set(TABLE_1["mnist"])
+
+
+def test_the_command_takes_a_paper_and_a_scale():
+    name, study, rest = command.preset(["reproduce", "--paper", "pdp", "--scale", "gpu", "--seed", "3"])
+    assert (name, rest) == ("reproduce-pdp-gpu", ["--seed", "3"])
+    assert study == reproduce.pdp_gpu()
+    assert command.preset(["reproduce", "--paper", "pdp"])[0] == "reproduce-pdp-cpu"
+    with pytest.raises(ValueError, match="--paper"):
+        command.preset(["reproduce"])
+    with pytest.raises(ValueError, match="invalid choice: 'dp'"):
+        command.preset(["reproduce", "--paper", "dp"])
+    with pytest.raises(ValueError, match="--scale must be one of cpu, gpu, got 'tpu'"):
+        reproduce.study("pdp", "tpu")
+
+
+def test_overrides_reach_every_study(data_root):
+    _, study, rest = command.preset(["reproduce", "--paper", "pdp", "--seed=7", "--runtime.storage=/elsewhere"])
+    options, overrides = sweep._options().parse_known_args(rest)
+    _, found, _ = sweep._plan(study, options, overrides)
+    assert {e.seed for e in found} == {7}
+    assert {e.runtime.storage for e in found} == {"/elsewhere"}
+    assert {e.evaluation.attack for e in found} == {False, True}  # removal, and the attack beside it
