@@ -61,8 +61,8 @@ def main(argv: Sequence[str]) -> int:
         seed=options.seed,
     )
     attacked = open_attacked(asked)
+    started, target = time.monotonic(), attacked.target()  # first, for it refuses what cannot be computed
     print(_about(attacked), flush=True)
-    started = time.monotonic()
     try:
         for i, _ in enumerate(_trained(attacked, options.workers), start=1):
             passed = time.monotonic() - started
@@ -71,7 +71,7 @@ def main(argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         print("interrupted; the same command continues")
         return 130
-    _read(attacked, options.out)
+    _read(attacked, target, options.out)
     print(f"files in {options.out}; {time.monotonic() - started:.0f} s in all; privacy: none")
     return 0
 
@@ -133,9 +133,8 @@ def _trained(attacked: Attacked, workers: int) -> Iterator[int]:
         yield from shadows.train(attacked, numbers, workers=workers)
 
 
-def _read(attacked: Attacked, out: Path) -> None:
+def _read(attacked: Attacked, target: Tensor, out: Path) -> None:
     """The readings and the picture."""
-    target = attacked.target()
     losses = torch.stack([attacked.losses(i) for i in range(attacked.request.shadows)])
     columns = {
         "loss": lira.with_mean(target),

@@ -4,6 +4,7 @@ shadow's number comes back."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import ray
 from ray.exceptions import RayTaskError
@@ -31,7 +32,7 @@ def train(attacked: Attacked, numbers: Sequence[int], *, workers: int) -> Iterat
     needed = _needed(attacked)
     gpu = needed.get("GPU", 0.0)
     task = ray.remote(num_cpus=needed["CPU"], num_gpus=gpu)(_train)
-    waiting, running = list(numbers), []
+    waiting, running = list(numbers), list[Any]()
     while waiting or running:
         while waiting and len(running) < workers:
             running.append(task.remote(attacked.request, waiting.pop(0), gpu))
