@@ -6,6 +6,7 @@ import csv
 import json
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,13 @@ sys.path.insert(0, str(ROOT / "jobs"))
 
 import attack
 
+from raydiff.config import Experiment
+from raydiff.data.datasets import Data
+from raydiff.data.partition import Pooled
+from raydiff.diffusion.gaussian import DDPM
+from raydiff.diffusion.local import Training
+from raydiff.diffusion.networks import MLP
+from raydiff.methods import LocalOnly
 from raydiff.shadows import Attacked
 
 
@@ -108,3 +116,20 @@ def test_a_folder_with_files_is_refused(storage, tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("")
     with pytest.raises(ValueError, match="is not empty: give another --out"):
         attack.main(call(storage, tmp_path, "localonly"))
+
+
+@pytest.mark.slow
+def test_it_finds_what_a_small_model_memorised(
+    tiny: Experiment, storage, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """240 epochs of 800 digits without protection: each record against 8 shadows tells far more than one threshold."""
+    method = LocalOnly(model=DDPM(network=MLP(width=192, depth=2), timesteps=100), local=Training(steps=3000))
+    data = Data(train=800, public=0, validation=0, calibration=200, test=590)
+    own = type(storage)(tmp_path)
+    own.finish("memorised", replace(tiny, method=method, data=data, clients=1, partition=Pooled(), evaluation=None))
+    assert attack.main(call(own, tmp_path / "out", "memorised --shadows 8")) == 0
+    loss, offline, online = json.loads((tmp_path / "out" / "readings.json").read_text())["readings"]
+    assert offline["n_nonmembers"] >= 500 and offline["tpr_calibrated"]
+    for found in (offline, online):
+        assert found["tpr_at_1pct_fpr"] > 0.2
+        assert found["auc_low"] > loss["auc_high"]
