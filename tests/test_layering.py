@@ -19,7 +19,7 @@ LAYERS = (
     ("federation", "config"),
     ("trial", "sampler"),
     ("finished",),
-    ("generation", "runs", "personalization"),
+    ("generation", "runs", "personalization", "shadows"),
     ("runtime",),
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

@@ -1,0 +1,215 @@
+"""Likelihood ratios: against simulated losses whose optimal attack is known, and against a model that memorised."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from raydiff.data.records import Records
+from raydiff.evaluation import lira
+from raydiff.evaluation.lira import halves, scores, statistics
+from raydiff.evaluation.membership import Attack, attack
+from raydiff.evaluation.roc import draw_roc, roc
+from raydiff.seeding import generator
+
+N = 4000
+
+
+def judged(columns: Tensor, members: Tensor) -> Attack:
+    """Half of the records set it up."""
+    half = torch.arange(len(columns)) % 2 == 0
+    return attack(
+        calibration_members=columns[half & members],
+        calibration_nonmembers=columns[half & ~members],
+        members=columns[~half & members],
+        nonmembers=columns[~half & ~members],
+    )
+
+
+def simulated(*, shift: float, spread: float = 1.0, shadows: int = 32) -> tuple[Tensor, ...]:
+    """(target, shadows, inside, members, mu): losses N(mu_i, 1) without a record, N(mu_i - shift, spread^2) with it;
+    mu_i ~ N(0, 3^2) is how hard it is."""
+    rng = generator(7, "simulated")
+    inside = halves(N, shadows, rng)
+    members = torch.rand(N, generator=rng) < 0.5
+    mu = 3 * torch.randn(N, generator=rng, dtype=torch.float64)
+
+    def loss(trained_on: Tensor) -> Tensor:
+        noise = torch.randn(trained_on.shape, generator=rng, dtype=torch.float64)
+        return (mu + torch.where(trained_on, spread * noise - shift, noise))[..., None]
+
+    return loss(members), loss(inside), inside, members, mu[:, None]
+
+
+def neyman_pearson(shift: float, *, noise: float) -> float:
+    """AUC of the best test between N(0, v) and N(-shift, v), v = 1 + noise."""
+    return 0.5 * (1 + math.erf(shift / math.sqrt(2 * (1 + noise)) / math.sqrt(2)))
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.7, 2.0])
+def test_its_auc_is_that_of_neyman_and_pearson(shift: float) -> None:
+    """With k shadows without the record its mean is known up to 1/k of the variance, and nothing else is lost."""
+    target, shadows, inside, members, mu = simulated(shift=shift)
+    found = judged(scores(target, shadows, inside), members)
+    low, high = found.auc_interval
+    assert low < neyman_pearson(shift, noise=1 / 16) < high
+    assert high - low < 0.06
+    assert found.auc == pytest.approx(judged(target - mu, members).auc, abs=0.015)  # who knows how hard each is
+    if shift:  # a threshold for all records cannot know how hard each is
+        assert judged(lira.with_mean(target), members).auc_interval[1] < low
+    else:
+        assert low < 0.5 < high
+
+
+def test_a_variance_of_each_record_costs_what_estimating_it_costs() -> None:
+    """Where all are equal the shared one is better with few shadows; with many they agree, and are nearly optimal."""
+    aucs = {}
+    for count in (8, 256):
+        target, shadows, inside, members, mu = simulated(shift=1.5, shadows=count)
+        for variance in ("shared", "record", "auto"):
+            aucs[count, variance] = judged(scores(target, shadows, inside, variance=variance), members).auc
+    assert aucs[8, "shared"] - aucs[8, "record"] > 0.01
+    assert aucs[256, "record"] == pytest.approx(aucs[256, "shared"], abs=0.005)
+    assert aucs[8, "auto"] == aucs[8, "shared"] and aucs[256, "auto"] == aucs[256, "record"]
+    assert aucs[256, "auto"] == pytest.approx(judged(target - mu, members).auc, abs=0.003)
+
+
+def test_online_it_knows_how_members_are_spread() -> None:
+    """Members are no lower, only closer together: one-sided there is nothing to see."""
+    target, shadows, inside, members, _ = simulated(shift=0.0, spread=0.2, shadows=64)
+    offline, online = (judged(scores(target, shadows, inside, online=on), members) for on in (False, True))
+    assert offline.auc_interval[0] < 0.5 < offline.auc_interval[1] + 0.05
+    # the test is |z|: P(0.2 |z| < |z'|) of two normal draws
+    assert online.auc == pytest.approx(1 - 2 * math.atan(0.2) / math.pi, abs=0.03)
+
+
+def test_by_hand() -> None:
+    target = torch.tensor([[1.0], [5.0]], dtype=torch.float64)
+    inside = torch.tensor([[1, 0], [0, 1], [1, 0], [0, 1]], dtype=torch.bool)
+    shadows = torch.tensor([[0.0, 4.0], [2.0, 7.0], [1.0, 8.0], [4.0, 9.0]], dtype=torch.float64)[:, :, None]
+    # without: record 0 has 2 and 4, record 1 has 4 and 8: means 3 and 6, variances 2 and 8, shared 5
+    torch.testing.assert_close(
+        scores(target, shadows, inside)[:, 0], torch.tensor([-2.0, -1.0]).double() / math.sqrt(5)
+    )
+    own = scores(target, shadows, inside, variance="record")
+    torch.testing.assert_close(own, torch.tensor([[-math.sqrt(2)] * 2, [-math.sqrt(1 / 8)] * 2]).double())
+    # with: means 0.5 and 8, variances 0.5 and 2, shared 1.25
+    online = torch.tensor([(0.25 / 1.25 - 4 / 5), (9 / 1.25 - 1 / 5)]).double() / 2 + math.log(1.25 / 5) / 2
+    torch.testing.assert_close(scores(target, shadows, inside, online=True)[:, 0], online)
+
+
+def test_the_last_column_is_the_mean() -> None:
+    target, shadows, inside, _, _ = simulated(shift=1.0, shadows=4)
+    more = scores(target.repeat(1, 2) + torch.tensor([0.0, 1.0]), shadows.repeat(1, 1, 2), inside)
+    assert more.shape == (N, 3)
+    torch.testing.assert_close(more[:, 2], more[:, :2].mean(1))
+
+
+def test_halves_are_halves() -> None:
+    inside = halves(101, 8, generator(0))
+    assert inside.sum(0).tolist() == [4] * 101
+    assert inside.sum(1).tolist() == [50, 51] * 4
+    assert torch.equal(inside, halves(101, 10, generator(0))[:8])  # more shadows leave the first as they were
+    assert len({tuple(row) for row in inside.tolist()}) == 8
+
+
+# --- the statistic ---
+
+
+def records(n: int) -> Records:
+    images = torch.linspace(-1, 1, n * 4).view(n, 1, 2, 2)
+    return Records(images, torch.arange(n)[:, None] % 3, torch.arange(n))
+
+
+ABAR = torch.tensor([1.0, 0.9, 0.64], dtype=torch.float64)
+
+
+def test_the_loss_of_a_denoiser_that_answers_the_class() -> None:
+    """z = class: the error is (eps - class)^2, on average 1 + class^2."""
+    found = statistics(
+        lambda x, t, labels: labels[:, :, None, None].expand_as(x) * (t[0] == 2),
+        records(6),
+        alphas_bar=ABAR,
+        timesteps=[1, 2],
+        draws=2000,
+        rng=generator(0),
+    )
+    assert found.shape == (6, 2) and found.dtype == torch.float64
+    torch.testing.assert_close(found[:, 0], torch.ones(6).double(), atol=0.05, rtol=0)
+    torch.testing.assert_close(found[:, 1], torch.tensor([1.0, 2, 5] * 2).double(), atol=0.15, rtol=0)
+
+
+def test_what_the_denoiser_is_shown_is_the_noised_record() -> None:
+    """z = (x_t - sqrt(abar) x_0) / sqrt(1 - abar) is the noise itself."""
+    rows = records(5)
+
+    def oracle(x: Tensor, t: Tensor, labels: Tensor) -> Tensor:
+        a = ABAR[t].float().view(-1, 1, 1, 1)
+        return (x - a.sqrt() * rows.images) / (1 - a).sqrt()
+
+    found = statistics(oracle, rows, alphas_bar=ABAR, timesteps=[1, 2], draws=3, rng=generator(0))
+    assert float(found.max()) < 1e-10
+
+
+def test_every_model_sees_the_same_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    def seen() -> Tensor:
+        shown = []
+        statistics(
+            lambda x, t, _: shown.append(x) or x, records(5), alphas_bar=ABAR, timesteps=[2], draws=2, rng=generator(3)
+        )
+        return torch.stack(shown)
+
+    assert torch.equal(seen(), seen())
+    assert not torch.equal(*seen())  # another draw
+
+
+# --- the curve ---
+
+
+def test_the_curve_and_its_picture(tmp_path) -> None:
+    fpr, tpr = roc(torch.tensor([1.0, 3.0]), torch.tensor([2.0, 3.0, 4.0, 5.0]))
+    assert fpr.tolist() == [0, 0, 0.25, 0.5, 0.75, 1]
+    assert tpr.tolist() == [0, 0.5, 0.5, 1, 1, 1]
+    draw_roc({"loss": (torch.arange(3.0), torch.arange(4.0))}, tmp_path / "roc.png", title="of something")
+    assert (tmp_path / "roc.png").read_bytes().startswith(b"\x89PNG")
+
+
+# --- refused ---
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: halves(10, 7, generator(0)), "shadows must be an even number of at least 4, got 7"),
+        (lambda: halves(10, 2, generator(0)), "shadows must be an even number of at least 4, got 2"),
+        (lambda: halves(1, 4, generator(0)), "records must be at least 2 to be halved, got 1"),
+        (
+            lambda: scores(torch.zeros(3, 1), torch.zeros(4, 3, 2), torch.zeros(4, 3) > 0),
+            r"must be \(N, S\), \(M, N, S\) and \(M, N\), got \(3, 1\), \(4, 3, 2\) and \(4, 3\)",
+        ),
+        (
+            lambda: scores(torch.zeros(3, 1), torch.zeros(4, 3, 1), torch.zeros(4, 3) > 0),
+            "inside must put each record into at least 2 of the shadows, and leave it out of 2",
+        ),
+        (
+            lambda: scores(torch.zeros(3, 1), torch.zeros(4, 3, 1), halves(3, 4, generator(0)), variance="own"),
+            "variance must be one of auto, shared, record, got 'own'",
+        ),
+        (lambda: loss_of(timesteps=[3]), r"timesteps must be one or more numbers in 1 \.\. 2, got \[3\]"),
+        (lambda: loss_of(timesteps=[]), r"timesteps must be one or more numbers in 1 \.\. 2, got \[\]"),
+        (lambda: loss_of(draws=0), "draws must be at least 1, got 0"),
+        (lambda: loss_of(n=0), "records must hold at least one record to score"),
+    ],
+)
+def test_refused(call, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        call()
+
+
+def loss_of(*, n: int = 3, timesteps: tuple[int, ...] | list[int] = (1,), draws: int = 1) -> Tensor:
+    return statistics(
+        lambda x, t, labels: x, records(n), alphas_bar=ABAR, timesteps=timesteps, draws=draws, rng=generator(0)
+    )
