@@ -13,9 +13,10 @@ from pdp_tables import CLEAR, CONDITIONS, NOISY, kernel, skewed, weighted_tables
 
 from raydiff.diffusion.uniform import Linear, Schedule, Sigmoid
 from raydiff.privacy.pdp import CAVEATS, Release, audit, bounds, caveats
-from raydiff.privacy.pdp_exact import column_chances, exact, generated, hockey_stick, noise
+from raydiff.privacy.pdp_exact import column_chances, exact, generated, noise
 from raydiff.privacy.pdp_histograms import Distinct, histograms
 from raydiff.privacy.pdp_kernel import Ints
+from raydiff.privacy.pdp_samples import hockey_stick
 
 NOISE = 1e-11  # of differences of sums of floats near 1
 
