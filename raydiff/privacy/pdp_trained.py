@@ -9,9 +9,8 @@ errors but `gap` are 0, and delta and path are those of `exact`.
 | gammatilde_t, Assumption 2; TV is half of sum abs(q - p) | Trained.gap |
 | O(sqrt(gamma_t) + gammatilde_t), Theorem 1 | Trained.error, from `error_factors` |
 
-delta is that of two given models. Where training is random, the mechanism's outputs are mixtures over its randomness;
-for those, the mean of delta over pairs of runs is an upper bound (the hockey stick is jointly convex), whichever runs
-are paired.
+delta is that of two given models. Where training is random, what is released is a mixture over its randomness, and its
+delta is at most the expectation of this one (the hockey stick is jointly convex), whichever runs are paired.
 
 Deviations:
 - f_1 is twice the printed one: the last line of Lemma K.3's proof loses a factor of 2. It is that of Appendix J.3,
@@ -71,8 +70,9 @@ def trained(
 ) -> Trained:
     """Of models of a (rows, n) table with row number `record` and without one copy of it, in this order.
 
-    `weights` (rows,) counts equal rows. Raises ValueError for too many states, for other than two models, for predictions
-    that are no distributions, and for a kernel whose first step adds no noise, where the conditionals have no meaning.
+    `weights` (rows,) counts equal rows. Raises ValueError for too many states, for other than two models, for
+    predictions that are no distributions, and for a kernel whose first step adds no noise, where the conditionals have
+    no meaning.
     """
     kernel, n = release.kernel, table.shape[1]
     if len(models) != 2:
