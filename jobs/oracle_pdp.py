@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 from analysis import pdp_plot
+from raydiff.diffusion.local import Training
 from raydiff.diffusion.uniform import Linear, Schedule, Sigmoid
-from raydiff.evaluation import oracle_pdp
+from raydiff.evaluation import oracle_pdp, oracle_pdp_trained
 from raydiff.evaluation.oracle_data import Interval, interval
 from raydiff.evaluation.oracle_pdp import Setting
-from raydiff.privacy.pdp import CAVEATS
+from raydiff.privacy.pdp import CAVEATS, audit
+from raydiff.privacy.pdp_exact import exact
 from raydiff.privacy.pdp_kernel import Floats, Ints
 from raydiff.seeding import generator
 
@@ -36,6 +38,8 @@ STEP = 5  # at which Figure 3's similarity is taken
 EXPECTED = {1: -1, 50: -2}  # slopes over s, by step
 CONFIGURATIONS = ((5, 5, 20), (10, 5, 20), (20, 5, 100))
 """(n, k, T) of Figure 11."""
+TINY = Setting(p=0.6, others=100, columns=3, categories=3, steps=10, epsilon=0.1)  # 27 states, enumerated
+MARKS, RUNS = (0, 30, 100, 300), 2  # steps of the training of its models, how often they are trained
 Grown = dict[int, list[tuple[Floats, Ints]]]  # by n: of each table, the main terms and the radii
 FIELDS = ("figure", "quantity", "curve", "x", "mean", "low", "high")
 
@@ -74,6 +78,9 @@ def pdp(out: Path, *, seeds: int = SEEDS) -> list[str]:
         *_tables(curves),
         "",
         *_slopes(grown),
+        "",
+        *trained(),
+        "",
         f"written: {table}",
         f"written: {picture}",
     ]
@@ -186,6 +193,29 @@ def _slopes(grown: Grown) -> list[str]:
             slope = interval([float(oracle_pdp.slopes(values, SIZES)[t - 1]) for values, _ in found])
             ends = " -> ".join(f"{np.mean([radius[i, t - 1] for _, radius in found]):g}" for i in (0, -1))
             lines.append(f"  n = {n:2}, t = {t:2}: {_shown(slope)}, the paper's {expected} ({ends})")
+    return lines
+
+
+def trained() -> list[str]:
+    """What the record really changes in one tiny table: perfect models, then trained ones, step by step."""
+    table, one = TINY.table(generator(0, "pdp", "tiny")), TINY.release
+    found, bound = exact(table, 0, one), audit(table, one, records=np.array([0])).delta[0]
+    more = {m: exact(table, 0, replace(one, samples=m)) for m in (1, 2, 5, 10)}
+    rule = Training(steps=MARKS[-1], learning_rate=5e-3, decay="constant")
+    runs = [list(oracle_pdp_trained.stages(TINY, table, MARKS, training=rule, seed=run)) for run in range(RUNS)]
+    lines = [
+        "One record, all states enumerated: k = n = 3, T = 10, s = 100, p = 0.6, linear, epsilon 0.1, m = 1;",
+        f"perfect models: exact delta {found.delta:.3g}, KL bound {found.output:.3g} (of the outputs) and "
+        f"{found.path:.3g} (of the chains), Theorem 1 {bound:.3g}, largest gammatilde_t {found.gap:.3g}",
+        "exact delta over m: " + ", ".join(f"{m}: {each.least:.4g} .. {each.delta:.4g}" for m, each in more.items()),
+        f"trained with and without the record on the same batches, mean of {RUNS} runs; errors: the largest over t;",
+        "Theorem 1's error term, with the constants of its proof, is infinite at t = 1:",
+        f"{'steps':>7}{'delta':>10}{'KL bound':>10}{'gamma_t':>10}{'mean KL':>10}{'gammatilde_t':>14}",
+    ]
+    for steps, stage in zip(MARKS, zip(*runs, strict=True), strict=True):
+        values = [(r.delta, r.path, float(r.gamma.max()), float(r.mean.max()), float(r.gap.max())) for r in stage]
+        cells = zip(np.mean(values, axis=0), (10, 10, 10, 10, 14), strict=True)
+        lines.append(f"{steps:>7}" + "".join(f"{value:>{width}.3g}" for value, width in cells))
     return lines
 
 

@@ -89,6 +89,7 @@ def test_pdp_shows_the_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(oracle.oracle_pdp, "CONFIGURATIONS", ((5, 5, 20),))
     monkeypatch.setattr(oracle.oracle_pdp, "COLUMNS", (5, 20))
     monkeypatch.setattr(oracle.oracle_pdp, "PS", (0.3, 0.9))
+    monkeypatch.setattr(oracle.oracle_pdp, "MARKS", (0, 20))
     lines = oracle.oracle_pdp.pdp(tmp_path, seeds=2)
     written = {line.removeprefix("written: ") for line in lines if line.startswith("written")}
     assert written == {str(path) for path in tmp_path.iterdir()} and len(written) == 2

@@ -13,9 +13,10 @@ from pdp_tables import CLEAR, CONDITIONS, NOISY, kernel, skewed, weighted_tables
 
 from raydiff.diffusion.uniform import Linear, Schedule, Sigmoid
 from raydiff.privacy.pdp import CAVEATS, Release, audit, bounds, caveats
-from raydiff.privacy.pdp_exact import column_chances, exact, generated, hockey_stick, noise
+from raydiff.privacy.pdp_exact import column_chances, exact, generated, noise
 from raydiff.privacy.pdp_histograms import Distinct, histograms
 from raydiff.privacy.pdp_kernel import Ints
+from raydiff.privacy.pdp_samples import hockey_stick
 
 NOISE = 1e-11  # of differences of sums of floats near 1
 
@@ -193,9 +194,20 @@ def test_an_infinite_bound_where_the_last_of_a_value_is_taken() -> None:
     assert audit(table, Release(kernel=kernel(Linear(), 3, 2)), records=np.array([9])).delta[0] == math.inf
 
 
-@pytest.mark.parametrize(
-    ("columns", "samples", "message"), [(2, 2, "one sample, got samples 2"), (13, 1, r"2\^13 states are too many")]
-)
-def test_bad_values(columns: int, samples: int, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        exact(np.zeros((3, columns), dtype=int), 0, Release(kernel=kernel(Linear(), 2, 2), samples=samples))
+def test_samples_are_drawn_from_one_model() -> None:
+    """The product of all pairs of rows that one model generates, against that of the other."""
+    table, release = skewed(9, 2, 3, p=0.4), Release(kernel=kernel(Sigmoid(), 4, 3), epsilon=0.02, samples=2)
+    p, q = brute_force(table, release), brute_force(np.delete(table, 3, axis=0), release)
+    two = [np.outer(each, each) for each in (p, q)]
+    found, once = exact(table, 3, release), exact(table, 3, replace(release, samples=1))
+    expected = max(hockey_stick(two[0], two[1], 0.02), hockey_stick(two[1], two[0], 0.02))
+    assert found.delta == pytest.approx(expected, rel=1e-9)
+    assert found.least == pytest.approx(expected, rel=1e-9)
+    assert found.output == pytest.approx(2 * once.output) and found.path == pytest.approx(2 * once.path)
+    assert once.delta < found.delta < found.output
+    assert once.least == once.delta
+
+
+def test_too_many_states() -> None:
+    with pytest.raises(ValueError, match=r"2\^13 states are too many"):
+        exact(np.zeros((3, 13), dtype=int), 0, Release(kernel=kernel(Linear(), 2, 2)))
