@@ -129,6 +129,13 @@ def mu_for(epsilon: float, delta: float) -> float:
     return low
 
 
+def epsilon_for(mu: float, delta: float) -> float:
+    """The smallest epsilon at which mu-Gaussian DP is (epsilon, delta)-DP: `exact` of one number."""
+    _check_mu(mu)
+    _check_delta(delta)
+    return _exact(mu, delta)
+
+
 def auc_ceiling(mu: float) -> float:
     """The largest ROC AUC of any membership attack under mu-Gaussian DP, Phi(mu / sqrt 2)."""
     _check_mu(mu)
