@@ -29,7 +29,7 @@ from raydiff.privacy import accountants
 from raydiff.seeding import NoiseStream
 
 Send = Callable[[Tensor, NoiseStream], Tensor]
-"""(canaries (n, m, d), noise) -> what the adversary sees of each, (n, m, d): the real release, or the sum of several."""
+"""(canaries (n, m, d), noise) -> what the adversary sees of each, (n, m, d): the real release, or a sum of several."""
 
 STRETCH = 10.0
 """The canaries' norm over the clip norm: at 1 a forgotten clip would not show."""
