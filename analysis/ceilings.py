@@ -76,7 +76,7 @@ def plot(rows: pd.DataFrame, path: Path, *, mu: float, canary: float | None = No
 def _draw(axes: Any, attack: str, rows: pd.DataFrame, colour: str, marker: str) -> None:
     """The points of one attack; its AUC in the legend."""
     aucs = rows[rows["fpr"].astype(str) == "auc"].astype({"tpr": float})
-    points = rows.drop(aucs.index).astype({c: float for c in COLUMNS[1:]}).sort_values("fpr")
+    points = rows.drop(aucs.index).astype(dict.fromkeys(COLUMNS[1:], float)).sort_values("fpr")
     shown = "".join(f", AUC {r.tpr:.3f}{_interval(float(r.low), float(r.high))}" for r in aucs.itertuples())
     errors = [(points["tpr"] - points["low"]).clip(lower=0), (points["high"] - points["tpr"]).clip(lower=0)]
     look = {"marker": marker, "markersize": 4, "linewidth": 0.9, "color": colour, "capsize": 2}

@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
     experiment = _experiment(options.what, rest, Path(options.storage).expanduser().absolute())
     audit = _one_run if isinstance(experiment.method, DPSGD) else _gaussian
     began = time.perf_counter()
-    print(f"{options.what}: {type(experiment.method).__name__}", "with half its noise" if options.halve else "")
+    print(f"{options.what}: {type(experiment.method).__name__}{', with half its noise' if options.halve else ''}")
     flagged = audit(experiment, options)
     print(f"flagged: {flagged} of {options.seeds} seeds ({time.perf_counter() - began:.0f} s)")
     return 1 if not options.halve and flagged * SHARE > options.seeds else 0

@@ -11,13 +11,15 @@ import torch
 from torch import Tensor
 
 from raydiff import tree
-from raydiff.averaging import Averaged
+from raydiff.averaging import Averaging
 from raydiff.data.records import Records
 from raydiff.method import HELD, Round, Upload
 from raydiff.methods import DPSGD, PFDM, AnyMethod, FedDistr
 from raydiff.privacy.canary import Send, one_by_one
+from raydiff.privacy.clients import ClientPrivacy
 from raydiff.privacy.ledger import Ledger
 from raydiff.privacy.one_run import Pulls
+from raydiff.privacy.release import Event
 from raydiff.seeding import NoiseStream, generator
 from raydiff.tree import Params
 
@@ -55,8 +57,10 @@ def subject(method: AnyMethod, public: Records | None) -> Subject:
         return _pfdm(method, public)
     if isinstance(method, FedDistr) and method.epsilon not in (None, math.inf):
         return _feddistr(method)
-    if isinstance(method, Averaged) and (privacy := method.averaging.privacy) and privacy.epsilon < math.inf:
-        return Subject(transcript=_averaged(method), clip=privacy.clip, shape=(1, WIDTH))
+    averaging = getattr(method, "averaging", None)
+    if isinstance(averaging, Averaging) and averaging.privacy and averaging.privacy.epsilon < math.inf:
+        averaged = _averaged(averaging, averaging.privacy, method.rounds)
+        return Subject(transcript=averaged, clip=averaging.privacy.clip, shape=(1, WIDTH))
     raise _silent(method)
 
 
@@ -104,11 +108,9 @@ def _feddistr(method: FedDistr) -> Subject:
     return Subject(transcript=transcript, clip=method.clip, shape=(method.clusters, len(start)))
 
 
-def _averaged(method: Averaged) -> Transcript:
+def _averaged(averaging: Averaging, privacy: ClientPrivacy, rounds: int) -> Transcript:
     """One client of two sends the canary in every round, the other 0; under central trust their mean is seen."""
-    averaging, rounds = method.averaging, method.rounds
-    assert averaging.privacy is not None
-    central = averaging.privacy.trust == "central"
+    central = privacy.trust == "central"
 
     def transcript(canaries: Tensor, noise: NoiseStream) -> tuple[Tensor, Ledger]:
         ledgers = []
@@ -117,7 +119,7 @@ def _averaged(method: Averaged) -> Transcript:
             ledger, seen = Ledger(), torch.zeros_like(canary, dtype=torch.float64)
             for r in range(rounds):
                 sent = [_upload(client, x, noise, r) for client, x in enumerate((canary, torch.zeros_like(canary)))]
-                value, events = sent[0].release.value, []
+                value, events = sent[0].release.value, list[Event]()
                 if central:
                     rnd = Round(r, generator(0), replace(noise, path=(*noise.path, r, "server")))
                     value, _, events = averaging.mean(sent, rnd, rounds=rounds)

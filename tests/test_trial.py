@@ -97,7 +97,7 @@ def test_an_attack_above_the_ceiling_fails_the_trial(tiny: Experiment, tmp_path:
     real = evaluate.summarise
     monkeypatch.setattr(evaluate, "summarise", lambda r: {**real(r), "attack/global/pia/auc_low": 0.999})
     opened = open_trial(tiny, tmp_path)
-    with pytest.raises(AboveCeiling, match=r"attack/global/pia has an AUC of at least 0\.999, above the ceiling 0\.9"):
+    with pytest.raises(AboveCeiling, match=r"attack/global/pia has an AUC of at least 0\.999, above the ceiling 0\.82"):
         execute(opened)
     assert opened.outcome() is None  # whoever runs it writes that it failed
 

@@ -104,16 +104,17 @@ def bound(canaries: Tensor, antipodes: Tensor, *, confidence: float = 0.95) -> A
     if not (canaries.isfinite().all() and antipodes.isfinite().all()):
         raise ValueError("the scores must be finite numbers")
     inside, outside = (s.double().numpy() for s in (canaries, antipodes))
-    setting, counted = zip(*((s[: len(s) // 2], s[len(s) // 2 :]) for s in (inside, outside)), strict=True)
-    cuts = np.sort(np.concatenate(setting))
-    threshold = cuts[int(np.argmax(_mu_low(*setting, cuts, confidence)))]
-    missed, taken = int((counted[0] <= threshold).sum()), int((counted[1] > threshold).sum())
-    sizes = (len(counted[0]), len(counted[1]))
+    half_in, half_out = len(inside) // 2, len(outside) // 2
+    set_in, set_out, inside, outside = inside[:half_in], outside[:half_out], inside[half_in:], outside[half_out:]
+    cuts = np.sort(np.concatenate([set_in, set_out]))
+    threshold = cuts[int(np.argmax(_mu_low(set_in, set_out, cuts, confidence)))]
+    missed, taken = int((inside <= threshold).sum()), int((outside > threshold).sum())
+    sizes = (len(inside), len(outside))
     return Audit(
         fpr=taken / sizes[1],
         fnr=missed / sizes[0],
-        mu_low=max(0.0, float(_mu_low(*counted, np.array([threshold]), confidence)[0])),
-        mu_most=float(_of_counts(np.zeros(1), np.zeros(1), sizes, confidence)[0]),
+        mu_low=max(0.0, float(_of_counts(missed, taken, sizes, confidence))),
+        mu_most=float(_of_counts(0, 0, sizes, confidence)),
         counted=sizes,
         confidence=confidence,
     )
