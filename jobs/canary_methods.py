@@ -109,7 +109,7 @@ def _feddistr(method: FedDistr) -> Subject:
 
 
 def _averaged(averaging: Averaging, privacy: ClientPrivacy, rounds: int) -> Transcript:
-    """One client of two sends the canary in every round, the other 0; under central trust their mean is seen."""
+    """A client sends the canary in every round; under central trust its mean with another's 0 is seen."""
     central = privacy.trust == "central"
 
     def transcript(canaries: Tensor, noise: NoiseStream) -> tuple[Tensor, Ledger]:
@@ -118,9 +118,10 @@ def _averaged(averaging: Averaging, privacy: ClientPrivacy, rounds: int) -> Tran
         def one(canary: Tensor, noise: NoiseStream) -> Tensor:
             ledger, seen = Ledger(), torch.zeros_like(canary, dtype=torch.float64)
             for r in range(rounds):
-                sent = [_upload(client, x, noise, r) for client, x in enumerate((canary, torch.zeros_like(canary)))]
+                sent = [_upload(0, canary, noise, r)]
                 value, events = sent[0].release.value, list[Event]()
                 if central:
+                    sent.append(_upload(1, torch.zeros_like(canary), noise, r))
                     rnd = Round(r, generator(0), replace(noise, path=(*noise.path, r, "server")))
                     value, _, events = averaging.mean(sent, rnd, rounds=rounds)
                 seen += torch.cat([value["a"], value["b"]]).double()

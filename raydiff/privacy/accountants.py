@@ -117,6 +117,7 @@ def gaussian_dp_mu(events: Sequence[Event]) -> float:
     return math.hypot(*(math.sqrt(g.steps) / g.std_over_sensitivity for g in gaussians))
 
 
+@functools.lru_cache
 def mu_for(epsilon: float, delta: float) -> float:
     """The largest mu, to within a relative 1e-9, at which `exact` is at most epsilon."""
     check_budget(epsilon, delta)
