@@ -107,14 +107,15 @@ def bound(canaries: Tensor, antipodes: Tensor, *, confidence: float = 0.95) -> A
     half_in, half_out = len(inside) // 2, len(outside) // 2
     set_in, set_out, inside, outside = inside[:half_in], outside[:half_out], inside[half_in:], outside[half_out:]
     cuts = np.sort(np.concatenate([set_in, set_out]))
-    threshold = cuts[int(np.argmax(_mu_low(set_in, set_out, cuts, confidence)))]
+    best = np.flatnonzero((errors := _errors(set_in, set_out, cuts)) == errors.min())
+    threshold = cuts[best[len(best) // 2]]
     missed, taken = int((inside <= threshold).sum()), int((outside > threshold).sum())
     sizes = (len(inside), len(outside))
     return Audit(
         fpr=taken / sizes[1],
         fnr=missed / sizes[0],
         mu_low=max(0.0, float(_of_counts(missed, taken, sizes, confidence))),
-        mu_most=float(_of_counts(0, 0, sizes, confidence)),
+        mu_most=max(0.0, float(_of_counts(0, 0, sizes, confidence))),
         counted=sizes,
         confidence=confidence,
     )
@@ -167,11 +168,10 @@ def _check(count: int, confidence: float) -> None:
         raise ValueError(f"confidence must be in (0, 1), got {confidence}")
 
 
-def _mu_low(inside: Any, outside: Any, cuts: Any, confidence: float) -> Any:
-    """The bound at each threshold."""
-    missed = np.searchsorted(np.sort(inside), cuts, side="right")
-    taken = len(outside) - np.searchsorted(np.sort(outside), cuts, side="right")
-    return _of_counts(missed, taken, (len(inside), len(outside)), confidence)
+def _errors(inside: Any, outside: Any, cuts: Any) -> Any:
+    """FNR + FPR at each threshold. Not the bound itself: its best threshold is an extreme one that was lucky."""
+    fnr = np.searchsorted(np.sort(inside), cuts, side="right") / len(inside)
+    return fnr + 1 - np.searchsorted(np.sort(outside), cuts, side="right") / len(outside)
 
 
 def _of_counts(missed: Any, taken: Any, sizes: tuple[int, int], confidence: float) -> Any:
