@@ -34,7 +34,7 @@ from raydiff.evaluation import evaluate, exposure, pictures
 from raydiff.evaluation.evaluate import ClientReport, Instruments
 from raydiff.federation import Client, Keys, LocalPool, Pool, Progress, rounds
 from raydiff.method import Demanding, Metrics, Personalizing, Tabling
-from raydiff.privacy import accountants
+from raydiff.privacy import accountants, tradeoff
 from raydiff.privacy.ledger import Guarantee, Ledger
 from raydiff.store import INITIAL, Store, write_text
 from raydiff.tracking import Jsonl
@@ -207,6 +207,7 @@ def _finish(trial: Trial, pool: Pool, progress: Progress, trained_s: float, cloc
     if experiment.evaluation is not None:
         reports = list(pool.evaluate(_measured(trial, pool), progress.sent, progress.number, "test"))
         final.update(evaluate.summarise(reports))
+        tradeoff.check_attacks(final)
         _draw_samples(reports, trial.folder / "artifacts" / "samples.png")
         _draw_partition(trial)
         final.update(_newcomers(trial, pool, progress))
@@ -252,17 +253,17 @@ def guarantees(ledger: Ledger, experiment: Experiment) -> tuple[Guarantee, Guara
 
 
 def _privacy_metrics(ledger: Ledger, experiment: Experiment) -> Metrics:
-    """Epsilon as the ledger has it, and the membership AUC that no attack on the uploads can exceed."""
+    """Epsilon as the ledger has it, and the membership AUC that no attack on the uploads can exceed, with its mu."""
     delta, accountant = experiment.method.delta, experiment.method.accountant
     try:
         mu = max((ledger.server.mu(c) for c in ledger.bytes_by_client), default=0.0)
-        ceiling = accountants.auc_ceiling(mu)
+        found = {tradeoff.MU: mu, "privacy/auc_ceiling": accountants.auc_ceiling(mu)}
     except accountants.Unsupported:  # no closed form: every AUC is allowed
-        ceiling = 1.0
+        found = {"privacy/auc_ceiling": 1.0}
     return {
+        **found,
         "privacy/epsilon_server": ledger.server.epsilon(delta, accountant),
         "privacy/epsilon_outsiders": ledger.outsiders.epsilon(delta, accountant),
-        "privacy/auc_ceiling": ceiling,
         "comm/bytes_up": float(ledger.bytes_up),
     }
 

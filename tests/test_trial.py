@@ -22,10 +22,12 @@ from raydiff.data.datasets import Data, load
 from raydiff.data.entangled import measured
 from raydiff.data.partition import Entangled, Iid, Newcomers, Pooled
 from raydiff.diffusion.local import Training
+from raydiff.evaluation import evaluate
 from raydiff.evaluation.evaluate import Evaluation
 from raydiff.federation import LocalPool
-from raydiff.methods import PFDM, SPIRE, FedAvg, LocalOnly
+from raydiff.methods import DPSGD, PFDM, SPIRE, FedAvg, LocalOnly
 from raydiff.privacy.ledger import Ledger
+from raydiff.privacy.tradeoff import AboveCeiling
 from raydiff.trial import Trial, end, make_clients, noise_secret, open_trial
 
 SECRET = "00112233445566778899aabbccddeeff"
@@ -81,6 +83,23 @@ def test_privacy_comes_from_the_ledger(finished: tuple[Trial, list[dict[str, Any
     assert 0 < epsilon <= 10
     assert all(r["privacy/epsilon_server"] == r["privacy/epsilon_outsiders"] == epsilon for r in results)
     assert all(0.5 < r["privacy/auc_ceiling"] < 1 and r["comm/bytes_up"] == ledger.bytes_up for r in results)
+    assert all(r["privacy/mu"] == ledger.mu(0) == ledger.mu(1) for r in results)
+
+
+def test_sampled_noise_has_no_mu_and_no_ceiling(protocol: Experiment, tmp_path: Path) -> None:
+    local = replace(protocol.method.local, steps=1)
+    method = DPSGD(model=protocol.method.model, local=local, rounds=1, noise_multiplier=5.0)
+    (first, *_) = execute(open_trial(replace(protocol, method=method), tmp_path))
+    assert "privacy/mu" not in first and first["privacy/auc_ceiling"] == 1
+
+
+def test_an_attack_above_the_ceiling_fails_the_trial(tiny: Experiment, tmp_path: Path, monkeypatch: Any) -> None:
+    real = evaluate.summarise
+    monkeypatch.setattr(evaluate, "summarise", lambda r: {**real(r), "attack/global/pia/auc_low": 0.999})
+    opened = open_trial(tiny, tmp_path)
+    with pytest.raises(AboveCeiling, match=r"attack/global/pia has an AUC of at least 0\.999, above the ceiling 0\.82"):
+        execute(opened)
+    assert opened.outcome() is None  # whoever runs it writes that it failed
 
 
 def test_the_outcome_has_the_final_numbers_and_the_guarantee(
@@ -429,7 +448,8 @@ def test_unprotected_uploads_say_infinity(protocol: Experiment, tmp_path: Path) 
     method = FedAvg(model=protocol.method.model, local=protocol.method.local, rounds=2)
     opened = open_trial(replace(protocol, method=method), tmp_path)
     results = execute(opened)
-    assert all(r["privacy/epsilon_server"] == math.inf and r["privacy/auc_ceiling"] == 1 for r in results)
+    assert all(r["privacy/epsilon_server"] == r["privacy/mu"] == math.inf for r in results)
+    assert all(r["privacy/auc_ceiling"] == 1 for r in results)
     outcome = opened.outcome()
     assert outcome is not None and outcome["says"] == "epsilon inf (no guarantee: weights sent as they are)"
 

@@ -117,6 +117,7 @@ def gaussian_dp_mu(events: Sequence[Event]) -> float:
     return math.hypot(*(math.sqrt(g.steps) / g.std_over_sensitivity for g in gaussians))
 
 
+@functools.lru_cache
 def mu_for(epsilon: float, delta: float) -> float:
     """The largest mu, to within a relative 1e-9, at which `exact` is at most epsilon."""
     check_budget(epsilon, delta)
@@ -127,6 +128,13 @@ def mu_for(epsilon: float, delta: float) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if _exact(middle, delta) <= epsilon else (low, middle)
     return low
+
+
+def epsilon_for(mu: float, delta: float) -> float:
+    """The smallest epsilon at which mu-Gaussian DP is (epsilon, delta)-DP: `exact` of one number."""
+    _check_mu(mu)
+    _check_delta(delta)
+    return _exact(mu, delta)
 
 
 def auc_ceiling(mu: float) -> float:

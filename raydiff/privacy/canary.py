@@ -1,0 +1,186 @@
+"""How much privacy does a Gaussian release leave at most? A lower bound on mu and epsilon, from attacks on canaries.
+
+The adversary makes a canary x and its antipode -x, both at the clip norm or beyond it: no two records are further apart
+after clipping. It sees the real release of one of them, scores it by its projection on x, and says which it was. Its
+false positive and false negative rates over many canaries bound mu from below (Dong, Roth & Su 2019, arXiv 1905.02383;
+Nasr et al. 2023, arXiv 2302.07956):
+
+    mu >= Phi^-1(1 - FPR) - Phi^-1(FNR)
+
+with Clopper-Pearson limits in place of the two rates. The threshold comes from a half of the canaries that is not
+counted. Where the bound lies above what the ledger says, the mechanism is not what its event claims. A bound below it
+proves nothing: it grows with the number of canaries.
+
+Shapes: n canaries, of m vectors of d entries each: m is 1 but where a client sends several vectors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.special import betaincinv, ndtri
+from torch import Tensor
+
+from raydiff.privacy import accountants
+from raydiff.seeding import NoiseStream
+
+Send = Callable[[Tensor, NoiseStream], Tensor]
+"""(canaries (n, m, d), noise) -> what the adversary sees of each, (n, m, d): the real release, or a sum of several."""
+
+STRETCH = 10.0
+"""The canaries' norm over the clip norm: at 1 a forgotten clip would not show."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Audit:
+    """What the adversary achieved on canaries that took no part in choosing its threshold."""
+
+    fpr: float
+    """Share of the antipodes that it took for canaries."""
+    fnr: float
+    """Share of the canaries that it took for antipodes."""
+    mu_low: float
+    """Lower confidence bound on mu of Gaussian DP; at least 0."""
+    mu_most: float
+    """The largest bound that so many canaries could show: every guess right."""
+    counted: tuple[int, int]
+    """Canaries and antipodes behind the two rates."""
+    confidence: float
+    """One-sided, of `mu_low`."""
+
+    def flags(self, mu: float) -> bool:
+        """Whether a mechanism of this mu is ruled out."""
+        return self.mu_low > mu
+
+    def epsilon_low(self, delta: float) -> float:
+        """Lower confidence bound on epsilon at this delta, of a Gaussian mechanism, by the exact accountant."""
+        return accountants.epsilon_for(self.mu_low, delta)
+
+    def epsilon_most(self, delta: float) -> float:
+        """The largest `epsilon_low` that so many canaries could show."""
+        return accountants.epsilon_for(self.mu_most, delta)
+
+
+def audit(
+    send: Send,
+    *,
+    clip: float,
+    shape: tuple[int, int],
+    count: int,
+    rng: torch.Generator,
+    asks: int = 2,
+    factor: float = 1.0,
+    confidence: float = 0.95,
+) -> Audit:
+    """Attack `count` releases of canaries (m, d) = `shape`, half of them antipodes, under a noise secret of its own.
+
+    Every vector of a canary has a random direction and the norm `STRETCH * clip`. All is asked for `asks` times, as
+    after a crash, and averaged: a repeated release tells nothing unless its noise is drawn anew. `factor` weakens the
+    noise on purpose. Raises ValueError as `bound` does.
+    """
+    _check(count // 2, confidence)
+    x = torch.randn(count, *shape, generator=rng, dtype=torch.float64)
+    x /= x.norm(dim=2, keepdim=True)
+    sign = torch.ones(count, dtype=torch.float64)
+    sign[torch.randperm(count, generator=rng)[: count // 2]] = -1
+    sent = (STRETCH * clip * sign[:, None, None] * x).float()
+    noise = stream(rng, factor)
+    seen = sum((send(sent, noise).double() for _ in range(asks)), torch.zeros_like(x)) / asks
+    scores = (seen * x).sum((1, 2))
+    return bound(scores[sign > 0], scores[sign < 0], confidence=confidence)
+
+
+def bound(canaries: Tensor, antipodes: Tensor, *, confidence: float = 0.95) -> Audit:
+    """The bound from independent scores, high for canaries; the first half of each chooses the threshold.
+
+    Both rates' limits hold together with this confidence (each misses with half of what is left: Bonferroni). Raises
+    ValueError for fewer than four scores of a kind, for scores that are not numbers and for a confidence that is none.
+    """
+    _check(min(len(canaries), len(antipodes)), confidence)
+    if not (canaries.isfinite().all() and antipodes.isfinite().all()):
+        raise ValueError("the scores must be finite numbers")
+    inside, outside = (s.double().numpy() for s in (canaries, antipodes))
+    half_in, half_out = len(inside) // 2, len(outside) // 2
+    set_in, set_out, inside, outside = inside[:half_in], outside[:half_out], inside[half_in:], outside[half_out:]
+    cuts = np.sort(np.concatenate([set_in, set_out]))
+    best = np.flatnonzero((errors := _errors(set_in, set_out, cuts)) == errors.min())
+    threshold = cuts[best[len(best) // 2]]
+    missed, taken = int((inside <= threshold).sum()), int((outside > threshold).sum())
+    sizes = (len(inside), len(outside))
+    return Audit(
+        fpr=taken / sizes[1],
+        fnr=missed / sizes[0],
+        mu_low=max(0.0, float(_of_counts(missed, taken, sizes, confidence))),
+        mu_most=max(0.0, float(_of_counts(0, 0, sizes, confidence))),
+        counted=sizes,
+        confidence=confidence,
+    )
+
+
+def one_by_one(send: Callable[[Tensor, NoiseStream], Tensor]) -> Send:
+    """A release of one canary (m, d), made into one of n of them, each under noise of its own."""
+
+    def every(canaries: Tensor, noise: NoiseStream) -> Tensor:
+        return torch.stack([send(x, replace(noise, path=(*noise.path, i))) for i, x in enumerate(canaries)])
+
+    return every
+
+
+def stream(rng: torch.Generator, factor: float = 1.0) -> NoiseStream:
+    """A noise stream for an audit, of which `factor` is left. Its secret can be drawn again: it protects nothing."""
+    secret = bytes(torch.randint(256, (32,), generator=rng).tolist())
+    return NoiseStream(secret, ("canaries",)) if factor == 1 else Weakened(secret, ("canaries",), factor)
+
+
+@dataclass(frozen=True)
+class Weakened(NoiseStream):
+    """A noise stream that is deliberately too quiet: an audit must notice."""
+
+    factor: float
+    """What is left of every normal draw."""
+
+    def normal(self, records: Any, shape: Any) -> Tensor:
+        """`NoiseStream.normal`, times the factor."""
+        return self.factor * super().normal(records, shape)
+
+    def generator(self, *path: str | int) -> np.random.Generator:
+        """`NoiseStream.generator`, its normal draws times the factor."""
+        quiet = _Quiet(super().generator(*path).bit_generator)
+        quiet.factor = self.factor
+        return quiet
+
+
+class _Quiet(np.random.Generator):
+    factor: float
+
+    def standard_normal(self, size: Any = None, dtype: Any = np.float64, out: Any = None) -> Any:
+        return super().standard_normal(size, dtype, out) * np.dtype(dtype).type(self.factor)
+
+
+def _check(count: int, confidence: float) -> None:
+    if count < 4:
+        raise ValueError(f"an audit needs at least 8 canaries, half of them antipodes, got {count} of a kind")
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence must be in (0, 1), got {confidence}")
+
+
+def _errors(inside: Any, outside: Any, cuts: Any) -> Any:
+    """FNR + FPR at each threshold. Not the bound itself: its best threshold is an extreme one that was lucky."""
+    fnr = np.searchsorted(np.sort(inside), cuts, side="right") / len(inside)
+    return fnr + 1 - np.searchsorted(np.sort(outside), cuts, side="right") / len(outside)
+
+
+def _of_counts(missed: Any, taken: Any, sizes: tuple[int, int], confidence: float) -> Any:
+    """Phi^-1(1 - FPR) - Phi^-1(FNR) at the upper Clopper-Pearson limits of both; -inf where one of them is 1."""
+    fnr, fpr = (_upper(k, n, (1 + confidence) / 2) for k, n in zip((missed, taken), sizes, strict=True))
+    return -ndtri(fpr) - ndtri(fnr)
+
+
+def _upper(successes: Any, n: int, confidence: float) -> Any:
+    """Clopper & Pearson's upper limit of a rate (1934)."""
+    k = np.minimum(successes, n - 1)
+    return np.where(successes < n, betaincinv(k + 1, n - k, confidence), 1.0)

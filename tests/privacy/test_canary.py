@@ -1,0 +1,226 @@
+"""The audit by canaries: right noise passes, whatever is broken is flagged, for every Gaussian release."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import beta, norm
+from torch import Tensor
+
+from raydiff.data.records import Records
+from raydiff.diffusion.gaussian import DDPM
+from raydiff.diffusion.networks import MLP
+from raydiff.method import Round
+from raydiff.methods import PFDM
+from raydiff.privacy import accountants, canary
+from raydiff.privacy.canary import Send, one_by_one
+from raydiff.privacy.clients import ClientPrivacy
+from raydiff.privacy.ledger import Ledger
+from raydiff.privacy.release import Event, gaussian_records, gaussian_rows, gaussian_update
+from raydiff.seeding import NoiseStream, generator
+
+CLIP, SEEDS, MU = 1.5, 20, 2.0
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A Gaussian release: how it is made, its clip norm, the canaries' shape, and their number."""
+
+    send: Callable[[Tensor, NoiseStream], tuple[Tensor, Event]]
+    shape: tuple[int, int] = (1, 6)
+    clip: float = CLIP
+    count: int = 240
+
+    @property
+    def mu(self) -> float:
+        """As the ledger of one canary has it."""
+        event = self.send(torch.zeros(1, *self.shape), NoiseStream(b"k", ()))[1]
+        ledger = Ledger()
+        central = getattr(event, "trust", None) == "central"
+        return (ledger.with_published(0, [event]) if central else ledger.with_upload(0, 0, event, 0)).mu(0)
+
+    def audit(self, seed: int, send: Send | None = None, **options: Any) -> canary.Audit:
+        own: Send = send or (lambda x, noise: self.send(x, noise)[0])
+        options = {"asks": 1, "count": self.count, **options}
+        return canary.audit(own, clip=self.clip, shape=self.shape, rng=generator(seed, "canaries"), **options)
+
+
+def records(x: Tensor, noise: NoiseStream, *, clip: float = CLIP) -> tuple[Tensor, Event]:
+    std = 2 * CLIP * 0.4 / MU
+    sent = gaussian_records(x, clip=clip, scale=0.4, std=std, noise=noise, records=range(len(x)), public={})
+    return sent.value["x"], sent.event
+
+
+def each(one: Callable[[Tensor, NoiseStream], tuple[Tensor, Event]]) -> Callable[..., tuple[Tensor, Event]]:
+    def every(x: Tensor, noise: NoiseStream) -> tuple[Tensor, Event]:
+        return one_by_one(lambda a, z: one(a, z)[0])(x, noise), one(x[0], noise)[1]
+
+    return every
+
+
+@each
+def update(x: Tensor, noise: NoiseStream) -> tuple[Tensor, Event]:
+    sent = gaussian_update({"a": x[0, :2], "b": x[0, 2:]}, clip=CLIP, std=2 * CLIP / MU, noise=noise)
+    return torch.cat([sent.value["a"], sent.value["b"]])[None], sent.event
+
+
+@each
+def rows(x: Tensor, noise: NoiseStream) -> tuple[Tensor, Event]:
+    sent = gaussian_rows(x, clip=CLIP, std=2 * CLIP * math.sqrt(3) / MU, noise=noise, public={})
+    return sent.value["x"], sent.event
+
+
+@each
+def published(x: Tensor, noise: NoiseStream) -> tuple[Tensor, Event]:
+    """Central trust: the mean of this client's update and of one that is 0."""
+    privacy = ClientPrivacy(epsilon=accountants.epsilon_for(MU, 1e-5), clip=CLIP, trust="central")
+    own = privacy.release({"a": x[0]}, rounds=1, noise=noise).value["a"]
+    mean, event = privacy.publish({"a": own / 2}, count=2, rounds=1, noise=noise)
+    return mean["a"][None], event
+
+
+def pfdm(x: Tensor, noise: NoiseStream) -> tuple[Tensor, Event]:
+    images = Records(x.view(len(x), 1, 4, 4), torch.zeros(len(x), 1, dtype=torch.int64), torch.arange(len(x)))
+    sent = PFDM_METHOD.local_update({}, {}, images, Round(0, generator(0), noise)).release
+    return sent.value["x"].view(len(x), 1, 16), sent.event
+
+
+PFDM_METHOD = PFDM(model=DDPM(network=MLP(), timesteps=100), epsilon=10.0, clip=6.8)
+KINDS = {
+    "records": Kind(records),
+    "update": Kind(update),
+    "rows": Kind(rows, shape=(3, 2)),
+    "published": Kind(published),
+    "pfdm": Kind(pfdm, shape=(1, 16), clip=6.8),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_halved_noise_is_flagged_in_19_of_20_seeds_and_right_noise_in_at_most_2(name: str) -> None:
+    kind = KINDS[name]
+    right = [kind.audit(s, count=kind.count // 2) for s in range(SEEDS)]
+    halved = [kind.audit(s, factor=0.5) for s in range(SEEDS)]
+    assert sum(found.flags(kind.mu) for found in right) <= 2
+    assert sum(found.flags(kind.mu) for found in halved) >= 19
+    assert sum(found.mu_low for found in right) / SEEDS > kind.mu / 8  # it sees something
+
+
+def test_the_ledger_has_the_mu_that_was_meant() -> None:
+    for name in ("records", "update", "rows", "published"):
+        assert KINDS[name].mu == pytest.approx(MU, rel=1e-6), name
+    assert 1.5 < KINDS["pfdm"].mu < 2.01  # epsilon 10
+
+
+# --- broken in other ways ----------------------------------------------------------------------------------
+
+
+class Fresh(NoiseStream):
+    """Every call draws other noise: a resent record is noised a second time."""
+
+    calls = 0
+
+    def normal(self, records: Sequence[int], shape: Sequence[int]) -> Tensor:
+        Fresh.calls += 1
+        return replace(NoiseStream(self.secret, self.path), path=(*self.path, Fresh.calls)).normal(records, shape)
+
+
+def with_fresh_draws(x: Tensor, noise: NoiseStream) -> Tensor:
+    return records(x, Fresh(noise.secret, noise.path))[0]
+
+
+def without_clip(x: Tensor, noise: NoiseStream) -> Tensor:
+    return records(x, noise, clip=1e9)[0]
+
+
+def clipped_each_entry(x: Tensor, noise: NoiseStream) -> Tensor:
+    return without_clip(x.clamp(-CLIP, CLIP), noise)
+
+
+BROKEN: dict[str, tuple[Send | None, dict[str, Any]]] = {
+    "forgotten clip": (without_clip, {}),
+    "clip of each entry": (clipped_each_entry, {}),
+    "second draw": (with_fresh_draws, {"asks": 2, "count": 3000}),
+    "two thirds of the noise": (None, {"factor": 2 / 3, "count": 3000}),
+    "no noise": (None, {"factor": 0.0}),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_mechanism_is_flagged(name: str) -> None:
+    send, options = BROKEN[name]
+    assert KINDS["records"].audit(0, send, **options).flags(MU)
+
+
+def test_a_right_mechanism_that_is_asked_twice_is_not() -> None:
+    found = KINDS["records"].audit(0, asks=2, count=3000)
+    assert 1.4 < found.mu_low < MU
+
+
+# --- the bound ---------------------------------------------------------------------------------------------
+
+
+def test_the_bound_covers_the_true_mu_and_comes_close_to_it() -> None:
+    """Scores of a known mu: it is missed in at most 5 % of the audits, and the bound tends to it."""
+    rng = generator(1)
+    found = [canary.bound(1.3 + torch.randn(100, generator=rng), torch.randn(100, generator=rng)) for _ in range(200)]
+    assert sum(f.mu_low > 1.3 for f in found) / 200 <= 0.05
+    big = canary.bound(1.3 + torch.randn(200_000, generator=rng), torch.randn(200_000, generator=rng))
+    assert 1.27 < big.mu_low < 1.3
+
+
+def test_the_limits_are_clopper_and_pearsons() -> None:
+    """By hand: threshold 0 from the first halves, then 1 of 10 missed and 2 of 10 taken."""
+    inside = torch.tensor([1.0] * 10 + [1.0] * 9 + [-2.0])
+    outside = torch.tensor([0.0] * 10 + [-1.0] * 8 + [2.0] * 2)
+    found = canary.bound(inside, outside, confidence=0.9)
+    assert (found.fnr, found.fpr, found.counted) == (0.1, 0.2, (10, 10))
+    limits = beta.ppf(0.95, 2, 9), beta.ppf(0.95, 3, 8)
+    by_hand = norm.ppf(1 - limits[1]) - norm.ppf(limits[0])
+    assert by_hand > 0.2 and found.mu_low == pytest.approx(by_hand, rel=1e-9)
+    most = norm.ppf(0.05 ** (1 / 10)) * 2  # no error of 10: the upper limit is 1 - 0.05^(1/10)
+    assert found.mu_most == pytest.approx(most, rel=1e-9)
+
+
+def test_scores_that_say_nothing_bound_nothing() -> None:
+    found = canary.bound(torch.zeros(50), torch.zeros(50))
+    assert found.mu_low == 0 and found.epsilon_low(1e-5) == 0 and not found.flags(0.0)
+
+
+def test_the_epsilon_is_the_exact_accountant_s() -> None:
+    found = canary.bound(torch.ones(200), -torch.ones(200))
+    assert found.mu_low == found.mu_most > 3
+    by_events = accountants.exact([_of_mu(found.mu_low)], 1e-5)
+    assert found.epsilon_low(1e-5) == found.epsilon_most(1e-5) == pytest.approx(by_events, rel=1e-9)
+
+
+def _of_mu(mu: float) -> Any:
+    event = KINDS["records"].send(torch.zeros(1, 1, 6), NoiseStream(b"k", ()))[1]
+    return replace(event, std_over_sensitivity=1 / mu)  # type: ignore[type-var]
+
+
+def test_weakened_noise_is_the_real_one_times_its_factor() -> None:
+    real, weak = NoiseStream(b"k", ("a",)), canary.Weakened(b"k", ("a",), 0.25)
+    assert torch.equal(weak.normal([3, 4], (5,)), 0.25 * real.normal([3, 4], (5,)))
+    pairs = [(s.generator("noise", 1), s.generator("sample", 1)) for s in (real, weak)]
+    assert np.array_equal(pairs[1][0].standard_normal(9, np.float32), pairs[0][0].standard_normal(9, np.float32) / 4)
+    assert np.array_equal(pairs[1][1].random(9), pairs[0][1].random(9))
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [({"count": 6}, "at least 8 canaries, half of them antipodes, got 3"), ({"confidence": 1.0}, "confidence must be")],
+)
+def test_bad_input_is_refused(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        KINDS["records"].audit(0, **options)
+
+
+def test_scores_that_are_no_numbers_are_refused() -> None:
+    with pytest.raises(ValueError, match="scores must be finite"):
+        canary.bound(torch.tensor([math.nan] * 10), torch.zeros(10))

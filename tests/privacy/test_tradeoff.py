@@ -1,0 +1,75 @@
+"""Ceilings on attacks: the published settings, a ledger's curve, and the check of a run's attacks."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from raydiff.privacy import accountants, tradeoff
+from raydiff.privacy.ledger import Ledger
+from raydiff.privacy.release import Gaussian, NonPrivate
+from raydiff.privacy.tradeoff import AboveCeiling, above_ceiling, check_attacks, curve
+
+
+def test_pfdm_at_epsilon_10() -> None:
+    """By Theorem 5.1: tau + 2 sqrt(tau ln(1/delta)) = 10 and mu = sqrt(2 tau). The exact accountant allows more noise
+    less, so its ceilings are higher."""
+    L = -math.log(1e-5)
+    mu = math.sqrt(2) * (math.sqrt(L + 10) - math.sqrt(L))
+    assert accountants.theorem([Gaussian(1 / mu, "example", "replace_one", "local")], 1e-5) == pytest.approx(10)
+    assert accountants.auc_ceiling(mu) == pytest.approx(0.893, abs=5e-4)
+    assert accountants.tpr_ceiling(mu, 0.01) == pytest.approx(0.286, abs=5e-4)
+    exact = accountants.mu_for(10.0, 1e-5)
+    assert accountants.auc_ceiling(exact) == pytest.approx(0.921, abs=5e-4)
+    assert accountants.tpr_ceiling(exact, 0.01) == pytest.approx(0.372, abs=5e-4)
+
+
+def test_epsilon_for_is_the_inverse_of_mu_for() -> None:
+    assert accountants.epsilon_for(accountants.mu_for(3.0, 1e-5), 1e-5) == pytest.approx(3.0, rel=1e-6)
+    with pytest.raises(ValueError, match="mu must be >= 0"):
+        accountants.epsilon_for(-1.0, 1e-5)
+
+
+def test_the_curve_of_a_view_is_that_of_its_events() -> None:
+    local, central = (Gaussian(2.0, "client", "replace_one", t) for t in ("local", "central"))  # type: ignore[arg-type]
+    twice = Ledger().with_upload(0, 3, local, 0).with_upload(1, 3, local, 0).with_upload(1, 4, local, 0)
+    fprs = [0.0, 0.001, 0.01, 0.5, 1.0]
+    assert curve(twice, 3, fprs) == [accountants.tpr_ceiling(math.sqrt(2) / 2, f) for f in fprs]
+    assert curve(twice, 4, fprs) == [accountants.tpr_ceiling(0.5, f) for f in fprs]
+    bare = Ledger().with_upload(0, 0, NonPrivate("clipped updates"), 0).with_published(0, [central])
+    assert curve(bare.outsiders, 0, fprs) == [accountants.tpr_ceiling(0.5, f) for f in fprs]
+    assert curve(bare, 0, [0.0, 0.5]) == [1.0, 1.0]
+    sampled = Ledger().with_upload(0, 0, Gaussian(1.0, "example", "add_remove", "local", 0.1), 0)
+    with pytest.raises(accountants.Unsupported):
+        curve(sampled, 0, fprs)
+
+
+def test_above_is_strictly_above() -> None:
+    assert not above_ceiling(accountants.auc_ceiling(1.0), 1.0)
+    assert above_ceiling(accountants.auc_ceiling(1.0) + 1e-9, 1.0)
+    assert not above_ceiling(1.0, math.inf)
+
+
+GOOD = {
+    tradeoff.MU: 1.0,  # ceiling .760
+    "attack/global/pia/auc_low": 0.75,
+    "attack/global/pia/auc": 0.9,
+    "attack/client/pia/auc_low": 0.99,  # never left its client
+    "attack/global/pia/balanced_accuracy_low": 0.99,
+}
+
+
+def test_attacks_below_the_ceiling_pass() -> None:
+    check_attacks(GOOD)
+    check_attacks({"attack/global/pia/auc_low": 1.0})  # no closed form
+    check_attacks({**GOOD, tradeoff.MU: math.inf, "attack/global/pia/auc_low": 1.0})
+
+
+def test_an_attack_above_the_ceiling_is_named_with_its_limit_and_the_ceiling() -> None:
+    with pytest.raises(AboveCeiling) as e:
+        check_attacks({**GOOD, "attack/global/secmi/auc_low": 0.77, "attack/global/sima/auc_low": 0.765})
+    assert str(e.value) == (
+        "attack/global/secmi has an AUC of at least 0.77, above the ceiling 0.7602 that the ledger's noise (mu 1) sets "
+        "to any attack"
+    )
