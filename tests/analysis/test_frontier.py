@@ -19,7 +19,11 @@ from test_load import GAUSSIAN, ROOT, finished, line, write_trial
 from analysis import frontier, frontier_kinds, frontier_plot, frontier_table, frontier_text, load
 
 NETWORKS = ({"kind": "MLP", "width": 256}, {"kind": "UNet", "channels": 32})
-ATTACK = {"attack/global/auc": 0.55, "attack/global/auc_low": 0.51, "attack/global/auc_high": 0.59}
+ATTACK = {
+    "attack/global/best/auc": 0.55,
+    "attack/global/best/auc_low": 0.51,
+    "attack/global/best/auc_high": 0.59,
+}
 
 
 def write_sweep(sweep: Path, *, seeds: tuple[int, ...] = (0,)) -> Path:
