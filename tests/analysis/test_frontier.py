@@ -264,6 +264,17 @@ def test_text_of_one_trial_in_full(tmp_path: Path) -> None:
     assert "stopped" not in text and "n: seeds" not in text and "outsiders" not in text
 
 
+def test_a_true_positive_rate_is_shown_or_its_n_is_too_small(tmp_path: Path) -> None:
+    rate = {f"attack/global/best/tpr_at_1pct_fpr{k}": v for k, v in (("", 0.02), ("_low", 0.0), ("_high", 0.06))}
+    without = frontier.text(frontier.table(small(tmp_path / "a", ("PFDM", 9.77, 3.0), **ATTACK)))
+    assert "TPR at 1 % false positives: n too small (it takes 500" in without and "TPR at 1%" not in without
+    write_trial(tmp_path / "b", "x", clients=3, outcome=finished(9.77, 3.0, **ATTACK))
+    write_trial(tmp_path / "b", "y", clients=4, outcome=finished(9.77, 3.0, **ATTACK, **rate))
+    shown = frontier.text(frontier.table(load.runs(tmp_path / "b")))
+    first, second = body(shown)
+    assert " n too small " in first and " 0.020 [.000 .060] " in second and shown.count("TPR at 1%") == 2
+
+
 def test_both_samplers_have_a_column_where_they_were_measured(tmp_path: Path) -> None:
     measured = {"eval/ddim/fd_cnn/minor": 3.0, "eval/ancestral/fd_cnn/minor": 3.75}
     text = frontier.text(frontier.table(small(tmp_path, ("PFDM", 9.77, 3.0), **measured)))
