@@ -23,8 +23,10 @@ TAKEN = ("method", "n", "outcome", "reason", "pareto", "epsilon", "kind", "diges
 """Names that no swept column may take."""
 MEANS = {
     "label_accuracy": "final/eval/label_accuracy/all",
-    "auc_global": "final/attack/global/auc",
-    "auc_client": "final/attack/client/auc",
+    "auc_global": "final/attack/global/best/auc",
+    "auc_client": "final/attack/client/best/auc",
+    "tpr_global": "final/attack/global/best/tpr_at_1pct_fpr",
+    "tpr_client": "final/attack/client/best/tpr_at_1pct_fpr",
     "bytes_up": "final/comm/bytes_up",
     "seconds": "final/time/seconds",
 }
@@ -38,7 +40,8 @@ def table(runs: pd.DataFrame) -> pd.DataFrame:
     is no such field); then n (seeds), outcome, reason, pareto, epsilon and its kind as stated (against the server;
     where that is infinite, against outsiders), both against outsiders, `fd_<network>/<group>` with `_std` and
     `_floor`, minor_ddim and minor_ancestral (by each sampler of the client's chain), label_accuracy, auc_global and
-    auc_client with `_low` and `_high` (95 %, of a single seed), bytes_up, seconds, auc_ceiling, digests.
+    auc_client, tpr_global and tpr_client (at 1 % false positives, empty where there are too few non-members) with
+    `_low` and `_high` (95 %, of a single seed), bytes_up, seconds, auc_ceiling, digests.
     Epsilon and auc_ceiling are guarantees: the largest over seeds. The others are means, with `_std`. A stopped trial's
     distances are from the validation split.
     Raises ValueError where trials used several feature networks.
@@ -100,7 +103,7 @@ def _numbers(runs: pd.DataFrame) -> pd.DataFrame:
     for sampler in SAMPLERS if network else ():
         out[f"minor_{sampler}"] = column(runs, f"final/eval/{sampler}/fd_{network}/minor")
     for name, source in MEANS.items():
-        for suffix in ("", "_low", "_high") if name.startswith("auc") else ("",):
+        for suffix in ("", "_low", "_high") if name.startswith(("auc", "tpr")) else ("",):
             out[name + suffix] = column(runs, source + suffix)
     out["auc_ceiling"] = column(runs, "final/privacy/auc_ceiling")
     out["digests"] = runs["digest"]

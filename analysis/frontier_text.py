@@ -58,6 +58,9 @@ def _columns(rows: pd.DataFrame) -> Iterator[Column]:
     yield "attack AUC", "global", [_mean(r, "auc_global") for r in known]
     yield "its", "ceiling", [_number(r["auc_ceiling"]) for r in known]
     yield "attack AUC", "client", [_mean(r, "auc_client") for r in known]
+    for name in ("global", "client"):
+        if rows[f"tpr_{name}"].notna().any():
+            yield "TPR at 1%", name, [_rate(r, name) for r in known]
     yield "", "sent", [_size(r["bytes_up"]) for r in known]
     yield "", "seconds", [_number(r["seconds"], 3) for r in known]
 
@@ -102,6 +105,13 @@ def _mean(row: Row, name: str) -> str:
     if row.get(f"{name}_low") is not None:
         return f"{_number(row[name])} [{_bare(row[f'{name}_low'])} {_bare(row[f'{name}_high'])}]"
     return _number(row[name])
+
+
+def _rate(row: Row, model: str) -> str:
+    """The true positive rate at 1 % false positives, where the model was attacked."""
+    if row[f"tpr_{model}"] is None:
+        return "-" if row[f"auc_{model}"] is None else "n too small"
+    return _mean(row, f"tpr_{model}")
 
 
 def _number(value: float | None, digits: int = 4) -> str:
@@ -154,12 +164,22 @@ def _notes(rows: pd.DataFrame) -> list[str]:
             notes.append("minor by: the same for the minority classes, under each sampler of the client's chain")
         notes.append(f"*  Pareto-optimal: no other finished trial has {better}, and one of them lower")
         allowed = "its ceiling: what the ledger's noise allows any attack on the uploads"
-        notes.append(f"attack AUC [95 % interval]: membership, by PIA; {allowed}")
+        notes.append(f"attack AUC [95 % interval]: membership, by the attack that calibrates best; {allowed}")
+        notes += _of_rates(rows)
     if rows["n"].max() > 1:
         notes.append("n: seeds; mean±standard deviation over them; of epsilon and of the ceiling the largest")
     if (rows["outcome"] == "stopped").any():
         notes.append("o  stopped early: what was spent by then; distances on the validation split, not ranked")
     return notes
+
+
+def _of_rates(rows: pd.DataFrame) -> list[str]:
+    """What the true positive rates are, or why there are none."""
+    takes = "it takes 500 non-members in the calibration split and 500 in the test split"
+    if rows[["tpr_global", "tpr_client"]].notna().any(axis=None):
+        return [f"TPR at 1%: members found at 1 % false positives [95 % interval]; n too small: {takes}"]
+    attacked = rows[["auc_global", "auc_client"]].notna().any(axis=None)
+    return [f"TPR at 1 % false positives: n too small ({takes})"] if attacked else []
 
 
 def _without_row(others: pd.DataFrame) -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -78,8 +78,7 @@ class Client:
             return self._upload(stored), {"upload/resent": 1.0}
         state = self._state_before(number)
         path = ("client", self.number, "round", number)
-        noise = NoiseStream(self.keys.secret, (self.keys.digest, *path))
-        rnd = Round(number, seeding.generator(self.keys.seed, *path), noise)
+        rnd = Round(number, seeding.generator(self.keys.seed, *path), self._noise(number))
         try:
             result = self.method.local_update(server, state, self.data, rnd)
         except Diverged as e:
@@ -111,7 +110,14 @@ class Client:
     def evaluate(self, server: Params, number: int, evaluate: Evaluate) -> Any:
         """The experimenter's instrument: `evaluate(deployed, own records, rng)`, outside the protocol."""
         rng = seeding.generator(self.keys.seed, "client", self.number, "evaluate")
-        return evaluate(self.deploy(server, number), self.data, rng)
+        deployed = self.deploy(server, number)
+        if deployed.upload is not None:  # by the same noise as in round 0: the bits that were sent, not others
+            deployed = replace(deployed, sent=deployed.upload(self.data, self._noise(0)))
+        return evaluate(deployed, self.data, rng)
+
+    def _noise(self, number: int) -> NoiseStream:
+        """The noise of this client's upload in a round."""
+        return NoiseStream(self.keys.secret, (self.keys.digest, "client", self.number, "round", number))
 
     def _joined(self, server: Params) -> Params:
         """The personal part of the server's model, trained on this client's records."""

@@ -87,6 +87,10 @@ class Deployed:
     """What is guaranteed for this client's own records when its samples are published."""
     conditional: bool = True
     """Whether it samples what the labels ask for; else it samples the client's distribution."""
+    upload: Callable[[Records, NoiseStream | None], Records] | None = None
+    """Where uploads are records: these as a client sends them; without noise, their expectation."""
+    sent: Records | None = None
+    """What the client itself sends of its records, row by row: filled in by its evaluation, for the experimenter."""
 
     @property
     def sample(self) -> Sampler:

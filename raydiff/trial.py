@@ -205,7 +205,9 @@ def _finish(trial: Trial, pool: Pool, progress: Progress, trained_s: float, cloc
     (trial.folder / "artifacts").mkdir(exist_ok=True)
     final = {**_privacy_metrics(ledger, experiment), **_entanglement(experiment), **_exposure(experiment, ledger)}
     if experiment.evaluation is not None:
-        reports = list(pool.evaluate(_measured(trial, pool), progress.sent, progress.number, "test"))
+        measured, senders = _measured(trial, pool), {c for c, size in ledger.bytes_by_client.items() if size}
+        found = zip(measured, pool.evaluate(measured, progress.sent, progress.number, "test"), strict=True)
+        reports = [report if c in senders else report.of_outsider() for c, report in found]
         final.update(evaluate.summarise(reports))
         tradeoff.check_attacks(final)
         _draw_samples(reports, trial.folder / "artifacts" / "samples.png")
@@ -229,7 +231,7 @@ def _newcomers(trial: Trial, pool: Pool, progress: Progress) -> Metrics:
     experiment, method = trial.experiment, trial.experiment.method
     if not (late := experiment.everyone[experiment.clients :]):
         return {}
-    reports = list(pool.evaluate(late, progress.sent, progress.number, "test"))
+    reports = [r.of_outsider() for r in pool.evaluate(late, progress.sent, progress.number, "test")]
     _draw_samples(reports, trial.folder / "artifacts" / "newcomers.png")
     found = {f"new/{k.removeprefix('eval/')}": v for k, v in evaluate.summarise(reports).items()}
     if isinstance(method, Personalizing):

@@ -109,7 +109,9 @@ def test_the_outcome_has_the_final_numbers_and_the_guarantee(
     outcome = opened.outcome()
     assert outcome is not None and outcome["outcome"] == "finished"
     assert outcome["final"] == {k: v for k, v in results[-1].items() if k not in ("round", "finished")}
-    assert {"eval/fd_cnn/all", "attack/global/auc", "attack/client/auc", "time/seconds"} <= set(outcome["final"])
+    assert {"eval/fd_cnn/all", "attack/global/pia/auc", "attack/client/best/auc", "time/seconds"} <= set(
+        outcome["final"]
+    )
     assert re.match(
         r"epsilon \d+\.\d\d \(per example, replace-one, local trust, delta 1e-05, exact accountant",
         outcome["says"],

@@ -8,7 +8,7 @@ test split.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -18,8 +18,8 @@ from raydiff import seeding
 from raydiff.data.datasets import Dataset, Records
 from raydiff.data.partition import clusters, groups
 from raydiff.diffusion.discrete import codes_of
-from raydiff.evaluation import blackbox, features, fidelity, membership, memorization, tables
-from raydiff.method import Denoiser, Deployed, Metrics
+from raydiff.evaluation import attacks, blackbox, features, fidelity, memorization, tables, targets
+from raydiff.method import Deployed, Metrics
 from raydiff.tree import Params
 
 GRID_COLUMNS = 2  # pictures of each class in a sample grid
@@ -45,18 +45,25 @@ class Evaluation:
     """Also measure each model's distance to the two clusters of classes of a MajorityMinority partition, whichever of
     them its client has few of: so that a pooled model can be compared."""
     attack: bool = True
-    """Attack the final models by PIA; where distance is tables, by what a classifier learns from the rows of a client's
-    model (`blackbox`): members are its own rows, non-members those of the test split in its mix of labels."""
+    """Attack the final models (`targets`) by `attacks`; where distance is tables, by what a classifier learns from the
+    rows of a client's model (`blackbox`): members are its own rows, non-members those of the test split in its mix of
+    labels."""
+    attacks: tuple[str, ...] = ("pia",)
+    """Membership attacks on denoisers: any of loss, pia, pian, secmi, sima."""
     clients: int | None = None
     """Measure the first so many clients only; None: every one."""
     members: int = 500
-    """Member records per client that PIA uses, half of them for calibration."""
+    """Member records per client that an attack uses at most, half of them for calibration."""
 
     def __post_init__(self) -> None:
         if self.dim < 1 or self.every < 0 or self.members < 4:
             raise ValueError(
                 f"dim must be >= 1, every >= 0 and members >= 4, got {self.dim}, {self.every} and {self.members}"
             )
+        unknown = [name for name in self.attacks if name not in attacks.ATTACKS]
+        if unknown or not self.attacks or len(set(self.attacks)) < len(self.attacks):
+            given = " ".join(self.attacks) or "none (attack = false attacks nothing)"
+            raise ValueError(f"attacks must be some of {', '.join(attacks.ATTACKS)}, each once, got {given}")
         if self.distance == "none" and self.attack:
             raise ValueError("attack must be false where distance is none: only classifiers are measured then")
         if self.clients is not None and self.clients < 1:
@@ -74,12 +81,16 @@ class ClientReport:
     """One client's readings."""
 
     metrics: Metrics
-    scores: dict[str, dict[str, Tensor]]
-    """PIA scores by denoiser ("global", "client"), then by role: the arguments of `membership.attack`."""
+    scores: targets.Scores
+    """Of the membership attacks."""
     pictures: Tensor
     """(n, C, H, W): the first samples of each class, or of all where the model knows none; n is 0 for a classifier."""
     privacy: str
     """`Deployed.privacy`: what is guaranteed for the client's own records when these pictures are published."""
+
+    def of_outsider(self) -> ClientReport:
+        """The report of a client that sent nothing: its records are no members of what the server has."""
+        return replace(self, scores={k: v for k, v in self.scores.items() if k not in targets.OF_SENDERS})
 
 
 @dataclass(frozen=True)
@@ -124,13 +135,20 @@ class Instruments:
             for name, others in drawn.items():
                 found = metrics if others is images else self._distances(others, labels, reference, enough)
                 metrics = {**metrics, **{f"{name}/{k}": v for k, v in found.items() if _of_samples(k)}}
-            scores: dict[str, dict[str, Tensor]] = {}
+            scores: targets.Scores = {}
             if not deployed.conditional:
                 metrics = {k: v for k, v in metrics.items() if "label_accuracy" not in k}
             if split == "test":
                 metrics["memorized_fraction"] = memorization.memorized_fraction(images, own.images)
                 if self.config.attack:
-                    scores = {name: self._scores(name, z, deployed, own) for name, z in deployed.denoisers.items()}
+                    scores = targets.scores(
+                        deployed,
+                        own,
+                        names=self.config.attacks,
+                        members=self.config.members,
+                        calibration=self.dataset.splits["calibration"],
+                        test=self.dataset.splits["test"],
+                    )
             shown = images[_first_of_each(labels)] if deployed.conditional else images[:PICTURES]
             return ClientReport(metrics, scores, shown, deployed.privacy)
 
@@ -151,7 +169,7 @@ class Instruments:
             classes=self.dataset.cardinalities[0],
         )
         if split == "test" and self.config.attack:
-            others = _in_proportion(real, labels)
+            others = targets.in_proportion(real, labels)
             members, nonmembers = ((codes_of(r.images), r.labels[:, 0]) for r in (own, others))
             found = blackbox.attack((made, labels), members=members, nonmembers=nonmembers, rng=rng)
             metrics |= found.metrics("blackbox")
@@ -180,47 +198,40 @@ class Instruments:
                 metrics[f"label_accuracy/{name}"] = fidelity.label_accuracy(logits[mask], classes[mask])
         return metrics
 
-    def _scores(self, name: str, z: Denoiser, deployed: Deployed, own: Records) -> dict[str, Tensor]:
-        """PIA scores by role. A client's non-members have its own class mix: else the attack would tell classes
-        apart."""
-        order = torch.randperm(len(own), generator=seeding.generator(0, "attacked members"))[: self.config.members]
-        half = len(order) // 2
-        roles = {
-            "calibration_members": own.select(order[:half]),
-            "members": own.select(order[half:]),
-            "calibration_nonmembers": self.dataset.splits["calibration"],
-            "nonmembers": self.dataset.splits["test"],
-        }
-        if name == "client":
-            roles |= {k: _in_proportion(v, own.labels[:, 0]) for k, v in roles.items() if k.endswith("nonmembers")}
-        times = membership.grid(deployed.timesteps)
-        return {
-            role: membership.pia_scores(z, records, alphas_bar=deployed.alphas_bar, timesteps=times)
-            for role, records in roles.items()
-        }
-
 
 def check(config: Evaluation, dataset: Dataset, clients: Sequence[Records]) -> None:
     """Raises ValueError, before anything is trained, where the instruments could not be read."""
     if (config.distance == "tables") != (dataset.mapping is not None):
         kind, wanted = ("a table", "tables") if dataset.mapping else ("no table", "one of pictures")
         raise ValueError(f"data set {dataset.name!r} is {kind}: evaluation.distance must be {wanted}")
-    pia = config.attack and config.distance != "tables"
-    needed = {"public": config.distance not in WITHOUT_CNN, "test": True, "calibration": pia}
+    denoisers = config.attack and config.distance != "tables"
+    needed = {"public": config.distance not in WITHOUT_CNN, "test": True, "calibration": denoisers}
     for split in (name for name, wanted in needed.items() if wanted):
         if len(dataset.splits[split]) == 0:
             raise ValueError(f"the evaluation needs records in the split {split}: data.{split} is 0")
     halves = fidelity.half_counts(dataset.splits["test"].labels[:, 0])
     for number, own in enumerate(clients):
-        if pia and len(own) < 4:
-            raise ValueError(f"client {number} has {len(own)} records: evaluation.attack needs at least 4 of each")
-        if config.attack and not pia and len(own.labels[:, 0].unique()) < 2:
+        if denoisers:
+            _check_attacked(number, own, dataset)
+        if config.attack and not denoisers and len(own.labels[:, 0].unique()) < 2:
             raise ValueError(f"client {number} has rows of one label only: evaluation.attack must be false")
         compared = sum(halves.get(c, 0) for group in groups(own) for c in group)
         if config.distance == "frechet":
             features.check_dim(config.dim, compared)
         elif not compared:
             raise ValueError(f"the test split has not two records of any class of client {number}: raise data.test")
+
+
+def _check_attacked(number: int, own: Records, dataset: Dataset) -> None:
+    if len(own) < 4:
+        raise ValueError(f"client {number} has {len(own)} records: evaluation.attack needs at least 4 of each")
+    for split in ("calibration", "test"):
+        count = len(targets.in_proportion(dataset.splits[split], own.labels[:, 0]))
+        if count < 2:
+            raise ValueError(
+                f"the {split} split has {count} records of the classes of client {number}, and evaluation.attack needs "
+                f"2 in its mix of classes: raise data.{split}"
+            )
 
 
 def prepare(dataset: Dataset, config: Evaluation, cached: Callable[[str, Callable[[], Params]], Params]) -> Instruments:
@@ -235,40 +246,17 @@ def prepare(dataset: Dataset, config: Evaluation, cached: Callable[[str, Callabl
 
 
 def summarise(reports: Sequence[ClientReport]) -> Metrics:
-    """Means over clients.
-
-    Attacks on the global model pool all clients' members, those on client models are averaged.
-    """
+    """Means over clients, and what the attacks achieve (`targets.summary`)."""
     values: dict[str, list[float]] = {}
     for report in reports:
         for k, v in report.metrics.items():
             values.setdefault(k, []).append(v)
     out = {f"eval/{k}": sum(v) / len(v) for k, v in values.items()}
-    names = {name for report in reports for name in report.scores}
-    if "global" in names:
-        out.update(membership.attack(**_pooled([r.scores["global"] for r in reports])).metrics("attack/global"))
-    if "client" in names:
-        each = [membership.attack(**r.scores["client"]).metrics("attack/client") for r in reports]
-        out.update({k: sum(m[k] for m in each) / len(each) for k in each[0]})
-    return out
-
-
-def _pooled(scores: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Members of all clients together; the non-members are the same rows for all."""
-    members = ("calibration_members", "members")
-    return {role: torch.cat([s[role] for s in scores]) if role in members else rows for role, rows in scores[0].items()}
+    return out | targets.summary([report.scores for report in reports])
 
 
 def _of_classes(records: Records, classes: Sequence[int]) -> Records:
     return records.select(torch.isin(records.labels[:, 0], torch.tensor(classes)))
-
-
-def _in_proportion(records: Records, classes: Tensor) -> Records:
-    """As many of `records` as there are in the class mix of `classes`, at least one of each class."""
-    there = {int(c): torch.nonzero(records.labels[:, 0] == c)[:, 0] for c in classes.unique()}
-    wanted = {c: int((classes == c).sum()) for c, rows in there.items() if len(rows)}
-    share = min(len(there[c]) / n for c, n in wanted.items())
-    return records.select(torch.cat([there[c][: max(1, round(share * n))] for c, n in wanted.items()]))
 
 
 def _labels_to_sample(reference: Records) -> Tensor:

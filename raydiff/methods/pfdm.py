@@ -36,7 +36,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Literal, get_args
 
@@ -51,6 +51,7 @@ from raydiff.diffusion.local import Training, fit, fit_part, span, with_clipped_
 from raydiff.method import HELD, Denoiser, Deployed, LocalResult, Metrics, Round, Sampler, Shared, Upload
 from raydiff.privacy import accountants
 from raydiff.privacy.release import Event, Release, disclose, gaussian_records, nothing
+from raydiff.seeding import NoiseStream
 from raydiff.tree import Params
 
 Start = Literal["denoiser", "gaussian", "noise", "shuffled"]
@@ -170,13 +171,13 @@ class PFDM:
         norms = (data.images if center is None else data.images - center).flatten(1).norm(dim=1)
         clipped = float((norms > self.clip).float().mean())
         metrics = {"t0": float(self.depth), "upload/clipped_fraction": clipped}
-        return LocalResult(state, self._release(data, center, rnd), metrics)
+        return LocalResult(state, self._release(data, center, rnd.noise), metrics)
 
-    def _release(self, data: Records, center: Tensor | None, rnd: Round) -> Release:
+    def _release(self, data: Records, center: Tensor | None, noise: NoiseStream | None) -> Release:
         public = {"labels": data.labels}
         if self.epsilon is None:
             return disclose({"x": data.images, **public}, "images sent as they are")
-        if rnd.noise is None:
+        if noise is None:
             raise ValueError("PFDM's upload needs the round's noise stream")
         abar = float(self.model.abar[self.depth])
         return gaussian_records(
@@ -184,7 +185,7 @@ class PFDM:
             clip=self.clip,
             scale=math.sqrt(abar),
             std=math.sqrt(1 - abar),
-            noise=rnd.noise,
+            noise=noise,
             records=range(len(data)),
             public=public,
             center=center,
@@ -233,7 +234,23 @@ class PFDM:
             return chain.run(model, z_m, x, labels=labels, start=self.depth, bound=1.0, rng=rng)
 
         samplers = {name: partial(sample, chain) for name, chain in self.client_sampling.variants().items()}
-        return Deployed(samplers, denoisers, model.timesteps, model.abar, conditional=model.conditional)
+        return Deployed(
+            samplers,
+            denoisers,
+            model.timesteps,
+            model.abar,
+            conditional=model.conditional,
+            upload=None if self.start == "noise" else partial(self._uploaded, server.get("center")),
+        )
+
+    def _uploaded(self, center: Tensor | None, records: Records, noise: NoiseStream | None) -> Records:
+        """Records as a client sends them; without noise, sqrt(abar_{t0}) CLIP(x)."""
+        if noise is None and self.epsilon is not None:
+            abar = float(self.model.abar[self.depth])
+            images = math.sqrt(abar) * tree.clip_records(records.images, self.clip, center)
+        else:
+            images = self._release(records, center, noise).value["x"]
+        return replace(records, images=images)
 
     def shared(self, server: Params) -> Shared:
         """The global model's own samples: x_{t0}, as noisy as what it was fitted to, scaled into [-1, 1].

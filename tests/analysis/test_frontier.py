@@ -19,7 +19,11 @@ from test_load import GAUSSIAN, ROOT, finished, line, write_trial
 from analysis import frontier, frontier_kinds, frontier_plot, frontier_table, frontier_text, load
 
 NETWORKS = ({"kind": "MLP", "width": 256}, {"kind": "UNet", "channels": 32})
-ATTACK = {"attack/global/auc": 0.55, "attack/global/auc_low": 0.51, "attack/global/auc_high": 0.59}
+ATTACK = {
+    "attack/global/best/auc": 0.55,
+    "attack/global/best/auc_low": 0.51,
+    "attack/global/best/auc_high": 0.59,
+}
 
 
 def write_sweep(sweep: Path, *, seeds: tuple[int, ...] = (0,)) -> Path:
@@ -258,6 +262,17 @@ def test_text_of_one_trial_in_full(tmp_path: Path) -> None:
     kind = "per example, replace-one, local trust, delta 1e-05, exact accountant; public by declaration: labels"
     assert f"\nepsilon (against the server): {kind}\n" in text
     assert "stopped" not in text and "n: seeds" not in text and "outsiders" not in text
+
+
+def test_a_true_positive_rate_is_shown_or_its_n_is_too_small(tmp_path: Path) -> None:
+    rate = {f"attack/global/best/tpr_at_1pct_fpr{k}": v for k, v in (("", 0.02), ("_low", 0.0), ("_high", 0.06))}
+    without = frontier.text(frontier.table(small(tmp_path / "a", ("PFDM", 9.77, 3.0), **ATTACK)))
+    assert "TPR at 1 % false positives: n too small (it takes 500" in without and "TPR at 1%" not in without
+    write_trial(tmp_path / "b", "x", clients=3, outcome=finished(9.77, 3.0, **ATTACK))
+    write_trial(tmp_path / "b", "y", clients=4, outcome=finished(9.77, 3.0, **ATTACK, **rate))
+    shown = frontier.text(frontier.table(load.runs(tmp_path / "b")))
+    first, second = body(shown)
+    assert " n too small " in first and " 0.020 [.000 .060] " in second and shown.count("TPR at 1%") == 2
 
 
 def test_both_samplers_have_a_column_where_they_were_measured(tmp_path: Path) -> None:

@@ -84,9 +84,9 @@ def finished(epsilon: float, distance: float, **changes: Any) -> dict[str, Any]:
         "privacy/auc_ceiling": 0.917,
         "comm/bytes_up": 223608.0,
         "eval/label_accuracy/all": 0.83,
-        "attack/client/auc": 0.848,
-        "attack/client/auc_low": 0.816,
-        "attack/client/auc_high": 0.88,
+        "attack/client/best/auc": 0.848,
+        "attack/client/best/auc_low": 0.816,
+        "attack/client/best/auc_high": 0.88,
         "time/seconds": 6.46,
         **{k: v for k, v in changes.items() if "/" in k},
     }

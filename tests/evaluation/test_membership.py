@@ -1,14 +1,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from statistics import NormalDist
 
 import pytest
 import torch
 from torch import Tensor
 
-from raydiff.data.datasets import Records
-from raydiff.evaluation.membership import Attack, attack, grid, pia_scores
+from raydiff.evaluation.membership import Attack, _auc, _rate, attack, needed
 from raydiff.seeding import generator
 
 
@@ -32,76 +31,20 @@ def gaussians(n: int, m: int, shift: float, rng: torch.Generator, columns: int =
     )
 
 
-def linear(x: Tensor, t: Tensor, labels: Tensor) -> Tensor:
-    """z(x, t) = 2 x + t / 10 + class."""
-    return 2 * x + (t / 10 + labels[:, 0]).view(-1, 1, 1, 1)
-
-
-def records(n: int) -> Records:
-    images = torch.linspace(-1, 1, n * 4).view(n, 1, 2, 2)
-    return Records(images, torch.arange(n)[:, None] % 3, torch.arange(n))
-
-
-def test_pia_of_a_linear_denoiser_by_hand() -> None:
-    one = Records(torch.full((1, 1, 2, 2), 0.5), torch.ones(1, 1, dtype=torch.int64), torch.zeros(1).long())
-    alphas_bar = torch.tensor([1.0, 0.9, 0.64], dtype=torch.float64)
-    scores = pia_scores(linear, one, alphas_bar=alphas_bar, timesteps=[2])
-    # e0 = 1 + 0.1 + 1; x_2 = 0.8 * 0.5 + 0.6 * 2.1 = 1.66; z(x_2, 2) = 4.52; four pixels of (2.1 - 4.52)^4
-    assert scores.shape == (1, 1)
-    assert float(scores) == pytest.approx(4 * 2.42**4, rel=1e-5)
-
-
-def test_pia_in_batches_keeps_each_record_with_its_labels() -> None:
-    alphas_bar = torch.linspace(1, 0.1, 11, dtype=torch.float64)
-    together = pia_scores(linear, records(7), alphas_bar=alphas_bar, timesteps=[1, 4, 10])
-    apart = pia_scores(linear, records(7), alphas_bar=alphas_bar, timesteps=[1, 4, 10], batch=3)
-    assert together.shape == (7, 3)
-    torch.testing.assert_close(together, apart)
-    other = replace(records(7), labels=records(7).labels + 1)
-    assert not torch.allclose(together, pia_scores(linear, other, alphas_bar=alphas_bar, timesteps=[1, 4, 10]))
-
-
-@pytest.mark.parametrize("timesteps", [[], [0], [3, 11]])
-def test_pia_refuses_timesteps_outside_the_chain(timesteps: list[int]) -> None:
-    with pytest.raises(ValueError, match=r"timesteps must be one or more numbers in 1 \.\. 10"):
-        pia_scores(linear, records(2), alphas_bar=torch.ones(11), timesteps=timesteps)
-
-
-def test_grid_reaches_four_tenths_and_holds_the_papers_timestep() -> None:
-    assert grid(1000) == [40, 80, 120, 160, 200, 240, 280, 320, 360, 400]
-    assert grid(100)[-1] == 40
-    assert grid(10) == [1, 2, 3, 4]
-    assert grid(1) == [1]
-
-
 def test_separated_scores_and_equal_scores_are_the_extremes() -> None:
     low, high = column(1, 2, 3), column(4, 5, 6)
     best = run((low, high), (low, high))
-    assert (best.auc, best.balanced_accuracy, best.tpr_at_1pct_fpr) == (1.0, 1.0, 1.0)
+    assert (best.auc, best.balanced_accuracy) == (1.0, 1.0)
+    assert best.auc_interval[0] < 0.9 and best.auc_interval[1] == 1.0  # three of each say no more than that
     assert run((low, high), (high, low)).auc == 0.0
     same = run((low, low), (column(1, 1, 1), column(1, 1, 1)))
-    assert (same.auc, same.balanced_accuracy, same.tpr_at_1pct_fpr) == (0.5, 0.5, 0.0)
+    assert (same.auc, same.balanced_accuracy) == (0.5, 0.5)
 
 
 def test_auc_counts_pairs_with_ties_as_half() -> None:
     members, nonmembers = column(1, 2, 2, 5), column(2, 3, 5)
     pairs = [1.0 if m < n else 0.5 if m == n else 0.0 for m in members for n in nonmembers]
     assert run((members, nonmembers), (members, nonmembers)).auc == pytest.approx(sum(pairs) / 12)
-
-
-def test_delong_agrees_with_the_bootstrap() -> None:
-    rng = generator(0)
-    members, nonmembers = gaussians(150, 100, 0.7, rng)
-    found = run((members, nonmembers), (members, nonmembers))
-    low, high = found.auc_interval
-    aucs = []
-    for _ in range(2000):
-        m = members[torch.randint(150, (150,), generator=rng), 0]
-        n = nonmembers[torch.randint(100, (100,), generator=rng), 0]
-        aucs.append((m[:, None] < n).double().mean())
-    spread = float(torch.stack(aucs).std())
-    assert (high - low) / (2 * 1.96) == pytest.approx(spread, rel=0.1)
-    assert (high + low) / 2 == pytest.approx(found.auc)
 
 
 def test_the_calibration_rows_choose_the_timestep() -> None:
@@ -141,42 +84,92 @@ def test_balanced_accuracy_interval_is_newcombes_published_example() -> None:
     assert found.balanced_accuracy_interval == pytest.approx(((1 + 0.0524) / 2, (1 + 0.3339) / 2), abs=5e-5)
 
 
-def test_one_percent_threshold_comes_from_enough_calibration_nonmembers() -> None:
-    hundred = torch.arange(100.0)[:, None]  # one of the hundred may be called a member: the bar is at 1
-    members, nonmembers = column(*[0.5] * 3, *[1.0] * 7), column(0.5, *[2.0] * 3)
-    found = run((column(-1, -1), hundred), (members, nonmembers))
-    assert found.tpr_calibrated
-    assert (found.tpr_at_1pct_fpr, found.fpr_reached) == (0.3, 0.25)
-    assert found.tpr_at_1pct_fpr_interval == pytest.approx((0.1078, 0.6032), abs=5e-5)  # Wilson, 3 of 10
+def test_one_percent_threshold_is_the_calibrations() -> None:
+    calibration = torch.arange(500.0)[:, None]  # five of these may be called members: the bar is at 5
+    members, nonmembers = column(*[4.5] * 3, *[5.0] * 7), column(*[4.0] * 2, *[9.0] * 498)
+    found = run((column(-1, -1), calibration), (members, nonmembers))
+    (rate,) = found.low_fpr
+    assert (rate.fpr, rate.tpr, rate.fpr_reached) == (0.01, 0.3, 2 / 500)
+    # the bar's rank is 2.1 to 11.6 by Wilson: no member below 2, all of them below 12
+    assert rate.interval == (0.0, 1.0)
+    mixed = column(*[0.5] * 20, *[4.5] * 10, *[11.5] * 20, *[99.0] * 50)  # shares .2, .3 and .5 below 2, 5 and 12
+    (rate,) = run((column(-1, -1), calibration), (mixed, nonmembers)).low_fpr
+    low, high = (
+        0.3 - math.hypot(0.3 - 0.2189, 0.3 - 0.2),
+        0.3 + math.hypot(0.3958 - 0.3, 0.5 - 0.3),
+    )  # Wilson, 30 of 100
+    assert rate.interval == pytest.approx((low, high), abs=5e-5)
 
 
-def test_with_fewer_calibration_nonmembers_it_is_read_off_the_evaluation() -> None:
-    few = torch.arange(99.0)[:, None]
-    members, nonmembers = column(*[0.5] * 3, *[1.0] * 7), column(*[1.0] * 4)
-    found = run((column(-1, -1), few), (members, nonmembers))
-    assert not found.tpr_calibrated
-    assert (found.tpr_at_1pct_fpr, found.fpr_reached) == (0.3, 0.0)
+@pytest.mark.parametrize(("short", "rates"), [(None, [0.01]), ("calibration", []), ("evaluation", [])])
+def test_a_false_positive_rate_needs_five_nonmembers_above_it(short: str | None, rates: list[float]) -> None:
+    assert (needed(0.01), needed(0.001)) == (500, 5000)
+    sizes = {"calibration": 500, "evaluation": 500} | ({short: 499} if short else {})
+    calibration, evaluation = (gaussians(4, n, 0, generator(0)) for n in sizes.values())
+    found = run(calibration, evaluation)
+    assert [rate.fpr for rate in found.low_fpr] == rates
+    assert ("a/tpr_at_1pct_fpr" in found.metrics("a")) == bool(rates)
+    assert not any("0.1pct" in name for name in found.metrics("a"))
 
 
-def test_intervals_cover_a_known_auc() -> None:
-    rng, truth, covered = (
-        generator(0),
-        0.5 * (1 + math.erf(1 / 2)),
-        0,
-    )  # unit Gaussians one apart: Phi(1/sqrt 2)
-    for _ in range(200):
-        low, high = run(gaussians(2, 2, 1, rng), gaussians(60, 60, 1, rng)).auc_interval
+def phi(x: float) -> float:
+    return 0.5 * (1 + math.erf(x / math.sqrt(2)))
+
+
+@pytest.mark.parametrize(
+    ("members", "nonmembers", "spread", "shift"),
+    [
+        (10, 10, 1.0, 0.0),
+        (20, 20, 1.0, 1.0),
+        (20, 20, 1.0, 2.9),  # an AUC of 0.98, where DeLong's interval alone covers in 73 % of samples
+        (20, 400, 3.0, 0.0),  # where Newcombe's alone does too seldom
+        (60, 60, 1.0, 1.0),
+    ],
+)
+def test_auc_intervals_cover_at_small_n(members: int, nonmembers: int, spread: float, shift: float) -> None:
+    rng, truth, covered = generator(0), phi(shift / math.sqrt(1 + spread**2)), 0
+    for _ in range(300):
+        inside, outside = gaussians(members, nonmembers, shift, rng)
+        low, high = _auc(spread * inside[:, 0], outside[:, 0])[1]
         covered += low <= truth <= high
-    assert 181 <= covered <= 199  # binomial(200, 0.95): 190 +- 3 standard deviations
+    assert covered >= 273  # binomial(300, 0.95): 285 - 3 standard deviations
+
+
+@pytest.mark.parametrize(
+    ("fpr", "nonmembers", "members", "shift"),
+    [
+        (0.01, 500, 20, 0.0),
+        (0.01, 500, 50, 1.0),
+        (0.01, 500, 250, 2.5),  # where Wilson's interval at the threshold as it is covers in 60 % of samples
+        (0.001, 5000, 100, 1.5),
+    ],
+)
+def test_true_positive_rates_intervals_cover(fpr: float, nonmembers: int, members: int, shift: float) -> None:
+    """A member's score is N(0, 1), a non-member's N(shift, 1): TPR(fpr) = Phi(shift + Phi^-1(fpr))."""
+    rng, truth, covered = generator(1), phi(shift + NormalDist().inv_cdf(fpr)), 0
+    for _ in range(200):
+        inside, calibration = gaussians(members, nonmembers, shift, rng)
+        rate = _rate(fpr, calibration[:, 0], inside[:, 0], calibration[:, 0])
+        assert rate.interval[0] <= rate.tpr <= rate.interval[1]
+        covered += rate.interval[0] <= truth <= rate.interval[1]
+    assert covered >= 181  # binomial(200, 0.95): 190 - 3 standard deviations
 
 
 def test_metrics_are_flat_numbers() -> None:
-    low, high = column(1, 2, 3), column(4, 5, 6)
-    out = run((low, high), (low, high)).metrics("attack/client")
-    assert out["attack/client/auc"] == 1.0
-    assert (out["attack/client/auc_low"], out["attack/client/auc_high"]) == (1.0, 1.0)
-    assert 0 < out["attack/client/tpr_at_1pct_fpr_low"] < out["attack/client/tpr_at_1pct_fpr_high"] <= 1
-    assert (out["attack/client/n_members"], out["attack/client/tpr_calibrated"]) == (3.0, 0.0)
+    low, high = torch.arange(3.0)[:, None], torch.arange(5000.0)[:, None] + 3
+    out = run((low, high), (low, high)).metrics("attack/client/pia")
+    assert out.pop("attack/client/pia/threshold") == 2.5
+    names = {k.removeprefix("attack/client/pia/") for k in out}
+    intervals = {"auc", "balanced_accuracy", "tpr_at_1pct_fpr", "tpr_at_0.1pct_fpr"}
+    assert names == {f"{name}{end}" for name in intervals for end in ("", "_low", "_high")} | {
+        "timestep_index",
+        "n_members",
+        "n_nonmembers",
+        "fpr_reached_at_1pct",
+        "fpr_reached_at_0.1pct",
+    }
+    assert out["attack/client/pia/auc"] == out["attack/client/pia/tpr_at_0.1pct_fpr_high"] == 1.0
+    assert (out["attack/client/pia/n_members"], out["attack/client/pia/n_nonmembers"]) == (3.0, 5000.0)
     assert all(type(v) is float for v in out.values())
 
 

@@ -1,0 +1,146 @@
+"""What the membership attacks of a trial are aimed at, and with which records.
+
+| target | what is asked | members |
+|---|---|---|
+| client | each client's own denoiser | its own records |
+| global | the shared denoiser; SPIRE's backbone with embedding 0 | the records of all clients |
+| global_uploaded | the same | the records as they were uploaded: its own training set |
+| uploads | nothing: the distance to the nearest upload of the same class and client | the client's own records |
+
+A target is there where the method has it: `Deployed.denoisers` by name, the last two where uploads are records. An AUC
+near 1 on `global_uploaded` tells the server only which uploads it has; what it can learn from these about the records
+themselves is `uploads`, whose ceiling is the ledger's.
+
+Metrics are `attack/<target>/<attack>/<reading>`. The attack `best` is the one, and the timestep, with the best AUC on
+the calibration rows, read on the others like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from raydiff import seeding
+from raydiff.data.records import Records
+from raydiff.evaluation import attacks, membership
+from raydiff.method import Deployed, Metrics
+from raydiff.seeding import NoiseStream
+
+Roles = dict[str, Records]
+"""The arguments of `membership.attack`, as records."""
+Scores = dict[str, dict[str, dict[str, Tensor]]]
+"""By target, by attack, by role: (N, S)."""
+SHARED = ("global", "global_uploaded")
+"""One model, whose members are those of all clients together."""
+OF_SENDERS = (*SHARED, "uploads")
+"""Targets in which there is nothing of a client that sent nothing."""
+DISTANCE = "distance"
+"""The attack on uploads."""
+
+
+def scores(
+    deployed: Deployed,
+    own: Records,
+    *,
+    names: Sequence[str],
+    members: int,
+    calibration: Records,
+    test: Records,
+) -> Scores:
+    """A client's scores by the attacks of these names, of all targets that its method has.
+
+    `members` is how many of its `own` records are used at most, half of them for calibration. Where a target is the
+    client's alone its non-members have the client's mix of classes: else the attack would tell classes apart.
+    """
+    order = torch.randperm(len(own), generator=seeding.generator(0, "attacked members"))[:members]
+    halves = {"calibration_members": order[: len(order) // 2], "members": order[len(order) // 2 :]}
+    others = {"calibration_nonmembers": calibration, "nonmembers": test}
+    inside = {role: own.select(rows) for role, rows in halves.items()}
+    alike = inside | {role: in_proportion(records, own.labels[:, 0]) for role, records in others.items()}
+    found = {
+        target: {name: _asked(deployed, target, name, inside | others if target in SHARED else alike) for name in names}
+        for target in deployed.denoisers
+    }
+    if deployed.sent is not None and deployed.upload is not None:
+        found["uploads"] = {DISTANCE: {k: distances(deployed, records) for k, records in alike.items()}}
+        if "global" in deployed.denoisers:
+            sent = {role: deployed.sent.select(rows) for role, rows in halves.items()}
+            made = {k: deployed.upload(v, NoiseStream(b"instruments", (k,))) for k, v in others.items()}
+            found["global_uploaded"] = {name: _asked(deployed, "global", name, sent | made) for name in names}
+    return found
+
+
+def _asked(deployed: Deployed, denoiser: str, name: str, roles: Roles) -> dict[str, Tensor]:
+    return {
+        role: attacks.scores(
+            attacks.ATTACKS[name],
+            deployed.denoisers[denoiser],
+            records,
+            alphas_bar=deployed.alphas_bar,
+            timesteps=attacks.grid(deployed.timesteps),
+            rng=seeding.generator(0, "attack noise"),  # the same for members and non-members, in every trial
+        )
+        for role, records in roles.items()
+    }
+
+
+def distances(deployed: Deployed, records: Records) -> Tensor:
+    """What an honest-but-curious server can do with a candidate record: ||x~_i - E[upload of the candidate]||, the
+    smallest over the client's uploads x~_i of the candidate's class, (N, 1) float64.
+
+    For PFDM E is sqrt(abar_t0) CLIP(x), so this is sqrt(abar_t0) times the distance of CLIP(x) to x~ / sqrt(abar_t0).
+    Infinite for a class of which the client uploaded nothing.
+    """
+    assert deployed.sent is not None and deployed.upload is not None
+    expected, sent = deployed.upload(records, None), deployed.sent
+    out = torch.full((len(records), 1), torch.inf, dtype=torch.float64)
+    for c in records.labels[:, 0].unique():
+        rows, uploads = records.labels[:, 0] == c, sent.images[sent.labels[:, 0] == c]
+        if len(uploads):
+            apart = torch.cdist(expected.images[rows].double().flatten(1), uploads.double().flatten(1))
+            out[rows] = apart.min(dim=1, keepdim=True).values
+    return out
+
+
+def summary(clients: Sequence[Scores]) -> Metrics:
+    """`attack/<target>/<attack>/<reading>`: members of `SHARED` targets pooled, readings of the others averaged over
+    the clients. A reading that is missing for one client, for it has too few records, is missing."""
+    out: Metrics = {}
+    for target in dict.fromkeys(target for found in clients for target in found):
+        known = [_with_best(found[target]) for found in clients if target in found]
+        for name in known[0]:
+            prefix, each = f"attack/{target}/{name}", [of[name] for of in known]
+            if target in SHARED:
+                out |= membership.attack(**_pooled(each)).metrics(prefix)
+            else:
+                out |= _mean([membership.attack(**roles).metrics(prefix) for roles in each])
+    return out
+
+
+def _with_best(of: Mapping[str, dict[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
+    """All attacks' columns side by side, as one attack: the calibration rows choose among them all."""
+    roles = next(iter(of.values()))
+    return {**of, "best": {role: torch.cat([found[role] for found in of.values()], dim=1) for role in roles}}
+
+
+def _mean(each: Sequence[Metrics]) -> Metrics:
+    shared = [k for k in each[0] if all(k in metrics for metrics in each)]
+    return {k: sum(metrics[k] for metrics in each) / len(each) for k in shared}
+
+
+def _pooled(each: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Members of all clients together; the non-members are the same rows for all."""
+    members = ("calibration_members", "members")
+    return {role: torch.cat([s[role] for s in each]) if role in members else rows for role, rows in each[0].items()}
+
+
+def in_proportion(records: Records, classes: Tensor) -> Records:
+    """As many of `records` as there are in the class mix of `classes`, at least one of each class that it has."""
+    there = {int(c): torch.nonzero(records.labels[:, 0] == c)[:, 0] for c in classes.unique()}
+    wanted = {c: int((classes == c).sum()) for c, rows in there.items() if len(rows)}
+    if not wanted:
+        return records.select(torch.arange(0))
+    share = min(len(there[c]) / n for c, n in wanted.items())
+    return records.select(torch.cat([there[c][: max(1, round(share * n))] for c, n in wanted.items()]))

@@ -1,0 +1,163 @@
+"""Each attack's formula against a slow one written from its paper, record by record."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from raydiff.data.records import Records
+from raydiff.evaluation.attacks import ATTACKS, DRAWS, grid, scores
+from raydiff.seeding import generator
+
+ABAR = torch.cos(torch.linspace(0, 1.4, 21, dtype=torch.float64)) ** 2
+
+
+def linear(x: Tensor, t: Tensor, labels: Tensor) -> Tensor:
+    """z(x, t) = 2 x + t / 10 + class."""
+    return 2 * x + (t / 10 + labels[:, 0]).view(-1, 1, 1, 1)
+
+
+def bent(x: Tensor, t: Tensor, labels: Tensor) -> Tensor:
+    """No closed form, and no two pixels alike."""
+    place = torch.arange(x[0].numel(), dtype=x.dtype).view(x[0].shape)
+    return torch.sin(x + place) * (0.3 + t / 10).view(-1, 1, 1, 1) + 0.1 * labels[:, :1, None, None]
+
+
+def records(n: int) -> Records:
+    images = torch.linspace(-1, 1, n * 4).view(n, 1, 2, 2)
+    return Records(images, torch.arange(n)[:, None] % 3, torch.arange(n))
+
+
+def scored(name: str, denoiser=bent, n: int = 5, timesteps=(7, 2), **changes) -> Tensor:
+    given = {"alphas_bar": ABAR, "timesteps": timesteps, "rng": generator(0), **changes}
+    return scores(ATTACKS[name], denoiser, records(n), **given)
+
+
+def one_by_one(name: str, n: int = 5, timesteps=(7, 2)) -> Tensor:
+    """The papers' formulas in double precision, with loops over records and pixels."""
+    noise = torch.randn(DRAWS, 1, 2, 2, generator=generator(0)).double()
+    out = []
+    for i in range(n):
+        x0, label = records(n).images[i].double(), records(n).labels[i]
+
+        def z(x: Tensor, t: int, label: Tensor = label) -> Tensor:
+            return bent(x[None], torch.tensor([t]), label[None])[0]
+
+        row = []
+        for t in timesteps:
+            a, b = math.sqrt(ABAR[t]), math.sqrt(1 - ABAR[t])
+            if name == "loss":
+                row.append(sum(sum(float(p) ** 2 for p in (e - z(a * x0 + b * e, t)).flatten()) for e in noise) / DRAWS)
+            if name in ("pia", "pian"):
+                e = z(x0, 1)
+                if name == "pian":
+                    e = e * math.sqrt(2 / math.pi) / (sum(abs(float(p)) for p in e.flatten()) / 4)
+                row.append(sum(float(p) ** 4 for p in (e - z(a * x0 + b * e, t)).flatten()))
+            if name == "sima":
+                row.append(sum(float(p) ** 4 for p in z(x0, t).flatten()))
+            if name == "secmi":  # in y = x / sqrt(abar), p = sqrt(1 / abar - 1), where a DDIM step is an Euler step
+                y, p = x0, [math.sqrt(1 / float(v) - 1) for v in ABAR]
+                for s in range(t):
+                    y = y + (p[s + 1] - p[s]) * z(y * math.sqrt(ABAR[s]), max(s, 1))
+                up = y + (p[t + 1] - p[t]) * z(y * math.sqrt(ABAR[t]), t)
+                back = up + (p[t] - p[t + 1]) * z(up * math.sqrt(ABAR[t + 1]), t + 1)
+                row.append(float(ABAR[t] * (back - y).square().sum()))
+        out.append(row)
+    return torch.tensor(out, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_every_attack_is_its_papers_formula(name: str) -> None:
+    found = scored(name)
+    assert found.shape == (5, 2) and found.dtype == torch.float64
+    torch.testing.assert_close(found, one_by_one(name), rtol=1e-4, atol=1e-6)
+
+
+def test_of_a_linear_denoiser_by_hand() -> None:
+    """x0 = 0.5 four times, class 1, abar_1 = 0.9, abar_2 = 0.64: z(x0, 1) = 2.1, z(x0, 2) = 2.2."""
+    one = Records(torch.full((1, 1, 2, 2), 0.5), torch.ones(1, 1, dtype=torch.int64), torch.zeros(1).long())
+    abar = torch.tensor([1.0, 0.9, 0.64, 0.5], dtype=torch.float64)
+
+    def of(name: str) -> float:
+        found = scores(ATTACKS[name], linear, one, alphas_bar=abar, timesteps=[2], rng=generator(0))
+        return float(found)
+
+    assert of("pia") == pytest.approx(4 * 2.42**4, rel=1e-5)  # x_2 = 0.8 * 0.5 + 0.6 * 2.1 = 1.66, z = 4.52
+    e = math.sqrt(2 / math.pi)  # all four pixels of e0 are alike
+    assert of("pian") == pytest.approx(4 * (e - (2 * (0.4 + 0.6 * e) + 1.2)) ** 4, rel=1e-5)
+    assert of("sima") == pytest.approx(4 * 2.2**4, rel=1e-5)
+    noise = torch.randn(DRAWS, 4, generator=generator(0)).double()
+    by_hand = (noise - (2 * (0.4 + 0.6 * noise) + 1.2)).square().sum(1).mean()
+    assert of("loss") == pytest.approx(float(by_hand), rel=1e-5)
+
+
+def test_a_denoiser_that_is_right_about_everything_has_no_loss_and_no_step_error() -> None:
+    """One picture, 0, and the predictor that knows it: z = x_t / sqrt(1 - abar_t) is the noise itself."""
+    zero = replace(records(3), images=torch.zeros(3, 1, 2, 2))
+
+    def knows(x: Tensor, t: Tensor, labels: Tensor) -> Tensor:
+        return x / (1 - ABAR[t]).sqrt().view(-1, 1, 1, 1).to(x.dtype)
+
+    for name in ("loss", "pia", "secmi", "sima"):
+        found = scores(ATTACKS[name], knows, zero, alphas_bar=ABAR, timesteps=[3, 9], rng=generator(0))
+        assert float(found.max()) < 1e-9, name
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_batches_keep_each_record_with_its_labels_and_its_noise(name: str) -> None:
+    together, apart = scored(name, n=7), scored(name, n=7, batch=3)
+    torch.testing.assert_close(together, apart)
+    other = replace(records(7), labels=records(7).labels + 1)
+    moved = scores(ATTACKS[name], bent, other, alphas_bar=ABAR, timesteps=(7, 2), rng=generator(0))
+    assert not torch.allclose(together, moved)
+
+
+def test_the_loss_has_the_same_noise_for_all_records_and_other_noise_for_another_generator() -> None:
+    twice = records(2).select(torch.tensor([1, 1]))
+    found = scores(ATTACKS["loss"], bent, twice, alphas_bar=ABAR, timesteps=[5], rng=generator(0))
+    assert found[0] == found[1]
+    assert found[0] != scores(ATTACKS["loss"], bent, twice, alphas_bar=ABAR, timesteps=[5], rng=generator(1))[0]
+
+
+def test_secmi_steps_are_a_hundredth_of_the_chain() -> None:
+    asked: list[int] = []
+
+    def listens(x: Tensor, t: Tensor, labels: Tensor) -> Tensor:
+        asked.append(int(t[0]))
+        return torch.zeros_like(x)
+
+    given = {"alphas_bar": torch.linspace(1, 0.01, 1001, dtype=torch.float64), "rng": generator(0)}
+    scores(ATTACKS["secmi"], listens, records(2), timesteps=[30], **given)
+    assert asked == [1, 10, 20, 30, 40]
+    asked.clear()
+    scores(ATTACKS["secmi"], listens, records(2), timesteps=[15, 30], **given)
+    assert asked == [1, 10, 15, 25, 20, 30, 40]  # 15 is on the way, and one step beyond it is 25
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+@pytest.mark.parametrize("timesteps", [[], [0], [3, 21]])
+def test_timesteps_outside_the_chain_are_refused(name: str, timesteps: list[int]) -> None:
+    with pytest.raises(ValueError, match=r"timesteps must be one or more numbers in 1 \.\. 20"):
+        scored(name, timesteps=timesteps)
+
+
+def test_secmi_needs_a_step_beyond_and_every_attack_a_record() -> None:
+    with pytest.raises(ValueError, match="timesteps must be below 20, got 20"):
+        scored("secmi", timesteps=[20])
+    with pytest.raises(ValueError, match="at least one record"):
+        scored("pia", n=0)
+
+
+def test_pian_of_a_prediction_of_nothing_is_a_number() -> None:
+    assert scored("pian", denoiser=lambda x, t, labels: torch.zeros_like(x)).tolist() == [[0.0, 0.0]] * 5
+
+
+def test_grid_reaches_four_tenths_and_holds_the_papers_timestep() -> None:
+    assert grid(1000) == [40, 80, 120, 160, 200, 240, 280, 320, 360, 400]
+    assert grid(100)[-1] == 40
+    assert grid(10) == [1, 2, 3, 4]
+    assert grid(1) == [1]

@@ -1,0 +1,182 @@
+"""What is attacked, with which records; and that the attacks find what there is to find, and nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from raydiff.data.datasets import Data, load
+from raydiff.data.records import Records
+from raydiff.diffusion.gaussian import DDPM
+from raydiff.diffusion.local import Training, fit
+from raydiff.diffusion.networks import MLP
+from raydiff.evaluation import attacks, membership, targets
+from raydiff.federation import Client, Keys, LocalPool, rounds
+from raydiff.method import Deployed, Upload
+from raydiff.methods import PFDM, FedAvg, LocalOnly
+from raydiff.seeding import NoiseStream, generator
+
+SMALL = DDPM(network=MLP(width=32, depth=1), timesteps=20)
+BRIEF = {"local": Training(steps=3, batch=4), "server": Training(steps=3, batch=4), "server_rounds": 1}
+KEYS = Keys(0, b"s" * 16, "digest")
+
+
+def pictures(n: int, seed: int, classes: int = 2) -> Records:
+    images = torch.rand(n, 1, 8, 8, generator=generator(seed)) * 2 - 1
+    return Records(images, torch.arange(n)[:, None] % classes, torch.arange(n))
+
+
+def evaluated(method: Any, own: list[Records], **changes: Any) -> list[targets.Scores]:
+    """Every client's scores after the last round."""
+    given = {"names": ("pia", "sima"), "members": 100, "calibration": pictures(30, 8), "test": pictures(40, 9)}
+
+    def instrument(deployed: Deployed, records: Records, rng: torch.Generator) -> targets.Scores:
+        return targets.scores(deployed, records, **{**given, **changes})
+
+    pool = LocalPool([Client(i, method, d, keys=KEYS) for i, d in enumerate(own)], lambda split: instrument)
+    last = list(rounds(method, pool, keys=KEYS))[-1]
+    return list(pool.evaluate(pool.clients, last.sent, last.number, "test"))
+
+
+# --- which targets there are ---
+
+
+@pytest.mark.parametrize(
+    ("method", "expected"),
+    [
+        (PFDM(model=SMALL, clip=3.0, **BRIEF), {"client", "global", "global_uploaded", "uploads"}),
+        (PFDM(model=SMALL, clip=3.0, start="gaussian", **BRIEF), {"client", "uploads"}),
+        (PFDM(model=SMALL, clip=3.0, start="noise", **BRIEF), {"client"}),
+        (FedAvg(model=SMALL, local=BRIEF["local"], rounds=1), {"global"}),
+        (LocalOnly(model=SMALL, local=BRIEF["local"]), {"client"}),
+    ],
+)
+def test_a_target_is_there_where_the_method_has_it(method: Any, expected: set[str]) -> None:
+    (found,) = evaluated(method, [pictures(10, 0)])
+    assert set(found) == expected
+    for target, of in found.items():
+        assert set(of) == ({targets.DISTANCE} if target == "uploads" else {"pia", "sima"})
+        sizes = {role: scores.shape for role, scores in of.popitem()[1].items()}
+        columns = 1 if target == "uploads" else len(attacks.grid(20))
+        assert sizes["members"] == sizes["calibration_members"] == (5, columns)
+        assert sizes["nonmembers"] == (40, columns) and sizes["calibration_nonmembers"] == (30, columns)
+
+
+def test_what_is_attacked_as_uploaded_is_what_was_uploaded() -> None:
+    """Bit for bit, the clip's center and the secret's noise included, and without noise its expectation."""
+    method, seen = PFDM(model=SMALL, clip=3.0, center=True, epsilon=50.0, **BRIEF), {}
+    client = Client(3, method, pictures(10, 0), keys=KEYS, public=pictures(20, 5))
+    server = method.init_server(pictures(20, 5), generator(0))
+    upload: Upload = client.run(server, 0)[0]
+
+    def instrument(deployed: Deployed, own: Records, rng: torch.Generator) -> None:
+        seen.update(sent=deployed.sent, plain=deployed.upload(own, None), upload=deployed.upload)
+
+    client.evaluate(server, 0, instrument)
+    assert torch.equal(seen["sent"].images, upload.release.value["x"])
+    assert torch.equal(seen["sent"].labels, upload.release.value["labels"])
+    many = torch.stack([seen["upload"](pictures(10, 0), NoiseStream(b"n", (i,))).images for i in range(200)])
+    apart = (many.mean(0) - seen["plain"].images).abs().max()
+    assert apart < 5 * many.std(0).max() / 200**0.5
+
+
+# --- uploads ---
+
+
+def test_the_distance_is_to_the_nearest_upload_of_the_class() -> None:
+    own, candidates = pictures(6, 0), pictures(4, 1)
+    deployed = Deployed(upload=lambda r, noise: replace(r, images=0.5 * r.images), sent=own)
+    found = targets.distances(deployed, candidates)
+    for i in range(4):
+        alike = [j for j in range(6) if own.labels[j, 0] == candidates.labels[i, 0]]
+        by_hand = min(float((own.images[j] - 0.5 * candidates.images[i]).norm()) for j in alike)
+        assert float(found[i]) == pytest.approx(by_hand, rel=1e-6)
+    other = replace(candidates, labels=candidates.labels + 7)
+    assert targets.distances(deployed, other).isinf().all()
+
+
+def test_uploads_without_protection_give_every_record_away_and_noised_ones_keep_to_their_ceiling() -> None:
+    open_, noised = (
+        evaluated(PFDM(model=SMALL, clip=4.0, epsilon=epsilon, **BRIEF), [pictures(200, 0)]) for epsilon in (None, 1.0)
+    )
+    assert targets.summary(open_)["attack/uploads/distance/auc"] == 1.0
+    found = targets.summary(noised)
+    assert found["attack/uploads/distance/auc_low"] < 0.5 < found["attack/uploads/distance/auc_high"]
+
+
+# --- the summary ---
+
+
+def roles(shift: float, columns: int, seed: int, n: int = 60) -> dict[str, Tensor]:
+    names = ("calibration_members", "calibration_nonmembers", "members", "nonmembers")
+    rng = generator(seed)
+    return {k: torch.randn(n, columns, generator=rng) + shift * k.endswith("nonmembers") for k in names}
+
+
+def test_best_is_the_attack_of_the_best_calibration_whatever_the_evaluation_says() -> None:
+    good, better = roles(3, 2, 0), roles(0.5, 2, 1)
+    good["nonmembers"] = good["nonmembers"] - 3  # nothing is left of it in the evaluation
+    found = targets.summary([{"client": {"a": good, "b": better}}])
+    assert found["attack/client/best/auc"] == found["attack/client/a/auc"] < found["attack/client/b/auc"]
+    assert found["attack/client/best/auc_high"] == found["attack/client/a/auc_high"]
+
+
+def test_members_of_a_shared_model_are_pooled_and_those_of_the_clients_models_are_not() -> None:
+    one, two = roles(1, 3, 0), roles(1, 3, 1)
+    two |= {k: one[k] for k in ("calibration_nonmembers", "nonmembers")}
+    both = [{"global": {"pia": each}, "client": {"pia": each}} for each in (one, two)]
+    found = targets.summary(both)
+    assert found["attack/global/pia/n_members"] == 120 and found["attack/global/pia/n_nonmembers"] == 60
+    each = [membership.attack(**r).auc for r in (one, two)]
+    assert found["attack/client/pia/auc"] == pytest.approx(sum(each) / 2)
+    together = {k: torch.cat([one[k], two[k]]) if "non" not in k else one[k] for k in one}
+    assert found["attack/global/pia/auc"] == membership.attack(**together).auc
+
+
+def test_a_reading_that_one_client_has_too_few_records_for_is_left_out() -> None:
+    many, few = ({"client": {"pia": roles(1, 1, 0, n)}} for n in (500, 499))
+    name = "attack/client/pia/tpr_at_1pct_fpr"
+    assert name in targets.summary([many, many]) and name not in targets.summary([many, few])
+    assert "attack/client/pia/auc" in targets.summary([many, few]) and targets.summary([{}]) == {}
+
+
+def test_proportions_are_kept_and_classes_that_are_not_there_are_left_out() -> None:
+    classes = torch.tensor([0] * 6 + [1] * 2 + [5])
+    found = targets.in_proportion(pictures(20, 0), classes).labels[:, 0]
+    assert (found == 0).sum() == 10 and (found == 1).sum() == 3 and len(found) == 13
+    assert len(targets.in_proportion(pictures(20, 0), torch.tensor([5]))) == 0
+
+
+# --- teeth ---
+
+
+@pytest.fixture(scope="module")
+def overfitted() -> dict[str, float]:
+    """A non-private denoiser of 40 digits, shown 600 times each, and one that saw neither set."""
+    splits = load(Data(train=80, public=0, validation=0, calibration=100, test=200)).splits
+    own, strangers = (splits["train"].select(torch.arange(80) % 2 == k) for k in (0, 1))
+    model = DDPM(network=MLP(width=128, depth=2), timesteps=100)
+    training = Training(steps=800, batch=30, learning_rate=2e-3)
+    denoisers = {}
+    for name, seen in (("client", own), ("global", strangers)):
+        params, _, _ = fit(
+            model, model.init(generator(0)), seen.images, seen.labels, training=training, rng=generator(1)
+        )
+        denoisers[name] = model.denoiser(params)
+    deployed = Deployed({}, denoisers, model.timesteps, model.abar)
+    given = {"calibration": splits["calibration"], "test": splits["test"]}
+    return targets.summary([targets.scores(deployed, own, names=tuple(attacks.ATTACKS), members=40, **given)])
+
+
+def test_the_attacks_have_teeth(overfitted: dict[str, float]) -> None:
+    assert overfitted["attack/client/best/auc"] > 0.9
+    assert all(overfitted[f"attack/client/{name}/auc_low"] > 0.5 for name in attacks.ATTACKS)
+
+
+def test_a_model_that_saw_neither_gives_nothing_away(overfitted: dict[str, float]) -> None:
+    low, high = (overfitted[f"attack/global/best/auc_{end}"] for end in ("low", "high"))
+    assert low < 0.5 < high
