@@ -18,7 +18,7 @@ free_port() { python -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1"
 # Workers take any free port: with Ray's default ranges the nodes of one machine would fight for them. The port of the
 # agent must differ for the same reason: a second one on Ray's default port takes no jobs, and says so nowhere.
 # And each node has its own folder: in a shared one the second node unpacks the job's files anew, under the first one's feet.
-# Ray gives up after 30 s, which a busy machine needs: then once more, at most three times.
+# Ray gives up, or loses one of its processes, where something takes 30 s, as on a busy machine: at most three tries.
 node() {
     local name="$1" session pid since
     shift
@@ -28,15 +28,20 @@ node() {
         setsid ray start --block --num-gpus=0 --disable-usage-stats --min-worker-port=0 --max-worker-port=0 \
             --dashboard-agent-listen-port="$(free_port)" --temp-dir="$session" "$@" </dev/null >"$state/$name.log" 2>&1 &
         pid=$!
-        since="$(started "$pid")"
+        since="$(started "$pid" || true)"
         echo "$pid $since" >>"$state/pids"
         while alive "$pid" "$since"; do
-            if grep -q "Ray runtime started" "$state/$name.log"; then return; fi
+            if ready "$name"; then return; fi
             sleep 0.5
         done
     done
     stop
     die "$name does not start; see $state/$name.log"
+}
+
+ready() {
+    grep -qs "Ray runtime started" "$state/$1.log" || return 1
+    [[ "$1" != head ]] || ray job list >/dev/null 2>&1 # the dashboard comes up after the rest
 }
 
 # When a process was started, in clock ticks since boot: with it an id that the system has given again is told apart.
@@ -75,14 +80,10 @@ start() {
     # shellcheck disable=SC1091
     source "$state/env"
     trap 'stop; exit 130' INT TERM
-    node head --head --num-cpus=0 --node-ip-address=127.0.0.1 --port="$port" --dashboard-host=127.0.0.1 \
+    node head --head --num-cpus=0 --port="$port" --dashboard-host=127.0.0.1 \
         --dashboard-port="$dashboard" --ray-client-server-port="$(free_port)"
     for i in $(seq "$nodes"); do # one after the other: side by side on few cores they would run into Ray's time limit
-        node "node-$i" --address="127.0.0.1:$port" --node-ip-address=127.0.0.1 --num-cpus="$cpus"
-    done
-    for _ in $(seq 60); do # the dashboard comes up after the head
-        if ray job list >/dev/null 2>&1; then break; fi
-        sleep 1
+        node "node-$i" --address="127.0.0.1:$port" --num-cpus="$cpus"
     done
     trap - INT TERM
     echo "a head and $nodes node(s) with $cpus CPU each; dashboard at $RAY_API_SERVER_ADDRESS (it asks for $state/token)"
