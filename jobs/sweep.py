@@ -153,11 +153,8 @@ def _dry_run(options: argparse.Namespace, base: Experiment, experiments: list[Ex
             name = type(experiment.method).__name__
             times = estimate.probe_where_it_will_run(experiment, slot)
             probed[name] = experiment.clients, times
-            rounds = f"then {times[1]:.1f} s each" if experiment.method.rounds > 1 else "its only one"
-            print(
-                f"{name}, {experiment.clients} clients in one process: first round {times[0]:.1f} s, {rounds}",
-                flush=True,
-            )
+            later = f", then {times[1]:.1f} s each" if experiment.method.rounds > 1 else ""
+            print(f"{name}, {experiment.clients} clients, one process: first round {times[0]:.1f} s{later}", flush=True)
         total = estimate.seconds(trials, probed, slot=slot, slots=slots)
     print(f"about {duration(total)} for all rounds; evaluation and the start of processes come on top")
     return 0
