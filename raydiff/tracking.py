@@ -304,6 +304,7 @@ def connect(uri: str) -> Any:
     """An MlflowClient that does not talk."""
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")  # we wait and retry ourselves
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")  # two lines for each run of a server
     os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
     logging.getLogger("alembic").setLevel(logging.WARNING)  # the first opening tells of every migration
     from mlflow import MlflowClient
