@@ -5,6 +5,7 @@ python jobs/sweep.py digits --grid method.epsilon=1,5 seed=0,1,2
 python jobs/sweep.py digits --model unet --clients 8 --partition dirichlet
 python jobs/sweep.py reproduce --paper pfdm --scale cpu      a paper's tables; analysis/claims.py says what came out
 python jobs/sweep.py digits --search random --sample method.clip=uniform:3,8 --samples 20
+python jobs/sweep.py digits --grid seed=0,1,2 --dry-run      trials, slots, GPUs and CPUs, and about how long
 ray job submit --working-dir . -- python jobs/sweep.py digits --name mine --resume
 """
 
@@ -48,6 +49,8 @@ def main(argv: Sequence[str]) -> int:
         print(command.help_text(__doc__, _options().format_help(), study))
         return 0
     base, experiments, space = _plan(study, options, overrides)
+    if options.dry_run:
+        return _dry_run(options, base, experiments)
     folder = record.folder(base, options.name or record.fresh_name(name))
     this = record.plan(folder, trials=experiments, space=space, search=options.search, resume=options.resume)
     print(f"sweep {folder.name}: {len(experiments) + _suggested(options)} trials in {folder}", flush=True)
@@ -71,6 +74,7 @@ def _options() -> argparse.ArgumentParser:
     p.add_argument("--time-budget", type=float, default=None, help="seconds after which no trial goes on")
     p.add_argument("--on-error", choices=("continue", "stop"), default="continue")
     p.add_argument("--log-samplers", action="store_true", help="log every trial's sampler to MLflow, with its weights")
+    p.add_argument("--dry-run", action="store_true", help="what it would need, and about how long; nothing is run")
     p.add_argument("--name", default=None, help="the sweep's name (default: preset and time)")
     p.add_argument("--resume", action="store_true", help="continue the sweep of this name if it exists")
     return p
@@ -130,6 +134,33 @@ def _draw(sampled: dict[str, Any], count: int, seed: int) -> list[dict[str, Any]
         return float(rng.uniform(values[0], values[1]))
 
     return [{path: one(kind, values) for path, (kind, values) in sampled.items()} for _ in range(count)]
+
+
+def _dry_run(options: argparse.Namespace, base: Experiment, experiments: list[Experiment]) -> int:
+    """Say what the sweep would need and about how long it would take; nothing is kept, and no Ray is started."""
+    from raydiff.runtime import estimate
+    from raydiff.runtime import sweep as runtime
+    from raydiff.runtime.progress import duration
+    from raydiff.runtime.resources import fitting, say, total_of
+
+    trials = experiments + [base] * _suggested(options)
+    print(f"{len(trials)} trials" + (f", {_suggested(options)} of them Optuna's" if _suggested(options) else ""))
+    with runtime.cluster(only_join=True) as nodes:
+        slot = runtime.slot_of(base, experiments, nodes)
+        slots = min(fitting(slot, nodes), options.max_concurrent or len(trials), len(trials))
+        print(f"a trial: {slot.workers} worker(s), {say(slot.total)}")
+        print(f"needed: {say({k: slots * v for k, v in slot.total.items()})}, for {slots} trial(s) side by side")
+        print(f"available: {say(total_of(nodes))} on {len(nodes)} node(s)", flush=True)
+        probed: dict[str, tuple[int, estimate.Times]] = {}
+        for experiment in estimate.representatives(trials):
+            name = type(experiment.method).__name__
+            times = estimate.probe_where_it_will_run(experiment, slot)
+            probed[name] = experiment.clients, times
+            later = f", then {times[1]:.1f} s each" if experiment.method.rounds > 1 else ""
+            print(f"{name}, {experiment.clients} clients, one process: first round {times[0]:.1f} s{later}", flush=True)
+        total = estimate.seconds(trials, probed, slot=slot, slots=slots)
+    print(f"about {duration(total)} for all rounds; evaluation and the start of processes come on top")
+    return 0
 
 
 def _suggested(options: argparse.Namespace) -> int:

@@ -153,11 +153,14 @@ class Mlflow(threading.Thread):
     def _open(self) -> None:
         client = connect(self.uri)
         found = client.get_experiment_by_name(self.experiment)
-        self.experiment_id = (
-            found.experiment_id
-            if found
-            else client.create_experiment(self.experiment, artifact_location=self.artifacts)
-        )
+        if found is None:
+            try:
+                client.create_experiment(self.experiment, artifact_location=self.artifacts)
+            except Exception:  # another sweep may have made it just now; whatever else it was, shows in what follows
+                if client.get_experiment_by_name(self.experiment) is None:
+                    raise
+            found = client.get_experiment_by_name(self.experiment)
+        self.experiment_id = found.experiment_id
         self._client = client
 
     def _find_runs(self) -> None:
@@ -301,6 +304,7 @@ def connect(uri: str) -> Any:
     """An MlflowClient that does not talk."""
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")  # we wait and retry ourselves
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")  # two lines for each run of a server
     os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
     logging.getLogger("alembic").setLevel(logging.WARNING)  # the first opening tells of every migration
     from mlflow import MlflowClient

@@ -294,6 +294,26 @@ def test_a_resumed_trial_runs_again_and_a_finished_one_rests(sweep: Sweep, exper
     assert sweep.history(runs[other.name], "final/loss") == [(1, 1.0)]
 
 
+def test_another_sweep_may_make_the_experiment_at_the_same_moment(
+    sweep: Sweep, experiment: Experiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mlflow import MlflowClient
+
+    create = MlflowClient.create_experiment
+
+    def too_late(client: Any, name: str, **options: Any) -> str:
+        create(client, name, **options)
+        return str(create(client, name, **options))  # raises: there is one by now
+
+    monkeypatch.setattr(MlflowClient, "create_experiment", too_late)
+    folder = sweep.trial(experiment)
+    Jsonl(folder / "metrics.jsonl").log(0, {"server/loss": 1.0})
+    finish(folder)
+    sweep.follow()
+    (run,) = sweep.runs("trial")
+    assert run.info.status == "FINISHED"
+
+
 def test_nothing_is_sent_twice(sweep: Sweep, experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
     from mlflow import MlflowClient
 

@@ -100,15 +100,16 @@ class Progress(tune.Callback):
     def _state(self) -> str:
         ended, spent = self.done + self.failed, time.monotonic() - self._start
         running = "; ".join(f"{name} (round {number + 1})" for name, number in self.running.values())
-        left = f", about {_duration(spent / ended * (self.total - ended))} left" if ended else ""
+        left = f", about {duration(spent / ended * (self.total - ended))} left" if ended else ""
         best = f", best {self.best[0]:.3f} ({self.best[1]})" if self.best else ""
-        return f"{ended}/{self.total} done in {_duration(spent)}{left}{best} | running: {running}"
+        return f"{ended}/{self.total} done in {duration(spent)}{left}{best} | running: {running}"
 
     def _say(self, text: str) -> None:
         self._spoke = time.monotonic()
         print(text, flush=True)
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """ "2:05 min", or "40 s"."""
     minutes, seconds = divmod(int(seconds), 60)
     return f"{minutes}:{seconds:02d} min" if minutes else f"{seconds} s"

@@ -44,15 +44,18 @@ class Slot:
         return _without_zeros({"CPU": float(self.threads * self.workers), "GPU": gpu})
 
 
-def slot(runtime: Runtime, *, clients: int, cluster: Mapping[str, float]) -> Slot:
-    """The slot of a sweep whose largest trial has this many clients."""
-    workers = runtime.workers
-    if workers is None:
-        slices = cluster.get("CPU", 0.0) / runtime.threads
-        if runtime.gpu_per_worker:
-            slices = min(slices, (cluster.get("GPU", 0.0) - runtime.gpu_server) / runtime.gpu_per_worker + 1e-9)
-        workers = max(1, min(clients, int(slices)))
-    return Slot(min(workers, clients), runtime.threads, runtime.gpu_per_worker, runtime.gpu_server)
+def slot(runtime: Runtime, *, clients: int, nodes: Sequence[Mapping[str, float]]) -> Slot:
+    """The slot of a sweep whose largest trial has this many clients: by default with as many workers as fit on these
+    nodes beside the coordinator."""
+
+    def of(workers: int) -> Slot:
+        return Slot(min(workers, clients), runtime.threads, runtime.gpu_per_worker, runtime.gpu_server)
+
+    if runtime.workers is not None:
+        return of(runtime.workers)
+    most = min(clients, int(sum(node.get("CPU", 0.0) for node in nodes) / runtime.threads))
+    shapes = (of(workers) for workers in range(most, 1, -1))
+    return next((shape for shape in shapes if _place(shape.bundles, [dict(node) for node in nodes])), of(1))
 
 
 def fitting(slot: Slot, nodes: Sequence[Mapping[str, float]]) -> int:
@@ -65,13 +68,19 @@ def fitting(slot: Slot, nodes: Sequence[Mapping[str, float]]) -> int:
     while count < 1000 and _place(slot.bundles, free):
         count += 1
     if count == 0:
-        total = {k: sum(node.get(k, 0.0) for node in nodes) for k in ("CPU", "GPU")}
+        total = total_of(nodes)
         raise ValueError(
-            f"one trial needs {_say(slot.total)} ({slot.workers} workers with {_say(slot.bundles[1])} each), "
-            f"but the cluster has {_say(total)} on {len(nodes)} node(s): lower runtime.workers, runtime.threads "
+            f"one trial needs {say(slot.total)} ({slot.workers} workers with {say(slot.bundles[1])} each), "
+            f"but the cluster has {say(total)} on {len(nodes)} node(s): lower runtime.workers, runtime.threads "
             "or the GPU shares"
         )
     return count
+
+
+def this_machine() -> dict[str, float]:
+    """What a Ray that is started here will offer."""
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return {"CPU": float(os.cpu_count() or 1), "GPU": float(gpus)}
 
 
 def cap_memory(share: float) -> None:
@@ -124,5 +133,11 @@ def _without_zeros(resources: Mapping[str, float]) -> dict[str, float]:
     return {k: v for k, v in resources.items() if v > 0}
 
 
-def _say(resources: Mapping[str, float]) -> str:
+def total_of(nodes: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """What all nodes have together."""
+    return {k: sum(node.get(k, 0.0) for node in nodes) for k in ("CPU", "GPU")}
+
+
+def say(resources: Mapping[str, float]) -> str:
+    """ "2 CPU and 0.5 GPU"."""
     return " and ".join(f"{v:g} {k}" for k, v in resources.items())

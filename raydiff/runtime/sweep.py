@@ -29,7 +29,7 @@ from raydiff import trial as trials
 from raydiff.config import Experiment
 from raydiff.runtime.actors import RayPool, WorkersLost, start_workers
 from raydiff.runtime.progress import Progress
-from raydiff.runtime.resources import Slot, cap_memory, fitting, slot, storage_is_shared
+from raydiff.runtime.resources import Slot, cap_memory, fitting, slot, storage_is_shared, this_machine
 from raydiff.trial import Trial, cut_short, without_secret
 
 Search = Literal["grid", "random", "optuna", "asha"]
@@ -132,12 +132,16 @@ class Plan:
 
 
 @contextlib.contextmanager
-def cluster() -> Iterator[list[dict[str, float]]]:
+def cluster(*, only_join: bool = False) -> Iterator[list[dict[str, float]]]:
     """Join the cluster that RAY_ADDRESS names (a submitted job has it), or start a local one.
 
-    Gives each node's resources. Raises ValueError, in one sentence, where Ray does not start.
+    Gives each node's resources. Raises ValueError, in one sentence, where Ray does not start. `only_join`: where there
+    is no cluster to join nothing is started, and this machine's resources are given.
     """
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+    if only_join and not os.environ.get("RAY_ADDRESS"):
+        yield [this_machine()]
+        return
     try:
         if os.environ.get("RAY_ADDRESS"):
             ray.init(**quiet)
@@ -151,11 +155,14 @@ def cluster() -> Iterator[list[dict[str, float]]]:
         ray.shutdown()
 
 
+def slot_of(base: Experiment, known: Sequence[Experiment], nodes: Sequence[Mapping[str, float]]) -> Slot:
+    """The slot of a sweep of these trials, and of what may be searched from its base."""
+    return slot(base.runtime, clients=max(e.clients for e in (base, *known)), nodes=nodes)
+
+
 def check(plan: Plan, nodes: Sequence[Mapping[str, float]]) -> Slot:
     """The sweep's slot. Raises ValueError when it cannot run here: too large, or storage that not all nodes share."""
-    known = [plan.base, *plan.trials]
-    total = {k: sum(n.get(k, 0.0) for n in nodes) for k in ("CPU", "GPU")}
-    shape = slot(plan.base.runtime, clients=max(e.clients for e in known), cluster=total)
+    shape = slot_of(plan.base, plan.trials, nodes)
     fitting(shape, nodes)
     if len(nodes) > 1:
         storage_is_shared(plan.folder.parents[1])

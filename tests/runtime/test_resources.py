@@ -11,13 +11,21 @@ LAPTOP = {"CPU": 2.0}
 
 
 def test_a_slot_of_one_worker_fits_once_per_core():
-    assert fitting(slot(Runtime(workers=1), clients=4, cluster=LAPTOP), [LAPTOP]) == 2
+    assert fitting(slot(Runtime(workers=1), clients=4, nodes=[LAPTOP]), [LAPTOP]) == 2
 
 
 def test_auto_gives_each_client_a_worker_where_there_is_room():
-    assert slot(Runtime(), clients=3, cluster={"CPU": 16.0}).workers == 3
-    assert slot(Runtime(), clients=8, cluster=LAPTOP).workers == 2
-    assert slot(Runtime(gpu_per_worker=0.25), clients=8, cluster={"CPU": 64.0, "GPU": 1.0}).workers == 4
+    assert slot(Runtime(), clients=3, nodes=[{"CPU": 16.0}]).workers == 3
+    assert slot(Runtime(), clients=8, nodes=[LAPTOP]).workers == 2
+    assert slot(Runtime(gpu_per_worker=0.25), clients=8, nodes=[{"CPU": 64.0, "GPU": 1.0}]).workers == 4
+
+
+def test_auto_takes_no_more_workers_than_fit_on_the_nodes_that_there_are():
+    nodes = [{"memory": 1e9}, {"CPU": 2.0}, {"CPU": 2.0}]  # a head without CPUs, and two nodes
+    shape = slot(Runtime(), clients=8, nodes=nodes)
+    assert shape.workers == 3  # the coordinator's tenth of a CPU leaves no room for a fourth
+    assert fitting(shape, nodes) == 1
+    assert slot(Runtime(gpu_per_worker=0.75), clients=8, nodes=[{"CPU": 8.0, "GPU": 1.0}] * 3).workers == 3
 
 
 def test_a_worker_never_spans_nodes():
@@ -27,7 +35,7 @@ def test_a_worker_never_spans_nodes():
 
 
 def test_a_gpu_share_without_a_gpu_is_refused_in_one_sentence():
-    shape = slot(Runtime(gpu_per_worker=0.5, workers=1), clients=2, cluster=LAPTOP)
+    shape = slot(Runtime(gpu_per_worker=0.5, workers=1), clients=2, nodes=[LAPTOP])
     with pytest.raises(ValueError, match=r"needs 1 CPU and 0\.5 GPU .* has 2 CPU and 0 GPU") as e:
         fitting(shape, [LAPTOP])
     assert "\n" not in str(e.value)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -67,8 +66,7 @@ def status(env: dict[str, str], name: str) -> str:
 
 
 def submit(env: dict[str, str], name: str, sweep: Sweep, *more: str) -> None:
-    patience = {"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": "60"}}
-    options = ["--no-wait", "--working-dir", ".", "--submission-id", name, "--runtime-env-json", json.dumps(patience)]
+    options = ["--no-wait", "--working-dir", ".", "--submission-id", name, "--runtime-env", "cluster/runtime_env.yaml"]
 
     def taken() -> bool:
         done = job(env, "submit", *options, "--", "python", *sweep.arguments, *more)

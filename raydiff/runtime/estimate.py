@@ -1,0 +1,68 @@
+"""How long a sweep will take, from the first rounds of a few of its trials: for `--dry-run`."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import math
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import ray
+
+from raydiff import trial
+from raydiff.config import Experiment
+from raydiff.runtime.resources import Slot, cap_memory
+
+Times = tuple[float, float]
+"""Seconds of the first round, and of each that follows."""
+
+
+def probe(experiment: Experiment) -> Times:
+    """Run the first rounds of a trial in this process, without instruments, in a folder that is then deleted.
+
+    Two where there are as many: a method may send everything in its first round, and train the server in the others.
+    """
+    cap_memory(float(experiment.runtime.gpu_per_worker > 0))  # a whole GPU: it has all clients and the server
+    importlib.import_module("torch._dynamo")  # 2 s that each process takes once, at its first optimiser
+    runtime = dataclasses.replace(experiment.runtime, noise_secret=None)  # what is drawn here is nobody's upload
+    alone = dataclasses.replace(experiment, evaluation=None, newcomers=None, runtime=runtime)
+    with tempfile.TemporaryDirectory(prefix="raydiff-probe-") as folder:
+        this = trial.open_trial(alone, Path(folder) / "sweep")
+        results = trial.run(this, trial.local_pool(this))
+        first = next(results)["time/seconds"]
+        return first, next(results)["time/seconds"] if this.experiment.method.rounds > 1 else first
+
+
+def probe_where_it_will_run(experiment: Experiment, slot: Slot) -> Times:
+    """`probe` on a node of the cluster that has been joined; where there is none, here."""
+    if not ray.is_initialized():
+        return probe(experiment)
+    task = ray.remote(num_cpus=slot.threads, num_gpus=slot.gpu_per_worker, max_retries=0)(probe)
+    times: Times = ray.get(task.remote(experiment))
+    return times
+
+
+def representatives(trials: Sequence[Experiment]) -> Iterator[Experiment]:
+    """Of each method the trial with the fewest clients, which is the quickest to probe."""
+    fewest: dict[str, Experiment] = {}
+    for experiment in sorted(trials, key=lambda e: e.clients):
+        fewest.setdefault(type(experiment.method).__name__, experiment)
+    yield from fewest.values()
+
+
+def seconds(trials: Sequence[Experiment], probed: Mapping[str, tuple[int, Times]], *, slot: Slot, slots: int) -> float:
+    """A whole sweep's time. `probed`: method -> (clients of the trial that was probed, its times).
+
+    A round's time goes with its clients, and is divided by the workers among which they are dealt. Trials are spread
+    over the slots; evaluation, and the 10 to 20 s in which processes start, come on top.
+    """
+
+    def of(experiment: Experiment) -> float:
+        clients, (first, later) = probed[type(experiment.method).__name__]
+        turns = math.ceil(experiment.clients / slot.workers)  # clients that the busiest worker has, one after the other
+        return (first + later * (experiment.method.rounds - 1)) * turns / clients
+
+    every = [of(experiment) for experiment in trials]
+    return max(sum(every) / slots, *every) if every else 0.0

@@ -1,0 +1,256 @@
+"""cluster/: what can be said of its files without a cluster. That they work on one is not tested here."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tomllib
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
+ROOT = Path(__file__).resolve().parents[2]
+CLUSTER = ROOT / "cluster"
+MANIFESTS = ("mlflow.yaml", "ray-cluster.dev.yaml", "ray-job.sweep.yaml", "storage.yaml")
+LAUNCHERS = ("aws.yaml", "gcp.yaml")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+RAY = re.compile(r"\b(?:rayproject/ray:|raydiff:ray-|ray==|rayVersion: \")(\d+\.\d+\.\d+)")
+
+
+def documents(name: str) -> list[Any]:
+    return list(yaml.safe_load_all((CLUSTER / name).read_text()))
+
+
+def walk(tree: Any) -> Iterator[tuple[str, Any]]:
+    """Every key with its value, at whatever depth."""
+    for key, value in tree.items() if isinstance(tree, dict) else ():
+        yield key, value
+        yield from walk(value)
+    for value in tree if isinstance(tree, list) else ():
+        yield from walk(value)
+
+
+def text_files() -> list[Path]:
+    return sorted(p for p in CLUSTER.iterdir() if p.is_file())
+
+
+# --- versions and secrets ---
+
+
+def test_there_is_one_ray_and_the_project_allows_it() -> None:
+    versions = {version for path in text_files() for version in RAY.findall(path.read_text())}
+    assert len(versions) == 1
+    (needed,) = (r for r in map(Requirement, PROJECT["dependencies"]) if r.name == "ray")
+    assert needed.specifier.contains(Version(versions.pop()))
+
+
+def test_images_are_official_or_built_here_and_carry_a_version() -> None:
+    official = re.compile(r"(rayproject/ray:\d+\.\d+\.\d+-py3\d+-gpu|raydiff:ray-[\d.]+|postgres:\d+)")
+    official_mlflow = re.compile(r"ghcr\.io/mlflow/mlflow:v3\.\d+\.\d+-full")
+    images = [v for name in (*MANIFESTS, *LAUNCHERS) for d in documents(name) for k, v in walk(d) if k == "image"]
+    images += re.findall(r"^FROM (\S+)", (CLUSTER / "Dockerfile").read_text(), flags=re.M)
+    assert len(images) >= 9
+    assert [i for i in images if not (official.fullmatch(i) or official_mlflow.fullmatch(i))] == []
+
+
+def test_the_images_python_is_one_that_the_project_allows() -> None:
+    found = {p for path in text_files() for p in re.findall(r"rayproject/ray:[\d.]+-py(\d+)", path.read_text())}
+    assert len(found) == 1
+    assert SpecifierSet(PROJECT["requires-python"]).contains(f"{found.pop()[:1]}.11")
+
+
+def secrets_in(text: str) -> list[str]:
+    named = r"(?i:password|secret_access_key|token)[\"']?\s*[:=]\s*[\"']?[\w+/]{8,}"
+    return re.findall(rf"AKIA[0-9A-Z]{{16}}|-----BEGIN|\b[0-9a-f]{{32,}}\b|{named}", text)
+
+
+@pytest.mark.parametrize("path", text_files(), ids=lambda p: p.name)
+def test_no_secret_is_written_down(path: Path) -> None:
+    assert secrets_in(path.read_text()) == []
+
+
+@pytest.mark.parametrize(
+    "text", ["password: hunter2hunter2", "AWS_SECRET_ACCESS_KEY=abc/defghij", "token: " + "0f" * 32, "AKIA" + "B" * 16]
+)
+def test_a_secret_would_be_seen(text: str) -> None:
+    assert secrets_in(text)
+
+
+# --- the job's environment, and what it ships ---
+
+
+def test_the_runtime_environment_is_one() -> None:
+    (environment,) = documents("runtime_env.yaml")
+    from ray.runtime_env import RuntimeEnv
+
+    assert RuntimeEnv(**environment)["env_vars"] == {"RAY_JOB_STOP_WAIT_TIME_S": "60"}
+
+
+def test_a_job_ships_the_code_and_little_else(tmp_path: Path) -> None:
+    """With Ray's own packing: .gitignore and .rayignore are read in each folder of the working directory."""
+    from ray._private.runtime_env.packaging import create_package
+
+    create_package(str(ROOT), tmp_path / "package.zip", include_gitignore=True, excludes=[".git"])
+    names = zipfile.ZipFile(tmp_path / "package.zip").namelist()
+    code = {str(p.relative_to(ROOT)) for top in ("raydiff", "jobs", "analysis") for p in (ROOT / top).rglob("*.py")}
+    assert code <= set(names)
+    assert {name.split("/")[0] for name in names} & {".git", "tests", "docs", "cluster"} == set()
+    assert (tmp_path / "package.zip").stat().st_size < 10 * 2**20  # the dashboard takes 100 MiB
+
+
+# --- ray up ---
+
+
+@pytest.mark.parametrize("name", LAUNCHERS)
+def test_the_launcher_accepts_it(name: str) -> None:
+    from ray.autoscaler._private.util import prepare_config, validate_config
+
+    (given,) = documents(name)
+    validate_config(prepare_config(given))
+    with pytest.raises(Exception, match="idle_minutes"):
+        validate_config(prepare_config({**given, "idle_minutes": 5}))
+    types = given["available_node_types"]
+    assert types[given["head_node_type"]]["resources"] == {"CPU": 0}
+    assert "-e RAY_AUTH_MODE=token" in given["docker"]["run_options"] and "~/.ray/auth_token" in given["file_mounts"]
+    assert not any("--dashboard-host=0.0.0.0" in c for c in given["head_start_ray_commands"])
+    assert all(
+        (ROOT / local).exists() for remote, local in given["file_mounts"].items() if remote != "~/.ray/auth_token"
+    )
+
+
+# --- Kubernetes ---
+
+
+def check_pod(pod: dict[str, Any]) -> None:
+    """What the API server and KubeRay insist on."""
+    spec = pod["spec"]
+    volumes = {v["name"] for v in spec.get("volumes", [])}
+    assert spec["containers"]
+    for container in spec["containers"]:
+        assert container["name"] and container["image"]
+        assert {m["name"] for m in container.get("volumeMounts", [])} <= volumes
+        resources = container["resources"]
+        assert resources["requests"] == resources["limits"]  # Ray's logical sizes are the limits
+        assert all(isinstance(v, str | int) for v in resources["limits"].values())
+
+
+def check_ray_cluster(spec: dict[str, Any]) -> None:
+    """The spec of a RayCluster (CRD ray.io/v1): headGroupSpec and workerGroupSpecs with their required fields."""
+    assert RAY.findall(f'rayVersion: "{spec["rayVersion"]}"') and spec["authOptions"] == {"mode": "token"}
+    head = spec["headGroupSpec"]
+    assert head["rayStartParams"] == {"num-cpus": "0"}  # a map of strings to strings
+    check_pod(head["template"])
+    ports = {p["name"]: p["containerPort"] for p in head["template"]["spec"]["containers"][0]["ports"]}
+    assert ports["dashboard"] == 8265
+    groups = spec["workerGroupSpecs"]
+    assert groups and len({g["groupName"] for g in groups}) == len(groups)
+    for group in groups:
+        assert 0 <= group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]
+        assert group["rayStartParams"] == {}
+        check_pod(group["template"])
+        assert group["template"]["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] >= 1
+
+
+def test_the_development_cluster() -> None:
+    (cluster,) = documents("ray-cluster.dev.yaml")
+    assert (cluster["apiVersion"], cluster["kind"], cluster["metadata"]["name"]) == (
+        "ray.io/v1",
+        "RayCluster",
+        "raydiff-dev",
+    )
+    spec = cluster["spec"]
+    check_ray_cluster(spec)
+    assert spec["enableInTreeAutoscaling"] is True and spec["autoscalerOptions"]["version"] == "v2"
+    groups = [spec["headGroupSpec"], *spec["workerGroupSpecs"]]
+    assert {g["template"]["spec"]["restartPolicy"] for g in groups} == {"Never"}  # autoscaler v2 insists on it
+
+
+def test_the_sweep_as_a_job() -> None:
+    (job,) = documents("ray-job.sweep.yaml")
+    assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")
+    spec = job["spec"]
+    check_ray_cluster(spec["rayClusterSpec"])
+    assert spec["submissionMode"] in ("K8sJobMode", "HTTPMode", "SidecarMode")
+    assert not {"suspend", "clusterSelector"} & set(spec)
+    shared = yaml.safe_load(spec["runtimeEnvYAML"])["env_vars"]
+    assert set(documents("runtime_env.yaml")[0]["env_vars"].items()) <= set(shared.items())
+    assert shared["MLFLOW_TRACKING_URI"] == "http://mlflow:5000"
+
+
+def test_the_jobs_entrypoint_is_a_command_that_the_sweep_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "jobs"))
+    import command
+    import sweep
+
+    from raydiff import config
+
+    python, script, *arguments = documents("ray-job.sweep.yaml")[0]["spec"]["entrypoint"].split()
+    assert python == "python" and (ROOT / script.removeprefix("/home/ray/raydiff/")).exists()
+    assert "--resume" in arguments  # a retry is a new cluster
+    _, study, rest = command.preset(arguments)
+    options, overrides = sweep._options().parse_known_args(command.shorthand(rest))
+    storage = config.override(study.experiment, config.parse_overrides(study.experiment, overrides)).runtime.storage
+    mounts = [m["mountPath"] for k, v in walk(documents("ray-job.sweep.yaml")[0]) if k == "volumeMounts" for m in v]
+    assert options.name and len(mounts) == 2 and all(storage.startswith(m + "/") for m in mounts)
+
+
+def test_the_mlflow_server() -> None:
+    by_kind = {(d["kind"], d["metadata"]["name"]): d for d in documents("mlflow.yaml")}
+    assert set(by_kind) == {
+        (k, n)
+        for n, ks in {"mlflow": ["Service", "Deployment"], "mlflow-db": ["Service", "StatefulSet"]}.items()
+        for k in ks
+    }
+    for (kind, _), d in by_kind.items():
+        if kind == "Service":
+            assert d["spec"].get("type", "ClusterIP") == "ClusterIP"  # it has no login
+        else:
+            assert d["spec"]["selector"]["matchLabels"] == d["spec"]["template"]["metadata"]["labels"]
+    (server,) = by_kind["Deployment", "mlflow"]["spec"]["template"]["spec"]["containers"]
+    assert dict(zip(*[iter(server["args"])] * 2, strict=True))["--allowed-hosts"].split(",")[:2] == [
+        "mlflow",
+        "mlflow:5000",
+    ]
+    claim = {d["metadata"]["name"] for d in documents("storage.yaml")}
+    used = {v["claimName"] for n in MANIFESTS for d in documents(n) for k, v in walk(d) if k == "persistentVolumeClaim"}
+    assert used == claim
+
+
+# --- local.sh ---
+
+
+def test_local_sh_is_a_script_that_bash_reads() -> None:
+    done = subprocess.run(["bash", "-n", str(CLUSTER / "local.sh")], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (CLUSTER / "local.sh").stat().st_mode & 0o100
+    source = (CLUSTER / "local.sh").read_text()
+    assert "set -euo pipefail" in source
+    assert not re.search(r"ray stop|pkill|killall|rm -rf /|\brm -rf \$", source)  # it ends only what it started
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ((), "cluster/local.sh start"),
+        (("env",), "no cluster is running"),
+        (("start", "0"), "NODES and CPUS are positive integers"),
+        (("start", "2", "x"), "NODES and CPUS are positive integers"),
+    ],
+)
+def test_local_sh_refuses_in_a_sentence(arguments: tuple[str, ...], says: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [str(CLUSTER / "local.sh"), *arguments],
+        env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2 and says in done.stdout + done.stderr
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,71 @@
+"""`cluster/local.sh`: a head without CPUs and two nodes, with token authentication; a submitted sweep runs on them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, Sweep, wait_until
+from test_submit import ENDED, job, status, submit
+
+pytestmark = pytest.mark.survival
+QUICK = ["--method.local.steps", "10", "--method.server.steps", "10", "--protocol-only", "--no-baselines"]
+
+
+def local(env: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [str(ROOT / "cluster" / "local.sh"), *arguments]
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    """The environment in which `ray` reaches the cluster; a home of its own, so that no token of the user's helps."""
+    home = tmp_path_factory.mktemp("home")
+    env = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+    env |= {
+        "HOME": str(home),
+        "PATH": f"{Path(sys.executable).parent}:{env['PATH']}",
+        "RAYDIFF_CLUSTER": str(home / "cluster"),
+        "OMP_NUM_THREADS": "1",
+    }
+    started = local(env, "start", "2", "1")
+    assert started.returncode == 0, started.stdout + started.stderr
+    try:
+        said = subprocess.run(
+            ["bash", "-c", f"eval \"$('{ROOT}/cluster/local.sh' env)\" && env -0"],
+            env=env,
+            capture_output=True,
+            check=True,
+        )
+        yield dict(line.split("=", 1) for line in said.stdout.decode().split("\0") if line)
+    finally:
+        pids = [int(line.split()[0]) for line in (home / "cluster" / "pids").read_text().splitlines()]
+        stopped = local(env, "stop")
+    assert stopped.returncode == 0, stopped.stdout + stopped.stderr
+    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+    assert sorted(p.suffix for p in (home / "cluster").iterdir()) == [".log"] * 3  # the token is gone
+
+
+def test_a_submitted_sweep_runs_on_the_nodes(tmp_path, cluster):
+    sweep = Sweep(tmp_path)
+    sweep.arguments = [*sweep.arguments, "--runtime.workers", "1", *QUICK, "--grid", "method.epsilon=50,none"]
+    submit(cluster, "tiny", sweep)
+    wait_until(lambda: status(cluster, "tiny") in ENDED, "the job to end", 900)
+    log = job(cluster, "logs", "tiny").stdout
+    assert status(cluster, "tiny") == "succeeded", log
+    assert {outcome["outcome"] for outcome in sweep.outcomes().values()} == {"finished"}
+    assert len(sweep.outcomes()) == 2
+
+
+def test_without_the_token_it_takes_no_job(cluster):
+    stranger = {k: v for k, v in cluster.items() if not k.startswith("RAY_AUTH")} | {"RAY_AUTH_MODE": "disabled"}
+    refused = job(stranger, "list")
+    assert refused.returncode != 0 and "Authentication required" in refused.stdout + refused.stderr
+
+
+def test_a_second_start_is_refused_while_it_runs(cluster):
+    again = local(cluster, "start")
+    assert again.returncode == 2 and "running already" in again.stderr
