@@ -241,14 +241,14 @@ def test_a_saved_sampler_makes_rows(finished: Finished, tmp_path: Path) -> None:
     finished.save_sampler(tmp_path / "all")
     loaded = Sampler(tmp_path / "all")
     assert "diffusers" not in loaded.card.requires and "no guarantee covers them" in loaded.card.about
-    asked = pd.DataFrame({"label": [0, 1, 1, 0], "client": [1, 0, 1, 1]})
+    asked = pd.DataFrame({"label": [0, 1, 1, 1], "client": [1, 0, 1, 1]})
     rows = loaded.predict(asked, {"seed": 4})
     assert isinstance(rows, pd.DataFrame) and rows.columns.tolist() == COLUMNS
-    assert rows["buys"].tolist() == ["no", "yes", "yes", "no"]
-    own = finished.source(1).sample(torch.tensor([[0], [1], [0]]), generator(4, "predict", 1))
+    assert rows["buys"].tolist() == ["no", "yes", "yes", "yes"]
+    own = finished.source(1).sample(torch.tensor([[0], [1], [1]]), generator(4, "predict", 1))
     mapping = finished.dataset.mapping
     assert mapping is not None
-    expected = mapping.decode(codes_of(own).numpy(), np.array([0, 1, 0]))
+    expected = mapping.decode(codes_of(own).numpy(), np.array([0, 1, 1]))
     assert rows.iloc[[0, 2, 3]].reset_index(drop=True).equals(expected)
     assert loaded.predict(asked, {"seed": 4}).equals(rows)  # type: ignore[union-attr]
     assert loaded.predict(asked.iloc[:0]).shape == (0, 4)
