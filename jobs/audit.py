@@ -6,22 +6,30 @@
 For each record the per-instance bound (pDP, Wei et al., Theorem 1) on delta for releasing that many rows of a discrete
 diffusion model; the records that are most exposed, by row of the file; and what removing some of them would change.
 Files in DIR: report.txt, records.parquet (a row per record), removals.json, audit.png. All of them are confidential.
+
+    --log                 its summary to MLflow: no rows and no records one by one, yet it depends on the records
+    --log-confidential    all of these files to MLflow, for a server that only the curator can read
 """
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
+import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
+import audit_log
 import command
 import numpy as np
 import pandas as pd
 
+from raydiff.config import Runtime
 from raydiff.data.tabular import Encoded, Table, read
 from raydiff.diffusion.uniform import schedule_named
 from raydiff.privacy.pdp import Audit, Release, audit, caveats
@@ -31,6 +39,7 @@ from raydiff.privacy.pdp_radius import Condition
 from raydiff.privacy.pdp_report import QUANTILES, REMOVED, Removal, Summary, most_exposed, removals, summarize
 
 SHARES = (0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.3, 0.5)
+FILES = ("report.txt", "records.parquet", "removals.json", "audit.png")
 QUIET = 3.0  # seconds before a bar is shown
 
 
@@ -53,19 +62,66 @@ def main(argv: Sequence[str]) -> int:
     how = f"{given.schedule} schedule, rate {given.rate:g}, T = {given.steps}, rows of step {given.release_step}"
     text = report(encoded, release, found, after, how=how, exposed=given.exposed)
     print(text)
-    given.out.mkdir(parents=True, exist_ok=True)
-    (given.out / "report.txt").write_text(text + "\n")
+    _save(given.out, text, after, found)
     records(encoded, release, found).to_parquet(given.out / "records.parquet")
-    (given.out / "removals.json").write_text(json.dumps([dataclasses.asdict(r) for r in after], indent=1))
-    _draw(found, after, given.out / "audit.png")
-    print(f"\nfiles in {given.out}: report.txt, records.parquet, removals.json, audit.png")
+    print(f"\nfiles in {given.out}: {', '.join(FILES)}")
+    if given.log or given.log_confidential:
+        summary = report(encoded, release, found, after, how=how, exposed=0)
+        print(_log(given, encoded, release, found, after, summary=summary))
     return 0
+
+
+def _save(out: Path, text: str, after: Sequence[Removal], found: Audit | None) -> None:
+    """report.txt, removals.json and audit.png; without `found` the picture shows no records."""
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "report.txt").write_text(text + "\n")
+    (out / "removals.json").write_text(json.dumps([dataclasses.asdict(r) for r in after], indent=1))
+    _draw(found, after, out / "audit.png")
+
+
+def _log(
+    given: argparse.Namespace,
+    encoded: Encoded,
+    release: Release,
+    found: Audit,
+    after: Sequence[Removal],
+    *,
+    summary: str,
+) -> str:
+    """Log the audit as a run; only with --log-confidential what is a record's own. Says where it is."""
+    settings = ("label", "steps", "schedule", "rate", "release_step", "condition")
+    params = {
+        "table": Path(given.table).name,
+        "columns": " ".join(encoded.columns),
+        "k": encoded.k,
+        "m": release.samples,
+        "pdp_epsilon": release.epsilon,
+        **{name: getattr(given, name) for name in settings},
+    }
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary) / "audit"
+        if given.log_confidential:  # these files alone, whatever else is in the folder
+            folder.mkdir()
+            for name in FILES:
+                shutil.copy(given.out / name, folder)
+        else:
+            _save(folder, summary, after, None)
+        return audit_log.log(
+            folder,
+            summarize(found.of_records(found.delta)),
+            after,
+            params=params,
+            says=caveats(release),
+            confidential=given.log_confidential,
+            name=given.out.absolute().name,
+            storage=Path(given.storage).expanduser().absolute(),
+        )
 
 
 def report(
     encoded: Encoded, release: Release, found: Audit, after: Sequence[Removal], *, how: str, exposed: int
 ) -> str:
-    """The whole text, with what must stand beside these numbers."""
+    """The whole text, with what must stand beside these numbers; with exposed = 0 nothing is a record's own."""
     delta = found.of_records(found.delta)
     rows = encoded.rows.numpy()
     lines = [
@@ -75,9 +131,9 @@ def report(
         f"{how}; condition {release.condition}",
         "",
         *_summary_lines(summarize(delta)),
-        "",
-        "most exposed (row of the file, 0 below the header):",
     ]
+    if exposed:
+        lines += ["", "most exposed (row of the file, 0 below the header):"]
     for record in most_exposed(delta)[:exposed]:
         alone = int(found.of_records(found.alone)[record])
         why = f"  no other record has its {encoded.columns[alone]}" if alone >= 0 else ""
@@ -116,23 +172,26 @@ def _summary_lines(found: Summary) -> list[str]:
     ]
 
 
-def _draw(found: Audit, after: Sequence[Removal], path: Path) -> None:
-    """Figure 6 without its accuracy: delta over the share removed, and delta against overlap."""
+def _draw(found: Audit | None, after: Sequence[Removal], path: Path) -> None:
+    """Figure 6 without its accuracy: delta over the share removed, and of each record of `found` against overlap."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 4), layout="constrained")
-    left, right = figure.subplots(1, 2)
+    panels = 1 if found is None else 2
+    figure = Figure(figsize=(5 * panels, 4), layout="constrained")
+    left, *others = figure.subplots(1, panels, squeeze=False)[0]
     shares = [r.share for r in after]
     left.plot(shares, [r.left.mean for r in after], "o-", label="mean (finite)")
     left.plot(shares, [r.left.largest for r in after], "s-", label="largest")
     left.set(xlabel="share of records removed", ylabel="bound on delta (pDP) of the rest", yscale="log")
     left.set_title(REMOVED, fontsize=8)
     left.legend()
-    finite = np.isfinite(found.delta) & (found.delta > 0)
-    right.scatter(found.overlap[finite], found.delta[finite], s=4, alpha=0.4)
-    right.axhline(1, color="gray", lw=0.8)
-    right.set(xlabel="mean overlap with the other records", ylabel="bound on delta (pDP)", yscale="log")
-    right.set_title("confidential to the curator", fontsize=8)
+    if found is not None:
+        (right,) = others
+        finite = np.isfinite(found.delta) & (found.delta > 0)
+        right.scatter(found.overlap[finite], found.delta[finite], s=4, alpha=0.4)
+        right.axhline(1, color="gray", lw=0.8)
+        right.set(xlabel="mean overlap with the other records", ylabel="bound on delta (pDP)", yscale="log")
+        right.set_title("confidential to the curator", fontsize=8)
     figure.savefig(path, dpi=120)
 
 
@@ -162,7 +221,10 @@ def _options() -> command.Parser:
     p.add_argument("--condition", default="relaxed", help=f"of the radius: {', '.join(get_args(Condition))}")
     p.add_argument("--exposed", type=int, default=10, help="how many of the most exposed records are printed")
     p.add_argument("--remove", type=float, nargs="*", default=list(SHARES), help="shares to remove (none: skip)")
-    p.add_argument("--out", type=Path, required=True, help="folder for the files")
+    p.add_argument("--out", type=Path, required=True, help="folder for the files; its name is the MLflow run's")
+    p.add_argument("--log", action="store_true", help="log a summary to MLflow, without rows and records")
+    p.add_argument("--log-confidential", action="store_true", help="log all files to MLflow, with every record's bound")
+    p.add_argument("--storage", default=Runtime().storage, help="folder of the default MLflow store (%(default)s)")
     return p
 
 

@@ -6,12 +6,14 @@ python jobs/generate.py RUN --source global               of the server's model 
 python jobs/generate.py RUN --log-model                   mlflow.pyfunc.load_model("runs:/ID/sampler")
 
 RUN is an MLflow run, a trial's digest (its first digits will do), SWEEP/DIGEST, a trial's folder, or a sweep that has
-but one trial. A run that was killed continues by the same command. The folder is a data set: --data.name ./DIR.
+but one trial. A run that was killed continues by the same command. The folder is a data set: --data.name ./DIR. A trial
+on a table makes one file, --data.name ./DIR/rows.csv, of the names of groups and of intervals.
 """
 
 from __future__ import annotations
 
 import argparse
+import shlex
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,6 +23,7 @@ import record
 
 from raydiff import generation, runs
 from raydiff.config import Runtime
+from raydiff.data import generated
 from raydiff.finished import Finished, open_finished
 from raydiff.generation import Request
 
@@ -69,8 +72,20 @@ def _generate(finished: Finished, client: int | None, out: Path, request: Reques
     except KeyboardInterrupt:
         print("interrupted; the same command continues")
         return 130
-    print(f"samples: {out} (privacy: {privacy})\nuse them as a data set with --data.name {out.absolute()}")
+    print(f"samples: {out} (privacy: {privacy})\nuse them as a data set with {_as_data(finished, out.absolute())}")
     return 0
+
+
+def _as_data(finished: Finished, out: Path) -> str:
+    """The options of jobs that read them."""
+    if (mapping := finished.dataset.mapping) is None:
+        return f"--data.name {out}"
+    bins = max(len(column.categories) for column in mapping.columns)
+    file, (label,) = out / generated.FILE, map(shlex.quote, finished.dataset.label_columns)
+    return (
+        f"--data.name {file} --data.labels {label} --data.bins {bins}\n"
+        f"audit them with python jobs/audit.py {file} --label {label} --bins {bins} --out DIR"
+    )
 
 
 def _progress() -> Callable[[int, int], None]:

@@ -16,6 +16,7 @@ from torch import Tensor
 from raydiff import config, sampler, tree
 from raydiff.data import datasets
 from raydiff.data.datasets import Dataset
+from raydiff.data.tablesets import PRESETS
 from raydiff.federation import Client, Keys
 from raydiff.method import HELD, Sharing
 from raydiff.privacy.ledger import Guarantee
@@ -26,18 +27,18 @@ from raydiff.trial import Trial, make_clients
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """Something that makes pictures, and what must be said with them."""
+    """Something that makes pictures or rows, and what must be said with them."""
 
     client: int | None
     """Whose model; None: the server's alone."""
     sample: Sample
-    """(labels (N, K), rng) -> images (N, C, H, W) on [-1, 1]."""
+    """(labels (N, K), rng) -> images (N, C, H, W) on [-1, 1], or codes of rows (N, 1, 1, n)."""
     labels: Tensor
     """(n, K): the labels of the records behind it, public by declaration."""
     privacy: str
     """"none", or the guarantee for the records behind it when its samples are published."""
     about: str
-    """What the pictures are, in words."""
+    """What the samples are, in words."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +61,15 @@ class Finished:
         own = self.dataset.label_columns
         others = [n if n not in ("label", "image", "client") else f"label_{i}" for i, n in enumerate(own[1:], 1)]
         return dict(zip(("label", *others), self.dataset.label_names, strict=True))
+
+    @property
+    def categories(self) -> str | None:
+        """Of a table: where its categories come from, in words. None: the records are pictures."""
+        if self.dataset.mapping is None:
+            return None
+        if self.trial.experiment.data.name in PRESETS:
+            return "edges of bins and names of groups are given, taken from no record"
+        return "edges of bins and names of groups come from the records, before any mechanism: no guarantee covers them"
 
     def source(self, client: int | None) -> Source:
         """A client's personalised model, or with None the server's own.
@@ -88,6 +98,7 @@ class Finished:
         numbers = () if shared else range(experiment.clients) if client is None else (client,)
         states = {number: tree.without(HELD, self.client(number).state(self.round)) for number in numbers}
         source = self._shared() if shared else None
+        about = source.about if source else "samples of the clients' own models"
         card = Card(
             trial=experiment.digest,
             seed=experiment.seed,
@@ -95,10 +106,11 @@ class Finished:
             clients=tuple(numbers),
             labels=self.label_names,
             shape=self.dataset.shape,
-            about=source.about if source else "samples of the clients' own models",
+            about=f"{about}; {self.categories}" if self.categories else about,
             privacy=source.privacy if source else "none",
         )
-        sampler.save(folder, card, experiment.method, server=self.server, states=states)
+        mapping = self.dataset.mapping
+        sampler.save(folder, card, experiment.method, server=self.server, states=states, mapping=mapping)
 
     @property
     def _keys(self) -> Keys:

@@ -1,7 +1,9 @@
-"""Labelled samples of a finished trial, as a data set: parquet in the Hugging Face image layout, and a card.
+"""Labelled samples of a finished trial, as a data set: pictures, parquet in the Hugging Face image layout, or the rows
+of a table, CSV; and a card.
 
-    card.json                        what these pictures are, and what they say about the records behind them
-    train-00000-of-00010.parquet     PART rows each: image (PNG), label, and the other label columns if any
+    card.json                        what these samples are, and what they say about the records behind them
+    train-00000-of-00010.parquet     PART pictures each: image (PNG), label, and the other label columns if any
+    rows.csv                         of a table all rows, the label last; while they are made, train-00000-of-00010.csv
 
 The card is written first, then one part after the other, each whole or not at all and from streams of its own: a run
 that was killed continues with the first part that is missing, and its files are those of a run that was not.
@@ -22,13 +24,15 @@ import torch
 from torch import Tensor
 
 from raydiff import config, seeding
+from raydiff.data import generated
+from raydiff.diffusion.discrete import DiscreteDiffusion, codes_of
 from raydiff.diffusion.gaussian import device
 from raydiff.evaluation.pictures import picture, to_bytes
 from raydiff.finished import Finished, Source, words
 from raydiff.store import appearing, write_text
 
 PART = 1000
-"""Rows of a parquet file."""
+"""Samples of a part."""
 PNG_BYTES = 150
 """More than a PNG's headers and a row's place in parquet take, whatever its pixels."""
 
@@ -97,28 +101,41 @@ def write(
     were made. Raises ValueError, in one sentence, where the folder holds something else, or its disk has too little
     room.
     """
-    if finished.dataset.mapping is not None:
-        raise ValueError("what is generated are pictures, and this trial makes rows of a table")
-    source = finished.source(client)
+    source, mapping = finished.source(client), finished.dataset.mapping
     labels = plan(source, request)
     card = _card(finished, source, labels, request, code)
     _claim(out, card)
-    there = {path.name for path in out.glob("train-*.parquet")}
-    done = sum(_count(int(name.split("-")[1]), labels.rows) for name in there)
-    _check_room(out, labels.rows - done, finished.dataset.shape)
+    whole = mapping is not None and (out / generated.FILE).exists()
+    there = {path.name for path in out.glob("train-*")}
+    done = labels.rows if whole else sum(_count(int(name.split("-")[1]), labels.rows) for name in there)
+    _check_room(out, labels.rows - done, 0 if whole else _bytes(finished, labels.rows, done))
     write_text(out / "card.json", json.dumps(card, indent=1))
     say(done, labels.rows)
-    for part in range(card["parts"]):
-        path = out / f"train-{part:05d}-of-{card['parts']:05d}.parquet"
-        if path.name in there:
+    names = [] if whole else _names(labels.rows, "parquet" if mapping is None else "csv")
+    for part, name in enumerate(names):
+        if name in there:
             continue
         rows = labels.of(part * PART, part * PART + _count(part, labels.rows))
-        images = source.sample(rows, _generator(source, request, part))
-        with appearing(path) as temporary:
-            _write_part(temporary, to_bytes(images), rows, finished.label_names, source)
+        made = source.sample(rows, _generator(source, request, part))
+        with appearing(out / name) as temporary:
+            if mapping is None:
+                _write_part(temporary, to_bytes(made), rows, finished.label_names, source)
+            else:
+                generated.write_part(temporary, codes_of(made).numpy(), rows[:, 0].numpy(), mapping, header=part == 0)
         done += len(rows)
         say(done, labels.rows)
+    if mapping is not None:
+        _join(out, names)
     return source.privacy
+
+
+def _join(out: Path, names: Sequence[str]) -> None:
+    """The parts become one file; without names it is there already, and what a kill has left of the parts goes."""
+    if names:
+        with appearing(out / generated.FILE) as temporary:
+            generated.join([out / name for name in names], temporary)
+    for part in out.glob("train-*.csv"):
+        part.unlink()
 
 
 def _generator(source: Source, request: Request, what: int | str) -> torch.Generator:
@@ -128,6 +145,11 @@ def _generator(source: Source, request: Request, what: int | str) -> torch.Gener
 def _count(part: int, rows: int) -> int:
     """Rows of a part."""
     return min(PART, rows - part * PART)
+
+
+def _names(rows: int, suffix: str) -> list[str]:
+    parts = -(-rows // PART)
+    return [f"train-{part:05d}-of-{parts:05d}.{suffix}" for part in range(parts)]
 
 
 def _card(
@@ -142,10 +164,9 @@ def _card(
         "guarantee": words(finished.published) if shared else None,
         "covers": "every client's records" if shared else f"other clients' records, as the uploads are: {uploads}",
         "rows": labels.rows,
-        "parts": -(-labels.rows // PART),
         "classes": dict(zip(names, labels.per_class(len(names)), strict=True)),
         "request": {**asdict(request), "client": source.client},
-        "pixels": "8-bit PNG: round((x + 1) * 127.5) of a sample x clamped to [-1, 1]",
+        **_kind(finished, labels.rows),
         "trial": experiment.digest,
         "sweep": finished.trial.sweep.name,
         "method": config.to_dict(experiment.method),
@@ -162,11 +183,25 @@ def _card(
     }
 
 
+def _kind(finished: Finished, rows: int) -> dict[str, Any]:
+    """What only pictures, or only rows of a table, have on their card."""
+    if (mapping := finished.dataset.mapping) is None:
+        return {
+            "parts": -(-rows // PART),
+            "pixels": "8-bit PNG: round((x + 1) * 127.5) of a sample x clamped to [-1, 1]",
+        }
+    model = finished.trial.experiment.method.model
+    assert isinstance(model, DiscreteDiffusion)
+    label = "what a row was made for" if model.conditional else "apart from the row: the model knows of no label"
+    return {**generated.describe(mapping), "categories": finished.categories, "label": label}
+
+
 def _claim(out: Path, card: Mapping[str, Any]) -> None:
     """Raises ValueError unless the folder is new or was begun by the same request; clears what a kill has left."""
     if out.exists() and not out.is_dir():
         raise ValueError(f"{out} is not a folder")
-    left = [*out.glob(".train-*.parquet.*"), *out.glob(".card.json.*")]
+    files = ("train-*.parquet", "train-*.csv", generated.FILE, "card.json")
+    left = [path for name in files for path in out.glob(f".{name}.*")]
     if (out / "card.json").exists():
         then = json.loads((out / "card.json").read_text())
         differ = [k for k in sorted({*then, *card}) if then.get(k) != json.loads(json.dumps(card)).get(k)]
@@ -180,10 +215,17 @@ def _claim(out: Path, card: Mapping[str, Any]) -> None:
         path.unlink()
 
 
-def _check_room(out: Path, rows: int, shape: tuple[int, int, int]) -> None:
+def _bytes(finished: Finished, rows: int, done: int) -> int:
+    """The most that is still to be written."""
+    if (mapping := finished.dataset.mapping) is not None:  # each row twice: in a part, and in the file of all
+        return (2 * rows - done) * generated.most_bytes(mapping) + 2 * generated.header_bytes(mapping)
+    channels, height, width = finished.dataset.shape
+    return (rows - done) * (channels * height * width + height + PNG_BYTES)
+
+
+def _check_room(out: Path, rows: int, needed: int) -> None:
     there = next(p for p in (out, *out.absolute().parents) if p.exists())
     free = shutil.disk_usage(there).free
-    needed = rows * (shape[0] * shape[1] * shape[2] + shape[1] + PNG_BYTES)
     if needed > free:
         raise ValueError(
             f"{rows:,} samples may take {needed / 2**30:.3g} GB, but there are {free / 2**30:.3g} GB left for {out}"

@@ -14,6 +14,7 @@ from typing import Any
 
 from raydiff import tracking
 from raydiff.finished import Finished
+from raydiff.sampler import Sampler
 
 
 def find_trial(uri: str, run: str, sweeps: Path) -> str:
@@ -90,9 +91,13 @@ def _save_model(path: Path, files: Path, card: Mapping[str, Any], model: Any) ->
     from mlflow.types import ColSpec, ParamSchema, ParamSpec, Schema, TensorSpec
 
     channels, height, width = card["shape"]
+    mapping = Sampler(files).mapping
     whose = [ColSpec("long", "client", required=False)] if card["clients"] else []
     inputs = Schema([*(ColSpec("long", column) for column in card["labels"]), *whose])
-    pixels = TensorSpec(np.dtype("uint8"), (-1, height, width, channels))
+    if mapping is None:
+        made = [TensorSpec(np.dtype("uint8"), (-1, height, width, channels))]
+    else:
+        made = [ColSpec("string", column.name, required=False) for column in mapping.decoded]
     seed = ParamSchema([ParamSpec("seed", "long", None)])
     example = pd.DataFrame({column: [0, len(names) - 1] for column, names in card["labels"].items()})
     pyfunc.save_model(
@@ -101,7 +106,7 @@ def _save_model(path: Path, files: Path, card: Mapping[str, Any], model: Any) ->
         data_path=str(files),
         code_paths=[str(Path(__file__).parent)],
         mlflow_model=model,
-        signature=ModelSignature(inputs, Schema([pixels]), seed),
+        signature=ModelSignature(inputs, Schema(made), seed),
         input_example=(example, {"seed": 0}),
         pip_requirements=[f"{name}=={metadata.version(name)}" for name in ("mlflow", *card["requires"])],
         metadata={k: card[k] for k in ("privacy", "about", "trial", "clients")},

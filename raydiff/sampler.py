@@ -7,6 +7,7 @@ MLflow. The folder is a small `Store` and a card:
     server-00004.safetensors              the server's state, without what it holds back
     clients/00000-00004.safetensors       a client's private state; none where the source is "global"
     latent/                               the frozen latent diffusion model, where the method has one
+    mapping.json                          of a table: what the codes of its columns mean
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ import torch
 from torch import Tensor
 
 from raydiff import config, seeding, tree
+from raydiff.data import categories
 from raydiff.data.datasets import Records
 from raydiff.diffusion.classifier import Classifier
-from raydiff.diffusion.discrete import DiscreteDiffusion
+from raydiff.diffusion.discrete import codes_of
 from raydiff.diffusion.gaussian import DDPM
 from raydiff.diffusion.latent import LatentModel
 from raydiff.diffusion.latent_folder import locate
@@ -42,12 +44,13 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Sample = Callable[[Tensor, torch.Generator], Tensor]
-"""(labels (N, K), rng) -> images (N, C, H, W) on [-1, 1]."""
+"""(labels (N, K), rng) -> images (N, C, H, W) on [-1, 1], or codes of rows (N, 1, 1, n)."""
 LARGEST = 512 * 2**20
 """Bytes of all the weights of one saved sampler, at most."""
 IMPORTED = ("torch", "numpy", "scipy", "pandas", "safetensors")
 """Distributions that a saved sampler imports; a UNet and a latent diffusion model import diffusers as well."""
 LATENT = "latent"
+MAPPING = "mapping.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +68,7 @@ class Card:
     labels: Mapping[str, tuple[str, ...]]
     """The label columns, the class first, each with the names of its values 0, 1, ..."""
     shape: tuple[int, int, int]
-    """(C, H, W)."""
+    """(C, H, W); of a table (1, 1, n)."""
     about: str
     """What it samples, in words."""
     privacy: str = "none"
@@ -74,13 +77,19 @@ class Card:
     """Distributions that it imports; filled in by `save`."""
 
 
-def save(folder: Path, card: Card, method: AnyMethod, *, server: Params, states: Mapping[int, Params]) -> None:
-    """Write the folder. Raises ValueError for weights larger than `LARGEST`, for a method that needs records, and for a
-    classifier."""
+def save(
+    folder: Path,
+    card: Card,
+    method: AnyMethod,
+    *,
+    server: Params,
+    states: Mapping[int, Params],
+    mapping: categories.Mapping | None = None,
+) -> None:
+    """Write the folder; `mapping` is a table's. Raises ValueError for weights larger than `LARGEST`, for a method that
+    needs records, and for a classifier."""
     if isinstance(method.model, Classifier):
         raise ValueError("a classifier makes no pictures")
-    if isinstance(method.model, DiscreteDiffusion):
-        raise ValueError("a saved sampler makes pictures, and this method rows of a table")
     latent = locate(method.model.path) if isinstance(method.model, LatentModel) else None
     size = tree.nbytes(server) + sum(map(tree.nbytes, states.values()))
     if latent is not None and size + (own := _bytes_below(latent)) > LARGEST:
@@ -102,7 +111,9 @@ def save(folder: Path, card: Card, method: AnyMethod, *, server: Params, states:
         card = replace(card, privacy=said.pop() if len(said) == 1 else "none")
     if latent is not None:
         shutil.copytree(latent, folder / LATENT)
-    diffusers = not isinstance(method.model, DDPM) or isinstance(method.model.network, UNet)
+    if mapping is not None:
+        mapping.save(folder / MAPPING)
+    diffusers = latent is not None or (isinstance(method.model, DDPM) and isinstance(method.model.network, UNet))
     requires = (*IMPORTED, "diffusers") if diffusers else IMPORTED
     fields = {**vars(card), "requires": requires, "method": config.to_dict(method)}
     write_text(folder / "sampler.json", json.dumps(fields, indent=1))
@@ -135,6 +146,8 @@ class Sampler:
         fields["labels"] = {column: tuple(names) for column, names in fields["labels"].items()}
         lists = {k: tuple(fields[k]) for k in ("clients", "shape", "requires")}
         self.card = Card(**{**fields, **lists})
+        self.mapping = categories.Mapping.load(folder / MAPPING) if (folder / MAPPING).exists() else None
+        """Of a table; None: it makes pictures."""
         self._store = Store(folder)
         self._made: dict[int | None, Sample] = {}
 
@@ -154,11 +167,14 @@ class Sampler:
             raise ValueError(f"there is no client {client} in this sampler; it has {_listed(self.card.clients)}")
         return _deploy(self._store, self.card, self.method, client).sample
 
-    def predict(self, model_input: pd.DataFrame, params: Mapping[str, Any] | None = None) -> np.ndarray[Any, Any]:
-        """A picture for each row: (N, H, W, C) uint8, 0..255 for the data's [-1, 1].
+    def predict(
+        self, model_input: pd.DataFrame, params: Mapping[str, Any] | None = None
+    ) -> np.ndarray[Any, Any] | pd.DataFrame:
+        """A picture for each row: (N, H, W, C) uint8, 0..255 for the data's [-1, 1]; of a table a row of texts, with
+        the label last.
 
         Columns: `label` (and the others, where there are several), and `client`, the first one where it is left out.
-        With the parameter `seed` the same table gives the same pictures; without it they are new ones each time.
+        With the parameter `seed` the same input gives the same samples; without it they are new ones each time.
         """
         seed = (params or {}).get("seed")
         seed = secrets.randbits(63) if seed is None else int(seed)
@@ -167,13 +183,14 @@ class Sampler:
         if self.card.clients:
             column = model_input.get("client")
             whose = [self.card.clients[0]] * len(labels) if column is None else [int(c) for c in column]
-        channels, height, width = self.card.shape
-        out = np.empty((len(labels), height, width, channels), np.uint8)
+        out = torch.empty(len(labels), *self.card.shape)
         for client in dict.fromkeys(whose):
             rows = torch.tensor([i for i, c in enumerate(whose) if c == client])
             rng = seeding.generator(seed, "predict", "global" if client is None else client)
-            out[rows] = to_bytes(self.of(client)(labels[rows], rng)).numpy()
-        return out
+            out[rows] = self.of(client)(labels[rows], rng)
+        if self.mapping is None:
+            return to_bytes(out).numpy()
+        return self.mapping.decode(codes_of(out).numpy(), labels[:, 0].numpy())
 
     def _labels(self, model_input: pd.DataFrame) -> Tensor:
         """(N, K). Raises ValueError for a column that is missing and for a label that the model does not know."""

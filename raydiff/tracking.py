@@ -13,7 +13,8 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+import types
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -278,17 +279,31 @@ class Mlflow(threading.Thread):
 
 
 def log_folder(
-    uri: str, folder: Path, *, experiment: str, name: str, tags: Mapping[str, str], artifacts: str | None
+    uri: str,
+    folder: Path,
+    *,
+    experiment: str,
+    name: str,
+    tags: Mapping[str, str],
+    artifacts: str | None,
+    params: Mapping[str, object] = types.MappingProxyType({}),
+    metrics: Sequence[tuple[str, int, float]] = (),
 ) -> str:
     """Log a folder's files as the artifact `folder.name` of a new, finished run with this name; gives the run's id.
 
+    `metrics` are (name, step, value); of those that are not finite nothing is logged, MLflow has no number for them.
     Raises ValueError, in one sentence, if MLflow cannot be written.
     """
     try:
+        from mlflow.entities import Metric, Param
+
         client = connect(uri)
         found = client.get_experiment_by_name(experiment)
         at = found.experiment_id if found else client.create_experiment(experiment, artifact_location=artifacts)
         run = client.create_run(at, run_name=name, tags=dict(tags)).info.run_id
+        now = int(time.time() * 1000)
+        finite = [Metric(k, value, now, step) for k, step, value in metrics if math.isfinite(value)]
+        client.log_batch(run, metrics=finite, params=[Param(k, str(v)[:6000]) for k, v in params.items()])
         client.log_artifacts(run, str(folder), folder.name)
         client.set_terminated(run, "FINISHED")
     except Exception as e:  # whatever MLflow raises

@@ -78,6 +78,11 @@ class Mapping:
     label: Column | None = None
     """The label, apart from the columns; None: there is none."""
 
+    @property
+    def decoded(self) -> tuple[Column, ...]:
+        """The columns of a decoded table: the label is the last."""
+        return self.columns if self.label is None else (*self.columns, self.label)
+
     def encode(self, frame: pd.DataFrame) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
         """(codes (s, n), labels (s,) or None) of a table with these columns. Raises ValueError on values that have no
         category."""

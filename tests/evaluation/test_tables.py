@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +24,7 @@ from raydiff.evaluation import tables
 from raydiff.evaluation.evaluate import Evaluation
 from raydiff.finished import open_finished
 from raydiff.generation import Request, write
-from raydiff.methods import DPSGD, FedAvg, LocalOnly, Moon, Scaffold
+from raydiff.methods import DPSGD, FedAvg, FedProx, LocalOnly, Moon, Scaffold
 from raydiff.seeding import generator
 from raydiff.trial import open_trial
 
@@ -206,6 +207,7 @@ AVERAGED: dict[str, Any] = {"model": MODEL, "rounds": 2, "local": SHORT}
 METHODS = {
     "localonly": LocalOnly(model=MODEL, local=SHORT),
     "fedavg": FedAvg(**AVERAGED),
+    "fedprox": FedProx(**AVERAGED),
     "scaffold": Scaffold(**{**AVERAGED, "local": replace(SHORT, optimizer="sgd", learning_rate=0.1)}),
     "moon": Moon(**AVERAGED),
     "dpsgd": DPSGD(**{**AVERAGED, "local": Training(steps=4, batch=20)}, epsilon=5.0),
@@ -223,6 +225,15 @@ def test_methods_train_on_a_table_from_start_to_end(name: str, experiment: Exper
     epsilon = {"localonly": 0.0, "dpsgd": 5.0}.get(name, math.inf)
     assert final["privacy/epsilon_server"] == pytest.approx(epsilon, rel=0.01)
     assert not (opened.folder / "artifacts" / "samples.png").exists()
+    done = open_finished(opened.folder)
+    for client in (1,) if name == "localonly" else (1, None):
+        out = tmp_path / str(client)
+        privacy = write(done, client, out, Request(num=6, per_class=True), code={})
+        assert privacy == ("none" if client is not None else str(done.published))
+        assert json.loads((out / "card.json").read_text())["privacy"] == privacy
+        made = pd.read_csv(out / "rows.csv")
+        assert made.columns.tolist() == ["town", "rich", "age", "buys"]
+        assert made["buys"].value_counts().to_dict() == {"no": 6, "yes": 6}
 
 
 def test_trained_longer_the_rows_come_close(experiment: Experiment, tmp_path: Path) -> None:
@@ -242,13 +253,8 @@ def test_the_attack_on_rows_says_what_guessing_achieves(experiment: Experiment, 
     assert ends[0] < 0.5 < ends[1]  # of a model that has hardly learned anything
 
 
-def test_pictures_are_not_made_of_rows(experiment: Experiment, tmp_path: Path) -> None:
+def test_a_finished_trial_makes_rows(experiment: Experiment, tmp_path: Path) -> None:
     opened, _ = finished(replace(experiment, method=METHODS["fedavg"]), tmp_path)
-    done = open_finished(opened.folder)
-    sampled = done.source(None)
+    sampled = open_finished(opened.folder).source(None)
     assert sampled.about == "rows of the shared model"
     assert sampled.sample(sampled.labels[:3], generator(0)).shape == (3, 1, 1, 3)
-    with pytest.raises(ValueError, match="this trial makes rows of a table"):
-        write(done, None, tmp_path / "out", Request(num=4), code={})
-    with pytest.raises(ValueError, match="and this method rows of a table"):
-        done.save_sampler(tmp_path / "sampler", shared=True)

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "jobs"))
 import audit as job
 
+from raydiff import tracking
 from raydiff.data.tabular import Table, read
 from raydiff.diffusion.uniform import Sigmoid
 from raydiff.privacy import pdp_reference
@@ -101,3 +106,106 @@ def test_a_later_step_and_a_schedule_that_stops_early(file: Path, capsys: pytest
 def test_bad_input_is_one_sentence(file: Path, more: list[str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         run(file, *more)
+
+
+# --- MLflow ---
+
+
+@pytest.fixture
+def store(tmp_path: Path, migrated: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A storage folder with an MLflow store."""
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    (tmp_path / "storage").mkdir()
+    shutil.copy(migrated, tmp_path / "storage" / "mlflow.db")
+    return tmp_path / "storage"
+
+
+def logged(store: Path) -> tuple[Any, dict[str, Path], dict[str, list[tuple[int, float]]]]:
+    """(the run, its artifacts by name, its metrics as (step, value))."""
+    client = tracking.connect(f"sqlite:///{store}/mlflow.db")
+    (run,) = client.search_runs([client.get_experiment_by_name("raydiff-audit").experiment_id])
+    at = Path(run.info.artifact_uri.removeprefix("file://"))
+    files = {str(p.relative_to(at)): p for p in at.rglob("*") if p.is_file()}
+    history = {k: client.get_metric_history(run.info.run_id, k) for k in run.data.metrics}
+    return run, files, {k: [(m.step, m.value) for m in v] for k, v in history.items()}
+
+
+def test_without_a_flag_nothing_is_logged(file: Path, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = (store / "mlflow.db").read_bytes()
+    monkeypatch.setattr(tracking, "log_folder", lambda *a, **k: pytest.fail("it logs"))
+    run(file, "--remove", "--storage", str(store))
+    assert [p.name for p in store.iterdir()] == ["mlflow.db"] and (store / "mlflow.db").read_bytes() == before
+
+
+def test_the_log_has_a_summary_and_no_record(file: Path, store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Everything that is there is listed here, so nothing else is."""
+    out = run(file, "--log", "--release", "7", "--remove", "0.1", "0.5", "--storage", str(store))
+    told, files, metrics = logged(store)
+    frame, text = pd.read_parquet(out / "records.parquet"), files["audit/report.txt"].read_text()
+    assert "holds summary numbers, which depend on the records" in capsys.readouterr().out
+    assert sorted(files) == ["audit/audit.png", "audit/removals.json", "audit/report.txt"]
+    own = [
+        line for line in (out / "report.txt").read_text().splitlines() if line.startswith(("  row ", "most exposed"))
+    ]
+    assert len(own) == 11 and "has its colour" in own[1]
+    assert "row 41" not in text and "its colour" not in text and not [line for line in own if line in text]
+    assert "after removing the most exposed" in text and "confidential to the curator" in text
+    assert (out / "removals.json").read_bytes() == files["audit/removals.json"].read_bytes()
+    with Image.open(files["audit/audit.png"]) as logged_picture, Image.open(out / "audit.png") as whole:
+        assert (logged_picture.width, whole.width) == (600, 1200)  # the panel of removals alone
+    assert told.data.params == {
+        "table": "people.csv",
+        "label": "income",
+        "columns": "colour size age",
+        "k": "4",
+        "m": "7",
+        "pdp_epsilon": "1.0",
+        "steps": "5",
+        "schedule": "sigmoid",
+        "rate": "1.0",
+        "release_step": "0",
+        "condition": "relaxed",
+    }
+    finite = frame["delta"][np.isfinite(frame["delta"])]
+    names = ("records", "delta_mean", *(f"delta_q{q}" for q in ("05", "25", "50", "75", "95")), "vacuous", "infinite")
+    assert metrics["pdp/delta_mean"] == [(0, pytest.approx(finite.mean()))]
+    assert metrics["pdp/records"] == [(0, 59)] and metrics["pdp/infinite"] == [(0, 1)]
+    assert metrics["pdp/delta_q50"] == [(0, frame["delta"].sort_values().iloc[29])]
+    assert metrics["pdp/after_removal/share"] == [(6, 0.1), (30, 0.5)]
+    assert [step for step, _ in metrics["pdp/after_removal/delta_largest"]] == [6, 30]
+    after = {f"pdp/after_removal/{name}" for name in (*names, "delta_largest", "share")}
+    assert set(metrics) == {f"pdp/{name}" for name in names} | after
+    assert sum(map(len, metrics.values())) == 9 + 2 * 11
+    tags = {k: v for k, v in told.data.tags.items() if not k.startswith("raydiff.made_by.")}
+    assert (tags["raydiff.kind"], tags["raydiff.privacy"], tags["raydiff.audit.delta_largest"]) == (
+        "audit",
+        "none",
+        "inf",
+    )
+    own_tags = {"kind", "privacy", "confidential", "audit", "audit.delta_largest"}
+    assert set(tags) == {*(f"raydiff.{t}" for t in own_tags), "mlflow.note.content", "mlflow.runName"}
+    for said in (tags["raydiff.audit"], tags["mlflow.note.content"]):
+        assert "data-dependent, confidential to the curator, no replacement for DP" in said
+        assert "valid for a perfectly trained model" in said and "row" not in said.replace("grow", "")
+    assert told.info.run_name == "out" and told.info.status == "FINISHED"
+
+
+def test_confidential_it_has_the_records_too(file: Path, store: Path) -> None:
+    (file.parent / "out").mkdir()
+    (file.parent / "out" / "thesis.tex").write_text("mine")
+    out = run(file, "--log-confidential", "--remove", "--exposed", "2", "--storage", str(store))
+    told, files, metrics = logged(store)
+    names = ("audit.png", "records.parquet", "removals.json", "report.txt")
+    assert sorted(files) == [f"audit/{name}" for name in names]
+    assert all((out / name).read_bytes() == files[f"audit/{name}"].read_bytes() for name in names)
+    assert "row 41: inf  no other record has its colour" in files["audit/report.txt"].read_text()
+    assert pq.read_table(files["audit/records.parquet"])["row"].to_pylist() == [r for r in range(60) if r != 7]
+    assert told.data.tags["raydiff.confidential"].startswith("holds the bound of every record")
+    assert not [name for name in metrics if "after_removal" in name]
+
+
+def test_a_store_that_cannot_be_written(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{file}/mlflow.db")
+    with pytest.raises(ValueError, match=r"^the MLflow store sqlite:.* cannot be written: ") as error:
+        run(file, "--log", "--remove", "--storage", str(file.parent))
+    assert "\n" not in str(error.value) and (file.parent / "out" / "records.parquet").exists()
