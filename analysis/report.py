@@ -22,10 +22,11 @@ from analysis.report_attacks import attacks
 from analysis.report_importance import importance
 from analysis.report_quality import quality
 from analysis.report_run import frontier, what_was_run
+from analysis.report_samples import samples
 from analysis.report_seeds import seeds
 from analysis.report_studies import papers, studies
 from analysis.report_sweep import Section, Sweep, open_sweep
-from analysis.report_trials import cost, ledgers, samples
+from analysis.report_trials import cost, ledgers
 
 SECTIONS: dict[str, Callable[[Sweep, Path], Section]] = {
     "What was run": what_was_run,

@@ -106,7 +106,7 @@ def composed(sweep: Sweep) -> Iterator[str]:
     if path.exists():
         found = json.loads(path.read_text())
         covered = set(found["trials"])
-        yield html.bullets([found["all"]["says"], found["protected"]["says"]])
+        yield html.bullets(found["says"])
         if missing := len(set(sweep.runs["digest"]) - covered):
             yield html.paragraph(f"That leaves out {missing} of {len(sweep.runs)} trials, which came later.")
     yield html.paragraph("All trials ran on the same records, so together they have spent more than each.", note=True)
