@@ -26,8 +26,10 @@ def samples(sweep: Sweep, out: Path) -> Section:
     if not grids:
         return Section("Samples", [html.paragraph("No trial has a sample grid: classifiers and tables make none.")])
     grids.sort(key=lambda grid: (sweep.order.index(grid[2]), grid[1]))
-    firsts = list({setting: grid for grid in reversed(grids) for setting in [grid[2]]}.values())[::-1]
-    first = set(firsts[:THUMBNAILS])
+    firsts: dict[str, tuple[Path, str, str]] = {}
+    for grid in grids:
+        firsts.setdefault(grid[2], grid)
+    first = set(list(firsts.values())[:THUMBNAILS])
     rest = [grid for grid in grids if grid not in first][: FOLDED - len(first)]
     blocks = [_thumbs([grid for grid in grids if grid in first])]
     if rest:
