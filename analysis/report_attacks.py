@@ -48,9 +48,7 @@ def attacks(sweep: Sweep, out: Path) -> Section:
     says = "In square brackets the 95 % interval. The ceiling is the membership AUC that no attack on the uploads can "
     says += f"exceed, of whatever kind; it speaks of the target global alone. {SMALL}: too few records for that number."
     grid = html.table(header, cells, name="attacks", marked=marked)
-    above = (
-        f"{len(marked)} rows lie above their ceiling with their whole interval: the accounting or the attack is wrong"
-    )
+    above = f"Above their ceiling with their whole interval: {len(marked)}. The accounting or the attack is wrong"
     blocks = [html.bullets(known), html.paragraph(says, note=True)]
     blocks.append(html.paragraph(f"{above}." if marked else "No interval of the target global lies above its ceiling."))
     blocks.append(grid if len(cells) <= OPEN else html.folded(f"{len(cells)} rows", [grid]))

@@ -36,7 +36,8 @@ nav a { display: inline-block; margin: .1rem .9rem .1rem 0 }
 table { border-collapse: separate; border-spacing: 0; font-size: .85rem; font-variant-numeric: tabular-nums }
 th, td { padding: .25rem .6rem; text-align: left; vertical-align: top; border-bottom: 1px solid var(--line);
   overflow-wrap: normal; max-width: 26rem }
-thead th { position: sticky; top: 0; background: var(--shade); vertical-align: bottom }
+thead th { position: sticky; top: 0; background: var(--shade); vertical-align: bottom;
+  white-space: nowrap }
 tbody tr:last-child td { border-bottom: 0 }
 td.n, th.n { text-align: right; white-space: nowrap }
 td.w { min-width: 13rem }

@@ -7,18 +7,21 @@ import math
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
-from pages import Page, Table
+from pages import Page, Part, Table
 from PIL import Image, PngImagePlugin
 from test_frontier import stop
 from test_load import ROOT, finished, line, write_trial
 
-from analysis import published, report, report_seeds
+from analysis import published, report, report_html, report_importance, report_seeds, report_studies
 from analysis.report_importance import epsilon_squared
+from analysis.report_sweep import Section, Sweep, open_sweep
 
 BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 STATS = ("auc", "auc_low", "auc_high")
@@ -52,7 +55,7 @@ def write_sweep(sweep: Path) -> Path:
     arms: tuple[tuple[str, str, dict[str, Any], float, float], ...] = (
         ("a", "PFDM", {"epsilon": 10.0}, 9.77, 3.0),
         ("b", "PFDM", {"epsilon": 50.0}, 48.9, 2.0),
-        ("c", "LocalOnly", {}, 0.0, 2.01),
+        ("c", "LocalOnly", {}, 0.0, 2.02),
     )
     noise = (0.02, -0.01, 0.0, 0.03, -0.02, 0.01)
     for name, method, fields, epsilon, distance in arms:
@@ -111,6 +114,14 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return report.write(sweep, sweep / "report")
 
 
+def part(make: Callable[[Sweep, Path], Section], sweep: Path) -> Part:
+    """One section alone."""
+    made = make(open_sweep(sweep), sweep)
+    path = sweep / "section.html"
+    path.write_text(report_html.page("alone", [], [(made.title, made.blocks)]))
+    return Page(path).sections[made.title]
+
+
 def one(tables: list[Table], *header: str) -> Table:
     """The one table with these columns."""
     found = [t for t in tables if set(header) <= set(t.header)]
@@ -127,25 +138,25 @@ def test_every_section_is_there_and_none_failed(page: Page) -> None:
 
 
 def test_only_what_varies_is_in_the_first_table_and_the_rest_is_folded(page: Page) -> None:
-    part = page.sections["What was run"]
-    varies = one(part.tables, "field", "values", "trials that have it")
+    own = page.sections["What was run"]
+    varies = one(own.tables, "field", "values", "trials that have it")
     assert varies.column("field") == ["method", "method.epsilon", "seed"]
     assert varies.row(field="method.epsilon")["trials that have it"] == "16"
-    common = one(part.tables, "field", "value")
+    common = one(own.tables, "field", "value")
     assert common.row(field="clients")["value"] == "2" and "method.epsilon" not in common.column("field")
-    assert "22 trials: 18 finished" in part.text and "8 of 30 planned trials have not begun" in part.text
+    assert "22 trials: 18 finished" in own.text and "8 of 30 planned trials have not begun" in own.text
 
 
 def test_the_frontier_has_plot_table_floor_and_composed_epsilon(page: Page) -> None:
-    part = page.sections["Frontier"]
-    assert [p["src"][:22] for p in part.pictures] == ["data:image/png;base64,"]
-    rows = one(part.tables, "method", "epsilon server")
+    own = page.sections["Frontier"]
+    assert [p["src"][:22] for p in own.pictures] == ["data:image/png;base64,"]
+    rows = one(own.tables, "method", "epsilon server")
     assert rows.row(**{"method.epsilon": "50"})["epsilon server"] == "48.90"
     assert rows.rows[-1][rows.header.index("method")] == "floor"
     assert rows.row(method="floor")["fd_cnn minor"] == "0.686"
     assert "o" in [row[0] for row in rows.rows]  # the stopped one
-    assert "all 21 composed: epsilon 71" in part.text and "leaves out 1 of 22 trials" in part.text
-    assert "failed: PFDM" in part.text
+    assert "all 21 composed: epsilon 71" in own.text and "leaves out 1 of 22 trials" in own.text
+    assert "failed: PFDM" in own.text
 
 
 def test_a_clear_difference_has_a_rank_and_an_unclear_one_is_a_tie(page: Page) -> None:
@@ -159,8 +170,8 @@ def test_a_clear_difference_has_a_rank_and_an_unclear_one_is_a_tie(page: Page) -
 
 
 def test_attacks_are_marked_above_the_ceiling_for_the_global_model_alone(page: Page) -> None:
-    part = page.sections["Attacks against their ceilings"]
-    table = one(part.tables, "target", "attack", "AUC")
+    own = page.sections["Attacks against their ceilings"]
+    table = one(own.tables, "target", "attack", "AUC")
     assert [table.rows[i][table.header.index("target")] for i in table.marked] == ["global"]
     row = table.row(target="global")
     assert row["AUC"] == "0.950 [0.930 0.970]" and row["AUC's ceiling"] == "0.917"
@@ -168,7 +179,7 @@ def test_attacks_are_marked_above_the_ceiling_for_the_global_model_alone(page: P
     assert set(table.column("target")) == {"global", "uploaded", "client"}
     client = [r for r in table.rows if "client" in r]
     assert {r[table.header.index("TPR at 1 % FPR")] for r in client} == {"0.125"}
-    assert "1 rows lie above" in part.text and "leaks nothing new" in part.text
+    assert "Above their ceiling with their whole interval: 1." in own.text and "leaks nothing new" in own.text
 
 
 def test_ledgers_join_clients_that_are_alike(page: Page) -> None:
@@ -189,31 +200,31 @@ def test_quality_by_class_and_by_client(page: Page) -> None:
     clients = one(tables, "client 0", "client 1")
     assert set(clients.column("client 1")) == {"0.700"}
     means = one(tables, "setting", "n", "fd_cnn/minor")
-    assert means.row(n="6", setting="LocalOnly")["fd_cnn/minor"] == "2.005±0.019 [0.686]"
+    assert means.row(n="6", setting="LocalOnly")["fd_cnn/minor"] == "2.015±0.019 [0.686]"
 
 
 def test_importance_puts_what_acts_first_and_the_seed_at_nothing(page: Page) -> None:
-    part = page.sections["What matters"]
-    table = one(part.tables, "field", "share")
+    own = page.sections["What matters"]
+    table = one(own.tables, "field", "share")
     assert table.column("field")[0] == "method.epsilon" and float(table.column("share")[0].rstrip("%")) > 95
     assert table.row(field="seed")["share"] == "0%"
-    assert len(part.pictures) == 1
+    assert len(own.pictures) == 1
 
 
 def test_ends_reasons_and_interruptions(page: Page) -> None:
-    part = page.sections["Cost, failures and resumes"]
-    table = one(part.tables, "trial", "outcome", "interruptions")
+    own = page.sections["Cost, failures and resumes"]
+    table = one(own.tables, "trial", "outcome", "interruptions")
     assert len(table.rows) == 22
     assert table.row(trial="x0")["reason"] == "ValueError: <script>alert(1)</script> & co"
     assert table.row(trial="b1")["interruptions"] == "1" and table.column("interruptions").count("1") == 1
     assert table.row(trial="s0")["outcome"] == "stopped" and table.row(trial="s0")["epsilon, server"] == "9.00"
-    assert "killed" in part.text and "still running" in part.text
+    assert "killed" in own.text and "still running" in own.text
 
 
 def test_samples_show_one_of_each_setting_and_fold_the_other_seeds(page: Page) -> None:
-    part = page.sections["Samples"]
-    assert len(part.pictures) == 18 and part.folded_pictures == 15 and part.folded == ["15 more"]
-    assert part.text.count("privacy: none") == 18
+    own = page.sections["Samples"]
+    assert len(own.pictures) == 18 and own.folded_pictures == 15 and own.folded == ["15 more"]
+    assert own.text.count("privacy: none") == 18
 
 
 def test_tables_are_csv_and_parquet_too(sweep: Path, page: Page) -> None:
@@ -236,18 +247,18 @@ def test_the_page_needs_nothing_from_elsewhere(page: Page) -> None:
 # ------------------------------------------------------------------------------------------ the papers' numbers
 
 
-def beside(tmp_path: Path, preset: str, *, size: int | None = None) -> Page:
+def beside(tmp_path: Path, preset: str, *, size: int | None = None) -> Part:
     """A sweep of PFDM at epsilon 10 on colour-mnist, said to be of this preset."""
     folder = write_trial(tmp_path, "aa", outcome=finished(9.77, 3.0))
     config = json.loads((folder / "config.json").read_text())
     config["data"] |= {"name": "colour-mnist", "train": 22_000, "size": size}
     (folder / "config.json").write_text(json.dumps(config))
     write_about(tmp_path, preset)
-    return Page(report.write(tmp_path, tmp_path / "report"))
+    return part(report_studies.papers, tmp_path)
 
 
 def test_a_papers_number_stands_beside_ours_with_what_differs(tmp_path: Path) -> None:
-    table = one(beside(tmp_path, "colour-mnist").sections["Beside the papers"].tables, "its number", "our number")
+    table = one(beside(tmp_path, "colour-mnist").tables, "its number", "our number")
     minor = table.row(**{"its measure": "FID, minor"})
     assert minor["its number"] == "4.79" and minor["our number"] == "3.000 (n = 1)"
     assert minor["the paper's method"] == "PFDM" and "Inception" in minor["what differs"]
@@ -255,8 +266,8 @@ def test_a_papers_number_stands_beside_ours_with_what_differs(tmp_path: Path) ->
 
 @pytest.mark.parametrize(("preset", "size"), [("mnist-cpu", None), ("colour-mnist", 14)])
 def test_a_look_alike_never_stands_beside_a_paper(tmp_path: Path, preset: str, size: int | None) -> None:
-    part = beside(tmp_path, preset, size=size).sections["Beside the papers"]
-    assert part.tables == [] and f"No published number is of preset {preset}" in part.text
+    found = beside(tmp_path, preset, size=size)
+    assert found.tables == [] and f"No published number is of preset {preset}" in found.text
 
 
 def test_every_published_number_says_what_differs_and_names_a_preset() -> None:
@@ -308,8 +319,8 @@ def test_damaged_files_of_a_trial_are_named_and_the_rest_stands(tmp_path: Path) 
 def test_fewer_than_ten_trials_have_no_importance(tmp_path: Path) -> None:
     for seed in range(9):
         write_trial(tmp_path, f"t{seed}", seed=seed, clients=seed % 2 + 2, outcome=finished(9.77, 3.0 + seed))
-    part = Page(report.write(tmp_path, tmp_path / "report")).sections["What matters"]
-    assert part.tables == [] and "9 finished trials are too few" in part.text
+    found = part(report_importance.importance, tmp_path)
+    assert found.tables == [] and "9 finished trials are too few" in found.text
 
 
 def test_a_folder_without_trials_is_one_sentence(tmp_path: Path) -> None:
@@ -337,7 +348,7 @@ def test_few_seeds_of_one_sign_are_still_a_tie(tmp_path: Path) -> None:
     for method, distances in (("PFDM", (1.0, 2.0)), ("LocalOnly", (1.1, 2.9))):
         for seed, distance in enumerate(distances):
             write_trial(tmp_path, f"{method}{seed}", method=method, seed=seed, outcome=finished(1.0, distance))
-    table = report_seeds.ranking(report.open_sweep(tmp_path))
+    table = report_seeds.ranking(open_sweep(tmp_path))
     assert table["low"].iloc[1] > 0 > table["student_low"].iloc[1] and list(table["rank"]) == [1, 1]
 
 
@@ -346,14 +357,16 @@ def test_settings_of_other_data_are_not_ranked_against_each_other(tmp_path: Path
         for seed in (0, 1):
             end = finished(1.0, 1.0 * clients)
             write_trial(tmp_path, f"{clients}{seed}", clients=clients, seed=seed, outcome=end)
-    table = report_seeds.ranking(report.open_sweep(tmp_path))
+    table = report_seeds.ranking(open_sweep(tmp_path))
     assert list(table["cell"]) == ["clients 2", "clients 4"] and list(table["rank"]) == [1, 1]
 
 
 def test_epsilon_squared_is_one_for_a_cause_and_small_for_none() -> None:
     levels = pd.Series(["a", "b"] * 10)
     assert epsilon_squared(levels.map({"a": 0.0, "b": 1.0}), levels) == 1.0
-    assert epsilon_squared(pd.Series([float(i // 2) for i in range(20)]), levels) == 0.0
+    many, rng = pd.Series(list(range(10)) * 2), np.random.default_rng(0)
+    shares = [epsilon_squared(pd.Series(rng.normal(size=20)), many) for _ in range(100)]
+    assert np.mean(shares) < 0.25  # unadjusted it is 9 / 19; below 0 it is cut off
 
 
 # ---------------------------------------------------------------------------------------------------- many trials
@@ -362,8 +375,8 @@ def test_epsilon_squared_is_one_for_a_cause_and_small_for_none() -> None:
 def test_two_hundred_trials_stay_small_and_folded(large: Path) -> None:
     page = Page(large)
     assert large.stat().st_size < 3_000_000
-    part = page.sections["Samples"]
-    assert len(part.pictures) - part.folded_pictures == 24 and len(part.pictures) == 200
+    own = page.sections["Samples"]
+    assert len(own.pictures) - own.folded_pictures == 24 and len(own.pictures) == 200
     assert "200 rows" in page.sections["Attacks against their ceilings"].folded[0]
     assert [t for t, p in page.sections.items() if "could not be made" in p.text] == []
 

@@ -36,7 +36,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_what_the_end_composes_is_what_the_report_says(folder: Path) -> None:
     printed = sweep._composed(folder)
-    assert printed.startswith("all 2 trials composed: epsilon 6.6")  # mu = sqrt(2) at delta 1e-5; 4.38 for each
+    assert printed.startswith("all 2 trials composed: epsilon 6.57 ")  # mu = sqrt(2); 4.38 for each
     line = sweep._page(folder, folder / "report")
     assert line == f"report: {folder / 'report' / 'report.html'}"
     page = (folder / "report" / "report.html").read_text()
