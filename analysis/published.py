@@ -143,8 +143,8 @@ def _spire() -> list[Number]:
     found = []
     for method, (ours, table) in SPIRE.items():
         for name, values in table.items():
-            data, preset, config, more = SPIRE_DATA[name]
-            config = {**config, "data.name": name, "data.size": None, "method": ours}
+            data, preset, sizes, more = SPIRE_DATA[name]
+            config: dict[str, Any] = {**sizes, "data.name": name, "data.size": None, "method": ours}
             for group, value, metric in zip(("clients", "new clients"), values, ("eval", "new"), strict=True):
                 found.append(
                     Number(
