@@ -51,7 +51,7 @@ def table(runs: pd.DataFrame) -> pd.DataFrame:
     trials = pd.concat([runs[["method", *fields]].rename(columns=fields), _numbers(runs)], axis=1)
     trials = trials.sort_values(by, na_position="last", kind="stable")
     for path, name in fields.items():
-        trials[name] = trials[name].astype(object).mask(trials[name].isna() & _has(runs, path), "none")
+        trials[name] = trials[name].astype(object).mask(trials[name].isna() & has(runs, path), "none")
     rows = pd.DataFrame([_row(group, by) for _, group in trials.groupby(by, dropna=False, sort=False)])
     rows.insert(list(rows).index("reason") + 1, "pareto", _pareto(rows))
     return rows
@@ -64,7 +64,7 @@ def settings(runs: pd.DataFrame) -> dict[str, str]:
     """
     config = [c for c in map(str, runs) if "/" not in c and c not in ("digest", "outcome", "reason", "method")]
     config = [c for c in config if not NOT_SETTINGS.match(c)]
-    varying = [c for c in config if runs.loc[_has(runs, c), c].nunique(dropna=False) > 1]
+    varying = [c for c in config if runs.loc[has(runs, c), c].nunique(dropna=False) > 1]
     if any(c.startswith("data.") for c in varying):
         varying = [c for c in varying if c not in RESOLVED]
     varying = [c for c in varying if runs[c].nunique() > 1 or not any(v.startswith(f"{c}.") for v in varying)]
@@ -72,7 +72,7 @@ def settings(runs: pd.DataFrame) -> dict[str, str]:
     return {path: _short_name(path, [p for p in varying if p != path]) for path in varying}
 
 
-def _has(runs: pd.DataFrame, path: str) -> pd.Series:
+def has(runs: pd.DataFrame, path: str) -> pd.Series:
     """The trials whose config has this field, empty or not: their part of this class has it somewhere."""
     part = path.rpartition(".")[0]
     if not part:

@@ -20,14 +20,14 @@ Column = tuple[str, str, list[str]]
 def text(table: pd.DataFrame) -> str:
     """The table for people, about 160 columns wide; what its numbers mean; the trials that have no row."""
     done, others = table[table["outcome"].isin(DONE)], table[~table["outcome"].isin(DONE)]
-    blocks = [[*_grid(done), "", *_notes(done)] if len(done) else [], _without_row(others)]
+    blocks = [[*_grid(done), "", *meanings(done)] if len(done) else [], without_row(others)]
     return "\n\n".join("\n".join(lines) for lines in blocks if lines)
 
 
 def _grid(rows: pd.DataFrame) -> list[str]:
     """The header, the rows and the floors, ruled off from each other."""
-    columns = [column for column in _columns(rows) if set(column[2]) != {"-"}]
-    floors = _floor_cells(rows, columns)
+    columns = [column for column in cells_of(rows) if set(column[2]) != {"-"}]
+    floors = floor_cells(rows, columns)
     cells = [[above, name, *own, *floor] for (above, name, own), floor in zip(columns, floors, strict=True)]
     widths = [max(map(len, column)) for column in cells]
     sides = [str.ljust] * 2 + [str.rjust] * (len(cells) - 2)  # the mark and the method are words
@@ -40,7 +40,7 @@ def _grid(rows: pd.DataFrame) -> list[str]:
     return [*lines[:2], rule, *lines[2:end], *below]
 
 
-def _columns(rows: pd.DataFrame) -> Iterator[Column]:
+def cells_of(rows: pd.DataFrame) -> Iterator[Column]:
     known, network = records(rows), network_of(rows)
     yield "", "", ["o" if r["outcome"] == "stopped" else "*" if r["pareto"] else "" for r in known]
     yield "", "method", [r["method"] for r in known]
@@ -56,13 +56,13 @@ def _columns(rows: pd.DataFrame) -> Iterator[Column]:
         yield "minor by", sampler, [_mean(r, f"minor_{sampler}") for r in known]
     yield "label", "accuracy", [_mean(r, "label_accuracy") for r in known]
     yield "attack AUC", "global", [_mean(r, "auc_global") for r in known]
-    yield "its", "ceiling", [_number(r["auc_ceiling"]) for r in known]
+    yield "its", "ceiling", [number(r["auc_ceiling"]) for r in known]
     yield "attack AUC", "client", [_mean(r, "auc_client") for r in known]
     for name in ("global", "client"):
         if rows[f"tpr_{name}"].notna().any():
             yield "TPR at 1%", name, [_rate(r, name) for r in known]
-    yield "", "sent", [_size(r["bytes_up"]) for r in known]
-    yield "", "seconds", [_number(r["seconds"], 3) for r in known]
+    yield "", "sent", [size(r["bytes_up"]) for r in known]
+    yield "", "seconds", [number(r["seconds"], 3) for r in known]
 
 
 def _epsilons(rows: pd.DataFrame) -> Iterator[Column]:
@@ -70,10 +70,10 @@ def _epsilons(rows: pd.DataFrame) -> Iterator[Column]:
     known, several = records(rows), _letters(rows)
     if len(several) < 2:
         central = any(against(kind) != "the server" for kind in several)
-        yield "epsilon", "outsiders" if central else "server", [_epsilon(r["epsilon"], r["kind"]) for r in known]
+        yield "epsilon", "outsiders" if central else "server", [shown_epsilon(r["epsilon"], r["kind"]) for r in known]
         return
     for kind, letter in several.items():
-        cells = ["-" if math.isnan(e) else _epsilon(e) for e in epsilons(rows, kind)]
+        cells = ["-" if math.isnan(e) else shown_epsilon(e) for e in epsilons(rows, kind)]
         yield "epsilon", letter, ["?" if r["epsilon"] is None else c for r, c in zip(known, cells, strict=True)]
 
 
@@ -90,7 +90,7 @@ def short(value: Any) -> str:
     return shown if len(shown) <= 16 else f"{shown[:15]}…"
 
 
-def _epsilon(epsilon: float | None, kind: str = "") -> str:
+def shown_epsilon(epsilon: float | None, kind: str = "") -> str:
     if epsilon is None:
         return "?"
     if epsilon == 0:
@@ -101,10 +101,10 @@ def _epsilon(epsilon: float | None, kind: str = "") -> str:
 def _mean(row: Row, name: str) -> str:
     """`mean±std` over seeds; of a single one `value` or, with its interval, `value [low high]`."""
     if row[f"{name}_std"] is not None:
-        return f"{_number(row[name])}±{_bare(row[f'{name}_std'])}"
+        return f"{number(row[name])}±{_bare(row[f'{name}_std'])}"
     if row.get(f"{name}_low") is not None:
-        return f"{_number(row[name])} [{_bare(row[f'{name}_low'])} {_bare(row[f'{name}_high'])}]"
-    return _number(row[name])
+        return f"{number(row[name])} [{_bare(row[f'{name}_low'])} {_bare(row[f'{name}_high'])}]"
+    return number(row[name])
 
 
 def _rate(row: Row, model: str) -> str:
@@ -114,7 +114,7 @@ def _rate(row: Row, model: str) -> str:
     return _mean(row, f"tpr_{model}")
 
 
-def _number(value: float | None, digits: int = 4) -> str:
+def number(value: float | None, digits: int = 4) -> str:
     """So many digits in all, as far as they are decimals: 0.863, 1.863, 18.63, 186.3, 12345."""
     if value is None or math.isnan(value):
         return "-"
@@ -124,29 +124,29 @@ def _number(value: float | None, digits: int = 4) -> str:
 
 def _bare(value: float) -> str:
     """.863 for 0.863, since the table is wide."""
-    return re.sub(r"^0\.", ".", _number(value))
+    return re.sub(r"^0\.", ".", number(value))
 
 
-def _size(count: float | None) -> str:
+def size(count: float | None) -> str:
     if count is None:
         return "-"
     power = min(4, int(math.log10(count) / 3)) if count >= 1 else 0
     return f"{count / 1000**power:.3g} {('B', 'kB', 'MB', 'GB', 'TB')[power]}"
 
 
-def _floor_cells(rows: pd.DataFrame, columns: Sequence[Column]) -> list[list[str]]:
+def floor_cells(rows: pd.DataFrame, columns: Sequence[Column]) -> list[list[str]]:
     """For each column, its cells in the rows that give the floors."""
     distances = [f"{above}/{name}" for above, name, _ in columns if above.startswith("fd_")]
     lines = [(words, dict(zip(distances, of, strict=True))) for words, of in floors_of(rows, distances)]
 
     def cell(above: str, name: str, words: Row, floors: dict[str, float]) -> str:
         distance = f"{above}/{name}"
-        return _number(floors[distance]) if distance in floors else short(words.get(above + name, ""))
+        return number(floors[distance]) if distance in floors else short(words.get(above + name, ""))
 
     return [[cell(above, name, *line) for line in lines] for above, name, _ in columns]
 
 
-def _notes(rows: pd.DataFrame) -> list[str]:
+def meanings(rows: pd.DataFrame) -> list[str]:
     """What the numbers mean."""
     letters, network, distance = _letters(rows), network_of(rows), ranked_by(rows)
     several = len(letters) > 1
@@ -182,13 +182,13 @@ def _of_rates(rows: pd.DataFrame) -> list[str]:
     return [f"TPR at 1 % false positives: n too small ({takes})"] if attacked else []
 
 
-def _without_row(others: pd.DataFrame) -> list[str]:
+def without_row(others: pd.DataFrame) -> list[str]:
     """A line for each setting that failed, was killed or has not finished."""
     lines = []
     for row in records(others):
         setting = "".join(f" {k}={short(row[k])}" for k in swept(others) if row[k] is not None)
         why = row["reason"] or "no reason recorded"
-        spent = _epsilon(row["epsilon"], row["kind"])
+        spent = shown_epsilon(row["epsilon"], row["kind"])
         line = f"{row['outcome']}: {row['method']}{setting}: {why} (epsilon spent {spent}; {row['digests']})"
         lines.append(line if len(line) <= 160 else f"{line[:159]}…")
     return lines

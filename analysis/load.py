@@ -34,7 +34,7 @@ def runs(sweep: Path) -> pd.DataFrame:
     frame = pd.DataFrame([_run(folder) for folder in _trials(sweep)])
     parts = ("server/", "outsiders/", "final/", "last/")
     order = sorted(frame.columns, key=lambda c: next((i for i, p in enumerate(parts) if c.startswith(p)), -1))
-    return frame[order].apply(_of_one_type)
+    return frame[order].apply(of_one_type)
 
 
 def rounds(sweep: Path) -> pd.DataFrame:
@@ -42,7 +42,7 @@ def rounds(sweep: Path) -> pd.DataFrame:
     rows = [
         (folder.name, line["step"], metric, float(value))
         for folder in _trials(sweep)
-        for line in _lines(folder / "metrics.jsonl")
+        for line in logged(folder / "metrics.jsonl")
         for metric, value in line.items()
         if metric not in ("step", "time") and isinstance(value, (int, float))
     ]
@@ -102,7 +102,7 @@ def _run(folder: Path) -> Row:
     config = flatten(_json(folder / "config.json", needs="method"))
     path = folder / "outcome.json"
     end: Row = _json(path, needs="outcome") if path.exists() else {"outcome": "unfinished"}
-    lines = _lines(folder / "metrics.jsonl")
+    lines = logged(folder / "metrics.jsonl")
     final = end.get("final") or _spent(lines)
     row: Row = {"digest": folder.name, "outcome": end["outcome"], "reason": end.get("reason"), **config}
     for view in VIEWS:
@@ -171,7 +171,7 @@ def _json(path: Path, *, needs: str) -> Row:
     return tree
 
 
-def _lines(path: Path) -> list[Row]:
+def logged(path: Path) -> list[Row]:
     """The rounds of a metrics.jsonl. Raises ValueError for a damaged line that no crash explains."""
     lines = []
     texts = path.read_text(errors="replace").splitlines() if path.exists() else []
@@ -196,7 +196,7 @@ def _line(text: str) -> Row | None:
     return None
 
 
-def _of_one_type(column: pd.Series) -> pd.Series:
+def of_one_type(column: pd.Series) -> pd.Series:
     """Text where a field held text in some trials and numbers in others: a parquet column has one type."""
     kinds = {str if isinstance(v, str) else float for v in column.dropna()}
     return column.where(column.isna(), column.astype(str)) if len(kinds) > 1 else column

@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,7 @@ def readings(sweep: Path, sampler: str | None = None) -> pd.DataFrame:
     return out.assign(seconds=runs["final/time/seconds"])
 
 
-def _name(run: dict[str, Any]) -> str:
+def _name(run: Mapping[Any, Any]) -> str:
     """The method, and whether it fine-tunes."""
     tuned = not pd.isna(run.get("method.finetune.steps"))
     return f"{run['method']} + fine-tuning" if tuned else str(run["method"])
@@ -86,7 +86,7 @@ def markdown(rows: pd.DataFrame, floors: Sequence[float]) -> str:
     return "\n".join([*lines, "", f"{rows['n'].min()} seeds; floors (real against real): {words}"])
 
 
-def _gap(row: dict[str, Any], group: str, first: str) -> str:
+def _gap(row: Mapping[Any, Any], group: str, first: str) -> str:
     if row["method"] == first:
         return ""
     low, high = row[f"{group}_low"], row[f"{group}_high"]

@@ -15,7 +15,7 @@ import argparse
 import itertools
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +78,7 @@ def _budgets(runs: pd.DataFrame, rounds: pd.DataFrame) -> dict[float, list[float
     return out
 
 
-def _epsilons(run: dict[str, Any], arm: str, budgets: dict[float, list[float]]) -> list[float]:
+def _epsilons(run: Mapping[Any, Any], arm: str, budgets: dict[float, list[float]]) -> list[float]:
     """The cells of a trial: its epsilon, those of its depth, infinity without noise, NaN where there is no budget."""
     if arm == "collafuse":
         return budgets.get(float(run["method.t0"]), [])
@@ -87,7 +87,7 @@ def _epsilons(run: dict[str, Any], arm: str, budgets: dict[float, list[float]]) 
     return [math.inf if arm == "pfdm" else math.nan]
 
 
-def _arm(run: dict[str, Any]) -> str:
+def _arm(run: Mapping[Any, Any]) -> str:
     if run["method"] == "FedAvg":
         return "fedavg"
     if run["partition"] == "Pooled":
@@ -166,7 +166,7 @@ def _short(arm: str) -> str:
     return {"localonly": "local", "centre-localonly": "its local"}.get(arm, arm)
 
 
-def _epsilon(value: float) -> str:
+def _epsilon(value: Any) -> str:
     return "none" if math.isinf(value) else f"{value:g}"
 
 

@@ -12,6 +12,7 @@ ray job submit --working-dir . -- python jobs/sweep.py digits --name mine --resu
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import sys
 import time
@@ -29,6 +30,7 @@ from raydiff import config, trial
 from raydiff.config import Experiment
 from raydiff.evaluation.evaluate import Evaluation
 from raydiff.privacy.ledger import compose
+from raydiff.store import write_text
 from raydiff.tracking import Mlflow
 
 DELTA = 1e-5  # at which the trials are composed
@@ -225,6 +227,7 @@ def _report(
         print(_composed(folder) + (f"\nplot: {png}" if (png := out / "frontier.png").exists() else ""))
     except ValueError as e:
         print(f"no table: {e}")
+    print(_page(folder, out))
     if behind := mlflow.end("KILLED" if interrupted else "FINISHED", tuple(sorted(out.glob("*")))):
         print(behind)
     print(f"whole run: {time.monotonic() - started:.0f} s")
@@ -234,12 +237,25 @@ def _report(
     return 130 if interrupted else int(unclean)
 
 
+def _page(folder: Path, out: Path) -> str:
+    """Write the report; gives a line that says where it is, or why there is none."""
+    try:
+        from analysis import report
+
+        return f"report: {report.write(folder, out)}"
+    except Exception as e:  # the trials are done and recorded: a page about them cannot fail the sweep
+        return f"no report: {type(e).__name__}: {e}"
+
+
 def _composed(folder: Path) -> str:
-    """The epsilon of all trials together: they were run on the same records."""
-    ledgers = [trial.ledger_of(f).server for f in sorted((folder / "trials").glob("*"))]
+    """The epsilon of all trials together: they were run on the same records. Also written as composed.json."""
+    trials = sorted((folder / "trials").glob("*"))
+    ledgers = [trial.ledger_of(f).server for f in trials]
     protected = [book for book in ledgers if math.isfinite(book.epsilon(DELTA, "exact"))]
     both = [compose(books).guarantees(DELTA, "exact")[0] for books in (ledgers, protected)]
-    return f"all {len(ledgers)} trials composed: {both[0]}\nthe {len(protected)} protected ones alone: {both[1]}"
+    says = f"all {len(ledgers)} trials composed: {both[0]}", f"the {len(protected)} protected ones alone: {both[1]}"
+    write_text(folder / "composed.json", json.dumps({"trials": [f.name for f in trials], "says": says}, indent=1))
+    return "\n".join(says)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,116 @@
+"""What the sections of a report share: a sweep's tables, the names of its settings, and the number that ranks them."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from analysis import load
+from analysis.frontier_table import has, network_of, records, settings
+from analysis.frontier_text import short
+from analysis.load import Row
+
+DEFAULT_PRESET = "digits"
+"""What `jobs/sweep.py` runs where its command names no preset."""
+
+
+@dataclass(frozen=True, eq=False)
+class Sweep:
+    """A sweep's folder, read once."""
+
+    folder: Path
+    runs: pd.DataFrame
+    """`load.runs`."""
+    rounds: pd.DataFrame
+    """`load.rounds`."""
+    about: Row
+    """sweep.json; empty where there is none."""
+
+    @property
+    def preset(self) -> str | None:
+        """The preset that the sweep's command named, None where no command was recorded."""
+        words = self.about.get("command", [])
+        if not words:
+            return None
+        return words[1] if len(words) > 1 and not words[1].startswith("-") else DEFAULT_PRESET
+
+    @cached_property
+    def fields(self) -> dict[str, str]:
+        """{path: short name} of what was swept, as in the frontier's table."""
+        return settings(self.runs)
+
+    @cached_property
+    def trials(self) -> pd.DataFrame:
+        """digest, method, what was swept under short names, seed, outcome: the first columns of a table of trials."""
+        out = self.runs[["digest", "method"]].copy()
+        for path, name in self.fields.items():
+            of = self.runs[path].astype(object)
+            out[name] = of.mask(of.isna() & has(self.runs, path), "none")
+        out["seed"] = self.runs.get("seed", pd.Series(math.nan, self.runs.index))
+        return out.assign(outcome=self.runs["outcome"])
+
+    @cached_property
+    def settings(self) -> pd.Series:
+        """Each trial's setting in words: its method, and what was swept of it."""
+        names = list(self.fields.values())
+        return pd.Series([setting(row, names) for row in records(self.trials)], self.runs.index, dtype=object)
+
+    @cached_property
+    def order(self) -> list[str]:
+        """The settings, by method and then by each swept field: numbers as numbers."""
+        by = ["method", *self.fields.values()]
+        keys = [tuple((isinstance(r[n], str), r[n] is None, r[n] or 0) for n in by) for r in records(self.trials)]
+        return list(dict.fromkeys(words for _, words in sorted(zip(keys, self.settings, strict=True))))
+
+    @property
+    def finished(self) -> pd.DataFrame:
+        """The rows of `runs` that finished."""
+        return self.runs[self.runs["outcome"] == "finished"]
+
+    @cached_property
+    def measure(self) -> str | None:
+        """The column that ranks settings, lower is better: the first of a list that a finished trial has."""
+        network = network_of(self.runs)
+        names = [f"fd_{network}/minor", f"fd_{network}/all"] if network else []
+        kernel = sorted(c for c in map(str, self.runs) if re.fullmatch(r"final/eval/kd_\w+/all", c))
+        known = [*(f"final/eval/{n}" for n in names), *kernel]
+        known += ["final/eval/tv_pairs", "final/eval/utility_loss"]
+        return next((c for c in known if c in self.finished and self.finished[c].notna().any()), None)
+
+
+@dataclass(frozen=True)
+class Section:
+    """One part of the report."""
+
+    title: str
+    blocks: list[str] = field(default_factory=list)
+    """HTML, in order."""
+    tables: dict[str, pd.DataFrame] = field(default_factory=dict)
+    """File name without its ending -> what is also written as CSV and parquet."""
+
+
+def open_sweep(folder: Path) -> Sweep:
+    """Read a sweep. Raises ValueError, in one sentence, where it has no trial or a file is damaged."""
+    path = folder / "sweep.json"
+    try:
+        about: Any = json.loads(path.read_text()) if path.exists() else {}
+    except ValueError as e:
+        raise ValueError(f"{path} is not valid JSON: {e}") from None
+    return Sweep(folder, load.runs(folder), load.rounds(folder), about if isinstance(about, dict) else {})
+
+
+def setting(row: Row, names: list[str]) -> str:
+    """`PFDM, schedule linear, epsilon 10` from a row of `trials` and the short names of what was swept."""
+    return ", ".join([str(row["method"]), *(f"{n} {short(row[n])}" for n in names if row[n] is not None)])
+
+
+def spoken(path: str) -> str:
+    """A column of `runs` as people know it: without final/ and eval/."""
+    return path.removeprefix("final/").removeprefix("eval/")
