@@ -124,6 +124,8 @@ class Experiment:
         tree = to_dict(self)
         tree["runtime"] = {"threads": self.runtime.threads}
         tree["data"].pop("root")
+        if tree["evaluation"]:
+            tree["evaluation"].pop("weights")  # of one network, wherever they lie
         if tree["method"]["model"].get("digest"):  # of a frozen model: it says all but where it lies
             tree["method"]["model"].pop("path")
         for field in ("name", "public_from"):
@@ -148,8 +150,11 @@ def resolve(experiment: Experiment, dataset: Dataset) -> Experiment:
         _check_audit(experiment.audit, method, dataset)
     if getattr(method, "center", False):
         public_mean(dataset.splits["public"])  # refused now, not when it is used
-    data = _anywhere(experiment.data)
-    return dataclasses.replace(experiment, method=method, data=data, data_digest=dataset.digest)
+    data, evaluation = _anywhere(experiment.data), experiment.evaluation
+    if evaluation is not None and evaluation.weights is not None:
+        path = str(Path(evaluation.weights).expanduser().absolute())
+        evaluation = dataclasses.replace(evaluation, weights=path)
+    return dataclasses.replace(experiment, method=method, data=data, evaluation=evaluation, data_digest=dataset.digest)
 
 
 def _check_audit(audit: RowAudit, method: AnyMethod, dataset: Dataset) -> None:

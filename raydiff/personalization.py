@@ -235,13 +235,13 @@ def replaced(method: Personalizing, server: Params, state: Params) -> Params:
 
 
 def prepare(finished: Finished) -> Instruments:
-    """The run's own instruments: its feature network from its cache, or trained again on its public split.
+    """The run's own instruments, by the cnn: from the run's cache, or trained again on its public split.
 
     Raises ValueError without public records.
     """
     if not len(finished.dataset.splits["public"]):
         raise ValueError("the distances need a feature network, and that public records: the run's data.public is 0")
-    setup = finished.trial.experiment.evaluation or Evaluation()
+    setup = replace(finished.trial.experiment.evaluation or Evaluation(), features="cnn")
     return evaluate.prepare(finished.dataset, setup, finished.trial.store.cached)
 
 

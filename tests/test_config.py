@@ -97,7 +97,11 @@ OTHER: dict[str, Any] = {
     "newcomers": Newcomers(),
     "seed": 1,
     "evaluation": None,
-    "evaluation.features": "other",
+    "evaluation.features": "inception",
+    "evaluation.weights": "/elsewhere",
+    "evaluation.neighbours": 4,
+    "evaluation.downstream": ("mlp",),
+    "evaluation.per_class": 7,
     "evaluation.distance": "kernel",
     "evaluation.dim": 5,
     "evaluation.every": 1,
@@ -119,7 +123,10 @@ OTHER: dict[str, Any] = {
     "data_digest": "another",
 }
 """Another value for every field of the tiny experiment."""
-ELSEWHERE = {path for path in OTHER if path.startswith("runtime.")} - {"runtime.threads"} | {"data.root"}
+ELSEWHERE = {path for path in OTHER if path.startswith("runtime.")} - {"runtime.threads"} | {
+    "data.root",
+    "evaluation.weights",
+}
 """Where it runs and where the data lie: no number depends on these."""
 
 

@@ -31,6 +31,7 @@ HOMES = {
     "transformers": "raydiff/diffusion/",
     "cleanfid": "raydiff/evaluation/",
     "huggingface_hub": "raydiff/hub.py",
+    "skimage": "raydiff/evaluation/reconstruction.py",
 }
 TORCHLESS = ("raydiff.tracking",)  # all of raydiff that analysis/ may import
 

@@ -46,6 +46,27 @@ class CNN:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Perceptron:
+    """Fully connected layers: the simplest classifiers, by which synthetic pictures are judged."""
+
+    widths: tuple[int, ...] = (100,)
+    """Units of each hidden layer; none: logistic regression."""
+
+    def __post_init__(self) -> None:
+        if any(width < 1 for width in self.widths):
+            raise ValueError(f"widths must be positive, got {self.widths}")
+
+    def build(self, shape: tuple[int, int, int], classes: int) -> nn.Module:
+        """The module, initialised from the global generator."""
+        layers: list[nn.Module] = [nn.Flatten()]
+        units = math.prod(shape)
+        for out in self.widths:
+            layers += [nn.Linear(units, out), nn.ReLU()]
+            units = out
+        return _Classifier(nn.Sequential(*layers), nn.Linear(units, classes))
+
+
+@dataclass(frozen=True, kw_only=True)
 class ResNet18:
     """ResNet-18 (He et al. 2016, arXiv 1512.03385) in its form for CIFAR: a 3x3 stem, no pooling before the blocks.
 
@@ -78,7 +99,7 @@ class ResNet18:
 class Classifier:
     """A classifier of label column 0, and nothing learned."""
 
-    network: CNN | ResNet18 = CNN()
+    network: CNN | Perceptron | ResNet18 = CNN()
     """The network."""
     shape: tuple[int, int, int] = (1, 8, 8)
     """(channels, height, width) of a picture; filled in from the data when an experiment is built."""

@@ -14,11 +14,22 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from raydiff import seeding
 from raydiff.data.datasets import Dataset, Records
 from raydiff.data.partition import clusters, groups
 from raydiff.diffusion.discrete import codes_of
-from raydiff.evaluation import attacks, blackbox, features, fidelity, memorization, tables, targets
+from raydiff.evaluation import (
+    attacks,
+    blackbox,
+    downstream,
+    features,
+    fidelity,
+    inception,
+    memorization,
+    tables,
+    targets,
+)
+from raydiff.evaluation.coverage import NEIGHBOURS
+from raydiff.evaluation.readings import of_samples, reader
 from raydiff.method import Deployed, Metrics
 from raydiff.tree import Params
 
@@ -31,14 +42,24 @@ PICTURES = 10  # of a model that knows no classes
 class Evaluation:
     """Which instruments are read, and when."""
 
-    features: Literal["cnn"] = "cnn"
-    """Feature network of the distances: a small classifier trained on the public split."""
+    features: Literal["cnn", "inception"] = "cnn"
+    """Feature network of the distances: a small classifier trained on the public split, or clean-fid's Inception. Its
+    2048 features ask for more records than there ever are: no group is left out for that, and the floor tells by how
+    much the Frechet distance is too large."""
+    weights: str | None = None
+    """File of Inception's weights, or its folder; none: where clean-fid keeps them, downloaded if need be."""
     distance: Literal["frechet", "kernel", "none", "tables"] = "frechet"
     """frechet: both distances, and small groups are left out; kernel: the kernel distance alone, which has no bias
     that depends on the number of records; none: neither, for methods that are judged by a classifier's accuracy;
     tables: what is measured of rows in place of pictures, and of nothing else (`tables.quality`)."""
     dim: int = 16
     """Its feature dimension. Groups of classes with fewer than five records a dimension are left out."""
+    neighbours: int = NEIGHBOURS
+    """k of precision, recall, density and coverage: 3 to 5 in the literature. Smaller groups are left out."""
+    downstream: tuple[str, ...] = ()
+    """Classifiers (linear, mlp, cnn, resnet18) that are trained on samples and tested on real records, at the end."""
+    per_class: int | None = None
+    """Samples of each class that they are trained on; none: those that the distances are measured of."""
     every: int = 0
     """Rounds between distances measured on the validation split, for ASHA and Optuna; 0: only at the end."""
     clusters: bool = False
@@ -64,15 +85,28 @@ class Evaluation:
         if unknown or not self.attacks or len(set(self.attacks)) < len(self.attacks):
             given = " ".join(self.attacks) or "none (attack = false attacks nothing)"
             raise ValueError(f"attacks must be some of {', '.join(attacks.ATTACKS)}, each once, got {given}")
+        if self.neighbours < 1 or (self.per_class is not None and self.per_class < 2):
+            raise ValueError(f"neighbours must be >= 1 and per_class >= 2, got {self.neighbours} and {self.per_class}")
+        downstream.check(self.downstream)
+        if self.downstream and self.distance in WITHOUT_CNN:
+            raise ValueError(
+                f"downstream must be empty where distance is {self.distance}: no pictures are measured then"
+            )
         if self.distance == "none" and self.attack:
             raise ValueError("attack must be false where distance is none: only classifiers are measured then")
         if self.clients is not None and self.clients < 1:
             raise ValueError(f"clients must be at least 1, got {self.clients}")
 
     @property
+    def least(self) -> int:
+        """Records that a half of a group's reference needs, for the group to be measured."""
+        return 5 * self.dim if self.distance == "frechet" and self.features == "cnn" else 2
+
+    @property
     def metric(self) -> str:
         """What a sweep minimises unless something else is asked for."""
-        names = {"frechet": "fd_cnn/all", "kernel": "kd_cnn/all", "none": "utility_loss", "tables": "tv_pairs"}
+        fd, kd = fidelity.distance_names(self.features)
+        names = {"frechet": f"{fd}/all", "kernel": f"{kd}/all", "none": "utility_loss", "tables": "tv_pairs"}
         return f"eval/{names[self.distance]}"
 
 
@@ -129,17 +163,24 @@ class Instruments:
                 of["cluster_a"], of["cluster_b"] = clusters(sorted(of["all"]))
             if not deployed.conditional:
                 of = {"all": of["all"]}
-            least = 5 * self.config.dim if self.config.distance == "frechet" else 2
-            enough = {k: v for k, v in of.items() if sum(halves[c] for c in v) >= least}
-            metrics |= self._distances(images, labels, reference, enough)
+            enough = {k: v for k, v in of.items() if sum(halves[c] for c in v) >= self.config.least}
+            read = reader(
+                self.config.features,
+                self.cnn,
+                weights=self.config.weights,
+                gaussian=self.config.distance == "frechet",
+                neighbours=self.config.neighbours,
+            ).read
+            metrics |= read(images, labels, reference, enough)
             for name, others in drawn.items():
-                found = metrics if others is images else self._distances(others, labels, reference, enough)
-                metrics = {**metrics, **{f"{name}/{k}": v for k, v in found.items() if _of_samples(k)}}
+                found = metrics if others is images else read(others, labels, reference, enough)
+                metrics = {**metrics, **{f"{name}/{k}": v for k, v in found.items() if of_samples(k)}}
             scores: targets.Scores = {}
             if not deployed.conditional:
                 metrics = {k: v for k, v in metrics.items() if "label_accuracy" not in k}
             if split == "test":
                 metrics["memorized_fraction"] = memorization.memorized_fraction(images, own.images)
+                metrics["memorized_fraction/sanity"] = memorization.sanity(own.images)
                 if self.config.attack:
                     scores = targets.scores(
                         deployed,
@@ -149,6 +190,8 @@ class Instruments:
                         calibration=self.dataset.splits["calibration"],
                         test=self.dataset.splits["test"],
                     )
+                if self.config.downstream and deployed.conditional:
+                    metrics |= self._downstream(deployed, (images, labels), own, reference, rng, of)
             shown = images[_first_of_each(labels)] if deployed.conditional else images[:PICTURES]
             return ClientReport(metrics, scores, shown, deployed.privacy)
 
@@ -175,28 +218,28 @@ class Instruments:
             metrics |= found.metrics("blackbox")
         return metrics
 
-    def _distances(self, images: Tensor, labels: Tensor, reference: Records, of: dict[str, tuple[int, ...]]) -> Metrics:
-        classes = labels[:, 0]
-        metrics = fidelity.class_distances(
-            features.cnn_features(self.cnn, images),
-            classes,
-            features.cnn_features(self.cnn, reference.images),
-            reference.labels[:, 0],
-            groups={k: v for k, v in of.items() if v},
-            features=self.config.features,
-            gaussian=self.config.distance == "frechet",
-            rng=seeding.generator(0, "reference halves"),  # the same halves in every trial
+    def _downstream(
+        self,
+        deployed: Deployed,
+        made: tuple[Tensor, Tensor],
+        own: Records,
+        reference: Records,
+        rng: torch.Generator,
+        of: dict[str, tuple[int, ...]],
+    ) -> Metrics:
+        """Of as many samples of each class as are asked for, or of those `made`: (images, labels)."""
+        images, labels = made
+        if self.config.per_class is not None:
+            labels = downstream.labels_per_class(own.labels, self.config.per_class)
+            images = deployed.sample(labels, rng)
+        return downstream.readings(
+            self.config.downstream,
+            (images, labels[:, 0]),
+            (own.images, own.labels[:, 0]),
+            (reference.images, reference.labels[:, 0]),
+            groups=of,
+            classes=self.dataset.cardinalities[0],
         )
-        logits = features.cnn_logits(self.cnn, images)
-        own = torch.isin(logits.argmax(1), reference.labels[:, 0].unique())
-        metrics["own_classes"] = float(own.double().mean())
-        real = features.cnn_logits(self.cnn, reference.images)
-        metrics["label_accuracy/real"] = fidelity.label_accuracy(real, reference.labels[:, 0])  # its ceiling
-        for name, members in of.items():
-            mask = torch.isin(classes, torch.tensor(members))
-            if mask.any():
-                metrics[f"label_accuracy/{name}"] = fidelity.label_accuracy(logits[mask], classes[mask])
-        return metrics
 
 
 def check(config: Evaluation, dataset: Dataset, clients: Sequence[Records]) -> None:
@@ -209,6 +252,8 @@ def check(config: Evaluation, dataset: Dataset, clients: Sequence[Records]) -> N
     for split in (name for name, wanted in needed.items() if wanted):
         if len(dataset.splits[split]) == 0:
             raise ValueError(f"the evaluation needs records in the split {split}: data.{split} is 0")
+    if config.features == "inception" and config.distance not in WITHOUT_CNN:
+        inception.check(config.weights)
     halves = fidelity.half_counts(dataset.splits["test"].labels[:, 0])
     for number, own in enumerate(clients):
         if denoisers:
@@ -216,7 +261,7 @@ def check(config: Evaluation, dataset: Dataset, clients: Sequence[Records]) -> N
         if config.attack and not denoisers and len(own.labels[:, 0].unique()) < 2:
             raise ValueError(f"client {number} has rows of one label only: evaluation.attack must be false")
         compared = sum(halves.get(c, 0) for group in groups(own) for c in group)
-        if config.distance == "frechet":
+        if config.distance == "frechet" and config.features == "cnn":
             features.check_dim(config.dim, compared)
         elif not compared:
             raise ValueError(f"the test split has not two records of any class of client {number}: raise data.test")
@@ -265,11 +310,6 @@ def _labels_to_sample(reference: Records) -> Tensor:
     for c, count in sorted(fidelity.half_counts(reference.labels[:, 0]).items()):
         rows.append(reference.labels[reference.labels[:, 0] == c][:count])
     return torch.cat(rows)
-
-
-def _of_samples(name: str) -> bool:
-    """Whether this reading changes with the sampler, and is not one of the real records alone."""
-    return name.startswith(("fd_", "kd_", "label_accuracy/", "own_classes")) and not name.endswith(("_floor", "/real"))
 
 
 def _first_of_each(labels: Tensor) -> Tensor:

@@ -70,6 +70,18 @@ def half_counts(reference_classes: Tensor) -> dict[int, int]:
     return {c: n for c, n in halves.items() if n > 0}
 
 
+def halves(classes: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Positions of two disjoint halves of classes (N,), with `half_counts` records of each class."""
+    a, b = [], []
+    for c, n in half_counts(classes).items():
+        rows = torch.nonzero(classes == c).flatten()
+        rows = rows[torch.randperm(len(rows), generator=rng)]
+        a.append(rows[:n])
+        b.append(rows[n : 2 * n])
+    none = torch.empty(0, dtype=torch.int64)
+    return torch.cat([none, *a]), torch.cat([none, *b])
+
+
 def class_distances(
     samples: Tensor,
     sample_classes: Tensor,
@@ -85,12 +97,13 @@ def class_distances(
 
     The reference is split at random into halves A and B, `half_counts` records of each class in both. For group g,
     `fd_<features>/<g>` is the mean of the distances samples-A and samples-B, `fd_<features>/<g>_floor` the distance
-    A-B; `kd_...` are the same for the kernel distance, and `kd_<features>/<g>_spread` its spread. Without `gaussian`
+    A-B; `kd_...` are the same for the kernel distance, and `kd_<features>/<g>_spread` its spread; of Inception's
+    features they are called `fid/<g>` and `kid/<g>` (`distance_names`). Without `gaussian`
     there is no Frechet distance. The split depends on `rng` and the reference's classes only, so equal generators
     give all methods the same floor. A group without a half is left out. Raises ValueError unless the samples hold
     exactly `half_counts` of each class in a group, and where a half has fewer than 2 records.
     """
-    half_a, half_b = _halves(reference_classes, rng)
+    half_a, half_b = halves(reference_classes, rng)
     _check_counts(sample_classes, half_counts(reference_classes), set().union(*groups.values()))
     out: dict[str, float] = {}
     for name, members in groups.items():
@@ -99,7 +112,7 @@ def class_distances(
         own = samples[torch.isin(sample_classes, wanted)]
         if len(a) == 0:
             continue
-        fd, kd = f"fd_{features}/{name}", f"kd_{features}/{name}"
+        fd, kd = (f"{distance}/{name}" for distance in distance_names(features))
         if gaussian:
             out[fd] = (frechet(own, a) + frechet(own, b)) / 2
             out[f"{fd}_floor"] = frechet(a, b)
@@ -107,6 +120,11 @@ def class_distances(
         out[kd], out[f"{kd}_spread"] = (sum(r) / 2 for r in zip(*readings, strict=True))
         out[f"{kd}_floor"], _ = kernel(a, b, rng)
     return out
+
+
+def distance_names(features: str) -> tuple[str, str]:
+    """What the Frechet and the kernel distance are called in these features: FID and KID in Inception's alone."""
+    return ("fid", "kid") if features == "inception" else (f"fd_{features}", f"kd_{features}")
 
 
 def label_accuracy(logits: Tensor, classes: Tensor) -> float:
@@ -128,18 +146,6 @@ def _jackknife(x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> float:
     crosses = across.sum() - across.sum(0) - across.sum(1) + np.diag(across)
     left_out = pairs / ((n - 1) * (n - 2)) - 2 * crosses / (n - 1) ** 2
     return float(np.sqrt((n - 1) / n * ((left_out - left_out.mean()) ** 2).sum()))
-
-
-def _halves(classes: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Positions of two disjoint halves with equally many records of each class."""
-    a, b = [], []
-    for c, n in half_counts(classes).items():
-        rows = torch.nonzero(classes == c).flatten()
-        rows = rows[torch.randperm(len(rows), generator=rng)]
-        a.append(rows[:n])
-        b.append(rows[n : 2 * n])
-    none = torch.empty(0, dtype=torch.int64)
-    return torch.cat([none, *a]), torch.cat([none, *b])
 
 
 def _check_counts(sample_classes: Tensor, wanted: Mapping[int, int], classes: set[int]) -> None:

@@ -1,0 +1,160 @@
+"""Train on synthetic, test on real; and the real ones choose nothing."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from raydiff.evaluation import downstream
+from raydiff.evaluation.downstream import NETWORKS, readings, train
+from raydiff.seeding import generator
+
+GROUPS = {"all": (0, 1, 2), "major": (0, 1), "minor": (2,), "nobody": (7,)}
+
+
+def stripes(n: int, *path: str, classes: int = 3, noise: float = 0.3, turn: int = 0) -> tuple[Tensor, Tensor]:
+    """Class c is bright in row c (+ turn) of eight."""
+    rng = generator(0, *path)
+    of = torch.arange(n) % classes
+    images = noise * torch.randn(n, 1, 8, 8, generator=rng) - 0.5
+    images[torch.arange(n), 0, (of + turn) % classes] += 1
+    return images, of
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tenth of the work, at ten times the rate."""
+    monkeypatch.setattr(downstream, "EPOCHS", 5)
+    monkeypatch.setattr(downstream, "RATE", 3e-3)
+
+
+@pytest.mark.parametrize("name", ["linear", "mlp", "cnn"])
+def test_what_is_learned_from_synthetic_records_is_measured_on_real_ones(name: str) -> None:
+    test = stripes(60, "test")
+    found = readings([name], stripes(90, "a"), stripes(90, "b"), test, groups=GROUPS, classes=4)
+    assert set(found) == {f"downstream/{name}/{end}" for end in ("all", "major", "minor", "real")}
+    assert min(found.values()) > 0.9
+
+
+def test_a_classifier_is_as_wrong_as_what_it_learned_from() -> None:
+    made, own, test = stripes(90, "a", turn=1), stripes(90, "b"), stripes(60, "test")
+    found = readings(["linear"], made, own, test, groups=GROUPS, classes=4)
+    assert found["downstream/linear/all"] < 0.1 < 0.9 < found["downstream/linear/real"]
+
+
+def test_majority_and_minority_apart() -> None:
+    """Synthetic records of class 2 show class 0: it is never told, the others always."""
+    images, of = stripes(120, "a", noise=0.05)
+    other, _ = stripes(120, "c", noise=0.05, turn=0)
+    images[of == 2] = other[of == 0][: int((of == 2).sum())]
+    keep = (of == 1) | (torch.arange(120) % 9 == 2) | (of == 0)  # few of class 2, so that 0 wins where 2 looks alike
+    found = readings(
+        ["linear"], (images[keep], of[keep]), stripes(90, "b"), stripes(60, "t", noise=0.05), groups=GROUPS, classes=3
+    )
+    assert found["downstream/linear/major"] == 1.0 and found["downstream/linear/minor"] < 0.1
+    assert found["downstream/linear/all"] == pytest.approx((1.0 * 40 + found["downstream/linear/minor"] * 20) / 60)
+
+
+def test_the_epoch_is_the_one_that_held_out_synthetic_records_like_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recomputed from the parameters after every epoch."""
+    seen: list[Any] = []
+    original = downstream.fit
+
+    def recorded(*args: Any, **more: Any) -> Any:
+        out = original(*args, **more)
+        seen.append(out[0])
+        return out
+
+    monkeypatch.setattr(downstream, "fit", recorded)
+    monkeypatch.setattr(downstream, "RATE", 0.05)  # so fast that it gets worse
+    images, of = stripes(40, "a", noise=1.5)
+    found = train("mlp", images, of, classes=3, rng=generator(3))
+    rng = generator(3)
+    _, held = downstream._cut(of, rng)
+    losses = [float(F.cross_entropy(found.model.classify(p)(images[held]), of[held])) for p in seen]
+    best = min(range(len(losses)), key=losses.__getitem__)
+    assert found.epoch == best + 1 < len(seen) == downstream.EPOCHS
+    assert all(torch.equal(found.params[k], v) for k, v in seen[best].items())
+    assert not torch.equal(found.params["head.weight"], seen[-1]["head.weight"])
+
+
+def test_the_real_test_records_choose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other labels and other images in the test set: the same parameters."""
+    kept: list[downstream.Trained] = []
+    original = downstream.train
+
+    def recorded(*args: Any, **more: Any) -> downstream.Trained:
+        kept.append(original(*args, **more))
+        return kept[-1]
+
+    monkeypatch.setattr(downstream, "train", recorded)
+    made, own, (images, of) = stripes(40, "a", noise=1.0), stripes(40, "b"), stripes(30, "t")
+    honest = readings(["mlp"], made, own, (images, of), groups=GROUPS, classes=3)
+    poisoned = readings(["mlp"], made, own, (-images, (of + 1) % 3), groups=GROUPS, classes=3)
+    for first, second in zip(kept[:2], kept[2:], strict=True):
+        assert first.epoch == second.epoch
+        assert all(torch.equal(v, second.params[k]) for k, v in first.params.items())
+    assert honest != poisoned
+
+
+def test_held_out_records_are_never_trained_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Tensor] = []
+    original = downstream.fit
+
+    def recorded(model: Any, params: Any, images: Tensor, labels: Tensor, **more: Any) -> Any:
+        given.append(images)
+        return original(model, params, images, labels, **more)
+
+    monkeypatch.setattr(downstream, "fit", recorded)
+    images, of = stripes(53, "a")
+    train("linear", images, of, classes=3, rng=generator(0))
+    trained, held = downstream._cut(of, generator(0))
+    assert sorted([*trained.tolist(), *held.tolist()]) == list(range(53))
+    assert all(torch.equal(x, images[trained]) for x in given)
+    assert of[held].bincount().tolist() in ([3, 4, 3], [4, 3, 3], [3, 3, 4])
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 5])
+def test_a_handful_of_records_still_has_one_held_out(n: int) -> None:
+    trained, held = downstream._cut(torch.arange(n) % 2, generator(0))
+    assert (len(trained), len(held)) == (n - 1, 1)
+
+
+def test_dropout_is_in_training_alone() -> None:
+    rng = generator(0)
+    model = downstream.Classifier(network=NETWORKS["cnn"], labels=(3,))
+    params, (images, of) = model.init(rng), stripes(8, "a")
+    width = params["head.weight"].shape[1]
+    student = downstream._Dropping(model, 0.5, width)
+    keep = student.draws(400, rng)["keep"]
+    assert keep.shape == (400, width) and set(keep.unique().tolist()) == {0.0, 2.0}
+    assert abs(float(keep.mean()) - 1) < 0.02
+    batch = (images, of[:, None])
+    whole = student.loss(params, batch, {"keep": torch.ones(8, width)}, {})
+    assert torch.allclose(whole, model.loss(params, batch, {}, {}))
+    assert not torch.allclose(student.loss(params, batch, student.draws(8, rng), {}), whole)
+
+
+def test_the_papers_sizes() -> None:
+    sizes = {}
+    for name in ("linear", "mlp"):
+        model = downstream.Classifier(network=NETWORKS[name]).for_data((1, 28, 28), (10,))
+        sizes[name] = sum(v.numel() for v in model.init(generator(0)).values())
+    assert sizes == {"linear": 784 * 10 + 10, "mlp": 784 * 100 + 100 + 100 * 10 + 10}
+
+
+def test_refusals() -> None:
+    with pytest.raises(
+        ValueError, match=r"^downstream must name classifiers among linear, mlp, cnn, resnet18, got 'x'"
+    ):
+        downstream.check(["mlp", "x"])
+    with pytest.raises(ValueError, match=r"^downstream must name each classifier once, got mlp mlp$"):
+        downstream.check(["mlp", "mlp"])
+    with pytest.raises(ValueError, match="at least 2 records, one of them held out, got 1"):
+        train("linear", *stripes(1, "a"), classes=3, rng=generator(0))
+    assert math.isfinite(train("linear", *stripes(2, "a"), classes=3, rng=generator(0)).accuracy(*stripes(6, "t")))

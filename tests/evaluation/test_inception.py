@@ -1,0 +1,120 @@
+"""clean-fid's Inception without clean-fid's weights: another network in their file, and no file at all."""
+
+from __future__ import annotations
+
+import urllib.error
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from raydiff.data.datasets import Dataset
+from raydiff.data.records import Records
+from raydiff.evaluation import evaluate, inception
+from raydiff.evaluation.evaluate import Evaluation
+from raydiff.evaluation.fidelity import distance_names
+
+
+class Means(nn.Module):
+    """Mean of each channel, then zeros: 2048 numbers."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.pad(x.mean(dim=[2, 3]), [0, 2045])
+
+
+class Fake(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = Means()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("weights") / inception.FILE
+    torch.jit.save(torch.jit.script(Fake()), str(path))
+    return path
+
+
+def no_network(url: str) -> Any:
+    raise urllib.error.URLError("no route to host")
+
+
+def records(*classes: int) -> Records:
+    of = torch.tensor(classes)[:, None]
+    return Records(torch.zeros(len(classes), 1, 8, 8), of, torch.arange(len(classes)))
+
+
+def dataset() -> Dataset:
+    splits = {name: records(*[0, 1] * 20) for name in ("train", "public", "validation", "calibration", "test")}
+    return Dataset("made", splits, (("a", "b"),), "digest")
+
+
+def test_pictures_are_resized_and_scaled_as_clean_fid_does_it(file: Path) -> None:
+    """From 8 bits, by PIL's bicubic filter without rounding, to (x - 128) / 128."""
+    images = torch.rand(3, 1, 8, 8, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    found = inception.load(str(file))(images)
+    assert found.shape == (3, inception.DIM)
+    for picture, features in zip(images, found, strict=True):
+        pixels = ((picture[0] + 1) * 127.5).round().numpy().astype(np.float32)
+        large = np.asarray(Image.fromarray(pixels, mode="F").resize((299, 299), Image.Resampling.BICUBIC)).clip(0, 255)
+        expected = (float(large.mean(dtype=np.float64)) - 128) / 128
+        assert features[:3].tolist() == pytest.approx([expected] * 3, abs=1e-4) and not features[3:].any()
+    assert torch.equal(inception.load(str(file.parent))(images.expand(-1, 3, -1, -1)), found)
+
+
+def test_only_its_distances_are_fid_and_kid() -> None:
+    assert distance_names("inception") == ("fid", "kid") and distance_names("cnn") == ("fd_cnn", "kd_cnn")
+    assert Evaluation(features="inception").metric == "eval/fid/all"
+    assert Evaluation(features="inception", distance="kernel").metric == "eval/kid/all"
+
+
+def test_offline_it_is_refused_in_one_line_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inception, "USUAL", tmp_path)
+    monkeypatch.setattr("urllib.request.urlopen", no_network)
+    config = Evaluation(features="inception", attack=False)
+    with pytest.raises(ValueError) as e:
+        evaluate.check(config, dataset(), [records(0, 1)])
+    assert str(e.value) == (
+        f"evaluation.features = inception needs the weights inception-2015-12-05.pt, which are not in {tmp_path} and "
+        "could not be downloaded (no route to host): give evaluation.weights"
+    )
+    assert not list(tmp_path.iterdir())
+    evaluate.check(Evaluation(dim=4, attack=False), dataset(), [records(0, 1)])
+
+
+def test_a_download_is_kept_where_clean_fid_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: Path) -> None:
+    asked: list[str] = []
+
+    def serve(url: str) -> Any:
+        asked.append(url)
+        return file.open("rb")
+
+    monkeypatch.setattr(inception, "USUAL", tmp_path)
+    monkeypatch.setattr("urllib.request.urlopen", serve)
+    assert inception.weights(None) == inception.weights(None) == tmp_path / inception.FILE
+    assert len(asked) == 1 and asked[0].endswith(inception.FILE)
+    assert (tmp_path / inception.FILE).read_bytes() == file.read_bytes() and len(list(tmp_path.iterdir())) == 1
+
+
+def test_its_own_weights_need_no_network(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("urllib.request.urlopen", no_network)
+    config = Evaluation(features="inception", weights=str(file), attack=False)
+    evaluate.check(config, dataset(), [records(0, 1)])
+
+
+def test_another_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"^evaluation.weights must be the file inception-2015-12-05.pt or its folder"):
+        inception.check(str(tmp_path / "gone.pt"))
+    (tmp_path / "x.pt").write_bytes(b"no archive")
+    with pytest.raises(ValueError, match=r"x.pt does not hold clean-fid's Inception \(RuntimeError\)$"):
+        inception.check(str(tmp_path / "x.pt"))
+    torch.jit.save(torch.jit.script(Means()), str(tmp_path / "means.pt"))
+    with pytest.raises(ValueError, match=r"means.pt does not hold clean-fid's Inception \(AttributeError\)$"):
+        inception.check(str(tmp_path / "means.pt"))

@@ -1,0 +1,153 @@
+"""Which readings there are, under which names, in a client's report."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from raydiff.data.datasets import Dataset
+from raydiff.data.records import Records
+from raydiff.evaluation import downstream, features
+from raydiff.evaluation.coverage import coverage
+from raydiff.evaluation.evaluate import Evaluation, Instruments
+from raydiff.evaluation.fidelity import halves
+from raydiff.evaluation.readings import Reader, of_samples
+from raydiff.method import Deployed
+from raydiff.seeding import generator
+from raydiff.tree import Params
+
+KERNEL = Evaluation(distance="kernel", attack=False, neighbours=2)
+KINDS = ("precision", "recall", "density", "coverage")
+
+
+def records(*counts: int, path: str) -> Records:
+    """Class c is bright in row c."""
+    of = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+    return Records(picture(of[:, None], generator(0, path)), of[:, None], torch.arange(len(of)))
+
+
+def picture(labels: Tensor, rng: torch.Generator) -> Tensor:
+    images = 0.3 * torch.randn(len(labels), 1, 8, 8, generator=rng) - 0.5
+    images[torch.arange(len(labels)), 0, labels[:, 0]] += 1
+    return images
+
+
+SPLITS = {
+    "train": records(1, path="train"),
+    "public": records(20, 20, 20, path="public"),
+    "validation": records(8, 8, 8, path="validation"),
+    "calibration": records(1, path="calibration"),
+    "test": records(20, 20, 4, path="test"),
+}
+DATASET = Dataset("made", SPLITS, (("a", "b", "c"),), "digest")
+OWN = records(20, 20, 3, path="own")
+
+
+@pytest.fixture(scope="module")
+def cnn() -> Params:
+    return features.train_cnn(SPLITS["public"], classes=3, dim=4, steps=5)
+
+
+class Counting:
+    """A sampler of true pictures that remembers what was asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[Tensor] = []
+
+    def __call__(self, labels: Tensor, rng: torch.Generator) -> Tensor:
+        self.asked.append(labels)
+        return picture(labels, rng)
+
+
+def report(cnn: Params, config: Evaluation, deployed: Deployed, split: str = "test") -> dict[str, float]:
+    return Instruments(config, DATASET, cnn).of_client(split)(deployed, OWN, generator(1)).metrics
+
+
+def test_coverage_is_read_for_groups_with_enough_records(cnn: Params) -> None:
+    """Halves have 10, 10 and 2 records: the minority has a kernel distance, but no third nearest of two."""
+    found = report(cnn, KERNEL, Deployed({"ddim": picture, "ancestral": picture}))
+    for kind in KINDS:
+        for group in ("all", "major", "all_real", "major_real"):
+            assert math.isfinite(found[f"{kind}/{group}"]), (kind, group)
+        assert f"ddim/{kind}/all" in found and f"ancestral/{kind}/all" in found
+        assert f"{kind}/minor" not in found and f"ddim/{kind}/all_real" not in found
+    assert "kd_cnn/minor" in found
+    wide = report(cnn, replace(KERNEL, neighbours=9), Deployed({"ddim": picture}))
+    assert wide["coverage/all"] != found["coverage/all"] and "coverage/major" in wide
+    assert "coverage/all" not in report(cnn, replace(KERNEL, neighbours=22), Deployed({"ddim": picture}))
+
+
+def test_coverage_is_the_mean_over_both_halves() -> None:
+    reader = Reader("raw", {}, lambda x: x.flatten(1), neighbours=2)
+    made, real, of = (
+        torch.randn(6, 2, generator=generator(0)),
+        torch.arange(24.0).view(12, 2) / 10,
+        torch.zeros(12).long(),
+    )
+    found = reader._coverage(made, of[:6], real, of, {"all": (0,)})
+    a, b = (real[half] for half in halves(of, generator(0, "reference halves")))
+    each = [coverage(made, half, neighbours=2) for half in (a, b)]
+    assert found["recall/all"] == sum(c.recall for c in each) / 2
+    assert found["coverage/all_real"] == coverage(a, b, neighbours=2).coverage
+
+
+def test_what_each_sampler_has_of_its_own() -> None:
+    mine = ("fd_cnn/all", "kid/minor", "fid/all", "kd_cnn/all_spread", "density/major", "own_classes")
+    assert all(map(of_samples, mine))
+    assert not any(map(of_samples, ("fd_cnn/all_floor", "recall/all_real", "label_accuracy/real", "accuracy")))
+
+
+def test_fed_back_the_training_images_are_all_flagged(cnn: Params) -> None:
+    found = report(cnn, KERNEL, Deployed({"ddim": picture}))
+    assert found["memorized_fraction/sanity"] == 1.0 and found["memorized_fraction"] == 0.0
+    assert "memorized_fraction/sanity" not in report(cnn, KERNEL, Deployed({"ddim": picture}), "validation")
+
+
+def test_downstream_is_of_the_final_samples(cnn: Params, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(downstream, "EPOCHS", 3)
+    monkeypatch.setattr(downstream, "RATE", 3e-2)
+    config = replace(KERNEL, downstream=("linear",))
+    sampler = Counting()
+    found = report(cnn, config, Deployed({"ddim": sampler}))
+    names = {k for k in found if k.startswith("downstream")}
+    assert names == {f"downstream/linear/{end}" for end in ("all", "major", "minor", "real")}
+    assert found["downstream/linear/major"] > 0.8 and [len(labels) for labels in sampler.asked] == [22]
+    plain = report(cnn, KERNEL, Deployed({"ddim": picture}))
+    assert {k: v for k, v in found.items() if k not in names} == plain
+    assert not [k for k in report(cnn, config, Deployed({"ddim": picture}), "validation") if "downstream" in k]
+    assert not [k for k in report(cnn, config, Deployed({"ddim": picture}, conditional=False)) if "downstream" in k]
+
+
+def test_more_samples_of_each_class(cnn: Params, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(downstream, "EPOCHS", 1)
+    sampler = Counting()
+    report(cnn, replace(KERNEL, downstream=("linear",), per_class=7), Deployed({"ddim": sampler}))
+    assert sampler.asked[1][:, 0].bincount().tolist() == [7, 7, 7]
+
+
+def test_labels_per_class_are_rows_that_the_client_has() -> None:
+    own = torch.tensor([[1, 5], [0, 6], [1, 7], [0, 6]])
+    dealt = downstream.labels_per_class(own, 3)
+    assert dealt.tolist() == [[0, 6], [0, 6], [0, 6], [1, 5], [1, 7], [1, 5]]
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"neighbours": 0}, "neighbours must be >= 1 and per_class >= 2, got 0 and None"),
+        ({"per_class": 1}, "neighbours must be >= 1 and per_class >= 2, got 5 and 1"),
+        ({"downstream": ("vgg",)}, "downstream must name classifiers among linear, mlp, cnn, resnet18, got 'vgg'"),
+        (
+            {"downstream": ("mlp",), "distance": "none", "attack": False},
+            "downstream must be empty where distance is none",
+        ),
+    ],
+)
+def test_refusals(given: dict[str, object], says: str) -> None:
+    with pytest.raises(ValueError) as e:
+        Evaluation(**given)  # type: ignore[arg-type]
+    assert str(e.value).startswith(says)
