@@ -33,13 +33,13 @@ from torch import Tensor
 
 from raydiff.config import Runtime
 from raydiff.evaluation import lira
-from raydiff.evaluation.membership import attack
+from raydiff.evaluation.membership import LOW_FPRS, attack, needed
 from raydiff.evaluation.roc import draw_roc
 from raydiff.shadows import ROLES, Attacked, Request, open_attacked
 from raydiff.store import write_text
 
-ENOUGH = 500
-"""Non-members below which a rate at 1 % of them says nothing: fewer than 5 set it."""
+TPR = "tpr_at_1pct_fpr"
+"""Always a column; empty where the non-members are too few."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -163,27 +163,16 @@ def _reading(name: str, scores: dict[str, Tensor], timesteps: Sequence[int]) -> 
     """(a line of the table, the column of the scores that the calibration records chose)."""
     found = attack(**scores)
     column = found.timestep_index
-    rates = {
-        "auc": (found.auc, found.auc_interval),
-        "balanced_accuracy": (found.balanced_accuracy, found.balanced_accuracy_interval),
-        "tpr_at_1pct_fpr": (found.tpr_at_1pct_fpr, found.tpr_at_1pct_fpr_interval),
-    }
-    row: dict[str, Any] = {"attack": name, "timestep": timesteps[column] if column < len(timesteps) else "mean"}
-    for rate, (value, (low, high)) in rates.items():
-        known = rate != "tpr_at_1pct_fpr" or found.n_nonmembers >= ENOUGH
-        row |= {rate: value, f"{rate}_low": low, f"{rate}_high": high} if known else _unknown(rate)
-    more = ("tpr_calibrated", "fpr_reached", "threshold", "n_members", "n_nonmembers")
-    return {**row, **{field: getattr(found, field) for field in more}}, column
-
-
-def _unknown(rate: str) -> dict[str, None]:
-    return {rate: None, f"{rate}_low": None, f"{rate}_high": None}
+    read = {key.removeprefix("/"): value for key, value in found.metrics("").items() if key != "/timestep_index"}
+    unknown: dict[str, Any] = dict.fromkeys(f"{TPR}{end}" for end in ("", "_low", "_high"))
+    at = timesteps[column] if column < len(timesteps) else "mean"
+    return {"attack": name, "timestep": at, **unknown, **read}, column
 
 
 def _print(rows: Sequence[dict[str, Any]]) -> None:
     header = ("attack", "timestep", "AUC", "balanced accuracy", "TPR at 1 % FPR")
     lines = [header] + [
-        (row["attack"], str(row["timestep"]), *(_said(row, r) for r in ("auc", "balanced_accuracy", "tpr_at_1pct_fpr")))
+        (row["attack"], str(row["timestep"]), *(_said(row, r) for r in ("auc", "balanced_accuracy", TPR)))
         for row in rows
     ]
     widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
@@ -193,7 +182,8 @@ def _print(rows: Sequence[dict[str, Any]]) -> None:
 
 def _said(row: dict[str, Any], rate: str) -> str:
     if row[rate] is None:
-        return f"n too small ({row['n_nonmembers']} non-members, {ENOUGH} needed)"
+        least = f"{needed(LOW_FPRS[0])} needed to calibrate and to evaluate"
+        return f"n too small ({row['n_nonmembers']:.0f} non-members, {least})"
     return f"{row[rate]:.3f} [{row[f'{rate}_low']:.3f}, {row[f'{rate}_high']:.3f}]"
 
 

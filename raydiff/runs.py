@@ -94,6 +94,7 @@ def _save_model(path: Path, files: Path, card: Mapping[str, Any], model: Any) ->
     mapping = Sampler(files).mapping
     whose = [ColSpec("long", "client", required=False)] if card["clients"] else []
     inputs = Schema([*(ColSpec("long", column) for column in card["labels"]), *whose])
+    made: list[ColSpec | TensorSpec]
     if mapping is None:
         made = [TensorSpec(np.dtype("uint8"), (-1, height, width, channels))]
     else:

@@ -24,7 +24,7 @@ from torch import Tensor
 from raydiff import seeding, tree
 from raydiff.data.records import Records
 from raydiff.diffusion.local import Diverged
-from raydiff.evaluation import lira, membership
+from raydiff.evaluation import attacks, lira
 from raydiff.federation import Client, Failed, Keys, LocalPool, rounds
 from raydiff.finished import Finished, open_finished
 from raydiff.method import Deployed
@@ -49,7 +49,7 @@ class Request:
     shadows: int = 16
     """How many shadow models: even, and at least 4."""
     timesteps: tuple[int, ...] = ()
-    """Where the loss is taken; empty: those that PIA tries (`membership.grid`)."""
+    """Where the loss is taken; empty: those that PIA tries (`attacks.grid`)."""
     draws: int = 8
     """Noise draws that each loss is the mean of."""
     seed: int = 0
@@ -76,7 +76,7 @@ class Attacked:
     @property
     def timesteps(self) -> tuple[int, ...]:
         """Where the loss is taken."""
-        return self.request.timesteps or tuple(membership.grid(self.deployed.timesteps))
+        return self.request.timesteps or tuple(attacks.grid(self.deployed.timesteps))
 
     def target(self) -> Tensor:
         """The attacked model's statistics, (N, S)."""

@@ -39,7 +39,9 @@ def test_the_table_and_the_files(copied, tmp_path: Path, capsys: pytest.CaptureF
     assert re.match(rf"LocalOnly {digest}, client 0's own model: 30 members, \d+ non-members; it was trained on", said)
     assert "\n4 of 4 shadows, " in said
     table = re.findall(
-        r"^(loss|lira-\w+)  +(4|8|mean)  +(\S+) \[.*n too small \(\d+ non-members, 500 needed\)$", said, re.M
+        r"^(loss|lira-\w+)  +(4|8|mean)  +(\S+) \[.*n too small \(\d+ non-members, 500 needed.*$",
+        said,
+        re.M,
     )
     assert [line[0] for line in table] == ["loss", "lira-offline", "lira-online"]
     kept = json.loads((out / "readings.json").read_text())
@@ -119,17 +121,18 @@ def test_a_folder_with_files_is_refused(storage, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_it_finds_what_a_small_model_memorised(
-    tiny: Experiment, storage, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """240 epochs of 800 digits without protection: each record against 8 shadows tells far more than one threshold."""
+def test_it_finds_what_a_small_model_memorised(tiny: Experiment, storage, tmp_path: Path, data_root: Path) -> None:
+    """175 epochs of 1,100 digits without protection: each record against 8 shadows tells far more than one threshold.
+
+    MNIST, for a rate at 1 % takes 500 non-members to calibrate and 500 to evaluate."""
     method = LocalOnly(model=DDPM(network=MLP(width=192, depth=2), timesteps=100), local=Training(steps=3000))
-    data = Data(train=800, public=0, validation=0, calibration=200, test=590)
+    sizes = {"train": 1100, "public": 0, "validation": 0, "calibration": 550, "test": 550}
+    data = Data(name="mnist", root=str(data_root), size=8, **sizes)
     own = type(storage)(tmp_path)
     own.finish("memorised", replace(tiny, method=method, data=data, clients=1, partition=Pooled(), evaluation=None))
     assert attack.main(call(own, tmp_path / "out", "memorised --shadows 8")) == 0
     loss, offline, online = json.loads((tmp_path / "out" / "readings.json").read_text())["readings"]
-    assert offline["n_nonmembers"] >= 500 and offline["tpr_calibrated"]
+    assert offline["n_nonmembers"] >= 500
     for found in (offline, online):
         assert found["tpr_at_1pct_fpr"] > 0.2
         assert found["auc_low"] > loss["auc_high"]
