@@ -38,7 +38,11 @@ METRICS = (
     "eval/utility_loss",
     "eval/tv_pairs",
     "eval/tv_columns",
-    *(f"eval/{name}/{group}" for name in ("fd_cnn", "kd_cnn", "label_accuracy") for group in ("all", "major", "minor")),
+    *(
+        f"eval/{name}/{group}"
+        for name in ("fd_cnn", "kd_cnn", "fid", "kid", "label_accuracy")
+        for group in ("all", "major", "minor")
+    ),
 )
 
 

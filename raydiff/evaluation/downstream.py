@@ -99,7 +99,8 @@ def train(name: str, images: Tensor, of: Tensor, *, classes: int, rng: torch.Gen
     batch = min(BATCH, len(trained))
     steps = max(LEAST_STEPS, math.ceil(len(trained) / batch))
     training = Training(steps=EPOCHS * steps, batch=batch, learning_rate=RATE, decay="constant")
-    params, moments = model.init(rng), {}
+    params = model.init(rng)
+    moments: Params = {}
     student = _Dropping(model, DROPOUT.get(name, 0.0), params["head.weight"].shape[1])
     best = (math.inf, 0, params)
     for epoch in range(EPOCHS):
@@ -161,8 +162,8 @@ class _Dropping:
 def _cut(of: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
     """Rows to train on and rows held out, each class in its share."""
     order = stratified(of, rng)
-    held = torch.arange(len(order)) % HELD_OUT == min(HELD_OUT, len(order)) - 1
-    return order[~held], order[held]
+    held = max(1, len(order) // HELD_OUT)  # neighbours: every fifth would be of the same few classes
+    return order[held:], order[:held]
 
 
 def _shape(images: Tensor) -> tuple[int, int, int]:

@@ -119,6 +119,12 @@ def test_held_out_records_are_never_trained_on(monkeypatch: pytest.MonkeyPatch) 
     assert of[held].bincount().tolist() in ([3, 4, 3], [4, 3, 3], [3, 3, 4])
 
 
+def test_each_class_is_trained_on_and_held_out() -> None:
+    of = torch.arange(200) % 10
+    trained, held = downstream._cut(of, generator(0))
+    assert of[trained].bincount().tolist() == [16] * 10 and of[held].bincount().tolist() == [4] * 10
+
+
 @pytest.mark.parametrize("n", [2, 3, 4, 5])
 def test_a_handful_of_records_still_has_one_held_out(n: int) -> None:
     trained, held = downstream._cut(torch.arange(n) % 2, generator(0))

@@ -117,7 +117,8 @@ def test_downstream_is_of_the_final_samples(cnn: Params, monkeypatch: pytest.Mon
     assert names == {f"downstream/linear/{end}" for end in ("all", "major", "minor", "real")}
     assert found["downstream/linear/major"] > 0.8 and [len(labels) for labels in sampler.asked] == [22]
     plain = report(cnn, KERNEL, Deployed({"ddim": picture}))
-    assert {k: v for k, v in found.items() if k not in names} == plain
+    others = {k: v for k, v in found.items() if k not in names}
+    assert others == pytest.approx(plain, rel=0, abs=0, nan_ok=True)  # two records have no jackknife
     assert not [k for k in report(cnn, config, Deployed({"ddim": picture}), "validation") if "downstream" in k]
     assert not [k for k in report(cnn, config, Deployed({"ddim": picture}, conditional=False)) if "downstream" in k]
 
