@@ -35,7 +35,7 @@ def deltas(p: Floats, q: Floats, epsilon: float, samples: int) -> tuple[float, f
     p and q are (states,) probabilities. The two numbers are equal where the products could be enumerated.
     """
     below, above = (_power(np.stack([p, q]), samples, apart) for apart in (False, True))
-    least, most = (max(hockey_stick(*pair, epsilon), hockey_stick(*pair[::-1], epsilon)) for pair in (below, above))
+    least, most = (max(hockey_stick(a, b, epsilon), hockey_stick(b, a, epsilon)) for a, b in (below, above))
     return least, most
 
 
@@ -71,7 +71,9 @@ def _fewer(pair: Floats, apart: bool) -> Floats:
         return pair
     edges = _edges(pair, loss)
     bins = np.searchsorted(edges, loss, side="right")
-    sums = np.stack([np.bincount(bins, mass, minlength=len(edges) + 1) for mass in pair])
+    sums = np.zeros((2, len(edges) + 1))
+    for row, mass in zip(sums, pair, strict=True):
+        np.add.at(row, bins, mass)
     return _split(sums, edges) if apart else sums
 
 

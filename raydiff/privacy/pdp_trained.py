@@ -124,7 +124,7 @@ def transitions(guess: Floats, kernel: Kernel, t: int) -> Floats:
     once, early, late = kernel.matrix(t), kernel.matrix_since(t - 1), kernel.matrix_since(t)
     given = once.T[:, None, :] * early / late.T[:, :, None]  # (v_t, v_0, v_{t-1})
     n = guess.shape[1]
-    return np.einsum("sil,silj->sij", guess, given[states(n, kernel.categories)])
+    return np.asarray(np.einsum("sil,silj->sij", guess, given[states(n, kernel.categories)]))
 
 
 def predictions(predict: Callable[[Tensor, Tensor, Tensor], Tensor], columns: int, categories: int) -> Predictions:
