@@ -69,7 +69,7 @@ class Evaluation:
     """Attack the final models (`targets`) by `attacks`; where distance is tables, by what a classifier learns from the
     rows of a client's model (`blackbox`): members are its own rows, non-members those of the test split in its mix of
     labels."""
-    attacks: tuple[str, ...] = ("pia",)
+    attacks: tuple[str, ...] = ("pia", "sima")
     """Membership attacks on denoisers: any of loss, pia, pian, secmi, sima."""
     clients: int | None = None
     """Measure the first so many clients only; None: every one."""

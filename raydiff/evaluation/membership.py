@@ -5,7 +5,7 @@ other rows, so that an attack on a model that leaks nothing reads 0.5 on average
 
 Intervals are at 95 % and analytic: on few rows, and near an AUC of 1, a bootstrap of the rows covers too seldom (at 20
 members and 20 non-members and an AUC of 0.98 its percentiles cover in 78 % of samples, DeLong's interval in 73 %, the
-one here in 97 %), and where members and non-members separate its width is 0.
+one here in all), and where members and non-members separate its width is 0.
 
 Scores are low for members. Shapes: S columns, one for each timestep, or timestep and attack, that was tried.
 """
