@@ -66,7 +66,7 @@ def _validation(found: pd.DataFrame, curve: pd.DataFrame) -> pd.DataFrame:
     own = found[found["asked"].isna() & ~found["base"].isin(LEVELS)]
     own = own[own["rounds"] == own.groupby(["name", *CELL])["rounds"].transform("max")]
     both = own[["digest", "name", *CELL]].merge(curve.rename(columns={"round": "rounds"}), on="digest")
-    return both.groupby(["name", *CELL, "rounds"], as_index=False)["loss"].mean()
+    return both.groupby(["name", *CELL, "rounds"], as_index=False)[["loss"]].mean()
 
 
 def _looks(series: pd.DataFrame, flat: pd.DataFrame) -> dict[str, Row]:
@@ -126,7 +126,7 @@ def _here(rows: pd.DataFrame, xi: float, clients: int | None) -> pd.DataFrame:
 
 def _panel(axes: Any, series: pd.DataFrame, flat: pd.DataFrame, x: str, looks: dict[str, Row]) -> None:
     for name, own in flat.groupby("series"):
-        axes.axhline(own["loss"].iloc[0], linewidth=1.1, label=name, **{**looks[name], "marker": ""})
+        axes.axhline(own["loss"].iloc[0], linewidth=1.1, label=name, **{**looks[str(name)], "marker": ""})
     drawn = [name for name in looks if name in set(series["series"])]
     for i, name in enumerate(drawn):
         own = series[series["series"] == name].sort_values(x)
@@ -137,7 +137,7 @@ def _panel(axes: Any, series: pd.DataFrame, flat: pd.DataFrame, x: str, looks: d
 
 def _thin(axes: Any, curves: pd.DataFrame, looks: dict[str, Row]) -> None:
     for name, own in curves.groupby("name"):
-        axes.plot(own["rounds"], own["loss"], color=looks[name]["color"], linewidth=0.6, alpha=0.6)
+        axes.plot(own["rounds"], own["loss"], color=looks[str(name)]["color"], linewidth=0.6, alpha=0.6)
     if len(curves):
         axes.plot([], [], color="0.5", linewidth=0.6, label=VALIDATION)
 

@@ -7,6 +7,8 @@ have no cell of their own: they count in each. Utility loss is 1 - accuracy on t
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import pandas as pd
 
@@ -32,7 +34,11 @@ PARTITION = ("entanglement_mean", "entanglement_max", "theorem2")
 TOLERANCE = 0.01
 """Of a utility loss that has converged, above its last."""
 PARAMETER_BYTES = 4
-PAPER = {("FedAvg", 0.0): (150, "11.7M"), ("FedAvg", 0.003): (100, "11.7M"), ("FedAvg", 0.057): (80, "11.7M")}
+PAPER: dict[Any, tuple[int | None, str | None]] = {
+    ("FedAvg", 0.0): (150, "11.7M"),
+    ("FedAvg", 0.003): (100, "11.7M"),
+    ("FedAvg", 0.057): (80, "11.7M"),
+}
 PAPER |= {(FEDDISTR, xi): (1, "30K") for xi in (0.0, 0.003, 0.057)}
 """(method, xi) -> rounds and parameters of the paper's Table 2."""
 
@@ -130,10 +136,11 @@ def summary(found: pd.DataFrame) -> pd.DataFrame:
         row |= {"epsilon": own["epsilon"].max(skipna=False), "kind": own["kind"].iloc[0]}
         row |= {"bytes": own["bytes"].mean(), "per_client": own["per_client"].mean()}
         rows.append({**row, "parameters": row["bytes"] / PARAMETER_BYTES})
-    return pd.DataFrame(sorted(rows, key=order))
+    ordered: list[Row] = sorted(rows, key=order)
+    return pd.DataFrame(ordered)
 
 
-def order(row: Row) -> tuple[object, ...]:
+def order(row: Mapping[Any, Any]) -> tuple[object, ...]:
     """Where a row stands: FedDistr, the bounds, each client alone, then the others; without noise before with it."""
     first = FIRST.index(row["base"]) if row["base"] in FIRST else len(FIRST)
     private = not pd.isna(row["asked"])
@@ -158,7 +165,8 @@ def differences(found: pd.DataFrame) -> pd.DataFrame:
             gap = student(both["loss_ours"] - both["loss"])
             rows.append(row | dict(zip(("mean", "low", "high"), gap, strict=True)))
     columns = ["ours", *ARM, "epsilon", *CELL, "n", "mean", "low", "high"]
-    return pd.DataFrame(sorted(rows, key=lambda row: (row["ours"], *order(row))), columns=columns)
+    ordered: list[Row] = sorted(rows, key=lambda row: (row["ours"], *order(row)))
+    return pd.DataFrame(ordered, columns=columns)
 
 
 def convergence(found: pd.DataFrame, curve: pd.DataFrame) -> pd.DataFrame:
@@ -178,7 +186,7 @@ def convergence(found: pd.DataFrame, curve: pd.DataFrame) -> pd.DataFrame:
         near = means["loss"] <= means["loss"].iloc[-1] + TOLERANCE + 1e-9
         at = int(means.index[near][0])
         senders = (longest["bytes"] / longest["per_client"]).iloc[0]
-        parameters = means.loc[at, "bytes"] / PARAMETER_BYTES
+        parameters = float(means["bytes"].loc[at]) / PARAMETER_BYTES
         row: Row = {
             "base": base,
             "name": name,
@@ -189,6 +197,7 @@ def convergence(found: pd.DataFrame, curve: pd.DataFrame) -> pd.DataFrame:
         }
         row |= {"split": split, "points": len(means), "parameters": parameters}
         row["per_message"] = parameters / senders / at if parameters else parameters
-        row["paper_rounds"], row["paper_parameters"] = PAPER.get((str(base), float(xi)), (None, None))
+        row["paper_rounds"], row["paper_parameters"] = PAPER.get((base, xi), (None, None))
         rows.append(row | {"asked": math.nan})
-    return pd.DataFrame(sorted(rows, key=lambda row: (row["xi"], row["clients"], order(row)))).drop(columns="asked")
+    ordered: list[Row] = sorted(rows, key=lambda row: (row["xi"], row["clients"], order(row)))
+    return pd.DataFrame(ordered).drop(columns="asked")

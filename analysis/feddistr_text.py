@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pandas as pd
 
@@ -105,7 +106,8 @@ def epsilon(value: float) -> str:
     return "" if math.isnan(value) else f"{value:.3g}"
 
 
-def _cells(rows: pd.DataFrame) -> list[tuple[float, int]]:
+def _cells(rows: pd.DataFrame) -> list[Any]:
+    """(xi, clients) of every cell."""
     return sorted(set(rows[CELL].itertuples(index=False, name=None)))
 
 

@@ -10,6 +10,7 @@ import pandas as pd
 
 from analysis import report_html as html
 from analysis.frontier_table import column, records
+from analysis.frontier_text import number
 from analysis.report_sweep import Section, Sweep
 
 NAME = re.compile(r"final/attack/(?P<target>[^/]+)/(?P<attack>[^/]+)/(?P<stat>[^/]+)")
@@ -39,7 +40,7 @@ def attacks(sweep: Sweep, out: Path) -> Section:
     rows = records(found)
     names = ["setting", "seed", "target", "attack"]
     cells = [
-        [*(_text(r[n]) for n in names), *(_cell(r, s) for s in stats), html.number(r["auc_ceiling"]), _verdict(r)]
+        [*(_text(r[n]) for n in names), *(_cell(r, s) for s in stats), number(r["auc_ceiling"]), _verdict(r)]
         for r in rows
     ]
     header = [*names, *(WORDS.get(s, s.replace("_", " ")) for s in stats), "AUC's ceiling", ""]
@@ -100,8 +101,8 @@ def _cell(row: dict[str, Any], stat: str) -> str:
     if row[stat] is None:
         return SMALL
     low, high = row.get(f"{stat}_low"), row.get(f"{stat}_high")
-    interval = "" if low is None or high is None else f" [{html.number(low)} {html.number(high)}]"
-    return _text(row[stat]) + interval if stat.startswith("n_") else html.number(row[stat]) + interval
+    interval = "" if low is None or high is None else f" [{number(low)} {number(high)}]"
+    return _text(row[stat]) + interval if stat.startswith("n_") else number(row[stat]) + interval
 
 
 def _text(value: Any) -> str:

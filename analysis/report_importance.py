@@ -12,7 +12,8 @@ import pandas as pd
 
 from analysis import report_html as html
 from analysis.frontier_table import column, has
-from analysis.frontier_text import short
+from analysis.frontier_text import number, short
+from analysis.load import Row
 from analysis.report_sweep import Section, Sweep, spoken
 
 LEAST = 10
@@ -43,7 +44,7 @@ def importance(sweep: Sweep, out: Path) -> Section:
         says += "another field is not seen. The seed's share shows what chance alone gives."
         cells = [
             [
-                html.Markup(html.escape(r["field"])),
+                r["field"],
                 str(r["trials"]),
                 str(r["values"]),
                 f"{r['share']:.0%}",
@@ -63,7 +64,7 @@ def importance(sweep: Sweep, out: Path) -> Section:
 
 def explained(sweep: Sweep, done: pd.DataFrame) -> pd.DataFrame:
     """field, trials, values, share: of the variance of the measure, of each field that varies; greatest first."""
-    rows = []
+    rows: list[Row] = []
     for path in ("method", *sweep.fields, "seed"):
         if path not in done:
             continue
@@ -72,7 +73,8 @@ def explained(sweep: Sweep, done: pd.DataFrame) -> pd.DataFrame:
         if len(of) >= LEAST and 1 < levels.nunique() < len(of):
             share = epsilon_squared(of[sweep.measure].astype(float), levels)
             rows.append({"field": path, "trials": len(of), "values": levels.nunique(), "share": share})
-    return pd.DataFrame(sorted(rows, key=lambda r: -r["share"]), columns=["field", "trials", "values", "share"])
+    rows.sort(key=lambda r: -r["share"])
+    return pd.DataFrame(rows, columns=["field", "trials", "values", "share"])
 
 
 def epsilon_squared(values: pd.Series, levels: pd.Series) -> float:
@@ -109,7 +111,7 @@ def coordinates(sweep: Sweep, done: pd.DataFrame, fields: Sequence[str]) -> byte
     values = column(done, sweep.measure)
     low, high = float(values.min()), float(values.max())
     share = (values - low) / (high - low) if high > low else values * 0
-    axes.append((list(share), [(0.0, html.number(low)), (1.0, html.number(high))]))
+    axes.append((list(share), [(0.0, number(low)), (1.0, number(high))]))
     labels = [*(_heading(n, sweep.fields) for n in names), spoken(sweep.measure)]
     figure = Figure(figsize=(max(5.0, 1.5 * len(axes)), 3.8), dpi=130, layout="constrained")
     plot = figure.subplots()

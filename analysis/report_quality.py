@@ -9,6 +9,7 @@ import pandas as pd
 
 from analysis import report_html as html
 from analysis.frontier_table import DONE
+from analysis.frontier_text import number
 from analysis.report_sweep import Section, Sweep, spoken
 
 APART = re.compile(r"/(ddim|ancestral)/|(_low|_high|_floor|_spread)$|/n_\w+$")
@@ -82,7 +83,7 @@ def _by_setting(sweep: Sweep, one: pd.DataFrame) -> str:
         for name in measures:
             at, floor = (setting, name), (setting, f"{name}_floor")
             shown = html.mean_and_deviation(*wide.loc[at, ["mean", "std"]]) if at in wide.index else "-"
-            cells.append(f"{shown} [{html.number(wide.loc[floor, 'mean'])}]" if floor in wide.index else shown)
+            cells.append(f"{shown} [{number(float(wide['mean'].loc[floor]))}]" if floor in wide.index else shown)
         count = one[one["setting"] == setting]["digest"].nunique()
         rows.append([setting, str(count), *cells])
     return html.table(["setting", "n", *measures], rows, name="quality by setting")
@@ -97,7 +98,7 @@ def _each(sweep: Sweep, own: pd.DataFrame, kind: str) -> list[str]:
     rows = []
     for measure, setting in sorted(wide.index, key=lambda at: (at[0], sweep.order.index(at[1]))):
         values = wide.loc[(measure, setting)].dropna()
-        spread = [str(len(values)), *(html.number(v) for v in (values.min(), values.mean(), values.max()))]
-        each = [html.number(v) for v in wide.loc[(measure, setting)]]
+        spread = [str(len(values)), *(number(v) for v in (values.min(), values.mean(), values.max()))]
+        each = [number(v) for v in wide.loc[(measure, setting)]]
         rows.append([measure, setting, *(each if few else spread)])
     return [html.table(header, rows, name=f"quality by {kind}")]

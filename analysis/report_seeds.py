@@ -16,7 +16,7 @@ import pandas as pd
 
 from analysis import report_html as html
 from analysis.frontier_table import column, records
-from analysis.frontier_text import short
+from analysis.frontier_text import number, short
 from analysis.interval import student
 from analysis.report_sweep import Section, Sweep, setting, spoken
 
@@ -108,8 +108,8 @@ def seeds(sweep: Sweep, out: Path) -> Section:
             "-" if single else f"{row['rank']} (tie)" if tied else str(row["rank"]),
             row["setting"],
             str(row["n"]),
-            html.number(row["mean"]),
-            html.number(row["std"]),
+            number(row["mean"]),
+            number(row["std"]),
             _signed(row["difference"]),
             _interval(row["low"], row["high"]),
             _interval(row["student_low"], row["student_high"]),
@@ -124,7 +124,7 @@ def seeds(sweep: Sweep, out: Path) -> Section:
 
 
 def _signed(value: float | None) -> str:
-    return "-" if value is None else f"{'+' if value > 0 else ''}{html.number(value)}"
+    return "-" if value is None else f"{'+' if value > 0 else ''}{number(value)}"
 
 
 def _interval(low: float | None, high: float | None) -> str:

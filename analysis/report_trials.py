@@ -12,7 +12,7 @@ import pandas as pd
 from analysis import load
 from analysis import report_html as html
 from analysis.frontier_table import column, records
-from analysis.frontier_text import shown_epsilon, size
+from analysis.frontier_text import number, shown_epsilon, size
 from analysis.report_sweep import Section, Sweep
 
 OPEN = 12
@@ -49,7 +49,7 @@ def ledgers(sweep: Sweep, out: Path) -> Section:
         "trust holds against the server, central trust against outsiders only. Client -1 is what the server published."
     )
     cells = _grouped(found)
-    accountants = [c for c in found if c.startswith("epsilon_")]
+    accountants = [c for c in map(str, found) if c.startswith("epsilon_")]
     names = [f"epsilon, {c.removeprefix('epsilon_')}" for c in accountants]
     header = ["trial", "setting", "clients", "rounds", "events", *names, "bytes"]
     grid = html.table(header, cells, name="ledgers")
@@ -61,10 +61,10 @@ def ledgers(sweep: Sweep, out: Path) -> Section:
 
 
 def _grouped(found: pd.DataFrame) -> list[list[str]]:
-    alike = [c for c in found if c not in ("client", "bytes")]
+    alike = [c for c in map(str, found) if c not in ("client", "bytes")]
     rows = []
     for key, own in found.groupby(alike, sort=False, dropna=False):
-        of = dict(zip(alike, key, strict=True))
+        of: dict[str, Any] = dict(zip(alike, key, strict=True))
         sent = own["bytes"].astype(float).sum()
         epsilons = [_epsilon(of[c]) for c in alike if c.startswith("epsilon_")]
         clients = _ranges(sorted(own["client"].astype(int)))
@@ -118,7 +118,7 @@ def cost(sweep: Sweep, out: Path) -> Section:
             r["reason"] or "",
             *(shown_epsilon(r[f"epsilon_{view}"]) for view in load.VIEWS),
             str(r["rounds"]),
-            html.number(r["seconds"], 3),
+            number(r["seconds"], 3),
             size(r["bytes_up"]),
             str(r["interruptions"]),
         ]

@@ -174,9 +174,9 @@ def overfitted() -> dict[str, float]:
 
 def test_the_attacks_have_teeth(overfitted: dict[str, float]) -> None:
     assert overfitted["attack/client/best/auc"] > 0.9
-    assert all(
-        overfitted[f"attack/client/{name}/auc"] > 0.9 for name in ("loss", "sima")
-    )  # others need longer training
+    # Not PIA: this model predicts next to no noise in a picture that it knows by heart (e0 near 0), so that PIA takes its
+    # error at a picture without noise, which is larger than at the pictures of others.
+    assert all(overfitted[f"attack/client/{name}/auc"] > 0.9 for name in ("loss", "sima"))
 
 
 def test_a_model_that_saw_neither_gives_nothing_away(overfitted: dict[str, float]) -> None:
