@@ -174,8 +174,8 @@ def overfitted() -> dict[str, float]:
 
 def test_the_attacks_have_teeth(overfitted: dict[str, float]) -> None:
     assert overfitted["attack/client/best/auc"] > 0.9
-    # Not PIA: this model predicts next to no noise in a picture that it knows by heart (e0 near 0), so that PIA takes its
-    # error at a picture without noise, which is larger than at the pictures of others.
+    # Not PIA: this model predicts next to no noise in a picture that it knows by heart (e0 near 0). So PIA takes its
+    # error at a picture without noise, and that is larger than at the pictures of others.
     assert all(overfitted[f"attack/client/{name}/auc"] > 0.9 for name in ("loss", "sima"))
 
 
