@@ -24,7 +24,7 @@ from analysis.report_quality import quality
 from analysis.report_run import frontier, what_was_run
 from analysis.report_samples import samples
 from analysis.report_seeds import seeds
-from analysis.report_studies import papers, studies
+from analysis.report_studies import claims, papers, studies
 from analysis.report_sweep import Section, Sweep, open_sweep
 from analysis.report_trials import cost, ledgers
 
@@ -37,6 +37,7 @@ SECTIONS: dict[str, Callable[[Sweep, Path], Section]] = {
     "Ledgers": ledgers,
     "What matters": importance,
     "Paired comparisons of the presets": studies,
+    "The paper's claims": claims,
     "Beside the papers": papers,
     "Samples": samples,
     "Cost, failures and resumes": cost,

@@ -12,10 +12,15 @@ import pandas as pd
 
 from analysis import feddistr_table, feddistr_text, newcomers, paired, paired_plot, published
 from analysis import report_html as html
+from analysis.claims import judged
+from analysis.claims import text as claims_text
+from analysis.claims_made import of as claims_of
 from analysis.feddistr_plot import plot as plot_feddistr
 from analysis.frontier_table import column
 from analysis.report_sweep import Section, Sweep, spoken
 
+REPRODUCE = "reproduce-"
+"""How the names of presets begin that reproduce a paper."""
 FEDDISTR_PRESET = "feddistr-cifar100"
 """The preset whose data are those of FedDistr's Table 2."""
 
@@ -72,6 +77,18 @@ def _newcomers(sweep: Sweep, out: Path) -> Iterator[str]:
     floors = [found[f"{group}_floor"].mean() for group in newcomers.GROUPS.values()]
     yield html.heading("Clients that joined later")
     yield from html.from_markdown(newcomers.markdown(rows, floors), name="newcomers")
+
+
+def claims(sweep: Sweep, out: Path) -> Section:
+    """Of a sweep that reproduces a paper: a verdict for each of its claims."""
+    title = "The paper's claims"
+    if not (sweep.preset or "").startswith(REPRODUCE):
+        return Section(title, [html.paragraph("This is no sweep of `jobs/sweep.py reproduce`.")])
+    table = judged(sweep.runs, claims_of(sweep.runs))
+    says = "Stated apart from any result. Intervals: Student's at 95 %, paired. Not tested at this scale: the interval "
+    says += "holds 0 and its half-width is above the paper's own relative gain."
+    blocks = [html.paragraph(says, note=True), *html.from_markdown(claims_text(table), name="claims")]
+    return Section(title, blocks, {"claims": table})
 
 
 def papers(sweep: Sweep, out: Path) -> Section:

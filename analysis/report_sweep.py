@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
@@ -35,10 +36,13 @@ class Sweep:
 
     @property
     def preset(self) -> str | None:
-        """The preset that the sweep's command named, None where no command was recorded."""
+        """The preset that the sweep's command named, None where no command was recorded; reproduce-PAPER-SCALE."""
         words = self.about.get("command", [])
         if not words:
             return None
+        if words[1:2] == ["reproduce"]:
+            given = dict(itertools.pairwise(words)) | dict(w.split("=", 1) for w in words if "=" in w)
+            return f"reproduce-{given.get('--paper')}-{given.get('--scale', 'cpu')}"
         return words[1] if len(words) > 1 and not words[1].startswith("-") else DEFAULT_PRESET
 
     @cached_property

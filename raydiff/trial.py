@@ -209,7 +209,7 @@ def _finish(trial: Trial, pool: Pool, progress: Progress, trained_s: float, cloc
         found = zip(measured, pool.evaluate(measured, progress.sent, progress.number, "test"), strict=True)
         reports = [report if c in senders else report.of_outsider() for c, report in found]
         final.update(evaluate.summarise(reports))
-        tradeoff.check_attacks(final)
+        tradeoff.check_attacks(final, unlike=_unlike(experiment, sorted(senders & set(measured))))
         _draw_samples(reports, trial.folder / "artifacts" / "samples.png")
         _draw_partition(trial)
         final.update(_newcomers(trial, pool, progress))
@@ -309,6 +309,23 @@ def _exposure(experiment: Experiment, ledger: Ledger) -> Metrics:
     dataset = datasets.load(experiment.data)
     tables = [dataset.splits["train"].select(part) for part in _parts(experiment, dataset)[: experiment.clients]]
     return exposure.measured(experiment.audit, tables, model, together=ledger.bytes_up > 0)
+
+
+def _unlike(experiment: Experiment, clients: Sequence[int]) -> float:
+    """Total variation between the labels of the records that are attacked as members and those of the test split."""
+    assert experiment.evaluation is not None
+    dataset = datasets.load(experiment.data)
+    train, parts = dataset.splits["train"], _parts(experiment, dataset)
+    test = dataset.splits["test"].labels
+    owned = [train.labels[parts[c]] for c in clients]
+    kinds, which = torch.cat([test, *owned]).unique(dim=0, return_inverse=True)
+    first, *others = which.split([len(test), *map(len, owned)])
+    members = torch.zeros(len(kinds), dtype=torch.float64)
+    for mine in others:
+        attacked = min(len(mine), experiment.evaluation.members)
+        members += attacked * mine.bincount(minlength=len(kinds)).double() / len(mine)
+    nonmembers = first.bincount(minlength=len(kinds)).double() / len(test)
+    return float((members / members.sum() - nonmembers).abs().sum() / 2) if clients else 0.0
 
 
 def _entanglement(experiment: Experiment) -> Metrics:

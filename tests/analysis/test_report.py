@@ -68,7 +68,7 @@ def write_sweep(sweep: Path) -> Path:
             }
             if method == "PFDM":
                 numbers |= attack("global", "pia", 0.95, 0.93, 0.97) if (name, seed) == ("a", 0) else {}
-                numbers |= attack("uploaded", "pia", 0.99, 0.98, 1.0)
+                numbers |= attack("global_uploaded", "pia", 0.99, 0.98, 1.0)
             own = more if name != "c" else -more
             lines = [line(s, epsilon, **{"client/0/train/loss": 0.5, "client/1/train/loss": 0.7}) for s in range(3)]
             end = finished(epsilon, distance + own, **numbers)
@@ -176,8 +176,8 @@ def test_attacks_are_marked_above_the_ceiling_for_the_global_model_alone(page: P
     row = table.row(target="global")
     assert row["AUC"] == "0.950 [0.930 0.970]" and row["AUC's ceiling"] == "0.917"
     assert row["TPR at 1 % FPR"] == "n too small"
-    assert set(table.column("target")) == {"global", "uploaded", "client"}
-    client = [r for r in table.rows if "client" in r]
+    assert set(table.column("target")) == {"global", "global_uploaded", "client"}
+    client = [r for r in table.rows if {"client", "pia"} <= set(r)]
     assert {r[table.header.index("TPR at 1 % FPR")] for r in client} == {"0.125"}
     assert "Above their ceiling with their whole interval: 1." in own.text and "leaks nothing new" in own.text
 
@@ -281,8 +281,28 @@ def test_every_published_number_says_what_differs_and_names_a_preset() -> None:
 # ----------------------------------------------------------------------------------------------- missing pieces
 
 
+def test_a_reproduction_has_a_verdict_for_each_claim(tmp_path: Path) -> None:
+    for method, distances in (("PFDM", (1.0, 1.2, 1.1)), ("LocalOnly", (2.0, 2.3, 2.2))):
+        for seed, distance in enumerate(distances):
+            more = {"method.epsilon": 10.0} if method == "PFDM" else {}
+            end = finished(9.77, distance)
+            write_trial(tmp_path, f"{method}{seed}", method=method, seed=seed, outcome=end, **more)
+    for words, said in (
+        (["reproduce", "--paper", "pfdm"], "majority classes"),
+        (["reproduce", "--scale=gpu", "--paper=pfdm"], "majority classes"),
+        (["digits"], "This is no sweep of"),
+    ):
+        (tmp_path / "sweep.json").write_text(json.dumps({"command": ["jobs/sweep.py", *words], "trials": []}))
+        own = Page(report.write(tmp_path, tmp_path / "report")).sections["The paper's claims"]
+        assert said in own.text
+    (tmp_path / "sweep.json").write_text(json.dumps({"command": ["jobs/sweep.py", "reproduce", "--paper", "pfdm"]}))
+    assert open_sweep(tmp_path).preset == "reproduce-pfdm-cpu"
+
+
 def test_one_trial_without_anything_else_leaves_sentences(tmp_path: Path) -> None:
-    write_trial(tmp_path, "aa", outcome=finished(9.77, 3.0))
+    end = finished(9.77, 3.0)
+    end["final"] = {k: v for k, v in end["final"].items() if not k.startswith("attack")}
+    write_trial(tmp_path, "aa", outcome=end)
     page = Page(report.write(tmp_path, tmp_path / "report"))
     said = {title: part.text for title, part in page.sections.items()}
     assert "could not be made" not in "".join(said.values())
@@ -377,7 +397,7 @@ def test_two_hundred_trials_stay_small_and_folded(large: Path) -> None:
     assert large.stat().st_size < 3_000_000
     own = page.sections["Samples"]
     assert len(own.pictures) - own.folded_pictures == 24 and len(own.pictures) == 200
-    assert "200 rows" in page.sections["Attacks against their ceilings"].folded[0]
+    assert "400 rows" in page.sections["Attacks against their ceilings"].folded[0]
     assert [t for t, p in page.sections.items() if "could not be made" in p.text] == []
 
 

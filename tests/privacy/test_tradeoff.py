@@ -63,6 +63,7 @@ GOOD = {
 def test_attacks_below_the_ceiling_pass() -> None:
     check_attacks(GOOD)
     check_attacks({"attack/global/pia/auc_low": 1.0})  # no closed form
+    check_attacks({**GOOD, "attack/uploads/distance/auc_low": 0.77}, unlike=0.01)
     check_attacks({**GOOD, tradeoff.MU: math.inf, "attack/global/pia/auc_low": 1.0})
 
 
