@@ -284,19 +284,18 @@ def test_every_published_number_says_what_differs_and_names_a_preset() -> None:
 def test_a_reproduction_has_a_verdict_for_each_claim(tmp_path: Path) -> None:
     for method, distances in (("PFDM", (1.0, 1.2, 1.1)), ("LocalOnly", (2.0, 2.3, 2.2))):
         for seed, distance in enumerate(distances):
-            more = {"method.epsilon": 10.0} if method == "PFDM" else {}
-            end = finished(9.77, distance)
-            write_trial(tmp_path, f"{method}{seed}", method=method, seed=seed, outcome=end, **more)
-    for words, said in (
-        (["reproduce", "--paper", "pfdm"], "majority classes"),
-        (["reproduce", "--scale=gpu", "--paper=pfdm"], "majority classes"),
-        (["digits"], "This is no sweep of"),
-    ):
+            more = {"fields": {"epsilon": 10.0}} if method == "PFDM" else {}
+            of = {"outcome": finished(9.77, distance), "partition": {"kind": "MajorityMinority"}, **more}
+            write_trial(tmp_path, f"{method}{seed}", method=method, seed=seed, **of)
+    for words in (["reproduce", "--paper", "pfdm"], ["reproduce", "--scale=cpu", "--paper=pfdm"]):
         (tmp_path / "sweep.json").write_text(json.dumps({"command": ["jobs/sweep.py", *words], "trials": []}))
+        assert open_sweep(tmp_path).preset == "reproduce-pfdm-cpu"
         own = Page(report.write(tmp_path, tmp_path / "report")).sections["The paper's claims"]
-        assert said in own.text
-    (tmp_path / "sweep.json").write_text(json.dumps({"command": ["jobs/sweep.py", "reproduce", "--paper", "pfdm"]}))
-    assert open_sweep(tmp_path).preset == "reproduce-pfdm-cpu"
+        outcomes = one(own.tables, "claim", "outcome").column("outcome")
+        assert outcomes[:3] == ["reproduced", "reproduced", "not tested: no such trials or reading"]
+    (tmp_path / "sweep.json").write_text(json.dumps({"command": ["jobs/sweep.py", "digits"], "trials": []}))
+    own = Page(report.write(tmp_path, tmp_path / "report")).sections["The paper's claims"]
+    assert own.text.startswith("This is no sweep of") and not own.tables
 
 
 def test_one_trial_without_anything_else_leaves_sentences(tmp_path: Path) -> None:
