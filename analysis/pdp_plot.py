@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ def removal(table: pd.DataFrame, path: Path) -> None:
     names = list(dict.fromkeys(table["data.name"]))
     figure = Figure(figsize=(5.5 * len(names), 4), layout="constrained")
     for axes, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
-        own = table[table["data.name"] == name]
+        own = table[table["data.name"] == name].replace(math.inf, math.nan)
         axes.plot(own["removed"], own["bound_largest"], "s-", color="#E69F00", label="bound, largest")
         axes.plot(own["removed"], own["bound_mean"], "o-", color="#0072B2", label="bound, mean")
         axes.set(xlabel="share of records removed", ylabel="bound on delta (pDP), one row", yscale="log", title=name)
@@ -60,9 +61,11 @@ def removal(table: pd.DataFrame, path: Path) -> None:
         other.axhline(own["accuracy_real"].iloc[0], color="#D55E00", lw=0.8, ls="--", label="accuracy, real rows")
         other.axhline(own["accuracy_majority"].iloc[0], color="0.6", lw=0.8, ls=":", label="always the larger class")
         other.set_ylabel("accuracy on real test rows")
-        lines = [*axes.get_lines(), *other.get_lines()]
-        axes.legend(lines, [str(line.get_label()) for line in lines], fontsize=7, loc="center right")
-    figure.suptitle("conditional on the removed set, not the pipeline's guarantee", fontsize=9)
+    both = [side.get_legend_handles_labels() for side in (axes, other)]
+    figure.legend(*(a + b for a, b in zip(*both, strict=True)), fontsize=8, loc="outside lower center", ncols=5)
+    figure.suptitle(
+        "conditional on the removed set, not the pipeline's guarantee; infinite bounds left out", fontsize=9
+    )
     figure.savefig(path, dpi=120)
 
 
