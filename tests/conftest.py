@@ -10,7 +10,6 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 if "RAYDIFF_DATA" in os.environ:  # tests change the working directory
     os.environ["RAYDIFF_DATA"] = os.path.abspath(os.environ["RAYDIFF_DATA"])
 
-import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -18,8 +17,8 @@ from pathlib import Path
 import latents
 import pytest
 import torch
+from storages import Storage
 
-from raydiff import trial
 from raydiff.config import Experiment, Runtime
 from raydiff.data.datasets import Data
 from raydiff.diffusion.gaussian import DDPM
@@ -54,26 +53,6 @@ def tiny() -> Experiment:
 def latent_model(tmp_path_factory: pytest.TempPathFactory) -> LatentModel:
     """A latent diffusion model that has learned nothing, for digits."""
     return LatentModel(path=str(latents.write(tmp_path_factory.mktemp("latent")))).for_data((1, 8, 8), (10,))
-
-
-class Storage:
-    """A storage folder of finished sweeps with one trial each."""
-
-    def __init__(self, root: Path) -> None:
-        self.root, self.sweeps = root, root / "sweeps"
-
-    def finish(self, name: str, experiment: Experiment) -> Path:
-        """Run an experiment as a sweep of one trial, and give its folder."""
-        opened = trial.open_trial(experiment, self.sweeps / name)
-        for _ in trial.run(opened, trial.local_pool(opened)):
-            pass
-        (self.sweeps / name / "sweep.json").write_text(json.dumps({"id": f"the id of {name}"}))
-        return opened.folder
-
-    def folder(self, name: str) -> Path:
-        """The folder of a sweep's trial."""
-        (folder,) = (self.sweeps / name / "trials").iterdir()
-        return folder
 
 
 @pytest.fixture(scope="session")

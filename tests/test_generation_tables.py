@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import Storage
+from storages import Storage
 
 from raydiff import generation
 from raydiff.config import Experiment, Runtime
