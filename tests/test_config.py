@@ -94,6 +94,7 @@ OTHER: dict[str, Any] = {
     "partition.minority": 1,
     "participation": 0.5,
     "participants": 1,
+    "min_clients": 2,
     "newcomers": Newcomers(),
     "seed": 1,
     "evaluation": None,

@@ -76,6 +76,7 @@ OTHER: dict[str, Any] = {
     "beta2": 0.5,
     "tau": 0.1,
     "privacy": ClientPrivacy(),
+    "max_update_norm": 0.5,
     "sampler": "ddim",
     "model": Classifier(),
     "upload": "latents",
