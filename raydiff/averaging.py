@@ -52,8 +52,8 @@ class Averaging:
     privacy: ClientPrivacy | None = None
     """Client-level privacy of the updates (DP-FedAvg); None: they are sent as they are."""
     max_update_norm: float | None = None
-    """Refuse an update longer than this many times what it updates (L2 norms over all leaves); None: no finite one.
-    Not beside `privacy`, whose clip bounds updates already."""
+    """Reject an update whose norm is above this many times that of what it updates (L2, over all leaves together);
+    None: no finite one. Not beside `privacy`, whose clip bounds updates already."""
 
     def __post_init__(self) -> None:
         if self.weights not in get_args(Weights):

@@ -316,6 +316,8 @@ def test_what_cannot_be_is_refused_in_one_line(tiny: Experiment, path: str, text
         ("clients", 0),
         ("participation", 0.0),
         ("participants", 3),
+        ("min_clients", 0),
+        ("min_clients", 3),
         ("method.clip", -1.0),
         ("method.local.steps", -1),
         ("method.model.network.width", 0),

@@ -199,6 +199,7 @@ class FedDistr:
         """Vectors with their labels and counts; or a latent and a label for each record."""
         value, model = upload.release.value, self.model.load()
         labels = value.get("label", torch.zeros(0, dtype=torch.int64))
+        wanted: tree.Form
         if self.upload == "latents":
             rows = upload.examples
             wanted = {"z": ((rows, *model.latent_shape(self.model.shape)), torch.float32)}
