@@ -54,10 +54,14 @@ def lines(folder: Path, *, follow: bool = False, clients: bool = False) -> Itera
     shown: set[int] = set()
     while True:
         outcome = _outcome(folder)  # before the rounds: those of a trial that has ended are all there
-        for line in read_lines(folder / "metrics.jsonl"):
+        rounds = read_lines(folder / "metrics.jsonl")
+        rejected = {line["step"]: line for line in read_lines(folder / "rejected.jsonl")}  # written before its round
+        for line in rounds:
             if line["step"] not in shown:
                 shown.add(line["step"])
                 yield _round(line, clients=clients)
+                why = rejected.get(line["step"], {})
+                yield from (f"  rejected {who}: {why[who]}" for who in why if who not in ("step", "time"))
         if outcome is not None or not follow:
             break
         time.sleep(PERIOD_S)

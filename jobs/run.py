@@ -81,6 +81,8 @@ def _local(experiment: Experiment, folder: Path, plan: record.Plan, mlflow: Mlfl
                     f"round {result['round'] + 1}/{experiment.method.rounds}: {result['time/seconds']:.1f} s{loss}",
                     flush=True,
                 )
+                for who, why in result["rejected"].items():
+                    print(f"  rejected {who}: {why}", flush=True)
     except Exception as e:  # every trial that began has an outcome
         trial.cut_short(this.folder, "failed", reason=str(e) or type(e).__name__)
     return True

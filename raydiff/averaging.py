@@ -51,6 +51,9 @@ class Averaging:
     """Added to the root of the second moment (adam)."""
     privacy: ClientPrivacy | None = None
     """Client-level privacy of the updates (DP-FedAvg); None: they are sent as they are."""
+    max_update_norm: float | None = None
+    """Reject an update whose norm is above this many times that of what it updates (L2, over all leaves together);
+    None: no finite one. Not beside `privacy`, whose clip bounds updates already."""
 
     def __post_init__(self) -> None:
         if self.weights not in get_args(Weights):
@@ -63,6 +66,10 @@ class Averaging:
             raise ValueError(f"beta1 and beta2 must be in [0, 1), got {self.beta1} and {self.beta2}")
         if self.privacy is not None and self.privacy.trust == "central" and self.weights != "uniform":
             raise ValueError("weights must be uniform where the server adds the noise (privacy.trust = central)")
+        if self.max_update_norm is not None and not 0 < self.max_update_norm < math.inf:
+            raise ValueError(f"max_update_norm must be a positive number or none, got {self.max_update_norm}")
+        if self.max_update_norm is not None and self.privacy is not None:
+            raise ValueError("max_update_norm must be none where privacy is given: its clip bounds updates already")
 
     def release(self, update: Params, rnd: Round, *, rounds: int) -> Release:
         """A client's update on its way to the server; `rounds` is how often a client sends one at most."""
@@ -70,6 +77,15 @@ class Averaging:
             return disclose(update, "weights sent as they are")
         assert rnd.noise is not None  # a client always has some
         return self.privacy.release(update, rounds=rounds, noise=rnd.noise)
+
+    def objection(self, update: Params, before: Params) -> str | None:
+        """Whether the update of the parameters `before` is too long, in words."""
+        if self.max_update_norm is None:
+            return None
+        length, limit = tree.norm(update), self.max_update_norm * tree.norm(before)
+        if length <= limit or limit == 0:  # nothing has a length relative to nothing
+            return None
+        return f"its norm is {length:.4g}, above max_update_norm times the norm of what it updates, {limit:.4g}"
 
     def mean(self, uploads: Iterable[Upload], rnd: Round, *, rounds: int) -> tuple[Params, int, list[Event]]:
         """(the mean update as it may be published, number of updates, what publishing it reveals)."""
@@ -218,6 +234,15 @@ class Averaged(Protocol):
             extras=extras,
         )
         return params, {"train/loss": loss}
+
+    def updated(self, server: Params, number: int) -> Params:
+        """The part of the server's state of which clients send updates in this round."""
+        return tree.without(HELD, server)
+
+    def objection(self, server: Params, upload: Upload, number: int) -> str | None:
+        """An update has the form of what it updates, and a norm within bounds."""
+        update, before = upload.release.value, self.updated(server, number)
+        return tree.unlike(update, tree.form(before)) or self.averaging.objection(update, before)
 
     def aggregate(self, server: Params, uploads: Iterable[Upload], rnd: Round) -> tuple[Params, Metrics, list[Event]]:
         """The server's optimiser takes one step along the clients' mean update."""

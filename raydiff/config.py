@@ -88,6 +88,8 @@ class Experiment:
     """Share of clients drawn in each round."""
     participants: int | None = None
     """Their number, in place of a share."""
+    min_clients: int = 1
+    """Uploads that a round needs at least; with fewer, since the others were rejected, the trial fails."""
     newcomers: Newcomers | None = None
     """Clients that join after the last round; their training records are set aside before the others are shared."""
     seed: int = 0
@@ -112,6 +114,9 @@ class Experiment:
             raise ValueError(
                 f"give participation or participants, not both ({self.participation}, {self.participants})"
             )
+        drawn = self.participants or max(1, round(self.participation * self.clients))
+        if not 1 <= self.min_clients <= drawn:
+            raise ValueError(f"min_clients must be in 1..{drawn} (the clients in a round), got {self.min_clients}")
 
     @property
     def everyone(self) -> range:

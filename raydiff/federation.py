@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -18,12 +18,13 @@ from raydiff.data.datasets import Records
 from raydiff.diffusion.local import Diverged, fit_personal
 from raydiff.method import HELD, Deployed, Method, Metrics, Personalizing, Round, Upload
 from raydiff.privacy.ledger import Ledger
-from raydiff.privacy.release import Release
+from raydiff.privacy.release import UNACCOUNTED, Release, accountable
 from raydiff.seeding import NoiseStream
 from raydiff.store import INITIAL, Store
 from raydiff.tree import Params
 
 PER_CLIENT_METRICS = 32  # above this many participants only the means are recorded
+NAMED = 5  # rejected clients that the reason of a failed trial names
 
 
 class Failed(RuntimeError):
@@ -85,9 +86,10 @@ class Client:
             raise Failed(f"client {self.number}", number, str(e)) from None
         if result.state is not state:
             self._keep(number, result.state)
+        release = accountable(result.release)
         if self.store:
-            self.store.save_release(self.number, number, result.release)
-        return self._upload(result.release), result.metrics
+            self.store.save_release(self.number, number, release)
+        return self._upload(release), result.metrics
 
     def deploy(self, server: Params, number: int) -> Deployed:
         """The personalised model after round `number`; a newcomer personalises the server's now."""
@@ -232,6 +234,8 @@ class Progress:
     """The server's whole state; `sent` is what clients may see of it."""
     ledger: Ledger
     metrics: Metrics
+    rejected: Mapping[int, str] = field(default_factory=dict)
+    """Why an upload of this round was not aggregated, by its client."""
     resumed: bool = False
     """This round was committed by an earlier process, and is only reported again."""
 
@@ -248,6 +252,7 @@ def rounds(
     keys: Keys,
     participation: float = 1.0,
     participants: int | None = None,
+    min_clients: int = 1,
     public: Records | None = None,
     store: Store | None = None,
 ) -> Iterator[Progress]:
@@ -256,6 +261,9 @@ def rounds(
     With a store, a run continues after its last committed round: that round is yielded again (`resumed`), then the
     next ones. `participation` is the share of clients drawn for each round, uniformly without replacement,
     `participants` their number instead; `public` are the records that everybody has.
+
+    An upload that `aggregate` cannot use is rejected: it is in the ledger, for it was sent, and the round goes on
+    without it. Raises Failed where fewer than `min_clients` of a round's uploads are left.
     """
     if not 0 < participation <= 1:
         raise ValueError(f"participation must be in (0, 1], got {participation}")
@@ -264,29 +272,47 @@ def rounds(
     if store and (last := store.last_commit()):
         number, record = last
         server, ledger, first = store.load_server(number), Ledger.from_json(record["ledger"]), number + 1
-        yield Progress(number, server, ledger, record["metrics"], resumed=True)
+        rejected = {int(client): why for client, why in record["rejected"].items()}
+        yield Progress(number, server, ledger, record["metrics"], rejected, resumed=True)
     else:
         server = method.init_server(public, seeding.generator(keys.seed, "server", "init"))
     for number in range(first, method.rounds):
-        server, ledger, metrics = _round(method, pool, server, ledger, number, keys=keys, participants=count)
+        ids = _participants(pool.clients, count, keys.seed, number) if number < method.participating_rounds else []
+        progress = _round(method, pool, server, ledger, number, keys=keys, ids=ids, min_clients=min_clients)
+        server, ledger = progress.server, progress.ledger
         if store:
             store.save_server(number, server)
-            store.commit(number, {"ledger": ledger.to_json(), "metrics": metrics})
-        yield Progress(number, server, ledger, metrics)
+            record = {"ledger": ledger.to_json(), "metrics": progress.metrics, "rejected": dict(progress.rejected)}
+            store.commit(number, record)
+        yield progress
 
 
 def _round(
-    method: Method, pool: Pool, server: Params, ledger: Ledger, number: int, *, keys: Keys, participants: int
-) -> tuple[Params, Ledger, Metrics]:
-    ids = _participants(pool.clients, participants, keys.seed, number) if number < method.participating_rounds else []
+    method: Method,
+    pool: Pool,
+    server: Params,
+    ledger: Ledger,
+    number: int,
+    *,
+    keys: Keys,
+    ids: Sequence[int],
+    min_clients: int,
+) -> Progress:
     seen: list[tuple[int, Metrics]] = []
+    rejected: dict[int, str] = {}
 
     def stream() -> Iterator[Upload]:
         nonlocal ledger
         for upload, metrics in pool.run(ids, tree.without(HELD, server), number):
+            upload = replace(upload, release=accountable(upload.release))
             ledger = ledger.with_upload(number, upload.client, upload.release.event, upload.release.nbytes)
+            if why := _objection(method, server, upload, number):
+                rejected[upload.client] = why
+                continue
             seen.append((upload.client, metrics))
             yield upload
+        if ids and len(seen) < min_clients:  # before `aggregate` makes a model of too few
+            raise Failed("the server", number, _too_few(len(seen), min_clients, rejected))
 
     uploads = stream()
     path = ("server", "round", number)
@@ -297,7 +323,34 @@ def _round(
         raise Failed("the server", number, str(e)) from None
     for _ in uploads:  # what the method left unread was sent all the same
         pass
-    return after, ledger.with_published(number, events), {**_client_metrics(seen), **metrics}
+    metrics = {**_client_metrics(seen), **_rejection_metrics(rejected, len(ids)), **metrics}
+    return Progress(number, after, ledger.with_published(number, events), metrics, rejected)
+
+
+def _objection(method: Method, server: Params, upload: Upload, number: int) -> str | None:
+    """Why an upload may not reach `aggregate`, in words; None: it may."""
+    if upload.release.event == UNACCOUNTED:
+        return "it sent what is no release of local trust"
+    if not (isinstance(upload.examples, int) and upload.examples >= 0):
+        return f"its number of records is {upload.examples}"
+    if not tree.is_finite(upload.release.value):
+        return "it is not finite"
+    return method.objection(server, upload, number)
+
+
+def _too_few(good: int, wanted: int, rejected: Mapping[int, str]) -> str:
+    first = "; ".join(f"client {client}: {why}" for client, why in list(rejected.items())[:NAMED])
+    more = f"; and {len(rejected) - NAMED} more" if len(rejected) > NAMED else ""
+    of = f"{good} of {good + len(rejected)} uploads can be used, fewer than min_clients = {wanted}"
+    return f"{of} ({first}{more})" if rejected else of
+
+
+def _rejection_metrics(rejected: Mapping[int, str], participants: int) -> Metrics:
+    """How many were rejected, where any was, and each of them where participants are few."""
+    if not rejected:
+        return {}
+    each = {f"client/{i}/rejected": 1.0 for i in rejected} if participants <= PER_CLIENT_METRICS else {}
+    return {"clients/rejected": float(len(rejected)), **each}
 
 
 def _participants(clients: Sequence[int], count: int, seed: int, number: int) -> list[int]:

@@ -1,6 +1,6 @@
 """The seam: what a federated method is. Read this file first, `federation.py` second.
 
-A method is a frozen dataclass of hyper-parameters with five pure functions in plain torch: no Ray, no logging, no
+A method is a frozen dataclass of hyper-parameters with six pure functions in plain torch: no Ray, no logging, no
 global randomness, no clock; inputs are never mutated. The same object runs in a unit test, in one process and on a
 cluster.
 """
@@ -101,7 +101,7 @@ class Deployed:
 
 
 class Method(Protocol):
-    """Five pure functions. `S` (server state) and `C` (client state) are both `Params`."""
+    """Six pure functions. `S` (server state) and `C` (client state) are both `Params`."""
 
     @property
     def rounds(self) -> int:
@@ -142,6 +142,13 @@ class Method(Protocol):
 
     def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
         """The client's part of a round ("client executes")."""
+
+    def objection(self, server: Params, upload: Upload, number: int) -> str | None:
+        """Why `aggregate` cannot use an upload of round `number`, in words; None: it can.
+
+        Its release holds the leaves that this method sends, and no others, of these shapes and types (`tree.unlike`);
+        that they are finite is looked at for every method.
+        """
 
     def aggregate(self, server: Params, uploads: Iterable[Upload], rnd: Round) -> tuple[Params, Metrics, list[Event]]:
         """The server's part ("server executes"): uploads come as a stream in client order, folded as they come.

@@ -133,6 +133,7 @@ class Attacked:
                     keys=keys,
                     participation=experiment.participation,
                     participants=experiment.participants,
+                    min_clients=experiment.min_clients,
                     public=public,
                 )
             ):

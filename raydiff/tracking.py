@@ -28,7 +28,7 @@ LogSampler = Callable[[Any, str, Path], object]
 
 
 class Jsonl:
-    """One JSON object per line: step, time (Unix seconds) and the metrics."""
+    """One JSON object per line: step, time (Unix seconds) and the metrics, or whatever else is said of a step."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -38,7 +38,7 @@ class Jsonl:
             with path.open("a") as f:
                 f.write("\n")
 
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+    def log(self, step: int, metrics: Mapping[str, float] | Mapping[str, str]) -> None:
         """Append a round; a replayed one is ignored."""
         if step in self._lines:
             return

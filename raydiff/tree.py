@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 Params = dict[str, Tensor]
+Form = dict[str, tuple[tuple[int, ...], torch.dtype]]
+"""What a tree looks like: shape and type of each leaf, by name."""
 
 
 def add(a: Params, b: Params) -> Params:
@@ -90,6 +92,27 @@ def without(prefix: str, a: Params) -> Params:
 def nbytes(a: Params) -> int:
     """Bytes of all leaves: what a message costs on the wire, headers apart."""
     return sum(v.numel() * v.element_size() for v in a.values())
+
+
+def form(a: Params) -> Form:
+    """The tree's form."""
+    return {k: (tuple(v.shape), v.dtype) for k, v in a.items()}
+
+
+def unlike(a: Params, wanted: Form) -> str | None:
+    """In which leaf `a` is not of the form that is wanted, in words; None: it is."""
+    for k in sorted(a.keys() ^ wanted.keys()):
+        return f"it has a leaf {k!r} that nobody asked for" if k in a else f"its leaf {k!r} is missing"
+    for k, (shape, dtype) in wanted.items():
+        if (tuple(a[k].shape), a[k].dtype) != (shape, dtype):
+            return f"its leaf {k!r} is {a[k].dtype} {tuple(a[k].shape)} in place of {dtype} {shape}"
+    return None
+
+
+def is_finite(a: Params) -> bool:
+    """Whether no leaf has a NaN or an infinite entry."""
+    # a finite sum has finite terms, and costs much less than looking at each; one that overflows tells nothing
+    return all(bool(v.sum().isfinite()) or bool(v.isfinite().all()) for v in a.values())
 
 
 def digest(a: Params) -> str:

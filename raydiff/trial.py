@@ -5,6 +5,7 @@
 <sweep>/trials/<digest>/            a `Store`, and
     config.json                     the resolved experiment, enough to run it again
     metrics.jsonl                   one line per round
+    rejected.jsonl                  one line per round with rejected uploads: by client, why
     artifacts/                      sample grid, ledger as a table
     outcome.json                    finished | stopped | failed | killed, the final numbers, the guarantee; written last
 """
@@ -169,6 +170,8 @@ def local_pool(trial: Trial) -> LocalPool:
 def run(trial: Trial, pool: Pool) -> Iterator[dict[str, Any]]:
     """Run or continue the trial: one result per round, then one that is `finished` and has the final numbers.
 
+    `rejected` in a round's result says whose uploads were not aggregated, and why.
+
     A finished trial gives its recorded numbers again and does nothing.
     """
     torch.set_num_threads(trial.experiment.runtime.threads)
@@ -177,7 +180,7 @@ def run(trial: Trial, pool: Pool) -> Iterator[dict[str, Any]]:
         yield {"round": trial.experiment.method.rounds, "finished": True, **recorded["final"]}
         return
     method, setup = trial.experiment.method, trial.experiment.evaluation
-    log = Jsonl(trial.folder / "metrics.jsonl")
+    log, rejected = Jsonl(trial.folder / "metrics.jsonl"), Jsonl(trial.folder / "rejected.jsonl")
     progress, clock = None, time.perf_counter()
     public = datasets.load(trial.experiment.data).splits["public"]
     for progress in rounds(
@@ -186,6 +189,7 @@ def run(trial: Trial, pool: Pool) -> Iterator[dict[str, Any]]:
         keys=trial.keys,
         participation=trial.experiment.participation,
         participants=trial.experiment.participants,
+        min_clients=trial.experiment.min_clients,
         public=public,
         store=trial.store,
     ):
@@ -193,14 +197,17 @@ def run(trial: Trial, pool: Pool) -> Iterator[dict[str, Any]]:
         if setup and setup.every and (progress.number + 1) % setup.every == 0:
             metrics.update(_validation(trial, pool, progress))
         metrics["time/seconds"], clock = time.perf_counter() - clock, time.perf_counter()
+        why = {f"client {client}": reason for client, reason in progress.rejected.items()}
+        if why:
+            rejected.log(progress.number, why)
         log.log(progress.number, metrics)
-        yield {"round": progress.number, "finished": False, **metrics}
+        yield {"round": progress.number, "finished": False, "rejected": why, **metrics}
     assert progress is not None  # a method has at least one round
-    final = _finish(trial, pool, progress, log.total("time/seconds"), clock)
+    final = _finish(trial, pool, progress, log, clock)
     yield {"round": method.rounds, "finished": True, **final}
 
 
-def _finish(trial: Trial, pool: Pool, progress: Progress, trained_s: float, clock: float) -> Metrics:
+def _finish(trial: Trial, pool: Pool, progress: Progress, log: Jsonl, clock: float) -> Metrics:
     experiment, ledger = trial.experiment, progress.ledger
     (trial.folder / "artifacts").mkdir(exist_ok=True)
     final = {**_privacy_metrics(ledger, experiment), **_entanglement(experiment), **_exposure(experiment, ledger)}
@@ -213,7 +220,9 @@ def _finish(trial: Trial, pool: Pool, progress: Progress, trained_s: float, cloc
         _draw_samples(reports, trial.folder / "artifacts" / "samples.png")
         _draw_partition(trial)
         final.update(_newcomers(trial, pool, progress))
-    final["time/seconds"] = trained_s + time.perf_counter() - clock
+    if rejected := log.total("clients/rejected"):
+        final["clients/rejected"] = rejected
+    final["time/seconds"] = log.total("time/seconds") + time.perf_counter() - clock
     table = ledger.table(experiment.method.delta)
     columns = list(table[0]) if table else []
     tables = {"ledger": (columns, [[str(row[c]) for c in columns] for row in table])}

@@ -204,6 +204,7 @@ def test_a_repeated_round_repeats_the_noise(fedavg: FedAvg) -> None:
             lambda: Averaging(privacy=ClientPrivacy(trust="central")),
             "weights must be uniform where the server adds the noise (privacy.trust = central)",
         ),
+        (lambda: Averaging(max_update_norm=0.0), "max_update_norm must be a positive number or none, got 0.0"),
         (lambda: ClientPrivacy(clip=math.inf), "clip must be a positive number, got inf"),
         (lambda: ClientPrivacy(epsilon=0.0), "epsilon must be > 0, got 0.0"),
         (lambda: ClientPrivacy(trust="none"), "trust must be one of local, central, got 'none'"),  # type: ignore[arg-type]

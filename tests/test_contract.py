@@ -24,7 +24,7 @@ from raydiff.federation import Client, Keys, LocalPool, Progress, rounds
 from raydiff.method import Deployed, Method, Round, Upload
 from raydiff.methods import METHODS, FedDistr
 from raydiff.privacy.clients import ClientPrivacy
-from raydiff.privacy.release import Gaussian, NonPrivate, Nothing
+from raydiff.privacy.release import Gaussian, NonPrivate, Nothing, disclose
 from raydiff.seeding import NoiseStream, generator
 from raydiff.store import Store
 from raydiff.tree import Params
@@ -76,6 +76,7 @@ OTHER: dict[str, Any] = {
     "beta2": 0.5,
     "tau": 0.1,
     "privacy": ClientPrivacy(),
+    "max_update_norm": 0.5,
     "sampler": "ddim",
     "model": Classifier(),
     "upload": "latents",
@@ -210,6 +211,22 @@ def test_every_event_is_accounted_for(method: Method) -> None:
             assert entry.event.what
         else:
             assert isinstance(entry.event, Nothing) and entry.bytes == 0
+
+
+def test_what_a_method_sends_is_all_that_it_accepts(method: Method) -> None:
+    server = method.init_server(None, generator(0))
+    assert all(p.rejected == {} for p in run(method))
+    for upload, _ in pool(method).run([0, 1], server, 0):
+        value = upload.release.value
+        assert method.objection(server, upload, 0) is None
+        spoiled = [{**value, "more": torch.zeros(1)}]
+        for k, v in value.items():
+            longer = torch.cat([v, v]) if v.dim() else v[None]
+            spoiled += [{**value, k: longer}, {**value, k: v[None]}, {**value, k: v.half()}]
+            spoiled += [{name: leaf for name, leaf in value.items() if name != k}]
+            spoiled += [{**value, k: v - 100} for _ in range(not v.is_floating_point())]  # labels, counts
+        for other in spoiled:
+            assert method.objection(server, replace(upload, release=disclose(other, "it")), 0), list(other)
 
 
 def test_trials_of_different_epsilon_do_not_share_noise(experiment: Experiment) -> None:

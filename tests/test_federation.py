@@ -84,6 +84,10 @@ class Walk:
         release = already_private(message, event) if self.private else disclose(message, "it")
         return LocalResult({**state, "count": state["count"] + 1}, release, {"train/loss": float(client)})
 
+    def objection(self, server: Params, upload: Upload, number: int) -> str | None:
+        wanted = {"value": ((1,), torch.float32), "client": ((1,), torch.int64)}
+        return tree.unlike(upload.release.value, wanted if upload.release.value else {})
+
     def aggregate(self, server: Params, uploads: Iterable[Upload], rnd: Round) -> tuple[Params, Metrics, list[Event]]:
         if self.fails[0] == "server" and self.fails[2] == rnd.number:
             raise Diverged(3, float("nan"))

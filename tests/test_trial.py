@@ -24,9 +24,11 @@ from raydiff.data.partition import Entangled, Iid, Newcomers, Pooled
 from raydiff.diffusion.local import Training
 from raydiff.evaluation import evaluate
 from raydiff.evaluation.evaluate import Evaluation
-from raydiff.federation import LocalPool
+from raydiff.federation import Failed, LocalPool
+from raydiff.method import Round
 from raydiff.methods import DPSGD, PFDM, SPIRE, FedAvg, LocalOnly
 from raydiff.privacy.ledger import Ledger
+from raydiff.privacy.release import disclose
 from raydiff.privacy.tradeoff import AboveCeiling
 from raydiff.trial import Trial, end, make_clients, noise_secret, open_trial
 
@@ -469,6 +471,32 @@ def test_unprotected_uploads_say_infinity(protocol: Experiment, tmp_path: Path) 
     assert all(r["privacy/auc_ceiling"] == 1 for r in results)
     outcome = opened.outcome()
     assert outcome is not None and outcome["says"] == "epsilon inf (no guarantee: weights sent as they are)"
+
+
+def test_rejected_uploads_are_counted_and_named(
+    protocol: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = FedAvg.local_update
+
+    def broken(self: FedAvg, server: Any, state: Any, data: Any, rnd: Round) -> Any:
+        result = honest(self, server, state, data, rnd)
+        lost = rnd.number == 1 and int(data.numbers[0]) == first
+        return replace(result, release=disclose({}, "nothing of use")) if lost else result
+
+    method = FedAvg(model=protocol.method.model, local=protocol.method.local, rounds=2)
+    opened = open_trial(replace(protocol, method=method), tmp_path)
+    (client,) = make_clients(opened, [1])
+    first = int(client.data.numbers[0])
+    monkeypatch.setattr(FedAvg, "local_update", broken)
+    results = execute(opened)
+    assert [list(r["rejected"]) for r in results[:-1]] == [[], ["client 1"]]
+    assert "clients/rejected" not in results[0] and results[1]["clients/rejected"] == 1.0
+    assert results[-1]["clients/rejected"] == 1.0 and "rejected" not in results[-1]
+    (line,) = tracking.read_lines(opened.folder / "rejected.jsonl")
+    assert line["step"] == 1 and line["client 1"] == results[1]["rejected"]["client 1"]
+    assert re.match("its leaf .* is missing", line["client 1"])
+    with pytest.raises(Failed, match="1 of 2 uploads can be used, fewer than min_clients = 2"):
+        execute(open_trial(replace(opened.experiment, min_clients=2), tmp_path))
 
 
 def test_a_trial_runs_on_the_threads_it_says(protocol: Experiment, tmp_path: Path) -> None:

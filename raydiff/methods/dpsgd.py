@@ -84,6 +84,8 @@ class DPSGD(Averaged):
             raise ValueError(f"ema must be in [0, 1), got {self.ema}")
         if self.averaging.privacy is not None:
             raise ValueError("averaging.privacy must be none: what clients send is private already")
+        if self.averaging.max_update_norm is not None:
+            raise ValueError("averaging.max_update_norm must be none: gradients are clipped, and the rest is noise")
         if isinstance(self.model, DDPM) and (self.model.compile or self.model.precision != "float32"):
             raise ValueError("model must have precision float32 and compile false: torch.func has no gradients else")
 
@@ -131,6 +133,11 @@ class DPSGD(Averaged):
         event = replace(gradient.event, declared=("examples",))
         metrics = {"train/loss": loss, "upload/noise_multiplier": mechanism.noise_multiplier}
         return LocalResult(state, already_private(tree.sub(params, weights), event), metrics)
+
+    def updated(self, server: Params, number: int) -> Params:
+        """The model, in a round that has steps."""
+        _, steps = span(self.local.steps, self.rounds, number)
+        return tree.without(EMA, super().updated(server, number)) if steps else {}
 
     def aggregate(self, server: Params, uploads: Iterable[Upload], rnd: Round) -> tuple[Params, Metrics, list[Event]]:
         """FedAvg's, and the moving average: bias-corrected, so that it starts as the first round's model."""

@@ -195,6 +195,25 @@ class FedDistr:
         assert self.clip is not None
         return 2 * self.clip * math.sqrt(vectors) / accountants.mu_for(self.epsilon, self.delta)
 
+    def objection(self, server: Params, upload: Upload, number: int) -> str | None:
+        """Vectors with their labels and counts; or a latent and a label for each record."""
+        value, model = upload.release.value, self.model.load()
+        labels = value.get("label", torch.zeros(0, dtype=torch.int64))
+        wanted: tree.Form
+        if self.upload == "latents":
+            rows = upload.examples
+            wanted = {"z": ((rows, *model.latent_shape(self.model.shape)), torch.float32)}
+        else:
+            rows = len(labels) if labels.dim() else 0
+            wanted = {"x": ((rows, model.width), torch.float32), "count": ((rows,), torch.int64)}
+        if unlike := tree.unlike(value, {**wanted, "label": ((rows,), torch.int64)}):
+            return unlike
+        if not bool(((labels >= 0) & (labels < self.model.labels[0])).all()):
+            return "it has labels that there are not"
+        if self.upload == "prompts" and not bool((value["count"] > 0).all()):
+            return "it has counts below 1"
+        return None
+
     def aggregate(self, server: Params, uploads: Iterable[Upload], rnd: Round) -> tuple[Params, Metrics, list[Event]]:
         """Align, make pictures of all that was kept, and train the classifier on them."""
         model, classifier = self.model.load(), self.classifier.for_data(self.model.shape, self.model.labels)

@@ -17,6 +17,7 @@ from typing import ClassVar
 
 import torch
 
+from raydiff import tree
 from raydiff.averaging import AnyModel, deployed
 from raydiff.data.records import Records, public_mean
 from raydiff.diffusion.classifier import Classifier
@@ -88,6 +89,10 @@ class LocalOnly:
     def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
         """Send nothing."""
         return LocalResult(state, nothing())
+
+    def objection(self, server: Params, upload: Upload, number: int) -> str | None:
+        """Nothing is sent."""
+        return tree.unlike(upload.release.value, {})
 
     def aggregate(self, server: Params, uploads: Iterable[Upload], rnd: Round) -> tuple[Params, Metrics, list[Event]]:
         """Nothing was sent."""

@@ -191,6 +191,20 @@ class PFDM:
             center=center,
         )
 
+    def objection(self, server: Params, upload: Upload, number: int) -> str | None:
+        """An image and its labels for each record, or nothing."""
+        value = upload.release.value
+        if self.start == "noise":
+            return tree.unlike(value, {})
+        rows, known = upload.examples, self.model.labels if self.model.conditional else None
+        columns = len(known) if known is not None else value["labels"].shape[-1] if "labels" in value else 0
+        wanted = {"x": ((rows, *self.model.shape), torch.float32), "labels": ((rows, columns), torch.int64)}
+        if (unlike := tree.unlike(value, wanted)) or known is None:
+            return unlike
+        labels = value["labels"]
+        inside = bool(((labels >= 0) & (labels < torch.tensor(known))).all())
+        return None if inside else "it has labels that there are not"
+
     def aggregate(self, server: Params, uploads: Iterable[Upload], rnd: Round) -> tuple[Params, Metrics, list[Event]]:
         """Round 0: Dtilde = union of the uploads. Later: z_w trains on Dtilde as if it were clean (stage 2)."""
         if rnd.number == 0:

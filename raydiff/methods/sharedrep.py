@@ -73,6 +73,10 @@ class SharedRep(Averaged):
         release = self.averaging.release(tree.sub(after, shared), rnd, rounds=self.rounds)
         return LocalResult(private, release, metrics)
 
+    def updated(self, server: Params, number: int) -> Params:
+        """The shared part."""
+        return tree.without(START, super().updated(server, number))
+
     def deploy(self, server: Params, state: Params, data: Records, rng: torch.Generator) -> Deployed:
         """Sample the shared part with the client's own middle."""
         own = {**tree.without(START, server), **(state or tree.under(START, server))}

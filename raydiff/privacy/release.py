@@ -93,6 +93,8 @@ def event_from_dict(data: dict[str, Any]) -> Event:
     return event
 
 
+UNACCOUNTED = NonPrivate("what is no release of local trust")
+"""Of a client that sent something which no ledger can take."""
 ROUNDING = 1e-5
 """Share of the clip norm left free for float32 rounding, so that no released signal exceeds the clip norm."""
 
@@ -145,6 +147,17 @@ def disclose(value: Params, what: str, *, trust: Trust = "local") -> Release:
 def already_private(value: Params, event: Event) -> Release:
     """Send a value whose noise was added inside its computation, or that was read back from the store."""
     return Release(value, event, _KEY)
+
+
+def accountable(sent: object) -> Release:
+    """`sent` where it is a release that a ledger takes from a client; else an empty one of event `UNACCOUNTED`."""
+    if isinstance(sent, Release) and (isinstance(sent.event, Nothing) or _is_local(sent.event)):
+        return sent
+    return Release({}, UNACCOUNTED, _KEY)
+
+
+def _is_local(event: object) -> bool:
+    return isinstance(event, NonPrivate | Gaussian) and event.trust == "local"
 
 
 def gaussian_records(

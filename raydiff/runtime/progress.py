@@ -51,6 +51,8 @@ class Progress(tune.Callback):
         """A round is over, or the whole trial."""
         name, _ = self.running.get(trial.trial_id, (self.name(trial.config), -1))
         self.running[trial.trial_id] = (name, result.get("round", -1))
+        for who, why in result.get("rejected", {}).items():
+            self._say(f"  {name}, round {result['round'] + 1}: rejected {who}: {why}")
         if result.get("finished") or "failed" in result:  # Tune's own "done" is also set when a scheduler stops a trial
             self._ended(trial, name, result)
 

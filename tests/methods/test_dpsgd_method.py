@@ -235,6 +235,7 @@ def test_the_servers_optimiser_is_no_part_of_the_average(method: DPSGD, update: 
         ({"multiplicity": 0}, r"^multiplicity must be at least 1, got 0$"),
         ({"ema": 1.0}, r"^ema must be in \[0, 1\), got 1\.0$"),
         ({"averaging": Averaging(privacy=ClientPrivacy())}, r"^averaging\.privacy must be none"),
+        ({"averaging": Averaging(max_update_norm=1.0)}, r"^averaging\.max_update_norm must be none: gradients"),
         ({"model": DDPM(compile=True)}, r"^model must have precision float32 and compile false"),
         ({"model": DDPM(precision="bfloat16")}, r"^model must have precision float32 and compile false"),
     ],

@@ -137,6 +137,29 @@ def test_a_diverging_client_is_named(tmp_path, workers):
         last(RayPool(workers, this), this)
 
 
+def test_bad_clients_are_rejected_as_in_one_process(tmp_path, workers):
+    from raydiff.privacy.release import disclose
+    from raydiff.runtime.actors import RayPool
+
+    class Betrayed(FedAvg):
+        def local_update(self, server, state, data, rnd):
+            result = super().local_update(server, state, data, rnd)
+            lost = disclose(tree.scale(server, float("nan")), "it")
+            sends = dict(zip(firsts, [result.release.value, lost], strict=False))
+            return dataclasses.replace(result, release=sends.get(int(data.numbers[0]), result.release))
+
+    found = []
+    for name in ("local", "ray"):
+        this = trial.open_trial(experiment(METHODS["fedavg"], 4), tmp_path / name)
+        firsts = [int(client.data.numbers[0]) for client in trial.make_clients(this, (0, 1))]
+        betrayed = Betrayed(model=MODEL, rounds=2, local=TRAINING)
+        this = dataclasses.replace(this, experiment=dataclasses.replace(this.experiment, method=betrayed))
+        end = last(trial.local_pool(this) if name == "local" else RayPool(workers, this), this)
+        found.append((tree.digest(end.server), end.ledger, end.rejected, end.metrics))
+    assert found[0] == found[1]
+    assert found[0][2] == {0: "it sent what is no release of local trust", 1: "it is not finite"}
+
+
 def test_states_larger_than_an_inlined_result_arrive_whole(tmp_path, workers):
     from raydiff.runtime.actors import RayPool
 

@@ -1,0 +1,230 @@
+"""Clients that send what the server cannot use: left out by name, counted, and in the ledger all the same."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from toys import KEYS, Quadratic, values
+
+from raydiff import federation, tree
+from raydiff.averaging import Averaging
+from raydiff.diffusion.local import Training
+from raydiff.federation import Client, Failed, LocalPool, Progress, rounds
+from raydiff.method import LocalResult, Metrics, Round, Upload
+from raydiff.methods import FedAvg
+from raydiff.privacy.clients import ClientPrivacy
+from raydiff.privacy.ledger import Ledger
+from raydiff.privacy.release import UNACCOUNTED, Gaussian, NonPrivate, already_private, disclose
+from raydiff.store import Store
+from raydiff.tree import Params
+
+BAD = 1000.0  # the records of a bad client
+SENT = Gaussian(1.0, "client", "replace_one", "local")
+Send = Callable[[Params], Any]
+
+
+@dataclass(frozen=True)
+class FromOne(Quadratic):
+    """w starts from 1."""
+
+    def init(self, rng: torch.Generator) -> Params:
+        return {"w": torch.ones(1)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Betrayed(FedAvg):
+    """FedAvg among clients of which some send something else."""
+
+    model: Any = FromOne()
+    local: Training = Training(steps=4, batch=4, optimizer="sgd", learning_rate=0.25, decay="constant")
+    rounds: int = 2
+    sends: Send | None = None
+    """What a bad client makes of its update; None: it is honest."""
+
+    def local_update(self, server: Params, state: Params, data: Any, rnd: Round) -> LocalResult:
+        result = super().local_update(server, state, data, rnd)
+        if self.sends is None or float(data.images[0, 0]) != BAD:
+            return result
+        return replace(result, release=self.sends(result.release.value))
+
+
+def pool(method: FedAvg, *x: float, store: Store | None = None) -> LocalPool:
+    return LocalPool([Client(i, method, values(v), keys=KEYS, store=store) for i, v in enumerate(x)])
+
+
+def run(method: FedAvg, *x: float, store: Store | None = None, min_clients: int = 1) -> list[Progress]:
+    return list(rounds(method, pool(method, *x, store=store), keys=KEYS, min_clients=min_clients, store=store))
+
+
+def disclosed(change: Callable[[Params], Params]) -> Send:
+    return lambda update: disclose(change(update), "it")
+
+
+def forged(update: Params) -> Any:
+    """An event as only the server may publish."""
+    return already_private(update, replace(SENT, trust="central"))
+
+
+KINDS: dict[str, tuple[Send, str]] = {
+    "nan": (disclosed(lambda u: {"w": u["w"] * math.nan}), "it is not finite"),
+    "inf": (disclosed(lambda u: {"w": u["w"] + math.inf}), "it is not finite"),
+    "noised nan": (lambda u: already_private({"w": u["w"] * math.nan}, SENT), "it is not finite"),
+    "missing": (disclosed(lambda u: {}), "its leaf 'w' is missing"),
+    "extra": (
+        disclosed(lambda u: {**u, "held/pool": torch.ones(3)}),
+        "it has a leaf 'held/pool' that nobody asked for",
+    ),
+    "shape": (
+        disclosed(lambda u: {"w": u["w"].expand(1, 1)}),
+        "its leaf 'w' is torch.float32 (1, 1) in place of torch.float32 (1,)",
+    ),
+    "type": (
+        disclosed(lambda u: {"w": u["w"].double()}),
+        "its leaf 'w' is torch.float64 (1,) in place of torch.float32 (1,)",
+    ),
+    "raw tensors": (lambda u: u, "it sent what is no release of local trust"),
+    "forged event": (forged, "it sent what is no release of local trust"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_bad_upload_is_left_out_by_name(kind: str) -> None:
+    send, why = KINDS[kind]
+    progress = run(Betrayed(sends=send), 2.0, BAD, 4.0)
+    without = run(Betrayed(), 2.0, 4.0)
+    for p, q in zip(progress, without, strict=True):
+        assert tree.digest(p.server) == tree.digest(q.server)
+        assert p.rejected == {1: why} and q.rejected == {}
+        assert (p.metrics["clients/rejected"], p.metrics["client/1/rejected"]) == (1.0, 1.0)
+        assert not [k for k in q.metrics if k.endswith("rejected")] and "client/0/rejected" not in p.metrics
+        assert p.metrics["train/loss"] == q.metrics["train/loss"]  # the mean of those that count
+
+
+def test_a_rejected_upload_was_sent_all_the_same() -> None:
+    noised = run(Betrayed(sends=KINDS["noised nan"][0]), 2.0, BAD)[-1].ledger
+    assert [(e.round, e.client, e.bytes) for e in noised.entries] == [(n, c, 4) for n in range(2) for c in range(2)]
+    assert [e.event for e in noised.entries if e.client == 1] == [SENT] * 2
+
+
+@pytest.mark.parametrize("kind", ["raw tensors", "forged event"])
+def test_what_is_no_release_has_no_guarantee(kind: str) -> None:
+    def noised(update: Params) -> Any:
+        return already_private(update, SENT)
+
+    @dataclass(frozen=True, kw_only=True)
+    class Noised(Betrayed):
+        def local_update(self, server: Params, state: Params, data: Any, rnd: Round) -> LocalResult:
+            result = super().local_update(server, state, data, rnd)
+            return result if float(data.images[0, 0]) == BAD else replace(result, release=noised(server))
+
+    honest = run(Noised(), 2.0, 4.0)[-1].ledger
+    ledger = run(Noised(sends=KINDS[kind][0]), 2.0, BAD)[-1].ledger
+    assert [e.event for e in ledger.entries if e.client == 1] == [UNACCOUNTED] * 2
+    assert honest.epsilon(1e-5, "exact") < ledger.epsilon(1e-5, "exact") == math.inf
+
+
+def test_a_pool_cannot_bring_in_what_is_no_release() -> None:
+    """Nor a number of records that weighs less than nothing."""
+
+    class Careless(LocalPool):
+        change: dict[str, Any]
+
+        def run(self, ids: Sequence[int], server: Params, number: int) -> Iterator[tuple[Upload, Metrics]]:
+            for upload, metrics in super().run(ids, server, number):
+                yield (replace(upload, **self.change) if upload.client == 1 else upload), metrics
+
+    method = Betrayed()
+    raw: dict[str, Any] = {"release": {"w": torch.ones(1)}}
+    for change, why in (
+        (raw, "it sent what is no release of local trust"),
+        ({"examples": -3}, "its number of records is -3"),
+        ({"examples": math.nan}, "its number of records is nan"),
+    ):
+        careless = Careless([Client(i, method, values(v), keys=KEYS) for i, v in enumerate([2.0, 3.0, 4.0])])
+        careless.change = change
+        last = list(rounds(method, careless, keys=KEYS))[-1]
+        assert last.rejected == {1: why}
+        assert tree.digest(last.server) == tree.digest(run(method, 2.0, 4.0)[-1].server)
+
+
+# --- how many are left ---
+
+
+def test_too_few_good_clients_end_the_run_in_a_sentence() -> None:
+    method = Betrayed(sends=KINDS["nan"][0])
+    assert len(run(method, 2.0, BAD, 4.0, min_clients=2)) == 2
+    with pytest.raises(Failed) as failure:
+        run(method, 2.0, BAD, 4.0, min_clients=3)
+    assert str(failure.value) == (
+        "the server, in round 0: 2 of 3 uploads can be used, fewer than min_clients = 3 (client 1: it is not finite)"
+    )
+
+
+def test_without_a_good_client_there_is_nothing_to_aggregate() -> None:
+    with pytest.raises(Failed, match=r"0 of 7 uploads can be used.*client 4: it is not finite; and 2 more\)$"):
+        run(Betrayed(sends=KINDS["nan"][0]), *[BAD] * 7)
+
+
+def test_many_rejected_clients_are_a_number_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(federation, "PER_CLIENT_METRICS", 2)
+    first = run(Betrayed(sends=KINDS["nan"][0]), 2.0, BAD, BAD)[0]
+    assert [k for k in first.metrics if k.endswith("rejected")] == ["clients/rejected"]
+    assert first.metrics["clients/rejected"] == 2.0 and set(first.rejected) == {1, 2}
+
+
+# --- resuming ---
+
+
+def test_a_resumed_run_says_again_whom_it_rejected(tmp_path: Path) -> None:
+    method, store = Betrayed(sends=KINDS["noised nan"][0]), Store(tmp_path)
+    running = rounds(method, pool(method, 2.0, BAD, store=store), keys=KEYS, store=store)
+    first = next(running)
+    running.close()  # type: ignore[attr-defined]
+    again, last = run(method, 2.0, BAD, store=Store(tmp_path))
+    assert again.resumed and again.rejected == first.rejected == last.rejected == {1: "it is not finite"}
+    whole = run(method, 2.0, BAD)[-1]
+    assert (tree.digest(last.server), last.ledger) == (tree.digest(whole.server), whole.ledger)
+
+
+@pytest.mark.parametrize("kind", ["noised nan", "raw tensors", "forged event"])
+def test_a_round_that_failed_for_too_few_is_paid_for(tmp_path: Path, kind: str) -> None:
+    with pytest.raises(Failed, match="fewer than min_clients = 2"):
+        run(Betrayed(sends=KINDS[kind][0]), 2.0, BAD, store=Store(tmp_path), min_clients=2)
+    ledger = Ledger()
+    for sent in Store(tmp_path).sent_after(-1):
+        ledger = ledger.with_upload(*sent)
+    bad = SENT if kind == "noised nan" else UNACCOUNTED
+    assert [(e.client, e.event) for e in ledger.entries] == [(0, NonPrivate("weights sent as they are")), (1, bad)]
+
+
+# --- far outside the norm ---
+
+
+def test_an_update_far_longer_than_what_it_updates_is_rejected() -> None:
+    once, server = Betrayed(rounds=1), {"w": torch.ones(1)}
+    lengths = [float(u.release.value["w"]) for u, _ in pool(once, 2.0, 4.0).run([0, 1], server, 0)]
+    between = sum(lengths) / 2  # the norm of w is 1
+    bounded = replace(once, averaging=Averaging(max_update_norm=between))
+    first = run(bounded, 2.0, 4.0)[0]
+    why = f"its norm is {lengths[1]:.4g}, above max_update_norm times the norm of what it updates, {between:.4g}"
+    assert first.rejected == {1: why}
+    assert float(first.server["w"]) == 1 + lengths[0]
+    assert run(once, 2.0, BAD)[0].rejected == {}  # unless asked for, any finite length will do
+
+
+def test_the_norm_is_relative_to_the_servers_model() -> None:
+    averaging = Averaging(max_update_norm=2.0)
+    assert averaging.objection({"w": torch.tensor([3.0, 4.0])}, {"w": torch.tensor([2.5, 0.0])}) is None
+    assert averaging.objection({"w": torch.tensor([3.0, 4.1])}, {"w": torch.tensor([2.5, 0.0])}) is not None
+    assert averaging.objection({"w": torch.ones(2)}, {"w": torch.zeros(2)}) is None  # relative to nothing
+
+
+def test_a_bound_beside_a_clip_is_refused() -> None:
+    with pytest.raises(ValueError, match="max_update_norm must be none where privacy is given"):
+        Averaging(privacy=ClientPrivacy(), max_update_norm=1.0)
