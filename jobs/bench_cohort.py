@@ -80,7 +80,7 @@ def measured(cohort: Cohort, effort: Effort) -> dict[str, Any]:
             took = time.process_time() - started
             seconds[name] = min(seconds[name], took / (cohort.clients * effort.steps))
     ratio = seconds["together"] / seconds["alone"]
-    losses = [torch.tensor([loss for _, _, loss in found[name]]) for name in ways]
+    alone, together = (torch.tensor([loss for _, _, loss in found[name]]) for name in ("alone", "together"))
     return {
         "network": type(cohort.network).__name__,
         "parameters": sum(v.numel() for v in found["alone"][0][0].values()),
@@ -90,7 +90,7 @@ def measured(cohort: Cohort, effort: Effort) -> dict[str, Any]:
         "together_over_alone": ratio,
         "target": cohort.target,
         "met": cohort.target is None or ratio <= cohort.target,
-        "agree": bool(torch.allclose(*losses, rtol=AGREEMENT, atol=0)),
+        "agree": bool(torch.allclose(alone, together, rtol=AGREEMENT, atol=0)),
     }
 
 

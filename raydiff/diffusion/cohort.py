@@ -127,9 +127,9 @@ def together(tasks: Sequence[Task]) -> list[Fitted]:
 
     def gradient(theta: Params) -> tuple[Params, Tensor]:
         batches, draws = zip(*(task.draw() for task in tasks), strict=True)
-        batch = tuple(torch.stack(parts) for parts in zip(*batches, strict=True))
+        images, labels = (torch.stack(parts) for parts in zip(*batches, strict=True))
         with sdpa_kernel(SDPBackend.MATH):  # vmap does fused attention client by client
-            loss = each(theta, batch, _stacked(draws), extras)
+            loss = each(theta, (images, labels), _stacked(draws), extras)
         loss.sum().backward()  # a client's parameters are in no loss but its own
         losses.append(loss.detach())
         return {k: v.grad for k, v in theta.items() if v.grad is not None}, losses[-1].sum()
