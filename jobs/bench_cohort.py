@@ -7,7 +7,6 @@ rounding, so weights on which the loss does not depend are far apart at once.
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -66,7 +65,7 @@ def lines(effort: Effort) -> Iterator[dict[str, Any]]:
 
 def measured(cohort: Cohort, effort: Effort) -> dict[str, Any]:
     """CPU seconds per client and step of both ways, their ratio, and whether they find the same."""
-    trainings = [functools.partial(_train, cohort, effort.steps, client) for client in range(cohort.clients)]
+    trainings = [_training(cohort, effort.steps, client) for client in range(cohort.clients)]
     ways: dict[str, Callable[[], list[Fitted]]] = {
         "alone": lambda: [train() for train in trainings],
         "together": lambda: [fitted for fitted, _ in in_step(trainings)],
@@ -94,10 +93,16 @@ def measured(cohort: Cohort, effort: Effort) -> dict[str, Any]:
     }
 
 
-def _train(cohort: Cohort, steps: int, client: int) -> Fitted:
+def _training(cohort: Cohort, steps: int, client: int) -> Callable[[], Fitted]:
+    """A client's training, ready to be run as often as one likes: what comes before its first step is not timed."""
     model, rng = DDPM(network=cohort.network, timesteps=100), seeding.generator(0, "bench", "cohort", client)
     images = torch.rand(RECORDS, *model.shape, generator=rng) * 2 - 1
     labels = torch.randint(model.labels[0], (RECORDS, 1), generator=rng)
     training = Training(steps=steps, batch=cohort.batch)
     first = model.init(seeding.generator(0, "bench", "cohort"))
-    return fit(model, first, images, labels, training=training, rng=rng)
+
+    def train() -> Fitted:
+        draws = seeding.generator(0, "bench", "cohort", client, "draws")
+        return fit(model, first, images, labels, training=training, rng=draws)
+
+    return train
