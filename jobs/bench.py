@@ -1,10 +1,13 @@
 """What does the orchestration cost? Plain torch, `LocalPool`, plain processes and `RayPool` do the same work.
-And what does the audit of a table cost?
+And what does the audit of a table cost? What is gained where packed clients train in lock-step, and how many can be
+packed?
 
     python jobs/bench.py overhead             JSON lines, minutes
     python jobs/bench.py overhead --quick     one short repetition of each, to see that it runs: no ratio counts
     python jobs/bench.py first-round          one round on a fresh Ray: what `overhead` times from outside
     python jobs/bench.py audit [--quick]      per-instance bounds (`bench_audit`), minutes, most of them the reference
+    python jobs/bench.py cohort [--quick]     clients in lock-step (`bench_cohort`), a minute
+    python jobs/bench.py scale [--quick]      1,000 clients on two workers, minutes
 
 Each way is an iterator that yields the server's weights after every round. Its first round is not timed:
 processes are warm and clients hosted by then. The ways are interleaved, and the best repetition of each counts.
@@ -32,6 +35,7 @@ from pathlib import Path
 from typing import Any
 
 import bench_audit
+import bench_cohort
 import command
 import torch
 from torch import Tensor, nn
@@ -51,6 +55,8 @@ from raydiff.trial import Trial, make_clients
 
 PROCESSES = 2  # Ray workers, and plain processes
 SMALL = MLP(width=128, depth=3)  # a quarter of the digits preset's: the smaller, the more overhead shows
+TINY = MLP(width=64, depth=1)
+SCALE_MB = 6144.0  # what the driver and the workers may hold with 1,000 clients
 AGREEMENT = 1e-4  # of the weights after one round: the ways add floats in different orders
 
 Way = Callable[[Trial], Iterator[Params]]
@@ -66,12 +72,15 @@ class Case:
     """Training steps of each client in each round."""
     network: MLP = SMALL
     """The denoiser."""
+    vectorize: bool = False
+    """Train the clients of a worker in lock-step."""
 
     def trial(self, rounds: int, sweep: Path) -> Trial:
         """FedAvg on digits without instruments."""
         model = DDPM(network=self.network, timesteps=100)
         method = FedAvg(model=model, rounds=rounds, local=Training(steps=self.steps * rounds))
-        runtime = Runtime(workers=PROCESSES, threads=1, noise_secret="00" * 16)  # no noise is drawn
+        secret = "00" * 16  # no noise is drawn
+        runtime = Runtime(workers=PROCESSES, threads=1, vectorize=self.vectorize, noise_secret=secret)
         experiment = Experiment(method=method, clients=self.clients, partition=Iid(), evaluation=None, runtime=runtime)
         return Trial(trials.resolve(experiment), sweep)
 
@@ -104,9 +113,12 @@ QUICK = Effort(cases=(Case(clients=4, steps=1, network=MLP(width=16, depth=1)),)
 
 def main(argv: Sequence[str]) -> int:
     """Run a measurement."""
-    if not argv or argv[0] not in ("overhead", "first-round", "audit") or set(argv[1:]) - {"--quick"}:
-        given = " ".join(argv)
-        raise ValueError(f"say what to measure: python jobs/bench.py overhead or audit [--quick]; got {given!r}")
+    known = ("overhead", "first-round", "audit", "cohort", "scale")
+    if not argv or argv[0] not in known or set(argv[1:]) - {"--quick"}:
+        raise ValueError(
+            "say what to measure: python jobs/bench.py overhead, audit, cohort or scale [--quick]; "
+            f"got {' '.join(argv)!r}"
+        )
     os.environ.pop("RAY_ADDRESS", None)  # the plain processes run on this machine, so Ray does too
     torch.set_num_threads(1)
     if argv[0] == "first-round":
@@ -115,6 +127,13 @@ def main(argv: Sequence[str]) -> int:
         say("machine", **machine())
         for what, fields in bench_audit.lines(bench_audit.QUICK if "--quick" in argv else bench_audit.Effort()):
             say(what, **fields)
+    elif argv[0] == "cohort":
+        say("machine", **machine())
+        for fields in bench_cohort.lines(bench_cohort.QUICK if "--quick" in argv else bench_cohort.Effort()):
+            say("cohort", **fields)
+    elif argv[0] == "scale":
+        say("machine", **machine())
+        scale(20 if "--quick" in argv else 1000)
     else:
         overhead(QUICK if "--quick" in argv else Effort())
     return 0
@@ -140,6 +159,37 @@ def overhead(effort: Effort) -> None:
             say("overhead", **compare(case, ways, effort, Path(folder) / f"case-{number}"))
         say("switch", **switch(workers, effort, Path(folder)))
         say("memory", after="all cases", **memory(workers))
+
+
+def scale(clients: int) -> None:
+    """Many clients with a tiny network, five rounds of two steps, one after the other and in lock-step.
+
+    A coordinator that kept the uploads of a round would hold `uploads_mb`; its peak must grow by less than that.
+    """
+    with tempfile.TemporaryDirectory(prefix="raydiff-bench-") as folder, ray_workers() as workers:
+        few = Case(clients=10, steps=2, network=TINY)
+        list(on_ray(few.trial(2, Path(folder) / "few"), workers, stored=True))
+        for vectorize in (False, True):
+            before, started = peak_mb(), time.perf_counter()
+            trial = Case(clients=clients, steps=2, network=TINY, vectorize=vectorize).trial(5, Path(folder) / "many")
+            *_, server = on_ray(trial, workers, stored=True)
+            seconds, held = time.perf_counter() - started, memory(workers)
+            total, grown = held["driver_mb"] + sum(held["workers_mb"]), held["driver_mb"] - before
+            uploads = clients * tree.nbytes(server) / 2**20
+            say(
+                "scale",
+                clients=clients,
+                rounds=5,
+                vectorize=vectorize,
+                parameters=sum(v.numel() for v in server.values()),
+                seconds=seconds,
+                **held,
+                total_mb=total,
+                uploads_mb=uploads,
+                driver_grown_mb=grown,
+                targets={"total_mb": SCALE_MB},
+                met={"total_mb": total <= SCALE_MB, "driver_grown_mb": grown < uploads},
+            )
 
 
 def say(what: str, **fields: Any) -> None:

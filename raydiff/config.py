@@ -33,12 +33,16 @@ from raydiff.methods import PFDM, AnyMethod
 
 @dataclass(frozen=True, kw_only=True)
 class Runtime:
-    """Where and how a trial runs. Nothing here changes its numbers, `threads` apart."""
+    """Where and how a trial runs. Nothing here changes its numbers, `threads` and `vectorize` apart."""
 
     pool: Literal["ray", "local"] = "ray"
     """ray: clients in actors; local: all in this process (jobs/run.py only)."""
     threads: int = 1
     """CPU threads of each process; part of the digest, since sums depend on it."""
+    vectorize: bool = False
+    """Train the clients that share a process in lock-step, those that do the same work: several times faster where
+    networks or batches are small. Part of the digest, since sums depend on it, to rounding; so they then do on
+    `workers`, which says who shares a process."""
     workers: int | None = None
     """Worker actors of a trial's slot; default: as many as there are slices, at most one per client."""
     gpu_per_worker: float = 0.0
@@ -128,6 +132,8 @@ class Experiment:
         """16 hex digits over all that can change a number: the tree without where it runs and where the data lie."""
         tree = to_dict(self)
         tree["runtime"] = {"threads": self.runtime.threads}
+        if self.runtime.vectorize:  # without it a digest is as it was before there was such a thing
+            tree["runtime"]["vectorize"] = True
         tree["data"].pop("root")
         if tree["evaluation"]:
             tree["evaluation"].pop("weights")  # of one network, wherever they lie

@@ -15,6 +15,7 @@ import torch
 
 from raydiff import seeding, tree
 from raydiff.data.datasets import Records
+from raydiff.diffusion.cohort import in_step
 from raydiff.diffusion.local import Diverged, fit_personal
 from raydiff.method import HELD, Deployed, Method, Metrics, Personalizing, Round, Upload
 from raydiff.privacy.ledger import Ledger
@@ -23,6 +24,7 @@ from raydiff.seeding import NoiseStream
 from raydiff.store import INITIAL, Store
 from raydiff.tree import Params
 
+COHORT = 16  # clients that train in lock-step at most: more are hardly faster, and each has its activations in memory
 PER_CLIENT_METRICS = 32  # above this many participants only the means are recorded
 NAMED = 5  # rejected clients that the reason of a failed trial names
 
@@ -67,9 +69,10 @@ class Client:
         public: Records | None = None,
         store: Store | None = None,
         newcomer: bool = False,
+        vectorize: bool = False,
     ) -> None:
         self.number, self.method, self.data, self.public = number, method, data, public
-        self.keys, self.store, self.newcomer = keys, store, newcomer
+        self.keys, self.store, self.newcomer, self.vectorize = keys, store, newcomer, vectorize
         self._states: dict[int, Params] = {}  # by the round after which they hold
 
     def run(self, server: Params, number: int) -> tuple[Upload, Metrics]:
@@ -170,7 +173,8 @@ class Client:
     def _key(self) -> str:
         """What `init_client` depends on, as the name of its result."""
         digests = [tree.digest({"images": d.images, "labels": d.labels}) for d in (self.data, self.public) if d]
-        parts = (self.method.init_key, self.keys.seed, self.number, *digests, torch.get_num_threads())
+        how = ("vectorize",) if self.vectorize else ()  # its bits are not those of a training by itself
+        parts = (self.method.init_key, self.keys.seed, self.number, *digests, torch.get_num_threads(), *how)
         return f"client-{hashlib.sha256(repr(parts).encode()).hexdigest()[:32]}"
 
     def _init_part(self, state: Params, part: int) -> Params:
@@ -184,6 +188,18 @@ class Client:
         self._states = {n: s for n, s in self._states.items() if n == number - 1} | {number: state}
         if self.store:
             self.store.save_client(self.number, number, state)
+
+
+def run_clients(clients: Sequence[Client], server: Params, number: int) -> Iterator[tuple[Upload, Metrics]]:
+    """`Client.run` of each, in order: one after the other; or, where they are to be vectorized, COHORT at a time in
+    lock-step. Then the metric `cohort/size` says with how many a client trained, itself included; 1 is by itself."""
+    if not any(client.vectorize for client in clients):
+        yield from (client.run(server, number) for client in clients)
+        return
+    for start in range(0, len(clients), COHORT):
+        runs = [functools.partial(client.run, server, number) for client in clients[start : start + COHORT]]
+        for (upload, metrics), sizes in in_step(runs):
+            yield upload, {**metrics, "cohort/size": sum(sizes) / len(sizes)} if sizes else metrics
 
 
 class Pool(Protocol):
@@ -201,7 +217,7 @@ class Pool(Protocol):
 
 
 class LocalPool:
-    """All clients in this process, one after the other: for tests, debugging and laptops."""
+    """All clients in this process: for tests, debugging and laptops."""
 
     def __init__(self, clients: Sequence[Client], evaluate: Callable[[str], Evaluate] | None = None) -> None:
         self._clients = {c.number: c for c in sorted(clients, key=lambda c: c.number)}
@@ -214,8 +230,7 @@ class LocalPool:
 
     def run(self, ids: Sequence[int], server: Params, number: int) -> Iterator[tuple[Upload, Metrics]]:
         """`Client.run` of each."""
-        for i in ids:
-            yield self._clients[i].run(server, number)
+        yield from run_clients([self._clients[i] for i in ids], server, number)
 
     def evaluate(self, ids: Sequence[int], server: Params, number: int, split: str) -> Iterator[Any]:
         """`Client.evaluate` of each, against a split that no client holds."""

@@ -147,6 +147,7 @@ def make_clients(trial: Trial, ids: Sequence[int], *, keys: Keys | None = None) 
     train, public, parts = dataset.splits["train"], dataset.splits["public"], _parts(trial.experiment, dataset)
     method, regular = trial.experiment.method, trial.experiment.clients
     shared: dict[str, Any] = {"keys": keys or trial.keys, "public": public, "store": trial.store}
+    shared["vectorize"] = trial.experiment.runtime.vectorize
     train = train.without_base()
     return [Client(i, method, train.select(parts[i]), newcomer=i >= regular, **shared) for i in ids]
 

@@ -113,6 +113,7 @@ OTHER: dict[str, Any] = {
     "evaluation.members": 10,
     "runtime.pool": "ray",
     "runtime.threads": 2,
+    "runtime.vectorize": True,
     "runtime.workers": 2,
     "runtime.gpu_per_worker": 0.5,
     "runtime.gpu_server": 1.0,
@@ -124,7 +125,7 @@ OTHER: dict[str, Any] = {
     "data_digest": "another",
 }
 """Another value for every field of the tiny experiment."""
-ELSEWHERE = {path for path in OTHER if path.startswith("runtime.")} - {"runtime.threads"} | {
+ELSEWHERE = {path for path in OTHER if path.startswith("runtime.")} - {"runtime.threads", "runtime.vectorize"} | {
     "data.root",
     "evaluation.weights",
 }

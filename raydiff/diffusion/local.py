@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol, get_args
 
 import torch
@@ -88,6 +89,73 @@ class Training:
         return self.learning_rate * 0.5 * (1 + math.cos(math.pi * min(1.0, step / max(self.steps, 1))))
 
 
+Fitted = tuple[Params, Params, float]
+"""(parameters, the optimiser's state, mean loss)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What `fit` is asked for: at least one step on at least one record."""
+
+    model: Model
+    """What is trained."""
+    params: Params
+    """Where its parameters start."""
+    images: Tensor
+    """(N, C, H, W)."""
+    labels: Tensor
+    """(N, K)."""
+    training: Training
+    """How it is trained."""
+    rng: torch.Generator = field(repr=False)
+    """Of batches and draws; each step moves it on."""
+    first: int
+    """The first step, of `training`."""
+    steps: int
+    """Number of steps."""
+    moments: Params
+    """The optimiser's state, {} at first."""
+    objective: Objective | None
+    """What is minimised; None: the model's own loss."""
+    extras: Params
+    """Its constants."""
+
+    def to(self, where: torch.device) -> Task:
+        """The same with records and constants there."""
+        extras = {k: v.to(where) for k, v in self.extras.items()}
+        return replace(self, images=self.images.to(where), labels=self.labels.to(where), extras=extras)
+
+    def draw(self) -> tuple[tuple[Tensor, Tensor], Params]:
+        """(batch, draws) of the next step, where the records are."""
+        where, count = self.images.device, self.training.batch
+        rows = torch.randint(len(self.images), (count,), generator=self.rng).to(where)
+        draws = {k: v.to(where) for k, v in self.model.draws(count, self.rng).items()}
+        return (self.images[rows], self.labels[rows]), draws
+
+    def loss(self, params: Params, batch: tuple[Tensor, Tensor], draws: Params, extras: Params) -> Tensor:
+        """The objective, or without one the model's own loss."""
+        return (self.objective or self.model.loss)(params, batch, draws, extras)
+
+    def alone(self) -> Fitted:
+        """Do it."""
+        task = self.to(device())
+
+        def gradient(theta: Params) -> tuple[Params, Tensor]:
+            batch, draws = task.draw()
+            loss = task.loss(theta, batch, draws, task.extras)
+            loss.backward()
+            return {k: v.grad for k, v in theta.items() if v.grad is not None}, loss.detach()
+
+        return optimize(
+            self.params, gradient, training=self.training, first=self.first, steps=self.steps, moments=self.moments
+        )
+
+
+MEETING: ContextVar[Callable[[Task], Fitted] | None] = ContextVar("meeting", default=None)
+"""Who does the tasks of the clients that train in lock-step (`cohort`), so that no method needs to know of it; None:
+each does its own."""
+
+
 def span(steps: int, parts: int, part: int) -> tuple[int, int]:
     """(first step, number of steps) of part 0 .. parts - 1 of a training of `steps`, as even as can be."""
     first = steps * part // parts
@@ -107,7 +175,7 @@ def fit(
     moments: Params | None = None,
     objective: Objective | None = None,
     extras: Params | None = None,
-) -> tuple[Params, Params, float]:
+) -> Fitted:
     """Take steps first, first + 1, ..., first + steps - 1 of `training` on images (N, C, H, W) and labels (N, K).
 
     Gives (params, moments, mean loss). `moments` is the optimiser's state: handing it back continues the optimisation
@@ -119,18 +187,21 @@ def fit(
         return params, moments or {}, 0.0
     if not len(images):
         raise ValueError("there are no records to train on")
-    where, loss_of = device(), objective or model.loss
-    images, labels = images.to(where), labels.to(where)
-    constants = {k: v.to(where) for k, v in (extras or {}).items()}
-
-    def gradient(theta: Params) -> tuple[Params, Tensor]:
-        rows = torch.randint(len(images), (training.batch,), generator=rng).to(where)
-        draws = {k: v.to(where) for k, v in model.draws(training.batch, rng).items()}
-        loss = loss_of(theta, (images[rows], labels[rows]), draws, constants)
-        loss.backward()
-        return {k: v.grad for k, v in theta.items() if v.grad is not None}, loss.detach()
-
-    return optimize(params, gradient, training=training, first=first, steps=steps, moments=moments)
+    task = Task(
+        model=model,
+        params=params,
+        images=images,
+        labels=labels,
+        training=training,
+        rng=rng,
+        first=first,
+        steps=steps,
+        moments=moments or {},
+        objective=objective,
+        extras=extras or {},
+    )
+    meet = MEETING.get()
+    return task.alone() if meet is None else meet(task)
 
 
 def optimize(
@@ -180,9 +251,6 @@ def fit_personal(
     `data` is (images (N, C, H, W), labels (N, K)).
     """
 
-    def objective(params: Params, batch: tuple[Tensor, Tensor], draws: Params, extras: Params) -> Tensor:
-        return model.loss({**extras, **params}, batch, draws, {})
-
     images, labels = data
     return fit(
         model,
@@ -194,9 +262,20 @@ def fit_personal(
         first=first,
         steps=steps,
         moments=moments,
-        objective=objective,
+        objective=_Completed(model),
         extras=fixed,
     )
+
+
+@dataclass(frozen=True)
+class _Completed:
+    """The loss of a model of which only some parameters are trained; `extras` are the others. Equal for equal models,
+    which a function made at each call would not be."""
+
+    model: Model
+
+    def __call__(self, params: Params, batch: tuple[Tensor, Tensor], draws: Params, extras: Params) -> Tensor:
+        return self.model.loss({**extras, **params}, batch, draws, {})
 
 
 def with_clipped_flag(model: DDPM) -> DDPM:

@@ -22,7 +22,7 @@ from ray.exceptions import RayActorError
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from raydiff.federation import Client
+from raydiff.federation import Client, run_clients
 from raydiff.method import Metrics, Upload
 from raydiff.privacy.release import already_private
 from raydiff.runtime.resources import Slot, cap_memory
@@ -67,7 +67,7 @@ class Worker:
     def run(self, trial: str, ids: Sequence[int], server: Arrays, number: int) -> Iterator[Any]:
         """`Client.run` of each, streamed, several to a message."""
         params = _tensors(server)
-        yield from _messages(client.run(params, number) for client in self._of(trial, ids))
+        yield from _messages(run_clients(self._of(trial, ids), params, number))
 
     def evaluate(self, trial: str, ids: Sequence[int], server: Arrays, number: int, split: str) -> Iterator[Any]:
         """`Client.evaluate` of each, streamed."""

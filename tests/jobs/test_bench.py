@@ -37,6 +37,10 @@ AUDIT_FIELDS = {
     "reference": {"rows", "table", "seconds", "reference_s", "reference_over_audit", "difference", "agree"},
     "cost": {"columns", "rows", "audited", "seconds"},
 }
+COHORT_FIELDS = {
+    "network", "parameters", "clients", "batch", "alone_cpu_s", "together_cpu_s", "together_over_alone", "target",
+    "met", "agree",
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -145,6 +149,27 @@ def test_the_audit_notices_another_delta(bench: ModuleType) -> None:
     assert of(np.array([inf, 2.0]), np.array([inf, 2.0])) == 0
     assert of(np.array([inf, 2.0]), np.array([inf, 2.0 + 1e-6])) == pytest.approx(5e-7)
     assert of(np.array([inf, 2.0]), np.array([1.0, 2.0])) == of(np.array([1.0]), np.array([inf])) == inf
+
+
+def test_cohorts_print_their_lines_and_notice_other_work(
+    bench: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bench.main(["cohort", "--quick"]) == 0
+    first, line = (json.loads(text) for text in capsys.readouterr().out.splitlines())
+    assert set(first) == {"what"} | FIELDS["machine"]
+    assert set(line) == {"what"} | COHORT_FIELDS
+    assert (line["what"], line["network"], line["clients"], line["batch"]) == ("cohort", "MLP", 2, 4)
+    assert line["agree"] is True and line["met"] is (line["together_over_alone"] <= line["target"])
+    assert line["alone_cpu_s"] > 0 and line["together_cpu_s"] > 0
+
+    cohort = bench.bench_cohort
+    honest = cohort.in_step
+    off = [(lambda fitted: (fitted[0], fitted[1], 1.01 * fitted[2])), (lambda fitted: fitted)]
+    for change, agree in zip(off, (False, True), strict=True):
+        monkeypatch.setattr(
+            cohort, "in_step", lambda calls, f=change: ((f(fitted), sizes) for fitted, sizes in honest(calls))
+        )
+        assert next(cohort.lines(cohort.QUICK))["agree"] is agree
 
 
 @pytest.mark.slow

@@ -63,6 +63,21 @@ def test_ray_gives_the_bits_of_one_process(tmp_path, workers, name, clients, sha
     assert local.ledger == remote.ledger
 
 
+def test_clients_in_lock_step_share_a_worker(tmp_path, workers):
+    """The same cohort has the same bits in an actor as in one process. Halved over two it is equal to rounding."""
+    from raydiff.runtime.actors import RayPool
+
+    ends = []
+    for name, share in (("local", None), ("ray", 1), ("both", 2)):
+        vectorized = experiment(METHODS["fedavg"], 4)
+        runtime = dataclasses.replace(vectorized.runtime, vectorize=True)
+        this = trial.open_trial(dataclasses.replace(vectorized, runtime=runtime), tmp_path / name)
+        ends.append(last(trial.local_pool(this) if share is None else RayPool(workers[:share], this), this))
+    assert [end.metrics["cohort/size"] for end in ends] == [4, 4, 2]
+    assert tree.digest(ends[0].server) == tree.digest(ends[1].server)
+    assert tree.norm(tree.sub(ends[0].server, ends[2].server)) < 1e-5
+
+
 def test_newcomers_in_actors_are_measured_as_in_one_process(tmp_path, workers):
     from raydiff.runtime.actors import RayPool
 
