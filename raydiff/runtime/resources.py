@@ -49,7 +49,7 @@ def slot(runtime: Runtime, *, clients: int, nodes: Sequence[Mapping[str, float]]
     nodes beside the coordinator."""
 
     def of(workers: int) -> Slot:
-        return Slot(min(workers, clients), runtime.threads, runtime.gpu_per_worker, runtime.gpu_server)
+        return Slot(min(workers, clients), runtime.threads, runtime.worker_share, runtime.gpu_server)
 
     if runtime.workers is not None:
         return of(runtime.workers)
