@@ -42,7 +42,7 @@ class Runtime:
     workers: int | None = None
     """Worker actors of a trial's slot; default: as many as there are slices, at most one per client."""
     gpu_per_worker: float | Literal["auto"] = 0.0
-    """GPU share of each worker, also its memory cap; auto: measured on a GPU before the sweep, with a fifth to spare."""
+    """GPU share of each worker, also its memory cap; auto: measured before the sweep, with a fifth to spare."""
     gpu_server: float = 0.0
     """GPU share of the coordinator, which trains the server's models."""
     storage: str = "~/raydiff"

@@ -200,7 +200,7 @@ class Mlflow(threading.Thread):
         if digest not in self._logged:
             self._attach(folder)
         run, told = self._runs[digest], self._told.get(digest)
-        if outcome is not None and told == outcome["outcome"] and ENDED[told] == "FINISHED":  # by an earlier follower
+        if outcome is not None and told == outcome["outcome"] in ("finished", "stopped"):  # by an earlier follower
             self._ended[digest] = written
             return
         if outcome is None and (told in ENDED or digest in self._ended):  # it runs again

@@ -17,6 +17,7 @@ import torch
 
 from raydiff.config import Runtime
 
+CAP = 0.95  # of its slice is what torch may take; the rest is for CUDA itself
 COORDINATOR = 0.1  # of one process's CPUs: it works while its workers wait, so a slot is booked as its workers alone
 
 
@@ -91,7 +92,7 @@ def cap_memory(share: float) -> None:
     if share == 0 and not torch.cuda.is_initialized():
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     if 0 < share < 1 and torch.cuda.is_available():
-        torch.cuda.set_per_process_memory_fraction(share * 0.95, 0)
+        torch.cuda.set_per_process_memory_fraction(share * CAP, 0)
 
 
 def storage_is_shared(folder: Path) -> None:
