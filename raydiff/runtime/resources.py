@@ -119,6 +119,12 @@ def storage_is_shared(folder: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+def unplaced(bundles: Sequence[Mapping[str, float]], nodes: Sequence[Mapping[str, float]]) -> int:
+    """How many of these equal bundles find no room on the nodes."""
+    free = [dict(node) for node in nodes]
+    return sum(not _place([bundle], free) for bundle in bundles)
+
+
 def _place(bundles: Sequence[Mapping[str, float]], free: list[dict[str, float]]) -> bool:
     """Take the bundles from the first nodes that have room; False (and nothing useful taken) when one finds none."""
     for bundle in bundles:
