@@ -2,6 +2,7 @@
 
 python jobs/generate.py RUN --num 1000                    samples of client 0 in the proportions of its classes
 python jobs/generate.py RUN --num 100 --per-class --client 1 --out DIR
+python jobs/generate.py RUN --num 100000 --workers 8      the same files, made by Ray workers
 python jobs/generate.py RUN --source global               of the server's model alone: they carry the run's epsilon
 python jobs/generate.py RUN --log-model                   mlflow.pyfunc.load_model("runs:/ID/sampler")
 
@@ -13,6 +14,7 @@ on a table makes one file, --data.name ./DIR/rows.csv, of the names of groups an
 from __future__ import annotations
 
 import argparse
+import functools
 import shlex
 import time
 from collections.abc import Callable, Sequence
@@ -42,9 +44,12 @@ def main(argv: Sequence[str]) -> int:
     finished = open_finished(folder)
     if options.log_model:
         return _log_model(finished, options.client, shared, record.tracking_store(storage)[0])
+    if options.workers < 1:
+        raise ValueError(f"--workers must be at least 1, got {options.workers}")
     client = None if shared else options.client or 0
     whose = "global" if shared else f"client{client}"
-    return _generate(finished, client, options.out or Path(f"samples-{folder.name[:8]}-{whose}"), request)
+    out = options.out or Path(f"samples-{folder.name[:8]}-{whose}")
+    return _generate(finished, client, out, request, options.workers)
 
 
 def _options() -> argparse.ArgumentParser:
@@ -61,19 +66,28 @@ def _options() -> argparse.ArgumentParser:
     p.add_argument("--source", choices=("client", "global"), default="client", help="a client's model, or the server's")
     p.add_argument("--seed", type=int, help="of the samples (default: 0)")
     p.add_argument("--out", type=Path, help="folder to write (default: samples-DIGEST-clientN, here)")
+    p.add_argument("--workers", type=int, default=1, help="Ray workers that make them (default: 1, without Ray)")
     p.add_argument("--storage", default=Runtime().storage, help="where the run's files are (default: %(default)s)")
     p.add_argument("--log-model", action="store_true", help="log the sampler to the run in MLflow, make no samples")
     return p
 
 
-def _generate(finished: Finished, client: int | None, out: Path, request: Request) -> int:
+def _generate(finished: Finished, client: int | None, out: Path, request: Request, workers: int) -> int:
+    write = functools.partial(generation.write, finished, client, out, request, code=record.version(), say=_progress())
     try:
-        privacy = generation.write(finished, client, out, request, code=record.version(), say=_progress())
+        privacy = write() if workers == 1 else _on_ray(write, workers)
     except KeyboardInterrupt:
         print("interrupted; the same command continues")
         return 130
     print(f"samples: {out} (privacy: {privacy})\nuse them as a data set with {_as_data(finished, out.absolute())}")
     return 0
+
+
+def _on_ray(write: Callable[..., str], workers: int) -> str:
+    from raydiff.runtime import samples, sweep
+
+    with sweep.cluster() as nodes:
+        return write(spread=samples.over(workers, nodes))
 
 
 def _as_data(finished: Finished, out: Path) -> str:

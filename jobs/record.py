@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import raydiff
-from raydiff import runs
+from raydiff import config, runs
 from raydiff.config import Experiment
 from raydiff.finished import find, open_finished
 from raydiff.runtime.resources import cap_memory
@@ -47,10 +47,19 @@ def fresh_name(preset: str) -> str:
     return f"{preset}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
-def plan(at: Path, *, trials: Sequence[Experiment], space: Mapping[str, Any], search: str, resume: bool) -> Plan:
+def plan(
+    at: Path,
+    *,
+    trials: Sequence[Experiment],
+    space: Mapping[str, Any],
+    search: str,
+    resume: bool,
+    extend: bool = False,
+) -> Plan:
     """What sweep.json is to say; nothing is written yet.
 
-    Raises ValueError if the sweep exists, or with `resume`, saying the difference, under other code or another space.
+    Raises ValueError if the sweep exists, or with `resume`, saying the difference, under other code or another space;
+    with `extend` the space may be larger than it was.
     """
     now: Plan = {
         "id": uuid.uuid4().hex,
@@ -69,18 +78,32 @@ def plan(at: Path, *, trials: Sequence[Experiment], space: Mapping[str, Any], se
     changed = sorted(f for f in {*then["code"], *now["code"]} if then["code"].get(f) != now["code"].get(f))
     if changed:
         raise ValueError(f"{at.name} was started under other code; changed since: {', '.join(changed)}")
-    if any(then[k] != now[k] for k in ("trials", "space", "search")):
-        old, new = set(then["trials"]), set(now["trials"])
+    old, new = set(then["trials"]), set(now["trials"])
+    same = all(then[k] == now[k] for k in ("space", "search"))
+    if not same or (old - new if extend else old != new):
+        advice = ": --extend adds trials and takes none away" if extend else ""
+        advice = ": --extend adds them" if same and not extend and old < new else advice
         raise ValueError(
             f"{at.name} has another space: {len(new - old)} trials are new and {len(old - new)} are gone "
-            f"(it was started by: {' '.join(then['command'])})"
+            f"(it was started by: {' '.join(then['command'])}){advice}"
         )
-    return then
+    return {**then, **{k: now[k] for k in ("trials", "command")}} if new - old else then
 
 
-def write(at: Path, this: Plan) -> None:
-    """Write sweep.json; what failed or was cut short by anything but the scheduler will be run again."""
+def ended(at: Path, *outcomes: str) -> list[Experiment]:
+    """The trials that ended so."""
+    found = []
+    for path in sorted(at.glob("trials/*/outcome.json")):
+        if json.loads(path.read_text())["outcome"] in outcomes:
+            found.append(config.from_dict(json.loads((path.parent / "config.json").read_text())))
+    return found
+
+
+def write(at: Path, this: Plan, *, again: bool = True) -> None:
+    """Write sweep.json. `again`: what failed or was cut short by anything but the scheduler will be run again."""
     write_text(at / "sweep.json", json.dumps(this, indent=1))
+    if not again:
+        return
     for path in at.glob("trials/*/outcome.json"):
         outcome = json.loads(path.read_text())
         if outcome["outcome"] in ("killed", "failed") or outcome.get("reason") == "time budget":

@@ -69,7 +69,8 @@ def _options() -> argparse.ArgumentParser:
 
 
 def _local(experiment: Experiment, folder: Path, plan: record.Plan, mlflow: Mlflow) -> bool:
-    cap_memory(max(experiment.runtime.gpu_per_worker, experiment.runtime.gpu_server))
+    given = experiment.runtime
+    cap_memory(1.0 if given.gpu_per_worker == "auto" else max(given.worker_share, given.gpu_server))
     record.write(folder, plan)
     mlflow.begin()
     this = trial.open_trial(experiment, folder)
@@ -97,6 +98,7 @@ def _on_ray(experiment: Experiment, folder: Path, this: record.Plan, mlflow: Mlf
         total=1, metric=(experiment.evaluation or Evaluation()).metric, name=lambda _: name, stop_on_error=False
     )
     with sweep.cluster() as nodes:
+        experiment, _ = sweep.sized(experiment, [], nodes)
         plan = sweep.Plan(folder=folder, trials=[experiment], base=experiment)
         shape = sweep.check(plan, nodes)
         record.write(folder, this)

@@ -6,17 +6,22 @@ python jobs/sweep.py digits --model unet --clients 8 --partition dirichlet
 python jobs/sweep.py reproduce --paper pfdm --scale cpu      a paper's tables; analysis/claims.py says what came out
 python jobs/sweep.py digits --search random --sample method.clip=uniform:3,8 --samples 20
 python jobs/sweep.py digits --grid seed=0,1,2 --dry-run      trials, slots, GPUs and CPUs, and about how long
+python jobs/sweep.py digits --name mine --resume             start, or go on where it ended
+python jobs/sweep.py digits --name mine --resume --retry failed    run again what failed, and only that
+python jobs/sweep.py digits --name mine --resume --extend --grid method.epsilon=1,5,10    more values, the same sweep
 ray job submit --working-dir . -- python jobs/sweep.py digits --name mine --resume
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,11 +59,19 @@ def main(argv: Sequence[str]) -> int:
     if options.help:
         print(command.help_text(__doc__, _options().format_help(), study))
         return 0
+    _check_resumption(options)
     base, experiments, space = _plan(study, options, overrides)
     if options.dry_run:
         return _dry_run(options, base, experiments)
     folder = record.folder(base, options.name or record.fresh_name(name))
-    this = record.plan(folder, trials=experiments, space=space, search=options.search, resume=options.resume)
+    this = record.plan(
+        folder, trials=experiments, space=space, search=options.search, resume=options.resume, extend=options.extend
+    )
+    if options.retry:
+        experiments, space, options.search = _failed(folder, base), {}, "grid"
+        if not experiments:
+            print(f"no trial of {folder.name} has failed")
+            return 0
     print(f"sweep {folder.name}: {len(experiments) + _suggested(options)} trials in {folder}", flush=True)
     return _run(options, name, folder, base, experiments, space, this, started)
 
@@ -83,7 +96,29 @@ def _options() -> argparse.ArgumentParser:
     p.add_argument("--dry-run", action="store_true", help="what it would need, and about how long; nothing is run")
     p.add_argument("--name", default=None, help="the sweep's name (default: preset and time)")
     p.add_argument("--resume", action="store_true", help="continue the sweep of this name if it exists")
+    p.add_argument("--extend", action="store_true", help="with --resume: the grid may have grown")
+    p.add_argument(
+        "--retry",
+        choices=("failed",),
+        default=None,
+        help="with --resume: run again the trials that failed, and no other; those that ran out of GPU memory on twice "
+        "the slice, then on four times",
+    )
     return p
+
+
+def _check_resumption(options: argparse.Namespace) -> None:
+    for name in ("retry", "extend"):
+        if getattr(options, name) and not (options.resume and options.name):
+            raise ValueError(f"--{name} is for a sweep that exists: give its --name, and --resume")
+    if options.retry and options.extend:
+        raise ValueError("--retry runs what failed and --extend what is new: give one of them")
+
+
+def _failed(folder: Path, base: Experiment) -> list[Experiment]:
+    """The sweep's failed trials, to be run where this command says."""
+    found = record.ended(folder, "failed")
+    return [replace(e, runtime=replace(base.runtime, threads=e.runtime.threads)) for e in found]
 
 
 def _plan(
@@ -149,9 +184,11 @@ def _dry_run(options: argparse.Namespace, base: Experiment, experiments: list[Ex
     from raydiff.runtime.progress import duration
     from raydiff.runtime.resources import fitting, say, total_of
 
-    trials = experiments + [base] * _suggested(options)
-    print(f"{len(trials)} trials" + (f", {_suggested(options)} of them Optuna's" if _suggested(options) else ""))
+    count = len(experiments) + _suggested(options)
+    print(f"{count} trials" + (f", {_suggested(options)} of them Optuna's" if _suggested(options) else ""))
     with runtime.cluster(only_join=True) as nodes:
+        base, experiments = runtime.sized(base, experiments, nodes)
+        trials = experiments + [base] * _suggested(options)
         slot = runtime.slot_of(base, experiments, nodes)
         slots = min(fitting(slot, nodes), options.max_concurrent or len(trials), len(trials))
         print(f"a trial: {slot.workers} worker(s), {say(slot.total)}")
@@ -188,17 +225,22 @@ def _run(
 ) -> int:
     mlflow = record.mlflow(folder, name, base, samplers=options.log_samplers)
     mlflow.start()  # opening a new store takes 10 s: while Ray starts
+    from raydiff.runtime import retry
     from raydiff.runtime import sweep as runtime
     from raydiff.runtime.progress import Progress
 
     named = command.varying([base, *experiments], space)
-    progress = Progress(
-        total=len(experiments) + _suggested(options),
+    shown = functools.partial(
+        Progress,
         metric=options.metric,
         name=lambda values: named(runtime.experiment_of(values)),
         stop_on_error=options.on_error == "stop",
     )
     with runtime.cluster() as nodes:
+        measured = base.runtime.gpu_per_worker == "auto"
+        base, experiments = runtime.sized(base, experiments, nodes, share=None if options.extend else this.get("share"))
+        if measured:
+            this["share"] = base.runtime.worker_share  # what a resumed sweep goes on with
         plan = runtime.Plan(
             folder=folder,
             trials=experiments,
@@ -212,16 +254,18 @@ def _run(
         )
         slot = runtime.check(plan, nodes)
         mlflow.wait_ready()
-        record.write(folder, this)  # from here on there is a sweep; what was refused before has left nothing
+        # from here on there is a sweep; what was refused before has left nothing
+        record.write(folder, this, again=not options.retry)
         mlflow.begin()
         print(f"ready after {time.monotonic() - started:.0f} s: {slot.workers} worker(s) per trial", flush=True)
-        interrupted = runtime.run(plan, slot, progress)
-    return _report(options, folder, mlflow, interrupted or progress.failed > 0, interrupted, started)
+        if options.retry:
+            interrupted = retry.run(plan, nodes, lambda total: shown(total=total))
+        else:
+            interrupted = runtime.run(plan, slot, shown(total=len(experiments) + _suggested(options)))
+    return _report(options, folder, mlflow, interrupted, started)
 
 
-def _report(
-    options: argparse.Namespace, folder: Path, mlflow: Mlflow, unclean: bool, interrupted: bool, started: float
-) -> int:
+def _report(options: argparse.Namespace, folder: Path, mlflow: Mlflow, interrupted: bool, started: float) -> int:
     from analysis import frontier
 
     mlflow.close()
@@ -238,7 +282,7 @@ def _report(
     if interrupted:
         print(f"\ninterrupted; continue with: {record.resume_command(folder.name)}")
     print(f"open the runs with: mlflow ui --backend-store-uri {mlflow.uri}")
-    return 130 if interrupted else int(unclean)
+    return 130 if interrupted else int(bool(record.ended(folder, "failed", "killed")))
 
 
 def _page(folder: Path, out: Path) -> str:

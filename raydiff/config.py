@@ -45,8 +45,8 @@ class Runtime:
     `workers`, which says who shares a process."""
     workers: int | None = None
     """Worker actors of a trial's slot; default: as many as there are slices, at most one per client."""
-    gpu_per_worker: float = 0.0
-    """GPU share of each worker, also its memory cap."""
+    gpu_per_worker: float | Literal["auto"] = 0.0
+    """GPU share of each worker, also its memory cap; auto: measured before the sweep, with a fifth to spare."""
     gpu_server: float = 0.0
     """GPU share of the coordinator, which trains the server's models."""
     storage: str = "~/raydiff"
@@ -63,7 +63,9 @@ class Runtime:
             raise ValueError(f"threads and workers must be at least 1, got {self.threads} and {self.workers}")
         for name in ("gpu_per_worker", "gpu_server"):
             share = getattr(self, name)
-            if not 0 <= share <= 1:  # a process computes on one GPU
+            if share == "auto" and name == "gpu_per_worker":
+                continue
+            if isinstance(share, str) or not 0 <= share <= 1:  # a process computes on one GPU
                 raise ValueError(f"{name} must be a share in [0, 1], got {share}")
         if not self.revive_s > 0 or self.failures < 0:
             raise ValueError(f"revive_s must be > 0 and failures >= 0, got {self.revive_s} and {self.failures}")
@@ -74,6 +76,13 @@ class Runtime:
                 long_enough = False
             if not long_enough:
                 raise ValueError("noise_secret must be at least 32 hexadecimal digits")
+
+    @property
+    def worker_share(self) -> float:
+        """`gpu_per_worker`, a number. Raises ValueError while it is still to be measured."""
+        if isinstance(self.gpu_per_worker, str):
+            raise ValueError("gpu_per_worker is auto, and was not measured: give a number")
+        return self.gpu_per_worker
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -364,7 +373,7 @@ def _typed(declared: Any, path: str, tokens: Sequence[str]) -> Any:
 def _readable(declared: Any) -> str:
     if typing.get_origin(declared) is Literal:
         return "one of " + ", ".join(str(a) for a in typing.get_args(declared))
-    if isinstance(declared, types.UnionType):
+    if typing.get_origin(declared) in (types.UnionType, typing.Union):
         return " or ".join(_readable(a) for a in typing.get_args(declared))
     names = {int: "an integer", float: "a number", bool: "true or false", str: "text", type(None): "none"}
     return names.get(declared, str(declared))

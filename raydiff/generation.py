@@ -5,8 +5,8 @@ of a table, CSV; and a card.
     train-00000-of-00010.parquet     PART pictures each: image (PNG), label, and the other label columns if any
     rows.csv                         of a table all rows, the label last; while they are made, train-00000-of-00010.csv
 
-The card is written first, then one part after the other, each whole or not at all and from streams of its own: a run
-that was killed continues with the first part that is missing, and its files are those of a run that was not.
+The card is written first, then the parts, each whole or not at all and from streams of its own: a run that was killed
+continues with the parts that are missing, and its files are those of a run that was not, wherever they were made.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import io
 import json
 import platform
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -86,6 +86,45 @@ def plan(source: Source, request: Request) -> Labels:
     return Labels(pools, request.num * len(pools))
 
 
+@dataclass(frozen=True, eq=False)
+class Maker:
+    """Writes the parts of one folder, each by itself."""
+
+    finished: Finished
+    source: Source
+    out: Path
+    request: Request
+    labels: Labels
+
+    def write(self, part: int) -> None:
+        """Part 0, 1, ... of the folder, whole or not at all."""
+        mapping = self.finished.dataset.mapping
+        rows = self.labels.of(part * PART, part * PART + _count(part, self.labels.rows))
+        made = self.source.sample(rows, _generator(self.source, self.request, part))
+        with appearing(self.out / _names(self.labels.rows, mapping)[part]) as temporary:
+            if mapping is None:
+                _write_part(temporary, to_bytes(made), rows, self.finished.label_names, self.source)
+            else:
+                generated.write_part(temporary, codes_of(made).numpy(), rows[:, 0].numpy(), mapping, header=part == 0)
+
+
+def maker(finished: Finished, client: int | None, out: Path, request: Request) -> Maker:
+    """Raises ValueError as `Finished.source`."""
+    source = finished.source(client)
+    return Maker(finished, source, out, request, plan(source, request))
+
+
+Spread = Callable[[Maker, Sequence[int]], Iterable[int]]
+"""Writes these parts, and gives the number of each once it is there."""
+
+
+def one_by_one(make: Maker, parts: Sequence[int]) -> Iterator[int]:
+    """A `Spread` in this process."""
+    for part in parts:
+        make.write(part)
+        yield part
+
+
 def write(
     finished: Finished,
     client: int | None,
@@ -94,15 +133,16 @@ def write(
     *,
     code: Mapping[str, str],
     say: Callable[[int, int], None] = lambda done, rows: None,
+    spread: Spread = one_by_one,
 ) -> str:
     """Fill the folder `out`, or go on filling it, and give the samples' privacy in words.
 
     `say(rows there are, rows in all)` is called at the start and after each part; `code` tells in the card by what they
-    were made. Raises ValueError, in one sentence, where the folder holds something else, or its disk has too little
-    room.
+    were made; `spread` says where. Raises ValueError, in one sentence, where the folder holds something else, or its
+    disk has too little room.
     """
-    source, mapping = finished.source(client), finished.dataset.mapping
-    labels = plan(source, request)
+    make, mapping = maker(finished, client, out, request), finished.dataset.mapping
+    source, labels = make.source, make.labels
     card = _card(finished, source, labels, request, code)
     _claim(out, card)
     whole = mapping is not None and (out / generated.FILE).exists()
@@ -111,18 +151,9 @@ def write(
     _check_room(out, labels.rows - done, 0 if whole else _bytes(finished, labels.rows, done))
     write_text(out / "card.json", json.dumps(card, indent=1))
     say(done, labels.rows)
-    names = [] if whole else _names(labels.rows, "parquet" if mapping is None else "csv")
-    for part, name in enumerate(names):
-        if name in there:
-            continue
-        rows = labels.of(part * PART, part * PART + _count(part, labels.rows))
-        made = source.sample(rows, _generator(source, request, part))
-        with appearing(out / name) as temporary:
-            if mapping is None:
-                _write_part(temporary, to_bytes(made), rows, finished.label_names, source)
-            else:
-                generated.write_part(temporary, codes_of(made).numpy(), rows[:, 0].numpy(), mapping, header=part == 0)
-        done += len(rows)
+    names = [] if whole else _names(labels.rows, mapping)
+    for part in spread(make, [part for part, name in enumerate(names) if name not in there]):
+        done += _count(part, labels.rows)
         say(done, labels.rows)
     if mapping is not None:
         _join(out, names)
@@ -147,8 +178,8 @@ def _count(part: int, rows: int) -> int:
     return min(PART, rows - part * PART)
 
 
-def _names(rows: int, suffix: str) -> list[str]:
-    parts = -(-rows // PART)
+def _names(rows: int, mapping: object | None) -> list[str]:
+    parts, suffix = -(-rows // PART), "parquet" if mapping is None else "csv"
     return [f"train-{part:05d}-of-{parts:05d}.{suffix}" for part in range(parts)]
 
 

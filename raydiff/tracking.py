@@ -7,6 +7,7 @@ their tags and adds what is missing. Beside `runs.py` the only home of mlflow.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
@@ -89,7 +90,7 @@ class Mlflow(threading.Thread):
         self._client: Any = None
         self._runs: dict[str, str] = {}  # trial digest -> run id
         self._logged: dict[str, int] = {}  # trial digest -> last step that MLflow has
-        self._ended: set[str] = set()
+        self._ended: dict[str, int] = {}  # trial digest -> when the outcome was written that MLflow now has
         self._told: dict[str, str] = {}  # trial digest -> the outcome that MLflow had when this follower came
         self._id = ""
         self._ready, self._begun, self._closing = threading.Event(), threading.Event(), threading.Event()
@@ -186,19 +187,26 @@ class Mlflow(threading.Thread):
 
     def _look(self) -> None:
         for folder in sorted((self.sweep / "trials").glob("*")):
-            if folder.name not in self._ended and (folder / "config.json").exists():
+            if (folder / "config.json").exists() and self._ended.get(folder.name) != _written(folder / "outcome.json"):
                 self._follow(folder)
 
     def _follow(self, folder: Path) -> None:
         digest = folder.name
         outcome_path = folder / "outcome.json"  # read first: rounds logged after this look are seen in the next
-        outcome = json.loads(outcome_path.read_text()) if outcome_path.exists() else None
+        written, outcome = _written(outcome_path), None
+        if written:
+            with contextlib.suppress(FileNotFoundError):  # just now taken away, to run the trial again
+                outcome = json.loads(outcome_path.read_text())
         if digest not in self._logged:
             self._attach(folder)
-        run = self._runs[digest]
-        if outcome is not None and self._told.get(digest) == outcome["outcome"]:  # by an earlier follower
-            self._ended.add(digest)
+        run, told = self._runs[digest], self._told.get(digest)
+        if outcome is not None and told == outcome["outcome"] in ("finished", "stopped"):  # by an earlier follower
+            self._ended[digest] = written
             return
+        if outcome is None and (told in ENDED or digest in self._ended):  # it runs again
+            self._client.update_run(run, status="RUNNING")
+            self._told[digest] = ""
+            self._ended.pop(digest, None)
         lines = [line for line in read_lines(folder / "metrics.jsonl") if line["step"] > self._logged[digest]]
         for line in sorted(lines, key=lambda line: line["step"]):
             values = {k: v for k, v in line.items() if k not in ("step", "time")} | {"round": line["step"]}
@@ -206,7 +214,7 @@ class Mlflow(threading.Thread):
             self._logged[digest] = line["step"]
         if outcome is not None:
             self._finish(folder, run, outcome)
-            self._ended.add(digest)
+            self._ended[digest] = written
 
     def _attach(self, folder: Path) -> None:
         """Find or create the trial's run, log its config, and see how far MLflow has got."""
@@ -232,8 +240,6 @@ class Mlflow(threading.Thread):
         for i in range(0, len(params), 100):
             c.log_batch(run, params=params[i : i + 100])
         self._logged[digest] = max((m.step for m in c.get_metric_history(run, "round")), default=-1)
-        if self._told[digest] not in ("finished", "stopped"):
-            c.update_run(run, status="RUNNING")
 
     def _finish(self, folder: Path, run: str, outcome: dict[str, Any]) -> None:
         c = self._client
@@ -309,6 +315,14 @@ def log_folder(
     except Exception as e:  # whatever MLflow raises
         raise ValueError(f"the MLflow store {uri} cannot be written: {_first_line(e)}") from e
     return str(run)
+
+
+def _written(path: Path) -> int:
+    """When a file was written last, in ns; 0: it is not there."""
+    try:
+        return path.stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0
 
 
 def _first_line(error: Exception) -> str:

@@ -294,6 +294,34 @@ def test_a_resumed_trial_runs_again_and_a_finished_one_rests(sweep: Sweep, exper
     assert sweep.history(runs[other.name], "final/loss") == [(1, 1.0)]
 
 
+@pytest.mark.parametrize("outcome", ["failed", "killed"])
+def test_a_trial_that_fails_again_is_not_left_running(sweep: Sweep, experiment: Experiment, outcome: str) -> None:
+    """Whether the follower sees it run or not, and however often it is tried."""
+    folder = sweep.trial(experiment)
+    Jsonl(folder / "metrics.jsonl").log(0, {"server/loss": 1.0})
+
+    def now() -> tuple[str, str]:
+        (run,) = sweep.runs("trial")
+        return run.info.status, run.data.tags["raydiff.reason"]
+
+    finish(folder, outcome, reason="once")
+    sweep.follow()
+    assert now() == (outcome.upper(), "once")
+    follower = sweep.follower()
+    follower._open()
+    follower._find_runs()
+    for reason in ("twice", "three times"):
+        (folder / "outcome.json").unlink()
+        follower._look()
+        assert now()[0] == "RUNNING"
+        finish(folder, outcome, reason=reason)
+        follower._look()
+        assert now() == (outcome.upper(), reason)
+    finish(folder, outcome, reason="unseen")
+    sweep.follow()
+    assert now() == (outcome.upper(), "unseen")
+
+
 def test_another_sweep_may_make_the_experiment_at_the_same_moment(
     sweep: Sweep, experiment: Experiment, monkeypatch: pytest.MonkeyPatch
 ) -> None:

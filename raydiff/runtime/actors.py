@@ -13,7 +13,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import ray
@@ -25,10 +25,12 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from raydiff.federation import Client, run_clients
 from raydiff.method import Metrics, Upload
 from raydiff.privacy.release import already_private
+from raydiff.runtime import memory
 from raydiff.runtime.resources import Slot, cap_memory
 from raydiff.tree import Params
 from raydiff.trial import Trial, make_clients, make_instruments
 
+T = TypeVar("T")
 Arrays = dict[str, np.ndarray[Any, Any]]
 ATTEMPTS = 4  # deaths of a worker without a result between them that are put up with
 IN_FLIGHT = 2  # messages that a worker may be ahead of the coordinator: bounds memory by workers, not clients
@@ -55,11 +57,15 @@ class Worker:
         self._trial: str | None = None
         self._clients: dict[int, Client] = {}
         self._instruments: Any = None
+        self._gpu = 0.0
 
     def host(self, trial: Trial, ids: Sequence[int], gpu: float) -> None:
         """Become the home of these clients of this trial."""
         torch.set_num_threads(trial.experiment.runtime.threads)
         cap_memory(gpu)
+        self._gpu = gpu
+        if gpu and (meter := memory.here()):
+            meter.start()  # an earlier trial's peak is not this one's
         self._instruments = make_instruments(trial)
         self._clients = {c.number: c for c in make_clients(trial, ids)}
         self._trial = trial.experiment.digest
@@ -67,13 +73,25 @@ class Worker:
     def run(self, trial: str, ids: Sequence[int], server: Arrays, number: int) -> Iterator[Any]:
         """`Client.run` of each, streamed, several to a message."""
         params = _tensors(server)
-        yield from _messages(run_clients(self._of(trial, ids), params, number))
+        yield from _messages(self._in_its_slice(ids, number, run_clients(self._of(trial, ids), params, number)))
 
     def evaluate(self, trial: str, ids: Sequence[int], server: Arrays, number: int, split: str) -> Iterator[Any]:
         """`Client.evaluate` of each, streamed."""
-        params = _tensors(server)
-        for client in self._of(trial, ids):
-            yield [client.evaluate(params, number, self._instruments.of_client(split))]
+        params, read = _tensors(server), self._instruments.of_client(split)
+        reports = (client.evaluate(params, number, read) for client in self._of(trial, ids))
+        yield from ([report] for report in self._in_its_slice(ids, number, reports))
+
+    def _in_its_slice(self, ids: Sequence[int], number: int, results: Iterator[T]) -> Iterator[T]:
+        """The clients' results. Raises `memory.OutOfMemory` at the first for which the slice is too small."""
+        done = 0
+        try:
+            for result in results:
+                yield result
+                done += 1
+        except torch.OutOfMemoryError:
+            if not self._gpu:
+                raise
+            raise memory.exceeded(f"client {ids[done]}", number, "gpu_per_worker", self._gpu) from None
 
     def _of(self, trial: str, ids: Sequence[int]) -> list[Client]:
         if self._trial != trial:

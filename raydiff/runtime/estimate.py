@@ -24,7 +24,7 @@ def probe(experiment: Experiment) -> Times:
 
     Two where there are as many: a method may send everything in its first round, and train the server in the others.
     """
-    cap_memory(float(experiment.runtime.gpu_per_worker > 0))  # a whole GPU: it has all clients and the server
+    cap_memory(float(experiment.runtime.gpu_per_worker != 0))  # a whole GPU: it has all clients and the server
     importlib.import_module("torch._dynamo")  # 2 s that each process takes once, at its first optimiser
     runtime = dataclasses.replace(experiment.runtime, noise_secret=None)  # what is drawn here is nobody's upload
     alone = dataclasses.replace(experiment, evaluation=None, newcomers=None, runtime=runtime)

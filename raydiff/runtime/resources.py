@@ -17,6 +17,7 @@ import torch
 
 from raydiff.config import Runtime
 
+CAP = 0.95  # of its slice is what torch may take; the rest is for CUDA itself
 COORDINATOR = 0.1  # of one process's CPUs: it works while its workers wait, so a slot is booked as its workers alone
 
 
@@ -49,7 +50,7 @@ def slot(runtime: Runtime, *, clients: int, nodes: Sequence[Mapping[str, float]]
     nodes beside the coordinator."""
 
     def of(workers: int) -> Slot:
-        return Slot(min(workers, clients), runtime.threads, runtime.gpu_per_worker, runtime.gpu_server)
+        return Slot(min(workers, clients), runtime.threads, runtime.worker_share, runtime.gpu_server)
 
     if runtime.workers is not None:
         return of(runtime.workers)
@@ -91,7 +92,7 @@ def cap_memory(share: float) -> None:
     if share == 0 and not torch.cuda.is_initialized():
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     if 0 < share < 1 and torch.cuda.is_available():
-        torch.cuda.set_per_process_memory_fraction(share * 0.95, 0)
+        torch.cuda.set_per_process_memory_fraction(share * CAP, 0)
 
 
 def storage_is_shared(folder: Path) -> None:
@@ -116,6 +117,12 @@ def storage_is_shared(folder: Path) -> None:
                 )
     finally:
         path.unlink(missing_ok=True)
+
+
+def unplaced(bundles: Sequence[Mapping[str, float]], nodes: Sequence[Mapping[str, float]]) -> int:
+    """How many of these equal bundles find no room on the nodes."""
+    free = [dict(node) for node in nodes]
+    return sum(not _place([bundle], free) for bundle in bundles)
 
 
 def _place(bundles: Sequence[Mapping[str, float]], free: list[dict[str, float]]) -> bool:

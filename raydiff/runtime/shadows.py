@@ -54,5 +54,5 @@ def _train(request: Request, number: int, gpu: float) -> int:
 def _needed(attacked: Attacked) -> dict[str, float]:
     """As a worker of the trial itself."""
     runtime = attacked.finished.trial.experiment.runtime
-    gpu = {"GPU": runtime.gpu_per_worker} if runtime.gpu_per_worker else {}
+    gpu = {"GPU": runtime.worker_share} if runtime.worker_share else {}
     return {"CPU": float(runtime.threads), **gpu}

@@ -22,11 +22,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import ray
+import torch
 from ray import tune
 
 from raydiff import config as configuration
 from raydiff import trial as trials
 from raydiff.config import Experiment
+from raydiff.runtime import memory
 from raydiff.runtime.actors import RayPool, WorkersLost, start_workers
 from raydiff.runtime.progress import Progress
 from raydiff.runtime.resources import Slot, cap_memory, fitting, slot, storage_is_shared, this_machine
@@ -40,13 +42,14 @@ class Federation(tune.Trainable):
 
     _measured: float
     _results: Iterator[dict[str, Any]]
+    _round: int
     _trial: Trial | None
 
     def setup(self, config: dict[str, Any]) -> None:
         """Start the workers in this trial's own placement group, then begin."""
         shape = Slot(**config["slot"])
         cap_memory(shape.gpu_server)
-        self._gpu = shape.gpu_per_worker
+        self._gpu, self._gpu_server = shape.gpu_per_worker, shape.gpu_server
         self._workers = start_workers(shape, ray.util.get_current_placement_group())
         self._begin(config)
 
@@ -61,8 +64,13 @@ class Federation(tune.Trainable):
             result = next(self._results)
         except WorkersLost:
             raise
+        except torch.OutOfMemoryError as e:
+            number, share = self._round + 1, self._gpu_server
+            slice_ = memory.exceeded("the server", number, "gpu_server", share) if share else e
+            result = _failed(self._trial, slice_)
         except Exception as e:
             result = _failed(self._trial, e)
+        self._round = result.get("round", self._round)
         # Searchers want their metric in every result: the last one measured, infinite before the first.
         self._measured = result.get(self._metric, self._measured)
         return {self._metric: self._measured, "done": result["finished"], **result}
@@ -74,7 +82,7 @@ class Federation(tune.Trainable):
         """Nothing: the store has everything."""
 
     def _begin(self, config: dict[str, Any]) -> None:
-        self._trial, self._metric, self._measured = None, config["metric"], math.inf
+        self._trial, self._metric, self._measured, self._round = None, config["metric"], math.inf, -1
         self._results = self._run(config)  # lazily: an error in it belongs to `step`
 
     def _run(self, config: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -99,10 +107,13 @@ def _written(experiment: Experiment) -> str:
 
 def _failed(trial: Trial | None, error: Exception) -> dict[str, Any]:
     reason = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
+    cause: BaseException = error
     if isinstance(error, ray.exceptions.RayTaskError):
-        reason = str(error.cause)
+        cause = error.cause
+        reason = str(cause)
+    slice_ = {"field": cause.field, "share": cause.share} if isinstance(cause, memory.OutOfMemory) else None
     if trial is not None:
-        cut_short(trial.folder, "failed", reason=reason)
+        cut_short(trial.folder, "failed", reason=reason, **({"slice": slice_} if slice_ else {}))
         (trial.folder / "error.txt").write_text("".join(traceback.format_exception(error)))
     return {"finished": True, "failed": reason, "digest": trial.experiment.digest if trial else ""}
 
@@ -158,6 +169,22 @@ def cluster(*, only_join: bool = False) -> Iterator[list[dict[str, float]]]:
 def slot_of(base: Experiment, known: Sequence[Experiment], nodes: Sequence[Mapping[str, float]]) -> Slot:
     """The slot of a sweep of these trials, and of what may be searched from its base."""
     return slot(base.runtime, clients=max(e.clients for e in (base, *known)), nodes=nodes)
+
+
+def sized(
+    base: Experiment, trials: Sequence[Experiment], nodes: Sequence[Mapping[str, float]], *, share: float | None = None
+) -> tuple[Experiment, list[Experiment]]:
+    """The same, with a number where the base's `runtime.gpu_per_worker` is auto: the share given, or one measured now.
+
+    Raises ValueError where it cannot be measured.
+    """
+    if base.runtime.gpu_per_worker != "auto":
+        return base, list(trials)
+    if share is None:
+        share, says = memory.measure(trials or [base], nodes)
+        print(says, flush=True)
+    found, *others = (configuration.override(e, {"runtime.gpu_per_worker": share}) for e in (base, *trials))
+    return found, others
 
 
 def check(plan: Plan, nodes: Sequence[Mapping[str, float]]) -> Slot:

@@ -134,7 +134,7 @@ def test_a_name_is_used_once_unless_resumed_with_the_same_space(tmp_path):
     import presets
     import record
 
-    from raydiff import trial
+    from raydiff import config, trial
 
     at = tmp_path / "sweeps" / "mine"
     same = {"trials": [trial.resolve(presets.digits().experiment)], "space": {}, "search": "grid"}
@@ -146,6 +146,16 @@ def test_a_name_is_used_once_unless_resumed_with_the_same_space(tmp_path):
     assert record.plan(at, **same, resume=True) == first
     with pytest.raises(ValueError, match="another space: 0 trials are new and 1 are gone"):
         record.plan(at, trials=[], space={}, search="grid", resume=True)
+
+    grown = {**same, "trials": [*same["trials"], trial.resolve(config.override(same["trials"][0], {"seed": 7}))]}
+    with pytest.raises(ValueError, match=r"1 trials are new and 0 are gone .*: --extend adds them$"):
+        record.plan(at, **grown, resume=True)
+    extended = record.plan(at, **grown, resume=True, extend=True)
+    assert extended["id"] == first["id"] and set(first["trials"]) < set(extended["trials"])
+    record.write(at, extended)
+    assert record.plan(at, **grown, resume=True) == extended
+    with pytest.raises(ValueError, match=r"0 trials are new and 1 are gone .*: --extend adds trials and takes none"):
+        record.plan(at, **same, resume=True, extend=True)
 
 
 def test_other_code_is_refused_by_file_name(tmp_path, monkeypatch):
@@ -172,8 +182,37 @@ def test_resuming_runs_again_what_did_not_end_by_itself(tmp_path):
     trial.end(at / "trials" / "d", "stopped", reason="time budget")
     trial.end(at / "trials" / "e", "stopped", reason="scheduler")
     record.write(at, record.plan(at, trials=[], space={}, search="grid", resume=False))
-    left = {p.parent.name: json.loads(p.read_text())["outcome"] for p in at.glob("trials/*/outcome.json")}
-    assert left == {"a": "finished", "e": "stopped"}
+
+    def outcomes_left():
+        return {p.parent.name: json.loads(p.read_text())["outcome"] for p in at.glob("trials/*/outcome.json")}
+
+    assert outcomes_left() == {"a": "finished", "e": "stopped"}
+    trial.end(at / "trials" / "b", "failed")
+    record.write(at, json.loads((at / "sweep.json").read_text()), again=False)  # of --retry, which does it itself
+    assert outcomes_left() == {"a": "finished", "b": "failed", "e": "stopped"}
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ("--retry failed --name x", "--retry is for a sweep that exists: give its --name, and --resume"),
+        ("--extend --resume", "--extend is for a sweep that exists: give its --name, and --resume"),
+        ("--extend --retry failed --resume --name x", "give one of them"),
+    ],
+)
+def test_what_only_a_resumed_sweep_has(given, says):
+    import sweep
+
+    with pytest.raises(ValueError, match=says):
+        sweep.main(["digits", *given.split()])
+
+
+def test_nothing_to_retry_is_said(tmp_path, capsys):
+    import sweep
+
+    given = "digits --resume --retry failed --name none --grid seed=0 --no-baselines --runtime.storage"
+    assert sweep.main([*given.split(), str(tmp_path)]) == 0
+    assert capsys.readouterr().out == "no trial of none has failed\n"
 
 
 def test_a_given_secret_is_in_no_written_command(monkeypatch):

@@ -15,6 +15,7 @@ def workers():
     ray.init(
         address="local",
         num_cpus=4,  # logical: two for the workers here, two for a sweep
+        num_gpus=1,  # logical too: of it slices are cut
         include_dashboard=False,
         log_to_driver=False,
         logging_level="ERROR",

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from raydiff import trial
 from raydiff.config import Runtime, override
@@ -68,25 +70,57 @@ def test_a_ray_that_does_not_start_is_one_sentence(monkeypatch):
         pass
 
 
+def hungry(sweep, *, seed: int, least: float):
+    """The trainable, with clients that run out of memory on a smaller slice where the trial has this seed."""
+    from raydiff.runtime import actors
+
+    class Hungry(actors.Worker):
+        def host(self, trial, ids, gpu):
+            super().host(trial, ids, gpu)
+
+            def run(server, number):
+                raise torch.OutOfMemoryError("Tried to allocate 2.00 GiB")
+
+            if trial.experiment.seed == seed and gpu < least:
+                for client in self._clients.values():
+                    client.run = run
+
+    class Trainable(sweep.Federation):
+        def setup(self, config):
+            from raydiff.runtime import actors
+
+            actors.Worker = Hungry
+            super().setup(config)
+
+    return Trainable
+
+
 @pytest.mark.ray
 def test_a_failing_trial_is_named_and_the_others_finish(tmp_path, tiny, workers, monkeypatch):
-    from raydiff.runtime import sweep
+    """Then what failed is retried: what always fails fails again, and what ran out of memory has a larger slice."""
+    from raydiff.runtime import retry, sweep
     from raydiff.runtime.progress import Progress
 
     monkeypatch.setattr("signal.signal", lambda *_: None)  # pytest keeps its own handlers
-    base = dataclasses.replace(tiny, runtime=Runtime(workers=1))
+    of, trainable = sweep.tune.with_resources, hungry(sweep, seed=2, least=0.5)
+    monkeypatch.setattr(sweep.tune, "with_resources", lambda _, bundles: of(trainable, bundles))
+    base = dataclasses.replace(tiny, runtime=Runtime(workers=1, gpu_per_worker=0.25))
     wild = Training(steps=8, batch=8, learning_rate=1e30)
     experiments = [
-        trial.resolve(e) for e in (base, override(base, {"method.server": wild}), override(base, {"seed": 1}))
+        trial.resolve(e)
+        for e in (base, override(base, {"method.server": wild}), *(override(base, {"seed": s}) for s in (1, 2)))
     ]
-    progress = Progress(total=3, metric="eval/fd_cnn/all", name=lambda c: "trial", stop_on_error=False)
+    progress = Progress(total=4, metric="eval/fd_cnn/all", name=lambda c: "trial", stop_on_error=False)
     plan = sweep.Plan(folder=tmp_path / "s", trials=experiments, base=experiments[0], concurrent=1)
-    shape = sweep.check(plan, [{"CPU": 2.0}])
+    shape = sweep.check(plan, [{"CPU": 2.0, "GPU": 1.0}])
     assert sweep.run(plan, shape, progress) is False
     outcomes = [trial.Trial(e, plan.folder).outcome() for e in experiments]
-    assert [o["outcome"] for o in outcomes] == ["finished", "failed", "finished"]
+    assert [o["outcome"] for o in outcomes] == ["finished", "failed", "finished", "failed"]
     assert "the server, in round 1: the loss became" in outcomes[1]["reason"]
-    assert (progress.done, progress.failed) == (2, 1)
+    small = outcomes[3]
+    assert "slice is 0 GB (0.25 of a GPU): give --runtime.gpu-per-worker 0.5" in small["reason"]
+    assert small["slice"] == {"field": "gpu_per_worker", "share": 0.25} and "slice" not in outcomes[1]
+    assert (progress.done, progress.failed) == (2, 2)
 
     # the second finished trial ran in the warm slot of the first two: the same numbers as alone, in this process
     alone = trial.open_trial(experiments[2], tmp_path / "alone")
@@ -99,3 +133,45 @@ def test_a_failing_trial_is_named_and_the_others_finish(tmp_path, tiny, workers,
     again = Progress(total=3, metric="eval/fd_cnn/all", name=lambda c: "trial", stop_on_error=False)
     assert sweep.run(plan, shape, again) is False
     assert times == {f: f.stat().st_mtime_ns for f in plan.folder.glob("trials/*/outcome.json")}
+
+    shown: list[int] = []
+    failed = dataclasses.replace(plan, trials=[experiments[1], experiments[3]])
+    new = functools.partial(Progress, metric="eval/fd_cnn/all", name=lambda c: "trial", stop_on_error=False)
+    nodes = [{"CPU": 2.0, "GPU": 1.0}]
+    assert retry.run(failed, nodes, lambda total: shown.append(total) or new(total=total)) is False
+    now = [trial.Trial(e, plan.folder).outcome() for e in experiments]
+    assert [o["outcome"] for o in now] == ["finished", "failed", "finished", "finished"]
+    assert now[1]["reason"] == outcomes[1]["reason"] and shown == [1, 1]
+    again = {f for f, at in times.items() if f.stat().st_mtime_ns != at}
+    assert again == {trial.Trial(experiments[i], plan.folder).folder / "outcome.json" for i in (1, 3)}
+
+
+def test_a_slice_is_doubled_twice_at_most(tmp_path, tiny, monkeypatch, capsys):
+    """Trials that failed for another reason run once, on the slot that they had; what fits nowhere stays failed."""
+    from raydiff.runtime import retry, sweep
+
+    monkeypatch.setattr("raydiff.runtime.sweep.storage_is_shared", lambda _: None)
+    base = dataclasses.replace(tiny, runtime=Runtime(workers=2, gpu_per_worker=0.2))
+    trials = [trial.open_trial(override(base, {"seed": s}), tmp_path / "s") for s in range(2)]
+    asked: list[tuple[float, int, list[int]]] = []
+
+    def run(plan, shape, progress):
+        asked.append((shape.gpu_per_worker, shape.workers, [e.seed for e in plan.trials]))
+        for e in plan.trials:
+            this = trial.Trial(e, plan.folder)
+            assert this.outcome() is None
+            slice_ = {"slice": {"field": "gpu_per_worker", "share": shape.gpu_per_worker}} if e.seed else {}
+            trial.end(this.folder, "failed", **slice_)
+        return False
+
+    monkeypatch.setattr(sweep, "run", run)
+    for this, more in zip(trials, ({}, {"slice": {"field": "gpu_per_worker", "share": 0.2}}), strict=True):
+        trial.end(this.folder, "failed", **more)
+    experiments = [this.experiment for this in trials]
+    plan = sweep.Plan(folder=tmp_path / "s", trials=experiments, base=experiments[0])
+    retry.run(plan, [{"CPU": 4.0, "GPU": 1.0}], lambda total: None)
+    assert asked == [(0.2, 2, [0]), (0.4, 2, [1]), (0.8, 1, [1])]
+    trial.end(trials[1].folder, "failed", slice={"field": "gpu_per_worker", "share": 0.4})
+    retry.run(dataclasses.replace(plan, trials=experiments[1:]), [{"CPU": 4.0, "GPU": 0.5}], lambda total: None)
+    assert len(asked) == 3 and trials[1].outcome()["outcome"] == "failed"
+    assert "1 trial(s) stay failed: one trial needs 1 CPU and 0.8 GPU" in capsys.readouterr().out

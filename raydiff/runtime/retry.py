@@ -1,0 +1,71 @@
+"""The failed trials of a sweep once more: the same trials in the same folder, those that ran out of GPU memory on a
+larger slot."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from raydiff.config import Experiment, override
+from raydiff.runtime import sweep
+from raydiff.runtime.memory import doubled
+from raydiff.runtime.progress import Progress
+from raydiff.runtime.sweep import Plan
+from raydiff.trial import Trial
+
+DOUBLINGS = 2  # of a slice, in one command
+
+
+def run(plan: Plan, nodes: Sequence[Mapping[str, float]], progress: Callable[[int], Progress]) -> bool:
+    """Run the plan's trials again, all of which have failed; True after an interrupt.
+
+    Where a slice of a GPU was too small it is doubled, and doubled once more if it is too small again. `progress(n)`
+    shows n trials. What fits on no node stays failed, and one line says why.
+    """
+    deadline = None if plan.budget_s is None else time.monotonic() + plan.budget_s
+    waiting = list(plan.trials)
+    for _ in range(DOUBLINGS):
+        slots: dict[tuple[float, float], list[Experiment]] = {}
+        for experiment in waiting:
+            given = larger(experiment, Trial(experiment, plan.folder))
+            slots.setdefault((given.runtime.worker_share, given.runtime.gpu_server), []).append(given)
+        for _, trials in sorted(slots.items()):
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                return False
+            if _again(dataclasses.replace(plan, trials=trials, budget_s=left), nodes, progress):
+                return True
+        waiting = [e for e in waiting if _too_small(Trial(e, plan.folder))]
+    return False
+
+
+def larger(experiment: Experiment, this: Trial) -> Experiment:
+    """The experiment on a slot with twice the slice that was too small when it last failed, or as it is."""
+    outcome = this.outcome() or {}
+    if not (slice_ := outcome.get("slice")):
+        return experiment
+    wanted = max(doubled(slice_["share"]), getattr(experiment.runtime, slice_["field"]))
+    found: Experiment = override(experiment, {f"runtime.{slice_['field']}": wanted})
+    return found
+
+
+def _too_small(this: Trial) -> bool:
+    slice_ = (this.outcome() or {}).get("slice", {})
+    return float(slice_.get("share", 1.0)) < 1
+
+
+def _again(plan: Plan, nodes: Sequence[Mapping[str, float]], progress: Callable[[int], Progress]) -> bool:
+    """One slot's trials."""
+    runtime = plan.trials[0].runtime
+    base = override(plan.base, {f"runtime.{k}": getattr(runtime, k) for k in ("gpu_per_worker", "gpu_server")})
+    try:
+        # as many workers as still fit: their number changes no result
+        shape = sweep.check(dataclasses.replace(plan, base=override(base, {"runtime.workers": None})), nodes)
+    except ValueError as e:
+        print(f"{len(plan.trials)} trial(s) stay failed: {e}", flush=True)
+        return False
+    shape = dataclasses.replace(shape, workers=min(shape.workers, base.runtime.workers or shape.workers))
+    for experiment in plan.trials:
+        (Trial(experiment, plan.folder).folder / "outcome.json").unlink(missing_ok=True)
+    return sweep.run(dataclasses.replace(plan, base=base), shape, progress(len(plan.trials)))

@@ -1,0 +1,145 @@
+"""Slices of a GPU's memory: measured by a meter that is injected, and told where they are too small."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+
+import pytest
+import torch
+
+from raydiff import trial
+from raydiff.config import Experiment, Runtime, override
+from raydiff.federation import Client
+from raydiff.methods import METHODS, FedAvg, LocalOnly
+from raydiff.runtime import memory, sweep
+from raydiff.runtime.actors import Worker
+
+GB = 2**30
+
+
+class Fake:
+    """A meter of a GPU of 80 GB: it tells the next of the given peaks each time that it is started."""
+
+    def __init__(self, *peaks: int) -> None:
+        self.peaks = list(peaks)
+        self.started = 0
+
+    def start(self) -> None:
+        self.started += 1
+
+    def peak(self) -> int:
+        return self.peaks[self.started - 1]
+
+    def total(self) -> int:
+        return 80 * GB
+
+
+def test_a_slice_is_the_peak_and_a_fifth() -> None:
+    share = memory.share_of(19 * GB, 80 * GB)
+    assert share == pytest.approx(1.2 * 19 / (0.95 * 80)) == 0.3
+    assert memory.share_of(1, 80 * GB) == 1e-4  # Ray's unit
+    with pytest.raises(ValueError, match=r"^a worker needs 84 GB \(.*\), but a GPU has 76 GB for it: lower the batch$"):
+        memory.share_of(70 * GB, 80 * GB)
+
+
+def test_the_probe_is_one_step_and_one_evaluation(tiny: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The larger of the two peaks counts."""
+    seen: list[str] = []
+    fit, evaluate = FedAvg.local_update, Client.evaluate
+
+    def spied_fit(self, server, state, data, rnd):
+        seen.append(f"{self.local.steps} step of {self.local.batch}, {len(data)} records")
+        return fit(self, server, state, data, rnd)
+
+    def spied_evaluate(self, server, number, how):
+        seen.append("evaluation")
+        report = evaluate(self, server, number, how)
+        assert report.metrics["fd_cnn/all"] > 0
+        return report
+
+    monkeypatch.setattr(FedAvg, "local_update", spied_fit)
+    monkeypatch.setattr(Client, "evaluate", spied_evaluate)
+    fedavg = replace(tiny, method=FedAvg(model=tiny.method.model, local=tiny.method.local, rounds=9))
+    assert memory.probe(fedavg, Fake(3, 5)) == (5, 80 * GB)
+    assert seen == ["1 step of 8, 30 records", "evaluation"]
+    assert memory.probe(replace(fedavg, evaluation=None), Fake(3, 0)) == (3, 80 * GB)
+
+
+@pytest.mark.parametrize("name", sorted(set(METHODS) - {"feddistr"}))
+def test_every_method_can_be_probed(tiny: Experiment, name: str) -> None:
+    method = override(METHODS[name](model=tiny.method.model), {"local.batch": 8})
+    small = replace(tiny, method=method, clients=2, evaluation=None)
+    meter = Fake(7, 0)
+    assert memory.probe(small, meter) == (7, 80 * GB) and meter.started == 2
+
+
+def test_of_each_method_the_largest_trial_is_probed(tiny: Experiment) -> None:
+    big = override(tiny, {"method.local.batch": 512})
+    wide = override(tiny, {"method.model.network.width": 96})
+    wider = override(big, {"method.model.network.width": 96, "seed": 3})
+    other = replace(tiny, method=LocalOnly(model=tiny.method.model))
+    trials = [trial.resolve(e) for e in (tiny, big, wider, wide, other)]
+    assert memory.largest(trials) == [trials[2], trials[4]]
+
+
+def test_a_probe_that_a_whole_gpu_is_too_small_for(tiny: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Client, "run", out_of_memory)
+    with pytest.raises(ValueError, match=r"^a worker needs more than a whole GPU, 80 GB$"):
+        memory.probe(tiny, Fake(0))
+
+
+def test_auto_becomes_the_number_that_was_measured(
+    tiny: Experiment, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    auto = trial.resolve(replace(tiny, runtime=Runtime(gpu_per_worker="auto")))
+    monkeypatch.setattr(memory, "probe", lambda experiment: (19 * GB, 80 * GB))
+    base, (one,) = sweep.sized(auto, [auto], [{"CPU": 1.0, "GPU": 1.0}])
+    assert base.runtime.gpu_per_worker == one.runtime.gpu_per_worker == 0.3 and one.digest == auto.digest
+    assert capsys.readouterr().out == "a worker's peak is 19 GB: its slice is 0.3 of a GPU of 80 GB\n"
+    known, _ = sweep.sized(auto, [], [], share=0.25)
+    assert known.runtime.gpu_per_worker == 0.25
+    with pytest.raises(ValueError, match=r"auto is measured on a GPU, and there is none: give a number"):
+        sweep.sized(auto, [], [{"CPU": 64.0, "GPU": 0.0}])
+    given = sweep.sized(tiny, [], [])[0]
+    assert given is tiny
+
+
+def test_auto_is_no_number_before_it_is_measured() -> None:
+    with pytest.raises(ValueError, match="gpu_per_worker is auto, and was not measured: give a number"):
+        _ = Runtime(gpu_per_worker="auto").worker_share
+    with pytest.raises(ValueError, match=r"gpu_server must be a share in \[0, 1\], got auto"):
+        Runtime(gpu_server="auto")  # type: ignore[arg-type]
+
+
+# --- too small ---
+
+
+def out_of_memory(*_: object) -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+
+@pytest.mark.parametrize(("share", "says"), [(0.25, "give --runtime.gpu-per-worker 0.5"), (1.0, "no slice is larger")])
+def test_a_client_says_what_it_held_and_which_flag_to_set(
+    tiny: Experiment, tmp_path, monkeypatch: pytest.MonkeyPatch, share: float, says: str
+) -> None:
+    meter = Fake(18 * GB)
+    monkeypatch.setattr(memory, "here", lambda: meter)
+    this = trial.open_trial(replace(tiny, evaluation=None), tmp_path / "s")
+    worker = Worker()
+    worker.host(this, [0, 1], share)
+    monkeypatch.setattr(Client, "run", out_of_memory)
+    with pytest.raises(memory.OutOfMemory) as e:
+        list(worker.run(this.experiment.digest, [1], {}, 3))
+    held = f"client 1, in round 3: needed more than 18 GB, slice is {76 * share:g} GB ({share:g} of a GPU): "
+    assert str(e.value).startswith(held + says)
+    assert str(pickle.loads(pickle.dumps(e.value))) == str(e.value)  # as it travels
+
+
+def test_without_a_share_the_error_is_torchs_own(tiny: Experiment, tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    this = trial.open_trial(replace(tiny, evaluation=None), tmp_path / "s")
+    worker = Worker()
+    worker.host(this, [0], 0.0)
+    monkeypatch.setattr(Client, "run", out_of_memory)
+    with pytest.raises(torch.OutOfMemoryError, match="Tried to allocate"):
+        list(worker.run(this.experiment.digest, [0], {}, 0))
