@@ -201,15 +201,11 @@ def test_resuming_runs_again_what_did_not_end_by_itself(tmp_path):
     ],
 )
 def test_what_only_a_resumed_sweep_has(given, says):
-    import sweep
-
     with pytest.raises(ValueError, match=says):
         sweep.main(["digits", *given.split()])
 
 
 def test_nothing_to_retry_is_said(tmp_path, capsys):
-    import sweep
-
     given = "digits --resume --retry failed --name none --grid seed=0 --no-baselines --runtime.storage"
     assert sweep.main([*given.split(), str(tmp_path)]) == 0
     assert capsys.readouterr().out == "no trial of none has failed\n"
