@@ -103,23 +103,28 @@ def text(table: pd.DataFrame) -> str:
 
 def lower(metric: str, ours: Where, others: Where, *, gain: float) -> Callable[[pd.DataFrame], Verdict]:
     """Claimed: `metric` is lower in the runs `ours` than in the `others`; `gain` is the paper's, relative to others."""
-
-    def judge(runs: pd.DataFrame) -> Verdict:
-        both = _pairs(runs, metric, ours, others)
-        if isinstance(both, Verdict):
-            return both
-        less = both["value_other"] - both["value"]
-        mean, low, high = student(less)
-        scale = abs(float(both["value_other"].mean()))
-        shown = f"{both['value'].mean():.3g} against {scale:.3g}: {-mean:+.3g} [{-high:+.3g}, {-low:+.3g}]"
-        return Verdict(_outcome(low, high, gain * scale), shown, len(less))
-
-    return judge
+    return _difference(metric, ours, others, gain=gain, sign=-1)
 
 
 def higher(metric: str, ours: Where, others: Where, *, gain: float) -> Callable[[pd.DataFrame], Verdict]:
     """Claimed: `metric` is higher in `ours`; `gain` is the paper's, relative to the others."""
-    return lower(metric, others, ours, gain=gain / (1 + gain))  # that relative to ours
+    return _difference(metric, ours, others, gain=gain, sign=1)
+
+
+def _difference(
+    metric: str, ours: Where, others: Where, *, gain: float, sign: int
+) -> Callable[[pd.DataFrame], Verdict]:
+    def judge(runs: pd.DataFrame) -> Verdict:
+        both = _pairs(runs, metric, ours, others)
+        if isinstance(both, Verdict):
+            return both
+        mean, low, high = student(both["value"] - both["value_other"])
+        scale = abs(float(both["value_other"].mean()))
+        shown = f"{both['value'].mean():.3g} against {scale:.3g}: {mean:+.3g} [{low:+.3g}, {high:+.3g}]"
+        claimed = (low, high) if sign > 0 else (-high, -low)
+        return Verdict(_outcome(*claimed, gain * scale), shown, len(both))
+
+    return judge
 
 
 def holds(

@@ -36,7 +36,8 @@ def test_a_difference_is_paired_and_judged_against_the_papers_gain(a: list[float
     frame = runs(a, [1.0, 1.1, 1.2])
     found = lower("loss", A, B, gain=gain)(frame)
     assert (found.outcome, found.n) == (outcome, 3)
-    assert higher("loss", B, A, gain=gain / (1 - gain))(frame) == found
+    negated = frame.assign(**{"final/loss": -frame["final/loss"]})
+    assert higher("loss", A, B, gain=gain)(negated).outcome == outcome
 
 
 def test_pairs_are_those_that_both_sides_have() -> None:
