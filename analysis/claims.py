@@ -13,6 +13,7 @@ seed, split and what else the two sides share), with its 95 % Student interval:
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -118,6 +119,9 @@ def _difference(
         both = _pairs(runs, metric, ours, others)
         if isinstance(both, Verdict):
             return both
+        if both[["value", "value_other"]].isin([math.inf]).any(axis=None):
+            least = f"{both['value'].max():.3g} against {both['value_other'].max():.3g} at most"
+            return Verdict(NOT, least, len(both))  # no mean, and no claim of a paper is about infinite bounds
         mean, low, high = student(both["value"] - both["value_other"])
         scale = abs(float(both["value_other"].mean()))
         shown = f"{both['value'].mean():.3g} against {scale:.3g}: {mean:+.3g} [{low:+.3g}, {high:+.3g}]"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pandas as pd
@@ -60,6 +61,11 @@ def test_at_most_is_about_the_upper_end() -> None:
     judge = holds("loss", A, 0.1, within=0.05, at_most=True)
     assert judge(runs([0.0, 0.0, 0.0], [])).outcome == REPRODUCED
     assert judge(runs([0.09, 0.1, 0.11], [])).outcome == NOT
+
+
+def test_an_infinite_value_is_no_gain() -> None:
+    found = lower("loss", A, B, gain=0.1)(runs([0.1, math.inf], [1.0, 1.1]))
+    assert (found.outcome, found.ours) == (NOT, "inf against 1.1 at most")
 
 
 @pytest.mark.parametrize(
