@@ -10,7 +10,9 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 if "RAYDIFF_DATA" in os.environ:  # tests change the working directory
     os.environ["RAYDIFF_DATA"] = os.path.abspath(os.environ["RAYDIFF_DATA"])
 
+import functools
 import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,10 +27,19 @@ from raydiff.diffusion.gaussian import DDPM
 from raydiff.diffusion.latent import LatentModel
 from raydiff.diffusion.local import Training
 from raydiff.diffusion.networks import MLP
+from raydiff.evaluation import features
 from raydiff.evaluation.evaluate import Evaluation
 from raydiff.methods import PFDM, AnyMethod, FedAvg, LocalOnly
 
 torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_feature_network() -> Iterator[None]:
+    """Trials in this process share the feature network of the same public records: it takes a second to train."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(features, "train_cnn", functools.lru_cache(maxsize=16)(features.train_cnn))
+        yield
 
 
 @pytest.fixture(scope="session")
