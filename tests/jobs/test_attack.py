@@ -134,5 +134,5 @@ def test_it_finds_what_a_small_model_memorised(tiny: Experiment, storage, tmp_pa
     loss, offline, online = json.loads((tmp_path / "out" / "readings.json").read_text())["readings"]
     assert offline["n_nonmembers"] >= 500
     for found in (offline, online):
-        assert found["tpr_at_1pct_fpr"] > 0.2
+        assert found["tpr_at_1pct_fpr"] > loss["tpr_at_1pct_fpr"]
         assert found["auc_low"] > loss["auc_high"]
