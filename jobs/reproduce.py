@@ -1,7 +1,7 @@
 """The papers' tables as studies: `python jobs/sweep.py reproduce --paper pfdm|spire|feddistr|pdp --scale cpu|gpu`.
 
-cpu: under 30 minutes each on 2 cores, on data of the papers made small (MNIST coloured and cut to 14x14, 8x8 digits,
-German Credit). gpu: the papers' data and sizes, as far as the data are to be had. What a paper claims, and whether a
+cpu: for 2 cores, on data of the papers made small (MNIST coloured and cut to 14x14, 8x8 digits, German Credit); meant to
+stay under 30 minutes each, but none has been run to its end yet. gpu: the papers' data and sizes, as far as the data are to be had. What a paper claims, and whether a
 sweep shows it: `python analysis/claims.py SWEEP`.
 """
 

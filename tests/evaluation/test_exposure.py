@@ -146,8 +146,11 @@ def test_a_trial_says_whose_rows_were_audited(experiment: Experiment, tmp_path: 
 
 def test_leaving_out_is_refused_where_a_guarantee_would_not_cover_it(experiment: Experiment) -> None:
     private = DPSGD(model=experiment.method.model, rounds=1, local=Training(steps=2, batch=8), epsilon=5.0)
-    with pytest.raises(ValueError, match=r"audit.remove must be 0 where the method has an epsilon, got 0\.1"):
+    with pytest.raises(ValueError, match=r"audit.remove must be 0 where the method has epsilon, got 0\.1"):
         trial.resolve(replace(experiment, method=private))
     trial.resolve(replace(experiment, method=private, audit=RowAudit()))
+    noisy = replace(private, epsilon=None, noise_multiplier=5.0)
+    with pytest.raises(ValueError, match=r"audit.remove must be 0 where the method has noise_multiplier"):
+        trial.resolve(replace(experiment, method=noisy))
     with pytest.raises(ValueError, match="'digits' is no table: audit must be none"):
         trial.resolve(config.override(Experiment(), {"audit": RowAudit()}))
