@@ -183,8 +183,8 @@ def _check_audit(audit: RowAudit, method: AnyMethod, dataset: Dataset) -> None:
     private = [f for f in ("epsilon", "noise_multiplier") if getattr(method, f, None) is not None]
     if audit.remove and private:  # a client's own privacy is of all it has, so what it leaves out is covered
         raise ValueError(
-            f"audit.remove must be 0 where the method has {private[0]}, got {audit.remove:g}: which records are left out "
-            "depends on the others, and its guarantee does not cover that"
+            f"audit.remove must be 0 where the method has {private[0]}, got {audit.remove:g}: which records are left "
+            "out depends on the others, and its guarantee does not cover that"
         )
 
 

@@ -34,12 +34,33 @@ from raydiff.methods import PFDM, AnyMethod, FedAvg, LocalOnly
 torch.set_num_threads(1)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With pytest-xdist the tests of a file share a process, and so do all on Ray: what they share is made once.
+
+    Those on Ray come first, being the largest such group."""
+    items.sort(key=lambda item: item.get_closest_marker("ray") is None)
+    for item in items:
+        group = "ray" if item.get_closest_marker("ray") else str(item.path)
+        item.add_marker(pytest.mark.xdist_group(group))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def one_feature_network() -> Iterator[None]:
     """Trials in this process share the feature network of the same public records: it takes a second to train."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(features, "train_cnn", functools.lru_cache(maxsize=16)(features.train_cnn))
         yield
+
+
+@pytest.fixture(autouse=True)
+def visible_gpus() -> Iterator[None]:
+    """What keeps a worker's process off the GPU must not keep the tests' off it: a Ray is started here later."""
+    before = os.environ.get("CUDA_VISIBLE_DEVICES")
+    yield
+    if before is None:
+        os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+    else:
+        os.environ["CUDA_VISIBLE_DEVICES"] = before
 
 
 @pytest.fixture(scope="session")

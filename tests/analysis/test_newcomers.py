@@ -13,8 +13,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # analysis/ is not installed
-
 from analysis import newcomers
 
 ROOT = Path(__file__).resolve().parents[2]

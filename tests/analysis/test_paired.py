@@ -11,8 +11,6 @@ from typing import Any
 import pandas as pd
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # analysis/ is not installed
-
 from analysis import paired
 
 ROOT = Path(__file__).resolve().parents[2]

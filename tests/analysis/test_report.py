@@ -271,7 +271,6 @@ def test_a_look_alike_never_stands_beside_a_paper(tmp_path: Path, preset: str, s
 
 
 def test_every_published_number_says_what_differs_and_names_a_preset() -> None:
-    sys.path.insert(0, str(ROOT / "jobs"))
     import presets
 
     assert {n.preset for n in published.NUMBERS} <= set(presets.PRESETS)

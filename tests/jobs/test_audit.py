@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
+import audit as job
 import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "jobs"))
-import audit as job
 
 from raydiff import tracking
 from raydiff.data.tabular import Table, read

@@ -44,10 +44,8 @@ COHORT_FIELDS = {
 
 
 @pytest.fixture(scope="module")
-def bench() -> Iterator[ModuleType]:
-    sys.path.insert(0, str(JOBS))
-    yield importlib.import_module("bench")
-    sys.path.remove(str(JOBS))
+def bench() -> ModuleType:
+    return importlib.import_module("bench")
 
 
 def test_the_plain_ways_and_the_round_loop_do_the_same_work(

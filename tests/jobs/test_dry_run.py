@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import re
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "jobs"))
-
 import sweep
 
 from raydiff.config import Experiment

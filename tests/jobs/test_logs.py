@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "jobs"))
-
 import logs
+import pytest
 
 from raydiff import trial
 from raydiff.tracking import Jsonl

@@ -6,12 +6,9 @@ import csv
 import sys
 from pathlib import Path
 
-import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "jobs"))
-
 import command
 import oracle
+import pytest
 
 from raydiff.evaluation.oracle_data import ARMS
 

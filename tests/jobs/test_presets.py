@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
-from pathlib import Path
-
-import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "jobs"))
 
 import command
 import presets
+import pytest
 import sweep
 
 from raydiff import config, trial

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from pathlib import Path
 
+import pretrain_latent
 import pytest
 from PIL import Image
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "jobs"))
-
-import pretrain_latent
 
 from raydiff import tracking, tree
 from raydiff.data import datasets

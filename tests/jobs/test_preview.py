@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
 import numpy as np
+import preview
 import pytest
 import torch
 from PIL import Image
 from sklearn.datasets import load_digits
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "jobs"))
-
-import preview
 
 from raydiff.data import datasets
 from raydiff.data.datasets import Data

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "jobs"))
-
 import command
+import latents
+import pytest
 import reproduce
 import sweep
 
 from analysis.claims_made import TABLE_1
+from raydiff.config import flat
 from raydiff.methods import DPSGD
 
 
@@ -32,7 +32,39 @@ def test_the_trials_differ_and_share_a_slot(paper, scale):
 
 
 def test_every_paper_has_both_scales():
-    assert set(reproduce.STUDIES) == {(p, s) for p in reproduce.PAPERS for s in reproduce.SCALES}
+    assert set(reproduce.STUDIES) == {(p, s) for p in reproduce.PAPERS for s in ("cpu", "gpu")}
+
+
+@pytest.mark.parametrize("paper", reproduce.PAPERS)
+def test_smoke_has_each_kind_of_trial_once_and_a_hundredth_of_the_steps(paper):
+    whole, small = trials(paper, "cpu"), trials(paper, "smoke")
+    seeds = {(e.seed, e.data.split_seed) for e in small}
+    assert len(seeds) == 1
+    of_seed = [e for e in whole if (e.seed, e.data.split_seed) in seeds]
+    assert len(small) == len({e.digest for e in small}) == len(of_seed)
+    for one, other in zip(small, of_seed, strict=True):
+        steps = {path: v for path, v in flat(one).items() if path.endswith("steps")}
+        trained = [path for path in steps if path.removesuffix(".steps") + ".batch" in flat(other)]
+        assert trained and all(steps[path] == max(1, flat(other)[path] // 100) for path in trained)
+        assert all(v == flat(other)[path] for path, v in steps.items() if path not in trained)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("paper", reproduce.PAPERS)
+def test_smoke_runs_to_its_report(paper, tmp_path, data_root):
+    command = [sys.executable, "jobs/sweep.py", "reproduce", "--paper", paper, "--scale", "smoke"]
+    model = ["--method.model.path", str(latents.write(tmp_path / "latent"))] if paper == "feddistr" else []
+    done = subprocess.run(
+        [*command, "--name", "smoke", "--runtime.storage", str(tmp_path), *model],
+        cwd=Path(__file__).resolve().parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    sweep = tmp_path / "sweeps" / "smoke"
+    assert len(list(sweep.glob("trials/*/outcome.json"))) == len(trials(paper, "smoke"))
+    assert "not tested" in (sweep / "report" / "report.html").read_text()  # the claims, none of them to be judged yet
 
 
 def test_private_baselines_have_the_budget_of_the_method():
@@ -57,7 +89,7 @@ def test_the_command_takes_a_paper_and_a_scale():
         command.preset(["reproduce"])
     with pytest.raises(ValueError, match="invalid choice: 'dp'"):
         command.preset(["reproduce", "--paper", "dp"])
-    with pytest.raises(ValueError, match="--scale must be one of cpu, gpu, got 'tpu'"):
+    with pytest.raises(ValueError, match="--scale must be one of cpu, gpu, smoke, got 'tpu'"):
         reproduce.study("pdp", "tpu")
 
 
