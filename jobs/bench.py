@@ -1,13 +1,16 @@
 """What does the orchestration cost? Plain torch, `LocalPool`, plain processes and `RayPool` do the same work.
-And what does the audit of a table cost? What is gained where packed clients train in lock-step, and how many can be
-packed?
+And what do more clients cost, larger models, whole sweeps, the audit of a table; what is gained by training in
+lock-step?
 
     python jobs/bench.py overhead             JSON lines, minutes
     python jobs/bench.py overhead --quick     one short repetition of each, to see that it runs: no ratio counts
     python jobs/bench.py first-round          one round on a fresh Ray: what `overhead` times from outside
-    python jobs/bench.py audit [--quick]      per-instance bounds (`bench_audit`), minutes, most of them the reference
+    python jobs/bench.py scale [--quick]      1,000 clients on two workers, models of 100 MB (`bench_scale`), minutes
+    python jobs/bench.py sweep [--quick]      sweeps of 4 and 16 trials (`bench_sweep`), minutes
     python jobs/bench.py cohort [--quick]     clients in lock-step (`bench_cohort`), a minute
-    python jobs/bench.py scale [--quick]      1,000 clients on two workers, minutes
+    python jobs/bench.py audit [--quick]      per-instance bounds (`bench_audit`), minutes, most of them the reference
+
+`python analysis/bench.py FILE...` draws what they print. Here is `overhead`:
 
 Each way is an iterator that yields the server's weights after every round. Its first round is not timed:
 processes are warm and clients hosted by then. The ways are interleaved, and the best repetition of each counts.
@@ -22,7 +25,6 @@ import math
 import multiprocessing as mp
 import os
 import platform
-import resource
 import subprocess
 import sys
 import tempfile
@@ -36,58 +38,25 @@ from typing import Any
 
 import bench_audit
 import bench_cohort
+import bench_scale
+import bench_sweep
 import command
 import torch
+from bench_work import PROCESSES, Case, memory, on_ray, ray_workers
 from torch import Tensor, nn
 
 from raydiff import seeding, tree
-from raydiff import trial as trials
-from raydiff.config import Experiment, Runtime
 from raydiff.data.datasets import Records
-from raydiff.data.partition import Iid
 from raydiff.diffusion.gaussian import DDPM
-from raydiff.diffusion.local import Training
 from raydiff.diffusion.networks import MLP
 from raydiff.federation import Client, LocalPool, rounds
 from raydiff.methods import FedAvg
 from raydiff.tree import Params
 from raydiff.trial import Trial, make_clients
 
-PROCESSES = 2  # Ray workers, and plain processes
-SMALL = MLP(width=128, depth=3)  # a quarter of the digits preset's: the smaller, the more overhead shows
-TINY = MLP(width=64, depth=1)
-SCALE_MB = 6144.0  # what the driver and the workers may hold with 1,000 clients
 AGREEMENT = 1e-4  # of the weights after one round: the ways add floats in different orders
 
 Way = Callable[[Trial], Iterator[Params]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """One amount of work."""
-
-    clients: int
-    """All take part in every round."""
-    steps: int
-    """Training steps of each client in each round."""
-    network: MLP = SMALL
-    """The denoiser."""
-    vectorize: bool = False
-    """Train the clients of a worker in lock-step."""
-
-    def trial(self, rounds: int, sweep: Path) -> Trial:
-        """FedAvg on digits without instruments."""
-        model = DDPM(network=self.network, timesteps=100)
-        method = FedAvg(model=model, rounds=rounds, local=Training(steps=self.steps * rounds))
-        secret = "00" * 16  # no noise is drawn
-        runtime = Runtime(workers=PROCESSES, threads=1, vectorize=self.vectorize, noise_secret=secret)
-        experiment = Experiment(method=method, clients=self.clients, partition=Iid(), evaluation=None, runtime=runtime)
-        return Trial(trials.resolve(experiment), sweep)
-
-    @property
-    def targets(self) -> dict[str, float]:
-        """What the ratios should stay below. Without training, only copies of weights are timed."""
-        return {"local_over_floor": 1.05, "ray_over_two_processes": 1.15 if self.steps else 1.5}
 
 
 CASES = (
@@ -113,30 +82,32 @@ QUICK = Effort(cases=(Case(clients=4, steps=1, network=MLP(width=16, depth=1)),)
 
 def main(argv: Sequence[str]) -> int:
     """Run a measurement."""
-    known = ("overhead", "first-round", "audit", "cohort", "scale")
+    known = ("overhead", "first-round", *OTHERS)
     if not argv or argv[0] not in known or set(argv[1:]) - {"--quick"}:
         raise ValueError(
-            "say what to measure: python jobs/bench.py overhead, audit, cohort or scale [--quick]; "
-            f"got {' '.join(argv)!r}"
+            f"say what to measure: python jobs/bench.py overhead, {', '.join(OTHERS)} [--quick]; got {' '.join(argv)!r}"
         )
     os.environ.pop("RAY_ADDRESS", None)  # the plain processes run on this machine, so Ray does too
     torch.set_num_threads(1)
     if argv[0] == "first-round":
         first_round()
-    elif argv[0] == "audit":
-        say("machine", **machine())
-        for what, fields in bench_audit.lines(bench_audit.QUICK if "--quick" in argv else bench_audit.Effort()):
-            say(what, **fields)
-    elif argv[0] == "cohort":
-        say("machine", **machine())
-        for fields in bench_cohort.lines(bench_cohort.QUICK if "--quick" in argv else bench_cohort.Effort()):
-            say("cohort", **fields)
-    elif argv[0] == "scale":
-        say("machine", **machine())
-        scale(20 if "--quick" in argv else 1000)
-    else:
+    elif argv[0] == "overhead":
         overhead(QUICK if "--quick" in argv else Effort())
+    else:
+        say("machine", **machine())
+        for what, fields in OTHERS[argv[0]]("--quick" in argv):
+            say(what, **fields)
     return 0
+
+
+Lines = Iterator[tuple[str, dict[str, Any]]]
+OTHERS: dict[str, Callable[[bool], Lines]] = {
+    "scale": lambda quick: bench_scale.lines(bench_scale.QUICK if quick else bench_scale.Effort()),
+    "sweep": lambda quick: bench_sweep.lines(bench_sweep.QUICK if quick else bench_sweep.Effort()),
+    "cohort": lambda quick: bench_cohort.lines(bench_cohort.QUICK if quick else bench_cohort.Effort()),
+    "audit": lambda quick: bench_audit.lines(bench_audit.QUICK if quick else bench_audit.Effort()),
+}
+"""What to measure beside the overhead -> its lines."""
 
 
 def overhead(effort: Effort) -> None:
@@ -159,37 +130,6 @@ def overhead(effort: Effort) -> None:
             say("overhead", **compare(case, ways, effort, Path(folder) / f"case-{number}"))
         say("switch", **switch(workers, effort, Path(folder)))
         say("memory", after="all cases", **memory(workers))
-
-
-def scale(clients: int) -> None:
-    """Many clients with a tiny network, five rounds of two steps, one after the other and in lock-step.
-
-    A coordinator that kept the uploads of a round would hold `uploads_mb`; its peak must grow by less than that.
-    """
-    with tempfile.TemporaryDirectory(prefix="raydiff-bench-") as folder, ray_workers() as workers:
-        few = Case(clients=10, steps=2, network=TINY)
-        list(on_ray(few.trial(2, Path(folder) / "few"), workers, stored=True))
-        for vectorize in (False, True):
-            before, started = peak_mb(), time.perf_counter()
-            trial = Case(clients=clients, steps=2, network=TINY, vectorize=vectorize).trial(5, Path(folder) / "many")
-            *_, server = on_ray(trial, workers, stored=True)
-            seconds, held = time.perf_counter() - started, memory(workers)
-            total, grown = held["driver_mb"] + sum(held["workers_mb"]), held["driver_mb"] - before
-            uploads = clients * tree.nbytes(server) / 2**20
-            say(
-                "scale",
-                clients=clients,
-                rounds=5,
-                vectorize=vectorize,
-                parameters=sum(v.numel() for v in server.values()),
-                seconds=seconds,
-                **held,
-                total_mb=total,
-                uploads_mb=uploads,
-                driver_grown_mb=grown,
-                targets={"total_mb": SCALE_MB},
-                met={"total_mb": total <= SCALE_MB, "driver_grown_mb": grown < uploads},
-            )
 
 
 def say(what: str, **fields: Any) -> None:
@@ -342,29 +282,6 @@ def local(trial: Trial) -> Iterator[Params]:
         yield progress.server
 
 
-def on_ray(trial: Trial, workers: Sequence[Any], *, stored: bool = False) -> Iterator[Params]:
-    """The round loop over worker actors; `stored` commits every round, as a trial does."""
-    from raydiff.runtime.actors import RayPool
-
-    pool = RayPool(workers, trial)
-    store = trial.store if stored else None
-    for progress in rounds(trial.experiment.method, pool, keys=trial.keys, store=store):
-        yield progress.server
-
-
-@contextlib.contextmanager
-def ray_workers() -> Iterator[list[Any]]:
-    """Workers on a Ray of our own, which ends with the block."""
-    from raydiff.runtime.actors import start_workers
-    from raydiff.runtime.resources import Slot, fitting
-    from raydiff.runtime.sweep import cluster
-
-    slot = Slot(workers=PROCESSES, threads=1, gpu_per_worker=0.0, gpu_server=0.0)
-    with cluster() as nodes:
-        fitting(slot, nodes)
-        yield start_workers(slot, None)
-
-
 # --- measuring ---
 
 
@@ -447,17 +364,6 @@ def first_round() -> None:
     with tempfile.TemporaryDirectory(prefix="raydiff-bench-") as folder, ray_workers() as workers:
         next(on_ray(Case(clients=8, steps=1).trial(1, Path(folder)), workers))
         print(json.dumps(memory(workers)), flush=True)
-
-
-def memory(workers: Sequence[Any]) -> dict[str, Any]:
-    """Peak resident MB of this process and of the workers."""
-    references = [w.__ray_call__.remote(lambda _: peak_mb()) for w in workers]
-    return {"driver_mb": peak_mb(), "workers_mb": [r.future().result() for r in references]}
-
-
-def peak_mb() -> float:
-    """Peak resident memory of this process."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024  # KB on Linux
 
 
 def machine() -> dict[str, Any]:

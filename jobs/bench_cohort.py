@@ -57,10 +57,10 @@ class Effort:
 QUICK = Effort(cohorts=(Cohort(network=MLP(width=8, depth=1), clients=2, batch=4, target=1.0),), repetitions=1)
 
 
-def lines(effort: Effort) -> Iterator[dict[str, Any]]:
-    """Fields of each line."""
+def lines(effort: Effort) -> Iterator[tuple[str, dict[str, Any]]]:
+    """What each line is about, and its fields."""
     for cohort in effort.cohorts:
-        yield measured(cohort, effort)
+        yield "cohort", measured(cohort, effort)
 
 
 def measured(cohort: Cohort, effort: Effort) -> dict[str, Any]:

@@ -20,7 +20,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -262,8 +262,22 @@ def _run(
         if options.retry:
             interrupted = retry.run(plan, nodes, lambda total: shown(total=total))
         else:
-            interrupted = runtime.run(plan, slot, shown(total=len(experiments) + _suggested(options)))
+            progress = shown(total=len(experiments) + _suggested(options))
+            interrupted = runtime.run(plan, slot, progress)
+            if split := progress.split():
+                _say_split(folder, split)
     return _report(options, folder, mlflow, interrupted, started)
+
+
+def _say_split(folder: Path, split: Mapping[str, float]) -> None:
+    """Print where the time went, and keep it as split.json."""
+    write_text(folder / "split.json", json.dumps(split, indent=1))
+    share = {k: split[k] / split["slots_s"] for k in ("working", "waiting", "outside")}
+    print(
+        f"of the time of {split['slots']:.0f} slot(s) since the first trial began, {share['working']:.0%} went into "
+        f"training, sampling and evaluation, {share['outside']:.0%} into changing trials, "
+        f"{share['waiting']:.0%} into waiting for the last ones"
+    )
 
 
 def _report(options: argparse.Namespace, folder: Path, mlflow: Mlflow, interrupted: bool, started: float) -> int:

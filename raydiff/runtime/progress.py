@@ -38,8 +38,12 @@ class Progress(tune.Callback):
         self.done, self.failed = 0, 0
         self.best: tuple[float, str] | None = None
         self.interrupted = False
+        self.slots = 1  # trials side by side
         self.stopper = _Stop()
         self._start = self._spoke = time.monotonic()
+        self._began: float | None = None  # when the first trial did
+        self._working: list[float] = []  # seconds of each trial that has ended
+        self._ends: list[float] = []  # when it had
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """A trial has its slot."""
@@ -51,6 +55,8 @@ class Progress(tune.Callback):
         """A round is over, or the whole trial."""
         name, _ = self.running.get(trial.trial_id, (self.name(trial.config), -1))
         self.running[trial.trial_id] = (name, result.get("round", -1))
+        if self._began is None:
+            self._began = time.monotonic() - result.get("time/seconds", 0.0)
         for who, why in result.get("rejected", {}).items():
             self._say(f"  {name}, round {result['round'] + 1}: rejected {who}: {why}")
         if result.get("finished") or "failed" in result:  # Tune's own "done" is also set when a scheduler stops a trial
@@ -75,6 +81,25 @@ class Progress(tune.Callback):
         if time.monotonic() - self._spoke >= EVERY_S and self.running:
             self._say("  " + self._state())
 
+    def split(self) -> dict[str, float] | None:
+        """Where the slots' seconds went since the first trial began; None where not every trial was run here, whole.
+
+        `working`: rounds, training of the first models, sampling, evaluation; `waiting`: slots that had no trial left
+        while others still ran; `outside`: the rest, from one trial's end to the next one's beginning.
+        """
+        if self._began is None or len(self._ends) < self.total:
+            return None
+        end = max(self._ends)
+        whole, working = self.slots * (end - self._began), sum(self._working)
+        waiting = sum(end - last for last in sorted(self._ends)[-self.slots :])
+        return {
+            "slots": float(self.slots),
+            "slots_s": whole,
+            "working": working,
+            "waiting": waiting,
+            "outside": whole - working - waiting,
+        }
+
     def interrupt(self, *_: Any) -> None:
         """Signal handler: end the sweep in order; a second signal ends it at once."""
         self.interrupted = self.stopper.now = True
@@ -88,6 +113,8 @@ class Progress(tune.Callback):
             self._fail(name, result["failed"])
             return
         self.done += 1
+        self._working.append(result["time/seconds"])
+        self._ends.append(time.monotonic())
         value = result.get(self.metric)
         if value is not None and (self.best is None or value < self.best[0]):
             self.best = (value, name)

@@ -242,13 +242,14 @@ def _fit(
     samples: int = 1,
 ) -> None:
     fits = fitting(shape, [n["Resources"] for n in ray.nodes() if n["Alive"]])
+    progress.slots = min(plan.concurrent or fits, fits, progress.total)
     trainable = tune.with_resources(Federation, tune.PlacementGroupFactory(shape.bundles, strategy="PACK"))
     tuner = tune.Tuner(
         trainable,
         param_space=space,
         tune_config=tune.TuneConfig(
             num_samples=samples,
-            max_concurrent_trials=min(plan.concurrent or fits, fits),
+            max_concurrent_trials=progress.slots,
             reuse_actors=True,
             scheduler=scheduler,
             search_alg=search,

@@ -167,7 +167,26 @@ def test_cohorts_print_their_lines_and_notice_other_work(
         monkeypatch.setattr(
             cohort, "in_step", lambda calls, f=change: ((f(fitted), sizes) for fitted, sizes in honest(calls))
         )
-        assert next(cohort.lines(cohort.QUICK))["agree"] is agree
+        assert next(cohort.lines(cohort.QUICK))[1]["agree"] is agree
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "what"), [("scale", ["scale"] * 3 + ["size"]), ("sweep", ["sweep"])])
+def test_scale_and_sweep_print_their_lines(name: str, what: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, str(JOBS / "bench.py"), name, "--quick"], stdout=subprocess.PIPE, text=True, check=True
+    )
+    first, *lines = (json.loads(line) for line in done.stdout.splitlines())
+    assert set(first) == {"what"} | FIELDS["machine"]
+    assert [line["what"] for line in lines] == what
+    for line in lines:
+        if name == "sweep":
+            parts = line["working"] + line["waiting"] + line["outside"]
+            assert parts == pytest.approx(line["slots_s"], rel=1e-3)
+            assert line["outside_over_slots"] == pytest.approx(line["outside"] / line["slots_s"], rel=1e-3)
+        else:
+            assert line["total_mb"] == pytest.approx(line["driver_mb"] + sum(line["workers_mb"]), rel=1e-3)
+            assert line["met"]["total_mb"] is True
 
 
 @pytest.mark.slow

@@ -43,6 +43,27 @@ def test_progress_tells_finished_from_failed_from_stopped(progress, capsys):
     assert "FAILED, client 0, in round 1: boom" in out and "trial 2: stopped after round 3" in out
 
 
+def test_where_the_slots_time_went(progress, monkeypatch):
+    """Two slots: 0 to 10 and 12 to 20 in the first, 0 to 14 in the second."""
+    from raydiff.runtime import progress as module
+
+    clock = [0.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: clock[0])
+    progress.slots = 2
+
+    def tell(at: float, number: int, seconds: float, *, finished: bool = True) -> None:
+        clock[0] = at
+        result = {"round": 0, "finished": finished, "time/seconds": seconds, "digest": "a"}
+        progress.on_trial_result(0, [], fake_trial(number), result)
+
+    tell(3.0, 0, 3.0, finished=False)
+    tell(10.0, 0, 10.0)
+    tell(14.0, 1, 13.0)
+    assert progress.split() is None  # one is missing
+    tell(20.0, 2, 8.0)
+    assert progress.split() == {"slots": 2.0, "slots_s": 40.0, "working": 31.0, "waiting": 6.0, "outside": 3.0}
+
+
 def test_an_interrupt_ends_the_sweep_and_counts_nothing_as_stopped(progress):
     import signal
 

@@ -1,0 +1,79 @@
+"""Lines of `python jobs/bench.py scale`: what more clients cost, and larger models.
+
+Clients are packed into two workers and commit every round, as in a trial. `scale` is training of a tiny network, at the
+largest number also in lock-step; `size` is rounds without training, so that only weights move: down to every client, up
+again, and to the disk.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench_work import Case, memory, on_ray, peak_mb, ray_workers
+
+from raydiff import tree
+from raydiff.diffusion.networks import MLP
+
+TINY = MLP(width=64, depth=1)
+SCALE_MB = 6144.0  # what the driver and the workers may hold with 1,000 clients
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effort:
+    """How much to measure."""
+
+    clients: Sequence[int] = (8, 32, 128, 1000)
+    """Of the tiny network; the last also in lock-step."""
+    networks: Sequence[MLP] = (
+        MLP(width=16, depth=1),
+        MLP(width=128, depth=3),
+        MLP(width=768, depth=4),
+        MLP(width=1216, depth=4),
+    )
+    """From 20 kB to 100 MB of weights."""
+    rounds: int = 5
+
+
+QUICK = Effort(clients=(4, 20), networks=(MLP(width=8, depth=1),), rounds=2)
+
+
+def lines(effort: Effort) -> Iterator[tuple[str, dict[str, Any]]]:
+    """What each line is about, and its fields."""
+    with tempfile.TemporaryDirectory(prefix="raydiff-bench-") as folder, ray_workers() as workers:
+        warm = Case(clients=2, steps=2, network=TINY)
+        list(on_ray(warm.trial(2, Path(folder) / "warm"), workers, stored=True))
+        ways = [(count, False) for count in effort.clients] + [(effort.clients[-1], True)]
+        for number, (clients, vectorize) in enumerate(ways):
+            case = Case(clients=clients, steps=2, network=TINY, vectorize=vectorize)
+            yield "scale", _measured(case, effort.rounds, Path(folder) / f"scale-{number}", workers)
+        for number, network in enumerate(effort.networks):
+            case = Case(clients=8, steps=0, network=network)
+            yield "size", _measured(case, effort.rounds, Path(folder) / f"size-{number}", workers)
+
+
+def _measured(case: Case, rounds: int, folder: Path, workers: Sequence[Any]) -> dict[str, Any]:
+    """One case. A coordinator that kept the uploads of a round would hold `uploads_mb`; its peak must grow by less."""
+    before, started = peak_mb(), time.perf_counter()
+    *_, server = on_ray(case.trial(rounds, folder), workers, stored=True)
+    seconds, held = time.perf_counter() - started, memory(workers)
+    total, grown = held["driver_mb"] + sum(held["workers_mb"]), held["driver_mb"] - before
+    uploads = case.clients * tree.nbytes(server) / 2**20
+    return {
+        "clients": case.clients,
+        "steps": case.steps,
+        "vectorize": case.vectorize,
+        "parameters": sum(v.numel() for v in server.values()),
+        "rounds": rounds,
+        "seconds_per_round": seconds / rounds,
+        **held,
+        "total_mb": total,
+        "uploads_mb": uploads,
+        "driver_grown_mb": grown,
+        "targets": {"total_mb": SCALE_MB},
+        "met": {"total_mb": total <= SCALE_MB, "driver_grown_mb": grown < uploads},
+    }
