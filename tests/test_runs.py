@@ -122,6 +122,7 @@ def test_a_store_that_does_not_exist_is_not_made(tmp_path: Path) -> None:
 # --- samplers ---
 
 
+@pytest.mark.slow
 def test_a_sampler_is_loaded_with_its_own_code(mine: Runs, tmp_path: Path) -> None:
     """In a process that knows neither this checkout nor the run's files."""
     run = mine.follow("pfdm", samplers=True)

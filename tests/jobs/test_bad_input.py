@@ -218,6 +218,7 @@ def test_a_given_secret_is_in_no_written_command(monkeypatch):
         assert "00ff" not in record.resume_command("mine") and "SECRET" in record.resume_command("mine")
 
 
+@pytest.mark.slow  # a Ray of its own
 def test_a_slot_that_does_not_fit_leaves_no_sweep_behind(tmp_path):
     arguments = ["--runtime.threads", "64", "--name", "big", "--runtime.storage", str(tmp_path / "s")]
     done = command_line("sweep.py", *arguments)

@@ -42,6 +42,7 @@ def start(storage: Any, out: Path) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.survival
 def test_killed_and_called_again_it_gives_the_same_files(
     storage, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

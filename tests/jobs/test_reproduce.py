@@ -94,7 +94,9 @@ def test_the_command_takes_a_paper_and_a_scale():
 
 
 def test_overrides_reach_every_study(data_root):
-    _, study, rest = command.preset(["reproduce", "--paper", "pdp", "--seed=7", "--runtime.storage=/elsewhere"])
+    _, study, rest = command.preset(
+        ["reproduce", "--paper", "pdp", "--scale", "smoke", "--seed=7", "--runtime.storage=/elsewhere"]
+    )
     options, overrides = sweep._options().parse_known_args(rest)
     _, found, _ = sweep._plan(study, options, overrides)
     assert {e.seed for e in found} == {7}
