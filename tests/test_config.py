@@ -114,6 +114,8 @@ OTHER: dict[str, Any] = {
     "runtime.pool": "ray",
     "runtime.threads": 2,
     "runtime.vectorize": True,
+    "runtime.overcommit": 1,
+    "runtime.round_deadline_s": 60.0,
     "runtime.workers": 2,
     "runtime.gpu_per_worker": 0.5,
     "runtime.gpu_server": 1.0,
@@ -125,7 +127,8 @@ OTHER: dict[str, Any] = {
     "data_digest": "another",
 }
 """Another value for every field of the tiny experiment."""
-ELSEWHERE = {path for path in OTHER if path.startswith("runtime.")} - {"runtime.threads", "runtime.vectorize"} | {
+COUNTS = {f"runtime.{name}" for name in ("threads", "vectorize", "overcommit", "round_deadline_s")}
+ELSEWHERE = {path for path in OTHER if path.startswith("runtime.")} - COUNTS | {
     "data.root",
     "evaluation.weights",
 }
