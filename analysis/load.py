@@ -109,6 +109,7 @@ def _run(folder: Path) -> Row:
         guarantee = end.get(view) or _guarantee(folder, view, final, config)
         row.update({f"{view}/{k}": ", ".join(v) if isinstance(v, list) else v for k, v in guarantee.items()})
     row.update({f"final/{k}": v for k, v in final.items()})
+    row.update({"outcome/remark": end["remark"]} if "remark" in end else {})
     validation = {k: v for line in lines for k, v in line.items() if k.startswith("validation/")}
     return {**row, **{f"last/{k}": v for k, v in validation.items()}}
 

@@ -90,6 +90,8 @@ def frontier(sweep: Sweep, out: Path) -> Section:
         blocks += [html.table(header, lines, name="the frontier"), html.bullets(meanings(done), note=True)]
     else:
         blocks.append(html.paragraph("No trial finished or was stopped with results: there is no frontier."))
+    if "outcome/remark" in sweep.runs:
+        blocks.append(html.bullets(sorted(sweep.runs["outcome/remark"].dropna().unique()), note=True))
     if len(others):
         blocks += [html.heading("Settings without a row"), html.bullets(without_row(others))]
     blocks += [html.heading("All trials together"), *composed(sweep)]

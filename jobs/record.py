@@ -184,6 +184,6 @@ def _tags(preset: str, base: Experiment) -> dict[str, str]:
     tags = {
         "raydiff.preset": preset,
         "raydiff.accountant": base.method.accountant,
-        "raydiff.replayable": str(base.runtime.noise_secret is not None).lower(),
+        "raydiff.replayable": str(base.runtime.noise_secret is not None and not base.runtime.races).lower(),
     }
     return tags | ({"raydiff.git": git.stdout.strip()} if git.returncode == 0 else {})

@@ -34,6 +34,8 @@ def main(argv: Sequence[str]) -> int:
     if options.config is not None:
         start = config.from_dict(json.loads(options.config.read_text()))
     experiment = trial.resolve(config.override(start, config.parse_overrides(start, overrides)))
+    if experiment.runtime.remark:
+        print(experiment.runtime.remark, flush=True)
     folder = record.folder(experiment, options.name or record.fresh_name(f"run-{name}"))
     this = record.plan(folder, trials=[experiment], space={}, search="grid", resume=options.resume)
     mlflow = record.mlflow(folder, name, experiment, samplers=True)
@@ -112,6 +114,8 @@ def _show(outcome: dict[str, object]) -> None:
         print(f"{outcome.get('outcome', 'not finished')}: {outcome.get('reason', 'no reason recorded')}")
         return
     print(outcome["says"])
+    if "remark" in outcome:
+        print(outcome["remark"])
     details = (
         "_low",
         "_high",

@@ -73,6 +73,8 @@ def main(argv: Sequence[str]) -> int:
         if not experiments:
             print(f"no trial of {folder.name} has failed")
             return 0
+    for remark in sorted({e.runtime.remark for e in (base, *experiments)} - {""}):
+        print(remark, flush=True)
     print(f"sweep {folder.name}: {len(experiments) + _suggested(options)} trials in {folder}", flush=True)
     return _run(options, name, folder, base, experiments, space, this, started)
 

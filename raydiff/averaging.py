@@ -21,13 +21,14 @@ from raydiff.diffusion.gaussian import DDPM, Sampling
 from raydiff.diffusion.local import Objective, Training, fit, span
 from raydiff.method import HELD, Deployed, Metrics, Round, Shared, Upload
 from raydiff.privacy.clients import DELTA, ClientPrivacy
-from raydiff.privacy.release import Event, Release, disclose
+from raydiff.privacy.release import Event, NonPrivate, Release, disclose
 from raydiff.tree import Params
 
 AnyModel = DDPM | Classifier | DiscreteDiffusion
 """What can be averaged: a denoiser of pictures, a classifier, a denoiser of a table's rows."""
 Weights = Literal["examples", "uniform"]
 Update = Literal["mean", "momentum", "adam"]
+AS_THEY_ARE = "weights sent as they are"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,9 +75,13 @@ class Averaging:
     def release(self, update: Params, rnd: Round, *, rounds: int) -> Release:
         """A client's update on its way to the server; `rounds` is how often a client sends one at most."""
         if self.privacy is None:
-            return disclose(update, "weights sent as they are")
+            return disclose(update, AS_THEY_ARE)
         assert rnd.noise is not None  # a client always has some
         return self.privacy.release(update, rounds=rounds, noise=rnd.noise)
+
+    def foretold(self, *, rounds: int) -> Event:
+        """The event of any update's release."""
+        return NonPrivate(AS_THEY_ARE) if self.privacy is None else self.privacy.foretold(rounds)
 
     def objection(self, update: Params, before: Params) -> str | None:
         """Whether the update of the parameters `before` is too long, in words."""
@@ -238,6 +243,10 @@ class Averaged(Protocol):
     def updated(self, server: Params, number: int) -> Params:
         """The part of the server's state of which clients send updates in this round."""
         return tree.without(HELD, server)
+
+    def foretold(self, records: int, number: int) -> Event:
+        """That of every update."""
+        return self.averaging.foretold(rounds=self.rounds)
 
     def objection(self, server: Params, upload: Upload, number: int) -> str | None:
         """An update has the form of what it updates, and a norm within bounds."""

@@ -12,6 +12,7 @@ import difflib
 import hashlib
 import io
 import json
+import math
 import os
 import types
 import typing
@@ -33,7 +34,8 @@ from raydiff.methods import PFDM, AnyMethod
 
 @dataclass(frozen=True, kw_only=True)
 class Runtime:
-    """Where and how a trial runs. Nothing here changes its numbers, `threads` and `vectorize` apart."""
+    """Where and how a trial runs. Nothing here changes its numbers, but `threads`, `vectorize`, `overcommit` and
+    `round_deadline_s`."""
 
     pool: Literal["ray", "local"] = "ray"
     """ray: clients in actors; local: all in this process (jobs/run.py only)."""
@@ -53,6 +55,11 @@ class Runtime:
     """Folder for sweeps and for the default MLflow store; on a cluster, one that all nodes share."""
     revive_s: float = 120.0
     """How long a dead worker may take to come back before the trial fails."""
+    overcommit: int = 0
+    """Clients drawn in each round beyond those needed: it is closed when as many uploads as without them have come."""
+    round_deadline_s: float | None = None
+    """Seconds after which a round is closed at the latest. Who is late is charged, and not aggregated. With it, or with
+    `overcommit`, numbers depend on the machine: both are part of the digest."""
     failures: int = 2
     """How often Tune retries a trial whose coordinator or node died."""
     noise_secret: str | None = None
@@ -69,6 +76,10 @@ class Runtime:
                 raise ValueError(f"{name} must be a share in [0, 1], got {share}")
         if not self.revive_s > 0 or self.failures < 0:
             raise ValueError(f"revive_s must be > 0 and failures >= 0, got {self.revive_s} and {self.failures}")
+        if self.overcommit < 0:
+            raise ValueError(f"overcommit must be >= 0, got {self.overcommit}")
+        if self.round_deadline_s is not None and not 0 < self.round_deadline_s < math.inf:
+            raise ValueError(f"round_deadline_s must be a positive number or none, got {self.round_deadline_s}")
         if self.noise_secret is not None:
             try:
                 long_enough = len(bytes.fromhex(self.noise_secret)) >= 16
@@ -76,6 +87,21 @@ class Runtime:
                 long_enough = False
             if not long_enough:
                 raise ValueError("noise_secret must be at least 32 hexadecimal digits")
+
+    @property
+    def races(self) -> bool:
+        """Whether a round may be closed before every upload has come, so that numbers depend on the machine."""
+        return self.overcommit > 0 or self.round_deadline_s is not None
+
+    @property
+    def remark(self) -> str:
+        """What a reader of the numbers has to know of it, else ""."""
+        if not self.races:
+            return ""
+        return (
+            "not repeatable: who is in time for a round depends on the machine (runtime.round_deadline_s, "
+            "runtime.overcommit); those asked and late are charged like the others"
+        )
 
     @property
     def worker_share(self) -> float:
@@ -130,6 +156,17 @@ class Experiment:
         drawn = self.participants or max(1, round(self.participation * self.clients))
         if not 1 <= self.min_clients <= drawn:
             raise ValueError(f"min_clients must be in 1..{drawn} (the clients in a round), got {self.min_clients}")
+        if self.runtime.overcommit > self.clients - drawn:
+            raise ValueError(
+                f"runtime.overcommit must be in 0..{self.clients - drawn} (the clients that a round leaves out), "
+                f"got {self.runtime.overcommit}"
+            )
+        privacy = getattr(getattr(self.method, "averaging", None), "privacy", None)
+        if self.runtime.races and privacy is not None and privacy.trust == "central":
+            raise ValueError(
+                "method.averaging.privacy.trust must be local with runtime.round_deadline_s or runtime.overcommit: the "
+                "server's noise is for a fixed number of uploads, and how many are in time may depend on the data"
+            )
 
     @property
     def everyone(self) -> range:
@@ -143,6 +180,8 @@ class Experiment:
         tree["runtime"] = {"threads": self.runtime.threads}
         if self.runtime.vectorize:  # without it a digest is as it was before there was such a thing
             tree["runtime"]["vectorize"] = True
+        if self.runtime.races:  # likewise
+            tree["runtime"] |= {name: getattr(self.runtime, name) for name in ("overcommit", "round_deadline_s")}
         tree["data"].pop("root")
         if tree["evaluation"]:
             tree["evaluation"].pop("weights")  # of one network, wherever they lie

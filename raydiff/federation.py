@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -17,9 +19,9 @@ from raydiff import seeding, tree
 from raydiff.data.datasets import Records
 from raydiff.diffusion.cohort import in_step
 from raydiff.diffusion.local import Diverged, fit_personal
-from raydiff.method import HELD, Deployed, Method, Metrics, Personalizing, Round, Upload
+from raydiff.method import HELD, Deployed, Foretelling, Method, Metrics, Personalizing, Round, Upload
 from raydiff.privacy.ledger import Ledger
-from raydiff.privacy.release import UNACCOUNTED, Release, accountable
+from raydiff.privacy.release import UNACCOUNTED, UNSEEN, Event, Release, accountable
 from raydiff.seeding import NoiseStream
 from raydiff.store import INITIAL, Store
 from raydiff.tree import Params
@@ -202,6 +204,25 @@ def run_clients(clients: Sequence[Client], server: Params, number: int) -> Itera
             yield upload, {**metrics, "cohort/size": sum(sizes) / len(sizes)} if sizes else metrics
 
 
+@dataclass(frozen=True, kw_only=True)
+class Closing:
+    """When a round is closed though not every upload has come."""
+
+    enough: int
+    """Uploads that are waited for."""
+    seconds: float = math.inf
+    """How long they are, from the round's start."""
+
+
+@dataclass(frozen=True)
+class Late:
+    """A client whose upload had not come when the round was closed. It may still send it."""
+
+    client: int
+    examples: int
+    """Its number of records."""
+
+
 class Pool(Protocol):
     """Runs clients somewhere; results come back in the order of `ids`, one at a time."""
 
@@ -212,6 +233,11 @@ class Pool(Protocol):
     def run(self, ids: Sequence[int], server: Params, number: int) -> Iterator[tuple[Upload, Metrics]]:
         """`Client.run` of each."""
 
+    def race(
+        self, ids: Sequence[int], server: Params, number: int, closing: Closing
+    ) -> Iterator[tuple[Upload, Metrics] | Late]:
+        """`Client.run` of each that comes before the round is closed; the others are late."""
+
     def evaluate(self, ids: Sequence[int], server: Params, number: int, split: str) -> Iterator[Any]:
         """`Client.evaluate` of each, against a split that no client holds."""
 
@@ -219,9 +245,15 @@ class Pool(Protocol):
 class LocalPool:
     """All clients in this process: for tests, debugging and laptops."""
 
-    def __init__(self, clients: Sequence[Client], evaluate: Callable[[str], Evaluate] | None = None) -> None:
+    def __init__(
+        self,
+        clients: Sequence[Client],
+        evaluate: Callable[[str], Evaluate] | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._clients = {c.number: c for c in sorted(clients, key=lambda c: c.number)}
-        self._evaluate = evaluate
+        self._evaluate, self._clock = evaluate, clock
 
     @property
     def clients(self) -> Sequence[int]:
@@ -231,6 +263,23 @@ class LocalPool:
     def run(self, ids: Sequence[int], server: Params, number: int) -> Iterator[tuple[Upload, Metrics]]:
         """`Client.run` of each."""
         yield from run_clients([self._clients[i] for i in ids], server, number)
+
+    def race(
+        self, ids: Sequence[int], server: Params, number: int, closing: Closing
+    ) -> Iterator[tuple[Upload, Metrics] | Late]:
+        """`Client.run` of one after the other until enough have come or the time is up: the clock is looked at before
+        and after each, and who is late has had no turn, or not the time to end it."""
+        start, came = self._clock(), 0
+        results = run_clients([self._clients[i] for i in ids], server, number)
+        for i in ids:
+            result = None
+            if came < closing.enough and self._clock() - start < closing.seconds:
+                result = next(results)
+            if result is None or self._clock() - start >= closing.seconds:
+                yield Late(i, len(self._clients[i].data))
+            else:
+                came += 1
+                yield result
 
     def evaluate(self, ids: Sequence[int], server: Params, number: int, split: str) -> Iterator[Any]:
         """`Client.evaluate` of each, against a split that no client holds."""
@@ -268,6 +317,8 @@ def rounds(
     participation: float = 1.0,
     participants: int | None = None,
     min_clients: int = 1,
+    overcommit: int = 0,
+    deadline_s: float | None = None,
     public: Records | None = None,
     store: Store | None = None,
 ) -> Iterator[Progress]:
@@ -279,10 +330,17 @@ def rounds(
 
     An upload that `aggregate` cannot use is rejected: it is in the ledger, for it was sent, and the round goes on
     without it. Raises Failed where fewer than `min_clients` of a round's uploads are left.
+
+    With an `overcommit` so many more are drawn, and a round is closed when the number of uploads that would else be
+    drawn has come; with `deadline_s` after so many seconds at the latest. Who has not sent by then is late: not
+    aggregated, but in the ledger like everybody who was asked, for the upload may be on its way.
     """
     if not 0 < participation <= 1:
         raise ValueError(f"participation must be in (0, 1], got {participation}")
     count = participants or max(1, round(participation * len(pool.clients)))
+    closing = None
+    if overcommit or deadline_s is not None:
+        closing = Closing(enough=count, seconds=math.inf if deadline_s is None else deadline_s)
     first, server, ledger = 0, {}, Ledger()
     if store and (last := store.last_commit()):
         number, record = last
@@ -292,8 +350,11 @@ def rounds(
     else:
         server = method.init_server(public, seeding.generator(keys.seed, "server", "init"))
     for number in range(first, method.rounds):
-        ids = _participants(pool.clients, count, keys.seed, number) if number < method.participating_rounds else []
-        progress = _round(method, pool, server, ledger, number, keys=keys, ids=ids, min_clients=min_clients)
+        drawn = _participants(pool.clients, count + overcommit, keys.seed, number)
+        ids = drawn if number < method.participating_rounds else []
+        progress = _round(
+            method, pool, server, ledger, number, keys=keys, ids=ids, min_clients=min_clients, closing=closing
+        )
         server, ledger = progress.server, progress.ledger
         if store:
             store.save_server(number, server)
@@ -312,13 +373,21 @@ def _round(
     keys: Keys,
     ids: Sequence[int],
     min_clients: int,
+    closing: Closing | None,
 ) -> Progress:
     seen: list[tuple[int, Metrics]] = []
     rejected: dict[int, str] = {}
+    late: list[int] = []
+    sent = tree.without(HELD, server)
 
     def stream() -> Iterator[Upload]:
         nonlocal ledger
-        for upload, metrics in pool.run(ids, tree.without(HELD, server), number):
+        for came in pool.run(ids, sent, number) if closing is None else pool.race(ids, sent, number, closing):
+            if isinstance(came, Late):
+                late.append(came.client)
+                ledger = ledger.with_upload(number, came.client, _foretold(method, came, number), 0)
+                continue
+            upload, metrics = came
             upload = replace(upload, release=accountable(upload.release))
             ledger = ledger.with_upload(number, upload.client, upload.release.event, upload.release.nbytes)
             if why := _objection(method, server, upload, number):
@@ -327,7 +396,7 @@ def _round(
             seen.append((upload.client, metrics))
             yield upload
         if ids and len(seen) < min_clients:  # before `aggregate` makes a model of too few
-            raise Failed("the server", number, _too_few(len(seen), min_clients, rejected))
+            raise Failed("the server", number, _too_few(len(seen), min_clients, rejected, len(late)))
 
     uploads = stream()
     path = ("server", "round", number)
@@ -338,7 +407,8 @@ def _round(
         raise Failed("the server", number, str(e)) from None
     for _ in uploads:  # what the method left unread was sent all the same
         pass
-    metrics = {**_client_metrics(seen), **_rejection_metrics(rejected, len(ids)), **metrics}
+    left_out = {**_counted("rejected", rejected, len(ids)), **_counted("late", late, len(ids))}
+    metrics = {**_client_metrics(seen), **left_out, **metrics}
     return Progress(number, after, ledger.with_published(number, events), metrics, rejected)
 
 
@@ -353,19 +423,25 @@ def _objection(method: Method, server: Params, upload: Upload, number: int) -> s
     return method.objection(server, upload, number)
 
 
-def _too_few(good: int, wanted: int, rejected: Mapping[int, str]) -> str:
+def _foretold(method: Method, late: Late, number: int) -> Event:
+    """What a late client is charged, whose upload nobody has seen."""
+    return method.foretold(late.examples, number) if isinstance(method, Foretelling) else UNSEEN
+
+
+def _too_few(good: int, wanted: int, rejected: Mapping[int, str], late: int) -> str:
     first = "; ".join(f"client {client}: {why}" for client, why in list(rejected.items())[:NAMED])
     more = f"; and {len(rejected) - NAMED} more" if len(rejected) > NAMED else ""
-    of = f"{good} of {good + len(rejected)} uploads can be used, fewer than min_clients = {wanted}"
-    return f"{of} ({first}{more})" if rejected else of
+    of = f"{good} of {good + len(rejected) + late} uploads can be used, fewer than min_clients = {wanted}"
+    why = [f"{first}{more}"] * bool(rejected) + [f"{late} came late"] * bool(late)
+    return f"{of} ({'; '.join(why)})" if why else of
 
 
-def _rejection_metrics(rejected: Mapping[int, str], participants: int) -> Metrics:
-    """How many were rejected, where any was, and each of them where participants are few."""
-    if not rejected:
+def _counted(what: str, clients: Collection[int], participants: int) -> Metrics:
+    """How many were rejected or late, where any was, and each of them where participants are few."""
+    if not clients:
         return {}
-    each = {f"client/{i}/rejected": 1.0 for i in rejected} if participants <= PER_CLIENT_METRICS else {}
-    return {"clients/rejected": float(len(rejected)), **each}
+    each = {f"client/{i}/{what}": 1.0 for i in clients} if participants <= PER_CLIENT_METRICS else {}
+    return {f"clients/{what}": float(len(clients)), **each}
 
 
 def _participants(clients: Sequence[int], count: int, seed: int, number: int) -> list[int]:

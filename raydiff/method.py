@@ -161,6 +161,14 @@ class Method(Protocol):
 
 
 @runtime_checkable
+class Foretelling(Protocol):
+    """A method that knows what an upload will cost before it is made: a client that is late is charged that."""
+
+    def foretold(self, records: int, number: int) -> Event:
+        """The event of what a client with this many records sends in round `number`; not one that reveals less."""
+
+
+@runtime_checkable
 class Personalizing(Protocol):
     """A method whose shared model a client that joins later can make its own: from its own records, without any other
     client, and without sending anything."""

@@ -83,7 +83,8 @@ def cut_short(folder: Path, outcome: str, **more: Any) -> None:
     """End a trial that did not finish: stopped, failed or killed. It keeps the epsilon that it has spent."""
     experiment = configuration.from_dict(json.loads((folder / "config.json").read_text()))
     server, outsiders = guarantees(ledger_of(folder), experiment)
-    end(folder, outcome, server=asdict(server), outsiders=asdict(outsiders), says=str(server), **more)
+    says = _said(server, experiment)
+    end(folder, outcome, server=asdict(server), outsiders=asdict(outsiders), **says, **more)
 
 
 def end(folder: Path, outcome: str, **more: Any) -> None:
@@ -191,6 +192,8 @@ def run(trial: Trial, pool: Pool) -> Iterator[dict[str, Any]]:
         participation=trial.experiment.participation,
         participants=trial.experiment.participants,
         min_clients=trial.experiment.min_clients,
+        overcommit=trial.experiment.runtime.overcommit,
+        deadline_s=trial.experiment.runtime.round_deadline_s,
         public=public,
         store=trial.store,
     ):
@@ -221,8 +224,7 @@ def _finish(trial: Trial, pool: Pool, progress: Progress, log: Jsonl, clock: flo
         _draw_samples(reports, trial.folder / "artifacts" / "samples.png")
         _draw_partition(trial)
         final.update(_newcomers(trial, pool, progress))
-    if rejected := log.total("clients/rejected"):
-        final["clients/rejected"] = rejected
+    final |= {name: count for name in ("clients/rejected", "clients/late") if (count := log.total(name))}
     final["time/seconds"] = log.total("time/seconds") + time.perf_counter() - clock
     table = ledger.table(experiment.method.delta)
     columns = list(table[0]) if table else []
@@ -232,8 +234,15 @@ def _finish(trial: Trial, pool: Pool, progress: Progress, log: Jsonl, clock: flo
     for name, (columns, rows) in tables.items():
         write_text(trial.folder / "artifacts" / f"{name}.json", json.dumps({"columns": columns, "data": rows}))
     server, outsiders = guarantees(ledger, experiment)
-    end(trial.folder, "finished", final=final, server=asdict(server), outsiders=asdict(outsiders), says=str(server))
+    says = _said(server, experiment)
+    end(trial.folder, "finished", final=final, server=asdict(server), outsiders=asdict(outsiders), **says)
     return final
+
+
+def _said(server: Guarantee, experiment: Experiment) -> dict[str, str]:
+    """The guarantee in words, and what else has to be said beside the numbers."""
+    remark = experiment.runtime.remark
+    return {"says": str(server), **({"remark": remark} if remark else {})}
 
 
 def _newcomers(trial: Trial, pool: Pool, progress: Progress) -> Metrics:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import hashlib
 import json
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -114,6 +116,8 @@ OTHER: dict[str, Any] = {
     "runtime.pool": "ray",
     "runtime.threads": 2,
     "runtime.vectorize": True,
+    "runtime.overcommit": 1,
+    "runtime.round_deadline_s": 60.0,
     "runtime.workers": 2,
     "runtime.gpu_per_worker": 0.5,
     "runtime.gpu_server": 1.0,
@@ -125,7 +129,8 @@ OTHER: dict[str, Any] = {
     "data_digest": "another",
 }
 """Another value for every field of the tiny experiment."""
-ELSEWHERE = {path for path in OTHER if path.startswith("runtime.")} - {"runtime.threads", "runtime.vectorize"} | {
+COUNTS = {f"runtime.{name}" for name in ("threads", "vectorize", "overcommit", "round_deadline_s")}
+ELSEWHERE = {path for path in OTHER if path.startswith("runtime.")} - COUNTS | {
     "data.root",
     "evaluation.weights",
 }
@@ -172,9 +177,10 @@ EXPERIMENTS: dict[str, Callable[[Experiment], Experiment]] = {
 def test_the_digest_is_of_all_that_can_change_a_number(tiny: Experiment) -> None:
     assert set(fields(tiny)) == set(OTHER)
     for path, value in OTHER.items():
-        other = override(tiny, {path: value})
-        assert other != tiny, path
-        assert (other.digest == tiny.digest) == (path in ELSEWHERE), path
+        start = override(tiny, {"participants": 1}) if path == "runtime.overcommit" else tiny
+        other = override(start, {path: value})
+        assert other != start, path
+        assert (other.digest == start.digest) == (path in ELSEWHERE), path
 
 
 def test_digests_are_equal_where_experiments_are(tiny: Experiment) -> None:
@@ -328,6 +334,9 @@ def test_what_cannot_be_is_refused_in_one_line(tiny: Experiment, path: str, text
         ("runtime.gpu_per_worker", -1.0),
         ("runtime.revive_s", 0.0),
         ("runtime.failures", -1),
+        ("runtime.overcommit", -1),
+        ("runtime.round_deadline_s", 0.0),
+        ("runtime.round_deadline_s", math.inf),
         ("runtime.noise_secret", "xyz"),
         ("runtime.noise_secret", "ab" * 15),
         ("evaluation.clients", 0),
@@ -343,6 +352,27 @@ def test_values_out_of_range_are_refused_in_one_line(tiny: Experiment, path: str
     assert "\n" not in says and name in says
     assert says.startswith(f"--{parent}: ") or not parent
     assert (str(value) in says) == (name != "noise_secret")
+
+
+def test_a_digest_without_a_deadline_is_as_it_was(tiny: Experiment) -> None:
+    as_it_was = to_dict(tiny) | {"runtime": {"threads": 1}}
+    as_it_was["data"].pop("root")
+    as_it_was["evaluation"].pop("weights")
+    assert tiny.digest == hashlib.sha256(json.dumps(as_it_was, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def test_a_round_that_takes_all_has_nobody_left_for_an_overcommit(tiny: Experiment) -> None:
+    with pytest.raises(ValueError, match=r"runtime.overcommit must be in 0..0 \(the clients that a round leaves out\)"):
+        override(tiny, {"runtime.overcommit": 1})
+
+
+@pytest.mark.parametrize("closing", [{"runtime.round_deadline_s": 1.0}, {"participants": 1, "runtime.overcommit": 1}])
+def test_noise_for_a_fixed_count_needs_rounds_without_a_deadline(tiny: Experiment, closing: dict[str, Any]) -> None:
+    averaging = {t: Averaging(weights="uniform", privacy=ClientPrivacy(trust=t)) for t in ("local", "central")}
+    methods = {t: FedAvg(model=tiny.method.model, averaging=how) for t, how in averaging.items()}
+    assert override(tiny, {"method": methods["local"], **closing}).runtime.races
+    with pytest.raises(ValueError, match=r"trust must be local with runtime\.round_deadline_s or runtime\.overcommit"):
+        override(tiny, {"method": methods["central"], **closing})
 
 
 def test_overrides_are_checked_together(tiny: Experiment) -> None:

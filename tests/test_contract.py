@@ -21,8 +21,8 @@ from raydiff.diffusion.latent import LatentModel
 from raydiff.diffusion.local import Training
 from raydiff.diffusion.networks import UNet
 from raydiff.federation import Client, Keys, LocalPool, Progress, rounds
-from raydiff.method import Deployed, Method, Round, Upload
-from raydiff.methods import METHODS, FedDistr
+from raydiff.method import Deployed, Foretelling, Method, Round, Upload
+from raydiff.methods import METHODS, FedDistr, Scaffold
 from raydiff.privacy.clients import ClientPrivacy
 from raydiff.privacy.release import Gaussian, NonPrivate, Nothing, disclose
 from raydiff.seeding import NoiseStream, generator
@@ -211,6 +211,30 @@ def test_every_event_is_accounted_for(method: Method) -> None:
             assert entry.event.what
         else:
             assert isinstance(entry.event, Nothing) and entry.bytes == 0
+
+
+@pytest.mark.parametrize("private", [True, False])
+def test_a_late_client_is_charged_what_its_upload_costs(experiment: Experiment, private: bool) -> None:
+    """The event that is foretold is that of the upload, to rounding, at any number of records."""
+    method = experiment.method
+    if config.has_path(experiment, "method.epsilon"):
+        budget: dict[str, Any] = {"method.epsilon": 10.0 if private else None}
+        clip = {"method.clip": 2.0} if config.has_path(experiment, "method.clip") else {}
+        method = config.override(experiment, budget | clip).method
+    elif config.has_path(experiment, "method.averaging.privacy") and not isinstance(method, Scaffold):
+        method = config.override(method, {"averaging.privacy": ClientPrivacy() if private else None})
+    assert isinstance(method, Foretelling)
+    entries = run(method)[-1].ledger.entries
+    assert entries
+    for entry in entries:
+        told = method.foretold(12, entry.round)
+        if isinstance(entry.event, Gaussian):
+            assert isinstance(told, Gaussian)
+            ratio = pytest.approx(entry.event.std_over_sensitivity, rel=1e-12)
+            assert replace(told, std_over_sensitivity=1.0) == replace(entry.event, std_over_sensitivity=1.0)
+            assert told.std_over_sensitivity == ratio
+        else:
+            assert told == entry.event
 
 
 def test_what_a_method_sends_is_all_that_it_accepts(method: Method) -> None:

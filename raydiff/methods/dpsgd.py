@@ -39,9 +39,10 @@ from raydiff.diffusion.local import Training, optimize, span
 from raydiff.method import HELD, Deployed, LocalResult, Metrics, Round, Shared, Upload
 from raydiff.privacy import accountants
 from raydiff.privacy.dpsgd import Mechanism, PrivateGradient, noise_multiplier_for, sampling_rate
-from raydiff.privacy.release import Event, Gaussian, already_private, nothing
+from raydiff.privacy.release import Event, Gaussian, Nothing, already_private, nothing
 from raydiff.tree import Params
 
+DECLARED = ("examples",)
 EMA = "ema"
 """The moving average, in the server's state below this prefix."""
 
@@ -130,9 +131,15 @@ class DPSGD(Averaged):
             noise=rnd.noise,
         )
         params, _, loss = optimize(weights, gradient, training=self.local, first=first, steps=steps)
-        event = replace(gradient.event, declared=("examples",))
+        event = replace(gradient.event, declared=DECLARED)
         metrics = {"train/loss": loss, "upload/noise_multiplier": mechanism.noise_multiplier}
         return LocalResult(state, already_private(tree.sub(params, weights), event), metrics)
+
+    def foretold(self, records: int, number: int) -> Event:
+        """The round's steps, each on a Poisson sample of the client's records."""
+        _, steps = span(self.local.steps, self.rounds, number)
+        sigma, rate = self.mechanism(records).noise_multiplier, sampling_rate(self.local.batch, records)
+        return Gaussian(sigma, "example", "add_remove", "local", rate, steps, DECLARED) if steps else Nothing()
 
     def updated(self, server: Params, number: int) -> Params:
         """The model, in a round that has steps."""

@@ -48,7 +48,7 @@ from raydiff.diffusion.latent import LatentDiffusion, LatentModel, check_disjoin
 from raydiff.diffusion.local import Training, fit
 from raydiff.method import HELD, Deployed, LocalResult, Metrics, Round, Shared, Upload
 from raydiff.privacy import accountants
-from raydiff.privacy.release import Event, Release, disclose, gaussian_rows
+from raydiff.privacy.release import Event, Gaussian, NonPrivate, Release, disclose, gaussian_rows
 from raydiff.tree import Params
 
 Sent = Literal["prompts", "latents"]
@@ -170,7 +170,7 @@ class FedDistr:
         """Send the vectors: their distances from the public start, with labels and counts."""
         if self.upload == "latents":
             sent = {"z": self.model.load().encode(data.images), "label": data.labels[:, 0]}
-            return LocalResult(state, disclose(sent, "latents and labels of all records, as they are"))
+            return LocalResult(state, disclose(sent, self._bare))
         own = tree.under(HELD, state)
         offsets = own["v"] - self.model.load().start
         metrics = {"inversion/loss": float(own["loss"]), "prompts": float(len(offsets))}
@@ -182,11 +182,26 @@ class FedDistr:
     def _release(self, offsets: Tensor, declared: Params, rnd: Round) -> Release:
         if self.epsilon is None:
             own = tree.clip_records(offsets, self.clip) if self.clip else offsets
-            what = "prompt vectors, labels and counts, as they are"
-            return disclose({"x": own, **declared}, f"{what}; their number by silhouette" if self.silhouette else what)
+            return disclose({"x": own, **declared}, self._bare)
         assert self.clip is not None and rnd.noise is not None
         std = self._std(len(offsets))
         return gaussian_rows(offsets, clip=self.clip, std=std, noise=rnd.noise, public=declared)
+
+    @property
+    def _bare(self) -> str:
+        """What is sent without an epsilon, in words."""
+        if self.upload == "latents":
+            return "latents and labels of all records, as they are"
+        what = "prompt vectors, labels and counts, as they are"
+        return f"{what}; their number by silhouette" if self.silhouette else what
+
+    def foretold(self, records: int, number: int) -> Event:
+        """The budget is spent on a client's vectors together, however many they are."""
+        if self.epsilon is None:
+            return NonPrivate(self._bare)
+        assert self.clip is not None
+        ratio = self._std(1) / (2 * self.clip)
+        return Gaussian(ratio, "client", "replace_one", "local", declared=("label", "count", "examples"))
 
     def _std(self, vectors: int) -> float:
         """Standard deviation of the noise on each of a client's vectors, so that all of them keep to the budget."""

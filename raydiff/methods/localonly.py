@@ -24,7 +24,7 @@ from raydiff.diffusion.classifier import Classifier
 from raydiff.diffusion.gaussian import DDPM, Sampling
 from raydiff.diffusion.local import Training, fit_part, with_clipped_copies, with_clipped_flag
 from raydiff.method import Deployed, LocalResult, Metrics, Round, Upload
-from raydiff.privacy.release import Event, nothing
+from raydiff.privacy.release import Event, Nothing, nothing
 from raydiff.tree import Params
 
 
@@ -89,6 +89,10 @@ class LocalOnly:
     def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
         """Send nothing."""
         return LocalResult(state, nothing())
+
+    def foretold(self, records: int, number: int) -> Event:
+        """Nothing is sent."""
+        return Nothing()
 
     def objection(self, server: Params, upload: Upload, number: int) -> str | None:
         """Nothing is sent."""

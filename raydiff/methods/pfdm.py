@@ -50,11 +50,12 @@ from raydiff.diffusion.gaussian import DDPM, Sampling
 from raydiff.diffusion.local import Training, fit, fit_part, span, with_clipped_copies, with_clipped_flag
 from raydiff.method import HELD, Denoiser, Deployed, LocalResult, Metrics, Round, Sampler, Shared, Upload
 from raydiff.privacy import accountants
-from raydiff.privacy.release import Event, Release, disclose, gaussian_records, nothing
+from raydiff.privacy.release import Event, Gaussian, NonPrivate, Nothing, Release, disclose, gaussian_records, nothing
 from raydiff.seeding import NoiseStream
 from raydiff.tree import Params
 
 Start = Literal["denoiser", "gaussian", "noise", "shuffled"]
+AS_THEY_ARE = "images sent as they are"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,7 +177,7 @@ class PFDM:
     def _release(self, data: Records, center: Tensor | None, noise: NoiseStream | None) -> Release:
         public = {"labels": data.labels}
         if self.epsilon is None:
-            return disclose({"x": data.images, **public}, "images sent as they are")
+            return disclose({"x": data.images, **public}, AS_THEY_ARE)
         if noise is None:
             raise ValueError("PFDM's upload needs the round's noise stream")
         abar = float(self.model.abar[self.depth])
@@ -190,6 +191,16 @@ class PFDM:
             public=public,
             center=center,
         )
+
+    def foretold(self, records: int, number: int) -> Event:
+        """One upload, in round 0."""
+        if number > 0 or self.start == "noise":
+            return Nothing()
+        if self.epsilon is None:
+            return NonPrivate(AS_THEY_ARE)
+        abar = float(self.model.abar[self.depth])
+        ratio = math.sqrt(1 - abar) / (2 * self.clip * math.sqrt(abar))
+        return Gaussian(ratio, "example", "replace_one", "local", declared=("labels",))
 
     def objection(self, server: Params, upload: Upload, number: int) -> str | None:
         """An image and its labels for each record, or nothing."""

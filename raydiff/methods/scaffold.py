@@ -34,10 +34,11 @@ from raydiff.data.records import Records
 from raydiff.diffusion.gaussian import DDPM, Sampling
 from raydiff.diffusion.local import Training, span
 from raydiff.method import HELD, Deployed, LocalResult, Metrics, Round, Shared, Upload
-from raydiff.privacy.release import Event, disclose
+from raydiff.privacy.release import Event, NonPrivate, disclose
 from raydiff.tree import Params
 
 MODEL, CONTROL = "model", "control"
+AS_THEY_ARE = "weights and control variates sent as they are"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,8 +80,12 @@ class Scaffold(Averaged):
         rates = sum(self.local.rate(step) for step in range(first, first + steps))
         change = tree.sub(tree.scale(tree.sub(x, y), 1 / rates), c) if rates else none  # no steps, no gradients
         sent = {**tree.prefixed(MODEL, tree.sub(y, x)), **tree.prefixed(CONTROL, change)}
-        release = disclose(sent, "weights and control variates sent as they are")
+        release = disclose(sent, AS_THEY_ARE)
         return LocalResult(tree.prefixed(f"{HELD}/{CONTROL}", tree.add(c_i, change)), release, metrics)
+
+    def foretold(self, records: int, number: int) -> Event:
+        """Nothing is protected."""
+        return NonPrivate(AS_THEY_ARE)
 
     def _corrected(self, params: Params, batch: tuple[Tensor, Tensor], draws: Params, extras: Params) -> Tensor:
         """The loss, with the gradient g(y) + c - c_i; `extras` is c - c_i."""

@@ -16,12 +16,23 @@ from dataclasses import dataclass
 from typing import get_args
 
 from raydiff.privacy import accountants
-from raydiff.privacy.release import Gaussian, Release, Trust, clipped_update, disclose, gaussian_update, noised
+from raydiff.privacy.release import (
+    Event,
+    Gaussian,
+    NonPrivate,
+    Release,
+    Trust,
+    clipped_update,
+    disclose,
+    gaussian_update,
+    noised,
+)
 from raydiff.seeding import NoiseStream
 from raydiff.tree import Params
 
 DELTA = 1e-5
 """The delta at which a client-level epsilon is stated."""
+TRUSTED = "clipped updates, to a server trusted to add the noise"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +64,14 @@ class ClientPrivacy:
         """What a client sends."""
         if self.trust == "local":
             return gaussian_update(update, clip=self.clip, std=self.std(rounds), noise=noise)
-        return disclose(clipped_update(update, self.clip), "clipped updates, to a server trusted to add the noise")
+        return disclose(clipped_update(update, self.clip), TRUSTED)
+
+    def foretold(self, rounds: int) -> Event:
+        """The event of any release, which no update changes."""
+        if self.trust == "local":
+            ratio = self.std(rounds) / (2 * self.clip)
+            return Gaussian(ratio, "client", "replace_one", "local", declared=("examples",))
+        return NonPrivate(TRUSTED)
 
     def publish(self, mean: Params, *, count: int, rounds: int, noise: NoiseStream) -> tuple[Params, Gaussian]:
         """The mean of `count` clipped updates as the server publishes it under central trust, and its event."""

@@ -9,6 +9,7 @@ without copying.
 from __future__ import annotations
 
 import itertools
+import math
 import time
 import warnings
 from collections import deque
@@ -22,7 +23,7 @@ from ray.exceptions import RayActorError
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from raydiff.federation import Client, run_clients
+from raydiff.federation import Client, Closing, Late, run_clients
 from raydiff.method import Metrics, Upload
 from raydiff.privacy.release import already_private
 from raydiff.runtime import memory
@@ -59,8 +60,8 @@ class Worker:
         self._instruments: Any = None
         self._gpu = 0.0
 
-    def host(self, trial: Trial, ids: Sequence[int], gpu: float) -> None:
-        """Become the home of these clients of this trial."""
+    def host(self, trial: Trial, ids: Sequence[int], gpu: float) -> dict[int, int]:
+        """Become the home of these clients of this trial: how many records each has."""
         torch.set_num_threads(trial.experiment.runtime.threads)
         cap_memory(gpu)
         self._gpu = gpu
@@ -69,11 +70,18 @@ class Worker:
         self._instruments = make_instruments(trial)
         self._clients = {c.number: c for c in make_clients(trial, ids)}
         self._trial = trial.experiment.digest
+        return {number: len(client.data) for number, client in self._clients.items()}
 
     def run(self, trial: str, ids: Sequence[int], server: Arrays, number: int) -> Iterator[Any]:
         """`Client.run` of each, streamed, several to a message."""
         params = _tensors(server)
         yield from _messages(self._in_its_slice(ids, number, run_clients(self._of(trial, ids), params, number)))
+
+    def race(self, trial: str, ids: Sequence[int], server: Arrays, number: int) -> Iterator[Any]:
+        """`Client.run` of each, streamed, each as soon as it is there."""
+        params = _tensors(server)
+        results = self._in_its_slice(ids, number, run_clients(self._of(trial, ids), params, number))
+        yield from _messages(results, seconds=0.0)
 
     def evaluate(self, trial: str, ids: Sequence[int], server: Arrays, number: int, split: str) -> Iterator[Any]:
         """`Client.evaluate` of each, streamed."""
@@ -120,10 +128,11 @@ class RayPool:
         self.workers, self.trial, self.gpu = list(workers), trial, gpu
         self._clients = tuple(range(trial.experiment.clients))
         self._digest = trial.experiment.digest
+        self._records: dict[int, int] = {}
         hosting = [w.host.remote(trial, self._ids_of(i), gpu) for i, w in enumerate(self.workers)]
         for i, ref in enumerate(hosting):
             try:
-                ray.get(ref)
+                self._records |= ray.get(ref)
             except RayActorError:
                 self._revive(i)
 
@@ -141,6 +150,25 @@ class RayPool:
             ids, lambda w, part: _streaming(w.run).remote(self._digest, part, ref, number)
         ):
             yield Upload(client, examples, already_private(_tensors(value), event)), metrics
+
+    def race(
+        self, ids: Sequence[int], server: Params, number: int, closing: Closing
+    ) -> Iterator[tuple[Upload, Metrics] | Late]:
+        """`Client.run` of each that comes before the round is closed; the others are late.
+
+        All that came is held until then, for it is given in the order of `ids`. A worker goes on with the client that
+        it is at, and drops those that were to come after: the next round begins behind it.
+        """
+        if not ids:
+            return
+        ref = ray.put(_arrays(server))
+        came = self._arrivals(ids, lambda w, part: _streaming(w.race).remote(self._digest, part, ref, number), closing)
+        for client in ids:
+            if client in came:
+                _, examples, value, event, metrics = came[client]
+                yield Upload(client, examples, already_private(_tensors(value), event)), metrics
+            else:
+                yield Late(client, self._records[client])
 
     def evaluate(self, ids: Sequence[int], server: Params, number: int, split: str) -> Iterator[Any]:
         """`Client.evaluate` of each, against a split that no client holds."""
@@ -166,14 +194,42 @@ class RayPool:
                     arrived[i].extend(ray.get(next(streams[i])))
                 except (RayActorError, NotHosted):
                     if attempt == ATTEMPTS:
-                        raise PoisonedWorker(
-                            f"worker {i} died {ATTEMPTS} times before client {client} had its result; "
-                            "out of memory, or a crash in native code"
-                        ) from None
+                        raise _poisoned(i, client) from None
                     self._revive(i)
                     streams[i] = ask(self.workers[i], parts[i])
             parts[i].remove(client)
             yield arrived[i].popleft()
+
+    def _arrivals(self, ids: Sequence[int], ask: Callable[[Any, list[int]], Any], closing: Closing) -> dict[int, Any]:
+        """The results that have come when the round is closed, by client.
+
+        A worker that dies before is waited for, whatever the deadline, then asked for what has not arrived.
+        """
+        deadline, came = time.monotonic() + closing.seconds, dict[int, Any]()
+        parts = {i: [c for c in ids if c % len(self.workers) == i] for i in range(len(self.workers))}
+        streams = {i: ask(self.workers[i], part) for i, part in parts.items() if part}
+        deaths = dict.fromkeys(streams, 0)  # since the worker's last result
+        while streams and len(came) < closing.enough:
+            left = max(0.0, deadline - time.monotonic())
+            ready, _ = ray.wait(list(streams.values()), timeout=None if left == math.inf else left)
+            if not ready:
+                break
+            i = next(i for i, stream in streams.items() if stream is ready[0])
+            try:
+                came |= {result[0]: result for result in ray.get(next(streams[i]))}
+                deaths[i] = 0
+            except (RayActorError, NotHosted):
+                deaths[i] += 1
+                if deaths[i] == ATTEMPTS:
+                    raise _poisoned(i, parts[i][0]) from None
+                self._revive(i)
+                streams[i] = ask(self.workers[i], parts[i])
+            parts[i] = [c for c in parts[i] if c not in came]
+            if not parts[i]:
+                del streams[i]
+        for stream in streams.values():
+            ray.cancel(stream)
+        return came
 
     def _revive(self, i: int) -> None:
         """Host worker i's clients again, waiting for Ray to restart it. Raises WorkersLost at the deadline."""
@@ -182,7 +238,8 @@ class RayPool:
         while True:
             try:
                 left = max(0.1, deadline - time.monotonic())
-                ray.get(self.workers[i].host.remote(self.trial, self._ids_of(i), self.gpu), timeout=left)
+                hosting = self.workers[i].host.remote(self.trial, self._ids_of(i), self.gpu)
+                self._records |= ray.get(hosting, timeout=left)
                 return
             except (RayActorError, ray.exceptions.GetTimeoutError):
                 time.sleep(0.2)  # calls on an actor that is not back yet may fail at once
@@ -193,19 +250,26 @@ class RayPool:
         return [c for c in self.trial.experiment.everyone if c % len(self.workers) == i]
 
 
+def _poisoned(i: int, client: int) -> PoisonedWorker:
+    return PoisonedWorker(
+        f"worker {i} died {ATTEMPTS} times before client {client} had its result; "
+        "out of memory, or a crash in native code"
+    )
+
+
 def _streaming(method: Any) -> Any:
     return method.options(num_returns="streaming", _generator_backpressure_num_objects=IN_FLIGHT)
 
 
-def _messages(results: Iterable[tuple[Upload, Metrics]]) -> Iterator[list[Any]]:
-    """The results as they travel, in lists of MESSAGE_BYTES or MESSAGE_S."""
+def _messages(results: Iterable[tuple[Upload, Metrics]], *, seconds: float = MESSAGE_S) -> Iterator[list[Any]]:
+    """The results as they travel, in lists of MESSAGE_BYTES or `seconds`."""
     message: list[Any] = []
     size, started = 0, time.monotonic()
     for upload, metrics in results:
         release = upload.release
         message.append((upload.client, upload.examples, _arrays(release.value), release.event, metrics))
         size += release.nbytes
-        if size >= MESSAGE_BYTES or time.monotonic() - started >= MESSAGE_S:
+        if size >= MESSAGE_BYTES or time.monotonic() - started >= seconds:
             yield message
             message, size, started = [], 0, time.monotonic()
     if message:

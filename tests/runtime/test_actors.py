@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import fcntl
+import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +17,7 @@ from raydiff.diffusion.gaussian import DDPM, Sampling
 from raydiff.diffusion.local import Training
 from raydiff.diffusion.networks import MLP
 from raydiff.evaluation.evaluate import Evaluation
-from raydiff.federation import rounds
+from raydiff.federation import Closing, Late, rounds
 from raydiff.methods import DPSGD, PFDM, SPIRE, FedAvg, LocalOnly, Moon, Scaffold, SharedRep
 from raydiff.trial import Trial
 
@@ -197,10 +200,95 @@ def test_a_worker_that_dies_idle_is_revived_by_the_next_trial(tmp_path, workers)
     assert [u.client for u, _ in RayPool(workers, this).run((0, 1), {}, 0)] == [0, 1]
 
 
+class Held:
+    """A trial of four clients, of which some wait in round 0 until they are let go. There client 2 begins after
+    client 1, on the other worker."""
+
+    def __init__(self, folder: Path, *who: int) -> None:
+        class Waiting(FedAvg):
+            def local_update(self, server, state, data, rnd):
+                me = numbers.index(int(data.numbers[0]))
+                (folder / f"begun-{me}").open("a").write(f"{rnd.number} ")
+                if rnd.number == 0 and me == 1:
+                    (folder / "signal").open("wb", buffering=0).write(b"1")
+                if rnd.number == 0 and me == 2:
+                    (folder / "signal").open("rb", buffering=0).read(1)  # waits for it
+                if rnd.number == 0 and me in who:
+                    fcntl.flock((folder / f"gate-{me}").open(), fcntl.LOCK_SH)
+                return super().local_update(server, state, data, rnd)
+
+        self.folder, this = folder, trial.open_trial(experiment(METHODS["fedavg"], 4), folder)
+        clients = trial.make_clients(this, range(4))
+        numbers = [int(client.data.numbers[0]) for client in clients]
+        self.records = [len(client.data) for client in clients]
+        os.mkfifo(folder / "signal")
+        self.signal = (folder / "signal").open("r+b", buffering=0)  # while it is open no end waits to be opened
+        self.gates = [(folder / f"gate-{i}").open("w") for i in who]
+        for gate in self.gates:
+            fcntl.flock(gate, fcntl.LOCK_EX)
+        method = Waiting(model=MODEL, rounds=2, local=TRAINING)
+        self.trial = dataclasses.replace(this, experiment=dataclasses.replace(this.experiment, method=method))
+        self.server = method.init_server(None, torch.Generator().manual_seed(0))
+
+    def let_go(self) -> None:
+        for gate in self.gates:
+            gate.close()
+
+    def begun(self) -> list[list[str]]:
+        """The rounds that each client has begun."""
+        return [(self.folder / f"begun-{i}").read_text().split() for i in range(4)]
+
+
+def test_a_worker_that_is_late_goes_on_with_the_next_round(tmp_path, workers):
+    """On worker 1, client 3 stands behind client 1: it is dropped when the round is closed, and asked in the next."""
+    from raydiff.runtime.actors import RayPool
+
+    held = Held(tmp_path, 1)
+    pool = RayPool(workers, held.trial)
+    first = list(pool.race(pool.clients, held.server, 0, Closing(enough=2)))
+    held.let_go()
+    found = [came if isinstance(came, Late) else came[0].client for came in first]
+    assert found == [0, Late(1, held.records[1]), 2, Late(3, held.records[3])]
+    second = {u.client: tree.digest(u.release.value) for u, _ in pool.run(pool.clients, held.server, 1)}
+    assert held.begun() == [["0", "1"], ["0", "1"], ["0", "1"], ["1"]]
+    alone = trial.local_pool(held.trial).run(pool.clients, held.server, 1)
+    assert second == {u.client: tree.digest(u.release.value) for u, _ in alone}
+
+
+def test_a_round_is_closed_at_its_deadline(tmp_path, workers):
+    from raydiff.federation import Failed
+    from raydiff.runtime.actors import RayPool
+
+    held = Held(tmp_path, 0, 1)
+    pool, method = RayPool(workers, held.trial), held.trial.experiment.method
+    with pytest.raises(Failed, match=r"0 of 4 uploads can be used, fewer than min_clients = 1 \(4 came late\)"):
+        list(rounds(method, pool, keys=held.trial.keys, deadline_s=0.2))
+    held.let_go()
+    assert not any(isinstance(came, Late) for came in pool.race(pool.clients, held.server, 1, Closing(enough=4)))
+
+
+def test_a_worker_that_dies_in_a_race_is_asked_again(tmp_path, workers, monkeypatch):
+    import ray
+
+    from raydiff.runtime.actors import RayPool
+
+    held, killed = Held(tmp_path, 1), []
+    pool, wait = RayPool(workers, held.trial), ray.wait
+
+    def killing(streams, timeout):
+        ready = wait(streams, timeout=timeout)  # of worker 0
+        if not killed:
+            killed.append(ray.kill(workers[1], no_restart=False))
+            held.let_go()
+        return ready
+
+    monkeypatch.setattr(ray, "wait", killing)
+    raced = list(pool.race(pool.clients, held.server, 0, Closing(enough=4)))
+    assert killed and [upload.client for upload, _ in raced] == [0, 1, 2, 3]
+
+
 @pytest.mark.survival
 def test_a_client_that_kills_its_worker_each_time_ends_the_trial(tmp_path, workers):
-    import os
-
     from raydiff.runtime.actors import PoisonedWorker, RayPool
 
     class Poison(FedAvg):
