@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+
+os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's default is 15: a busy machine would not let them run at all
+
 import subprocess
 import sys
 import time
@@ -57,6 +60,10 @@ class Sweep:
         files = (self.folder / "trials").glob("*/outcome.json")
         return {f.parent.name: json.loads(f.read_text()) for f in files}
 
+    def progress(self) -> tuple[int, int]:
+        """(committed rounds, outcomes): changes as long as the sweep goes on."""
+        return len(list(self.folder.glob("trials/*/commit-*.json"))), len(self.outcomes())
+
     def table(self) -> dict[str, tuple]:
         """digest -> (outcome, final numbers, guarantee), seconds apart."""
         return {
@@ -84,12 +91,21 @@ class Sweep:
         ]
 
 
-def wait_until(condition: Callable[[], bool], what: str, seconds: float = 240.0) -> None:
-    """Look until it holds; a failure says what was waited for."""
-    deadline = time.monotonic() + seconds
+def wait_until(
+    condition: Callable[[], bool],
+    what: str,
+    seconds: float = 240.0,
+    *,
+    progress: Callable[[], object] = lambda: None,
+    every: float = 0.1,
+) -> None:
+    """Look until it holds; a failure says what was waited for. The seconds begin anew whenever `progress` changes."""
+    deadline, before = time.monotonic() + seconds, progress()
     while not condition():
+        if (now := progress()) != before:
+            deadline, before = time.monotonic() + seconds, now
         assert time.monotonic() < deadline, f"waited {seconds:g} s for {what}"
-        time.sleep(0.1)
+        time.sleep(every)
 
 
 @pytest.fixture(scope="session")
