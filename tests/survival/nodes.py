@@ -6,6 +6,7 @@ and nodes are processes of their own.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -31,7 +32,7 @@ FEDERATED = [
     "--method=fedavg",
     f"--method.rounds={ROUNDS}",
     "--method.model.network.width=128",  # 0.4 MB: more than Ray keeps in the message itself
-    "--method.local.steps=240",
+    "--method.local.steps=120",
     "--method.averaging.privacy=clientprivacy",  # noised by the clients: what they send is stored first
     f"--clients={CLIENTS}",
     "--runtime.workers=2",
@@ -105,7 +106,9 @@ def _kill(pid: int) -> None:
 def left_behind() -> list[str]:
     """Resources that are not given back, and actors that are alive."""
     there, free = ray.cluster_resources(), ray.available_resources()
-    missing = [f"{k}: {free.get(k, 0.0):g} of {there[k]:g}" for k in ("CPU", "GPU") if abs(free.get(k, 0.0) - there[k]) > 1e-6]
+    missing = [
+        f"{k}: {free.get(k, 0.0):g} of {there[k]:g}" for k in ("CPU", "GPU") if abs(free.get(k, 0.0) - there[k]) > 1e-6
+    ]
     groups = [f"group {g['state']}" for g in ray.util.placement_group_table().values() if g["state"] != "REMOVED"]
     return missing + groups + [a.class_name for a in list_actors(filters=[("state", "!=", "DEAD")])]
 
@@ -144,6 +147,14 @@ class Federated(Sweep):
         from raydiff.store import Store
 
         return Store(self.folder / "trials" / digest)
+
+    def examples(self, digest: str) -> list[int]:
+        """How many records each client of the trial has."""
+        from raydiff import config, trial
+
+        tree = json.loads((self.folder / "trials" / digest / "config.json").read_text())
+        this = trial.Trial(config.from_dict(tree), self.folder)
+        return [len(client.data) for client in trial.make_clients(this, range(CLIENTS))]
 
     def sent(self, number: int, *clients: int) -> bool:
         """Whether these clients of the running trial have stored what they send in this round."""
@@ -217,12 +228,18 @@ def nodes(cluster, monkeypatch) -> Iterator[Nodes]:
 
 
 @pytest.fixture(scope="session")
-def undisturbed_state(cluster, tmp_path_factory) -> dict[str, tuple]:
-    """What three of its trials end with when nobody disturbs them."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_ADDRESS", cluster.address)
-        sweep = Federated(tmp_path_factory.mktemp("undisturbed"), "--grid", "seed=0,1,2")
-        assert sweep.run() == 0
-    state = sweep.state()
-    assert len(state) == 3 and {outcome for outcome, *_ in state.values()} == {"finished"}
-    return state
+def undisturbed_state(tmp_path_factory) -> dict[str, tuple]:
+    """What three of its trials end with when nobody disturbs them, in this process."""
+    import command
+    import sweep
+
+    from raydiff import trial
+
+    reference = Federated(tmp_path_factory.mktemp("undisturbed"))
+    name, study, rest = command.preset([*FEDERATED, "--grid", "seed=0,1,2"])
+    options, overrides = sweep._options().parse_known_args(command.shorthand(rest))
+    _, experiments, _ = sweep._plan(study, options, overrides)
+    for experiment in experiments:
+        this = trial.open_trial(experiment, reference.folder)
+        assert list(trial.run(this, trial.local_pool(this)))[-1]["finished"]
+    return reference.state()
