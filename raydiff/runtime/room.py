@@ -1,7 +1,7 @@
 """Whether there is still room for a trial, after nodes were lost.
 
-Tune waits for ever for a placement group that fits nowhere. A sweep goes on with fewer workers to a trial instead: their
-number changes no result.
+Tune waits for ever for a placement group that fits nowhere. A sweep goes on with fewer workers to a trial instead:
+their number changes no result.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ import os
 
 os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's default is 15: a busy machine would not let them run at all
 
+import signal
 import subprocess
 import sys
 import time
@@ -129,3 +130,46 @@ def check_whole(sweep: Sweep, undisturbed: dict[str, tuple]) -> None:
     for kind, _, steps in runs:
         if kind == "trial":
             assert sorted(steps) == list(range(len(steps))) and steps
+
+
+@pytest.fixture(scope="session")
+def expected(tmp_path_factory) -> dict[str, tuple]:
+    """What three trials of `nodes.Federated` end with when nobody disturbs them."""
+    from nodes import undisturbed_state
+
+    return undisturbed_state(tmp_path_factory.mktemp("expected"))
+
+
+@pytest.fixture(scope="session")
+def three_nodes():
+    """One cluster for all tests of a session: a node costs seconds."""
+    from nodes import Nodes
+
+    started = Nodes()
+    yield started
+    started.stop()
+
+
+@pytest.fixture
+def nodes(three_nodes, monkeypatch):
+    """The cluster, complete, that a sweep joins; at the sweep's end nothing may be left behind on it."""
+    import ray
+    from nodes import left_behind
+
+    from raydiff.runtime import sweep
+
+    three_nodes.complete()
+    monkeypatch.setenv("RAY_ADDRESS", three_nodes.address)
+    handlers = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
+    run = sweep.run
+
+    def checked(*arguments):
+        interrupted = run(*arguments)
+        wait_until(lambda: not left_behind(), "everything to be given back", 60)
+        return interrupted
+
+    monkeypatch.setattr(sweep, "run", checked)
+    yield three_nodes
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+    ray.shutdown()

@@ -11,16 +11,12 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import pytest
-import ray
 from conftest import ROOT, Sweep, wait_until
-from ray.cluster_utils import Cluster
-from ray.util.state import list_actors
 
 sys.path.insert(0, str(ROOT / "jobs"))
 
@@ -49,6 +45,8 @@ class Nodes:
     """A head without CPUs, and two nodes with two CPUs and a GPU each."""
 
     def __init__(self) -> None:
+        from ray.cluster_utils import Cluster
+
         head = {"num_cpus": 0, "num_gpus": 0, "include_dashboard": True, "dashboard_port": 0}
         self._cluster = Cluster(initialize_head=True, head_node_args=head)
         self.address = self._cluster.address
@@ -97,14 +95,15 @@ def _raylet(node: Any) -> int:
 
 
 def _kill(pid: int) -> None:
-    try:
+    with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
 
 
 def left_behind() -> list[str]:
     """Resources that are not given back, and actors that are alive."""
+    import ray
+    from ray.util.state import list_actors
+
     there, free = ray.cluster_resources(), ray.available_resources()
     missing = [
         f"{k}: {free.get(k, 0.0):g} of {there[k]:g}" for k in ("CPU", "GPU") if abs(free.get(k, 0.0) - there[k]) > 1e-6
@@ -119,9 +118,10 @@ class Federated(Sweep):
     def __init__(self, storage: Path, *axes: str) -> None:
         super().__init__(storage)
         self.axes = list(axes or SEEDS)
+        self.trials = self.axes[-1].split(",")
 
     def run(self, *more: str, meanwhile: Callable[[], None] | None = None, seconds: float = 240.0) -> int:
-        """Run the command; another thread does something to it `meanwhile`. Interrupted when nothing happens any more."""
+        """Run the command; another thread does something to it `meanwhile`. Interrupted when it stands still."""
         import sweep
 
         watch = _Meanwhile(self, meanwhile, seconds)
@@ -197,49 +197,27 @@ class _Meanwhile(threading.Thread):
             raise self.error
 
 
-@pytest.fixture(scope="session")
-def cluster() -> Iterator[Nodes]:
-    """One for all tests of a session: a node costs seconds."""
-    started = Nodes()
-    yield started
-    started.stop()
-
-
-@pytest.fixture
-def nodes(cluster, monkeypatch) -> Iterator[Nodes]:
-    """The cluster, complete, that a sweep joins; at the sweep's end nothing may be left behind on it."""
-    from raydiff.runtime import sweep
-
-    cluster.complete()
-    monkeypatch.setenv("RAY_ADDRESS", cluster.address)
-    handlers = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
-    run = sweep.run
-
-    def checked(*arguments):
-        interrupted = run(*arguments)
-        wait_until(lambda: not left_behind(), "everything to be given back", 60)
-        return interrupted
-
-    monkeypatch.setattr(sweep, "run", checked)
-    yield cluster
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
-    ray.shutdown()
-
-
-@pytest.fixture(scope="session")
-def undisturbed_state(tmp_path_factory) -> dict[str, tuple]:
-    """What three of its trials end with when nobody disturbs them, in this process."""
+def undisturbed_state(storage: Path) -> dict[str, tuple]:
+    """What three of the sweep's trials end with when nobody disturbs them, in this process."""
     import command
     import sweep
 
     from raydiff import trial
 
-    reference = Federated(tmp_path_factory.mktemp("undisturbed"))
-    name, study, rest = command.preset([*FEDERATED, "--grid", "seed=0,1,2"])
+    reference = Federated(storage)
+    _, study, rest = command.preset([*FEDERATED, "--grid", "seed=0,1,2"])
     options, overrides = sweep._options().parse_known_args(command.shorthand(rest))
-    _, experiments, _ = sweep._plan(study, options, overrides)
-    for experiment in experiments:
+    for experiment in sweep._plan(study, options, overrides)[1]:
         this = trial.open_trial(experiment, reference.folder)
         assert list(trial.run(this, trial.local_pool(this)))[-1]["finished"]
     return reference.state()
+
+
+def check_unharmed(sweep: Federated, expected: dict[str, tuple]) -> None:
+    """Every trial has the state, the ledger and the table of the undisturbed sweep, and MLflow each round once."""
+    found = sweep.state()
+    assert len(found) == len(sweep.trials) and found == {digest: expected[digest] for digest in found}
+    runs = sweep.runs()
+    assert sorted(kind for kind, _, _ in runs) == ["sweep"] + ["trial"] * len(found)
+    assert {status for _, status, _ in runs} == {"FINISHED"}
+    assert [sorted(steps) for kind, _, steps in runs if kind == "trial"] == [list(range(ROUNDS))] * len(found)

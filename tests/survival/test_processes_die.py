@@ -9,19 +9,9 @@ import signal
 
 import pytest
 from conftest import wait_until
-from nodes import CLIENTS, COORDINATOR, ROUNDS, WORKER, Federated, cluster, nodes, undisturbed_state  # noqa: F401
+from nodes import CLIENTS, COORDINATOR, ROUNDS, WORKER, Federated, check_unharmed
 
 pytestmark = pytest.mark.survival
-
-
-def check_unharmed(sweep: Federated, undisturbed_state: dict[str, tuple]) -> None:
-    """Every trial has the state, the ledger and the table of the undisturbed sweep, and MLflow each round once."""
-    found = sweep.state()
-    assert len(found) == 2 and found == {digest: undisturbed_state[digest] for digest in found}
-    runs = sweep.runs()
-    assert sorted(kind for kind, _, _ in runs) == ["sweep", "trial", "trial"]
-    assert {status for _, status, _ in runs} == {"FINISHED"}
-    assert [sorted(steps) for kind, _, steps in runs if kind == "trial"] == [list(range(ROUNDS))] * 2
 
 
 def in_round(sweep: Federated, number: int, *clients: int) -> None:
@@ -29,7 +19,7 @@ def in_round(sweep: Federated, number: int, *clients: int) -> None:
     wait_until(lambda: sweep.sent(number, *clients), f"round {number}", every=0.002, progress=sweep.progress)
 
 
-def test_a_worker_is_killed_in_a_round(tmp_path, nodes, undisturbed_state):
+def test_a_worker_is_killed_in_a_round(tmp_path, nodes, expected):
     sweep = Federated(tmp_path)
     killed = []
 
@@ -39,10 +29,10 @@ def test_a_worker_is_killed_in_a_round(tmp_path, nodes, undisturbed_state):
         assert sweep.progress() == (1, 0)
 
     assert sweep.run(meanwhile=kill) == 0 and killed
-    check_unharmed(sweep, undisturbed_state)
+    check_unharmed(sweep, expected)
 
 
-def test_a_worker_is_killed_in_every_round(tmp_path, nodes, undisturbed_state):
+def test_a_worker_is_killed_in_every_round(tmp_path, nodes, expected):
     sweep = Federated(tmp_path)
 
     def kill():
@@ -52,10 +42,10 @@ def test_a_worker_is_killed_in_every_round(tmp_path, nodes, undisturbed_state):
             assert sweep.progress() == (number, 0)
 
     assert sweep.run(meanwhile=kill) == 0
-    check_unharmed(sweep, undisturbed_state)
+    check_unharmed(sweep, expected)
 
 
-def test_a_coordinator_is_killed_before_it_commits(tmp_path, nodes, undisturbed_state):
+def test_a_coordinator_is_killed_before_it_commits(tmp_path, nodes, expected):
     """What all clients have sent in the round is sent again, not made again."""
     sweep = Federated(tmp_path)
 
@@ -69,10 +59,10 @@ def test_a_coordinator_is_killed_before_it_commits(tmp_path, nodes, undisturbed_
 
     assert sweep.run(meanwhile=kill) == 0
     assert sweep.resent() == CLIENTS
-    check_unharmed(sweep, undisturbed_state)
+    check_unharmed(sweep, expected)
 
 
-def test_a_coordinator_is_killed_in_every_round(tmp_path, nodes, undisturbed_state):
+def test_a_coordinator_is_killed_in_every_round(tmp_path, nodes, expected):
     """More often than `runtime.failures`, which counts losses without a round between them."""
     sweep = Federated(tmp_path)
 
@@ -83,10 +73,10 @@ def test_a_coordinator_is_killed_in_every_round(tmp_path, nodes, undisturbed_sta
             assert sweep.progress() == (number, 0)
 
     assert sweep.run(meanwhile=kill) == 0
-    check_unharmed(sweep, undisturbed_state)
+    check_unharmed(sweep, expected)
 
 
-def test_the_node_with_the_trial_is_killed(tmp_path, nodes, undisturbed_state, capsys):
+def test_the_node_with_the_trial_is_killed(tmp_path, nodes, expected, capsys):
     """It goes on, on the other node."""
     sweep = Federated(tmp_path)
 
@@ -99,13 +89,11 @@ def test_the_node_with_the_trial_is_killed(tmp_path, nodes, undisturbed_state, c
 
     assert sweep.run(meanwhile=kill) == 0
     assert "its processes were lost; it goes on after round 1" in capsys.readouterr().out
-    check_unharmed(sweep, undisturbed_state)
+    check_unharmed(sweep, expected)
 
 
-def test_a_node_with_workers_is_killed_and_what_is_left_has_no_room_for_as_many(
-    tmp_path, nodes, undisturbed_state, capsys
-):
-    """Three workers are on two nodes; on one there is room for two. What the node had ready to be fetched is lost too."""
+def test_a_node_with_workers_is_killed_and_what_is_left_has_no_room_for_as_many(tmp_path, nodes, expected, capsys):
+    """Three workers are on two nodes; on one there is room for two. What the node had ready is lost with it."""
     sweep = Federated(tmp_path)
 
     def kill():
@@ -119,7 +107,7 @@ def test_a_node_with_workers_is_killed_and_what_is_left_has_no_room_for_as_many(
 
     assert sweep.run("--runtime.workers=3", "--runtime.revive-s=10", meanwhile=kill) == 0
     assert "nodes were lost: going on with 2 worker(s) per trial" in capsys.readouterr().out
-    check_unharmed(sweep, undisturbed_state)
+    check_unharmed(sweep, expected)
 
 
 def unsteady(sweep):
@@ -140,9 +128,7 @@ def unsteady(sweep):
     return Trainable
 
 
-def test_where_training_is_not_deterministic_the_stored_bytes_are_resent(
-    tmp_path, nodes, undisturbed_state, monkeypatch
-):
+def test_where_training_is_not_deterministic_the_stored_bytes_are_resent(tmp_path, nodes, expected, monkeypatch):
     """The same noise on another value would reveal the difference."""
     from raydiff import tree
     from raydiff.runtime import sweep as runtime
@@ -172,5 +158,5 @@ def test_where_training_is_not_deterministic_the_stored_bytes_are_resent(
     examples = sweep.examples(digest)
     mean = tree.weighted_mean((sent[client], float(examples[client])) for client in range(CLIENTS))
     assert tree.digest(after) == tree.digest(tree.add(before, mean))
-    assert ledger == undisturbed_state[digest][4]  # nothing more was spent
-    assert sweep.state()[digest][3] != undisturbed_state[digest][3]  # and the training was not deterministic
+    assert ledger == expected[digest][4]  # nothing more was spent
+    assert sweep.state()[digest][3] != expected[digest][3]  # and the training was not deterministic
