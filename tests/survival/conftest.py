@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,6 +42,7 @@ class Sweep:
     def __init__(self, storage: Path) -> None:
         self.storage, self.folder = storage, storage / "sweeps" / "survivor"
         self.arguments = [*SWEEP, "--runtime.storage", str(storage)]
+        self.mlflow = f"sqlite:///{storage}/mlflow.db"
 
     def start(self, *more: str) -> subprocess.Popen[str]:
         """Start it in a process group of its own."""
@@ -78,18 +80,26 @@ class Sweep:
 
     def runs(self) -> list[tuple[str, str, list[int]]]:
         """(kind, status, logged rounds) of every MLflow run."""
-        from mlflow import MlflowClient
-
-        client = MlflowClient(f"sqlite:///{self.storage}/mlflow.db")
-        experiment = client.get_experiment_by_name("raydiff-digits")
+        client, found = self._runs()
         return [
             (
                 run.data.tags["raydiff.kind"],
                 run.info.status,
                 [m.step for m in client.get_metric_history(run.info.run_id, "round")],
             )
-            for run in client.search_runs([experiment.experiment_id])
+            for run in found
         ]
+
+    def tag(self, name: str, *, of: str) -> str:
+        """A tag of a trial's MLflow run."""
+        return next(run.data.tags[name] for run in self._runs()[1] if run.data.tags.get("raydiff.trial") == of)
+
+    def _runs(self) -> tuple[Any, list[Any]]:
+        from mlflow import MlflowClient
+
+        client = MlflowClient(self.mlflow)
+        experiment = client.get_experiment_by_name("raydiff-digits")
+        return client, list(client.search_runs([experiment.experiment_id]))
 
 
 def wait_until(

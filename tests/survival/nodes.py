@@ -117,8 +117,7 @@ class Federated(Sweep):
 
     def __init__(self, storage: Path, *axes: str) -> None:
         super().__init__(storage)
-        self.axes = list(axes or SEEDS)
-        self.trials = self.axes[-1].split(",")
+        self.arguments = ["jobs/sweep.py", *FEDERATED, *(axes or SEEDS), "--runtime.storage", str(storage)]
 
     def run(self, *more: str, meanwhile: Callable[[], None] | None = None, seconds: float = 240.0) -> int:
         """Run the command; another thread does something to it `meanwhile`. Interrupted when it stands still."""
@@ -127,7 +126,7 @@ class Federated(Sweep):
         watch = _Meanwhile(self, meanwhile, seconds)
         watch.start()
         try:
-            return int(sweep.main([*FEDERATED, *self.axes, "--runtime.storage", str(self.storage), *more]))
+            return int(sweep.main([*self.arguments[1:], *more]))
         finally:
             watch.end()
 
@@ -197,6 +196,26 @@ class _Meanwhile(threading.Thread):
             raise self.error
 
 
+def faulty(sweep: Any, fault: Callable[[Any, Any], None]) -> Any:
+    """The trainable, with workers in which `fault(client, its trial)` is done to each client that they come to host."""
+    from raydiff.runtime import actors
+
+    class Faulty(actors.Worker):
+        def host(self, trial, ids, gpu):
+            super().host(trial, ids, gpu)
+            for client in self._clients.values():
+                fault(client, trial)
+
+    class Trainable(sweep.Federation):
+        def setup(self, config):
+            from raydiff.runtime import actors
+
+            actors.Worker = Faulty
+            super().setup(config)
+
+    return Trainable
+
+
 def undisturbed_state(storage: Path) -> dict[str, tuple]:
     """What three of the sweep's trials end with when nobody disturbs them, in this process."""
     import command
@@ -213,10 +232,10 @@ def undisturbed_state(storage: Path) -> dict[str, tuple]:
     return reference.state()
 
 
-def check_unharmed(sweep: Federated, expected: dict[str, tuple]) -> None:
+def check_unharmed(sweep: Federated, expected: dict[str, tuple], *, trials: int = 2) -> None:
     """Every trial has the state, the ledger and the table of the undisturbed sweep, and MLflow each round once."""
     found = sweep.state()
-    assert len(found) == len(sweep.trials) and found == {digest: expected[digest] for digest in found}
+    assert len(found) == trials and found == {digest: expected[digest] for digest in found}
     runs = sweep.runs()
     assert sorted(kind for kind, _, _ in runs) == ["sweep"] + ["trial"] * len(found)
     assert {status for _, status, _ in runs} == {"FINISHED"}

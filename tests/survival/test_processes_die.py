@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import os
 import signal
 
 import pytest
 from conftest import wait_until
-from nodes import CLIENTS, COORDINATOR, ROUNDS, WORKER, Federated, check_unharmed
+from nodes import CLIENTS, COORDINATOR, ROUNDS, WORKER, Federated, check_unharmed, faulty
 
 pytestmark = pytest.mark.survival
 
@@ -110,22 +109,9 @@ def test_a_node_with_workers_is_killed_and_what_is_left_has_no_room_for_as_many(
     check_unharmed(sweep, expected)
 
 
-def unsteady(sweep):
-    """The trainable, with clients whose batches are others each time that they are hosted; the noise is the same."""
-    from raydiff.runtime import actors
-
-    class Unsteady(actors.Worker):
-        def host(self, trial, ids, gpu):
-            super().host(trial, ids, gpu)
-            for client in self._clients.values():
-                client.keys = dataclasses.replace(client.keys, seed=int.from_bytes(os.urandom(4), "big"))
-
-    class Trainable(sweep.Federation):
-        def setup(self, config):
-            actors.Worker = Unsteady
-            super().setup(config)
-
-    return Trainable
+def unsteady(client, trial) -> None:
+    """Other batches each time that the client is hosted, and the same noise."""
+    client.keys = dataclasses.replace(client.keys, seed=int.from_bytes(os.urandom(4), "big"))
 
 
 def test_where_training_is_not_deterministic_the_stored_bytes_are_resent(tmp_path, nodes, expected, monkeypatch):
@@ -134,8 +120,7 @@ def test_where_training_is_not_deterministic_the_stored_bytes_are_resent(tmp_pat
     from raydiff.runtime import sweep as runtime
     from raydiff.store import read_tensors
 
-    of = runtime.tune.with_resources
-    monkeypatch.setattr(runtime.tune, "with_resources", functools.partial(lambda t, _, b: of(t, b), unsteady(runtime)))
+    monkeypatch.setattr(runtime, "Federation", faulty(runtime, unsteady))
     sweep = Federated(tmp_path, "--grid", "seed=0")
     before, sent = {}, {}
 
