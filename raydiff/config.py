@@ -52,9 +52,10 @@ class Runtime:
     storage: str = "~/raydiff"
     """Folder for sweeps and for the default MLflow store; on a cluster, one that all nodes share."""
     revive_s: float = 120.0
-    """How long a dead worker may take to come back before the trial fails."""
+    """How long a dead worker may take to come back before the trial begins again after its last commit, and how long a
+    trial waits for room on the nodes that are left before it goes on with fewer workers."""
     failures: int = 2
-    """How often Tune retries a trial whose coordinator or node died."""
+    """How often Tune retries a trial whose coordinator or node died, without a round between them."""
     noise_secret: str | None = None
     """Hex key of the privacy noise. Default: random, kept beside the sweep; a given one makes the run `replayable`."""
 
