@@ -198,7 +198,11 @@ class _Meanwhile(threading.Thread):
 
 def faulty(sweep: Any, fault: Callable[[Any, Any], None]) -> Any:
     """The trainable, with workers in which `fault(client, its trial)` is done to each client that they come to host."""
+    from ray import cloudpickle
+
     from raydiff.runtime import actors
+
+    cloudpickle.register_pickle_by_value(sys.modules[fault.__module__])  # workers cannot import a test
 
     class Faulty(actors.Worker):
         def host(self, trial, ids, gpu):

@@ -41,7 +41,8 @@ def fill(disk: Path) -> None:
 
 def read_only(disk: Path, yes: bool) -> None:
     """Let nothing be written."""
-    subprocess.run(["mount", "-o", f"remount,{'ro' if yes else 'rw'}", str(disk)], check=True)
+    mount = ["mount", "-o", f"remount,{'ro' if yes else 'rw'}", str(disk)]
+    wait_until(lambda: subprocess.run(mount, check=False).returncode == 0, "a moment in which no file is being written")
 
 
 FULL = (fill, lambda disk: (disk / "ballast").unlink(), "No space left on device")
@@ -84,10 +85,12 @@ def test_an_mlflow_server_is_away_for_a_while(tmp_path, nodes, expected, migrate
 
     def meanwhile():
         wait_until(lambda: sweep.progress()[0] >= 2, "two commits", every=0.002)
-        first.__exit__(None, None, None)
-        wait_until(lambda: len(sweep.outcomes()) >= 1, "an outcome without it", progress=sweep.progress)
         ((coordinator, _),) = nodes.processes(COORDINATOR)
-        os.kill(coordinator, signal.SIGSTOP)  # so that the sweep has not ended when it is back
+        os.kill(coordinator, signal.SIGSTOP)  # so that the sweep has not ended when it is gone
+        first.__exit__(None, None, None)
+        os.kill(coordinator, signal.SIGCONT)
+        wait_until(lambda: len(sweep.outcomes()) >= 1, "an outcome without it", progress=sweep.progress, every=0.01)
+        os.kill(coordinator, signal.SIGSTOP)  # nor when it is back
         second.__enter__()
         os.kill(coordinator, signal.SIGCONT)
 
