@@ -15,6 +15,7 @@ import logging
 import math
 import os
 import signal
+import tempfile
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -278,27 +279,28 @@ def _fit(
     room = Room(shape, plan.base.runtime.revive_s)
     fits = fitting(shape, nodes())
     trainable = tune.with_resources(Federation, tune.PlacementGroupFactory(shape.bundles, strategy="PACK"))
-    tuner = tune.Tuner(
-        trainable,
-        param_space=space,
-        tune_config=tune.TuneConfig(
-            num_samples=samples,
-            max_concurrent_trials=min(plan.concurrent or fits, fits),
-            reuse_actors=True,
-            scheduler=scheduler,
-            search_alg=search,
-            time_budget_s=plan.budget_s,
-        ),
-        run_config=tune.RunConfig(
-            name="tune",
-            storage_path=str(plan.folder),
-            verbose=0,
-            callbacks=[progress, room],
-            stop=CombinedStopper(progress.stopper, room),
-            failure_config=tune.FailureConfig(max_failures=plan.base.runtime.failures),
-        ),
-    )
-    tuner.fit()
+    with tempfile.TemporaryDirectory(prefix="raydiff-tune-") as own:  # on a full disk it would raise
+        tuner = tune.Tuner(
+            trainable,
+            param_space=space,
+            tune_config=tune.TuneConfig(
+                num_samples=samples,
+                max_concurrent_trials=min(plan.concurrent or fits, fits),
+                reuse_actors=True,
+                scheduler=scheduler,
+                search_alg=search,
+                time_budget_s=plan.budget_s,
+            ),
+            run_config=tune.RunConfig(
+                name="tune",
+                storage_path=own,
+                verbose=0,
+                callbacks=[progress, room],
+                stop=CombinedStopper(progress.stopper, room),
+                failure_config=tune.FailureConfig(max_failures=plan.base.runtime.failures),
+            ),
+        )
+        tuner.fit()
     return room.none_left
 
 
