@@ -105,7 +105,7 @@ class Sweep:
 def wait_until(
     condition: Callable[[], bool],
     what: str,
-    seconds: float = 240.0,
+    seconds: float = 600.0,
     *,
     progress: Callable[[], object] = lambda: None,
     every: float = 0.1,

@@ -119,7 +119,7 @@ class Federated(Sweep):
         super().__init__(storage)
         self.arguments = ["jobs/sweep.py", *FEDERATED, *(axes or SEEDS), "--runtime.storage", str(storage)]
 
-    def run(self, *more: str, meanwhile: Callable[[], None] | None = None, seconds: float = 240.0) -> int:
+    def run(self, *more: str, meanwhile: Callable[[], None] | None = None, seconds: float = 600.0) -> int:
         """Run the command; another thread does something to it `meanwhile`. Interrupted when it stands still."""
         import sweep
 
