@@ -279,7 +279,9 @@ def _fit(
     room = Room(shape, plan.base.runtime.revive_s)
     fits = fitting(shape, nodes())
     trainable = tune.with_resources(Federation, tune.PlacementGroupFactory(shape.bundles, strategy="PACK"))
-    with tempfile.TemporaryDirectory(prefix="raydiff-tune-") as own:  # on a full disk it would raise
+    with tempfile.TemporaryDirectory(
+        prefix="raydiff-tune-", ignore_cleanup_errors=True
+    ) as own:  # on a full disk it would raise
         tuner = tune.Tuner(
             trainable,
             param_space=space,
@@ -347,6 +349,7 @@ def _validated(metric: str) -> str:
 def _quiet() -> None:
     os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")  # our JSON lines are the record
     os.environ.setdefault("TUNE_DISABLE_STRICT_METRIC_CHECKING", "1")  # validation distances come every few rounds
+    os.environ.setdefault("TUNE_PRINT_ALL_TRIAL_ERRORS", "0")  # `Progress` says it in a line
     os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
     os.environ.setdefault("TUNE_DISABLE_SIGINT_HANDLER", "1")  # `Progress.interrupt` ends the sweep, for SIGTERM too
     logging.getLogger("ray.tune").setLevel(logging.ERROR)
