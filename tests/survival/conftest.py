@@ -58,6 +58,15 @@ class Sweep:
             start_new_session=True,
         )
 
+    def end_of(self, process: subprocess.Popen[str]) -> str:
+        """What the command has said, once it has ended; it is killed where it stands still."""
+        try:
+            wait_until(lambda: process.poll() is not None, "the sweep to end", progress=self.progress)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+        return process.communicate()[0]
+
     def outcomes(self) -> dict[str, dict]:
         """digest -> outcome.json of every trial that has one."""
         files = (self.folder / "trials").glob("*/outcome.json")
@@ -124,7 +133,7 @@ def undisturbed(tmp_path_factory) -> dict[str, tuple]:
     """The table of the sweep when nobody disturbs it."""
     sweep = Sweep(tmp_path_factory.mktemp("undisturbed"))
     process = sweep.start()
-    output, _ = process.communicate(timeout=400)
+    output = sweep.end_of(process)
     assert process.returncode == 0, output
     table = sweep.table()
     assert len(table) == TRIALS and all(outcome == "finished" for outcome, _, _ in table.values())
