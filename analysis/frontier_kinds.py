@@ -22,6 +22,8 @@ def kind_of(run: Row, view: str) -> str:
     if of["unit"] is None:
         return NOTHING if of["epsilon"] == 0 else "unit, relation and trust not recorded"
     about = f"per {of['unit']}, {of['relation'].replace('_', '-')}, {of['trust']} trust"
+    if of["delta"] is None:  # no outcome says it, and it is no field of the method
+        return f"{about}, delta not recorded"
     stated = f"{about}, delta {of['delta']:g}, {of['accountant']} accountant"
     return f"{stated}; public by declaration: {of['declared']}" if of["declared"] else stated
 

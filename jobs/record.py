@@ -99,6 +99,12 @@ def ended(at: Path, *outcomes: str) -> list[Experiment]:
     return found
 
 
+def open_ended(at: Path) -> list[str]:
+    """The trials that began and have no outcome."""
+    begun = (path.parent for path in at.glob("trials/*/config.json"))
+    return sorted(folder.name for folder in begun if not (folder / "outcome.json").exists())
+
+
 def write(at: Path, this: Plan, *, again: bool = True) -> None:
     """Write sweep.json. `again`: what failed or was cut short by anything but the scheduler will be run again."""
     write_text(at / "sweep.json", json.dumps(this, indent=1))

@@ -290,7 +290,7 @@ def _report(options: argparse.Namespace, folder: Path, mlflow: Mlflow, interrupt
     try:
         print("\n" + frontier.write(folder, out))
         print(_composed(folder) + (f"\nplot: {png}" if (png := out / "frontier.png").exists() else ""))
-    except ValueError as e:
+    except (ValueError, OSError) as e:
         print(f"no table: {e}")
     print(_page(folder, out))
     if behind := mlflow.end("KILLED" if interrupted else "FINISHED", tuple(sorted(out.glob("*")))):
@@ -299,7 +299,7 @@ def _report(options: argparse.Namespace, folder: Path, mlflow: Mlflow, interrupt
     if interrupted:
         print(f"\ninterrupted; continue with: {record.resume_command(folder.name)}")
     print(f"open the runs with: mlflow ui --backend-store-uri {mlflow.uri}")
-    return 130 if interrupted else int(bool(record.ended(folder, "failed", "killed")))
+    return 130 if interrupted else int(bool(record.ended(folder, "failed", "killed") or record.open_ended(folder)))
 
 
 def _page(folder: Path, out: Path) -> str:

@@ -54,14 +54,15 @@ class Runtime:
     storage: str = "~/raydiff"
     """Folder for sweeps and for the default MLflow store; on a cluster, one that all nodes share."""
     revive_s: float = 120.0
-    """How long a dead worker may take to come back before the trial fails."""
+    """How long a dead worker may take to come back before the trial begins again after its last commit, and how long a
+    trial waits for room on the nodes that are left before it goes on with fewer workers."""
     overcommit: int = 0
     """Clients drawn in each round beyond those needed: it is closed when as many uploads as without them have come."""
     round_deadline_s: float | None = None
     """Seconds after which a round is closed at the latest. Who is late is charged, and not aggregated. With it, or with
     `overcommit`, numbers depend on the machine: both are part of the digest."""
     failures: int = 2
-    """How often Tune retries a trial whose coordinator or node died."""
+    """How often Tune retries a trial whose coordinator or node died, without a round between them."""
     noise_secret: str | None = None
     """Hex key of the privacy noise. Default: random, kept beside the sweep; a given one makes the run `replayable`."""
 

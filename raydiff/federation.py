@@ -93,7 +93,7 @@ class Client:
             self._keep(number, result.state)
         release = accountable(result.release)
         if self.store:
-            self.store.save_release(self.number, number, release)
+            release = self.store.save_release(self.number, number, release)
         return self._upload(release), result.metrics
 
     def deploy(self, server: Params, number: int) -> Deployed:

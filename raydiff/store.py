@@ -52,18 +52,20 @@ class Store:
         usable = [n for n in numbers if n < before]
         return read_tensors(self._numbered("clients", client, max(usable)))[0] if usable else None
 
-    def save_release(self, client: int, number: int, release: Release) -> None:
-        """Write ahead: after this the client may send, and must send the same bytes if it is asked again.
+    def save_release(self, client: int, number: int, release: Release) -> Release:
+        """Write ahead: gives what the client may send now, and must send whenever it is asked again.
 
         The event is kept for whatever is sent, so that nothing is forgotten when the round never commits; the value is
-        kept where it was noised, for repeating any other spends nothing.
+        kept where it was noised, for repeating any other spends nothing. Of two noised ones the first counts: a lost
+        node may still compute, and the same noise on two values would reveal their difference.
         """
         if isinstance(release.event, Nothing):
-            return
+            return release
         noised = isinstance(release.event, Gaussian)
         note = json.dumps({"event": event_to_dict(release.event), "bytes": release.nbytes})
         path = self._numbered("releases", client, number)
-        write_tensors(path, release.value if noised else {}, note=note, durable=noised)
+        write_tensors(path, release.value if noised else {}, note=note, durable=noised, first=noised)
+        return (self.load_release(client, number) if noised else None) or release
 
     def load_release(self, client: int, number: int) -> Release | None:
         """What this client has already noised for this round, or None."""
@@ -149,12 +151,12 @@ def _round_of(path: Path) -> int:
     return int(path.stem[6:])
 
 
-def write_tensors(path: Path, tensors: Params, *, note: str = "", durable: bool = False) -> None:
-    """Write a safetensors file; `note` goes into its header."""
+def write_tensors(path: Path, tensors: Params, *, note: str = "", durable: bool = False, first: bool = False) -> None:
+    """Write a safetensors file; `note` goes into its header. `first`: one that is there stays."""
     from safetensors.torch import save
 
     whole = {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}
-    with appearing(path, durable=durable) as temporary:
+    with appearing(path, durable=durable, first=first) as temporary:
         temporary.write_bytes(save(whole, metadata={"note": note}))
 
 
@@ -173,8 +175,9 @@ def write_text(path: Path, text: str, *, durable: bool = False) -> None:
 
 
 @contextlib.contextmanager
-def appearing(path: Path, *, durable: bool = False) -> Iterator[Path]:
-    """A temporary name beside `path` (".<name>.<8 hex digits>") that becomes `path` if the block succeeds."""
+def appearing(path: Path, *, durable: bool = False, first: bool = False) -> Iterator[Path]:
+    """A temporary name beside `path` (".<name>.<8 hex digits>") that becomes `path` if the block succeeds, and with
+    `first` if there is no such file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
     try:
@@ -182,7 +185,11 @@ def appearing(path: Path, *, durable: bool = False) -> Iterator[Path]:
         if durable:
             with temporary.open("rb") as f:
                 os.fsync(f.fileno())
-        temporary.replace(path)
+        if first:
+            with contextlib.suppress(FileExistsError):
+                os.link(temporary, path)
+        else:
+            temporary.replace(path)
         if durable:  # the name too
             folder = os.open(path.parent, os.O_RDONLY)
             try:

@@ -145,9 +145,13 @@ class Mlflow(threading.Thread):
         try:
             if self.error is not None:
                 raise self.error
+            for digest, run in self._runs.items():
+                if digest not in self._ended:  # its outcome could not be written, as on a full disk
+                    self._client.set_tag(run, "raydiff.outcome", "killed")
+                    self._client.set_terminated(run, "KILLED")
+            self._client.set_terminated(self.parent, status)
             for path in files:
                 self._client.log_artifact(self.parent, str(path))
-            self._client.set_terminated(self.parent, status)
         except Exception as e:
             return f"MLflow is behind the files ({type(e).__name__}); the same command with --resume catches up"
         return None

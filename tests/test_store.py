@@ -151,6 +151,14 @@ def test_a_noised_release_comes_back_with_its_event(store: Store) -> None:
     assert store.load_release(2, 6) is None and store.load_release(7, 2) is None
 
 
+def test_of_two_noised_releases_the_first_counts(store: Store) -> None:
+    first, second = (already_private(state(seed), EVENT) for seed in (4, 5))
+    for release in (first, second):
+        sent = store.save_release(2, 7, release)
+        assert tree.digest(sent.value) == tree.digest(first.value)
+    assert len(list(store.root.rglob("*"))) == 2  # the folder, the file
+
+
 def test_of_what_can_be_repeated_for_free_only_the_event_is_kept(store: Store) -> None:
     store.save_release(2, 7, disclose({"x": torch.ones(100)}, "weights"))
     store.save_release(3, 7, nothing())

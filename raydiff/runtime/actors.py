@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import numpy as np
 import ray
 import torch
-from ray.exceptions import RayActorError
+from ray.exceptions import ObjectLostError, RayActorError
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -192,7 +192,7 @@ class RayPool:
                     break
                 try:
                     arrived[i].extend(ray.get(next(streams[i])))
-                except (RayActorError, NotHosted):
+                except (RayActorError, NotHosted, ObjectLostError):  # an object: what it had ready, with its node
                     if attempt == ATTEMPTS:
                         raise _poisoned(i, client) from None
                     self._revive(i)

@@ -34,6 +34,7 @@ class Progress(tune.Callback):
     def __init__(self, *, total: int, metric: str, name: Callable[[dict[str, Any]], str], stop_on_error: bool) -> None:
         self.total, self.metric, self.name, self.stop_on_error = total, metric, name, stop_on_error
         self.running: dict[str, tuple[str, int]] = {}  # Tune's trial id -> (name, last round)
+        self._furthest: dict[str, int] = {}  # Tune's trial id -> its latest round ever
         self.stopped: set[str] = set()  # digests of trials that a scheduler ended early
         self.done, self.failed = 0, 0
         self.best: tuple[float, str] | None = None
@@ -57,6 +58,9 @@ class Progress(tune.Callback):
         self.running[trial.trial_id] = (name, result.get("round", -1))
         if self._began is None:
             self._began = time.monotonic() - result.get("time/seconds", 0.0)
+        if result.get("round", -1) > self._furthest.get(trial.trial_id, -1):
+            self._furthest[trial.trial_id] = result["round"]
+            trial.run_metadata.num_failures = 0  # `runtime.failures` is of losses without a round between them
         for who, why in result.get("rejected", {}).items():
             self._say(f"  {name}, round {result['round'] + 1}: rejected {who}: {why}")
         if result.get("finished") or "failed" in result:  # Tune's own "done" is also set when a scheduler stops a trial
@@ -70,6 +74,11 @@ class Progress(tune.Callback):
                 self.stopped.add(digest)
                 self.done += 1
                 self._say(f"[{self.done + self.failed}/{self.total}] {entry[0]}: stopped after round {entry[1] + 1}")
+
+    def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """The trial's processes were lost; it begins again after its last commit."""
+        name, number = self.running.pop(trial.trial_id, (self.name(trial.config), -1))
+        self._say(f"  {name}: its processes were lost; it goes on after round {number + 1}")
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """The trial's processes were lost for good."""

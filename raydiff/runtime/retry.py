@@ -60,12 +60,10 @@ def _again(plan: Plan, nodes: Sequence[Mapping[str, float]], progress: Callable[
     runtime = plan.trials[0].runtime
     base = override(plan.base, {f"runtime.{k}": getattr(runtime, k) for k in ("gpu_per_worker", "gpu_server")})
     try:
-        # as many workers as still fit: their number changes no result
-        shape = sweep.check(dataclasses.replace(plan, base=override(base, {"runtime.workers": None})), nodes)
+        shape = sweep.fitted(dataclasses.replace(plan, base=base), nodes, most=base.runtime.workers)
     except ValueError as e:
         print(f"{len(plan.trials)} trial(s) stay failed: {e}", flush=True)
         return False
-    shape = dataclasses.replace(shape, workers=min(shape.workers, base.runtime.workers or shape.workers))
     for experiment in plan.trials:
         (Trial(experiment, plan.folder).folder / "outcome.json").unlink(missing_ok=True)
     return sweep.run(dataclasses.replace(plan, base=base), shape, progress(len(plan.trials)))

@@ -9,21 +9,24 @@ trials that have no outcome yet.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import math
 import os
 import signal
+import tempfile
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import ray
 import torch
 from ray import tune
+from ray.tune.stopper import CombinedStopper
 
 from raydiff import config as configuration
 from raydiff import trial as trials
@@ -32,9 +35,11 @@ from raydiff.runtime import memory
 from raydiff.runtime.actors import RayPool, WorkersLost, start_workers
 from raydiff.runtime.progress import Progress
 from raydiff.runtime.resources import Slot, cap_memory, fitting, slot, storage_is_shared, this_machine
+from raydiff.runtime.room import Room, nodes
 from raydiff.trial import Trial, cut_short, without_secret
 
 Search = Literal["grid", "random", "optuna", "asha"]
+NOT_WRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG, errno.EIO)
 
 
 class Federation(tune.Trainable):
@@ -111,10 +116,13 @@ def _failed(trial: Trial | None, error: Exception) -> dict[str, Any]:
     if isinstance(error, ray.exceptions.RayTaskError):
         cause = error.cause
         reason = str(cause)
+    if isinstance(cause, OSError) and cause.errno in NOT_WRITABLE:
+        reason = f"the storage folder {trial.sweep if trial else ''} cannot be written: {cause.strerror}"
     slice_ = {"field": cause.field, "share": cause.share} if isinstance(cause, memory.OutOfMemory) else None
     if trial is not None:
-        cut_short(trial.folder, "failed", reason=reason, **({"slice": slice_} if slice_ else {}))
-        (trial.folder / "error.txt").write_text("".join(traceback.format_exception(error)))
+        with contextlib.suppress(OSError):  # on a full disk: without an outcome it is run again when resumed
+            cut_short(trial.folder, "failed", reason=reason, **({"slice": slice_} if slice_ else {}))
+            (trial.folder / "error.txt").write_text("".join(traceback.format_exception(error)))
     return {"finished": True, "failed": reason, "digest": trial.experiment.digest if trial else ""}
 
 
@@ -161,7 +169,7 @@ def cluster(*, only_join: bool = False) -> Iterator[list[dict[str, float]]]:
     except Exception as e:  # Ray raises a plain one when its processes take too long, as on a very busy machine
         raise ValueError(f"Ray did not start: {' '.join(str(e).split())}") from e
     try:
-        yield [n["Resources"] for n in ray.nodes() if n["Alive"]]
+        yield nodes()
     finally:
         ray.shutdown()
 
@@ -203,20 +211,46 @@ def run(plan: Plan, shape: Slot, progress: Progress) -> bool:
     signal.signal(signal.SIGINT, progress.interrupt)
     signal.signal(signal.SIGTERM, progress.interrupt)  # `ray job stop`
     started = time.monotonic()
+    left: float | None = plan.budget_s
+    while _has_lost_its_room(replace(plan, budget_s=left), shape, progress):
+        left = None if plan.budget_s is None else plan.budget_s - (time.monotonic() - started)
+        if progress.stopper.now or (left is not None and left <= 0):
+            break
+        try:
+            shape = fitted(plan, nodes(), most=shape.workers)
+        except ValueError as e:
+            print(f"no trial can go on: {e}; continue with --resume once there is room", flush=True)
+            break
+        print(f"nodes were lost: going on with {shape.workers} worker(s) per trial", flush=True)
+    _close(plan, progress, out_of_time=plan.budget_s is not None and time.monotonic() - started >= plan.budget_s)
+    return progress.interrupted
+
+
+def fitted(plan: Plan, found: Sequence[Mapping[str, float]], *, most: int | None) -> Slot:
+    """The sweep's slot with as many workers as still fit, at most so many: their number changes no result.
+
+    Raises ValueError where no slot fits.
+    """
+    shape = check(replace(plan, base=configuration.override(plan.base, {"runtime.workers": None})), found)
+    return replace(shape, workers=min(shape.workers, most or shape.workers))
+
+
+def _has_lost_its_room(plan: Plan, shape: Slot, progress: Progress) -> bool:
+    """Run what has no outcome yet; True when it ended because no node that is left has room for the slot."""
     fixed = {"sweep": str(plan.folder), "slot": asdict(shape), "metric": _validated(plan.metric)}
     suggested = _suggested_before(plan)
     known = [*plan.trials, *suggested]
     waiting = [e for e in known if Trial(e, plan.folder).outcome() is None]
-    progress.done = len(known) - len(waiting)
+    progress.done = len(known) - len(waiting) - progress.failed
     if waiting:
         space = {"experiment": tune.grid_search([_written(e) for e in waiting]), **fixed}
-        _fit(plan, shape, space, progress, scheduler=_asha(plan) if plan.search == "asha" else None)
+        if _fit(plan, shape, space, progress, scheduler=_asha(plan) if plan.search == "asha" else None):
+            return True
     left = plan.samples - len(suggested)
     if plan.search == "optuna" and left > 0 and not progress.stopper.now:
         space = {"experiment": _written(plan.base), "values": _distributions(plan), **fixed}
-        _fit(plan, shape, space, progress, search=_optuna(plan, len(suggested)), samples=left)
-    _close(plan, progress, out_of_time=plan.budget_s is not None and time.monotonic() - started >= plan.budget_s)
-    return progress.interrupted
+        return _fit(plan, shape, space, progress, search=_optuna(plan, len(suggested)), samples=left)
+    return False
 
 
 def _close(plan: Plan, progress: Progress, *, out_of_time: bool) -> None:
@@ -224,11 +258,11 @@ def _close(plan: Plan, progress: Progress, *, out_of_time: bool) -> None:
     for folder in (plan.folder / "trials").glob("*"):
         if (folder / "config.json").exists() and not (folder / "outcome.json").exists():
             stopped = folder.name in progress.stopped or out_of_time
+            outcome, reason = "killed", "interrupted" if progress.interrupted else "its processes were lost"
             if stopped and not progress.interrupted:
-                reason = "time budget" if folder.name not in progress.stopped else "scheduler"
-                cut_short(folder, "stopped", reason=reason)
-            else:
-                cut_short(folder, "killed", reason="interrupted" if progress.interrupted else "its processes were lost")
+                outcome, reason = "stopped", "scheduler" if folder.name in progress.stopped else "time budget"
+            with contextlib.suppress(OSError):  # on a full disk
+                cut_short(folder, outcome, reason=reason)
 
 
 def _fit(
@@ -240,31 +274,36 @@ def _fit(
     scheduler: Any = None,
     search: Any = None,
     samples: int = 1,
-) -> None:
-    fits = fitting(shape, [n["Resources"] for n in ray.nodes() if n["Alive"]])
+) -> bool:
+    """Through Tune; True when it ended because there was no room any more."""
+    room = Room(shape, plan.base.runtime.revive_s)
+    fits = fitting(shape, nodes())
     progress.slots = min(plan.concurrent or fits, fits, progress.total)
     trainable = tune.with_resources(Federation, tune.PlacementGroupFactory(shape.bundles, strategy="PACK"))
-    tuner = tune.Tuner(
-        trainable,
-        param_space=space,
-        tune_config=tune.TuneConfig(
-            num_samples=samples,
-            max_concurrent_trials=progress.slots,
-            reuse_actors=True,
-            scheduler=scheduler,
-            search_alg=search,
-            time_budget_s=plan.budget_s,
-        ),
-        run_config=tune.RunConfig(
-            name="tune",
-            storage_path=str(plan.folder),
-            verbose=0,
-            callbacks=[progress],
-            stop=progress.stopper,
-            failure_config=tune.FailureConfig(max_failures=plan.base.runtime.failures),
-        ),
-    )
-    tuner.fit()
+    # Tune's own notes: on a full storage folder it would raise for want of them
+    with tempfile.TemporaryDirectory(prefix="raydiff-tune-", ignore_cleanup_errors=True) as own:
+        tuner = tune.Tuner(
+            trainable,
+            param_space=space,
+            tune_config=tune.TuneConfig(
+                num_samples=samples,
+                max_concurrent_trials=progress.slots,
+                reuse_actors=True,
+                scheduler=scheduler,
+                search_alg=search,
+                time_budget_s=plan.budget_s,
+            ),
+            run_config=tune.RunConfig(
+                name="tune",
+                storage_path=own,
+                verbose=0,
+                callbacks=[progress, room],
+                stop=CombinedStopper(progress.stopper, room),
+                failure_config=tune.FailureConfig(max_failures=plan.base.runtime.failures),
+            ),
+        )
+        tuner.fit()
+    return room.none_left
 
 
 def _asha(plan: Plan) -> Any:
@@ -310,6 +349,7 @@ def _validated(metric: str) -> str:
 def _quiet() -> None:
     os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")  # our JSON lines are the record
     os.environ.setdefault("TUNE_DISABLE_STRICT_METRIC_CHECKING", "1")  # validation distances come every few rounds
+    os.environ.setdefault("TUNE_PRINT_ALL_TRIAL_ERRORS", "0")  # `Progress` says it in a line
     os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
     os.environ.setdefault("TUNE_DISABLE_SIGINT_HANDLER", "1")  # `Progress.interrupt` ends the sweep, for SIGTERM too
     logging.getLogger("ray.tune").setLevel(logging.ERROR)

@@ -633,3 +633,10 @@ def test_analysis_imports_neither_ray_nor_torch(module: ModuleType) -> None:
     names += [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     known = {"pandas", "matplotlib", "analysis"}
     assert {name.split(".")[0] for name in names} <= known | sys.stdlib_module_names
+
+
+def test_the_kind_of_a_trial_without_outcome_whose_method_has_no_delta() -> None:
+    names = ("delta", "accountant", "declared", "unprotected")
+    of = {"epsilon": 3.0, "unit": "client", "relation": "replace_one", "trust": "local", **dict.fromkeys(names)}
+    found = frontier_kinds.kind_of({f"server/{k}": v for k, v in of.items()}, "server")
+    assert found == "per client, replace-one, local trust, delta not recorded"

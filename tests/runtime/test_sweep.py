@@ -22,7 +22,10 @@ def progress():
 
 
 def fake_trial(number: int, **last) -> SimpleNamespace:
-    return SimpleNamespace(trial_id=str(number), config={"name": f"trial {number}"}, last_result=last)
+    lost = SimpleNamespace(num_failures=2)
+    return SimpleNamespace(
+        trial_id=str(number), config={"name": f"trial {number}"}, last_result=last, run_metadata=lost
+    )
 
 
 def test_progress_tells_finished_from_failed_from_stopped(progress, capsys):
@@ -77,6 +80,41 @@ def test_an_interrupt_ends_the_sweep_and_counts_nothing_as_stopped(progress):
     finally:
         signal.signal(signal.SIGINT, before[0])
         signal.signal(signal.SIGTERM, before[1])
+
+
+def test_losses_count_between_two_rounds_alone(progress):
+    this = fake_trial(0)
+    progress.on_trial_start(0, [], this)
+    progress.on_trial_result(0, [], this, {"round": 3, "finished": False})
+    assert this.run_metadata.num_failures == 0
+    this.run_metadata.num_failures = 1
+    progress.on_trial_recover(0, [], this)
+    assert not progress.running
+    progress.on_trial_start(0, [], this)
+    progress.on_trial_result(0, [], this, {"round": 3, "finished": False})  # the committed round is reported again
+    assert this.run_metadata.num_failures == 1
+    progress.on_trial_result(0, [], this, {"round": 4, "finished": False})
+    assert this.run_metadata.num_failures == 0
+
+
+def test_where_no_node_has_room_tune_is_ended(monkeypatch):
+    from raydiff.runtime import room
+    from raydiff.runtime.resources import Slot
+
+    there = [{"CPU": 1.0}]
+    monkeypatch.setattr(room, "nodes", lambda: there)
+    clock = iter(range(0, 100, 10))
+    monkeypatch.setattr(room.time, "monotonic", lambda: next(clock))
+    looks = room.Room(Slot(workers=2, threads=1, gpu_per_worker=0.0, gpu_server=0.0), wait_s=15)
+    idle, busy = SimpleNamespace(status="PENDING"), SimpleNamespace(status="RUNNING")
+    for trials, cpus, ended in (([idle], 1, False), ([busy], 1, False), ([idle], 1, False), ([idle], 2, False)):
+        there[0]["CPU"] = cpus
+        looks.on_step_end(0, trials)
+        assert looks.stop_all() == ended
+    there[0]["CPU"] = 1
+    for ended in (False, True):
+        looks.on_step_end(0, [idle])
+        assert looks.stop_all() == ended
 
 
 def test_a_ray_that_does_not_start_is_one_sentence(monkeypatch):

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+
+os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's default is 15: a busy machine would not let them run at all
+
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,6 +42,7 @@ class Sweep:
     def __init__(self, storage: Path) -> None:
         self.storage, self.folder = storage, storage / "sweeps" / "survivor"
         self.arguments = [*SWEEP, "--runtime.storage", str(storage)]
+        self.mlflow = f"sqlite:///{storage}/mlflow.db"
 
     def start(self, *more: str) -> subprocess.Popen[str]:
         """Start it in a process group of its own."""
@@ -52,10 +58,23 @@ class Sweep:
             start_new_session=True,
         )
 
+    def end_of(self, process: subprocess.Popen[str]) -> str:
+        """What the command has said, once it has ended; it is killed where it stands still."""
+        try:
+            wait_until(lambda: process.poll() is not None, "the sweep to end", progress=self.progress)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+        return process.communicate()[0]
+
     def outcomes(self) -> dict[str, dict]:
         """digest -> outcome.json of every trial that has one."""
         files = (self.folder / "trials").glob("*/outcome.json")
         return {f.parent.name: json.loads(f.read_text()) for f in files}
+
+    def progress(self) -> tuple[int, int]:
+        """(committed rounds, outcomes): changes as long as the sweep goes on."""
+        return len(list(self.folder.glob("trials/*/commit-*.json"))), len(self.outcomes())
 
     def table(self) -> dict[str, tuple]:
         """digest -> (outcome, final numbers, guarantee), seconds apart."""
@@ -70,26 +89,43 @@ class Sweep:
 
     def runs(self) -> list[tuple[str, str, list[int]]]:
         """(kind, status, logged rounds) of every MLflow run."""
-        from mlflow import MlflowClient
-
-        client = MlflowClient(f"sqlite:///{self.storage}/mlflow.db")
-        experiment = client.get_experiment_by_name("raydiff-digits")
+        client, found = self._runs()
         return [
             (
                 run.data.tags["raydiff.kind"],
                 run.info.status,
                 [m.step for m in client.get_metric_history(run.info.run_id, "round")],
             )
-            for run in client.search_runs([experiment.experiment_id])
+            for run in found
         ]
 
+    def tag(self, name: str, *, of: str) -> str:
+        """A tag of a trial's MLflow run."""
+        return next(run.data.tags[name] for run in self._runs()[1] if run.data.tags.get("raydiff.trial") == of)
 
-def wait_until(condition: Callable[[], bool], what: str, seconds: float = 240.0) -> None:
-    """Look until it holds; a failure says what was waited for."""
-    deadline = time.monotonic() + seconds
+    def _runs(self) -> tuple[Any, list[Any]]:
+        from mlflow import MlflowClient
+
+        client = MlflowClient(self.mlflow)
+        experiment = client.get_experiment_by_name("raydiff-digits")
+        return client, list(client.search_runs([experiment.experiment_id]))
+
+
+def wait_until(
+    condition: Callable[[], bool],
+    what: str,
+    seconds: float = 600.0,
+    *,
+    progress: Callable[[], object] = lambda: None,
+    every: float = 0.1,
+) -> None:
+    """Look until it holds; a failure says what was waited for. The seconds begin anew whenever `progress` changes."""
+    deadline, before = time.monotonic() + seconds, progress()
     while not condition():
+        if (now := progress()) != before:
+            deadline, before = time.monotonic() + seconds, now
         assert time.monotonic() < deadline, f"waited {seconds:g} s for {what}"
-        time.sleep(0.1)
+        time.sleep(every)
 
 
 @pytest.fixture(scope="session")
@@ -97,7 +133,7 @@ def undisturbed(tmp_path_factory) -> dict[str, tuple]:
     """The table of the sweep when nobody disturbs it."""
     sweep = Sweep(tmp_path_factory.mktemp("undisturbed"))
     process = sweep.start()
-    output, _ = process.communicate(timeout=400)
+    output = sweep.end_of(process)
     assert process.returncode == 0, output
     table = sweep.table()
     assert len(table) == TRIALS and all(outcome == "finished" for outcome, _, _ in table.values())
@@ -113,3 +149,46 @@ def check_whole(sweep: Sweep, undisturbed: dict[str, tuple]) -> None:
     for kind, _, steps in runs:
         if kind == "trial":
             assert sorted(steps) == list(range(len(steps))) and steps
+
+
+@pytest.fixture(scope="session")
+def expected(tmp_path_factory) -> dict[str, tuple]:
+    """What three trials of `nodes.Federated` end with when nobody disturbs them."""
+    from nodes import undisturbed_state
+
+    return undisturbed_state(tmp_path_factory.mktemp("expected"))
+
+
+@pytest.fixture(scope="session")
+def three_nodes():
+    """One cluster for all tests of a session: a node costs seconds."""
+    from nodes import Nodes
+
+    started = Nodes()
+    yield started
+    started.stop()
+
+
+@pytest.fixture
+def nodes(three_nodes, monkeypatch):
+    """The cluster, complete, that a sweep joins; at the sweep's end nothing may be left behind on it."""
+    import ray
+    from nodes import left_behind
+
+    from raydiff.runtime import sweep
+
+    three_nodes.complete()
+    monkeypatch.setenv("RAY_ADDRESS", three_nodes.address)
+    handlers = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
+    run = sweep.run
+
+    def checked(*arguments):
+        interrupted = run(*arguments)
+        wait_until(lambda: not left_behind(), "everything to be given back", 60)
+        return interrupted
+
+    monkeypatch.setattr(sweep, "run", checked)
+    yield three_nodes
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+    ray.shutdown()

@@ -22,7 +22,7 @@ def half_way(sweep: Sweep) -> bool:
 
 def resume(sweep: Sweep) -> str:
     process = sweep.start("--resume")
-    output, _ = process.communicate(timeout=400)
+    output = sweep.end_of(process)
     assert process.returncode == 0, output
     return output
 
@@ -30,7 +30,7 @@ def resume(sweep: Sweep) -> str:
 def test_a_killed_driver_is_resumed(tmp_path, undisturbed):
     sweep = Sweep(tmp_path)
     process = sweep.start()
-    wait_until(lambda: half_way(sweep), "three outcomes")
+    wait_until(lambda: half_way(sweep), "three outcomes", progress=sweep.progress)
     kill_group(process)
     assert 3 <= len(sweep.outcomes()) < len(undisturbed)
     output = resume(sweep)
@@ -41,9 +41,9 @@ def test_a_killed_driver_is_resumed(tmp_path, undisturbed):
 def test_an_interrupted_driver_says_how_to_resume_and_is_resumed(tmp_path, undisturbed):
     sweep = Sweep(tmp_path)
     process = sweep.start()
-    wait_until(lambda: half_way(sweep), "three outcomes")
+    wait_until(lambda: half_way(sweep), "three outcomes", progress=sweep.progress)
     process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=120)
+    output = sweep.end_of(process)
     assert process.returncode == 130, output
     assert "--name survivor" in output and output.rstrip().splitlines()[-2].endswith("--resume")
     assert "Traceback" not in output

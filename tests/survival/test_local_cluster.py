@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from conftest import ROOT, Sweep, wait_until
+from nodes import Federated, check_unharmed
 from test_submit import ENDED, job, status, submit
 
 pytestmark = pytest.mark.survival
@@ -30,6 +32,7 @@ def cluster(tmp_path_factory):
         "PATH": f"{Path(sys.executable).parent}:{env['PATH']}",
         "RAYDIFF_CLUSTER": str(home / "cluster"),
         "OMP_NUM_THREADS": "1",
+        "RAY_worker_niceness": "0",
     }
     started = local(env, "start", "2", "1")
     assert started.returncode == 0, started.stdout + started.stderr
@@ -53,7 +56,7 @@ def test_a_submitted_sweep_runs_on_the_nodes(tmp_path, cluster):
     sweep = Sweep(tmp_path)
     sweep.arguments = [*sweep.arguments, "--runtime.workers", "1", *QUICK, "--grid", "method.epsilon=50,none"]
     submit(cluster, "tiny", sweep)
-    wait_until(lambda: status(cluster, "tiny") in ENDED, "the job to end", 900)
+    wait_until(lambda: status(cluster, "tiny") in ENDED, "the job to end", progress=sweep.progress, every=2.0)
     log = job(cluster, "logs", "tiny").stdout
     assert status(cluster, "tiny") == "succeeded", log
     assert {outcome["outcome"] for outcome in sweep.outcomes().values()} == {"finished"}
@@ -69,3 +72,18 @@ def test_without_the_token_it_takes_no_job(cluster):
 def test_a_second_start_is_refused_while_it_runs(cluster):
     again = local(cluster, "start")
     assert again.returncode == 2 and "running already" in again.stderr
+
+
+def test_a_submitted_sweep_survives_the_loss_of_a_node(tmp_path, cluster, expected):
+    """The last test of this cluster, which then has but one node."""
+    sweep = Federated(tmp_path, "--grid", "seed=0,1,2")
+    sweep.arguments += ["--runtime.workers=1", "--runtime.gpu-per-worker=0", "--max-concurrent=2"]  # one on each node
+    submit(cluster, "lossy", sweep)
+    wait_until(lambda: sweep.sent(1, 0), "round 1", progress=sweep.progress)
+    leader = int((Path(cluster["RAYDIFF_CLUSTER"]) / "pids").read_text().splitlines()[-1].split()[0])
+    os.killpg(leader, signal.SIGKILL)
+    wait_until(lambda: status(cluster, "lossy") in ENDED, "the job to end", progress=sweep.progress, every=2.0)
+    log = job(cluster, "logs", "lossy").stdout
+    assert status(cluster, "lossy") == "succeeded", log
+    assert "its processes were lost; it goes on after round" in log
+    check_unharmed(sweep, expected, trials=3)

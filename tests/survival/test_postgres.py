@@ -64,9 +64,9 @@ def postgres() -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def mlflow_server(database: str, folder: Path) -> Iterator[str]:
+def mlflow_server(database: str, folder: Path, *, port: int = 0) -> Iterator[str]:
     """The URI of an MLflow server over this database."""
-    uri = f"http://127.0.0.1:{free_port()}"
+    uri = f"http://127.0.0.1:{port or free_port()}"
     command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", uri.rpartition(":")[2]]
     command += ["--backend-store-uri", database, "--artifacts-destination", str(folder / "artifacts"), "--workers", "2"]
     with (folder / "mlflow.log").open("w") as log:

@@ -33,6 +33,7 @@ def head(tmp_path_factory):
         "PATH": f"{Path(sys.executable).parent}:{env['PATH']}",  # the job's `python` is the one that the head finds
         "RAY_AUTH_MODE": "token",
         "OMP_NUM_THREADS": "1",
+        "RAY_worker_niceness": "0",
         "RAY_API_SERVER_ADDRESS": f"http://127.0.0.1:{dashboard}",
     }
     subprocess.run(["ray", "get-auth-token", "--generate"], env=env, check=True, capture_output=True)
@@ -81,7 +82,7 @@ def submit(env: dict[str, str], name: str, sweep: Sweep, *more: str) -> None:
 def test_a_submitted_sweep_is_stopped_and_continued(tmp_path, head, undisturbed):
     sweep = Sweep(tmp_path)
     submit(head, "first", sweep)  # the submitting process is gone at once; the job goes on
-    wait_until(lambda: len(sweep.outcomes()) >= 2, "two outcomes")
+    wait_until(lambda: len(sweep.outcomes()) >= 2, "two outcomes", progress=sweep.progress)
     stopped = job(head, "stop", "first")
     assert stopped.returncode == 0, stopped.stdout + stopped.stderr
     wait_until(lambda: status(head, "first") == "stopped", "the job to be stopped")
@@ -90,7 +91,7 @@ def test_a_submitted_sweep_is_stopped_and_continued(tmp_path, head, undisturbed)
     assert "continue with: python jobs/sweep.py" in log and "0011223344" not in log.split("interrupted", 1)[1]
 
     submit(head, "second", sweep, "--resume")
-    wait_until(lambda: status(head, "second") in ENDED, "the second job to end", 400)
+    wait_until(lambda: status(head, "second") in ENDED, "the second job to end", progress=sweep.progress, every=2.0)
     assert status(head, "second") == "succeeded", job(head, "logs", "second").stdout
     assert "fd_cnn" in job(head, "logs", "second").stdout
     check_whole(sweep, undisturbed)

@@ -1,0 +1,246 @@
+"""A cluster of three nodes, the sweep's command on it, and the processes in which it runs, to be killed by their ids.
+
+The command runs in this process, so that a test can put faulty clients in place of sound ones; coordinators, workers
+and nodes are processes of their own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from conftest import ROOT, Sweep, wait_until
+
+sys.path.insert(0, str(ROOT / "jobs"))
+
+ROUNDS, CLIENTS = 4, 4
+FEDERATED = [
+    "digits",
+    "--name=survivor",
+    "--runtime.noise-secret=00112233445566778899aabbccddeeff",
+    "--method=fedavg",
+    f"--method.rounds={ROUNDS}",
+    "--method.model.network.width=128",  # 0.4 MB: more than Ray keeps in the message itself
+    "--method.local.steps=120",
+    "--method.averaging.privacy=clientprivacy",  # noised by the clients: what they send is stored first
+    f"--clients={CLIENTS}",
+    "--runtime.workers=2",
+    "--runtime.gpu-per-worker=0.25",  # of GPUs that are but numbers
+    "--protocol-only",
+    "--no-baselines",
+    "--max-concurrent=1",
+]
+SEEDS = ["--grid", "seed=0,1"]
+COORDINATOR, WORKER = "ray::ResourceTrainable", "ray::Worker"
+
+
+class Nodes:
+    """A head without CPUs, and two nodes with two CPUs and a GPU each."""
+
+    def __init__(self) -> None:
+        from ray.cluster_utils import Cluster
+
+        head = {"num_cpus": 0, "num_gpus": 0, "include_dashboard": True, "dashboard_port": 0}
+        self._cluster = Cluster(initialize_head=True, head_node_args=head)
+        self.address = self._cluster.address
+        self.complete()
+
+    def complete(self) -> None:
+        """Start a node for each that is missing."""
+        while len(self._cluster.worker_nodes) < 2:
+            self._cluster.add_node(num_cpus=2, num_gpus=1)
+
+    def kill(self, raylet: int) -> None:
+        """A node is gone, at once and with all its processes."""
+        node = next(n for n in self._cluster.worker_nodes if _raylet(n) == raylet)
+        victims = [pid for title in (COORDINATOR, WORKER) for pid, of in self.processes(title) if of == raylet]
+        self._cluster.remove_node(node, allow_graceful=False)
+        for pid in victims:  # they would notice by themselves, but a machine that is gone computes nothing more
+            _kill(pid)
+
+    def processes(self, title: str) -> list[tuple[int, int]]:
+        """(process, its node's raylet) of all that Ray calls so, on these nodes and no other Ray's."""
+        raylets = {_raylet(n) for n in self._cluster.worker_nodes}
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                called = (folder / "cmdline").read_bytes().decode(errors="replace")
+                parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            except (FileNotFoundError, ProcessLookupError):  # it has just ended
+                continue
+            if called.startswith(title) and parent in raylets:
+                found.append((int(folder.name), parent))
+        return found
+
+    def one(self, title: str) -> int:
+        """Kill one such process; gives its id."""
+        pid, _ = min(self.processes(title))
+        _kill(pid)
+        return pid
+
+    def stop(self) -> None:
+        """End the cluster."""
+        self._cluster.shutdown()
+
+
+def _raylet(node: Any) -> int:
+    return int(node.all_processes["raylet"][0].process.pid)
+
+
+def _kill(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def left_behind() -> list[str]:
+    """Resources that are not given back, and actors that are alive."""
+    import ray
+    from ray.util.state import list_actors
+
+    there, free = ray.cluster_resources(), ray.available_resources()
+    missing = [
+        f"{k}: {free.get(k, 0.0):g} of {there[k]:g}" for k in ("CPU", "GPU") if abs(free.get(k, 0.0) - there[k]) > 1e-6
+    ]
+    groups = [f"group {g['state']}" for g in ray.util.placement_group_table().values() if g["state"] != "REMOVED"]
+    return missing + groups + [a.class_name for a in list_actors(filters=[("state", "!=", "DEAD")])]
+
+
+class Federated(Sweep):
+    """The sweep of two trials, by the command's `main` in this process."""
+
+    def __init__(self, storage: Path, *axes: str) -> None:
+        super().__init__(storage)
+        self.arguments = ["jobs/sweep.py", *FEDERATED, *(axes or SEEDS), "--runtime.storage", str(storage)]
+
+    def run(self, *more: str, meanwhile: Callable[[], None] | None = None, seconds: float = 600.0) -> int:
+        """Run the command; another thread does something to it `meanwhile`. Interrupted when it stands still."""
+        import sweep
+
+        watch = _Meanwhile(self, meanwhile, seconds)
+        watch.start()
+        try:
+            return int(sweep.main([*self.arguments[1:], *more]))
+        finally:
+            watch.end()
+
+    def state(self) -> dict[str, tuple]:
+        """digest -> (outcome, guarantee, the server's last state as bytes, the ledger, bytes sent)."""
+        found = {}
+        for digest, outcome in self.outcomes().items():
+            trial = self.trial(digest)
+            number, record = trial.last_commit()
+            server = (trial.root / f"server-{number:05d}.safetensors").read_bytes()
+            final = {k: v for k, v in outcome.get("final", {}).items() if not k.startswith("time/")}
+            found[digest] = (outcome["outcome"], outcome["says"], number, server, record["ledger"], final)
+        return found
+
+    def trial(self, digest: str) -> Any:
+        """The store of a trial."""
+        from raydiff.store import Store
+
+        return Store(self.folder / "trials" / digest)
+
+    def examples(self, digest: str) -> list[int]:
+        """How many records each client of the trial has."""
+        from raydiff import config, trial
+
+        tree = json.loads((self.folder / "trials" / digest / "config.json").read_text())
+        this = trial.Trial(config.from_dict(tree), self.folder)
+        return [len(client.data) for client in trial.make_clients(this, range(CLIENTS))]
+
+    def sent(self, number: int, *clients: int) -> bool:
+        """Whether these clients of the running trial have stored what they send in this round."""
+        files = [list(self.folder.glob(f"trials/*/releases/{c:05d}-{number:05d}.safetensors")) for c in clients]
+        return all(files)
+
+    def resent(self) -> int:
+        """Releases that were sent again, as the metrics have it."""
+        from raydiff.tracking import read_lines
+
+        lines = [line for path in self.folder.glob("trials/*/metrics.jsonl") for line in read_lines(path)]
+        return sum(key.endswith("upload/resent") and key.startswith("client/") for line in lines for key in line)
+
+
+class _Meanwhile(threading.Thread):
+    """Something done to a sweep while it runs; the sweep is interrupted where nothing is committed for too long."""
+
+    def __init__(self, sweep: Federated, what: Callable[[], None] | None, seconds: float) -> None:
+        super().__init__(daemon=True)
+        self.sweep, self.what, self.seconds = sweep, what, seconds
+        self.over, self.error = threading.Event(), None
+
+    def run(self) -> None:
+        try:
+            if self.what:
+                self.what()
+            self._watch()
+        except BaseException as e:  # for the thread that waits for the sweep
+            self.error = e
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def _watch(self) -> None:
+        wait_until(self.over.is_set, "the next commit", self.seconds, progress=self.sweep.progress)
+
+    def end(self) -> None:
+        """The sweep has ended: raise what went wrong meanwhile."""
+        self.over.set()
+        self.join(60)
+        if self.error:
+            raise self.error
+
+
+def faulty(sweep: Any, fault: Callable[[Any, Any], None]) -> Any:
+    """The trainable, with workers in which `fault(client, its trial)` is done to each client that they come to host."""
+    from ray import cloudpickle
+
+    from raydiff.runtime import actors
+
+    cloudpickle.register_pickle_by_value(sys.modules[fault.__module__])  # workers cannot import a test
+
+    class Faulty(actors.Worker):
+        def host(self, trial, ids, gpu):
+            super().host(trial, ids, gpu)
+            for client in self._clients.values():
+                fault(client, trial)
+
+    class Trainable(sweep.Federation):
+        def setup(self, config):
+            from raydiff.runtime import actors
+
+            actors.Worker = Faulty
+            super().setup(config)
+
+    return Trainable
+
+
+def undisturbed_state(storage: Path) -> dict[str, tuple]:
+    """What three of the sweep's trials end with when nobody disturbs them, in this process."""
+    import command
+    import sweep
+
+    from raydiff import trial
+
+    reference = Federated(storage)
+    _, study, rest = command.preset([*FEDERATED, "--grid", "seed=0,1,2"])
+    options, overrides = sweep._options().parse_known_args(command.shorthand(rest))
+    for experiment in sweep._plan(study, options, overrides)[1]:
+        this = trial.open_trial(experiment, reference.folder)
+        assert list(trial.run(this, trial.local_pool(this)))[-1]["finished"]
+    return reference.state()
+
+
+def check_unharmed(sweep: Federated, expected: dict[str, tuple], *, trials: int = 2) -> None:
+    """Every trial has the state, the ledger and the table of the undisturbed sweep, and MLflow each round once."""
+    found = sweep.state()
+    assert len(found) == trials and found == {digest: expected[digest] for digest in found}
+    runs = sweep.runs()
+    assert sorted(kind for kind, _, _ in runs) == ["sweep"] + ["trial"] * len(found)
+    assert {status for _, status, _ in runs} == {"FINISHED"}
+    assert [sorted(steps) for kind, _, steps in runs if kind == "trial"] == [list(range(ROUNDS))] * len(found)

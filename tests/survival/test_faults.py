@@ -1,0 +1,141 @@
+"""A full disk, a disk that cannot be written, an MLflow server that is away, a trial that always fails: each is said in
+one sentence, and the same command then finishes what the undisturbed sweep has."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import wait_until
+from nodes import COORDINATOR, ROUNDS, Federated, check_unharmed, faulty
+from test_postgres import mlflow_server
+from test_submit import free_port
+
+pytestmark = pytest.mark.survival
+
+
+@pytest.fixture
+def disk(tmp_path) -> Iterator[Path]:
+    """A disk of 48 MB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=48m", "none", str(folder)]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("a disk of its own can be mounted by root alone")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def fill(disk: Path) -> None:
+    """Leave no byte."""
+    with (disk / "ballast").open("wb", buffering=0) as f, pytest.raises(OSError, match="No space left"):
+        while True:
+            f.write(bytes(2**16))
+
+
+def read_only(disk: Path, yes: bool) -> None:
+    """Let nothing be written."""
+    mount = ["mount", "-o", f"remount,{'ro' if yes else 'rw'}", str(disk)]
+    wait_until(lambda: subprocess.run(mount, check=False).returncode == 0, "a moment in which no file is being written")
+
+
+FULL = (fill, lambda disk: (disk / "ballast").unlink(), "No space left on device")
+LOCKED = (functools.partial(read_only, yes=True), functools.partial(read_only, yes=False), "Read-only file system")
+
+
+@pytest.mark.parametrize(("fail", "mend", "why"), [FULL, LOCKED], ids=["full", "read-only"])
+def test_storage_that_cannot_be_written(
+    disk, tmp_path, nodes, expected, migrated, monkeypatch, capsys, fail, mend, why
+):
+    """The trials end with its name and the reason; what was committed stays, and counts when the sweep is resumed."""
+    shutil.copy(migrated, tmp_path / "mlflow.db")
+    sweep = Federated(disk)
+    sweep.mlflow = f"sqlite:///{tmp_path}/mlflow.db"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", sweep.mlflow)
+
+    def meanwhile():
+        wait_until(lambda: sweep.progress()[0] >= 2, "two commits", every=0.002)
+        fail(disk)
+
+    assert sweep.run(meanwhile=meanwhile) == 1
+    said = capsys.readouterr().out
+    assert f"FAILED, the storage folder {sweep.folder} cannot be written: {why}" in said and "Traceback" not in said
+    assert "RUNNING" not in {status for _, status, _ in sweep.runs()}
+    committed = sweep.progress()[0]
+    assert 2 <= committed < 2 * ROUNDS
+    mend(disk)
+    assert sweep.run("--resume") == 0
+    check_unharmed(sweep, expected)
+
+
+def test_an_mlflow_server_is_away_for_a_while(tmp_path, nodes, expected, migrated, monkeypatch):
+    """Nothing waits for it, and what it has missed it is told."""
+    shutil.copy(migrated, tmp_path / "server.db")
+    port, sweep = free_port(), Federated(tmp_path)
+    sweep.mlflow = f"http://127.0.0.1:{port}"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", sweep.mlflow)
+    start = functools.partial(mlflow_server, f"sqlite:///{tmp_path}/server.db", tmp_path, port=port)
+    first, second = start(), start()
+
+    def meanwhile():
+        wait_until(lambda: sweep.progress()[0] >= 2, "two commits", every=0.002)
+        ((coordinator, _),) = nodes.processes(COORDINATOR)
+        os.kill(coordinator, signal.SIGSTOP)  # so that the sweep has not ended when it is gone
+        first.__exit__(None, None, None)
+        os.kill(coordinator, signal.SIGCONT)
+        wait_until(lambda: len(sweep.outcomes()) >= 1, "an outcome without it", progress=sweep.progress, every=0.01)
+        os.kill(coordinator, signal.SIGSTOP)  # nor when it is back
+        second.__enter__()
+        os.kill(coordinator, signal.SIGCONT)
+
+    first.__enter__()
+    try:
+        assert sweep.run(meanwhile=meanwhile) == 0
+        check_unharmed(sweep, expected)
+    finally:
+        second.__exit__(None, None, None)
+
+
+def poisoned(client, trial) -> None:
+    """One trial's clients cannot train."""
+
+    def run(server, number):
+        raise RuntimeError("this trial is poisoned")
+
+    if trial.experiment.seed == 0:
+        client.run = run
+
+
+def test_a_poisoned_trial_fails_alone_is_retried_alone_and_the_sweep_is_extended(
+    tmp_path, nodes, expected, monkeypatch, capsys
+):
+    from raydiff.runtime import sweep as runtime
+
+    sweep = Federated(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(runtime, "Federation", faulty(runtime, poisoned))
+        assert sweep.run() == 1
+    assert "FAILED, this trial is poisoned" in capsys.readouterr().out
+    outcomes = sweep.outcomes()
+    (bad,) = (digest for digest, outcome in outcomes.items() if outcome["outcome"] == "failed")
+    (good,) = outcomes.keys() - {bad}
+    assert outcomes[good]["outcome"] == "finished" and outcomes[bad]["reason"] == "this trial is poisoned"
+    assert sorted(status for _, status, _ in sweep.runs()) == ["FAILED", "FINISHED", "FINISHED"]
+    assert sweep.tag("raydiff.reason", of=bad) == "this trial is poisoned"
+
+    written = (sweep.folder / "trials" / good / "outcome.json").stat().st_mtime_ns
+    assert sweep.run("--resume", "--retry", "failed") == 0
+    assert (sweep.folder / "trials" / good / "outcome.json").stat().st_mtime_ns == written
+    check_unharmed(sweep, expected)
+
+    parent = sweep.tag("mlflow.parentRunId", of=good)
+    assert sweep.run("--resume", "--extend", "--grid", "seed=0,1,2") == 0
+    assert (sweep.folder / "trials" / good / "outcome.json").stat().st_mtime_ns == written
+    check_unharmed(sweep, expected, trials=3)
+    assert {sweep.tag("mlflow.parentRunId", of=digest) for digest in sweep.outcomes()} == {parent}

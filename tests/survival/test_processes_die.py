@@ -1,0 +1,147 @@
+"""Workers, coordinators and nodes die in the middle of a round; the sweep goes on, and ends as if nothing had been."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+
+import pytest
+from conftest import wait_until
+from nodes import CLIENTS, COORDINATOR, ROUNDS, WORKER, Federated, check_unharmed, faulty
+
+pytestmark = pytest.mark.survival
+
+
+def in_round(sweep: Federated, number: int, *clients: int) -> None:
+    """Wait until these clients have stored what they send in this round, which then has no commit yet."""
+    wait_until(lambda: sweep.sent(number, *clients), f"round {number}", every=0.002, progress=sweep.progress)
+
+
+def test_a_worker_is_killed_in_a_round(tmp_path, nodes, expected):
+    sweep = Federated(tmp_path)
+    killed = []
+
+    def kill():
+        in_round(sweep, 1, 0)
+        killed.append(nodes.one(WORKER))
+        assert sweep.progress() == (1, 0)
+
+    assert sweep.run(meanwhile=kill) == 0 and killed
+    check_unharmed(sweep, expected)
+
+
+def test_a_worker_is_killed_in_every_round(tmp_path, nodes, expected):
+    sweep = Federated(tmp_path)
+
+    def kill():
+        for number in range(ROUNDS):
+            in_round(sweep, number, 0)
+            nodes.one(WORKER)
+            assert sweep.progress() == (number, 0)
+
+    assert sweep.run(meanwhile=kill) == 0
+    check_unharmed(sweep, expected)
+
+
+def test_a_coordinator_is_killed_before_it_commits(tmp_path, nodes, expected):
+    """What all clients have sent in the round is sent again, not made again."""
+    sweep = Federated(tmp_path)
+
+    def kill():
+        in_round(sweep, 1, 0)
+        ((pid, _),) = nodes.processes(COORDINATOR)
+        os.kill(pid, signal.SIGSTOP)  # so that it cannot commit while the others store
+        in_round(sweep, 1, *range(CLIENTS))
+        assert sweep.progress() == (1, 0)
+        os.kill(pid, signal.SIGKILL)
+
+    assert sweep.run(meanwhile=kill) == 0
+    assert sweep.resent() == CLIENTS
+    check_unharmed(sweep, expected)
+
+
+def test_a_coordinator_is_killed_in_every_round(tmp_path, nodes, expected):
+    """More often than `runtime.failures`, which counts losses without a round between them."""
+    sweep = Federated(tmp_path)
+
+    def kill():
+        for number in range(ROUNDS):
+            in_round(sweep, number, 0)
+            nodes.one(COORDINATOR)
+            assert sweep.progress() == (number, 0)
+
+    assert sweep.run(meanwhile=kill) == 0
+    check_unharmed(sweep, expected)
+
+
+def test_the_node_with_the_trial_is_killed(tmp_path, nodes, expected, capsys):
+    """It goes on, on the other node."""
+    sweep = Federated(tmp_path)
+
+    def kill():
+        in_round(sweep, 1, 0)
+        ((_, node),) = nodes.processes(COORDINATOR)
+        assert {of for _, of in nodes.processes(WORKER)} == {node}
+        nodes.kill(node)
+        assert sweep.progress() == (1, 0)
+
+    assert sweep.run(meanwhile=kill) == 0
+    assert "its processes were lost; it goes on after round 1" in capsys.readouterr().out
+    check_unharmed(sweep, expected)
+
+
+def test_a_node_with_workers_is_killed_and_what_is_left_has_no_room_for_as_many(tmp_path, nodes, expected, capsys):
+    """Three workers are on two nodes; on one there is room for two. What the node had ready is lost with it."""
+    sweep = Federated(tmp_path)
+
+    def kill():
+        in_round(sweep, 1, 0)
+        ((coordinator, node),) = nodes.processes(COORDINATOR)
+        os.kill(coordinator, signal.SIGSTOP)  # so that it fetches nothing
+        in_round(sweep, 1, *range(CLIENTS))
+        (other,) = {of for _, of in nodes.processes(WORKER)} - {node}
+        nodes.kill(other)
+        os.kill(coordinator, signal.SIGCONT)
+
+    assert sweep.run("--runtime.workers=3", "--runtime.revive-s=10", meanwhile=kill) == 0
+    assert "nodes were lost: going on with 2 worker(s) per trial" in capsys.readouterr().out
+    check_unharmed(sweep, expected)
+
+
+def unsteady(client, trial) -> None:
+    """Other batches each time that the client is hosted, and the same noise."""
+    client.keys = dataclasses.replace(client.keys, seed=int.from_bytes(os.urandom(4), "big"))
+
+
+def test_where_training_is_not_deterministic_the_stored_bytes_are_resent(tmp_path, nodes, expected, monkeypatch):
+    """The same noise on another value would reveal the difference."""
+    from raydiff import tree
+    from raydiff.runtime import sweep as runtime
+    from raydiff.store import read_tensors
+
+    monkeypatch.setattr(runtime, "Federation", faulty(runtime, unsteady))
+    sweep = Federated(tmp_path, "--grid", "seed=0")
+    before, sent = {}, {}
+
+    def kill():
+        last = ROUNDS - 1
+        in_round(sweep, last, 0)
+        ((coordinator, _),) = nodes.processes(COORDINATOR)
+        os.kill(coordinator, signal.SIGSTOP)
+        in_round(sweep, last, *range(CLIENTS))
+        (folder,) = sweep.folder.glob("trials/*")
+        before.update(read_tensors(folder / f"server-{last - 1:05d}.safetensors")[0])
+        for client in range(CLIENTS):
+            sent[client] = read_tensors(folder / f"releases/{client:05d}-{last:05d}.safetensors")[0]
+        os.kill(coordinator, signal.SIGKILL)
+
+    assert sweep.run(meanwhile=kill) == 0
+    assert sweep.resent() == CLIENTS
+    ((digest, (_, _, number, _, ledger, _)),) = sweep.state().items()
+    after = sweep.trial(digest).load_server(number)
+    examples = sweep.examples(digest)
+    mean = tree.weighted_mean((sent[client], float(examples[client])) for client in range(CLIENTS))
+    assert tree.digest(after) == tree.digest(tree.add(before, mean))
+    assert ledger == expected[digest][4]  # nothing more was spent
+    assert sweep.state()[digest][3] != expected[digest][3]  # and the training was not deterministic
