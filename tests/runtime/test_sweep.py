@@ -135,7 +135,7 @@ def hungry(sweep, *, seed: int, least: float):
 
     class Hungry(actors.Worker):
         def host(self, trial, ids, gpu):
-            super().host(trial, ids, gpu)
+            hosted = super().host(trial, ids, gpu)
 
             def run(server, number):
                 raise torch.OutOfMemoryError("Tried to allocate 2.00 GiB")
@@ -143,6 +143,7 @@ def hungry(sweep, *, seed: int, least: float):
             if trial.experiment.seed == seed and gpu < least:
                 for client in self._clients.values():
                     client.run = run
+            return hosted
 
     class Trainable(sweep.Federation):
         def setup(self, config):

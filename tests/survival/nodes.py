@@ -16,9 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from conftest import ROOT, Sweep, wait_until
-
-sys.path.insert(0, str(ROOT / "jobs"))
+from conftest import Sweep, wait_until
 
 ROUNDS, CLIENTS = 4, 4
 FEDERATED = [
@@ -206,9 +204,10 @@ def faulty(sweep: Any, fault: Callable[[Any, Any], None]) -> Any:
 
     class Faulty(actors.Worker):
         def host(self, trial, ids, gpu):
-            super().host(trial, ids, gpu)
+            hosted = super().host(trial, ids, gpu)
             for client in self._clients.values():
                 fault(client, trial)
+            return hosted
 
     class Trainable(sweep.Federation):
         def setup(self, config):
