@@ -177,6 +177,7 @@ def nodes(three_nodes, monkeypatch):
 
     from raydiff.runtime import sweep
 
+    ray.shutdown()  # of other tests' local Ray
     three_nodes.complete()
     monkeypatch.setenv("RAY_ADDRESS", three_nodes.address)
     handlers = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}

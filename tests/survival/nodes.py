@@ -181,7 +181,8 @@ class _Meanwhile(threading.Thread):
             self._watch()
         except BaseException as e:  # for the thread that waits for the sweep
             self.error = e
-            os.kill(os.getpid(), signal.SIGINT)
+            if not self.over.is_set():
+                os.kill(os.getpid(), signal.SIGINT)
 
     def _watch(self) -> None:
         wait_until(self.over.is_set, "the next commit", self.seconds, progress=self.sweep.progress)
