@@ -11,6 +11,7 @@ from typing import Any
 
 from raydiff import trial as trials
 from raydiff.config import Experiment, Runtime
+from raydiff.data.datasets import Data
 from raydiff.data.partition import Iid
 from raydiff.diffusion.gaussian import DDPM
 from raydiff.diffusion.local import Training
@@ -43,7 +44,10 @@ class Case:
         method = FedAvg(model=model, rounds=rounds, local=Training(steps=self.steps * rounds))
         secret = "00" * 16  # no noise is drawn
         runtime = Runtime(workers=PROCESSES, threads=1, vectorize=self.vectorize, noise_secret=secret)
-        experiment = Experiment(method=method, clients=self.clients, partition=Iid(), evaluation=None, runtime=runtime)
+        data = Data(train=1500, public=100, validation=0, calibration=0, test=100)  # for 1,000 clients, one each
+        experiment = Experiment(
+            method=method, data=data, clients=self.clients, partition=Iid(), evaluation=None, runtime=runtime
+        )
         return Trial(trials.resolve(experiment), sweep)
 
     @property
