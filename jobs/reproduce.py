@@ -1,9 +1,10 @@
 """The papers' tables as studies: `python jobs/sweep.py reproduce --paper pfdm|spire|feddistr|pdp`.
 
 `--scale cpu`: for 2 cores, on data of the papers made small (MNIST coloured and cut to 14x14, 8x8 digits, German
-Credit), under 30 minutes each. `gpu`: the papers' data and sizes, as far as the data are to be had. `smoke`: that of
-the CPU with a hundredth of the training and one seed, to see in minutes that all of it runs. What a paper claims, and
-whether a sweep shows it: `python analysis/claims.py SWEEP`.
+Credit), meant for 30 minutes each; PFDM's took 39 beside other work, the others have not been timed whole. `gpu`: the
+papers' data and sizes, as far as the data are to be had. `smoke`: that of the CPU with a hundredth of the training and
+one seed, to see in minutes that all of it runs. What a paper claims, and whether a sweep shows it:
+`python analysis/claims.py SWEEP`.
 """
 
 from __future__ import annotations
