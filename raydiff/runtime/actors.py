@@ -43,6 +43,10 @@ class NotHosted(RuntimeError):
     """The worker has been restarted, or hosts another trial: host first, then ask again."""
 
 
+LOST = (RayActorError, NotHosted, ObjectLostError)
+"""How it shows that a worker has died; an object is lost with a node: what a worker there had ready."""
+
+
 class WorkersLost(RuntimeError):
     """A worker did not come back in time; Tune then retries the trial from its last commit."""
 
@@ -192,7 +196,7 @@ class RayPool:
                     break
                 try:
                     arrived[i].extend(ray.get(next(streams[i])))
-                except (RayActorError, NotHosted, ObjectLostError):  # an object: what it had ready, with its node
+                except LOST:
                     if attempt == ATTEMPTS:
                         raise _poisoned(i, client) from None
                     self._revive(i)
@@ -218,7 +222,7 @@ class RayPool:
             try:
                 came |= {result[0]: result for result in ray.get(next(streams[i]))}
                 deaths[i] = 0
-            except (RayActorError, NotHosted):
+            except LOST:
                 deaths[i] += 1
                 if deaths[i] == ATTEMPTS:
                     raise _poisoned(i, parts[i][0]) from None
