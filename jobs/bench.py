@@ -221,9 +221,9 @@ def floor(trial: Trial) -> Iterator[Params]:
 
 def two_processes(trial: Trial, pipes: Sequence[Connection]) -> Iterator[Params]:
     """Half of the clients in each of two processes; weights go through pipes."""
+    server = first_weights(trial)  # before the others begin: in tests they are threads, and share torch's generator
     for pipe in pipes:
         pipe.send(trial)
-    server = first_weights(trial)
     for number in range(trial.experiment.method.rounds):
         for pipe in pipes:
             pipe.send((number, {k: v.numpy() for k, v in server.items()}))
