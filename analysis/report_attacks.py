@@ -19,6 +19,8 @@ TARGETS = {
     "so their noise sets a ceiling to every attack on it.",
     "global_uploaded": "the global model, asked about the records as they were uploaded: its own training set. An AUC "
     "near 1 leaks nothing new, for the uploads are what was released, at their epsilon.",
+    "pool": "the server's pool of prompts, asked about clean records, each by the prompt of its label that knows it "
+    "best. It is made of the noised uploads, so their ceiling holds for it too.",
     "uploads": "the uploads themselves, by the distance of a clean record to the nearest of its class: the strongest "
     "position of a server that is honest but curious. The ceiling holds for it too.",
     "client": "the client's own model, asked about its clean records. It never leaves the client, and no epsilon "
@@ -26,7 +28,7 @@ TARGETS = {
 }
 """Target of an attack -> what was attacked, and what it means."""
 SMALL = "n too small"
-CEILED = ("global", "uploads")
+CEILED = ("global", "pool", "uploads")
 """Targets that the ceiling is about."""
 STATS = ("auc", "tpr_at_1pct_fpr", "tpr_at_0.1pct_fpr", "balanced_accuracy")
 WORDS = {"auc": "AUC", "tpr_at_1pct_fpr": "TPR at 1 % FPR", "tpr_at_0.1pct_fpr": "TPR at 0.1 % FPR"}

@@ -46,10 +46,11 @@ from bench_work import PROCESSES, Case, memory, on_ray, ray_workers
 from torch import Tensor, nn
 
 from raydiff import seeding, tree
+from raydiff.client import Client
 from raydiff.data.datasets import Records
 from raydiff.diffusion.gaussian import DDPM
 from raydiff.diffusion.networks import MLP
-from raydiff.federation import Client, LocalPool, rounds
+from raydiff.federation import LocalPool, rounds
 from raydiff.methods import FedAvg
 from raydiff.tree import Params
 from raydiff.trial import Trial, make_clients

@@ -2,22 +2,28 @@
 
 python jobs/run.py digits --runtime.pool local                    in this process, no Ray
 python jobs/run.py digits --epsilon 50 --clients 4                on a local Ray, one trial
+python jobs/run.py digits --runtime.server-workers 2              the server's training on two processes
 python jobs/run.py --config ~/raydiff/sweeps/NAME/trials/DIGEST/config.json    a trial of a sweep, again
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import command
 import record
 
 from raydiff import config, trial
 from raydiff.config import Experiment
+from raydiff.diffusion.local import Train
 from raydiff.evaluation.evaluate import Evaluation
+from raydiff.federation import Pool
 from raydiff.runtime.resources import cap_memory
 from raydiff.tracking import Mlflow
 
@@ -43,8 +49,8 @@ def main(argv: Sequence[str]) -> int:
     ended = False
     try:
         mlflow.wait_ready()
-        local = experiment.runtime.pool == "local"
-        ended = _local(experiment, folder, this, mlflow) if local else _on_ray(experiment, folder, this, mlflow)
+        here = experiment.runtime.pool == "local" or experiment.runtime.server_workers > 1
+        ended = _here(experiment, folder, this, mlflow) if here else _on_ray(experiment, folder, this, mlflow)
     except KeyboardInterrupt:
         if (folder / "trials" / experiment.digest / "config.json").exists():
             trial.cut_short(folder / "trials" / experiment.digest, "killed", reason="interrupted")
@@ -70,25 +76,41 @@ def _options() -> argparse.ArgumentParser:
     return p
 
 
-def _local(experiment: Experiment, folder: Path, plan: record.Plan, mlflow: Mlflow) -> bool:
-    given = experiment.runtime
-    cap_memory(1.0 if given.gpu_per_worker == "auto" else max(given.worker_share, given.gpu_server))
-    record.write(folder, plan)
-    mlflow.begin()
-    this = trial.open_trial(experiment, folder)
-    try:
-        for result in trial.run(this, trial.local_pool(this)):
-            if not result["finished"]:
-                loss = next((f", {k} {result[k]:.4f}" for k in ("train/loss", "server/loss") if k in result), "")
-                print(
-                    f"round {result['round'] + 1}/{experiment.method.rounds}: {result['time/seconds']:.1f} s{loss}",
-                    flush=True,
-                )
-                for who, why in result["rejected"].items():
-                    print(f"  rejected {who}: {why}", flush=True)
-    except Exception as e:  # every trial that began has an outcome
-        trial.cut_short(this.folder, "failed", reason=str(e) or type(e).__name__)
+def _here(experiment: Experiment, folder: Path, plan: record.Plan, mlflow: Mlflow) -> bool:
+    """With the coordinator in this process."""
+    this = trial.Trial(experiment, folder)
+    with _means(this) as (pool, train):
+        record.write(folder, plan)
+        mlflow.begin()
+        this = trial.open_trial(experiment, folder)
+        try:
+            for result in trial.run(this, pool(), train=train):
+                if not result["finished"]:
+                    _show_round(result, experiment.method.rounds)
+        except Exception as e:  # every trial that began has an outcome
+            trial.cut_short(this.folder, "failed", reason=str(e) or type(e).__name__)
     return True
+
+
+@contextlib.contextmanager
+def _means(this: trial.Trial) -> Iterator[tuple[Callable[[], Pool], Train | None]]:
+    """Where it runs: in this process alone, or with help from a Ray."""
+    given = this.experiment.runtime
+    if given.server_workers > 1:
+        from raydiff.runtime import data_parallel
+
+        with data_parallel.means(this) as found:
+            yield found
+    else:
+        cap_memory(1.0 if given.gpu_per_worker == "auto" else max(given.worker_share, given.gpu_server))
+        yield functools.partial(trial.local_pool, this), None
+
+
+def _show_round(result: dict[str, Any], rounds: int) -> None:
+    loss = next((f", {k} {result[k]:.4f}" for k in ("train/loss", "server/loss") if k in result), "")
+    print(f"round {result['round'] + 1}/{rounds}: {result['time/seconds']:.1f} s{loss}", flush=True)
+    for who, why in result["rejected"].items():
+        print(f"  rejected {who}: {why}", flush=True)
 
 
 def _on_ray(experiment: Experiment, folder: Path, this: record.Plan, mlflow: Mlflow) -> bool:

@@ -34,8 +34,8 @@ from raydiff.methods import PFDM, AnyMethod
 
 @dataclass(frozen=True, kw_only=True)
 class Runtime:
-    """Where and how a trial runs. Nothing here changes its numbers, but `threads`, `vectorize`, `overcommit` and
-    `round_deadline_s`."""
+    """Where and how a trial runs. Nothing here changes its numbers, but `threads`, `vectorize`, `server_workers`,
+    `overcommit` and `round_deadline_s`."""
 
     pool: Literal["ray", "local"] = "ray"
     """ray: clients in actors; local: all in this process (jobs/run.py only)."""
@@ -51,6 +51,9 @@ class Runtime:
     """GPU share of each worker, also its memory cap; auto: measured before the sweep, with a fifth to spare."""
     gpu_server: float = 0.0
     """GPU share of the coordinator, which trains the server's models."""
+    server_workers: int = 1
+    """Processes that do the server's trainings together, each with `gpu_server` and its share of every batch; with
+    `pool = local` also the clients' (jobs/run.py only). Part of the digest, since sums depend on it, to rounding."""
     storage: str = "~/raydiff"
     """Folder for sweeps and for the default MLflow store; on a cluster, one that all nodes share."""
     revive_s: float = 120.0
@@ -75,6 +78,12 @@ class Runtime:
                 continue
             if isinstance(share, str) or not 0 <= share <= 1:  # a process computes on one GPU
                 raise ValueError(f"{name} must be a share in [0, 1], got {share}")
+        if self.server_workers < 1:
+            raise ValueError(f"server_workers must be at least 1, got {self.server_workers}")
+        if self.server_workers > 1 and 0 < self.gpu_server <= 0.5:  # two might get the same one
+            raise ValueError(
+                f"gpu_server must be 0 or above 0.5 with server_workers, each needs its own GPU: got {self.gpu_server}"
+            )
         if not self.revive_s > 0 or self.failures < 0:
             raise ValueError(f"revive_s must be > 0 and failures >= 0, got {self.revive_s} and {self.failures}")
         if self.overcommit < 0:
@@ -181,6 +190,8 @@ class Experiment:
         tree["runtime"] = {"threads": self.runtime.threads}
         if self.runtime.vectorize:  # without it a digest is as it was before there was such a thing
             tree["runtime"]["vectorize"] = True
+        if self.runtime.server_workers > 1:  # likewise
+            tree["runtime"]["server_workers"] = self.runtime.server_workers
         if self.runtime.races:  # likewise
             tree["runtime"] |= {name: getattr(self.runtime, name) for name in ("overcommit", "round_deadline_s")}
         tree["data"].pop("root")

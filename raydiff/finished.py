@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from raydiff import config, sampler, tree
+from raydiff.client import Client, Keys
 from raydiff.data import datasets
 from raydiff.data.datasets import Dataset
 from raydiff.data.tablesets import PRESETS
-from raydiff.federation import Client, Keys
 from raydiff.method import HELD, Sharing
 from raydiff.privacy.ledger import Guarantee
 from raydiff.sampler import Card, Sample

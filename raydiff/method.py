@@ -7,7 +7,7 @@ cluster.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -91,6 +91,11 @@ class Deployed:
     """Where uploads are records: these as a client sends them; without noise, their expectation."""
     sent: Records | None = None
     """What the client itself sends of its records, row by row: filled in by its evaluation, for the experimenter."""
+    prompted: Sequence[Denoiser] = ()
+    """Denoisers of latents (N, c, h, w), whose labels each stands for by a prompt of its own: an attack asks them all,
+    and takes the one that knows a record best."""
+    encode: Callable[[Tensor], Tensor] | None = None
+    """Images (N, C, H, W) to the latents that `prompted` sees."""
 
     @property
     def sample(self) -> Sampler:

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from raydiff import config, seeding, tree
+from raydiff.client import Client, Keys
 from raydiff.data import categories
 from raydiff.data.datasets import Records
 from raydiff.diffusion.classifier import Classifier
@@ -34,7 +35,6 @@ from raydiff.diffusion.latent import LatentModel
 from raydiff.diffusion.latent_folder import locate
 from raydiff.diffusion.networks import UNet
 from raydiff.evaluation.pictures import to_bytes
-from raydiff.federation import Client, Keys
 from raydiff.method import Deployed, Method, Sharing
 from raydiff.methods import AnyMethod
 from raydiff.store import Store, write_text

@@ -22,10 +22,11 @@ import torch
 from torch import Tensor
 
 from raydiff import seeding, tree
+from raydiff.client import Client, Failed, Keys
 from raydiff.data.records import Records
 from raydiff.diffusion.local import Diverged
 from raydiff.evaluation import attacks, lira
-from raydiff.federation import Client, Failed, Keys, LocalPool, rounds
+from raydiff.federation import LocalPool, rounds
 from raydiff.finished import Finished, open_finished
 from raydiff.method import Deployed
 from raydiff.store import INITIAL

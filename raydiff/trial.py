@@ -27,13 +27,15 @@ import torch
 
 from raydiff import config as configuration
 from raydiff import seeding
+from raydiff.client import Client, Keys
 from raydiff.config import Experiment
 from raydiff.data import datasets, entangled, partition
 from raydiff.data.datasets import Dataset
 from raydiff.diffusion.discrete import DiscreteDiffusion
+from raydiff.diffusion.local import Train
 from raydiff.evaluation import evaluate, exposure, pictures
 from raydiff.evaluation.evaluate import ClientReport, Instruments
-from raydiff.federation import Client, Keys, LocalPool, Pool, Progress, rounds
+from raydiff.federation import LocalPool, Pool, Progress, rounds
 from raydiff.method import Demanding, Metrics, Personalizing, Tabling
 from raydiff.privacy import accountants, tradeoff
 from raydiff.privacy.ledger import Guarantee, Ledger
@@ -169,10 +171,10 @@ def local_pool(trial: Trial) -> LocalPool:
     return LocalPool(clients, instruments.of_client if instruments else None)
 
 
-def run(trial: Trial, pool: Pool) -> Iterator[dict[str, Any]]:
+def run(trial: Trial, pool: Pool, *, train: Train | None = None) -> Iterator[dict[str, Any]]:
     """Run or continue the trial: one result per round, then one that is `finished` and has the final numbers.
 
-    `rejected` in a round's result says whose uploads were not aggregated, and why.
+    `rejected` in a round's result says whose uploads were not aggregated, and why. `train` is as in `rounds`.
 
     A finished trial gives its recorded numbers again and does nothing.
     """
@@ -196,6 +198,7 @@ def run(trial: Trial, pool: Pool) -> Iterator[dict[str, Any]]:
         deadline_s=trial.experiment.runtime.round_deadline_s,
         public=public,
         store=trial.store,
+        train=train,
     ):
         metrics = {**progress.metrics, **_privacy_metrics(progress.ledger, trial.experiment)}
         if setup and setup.every and (progress.number + 1) % setup.every == 0:

@@ -11,9 +11,10 @@ from scipy import stats
 
 from raydiff import tree
 from raydiff.averaging import Averaging
+from raydiff.client import Client, Keys
 from raydiff.config import Experiment
 from raydiff.data.records import Records
-from raydiff.federation import Client, Keys, LocalPool, Progress, rounds
+from raydiff.federation import LocalPool, Progress, rounds
 from raydiff.method import Round, Upload
 from raydiff.methods import FedAvg
 from raydiff.privacy import accountants

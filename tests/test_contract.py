@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from raydiff import config, tree
+from raydiff.client import Client, Keys
 from raydiff.config import Experiment
 from raydiff.data.datasets import Records
 from raydiff.diffusion.classifier import Classifier
@@ -20,7 +21,7 @@ from raydiff.diffusion.gaussian import Sampling
 from raydiff.diffusion.latent import LatentModel
 from raydiff.diffusion.local import Training
 from raydiff.diffusion.networks import UNet
-from raydiff.federation import Client, Keys, LocalPool, Progress, rounds
+from raydiff.federation import LocalPool, Progress, rounds
 from raydiff.method import Deployed, Foretelling, Method, Round, Upload
 from raydiff.methods import METHODS, FedDistr, Scaffold
 from raydiff.privacy.clients import ClientPrivacy

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from raydiff import federation, tree
+from raydiff.client import Client, Failed, Keys
 from raydiff.data.datasets import Records
 from raydiff.diffusion.local import Diverged
-from raydiff.federation import Client, Failed, Keys, LocalPool, Progress, rounds
+from raydiff.federation import LocalPool, Progress, rounds
 from raydiff.method import Deployed, LocalResult, Metrics, Round, Upload
 from raydiff.privacy.ledger import Ledger
 from raydiff.privacy.release import UNSEEN, Event, Gaussian, Nothing, already_private, disclose, nothing

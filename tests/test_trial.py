@@ -17,6 +17,7 @@ import torch
 from PIL import Image
 
 from raydiff import config, tracking, trial
+from raydiff.client import Failed
 from raydiff.config import Experiment, Runtime
 from raydiff.data.datasets import Data, load
 from raydiff.data.entangled import measured
@@ -24,7 +25,7 @@ from raydiff.data.partition import Entangled, Iid, Newcomers, Pooled
 from raydiff.diffusion.local import Training
 from raydiff.evaluation import evaluate
 from raydiff.evaluation.evaluate import Evaluation
-from raydiff.federation import Failed, LocalPool
+from raydiff.federation import LocalPool
 from raydiff.method import Round
 from raydiff.methods import DPSGD, PFDM, SPIRE, FedAvg, LocalOnly
 from raydiff.privacy.ledger import Ledger

@@ -151,9 +151,12 @@ class Task:
         )
 
 
-MEETING: ContextVar[Callable[[Task], Fitted] | None] = ContextVar("meeting", default=None)
-"""Who does the tasks of the clients that train in lock-step (`cohort`), so that no method needs to know of it; None:
-each does its own."""
+Train = Callable[[Task], Fitted]
+"""Does a task: `Task.alone`, or something faster."""
+
+MEETING: ContextVar[Train | None] = ContextVar("meeting", default=None)
+"""Who does the tasks of the clients that train in lock-step (`cohort`), or the server's (`rounds`), so that no method
+needs to know of it; None: each does its own."""
 
 
 def span(steps: int, parts: int, part: int) -> tuple[int, int]:

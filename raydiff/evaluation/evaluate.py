@@ -92,8 +92,6 @@ class Evaluation:
             raise ValueError(
                 f"downstream must be empty where distance is {self.distance}: no pictures are measured then"
             )
-        if self.distance == "none" and self.attack:
-            raise ValueError("attack must be false where distance is none: only classifiers are measured then")
         if self.clients is not None and self.clients < 1:
             raise ValueError(f"clients must be at least 1, got {self.clients}")
 
@@ -147,14 +145,15 @@ class Instruments:
                 records = self.dataset.splits[split]
                 right = fidelity.label_accuracy(deployed.classify(records.images), records.labels[:, 0])
                 metrics |= {"accuracy": right, "utility_loss": 1 - right}
+            scores = self._attacked(deployed, split, own)
             if not deployed.samplers:
-                return ClientReport(metrics, {}, own.images[:0], deployed.privacy)
+                return ClientReport(metrics, scores, own.images[:0], deployed.privacy)
             major, minor = groups(own)
             reference = _of_classes(self.dataset.splits[split], (*major, *minor))
             labels = _labels_to_sample(reference)
             if self.config.distance == "none":
                 labels = labels[_first_of_each(labels)] if deployed.conditional else labels[:PICTURES]
-                return ClientReport(metrics, {}, deployed.sample(labels, rng), deployed.privacy)
+                return ClientReport(metrics, scores, deployed.sample(labels, rng), deployed.privacy)
             drawn = {name: sample(labels, rng) for name, sample in deployed.samplers.items()}
             images = next(iter(drawn.values()))
             halves = fidelity.half_counts(reference.labels[:, 0])
@@ -175,27 +174,29 @@ class Instruments:
             for name, others in drawn.items():
                 found = metrics if others is images else read(others, labels, reference, enough)
                 metrics = {**metrics, **{f"{name}/{k}": v for k, v in found.items() if of_samples(k)}}
-            scores: targets.Scores = {}
             if not deployed.conditional:
                 metrics = {k: v for k, v in metrics.items() if "label_accuracy" not in k}
             if split == "test":
                 metrics["memorized_fraction"] = memorization.memorized_fraction(images, own.images)
                 metrics["memorized_fraction/sanity"] = memorization.sanity(own.images)
-                if self.config.attack:
-                    scores = targets.scores(
-                        deployed,
-                        own,
-                        names=self.config.attacks,
-                        members=self.config.members,
-                        calibration=self.dataset.splits["calibration"],
-                        test=self.dataset.splits["test"],
-                    )
                 if self.config.downstream and deployed.conditional:
                     metrics |= self._downstream(deployed, (images, labels), own, reference, rng, of)
             shown = images[_first_of_each(labels)] if deployed.conditional else images[:PICTURES]
             return ClientReport(metrics, scores, shown, deployed.privacy)
 
         return evaluate
+
+    def _attacked(self, deployed: Deployed, split: str, own: Records) -> targets.Scores:
+        if split != "test" or not self.config.attack:
+            return {}
+        return targets.scores(
+            deployed,
+            own,
+            names=self.config.attacks,
+            members=self.config.members,
+            calibration=self.dataset.splits["calibration"],
+            test=self.dataset.splits["test"],
+        )
 
     def _of_rows(self, deployed: Deployed, split: str, own: Records, rng: torch.Generator) -> Metrics:
         """As many rows as the client has records, with its labels, against those of the split that have its classes."""

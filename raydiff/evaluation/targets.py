@@ -5,9 +5,11 @@
 | client | each client's own denoiser | its own records |
 | global | the shared denoiser; SPIRE's backbone with embedding 0 | the records of all clients |
 | global_uploaded | the same | the records as they were uploaded: its own training set |
+| pool | FedDistr's pool: the prompt of the record's label that knows it best | the records of all clients |
 | uploads | nothing: the distance to the nearest upload of the same class and client | the client's own records |
 
-A target is there where the method has it: `Deployed.denoisers` by name, the last two where uploads are records. An AUC
+A target is there where the method has it: `Deployed.denoisers` by name, the pool where it has prompts, and what is said
+of uploads where uploads are records. An AUC
 near 1 on `global_uploaded` tells the server only which uploads it has; what it can learn from these about the records
 themselves is `uploads`, whose ceiling is the ledger's.
 
@@ -18,6 +20,7 @@ the calibration rows, read on the others like any other.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -25,14 +28,14 @@ from torch import Tensor
 from raydiff import seeding
 from raydiff.data.records import Records
 from raydiff.evaluation import attacks, membership
-from raydiff.method import Deployed, Metrics
+from raydiff.method import Denoiser, Deployed, Metrics
 from raydiff.seeding import NoiseStream
 
 Roles = dict[str, Records]
 """The arguments of `membership.attack`, as records."""
 Scores = dict[str, dict[str, dict[str, Tensor]]]
 """By target, by attack, by role: (N, S)."""
-SHARED = ("global", "global_uploaded")
+SHARED = ("global", "global_uploaded", "pool")
 """One model, whose members are those of all clients together."""
 OF_SENDERS = (*SHARED, "uploads")
 """Targets in which there is nothing of a client that sent nothing."""
@@ -59,24 +62,39 @@ def scores(
     others = {"calibration_nonmembers": calibration, "nonmembers": test}
     inside = {role: own.select(rows) for role, rows in halves.items()}
     alike = inside | {role: in_proportion(records, own.labels[:, 0]) for role, records in others.items()}
+
+    def asked(z: Denoiser, roles: Roles) -> dict[str, dict[str, Tensor]]:
+        return {name: _asked(deployed, z, name, roles) for name in names}
+
     found = {
-        target: {name: _asked(deployed, target, name, inside | others if target in SHARED else alike) for name in names}
-        for target in deployed.denoisers
+        target: asked(z, inside | others if target in SHARED else alike) for target, z in deployed.denoisers.items()
     }
+    if deployed.prompted and deployed.encode is not None:
+        latent = {k: replace(v, images=deployed.encode(v.images)) for k, v in (inside | others).items()}
+        found["pool"] = _least([asked(z, latent) for z in deployed.prompted])
     if deployed.sent is not None and deployed.upload is not None:
         found["uploads"] = {DISTANCE: {k: distances(deployed, records) for k, records in alike.items()}}
         if "global" in deployed.denoisers:
             sent = {role: deployed.sent.select(rows) for role, rows in halves.items()}
             made = {k: deployed.upload(v, NoiseStream(b"instruments", (k,))) for k, v in others.items()}
-            found["global_uploaded"] = {name: _asked(deployed, "global", name, sent | made) for name in names}
+            found["global_uploaded"] = asked(deployed.denoisers["global"], sent | made)
     return found
 
 
-def _asked(deployed: Deployed, denoiser: str, name: str, roles: Roles) -> dict[str, Tensor]:
+def _least(each: Sequence[dict[str, dict[str, Tensor]]]) -> dict[str, dict[str, Tensor]]:
+    """The smallest of several denoisers' scores, record by record and timestep by timestep."""
+    first = each[0]
+    return {
+        name: {role: torch.stack([of[name][role] for of in each]).amin(0) for role in roles}
+        for name, roles in first.items()
+    }
+
+
+def _asked(deployed: Deployed, denoiser: Denoiser, name: str, roles: Roles) -> dict[str, Tensor]:
     return {
         role: attacks.scores(
             attacks.ATTACKS[name],
-            deployed.denoisers[denoiser],
+            denoiser,
             records,
             alphas_bar=deployed.alphas_bar,
             timesteps=attacks.grid(deployed.timesteps),

@@ -46,7 +46,7 @@ from raydiff.diffusion.classifier import Classifier
 from raydiff.diffusion.inversion import cluster, invert
 from raydiff.diffusion.latent import LatentDiffusion, LatentModel, check_disjoint
 from raydiff.diffusion.local import Training, fit
-from raydiff.method import HELD, Deployed, LocalResult, Metrics, Round, Shared, Upload
+from raydiff.method import HELD, Denoiser, Deployed, LocalResult, Metrics, Round, Shared, Upload
 from raydiff.privacy import accountants
 from raydiff.privacy.release import Event, Gaussian, NonPrivate, Release, disclose, gaussian_rows
 from raydiff.tree import Params
@@ -264,11 +264,33 @@ class FedDistr:
         return model.sample(vectors, rng, shape=self.model.shape, steps=self.steps, guidance=self.guidance)
 
     def deploy(self, server: Params, state: Params, data: Records, rng: torch.Generator) -> Deployed:
-        """The classifier, and pictures of each label from the pool: the same for every client."""
+        """The classifier, and the pool: pictures of each label, and prompts to attack. The same for every client."""
         classifier = self.classifier.for_data(self.model.shape, self.model.labels)
         classify = classifier.classify(tree.under("classifier", server))
-        samplers = {} if self.upload == "latents" else {"ddim": self.shared(server).sample}
-        return Deployed(samplers, classify=classify)
+        if self.upload == "latents":
+            return Deployed(classify=classify)
+        model = self.model.load()
+        prompted = self._prompted(model, Pool.from_params(tree.under("pool", server)).prompts)
+        return Deployed(
+            {"ddim": self.shared(server).sample},
+            prompted=prompted,
+            encode=model.encode,
+            timesteps=model.timesteps,
+            alphas_bar=model.abar,
+            classify=classify,
+        )
+
+    def _prompted(self, model: LatentDiffusion, prompts: Prompts) -> list[Denoiser]:
+        """The frozen denoiser with the first prompt of each label, with the second, ...; a label that has fewer begins
+        again, and one that has none has the public start."""
+        rows = [torch.nonzero(prompts.labels == label)[:, 0] for label in range(self.model.labels[0])]
+        vectors = torch.cat([prompts.vectors, model.start[None]])
+
+        def denoiser(k: int) -> Denoiser:
+            chosen = torch.stack([vectors[own[k % len(own)] if len(own) else -1] for own in rows])
+            return lambda z_t, t, labels: model.predict(z_t, t, chosen[labels[:, 0]])
+
+        return [denoiser(k) for k in range(max(map(len, rows)))]
 
     def shared(self, server: Params) -> Shared:
         """Pictures from the pool: a prompt of the label that is asked for, drawn by the records behind it; the public

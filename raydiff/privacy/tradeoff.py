@@ -16,7 +16,7 @@ from raydiff.privacy.ledger import Ledger
 
 MU = "privacy/mu"
 """Metric: mu of Gaussian DP of the client that fares worst; absent where the ledger has no closed form."""
-ATTACKS = ("attack/global/*/auc_low", "attack/uploads/*/auc_low")
+ATTACKS = ("attack/global/*/auc_low", "attack/pool/*/auc_low", "attack/uploads/*/auc_low")
 """Metrics: lower limits of the AUCs of attacks on clean records, by what is made of uploads alone."""
 
 

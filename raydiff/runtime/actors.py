@@ -23,7 +23,8 @@ from ray.exceptions import ObjectLostError, RayActorError
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from raydiff.federation import Client, Closing, Late, run_clients
+from raydiff.client import Client, run_clients
+from raydiff.federation import Closing, Late
 from raydiff.method import Metrics, Upload
 from raydiff.privacy.release import already_private
 from raydiff.runtime import memory
@@ -78,18 +79,18 @@ class Worker:
 
     def run(self, trial: str, ids: Sequence[int], server: Arrays, number: int) -> Iterator[Any]:
         """`Client.run` of each, streamed, several to a message."""
-        params = _tensors(server)
+        params = tensors(server)
         yield from _messages(self._in_its_slice(ids, number, run_clients(self._of(trial, ids), params, number)))
 
     def race(self, trial: str, ids: Sequence[int], server: Arrays, number: int) -> Iterator[Any]:
         """`Client.run` of each, streamed, each as soon as it is there."""
-        params = _tensors(server)
+        params = tensors(server)
         results = self._in_its_slice(ids, number, run_clients(self._of(trial, ids), params, number))
         yield from _messages(results, seconds=0.0)
 
     def evaluate(self, trial: str, ids: Sequence[int], server: Arrays, number: int, split: str) -> Iterator[Any]:
         """`Client.evaluate` of each, streamed."""
-        params, read = _tensors(server), self._instruments.of_client(split)
+        params, read = tensors(server), self._instruments.of_client(split)
         reports = (client.evaluate(params, number, read) for client in self._of(trial, ids))
         yield from ([report] for report in self._in_its_slice(ids, number, reports))
 
@@ -149,11 +150,11 @@ class RayPool:
         """`Client.run` of each."""
         if not ids:
             return
-        ref = ray.put(_arrays(server))
+        ref = ray.put(arrays(server))
         for client, examples, value, event, metrics in self._stream(
             ids, lambda w, part: _streaming(w.run).remote(self._digest, part, ref, number)
         ):
-            yield Upload(client, examples, already_private(_tensors(value), event)), metrics
+            yield Upload(client, examples, already_private(tensors(value), event)), metrics
 
     def race(
         self, ids: Sequence[int], server: Params, number: int, closing: Closing
@@ -165,18 +166,18 @@ class RayPool:
         """
         if not ids:
             return
-        ref = ray.put(_arrays(server))
+        ref = ray.put(arrays(server))
         came = self._arrivals(ids, lambda w, part: _streaming(w.race).remote(self._digest, part, ref, number), closing)
         for client in ids:
             if client in came:
                 _, examples, value, event, metrics = came[client]
-                yield Upload(client, examples, already_private(_tensors(value), event)), metrics
+                yield Upload(client, examples, already_private(tensors(value), event)), metrics
             else:
                 yield Late(client, self._records[client])
 
     def evaluate(self, ids: Sequence[int], server: Params, number: int, split: str) -> Iterator[Any]:
         """`Client.evaluate` of each, against a split that no client holds."""
-        ref = ray.put(_arrays(server))
+        ref = ray.put(arrays(server))
         yield from self._stream(
             ids, lambda w, part: _streaming(w.evaluate).remote(self._digest, part, ref, number, split)
         )
@@ -271,7 +272,7 @@ def _messages(results: Iterable[tuple[Upload, Metrics]], *, seconds: float = MES
     size, started = 0, time.monotonic()
     for upload, metrics in results:
         release = upload.release
-        message.append((upload.client, upload.examples, _arrays(release.value), release.event, metrics))
+        message.append((upload.client, upload.examples, arrays(release.value), release.event, metrics))
         size += release.nbytes
         if size >= MESSAGE_BYTES or time.monotonic() - started >= seconds:
             yield message
@@ -280,12 +281,13 @@ def _messages(results: Iterable[tuple[Upload, Metrics]], *, seconds: float = MES
         yield message
 
 
-def _arrays(params: Params) -> Arrays:
+def arrays(params: Params) -> Arrays:
+    """As they travel."""
     return {k: v.detach().cpu().numpy() for k, v in params.items()}
 
 
-def _tensors(arrays: Arrays) -> Params:
+def tensors(given: Arrays) -> Params:
     """Tensors over the same memory. Ray's is read-only; nothing writes to it, since no method mutates its inputs."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        return {k: torch.from_numpy(v) for k, v in arrays.items()}
+        return {k: torch.from_numpy(v) for k, v in given.items()}

@@ -197,6 +197,8 @@ def sized(
 
 def check(plan: Plan, nodes: Sequence[Mapping[str, float]]) -> Slot:
     """The sweep's slot. Raises ValueError when it cannot run here: too large, or storage that not all nodes share."""
+    if plan.base.runtime.server_workers > 1:
+        raise ValueError("runtime.server_workers must be 1 in a sweep: several train the server of jobs/run.py alone")
     shape = slot_of(plan.base, plan.trials, nodes)
     fitting(shape, nodes)
     if len(nodes) > 1:

@@ -12,13 +12,14 @@ from typing import Any, TypeVar
 import pytest
 import torch
 
-from raydiff import federation, tree
+from raydiff import client, tree
+from raydiff.client import Client, Failed, Keys
 from raydiff.data.records import Records
 from raydiff.diffusion import cohort
 from raydiff.diffusion.gaussian import DDPM
 from raydiff.diffusion.local import Training, fit
 from raydiff.diffusion.networks import MLP, UNet
-from raydiff.federation import Client, Failed, Keys, LocalPool, rounds
+from raydiff.federation import LocalPool, rounds
 from raydiff.method import LocalResult
 from raydiff.methods import PFDM, FedAvg, FedProx, LocalOnly, Moon, PerFedAvg, Scaffold
 from raydiff.store import Store
@@ -142,7 +143,7 @@ def test_a_loss_that_vmap_cannot_do_is_trained_one_by_one() -> None:
 
 
 def test_cohorts_have_a_largest_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(federation, "COHORT", 2)
+    monkeypatch.setattr(client, "COHORT", 2)
     method = METHODS["fedavg"]
     server = method.init_server(None, torch.Generator().manual_seed(0))
     found = within(lambda: list(LocalPool(clients(method, count=3)).run((0, 1, 2), server, 0)))

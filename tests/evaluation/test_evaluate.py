@@ -111,13 +111,6 @@ def test_without_a_distance_no_feature_network_is_trained_and_no_public_split_ne
         check(Evaluation(distance="kernel", attack=False), DATASET, [OWN])
 
 
-def test_an_attack_without_a_distance_is_refused() -> None:
-    with pytest.raises(ValueError) as caught:
-        Evaluation(distance="none")
-    says = "attack must be false where distance is none: only classifiers are measured then"
-    assert str(caught.value) == says
-
-
 @pytest.mark.parametrize("distance", ["kernel", "none"])
 def test_a_client_none_of_whose_classes_can_be_compared_is_refused(distance: Any) -> None:
     few = Dataset("made", {**SPLITS, "public": split(0), "test": split(0, 1, 1)}, DATASET.label_names, "digest")

@@ -9,13 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from raydiff.client import Client, Keys
 from raydiff.data.datasets import Data, load
 from raydiff.data.records import Records
 from raydiff.diffusion.gaussian import DDPM
 from raydiff.diffusion.local import Training, fit
 from raydiff.diffusion.networks import MLP
 from raydiff.evaluation import attacks, membership, targets
-from raydiff.federation import Client, Keys, LocalPool, rounds
+from raydiff.federation import LocalPool, rounds
 from raydiff.method import Deployed, Upload
 from raydiff.methods import PFDM, FedAvg, LocalOnly
 from raydiff.seeding import NoiseStream, generator
@@ -82,6 +83,29 @@ def test_what_is_attacked_as_uploaded_is_what_was_uploaded() -> None:
     many = torch.stack([seen["upload"](pictures(10, 0), NoiseStream(b"n", (i,))).images for i in range(200)])
     apart = (many.mean(0) - seen["plain"].images).abs().max()
     assert apart < 5 * many.std(0).max() / 200**0.5
+
+
+# --- a pool of prompts ---
+
+
+def test_a_record_is_scored_by_the_prompt_that_knows_it_best() -> None:
+    """Two denoisers of latents, each right for half of the records: all are known."""
+    own = pictures(20, 0)
+
+    def right_for(first: bool) -> Any:
+        def z(x_t: torch.Tensor, t: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+            mine = (x_t[:, 0, 0, 0] > 0) == first
+            return torch.where(mine[:, None, None, None], torch.zeros_like(x_t), torch.ones_like(x_t))
+
+        return z
+
+    schedule = {"timesteps": 20, "alphas_bar": torch.cat([torch.ones(1), SMALL.abar[1:]]).double()}
+    splits = {"names": ("sima",), "members": 20, "calibration": pictures(6, 1), "test": pictures(8, 2)}
+    deployed = Deployed(prompted=[right_for(True), right_for(False)], encode=lambda images: 2 * images, **schedule)
+    assert all((scores == 0).all() for scores in targets.scores(deployed, own, **splits)["pool"]["sima"].values())
+    alone = Deployed(prompted=[right_for(True)], encode=lambda images: 2 * images, **schedule)
+    scores = targets.scores(alone, own, **splits)["pool"]["sima"]["nonmembers"][:, 0]
+    assert torch.equal(scores == 0, splits["test"].images[:, 0, 0, 0] > 0)
 
 
 # --- uploads ---

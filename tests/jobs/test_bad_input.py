@@ -53,7 +53,6 @@ CASES = {
     "entangled": ("--partition entangled --clients 3", "a number that divides that of the base distributions, got 3"),
     "classifier": ("--method localonly --method.model classifier", "clip must be none for a classifier"),
     "unknown attack": ("--evaluation.attacks pia lira", "attacks must be some of loss, pia, .*each once, got pia lira"),
-    "blind attack": ("--evaluation.distance none", "attack must be false where distance is none"),
     "stray": ("digits oops", "unexpected argument 'oops'"),
 }
 SWEEP_ONLY = {

@@ -13,11 +13,12 @@ from scipy.stats import kstest
 
 from raydiff import tree, trial
 from raydiff.averaging import Averaging
+from raydiff.client import Client, Failed, Keys
 from raydiff.config import Experiment
 from raydiff.data.datasets import Records
 from raydiff.diffusion.gaussian import DDPM
 from raydiff.diffusion.local import Training, optimize
-from raydiff.federation import Client, Failed, Keys, LocalPool, Progress, rounds
+from raydiff.federation import LocalPool, Progress, rounds
 from raydiff.method import Round, Upload
 from raydiff.methods import DPSGD, FedAvg, dpsgd
 from raydiff.privacy import accountants

@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from raydiff import averaging, tree
+from raydiff.client import Client, Keys
 from raydiff.config import Experiment
 from raydiff.data.datasets import Records
 from raydiff.diffusion.local import Training, fit
-from raydiff.federation import Client, Keys, LocalPool, Progress, rounds
+from raydiff.federation import LocalPool, Progress, rounds
 from raydiff.method import Round, Upload
 from raydiff.methods import FedAvg
 from raydiff.privacy.release import NonPrivate, disclose

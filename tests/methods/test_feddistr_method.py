@@ -334,11 +334,26 @@ def test_clients_that_hold_a_public_picture_are_refused(method: FedDistr, tmp_pa
         replace(method, model=model).check_records(own)
 
 
+def test_every_prompt_of_the_pool_is_asked_about_records_of_its_label(method: FedDistr) -> None:
+    last = run(replace(method, clusters=2), [of_labels(0, 1), of_labels(1, seed=1)])[-1]
+    prompts, model = pool_of(last.server).prompts, method.model.load()
+    deployed = method.deploy(last.sent, {}, of_labels(0), generator(0))
+    assert prompts.labels.bincount().tolist() == [2, 4] == [2, len(deployed.prompted)]
+    z_t, t = torch.randn(2, *model.latent_shape((1, 8, 8)), generator=generator(3)), torch.tensor([3, 9])
+    ones, zeros = torch.nonzero(prompts.labels == 1)[:, 0], torch.nonzero(prompts.labels == 0)[:, 0]
+    for k, z in enumerate(deployed.prompted):
+        vectors = prompts.vectors[torch.stack([ones[k], zeros[k % 2]])]
+        assert torch.equal(z(z_t, t, torch.tensor([[1], [0]])), model.predict(z_t, t, vectors))
+        unknown = model.predict(z_t, t, model.start.expand(2, -1))  # a label of which nobody sent a prompt
+        assert torch.equal(z(z_t, t, torch.tensor([[7], [9]])), unknown)
+
+
 def test_a_trial_from_start_to_end(tiny: Experiment, method: FedDistr, tmp_path: Path) -> None:
-    evaluation = Evaluation(distance="none", attack=False)
+    evaluation = Evaluation(distance="none", attacks=("loss",))
     opened = trial.open_trial(replace(tiny, method=method, evaluation=evaluation), tmp_path / "sweep")
     *_, final = trial.run(opened, trial.local_pool(opened))
     assert 0 <= final["eval/accuracy"] <= 1 and final["eval/utility_loss"] == 1 - final["eval/accuracy"]
+    assert 0 <= final["attack/pool/loss/auc"] <= 1
     artifacts = opened.folder / "artifacts"
     assert {p.name for p in artifacts.iterdir()} == {"ledger.json", "pool.json", "partition.png", "samples.png"}
     table = json.loads((artifacts / "pool.json").read_text())

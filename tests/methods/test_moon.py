@@ -13,10 +13,11 @@ from torch import Tensor
 from toys import KEYS, QUADRATIC, Quadratic, asked, joined, records, run
 
 from raydiff import tree
+from raydiff.client import Client
 from raydiff.config import Experiment
 from raydiff.diffusion.local import Training, fit
 from raydiff.diffusion.networks import UNet
-from raydiff.federation import Client, LocalPool, rounds
+from raydiff.federation import LocalPool, rounds
 from raydiff.finished import open_finished
 from raydiff.method import Round
 from raydiff.methods import FedAvg, Moon

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from raydiff import tree
+from raydiff.client import Client, Keys
 from raydiff.config import Experiment
 from raydiff.data.datasets import Records
 from raydiff.diffusion import gaussian
 from raydiff.diffusion.gaussian import DDPM, Sampling, alphas_bar, denoise
 from raydiff.diffusion.local import fit
-from raydiff.federation import Client, Keys, LocalPool, Progress, rounds
+from raydiff.federation import LocalPool, Progress, rounds
 from raydiff.method import Round, Upload
 from raydiff.methods import PFDM, LocalOnly, pfdm
 from raydiff.privacy.release import Gaussian, NonPrivate

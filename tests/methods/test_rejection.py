@@ -14,8 +14,9 @@ from toys import KEYS, Quadratic, values
 
 from raydiff import federation, tree
 from raydiff.averaging import Averaging
+from raydiff.client import Client, Failed
 from raydiff.diffusion.local import Training
-from raydiff.federation import Client, Failed, LocalPool, Progress, rounds
+from raydiff.federation import LocalPool, Progress, rounds
 from raydiff.method import LocalResult, Metrics, Round, Upload
 from raydiff.methods import FedAvg
 from raydiff.privacy.clients import ClientPrivacy

@@ -10,9 +10,10 @@ import torch
 from toys import KEYS, records
 
 from raydiff import tree
+from raydiff.client import Client
 from raydiff.config import Experiment
 from raydiff.diffusion.networks import UNet
-from raydiff.federation import Client, LocalPool, Progress, rounds
+from raydiff.federation import LocalPool, Progress, rounds
 from raydiff.method import Method, Round, Upload
 from raydiff.methods import FedAvg, SharedRep
 from raydiff.seeding import generator

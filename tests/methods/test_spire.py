@@ -11,10 +11,11 @@ from toys import KEYS, records
 
 from raydiff import tree
 from raydiff.averaging import Averaging
+from raydiff.client import Client
 from raydiff.config import Experiment
 from raydiff.diffusion.local import Training, fit_personal
 from raydiff.diffusion.networks import CLIENT, MLP, UNet
-from raydiff.federation import Client, LocalPool, Progress, rounds
+from raydiff.federation import LocalPool, Progress, rounds
 from raydiff.method import Method, Metrics, Round, Upload
 from raydiff.methods import SPIRE, FedAvg
 from raydiff.seeding import generator

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from raydiff.client import Client, Keys
 from raydiff.data.datasets import Records
 from raydiff.diffusion.local import fit_personal
-from raydiff.federation import Client, Keys, LocalPool, Progress, rounds
+from raydiff.federation import LocalPool, Progress, rounds
 from raydiff.method import Deployed, Method, Personalizing
 from raydiff.seeding import generator
 from raydiff.tree import Params

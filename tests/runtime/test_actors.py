@@ -146,7 +146,7 @@ def test_a_worker_that_was_restarted_between_rounds_is_hosted_again(tmp_path, wo
 
 
 def test_a_diverging_client_is_named(tmp_path, workers):
-    from raydiff.federation import Failed
+    from raydiff.client import Failed
     from raydiff.runtime.actors import RayPool
 
     wild = dataclasses.replace(METHODS["fedavg"], local=Training(steps=4, batch=8, learning_rate=1e30))
@@ -256,7 +256,7 @@ def test_a_worker_that_is_late_goes_on_with_the_next_round(tmp_path, workers):
 
 
 def test_a_round_is_closed_at_its_deadline(tmp_path, workers):
-    from raydiff.federation import Failed
+    from raydiff.client import Failed
     from raydiff.runtime.actors import RayPool
 
     held = Held(tmp_path, 0, 1)

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from raydiff import trial
+from raydiff.client import Client
 from raydiff.config import Experiment, Runtime, override
-from raydiff.federation import Client
 from raydiff.methods import METHODS, FedAvg, LocalOnly
 from raydiff.runtime import memory, sweep
 from raydiff.runtime.actors import Worker

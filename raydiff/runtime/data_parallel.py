@@ -1,0 +1,151 @@
+"""One training on several processes: each does its share of every batch (Ray Train's TorchTrainer).
+
+All processes draw the same batches from the same generator, take every so-manieth record of each, and add up their
+gradients. So the steps are those of a single process, up to the order in which floats are added.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+import ray.train
+import torch
+import torch.distributed as dist
+from ray.train import FailureConfig, RunConfig, ScalingConfig
+from ray.train.torch import TorchTrainer, get_device
+from torch import Tensor
+
+from raydiff.config import Runtime
+from raydiff.diffusion.gaussian import device
+from raydiff.diffusion.local import Diverged, Fitted, Task, optimize
+from raydiff.federation import Pool
+from raydiff.runtime.actors import RayPool, arrays, start_workers, tensors
+from raydiff.runtime.resources import COORDINATOR, cap_memory, say, slot, storage_is_shared, total_of, unplaced
+from raydiff.runtime.sweep import cluster
+from raydiff.tree import Params
+from raydiff.trial import Trial, local_pool
+
+
+@dataclass(frozen=True)
+class DataParallel:
+    """Does a task as `Task.alone` does, on `runtime.server_workers` processes of a running Ray."""
+
+    runtime: Runtime
+    """Its `server_workers`, `threads`, `gpu_server` (of each process) and `failures`."""
+    folder: Path
+    """Where Ray Train may write while it trains; all nodes see it."""
+
+    def __call__(self, task: Task) -> Fitted:
+        """Raises Diverged as `Task.alone`, and moves the task's generator on as it does."""
+        trainer = TorchTrainer(
+            _process,  # type: ignore[arg-type]  # rank 0's result is Result.return_value
+            train_loop_config={"task": ray.put(task), "threads": self.runtime.threads, "gpu": self.runtime.gpu_server},
+            scaling_config=ScalingConfig(
+                num_workers=self.runtime.server_workers,
+                use_gpu=self.runtime.gpu_server > 0,
+                resources_per_worker=bundle(self.runtime),
+            ),
+            run_config=RunConfig(
+                storage_path=str(self.folder), failure_config=FailureConfig(max_failures=self.runtime.failures)
+            ),
+        )
+        thread = ThreadPoolExecutor(1)  # in the main one Ray Train would make an interrupt a success
+        try:
+            done = thread.submit(trainer.fit).result().return_value  # type: ignore[attr-defined]
+        finally:
+            thread.shutdown(wait=False)
+            shutil.rmtree(self.folder, ignore_errors=True)
+        if isinstance(done, Diverged):
+            raise done
+        params, moments, loss, stream = done
+        task.rng.set_state(torch.from_numpy(stream))
+        return tensors(params), tensors(moments), loss
+
+
+@contextlib.contextmanager
+def means(trial: Trial) -> Iterator[tuple[Callable[[], Pool], DataParallel]]:
+    """What a trial with its coordinator in this process runs on until the block ends: its pool, and who trains the
+    server.
+
+    Raises ValueError where the cluster has no room for both.
+    """
+    runtime = trial.experiment.runtime
+    with cluster() as nodes:
+        if len(nodes) > 1:
+            storage_is_shared(trial.sweep.parents[1])
+        shape = slot(runtime, clients=trial.experiment.clients, nodes=nodes)
+        apart = runtime.pool == "ray"
+        needed = shape.bundles[1:] * apart + [bundle(runtime)] * runtime.server_workers
+        if unplaced(needed, nodes):
+            raise ValueError(
+                f"the trial needs {len(needed)} processes, {say(total_of(needed))} in all, but the cluster has "
+                f"{say(total_of(nodes))} on {len(nodes)} node(s): lower runtime.workers, runtime.server_workers or the "
+                "GPU shares"
+            )
+
+        def pool() -> Pool:
+            if apart:
+                return RayPool(start_workers(shape, None), trial, gpu=shape.gpu_per_worker)
+            cap_memory(max(shape.gpu_per_worker, shape.gpu_server))
+            return local_pool(trial)
+
+        yield pool, DataParallel(runtime, trial.folder / "train")
+
+
+def bundle(runtime: Runtime) -> dict[str, float]:
+    """What each of the processes takes. Together the CPUs of one coordinator: the clients' workers wait meanwhile."""
+    share = {"CPU": COORDINATOR * runtime.threads / runtime.server_workers, "GPU": runtime.gpu_server}
+    return {k: round(v, 4) for k, v in share.items() if v > 0}
+
+
+def _process(config: dict[str, Any]) -> Any:
+    """One process, from Ray Train's arguments to what it lets through: no tensors."""
+    torch.set_num_threads(config["threads"])
+    cap_memory(config["gpu"])
+    if config["gpu"]:
+        torch.cuda.set_device(get_device())
+    task: Task = ray.get(config["task"])
+    done = share(task)
+    if isinstance(done, Diverged):
+        return done
+    params, moments, loss = done
+    return arrays(params), arrays(moments), loss, task.rng.get_state().numpy()
+
+
+def share(task: Task) -> Fitted | Diverged:
+    """This process's part in a process group; the result is the same in all of them."""
+    task = task.to(device())
+    try:
+        return optimize(
+            task.params,
+            lambda theta: _gradient(task, theta),
+            training=task.training,
+            first=task.first,
+            steps=task.steps,
+            moments=task.moments,
+        )
+    except Diverged as e:
+        return e
+
+
+def _gradient(task: Task, theta: Params) -> tuple[Params, Tensor]:
+    """The gradient of a whole batch, and its loss: the sum over all processes, weighted by their records."""
+    (images, labels), draws = task.draw()
+    rank, size, count = dist.get_rank(), dist.get_world_size(), len(images)
+    mine = slice(rank, None, size) if rank < count else slice(0, 1)  # without a share: for the graph, at weight 0
+    weight = len(range(rank, count, size)) / count
+    part = {k: v[mine] for k, v in draws.items()}
+    loss = weight * task.loss(theta, (images[mine], labels[mine]), part, task.extras)
+    loss.backward()
+    found = {k: v.grad for k, v in theta.items() if v.grad is not None}
+    flat = torch.cat([loss.detach().flatten(), *(g.flatten() for g in found.values())])
+    dist.all_reduce(flat)
+    total, *pieces = flat.split([1, *(g.numel() for g in found.values())])
+    return {k: v.view_as(g) for (k, g), v in zip(found.items(), pieces, strict=True)}, total[0]

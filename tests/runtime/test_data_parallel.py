@@ -1,0 +1,95 @@
+"""A training on several processes takes the steps of one, to rounding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from raydiff import tree
+from raydiff.config import Runtime
+from raydiff.diffusion.gaussian import DDPM
+from raydiff.diffusion.local import Diverged, Fitted, Task, Training
+from raydiff.diffusion.networks import MLP
+
+MODEL = DDPM(network=MLP(width=16, depth=1), timesteps=20).for_data((1, 8, 8), (10,))
+
+
+def task(*, batch: int) -> Task:
+    """Six steps in the middle of a training that has moments already."""
+    rng = torch.Generator().manual_seed(0)
+    images, labels = torch.rand(40, 1, 8, 8, generator=rng), torch.randint(10, (40, 1), generator=rng)
+    whole = Task(
+        model=MODEL,
+        params=MODEL.init(rng),
+        images=images,
+        labels=labels,
+        training=Training(steps=10, batch=batch),
+        rng=rng,
+        first=0,
+        steps=4,
+        moments={},
+        objective=None,
+        extras={},
+    )
+    params, moments, _ = whole.alone()
+    return replace(whole, params=params, moments=moments, first=4, steps=6)
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    """A process group of this process."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def distance(a: Fitted, b: Fitted) -> float:
+    """The largest, over parameters, moments and loss, relative to b."""
+    pairs = [*zip(a[:2], b[:2], strict=True), ({"loss": torch.tensor(a[2])}, {"loss": torch.tensor(b[2])})]
+    return max(tree.norm(tree.sub(x, y)) / tree.norm(y) for x, y in pairs)
+
+
+def test_a_process_by_itself_does_all(alone: None) -> None:
+    from raydiff.runtime.data_parallel import share
+
+    given, other = task(batch=5), task(batch=5)
+    found = share(given)
+    assert not isinstance(found, Diverged)
+    assert distance(found, other.alone()) == 0
+    assert torch.equal(given.rng.get_state(), other.rng.get_state())
+
+
+def test_a_loss_that_is_no_number_is_told(alone: None) -> None:
+    from raydiff.runtime.data_parallel import share
+
+    given = task(batch=5)
+    found = share(replace(given, params={k: v * torch.nan for k, v in given.params.items()}))
+    assert isinstance(found, Diverged) and (found.step, str(found)) == (4, "the loss became nan at step 4")
+
+
+@pytest.mark.ray
+def test_three_processes_take_the_steps_of_one(workers: object, tmp_path: Path) -> None:
+    """A batch of two: the third has no share of it."""
+    from raydiff.runtime.data_parallel import DataParallel
+
+    given, other = task(batch=2), task(batch=2)
+    found = DataParallel(Runtime(server_workers=3), tmp_path / "train")(given)
+    assert distance(found, other.alone()) < 1e-5
+    assert torch.equal(given.rng.get_state(), other.rng.get_state())
+    assert not (tmp_path / "train").exists()
+
+
+@pytest.mark.parametrize("gpu_server", [0.3, 0.5])
+def test_two_cannot_share_a_gpu(gpu_server: float) -> None:
+    with pytest.raises(ValueError, match=r"gpu_server must be 0 or above 0.5 with server_workers"):
+        Runtime(server_workers=2, gpu_server=gpu_server)
+
+
+def test_fewer_than_one() -> None:
+    with pytest.raises(ValueError, match=r"server_workers must be at least 1, got 0"):
+        Runtime(server_workers=0)
