@@ -88,7 +88,7 @@ class Attacked:
         training fails."""
         store, key = self.finished.trial.store, self._key(number)
         parts = (key, self.timesteps, self.request.draws, self.request.seed, tree.digest(self.records.leaves))
-        return store.cached(_name("shadow-losses", parts), lambda: {"losses": self._losses(number, key)})["losses"]
+        return store.cached(_name("shadow-log-losses", parts), lambda: {"losses": self._losses(number, key)})["losses"]
 
     def _losses(self, number: int, key: str) -> Tensor:
         trained = self.finished.trial.store.cached(key, lambda: self._train(number))

@@ -7,7 +7,7 @@ taken for a member. `membership.attack` judges the scores, which are low for mem
 
 | paper | here |
 |---|---|
-| phi(f(x), y), logit-scaled confidence | `statistics`: the loss, per pixel, at fixed timesteps over fixed noise draws |
+| phi(f(x), y), logit-scaled confidence | `statistics`: log of the loss at fixed timesteps over fixed draws |
 | Algorithm 1, online | `scores(..., online=True)`: log N(out) - log N(in) |
 | section VI, offline: 1 - Pr[N(mu_out, sigma_out^2) > conf] | `scores`: the standard normal quantile of that number |
 | one variance for all records where shadows are few | `variance`: of the deviations from each record's own mean |
@@ -35,6 +35,7 @@ Variance = Literal["auto", "shared", "record"]
 MANY = 64
 """Shadows from which on a record's own variance is worth estimating (section VI)."""
 BATCH = 1024
+TINY = 1e-30  # losses and deviations are taken for at least so much
 
 
 def halves(records: int, shadows: int, rng: torch.Generator) -> Tensor:
@@ -63,7 +64,8 @@ def statistics(
     draws: int,
     rng: torch.Generator,
 ) -> Tensor:
-    """Mean over `draws` of || eps - z(sqrt(abar_t) x0 + sqrt(1 - abar_t) eps, t) ||^2 per pixel: (N, S) float64.
+    """Logarithm of the mean over `draws` of || eps - z(sqrt(abar_t) x0 + sqrt(1 - abar_t) eps, t) ||^2 per pixel:
+    (N, S) float64.
 
     The same records, timesteps, draws and state of `rng` give every model the same eps. `alphas_bar` is (T + 1,) with
     abar_0 = 1. Raises ValueError on a timestep outside 1 .. T, and without a timestep, draw or record.
@@ -85,7 +87,7 @@ def statistics(
                 x_t = math.sqrt(abar) * x0 + math.sqrt(1 - abar) * eps
                 error = eps - denoiser(x_t, torch.full((len(x0),), t), labels)
                 losses += error.double().square().flatten(1).mean(1)
-            columns.append(losses / draws)
+            columns.append((losses / draws).clamp_min(TINY).log())
         rows.append(torch.stack(columns, dim=1))
     return torch.cat(rows)
 
@@ -126,7 +128,7 @@ def _fitted(shadows: Tensor, which: Tensor, *, own: bool) -> tuple[Tensor, Tenso
     mean = (weight * shadows).sum(0) / count
     squares = (weight * (shadows - mean).square()).sum(0)
     spread = squares / (count - 1) if own else squares.sum(0, keepdim=True) / (count - 1).sum(0, keepdim=True)
-    return mean, spread.sqrt().clamp_min(1e-30)
+    return mean, spread.sqrt().clamp_min(TINY)
 
 
 def _check(target: Tensor, shadows: Tensor, inside: Tensor) -> None:

@@ -120,10 +120,12 @@ def test_a_folder_with_files_is_refused(storage, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_it_finds_what_a_small_model_memorised(tiny: Experiment, storage, tmp_path: Path, data_root: Path) -> None:
-    """175 epochs of 1,100 digits without protection: each record against 8 shadows tells far more than one threshold.
+    """930 epochs of 1,100 digits without protection, 46 for each of the 20 timesteps: a fifth of the members and more
+    are found at one false alarm in a hundred, where a single threshold finds next to none.
 
     MNIST, for a rate at 1 % takes 500 non-members to calibrate and 500 to evaluate."""
-    method = LocalOnly(model=DDPM(network=MLP(width=192, depth=2), timesteps=100), local=Training(steps=3000))
+    training = Training(steps=4000, batch=256)
+    method = LocalOnly(model=DDPM(network=MLP(width=256, depth=2), timesteps=20), local=training)
     sizes = {"train": 1100, "public": 0, "validation": 0, "calibration": 550, "test": 550}
     data = Data(name="mnist", root=str(data_root), size=8, **sizes)
     own = type(storage)(tmp_path)
@@ -132,5 +134,5 @@ def test_it_finds_what_a_small_model_memorised(tiny: Experiment, storage, tmp_pa
     loss, offline, online = json.loads((tmp_path / "out" / "readings.json").read_text())["readings"]
     assert offline["n_nonmembers"] >= 500
     for found in (offline, online):
-        assert found["tpr_at_1pct_fpr"] > loss["tpr_at_1pct_fpr"]
+        assert found["tpr_at_1pct_fpr"] > 0.2 > 0.1 > loss["tpr_at_1pct_fpr_high"]
         assert found["auc_low"] > loss["auc_high"]
