@@ -26,7 +26,7 @@ import command
 import presets
 import record
 
-from raydiff import config, trial
+from raydiff import config, settings, trial
 from raydiff.config import Experiment, Runtime
 from raydiff.data import datasets
 from raydiff.methods import DPSGD
@@ -62,7 +62,7 @@ def _experiment(name: str, overrides: Sequence[str], storage: Path) -> Experimen
             raise ValueError(
                 f"{name!r} is no preset{command.nearest(name, presets.PRESETS)}, and no run: {e}"
             ) from None
-    return trial.resolve(config.override(start, config.parse_overrides(start, command.shorthand(overrides))))
+    return trial.resolve(settings.override(start, settings.parse_overrides(start, command.shorthand(overrides))))
 
 
 def _gaussian(experiment: Experiment, options: argparse.Namespace) -> int:

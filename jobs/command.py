@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import presets
 
-from raydiff import config
+from raydiff import settings
 from raydiff.config import Experiment
 
 REPRODUCE = "reproduce"
@@ -67,8 +67,8 @@ def _reproduced(argv: Sequence[str]) -> tuple[str, presets.Study, list[str]]:
 def others(studies: Iterable[presets.Study], given: Mapping[str, Any], *, baselines: bool) -> Iterable[Experiment]:
     """The trials of further studies, under the overrides that apply to each."""
     for study in studies:
-        base = config.override(
-            study.experiment, {k: v for k, v in given.items() if config.has_path(study.experiment, k)}
+        base = settings.override(
+            study.experiment, {k: v for k, v in given.items() if settings.has_path(study.experiment, k)}
         )
         of = {k: v for k, v in study.grid.items() if k not in given}
         yield from grid(base, of, study.beside if baselines and "method" not in given else ())
@@ -104,8 +104,8 @@ def grid(base: Experiment, of: Mapping[str, Sequence[str]], beside: Sequence[pre
     out = _combinations(base, of)
     for arm in beside:
         tokens = [f"--{path}={value}" for path, value in arm.changes.items()]
-        start = config.override(base, config.parse_overrides(base, tokens))
-        mine = {path: v for path, v in of.items() if config.has_path(start, path) and path not in arm.changes}
+        start = settings.override(base, settings.parse_overrides(base, tokens))
+        mine = {path: v for path, v in of.items() if settings.has_path(start, path) and path not in arm.changes}
         if (arm.private or arm.at_depths) and "method.epsilon" in mine:
             mine["method.epsilon"] = [v for v in mine["method.epsilon"] if v.lower() != "none"]
         found = _combinations(start, mine)
@@ -116,26 +116,26 @@ def grid(base: Experiment, of: Mapping[str, Sequence[str]], beside: Sequence[pre
 def _without_noise(experiment: Experiment) -> Experiment:
     """The same depth, without the noise that asked for it."""
     depth = experiment.method.depth  # type: ignore[union-attr]
-    changed: Experiment = config.override(experiment, {"method.epsilon": None, "method.t0": depth})
+    changed: Experiment = settings.override(experiment, {"method.epsilon": None, "method.t0": depth})
     return changed
 
 
 def _combinations(start: Experiment, of: Mapping[str, Sequence[str]]) -> list[Experiment]:
-    typed = {path: [config.convert(start, path, v) for v in values] for path, values in of.items()}
+    typed = {path: [settings.convert(start, path, v) for v in values] for path, values in of.items()}
     return [
-        config.override(start, dict(zip(typed, combination, strict=True)))
+        settings.override(start, dict(zip(typed, combination, strict=True)))
         for combination in itertools.product(*typed.values())
     ]
 
 
 def varying(experiments: Sequence[Experiment], sampled: Iterable[str] = ()) -> Callable[[Experiment], str]:
     """A short name for each of these: its method, and the fields in which they differ, or will."""
-    flats = [config.flat(e) for e in experiments]
+    flats = [settings.flat(e) for e in experiments]
     keys = [k for k in flats[0] if k in sampled or any(k in f and f[k] != flats[0][k] for f in flats)]
     shown = [k for k in keys if k != "method" and not k.startswith(("runtime", "data_digest"))]
 
     def name(experiment: Experiment) -> str:
-        flat = config.flat(experiment)
+        flat = settings.flat(experiment)
         parts = [f"{k.rsplit('.', 1)[-1]}={_short(flat[k])}" for k in shown if k in flat]
         return " ".join([type(experiment.method).__name__, *parts])
 
@@ -144,7 +144,7 @@ def varying(experiments: Sequence[Experiment], sampled: Iterable[str] = ()) -> C
 
 def help_text(doc: str | None, options: str, study: presets.Study) -> str:
     """The job's docstring, its own options, and every field that can be overridden, with its default in this preset."""
-    fields = "\n".join(f"  --{k} {_short(v)}" for k, v in config.flat(study.experiment).items())
+    fields = "\n".join(f"  --{k} {_short(v)}" for k, v in settings.flat(study.experiment).items())
     return f"{doc}\n{options}\nfields (with this preset's values):\n{fields}"
 
 
@@ -178,7 +178,7 @@ def distributions(base: Experiment, texts: Sequence[str]) -> dict[str, tuple[str
         arguments = values.split(",")
         if known[kind] and len(arguments) != known[kind]:
             raise ValueError(f"{kind} takes {known[kind]} numbers, got {values!r} for {path}")
-        typed = tuple(config.convert(base, path, v) for v in arguments)
+        typed = tuple(settings.convert(base, path, v) for v in arguments)
         if kind != "choice" and not all(type(v) in (int, float) for v in typed):
             raise ValueError(f"{kind} needs numbers for {path}, got {values!r}")
         if kind in ("uniform", "loguniform") and any(type(v) is int for v in typed):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from raydiff.config import Experiment, Runtime, override
+from raydiff.config import Experiment, Runtime
 from raydiff.data.datasets import Data
 from raydiff.data.partition import ByClass, Entangled, MajorityMinority, Newcomers, Pooled
 from raydiff.diffusion.classifier import CNN, Classifier, ResNet18
@@ -21,6 +21,7 @@ from raydiff.diffusion.networks import MLP, UNet
 from raydiff.evaluation.evaluate import Evaluation
 from raydiff.evaluation.exposure import RowAudit
 from raydiff.methods import PFDM, SPIRE, FedDistr, LocalOnly
+from raydiff.settings import override
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,7 @@ import record
 import torch
 from torch import Tensor
 
-from raydiff import config, seeding, tracking
+from raydiff import seeding, settings, tracking
 from raydiff.config import Runtime
 from raydiff.data import datasets
 from raydiff.data.datasets import SPLITS, Data, Dataset
@@ -54,10 +54,10 @@ def main(argv: Sequence[str]) -> int:
     parser = _options()
     options, overrides = parser.parse_known_args(argv)
     if options.help:
-        fields = "\n".join(f"  --{k} {v}" for k, v in config.flat(Plan()).items())
+        fields = "\n".join(f"  --{k} {v}" for k, v in settings.flat(Plan()).items())
         print(f"{__doc__}\n{parser.format_help()}\nfields:\n{fields}")
         return 0
-    plan: Plan = config.override(Plan(), config.parse_overrides(Plan(), overrides))
+    plan: Plan = settings.override(Plan(), settings.parse_overrides(Plan(), overrides))
     if plan.threads < 1:
         raise ValueError(f"threads must be at least 1, got {plan.threads}")
     if options.out is None:
@@ -107,11 +107,11 @@ def _make(plan: Plan, dataset: Dataset, out: Path) -> tuple[Pretrained, Tensor]:
     except Diverged as e:
         raise ValueError(f"{e}: lower training.learning_rate or training.vae_learning_rate") from None
     card = {
-        "data": config.to_dict(plan.data),
+        "data": settings.to_dict(plan.data),
         "data_digest": dataset.digest,
         "public_records": len(records),
         "left_out": left_out,
-        "training": config.to_dict(plan.training),
+        "training": settings.to_dict(plan.training),
         "seed": plan.seed,
         "threads": plan.threads,
         "words": len(made.words),

@@ -21,7 +21,7 @@ import command
 import presets
 from torch import Tensor
 
-from raydiff import config, seeding, trial
+from raydiff import seeding, settings, trial
 from raydiff.config import Experiment
 from raydiff.data import datasets, names, overview, partition
 from raydiff.data.datasets import SPLITS, Data, Dataset
@@ -46,8 +46,8 @@ def main(argv: Sequence[str]) -> int:
         study = presets.Study(experiment=start)
         print(command.help_text(__doc__, parser.format_help(), study))
         return 0
-    values = config.parse_overrides(start, overrides)
-    experiment: Experiment = config.override(start, values)
+    values = settings.parse_overrides(start, overrides)
+    experiment: Experiment = settings.override(start, values)
     sizes: list[str] = []
     if subject not in presets.PRESETS and not any(f"data.{split}" in values for split in SPLITS):
         experiment, sizes = _fitting(experiment)
@@ -100,7 +100,7 @@ def _fitting(experiment: Experiment) -> tuple[Experiment, list[str]]:
     sizes = {split: max(1, int(share * own)) for split, share in SHARES.items()}
     if source.own_test:
         sizes["test"] = min(data.test, source.own_test)
-    smaller: Experiment = config.override(experiment, {f"data.{split}": n for split, n in sizes.items()})
+    smaller: Experiment = settings.override(experiment, {f"data.{split}": n for split, n in sizes.items()})
     return smaller, [f"--data.{split}={n}" for split, n in sizes.items()]
 
 
@@ -204,7 +204,7 @@ def _train(subject: str, given: Sequence[str]) -> str:
     arguments = [*([] if subject == preset else [f"--data.name={subject}"]), *given]
     try:
         start = presets.PRESETS[preset]().experiment
-        trial.resolve(config.override(start, config.parse_overrides(start, arguments)))
+        trial.resolve(settings.override(start, settings.parse_overrides(start, arguments)))
     except ValueError as e:
         return f"jobs/run.py would refuse it: {e}"
     return f"train on it: python jobs/run.py {shlex.join([preset, *arguments])}"

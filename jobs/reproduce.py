@@ -16,8 +16,8 @@ from dataclasses import replace
 import presets
 from presets import SEEDS, Arm, Study
 
-from raydiff.config import flat, override, parse_overrides
 from raydiff.evaluation.evaluate import Evaluation
+from raydiff.settings import flat, override, parse_overrides
 
 PAPERS = ("pfdm", "spire", "feddistr", "pdp")
 SCALES = ("cpu", "gpu", "smoke")

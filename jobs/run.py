@@ -19,7 +19,7 @@ from typing import Any
 import command
 import record
 
-from raydiff import config, trial
+from raydiff import config, settings, trial
 from raydiff.config import Experiment
 from raydiff.diffusion.local import Train
 from raydiff.evaluation.evaluate import Evaluation
@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
     start: Experiment = study.experiment
     if options.config is not None:
         start = config.from_dict(json.loads(options.config.read_text()))
-    experiment = trial.resolve(config.override(start, config.parse_overrides(start, overrides)))
+    experiment = trial.resolve(settings.override(start, settings.parse_overrides(start, overrides)))
     if experiment.runtime.remark:
         print(experiment.runtime.remark, flush=True)
     folder = record.folder(experiment, options.name or record.fresh_name(f"run-{name}"))

@@ -31,7 +31,7 @@ import command
 import numpy as np
 import record
 
-from raydiff import config, trial
+from raydiff import settings, trial
 from raydiff.config import Experiment
 from raydiff.evaluation.evaluate import Evaluation
 from raydiff.privacy import accountants
@@ -132,8 +132,8 @@ def _plan(
         value = getattr(options, name)
         if value is not None and not value > 0:
             raise ValueError(f"--{name.replace('_', '-')} must be positive, got {value}")
-    given = config.parse_overrides(study.experiment, overrides)
-    base: Experiment = config.override(study.experiment, given)
+    given = settings.parse_overrides(study.experiment, overrides)
+    base: Experiment = settings.override(study.experiment, given)
     if options.metric is None:
         options.metric = (base.evaluation or Evaluation()).metric
     if options.metric not in METRICS:
@@ -143,9 +143,9 @@ def _plan(
     if options.search in ("asha", "optuna") and options.metric.endswith(("/major", "/minor")):
         raise ValueError(f"--search {options.search} needs a metric over all classes, got {options.metric}")
     if options.search in ("asha", "optuna") and base.evaluation is not None and base.evaluation.every == 0:
-        base = config.override(base, {"evaluation.every": 1 if options.search == "asha" else base.method.rounds})
+        base = settings.override(base, {"evaluation.every": 1 if options.search == "asha" else base.method.rounds})
     of = command.axes(options.grid) if options.grid else {k: v for k, v in study.grid.items() if k not in given}
-    of = {k: v for k, v in of.items() if options.grid or config.has_path(base, k)}
+    of = {k: v for k, v in of.items() if options.grid or settings.has_path(base, k)}
     sampled = command.distributions(base, options.sample)
     if sampled and options.search not in ("random", "optuna"):
         raise ValueError("--sample needs --search random or --search optuna")
@@ -154,7 +154,7 @@ def _plan(
     beside = () if options.no_baselines or "method" in given else study.beside
     if options.search == "random":
         draws = _draw(sampled, options.samples, base.seed)
-        experiments = [config.override(base, values) for values in draws] + command.grid(base, {}, beside)[1:]
+        experiments = [settings.override(base, values) for values in draws] + command.grid(base, {}, beside)[1:]
     elif options.search == "optuna":
         experiments = command.grid(base, {}, beside)[1:]
     else:

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raydiff import config, seeding
+from raydiff import seeding, settings
 from raydiff.data import generated
 from raydiff.diffusion.discrete import DiscreteDiffusion, codes_of
 from raydiff.diffusion.gaussian import device
@@ -200,7 +200,7 @@ def _card(
         **_kind(finished, labels.rows),
         "trial": experiment.digest,
         "sweep": finished.trial.sweep.name,
-        "method": config.to_dict(experiment.method),
+        "method": settings.to_dict(experiment.method),
         "experiment_seed": experiment.seed,
         "clients": experiment.clients,
         "data": {"name": Path(experiment.data.name).name, "digest": experiment.data_digest},

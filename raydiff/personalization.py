@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from raydiff import config, seeding, tree
+from raydiff import seeding, settings, tree
 from raydiff.data.newcomer import Newcomer
 from raydiff.data.records import Records
 from raydiff.diffusion.classifier import Classifier
@@ -257,13 +257,13 @@ def save(folder: Path, joining: Joining, stage: Stage, *, rate: float, more: Map
         "sweep": finished.trial.sweep.name,
         "round": finished.round,
         "server": tree.digest(finished.server),
-        "method": config.to_dict(finished.trial.experiment.method),
+        "method": settings.to_dict(finished.trial.experiment.method),
         "data": joining.client.says,
         "records": len(joining.client.records),
         "classes": joining.classes,
         "seed": joining.seed,
         "epochs": stage.epoch,
-        "training": config.to_dict(training),
+        "training": settings.to_dict(training),
         "parameters": {"touched": touched, "all": whole, "share": touched / whole},
         **more,
     }

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raydiff import config, seeding, tree
+from raydiff import seeding, settings, tree
 from raydiff.client import Client, Keys
 from raydiff.data import categories
 from raydiff.data.datasets import Records
@@ -115,7 +115,7 @@ def save(
         mapping.save(folder / MAPPING)
     diffusers = latent is not None or (isinstance(method.model, DDPM) and isinstance(method.model.network, UNet))
     requires = (*IMPORTED, "diffusers") if diffusers else IMPORTED
-    fields = {**vars(card), "requires": requires, "method": config.to_dict(method)}
+    fields = {**vars(card), "requires": requires, "method": settings.to_dict(method)}
     write_text(folder / "sampler.json", json.dumps(fields, indent=1))
 
 
@@ -139,9 +139,9 @@ class Sampler:
 
     def __init__(self, folder: Path) -> None:
         fields: dict[str, Any] = json.loads((folder / "sampler.json").read_text())
-        method: AnyMethod = config.from_dict(fields.pop("method"), AnyMethod)
+        method: AnyMethod = settings.from_dict(fields.pop("method"), AnyMethod)
         if (folder / LATENT).is_dir():
-            method = config.override(method, {"model.path": str(folder / LATENT)})
+            method = settings.override(method, {"model.path": str(folder / LATENT)})
         self.method: Method = method
         fields["labels"] = {column: tuple(names) for column, names in fields["labels"].items()}
         lists = {k: tuple(fields[k]) for k in ("clients", "shape", "requires")}

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from raydiff import config as configuration
-from raydiff import seeding
+from raydiff import seeding, settings
 from raydiff.client import Client, Keys
 from raydiff.config import Experiment
 from raydiff.data import datasets, entangled, partition
@@ -110,9 +110,7 @@ def resolve(experiment: Experiment) -> Experiment:
 def open_trial(experiment: Experiment, sweep: Path) -> Trial:
     """Resolve the experiment and write its config.json."""
     trial = Trial(resolve(experiment), sweep)
-    write_text(
-        trial.folder / "config.json", json.dumps(configuration.to_dict(without_secret(trial.experiment)), indent=1)
-    )
+    write_text(trial.folder / "config.json", json.dumps(settings.to_dict(without_secret(trial.experiment)), indent=1))
     return trial
 
 
@@ -365,5 +363,5 @@ def _draw_partition(trial: Trial) -> None:
 
 def without_secret(experiment: Experiment) -> Experiment:
     """The experiment as it may be written down."""
-    hidden: Experiment = configuration.override(experiment, {"runtime.noise_secret": None})
+    hidden: Experiment = settings.override(experiment, {"runtime.noise_secret": None})
     return hidden

@@ -1,4 +1,4 @@
-"""The dataclass tree of a trial: digest, JSON, and what the command line may say."""
+"""The dataclass tree of a trial, and `settings`: digest, JSON, and what the command line may say."""
 
 from __future__ import annotations
 
@@ -16,17 +16,7 @@ import pytest
 
 from raydiff import config
 from raydiff.averaging import Averaging
-from raydiff.config import (
-    Experiment,
-    Runtime,
-    convert,
-    flat,
-    from_dict,
-    has_path,
-    override,
-    parse_overrides,
-    to_dict,
-)
+from raydiff.config import Experiment, Runtime, from_dict
 from raydiff.data.datasets import Data, load
 from raydiff.data.partition import ByClass, Dirichlet, Entangled, Iid, MajorityMinority, Newcomers, Pooled
 from raydiff.diffusion.gaussian import DDPM, Sampling
@@ -36,6 +26,7 @@ from raydiff.evaluation.evaluate import Evaluation
 from raydiff.evaluation.exposure import RowAudit
 from raydiff.methods import METHODS, PFDM, FedAvg, LocalOnly, PerFedAvg, Scaffold
 from raydiff.privacy.clients import ClientPrivacy
+from raydiff.settings import convert, flat, has_path, override, parse_overrides, to_dict
 
 OTHER: dict[str, Any] = {
     "method": FedAvg(),
@@ -116,6 +107,7 @@ OTHER: dict[str, Any] = {
     "runtime.pool": "ray",
     "runtime.threads": 2,
     "runtime.vectorize": True,
+    "runtime.server_workers": 2,
     "runtime.overcommit": 1,
     "runtime.round_deadline_s": 60.0,
     "runtime.workers": 2,
@@ -129,7 +121,7 @@ OTHER: dict[str, Any] = {
     "data_digest": "another",
 }
 """Another value for every field of the tiny experiment."""
-COUNTS = {f"runtime.{name}" for name in ("threads", "vectorize", "overcommit", "round_deadline_s")}
+COUNTS = {f"runtime.{name}" for name in ("threads", "vectorize", "server_workers", "overcommit", "round_deadline_s")}
 ELSEWHERE = {path for path in OTHER if path.startswith("runtime.")} - COUNTS | {
     "data.root",
     "evaluation.weights",

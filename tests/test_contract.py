@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from raydiff import config, tree
+from raydiff import settings, tree
 from raydiff.client import Client, Keys
 from raydiff.config import Experiment
 from raydiff.data.datasets import Records
@@ -103,13 +103,13 @@ ALSO: dict[str, dict[str, Any]] = {
 @pytest.fixture(params=METHODS)
 def experiment(request: pytest.FixtureRequest, tiny: Experiment, latent_model: LatentModel) -> Experiment:
     """The tiny experiment with each method in turn, which takes over the fields that PFDM has too."""
-    switched: Experiment = config.override(tiny, {"method": config.convert(tiny, "method", request.param)})
-    if config.has_path(switched, "method.rounds"):
-        switched = config.override(switched, {"method.rounds": 4})
+    switched: Experiment = settings.override(tiny, {"method": settings.convert(tiny, "method", request.param)})
+    if settings.has_path(switched, "method.rounds"):
+        switched = settings.override(switched, {"method.rounds": 4})
     if isinstance(switched.method, FedDistr):
         small = {"clusters": 1, "inversion": Training(steps=2, batch=2), "images": 20, "steps": 2, "threshold": 0.1}
         small |= {"training": Training(steps=2, batch=8), "model": latent_model}
-        switched = config.override(switched, {f"method.{k}": v for k, v in small.items()})
+        switched = settings.override(switched, {f"method.{k}": v for k, v in small.items()})
     return switched
 
 
@@ -218,12 +218,12 @@ def test_every_event_is_accounted_for(method: Method) -> None:
 def test_a_late_client_is_charged_what_its_upload_costs(experiment: Experiment, private: bool) -> None:
     """The event that is foretold is that of the upload, to rounding, at any number of records."""
     method = experiment.method
-    if config.has_path(experiment, "method.epsilon"):
+    if settings.has_path(experiment, "method.epsilon"):
         budget: dict[str, Any] = {"method.epsilon": 10.0 if private else None}
-        clip = {"method.clip": 2.0} if config.has_path(experiment, "method.clip") else {}
-        method = config.override(experiment, budget | clip).method
-    elif config.has_path(experiment, "method.averaging.privacy") and not isinstance(method, Scaffold):
-        method = config.override(method, {"averaging.privacy": ClientPrivacy() if private else None})
+        clip = {"method.clip": 2.0} if settings.has_path(experiment, "method.clip") else {}
+        method = settings.override(experiment, budget | clip).method
+    elif settings.has_path(experiment, "method.averaging.privacy") and not isinstance(method, Scaffold):
+        method = settings.override(method, {"averaging.privacy": ClientPrivacy() if private else None})
     assert isinstance(method, Foretelling)
     entries = run(method)[-1].ledger.entries
     assert entries
@@ -255,14 +255,14 @@ def test_what_a_method_sends_is_all_that_it_accepts(method: Method) -> None:
 
 
 def test_trials_of_different_epsilon_do_not_share_noise(experiment: Experiment) -> None:
-    if not config.has_path(experiment, "method.epsilon"):
+    if not settings.has_path(experiment, "method.epsilon"):
         pytest.skip("a method without epsilon adds no noise")
 
     def noise(epsilon: float) -> torch.Tensor:
         """What is sent for blank images: noise alone, at whatever scale."""
-        trial = config.override(experiment, {"method.epsilon": epsilon})
-        if config.has_path(trial, "method.inversion"):
-            trial = config.override(trial, {"method.inversion.steps": 0})  # all vectors at the start
+        trial = settings.override(experiment, {"method.epsilon": epsilon})
+        if settings.has_path(trial, "method.inversion"):
+            trial = settings.override(trial, {"method.inversion.steps": 0})  # all vectors at the start
         keys = replace(KEYS, digest=trial.digest)
         server = trial.method.init_server(None, generator(0))
         sent = [upload.release.value for upload, _ in pool(trial.method, keys, blank=True).run([0, 1], server, 0)]
@@ -281,11 +281,11 @@ def test_trials_of_different_epsilon_do_not_share_noise(experiment: Experiment) 
 @pytest.mark.parametrize("sampler", ["ancestral", "ddim"])
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])
 def test_deploy_gives_images(experiment: Experiment, sampler: str, schedule: str) -> None:
-    chains = [p for p in ("method.sampling", "method.client_sampling") if config.has_path(experiment, p)]
+    chains = [p for p in ("method.sampling", "method.client_sampling") if settings.has_path(experiment, p)]
     changes: dict[str, Any] = {p: Sampling(sampler=sampler, steps=7) for p in chains}  # type: ignore[arg-type]
-    if config.has_path(experiment, "method.model.schedule"):
+    if settings.has_path(experiment, "method.model.schedule"):
         changes["method.model.schedule"] = schedule
-    method = config.override(experiment, changes).method
+    method = settings.override(experiment, changes).method
     model = deployed(method, run(method)[-1])
     images = model.sample(LABELS, generator(0))
     assert images.shape == (10, 1, 8, 8) and images.dtype == torch.float32
@@ -312,12 +312,12 @@ def test_init_key_has_all_that_a_first_state_depends_on(experiment: Experiment) 
         pytest.skip("a first state that is not kept is shared with no other trial")
     public, same = records(9), []
     digest = tree.digest(method.init_client({}, data, public, Round(0, generator(1))))
-    for path in config.flat(method):
+    for path in settings.flat(method):
         name = path.rpartition(".")[2]
         if name == "shape" or path in ("model.path", "model.digest"):  # the data's; the model as it is, see FedDistr
             continue
         both = ALSO.get(name, {})
-        other = config.override(method, {**both, path: OTHER[name]})
+        other = settings.override(method, {**both, path: OTHER[name]})
         assert other != method, path
         if other.init_key == method.init_key:
             assert tree.digest(other.init_client({}, data, public, Round(0, generator(1)))) == digest, path

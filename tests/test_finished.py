@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from raydiff import config, trial
+from raydiff import config, settings, trial
 from raydiff.finished import find, open_finished, words
 from raydiff.seeding import generator
 
@@ -174,6 +174,6 @@ def test_a_trial_of_another_version(copied) -> None:
 def test_data_that_have_changed(copied) -> None:
     folder = copied.folder("pfdm")
     experiment = replace(config.from_dict(json.loads((folder / "config.json").read_text())), data_digest="other")
-    (folder / "config.json").write_text(json.dumps(config.to_dict(experiment)))
+    (folder / "config.json").write_text(json.dumps(settings.to_dict(experiment)))
     moved = folder.rename(folder.with_name(experiment.digest))
     assert refusal(open_finished, moved) == f"the data set digits is no longer the one that {moved} was trained on"

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 LAYERS = (
-    ("tree", "seeding", "tracking", "hub"),
+    ("tree", "seeding", "settings", "tracking", "hub"),
     ("diffusion", "privacy", "data"),
     ("method",),
     ("averaging", "alignment"),

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from raydiff import config, tracking
+from raydiff import settings, tracking
 from raydiff.config import Experiment
 from raydiff.diffusion.classifier import Classifier
 from raydiff.diffusion.discrete import DiscreteDiffusion
@@ -107,7 +107,7 @@ class Sweep:
     def trial(self, experiment: Experiment) -> Path:
         folder = self.folder / "trials" / experiment.digest
         folder.mkdir(parents=True)
-        (folder / "config.json").write_text(json.dumps(config.to_dict(experiment)))
+        (folder / "config.json").write_text(json.dumps(settings.to_dict(experiment)))
         return folder
 
     def runs(self, kind: str) -> list[Any]:
@@ -149,13 +149,13 @@ def finish(folder: Path, outcome: str = "finished", **more: Any) -> None:
     ],
 )
 def test_every_method_has_a_run_name(experiment: Experiment, method: AnyMethod, model: str) -> None:
-    name = tracking._run_name(config.to_dict(replace(experiment, method=method)))
+    name = tracking._run_name(settings.to_dict(replace(experiment, method=method)))
     assert name.startswith(type(method).__name__) and name.endswith(f"2 clients, {model}")
 
 
 def test_a_schedule_with_a_rate_has_a_name(experiment: Experiment) -> None:
     method = FedAvg(model=DiscreteDiffusion(schedule=Sigmoid(rate=2.0)))
-    name = tracking._run_name(config.to_dict(replace(experiment, method=method)))
+    name = tracking._run_name(settings.to_dict(replace(experiment, method=method)))
     assert name == "FedAvg, 2 clients, Sigmoid"
 
 
@@ -190,7 +190,7 @@ def test_a_trial_becomes_a_nested_run(sweep: Sweep, experiment: Experiment) -> N
         "method.model.network": "MLP",
         "clients": "2",
     }.items() <= run.data.params.items()
-    assert set(run.data.params) == set(tracking.flatten(config.to_dict(experiment)))
+    assert set(run.data.params) == set(tracking.flatten(settings.to_dict(experiment)))
 
 
 @pytest.mark.parametrize(
@@ -411,8 +411,8 @@ def test_the_parent_run_ends_with_the_sweep(sweep: Sweep, tmp_path: Path) -> Non
 
 
 def test_flat_names_are_those_of_the_config(experiment: Experiment) -> None:
-    printed = config.flat(experiment)
-    flat = tracking.flatten(config.to_dict(experiment))
+    printed = settings.flat(experiment)
+    flat = tracking.flatten(settings.to_dict(experiment))
     kinds = {
         "method.model",
         "method.local",

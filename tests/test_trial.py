@@ -16,7 +16,7 @@ import pytest
 import torch
 from PIL import Image
 
-from raydiff import config, tracking, trial
+from raydiff import config, settings, tracking, trial
 from raydiff.client import Failed
 from raydiff.config import Experiment, Runtime
 from raydiff.data.datasets import Data, load
@@ -54,7 +54,7 @@ def protocol(tiny: Experiment) -> Experiment:
 @pytest.fixture(scope="module")
 def finished(tiny: Experiment, tmp_path_factory: pytest.TempPathFactory) -> tuple[Trial, list[dict[str, Any]]]:
     """A trial with all instruments, run to its end, and its results."""
-    every = config.override(tiny, {"evaluation.every": 2, "runtime.noise_secret": SECRET})
+    every = settings.override(tiny, {"evaluation.every": 2, "runtime.noise_secret": SECRET})
     opened = open_trial(every, tmp_path_factory.mktemp("sweep"))
     return opened, execute(opened)
 
@@ -169,7 +169,7 @@ def test_config_json_is_enough_to_run_it_again(finished: tuple[Trial, list[dict[
     read = config.from_dict(json.loads((opened.folder / "config.json").read_text()))
     assert read.digest == opened.experiment.digest == opened.folder.name
     assert read.data_digest == load(read.data).digest
-    given = config.override(read, {"runtime.noise_secret": SECRET})
+    given = settings.override(read, {"runtime.noise_secret": SECRET})
     assert given == opened.experiment
     again = execute(open_trial(given, tmp_path))
     assert [numbers(r) for r in again] == [numbers(r) for r in results]
@@ -292,7 +292,7 @@ def test_sweeps_have_their_own_noise_unless_the_secret_is_given(protocol: Experi
 
 def test_trials_of_a_sweep_share_the_secret_but_not_the_noise(protocol: Experiment, tmp_path: Path) -> None:
     first = open_trial(protocol, tmp_path)
-    second = open_trial(config.override(protocol, {"method.server.steps": 9}), tmp_path)
+    second = open_trial(settings.override(protocol, {"method.server.steps": 9}), tmp_path)
     assert first.keys.secret == second.keys.secret and first.keys.digest != second.keys.digest
     assert not torch.equal(uploads(first), uploads(second))
 
@@ -343,7 +343,7 @@ def test_clients_do_not_see_what_superclasses_hide_and_the_entanglement_is_logge
 
 def test_opening_resolves_the_experiment(protocol: Experiment, tmp_path: Path) -> None:
     model = replace(protocol.method.model, shape=(3, 32, 32), labels=())
-    opened = open_trial(config.override(protocol, {"method.model": model}), tmp_path)
+    opened = open_trial(settings.override(protocol, {"method.model": model}), tmp_path)
     resolved = opened.experiment
     assert (resolved.method.model.shape, resolved.method.model.labels) == ((1, 8, 8), (10,))
     assert resolved.data_digest == load(protocol.data).digest
@@ -504,7 +504,7 @@ def test_late_clients_are_counted_and_charged_and_the_outcome_says_what_that_mea
     protocol: Experiment, tmp_path: Path
 ) -> None:
     method = FedAvg(model=protocol.method.model, rounds=2, local=Training(steps=2, batch=8))
-    raced = config.override(
+    raced = settings.override(
         protocol, {"method": method, "clients": 4, "participants": 2, "runtime.overcommit": 1, "partition": Iid()}
     )
     opened = open_trial(raced, tmp_path)
@@ -520,7 +520,7 @@ def test_late_clients_are_counted_and_charged_and_the_outcome_says_what_that_mea
 
 
 def test_a_trial_runs_on_the_threads_it_says(protocol: Experiment, tmp_path: Path) -> None:
-    opened = open_trial(config.override(protocol, {"runtime.threads": 2, "method.local.steps": 0}), tmp_path)
+    opened = open_trial(settings.override(protocol, {"runtime.threads": 2, "method.local.steps": 0}), tmp_path)
     try:
         pool = trial.local_pool(opened)  # trains the feature network, where there is one
         assert torch.get_num_threads() == 2

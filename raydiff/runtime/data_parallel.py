@@ -45,7 +45,7 @@ class DataParallel:
     def __call__(self, task: Task) -> Fitted:
         """Raises Diverged as `Task.alone`, and moves the task's generator on as it does."""
         trainer = TorchTrainer(
-            _process,  # type: ignore[arg-type]  # rank 0's result is Result.return_value
+            _process,  # rank 0's result is Result.return_value
             train_loop_config={"task": ray.put(task), "threads": self.runtime.threads, "gpu": self.runtime.gpu_server},
             scaling_config=ScalingConfig(
                 num_workers=self.runtime.server_workers,

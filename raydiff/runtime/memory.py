@@ -15,12 +15,13 @@ import ray
 import torch
 
 from raydiff import seeding, tree, trial
-from raydiff.config import Experiment, override
+from raydiff.config import Experiment
 from raydiff.diffusion.latent import LatentModel
 from raydiff.diffusion.local import Training
 from raydiff.method import HELD, Round
 from raydiff.runtime.resources import CAP
 from raydiff.seeding import NoiseStream
+from raydiff.settings import override
 from raydiff.store import INITIAL
 
 SPARE = 1.2  # the peak of one step, and a fifth

@@ -7,11 +7,12 @@ import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from raydiff.config import Experiment, override
+from raydiff.config import Experiment
 from raydiff.runtime import sweep
 from raydiff.runtime.memory import doubled
 from raydiff.runtime.progress import Progress
 from raydiff.runtime.sweep import Plan
+from raydiff.settings import override
 from raydiff.trial import Trial
 
 DOUBLINGS = 2  # of a slice, in one command

@@ -29,6 +29,7 @@ from ray import tune
 from ray.tune.stopper import CombinedStopper
 
 from raydiff import config as configuration
+from raydiff import settings
 from raydiff import trial as trials
 from raydiff.config import Experiment
 from raydiff.runtime import memory
@@ -102,12 +103,12 @@ class Federation(tune.Trainable):
 def experiment_of(config: Mapping[str, Any]) -> Experiment:
     """The trial's experiment from what Tune hands it: a base, and the searched values by path."""
     base: Experiment = configuration.from_dict(json.loads(config["experiment"]))
-    return configuration.override(base, config.get("values", {}))  # type: ignore[no-any-return]
+    return settings.override(base, config.get("values", {}))  # type: ignore[no-any-return]
 
 
 def _written(experiment: Experiment) -> str:
     """JSON for Tune, which keeps it on disk: without the noise secret, which lies beside the sweep."""
-    return json.dumps(configuration.to_dict(without_secret(experiment)))
+    return json.dumps(settings.to_dict(without_secret(experiment)))
 
 
 def _failed(trial: Trial | None, error: Exception) -> dict[str, Any]:
@@ -191,7 +192,7 @@ def sized(
     if share is None:
         share, says = memory.measure(trials or [base], nodes)
         print(says, flush=True)
-    found, *others = (configuration.override(e, {"runtime.gpu_per_worker": share}) for e in (base, *trials))
+    found, *others = (settings.override(e, {"runtime.gpu_per_worker": share}) for e in (base, *trials))
     return found, others
 
 
@@ -233,7 +234,7 @@ def fitted(plan: Plan, found: Sequence[Mapping[str, float]], *, most: int | None
 
     Raises ValueError where no slot fits.
     """
-    shape = check(replace(plan, base=configuration.override(plan.base, {"runtime.workers": None})), found)
+    shape = check(replace(plan, base=settings.override(plan.base, {"runtime.workers": None})), found)
     return replace(shape, workers=min(shape.workers, most or shape.workers))
 
 

@@ -189,14 +189,14 @@ def test_the_jobs_entrypoint_is_a_command_that_the_sweep_takes(monkeypatch: pyte
     import command
     import sweep
 
-    from raydiff import config
+    from raydiff import settings
 
     python, script, *arguments = documents("ray-job.sweep.yaml")[0]["spec"]["entrypoint"].split()
     assert python == "python" and (ROOT / script.removeprefix("/home/ray/raydiff/")).exists()
     assert "--resume" in arguments  # a retry is a new cluster
     _, study, rest = command.preset(arguments)
     options, overrides = sweep._options().parse_known_args(command.shorthand(rest))
-    storage = config.override(study.experiment, config.parse_overrides(study.experiment, overrides)).runtime.storage
+    storage = settings.override(study.experiment, settings.parse_overrides(study.experiment, overrides)).runtime.storage
     mounts = [m["mountPath"] for k, v in walk(documents("ray-job.sweep.yaml")[0]) if k == "volumeMounts" for m in v]
     assert options.name and len(mounts) == 2 and all(storage.startswith(m + "/") for m in mounts)
 

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 import torch
 
-from raydiff import config, trial
+from raydiff import settings, trial
 from raydiff.config import Experiment, Runtime
 from raydiff.data.datasets import Data
 from raydiff.data.partition import Iid
@@ -153,4 +153,4 @@ def test_leaving_out_is_refused_where_a_guarantee_would_not_cover_it(experiment:
     with pytest.raises(ValueError, match=r"audit.remove must be 0 where the method has noise_multiplier"):
         trial.resolve(replace(experiment, method=noisy))
     with pytest.raises(ValueError, match="'digits' is no table: audit must be none"):
-        trial.resolve(config.override(Experiment(), {"audit": RowAudit()}))
+        trial.resolve(settings.override(Experiment(), {"audit": RowAudit()}))

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from raydiff import config, trial
+from raydiff import config, settings, trial
 from raydiff.config import Experiment, Runtime
 from raydiff.data.datasets import Data, load
 from raydiff.data.partition import ByClass, Iid
@@ -170,7 +170,7 @@ def test_public_records_are_rows_of_the_same_table() -> None:
 )
 def test_models_and_instruments_go_with_the_data(experiment: Experiment, values: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
-        trial.resolve(config.override(experiment, values))
+        trial.resolve(settings.override(experiment, values))
 
 
 def test_rows_of_one_label_cannot_be_attacked(experiment: Experiment) -> None:
@@ -186,12 +186,12 @@ def test_clipped_mixtures_are_refused() -> None:
 
 
 def test_the_command_line_switches_to_discrete_diffusion() -> None:
-    switched = config.override(
-        Experiment(), config.parse_overrides(Experiment(), ["--method=fedavg", "--method.model=discretediffusion"])
+    switched = settings.override(
+        Experiment(), settings.parse_overrides(Experiment(), ["--method=fedavg", "--method.model=discretediffusion"])
     )
     assert switched.method.model == DiscreteDiffusion(labels=(10,))
-    cosine = config.parse_overrides(switched, ["--method.model.schedule", "cosine"])
-    back = config.from_dict(config.to_dict(config.override(switched, cosine)))
+    cosine = settings.parse_overrides(switched, ["--method.model.schedule", "cosine"])
+    back = config.from_dict(settings.to_dict(settings.override(switched, cosine)))
     assert type(back.method.model.schedule).__name__ == "Cosine"
 
 

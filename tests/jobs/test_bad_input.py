@@ -132,7 +132,7 @@ def test_a_name_is_used_once_unless_resumed_with_the_same_space(tmp_path):
     import presets
     import record
 
-    from raydiff import config, trial
+    from raydiff import settings, trial
 
     at = tmp_path / "sweeps" / "mine"
     same = {"trials": [trial.resolve(presets.digits().experiment)], "space": {}, "search": "grid"}
@@ -145,7 +145,7 @@ def test_a_name_is_used_once_unless_resumed_with_the_same_space(tmp_path):
     with pytest.raises(ValueError, match="another space: 0 trials are new and 1 are gone"):
         record.plan(at, trials=[], space={}, search="grid", resume=True)
 
-    grown = {**same, "trials": [*same["trials"], trial.resolve(config.override(same["trials"][0], {"seed": 7}))]}
+    grown = {**same, "trials": [*same["trials"], trial.resolve(settings.override(same["trials"][0], {"seed": 7}))]}
     with pytest.raises(ValueError, match=r"1 trials are new and 0 are gone .*: --extend adds them$"):
         record.plan(at, **grown, resume=True)
     extended = record.plan(at, **grown, resume=True, extend=True)

@@ -9,7 +9,7 @@ import presets
 import pytest
 import sweep
 
-from raydiff import config, trial
+from raydiff import settings, trial
 from raydiff.data import datasets
 from raydiff.data.partition import Pooled
 from raydiff.methods import PFDM, FedAvg, FedDistr, LocalOnly
@@ -115,7 +115,7 @@ def test_every_arm_on_a_table_resolves_with_a_fifth_of_the_rows_as_members(name,
 
 def test_arms_keep_to_the_axes_that_were_asked_for():
     study = presets.collaboration()
-    base = config.override(study.experiment, {"method.clip": 5.0})
+    base = settings.override(study.experiment, {"method.clip": 5.0})
     trials = command.grid(base, {"method.epsilon": ("20", "none")}, study.beside)
     methods = [e.method for e in trials if isinstance(e.method, PFDM)]
     assert {m.epsilon for m in methods} == {20.0, None}

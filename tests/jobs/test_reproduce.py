@@ -13,8 +13,8 @@ import reproduce
 import sweep
 
 from analysis.claims_made import TABLE_1
-from raydiff.config import flat
 from raydiff.methods import DPSGD
+from raydiff.settings import flat
 
 
 def trials(paper: str, scale: str) -> list:

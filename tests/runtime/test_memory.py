@@ -10,10 +10,11 @@ import torch
 
 from raydiff import trial
 from raydiff.client import Client
-from raydiff.config import Experiment, Runtime, override
+from raydiff.config import Experiment, Runtime
 from raydiff.methods import METHODS, FedAvg, LocalOnly
 from raydiff.runtime import memory, sweep
 from raydiff.runtime.actors import Worker
+from raydiff.settings import override
 
 GB = 2**30
 

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from raydiff import trial
-from raydiff.config import Runtime, override
+from raydiff.config import Runtime
 from raydiff.diffusion.local import Training
+from raydiff.settings import override
 
 
 @pytest.fixture

@@ -1,0 +1,205 @@
+"""Settings: any tree of frozen dataclasses as JSON, as flat paths with values, and with fields overridden by path.
+
+The command line overrides any field by its path, `--method.epsilon 5`. A field that holds one of several dataclasses
+takes the name of one, `--method fedavg`, `--method.model.network unet`, and keeps the fields that both have; where the
+new one refuses them, those below that were never set are its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import io
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from typing import Any, Literal
+
+# ---------------------------------------------------------------------------------------------- JSON and flat forms
+
+
+def to_dict(obj: Any) -> Any:
+    """JSON-ready tree; each dataclass carries its class name under "kind"."""
+    if dataclasses.is_dataclass(obj):
+        fields = {f.name: to_dict(getattr(obj, f.name)) for f in dataclasses.fields(obj)}
+        return {"kind": type(obj).__name__, **fields}
+    return list(obj) if isinstance(obj, tuple) else obj
+
+
+def from_dict(data: Mapping[str, Any], declared: Any) -> Any:
+    """The inverse of `to_dict`: an object of the declared class, or of one of a declared union.
+
+    Raises ValueError on names that this version does not know.
+    """
+    known = {c.__name__: c for c in _dataclasses_of(declared)}
+    cls = known.get(data.get("kind", ""))
+    if cls is None:
+        raise ValueError(f"unknown kind {data.get('kind')!r}; known here: {', '.join(known)}")
+    hints, values = typing.get_type_hints(cls), {}
+    for name, value in data.items():
+        if name == "kind":
+            continue
+        if name not in hints:
+            raise ValueError(f"{cls.__name__} has no field {name!r}{_nearest(name, hints)}")
+        if isinstance(value, Mapping):
+            value = from_dict(value, hints[name])
+        values[name] = tuple(value) if isinstance(value, list) else value
+    return cls(**values)
+
+
+def flat(obj: Any, prefix: str = "") -> dict[str, Any]:
+    """{"method": "PFDM", "method.epsilon": 10.0, ...}: what is printed and logged. The noise secret is left out."""
+    out: dict[str, Any] = {}
+    for f in dataclasses.fields(obj):
+        path, value = prefix + f.name, getattr(obj, f.name)
+        if f.name == "noise_secret":
+            out[path] = "given" if value else "random"
+        elif dataclasses.is_dataclass(value):
+            if len(_dataclasses_of(typing.get_type_hints(type(obj))[f.name])) > 1:
+                out[path] = type(value).__name__
+            out.update(flat(value, path + "."))
+        else:
+            out[path] = value
+    return out
+
+
+# ------------------------------------------------------------------------------------------------------- overrides
+
+
+def override(obj: Any, values: Mapping[str, Any], prefix: str = "") -> Any:
+    """`obj` with the fields at the given paths replaced, all at once. Raises ValueError naming the path."""
+    changes: dict[str, Any] = {k: v for k, v in values.items() if "." not in k}
+    deeper: dict[str, dict[str, Any]] = {}
+    for path, value in values.items():
+        head, _, rest = path.partition(".")
+        if rest:
+            deeper.setdefault(head, {})[rest] = value
+    for head, below in deeper.items():
+        changes[head] = override(changes.get(head, getattr(obj, head)), below, f"{prefix}{head}.")
+    try:
+        return dataclasses.replace(obj, **changes)
+    except ValueError as e:
+        deeper_says = str(e).startswith("--") or not prefix
+        raise ValueError(str(e) if deeper_says else f"--{prefix.rstrip('.')}: {e}") from None
+
+
+def has_path(obj: Any, path: str) -> bool:
+    """Whether the tree, as it is now, has a field at this path."""
+    head, dot, rest = path.partition(".")
+    if not dataclasses.is_dataclass(obj) or head not in {f.name for f in dataclasses.fields(obj)}:
+        return False
+    return not dot or has_path(getattr(obj, head), rest)
+
+
+def convert(obj: Any, path: str, text: str | Sequence[str]) -> Any:
+    """The value of the field at `path` from its text, by the field's type. Raises ValueError in one sentence."""
+    if not has_path(obj, path):
+        raise ValueError(f"unknown field --{path}{_nearest(path, flat(obj))}")
+    *parents, name = path.split(".")
+    owner = obj
+    for parent in parents:
+        owner = getattr(owner, parent)
+    declared = typing.get_type_hints(type(owner))[name]
+    tokens = text.split() if isinstance(text, str) else list(text)
+    choices = _dataclasses_of(declared)
+    if choices:
+        return _switch(getattr(owner, name), declared, choices, path, " ".join(tokens))
+    return _typed(declared, path, tokens)
+
+
+def parse_overrides(obj: Any, argv: Sequence[str]) -> dict[str, Any]:
+    """{path: value} from `--a.b value ...` and `--a.b=value`; switches are applied before the fields below them are
+    looked up."""
+    pairs: list[tuple[str, list[str]]] = []
+    for token in argv:
+        if token.startswith("--"):
+            name, equals, value = token[2:].partition("=")
+            pairs.append((name.replace("-", "_"), [value] if equals else []))
+        elif pairs:
+            pairs[-1][1].append(token)
+        else:
+            raise ValueError(f"unexpected argument {token!r}; options look like --method.epsilon 5")
+    values: dict[str, Any] = {}
+    for path, tokens in sorted(pairs, key=lambda pair: pair[0].count(".")):  # --method before --method.epsilon
+        value = convert(obj, path, tokens or ["True"])
+        values[path] = value
+        if dataclasses.is_dataclass(value) or value is None:
+            obj = override(obj, {path: value})
+    return values
+
+
+def _switch(current: Any, declared: Any, choices: Sequence[type], path: str, text: str) -> Any:
+    if text.lower() == "none" and type(None) in typing.get_args(declared):
+        return None
+    names = {c.__name__.lower(): c for c in choices}
+    wanted = text.lower().replace("_", "").replace("-", "")
+    if wanted not in names:
+        raise ValueError(f"--{path} must be one of {', '.join(names)}, got {text!r}{_nearest(wanted, names)}")
+    cls = names[wanted]
+    if type(current) is cls:
+        return current
+    hints = typing.get_type_hints(cls)
+    shared = {f.name for f in dataclasses.fields(cls) if f.init}
+    kept = {}
+    if current is not None:
+        values = {f.name: getattr(current, f.name) for f in dataclasses.fields(current) if f.name in shared}
+        kept = {name: value for name, value in values.items() if _fits(value, hints[name])}
+    try:
+        return cls(**kept)
+    except ValueError:  # such as AdamW, where only SGD will do, and nobody asked for AdamW
+        before, now = _defaults(type(current)), _defaults(cls)
+        return cls(**{name: _moved(value, before[name], now[name]) for name, value in kept.items()})
+
+
+def _fits(value: Any, declared: Any) -> bool:
+    """Whether the field may hold it: a denoiser does not go where a classifier must, nor text where a schedule."""
+    choices = _dataclasses_of(declared)
+    return type(value) in choices if dataclasses.is_dataclass(value) else value is None or not choices
+
+
+def _defaults(cls: type) -> dict[str, Any]:
+    return {f.name: f.default for f in dataclasses.fields(cls)}
+
+
+def _moved(value: Any, before: Any, now: Any) -> Any:
+    """A dataclass whose fields that are as in the old default `before` are as in the new one, `now`; else the value."""
+    if not (dataclasses.is_dataclass(now) and type(value) is type(before) is type(now)):
+        return value
+    names = [f.name for f in dataclasses.fields(value) if getattr(value, f.name) != getattr(before, f.name)]
+    moved: Any = now
+    return dataclasses.replace(moved, **{name: getattr(value, name) for name in names})
+
+
+def _typed(declared: Any, path: str, tokens: Sequence[str]) -> Any:
+    import tyro
+
+    words = {"none": "None", "true": "True", "false": "False"}
+    literal = typing.get_args(declared) if typing.get_origin(declared) is Literal else ()
+    tokens = [t if t in literal else words.get(t.lower(), t) for t in tokens]
+    if any(t.startswith("-") for t in tokens):  # a negative number would read as an option
+        tokens = ["--", *tokens]
+    try:
+        with redirect_stderr(io.StringIO()), redirect_stdout(io.StringIO()):
+            return tyro.cli(declared, args=tokens, console_outputs=False)
+    except SystemExit:
+        raise ValueError(f"--{path} must be {_readable(declared)}, got {' '.join(tokens)!r}") from None
+
+
+def _readable(declared: Any) -> str:
+    if typing.get_origin(declared) is Literal:
+        return "one of " + ", ".join(str(a) for a in typing.get_args(declared))
+    if typing.get_origin(declared) in (types.UnionType, typing.Union):
+        return " or ".join(_readable(a) for a in typing.get_args(declared))
+    names = {int: "an integer", float: "a number", bool: "true or false", str: "text", type(None): "none"}
+    return names.get(declared, str(declared))
+
+
+def _dataclasses_of(declared: Any) -> list[type]:
+    options = typing.get_args(declared) if isinstance(declared, types.UnionType) else (declared,)
+    return [o for o in options if dataclasses.is_dataclass(o) and isinstance(o, type)]
+
+
+def _nearest(name: str, known: Any) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f"; did you mean {close[0]}?" if close else ""
