@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import presets
+import studies
 
 from raydiff import settings
 from raydiff.config import Experiment
@@ -42,7 +43,7 @@ class Parser(argparse.ArgumentParser):
         raise ValueError(message)
 
 
-def preset(argv: Sequence[str], default: str = "digits") -> tuple[str, presets.Study, list[str]]:
+def preset(argv: Sequence[str], default: str = "digits") -> tuple[str, studies.Study, list[str]]:
     """(name, study, the other arguments): a first argument that is no option names the preset."""
     name, rest = (argv[0], list(argv[1:])) if argv and not argv[0].startswith("-") else (default, list(argv))
     if name == REPRODUCE:
@@ -54,7 +55,7 @@ def preset(argv: Sequence[str], default: str = "digits") -> tuple[str, presets.S
     return name, presets.PRESETS[name](), rest
 
 
-def _reproduced(argv: Sequence[str]) -> tuple[str, presets.Study, list[str]]:
+def _reproduced(argv: Sequence[str]) -> tuple[str, studies.Study, list[str]]:
     import reproduce  # needs presets, as this does
 
     parser = Parser(prog=f"python jobs/sweep.py {REPRODUCE}", add_help=False, allow_abbrev=False)
@@ -64,7 +65,7 @@ def _reproduced(argv: Sequence[str]) -> tuple[str, presets.Study, list[str]]:
     return f"{REPRODUCE}-{given.paper}-{given.scale}", reproduce.study(given.paper, given.scale), rest
 
 
-def others(studies: Iterable[presets.Study], given: Mapping[str, Any], *, baselines: bool) -> Iterable[Experiment]:
+def others(studies: Iterable[studies.Study], given: Mapping[str, Any], *, baselines: bool) -> Iterable[Experiment]:
     """The trials of further studies, under the overrides that apply to each."""
     for study in studies:
         base = settings.override(
@@ -99,7 +100,7 @@ def axes(texts: Sequence[str]) -> dict[str, tuple[str, ...]]:
     return out
 
 
-def grid(base: Experiment, of: Mapping[str, Sequence[str]], beside: Sequence[presets.Arm]) -> list[Experiment]:
+def grid(base: Experiment, of: Mapping[str, Sequence[str]], beside: Sequence[studies.Arm]) -> list[Experiment]:
     """All combinations of the axes on `base`; then each arm on those axes that it has and does not set itself."""
     out = _combinations(base, of)
     for arm in beside:
@@ -142,7 +143,7 @@ def varying(experiments: Sequence[Experiment], sampled: Iterable[str] = ()) -> C
     return name
 
 
-def help_text(doc: str | None, options: str, study: presets.Study) -> str:
+def help_text(doc: str | None, options: str, study: studies.Study) -> str:
     """The job's docstring, its own options, and every field that can be overridden, with its default in this preset."""
     fields = "\n".join(f"  --{k} {_short(v)}" for k, v in settings.flat(study.experiment).items())
     return f"{doc}\n{options}\nfields (with this preset's values):\n{fields}"

@@ -19,6 +19,8 @@ from pathlib import Path
 
 import command
 import presets
+import presets_pfdm
+import studies
 from torch import Tensor
 
 from raydiff import seeding, settings, trial
@@ -43,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
     options, overrides = parser.parse_known_args(command.shorthand(rest))
     start = _start(subject)
     if options.help:
-        study = presets.Study(experiment=start)
+        study = studies.Study(experiment=start)
         print(command.help_text(__doc__, parser.format_help(), study))
         return 0
     values = settings.parse_overrides(start, overrides)
@@ -85,7 +87,7 @@ def _start(subject: str) -> Experiment:
     """A preset's experiment, or that of digits with another data set."""
     if subject in presets.PRESETS:
         return presets.PRESETS[subject]().experiment
-    return dataclasses.replace(presets.digits().experiment, data=Data(name=subject))
+    return dataclasses.replace(presets_pfdm.digits().experiment, data=Data(name=subject))
 
 
 def _fitting(experiment: Experiment) -> tuple[Experiment, list[str]]:

@@ -13,8 +13,11 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-import presets
-from presets import SEEDS, Arm, Study
+import presets_feddistr
+import presets_pfdm
+import presets_spire
+import presets_tables
+from studies import SEEDS, Arm, Study
 
 from raydiff.evaluation.evaluate import Evaluation
 from raydiff.settings import flat, override, parse_overrides
@@ -57,7 +60,7 @@ def pfdm_cpu() -> Study:
     Table 6 of the appendix.
     """
     base = override(
-        presets.collaboration_colour().experiment,
+        presets_pfdm.collaboration_colour().experiment,
         {
             "partition.minority": 100,
             "data.calibration": 500,  # what a rate at 1 % takes
@@ -78,7 +81,7 @@ def pfdm_gpu() -> Study:
     """The same on coloured MNIST at 28x28 and on CIFAR-10, T = 1000, with UNets."""
     grid = {"seed": SEEDS[:3]}
     parts = []
-    for made in (presets.colour_mnist(), presets.cifar10()):
+    for made in (presets_pfdm.colour_mnist(), presets_pfdm.cifar10()):
         central = {**CENTRAL, "method.local.steps": f"{2 * made.experiment.method.local.steps}"}  # type: ignore[union-attr]
         parts.append(Study(experiment=made.experiment, grid=grid, beside=(*made.beside, Arm(changes=central))))
         exact = override(made.experiment, {"method.model.precision": "float32"})  # per-example gradients need it
@@ -89,21 +92,21 @@ def pfdm_gpu() -> Study:
 
 def spire_cpu() -> Study:
     """Table 1: clients of the federation and clients that join, five methods, on digits."""
-    made = presets.spire_digits()
+    made = presets_spire.spire_digits()
     return replace(made, grid={"seed": SEEDS[:3]})
 
 
 def spire_gpu() -> Study:
     """Table 1 on MNIST and CIFAR-10, with the paper's widths, clients and rounds."""
     first, second = (
-        replace(made, grid={"seed": SEEDS[:3]}) for made in (presets.spire_mnist(), presets.spire_cifar10())
+        replace(made, grid={"seed": SEEDS[:3]}) for made in (presets_spire.spire_mnist(), presets_spire.spire_cifar10())
     )
     return replace(first, also=(second,))
 
 
 def feddistr_cpu() -> Study:
     """Figures 4, 5 and 7: one round against fifty, disentangled and not, with and without noise, on digits."""
-    made = presets.feddistr_digits()
+    made = presets_feddistr.feddistr_digits()
     wanted = tuple(arm for arm in made.beside if _is_compared(arm.changes))
     return replace(made, grid={**made.grid, "seed": SEEDS[:3]}, beside=wanted)
 
@@ -119,13 +122,13 @@ def _is_compared(changes: Mapping[str, str]) -> bool:
 
 def feddistr_gpu() -> Study:
     """CIFAR-100 with ResNet-18, K = 5, 10, 20; needs a latent diffusion model (`--method.model.path`)."""
-    made = presets.feddistr_cifar100()
+    made = presets_feddistr.feddistr_cifar100()
     return replace(made, grid={**made.grid, "seed": SEEDS[:3]})
 
 
 def pdp_cpu() -> Study:
     """Figures 6 and 7 on German Credit; the attack's training rows are a fifth, as the paper's of Adult."""
-    removed, attacked = presets.removal_german(), presets.tabular_german()
+    removed, attacked = presets_tables.removal_german(), presets_tables.tabular_german()
     shares = {**removed.grid, "audit.remove": ("0", "0.01", "0.1", "0.5")}
     rates = {**attacked.grid, "seed": SEEDS, "method.model.schedule.rate": ("0.1", "0.5", "1.0")}
     return replace(removed, grid=shares, also=(replace(attacked, grid=rates, beside=()),))
@@ -133,7 +136,7 @@ def pdp_cpu() -> Study:
 
 def pdp_gpu() -> Study:
     """Figures 6 and 7 on Adult with the paper's 100 epochs; no GPU is needed, but hours of a CPU core are."""
-    removed, attacked = presets.removal_adult(), presets.tabular_adult()
+    removed, attacked = presets_tables.removal_adult(), presets_tables.tabular_adult()
     steps = 24_574 * 100 // 30
     base = override(removed.experiment, {"method.local.steps": steps})
     return replace(removed, experiment=base, also=(replace(attacked, beside=()),))
