@@ -65,7 +65,7 @@ class DataParallel:
         if isinstance(done, Diverged):
             raise done
         params, moments, loss, stream = done
-        task.rng.set_state(torch.from_numpy(stream))
+        task.rng.set_state(torch.tensor(stream))
         return tensors(params), tensors(moments), loss
 
 

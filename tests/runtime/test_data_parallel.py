@@ -72,6 +72,7 @@ def test_a_loss_that_is_no_number_is_told(alone: None) -> None:
     assert isinstance(found, Diverged) and (found.step, str(found)) == (4, "the loss became nan at step 4")
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_three_processes_take_the_steps_of_one(workers: object, tmp_path: Path) -> None:
     """A batch of two: the third has no share of it."""
