@@ -29,7 +29,7 @@ from analysis.interval import student
 from analysis.markdown import grid
 
 REPRODUCED, NOT, SCALE = "reproduced", "not reproduced", "not tested at this scale"
-PAIRED = ("seed", "data.split_seed", "data.name", "partition.xi", "clients", "method.model.steps")
+PAIRED = ("seed", "data.split_seed", "data.name", "data.train", "partition.xi", "clients", "method.model.steps")
 Where = dict[str, Any]
 """Column -> value, a set of values, or None where it must be empty."""
 
@@ -203,12 +203,14 @@ def _pairs(runs: pd.DataFrame, metric: str, ours: Where, others: Where) -> pd.Da
     on = [c for c in PAIRED if c in mine and c not in {*ours, *others} and _shared(mine[c], theirs[c])]
     if not on or len(both := mine.merge(theirs, on=on, suffixes=("", "_other"))) < 2:
         return Verdict("not tested: fewer than two pairs")
+    if both.duplicated(on).any():
+        return Verdict("not tested: several trials go with one")
     return both
 
 
 def _shared(mine: pd.Series, theirs: pd.Series) -> bool:
-    """Whether pairs can be told by it: it varies on a side, and both sides have its values."""
-    return mine.nunique() > 1 and bool(set(mine.dropna()) & set(theirs.dropna()))
+    """Whether pairs can be told by it: it varies on a side, and both sides have some value of it."""
+    return max(mine.nunique(), theirs.nunique()) > 1 and bool(set(mine.dropna()) & set(theirs.dropna()))
 
 
 def main(argv: Sequence[str]) -> None:

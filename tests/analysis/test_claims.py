@@ -49,6 +49,19 @@ def test_pairs_are_those_that_both_sides_have() -> None:
     assert lower("gain", A, B, gain=0.1)(runs([0.1], [1.0])).outcome.startswith("not tested: no such")
 
 
+def test_what_varies_on_one_side_only_tells_pairs_too() -> None:
+    """A sweep of two studies: B also ran on fewer records, which is nobody's pair."""
+    frame = pd.concat([runs([0.1, 0.2, 0.3], [1.0, 1.2, 1.1]).assign(**{"data.train": 800}), runs([], [5.0, 5.0, 5.0])])
+    frame["data.train"] = frame["data.train"].fillna(200)
+    found = lower("loss", A, B, gain=0.1)(frame)
+    assert found.n == 3 and found.ours.startswith("0.2 against 1.1: ")
+
+
+def test_trials_that_nothing_tells_apart_make_no_pairs() -> None:
+    frame = pd.concat([runs([0.1, 0.2], [1.0, 1.2]), runs([], [5.0, 5.0])])
+    assert lower("loss", A, B, gain=0.1)(frame).outcome == "not tested: several trials go with one"
+
+
 @pytest.mark.parametrize(
     ("values", "outcome"),
     [([0.5, 0.51, 0.49], REPRODUCED), ([0.6, 0.61, 0.62], NOT), ([0.3, 0.5, 0.8], SCALE)],

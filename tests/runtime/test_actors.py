@@ -287,6 +287,29 @@ def test_a_worker_that_dies_in_a_race_is_asked_again(tmp_path, workers, monkeypa
     assert killed and [upload.client for upload, _ in raced] == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize("closing", [None, Closing(enough=4)], ids=["run", "race"])
+def test_an_upload_that_is_lost_with_its_node_is_asked_for_again(tmp_path, workers, monkeypatch, closing):
+    import ray
+
+    from raydiff.runtime.actors import RayPool
+
+    this, get, lost = trial.open_trial(experiment(METHODS["fedavg"], 4), tmp_path), ray.get, []
+    pool, server = RayPool(workers, this), METHODS["fedavg"].init_server(None, torch.Generator().manual_seed(0))
+
+    def losing(ref, **more):
+        if not lost:
+            lost.append(ref)
+            raise ray.exceptions.ObjectLostError(ref.hex(), None, "")
+        return get(ref, **more)
+
+    monkeypatch.setattr(ray, "get", losing)
+    came = pool.run(pool.clients, server, 0) if closing is None else pool.race(pool.clients, server, 0, closing)
+    found = [(upload.client, tree.digest(upload.release.value)) for upload, _ in came]
+    assert lost
+    alone = trial.local_pool(this).run(pool.clients, server, 0)
+    assert found == [(upload.client, tree.digest(upload.release.value)) for upload, _ in alone]
+
+
 @pytest.mark.survival
 def test_a_client_that_kills_its_worker_each_time_ends_the_trial(tmp_path, workers):
     from raydiff.runtime.actors import PoisonedWorker, RayPool
