@@ -1,6 +1,6 @@
 """One training on several processes: each does its share of every batch (Ray Train's TorchTrainer).
 
-All processes draw the same batches from the same generator, take every so-manieth record of each, and add up their
+All n processes draw the same batches from the same generator, take every n-th record of each, and add up their
 gradients. So the steps are those of a single process, up to the order in which floats are added.
 """
 
