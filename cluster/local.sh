@@ -15,8 +15,8 @@ die() { echo "error: $*" >&2; exit 2; }
 free_port() { python -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'; }
 
 # One node, in the background and in a process group of its own, so that `stop` can end it and nothing else.
-# Workers take any free port: with Ray's default ranges the nodes of one machine would fight for them. The port of the
-# agent must differ for the same reason: a second one on Ray's default port takes no jobs, and says so nowhere.
+# Workers take any free port: with Ray's default ranges the nodes of one machine would fight for them. The node's agent
+# does too (0): one that finds its port taken lives on, takes no jobs and says so in a log of its own only.
 # And each node has its own folder: in a shared one the second node unpacks the job's files anew, under the first one's feet.
 # Ray gives up, or loses one of its processes, where something takes 30 s, as on a busy machine: at most three tries.
 node() {
@@ -26,7 +26,7 @@ node() {
     for _ in 1 2 3; do
         # setsid does not fork in a background job of a script, so $! is the group's leader
         setsid ray start --block --num-gpus=0 --disable-usage-stats --min-worker-port=0 --max-worker-port=0 \
-            --dashboard-agent-listen-port="$(free_port)" --temp-dir="$session" "$@" </dev/null >"$state/$name.log" 2>&1 &
+            --dashboard-agent-listen-port=0 --temp-dir="$session" "$@" </dev/null >"$state/$name.log" 2>&1 &
         pid=$!
         since="$(started "$pid" || true)"
         echo "$pid $since" >>"$state/pids"

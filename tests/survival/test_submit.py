@@ -39,8 +39,8 @@ def head(tmp_path_factory):
     subprocess.run(["ray", "get-auth-token", "--generate"], env=env, check=True, capture_output=True)
     command = ["ray", "start", "--head", "--block", "--num-cpus=2", f"--port={port}", f"--dashboard-port={dashboard}"]
     command += ["--ray-client-server-port", str(free_port()), "--disable-usage-stats"]
-    # this process may have a Ray of its own, whose agent has the default port: a second one there takes no jobs
-    command += ["--dashboard-agent-listen-port", str(free_port())]
+    # any free port: an agent that finds its own taken, as by the Ray of this very process, lives on and takes no jobs
+    command += ["--dashboard-agent-listen-port=0"]
     log = (home / "head.log").open("w")
     process = subprocess.Popen(command, env=env, start_new_session=True, stdout=log, stderr=log)
     try:
