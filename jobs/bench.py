@@ -42,15 +42,14 @@ import bench_scale
 import bench_sweep
 import command
 import torch
-from bench_work import PROCESSES, Case, memory, on_ray, ray_workers
+from bench_work import PROCESSES, Case, in_process, memory, on_ray, ray_workers
 from torch import Tensor, nn
 
 from raydiff import seeding, tree
-from raydiff.client import Client
 from raydiff.data.datasets import Records
 from raydiff.diffusion.gaussian import DDPM
 from raydiff.diffusion.networks import MLP
-from raydiff.federation import LocalPool, rounds
+from raydiff.federation import rounds
 from raydiff.methods import FedAvg
 from raydiff.tree import Params
 from raydiff.trial import Trial, make_clients
@@ -122,7 +121,7 @@ def overhead(effort: Effort) -> None:
     ):
         ways: dict[str, Way] = {
             "floor": floor,
-            "local": local,
+            "local": in_process,
             "ray": lambda trial: on_ray(trial, workers),
             "ray_stored": lambda trial: on_ray(trial, workers, stored=True),
             "two_processes": lambda trial: two_processes(trial, pipes),
@@ -269,18 +268,6 @@ def plain_processes() -> Iterator[list[Connection]]:
         for process in processes:
             process.terminate()
             process.join()
-
-
-# --- with raydiff ---
-
-
-def local(trial: Trial) -> Iterator[Params]:
-    """The round loop over clients in this process, without a store."""
-    method, keys = trial.experiment.method, trial.keys
-    hosted = make_clients(trial, range(trial.experiment.clients))
-    pool = LocalPool([Client(c.number, method, c.data, keys=keys) for c in hosted])
-    for progress in rounds(method, pool, keys=keys):
-        yield progress.server
 
 
 # --- measuring ---

@@ -1,8 +1,9 @@
 """Lines of `python jobs/bench.py scale`: what more clients cost, and larger models.
 
 Clients are packed into two workers and commit every round, as in a trial. `scale` is training of a tiny network, at the
-largest number also in lock-step; `size` is rounds without training, so that only weights move: down to every client, up
-again, and to the disk.
+largest number also in lock-step. `idle` and `size` are rounds without training, so that only weights move: down to
+every client, up again, and to the disk. `packed` trains the largest number once more without Ray, one client after the
+other, and compares the server's weights bit for bit.
 """
 
 from __future__ import annotations
@@ -14,14 +15,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench_work import Case, memory, on_ray, peak_mb, ray_workers
+import torch
+from bench_work import Case, in_process, memory, on_ray, peak_mb, ray_workers
 
 from raydiff import tree
 from raydiff.diffusion.networks import MLP
+from raydiff.tree import Params
 
 TINY = MLP(width=64, depth=1)
 SCALE_MB = 6144.0  # what the driver and the workers may hold with 1,000 clients
 NOISE_MB = 16.0  # what a process grows by anyway
+IDLE = 32  # clients that do not train
+IDLE_SECONDS = 0.02  # what a round of theirs may take
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,21 +56,32 @@ def lines(effort: Effort) -> Iterator[tuple[str, dict[str, Any]]]:
         ways = [(count, False) for count in effort.clients] + [(effort.clients[-1], True)]
         for number, (clients, vectorize) in enumerate(ways):
             case = Case(clients=clients, steps=2, network=TINY, vectorize=vectorize)
-            found = _measured(case, effort.rounds, Path(folder) / f"scale-{number}", workers)
+            found, server = _measured(case, effort.rounds, Path(folder) / f"scale-{number}", workers)
+            if not vectorize:  # which adds in another order
+                packed = case, server
             yield "scale", {**found, **_judged(found)}
+        case = Case(clients=IDLE, steps=0, network=TINY)
+        found, _ = _measured(case, 10 * effort.rounds, Path(folder) / "idle", workers)
+        met = {"seconds_per_round": found["seconds_per_round"] <= IDLE_SECONDS}
+        yield "idle", {**found, "targets": {"seconds_per_round": IDLE_SECONDS}, "met": met}
         for number, network in enumerate(effort.networks):
             case = Case(clients=8, steps=0, network=network)
-            yield "size", _measured(case, effort.rounds, Path(folder) / f"size-{number}", workers)
+            found, _ = _measured(case, effort.rounds, Path(folder) / f"size-{number}", workers)
+            yield "size", found
+        case, server = packed  # last, for its clients would count as the driver's memory
+        *_, here = in_process(case.trial(effort.rounds, Path(folder) / "here"))
+        same = all(torch.equal(here[name], value) for name, value in server.items())
+        yield "packed", {"clients": case.clients, "rounds": effort.rounds, "same_bits": same}
 
 
-def _measured(case: Case, rounds: int, folder: Path, workers: Sequence[Any]) -> dict[str, Any]:
-    """One case: seconds, and peak memory so far."""
+def _measured(case: Case, rounds: int, folder: Path, workers: Sequence[Any]) -> tuple[dict[str, Any], Params]:
+    """One case: seconds, and peak memory so far; and the server's last weights."""
     before, started = peak_mb(), time.perf_counter()
     *_, server = on_ray(case.trial(rounds, folder), workers, stored=True)
     seconds, held = time.perf_counter() - started, memory(workers)
     total, grown = held["driver_mb"] + sum(held["workers_mb"]), held["driver_mb"] - before
     uploads = case.clients * tree.nbytes(server) / 2**20
-    return {
+    fields = {
         "clients": case.clients,
         "steps": case.steps,
         "vectorize": case.vectorize,
@@ -77,6 +93,7 @@ def _measured(case: Case, rounds: int, folder: Path, workers: Sequence[Any]) -> 
         "uploads_mb": uploads,
         "driver_grown_mb": grown,
     }
+    return fields, server
 
 
 def _judged(found: dict[str, Any]) -> dict[str, Any]:

@@ -10,16 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from raydiff import trial as trials
+from raydiff.client import Client
 from raydiff.config import Experiment, Runtime
 from raydiff.data.datasets import Data
 from raydiff.data.partition import Iid
 from raydiff.diffusion.gaussian import DDPM
 from raydiff.diffusion.local import Training
 from raydiff.diffusion.networks import MLP
-from raydiff.federation import rounds
+from raydiff.federation import LocalPool, rounds
 from raydiff.methods import FedAvg
 from raydiff.tree import Params
-from raydiff.trial import Trial
+from raydiff.trial import Trial, make_clients
 
 PROCESSES = 2  # Ray workers, and plain processes
 SMALL = MLP(width=128, depth=3)  # a quarter of the digits preset's: the smaller, the more overhead shows
@@ -54,6 +55,15 @@ class Case:
     def targets(self) -> dict[str, float]:
         """What the ratios should stay below. Without training, only copies of weights are timed."""
         return {"local_over_floor": 1.05, "ray_over_two_processes": 1.15 if self.steps else 1.5}
+
+
+def in_process(trial: Trial) -> Iterator[Params]:
+    """The round loop over clients in this process, without a store."""
+    method, keys = trial.experiment.method, trial.keys
+    hosted = make_clients(trial, range(trial.experiment.clients))
+    pool = LocalPool([Client(c.number, method, c.data, keys=keys) for c in hosted])
+    for progress in rounds(method, pool, keys=keys):
+        yield progress.server
 
 
 def on_ray(trial: Trial, workers: Sequence[Any], *, stored: bool = False) -> Iterator[Params]:

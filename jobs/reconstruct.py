@@ -31,7 +31,6 @@ from raydiff.evaluation.reconstruction import Denoise, Reconstruction, compare, 
 from raydiff.finished import Finished, open_finished
 from raydiff.method import HELD
 from raydiff.methods import PFDM
-from raydiff.privacy.ledger import Ledger
 from raydiff.store import read_tensors, write_tensors, write_text
 from raydiff.tree import Params
 from raydiff.trial import make_clients
@@ -92,7 +91,7 @@ def sent(finished: Finished, method: PFDM, count: int) -> tuple[Tensor, Records]
     last = trial.store.last_commit()
     assert last is not None  # an opened trial has one
     pool = trial.store.load_server(last[0])[f"{HELD}/pool/x"]
-    took_part = sorted(Ledger.from_json(last[1]["ledger"]).bytes_by_client)
+    took_part = sorted(trial.store.ledger().bytes_by_client)
     parts = [c.data for c in make_clients(trial, took_part, keys=dataclasses.replace(trial.keys, secret=b""))]
     if len(pool) != sum(map(len, parts)):
         raise ValueError(

@@ -171,7 +171,7 @@ def rounds(
     first, server, ledger = 0, {}, Ledger()
     if store and (last := store.last_commit()):
         number, record = last
-        server, ledger, first = store.load_server(number), Ledger.from_json(record["ledger"]), number + 1
+        server, ledger, first = store.load_server(number), store.ledger(), number + 1
         rejected = {int(client): why for client, why in record["rejected"].items()}
         yield Progress(number, server, ledger, record["metrics"], rejected, resumed=True)
     else:
@@ -189,8 +189,8 @@ def rounds(
         server, ledger = progress.server, progress.ledger
         if store:
             store.save_server(number, server)
-            record = {"ledger": ledger.to_json(), "metrics": progress.metrics, "rejected": dict(progress.rejected)}
-            store.commit(number, record)
+            spent = ledger.of_round(number).to_json()
+            store.commit(number, {"ledger": spent, "metrics": progress.metrics, "rejected": dict(progress.rejected)})
         yield progress
 
 
@@ -209,18 +209,18 @@ def _round(
     seen: list[tuple[int, Metrics]] = []
     rejected: dict[int, str] = {}
     late: list[int] = []
+    spent: list[tuple[int, Event, int]] = []
     sent = tree.without(HELD, server)
 
     def stream() -> Iterator[Upload]:
-        nonlocal ledger
         for came in pool.run(ids, sent, number) if closing is None else pool.race(ids, sent, number, closing):
             if isinstance(came, Late):
                 late.append(came.client)
-                ledger = ledger.with_upload(number, came.client, _foretold(method, came, number), 0)
+                spent.append((came.client, _foretold(method, came, number), 0))
                 continue
             upload, metrics = came
             upload = replace(upload, release=accountable(upload.release))
-            ledger = ledger.with_upload(number, upload.client, upload.release.event, upload.release.nbytes)
+            spent.append((upload.client, upload.release.event, upload.release.nbytes))
             if why := _objection(method, server, upload, number):
                 rejected[upload.client] = why
                 continue
@@ -240,7 +240,8 @@ def _round(
         pass
     left_out = {**_counted("rejected", rejected, len(ids)), **_counted("late", late, len(ids))}
     metrics = {**_client_metrics(seen), **left_out, **metrics}
-    return Progress(number, after, ledger.with_published(number, events), metrics, rejected)
+    ledger = ledger.with_uploads(number, spent).with_published(number, events)
+    return Progress(number, after, ledger, metrics, rejected)
 
 
 def _objection(method: Method, server: Params, upload: Upload, number: int) -> str | None:

@@ -3,9 +3,9 @@
     <root>/server-00003.safetensors            the server's state after round 3
     <root>/clients/00007-00003.safetensors     client 7's private state after round 3, written by whoever hosts it
     <root>/releases/00007-00003.safetensors    what client 7 sends in round 3 and its event, written BEFORE it is sent
-    <root>/commit-00003.json                   the ledger and the metrics; written last: a round without it did not
-    happen <cache>/<key>.safetensors                  results that several trials share, by the digest of what they
-    depend on
+    <root>/commit-00003.json                   what round 3 adds to the ledger, and its metrics; written last: a round
+                                               without it did not happen
+    <cache>/<key>.safetensors                  results that several trials share, by the digest of what they depend on
 
 Every file appears whole or not at all (temporary file, then rename).
 """
@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from raydiff.privacy.ledger import Entry, Ledger
 from raydiff.privacy.release import Event, Gaussian, Nothing, Release, already_private, event_from_dict, event_to_dict
 from raydiff.tree import Params
 
@@ -101,12 +102,18 @@ class Store:
 
     def last_commit(self) -> tuple[int, dict[str, Any]] | None:
         """(number, record) of the last round that counts, or None."""
-        numbers = [int(p.stem[7:]) for p in self.root.glob("commit-*.json")]
-        if not numbers:
-            return None
-        last = max(numbers)
-        record: dict[str, Any] = json.loads((self.root / f"commit-{last:05d}.json").read_text())
-        return last, record
+        numbers = self._committed()
+        return (numbers[-1], self._record(numbers[-1])) if numbers else None
+
+    def ledger(self) -> Ledger:
+        """What the rounds that count have spent. Raises ValueError where a commit has entries of other rounds."""
+        entries: list[Entry] = []
+        for number in self._committed():
+            added = Ledger.from_json(self._record(number)["ledger"]).entries
+            if any(entry.round != number for entry in added):
+                raise ValueError(f"{self.root} was made by another version of raydiff: its commits have whole ledgers")
+            entries += added
+        return Ledger(tuple(entries))
 
     def cached(self, key: str, make: Callable[[], Params]) -> Params:
         """`make()`, or what an earlier call with the same key made, in this trial or another of the same sweep."""
@@ -139,6 +146,13 @@ class Store:
     def has_server(self, number: int) -> bool:
         """Whether the server's state after this round is there."""
         return self._server(number).exists()
+
+    def _committed(self) -> list[int]:
+        return sorted(int(p.stem[7:]) for p in self.root.glob("commit-*.json"))
+
+    def _record(self, number: int) -> dict[str, Any]:
+        record: dict[str, Any] = json.loads((self.root / f"commit-{number:05d}.json").read_text())
+        return record
 
     def _server(self, number: int) -> Path:
         return self.root / f"server-{number:05d}.safetensors"

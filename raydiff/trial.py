@@ -72,10 +72,9 @@ class Trial:
 
 
 def ledger_of(folder: Path) -> Ledger:
-    """What a trial has spent so far: its last commit, and what clients have sent in a round that never committed."""
+    """What a trial has spent so far: its commits, and what clients have sent in a round that never committed."""
     store = Store(folder)
-    last = store.last_commit()
-    ledger = Ledger.from_json(last[1]["ledger"]) if last else Ledger()
+    ledger, last = store.ledger(), store.last_commit()
     for sent in store.sent_after(last[0] if last else INITIAL):
         ledger = ledger.with_upload(*sent)
     return ledger
@@ -278,7 +277,7 @@ def _privacy_metrics(ledger: Ledger, experiment: Experiment) -> Metrics:
     """Epsilon as the ledger has it, and the membership AUC that no attack on the uploads can exceed, with its mu."""
     delta, accountant = experiment.method.delta, experiment.method.accountant
     try:
-        mu = max((ledger.server.mu(c) for c in ledger.bytes_by_client), default=0.0)
+        mu = ledger.server.mu()
         found = {tradeoff.MU: mu, "privacy/auc_ceiling": accountants.auc_ceiling(mu)}
     except accountants.Unsupported:  # no closed form: every AUC is allowed
         found = {"privacy/auc_ceiling": 1.0}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -643,5 +644,7 @@ def test_first_states_depend_on_the_public_records(tmp_path: Path) -> None:
 
 def test_the_ledger_survives_as_it_is(tmp_path: Path) -> None:
     whole = run(Walk(), Store(tmp_path))[-1]
-    _, record = Store(tmp_path).last_commit() or (0, {})
-    assert Ledger.from_json(record["ledger"]) == whole.ledger
+    assert Store(tmp_path).ledger() == whole.ledger
+    for number in range(whole.number + 1):  # each commit has its own round's
+        record = json.loads((tmp_path / f"commit-{number:05d}.json").read_text())
+        assert {e.round for e in Ledger.from_json(record["ledger"]).entries} == {number}

@@ -9,6 +9,7 @@ import torch
 
 from raydiff import store as store_module
 from raydiff import tree
+from raydiff.privacy.ledger import Ledger
 from raydiff.privacy.release import Gaussian, NonPrivate, already_private, disclose, nothing
 from raydiff.store import INITIAL, Store, read_tensors, write_tensors, write_text
 from raydiff.tree import Params
@@ -95,6 +96,16 @@ def test_only_commits_make_a_round_count(store: Store) -> None:
     store.save_server(12, state(12))  # and then it crashed
     assert store.last_commit() == (11, {"metrics": {"loss": 11 / 3}})
     assert tree.digest(store.load_server(11)) == tree.digest(state(11))
+
+
+def test_a_commit_with_another_round_s_entries_is_of_another_version(store: Store) -> None:
+    event = Gaussian(1.0, "client", "replace_one", "local")
+    whole = Ledger().with_upload(0, 7, event, 3)
+    store.commit(0, {"ledger": whole.to_json()})
+    assert store.ledger() == whole
+    store.commit(1, {"ledger": whole.with_upload(1, 7, event, 3).to_json()})
+    with pytest.raises(ValueError, match=r"was made by another version of raydiff: its commits have whole ledgers$"):
+        store.ledger()
 
 
 def test_a_commit_drops_older_server_states_only(store: Store) -> None:

@@ -14,7 +14,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any
 
@@ -69,23 +69,31 @@ class Guarantee:
 
 @dataclass(frozen=True)
 class Ledger:
-    """Entries in the order of their rounds. Immutable: `with_upload` and `with_published` make a new one."""
+    """Entries in the order of their rounds. Immutable: `with_uploads` and `with_published` make a new one."""
 
     entries: tuple[Entry, ...] = ()
 
-    def with_upload(self, round: int, client: int, event: Event, nbytes: int) -> Ledger:
-        """Add what `client` sent in `round`.
+    def with_uploads(self, round: int, uploads: Iterable[tuple[int, Event, int]]) -> Ledger:
+        """Add what clients sent in `round`: (client, event, bytes) of each.
 
-        Raises ValueError for a second upload in that round, for an earlier round than the last, and for an
-        event that is not of local trust.
+        Raises ValueError for a client's second upload in that round, for an earlier round than the last, and for
+        an event that is not of local trust.
         """
-        if client < 0:
-            raise ValueError(f"client must be >= 0, got {client}")
-        if not isinstance(event, Nothing) and event.trust != "local":
-            raise ValueError(f"an upload's event must have local trust, client {client}'s has {event.trust}")
-        if client in self._seen_in(round):
-            raise ValueError(f"client {client} already has an upload in round {round}: resend the stored one")
-        return Ledger((*self.entries, Entry(round, client, event, nbytes)))
+        new, seen = [], self._seen_in(round)
+        for client, event, nbytes in uploads:
+            if client < 0:
+                raise ValueError(f"client must be >= 0, got {client}")
+            if not isinstance(event, Nothing) and event.trust != "local":
+                raise ValueError(f"an upload's event must have local trust, client {client}'s has {event.trust}")
+            if client in seen:
+                raise ValueError(f"client {client} already has an upload in round {round}: resend the stored one")
+            seen.add(client)
+            new.append(Entry(round, client, event, nbytes))
+        return Ledger((*self.entries, *new))
+
+    def with_upload(self, round: int, client: int, event: Event, nbytes: int) -> Ledger:
+        """`with_uploads` of one."""
+        return self.with_uploads(round, [(client, event, nbytes)])
 
     def with_published(self, round: int, events: Iterable[Event]) -> Ledger:
         """Add what the server's result of `round` reveals: central events; none if the uploads' stand for it.
@@ -100,6 +108,10 @@ class Ledger:
             raise ValueError(f"round {round} is already published")
         return Ledger(self.entries + new)
 
+    def of_round(self, round: int) -> Ledger:
+        """What was added in the last round, `round`."""
+        return Ledger(tuple(reversed([*takewhile(lambda e: e.round == round, reversed(self.entries))])))
+
     @property
     def server(self) -> Ledger:
         """What the server sees."""
@@ -111,7 +123,7 @@ class Ledger:
         covered = {e.round for e in self.entries if e.client == PUBLISHED}
 
         def seen(e: Entry) -> Entry:
-            return replace(e, event=Nothing()) if e.client != PUBLISHED and e.round in covered else e
+            return Entry(e.round, e.client, Nothing(), e.bytes) if e.client != PUBLISHED and e.round in covered else e
 
         return Ledger(tuple(seen(e) for e in self.entries))
 
@@ -145,18 +157,15 @@ class Ledger:
 
         Where one client's records are exposed to events that do not compose, no one number holds: inf.
         """
-        views = (self.server, self.outsiders)
-        exposures = {tuple(x) for view in views for x in view._exposures().values()}
-        return max(_epsilon(events, delta, accountant) for events in exposures | {()})
+        return max(_epsilon(events, delta, accountant) for events in self._distinct())
 
-    def mu(self, client: int) -> float:
-        """mu of Gaussian DP of a client's records, against the stronger adversary.
+    def mu(self, client: int | None = None) -> float:
+        """mu of Gaussian DP of a client's records (None: the worst over clients), against the stronger adversary.
 
         Raises ValueError where their events do not compose, Unsupported for sampled ones.
         """
-        views = [view.entries for view in (self.server, self.outsiders)]
-        exposures = [[e.event for e in entries if e.client in (client, PUBLISHED)] for entries in views]
-        return max(accountants.gaussian_dp_mu(events) for events in exposures)
+        one = self if client is None else Ledger(tuple(e for e in self.entries if e.client in (client, PUBLISHED)))
+        return max(accountants.gaussian_dp_mu(events) for events in one._distinct())
 
     def table(self, delta: float) -> list[dict[str, Any]]:
         """A row per client: its messages, their epsilon by every accountant (None: no theorem), its bytes.
@@ -167,8 +176,8 @@ class Ledger:
 
     def to_json(self) -> str:
         """All entries; `from_json` is the inverse."""
-        rows = [{**asdict(e), "event": event_to_dict(e.event)} for e in self.entries]
-        return json.dumps(rows)
+        rows = [(e.round, e.client, event_to_dict(e.event), e.bytes) for e in self.entries]
+        return json.dumps([dict(zip(("round", "client", "event", "bytes"), row, strict=True)) for row in rows])
 
     @classmethod
     def from_json(cls, text: str) -> Ledger:
@@ -179,7 +188,7 @@ class Ledger:
     def _seen_in(self, round: int) -> set[int]:
         if self.entries and self.entries[-1].round > round:
             raise ValueError(f"round {round} is late: round {self.entries[-1].round} is already recorded")
-        return {e.client for e in takewhile(lambda e: e.round == round, reversed(self.entries))}
+        return {e.client for e in self.of_round(round).entries}
 
     def _by_client(self) -> dict[int, list[Entry]]:
         out: dict[int, list[Entry]] = {}
@@ -195,6 +204,10 @@ class Ledger:
             return {PUBLISHED: published}
         both = {c: events + published for c, events in own.items()}
         return {c: [e for e in events if not isinstance(e, Nothing)] for c, events in both.items()}
+
+    def _distinct(self) -> set[tuple[Event, ...]]:
+        """What any client's records are exposed to, to either adversary: of thousands of clients mostly the same."""
+        return {tuple(x) for view in (self.server, self.outsiders) for x in view._exposures().values()} | {()}
 
 
 def compose(ledgers: Iterable[Ledger]) -> Ledger:

@@ -60,7 +60,7 @@ def test_the_plain_ways_and_the_round_loop_do_the_same_work(
     pipes = [ours for ours, _ in pairs]
     try:
         by_hand = list(bench.floor(case.trial(3, tmp_path / "floor")))
-        ours = list(bench.local(case.trial(3, tmp_path / "local")))
+        ours = list(bench.in_process(case.trial(3, tmp_path / "local")))
         apart = list(bench.two_processes(case.trial(3, tmp_path / "two"), pipes))
     finally:
         for pipe in pipes:
@@ -83,8 +83,8 @@ def test_the_parameter_counts(bench: ModuleType, tmp_path: Path) -> None:
 
 def test_a_line_has_its_fields_and_notices_other_work(bench: ModuleType, tmp_path: Path) -> None:
     (case,) = bench.QUICK.cases
-    honest = {"floor": bench.floor, "local": bench.local, "ray": bench.local}
-    ways = honest | {"ray_stored": bench.local, "two_processes": bench.floor}
+    honest = {"floor": bench.floor, "local": bench.in_process, "ray": bench.in_process}
+    ways = honest | {"ray_stored": bench.in_process, "two_processes": bench.floor}
     line = bench.compare(case, ways, bench.QUICK, tmp_path / "same")
     assert set(line) == OVERHEAD | SECONDS
     assert line["agree"] is True and line["rounds"] >= 2
@@ -171,7 +171,9 @@ def test_cohorts_print_their_lines_and_notice_other_work(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "what"), [("scale", ["scale"] * 3 + ["size"]), ("sweep", ["sweep"])])
+@pytest.mark.parametrize(
+    ("name", "what"), [("scale", ["scale"] * 3 + ["idle", "size", "packed"]), ("sweep", ["sweep"])]
+)
 def test_scale_and_sweep_print_their_lines(name: str, what: list[str]) -> None:
     done = subprocess.run(
         [sys.executable, str(JOBS / "bench.py"), name, "--quick"], stdout=subprocess.PIPE, text=True, check=True
@@ -184,9 +186,11 @@ def test_scale_and_sweep_print_their_lines(name: str, what: list[str]) -> None:
             parts = line["working"] + line["waiting"] + line["outside"]
             assert parts == pytest.approx(line["slots_s"], rel=1e-3)
             assert line["outside_over_slots"] == pytest.approx(line["outside"] / line["slots_s"], rel=1e-3)
+        elif line["what"] == "packed":
+            assert line["same_bits"] is True and line["clients"] == 20
         else:
             assert line["total_mb"] == pytest.approx(line["driver_mb"] + sum(line["workers_mb"]), rel=1e-3)
-            assert line["what"] == "size" or line["met"]["total_mb"] is True
+            assert line["what"] != "scale" or line["met"]["total_mb"] is True
 
 
 @pytest.mark.slow

@@ -62,7 +62,7 @@ def test_clients_compose_in_parallel_and_rounds_in_sequence() -> None:
         assert ledger.epsilon(DELTA, name) == worst
         assert [g.epsilon for g in ledger.guarantees(DELTA, name)] == [worst]
     assert ledger.mu(0) == pytest.approx(math.sqrt(3) / 5)
-    assert ledger.mu(1) == ledger.mu(2) == 1.0
+    assert ledger.mu(1) == ledger.mu(2) == ledger.mu() == 1.0
     assert ledger.mu(99) == 0.0
 
 
@@ -195,6 +195,15 @@ def test_a_round_is_recorded_once() -> None:
     with pytest.raises(ValueError, match="round 1 is already published"):
         published.with_published(1, [CENTRAL])
     assert published.with_published(1, []) == published
+
+
+def test_a_round_is_recorded_whole() -> None:
+    one_by_one = Ledger().with_upload(0, 3, UPLOAD, 5).with_upload(1, 3, BARE, 7).with_upload(1, 4, UPLOAD, 9)
+    ledger = Ledger().with_uploads(0, [(3, UPLOAD, 5)]).with_uploads(1, [(3, BARE, 7), (4, UPLOAD, 9)])
+    assert ledger == one_by_one
+    assert ledger.of_round(1).entries == ledger.entries[1:] and ledger.of_round(2) == Ledger()
+    with pytest.raises(ValueError, match="client 3 already has an upload in round 2"):
+        ledger.with_uploads(2, [(3, UPLOAD, 5), (4, UPLOAD, 5), (3, UPLOAD, 5)])
 
 
 def test_trust_is_checked_at_the_gate() -> None:

@@ -133,10 +133,10 @@ class Federated(Sweep):
         found = {}
         for digest, outcome in self.outcomes().items():
             trial = self.trial(digest)
-            number, record = trial.last_commit()
+            number, _ = trial.last_commit()
             server = (trial.root / f"server-{number:05d}.safetensors").read_bytes()
             final = {k: v for k, v in outcome.get("final", {}).items() if not k.startswith("time/")}
-            found[digest] = (outcome["outcome"], outcome["says"], number, server, record["ledger"], final)
+            found[digest] = (outcome["outcome"], outcome["says"], number, server, trial.ledger(), final)
         return found
 
     def trial(self, digest: str) -> Any:
