@@ -1,9 +1,9 @@
 """Lines of `python jobs/bench.py scale`: what more clients cost, and larger models.
 
-Clients are packed into two workers and commit every round, as in a trial. `scale` is training of a tiny network, at the
-largest number also in lock-step. `idle` and `size` are rounds without training, so that only weights move: down to
-every client, up again, and to the disk. `packed` trains the largest number once more without Ray, one client after the
-other, and compares the server's weights bit for bit.
+Clients are packed into two workers; a line is of a whole trial, from hosting them to its outcome. `scale` is training
+of a tiny network, at the largest number also in lock-step. `idle` and `size` are rounds without training, so that only
+weights move: down to every client, up again, and to the disk. `packed` trains the largest number once more without Ray,
+one client after the other, and compares the server's weights bit for bit.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from bench_work import Case, in_process, memory, on_ray, peak_mb, ray_workers
+from bench_work import Case, in_process, memory, peak_mb, ray_workers
 
 from raydiff import tree
+from raydiff import trial as trials
 from raydiff.diffusion.networks import MLP
 from raydiff.tree import Params
 
@@ -52,7 +53,7 @@ def lines(effort: Effort) -> Iterator[tuple[str, dict[str, Any]]]:
     """What each line is about, and its fields."""
     with tempfile.TemporaryDirectory(prefix="raydiff-bench-") as folder, ray_workers() as workers:
         warm = Case(clients=2, steps=2, network=TINY)
-        list(on_ray(warm.trial(2, Path(folder) / "warm"), workers, stored=True))
+        _measured(warm, 2, Path(folder) / "warm", workers)
         ways = [(count, False) for count in effort.clients] + [(effort.clients[-1], True)]
         for number, (clients, vectorize) in enumerate(ways):
             case = Case(clients=clients, steps=2, network=TINY, vectorize=vectorize)
@@ -76,9 +77,13 @@ def lines(effort: Effort) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _measured(case: Case, rounds: int, folder: Path, workers: Sequence[Any]) -> tuple[dict[str, Any], Params]:
     """One case: seconds, and peak memory so far; and the server's last weights."""
+    from raydiff.runtime.actors import RayPool
+
     before, started = peak_mb(), time.perf_counter()
-    *_, server = on_ray(case.trial(rounds, folder), workers, stored=True)
+    trial = trials.open_trial(case.trial(rounds, folder).experiment, folder)
+    assert list(trials.run(trial, RayPool(workers, trial)))[-1]["finished"]
     seconds, held = time.perf_counter() - started, memory(workers)
+    server = trial.store.load_server(rounds - 1)
     total, grown = held["driver_mb"] + sum(held["workers_mb"]), held["driver_mb"] - before
     uploads = case.clients * tree.nbytes(server) / 2**20
     fields = {

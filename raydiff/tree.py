@@ -112,7 +112,7 @@ def unlike(a: Params, wanted: Form) -> str | None:
 def is_finite(a: Params) -> bool:
     """Whether no leaf has a NaN or an infinite entry."""
     # a finite sum has finite terms, and costs much less than looking at each; one that overflows tells nothing
-    return all(bool(v.sum().isfinite()) or bool(v.isfinite().all()) for v in a.values())
+    return all(math.isfinite(float(v.sum())) or bool(v.isfinite().all()) for v in a.values())
 
 
 def digest(a: Params) -> str:
