@@ -120,12 +120,12 @@ def test_a_folder_with_files_is_refused(storage, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_it_finds_what_a_small_model_memorised(tiny: Experiment, storage, tmp_path: Path, data_root: Path) -> None:
-    """930 epochs of 1,100 digits without protection, 46 for each of the 20 timesteps: a fifth of the members and more
+    """465 epochs of 1,100 digits without protection, 46 for each of the 10 timesteps: a fifth of the members and more
     are found at one false alarm in a hundred, where a single threshold finds next to none.
 
     MNIST, for a rate at 1 % takes 500 non-members to calibrate and 500 to evaluate."""
-    training = Training(steps=4000, batch=256)
-    method = LocalOnly(model=DDPM(network=MLP(width=256, depth=2), timesteps=20), local=training)
+    training = Training(steps=2000, batch=256)
+    method = LocalOnly(model=DDPM(network=MLP(width=256, depth=2), timesteps=10), local=training)
     sizes = {"train": 1100, "public": 0, "validation": 0, "calibration": 550, "test": 550}
     data = Data(name="mnist", root=str(data_root), size=8, **sizes)
     own = type(storage)(tmp_path)

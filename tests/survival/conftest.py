@@ -29,6 +29,8 @@ SWEEP = [
     "60",
     "--method.server.steps",
     "60",
+    "--method.model.network.width=64",
+    "--evaluation.attack=false",
     "--grid",
     "method.epsilon=10,50,none",
     "clients=2,3",

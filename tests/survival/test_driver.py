@@ -48,5 +48,6 @@ def test_an_interrupted_driver_says_how_to_resume_and_is_resumed(tmp_path, undis
     assert "--name survivor" in output and output.rstrip().splitlines()[-2].endswith("--resume")
     assert "Traceback" not in output
     assert "RUNNING" not in {status for _, status, _ in sweep.runs()}
+    assert 3 <= sum(outcome["outcome"] == "finished" for outcome in sweep.outcomes().values()) < len(undisturbed)
     resume(sweep)
     check_whole(sweep, undisturbed)

@@ -62,16 +62,21 @@ def test_a_coordinator_is_killed_before_it_commits(tmp_path, nodes, expected):
 
 
 def test_a_coordinator_is_killed_in_every_round(tmp_path, nodes, expected):
-    """More often than `runtime.failures`, which counts losses without a round between them."""
-    sweep = Federated(tmp_path)
+    """More often than `runtime.failures`, which counts losses without a round between them. No round that was committed
+    is run again."""
+    sweep, written = Federated(tmp_path), {}
 
     def kill():
         for number in range(ROUNDS):
             in_round(sweep, number, 0)
             nodes.one(COORDINATOR)
             assert sweep.progress() == (number, 0)
+            written.update(
+                {path: path.stat().st_mtime_ns for path in sweep.folder.glob(f"trials/*/commit-*{number - 1}.json")}
+            )
 
     assert sweep.run(meanwhile=kill) == 0
+    assert len(written) == ROUNDS - 1 and written == {path: path.stat().st_mtime_ns for path in written}
     check_unharmed(sweep, expected)
 
 
