@@ -57,7 +57,7 @@ def tables(found: dict[str, list[Row]]) -> Iterator[str]:
     for machine in {json.dumps(m): m for m in found.get("machine", [])}.values():
         yield f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gb']:.0f} GB; torch {machine['torch']}"
     for name, rows in found.items():
-        if name in PANELS:
+        if name != "machine":
             columns = [k for k, v in rows[0].items() if k != "what" and not isinstance(v, (dict, list))]
             yield ""
             yield from markdown.grid([name, *columns], (["", *(_said(row[c]) for c in columns)] for row in rows))
@@ -74,9 +74,9 @@ def _scale(axes: Any, rows: Sequence[Row]) -> None:
         axes.plot([r["clients"] for r in some], [r["seconds_per_round"] for r in some], marker, color=BLUE, label=name)
     axes.set(xscale="log", yscale="log", xlabel="clients, on two workers", ylabel="seconds per round")
     beside = axes.twinx()
-    packed = [r for r in rows if not r["vectorize"]]
-    beside.plot([r["clients"] for r in packed], [r["total_mb"] / 1024 for r in packed], "^:", color=ORANGE)
-    beside.set_ylim(0, 1.6 * max(r["total_mb"] for r in packed) / 1024)  # below the legend
+    plain = [r for r in rows if not r["vectorize"]]
+    beside.plot([r["clients"] for r in plain], [r["total_mb"] / 1024 for r in plain], "^:", color=ORANGE)
+    beside.set_ylim(0, 1.6 * max(r["total_mb"] for r in plain) / 1024)  # below the legend
     beside.set_ylabel("GB of driver and workers (triangles)", color=ORANGE, fontsize=8)
     axes.legend(fontsize=8, frameon=False, loc="upper left")
 

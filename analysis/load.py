@@ -152,9 +152,9 @@ def _guarantee(folder: Path, view: str, spent: Row, config: Row) -> Row:
 
 
 def _events(folder: Path, view: str) -> list[Row]:
-    """In the ledger of the last commit: the uploads' or, for outsiders, the published ones if any."""
+    """In the ledgers of all commits: the uploads' or, for outsiders, the published ones if any."""
     commits = sorted(folder.glob("commit-*.json"))
-    entries = json.loads(_json(commits[-1], needs="ledger")["ledger"]) if commits else []
+    entries = [e for commit in commits for e in json.loads(_json(commit, needs="ledger")["ledger"])]
     published = [e["event"] for e in entries if e["client"] < 0]
     return published if view == "outsiders" and published else [e["event"] for e in entries if e["client"] >= 0]
 

@@ -8,6 +8,7 @@ lock-step?
     python jobs/bench.py scale [--quick]      1,000 clients on two workers, models of 100 MB (`bench_scale`), minutes
     python jobs/bench.py sweep [--quick]      sweeps of 4 and 16 trials (`bench_sweep`), minutes
     python jobs/bench.py cohort [--quick]     clients in lock-step (`bench_cohort`), a minute
+    python jobs/bench.py options [--quick]    bfloat16, channels last, torch.compile (`bench_options`), minutes
     python jobs/bench.py audit [--quick]      per-instance bounds (`bench_audit`), minutes, most of them the reference
 
 `python analysis/bench.py FILE...` draws what they print. Here is `overhead`:
@@ -38,6 +39,7 @@ from typing import Any
 
 import bench_audit
 import bench_cohort
+import bench_options
 import bench_scale
 import bench_sweep
 import command
@@ -105,6 +107,7 @@ OTHERS: dict[str, Callable[[bool], Lines]] = {
     "scale": lambda quick: bench_scale.lines(bench_scale.QUICK if quick else bench_scale.Effort()),
     "sweep": lambda quick: bench_sweep.lines(bench_sweep.QUICK if quick else bench_sweep.Effort()),
     "cohort": lambda quick: bench_cohort.lines(bench_cohort.QUICK if quick else bench_cohort.Effort()),
+    "options": lambda quick: bench_options.lines(bench_options.QUICK if quick else bench_options.Effort()),
     "audit": lambda quick: bench_audit.lines(bench_audit.QUICK if quick else bench_audit.Effort()),
 }
 """What to measure beside the overhead -> its lines."""

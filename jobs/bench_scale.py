@@ -1,9 +1,10 @@
 """Lines of `python jobs/bench.py scale`: what more clients cost, and larger models.
 
-Clients are packed into two workers; a line is of a whole trial, from hosting them to its outcome. `scale` is training
-of a tiny network, at the largest number also in lock-step. `idle` and `size` are rounds without training, so that only
-weights move: down to every client, up again, and to the disk. `packed` trains the largest number once more without Ray,
-one client after the other, and compares the server's weights bit for bit.
+Clients are packed into two workers. Seconds per round are those of a whole trial, from its data to its outcome, over
+its rounds: each round has its share of start and end. `scale` is training of a tiny network, at the largest number also
+in lock-step. `idle` and `size` are rounds without training, so that only weights move: down to every client, up again,
+and to the disk. `packed` trains the largest number once more without Ray, one client after the other, and compares the
+server's weights bit for bit.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from bench_work import Case, in_process, memory, peak_mb, ray_workers
 
 from raydiff import tree
@@ -71,7 +71,7 @@ def lines(effort: Effort) -> Iterator[tuple[str, dict[str, Any]]]:
             yield "size", found
         case, server = packed  # last, for its clients would count as the driver's memory
         *_, here = in_process(case.trial(effort.rounds, Path(folder) / "here"))
-        same = all(torch.equal(here[name], value) for name, value in server.items())
+        same = tree.digest(here) == tree.digest(server)
         yield "packed", {"clients": case.clients, "rounds": effort.rounds, "same_bits": same}
 
 
@@ -81,7 +81,8 @@ def _measured(case: Case, rounds: int, folder: Path, workers: Sequence[Any]) -> 
 
     before, started = peak_mb(), time.perf_counter()
     trial = trials.open_trial(case.trial(rounds, folder).experiment, folder)
-    assert list(trials.run(trial, RayPool(workers, trial)))[-1]["finished"]
+    *_, last = trials.run(trial, RayPool(workers, trial))
+    assert last["finished"]
     seconds, held = time.perf_counter() - started, memory(workers)
     server = trial.store.load_server(rounds - 1)
     total, grown = held["driver_mb"] + sum(held["workers_mb"]), held["driver_mb"] - before

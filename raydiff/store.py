@@ -106,9 +106,12 @@ class Store:
         return (numbers[-1], self._record(numbers[-1])) if numbers else None
 
     def ledger(self) -> Ledger:
-        """What the rounds that count have spent. Raises ValueError where a commit has entries of other rounds."""
+        """What the rounds that count have spent. Raises ValueError where it is not known: where a commit is missing
+        or has entries of other rounds."""
         entries: list[Entry] = []
-        for number in self._committed():
+        for number, there in enumerate(self._committed()):
+            if number != there:
+                raise ValueError(f"{self.root} has lost commit {number}: what it has spent is not known")
             added = Ledger.from_json(self._record(number)["ledger"]).entries
             if any(entry.round != number for entry in added):
                 raise ValueError(f"{self.root} was made by another version of raydiff: its commits have whole ledgers")

@@ -13,7 +13,9 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
+import math
 import os
 import secrets
 import time
@@ -74,16 +76,24 @@ class Trial:
 def ledger_of(folder: Path) -> Ledger:
     """What a trial has spent so far: its commits, and what clients have sent in a round that never committed."""
     store = Store(folder)
-    ledger, last = store.ledger(), store.last_commit()
-    for sent in store.sent_after(last[0] if last else INITIAL):
-        ledger = ledger.with_upload(*sent)
+    sent = store.sent_after(INITIAL)  # before the commits are read: one that comes meanwhile takes them away
+    ledger = store.ledger()
+    last = ledger.entries[-1].round if ledger.entries else INITIAL
+    for number, uploads in itertools.groupby(sent, key=lambda s: s[0]):
+        if number > last:
+            ledger = ledger.with_uploads(number, [upload for _, *upload in uploads])
     return ledger
 
 
 def cut_short(folder: Path, outcome: str, **more: Any) -> None:
     """End a trial that did not finish: stopped, failed or killed. It keeps the epsilon that it has spent."""
     experiment = configuration.from_dict(json.loads((folder / "config.json").read_text()))
-    server, outsiders = guarantees(ledger_of(folder), experiment)
+    try:
+        server, outsiders = guarantees(ledger_of(folder), experiment)
+    except ValueError as e:  # a damaged folder, of which nothing can be guaranteed
+        about: dict[str, Any] = {"delta": experiment.method.delta, "accountant": experiment.method.accountant}
+        about |= {"unit": None, "relation": None, "trust": "local", "clients": 0, "unprotected": (str(e),)}
+        server = outsiders = Guarantee(epsilon=math.inf, **about)
     says = _said(server, experiment)
     end(folder, outcome, server=asdict(server), outsiders=asdict(outsiders), **says, **more)
 

@@ -44,6 +44,7 @@ OTHER: dict[str, Any] = {
     "skip": True,
     "precision": "bfloat16",
     "compile": True,
+    "channels_last": True,
     "accountant": "rdp",
     "rounds": 2,
     "server_rounds": 2,

@@ -108,6 +108,14 @@ def test_a_commit_with_another_round_s_entries_is_of_another_version(store: Stor
         store.ledger()
 
 
+def test_a_commit_that_is_missing_is_noticed(store: Store) -> None:
+    for number in range(3):
+        store.commit(number, {"ledger": "[]"})
+    (store.root / "commit-00001.json").unlink()
+    with pytest.raises(ValueError, match=r" has lost commit 1: what it has spent is not known$"):
+        store.ledger()
+
+
 def test_a_commit_drops_older_server_states_only(store: Store) -> None:
     for number in range(3):
         store.save_server(number, state(number))

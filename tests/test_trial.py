@@ -219,6 +219,19 @@ def test_what_was_sent_in_a_round_that_never_committed_is_spent(protocol: Experi
     assert len(trial.ledger_of(opened.folder).entries) == 2
 
 
+def test_a_trial_whose_ledger_is_damaged_ends_without_a_guarantee(protocol: Experiment, tmp_path: Path) -> None:
+    opened = open_trial(protocol, tmp_path)
+    execute(opened)
+    (opened.folder / "commit-00000.json").unlink()
+    (opened.folder / "outcome.json").unlink()
+    trial.cut_short(opened.folder, "killed", reason="why")
+    outcome = opened.outcome()
+    assert outcome is not None and outcome["reason"] == "why" and outcome["server"]["epsilon"] == math.inf
+    assert outcome["says"].startswith("epsilon inf (no guarantee: ") and "has lost commit 0" in outcome["says"]
+    with pytest.raises(ValueError, match="has lost commit 0"):
+        execute(opened)
+
+
 @pytest.mark.parametrize("outcome", ["stopped", "failed", "killed"])
 def test_a_trial_that_did_not_finish_goes_on(protocol: Experiment, tmp_path: Path, outcome: str) -> None:
     opened = open_trial(protocol, tmp_path)

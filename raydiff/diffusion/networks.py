@@ -67,6 +67,8 @@ class UNet:
     """Residual blocks per scale."""
     attention: bool = True
     """Self-attention at the coarsest scale."""
+    channels_last: bool = False
+    """Lay pictures out with their channels last inside the network, as convolutions on tensor cores want them."""
 
     def __post_init__(self) -> None:
         if not self.widths or any(w < 4 or w % 4 for w in self.widths):
@@ -156,6 +158,10 @@ class _Block(nn.Module):
         return out
 
 
+def _channels_last(conv: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
+    return (inputs[0].contiguous(memory_format=torch.channels_last),)
+
+
 def _sinusoids(t: Tensor, width: int = 64) -> Tensor:
     """Transformer position code of t (B,) -> (B, width)."""
     half = width // 2
@@ -190,6 +196,10 @@ class _UNet(nn.Module):
             add_attention=config.attention,
             class_embed_type="identity",
         )
+        if config.channels_last:
+            for conv in self.unet.modules():
+                if isinstance(conv, nn.Conv2d):  # every one: diffusers makes the inputs of shortcuts contiguous
+                    conv.register_forward_pre_hook(_channels_last)
         self.timesteps = timesteps
         width = config.embedding_width
         self.conditions = _Conditions(labels, width)
@@ -203,7 +213,7 @@ class _UNet(nn.Module):
         hook = self.unet.mid_block.register_forward_hook(lambda _, args, out: middle.append(out)) if features else None
         out: Tensor = self.unet(x, t * (1000 / self.timesteps), class_labels=emb).sample
         if hook is None:
-            return out
+            return out.contiguous()
         hook.remove()
         pooled: Tensor = middle[0].mean(dim=(2, 3))
         return pooled

@@ -36,6 +36,7 @@ from raydiff.data.records import Records
 from raydiff.diffusion.discrete import DiscreteDiffusion
 from raydiff.diffusion.gaussian import DDPM, Sampling, device
 from raydiff.diffusion.local import Training, optimize, span
+from raydiff.diffusion.networks import UNet
 from raydiff.method import HELD, Deployed, LocalResult, Metrics, Round, Shared, Upload
 from raydiff.privacy import accountants
 from raydiff.privacy.dpsgd import Mechanism, PrivateGradient, noise_multiplier_for, sampling_rate
@@ -89,6 +90,8 @@ class DPSGD(Averaged):
             raise ValueError("averaging.max_update_norm must be none: gradients are clipped, and the rest is noise")
         if isinstance(self.model, DDPM) and (self.model.compile or self.model.precision != "float32"):
             raise ValueError("model must have precision float32 and compile false: torch.func has no gradients else")
+        if isinstance(self.model, DDPM) and isinstance(self.model.network, UNet) and self.model.network.channels_last:
+            raise ValueError("model.network.channels_last must be false: torch.func has one layout of pictures only")
 
     def check_records(self, records: Records) -> None:
         """Raises ValueError for a client with fewer records than its batch, or a given sigma that breaks the budget."""

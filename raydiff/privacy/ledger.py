@@ -15,7 +15,6 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import takewhile
 from typing import Any
 
 from raydiff.privacy import accountants
@@ -109,8 +108,8 @@ class Ledger:
         return Ledger(self.entries + new)
 
     def of_round(self, round: int) -> Ledger:
-        """What was added in the last round, `round`."""
-        return Ledger(tuple(reversed([*takewhile(lambda e: e.round == round, reversed(self.entries))])))
+        """What was added in this round."""
+        return Ledger(tuple(e for e in self.entries if e.round == round))
 
     @property
     def server(self) -> Ledger:
@@ -205,9 +204,10 @@ class Ledger:
         both = {c: events + published for c, events in own.items()}
         return {c: [e for e in events if not isinstance(e, Nothing)] for c, events in both.items()}
 
-    def _distinct(self) -> set[tuple[Event, ...]]:
+    def _distinct(self) -> Iterable[tuple[Event, ...]]:
         """What any client's records are exposed to, to either adversary: of thousands of clients mostly the same."""
-        return {tuple(x) for view in (self.server, self.outsiders) for x in view._exposures().values()} | {()}
+        exposures = [tuple(x) for view in (self.server, self.outsiders) for x in view._exposures().values()]
+        return dict.fromkeys([*exposures, ()])
 
 
 def compose(ledgers: Iterable[Ledger]) -> Ledger:

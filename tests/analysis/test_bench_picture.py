@@ -17,6 +17,7 @@ LINES = [
     {"what": "scale", "clients": 1000, "vectorize": False, "seconds_per_round": 9.0, **SCALE},
     {"what": "scale", "clients": 1000, "vectorize": True, "seconds_per_round": 4.0, **SCALE},
     {"what": "size", "clients": 8, "vectorize": False, "seconds_per_round": 0.02, **SCALE},
+    {"what": "packed", "clients": 1000, "rounds": 5, "same_bits": False},
     {"what": "sweep", "trials": 16, "slots_s": 100.0, "working": 90.0, "outside": 8.0, "waiting": 2.0},
 ]
 
@@ -33,11 +34,12 @@ def test_tables_and_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     said = capsys.readouterr().out
     assert "one, 2 cores, 24 GB; torch 2" in said
     assert "|  | 1000 | True | 4 | 2 | 5000 | 2000 |" in said
+    assert "| packed | clients | rounds | same_bits |" in said and "|  | 1000 | 5 | False |" in said  # no picture of it
     assert out.read_bytes().startswith(b"\x89PNG") and out.stat().st_size > 20_000
 
 
 def test_each_measurement_of_the_round_loop_is_drawn() -> None:
-    assert set(drawn.PANELS) == {"overhead", "size", *bench.OTHERS} - {"audit"}
+    assert set(drawn.PANELS) == {"overhead", "size", *bench.OTHERS} - {"audit", "options"}
 
 
 @pytest.mark.parametrize(

@@ -161,7 +161,7 @@ def test_stopped_trial_keeps_what_it_had_spent_at_its_last_round(tmp_path: Path)
     lines = [line(0, 3.0, **{"validation/fd_cnn/minor": 4.0}), line(1, 5.0)]
     folder = write_trial(tmp_path, "aa", outcome={"outcome": "stopped"}, lines=lines)
     event = {"kind": "Gaussian", "std_over_sensitivity": 0.5, **GAUSSIAN, "declared": ["labels"]}
-    for number, events in ((0, []), (1, [event])):
+    for number, events in ((0, [event]), (1, [])):
         ledger = json.dumps([{"round": 0, "client": 0, "event": e, "bytes": 100} for e in events])
         (folder / f"commit-{number:05d}.json").write_text(json.dumps({"ledger": ledger}))
     row = only(load.runs(tmp_path))
@@ -188,6 +188,7 @@ def test_outsiders_of_a_stopped_trial_see_what_was_published(tmp_path: Path) -> 
         {"client": -1, "event": published},
     ]
     (folder / "commit-00000.json").write_text(json.dumps({"ledger": json.dumps(entries)}))
+    (folder / "commit-00001.json").write_text(json.dumps({"ledger": "[]"}))  # a round in which nothing was sent
     row = only(load.runs(tmp_path))
     assert (row["server/unit"], row["server/unprotected"]) == (None, "weights")
     assert (row["outsiders/unit"], row["outsiders/trust"], row["outsiders/unprotected"]) == (

@@ -170,6 +170,16 @@ def test_cohorts_print_their_lines_and_notice_other_work(
         assert next(cohort.lines(cohort.QUICK))[1]["agree"] is agree
 
 
+def test_options_print_their_lines_and_do_the_same_work(bench: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.main(["options", "--quick"]) == 0
+    _, *lines = (json.loads(text) for text in capsys.readouterr().out.splitlines())
+    assert [line["option"] for line in lines] == ["float32", "bfloat16", "channels_last"]
+    assert [line["loss_off_by"] < most for line, most in zip(lines, (1e-9, 0.05, 1e-4), strict=True)] == [True] * 3
+    assert lines[1]["loss_off_by"] > 1e-6  # it does round
+    for line in lines:
+        assert line["over_float32"] == pytest.approx(line["step_s"] / lines[0]["step_s"], rel=1e-2)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "what"), [("scale", ["scale"] * 3 + ["idle", "size", "packed"]), ("sweep", ["sweep"])]

@@ -18,6 +18,7 @@ from raydiff.config import Experiment
 from raydiff.data.datasets import Records
 from raydiff.diffusion.gaussian import DDPM
 from raydiff.diffusion.local import Training, optimize
+from raydiff.diffusion.networks import UNet
 from raydiff.federation import LocalPool, Progress, rounds
 from raydiff.method import Round, Upload
 from raydiff.methods import DPSGD, FedAvg, dpsgd
@@ -239,6 +240,7 @@ def test_the_servers_optimiser_is_no_part_of_the_average(method: DPSGD, update: 
         ({"averaging": Averaging(max_update_norm=1.0)}, r"^averaging\.max_update_norm must be none: gradients"),
         ({"model": DDPM(compile=True)}, r"^model must have precision float32 and compile false"),
         ({"model": DDPM(precision="bfloat16")}, r"^model must have precision float32 and compile false"),
+        ({"model": DDPM(network=UNet(channels_last=True))}, r"^model.network.channels_last must be false"),
     ],
 )
 def test_bad_fields_are_refused(method: DPSGD, change: dict[str, Any], message: str) -> None:

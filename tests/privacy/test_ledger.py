@@ -201,7 +201,7 @@ def test_a_round_is_recorded_whole() -> None:
     one_by_one = Ledger().with_upload(0, 3, UPLOAD, 5).with_upload(1, 3, BARE, 7).with_upload(1, 4, UPLOAD, 9)
     ledger = Ledger().with_uploads(0, [(3, UPLOAD, 5)]).with_uploads(1, [(3, BARE, 7), (4, UPLOAD, 9)])
     assert ledger == one_by_one
-    assert ledger.of_round(1).entries == ledger.entries[1:] and ledger.of_round(2) == Ledger()
+    assert [ledger.of_round(n).entries for n in range(3)] == [ledger.entries[:1], ledger.entries[1:], ()]
     with pytest.raises(ValueError, match="client 3 already has an upload in round 2"):
         ledger.with_uploads(2, [(3, UPLOAD, 5), (4, UPLOAD, 5), (3, UPLOAD, 5)])
 
@@ -223,6 +223,18 @@ def test_bytes_are_counted_by_client() -> None:
     ledger = ledger.with_upload(1, 0, Nothing(), 0).with_upload(2, 0, UPLOAD, 11)
     assert ledger.bytes_up == 23
     assert ledger.bytes_by_client == {0: 16, 1: 7}
+
+
+@given(ledger=ledgers)
+def test_the_worst_mu_is_that_of_the_client_that_fares_worst(ledger: Ledger) -> None:
+    server = ledger.server
+    try:
+        worst = max((server.mu(client) for client in {e.client for e in server.entries}), default=0.0)
+    except ValueError:  # one client's events have no mu
+        with pytest.raises(ValueError, match=r"compose|sampling"):
+            server.mu()
+    else:
+        assert server.mu() == worst
 
 
 @given(ledger=ledgers)
