@@ -81,7 +81,7 @@ def ledger_of(folder: Path) -> Ledger:
     last = ledger.entries[-1].round if ledger.entries else INITIAL
     for number, uploads in itertools.groupby(sent, key=lambda s: s[0]):
         if number > last:
-            ledger = ledger.with_uploads(number, [upload for _, *upload in uploads])
+            ledger = ledger.with_uploads(number, [(client, event, nbytes) for _, client, event, nbytes in uploads])
     return ledger
 
 

@@ -14,7 +14,7 @@ from nodes import Federated, check_unharmed
 from test_submit import ENDED, job, status, submit
 
 pytestmark = pytest.mark.survival
-QUICK = ["--method.local.steps", "10", "--method.server.steps", "10", "--protocol-only", "--no-baselines"]
+QUICK = ["--method.local.steps", "10", "--method.server.steps", "10", "--no-baselines"]
 
 
 def local(env: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
