@@ -175,8 +175,12 @@ class Ledger:
 
     def to_json(self) -> str:
         """All entries; `from_json` is the inverse."""
-        rows = [(e.round, e.client, event_to_dict(e.event), e.bytes) for e in self.entries]
-        return json.dumps([dict(zip(("round", "client", "event", "bytes"), row, strict=True)) for row in rows])
+        return json.dumps(
+            [
+                {"round": e.round, "client": e.client, "event": event_to_dict(e.event), "bytes": e.bytes}
+                for e in self.entries
+            ]
+        )
 
     @classmethod
     def from_json(cls, text: str) -> Ledger:
