@@ -54,7 +54,7 @@ def cluster(tmp_path_factory):
 
 def test_a_submitted_sweep_runs_on_the_nodes(tmp_path, cluster):
     sweep = Sweep(tmp_path)
-    sweep.arguments = [*sweep.arguments, "--runtime.workers", "1", *QUICK, "--grid", "method.epsilon=50,none"]
+    sweep.arguments = [*sweep.arguments, "--runtime.workers", "1", *QUICK, "--grid", "method.epsilon=10,none"]
     submit(cluster, "tiny", sweep)
     wait_until(lambda: status(cluster, "tiny") in ENDED, "the job to end", progress=sweep.progress, every=2.0)
     log = job(cluster, "logs", "tiny").stdout

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, Sweep, check_whole, wait_until
+from conftest import ROOT, TRIALS, Sweep, check_whole, wait_until
 
 pytestmark = pytest.mark.survival
 ENDED = ("stopped", "succeeded", "failed")
@@ -87,7 +87,7 @@ def test_a_submitted_sweep_is_stopped_and_continued(tmp_path, head, undisturbed)
     assert stopped.returncode == 0, stopped.stdout + stopped.stderr
     wait_until(lambda: status(head, "first") == "stopped", "the job to be stopped")
     log = job(head, "logs", "first").stdout
-    assert "[1/10]" in log and "ready after" in log
+    assert f"[1/{TRIALS}]" in log and "ready after" in log
     assert "continue with: python jobs/sweep.py" in log and "0011223344" not in log.split("interrupted", 1)[1]
 
     submit(head, "second", sweep, "--resume")
