@@ -12,7 +12,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import json
 import math
@@ -28,19 +27,17 @@ from typing import Any
 import torch
 
 from raydiff import config as configuration
-from raydiff import seeding, settings
+from raydiff import measurements, settings
 from raydiff.client import Client, Keys
 from raydiff.config import Experiment
-from raydiff.data import datasets, entangled, partition
-from raydiff.data.datasets import Dataset
-from raydiff.diffusion.discrete import DiscreteDiffusion
+from raydiff.data import datasets
 from raydiff.diffusion.local import Train
-from raydiff.evaluation import evaluate, exposure, pictures
-from raydiff.evaluation.evaluate import ClientReport, Instruments
+from raydiff.evaluation import evaluate
+from raydiff.evaluation.evaluate import Instruments
 from raydiff.federation import LocalPool, Pool, Progress, rounds
-from raydiff.method import Demanding, Metrics, Personalizing, Tabling
-from raydiff.privacy import accountants, tradeoff
+from raydiff.method import Demanding, Metrics, Tabling
 from raydiff.privacy.ledger import Guarantee, Ledger
+from raydiff.shares import shares
 from raydiff.store import INITIAL, Store, write_text
 from raydiff.tracking import Jsonl
 
@@ -107,7 +104,7 @@ def resolve(experiment: Experiment) -> Experiment:
     """Load the data and fill in what only they can tell. Raises ValueError on anything that does not fit together."""
     dataset = datasets.load(experiment.data)
     resolved = configuration.resolve(experiment, dataset)
-    parts = _parts(resolved, dataset)
+    parts = shares(resolved, dataset)
     if isinstance(resolved.method, Demanding):
         for part in sorted(parts[: resolved.clients], key=len):
             resolved.method.check_records(dataset.splits["train"].select(part))
@@ -154,7 +151,7 @@ def noise_secret(sweep: Path, experiment: Experiment) -> bytes:
 def make_clients(trial: Trial, ids: Sequence[int], *, keys: Keys | None = None) -> list[Client]:
     """The clients of these numbers, with their own records. `keys`: other ones than the trial's own."""
     dataset = datasets.load(trial.experiment.data)
-    train, public, parts = dataset.splits["train"], dataset.splits["public"], _parts(trial.experiment, dataset)
+    train, public, parts = dataset.splits["train"], dataset.splits["public"], shares(trial.experiment, dataset)
     method, regular = trial.experiment.method, trial.experiment.clients
     shared: dict[str, Any] = {"keys": keys or trial.keys, "public": public, "store": trial.store}
     shared["vectorize"] = trial.experiment.runtime.vectorize
@@ -207,9 +204,9 @@ def run(trial: Trial, pool: Pool, *, train: Train | None = None) -> Iterator[dic
         store=trial.store,
         train=train,
     ):
-        metrics = {**progress.metrics, **_privacy_metrics(progress.ledger, trial.experiment)}
+        metrics = {**progress.metrics, **measurements.of_ledger(progress.ledger, trial.experiment)}
         if setup and setup.every and (progress.number + 1) % setup.every == 0:
-            metrics.update(_validation(trial, pool, progress))
+            metrics.update(measurements.validation(trial.experiment, pool, progress))
         metrics["time/seconds"], clock = time.perf_counter() - clock, time.perf_counter()
         why = {f"client {client}": reason for client, reason in progress.rejected.items()}
         if why:
@@ -224,16 +221,9 @@ def run(trial: Trial, pool: Pool, *, train: Train | None = None) -> Iterator[dic
 def _finish(trial: Trial, pool: Pool, progress: Progress, log: Jsonl, clock: float) -> Metrics:
     experiment, ledger = trial.experiment, progress.ledger
     (trial.folder / "artifacts").mkdir(exist_ok=True)
-    final = {**_privacy_metrics(ledger, experiment), **_entanglement(experiment), **_exposure(experiment, ledger)}
+    final = {**measurements.of_ledger(ledger, experiment), **measurements.of_data(experiment, ledger)}
     if experiment.evaluation is not None:
-        measured, senders = _measured(trial, pool), {c for c, size in ledger.bytes_by_client.items() if size}
-        found = zip(measured, pool.evaluate(measured, progress.sent, progress.number, "test"), strict=True)
-        reports = [report if c in senders else report.of_outsider() for c, report in found]
-        final.update(evaluate.summarise(reports))
-        tradeoff.check_attacks(final, unlike=_unlike(experiment, sorted(senders & set(measured))))
-        _draw_samples(reports, trial.folder / "artifacts" / "samples.png")
-        _draw_partition(trial)
-        final.update(_newcomers(trial, pool, progress))
+        final |= measurements.of_models(experiment, pool, progress, final, artifacts=trial.folder / "artifacts")
     final |= {name: count for name in ("clients/rejected", "clients/late") if (count := log.total(name))}
     final["time/seconds"] = log.total("time/seconds") + time.perf_counter() - clock
     table = ledger.table(experiment.method.delta)
@@ -255,119 +245,12 @@ def _said(server: Guarantee, experiment: Experiment) -> dict[str, str]:
     return {"says": str(server), **({"remark": remark} if remark else {})}
 
 
-def _newcomers(trial: Trial, pool: Pool, progress: Progress) -> Metrics:
-    """What is measured of the clients that join now, and how much of the model they train."""
-    experiment, method = trial.experiment, trial.experiment.method
-    if not (late := experiment.everyone[experiment.clients :]):
-        return {}
-    reports = [r.of_outsider() for r in pool.evaluate(late, progress.sent, progress.number, "test")]
-    _draw_samples(reports, trial.folder / "artifacts" / "newcomers.png")
-    found = {f"new/{k.removeprefix('eval/')}": v for k, v in evaluate.summarise(reports).items()}
-    if isinstance(method, Personalizing):
-        parts = method.join(progress.sent, seeding.generator(experiment.seed, "newcomers"))
-        personal, fixed = (float(sum(v.numel() for v in part.values())) for part in parts)
-        found |= {"new/parameters": personal, "new/parameters_share": personal / (personal + fixed)}
-    return found
-
-
-def _draw_samples(reports: Sequence[ClientReport], path: Path) -> None:
-    if all(len(r.pictures) for r in reports):  # classifiers make none
-        pictures.sample_grid([r.pictures for r in reports], path, privacy=reports[0].privacy)
-
-
 def guarantees(ledger: Ledger, experiment: Experiment) -> tuple[Guarantee, Guarantee]:
     """(against the server, against outsiders): the worst of each ledger's guarantees."""
     method = experiment.method
     views = (ledger.server, ledger.outsiders)
     server, outsiders = (max(v.guarantees(method.delta, method.accountant), key=lambda g: g.epsilon) for v in views)
     return server, outsiders
-
-
-def _privacy_metrics(ledger: Ledger, experiment: Experiment) -> Metrics:
-    """Epsilon as the ledger has it, and the membership AUC that no attack on the uploads can exceed, with its mu."""
-    delta, accountant = experiment.method.delta, experiment.method.accountant
-    try:
-        mu = ledger.server.mu()
-        found = {tradeoff.MU: mu, "privacy/auc_ceiling": accountants.auc_ceiling(mu)}
-    except accountants.Unsupported:  # no closed form: every AUC is allowed
-        found = {"privacy/auc_ceiling": 1.0}
-    return {
-        **found,
-        "privacy/epsilon_server": ledger.server.epsilon(delta, accountant),
-        "privacy/epsilon_outsiders": ledger.outsiders.epsilon(delta, accountant),
-        "comm/bytes_up": float(ledger.bytes_up),
-    }
-
-
-def _measured(trial: Trial, pool: Pool) -> Sequence[int]:
-    """The clients whose models are measured."""
-    assert trial.experiment.evaluation is not None
-    return pool.clients[: trial.experiment.evaluation.clients]
-
-
-def _validation(trial: Trial, pool: Pool, progress: Progress) -> Metrics:
-    measured = _measured(trial, pool)
-    reports: list[ClientReport] = list(pool.evaluate(measured, progress.sent, progress.number, "validation"))
-    return {k.replace("eval/", "validation/"): v for k, v in evaluate.summarise(reports).items()}
-
-
-@functools.lru_cache(maxsize=4)
-def _parts(experiment: Experiment, dataset: Dataset) -> tuple[torch.Tensor, ...]:
-    """Positions of each client's training records, the newcomers' last, without what its audit leaves out."""
-    train, parts = dataset.splits["train"], _shares(experiment, dataset)
-    model, audit = experiment.method.model, experiment.audit
-    if audit is None or not isinstance(model, DiscreteDiffusion):
-        return tuple(parts)
-    return tuple(part[audit.kept(train.select(part), model)] for part in parts)
-
-
-def _shares(experiment: Experiment, dataset: Dataset) -> list[torch.Tensor]:
-    train, rng = dataset.splits["train"], seeding.generator(experiment.seed, "partition")
-    if experiment.newcomers is None:
-        return partition.partition(train, experiment.clients, how=experiment.partition, rng=rng)
-    late, rest = partition.newcomers(train, experiment.newcomers, rng=seeding.generator(experiment.seed, "newcomers"))
-    parts = partition.partition(train.select(rest), experiment.clients, how=experiment.partition, rng=rng)
-    return [*(rest[part] for part in parts), *late]
-
-
-def _exposure(experiment: Experiment, ledger: Ledger) -> Metrics:
-    """What rows of the models that are deployed may reveal of each client's records (pDP); newcomers do not count."""
-    model = experiment.method.model
-    if experiment.audit is None or not isinstance(model, DiscreteDiffusion):
-        return {}
-    dataset = datasets.load(experiment.data)
-    tables = [dataset.splits["train"].select(part) for part in _parts(experiment, dataset)[: experiment.clients]]
-    return exposure.measured(experiment.audit, tables, model, together=ledger.bytes_up > 0)
-
-
-def _unlike(experiment: Experiment, clients: Sequence[int]) -> float:
-    """Total variation between the labels of the records that are attacked as members and those of the test split."""
-    assert experiment.evaluation is not None
-    dataset = datasets.load(experiment.data)
-    train, parts = dataset.splits["train"], _parts(experiment, dataset)
-    test = dataset.splits["test"].labels
-    owned = [train.labels[parts[c]] for c in clients]
-    kinds, which = torch.cat([test, *owned]).unique(dim=0, return_inverse=True)
-    first, *others = which.split([len(test), *map(len, owned)])
-    members = torch.zeros(len(kinds), dtype=torch.float64)
-    for mine in others:
-        attacked = min(len(mine), experiment.evaluation.members)
-        members += attacked * mine.bincount(minlength=len(kinds)).double() / len(mine)
-    nonmembers = first.bincount(minlength=len(kinds)).double() / len(test)
-    return float((members / members.sum() - nonmembers).abs().sum() / 2) if clients else 0.0
-
-
-def _entanglement(experiment: Experiment) -> Metrics:
-    """How much the clients that train have in common; newcomers do not count."""
-    dataset = datasets.load(experiment.data)
-    parts = _parts(experiment, dataset)[: experiment.clients]
-    return entangled.measured(partition.counts(dataset.splits["train"], parts, len(dataset.base_names)))
-
-
-def _draw_partition(trial: Trial) -> None:
-    dataset = datasets.load(trial.experiment.data)
-    sizes = partition.counts(dataset.splits["train"], _parts(trial.experiment, dataset), len(dataset.base_names))
-    partition.draw(sizes, dataset.base_names, trial.folder / "artifacts" / "partition.png")
 
 
 def without_secret(experiment: Experiment) -> Experiment:

@@ -105,21 +105,6 @@ def test_an_attack_above_the_ceiling_fails_the_trial(tiny: Experiment, tmp_path:
     assert opened.outcome() is None  # whoever runs it writes that it failed
 
 
-def test_labels_that_differ_raise_the_ceiling_by_their_total_variation(tiny: Experiment) -> None:
-    """Two clients with all classes, five often and five seldom, are together like the test split; one is not."""
-    resolved = trial.resolve(tiny)
-    dataset = trial.datasets.load(resolved.data)
-    parts = trial._parts(resolved, dataset)
-    test = dataset.splits["test"].labels[:, 0].bincount(minlength=10).double()
-    mixes = [dataset.splits["train"].labels[part, 0].bincount(minlength=10).double() for part in parts]
-    apart = float((mixes[0] / mixes[0].sum() - test / test.sum()).abs().sum() / 2)
-    assert trial._unlike(resolved, [0]) == pytest.approx(apart) and apart > 0.2
-    each = [m / m.sum() for m in mixes]  # both have more records than are attacked
-    together = float(((each[0] + each[1]) / 2 - test / test.sum()).abs().sum() / 2)
-    assert trial._unlike(resolved, [0, 1]) == pytest.approx(together, abs=1e-12) and together < 0.1
-    assert trial._unlike(resolved, []) == 0
-
-
 def test_the_outcome_has_the_final_numbers_and_the_guarantee(
     finished: tuple[Trial, list[dict[str, Any]]],
 ) -> None:

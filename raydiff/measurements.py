@@ -1,0 +1,123 @@
+"""What is measured of a trial: what its ledger guarantees, what its clients have in common, what their models are
+worth and what they leak. All of it is the experimenter's; nothing of it enters the protocol.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from raydiff import seeding
+from raydiff.config import Experiment
+from raydiff.data import datasets, entangled, partition
+from raydiff.diffusion.discrete import DiscreteDiffusion
+from raydiff.evaluation import evaluate, exposure, pictures
+from raydiff.evaluation.evaluate import ClientReport
+from raydiff.federation import Pool, Progress
+from raydiff.method import Metrics, Personalizing
+from raydiff.privacy import accountants, tradeoff
+from raydiff.privacy.ledger import Ledger
+from raydiff.shares import shares
+
+
+def of_ledger(ledger: Ledger, experiment: Experiment) -> Metrics:
+    """Epsilon as the ledger has it, and the membership AUC that no attack on the uploads can exceed, with its mu."""
+    delta, accountant = experiment.method.delta, experiment.method.accountant
+    try:
+        mu = ledger.server.mu()
+        found = {tradeoff.MU: mu, "privacy/auc_ceiling": accountants.auc_ceiling(mu)}
+    except accountants.Unsupported:  # no closed form: every AUC is allowed
+        found = {"privacy/auc_ceiling": 1.0}
+    return {
+        **found,
+        "privacy/epsilon_server": ledger.server.epsilon(delta, accountant),
+        "privacy/epsilon_outsiders": ledger.outsiders.epsilon(delta, accountant),
+        "comm/bytes_up": float(ledger.bytes_up),
+    }
+
+
+def of_data(experiment: Experiment, ledger: Ledger) -> Metrics:
+    """How much the clients that train have in common, and what rows of the models that are deployed may reveal of
+    each one's records (pDP); newcomers do not count."""
+    dataset = datasets.load(experiment.data)
+    train, parts = dataset.splits["train"], shares(experiment, dataset)[: experiment.clients]
+    found = entangled.measured(partition.counts(train, parts, len(dataset.base_names)))
+    model = experiment.method.model
+    if experiment.audit is not None and isinstance(model, DiscreteDiffusion):
+        tables = [train.select(part) for part in parts]
+        found = {**found, **exposure.measured(experiment.audit, tables, model, together=ledger.bytes_up > 0)}
+    return found
+
+
+def validation(experiment: Experiment, pool: Pool, progress: Progress) -> Metrics:
+    """What the clients' models are worth after a round, on the split for choosing among checkpoints."""
+    measured = _measured(experiment, pool)
+    reports: list[ClientReport] = list(pool.evaluate(measured, progress.sent, progress.number, "validation"))
+    return {k.replace("eval/", "validation/"): v for k, v in evaluate.summarise(reports).items()}
+
+
+def of_models(experiment: Experiment, pool: Pool, progress: Progress, spent: Metrics, *, artifacts: Path) -> Metrics:
+    """What the clients' models are worth at the end and what attacks learn of them, with pictures in `artifacts`.
+
+    Raises `tradeoff.AboveCeiling` where an attack does better than the ledger allows, of which `spent` tells.
+    """
+    measured = _measured(experiment, pool)
+    senders = {client for client, size in progress.ledger.bytes_by_client.items() if size}
+    found = zip(measured, pool.evaluate(measured, progress.sent, progress.number, "test"), strict=True)
+    reports = [report if c in senders else report.of_outsider() for c, report in found]
+    final = evaluate.summarise(reports)
+    tradeoff.check_attacks({**spent, **final}, unlike=_unlike(experiment, sorted(senders & set(measured))))
+    _draw_samples(reports, artifacts / "samples.png")
+    _draw_partition(experiment, artifacts / "partition.png")
+    return {**final, **_newcomers(experiment, pool, progress, artifacts)}
+
+
+def _measured(experiment: Experiment, pool: Pool) -> Sequence[int]:
+    """The clients whose models are measured."""
+    assert experiment.evaluation is not None
+    return pool.clients[: experiment.evaluation.clients]
+
+
+def _unlike(experiment: Experiment, clients: Sequence[int]) -> float:
+    """Total variation between the labels of the records that are attacked as members and those of the test split."""
+    assert experiment.evaluation is not None
+    dataset = datasets.load(experiment.data)
+    train, parts = dataset.splits["train"], shares(experiment, dataset)
+    test = dataset.splits["test"].labels
+    owned = [train.labels[parts[c]] for c in clients]
+    kinds, which = torch.cat([test, *owned]).unique(dim=0, return_inverse=True)
+    first, *others = which.split([len(test), *map(len, owned)])
+    members = torch.zeros(len(kinds), dtype=torch.float64)
+    for mine in others:
+        attacked = min(len(mine), experiment.evaluation.members)
+        members += attacked * mine.bincount(minlength=len(kinds)).double() / len(mine)
+    nonmembers = first.bincount(minlength=len(kinds)).double() / len(test)
+    return float((members / members.sum() - nonmembers).abs().sum() / 2) if clients else 0.0
+
+
+def _newcomers(experiment: Experiment, pool: Pool, progress: Progress, artifacts: Path) -> Metrics:
+    """What is measured of the clients that join now, and how much of the model they train."""
+    method = experiment.method
+    if not (late := experiment.everyone[experiment.clients :]):
+        return {}
+    reports = [r.of_outsider() for r in pool.evaluate(late, progress.sent, progress.number, "test")]
+    _draw_samples(reports, artifacts / "newcomers.png")
+    found = {f"new/{k.removeprefix('eval/')}": v for k, v in evaluate.summarise(reports).items()}
+    if isinstance(method, Personalizing):
+        parts = method.join(progress.sent, seeding.generator(experiment.seed, "newcomers"))
+        personal, fixed = (float(sum(v.numel() for v in part.values())) for part in parts)
+        found |= {"new/parameters": personal, "new/parameters_share": personal / (personal + fixed)}
+    return found
+
+
+def _draw_samples(reports: Sequence[ClientReport], path: Path) -> None:
+    if all(len(r.pictures) for r in reports):  # classifiers make none
+        pictures.sample_grid([r.pictures for r in reports], path, privacy=reports[0].privacy)
+
+
+def _draw_partition(experiment: Experiment, path: Path) -> None:
+    dataset = datasets.load(experiment.data)
+    sizes = partition.counts(dataset.splits["train"], shares(experiment, dataset), len(dataset.base_names))
+    partition.draw(sizes, dataset.base_names, path)
