@@ -35,7 +35,8 @@ from raydiff import settings, trial
 from raydiff.config import Experiment
 from raydiff.evaluation.evaluate import Evaluation
 from raydiff.privacy import accountants
-from raydiff.privacy.ledger import Guarantee, Ledger, compose
+from raydiff.privacy.composed import compose
+from raydiff.privacy.ledger import Guarantee, Ledger
 from raydiff.store import write_text
 from raydiff.tracking import Mlflow
 

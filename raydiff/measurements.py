@@ -18,36 +18,36 @@ from raydiff.evaluation.evaluate import ClientReport
 from raydiff.federation import Pool, Progress
 from raydiff.method import Metrics, Personalizing
 from raydiff.privacy import accountants, tradeoff
-from raydiff.privacy.ledger import Ledger
+from raydiff.privacy.ledger import Spent
 from raydiff.shares import shares
 
 
-def of_ledger(ledger: Ledger, experiment: Experiment) -> Metrics:
+def of_ledger(spent: Spent, experiment: Experiment) -> Metrics:
     """Epsilon as the ledger has it, and the membership AUC that no attack on the uploads can exceed, with its mu."""
     delta, accountant = experiment.method.delta, experiment.method.accountant
     try:
-        mu = ledger.server.mu()
+        mu = spent.server.mu()
         found = {tradeoff.MU: mu, "privacy/auc_ceiling": accountants.auc_ceiling(mu)}
     except accountants.Unsupported:  # no closed form: every AUC is allowed
         found = {"privacy/auc_ceiling": 1.0}
     return {
         **found,
-        "privacy/epsilon_server": ledger.server.epsilon(delta, accountant),
-        "privacy/epsilon_outsiders": ledger.outsiders.epsilon(delta, accountant),
-        "comm/bytes_up": float(ledger.bytes_up),
+        "privacy/epsilon_server": spent.server.epsilon(delta, accountant),
+        "privacy/epsilon_outsiders": spent.outsiders.epsilon(delta, accountant),
+        "comm/bytes_up": float(spent.bytes_up),
     }
 
 
-def of_data(experiment: Experiment, ledger: Ledger) -> Metrics:
+def of_data(experiment: Experiment, *, together: bool) -> Metrics:
     """How much the clients that train have in common, and what rows of the models that are deployed may reveal of
-    each one's records (pDP); newcomers do not count."""
+    each one's records (pDP), which they made `together` or each its own; newcomers do not count."""
     dataset = datasets.load(experiment.data)
     train, parts = dataset.splits["train"], shares(experiment, dataset)[: experiment.clients]
     found = entangled.measured(partition.counts(train, parts, len(dataset.base_names)))
     model = experiment.method.model
     if experiment.audit is not None and isinstance(model, DiscreteDiffusion):
         tables = [train.select(part) for part in parts]
-        found = {**found, **exposure.measured(experiment.audit, tables, model, together=ledger.bytes_up > 0)}
+        found = {**found, **exposure.measured(experiment.audit, tables, model, together=together)}
     return found
 
 
@@ -58,17 +58,17 @@ def validation(experiment: Experiment, pool: Pool, progress: Progress) -> Metric
     return {k.replace("eval/", "validation/"): v for k, v in evaluate.summarise(reports).items()}
 
 
-def of_models(experiment: Experiment, pool: Pool, progress: Progress, spent: Metrics, *, artifacts: Path) -> Metrics:
+def of_models(experiment: Experiment, pool: Pool, progress: Progress, known: Metrics, *, artifacts: Path) -> Metrics:
     """What the clients' models are worth at the end and what attacks learn of them, with pictures in `artifacts`.
 
-    Raises `tradeoff.AboveCeiling` where an attack does better than the ledger allows, of which `spent` tells.
+    Raises `tradeoff.AboveCeiling` where an attack does better than the ledger allows, of which `known` tells.
     """
     measured = _measured(experiment, pool)
     senders = {client for client, size in progress.ledger.bytes_by_client.items() if size}
     found = zip(measured, pool.evaluate(measured, progress.sent, progress.number, "test"), strict=True)
     reports = [report if c in senders else report.of_outsider() for c, report in found]
     final = evaluate.summarise(reports)
-    tradeoff.check_attacks({**spent, **final}, unlike=_unlike(experiment, sorted(senders & set(measured))))
+    tradeoff.check_attacks({**known, **final}, unlike=_unlike(experiment, sorted(senders & set(measured))))
     _draw_samples(reports, artifacts / "samples.png")
     _draw_partition(experiment, artifacts / "partition.png")
     return {**final, **_newcomers(experiment, pool, progress, artifacts)}

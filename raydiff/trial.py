@@ -36,7 +36,7 @@ from raydiff.evaluation import evaluate
 from raydiff.evaluation.evaluate import Instruments
 from raydiff.federation import LocalPool, Pool, Progress, rounds
 from raydiff.method import Demanding, Metrics, Tabling
-from raydiff.privacy.ledger import Guarantee, Ledger
+from raydiff.privacy.ledger import Guarantee, Ledger, Spent
 from raydiff.shares import shares
 from raydiff.store import INITIAL, Store, write_text
 from raydiff.tracking import Jsonl
@@ -189,7 +189,7 @@ def run(trial: Trial, pool: Pool, *, train: Train | None = None) -> Iterator[dic
         return
     method, setup = trial.experiment.method, trial.experiment.evaluation
     log, rejected = Jsonl(trial.folder / "metrics.jsonl"), Jsonl(trial.folder / "rejected.jsonl")
-    progress, clock = None, time.perf_counter()
+    progress, spent, clock = None, Spent(), time.perf_counter()
     public = datasets.load(trial.experiment.data).splits["public"]
     for progress in rounds(
         method,
@@ -204,7 +204,8 @@ def run(trial: Trial, pool: Pool, *, train: Train | None = None) -> Iterator[dic
         store=trial.store,
         train=train,
     ):
-        metrics = {**progress.metrics, **measurements.of_ledger(progress.ledger, trial.experiment)}
+        spent.follow(progress.ledger)
+        metrics = {**progress.metrics, **measurements.of_ledger(spent, trial.experiment)}
         if setup and setup.every and (progress.number + 1) % setup.every == 0:
             metrics.update(measurements.validation(trial.experiment, pool, progress))
         metrics["time/seconds"], clock = time.perf_counter() - clock, time.perf_counter()
@@ -214,14 +215,15 @@ def run(trial: Trial, pool: Pool, *, train: Train | None = None) -> Iterator[dic
         log.log(progress.number, metrics)
         yield {"round": progress.number, "finished": False, "rejected": why, **metrics}
     assert progress is not None  # a method has at least one round
-    final = _finish(trial, pool, progress, log, clock)
+    final = _finish(trial, pool, progress, spent, log=log, clock=clock)
     yield {"round": method.rounds, "finished": True, **final}
 
 
-def _finish(trial: Trial, pool: Pool, progress: Progress, log: Jsonl, clock: float) -> Metrics:
+def _finish(trial: Trial, pool: Pool, progress: Progress, spent: Spent, *, log: Jsonl, clock: float) -> Metrics:
     experiment, ledger = trial.experiment, progress.ledger
     (trial.folder / "artifacts").mkdir(exist_ok=True)
-    final = {**measurements.of_ledger(ledger, experiment), **measurements.of_data(experiment, ledger)}
+    final = measurements.of_ledger(spent, experiment)
+    final |= measurements.of_data(experiment, together=spent.bytes_up > 0)
     if experiment.evaluation is not None:
         final |= measurements.of_models(experiment, pool, progress, final, artifacts=trial.folder / "artifacts")
     final |= {name: count for name in ("clients/rejected", "clients/late") if (count := log.total(name))}

@@ -96,6 +96,21 @@ def group_of(event: Event) -> Group | None:
     return (event.unit, event.relation, event.trust) if isinstance(event, Gaussian) else None
 
 
+def groups_of(exposures: Iterable[Sequence[Event]]) -> list[Group]:
+    """All that occur, in order."""
+    return sorted({g for events in exposures for e in events if (g := group_of(e))})
+
+
+def of_group(events: Iterable[Event], group: tuple[str | None, str | None, str]) -> list[Gaussian]:
+    """The Gaussians of that group."""
+    return [e for e in events if isinstance(e, Gaussian) and group_of(e) == group]
+
+
+def declared_by(events: Iterable[Event]) -> tuple[str, ...]:
+    """What was sent beside Gaussians as public by declaration."""
+    return tuple(dict.fromkeys(d for e in events if isinstance(e, Gaussian) for d in e.declared))
+
+
 def composable(events: Iterable[Event]) -> bool:
     """Whether all agree in unit, relation and trust; `Nothing` has none of them, `NonPrivate` a trust."""
     sent = [e for e in events if not isinstance(e, Nothing)]

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import json
 import math
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from raydiff.privacy import accountants
-from raydiff.privacy.release import Event, Gaussian, NonPrivate, Nothing, event_from_dict, event_to_dict
+from raydiff.privacy.release import Event, NonPrivate, Nothing, event_from_dict, event_to_dict
 
 _Group = tuple[str | None, str | None, str]
 """(unit, relation, trust); without unit and relation where nothing but unprotected values was sent."""
@@ -109,7 +110,8 @@ class Ledger:
 
     def of_round(self, round: int) -> Ledger:
         """What was added in this round."""
-        return Ledger(tuple(e for e in self.entries if e.round == round))
+        first, beyond = (cut(self.entries, round, key=lambda e: e.round) for cut in (bisect_left, bisect_right))
+        return Ledger(self.entries[first:beyond])
 
     @property
     def server(self) -> Ledger:
@@ -137,14 +139,23 @@ class Ledger:
         sizes = {c: sum(e.bytes for e in entries) for c, entries in self._by_client().items()}
         return {c: size for c, size in sizes.items() if c != PUBLISHED}
 
+    def exposures(self) -> dict[int, list[Event]]:
+        """The events that each client's records are exposed to: its own and the published ones."""
+        own = {c: [e.event for e in entries] for c, entries in self._by_client().items()}
+        published = own.pop(PUBLISHED, [])
+        if published and not own:
+            return {PUBLISHED: published}
+        both = {c: events + published for c, events in own.items()}
+        return {c: [e for e in events if not isinstance(e, Nothing)] for c, events in both.items()}
+
     def guarantees(self, delta: float, accountant: str) -> list[Guarantee]:
         """One per (unit, relation, trust), which are never composed; never empty.
 
         Something sent without protection makes every guarantee of its trust infinite. Raises ValueError for a
         bad delta or name, Unsupported where the accountant has no theorem.
         """
-        exposures = list(self._exposures().values())
-        protected = _groups(exposures)
+        exposures = list(self.exposures().values())
+        protected = accountants.groups_of(exposures)
         bare = {e.trust for events in exposures for e in events if isinstance(e, NonPrivate)}
         only_bare = sorted(bare - {trust for _, _, trust in protected})
         groups: list[_Group] = [*protected, *((None, None, trust) for trust in only_bare)]
@@ -156,7 +167,8 @@ class Ledger:
 
         Where one client's records are exposed to events that do not compose, no one number holds: inf.
         """
-        return max(_epsilon(events, delta, accountant) for events in self._distinct())
+        spent = Spent(self)
+        return max(view.epsilon(delta, accountant) for view in (spent.server, spent.outsiders))
 
     def mu(self, client: int | None = None) -> float:
         """mu of Gaussian DP of a client's records (None: the worst over clients), against the stronger adversary.
@@ -164,7 +176,8 @@ class Ledger:
         Raises ValueError where their events do not compose, Unsupported for sampled ones.
         """
         one = self if client is None else Ledger(tuple(e for e in self.entries if e.client in (client, PUBLISHED)))
-        return max(accountants.gaussian_dp_mu(events) for events in one._distinct())
+        spent = Spent(one)
+        return max(spent.server.mu(), spent.outsiders.mu())
 
     def table(self, delta: float) -> list[dict[str, Any]]:
         """A row per client: its messages, their epsilon by every accountant (None: no theorem), its bytes.
@@ -199,67 +212,64 @@ class Ledger:
             out.setdefault(e.client, []).append(e)
         return out
 
-    def _exposures(self) -> dict[int, list[Event]]:
-        """The events that each client's records are exposed to: its own and the published ones."""
-        own = {c: [e.event for e in entries] for c, entries in self._by_client().items()}
-        published = own.pop(PUBLISHED, [])
-        if published and not own:
-            return {PUBLISHED: published}
-        both = {c: events + published for c, events in own.items()}
-        return {c: [e for e in events if not isinstance(e, Nothing)] for c, events in both.items()}
 
-    def _distinct(self) -> Iterable[tuple[Event, ...]]:
-        """What any client's records are exposed to, to either adversary: of thousands of clients mostly the same."""
-        exposures = [tuple(x) for view in (self.server, self.outsiders) for x in view._exposures().values()]
-        return dict.fromkeys([*exposures, ()])
+class Spent:
+    """What a ledger's events cost: the fold, which can follow a ledger that grows and then adds only what is new."""
 
+    def __init__(self, ledger: Ledger = Ledger()) -> None:
+        self.server, self.outsiders = Exposed(), Exposed()
+        self.bytes_up = 0
+        self._rounds: set[int] = set()
+        self._entries = 0
+        self.follow(ledger)
 
-def compose(ledgers: Iterable[Ledger]) -> Ledger:
-    """One ledger for several trials on the same data: of a record that fared worst in each (client 0).
-
-    The same record may be with another client in the next trial, so every trial counts with its worst client.
-    Give the same view of every trial (`ledger.server` or `ledger.outsiders`). `bytes` are the trials' totals.
-    """
-    entries: list[Entry] = []
-    for trial in ledgers:
-        events = _worst(list(trial._exposures().values())) or [Nothing()]
-        for n, event in enumerate(events):
-            entries.append(Entry(len(entries), 0, event, 0 if n else trial.bytes_up))
-    return Ledger(tuple(entries))
-
-
-def _worst(exposures: Sequence[Sequence[Event]]) -> list[Event]:
-    """Events as revealing as any one client's, or more: the worst of each group, and all unprotected ones."""
-    worst: list[Event] = [e for events in exposures for e in events if isinstance(e, NonPrivate)]
-    worst = list(dict.fromkeys(worst))
-    for group in _groups(exposures):
-        members = [_of_group(events, group) for events in exposures]
-        every = [e for events in members for e in events]
-        if all(e.sampling_rate == 1 for e in every):
-            strongest: list[Gaussian] = max(members, key=accountants.gaussian_dp_mu)
-            worst += strongest
-        else:  # no one number orders sampled Gaussians: take the worst of each parameter
-            bound = replace(
-                every[0],
-                std_over_sensitivity=min(e.std_over_sensitivity for e in every),
-                sampling_rate=max(e.sampling_rate for e in every),
-                steps=max(sum(e.steps for e in events) for events in members),
-                declared=_declared(every),
-            )
-            worst.append(bound)
-    return worst
+    def follow(self, ledger: Ledger) -> None:
+        """Fold what the ledger has beyond what it had at the last call. Raises ValueError where a round goes on."""
+        new: dict[int, list[Entry]] = {}
+        for entry in ledger.entries[self._entries :]:
+            new.setdefault(entry.round, []).append(entry)
+        if again := new.keys() & self._rounds:
+            raise ValueError(f"round {min(again)} has been counted already: a ledger is followed by whole rounds")
+        for entries in new.values():
+            covered = any(e.client == PUBLISHED for e in entries)
+            for e in entries:
+                if e.client != PUBLISHED:
+                    self.server.add(e.client, e.event)
+                self.outsiders.add(e.client, Nothing() if covered and e.client != PUBLISHED else e.event)
+                self.bytes_up += e.bytes
+        self._rounds |= new.keys()
+        self._entries = len(ledger.entries)
 
 
-def _groups(exposures: Iterable[Sequence[Event]]) -> list[accountants.Group]:
-    return sorted({g for events in exposures for e in events if (g := accountants.group_of(e))})
+class Exposed:
+    """What each client's records are exposed to, to one adversary: how often to which event."""
 
+    def __init__(self) -> None:
+        self._own: dict[int, Counter[Event]] = {}
+        self._published: Counter[Event] = Counter()
 
-def _of_group(events: Iterable[Event], group: _Group) -> list[Gaussian]:
-    return [e for e in events if isinstance(e, Gaussian) and accountants.group_of(e) == group]
+    def add(self, client: int, event: Event) -> None:
+        """One more event of a client; of PUBLISHED one that concerns them all."""
+        counted = self._published if client == PUBLISHED else self._own.setdefault(client, Counter())
+        if not isinstance(event, Nothing):
+            counted[event] += 1
 
+    def epsilon(self, delta: float, accountant: str) -> float:
+        """The worst over clients; 0.0 if nothing was sent; inf where one client's events do not compose."""
+        return max(_epsilon(events, delta, accountant) for events in self._distinct())
 
-def _declared(events: Iterable[Event]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(d for e in events if isinstance(e, Gaussian) for d in e.declared))
+    def mu(self) -> float:
+        """mu of Gaussian DP of the client that fares worst.
+
+        Raises ValueError where events do not compose, Unsupported for sampled ones.
+        """
+        return max(accountants.gaussian_dp_mu(events) for events in self._distinct())
+
+    def _distinct(self) -> list[tuple[Event, ...]]:
+        """What any client is exposed to, once: of thousands of clients it is mostly the same."""
+        kinds = dict.fromkeys(tuple(own.items()) for own in self._own.values()) or {(): None}
+        everyone = tuple(self._published.elements())
+        return [tuple(Counter(dict(kind)).elements()) + everyone for kind in kinds]
 
 
 def _epsilon(events: Sequence[Event], delta: float, accountant: str) -> float:
@@ -272,7 +282,8 @@ def _guarantee(group: _Group, exposures: Sequence[Sequence[Event]], *, delta: fl
     unit, relation, trust = group
     bare = [[e for e in events if isinstance(e, NonPrivate) and e.trust == trust] for events in exposures]
     members: list[tuple[Event, ...]] = [
-        (*_of_group(events, group), *unprotected) for events, unprotected in zip(exposures, bare, strict=True)
+        (*accountants.of_group(events, group), *unprotected)
+        for events, unprotected in zip(exposures, bare, strict=True)
     ]
     return Guarantee(
         epsilon=max(accountants.epsilon_of(events, delta, accountant) for events in {*members, ()}),
@@ -282,7 +293,7 @@ def _guarantee(group: _Group, exposures: Sequence[Sequence[Event]], *, delta: fl
         relation=relation,
         trust=trust,
         clients=sum(1 for events in members if events),
-        declared=_declared(e for events in members for e in events),
+        declared=accountants.declared_by(e for events in members for e in events),
         unprotected=tuple(dict.fromkeys(e.what for events in bare for e in events)),
     )
 

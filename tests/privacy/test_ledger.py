@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from raydiff.privacy import accountants
 from raydiff.privacy.accountants import Unsupported, exact, rdp
-from raydiff.privacy.ledger import PUBLISHED, Guarantee, Ledger, compose
+from raydiff.privacy.ledger import PUBLISHED, Exposed, Guarantee, Ledger, Spent
 from raydiff.privacy.release import Event, Gaussian, NonPrivate, Nothing
 
 DELTA = 1e-5
@@ -126,7 +126,6 @@ def test_nothing_sent_is_zero_and_says_so() -> None:
     for ledger in (Ledger(), ledger_of({0: Nothing(), 1: Nothing()})):
         assert ledger.epsilon(DELTA, "exact") == 0.0
         assert [str(g) for g in ledger.guarantees(DELTA, "exact")] == ["epsilon 0 (nothing sent)"]
-        assert compose([ledger, ledger]).epsilon(DELTA, "exact") == 0.0
     assert Ledger().guarantees(DELTA, "exact")[0].clients == 0
 
 
@@ -169,6 +168,51 @@ def test_views_of_views_change_nothing(ledger: Ledger) -> None:
     assert ledger.server.server == ledger.server
     assert ledger.outsiders.outsiders == ledger.outsiders
     assert ledger.outsiders.bytes_up == ledger.server.bytes_up == ledger.bytes_up
+
+
+# --- a ledger that grows ---
+
+
+@settings(deadline=None)
+@given(ledger=ledgers)
+def test_what_is_spent_is_the_worst_client_s_by_a_second_reading_of_the_entries(ledger: Ledger) -> None:
+    covered = {e.round for e in ledger.entries if e.client == PUBLISHED}
+    clients = {e.client for e in ledger.entries} - {PUBLISHED} or {PUBLISHED}
+    own = {c: [e for e in ledger.entries if e.client == c != PUBLISHED] for c in clients}
+    published = [e.event for e in ledger.entries if e.client == PUBLISHED]
+    seen = {
+        "server": [[e.event for e in own[c]] for c in clients],
+        "outsiders": [[e.event for e in own[c] if e.round not in covered] + published for c in clients],
+    }
+    for view, exposures in seen.items():
+        wanted = [exact(x, DELTA) if accountants.composable(x) else math.inf for x in exposures]
+        assert getattr(Spent(ledger), view).epsilon(DELTA, "exact") == pytest.approx(max(wanted))
+
+
+@settings(deadline=None)
+@given(ledger=ledgers)
+def test_following_a_ledger_round_by_round_gives_the_same_numbers(ledger: Ledger) -> None:
+    spent, grown = Spent(), Ledger()
+    for number in range(4):
+        grown = Ledger(grown.entries + ledger.of_round(number).entries)
+        spent.follow(grown)
+        spent.follow(grown)  # of what is known already nothing is added
+        assert spent.bytes_up == grown.bytes_up
+        for one, other in zip(views(spent), views(Spent(grown)), strict=True):
+            assert one.epsilon(DELTA, "exact") == other.epsilon(DELTA, "exact")
+    assert grown == ledger
+
+
+def views(spent: Spent) -> tuple[Exposed, Exposed]:
+    return spent.server, spent.outsiders
+
+
+def test_a_ledger_is_followed_by_whole_rounds() -> None:
+    """What is published makes up for uploads of its round, which would have been counted."""
+    uploads = ledger_of({0: BARE})
+    spent = Spent(uploads)
+    with pytest.raises(ValueError, match="round 0 has been counted already"):
+        spent.follow(uploads.with_published(0, [CENTRAL]))
 
 
 # --- recording ---------------------------------------------------------------------------------------------
@@ -313,78 +357,3 @@ def test_an_accountant_without_a_theorem_is_refused_not_guessed() -> None:
     for ask in (ledger.epsilon, ledger.guarantees):
         with pytest.raises(Unsupported):
             ask(DELTA, "exact")
-
-
-# --- several trials on the same data -----------------------------------------------------------------------
-
-
-@settings(deadline=None)
-@given(
-    trials=st.lists(st.lists(st.lists(st.floats(0.2, 20), max_size=3), min_size=1, max_size=4), min_size=1, max_size=4)
-)
-def test_trials_compose_to_the_worst_path_of_a_record(trials: list[list[list[float]]]) -> None:
-    """trials[k][client] = noise of each of its uploads; a record may sit with any client in each trial."""
-    made = [
-        Ledger(
-            tuple(
-                entry
-                for client, noises in enumerate(trial)
-                for number, noise in enumerate(noises)
-                for entry in Ledger()
-                .with_upload(number, client, replace(UPLOAD, std_over_sensitivity=noise), 1)
-                .entries
-            )
-        )
-        for trial in trials
-    ]
-    paths = [
-        exact([replace(UPLOAD, std_over_sensitivity=n) for noises in path for n in noises], DELTA)
-        for path in itertools.product(*trials)
-    ]
-    together = compose(made)
-    assert together.epsilon(DELTA, "exact") == pytest.approx(max(paths), rel=1e-9, abs=1e-12)
-    assert together.bytes_up == sum(ledger.bytes_up for ledger in made)
-
-
-def test_a_composed_ledger_is_a_ledger() -> None:
-    trial = ledger_of({0: UPLOAD, 1: UPLOAD})
-    together = compose([trial, trial])
-    assert together.mu(0) == pytest.approx(math.sqrt(2))
-    assert Ledger.from_json(together.to_json()) == together
-    assert "public by declaration: labels" in str(together.guarantees(DELTA, "exact")[0])
-
-
-SAMPLED = Gaussian(1.0, "example", "add_remove", "local", 0.1, 50)
-
-
-@pytest.mark.parametrize("change", [{"std_over_sensitivity": 0.8}, {"sampling_rate": 0.15}, {"steps": 90}])
-def test_sampled_trials_compose_to_an_upper_bound(change: dict[str, float]) -> None:
-    worse = replace(SAMPLED, **change)
-    trials = [ledger_of({0: SAMPLED, 1: worse}), ledger_of({0: worse, 1: SAMPLED}, {0: SAMPLED})]
-    together = compose(trials).epsilon(DELTA, "rdp")
-    for path in itertools.product([[SAMPLED], [worse]], [[worse, SAMPLED], [SAMPLED]]):
-        assert together >= rdp([e for events in path for e in events], DELTA)
-
-
-def test_equal_sampled_clients_compose_without_loss() -> None:
-    trial = ledger_of({0: SAMPLED, 1: SAMPLED})
-    assert compose([trial, trial]).epsilon(DELTA, "rdp") == rdp([SAMPLED, SAMPLED], DELTA)
-
-
-def test_one_unprotected_trial_makes_the_sweep_infinite() -> None:
-    together = compose([ledger_of({0: UPLOAD}), ledger_of({0: UPLOAD, 1: BARE})])
-    assert together.epsilon(DELTA, "exact") == math.inf
-    assert "weights sent as they are" in str(together.guarantees(DELTA, "exact")[0])
-
-
-def test_trials_of_different_kinds_have_no_single_epsilon() -> None:
-    together = compose([ledger_of({0: UPLOAD}), ledger_of({0: replace(UPLOAD, unit="client")})])
-    assert together.epsilon(DELTA, "exact") == math.inf
-    assert len(together.guarantees(DELTA, "exact")) == 2
-
-
-def test_a_view_of_each_trial_can_be_composed() -> None:
-    trial = ledger_of({0: BARE, 1: BARE, PUBLISHED: CENTRAL})
-    outside = compose(t.outsiders for t in (trial, trial))
-    assert outside.epsilon(DELTA, "exact") == exact([CENTRAL] * 2, DELTA)
-    assert compose(t.server for t in (trial, trial)).epsilon(DELTA, "exact") == math.inf
