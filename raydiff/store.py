@@ -2,7 +2,8 @@
 
     <root>/server-00003.safetensors            the server's state after round 3
     <root>/clients/00007-00003.safetensors     client 7's private state after round 3, written by whoever hosts it
-    <root>/releases/00007-00003.safetensors    what client 7 sends in round 3 and its event, written BEFORE it is sent
+    <root>/releases/00007-00003.safetensors    what client 7 sends in round 3 and its event, written BEFORE it is sent;
+    <root>/releases/00007.jsonl                where it is not noised only the event, a line for each round
     <root>/commit-00003.json                   what round 3 adds to the ledger, and its metrics; written last: a round
                                                without it did not happen
     <cache>/<key>.safetensors                  results that several trials share, by the digest of what they depend on
@@ -23,6 +24,7 @@ from typing import Any
 
 from raydiff.privacy.ledger import Entry, Ledger
 from raydiff.privacy.release import Event, Gaussian, Nothing, Release, already_private, event_from_dict, event_to_dict
+from raydiff.tracking import read_lines
 from raydiff.tree import Params
 
 INITIAL = -1  # the "round" of a client's state before its first one
@@ -62,11 +64,16 @@ class Store:
         """
         if isinstance(release.event, Nothing):
             return release
-        noised = isinstance(release.event, Gaussian)
-        note = json.dumps({"event": event_to_dict(release.event), "bytes": release.nbytes})
+        note = {"event": event_to_dict(release.event), "bytes": release.nbytes}
+        if not isinstance(release.event, Gaussian):
+            path = self.root / "releases" / f"{client:05d}.jsonl"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("a") as f:  # the line break first: what a full disk left of a line stays by itself
+                f.write("\n" + json.dumps({"round": number, **note}))
+            return release
         path = self._numbered("releases", client, number)
-        write_tensors(path, release.value if noised else {}, note=note, durable=noised, first=noised)
-        return (self.load_release(client, number) if noised else None) or release
+        write_tensors(path, release.value, note=json.dumps(note), durable=True, first=True)
+        return self.load_release(client, number) or release
 
     def load_release(self, client: int, number: int) -> Release | None:
         """What this client has already noised for this round, or None."""
@@ -74,18 +81,21 @@ class Store:
         if not path.exists():
             return None
         value, note = read_tensors(path)
-        event = event_from_dict(json.loads(note)["event"])
-        return already_private(value, event) if isinstance(event, Gaussian) else None
+        return already_private(value, event_from_dict(json.loads(note)["event"]))
 
     def sent_after(self, number: int) -> list[tuple[int, int, Event, int]]:
         """(round, client, event, bytes) of what clients sent, or may have sent, in rounds later than `number`."""
-        sent = []
+        notes: dict[tuple[int, int], dict[str, Any]] = {}
+        for path in (self.root / "releases").glob("*.jsonl"):
+            notes |= {(line["round"], int(path.stem)): line for line in read_lines(path)}
         for path in (self.root / "releases").glob("*.safetensors"):
-            client, later = int(path.stem[:5]), int(path.stem[6:])
-            if later > number:
-                note = json.loads(read_tensors(path)[1])
-                sent.append((later, client, event_from_dict(note["event"]), int(note["bytes"])))
-        return sorted(sent, key=lambda s: s[:2])
+            if _round_of(path) > number:
+                notes[_round_of(path), int(path.stem[:5])] = json.loads(read_tensors(path)[1])
+        return [
+            (later, client, event_from_dict(note["event"]), int(note["bytes"]))
+            for (later, client), note in sorted(notes.items())
+            if later > number
+        ]
 
     def commit(self, number: int, record: dict[str, Any]) -> None:
         """Make round `number` count, then drop what no resume can need: server states, releases, client states."""

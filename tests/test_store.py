@@ -182,9 +182,21 @@ def test_of_what_can_be_repeated_for_free_only_the_event_is_kept(store: Store) -
     store.save_release(2, 7, disclose({"x": torch.ones(100)}, "weights"))
     store.save_release(3, 7, nothing())
     assert store.load_release(2, 7) is None and store.load_release(3, 7) is None
-    (path,) = store.root.rglob("*.safetensors")
-    assert read_tensors(path)[0] == {}
+    assert not list(store.root.rglob("*.safetensors"))
     assert store.sent_after(6) == [(7, 2, NonPrivate("weights"), 400)]
+
+
+def test_what_was_sent_twice_counts_once_and_a_line_cut_short_was_not_sent(store: Store) -> None:
+    for number in (6, 7, 7):
+        store.save_release(2, number, disclose({"x": torch.ones(100)}, f"weights {number}"))
+    (path,) = store.root.rglob("*.jsonl")
+    whole = path.read_bytes()
+    for cut in range(1, len(whole.splitlines()[-1])):
+        path.write_bytes(whole[:-cut])
+        assert [sent[:3] for sent in store.sent_after(6)] == [(7, 2, NonPrivate("weights 7"))]  # the first of both
+        store.save_release(2, 8, disclose({"x": torch.ones(25)}, "more"))
+        assert [sent[0] for sent in store.sent_after(5)] == [6, 7, 8]
+    assert store.sent_after(7) == [(8, 2, NonPrivate("more"), 100)]
 
 
 def test_what_was_sent_after_a_round_is_in_the_order_of_rounds_and_clients(store: Store) -> None:
