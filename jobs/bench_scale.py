@@ -3,8 +3,8 @@
 Clients are packed into two workers. Seconds per round are those of a whole trial, from its data to its outcome, over
 its rounds: each round has its share of start and end. `scale` is training of a tiny network, at the largest number also
 in lock-step. `idle` and `size` are rounds without training, so that only weights move: down to every client, up again,
-and to the disk. `packed` trains the largest number once more without Ray, one client after the other, and compares the
-server's weights bit for bit.
+and to the disk; `floor_s` is what a plain loop takes for the same. `packed` trains the largest number once more without
+Ray, one client after the other, and compares the server's weights bit for bit.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench_work import Case, in_process, memory, peak_mb, ray_workers
+from bench_plain import floor
+from bench_work import Case, in_process, memory, peak_mb, per_round, ray_workers
 
 from raydiff import tree
 from raydiff import trial as trials
@@ -64,7 +65,8 @@ def lines(effort: Effort) -> Iterator[tuple[str, dict[str, Any]]]:
         case = Case(clients=IDLE, steps=0, network=TINY)
         found, _ = _measured(case, 10 * effort.rounds, Path(folder) / "idle", workers)
         met = {"seconds_per_round": found["seconds_per_round"] <= IDLE_SECONDS}
-        yield "idle", {**found, "targets": {"seconds_per_round": IDLE_SECONDS}, "met": met}
+        plain = per_round(floor(case.trial(10 * effort.rounds, Path(folder) / "floor")))
+        yield "idle", {**found, "floor_s": plain, "targets": {"seconds_per_round": IDLE_SECONDS}, "met": met}
         for number, network in enumerate(effort.networks):
             case = Case(clients=8, steps=0, network=network)
             found, _ = _measured(case, effort.rounds, Path(folder) / f"size-{number}", workers)

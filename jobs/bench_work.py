@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import resource
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,6 +88,14 @@ def ray_workers() -> Iterator[list[Any]]:
     with cluster() as nodes:
         fitting(slot, nodes)
         yield start_workers(slot, None)
+
+
+def per_round(way: Iterator[Params]) -> float:
+    """Seconds per round after the first."""
+    next(way)
+    started = time.perf_counter()
+    count = sum(1 for _ in way)
+    return (time.perf_counter() - started) / count
 
 
 def memory(workers: Sequence[Any]) -> dict[str, Any]:

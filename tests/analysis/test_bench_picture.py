@@ -39,7 +39,7 @@ def test_tables_and_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_each_measurement_of_the_round_loop_is_drawn() -> None:
-    assert set(drawn.PANELS) == {"overhead", "size", *bench.OTHERS} - {"audit", "options"}
+    assert set(drawn.PANELS) == {"size", *bench.MEASUREMENTS} - {"audit", "options"}
 
 
 @pytest.mark.parametrize(

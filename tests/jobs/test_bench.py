@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,20 +49,30 @@ def bench() -> ModuleType:
     return importlib.import_module("bench")
 
 
+@pytest.fixture(scope="module")
+def overhead(bench: ModuleType) -> ModuleType:
+    return importlib.import_module("bench_overhead")
+
+
+@pytest.fixture(scope="module")
+def plain(bench: ModuleType) -> ModuleType:
+    return importlib.import_module("bench_plain")
+
+
 def test_the_plain_ways_and_the_round_loop_do_the_same_work(
-    bench: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    overhead: ModuleType, plain: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bench, "PROCESSES", 1)  # here they are threads, and two would share torch's global generator
-    case = bench.Case(clients=3, steps=2, network=bench.MLP(width=8, depth=1))
-    pairs = [multiprocessing.Pipe() for _ in range(bench.PROCESSES)]
-    served = [threading.Thread(target=bench.serve, args=(theirs, i)) for i, (_, theirs) in enumerate(pairs)]
+    monkeypatch.setattr(plain, "PROCESSES", 1)  # here they are threads, and two would share torch's global generator
+    case = overhead.Case(clients=3, steps=2, network=overhead.MLP(width=8, depth=1))
+    pairs = [multiprocessing.Pipe() for _ in range(plain.PROCESSES)]
+    served = [threading.Thread(target=plain.serve, args=(theirs, i)) for i, (_, theirs) in enumerate(pairs)]
     for thread in served:
         thread.start()
     pipes = [ours for ours, _ in pairs]
     try:
-        by_hand = list(bench.floor(case.trial(3, tmp_path / "floor")))
-        ours = list(bench.in_process(case.trial(3, tmp_path / "local")))
-        apart = list(bench.two_processes(case.trial(3, tmp_path / "two"), pipes))
+        by_hand = list(plain.floor(case.trial(3, tmp_path / "floor")))
+        ours = list(overhead.in_process(case.trial(3, tmp_path / "local")))
+        apart = list(plain.two_processes(case.trial(3, tmp_path / "two"), pipes))
     finally:
         for pipe in pipes:
             pipe.send(None)
@@ -69,39 +80,39 @@ def test_the_plain_ways_and_the_round_loop_do_the_same_work(
             thread.join()
     assert len(by_hand) == len(ours) == len(apart) == 3
     for floor, local, two in zip(by_hand, ours, apart, strict=True):
-        assert bench.difference(floor, local) < bench.AGREEMENT
-        assert bench.difference(floor, two) < bench.AGREEMENT
-    assert bench.difference(by_hand[0], by_hand[2]) > bench.AGREEMENT  # it trains, and yields no aliases
+        assert overhead.difference(floor, local) < overhead.AGREEMENT
+        assert overhead.difference(floor, two) < overhead.AGREEMENT
+    assert overhead.difference(by_hand[0], by_hand[2]) > overhead.AGREEMENT  # it trains, and yields no aliases
 
 
-def test_the_parameter_counts(bench: ModuleType, tmp_path: Path) -> None:
+def test_the_parameter_counts(overhead: ModuleType, plain: ModuleType, tmp_path: Path) -> None:
     """What the cases promise: about 600,000 parameters in the third, about 10 million in the last."""
-    sizes = [sum(v.numel() for v in bench.first_weights(case.trial(1, tmp_path)).values()) for case in bench.CASES]
-    assert [(case.clients, case.steps) for case in bench.CASES] == [(8, 10), (32, 1), (8, 1), (8, 0)]
+    sizes = [sum(v.numel() for v in plain.first_weights(case.trial(1, tmp_path)).values()) for case in overhead.CASES]
+    assert [(case.clients, case.steps) for case in overhead.CASES] == [(8, 10), (32, 1), (8, 1), (8, 0)]
     assert sizes[2] == pytest.approx(600_000, rel=0.05) and sizes[3] == pytest.approx(1e7, rel=0.05)
 
 
-def test_a_line_has_its_fields_and_notices_other_work(bench: ModuleType, tmp_path: Path) -> None:
-    (case,) = bench.QUICK.cases
-    honest = {"floor": bench.floor, "local": bench.in_process, "ray": bench.in_process}
-    ways = honest | {"ray_stored": bench.in_process, "two_processes": bench.floor}
-    line = bench.compare(case, ways, bench.QUICK, tmp_path / "same")
+def test_a_line_has_its_fields_and_notices_other_work(overhead: ModuleType, plain: ModuleType, tmp_path: Path) -> None:
+    (case,) = overhead.QUICK.cases
+    honest = {"floor": plain.floor, "local": overhead.in_process, "ray": overhead.in_process}
+    ways = honest | {"ray_stored": overhead.in_process, "two_processes": plain.floor}
+    line = overhead.compare(case, ways, overhead.QUICK, tmp_path / "same")
     assert set(line) == OVERHEAD | SECONDS
     assert line["agree"] is True and line["rounds"] >= 2
     assert line["local_over_floor"] == line["local_s"] / line["floor_s"]
     assert line["met"] == {name: line[name] <= line["targets"][name] for name in TWO}
 
     def other(trial: object) -> Iterator[object]:
-        return ({k: v + 1e-3 for k, v in weights.items()} for weights in bench.floor(trial))
+        return ({k: v + 1e-3 for k, v in weights.items()} for weights in plain.floor(trial))
 
-    assert bench.compare(case, ways | {"ray": other}, bench.QUICK, tmp_path / "other")["agree"] is False
+    assert overhead.compare(case, ways | {"ray": other}, overhead.QUICK, tmp_path / "other")["agree"] is False
 
 
-def test_the_best_of_the_timed_rounds(bench: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_best_of_the_timed_rounds(overhead: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first round is not timed."""
     clock = iter([10.0, 16.0])
-    monkeypatch.setattr(bench.time, "perf_counter", lambda: next(clock))
-    assert bench.per_round(iter([{}, {}, {}, {}])) == 2.0
+    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
+    assert overhead.per_round(iter([{}, {}, {}, {}])) == 2.0
 
 
 @pytest.mark.parametrize("arguments", [[], ["throughput"], ["overhead", "--fast"], ["--quick"], ["overhead", "digits"]])
