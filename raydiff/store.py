@@ -2,13 +2,13 @@
 
     <root>/server-00003.safetensors            the server's state after round 3
     <root>/clients/00007-00003.safetensors     client 7's private state after round 3, written by whoever hosts it
-    <root>/releases/00007-00003.safetensors    what client 7 sends in round 3 and its event, written BEFORE it is sent;
-    <root>/releases/00007.jsonl                where it is not noised only the event, a line for each round
+    <root>/releases/00007-00003.safetensors    what client 7 sends in round 3 and its event, written BEFORE it is sent
+    <root>/releases/00003-<node>.jsonl         where it is not noised only the event: a line for each client of a node
     <root>/commit-00003.json                   what round 3 adds to the ledger, and its metrics; written last: a round
                                                without it did not happen
     <cache>/<key>.safetensors                  results that several trials share, by the digest of what they depend on
 
-Every file appears whole or not at all (temporary file, then rename).
+Every file appears whole or not at all (temporary file, then rename), but for the last, to which lines are added.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import platform
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -24,7 +25,6 @@ from typing import Any
 
 from raydiff.privacy.ledger import Entry, Ledger
 from raydiff.privacy.release import Event, Gaussian, Nothing, Release, already_private, event_from_dict, event_to_dict
-from raydiff.tracking import read_lines
 from raydiff.tree import Params
 
 INITIAL = -1  # the "round" of a client's state before its first one
@@ -66,10 +66,11 @@ class Store:
             return release
         note = {"event": event_to_dict(release.event), "bytes": release.nbytes}
         if not isinstance(release.event, Gaussian):
-            path = self.root / "releases" / f"{client:05d}.jsonl"
+            # a file for each node: on storage of a network two nodes' additions to one may overwrite each other
+            path = self.root / "releases" / f"{number:05d}-{platform.node()}.jsonl"
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("a") as f:  # the line break first: what a full disk left of a line stays by itself
-                f.write("\n" + json.dumps({"round": number, **note}))
+                f.write("\n" + json.dumps({"client": client, **note}))
             return release
         path = self._numbered("releases", client, number)
         write_tensors(path, release.value, note=json.dumps(note), durable=True, first=True)
@@ -84,17 +85,20 @@ class Store:
         return already_private(value, event_from_dict(json.loads(note)["event"]))
 
     def sent_after(self, number: int) -> list[tuple[int, int, Event, int]]:
-        """(round, client, event, bytes) of what clients sent, or may have sent, in rounds later than `number`."""
+        """(round, client, event, bytes) of what clients sent, or may have sent, in rounds later than `number`.
+
+        Raises ValueError where a note is damaged by more than a write that failed.
+        """
         notes: dict[tuple[int, int], dict[str, Any]] = {}
-        for path in (self.root / "releases").glob("*.jsonl"):
-            notes |= {(line["round"], int(path.stem)): line for line in read_lines(path)}
         for path in (self.root / "releases").glob("*.safetensors"):
             if _round_of(path) > number:
                 notes[_round_of(path), int(path.stem[:5])] = json.loads(read_tensors(path)[1])
+        for path in (self.root / "releases").glob("*.jsonl"):  # last: where both were sent, the unprotected one counts
+            if (later := int(path.stem[:5])) > number:
+                notes |= {(later, note["client"]): note for note in _lines(path)}
         return [
             (later, client, event_from_dict(note["event"]), int(note["bytes"]))
             for (later, client), note in sorted(notes.items())
-            if later > number
         ]
 
     def commit(self, number: int, record: dict[str, Any]) -> None:
@@ -102,6 +106,7 @@ class Store:
         write_text(self.root / f"commit-{number:05d}.json", json.dumps(record), durable=True)
         old = [path for path in self.root.glob("server-*.safetensors") if int(path.stem[7:]) < number]
         old += [path for path in (self.root / "releases").glob("*.safetensors") if _round_of(path) <= number]
+        old += [path for path in (self.root / "releases").glob("*.jsonl") if int(path.stem[:5]) <= number]
         latest: dict[str, Path] = {}
         for path in sorted((self.root / "clients").glob("*.safetensors")):
             if _round_of(path) <= number:
@@ -176,6 +181,16 @@ class Store:
 
 def _round_of(path: Path) -> int:
     return int(path.stem[6:])
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The notes in a file. One that is not whole does not count: its write failed, and nothing was sent."""
+    for line in filter(None, path.read_text().splitlines()):
+        try:
+            yield json.loads(line)
+        except json.JSONDecodeError:
+            if not line.startswith("{"):
+                raise ValueError(f"{path} is damaged: what clients have sent is not known") from None
 
 
 def write_tensors(path: Path, tensors: Params, *, note: str = "", durable: bool = False, first: bool = False) -> None:

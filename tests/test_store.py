@@ -187,16 +187,39 @@ def test_of_what_can_be_repeated_for_free_only_the_event_is_kept(store: Store) -
 
 
 def test_what_was_sent_twice_counts_once_and_a_line_cut_short_was_not_sent(store: Store) -> None:
-    for number in (6, 7, 7):
-        store.save_release(2, number, disclose({"x": torch.ones(100)}, f"weights {number}"))
+    for client in (2, 3, 3):
+        store.save_release(client, 7, disclose({"x": torch.ones(100)}, f"weights {client}"))
     (path,) = store.root.rglob("*.jsonl")
     whole = path.read_bytes()
     for cut in range(1, len(whole.splitlines()[-1])):
         path.write_bytes(whole[:-cut])
-        assert [sent[:3] for sent in store.sent_after(6)] == [(7, 2, NonPrivate("weights 7"))]  # the first of both
-        store.save_release(2, 8, disclose({"x": torch.ones(25)}, "more"))
-        assert [sent[0] for sent in store.sent_after(5)] == [6, 7, 8]
-    assert store.sent_after(7) == [(8, 2, NonPrivate("more"), 100)]
+        both = [(7, client, NonPrivate(f"weights {client}"), 400) for client in (2, 3)]  # the first line of client 3
+        assert store.sent_after(6) == both
+        store.save_release(4, 7, disclose({"x": torch.ones(25)}, "more"))
+        assert store.sent_after(6) == [*both, (7, 4, NonPrivate("more"), 100)]
+
+
+def test_notes_damaged_by_more_than_a_failed_write_are_no_silence(store: Store) -> None:
+    store.save_release(2, 7, disclose({"x": torch.ones(100)}, "weights"))
+    (path,) = store.root.rglob("*.jsonl")
+    path.write_bytes(b"\0" * path.stat().st_size)  # as a power loss may leave it
+    with pytest.raises(ValueError, match="is damaged: what clients have sent is not known"):
+        store.sent_after(6)
+
+
+def test_of_a_bare_and_a_noised_release_the_bare_one_counts(store: Store) -> None:
+    bare, noised = disclose({"x": torch.ones(100)}, "weights"), already_private(state(4), EVENT)
+    for order, number in (((bare, noised), 7), ((noised, bare), 8)):
+        for release in order:
+            store.save_release(2, number, release)
+    assert [sent[2] for sent in store.sent_after(6)] == [NonPrivate("weights")] * 2
+
+
+def test_a_commit_drops_the_notes_of_its_rounds(store: Store) -> None:
+    for number in (6, 7, 8):
+        store.save_release(2, number, disclose({"x": torch.ones(100)}, "weights"))
+    store.commit(7, {})
+    assert [path.name[:5] for path in store.root.rglob("*.jsonl")] == ["00008"]
 
 
 def test_what_was_sent_after_a_round_is_in_the_order_of_rounds_and_clients(store: Store) -> None:

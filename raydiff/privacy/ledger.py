@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import math
-from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -110,8 +109,7 @@ class Ledger:
 
     def of_round(self, round: int) -> Ledger:
         """What was added in this round."""
-        first, beyond = (cut(self.entries, round, key=lambda e: e.round) for cut in (bisect_left, bisect_right))
-        return Ledger(self.entries[first:beyond])
+        return Ledger(tuple(e for e in self.entries if e.round == round))
 
     @property
     def server(self) -> Ledger:
@@ -214,17 +212,23 @@ class Ledger:
 
 
 class Spent:
-    """What a ledger's events cost: the fold, which can follow a ledger that grows and then adds only what is new."""
+    """What a ledger's events cost, to either adversary (as `Ledger.server` and `outsiders` see them); it can follow a
+    ledger that grows, and then counts only what is new."""
 
     def __init__(self, ledger: Ledger = Ledger()) -> None:
         self.server, self.outsiders = Exposed(), Exposed()
         self.bytes_up = 0
         self._rounds: set[int] = set()
-        self._entries = 0
+        self._entries, self._last = 0, tuple[Entry, ...]()
         self.follow(ledger)
 
     def follow(self, ledger: Ledger) -> None:
-        """Fold what the ledger has beyond what it had at the last call. Raises ValueError where a round goes on."""
+        """Fold what the ledger has beyond what it had at the last call.
+
+        Raises ValueError where it is not the same ledger, grown by whole rounds.
+        """
+        if ledger.entries[: self._entries][-1:] != self._last:
+            raise ValueError("this ledger is not the one that was followed so far")
         new: dict[int, list[Entry]] = {}
         for entry in ledger.entries[self._entries :]:
             new.setdefault(entry.round, []).append(entry)
@@ -238,7 +242,7 @@ class Spent:
                 self.outsiders.add(e.client, Nothing() if covered and e.client != PUBLISHED else e.event)
                 self.bytes_up += e.bytes
         self._rounds |= new.keys()
-        self._entries = len(ledger.entries)
+        self._entries, self._last = len(ledger.entries), ledger.entries[-1:]
 
 
 class Exposed:
@@ -269,7 +273,7 @@ class Exposed:
         """What any client is exposed to, once: of thousands of clients it is mostly the same."""
         kinds = dict.fromkeys(tuple(own.items()) for own in self._own.values()) or {(): None}
         everyone = tuple(self._published.elements())
-        return [tuple(Counter(dict(kind)).elements()) + everyone for kind in kinds]
+        return [(*(e for e, times in kind for _ in range(times)), *everyone) for kind in kinds] + [()]
 
 
 def _epsilon(events: Sequence[Event], delta: float, accountant: str) -> float:

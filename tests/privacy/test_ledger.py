@@ -129,8 +129,9 @@ def test_nothing_sent_is_zero_and_says_so() -> None:
     assert Ledger().guarantees(DELTA, "exact")[0].clients == 0
 
 
-def test_a_bad_question_is_refused_even_of_an_empty_ledger() -> None:
-    for ask in (Ledger().epsilon, Ledger().guarantees):
+def test_a_bad_question_is_refused_even_of_an_empty_ledger_or_one_that_does_not_compose() -> None:
+    mixed = ledger_of({0: UPLOAD}, {0: replace(UPLOAD, unit="client")})
+    for ask in (Ledger().epsilon, Ledger().guarantees, mixed.epsilon):
         with pytest.raises(ValueError, match="accountant must be one of"):
             ask(DELTA, "moments")
         with pytest.raises(ValueError, match="delta must be in"):
@@ -213,6 +214,13 @@ def test_a_ledger_is_followed_by_whole_rounds() -> None:
     spent = Spent(uploads)
     with pytest.raises(ValueError, match="round 0 has been counted already"):
         spent.follow(uploads.with_published(0, [CENTRAL]))
+
+
+def test_another_ledger_is_not_followed() -> None:
+    spent = Spent(ledger_of({0: UPLOAD}, {0: UPLOAD}))
+    for other in (ledger_of({0: UPLOAD}, {0: BARE}), ledger_of({0: UPLOAD}), Ledger()):
+        with pytest.raises(ValueError, match="not the one that was followed"):
+            spent.follow(other)
 
 
 # --- recording ---------------------------------------------------------------------------------------------
