@@ -2,7 +2,7 @@
 # A Ray cluster of several nodes on this machine, to try on it what will run on a real one.
 #
 #   cluster/local.sh start [NODES] [CPUS]     a head without CPUs, and NODES (2) nodes of CPUS (2) each
-#   eval "$(cluster/local.sh env)"            what `ray job submit`, `ray status` and a driver need to reach it
+#   eval "$(cluster/local.sh env)"            what `ray job submit` and `ray status` need to reach it
 #   cluster/local.sh stop
 #
 # RAYDIFF_CLUSTER says where it keeps its token, process ids and logs (default ~/.raydiff-cluster). Run `start` with the

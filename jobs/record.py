@@ -136,6 +136,11 @@ def tracking_store(storage: Path) -> tuple[str, str | None]:
     return uri, None if uri.startswith(("http", "databricks")) else f"file://{storage}/mlflow-artifacts"
 
 
+def opened_by(uri: str) -> str:
+    """What opens the MLflow UI on this store, to be said after "open the runs "."""
+    return f"at {uri}" if uri.startswith("http") else f"with: mlflow ui --backend-store-uri {uri}"
+
+
 def trial_folder(run: str, storage: Path) -> Path:
     """The trial that is called so: an MLflow run, or as in `finished.find`. Raises ValueError where there is none."""
     if re.fullmatch("[0-9a-f]{32}", run):

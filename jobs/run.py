@@ -61,9 +61,7 @@ def main(argv: Sequence[str]) -> int:
         print(behind)
     outcome = trial.Trial(experiment, folder).outcome() or {}
     _show(outcome)
-    print(
-        f"files: {folder / 'trials' / experiment.digest}\nopen the run with: mlflow ui --backend-store-uri {mlflow.uri}"
-    )
+    print(f"files: {folder / 'trials' / experiment.digest}\nopen the run {record.opened_by(mlflow.uri)}")
     return 0 if outcome.get("outcome") == "finished" else 130 if not ended else 1
 
 

@@ -1,15 +1,15 @@
 """Sweep private federated diffusion on Ray, recorded in MLflow.
 
 python jobs/sweep.py                                         the main job: embedded data, local Ray, local MLflow
-python jobs/sweep.py digits --grid method.epsilon=1,5 seed=0,1,2
+python jobs/sweep.py digits --grid method.epsilon=1,5 seed=0,1,2    these axes in place of the preset's
 python jobs/sweep.py digits --model unet --clients 8 --partition dirichlet
 python jobs/sweep.py reproduce --paper pfdm --scale cpu      a paper's tables; analysis/claims.py says what came out
 python jobs/sweep.py digits --search random --sample method.clip=uniform:3,8 --samples 20
 python jobs/sweep.py digits --grid seed=0,1,2 --dry-run      trials, slots, GPUs and CPUs, and about how long
 python jobs/sweep.py digits --name mine --resume             start, or go on where it ended
 python jobs/sweep.py digits --name mine --resume --retry failed    run again what failed, and only that
-python jobs/sweep.py digits --name mine --resume --extend --grid method.epsilon=1,5,10    more values, the same sweep
-ray job submit --working-dir . -- python jobs/sweep.py digits --name mine --resume
+python jobs/sweep.py digits --name mine --resume --extend --grid AXES    the old axes with more values, the same sweep
+ray job submit --working-dir . --runtime-env cluster/runtime_env.yaml -- python jobs/sweep.py mnist --name mine --resume
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def _options() -> argparse.ArgumentParser:
     p.add_argument("--time-budget", type=float, default=None, help="seconds after which no trial goes on")
     p.add_argument("--on-error", choices=("continue", "stop"), default="continue")
     p.add_argument("--log-samplers", action="store_true", help="log every trial's sampler to MLflow, with its weights")
-    p.add_argument("--dry-run", action="store_true", help="what it would need, and about how long; nothing is run")
+    p.add_argument("--dry-run", action="store_true", help="what it would need, and about how long; nothing is kept")
     p.add_argument("--name", default=None, help="the sweep's name (default: preset and time)")
     p.add_argument("--resume", action="store_true", help="continue the sweep of this name if it exists")
     p.add_argument("--extend", action="store_true", help="with --resume: the grid may have grown")
@@ -299,7 +299,7 @@ def _report(options: argparse.Namespace, folder: Path, mlflow: Mlflow, interrupt
     print(f"whole run: {time.monotonic() - started:.0f} s")
     if interrupted:
         print(f"\ninterrupted; continue with: {record.resume_command(folder.name)}")
-    print(f"open the runs with: mlflow ui --backend-store-uri {mlflow.uri}")
+    print(f"open the runs {record.opened_by(mlflow.uri)}")
     return 130 if interrupted else int(bool(record.ended(folder, "failed", "killed") or record.open_ended(folder)))
 
 
