@@ -3,8 +3,9 @@
 Clients are packed into two workers. Seconds per round are those of a whole trial, from its data to its outcome, over
 its rounds: each round has its share of start and end. `scale` is training of a tiny network, at the largest number also
 in lock-step. `idle` and `size` are rounds without training, so that only weights move: down to every client, up again,
-and to the disk; `floor_s` is what a plain loop takes for the same. `packed` trains the largest number once more without
-Ray, one client after the other, and compares the server's weights bit for bit.
+and to the disk; in the second `idle` line two clients take part, and the others sit out. `floor_s` is what a plain loop
+takes for as many as take part. `packed` trains the largest number once more without Ray, one client after the other,
+and compares the server's weights bit for bit.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from bench_plain import floor
-from bench_work import Case, in_process, memory, peak_mb, per_round, ray_workers
+from bench_work import PROCESSES, Case, in_process, memory, peak_mb, per_round, ray_workers
 
 from raydiff import tree
 from raydiff import trial as trials
@@ -28,7 +29,7 @@ TINY = MLP(width=64, depth=1)
 SCALE_MB = 6144.0  # what the driver and the workers may hold with 1,000 clients
 NOISE_MB = 16.0  # what a process grows by anyway
 IDLE = 32  # clients that do not train
-IDLE_SECONDS = 0.02  # what a round of theirs may take
+IDLE_SECONDS = 0.02  # what a round with them may take
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,11 +63,15 @@ def lines(effort: Effort) -> Iterator[tuple[str, dict[str, Any]]]:
             if not vectorize:  # which adds in another order
                 packed = case, server
             yield "scale", {**found, **_judged(found)}
-        case = Case(clients=IDLE, steps=0, network=TINY)
-        found, _ = _measured(case, 10 * effort.rounds, Path(folder) / "idle", workers)
-        met = {"seconds_per_round": found["seconds_per_round"] <= IDLE_SECONDS}
-        plain = per_round(floor(case.trial(10 * effort.rounds, Path(folder) / "floor")))
-        yield "idle", {**found, "floor_s": plain, "targets": {"seconds_per_round": IDLE_SECONDS}, "met": met}
+        rounds = 10 * effort.rounds
+        for participants in (IDLE, PROCESSES):
+            case = Case(clients=IDLE, steps=0, network=TINY, participants=participants)
+            found, _ = _measured(case, rounds, Path(folder) / f"idle-{participants}", workers)
+            met = {"seconds_per_round": found["seconds_per_round"] <= IDLE_SECONDS}
+            alone = Case(clients=participants, steps=0, network=TINY)
+            plain = per_round(floor(alone.trial(rounds, Path(folder) / f"floor-{participants}")))
+            found |= {"participants": participants, "floor_s": plain}
+            yield "idle", {**found, "targets": {"seconds_per_round": IDLE_SECONDS}, "met": met}
         for number, network in enumerate(effort.networks):
             case = Case(clients=8, steps=0, network=network)
             found, _ = _measured(case, effort.rounds, Path(folder) / f"size-{number}", workers)
@@ -88,7 +93,7 @@ def _measured(case: Case, rounds: int, folder: Path, workers: Sequence[Any]) -> 
     seconds, held = time.perf_counter() - started, memory(workers)
     server = trial.store.load_server(rounds - 1)
     total, grown = held["driver_mb"] + sum(held["workers_mb"]), held["driver_mb"] - before
-    uploads = case.clients * tree.nbytes(server) / 2**20
+    uploads = (case.participants or case.clients) * tree.nbytes(server) / 2**20
     fields = {
         "clients": case.clients,
         "steps": case.steps,

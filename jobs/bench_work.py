@@ -32,13 +32,15 @@ class Case:
     """One amount of work."""
 
     clients: int
-    """All take part in every round."""
+    """How many there are."""
     steps: int
     """Training steps of each client in each round."""
     network: MLP = SMALL
     """The denoiser."""
     vectorize: bool = False
     """Train the clients of a worker in lock-step."""
+    participants: int | None = None
+    """How many take part in a round; None: all."""
 
     def trial(self, rounds: int, sweep: Path) -> Trial:
         """FedAvg on digits without instruments."""
@@ -48,7 +50,13 @@ class Case:
         runtime = Runtime(workers=PROCESSES, threads=1, vectorize=self.vectorize, noise_secret=secret)
         data = Data(train=1500, public=100, validation=0, calibration=0, test=100)  # for 1,000 clients, one each
         experiment = Experiment(
-            method=method, data=data, clients=self.clients, partition=Iid(), evaluation=None, runtime=runtime
+            method=method,
+            data=data,
+            clients=self.clients,
+            participants=self.participants,
+            partition=Iid(),
+            evaluation=None,
+            runtime=runtime,
         )
         return Trial(trials.resolve(experiment), sweep)
 

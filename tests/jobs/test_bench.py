@@ -193,7 +193,7 @@ def test_options_print_their_lines_and_do_the_same_work(bench: ModuleType, capsy
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "what"), [("scale", ["scale"] * 3 + ["idle", "size", "packed"]), ("sweep", ["sweep"])]
+    ("name", "what"), [("scale", ["scale"] * 3 + ["idle", "idle", "size", "packed"]), ("sweep", ["sweep"])]
 )
 def test_scale_and_sweep_print_their_lines(name: str, what: list[str]) -> None:
     done = subprocess.run(
