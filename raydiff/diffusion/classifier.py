@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from raydiff import seeding
 from raydiff.diffusion.gaussian import CHUNK, device
+from raydiff.diffusion.stateless import Stateless
 from raydiff.tree import Params
 
 
@@ -146,8 +147,7 @@ class Classifier:
         return call
 
     def _call(self, params: Params, x: Tensor, *, features: bool = False) -> Tensor:
-        out: Tensor = torch.func.functional_call(_skeleton(self), params, (x, features))
-        return out
+        return _stateless(self)(params, x, features)
 
 
 class _Classifier(nn.Module):
@@ -174,7 +174,6 @@ class _Residual(nn.Module):
 
 
 @functools.lru_cache(maxsize=16)
-def _skeleton(model: Classifier) -> nn.Module:
-    """The module whose parameters `functional_call` replaces; never trained, never read."""
+def _stateless(model: Classifier) -> Stateless:
     with torch.random.fork_rng(devices=[]):
-        return model.network.build(model.shape, model.labels[0]).requires_grad_(False)
+        return Stateless(model.network.build(model.shape, model.labels[0]))

@@ -30,6 +30,7 @@ from torch.nn import functional as F
 
 from raydiff import seeding
 from raydiff.diffusion.gaussian import CHUNK, device
+from raydiff.diffusion.stateless import Stateless
 from raydiff.diffusion.uniform import Cosine, Linear, Sigmoid, abar
 from raydiff.tree import Params
 
@@ -183,8 +184,7 @@ class DiscreteDiffusion:
 
     def _call(self, params: Params, noised: Tensor, t: Tensor, labels: Tensor, *, features: bool = False) -> Tensor:
         labels = labels[:, : len(self.labels)]
-        out: Tensor = torch.func.functional_call(_skeleton(self), params, (noised, t, labels, features))
-        return out
+        return _stateless(self)(params, noised, t, labels, features)
 
 
 def codes_of(images: Tensor) -> Tensor:
@@ -248,7 +248,6 @@ def _schedule(model: DiscreteDiffusion) -> tuple[Tensor, Tensor]:
 
 
 @functools.lru_cache(maxsize=16)
-def _skeleton(model: DiscreteDiffusion) -> nn.Module:
-    """The module whose parameters `functional_call` replaces; never trained, never read."""
+def _stateless(model: DiscreteDiffusion) -> Stateless:
     with torch.random.fork_rng(devices=[]):
-        return _Denoiser(model).requires_grad_(False)
+        return Stateless(_Denoiser(model))

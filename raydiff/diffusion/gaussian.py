@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from raydiff import seeding
 from raydiff.diffusion.networks import MLP, UNet
+from raydiff.diffusion.stateless import Stateless
 from raydiff.tree import Params
 
 Schedule = Literal["linear", "cosine", "sigmoid", "scaled_linear"]
@@ -221,26 +222,26 @@ class Sampling:
 
 
 @functools.lru_cache(maxsize=16)
-def _skeleton(model: DDPM) -> nn.Module:
-    """The module whose parameters `functional_call` replaces; never trained, never read."""
+def _stateless(model: DDPM) -> Stateless:
     with torch.random.fork_rng(devices=[]):
-        return model._build().requires_grad_(False)
+        return Stateless(model._build())
 
 
 def _network(model: DDPM, *, features: bool = False) -> Network:
     """The network, or its features, as a pure function of (parameters, x_t, t, labels)."""
-    skeleton = _skeleton(model)
-
-    def predict(params: Params, x_t: Tensor, t: Tensor, labels: Tensor) -> Tensor:
-        out: Tensor = torch.func.functional_call(skeleton, params, (x_t, t, labels, features))
-        return out
-
-    return predict
+    stateless = _stateless(model)
+    return lambda params, x_t, t, labels: stateless(params, x_t, t, labels, features)
 
 
 @functools.lru_cache(maxsize=16)
 def _compiled(model: DDPM) -> Network:
-    return torch.compile(_network(model))
+    module = _stateless(model).module  # the compiler knows `functional_call`
+
+    def predict(params: Params, x_t: Tensor, t: Tensor, labels: Tensor) -> Tensor:
+        out: Tensor = torch.func.functional_call(module, params, (x_t, t, labels, False))
+        return out
+
+    return torch.compile(predict)
 
 
 def device() -> torch.device:
