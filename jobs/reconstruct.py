@@ -63,8 +63,10 @@ def main(argv: Sequence[str]) -> int:
     metrics = {k: v for name, one in found.items() for k, v in one.metrics(f"reconstruction/{name}").items()}
     given.out.mkdir(parents=True, exist_ok=True)
     write_text(given.out / "metrics.json", json.dumps(metrics, indent=1))
-    rows = [x[:COLUMNS] for x in (uploads, originals.images, *reversed(made.values()))]
-    sample_grid(rows, given.out / "reconstruction.png", privacy="none: the second row are private records")
+    rows = {"upload": uploads, "original": originals.images, **dict(reversed(made.items()))}
+    privacy = "none: the second row are private records"
+    pictures = [x[:COLUMNS] for x in rows.values()]
+    sample_grid(pictures, given.out / "reconstruction.png", privacy=privacy, names=tuple(rows))
     if pretrained:
         write_tensors(given.out / "pretrained.safetensors", pretrained)
     print(f"files in {given.out}: metrics.json, reconstruction.png" + (", pretrained.safetensors" * bool(pretrained)))

@@ -16,10 +16,13 @@ ROWS = 8  # clients shown
 SCALE = 4  # small pictures are enlarged by this
 
 
-def sample_grid(pictures: Sequence[Tensor], path: Path, *, privacy: str, most: int = ROWS) -> None:
+def sample_grid(
+    pictures: Sequence[Tensor], path: Path, *, privacy: str, most: int = ROWS, names: Sequence[str] = ()
+) -> None:
     """One row per client (the first `most`), one column per picture; pictures (n, C, H, W) on [-1, 1].
 
-    `privacy` goes into the PNG's text, so that the file carries its guarantee wherever it is copied.
+    `names` are written before the rows. `privacy` goes into the PNG's text, so that the file carries its guarantee
+    wherever it is copied.
     """
     from PIL import PngImagePlugin
     from PIL.Image import Resampling
@@ -30,10 +33,26 @@ def sample_grid(pictures: Sequence[Tensor], path: Path, *, privacy: str, most: i
     image = picture(to_bytes(grid))
     scale = max(1, SCALE * 8 // pictures[0].shape[-1])
     image = image.resize((image.width * scale, image.height * scale), Resampling.NEAREST)
+    if names:
+        image = _named(image, names)
     text = PngImagePlugin.PngInfo()
     text.add_text("privacy", privacy)
     path.parent.mkdir(parents=True, exist_ok=True)
     image.save(path, pnginfo=text)
+
+
+def _named(image: Image, names: Sequence[str]) -> Image:
+    """The picture, rows of equal height, with a margin on the left that has their names."""
+    from PIL import Image as images
+    from PIL import ImageDraw, ImageFont
+
+    font, row = ImageFont.load_default(size=12), image.height // len(names)
+    margin = 8 + max(round(font.getlength(name)) for name in names)
+    wide = images.new(image.mode, (margin + image.width, image.height))
+    wide.paste(image, (margin, 0))
+    for i, name in enumerate(names):
+        ImageDraw.Draw(wide).text((4, i * row + row // 2), name, font=font, anchor="lm", fill="white")
+    return wide
 
 
 def to_bytes(images: Tensor) -> Tensor:
