@@ -69,7 +69,7 @@ def of_models(experiment: Experiment, pool: Pool, progress: Progress, known: Met
     reports = [report if c in senders else report.of_outsider() for c, report in found]
     final = evaluate.summarise(reports)
     tradeoff.check_attacks({**known, **final}, unlike=_unlike(experiment, sorted(senders & set(measured))))
-    _draw_samples(reports, artifacts / "samples.png")
+    _draw_samples(reports, measured, artifacts / "samples.png")
     _draw_partition(experiment, artifacts / "partition.png")
     return {**final, **_newcomers(experiment, pool, progress, artifacts)}
 
@@ -103,7 +103,7 @@ def _newcomers(experiment: Experiment, pool: Pool, progress: Progress, artifacts
     if not (late := experiment.everyone[experiment.clients :]):
         return {}
     reports = [r.of_outsider() for r in pool.evaluate(late, progress.sent, progress.number, "test")]
-    _draw_samples(reports, artifacts / "newcomers.png")
+    _draw_samples(reports, late, artifacts / "newcomers.png")
     found = {f"new/{k.removeprefix('eval/')}": v for k, v in evaluate.summarise(reports).items()}
     if isinstance(method, Personalizing):
         parts = method.join(progress.sent, seeding.generator(experiment.seed, "newcomers"))
@@ -112,9 +112,10 @@ def _newcomers(experiment: Experiment, pool: Pool, progress: Progress, artifacts
     return found
 
 
-def _draw_samples(reports: Sequence[ClientReport], path: Path) -> None:
+def _draw_samples(reports: Sequence[ClientReport], clients: Sequence[int], path: Path) -> None:
     if all(len(r.pictures) for r in reports):  # classifiers make none
-        pictures.sample_grid([r.pictures for r in reports], path, privacy=reports[0].privacy)
+        names = [f"client {client}" for client in clients]
+        pictures.sample_grid([r.pictures for r in reports], path, privacy=reports[0].privacy, names=names)
 
 
 def _draw_partition(experiment: Experiment, path: Path) -> None:

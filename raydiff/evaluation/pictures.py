@@ -34,7 +34,7 @@ def sample_grid(
     scale = max(1, SCALE * 8 // pictures[0].shape[-1])
     image = image.resize((image.width * scale, image.height * scale), Resampling.NEAREST)
     if names:
-        image = _named(image, names)
+        image = _named(image, names[:most])
     text = PngImagePlugin.PngInfo()
     text.add_text("privacy", privacy)
     path.parent.mkdir(parents=True, exist_ok=True)
