@@ -8,7 +8,7 @@
                                                without it did not happen
     <cache>/<key>.safetensors                  results that several trials share, by the digest of what they depend on
 
-Every file appears whole or not at all (temporary file, then rename), but for the last, to which lines are added.
+Every file appears whole or not at all (temporary file, then rename), but for the .jsonl, to which lines are added.
 """
 
 from __future__ import annotations
