@@ -2,9 +2,9 @@
 
     python analysis/frontier.py SWEEP [--out DIR]     prints the table, writes frontier.png and frontier.csv
 
-A row is one trial, or the trials that differ in their seed only. Epsilons are ranked against each other
-within one kind (unit, relation, trust, delta, accountant) only; where there are several, the tables have a column
-for each and the plot a series. Under central trust the epsilon is the one against outsiders.
+A row is one trial, or the trials that differ only in their seed and the split of their data. Epsilons are ranked
+against each other within one kind (unit, relation, trust, delta, accountant) only; where there are several, the tables
+have a column for each and the plot a series. Under central trust the epsilon is the one against outsiders.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ DONE = ("finished", "stopped")
 """Outcomes that have a row; the other trials are listed below the table."""
 GROUPS = ("minor", "major", "all")
 SAMPLERS = ("ddim", "ancestral")
-NOT_SETTINGS = re.compile(r"seed$|runtime$|runtime\.(?!threads)|data\.root$")
+NOT_SETTINGS = re.compile(r"seed$|data\.split_seed$|runtime$|runtime\.(?!threads)|data\.root$")
 """Config columns in which the repetitions of one setting may differ."""
 RESOLVED = ("data_digest", "method.model.shape", "method.model.labels")
 """Config columns that follow from the data, of no interest where the data are swept."""
@@ -36,15 +36,14 @@ MEANS = {
 def table(runs: pd.DataFrame) -> pd.DataFrame:
     """One row per setting and outcome, sorted by method and what was swept, from `load.runs`.
 
-    Columns: method; what was swept, under short names (text "none" where the field is empty, NaN where there
-    is no such field); then n (seeds), outcome, reason, pareto, epsilon and its kind as stated (against the server;
-    where that is infinite, against outsiders), both against outsiders, `fd_<network>/<group>` with `_std` and
-    `_floor`, minor_ddim and minor_ancestral (by each sampler of the client's chain), label_accuracy, auc_global and
-    auc_client, tpr_global and tpr_client (at 1 % false positives, empty where there are too few non-members) with
-    `_low` and `_high` (95 %, of a single seed), bytes_up, seconds, auc_ceiling, digests.
-    Epsilon and auc_ceiling are guarantees: the largest over seeds. The others are means, with `_std`. A stopped trial's
-    distances are from the validation split.
-    Raises ValueError where trials used several feature networks.
+    Columns: method; what was swept, under short names (text "none" where the field is empty, NaN where there is no
+    such field); then n (seeds, splits), outcome, reason, pareto, epsilon and its kind as stated (against the
+    server; where that is infinite, against outsiders), both against outsiders, `fd_<network>/<group>` with `_std`
+    and `_floor`, minor_ddim and minor_ancestral (by each sampler of the client's chain), label_accuracy, auc_global
+    and auc_client, tpr_global and tpr_client (at 1 % false positives, empty where there are too few non-members)
+    with `_low` and `_high` (95 %, of a single seed), bytes_up, seconds, auc_ceiling, digests. Epsilon and
+    auc_ceiling are guarantees: the largest over seeds. The others are means, with `_std`. A stopped trial's
+    distances are from the validation split. Raises ValueError where trials used several feature networks.
     """
     fields = settings(runs)
     by = ["method", *fields.values(), "outcome", "reason"]

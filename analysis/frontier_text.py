@@ -167,7 +167,8 @@ def meanings(rows: pd.DataFrame) -> list[str]:
         notes.append(f"attack AUC [95 % interval]: membership, by the attack that calibrates best; {allowed}")
         notes += _of_rates(rows)
     if rows["n"].max() > 1:
-        notes.append("n: seeds; mean±standard deviation over them; of epsilon and of the ceiling the largest")
+        over = "seeds, and splits of the data; mean±standard deviation over them"
+        notes.append(f"n: {over}; of epsilon and of the ceiling the largest")
     if (rows["outcome"] == "stopped").any():
         notes.append("o  stopped early: what was spent by then; distances on the validation split, not ranked")
     return notes

@@ -82,7 +82,7 @@ def readings(sweep: Sweep) -> pd.DataFrame:
     rows: list[dict[str, Any]] = []
     ceiling = column(sweep.runs, "final/privacy/auc_ceiling")
     for i, run in zip(sweep.runs.index, records(sweep.runs), strict=True):
-        of = {"digest": run["digest"], "setting": sweep.settings[i], "seed": run.get("seed")}
+        of = {"digest": run["digest"], "setting": sweep.settings[i], "seed": sweep.seeds[i]}
         for target, attack in pairs:
             mine = {m["stat"]: run[c] for c, m in parts.items() if (m["target"], m["attack"]) == (target, attack)}
             if any(v is not None for v in mine.values()):

@@ -65,7 +65,7 @@ def importance(sweep: Sweep, out: Path) -> Section:
 def explained(sweep: Sweep, done: pd.DataFrame) -> pd.DataFrame:
     """field, trials, values, share: of the variance of the measure, of each field that varies; greatest first."""
     rows: list[Row] = []
-    for path in ("method", *sweep.fields, "seed"):
+    for path in ("method", *sweep.fields, "seed", "data.split_seed"):
         if path not in done:
             continue
         of = done[has(done, path)] if path in sweep.fields else done

@@ -5,7 +5,10 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
+import pandas as pd
+
 from analysis import report_html as html
+from analysis.frontier_text import short
 from analysis.report_sweep import Section, Sweep
 
 THUMBNAILS = 24
@@ -19,7 +22,7 @@ SIDE = 288
 def samples(sweep: Sweep, out: Path) -> Section:
     """Thumbnails of the sample grids: the first seed of each setting, the others folded."""
     grids = [
-        (path, f"{setting}, seed {seed:g}" if isinstance(seed, (int, float)) else setting, setting)
+        (path, setting if pd.isna(seed) else f"{setting}, seed {short(seed)}", setting)
         for digest, setting, seed in zip(sweep.runs["digest"], sweep.settings, sweep.trials["seed"], strict=True)
         if (path := sweep.folder / "trials" / str(digest) / "artifacts" / "samples.png").exists()
     ]

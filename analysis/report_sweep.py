@@ -57,8 +57,17 @@ class Sweep:
         for path, name in self.fields.items():
             of = self.runs[path].astype(object)
             out[name] = of.mask(of.isna() & has(self.runs, path), "none")
-        out["seed"] = self.runs.get("seed", pd.Series(math.nan, self.runs.index))
+        out["seed"] = self.seeds
         return out.assign(outcome=self.runs["outcome"])
+
+    @cached_property
+    def seeds(self) -> pd.Series:
+        """What the trials of a setting differ in: the seed, or seed/split where the data are split in several ways."""
+        seeds = self.runs.get("seed", pd.Series(math.nan, self.runs.index))
+        splits = self.runs.get("data.split_seed")
+        if splits is None or splits.nunique() < 2:
+            return seeds
+        return pd.Series([f"{s:g}/{t:g}" for s, t in zip(seeds, splits, strict=True)], self.runs.index, dtype=object)
 
     @cached_property
     def settings(self) -> pd.Series:

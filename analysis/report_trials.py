@@ -12,7 +12,7 @@ import pandas as pd
 from analysis import load
 from analysis import report_html as html
 from analysis.frontier_table import column, records
-from analysis.frontier_text import number, shown_epsilon, size
+from analysis.frontier_text import number, short, shown_epsilon, size
 from analysis.report_sweep import Section, Sweep
 
 OPEN = 12
@@ -113,7 +113,7 @@ def cost(sweep: Sweep, out: Path) -> Section:
         [
             r["digest"][:8],
             r["setting"],
-            f"{r['seed']:g}" if r["seed"] is not None else "-",
+            short(r["seed"]),
             r["outcome"],
             r["reason"] or "",
             *(shown_epsilon(r[f"epsilon_{view}"]) for view in load.VIEWS),

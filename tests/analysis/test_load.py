@@ -40,6 +40,7 @@ def write_trial(
     partition: dict[str, Any] | None = None,
     clients: int = 2,
     seed: int = 0,
+    split: int = 0,
     outcome: dict[str, Any] | None = None,
     lines: list[dict[str, Any]] | None = None,
 ) -> Path:
@@ -50,7 +51,7 @@ def write_trial(
     config = {
         "kind": "Experiment",
         "method": {"kind": method, "model": model, **FIELDS.get(method, {}), **(fields or {})},
-        "data": {"kind": "Data", "name": "digits", "root": None},
+        "data": {"kind": "Data", "name": "digits", "split_seed": split, "root": None},
         **({"partition": partition} if partition else {}),
         "clients": clients,
         "seed": seed,

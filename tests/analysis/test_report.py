@@ -370,6 +370,17 @@ def test_few_seeds_of_one_sign_are_still_a_tie(tmp_path: Path) -> None:
     assert table["low"].iloc[1] > 0 > table["student_low"].iloc[1] and list(table["rank"]) == [1, 1]
 
 
+def test_splits_of_the_data_repeat_a_setting_as_seeds_do(tmp_path: Path) -> None:
+    for method, distance in (("PFDM", 1.0), ("LocalOnly", 3.0)):
+        for seed, split in ((0, 0), (0, 1), (1, 1)):
+            end = finished(1.0, distance + 0.1 * seed + 0.2 * split)
+            write_trial(tmp_path, f"{method}{seed}{split}", method=method, seed=seed, split=split, outcome=end)
+    sweep = open_sweep(tmp_path)
+    table = report_seeds.ranking(sweep)
+    assert list(table["n"]) == [3, 3] and list(table["rank"]) == [1, 2] and table["std"].iloc[0] > 0.1
+    assert sorted(set(sweep.trials["seed"])) == ["0/0", "0/1", "1/1"] and sweep.fields == {}
+
+
 def test_settings_of_other_data_are_not_ranked_against_each_other(tmp_path: Path) -> None:
     for clients in (2, 4):
         for seed in (0, 1):
