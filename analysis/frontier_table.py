@@ -62,10 +62,10 @@ def settings(runs: pd.DataFrame) -> dict[str, str]:
     Of a part that is there or not, its fields tell which.
     """
     config = [c for c in map(str, runs) if "/" not in c and c not in ("digest", "outcome", "reason", "method")]
-    config = [c for c in config if not NOT_SETTINGS.match(c)]
     varying = [c for c in config if runs.loc[has(runs, c), c].nunique(dropna=False) > 1]
-    if any(c.startswith("data.") for c in varying):
+    if any(c.startswith("data.") and c != "data.root" for c in varying):
         varying = [c for c in varying if c not in RESOLVED]
+    varying = [c for c in varying if not NOT_SETTINGS.match(c)]
     varying = [c for c in varying if runs[c].nunique() > 1 or not any(v.startswith(f"{c}.") for v in varying)]
     varying.sort(key=is_budget)
     return {path: _short_name(path, [p for p in varying if p != path]) for path in varying}

@@ -57,7 +57,7 @@ def write_trial(
         "seed": seed,
         "evaluation": {"kind": "Evaluation", "features": "cnn", "every": 0},
         "runtime": {"kind": "Runtime", "threads": 1, "workers": 1},
-        "data_digest": "fb4251",
+        "data_digest": f"fb425{split}",
     }
     (folder / "config.json").write_text(json.dumps(config, indent=1))
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines or []))
