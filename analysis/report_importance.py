@@ -41,7 +41,7 @@ def importance(sweep: Sweep, out: Path) -> Section:
         says = f"Share of the variance of {name} that one field explains by itself, among the trials that have it; "
         says += "adjusted for the number of its values (epsilon squared), so that a field without effect is at 0 on "
         says += "average. Fields that were swept together share what they explain, and what acts only in company of "
-        says += "another field is not seen. Those of the seed and of the data's split show what chance alone gives."
+        says += "another field is not seen. The seed and the data's split show what chance alone gives."
         cells = [
             [
                 r["field"],
