@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import json
 import logging
 import math
@@ -172,7 +173,23 @@ def cluster(*, only_join: bool = False) -> Iterator[list[dict[str, float]]]:
     try:
         yield nodes()
     finally:
+        _leave()
+
+
+def _leave() -> None:
+    """Leave Ray, while other threads of this process run, such as the one that writes to MLflow.
+
+    Any thread may be the one that collects garbage. Where it then finds a reference to one of Ray's objects, when Ray
+    is half gone, Ray ends the process at once and without a word (Ray 2.60, core_worker_process.cc: QuickExit).
+    """
+    gc.collect()
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
         ray.shutdown()
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def slot_of(base: Experiment, known: Sequence[Experiment], nodes: Sequence[Mapping[str, float]]) -> Slot:
