@@ -180,7 +180,7 @@ def _leave() -> None:
     """Leave Ray, while other threads of this process run, such as the one that writes to MLflow.
 
     Any thread may be the one that collects garbage. Where it then finds a reference to one of Ray's objects, when Ray
-    is half gone, Ray ends the process at once and without a word (Ray 2.60, core_worker_process.cc: QuickExit).
+    is half gone, Ray ends the process at once and without a word (Ray 2.60, since ray-project/ray#19115).
     """
     gc.collect()
     enabled = gc.isenabled()
