@@ -11,7 +11,7 @@ from raydiff.tree import Params
 
 class Stateless:
     """What `torch.func.functional_call` does. That looks every parameter up, and checks it, at each call, which takes a
-    sixth of a small network's training step; this does so once."""
+    tenth of a small network's training step or more; this does so once."""
 
     def __init__(self, module: nn.Module) -> None:
         """The module is kept, and nothing else should use it. Raises ValueError where parameters share a tensor."""

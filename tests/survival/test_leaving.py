@@ -40,7 +40,7 @@ print("lives on:", gc.isenabled(), flush=True)
 """
 
 
-def test_references_in_garbage_do_not_end_a_process_that_leaves_ray(tmp_path):
+def test_references_in_garbage_do_not_end_a_process_that_leaves_ray():
     env = {**os.environ, "RAY_AUTH_MODE": "disabled"}
     env.pop("RAY_ADDRESS", None)
     done = subprocess.run(
