@@ -77,7 +77,7 @@ def pfdm(data: str) -> list[Claim]:
                 says=f"PFDM's {name} classes are better than DP-SGD's at epsilon 10",
                 source="Table 2 (MNIST)",
                 paper=paper,
-                differs=f"{differs}; add-remove for DP-SGD, replace-one for PFDM; DP-SGD for 300 steps",
+                differs=f"{differs}; zero-out for DP-SGD, replace-one for PFDM; DP-SGD for 300 steps",
                 judge=lower(metric, ours, where("DPSGD", **{"method.epsilon": 10.0}), gain=gain),
             )
             for name, metric, paper, gain in (

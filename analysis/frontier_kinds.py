@@ -10,6 +10,7 @@ import pandas as pd
 from analysis.load import Row
 
 NOTHING = "nothing sent"
+SILENT = "noise of scale 0"
 
 
 def kind_of(run: Row, view: str) -> str:
@@ -18,7 +19,7 @@ def kind_of(run: Row, view: str) -> str:
     if of["epsilon"] is None:
         return "not recorded"
     if of["epsilon"] == math.inf:
-        return f"no guarantee: {of['unprotected'] or 'noise of scale 0'}"
+        return f"no guarantee: {'not recorded why' if of['unprotected'] is None else of['unprotected'] or SILENT}"
     if of["unit"] is None:
         return NOTHING if of["epsilon"] == 0 else "unit, relation and trust not recorded"
     about = f"per {of['unit']}, {of['relation'].replace('_', '-')}, {of['trust']} trust"

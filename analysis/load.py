@@ -20,7 +20,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # `python analysis/load.py` looks beside itself
+
 import pandas as pd
+
+from raydiff import tracking
 
 Row = dict[str, Any]
 
@@ -42,7 +46,7 @@ def rounds(sweep: Path) -> pd.DataFrame:
     rows = [
         (folder.name, line["step"], metric, float(value))
         for folder in _trials(sweep)
-        for line in logged(folder / "metrics.jsonl")
+        for line in tracking.read_lines(folder / "metrics.jsonl")
         for metric, value in line.items()
         if metric not in ("step", "time") and isinstance(value, (int, float))
     ]
@@ -73,6 +77,7 @@ def arguments(doc: str | None, argv: Sequence[str]) -> tuple[Path, Path]:
 
 def one_sentence(main: Callable[[Sequence[str]], None]) -> None:
     """Run a command: bad input becomes one sentence on stderr and exit code 2."""
+    tracking.keep_private()
     try:
         main(sys.argv[1:])
     except (ValueError, OSError) as e:
@@ -99,14 +104,14 @@ def _trials(sweep: Path) -> list[Path]:
 
 
 def _run(folder: Path) -> Row:
-    config = flatten(_json(folder / "config.json", needs="method"))
+    config = flatten(tracking.published(tracking.read_json(folder / "config.json", needs="method")))
     path = folder / "outcome.json"
-    end: Row = _json(path, needs="outcome") if path.exists() else {"outcome": "unfinished"}
-    lines = logged(folder / "metrics.jsonl")
+    end: Row = tracking.read_json(path, needs="outcome") if path.exists() else {"outcome": "unfinished"}
+    lines = tracking.read_lines(folder / "metrics.jsonl")
     final = end.get("final") or _spent(lines)
     row: Row = {"digest": folder.name, "outcome": end["outcome"], "reason": end.get("reason"), **config}
     for view in VIEWS:
-        guarantee = end.get(view) or _guarantee(folder, view, final, config)
+        guarantee = end.get(view) or _so_far(view, lines, config)
         row.update({f"{view}/{k}": ", ".join(v) if isinstance(v, list) else v for k, v in guarantee.items()})
     row.update({f"final/{k}": v for k, v in final.items()})
     row.update({"outcome/remark": end["remark"]} if "remark" in end else {})
@@ -134,67 +139,24 @@ def _spent(lines: Sequence[Row]) -> Row:
     return {**last, "time/seconds": sum(line.get("time/seconds", 0.0) for line in lines)}
 
 
-def _guarantee(folder: Path, view: str, spent: Row, config: Row) -> Row:
-    """Of a trial that recorded none: epsilon from its last round, what it is about from the ledger."""
-    events = _events(folder, view)
-    kinds = {(e["unit"], e["relation"], e["trust"]) for e in events if e["kind"] == "Gaussian"}
-    unit, relation, trust = kinds.pop() if len(kinds) == 1 else (None, None, None)
-    return {
-        "epsilon": spent.get(f"privacy/epsilon_{view}"),
-        "delta": config.get("method.delta"),
-        "accountant": config.get("method.accountant"),
-        "unit": unit,
-        "relation": relation,
-        "trust": trust,
-        "declared": list(dict.fromkeys(d for e in events for d in e.get("declared", ()))),
-        "unprotected": list(dict.fromkeys(e["what"] for e in events if e["kind"] == "NonPrivate")),
-    }
-
-
-def _events(folder: Path, view: str) -> list[Row]:
-    """In the ledgers of all commits: the uploads' or, for outsiders, the published ones if any."""
-    commits = sorted(folder.glob("commit-*.json"))
-    entries = [e for commit in commits for e in json.loads(_json(commit, needs="ledger")["ledger"])]
-    published = [e["event"] for e in entries if e["client"] < 0]
-    return published if view == "outsiders" and published else [e["event"] for e in entries if e["client"] >= 0]
+def _so_far(view: str, lines: Sequence[Row], config: Row) -> Row:
+    """Of a trial that recorded none at its end: what its last round says."""
+    last = lines[-1] if lines else {}
+    if view in last:
+        return dict(last[view])
+    of = dict.fromkeys(("unit", "relation", "trust", "declared", "unprotected"))  # lines before 2026-11-22 do not say
+    about = {"delta": config.get("method.delta"), "accountant": config.get("method.accountant")}
+    return {"epsilon": last.get(f"privacy/epsilon_{view}"), **about, **of}
 
 
 # -------------------------------------------------------------------------------------------------- the files
 
 
-def _json(path: Path, *, needs: str) -> Row:
-    try:
-        tree = json.loads(path.read_text())
-    except ValueError as e:  # JSONDecodeError and UnicodeDecodeError are both
-        raise ValueError(f"{path} is not valid JSON: {e}") from None
-    if not isinstance(tree, dict) or needs not in tree:
-        raise ValueError(f"{path} has no field {needs!r}")
-    return tree
-
-
-def logged(path: Path) -> list[Row]:
-    """The rounds of a metrics.jsonl. Raises ValueError for a damaged line that no crash explains."""
-    lines = []
-    texts = path.read_text(errors="replace").splitlines() if path.exists() else []
-    for number, text in enumerate(texts, 1):
-        line = _line(text)
-        if line is not None:
-            lines.append(line)
-        elif number < len(texts):
-            raise ValueError(f"line {number} of {path} is not valid JSON")
-    return lines  # a last line that a crash cut short is left out
-
-
-def _line(text: str) -> Row | None:
-    """One round; where a crash cut the line short and the writer resumed on it, the round after the cut."""
-    for start in (0, max(text.rfind('{"step"'), 0)):
-        try:
-            line = json.loads(text[start:])
-        except ValueError:
-            continue
-        if isinstance(line, dict) and "step" in line:
-            return line
-    return None
+def cut_short(sweep: Path) -> list[str]:
+    """A sentence for each trial whose metrics have lines that cannot be read, and are left out of both tables."""
+    found = ((path, tracking.cut_short(path)) for path in sorted((sweep / "trials").glob("*/metrics.jsonl")))
+    why = "cannot be read, as after a crash: left out"
+    return [f"line {', '.join(map(str, numbers))} of {path} {why}" for path, numbers in found if numbers]
 
 
 def of_one_type(column: pd.Series) -> pd.Series:

@@ -62,7 +62,7 @@ def removal(table: pd.DataFrame, path: Path) -> None:
         other.axhline(own["accuracy_majority"].iloc[0], color="0.6", lw=0.8, ls=":", label="always the larger class")
         other.set_ylabel("accuracy on real test rows")
     both = [side.get_legend_handles_labels() for side in (axes, other)]
-    figure.legend(*(a + b for a, b in zip(*both, strict=True)), fontsize=8, loc="outside lower center", ncols=5)
+    figure.legend(*(a + b for a, b in zip(*both, strict=True)), fontsize=8, loc="outside lower center", ncols=3)
     figure.suptitle(
         "conditional on the removed set, not the pipeline's guarantee; infinite bounds left out", fontsize=9
     )

@@ -231,7 +231,7 @@ def _feddistr() -> list[Number]:
 
 def _dpdm() -> list[Number]:
     differs = f"{FID}; one central data set of 60,000 there, federated clients here; both epsilons are of DP-SGD's "
-    differs += "records under add-remove, and none is comparable with PFDM's of local DP"
+    differs += "records (add-remove there, zero-out here: one bound), and none is comparable with PFDM's of local DP"
     return [
         Number(
             source="DPDM, Table 1",

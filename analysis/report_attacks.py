@@ -23,13 +23,14 @@ TARGETS = {
     "best. It is made of the noised uploads, so their ceiling holds for it too.",
     "uploads": "the uploads themselves, by the distance of a clean record to the nearest of its class: the strongest "
     "position of a server that is honest but curious. The ceiling holds for it too.",
-    "client": "the client's own model, asked about its clean records. It never leaves the client, and no epsilon "
+    "client": "the client's own model, asked about its clean records. It is never sent to the server, and no epsilon "
     "covers it.",
 }
 """Target of an attack -> what was attacked, and what it means."""
 SMALL = "n too small"
 CEILED = ("global", "pool", "uploads")
 """Targets that the ceiling is about."""
+NAMED = "global, pool and uploads"
 STATS = ("auc", "tpr_at_1pct_fpr", "tpr_at_0.1pct_fpr", "balanced_accuracy")
 WORDS = {"auc": "AUC", "tpr_at_1pct_fpr": "TPR at 1 % FPR", "tpr_at_0.1pct_fpr": "TPR at 0.1 % FPR"}
 OPEN = 40
@@ -53,15 +54,13 @@ def attacks(sweep: Sweep, out: Path) -> Section:
     marked = [i for i, r in enumerate(rows) if r["above_ceiling"]]
     known = [f"{t}: {_meaning(t)}" for t in found["target"].unique()]
     says = "In square brackets the 95 % interval. The ceiling is the membership AUC that no attack on the uploads can "
-    says += f"exceed, of whatever kind; it speaks of global and uploads. {SMALL}: too few records for that number."
+    says += f"exceed, of whatever kind; it speaks of {NAMED}. {SMALL}: too few records for that number."
     grid = html.table(header, cells, name="attacks", marked=marked)
-    above = f"Above their ceiling with their whole interval: {len(marked)}. The accounting or the attack is wrong"
+    above = f"Above their ceiling with their whole interval: {len(marked)}. The accounting or the attack is "
+    above += "wrong, or members and others have other labels, for which a trial's own check allows"
     blocks = [html.bullets(known), html.paragraph(says, note=True)]
-    blocks.append(
-        html.paragraph(
-            f"{above}." if marked else "No interval of the targets global and uploads lies above its ceiling."
-        )
-    )
+    below = f"No interval of the targets {NAMED} lies above its ceiling."
+    blocks.append(html.paragraph(f"{above}." if marked else below))
     blocks.append(grid if len(cells) <= OPEN else html.folded(f"{len(cells)} rows", [grid]))
     return Section(title, blocks, {"attacks": found})
 

@@ -116,9 +116,8 @@ def composed(sweep: Sweep) -> Iterator[str]:
         return
     known = sweep.runs.get("server/epsilon", pd.Series(dtype=float)).dropna().astype(float)
     if (known == math.inf).any():
-        yield html.paragraph("Composed, epsilon is inf against the server: a trial sent something unprotected.")
-    elif len(known) and known.max() > 0:
-        least = f"it is at least {known.max():.2f}, that of one of them"
-        yield html.paragraph(f"Composed, epsilon was not computed (the end of jobs/sweep.py does that); {least}.")
+        yield html.paragraph("Composed, epsilon is inf against the server: that of a trial is.")
+    elif (known > 0).any():
+        yield html.paragraph("Composed, epsilon was not computed: the end of jobs/sweep.py does that.")
     else:
         yield html.paragraph("No trial has sent anything that was recorded: there is nothing to compose.")

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import re
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
@@ -17,6 +15,7 @@ from analysis import load
 from analysis.frontier_table import has, network_of, records, settings
 from analysis.frontier_text import short
 from analysis.load import Row
+from raydiff.tracking import read_json
 
 DEFAULT_PRESET = "digits"
 """What `jobs/sweep.py` runs where its command names no preset."""
@@ -112,11 +111,8 @@ class Section:
 def open_sweep(folder: Path) -> Sweep:
     """Read a sweep. Raises ValueError, in one sentence, where it has no trial or a file is damaged."""
     path = folder / "sweep.json"
-    try:
-        about: Any = json.loads(path.read_text()) if path.exists() else {}
-    except ValueError as e:
-        raise ValueError(f"{path} is not valid JSON: {e}") from None
-    return Sweep(folder, load.runs(folder), load.rounds(folder), about if isinstance(about, dict) else {})
+    about = read_json(path) if path.exists() else {}
+    return Sweep(folder, load.runs(folder), load.rounds(folder), about)
 
 
 def setting(row: Row, names: list[str]) -> str:

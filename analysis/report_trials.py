@@ -14,6 +14,7 @@ from analysis import report_html as html
 from analysis.frontier_table import column, records
 from analysis.frontier_text import number, short, shown_epsilon, size
 from analysis.report_sweep import Section, Sweep
+from raydiff import tracking
 
 OPEN = 12
 """Trials whose ledgers are shown unfolded."""
@@ -103,6 +104,8 @@ def cost(sweep: Sweep, out: Path) -> Section:
     words = f"{len(resumed)} trials were interrupted and continued, {found['interruptions'].sum()} times in all."
     blocks.append(html.paragraph(words if len(resumed) else "No trial was seen to be interrupted and continued."))
     blocks.append(html.paragraph(still, note=True))
+    if unread := load.cut_short(sweep.folder):
+        blocks.append(html.bullets(unread))
     if len(bad):
         lines = [f"{r['outcome']}: {r['setting']} ({r['digest'][:8]}): {_why(r)}" for r in records(bad)]
         blocks += [html.heading("Trials without final numbers"), html.bullets(lines[:OPEN])]
@@ -149,7 +152,7 @@ def _in_order(sweep: Sweep, trials: pd.DataFrame) -> pd.DataFrame:
 
 
 def _interruptions(folder: Path) -> int:
-    lines: list[dict[str, Any]] = load.logged(folder / "metrics.jsonl")
+    lines: list[dict[str, Any]] = tracking.read_lines(folder / "metrics.jsonl")
     pairs = [(a, b) for a, b in itertools.pairwise(lines) if "time" in a and {"time", "time/seconds"} <= {*b}]
     return sum(b["time"] - a["time"] - b["time/seconds"] > STILL_S for a, b in pairs)
 

@@ -89,7 +89,7 @@ def _options() -> argparse.ArgumentParser:
     )
     p.add_argument("--client", type=int, help="whose model (default: 0)")
     p.add_argument("--shadows", type=int, default=16, help="how many, an even number (default: %(default)s)")
-    p.add_argument("--timesteps", help="where the loss is taken: 40,200 (default: ten from T/25 to 0.4 T)")
+    p.add_argument("--timesteps", help="where the loss is taken: 40,200 (default: ten from 1 to 0.4 T)")
     p.add_argument("--draws", type=int, default=8, help="noise draws in each loss (default: %(default)s)")
     p.add_argument("--seed", type=int, default=0, help="of halves, shadows and draws (default: %(default)s)")
     p.add_argument(

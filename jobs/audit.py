@@ -7,6 +7,14 @@ For each record the per-instance bound (pDP, Wei et al., Theorem 1) on delta for
 diffusion model; the records that are most exposed, by row of the file; and what removing some of them would change.
 Files in DIR: report.txt, records.parquet (a row per record), removals.json, audit.png. All of them are confidential.
 
+A table with a label is audited for a model that is conditional on it, as those made here are: each record is bounded
+among the rows of its label.
+
+    --unconditional       for a model that is conditional on nothing: each record among all rows
+    --release 1000        as many rows, each of whatever label; or rows of each label: --release yes=100 no=900
+    --exclude id name     leaves columns out
+    --keep-bins           leaves bins at quantiles as they are also where one record is alone in one (else: merged)
+
     --log                 its summary to MLflow: no rows and no records one by one, yet it depends on the records
     --log-confidential    all of these files to MLflow, for a server that only the curator can read
 """
@@ -25,16 +33,18 @@ from pathlib import Path
 from typing import get_args
 
 import audit_log
+import audit_table
 import command
 import numpy as np
 import pandas as pd
 
 from raydiff.config import Runtime
+from raydiff.data.categories import Column
 from raydiff.data.tabular import Encoded, Table, read
 from raydiff.diffusion.uniform import schedule_named
 from raydiff.privacy.pdp import Audit, Release, audit, caveats
 from raydiff.privacy.pdp_histograms import Progress
-from raydiff.privacy.pdp_kernel import Kernel
+from raydiff.privacy.pdp_kernel import Ints, Kernel
 from raydiff.privacy.pdp_radius import Condition
 from raydiff.privacy.pdp_report import QUANTILES, REMOVED, Removal, Summary, most_exposed, removals, summarize
 
@@ -46,28 +56,38 @@ QUIET = 3.0  # seconds before a bar is shown
 def main(argv: Sequence[str]) -> int:
     """Read, audit, print, save."""
     given = _options().parse_args(argv)
-    config = Table(source=given.table, label=given.label, bins=given.bins, columns=tuple(given.columns))
+    config = Table(
+        source=given.table,
+        label=given.label,
+        bins=given.bins,
+        columns=tuple(given.columns),
+        exclude=tuple(given.exclude),
+    )
     encoded = read(config)
+    labels = None if given.unconditional or encoded.labels is None else encoded.labels.numpy()
+    encoded = audit_table.with_notes(encoded, config, labels, keep=given.keep_bins)
     schedule = schedule_named(given.schedule, given.rate)
+    samples, by_label = audit_table.rows(given.release, None if labels is None else encoded.mapping.label)
     release = Release(
         kernel=Kernel(alpha=schedule.alpha(given.steps).tolist(), categories=encoded.k),
         epsilon=given.epsilon,
-        samples=given.release,
+        samples=samples,
+        by_label=by_label,
         step=given.release_step,
         condition=given.condition,
     )
     codes = encoded.codes.numpy()
-    found = audit(codes, release, progress=_bar("audit"))
-    after = removals(codes, release, found, given.remove, progress=_bar("removals"))
+    found = audit(codes, release, labels=labels, progress=_bar("audit"))
+    after = removals(codes, release, found, given.remove, labels=labels, progress=_bar("removals"))
     how = f"{given.schedule} schedule, rate {given.rate:g}, T = {given.steps}, rows of step {given.release_step}"
-    text = report(encoded, release, found, after, how=how, exposed=given.exposed)
+    text = report(encoded, release, found, after, how=how, exposed=given.exposed, labels=labels)
     print(text)
     _save(given.out, text, after, found)
     records(encoded, release, found).to_parquet(given.out / "records.parquet")
     print(f"\nfiles in {given.out}: {', '.join(FILES)}")
     if given.log or given.log_confidential:
-        summary = report(encoded, release, found, after, how=how, exposed=0)
-        print(_log(given, encoded, release, found, after, summary=summary))
+        summary = report(encoded, release, found, after, how=how, exposed=0, labels=labels)
+        print(_log(given, encoded, release, found, after, labels=labels, summary=summary))
     return 0
 
 
@@ -86,15 +106,16 @@ def _log(
     found: Audit,
     after: Sequence[Removal],
     *,
+    labels: Ints | None,
     summary: str,
 ) -> str:
     """Log the audit as a run; only with --log-confidential what is a record's own. Says where it is."""
-    settings = ("label", "steps", "schedule", "rate", "release_step", "condition")
+    settings = ("label", "unconditional", "steps", "schedule", "rate", "release_step", "condition")
     params = {
         "table": Path(given.table).name,
         "columns": " ".join(encoded.columns),
         "k": encoded.k,
-        "m": release.samples,
+        "m": " ".join(given.release),
         "pdp_epsilon": release.epsilon,
         **{name: getattr(given, name) for name in settings},
     }
@@ -111,7 +132,7 @@ def _log(
             summarize(found.of_records(found.delta)),
             after,
             params=params,
-            says=caveats(release),
+            says=caveats(release, conditional=labels is not None),
             confidential=given.log_confidential,
             name=given.out.absolute().name,
             storage=Path(given.storage).expanduser().absolute(),
@@ -119,25 +140,37 @@ def _log(
 
 
 def report(
-    encoded: Encoded, release: Release, found: Audit, after: Sequence[Removal], *, how: str, exposed: int
+    encoded: Encoded,
+    release: Release,
+    found: Audit,
+    after: Sequence[Removal],
+    *,
+    how: str,
+    exposed: int,
+    labels: Ints | None,
 ) -> str:
-    """The whole text, with what must stand beside these numbers; with exposed = 0 nothing is a record's own."""
-    delta = found.of_records(found.delta)
+    """The whole text, with what must stand beside these numbers; with exposed = 0 nothing is a record's or a label's
+    own. `labels` are those by which it was audited."""
+    delta, label = found.of_records(found.delta), None if labels is None else encoded.mapping.label
     rows = encoded.rows.numpy()
     lines = [
         f"{encoded.says}: {len(delta)} records, {len(encoded.columns)} columns, k = {encoded.k}",
         *encoded.notes,
-        f"per-instance bound (pDP) on delta at pDP epsilon {release.epsilon:g} for {release.samples} released rows",
+        f"per-instance bound (pDP) on delta at pDP epsilon {release.epsilon:g}, "
+        f"for {audit_table.released(release, label)}",
         f"{how}; condition {release.condition}",
         "",
         *_summary_lines(summarize(delta)),
     ]
+    if exposed and label is not None and labels is not None:
+        lines += ["", f"by {label.name}:"]
+        for code, name in enumerate(label.categories):
+            own = summarize(delta[labels == code])
+            lines.append(f"  {name}: {own.records} records, median {own.median:.3g}, largest {own.largest:.3g}")
     if exposed:
         lines += ["", "most exposed (row of the file, 0 below the header):"]
     for record in most_exposed(delta)[:exposed]:
-        alone = int(found.of_records(found.alone)[record])
-        why = f"  no other record has its {encoded.columns[alone]}" if alone >= 0 else ""
-        lines.append(f"  row {rows[record]}: {delta[record]:.3g}{why}")
+        lines.append(f"  row {rows[record]}: {delta[record]:.3g}{_why(encoded, found, int(record), label)}")
     if after:
         lines += ["", f"after removing the most exposed ({REMOVED}):"]
         for removal in after:
@@ -145,12 +178,23 @@ def report(
             lines.append(
                 f"  {removal.share:.1%}: largest {left.largest:.3g}, mean {left.mean:.3g}, vacuous {left.vacuous}"
             )
-    return "\n".join([*lines, "", *caveats(release)])
+    return "\n".join([*lines, "", *caveats(release, conditional=label is not None)])
+
+
+def _why(encoded: Encoded, found: Audit, record: int, label: Column | None) -> str:
+    """Why its bound is infinite, or nothing."""
+    alone, name = found.of_records(found.alone)[record], None if label is None else label.name
+    if alone < 0:
+        return ""
+    if alone == len(encoded.columns):
+        return f"  no other record has its {name}"
+    return f"  no other record{f' of its {name}' if name else ''} has its {encoded.columns[alone]}"
 
 
 def records(encoded: Encoded, release: Release, found: Audit) -> pd.DataFrame:
     """One row per record: delta, and psi_t, radius, similarity for each step."""
-    names = np.array([*encoded.columns, None], dtype=object)
+    label = encoded.mapping.label
+    names = np.array([*encoded.columns, None if label is None else label.name, None], dtype=object)
     frame = {
         "row": encoded.rows.numpy(),
         "delta": found.of_records(found.delta),
@@ -209,14 +253,19 @@ def _bar(what: str) -> Progress:
 def _options() -> command.Parser:
     p = command.Parser(prog="python jobs/audit.py", description=__doc__.splitlines()[0], allow_abbrev=False)
     p.add_argument("table", help="CSV or parquet file, or adult, german, loan")
-    p.add_argument("--label", default=None, help="label column: a condition, not audited")
+    p.add_argument("--label", default=None, help="label column: the model is conditional on it")
+    p.add_argument("--unconditional", action="store_true", help="of a model that is conditional on nothing")
     p.add_argument("--columns", nargs="+", default=[], help="columns (default: all but the label)")
+    p.add_argument("--exclude", nargs="+", default=[], metavar="COLUMN", help="columns to leave out")
     p.add_argument("--bins", type=int, default=None, help="k: the most categories of a column")
+    p.add_argument("--keep-bins", action="store_true", help="do not merge quantile bins that hold a single record")
     p.add_argument("--steps", type=int, default=10, help="T")
     p.add_argument("--schedule", default="linear", help="linear, sigmoid or cosine")
     p.add_argument("--rate", type=float, default=1.0, help="of the linear or sigmoid schedule")
     p.add_argument("--epsilon", type=float, default=1.0, help="pDP's epsilon at which delta is stated")
-    p.add_argument("--release", type=int, default=1, metavar="M", help="rows that are released")
+    p.add_argument(
+        "--release", nargs="+", default=["1"], metavar="M", help="rows that are released, or LABEL=M for each"
+    )
     p.add_argument("--release-step", type=int, default=0, metavar="T_RL", help="step at which they are taken")
     p.add_argument("--condition", default="relaxed", help=f"of the radius: {', '.join(get_args(Condition))}")
     p.add_argument("--exposed", type=int, default=10, help="how many of the most exposed records are printed")

@@ -63,7 +63,7 @@ def log(
         params=params,
         metrics=metrics,
     )
-    return f"logged to {uri}: run {run}, artifact {folder.name}; {confidentiality}"
+    return f"logged to {tracking.redacted(uri)}: run {run}, artifact {folder.name}; {confidentiality}"
 
 
 def _values(found: Summary) -> dict[str, float]:

@@ -15,7 +15,6 @@ in more than a tenth of the seeds without --halve.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Sequence
@@ -33,8 +32,9 @@ from raydiff.methods import DPSGD
 from raydiff.privacy import canary, one_run
 from raydiff.privacy.ledger import Ledger
 from raydiff.seeding import generator
+from raydiff.tracking import read_json
 
-CANARIES, CANARIES_OF_ONE_RUN = 400, 1000
+CANARIES, CANARIES_OF_ONE_RUN = 4000, 1000
 SHARE = 10  # one in so many seeds may be flagged by chance
 
 
@@ -57,7 +57,7 @@ def _experiment(name: str, overrides: Sequence[str], storage: Path) -> Experimen
         start: Experiment = presets.PRESETS[name]().experiment
     else:
         try:
-            start = config.from_dict(json.loads((record.trial_folder(name, storage) / "config.json").read_text()))
+            start = config.from_dict(read_json(record.trial_folder(name, storage) / "config.json", needs="method"))
         except ValueError as e:
             raise ValueError(
                 f"{name!r} is no preset{command.nearest(name, presets.PRESETS)}, and no run: {e}"
@@ -70,7 +70,7 @@ def _gaussian(experiment: Experiment, options: argparse.Namespace) -> int:
     method, public = experiment.method, datasets.load(experiment.data).splits["public"]
     subject = canary_methods.subject(method, public)
     ledger, delta = subject.ledger, method.delta
-    mu, flagged = ledger.mu(0), []
+    mu, flagged, lows = ledger.mu(0), [], []
     print(f"{_says(ledger, experiment)}; mu {mu:.3f}")
     for seed in range(options.seeds):
         found = canary.audit(
@@ -84,10 +84,11 @@ def _gaussian(experiment: Experiment, options: argparse.Namespace) -> int:
         )
         flagged.append(found.flags(mu))
         wrong = f"FPR {found.fpr:.3f}, FNR {found.fnr:.3f}"
-        bounds = f"mu >= {found.mu_low:.3f}, epsilon >= {found.epsilon_low(delta):.3f}"
+        lows.append(found.epsilon_low(delta))
+        bounds = f"mu >= {found.mu_low:.3f}, epsilon >= {lows[-1]:.3f}"
         print(f"seed {seed}: {bounds} ({wrong}){_mark(flagged)}", flush=True)
-    counted, most = sum(found.counted), found.epsilon_most(delta)
-    print(f"most: mu {found.mu_most:.3f}, epsilon {most:.3f}, by {counted} canaries beside those of the threshold")
+    median = statistics.median(lows)
+    print(f"median epsilon >= {median:.3f}; most: mu {found.mu_most:.3f}, epsilon {found.epsilon_most(delta):.3f}")
     _warn(found.mu_most, mu)
     return sum(flagged)
 
@@ -118,9 +119,7 @@ def _one_run(experiment: Experiment, options: argparse.Namespace) -> int:
 
 
 def _says(ledger: Ledger, experiment: Experiment) -> str:
-    method = experiment.method
-    guarantees = ledger.guarantees(method.delta, method.accountant)
-    return f"ledger: {max(guarantees, key=lambda g: g.epsilon)}"
+    return f"ledger: {ledger.guarantee(experiment.method.delta, experiment.method.accountant)}"
 
 
 def _factor(options: argparse.Namespace) -> float:

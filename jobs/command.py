@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import itertools
+import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
@@ -14,6 +15,7 @@ import studies
 
 from raydiff import settings
 from raydiff.config import Experiment
+from raydiff.tracking import keep_private, redacted
 
 REPRODUCE = "reproduce"
 """A preset that takes two options: `reproduce`."""
@@ -21,6 +23,7 @@ REPRODUCE = "reproduce"
 
 def one_sentence(main: Callable[[Sequence[str]], int]) -> None:
     """Run a job: bad input becomes one sentence on stderr and exit code 2."""
+    keep_private()
     try:
         sys.exit(main(sys.argv[1:]))
     except KeyboardInterrupt:
@@ -31,7 +34,7 @@ def one_sentence(main: Callable[[Sequence[str]], int]) -> None:
 
 
 def _fail(message: str) -> int:
-    print(f"error: {message}", file=sys.stderr)
+    print(f"error: {redacted(message)}", file=sys.stderr)
     return 2
 
 
@@ -76,7 +79,13 @@ def others(studies: Iterable[studies.Study], given: Mapping[str, Any], *, baseli
 
 
 def shorthand(argv: Sequence[str]) -> list[str]:
-    """`--model unet` is short for `--method.model.network unet`, `--protocol-only` for `--evaluation none`."""
+    """`--model unet` is short for `--method.model.network unet`, `--protocol-only` for `--evaluation none`.
+
+    Under `--protocol-only` nothing leaves a client but releases; the ledger of them (epsilon, the ceiling of attacks);
+    costs: bytes, seconds, the numbers of uploads that were rejected, late or sent again and of clients that trained in
+    lock-step; and the outcome, with its reason. No loss, clipped share, count of records, distance, attack, picture,
+    table or bound is recorded, and no sampler logged.
+    """
     long = {
         "--model": "--method.model.network",
         "--epsilon": "--method.epsilon",
@@ -87,6 +96,12 @@ def shorthand(argv: Sequence[str]) -> list[str]:
         name, equals, value = token.partition("=")
         out += ["--evaluation", "none"] if token == "--protocol-only" else [long.get(name, name) + equals + value]
     return out
+
+
+def overrides(start: Experiment, argv: Sequence[str]) -> dict[str, Any]:
+    """{path: value} of the command line, with the noise secret that the environment may hold."""
+    secret = {"runtime.noise_secret": os.environ[settings.SECRET]} if settings.SECRET in os.environ else {}
+    return {**settings.parse_overrides(start, argv), **secret}
 
 
 def axes(texts: Sequence[str]) -> dict[str, tuple[str, ...]]:

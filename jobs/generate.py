@@ -4,6 +4,7 @@ python jobs/generate.py RUN --num 1000                    samples of client 0 in
 python jobs/generate.py RUN --num 100 --per-class --client 1 --out DIR
 python jobs/generate.py RUN --num 100000 --workers 8      the same files, made by Ray workers
 python jobs/generate.py RUN --source global               of the server's model alone: they carry the run's epsilon
+python jobs/generate.py RUN --source global --labels public    with labels as the public records have them, not uniform
 python jobs/generate.py RUN --log-model                   mlflow.pyfunc.load_model("runs:/ID/sampler")
 
 RUN is an MLflow run, a trial's digest (its first digits will do), SWEEP/DIGEST, a trial's folder, or a sweep that has
@@ -19,6 +20,7 @@ import shlex
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import get_args
 
 import command
 import record
@@ -26,19 +28,20 @@ import record
 from raydiff import generation, runs
 from raydiff.config import Runtime
 from raydiff.data import generated
-from raydiff.finished import Finished, open_finished
+from raydiff.finished import Draw, Finished, open_finished
 from raydiff.generation import Request
+from raydiff.tracking import redacted
 
 
 def main(argv: Sequence[str]) -> int:
     """Find the run, make what is asked for."""
     options = _options().parse_args(argv)
-    asked = {k: v for k in ("num", "per_class", "seed") if (v := getattr(options, k)) is not None}
+    asked = {k: v for k in ("num", "per_class", "seed", "labels") if (v := getattr(options, k)) is not None}
     request, shared = Request(**asked), options.source == "global"
     if shared and options.client is not None:
         raise ValueError("--client has no meaning with --source global: the server's model is nobody's own")
     if options.log_model and (asked or options.out):
-        raise ValueError("--log-model makes no samples: leave --num, --per-class, --seed and --out away")
+        raise ValueError("--log-model makes no samples: leave --num, --per-class, --seed, --labels and --out away")
     storage = Path(options.storage).expanduser().absolute()
     folder = record.trial_folder(options.run, storage)
     finished = open_finished(folder)
@@ -61,9 +64,15 @@ def _options() -> argparse.ArgumentParser:
     )
     p.add_argument("run", metavar="RUN")
     p.add_argument("--num", type=int, help="samples in all, or of each class (default: 1000)")
-    p.add_argument("--per-class", action="store_true", default=None, help="--num samples of each class of the records")
+    p.add_argument("--per-class", action="store_true", default=None, help="--num samples of each class of --labels")
     p.add_argument("--client", type=int, help="whose model (default: 0; of --log-model: all clients')")
     p.add_argument("--source", choices=("client", "global"), default="client", help="a client's model, or the server's")
+    p.add_argument(
+        "--labels",
+        choices=get_args(Draw),
+        help="what labels are drawn from: all alike often, the public records, or the private ones, without a "
+        "guarantee (default: uniform of the server's model, as-data of a client's, which has none)",
+    )
     p.add_argument("--seed", type=int, help="of the samples (default: 0)")
     p.add_argument("--out", type=Path, help="folder to write (default: samples-DIGEST-clientN, here)")
     p.add_argument("--workers", type=int, default=1, help="Ray workers that make them (default: 1, without Ray)")
@@ -97,7 +106,7 @@ def _as_data(finished: Finished, out: Path) -> str:
     bins = max(len(column.categories) for column in mapping.columns)
     file, (label,) = out / generated.FILE, map(shlex.quote, finished.dataset.label_columns)
     return (
-        f"--data.name {file} --data.labels {label} --data.bins {bins}\n"
+        f"--data.name {file} --data.labels {label} --data.bins {bins + 1}\n"  # and one for what no public row has
         f"audit them with python jobs/audit.py {file} --label {label} --bins {bins} --out DIR"
     )
 
@@ -120,7 +129,7 @@ def _progress() -> Callable[[int, int], None]:
 def _log_model(finished: Finished, client: int | None, shared: bool, uri: str) -> int:
     run = runs.find_run(uri, finished.trial.folder)
     name = runs.log_sampler(runs.open_client(uri), run, finished, client, shared=shared)
-    print(f'set MLFLOW_TRACKING_URI={uri} and load it: mlflow.pyfunc.load_model("runs:/{run}/{name}")')
+    print(f'set MLFLOW_TRACKING_URI={redacted(uri)} and load it: mlflow.pyfunc.load_model("runs:/{run}/{name}")')
     return 0
 
 

@@ -11,7 +11,6 @@ trial failed, its traceback follows. A trial's processes print nothing themselve
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,7 +20,7 @@ import command
 import record
 
 from raydiff.config import Runtime
-from raydiff.tracking import read_lines
+from raydiff.tracking import read_json, read_lines
 
 PERIOD_S = 1.0  # between looks at the files
 
@@ -77,12 +76,13 @@ def lines(folder: Path, *, follow: bool = False, clients: bool = False) -> Itera
 
 def _outcome(folder: Path) -> dict[str, Any] | None:
     path = folder / "outcome.json"
-    return json.loads(path.read_text()) if path.exists() else None
+    return read_json(path, needs="outcome") if path.exists() else None
 
 
 def _round(line: Mapping[str, Any], *, clients: bool) -> str:
     at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(line["time"]))
-    metrics = {k: v for k, v in line.items() if k not in ("step", "time") and (clients or not _of_client(k))}
+    numbers = {k: v for k, v in line.items() if k not in ("step", "time") and not isinstance(v, dict)}
+    metrics = {k: v for k, v in numbers.items() if clients or not _of_client(k)}
     return f"{at} round {line['step'] + 1}: " + ", ".join(f"{k} {v:.4g}" for k, v in metrics.items())
 
 

@@ -45,6 +45,7 @@ from raydiff.diffusion.local import Diverged
 from raydiff.evaluation.curves import draw_curves
 from raydiff.finished import Finished, open_finished
 from raydiff.personalization import Joining, Row
+from raydiff.tracking import redacted
 
 COUNTED = ("learning_rate", "epoch", "steps", "client")
 """Columns that are no readings."""
@@ -74,7 +75,7 @@ def main(argv: Sequence[str]) -> int:
     print(f"files in {out}; {time.monotonic() - started:.0f} s in all")
     if parent is not None:
         run = _log(uri, parent, joining, joining.key(epochs, rates), rows, lost, files)
-        print(f"MLflow run {run}, below {parent} in {uri}")
+        print(f"MLflow run {run}, below {parent} in {redacted(uri)}")
     return 0
 
 

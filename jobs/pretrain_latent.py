@@ -22,7 +22,7 @@ import record
 import torch
 from torch import Tensor
 
-from raydiff import seeding, settings, tracking
+from raydiff import seeding, settings, tracking, tree
 from raydiff.config import Runtime
 from raydiff.data import datasets
 from raydiff.data.datasets import SPLITS, Data, Dataset
@@ -108,7 +108,7 @@ def _make(plan: Plan, dataset: Dataset, out: Path) -> tuple[Pretrained, Tensor]:
         raise ValueError(f"{e}: lower training.learning_rate or training.vae_learning_rate") from None
     card = {
         "data": settings.to_dict(plan.data),
-        "data_digest": dataset.digest,
+        "data_digest": tree.digest(public.leaves),
         "public_records": len(records),
         "left_out": left_out,
         "training": settings.to_dict(plan.training),
@@ -155,13 +155,13 @@ def _log(out: Path, dataset: Dataset, storage: Path) -> str:
     uri, artifacts = record.tracking_store(storage)
     tags = {
         "raydiff.kind": "latent",
-        "raydiff.data": dataset.digest[:16],
+        "raydiff.data": tree.digest(dataset.splits["public"].leaves)[:16],
         "raydiff.latent": latent.load(str(out)).digest,
         "raydiff.privacy": "public split",
         **{f"raydiff.made_by.{k}": v for k, v in record.version().items()},
     }
     run = tracking.log_folder(uri, out, experiment="raydiff-latent", name=out.name, tags=tags, artifacts=artifacts)
-    return f"logged to {uri}: run {run}, artifact {out.name}"
+    return f"logged to {tracking.redacted(uri)}: run {run}, artifact {out.name}"
 
 
 if __name__ == "__main__":

@@ -16,30 +16,37 @@ from pathlib import Path
 from typing import Any
 
 import raydiff
-from raydiff import config, runs
+from raydiff import config, runs, trial
 from raydiff.config import Experiment
 from raydiff.finished import find, open_finished
 from raydiff.runtime.resources import cap_memory
 from raydiff.store import write_text
-from raydiff.tracking import Mlflow
+from raydiff.tracking import ARTIFACTS, Mlflow, read_json, redacted
 
 Plan = dict[str, Any]
 """The content of sweep.json."""
 
 
-def folder(base: Experiment, name: str) -> Path:
-    """<storage>/sweeps/<name>. Raises ValueError when the name or the storage will not do."""
+def place(base: Experiment, name: str) -> Path:
+    """<storage>/sweeps/<name>; nothing is made. Raises ValueError when the name will not do."""
     if not re.fullmatch(r"[\w.-]+", name) or name.startswith("."):
         raise ValueError(f"--name must be letters, digits, '.', '_' and '-', got {name!r}")
-    storage = Path(base.runtime.storage).expanduser().absolute()
+    return Path(base.runtime.storage).expanduser().absolute() / "sweeps" / name
+
+
+def folder(base: Experiment, name: str) -> Path:
+    """`place`, below a storage folder that is there. Raises ValueError when the name or the storage will not do."""
+    at = place(base, name)
+    storage = at.parents[1]
     try:
-        storage.mkdir(parents=True, exist_ok=True)
+        (storage / "sweeps").mkdir(parents=True, exist_ok=True)
+        (storage / "sweeps").chmod(0o700)  # one that is older than this rule is not
         probe = storage / f".writable-{os.getpid()}"
         probe.write_text("")
         probe.unlink()
     except OSError as e:
         raise ValueError(f"the storage folder {storage} cannot be written: {e.strerror}") from None
-    return storage / "sweeps" / name
+    return at
 
 
 def fresh_name(preset: str) -> str:
@@ -67,14 +74,14 @@ def plan(
         "trials": sorted(e.digest for e in trials),
         "space": json.loads(json.dumps(space)),
         "search": search,
-        "command": _command(),
+        "command": list(sys.argv),
     }
     path = at / "sweep.json"
     if not path.exists():
         return now
     if not resume:
         raise ValueError(f"{at.name} exists already: continue it with --resume, or give another --name")
-    then: Plan = json.loads(path.read_text())
+    then: Plan = read_json(path, needs="trials")
     changed = sorted(f for f in {*then["code"], *now["code"]} if then["code"].get(f) != now["code"].get(f))
     if changed:
         raise ValueError(f"{at.name} was started under other code; changed since: {', '.join(changed)}")
@@ -94,8 +101,8 @@ def ended(at: Path, *outcomes: str) -> list[Experiment]:
     """The trials that ended so."""
     found = []
     for path in sorted(at.glob("trials/*/outcome.json")):
-        if json.loads(path.read_text())["outcome"] in outcomes:
-            found.append(config.from_dict(json.loads((path.parent / "config.json").read_text())))
+        if read_json(path, needs="outcome")["outcome"] in outcomes:
+            found.append(config.from_dict(read_json(path.parent / "config.json", needs="method")))
     return found
 
 
@@ -105,13 +112,15 @@ def open_ended(at: Path) -> list[str]:
     return sorted(folder.name for folder in begun if not (folder / "outcome.json").exists())
 
 
-def write(at: Path, this: Plan, *, again: bool = True) -> None:
-    """Write sweep.json. `again`: what failed or was cut short by anything but the scheduler will be run again."""
+def write(at: Path, this: Plan, secret: bytes, *, again: bool = True) -> None:
+    """Write the sweep's secret and sweep.json. `again`: what failed or was cut short by anything but the scheduler will
+    be run again."""
+    trial.keep_secret(at, secret)  # first: the trials in sweep.json are named by it
     write_text(at / "sweep.json", json.dumps(this, indent=1))
     if not again:
         return
     for path in at.glob("trials/*/outcome.json"):
-        outcome = json.loads(path.read_text())
+        outcome = read_json(path, needs="outcome")
         if outcome["outcome"] in ("killed", "failed") or outcome.get("reason") == "time budget":
             path.unlink()
 
@@ -133,12 +142,13 @@ def tracking_store(storage: Path) -> tuple[str, str | None]:
     """(URI, where artifacts go): MLFLOW_TRACKING_URI, or a SQLite store beside the sweeps."""
     uri = os.environ.get("MLFLOW_TRACKING_URI", f"sqlite:///{storage}/mlflow.db")
     # a database does not say where artifacts go, and MLflow's own choice is the working directory; a server says
-    return uri, None if uri.startswith(("http", "databricks")) else f"file://{storage}/mlflow-artifacts"
+    return uri, None if uri.startswith(("http", "databricks")) else f"file://{storage}/{ARTIFACTS}"
 
 
 def opened_by(uri: str) -> str:
     """What opens the MLflow UI on this store, to be said after "open the runs "."""
-    return f"at {uri}" if uri.startswith("http") else f"with: mlflow ui --backend-store-uri {uri}"
+    shown = redacted(uri)
+    return f"at {shown}" if uri.startswith("http") else f"with: mlflow ui --backend-store-uri {shown}"
 
 
 def trial_folder(run: str, storage: Path) -> Path:
@@ -157,29 +167,18 @@ def version() -> dict[str, str]:
 
 
 def _log_sampler(client: Any, run: str, folder: Path) -> None:
+    if read_json(folder / "config.json", needs="evaluation")["evaluation"] is None:
+        raise ValueError("it holds the clients' own models, and under --protocol-only these stay with them")
     cap_memory(0)  # the GPU is the trials'
     runs.log_sampler(client, run, open_finished(folder))
 
 
 def resume_command(name: str) -> str:
     """The command line that continues this sweep."""
-    argv = [a for a in _command() if a != "--resume"]
+    argv = [a for a in sys.argv if a != "--resume"]
     if "--name" not in argv and not any(a.startswith("--name=") for a in argv):
         argv += ["--name", name]
     return " ".join(["python", *argv, "--resume"])
-
-
-def _command() -> list[str]:
-    """The command line, without the noise secret: it is never logged."""
-    argv = list(sys.argv)
-    for i, token in enumerate(argv):
-        name, equals, _ = token.partition("=")
-        if name.replace("-", "_") == "__runtime.noise_secret":
-            if equals:
-                argv[i] = f"{name}=SECRET"
-            elif i + 1 < len(argv):
-                argv[i + 1] = "SECRET"
-    return argv
 
 
 def _code() -> dict[str, str]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
-import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,8 +23,10 @@ from raydiff.config import Experiment
 from raydiff.diffusion.local import Train
 from raydiff.evaluation.evaluate import Evaluation
 from raydiff.federation import Pool
+from raydiff.owner import Owner, held
 from raydiff.runtime.resources import cap_memory
-from raydiff.tracking import Mlflow
+from raydiff.store import Overtaken
+from raydiff.tracking import read_json
 
 
 def main(argv: Sequence[str]) -> int:
@@ -36,33 +37,44 @@ def main(argv: Sequence[str]) -> int:
     if options.help:
         print(command.help_text(__doc__, parser.format_help(), study))
         return 0
+    if options.resume and not options.name:
+        raise ValueError("--resume continues the run of a name: give its --name")
     start: Experiment = study.experiment
     if options.config is not None:
-        start = config.from_dict(json.loads(options.config.read_text()))
-    experiment = trial.resolve(settings.override(start, settings.parse_overrides(start, overrides)))
+        start = config.from_dict(read_json(options.config, needs="method"))
+    given: Experiment = settings.override(start, command.overrides(start, overrides))
+    called = options.name or record.fresh_name(f"run-{name}")
+    secret = trial.planned_secret(record.place(given, called), given)
+    experiment = trial.resolve(given, secret)
     if experiment.runtime.remark:
         print(experiment.runtime.remark, flush=True)
-    folder = record.folder(experiment, options.name or record.fresh_name(f"run-{name}"))
-    this = record.plan(folder, trials=[experiment], space={}, search="grid", resume=options.resume)
-    mlflow = record.mlflow(folder, name, experiment, samplers=True)
-    mlflow.start()
-    ended = False
-    try:
-        mlflow.wait_ready()
-        here = experiment.runtime.pool == "local" or experiment.runtime.server_workers > 1
-        ended = _here(experiment, folder, this, mlflow) if here else _on_ray(experiment, folder, this, mlflow)
-    except KeyboardInterrupt:
-        if (folder / "trials" / experiment.digest / "config.json").exists():
-            trial.cut_short(folder / "trials" / experiment.digest, "killed", reason="interrupted")
-    if not ended:
-        print(f"interrupted; continue with: {record.resume_command(folder.name)}")
-    mlflow.close()
-    if behind := mlflow.end("FINISHED" if ended else "KILLED"):
-        print(behind)
-    outcome = trial.Trial(experiment, folder).outcome() or {}
-    _show(outcome)
-    print(f"files: {folder / 'trials' / experiment.digest}\nopen the run {record.opened_by(mlflow.uri)}")
-    return 0 if outcome.get("outcome") == "finished" else 130 if not ended else 1
+    folder = record.folder(experiment, called)
+    with held(folder) as owner:
+        this = record.plan(folder, trials=[experiment], space={}, search="grid", resume=options.resume)
+        mlflow = record.mlflow(folder, name, experiment, samplers=True)
+        mlflow.start()
+        ended = False
+        try:
+            mlflow.wait_ready()
+            here = experiment.runtime.pool == "local" or experiment.runtime.server_workers > 1
+
+            def begin() -> None:
+                record.write(folder, this, secret)
+                mlflow.begin()
+
+            ended = (_here if here else _on_ray)(experiment, folder, owner, begin)
+        except KeyboardInterrupt:
+            if (folder / "trials" / experiment.digest / "config.json").exists():
+                trial.cut_short(folder / "trials" / experiment.digest, "killed", reason="interrupted")
+        if not ended:
+            print(f"interrupted; continue with: {record.resume_command(folder.name)}")
+        mlflow.close()
+        if behind := mlflow.end("FINISHED" if ended else "KILLED"):
+            print(behind)
+        outcome = trial.Trial(experiment, folder).outcome() or {}
+        _show(outcome)
+        print(f"files: {folder / 'trials' / experiment.digest}\nopen the run {record.opened_by(mlflow.uri)}")
+        return 0 if outcome.get("outcome") == "finished" else 130 if not ended else 1
 
 
 def _options() -> argparse.ArgumentParser:
@@ -74,17 +86,18 @@ def _options() -> argparse.ArgumentParser:
     return p
 
 
-def _here(experiment: Experiment, folder: Path, plan: record.Plan, mlflow: Mlflow) -> bool:
-    """With the coordinator in this process."""
-    this = trial.Trial(experiment, folder)
+def _here(experiment: Experiment, folder: Path, owner: Owner, begin: Callable[[], None]) -> bool:
+    """With the coordinator in this process. `begin` is called once nothing is refused any more."""
+    this = trial.Trial(experiment, folder, owner)
     with _means(this) as (pool, train):
-        record.write(folder, plan)
-        mlflow.begin()
-        this = trial.open_trial(experiment, folder)
+        begin()
+        this = trial.open_trial(experiment, folder, owner)
         try:
             for result in trial.run(this, pool(), train=train):
                 if not result["finished"]:
                     _show_round(result, experiment.method.rounds)
+        except Overtaken:  # another driver writes how it ends
+            raise
         except Exception as e:  # every trial that began has an outcome
             trial.cut_short(this.folder, "failed", reason=str(e) or type(e).__name__)
     return True
@@ -111,7 +124,7 @@ def _show_round(result: dict[str, Any], rounds: int) -> None:
         print(f"  rejected {who}: {why}", flush=True)
 
 
-def _on_ray(experiment: Experiment, folder: Path, this: record.Plan, mlflow: Mlflow) -> bool:
+def _on_ray(experiment: Experiment, folder: Path, owner: Owner, begin: Callable[[], None]) -> bool:
     from raydiff.runtime import sweep
     from raydiff.runtime.progress import Progress
 
@@ -121,10 +134,9 @@ def _on_ray(experiment: Experiment, folder: Path, this: record.Plan, mlflow: Mlf
     )
     with sweep.cluster() as nodes:
         experiment, _ = sweep.sized(experiment, [], nodes)
-        plan = sweep.Plan(folder=folder, trials=[experiment], base=experiment)
+        plan = sweep.Plan(folder=folder, owner=owner, trials=[experiment], base=experiment)
         shape = sweep.check(plan, nodes)
-        record.write(folder, this)
-        mlflow.begin()
+        begin()
         return not sweep.run(plan, shape, progress)
 
 

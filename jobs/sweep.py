@@ -34,6 +34,7 @@ import record
 from raydiff import settings, trial
 from raydiff.config import Experiment
 from raydiff.evaluation.evaluate import Evaluation
+from raydiff.owner import Owner, held
 from raydiff.privacy import accountants
 from raydiff.privacy.composed import compose
 from raydiff.privacy.ledger import Guarantee, Ledger
@@ -62,22 +63,25 @@ def main(argv: Sequence[str]) -> int:
         print(command.help_text(__doc__, _options().format_help(), study))
         return 0
     _check_resumption(options)
-    base, experiments, space = _plan(study, options, overrides)
+    base, experiments, space, secret = _plan(study, options, overrides)
     if options.dry_run:
         return _dry_run(options, base, experiments)
     folder = record.folder(base, options.name or record.fresh_name(name))
-    this = record.plan(
-        folder, trials=experiments, space=space, search=options.search, resume=options.resume, extend=options.extend
-    )
-    if options.retry:
-        experiments, space, options.search = _failed(folder, base), {}, "grid"
-        if not experiments:
-            print(f"no trial of {folder.name} has failed")
-            return 0
-    for remark in sorted({e.runtime.remark for e in (base, *experiments)} - {""}):
-        print(remark, flush=True)
-    print(f"sweep {folder.name}: {len(experiments) + _suggested(options)} trials in {folder}", flush=True)
-    return _run(options, name, folder, base, experiments, space, this, started)
+    if (options.retry or options.extend) and not (folder / "sweep.json").exists():
+        raise ValueError(f"there is no sweep {folder.name} in {folder.parent} to retry or extend")
+    with held(folder) as owner:
+        this = record.plan(
+            folder, trials=experiments, space=space, search=options.search, resume=options.resume, extend=options.extend
+        )
+        if options.retry:
+            experiments, space, options.search = _failed(folder, base), {}, "grid"
+            if not experiments:
+                print(f"no trial of {folder.name} has failed")
+                return 0
+        for remark in sorted({e.runtime.remark for e in (base, *experiments)} - {""}):
+            print(remark, flush=True)
+        print(f"sweep {folder.name}: {len(experiments) + _suggested(options)} trials in {folder}", flush=True)
+        return _run(options, name, folder, base, experiments, space, this, secret, owner, started)
 
 
 def _options() -> argparse.ArgumentParser:
@@ -115,6 +119,8 @@ def _check_resumption(options: argparse.Namespace) -> None:
     for name in ("retry", "extend"):
         if getattr(options, name) and not (options.resume and options.name):
             raise ValueError(f"--{name} is for a sweep that exists: give its --name, and --resume")
+    if options.resume and not options.name:
+        raise ValueError("--resume continues the sweep of a name: give its --name")
     if options.retry and options.extend:
         raise ValueError("--retry runs what failed and --extend what is new: give one of them")
 
@@ -127,13 +133,14 @@ def _failed(folder: Path, base: Experiment) -> list[Experiment]:
 
 def _plan(
     study: Any, options: argparse.Namespace, overrides: Sequence[str]
-) -> tuple[Experiment, list[Experiment], dict[str, Any]]:
-    """(base, every trial that is known beforehand, Optuna's space), all resolved and checked against the data."""
+) -> tuple[Experiment, list[Experiment], dict[str, Any], bytes]:
+    """(base, every trial that is known beforehand, Optuna's space, the noise secret), all resolved and checked against
+    the data."""
     for name in ("samples", "max_concurrent", "time_budget"):
         value = getattr(options, name)
         if value is not None and not value > 0:
             raise ValueError(f"--{name.replace('_', '-')} must be positive, got {value}")
-    given = settings.parse_overrides(study.experiment, overrides)
+    given = command.overrides(study.experiment, overrides)
     base: Experiment = settings.override(study.experiment, given)
     if options.metric is None:
         options.metric = (base.evaluation or Evaluation()).metric
@@ -141,6 +148,8 @@ def _plan(
         raise ValueError(f"unknown metric {options.metric!r}{command.nearest(options.metric, METRICS)}")
     if options.search in ("asha", "optuna") and base.evaluation is None:
         raise ValueError(f"--search {options.search} needs the evaluation that --protocol-only switches off")
+    if options.log_samplers and base.evaluation is None:
+        raise ValueError("--log-samplers uploads the clients' own models, which --protocol-only keeps with them")
     if options.search in ("asha", "optuna") and options.metric.endswith(("/major", "/minor")):
         raise ValueError(f"--search {options.search} needs a metric over all classes, got {options.metric}")
     if options.search in ("asha", "optuna") and base.evaluation is not None and base.evaluation.every == 0:
@@ -162,8 +171,11 @@ def _plan(
         experiments = command.grid(base, of, beside)
         if not options.grid:
             experiments += command.others(study.also, given, baselines=not options.no_baselines)
-    unique = {e.digest: e for e in map(trial.resolve, experiments)}
-    return trial.resolve(base), list(unique.values()), sampled if options.search == "optuna" else {}
+    name = options.name or record.fresh_name("new")  # a new sweep has no secret yet, whatever it will be called
+    secret = trial.planned_secret(record.place(base, name), base)
+    unique = {e.digest: e for e in (trial.resolve(e, secret) for e in experiments)}
+    space = sampled if options.search == "optuna" else {}
+    return trial.resolve(base, secret), list(unique.values()), space, secret
 
 
 def _draw(sampled: dict[str, Any], count: int, seed: int) -> list[dict[str, Any]]:
@@ -225,6 +237,8 @@ def _run(
     experiments: list[Experiment],
     space: dict[str, Any],
     this: record.Plan,
+    secret: bytes,
+    owner: Owner,
     started: float,
 ) -> int:
     mlflow = record.mlflow(folder, name, base, samplers=options.log_samplers)
@@ -247,6 +261,7 @@ def _run(
             this["share"] = base.runtime.worker_share  # what a resumed sweep goes on with
         plan = runtime.Plan(
             folder=folder,
+            owner=owner,
             trials=experiments,
             base=base,
             space=space,
@@ -259,7 +274,7 @@ def _run(
         slot = runtime.check(plan, nodes)
         mlflow.wait_ready()
         # from here on there is a sweep; what was refused before has left nothing
-        record.write(folder, this, again=not options.retry)
+        record.write(folder, this, secret, again=not options.retry)
         mlflow.begin()
         print(f"ready after {time.monotonic() - started:.0f} s: {slot.workers} worker(s) per trial", flush=True)
         if options.retry:
@@ -284,10 +299,12 @@ def _say_split(folder: Path, split: Mapping[str, float]) -> None:
 
 
 def _report(options: argparse.Namespace, folder: Path, mlflow: Mlflow, interrupted: bool, started: float) -> int:
-    from analysis import frontier
+    from analysis import frontier, load
 
     mlflow.close()
     out = folder / "report"
+    for unread in load.cut_short(folder):
+        print(unread)
     try:
         print("\n" + frontier.write(folder, out))
         print(_composed(folder) + (f"\nplot: {png}" if (png := out / "frontier.png").exists() else ""))
@@ -314,23 +331,31 @@ def _page(folder: Path, out: Path) -> str:
 
 
 def _composed(folder: Path) -> str:
-    """The epsilon of all trials together: they were run on the same records. Also written as composed.json."""
+    """What all trials have spent together, run on the same records: a line for each kind of epsilon, for these do not
+    compose. Also written as composed.json."""
     trials = sorted((folder / "trials").glob("*"))
     ledgers = [trial.ledger_of(f).server for f in trials]
-    protected = [book for book in ledgers if math.isfinite(_guarantee(book).epsilon)]
-    both = [_guarantee(compose(books)) for books in (ledgers, protected)]
-    says = f"all {len(ledgers)} trials composed: {both[0]}", f"the {len(protected)} protected ones alone: {both[1]}"
+    protected = [book for book in ledgers if all(math.isfinite(g.epsilon) for g in _guarantees(book))]
+    says = [
+        *_lines(f"all {len(ledgers)} trials composed", ledgers),
+        *_lines(f"the {len(protected)} protected ones alone", protected),
+    ]
     write_text(folder / "composed.json", json.dumps({"trials": [f.name for f in trials], "says": says}, indent=1))
     return "\n".join(says)
 
 
-def _guarantee(book: Ledger) -> Guarantee:
-    """The largest epsilon, by the first accountant that has a theorem for all of it."""
+def _lines(about: str, books: Sequence[Ledger]) -> list[str]:
+    found = list(dict.fromkeys(map(str, _guarantees(compose(books)))))
+    which = [f", kind {i} of {len(found)}" if len(found) > 1 else "" for i in range(1, len(found) + 1)]
+    return [f"{about}{kind}: {epsilon}" for kind, epsilon in zip(which, found, strict=True)]
+
+
+def _guarantees(book: Ledger) -> list[Guarantee]:
+    """One per kind of epsilon, by the first accountant that has a theorem for all of it."""
     try:
-        found = book.guarantees(DELTA, "exact")
+        return book.guarantees(DELTA, "exact")
     except accountants.Unsupported:  # sampled noise
-        found = book.guarantees(DELTA, "rdp")
-    return max(found, key=lambda g: g.epsilon)
+        return book.guarantees(DELTA, "rdp")
 
 
 if __name__ == "__main__":

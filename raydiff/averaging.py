@@ -22,7 +22,7 @@ from raydiff.diffusion.local import Objective, Training, fit, span
 from raydiff.method import HELD, Deployed, Metrics, Round, Shared, Upload
 from raydiff.privacy.clients import DELTA, ClientPrivacy
 from raydiff.privacy.release import Event, NonPrivate, Release, disclose
-from raydiff.tree import Params
+from raydiff.tree import Params, Tensors
 
 AnyModel = DDPM | Classifier | DiscreteDiffusion
 """What can be averaged: a denoiser of pictures, a classifier, a denoiser of a table's rows."""
@@ -83,7 +83,7 @@ class Averaging:
         """The event of any update's release."""
         return NonPrivate(AS_THEY_ARE) if self.privacy is None else self.privacy.foretold(rounds)
 
-    def objection(self, update: Params, before: Params) -> str | None:
+    def objection(self, update: Tensors, before: Tensors) -> str | None:
         """Whether the update of the parameters `before` is too long, in words."""
         if self.max_update_norm is None:
             return None
@@ -96,7 +96,7 @@ class Averaging:
         """(the mean update as it may be published, number of updates, what publishing it reveals)."""
         count = 0
 
-        def weighted() -> Iterable[tuple[Params, float]]:
+        def weighted() -> Iterable[tuple[Tensors, float]]:
             nonlocal count
             for upload in uploads:
                 count += 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -64,16 +63,22 @@ class Client:
         store: Store | None = None,
         newcomer: bool = False,
         vectorize: bool = False,
+        instruments: bool = True,
     ) -> None:
         self.number, self.method, self.data, self.public = number, method, data, public
         self.keys, self.store, self.newcomer, self.vectorize = keys, store, newcomer, vectorize
+        self.instruments = instruments  # else the metrics of `local_update` stay here
         self._states: dict[int, Params] = {}  # by the round after which they hold
 
     def run(self, server: Params, number: int) -> tuple[Upload, Metrics]:
-        """This client's part of round `number`. Asked again for it, a noised release is resent, not drawn again."""
-        if self.store and (stored := self.store.load_release(self.number, number)):
+        """This client's part of round `number`. Asked again for it, a noised release is resent, not drawn again; for a
+        round that counts already nothing is made: raises Overtaken."""
+        if self.store:
+            self.store.check_open(number)
+        if self.store and (stored := self.store.load_sent(self.number, number)):
             self._states.clear()  # the round's own state is in the store: one in memory may be older
-            return self._upload(stored), {"upload/resent": 1.0}
+            release, metrics = stored
+            return self._upload(release), {**metrics, "upload/resent": 1.0}
         state = self._state_before(number)
         path = ("client", self.number, "round", number)
         rnd = Round(number, seeding.generator(self.keys.seed, *path), self._noise(number))
@@ -83,10 +88,10 @@ class Client:
             raise Failed(f"client {self.number}", number, str(e)) from None
         if result.state is not state:
             self._keep(number, result.state)
-        release = accountable(result.release)
+        release, metrics = accountable(result.release), result.metrics if self.instruments else {}
         if self.store:
-            release = self.store.save_release(self.number, number, release)
-        return self._upload(release), result.metrics
+            release = self.store.save_release(self.number, number, release, metrics)
+        return self._upload(release), metrics
 
     def deploy(self, server: Params, number: int) -> Deployed:
         """The personalised model after round `number`; a newcomer personalises the server's now."""
@@ -165,11 +170,12 @@ class Client:
         return whole
 
     def _key(self) -> str:
-        """What `init_client` depends on, as the name of its result."""
+        """What `init_client` depends on, as the name of its result in the store."""
+        assert self.store is not None
         digests = [tree.digest({"images": d.images, "labels": d.labels}) for d in (self.data, self.public) if d]
         how = ("vectorize",) if self.vectorize else ()  # its bits are not those of a training by itself
         parts = (self.method.init_key, self.keys.seed, self.number, *digests, torch.get_num_threads(), *how)
-        return f"client-{hashlib.sha256(repr(parts).encode()).hexdigest()[:32]}"
+        return self.store.cache_key("client", self.keys.secret, parts)
 
     def _init_part(self, state: Params, part: int) -> Params:
         rng = seeding.generator(self.keys.seed, "client", self.number, "init", *([part] if part else []))

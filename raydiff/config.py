@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from raydiff import settings
+from raydiff import seeding, settings
 from raydiff.data import names
 from raydiff.data.datasets import Data, Dataset
 from raydiff.data.partition import ByClass, Dirichlet, Entangled, Iid, MajorityMinority, Newcomers, Pooled
@@ -21,6 +21,7 @@ from raydiff.diffusion.discrete import DiscreteDiffusion
 from raydiff.evaluation.evaluate import Evaluation
 from raydiff.evaluation.exposure import RowAudit
 from raydiff.methods import PFDM, AnyMethod
+from raydiff.tracking import KEYED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,11 +59,14 @@ class Runtime:
     failures: int = 2
     """How often Tune retries a trial whose coordinator or node died, without a round between them."""
     noise_secret: str | None = None
-    """Hex key of the privacy noise. Default: random, kept beside the sweep; a given one makes the run `replayable`."""
+    """Hex key of the privacy noise; jobs take it from the environment variable RAYDIFF_NOISE_SECRET alone. Default:
+    random, kept beside the sweep; a given one makes the run `replayable`."""
 
     def __post_init__(self) -> None:
         if self.threads < 1 or (self.workers is not None and self.workers < 1):
             raise ValueError(f"threads and workers must be at least 1, got {self.threads} and {self.workers}")
+        if "://" in self.storage:
+            raise ValueError(f"storage must be a folder, which all nodes see at one path, got {self.storage!r}")
         for name in ("gpu_per_worker", "gpu_server"):
             share = getattr(self, name)
             if share == "auto" and name == "gpu_per_worker":
@@ -135,13 +139,16 @@ class Experiment:
     seed: int = 0
     """Initial weights, partition, batches and samples; not the privacy noise."""
     evaluation: Evaluation | None = Evaluation()
-    """The experimenter's instruments; none runs the protocol alone."""
+    """The experimenter's instruments; none runs the protocol alone, and nothing leaves a client but what the protocol
+    sends, the ledger of it, what it cost and the outcome: see `--protocol-only`."""
     audit: RowAudit | None = None
-    """Of a table: bound what the model's rows reveal of each record; `audit.remove` leaves the most exposed out."""
+    """Of a table: bound what the model's rows reveal of each record; `audit.remove` leaves the most exposed out. The
+    bounds are an instrument: none are given where `evaluation` is none."""
     runtime: Runtime = Runtime()
     """Where it runs."""
     data_digest: str = ""
-    """Digest of the data; filled in by `resolve`."""
+    """Digest of all records, keyed by the sweep's secret: `tracking.KEYED`, then 64 hex digits. Filled in by
+    `trial.resolve`; trials made before 2026-11-23 have a plain SHA-256."""
 
     def __post_init__(self) -> None:
         if self.clients < 1:
@@ -186,6 +193,8 @@ class Experiment:
         if self.runtime.races:  # likewise
             tree["runtime"] |= {name: getattr(self.runtime, name) for name in ("overcommit", "round_deadline_s")}
         tree["data"].pop("root")
+        if self.data.fitted_on == "all" or names.is_known(self.data.name, self.data.labels):
+            tree["data"].pop("fitted_on")  # as before there was a choice, or it changes nothing
         if tree["evaluation"]:
             tree["evaluation"].pop("weights")  # of one network, wherever they lie
         if tree["method"]["model"].get("digest"):  # of a frozen model: it says all but where it lies
@@ -197,11 +206,17 @@ class Experiment:
 
 
 def resolve(experiment: Experiment, dataset: Dataset) -> Experiment:
-    """The experiment with what only the data can tell: image shape, number of labels, digest."""
+    """The experiment with what only the data can tell: image shape, number of labels. Without their digest, which is
+    the sweep's (`keyed`)."""
     model: Any = experiment.method.model
     if isinstance(model, DiscreteDiffusion) != (dataset.mapping is not None):
         kind, wanted = ("a table", "discretediffusion") if dataset.mapping else ("no table", "a model of pictures")
         raise ValueError(f"data set {dataset.name!r} is {kind}: method.model must be {wanted}")
+    if experiment.runtime.vectorize and getattr(getattr(model, "network", None), "channels_last", False):
+        raise ValueError(
+            "method.model.network.channels_last must be false with runtime.vectorize: torch.func has one layout of "
+            "pictures only"
+        )
     if dataset.mapping is not None:
         counts = tuple(len(column.categories) for column in dataset.mapping.columns)
         model = model.for_table(counts, dataset.cardinalities)
@@ -216,7 +231,12 @@ def resolve(experiment: Experiment, dataset: Dataset) -> Experiment:
     if evaluation is not None and evaluation.weights is not None:
         path = str(Path(evaluation.weights).expanduser().absolute())
         evaluation = dataclasses.replace(evaluation, weights=path)
-    return dataclasses.replace(experiment, method=method, data=data, evaluation=evaluation, data_digest=dataset.digest)
+    return dataclasses.replace(experiment, method=method, data=data, evaluation=evaluation, data_digest="")
+
+
+def keyed(dataset: Dataset, secret: bytes) -> str:
+    """An experiment's `data_digest` in the sweep with this secret."""
+    return KEYED + seeding.keyed_digest(secret, "data", dataset.digest)
 
 
 def _check_audit(audit: RowAudit, method: AnyMethod, dataset: Dataset) -> None:
@@ -248,5 +268,8 @@ def _absolute(name: str) -> str:
 
 def from_dict(data: Mapping[str, Any]) -> Experiment:
     """The experiment of a config.json. Raises ValueError on names that this version does not know."""
+    own = data.get("data", {})
+    if own and "fitted_on" not in own:  # written when everything was fitted on all records
+        data = {**data, "data": {**own, "fitted_on": "all"}}
     found: Experiment = settings.from_dict(data, Experiment)
     return found

@@ -144,14 +144,17 @@ def rounds(
     overcommit: int = 0,
     deadline_s: float | None = None,
     public: Records | None = None,
+    setup: Event | None = None,
     store: Store | None = None,
     train: Train | None = None,
+    instruments: bool = True,
 ) -> Iterator[Progress]:
     """Run the protocol: one `Progress` per round.
 
     With a store, a run continues after its last committed round: that round is yielded again (`resumed`), then the
     next ones. `participation` is the share of clients drawn for each round, uniformly without replacement,
-    `participants` their number instead; `public` are the records that everybody has.
+    `participants` their number instead; `public` are the records that everybody has; `setup` is the event of what was
+    learned from every client's records before.
 
     An upload that `aggregate` cannot use is rejected: it is in the ledger, for it was sent, and the round goes on
     without it. Raises Failed where fewer than `min_clients` of a round's uploads are left.
@@ -160,7 +163,8 @@ def rounds(
     drawn has come; with `deadline_s` after so many seconds at the latest. Who has not sent by then is late: not
     aggregated, but in the ledger like everybody who was asked, for the upload may be on its way.
 
-    `train` does the server's trainings, and those of clients in this process; default: this process.
+    `train` does the server's trainings, and those of clients in this process; default: this process. Without
+    `instruments` the metrics of `aggregate` are left out; those of a client it keeps itself, where it is made so.
     """
     if not 0 < participation <= 1:
         raise ValueError(f"participation must be in (0, 1], got {participation}")
@@ -173,8 +177,10 @@ def rounds(
         number, record = last
         server, ledger, first = store.load_server(number), store.ledger(), number + 1
         rejected = {int(client): why for client, why in record["rejected"].items()}
+        ledger = ledger.with_setup(pool.clients, setup)
         yield Progress(number, server, ledger, record["metrics"], rejected, resumed=True)
     else:
+        ledger = ledger.with_setup(pool.clients, setup)
         server = method.init_server(public, seeding.generator(keys.seed, "server", "init"))
     for number in range(first, method.rounds):
         drawn = _participants(pool.clients, count + overcommit, keys.seed, number)
@@ -182,14 +188,23 @@ def rounds(
         meeting = MEETING.set(train)
         try:
             progress = _round(
-                method, pool, server, ledger, number, keys=keys, ids=ids, min_clients=min_clients, closing=closing
+                method,
+                pool,
+                server,
+                ledger,
+                number,
+                keys=keys,
+                ids=ids,
+                min_clients=min_clients,
+                closing=closing,
+                instruments=instruments,
             )
         finally:
             MEETING.reset(meeting)
         server, ledger = progress.server, progress.ledger
         if store:
             store.save_server(number, server)
-            spent = ledger.of_round(number).to_json()
+            spent = Ledger(tuple(e for e in ledger.entries if max(e.round, 0) == number)).to_json()  # SETUP's with 0
             store.commit(number, {"ledger": spent, "metrics": progress.metrics, "rejected": dict(progress.rejected)})
         yield progress
 
@@ -205,6 +220,7 @@ def _round(
     ids: Sequence[int],
     min_clients: int,
     closing: Closing | None,
+    instruments: bool,
 ) -> Progress:
     seen: list[tuple[int, Metrics]] = []
     rejected: dict[int, str] = {}
@@ -239,7 +255,7 @@ def _round(
     for _ in uploads:  # what the method left unread was sent all the same
         pass
     left_out = {**_counted("rejected", rejected, len(ids)), **_counted("late", late, len(ids))}
-    metrics = {**_client_metrics(seen), **left_out, **metrics}
+    metrics = {**_client_metrics(seen), **left_out, **(metrics if instruments else {})}
     ledger = ledger.with_uploads(number, spent).with_published(number, events)
     return Progress(number, after, ledger, metrics, rejected)
 

@@ -18,7 +18,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -28,8 +28,9 @@ from raydiff.data import generated
 from raydiff.diffusion.discrete import DiscreteDiffusion, codes_of
 from raydiff.diffusion.gaussian import device
 from raydiff.evaluation.pictures import picture, to_bytes
-from raydiff.finished import Finished, Source, words
+from raydiff.finished import DRAWN, Draw, Finished, Source, words
 from raydiff.store import appearing, write_text
+from raydiff.tracking import KEYED
 
 PART = 1000
 """Samples of a part."""
@@ -44,21 +45,28 @@ class Request:
     num: int = 1000
     """Samples in all, or of each class."""
     per_class: bool = False
-    """`num` of each class that the records have; else classes in the records' proportions."""
+    """`num` of each class that the labels drawn from have; else classes in their proportions."""
     seed: int = 0
     """Of these samples; apart from the experiment's."""
+    labels: Draw | None = None
+    """What labels are drawn from. uniform: every value alike often; of several label columns every combination that a
+    public record has, or all where there are no public records. public: the public records' labels. as-data: those of
+    the records behind the samples, which no guarantee covers: epsilon is inf. None: as-data for a client's own model,
+    whose samples have no guarantee anyway, uniform for the server's."""
 
     def __post_init__(self) -> None:
         if self.num < 1:
             raise ValueError(f"num must be at least 1, got {self.num}")
+        if self.labels is not None and self.labels not in get_args(Draw):
+            raise ValueError(f"labels must be one of {', '.join(get_args(Draw))}, got {self.labels!r}")
 
 
 @dataclass(frozen=True, eq=False)
 class Labels:
-    """The label rows of all samples: those of the records, dealt out again and again in a random order."""
+    """The label rows of all samples: those of the source, dealt out again and again in a random order."""
 
     pools: Sequence[Tensor]
-    """Row i takes from pool i mod P: all records, or one pool per class; (n_p, K) each."""
+    """Row i takes from pool i mod P: all label rows, or one pool per class; (n_p, K) each."""
     rows: int
 
     def of(self, start: int, stop: int) -> Tensor:
@@ -77,7 +85,7 @@ class Labels:
 
 
 def plan(source: Source, request: Request) -> Labels:
-    """The labels of all samples. Every combination of label columns is one that the records have."""
+    """The labels of all samples. Every combination of label columns is one that the source's rows have."""
     shuffled = torch.randperm(len(source.labels), generator=_generator(source, request, "labels"))
     labels = source.labels[shuffled]
     if not request.per_class:
@@ -110,7 +118,7 @@ class Maker:
 
 def maker(finished: Finished, client: int | None, out: Path, request: Request) -> Maker:
     """Raises ValueError as `Finished.source`."""
-    source = finished.source(client)
+    source = finished.source(client, request.labels)
     return Maker(finished, source, out, request, plan(source, request))
 
 
@@ -192,18 +200,19 @@ def _card(
     return {
         "about": source.about,
         "privacy": source.privacy,
-        "guarantee": words(finished.published) if shared else None,
+        "guarantee": words(source.guarantee) if source.guarantee else None,
         "covers": "every client's records" if shared else f"other clients' records, as the uploads are: {uploads}",
         "rows": labels.rows,
         "classes": dict(zip(names, labels.per_class(len(names)), strict=True)),
-        "request": {**asdict(request), "client": source.client},
+        "labels": DRAWN[source.draw],
+        "request": {**asdict(request), "labels": source.draw, "client": source.client},
         **_kind(finished, labels.rows),
         "trial": experiment.digest,
         "sweep": finished.trial.sweep.name,
         "method": settings.to_dict(experiment.method),
         "experiment_seed": experiment.seed,
         "clients": experiment.clients,
-        "data": {"name": Path(experiment.data.name).name, "digest": experiment.data_digest},
+        "data": {"name": Path(experiment.data.name).name, **_digest(experiment.data_digest)},
         "made_by": {
             **code,
             "torch": torch.__version__,
@@ -212,6 +221,11 @@ def _card(
             "threads": torch.get_num_threads(),
         },
     }
+
+
+def _digest(of_data: str) -> dict[str, str]:
+    """Of the data, where it is keyed: from a plain one, as in trials made before 2026-11-23, records can be found."""
+    return {"digest": of_data} if of_data.startswith(KEYED) else {}
 
 
 def _kind(finished: Finished, rows: int) -> dict[str, Any]:

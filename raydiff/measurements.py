@@ -17,23 +17,18 @@ from raydiff.evaluation import evaluate, exposure, pictures
 from raydiff.evaluation.evaluate import ClientReport
 from raydiff.federation import Pool, Progress
 from raydiff.method import Metrics, Personalizing
-from raydiff.privacy import accountants, tradeoff
-from raydiff.privacy.ledger import Spent
+from raydiff.privacy import tradeoff
+from raydiff.privacy.ledger import Guarantee, Spent
 from raydiff.shares import shares
 
 
-def of_ledger(spent: Spent, experiment: Experiment) -> Metrics:
-    """Epsilon as the ledger has it, and the membership AUC that no attack on the uploads can exceed, with its mu."""
-    delta, accountant = experiment.method.delta, experiment.method.accountant
-    try:
-        mu = spent.server.mu()
-        found = {tradeoff.MU: mu, "privacy/auc_ceiling": accountants.auc_ceiling(mu)}
-    except accountants.Unsupported:  # no closed form: every AUC is allowed
-        found = {"privacy/auc_ceiling": 1.0}
+def of_ledger(spent: Spent, server: Guarantee, outsiders: Guarantee) -> Metrics:
+    """Epsilon as is guaranteed, and the membership AUC that no attack on the uploads can exceed, with its mu where it
+    has one."""
     return {
-        **found,
-        "privacy/epsilon_server": spent.server.epsilon(delta, accountant),
-        "privacy/epsilon_outsiders": spent.outsiders.epsilon(delta, accountant),
+        **tradeoff.of_ledger(spent),
+        "privacy/epsilon_server": server.epsilon,
+        "privacy/epsilon_outsiders": outsiders.epsilon,
         "comm/bytes_up": float(spent.bytes_up),
     }
 

@@ -52,7 +52,7 @@ class LocalResult:
     """What a client's round gives."""
 
     state: Params
-    """The client's next private state; it never leaves the client."""
+    """The client's next private state; it is never sent to the server."""
     release: Release
     """The protocol message: the only thing that reaches `aggregate`."""
     metrics: Metrics = field(default_factory=dict)

@@ -9,7 +9,6 @@ has trained is kept by itself (`save`) and needs the run to be used again (`reop
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import time
@@ -173,10 +172,10 @@ class Joining:
         return mine, mine + others
 
     def key(self, epochs: Sequence[int], rates: Sequence[float]) -> str:
-        """16 hex digits over all that was asked for."""
+        """16 hex digits over all that was asked for, keyed by the sweep's secret: the client's records are among it."""
         own, held_out = (tree.digest(records.leaves) for records in (self.client.records, self.client.held_out))
         asked = (self.finished.trial.experiment.digest, own, held_out, *epochs, *rates, self.seed, self.batch)
-        return hashlib.sha256(repr(asked).encode()).hexdigest()[:16]
+        return seeding.keyed_digest(self.finished.secret, "newcomer", repr(asked))[:16]
 
     def _read(self, deployed: Deployed, own: Records, reference: Records, rng: torch.Generator) -> Metrics:
         """The run's own instrument, by the configured sampler alone and without attacks."""

@@ -28,25 +28,26 @@ def find_trial(uri: str, run: str, sweeps: Path) -> str:
     try:
         tags = client.get_run(run).data.tags
     except MlflowException as e:
-        raise ValueError(f"the run {run} cannot be read from {uri}: {str(e).splitlines()[0]}") from None
+        why = tracking.redacted(f"{uri}: {str(e).splitlines()[0]}")
+        raise ValueError(f"the run {run} cannot be read from {why}") from None
     if "raydiff.sweep" not in tags:
-        raise ValueError(f"the run {run} in {uri} is not one of raydiff's")
+        raise ValueError(f"the run {run} in {tracking.redacted(uri)} is not one of raydiff's")
     path = sweeps / tags["raydiff.sweep"] / "sweep.json"
     if not path.exists():
         raise ValueError(f"the sweep {tags['raydiff.sweep']} of the run {run} is not in {sweeps}: say its --storage")
-    if json.loads(path.read_text())["id"] != tags["raydiff.id"]:
+    if tracking.read_json(path, needs="id")["id"] != tags["raydiff.id"]:
         raise ValueError(f"the sweep {tags['raydiff.sweep']} in {sweeps} is another one than that of the run {run}")
     return "/".join(tags[k] for k in ("raydiff.sweep", "raydiff.trial") if k in tags)
 
 
 def find_run(uri: str, folder: Path) -> str:
     """The MLflow run of a trial's folder. Raises ValueError if there is none."""
-    identity = json.loads((folder.parents[1] / "sweep.json").read_text())["id"]
+    identity = tracking.read_json(folder.parents[1] / "sweep.json", needs="id")["id"]
     client, query = open_client(uri), f"tags.`raydiff.id` = '{identity}' and tags.`raydiff.trial` = '{folder.name}'"
     experiments = [e.experiment_id for e in client.search_experiments()]
     for run in client.search_runs(experiments, query, max_results=1):
         return str(run.info.run_id)
-    raise ValueError(f"no run in {uri} is that of {folder}")
+    raise ValueError(f"no run in {tracking.redacted(uri)} is that of {folder}")
 
 
 def open_client(uri: str) -> Any:

@@ -16,6 +16,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from typing import Any, Literal
 
+SECRET = "RAYDIFF_NOISE_SECRET"
+"""The environment variable that may hold the noise secret, as hexadecimal digits."""
+
 # ---------------------------------------------------------------------------------------------- JSON and flat forms
 
 
@@ -120,6 +123,8 @@ def parse_overrides(obj: Any, argv: Sequence[str]) -> dict[str, Any]:
             pairs[-1][1].append(token)
         else:
             raise ValueError(f"unexpected argument {token!r}; options look like --method.epsilon 5")
+    if any(path.endswith("noise_secret") for path, _ in pairs):
+        raise ValueError(f"the noise secret must not be on a command line, which others can read: set {SECRET}")
     values: dict[str, Any] = {}
     for path, tokens in sorted(pairs, key=lambda pair: pair[0].count(".")):  # --method before --method.epsilon
         value = convert(obj, path, tokens or ["True"])

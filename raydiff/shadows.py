@@ -12,7 +12,6 @@ deadline and over-commit are left out: who is drawn for a shadow's round is in t
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -89,7 +88,8 @@ class Attacked:
         training fails."""
         store, key = self.finished.trial.store, self._key(number)
         parts = (key, self.timesteps, self.request.draws, self.request.seed, tree.digest(self.records.leaves))
-        return store.cached(_name("shadow-log-losses", parts), lambda: {"losses": self._losses(number, key)})["losses"]
+        name = self._name("shadow-log-losses", parts)
+        return store.cached(name, lambda: {"losses": self._losses(number, key)})["losses"]
 
     def _losses(self, number: int, key: str) -> Tensor:
         trained = self.finished.trial.store.cached(key, lambda: self._train(number))
@@ -163,7 +163,10 @@ class Attacked:
         digests = [tree.digest({k: v[mine] for k, v in records.items()}), tree.digest(self._public.leaves)]
         method = experiment.method.init_key if self.alone else experiment.digest
         parts = (method, self.request.source, self.request.client, self._seed(number), *digests)
-        return _name("shadow", (*parts, torch.get_num_threads()))
+        return self._name("shadow", (*parts, torch.get_num_threads()))
+
+    def _name(self, kind: str, parts: tuple[object, ...]) -> str:
+        return self.finished.trial.store.cache_key(kind, self.finished.secret, parts)
 
     @property
     def _public(self) -> Records:
@@ -227,7 +230,3 @@ def _dealt(others: Records, members: Records, owner: Tensor, rng: torch.Generato
 
 def _joined(parts: Sequence[Records]) -> Records:
     return Records(*(torch.cat([getattr(p, f) for p in parts]) for f in ("images", "labels", "numbers")))
-
-
-def _name(kind: str, parts: tuple[object, ...]) -> str:
-    return f"{kind}-{hashlib.sha256(repr(parts).encode()).hexdigest()[:32]}"

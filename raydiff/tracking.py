@@ -8,10 +8,13 @@ their tags and adds what is missing. Beside `runs.py` the only home of mlflow.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import logging
 import math
 import os
+import re
+import sqlite3
 import threading
 import time
 import types
@@ -21,15 +24,27 @@ from typing import Any
 
 ENDED = {"finished": "FINISHED", "stopped": "FINISHED", "failed": "FAILED", "killed": "KILLED"}
 """Our outcome -> MLflow's run status. A trial stopped early by a scheduler did what it was asked to."""
+ARTIFACTS = "mlflow-artifacts"
+"""The folder beside a SQLite store in which MLflow keeps files."""
+MOVED = (("experiments", "artifact_location"), ("runs", "artifact_uri"), ("logged_models", "artifact_location"))
+"""(table, column) in which MLflow 3 keeps whole paths of that folder."""
 PERIOD_S = 2.0  # between looks at the files
 LONGEST_WAIT_S = 60.0  # between attempts while MLflow cannot be reached
 BATCH = 900  # metrics per request; MLflow takes 1000
+REMEDIES = {
+    "sweep.json": "put back a copy of it, or run the sweep under another --name",
+    "config.json": "delete it and the outcome.json beside it, and continue with --resume, which writes both again",
+    "outcome.json": "delete it, and continue with --resume, which writes it again after the trial's last commit",
+}
+"""What can be done about a damaged file of a sweep, by its name."""
+KEYED = "hmac:"
+"""How a config's `data_digest` begins. In trials made before 2026-11-23 it is a plain hash of the records."""
 LogSampler = Callable[[Any, str, Path], object]
 """(MlflowClient, run id, a finished trial's folder): log its sampler; raises ValueError where there is none to log."""
 
 
 class Jsonl:
-    """One JSON object per line: step, time (Unix seconds) and the metrics, or whatever else is said of a step."""
+    """One JSON object per line: step, time (Unix seconds) and the metrics, and whatever else is said of a step."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -39,7 +54,7 @@ class Jsonl:
             with path.open("a") as f:
                 f.write("\n")
 
-    def log(self, step: int, metrics: Mapping[str, float] | Mapping[str, str]) -> None:
+    def log(self, step: int, metrics: Mapping[str, object]) -> None:
         """Append a round; a replayed one is ignored."""
         if step in self._lines:
             return
@@ -54,14 +69,43 @@ class Jsonl:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The lines of a JSONL file; a last line that a crash cut short is left out."""
-    lines = []
-    for text in path.read_text().splitlines() if path.exists() else []:
+    """The lines of a JSONL file; those that a crash cut short, or damage made unreadable, are left out."""
+    return [line for _, line in _numbered(path) if line is not None]
+
+
+def cut_short(path: Path) -> list[int]:
+    """The numbers of the lines, from 1, that `read_lines` leaves out."""
+    return [number for number, line in _numbered(path) if line is None]
+
+
+def _numbered(path: Path) -> list[tuple[int, dict[str, Any] | None]]:
+    texts = path.read_text(errors="replace").split("\n") if path.exists() else []
+    return [(number, _line(text)) for number, text in enumerate(texts, 1) if text]
+
+
+def _line(text: str) -> dict[str, Any] | None:
+    """One round; where a crash cut the line short and the writer resumed on it, the round after the cut."""
+    for start in (0, max(text.rfind('{"step"'), 0)):
         try:
-            lines.append(json.loads(text))
-        except json.JSONDecodeError:
+            line = json.loads(text[start:])
+        except ValueError:
             continue
-    return lines
+        if isinstance(line, dict) and "step" in line:
+            return line
+    return None
+
+
+def read_json(path: Path, *, needs: str = "") -> dict[str, Any]:
+    """The object in a file of a sweep. Raises ValueError, with the path and what can be done, where it is damaged or
+    lacks the field that it `needs`."""
+    remedy = f": {REMEDIES[path.name]}" if path.name in REMEDIES else ""
+    try:
+        tree = json.loads(path.read_text())
+    except ValueError as e:  # JSONDecodeError and UnicodeDecodeError are both
+        raise ValueError(f"{path} is not valid JSON ({e}){remedy}") from None
+    if not isinstance(tree, dict) or (needs and needs not in tree):
+        raise ValueError(f"{path} has no field {needs!r}{remedy}")
+    return tree
 
 
 class Mlflow(threading.Thread):
@@ -123,7 +167,7 @@ class Mlflow(threading.Thread):
         """Wait for the first attempt. Raises ValueError, in one sentence, if MLflow cannot be written."""
         self._ready.wait()
         if self.error is not None:
-            raise ValueError(f"the MLflow store {self.uri} cannot be written: {_first_line(self.error)}")
+            raise ValueError(f"the MLflow store {redacted(self.uri)} cannot be written: {_first_line(self.error)}")
 
     def begin(self) -> None:
         """From now on there is a sweep to follow."""
@@ -172,7 +216,7 @@ class Mlflow(threading.Thread):
     def _find_runs(self) -> None:
         """This sweep's runs by its own id, for names are given again; the parent is made if there is none."""
         client = self._client
-        self._id = json.loads((self.sweep / "sweep.json").read_text())["id"]
+        self._id = read_json(self.sweep / "sweep.json", needs="id")["id"]
         parent = None
         query = f"tags.`raydiff.id` = '{self._id}'"
         for run in client.search_runs([self.experiment_id], query, max_results=10_000):
@@ -200,7 +244,7 @@ class Mlflow(threading.Thread):
         written, outcome = _written(outcome_path), None
         if written:
             with contextlib.suppress(FileNotFoundError):  # just now taken away, to run the trial again
-                outcome = json.loads(outcome_path.read_text())
+                outcome = read_json(outcome_path, needs="outcome")
         if digest not in self._logged:
             self._attach(folder)
         run, told = self._runs[digest], self._told.get(digest)
@@ -225,14 +269,14 @@ class Mlflow(threading.Thread):
         from mlflow.entities import Param
 
         digest, c = folder.name, self._client
-        tree = json.loads((folder / "config.json").read_text())
+        tree = published(read_json(folder / "config.json", needs="method"))
         if digest not in self._runs:
             tags = {
                 **self._identity(),
                 "raydiff.trial": digest,
                 "raydiff.kind": "trial",
-                "raydiff.data": tree["data_digest"][:16],
                 "mlflow.parentRunId": self.parent,
+                **({"raydiff.data": tree["data_digest"].removeprefix(KEYED)[:16]} if "data_digest" in tree else {}),
                 **self.tags,
             }
             self._runs[digest] = c.create_run(self.experiment_id, run_name=_run_name(tree), tags=tags).info.run_id
@@ -252,7 +296,9 @@ class Mlflow(threading.Thread):
         c.set_tag(run, "raydiff.outcome", outcome["outcome"])
         c.set_tag(run, "raydiff.privacy", outcome["says"])
         c.set_tag(run, "raydiff.reason", outcome.get("reason", ""))
-        c.set_tag(run, "raydiff.epsilon", f"{outcome['server']['epsilon']:.4g}")
+        spent = f"{outcome['server']['epsilon']:.4g}"
+        c.set_tag(run, "raydiff.epsilon", spent)
+        c.update_run(run, name=_run_name(json.loads((folder / "config.json").read_text()), spent))
         self._attach_artifacts(folder / "artifacts", run)
         if outcome["outcome"] == "finished" and self.log_sampler is not None:
             try:
@@ -317,7 +363,7 @@ def log_folder(
         client.log_artifacts(run, str(folder), folder.name)
         client.set_terminated(run, "FINISHED")
     except Exception as e:  # whatever MLflow raises
-        raise ValueError(f"the MLflow store {uri} cannot be written: {_first_line(e)}") from e
+        raise ValueError(f"the MLflow store {redacted(uri)} cannot be written: {_first_line(e)}") from e
     return str(run)
 
 
@@ -329,8 +375,19 @@ def _written(path: Path) -> int:
         return 0
 
 
+def keep_private() -> None:
+    """What this process writes from now on, and what those that it starts write, is for its user alone: files 600,
+    folders 700, on a mount that others see too."""
+    os.umask(0o077)
+
+
+def redacted(text: str) -> str:
+    """The text as it may be printed: without the password of any URL in it."""
+    return re.sub(r"(://[^\s/:@]*:)[^\s@]+@", r"\1***@", text)
+
+
 def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    return redacted((str(error).strip() or type(error).__name__).splitlines()[0])
 
 
 def connect(uri: str) -> Any:
@@ -343,7 +400,40 @@ def connect(uri: str) -> Any:
     from mlflow import MlflowClient
 
     logging.getLogger("mlflow").setLevel(logging.WARNING)
-    return MlflowClient(tracking_uri=uri)
+    if not uri.startswith("sqlite:///"):
+        return MlflowClient(tracking_uri=uri)
+    path = Path(uri.removeprefix("sqlite:///"))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.with_name(f"{path.name}.lock").open("w") as lock:  # two who make a new store's tables would collide
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        client = MlflowClient(tracking_uri=uri)
+        _follow_move(path)
+    return client
+
+
+def _follow_move(path: Path) -> None:
+    """Where the storage folder of this SQLite store was moved, its tables name the old one, which MLflow would make
+    anew: they are told the new one."""
+    here = path.parent / ARTIFACTS
+    if not here.is_dir():
+        return
+    with contextlib.closing(sqlite3.connect(path)) as db, db:
+        for (there,) in db.execute("SELECT DISTINCT artifact_location FROM experiments").fetchall():
+            old = Path(str(there).removeprefix("file://"))
+            if old.name != ARTIFACTS or old == here or old.exists():
+                continue
+            for table, column in MOVED:
+                rest = f"substr({column}, {len(there) + 1})"
+                db.execute(
+                    f"UPDATE {table} SET {column} = ? || {rest} WHERE substr({column}, 1, ?) = ?",
+                    (f"file://{here}", len(there), there),
+                )
+
+
+def published(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """A config's JSON as it may leave the storage folder: without a hash of the records that is not keyed, from which
+    they are found by trying."""
+    return {k: v for k, v in tree.items() if k != "data_digest" or str(v).startswith(KEYED)}
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -358,10 +448,13 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return out
 
 
-def _run_name(tree: Mapping[str, Any]) -> str:
+def _run_name(tree: Mapping[str, Any], spent: str | None = None) -> str:
+    """`spent` is the epsilon of the ledger; while there is none, what was asked for is named as such."""
     method = tree["method"]
     model = method["model"]
     parts = [method["kind"], f"{tree['clients']} clients", flatten(model).get("schedule", model["kind"])]
-    if "epsilon" in method:
-        parts.insert(1, "no noise" if method["epsilon"] is None else f"epsilon {method['epsilon']:g}")
+    if spent is not None:
+        parts.insert(1, f"epsilon {spent}")
+    elif "epsilon" in method:
+        parts.insert(1, "no noise" if method["epsilon"] is None else f"target epsilon {method['epsilon']:g}")
     return ", ".join(parts)

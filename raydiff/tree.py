@@ -7,40 +7,43 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
 
 Params = dict[str, Tensor]
+Tensors = Mapping[str, Tensor]
+"""A tree that is only read."""
 Form = dict[str, tuple[tuple[int, ...], torch.dtype]]
 """What a tree looks like: shape and type of each leaf, by name."""
+PIECE = 2**18  # entries
 
 
-def add(a: Params, b: Params) -> Params:
+def add(a: Tensors, b: Tensors) -> Params:
     """a + b, leaf by leaf."""
     _same_keys(a, b)
     return {k: a[k] + b[k] for k in a}
 
 
-def sub(a: Params, b: Params) -> Params:
+def sub(a: Tensors, b: Tensors) -> Params:
     """a - b, leaf by leaf."""
     _same_keys(a, b)
     return {k: a[k] - b[k] for k in a}
 
 
-def scale(a: Params, factor: float) -> Params:
+def scale(a: Tensors, factor: float) -> Params:
     """factor * a."""
     return {k: v * factor for k, v in a.items()}
 
 
-def norm(a: Params) -> float:
+def norm(a: Tensors) -> float:
     """Euclidean norm over all leaves together."""
     norms = (float(torch.linalg.vector_norm(v, dtype=torch.float64)) for v in a.values())
     return math.sqrt(sum(n * n for n in norms))
 
 
-def weighted_mean(pairs: Iterable[tuple[Params, float]]) -> Params:
+def weighted_mean(pairs: Iterable[tuple[Tensors, float]]) -> Params:
     """sum w_i a_i / sum w_i over a stream of (params, weight), folded in the order given.
 
     Keeps one running sum, so memory does not grow with the number of clients. Raises ValueError when the stream
@@ -78,10 +81,29 @@ def clip_records(x: Tensor, clip: float, center: Tensor | None = None) -> Tensor
     """
     if center is not None:
         return clip_records(x - center, clip) + center
-    norms = x.flatten(1).norm(dim=1).clamp_min(torch.finfo(x.dtype).tiny)
-    factor = (clip / norms).clamp_max(1.0)
+    factor = shrinking(norms(x), clip, x.dtype)
     clipped: Tensor = x * factor.view(-1, *[1] * (x.dim() - 1))
     return clipped
+
+
+def norms(x: Tensor) -> Tensor:
+    """(N,) in float64: ||x_i||_2 of each record of x (N, ...), over the whole flattened record."""
+    flat = x.reshape(len(x), math.prod(x.shape[1:]))
+    # a CPU makes a float64 copy of what it sums: of a piece that stays in its cache
+    rows = max(1, (PIECE if x.device.type == "cpu" else x.numel()) // max(1, flat.shape[1]))
+    parts = [torch.linalg.vector_norm(part, dim=1, dtype=torch.float64) for part in flat.split(rows)]
+    return torch.cat(parts)
+
+
+def shrinking(norms: Tensor, clip: float, dtype: torch.dtype) -> Tensor:
+    """min(1, clip / norm) of float64 norms in this type, rounded down: no factor is too large by its rounding."""
+    return toward_zero((clip / norms.clamp_min(torch.finfo(norms.dtype).tiny)).clamp_max(1.0), dtype)
+
+
+def toward_zero(exact: Tensor, dtype: torch.dtype) -> Tensor:
+    """Float64 entries in this type, none larger in size for its rounding."""
+    rounded = exact.to(dtype)
+    return torch.where(rounded.abs() > exact.abs(), torch.nextafter(rounded, torch.zeros_like(rounded)), rounded)
 
 
 def without(prefix: str, a: Params) -> Params:
@@ -89,17 +111,17 @@ def without(prefix: str, a: Params) -> Params:
     return {k: v for k, v in a.items() if not k.startswith(prefix + "/")}
 
 
-def nbytes(a: Params) -> int:
+def nbytes(a: Tensors) -> int:
     """Bytes of all leaves: what a message costs on the wire, headers apart."""
     return sum(v.numel() * v.element_size() for v in a.values())
 
 
-def form(a: Params) -> Form:
+def form(a: Tensors) -> Form:
     """The tree's form."""
     return {k: (tuple(v.shape), v.dtype) for k, v in a.items()}
 
 
-def unlike(a: Params, wanted: Form) -> str | None:
+def unlike(a: Tensors, wanted: Form) -> str | None:
     """In which leaf `a` is not of the form that is wanted, in words; None: it is."""
     for k in sorted(a.keys() ^ wanted.keys()):
         return f"it has a leaf {k!r} that nobody asked for" if k in a else f"its leaf {k!r} is missing"
@@ -109,13 +131,13 @@ def unlike(a: Params, wanted: Form) -> str | None:
     return None
 
 
-def is_finite(a: Params) -> bool:
+def is_finite(a: Tensors) -> bool:
     """Whether no leaf has a NaN or an infinite entry."""
     # a finite sum has finite terms, and costs much less than looking at each; one that overflows tells nothing
     return all(math.isfinite(float(v.sum())) or bool(v.isfinite().all()) for v in a.values())
 
 
-def digest(a: Params) -> str:
+def digest(a: Tensors) -> str:
     """Hex SHA-256 over names, shapes, types and bits: equal digests mean bit-equal trees."""
     h = hashlib.sha256()
     for k in sorted(a):
@@ -130,6 +152,6 @@ def digests(x: Tensor) -> list[str]:
     return [hashlib.sha256(record.numpy().tobytes()).hexdigest() for record in x.cpu().contiguous()]
 
 
-def _same_keys(a: Params, b: Params) -> None:
+def _same_keys(a: Tensors, b: Tensors) -> None:
     if a.keys() != b.keys():
         raise ValueError(f"trees differ in their keys: {sorted(a.keys() ^ b.keys())}")

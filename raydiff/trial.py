@@ -1,12 +1,14 @@
 """One trial from start to end, on any pool: the protocol's rounds, the instruments, and the files that tell of it.
 
+<sweep>/owners/                     who runs the sweep: see `owner`
 <sweep>/secret                      the noise secret (mode 600)
 <sweep>/cache/                      client models and feature networks that trials share, by digest
 <sweep>/trials/<digest>/            a `Store`, and
     config.json                     the resolved experiment, enough to run it again
-    metrics.jsonl                   one line per round
+    metrics.jsonl                   one line per round, with the guarantee so far
     rejected.jsonl                  one line per round with rejected uploads: by client, why
     artifacts/                      sample grid, ledger as a table
+    lost.txt                        why processes ended themselves, a line for each (`runtime.lost`); if any did
     outcome.json                    finished | stopped | failed | killed, the final numbers, the guarantee; written last
 """
 
@@ -20,7 +22,7 @@ import secrets
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,16 +32,18 @@ from raydiff import config as configuration
 from raydiff import measurements, settings
 from raydiff.client import Client, Keys
 from raydiff.config import Experiment
-from raydiff.data import datasets
+from raydiff.data import datasets, names
 from raydiff.diffusion.local import Train
 from raydiff.evaluation import evaluate
 from raydiff.evaluation.evaluate import Instruments
 from raydiff.federation import LocalPool, Pool, Progress, rounds
 from raydiff.method import Demanding, Metrics, Tabling
+from raydiff.owner import Owner
 from raydiff.privacy.ledger import Guarantee, Ledger, Spent
+from raydiff.privacy.release import Event, NonPrivate
 from raydiff.shares import shares
 from raydiff.store import INITIAL, Store, write_text
-from raydiff.tracking import Jsonl
+from raydiff.tracking import Jsonl, read_json
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,8 @@ class Trial:
 
     experiment: Experiment
     sweep: Path
+    owner: Owner | None = None
+    """The driver that it is run for. None: nobody else can come by, as in a test."""
 
     @property
     def folder(self) -> Path:
@@ -57,7 +63,7 @@ class Trial:
     @property
     def store(self) -> Store:
         """What survives of it."""
-        return Store(self.folder, self.sweep / "cache")
+        return Store(self.folder, self.sweep / "cache", self.owner)
 
     @property
     def keys(self) -> Keys:
@@ -67,7 +73,7 @@ class Trial:
     def outcome(self) -> dict[str, Any] | None:
         """What `outcome.json` says, or None while there is none."""
         path = self.folder / "outcome.json"
-        return json.loads(path.read_text()) if path.exists() else None
+        return read_json(path, needs="outcome") if path.exists() else None
 
 
 def ledger_of(folder: Path) -> Ledger:
@@ -75,6 +81,9 @@ def ledger_of(folder: Path) -> Ledger:
     store = Store(folder)
     sent = store.sent_after(INITIAL)  # before the commits are read: one that comes meanwhile takes them away
     ledger = store.ledger()
+    if not ledger.entries and (folder / "config.json").exists():  # else the first commit has it
+        experiment = configuration.from_dict(read_json(folder / "config.json", needs="method"))
+        ledger = ledger.with_setup(range(experiment.clients), setup_of(experiment))
     last = ledger.entries[-1].round if ledger.entries else INITIAL
     for number, uploads in itertools.groupby(sent, key=lambda s: s[0]):
         if number > last:
@@ -82,11 +91,20 @@ def ledger_of(folder: Path) -> Ledger:
     return ledger
 
 
+def setup_of(experiment: Experiment) -> Event | None:
+    """The event of what was learned from every client's records before round 0; None: nothing was. Raises ValueError
+    as `datasets.load`."""
+    if experiment.data.fitted_on == "public" or names.is_known(experiment.data.name, experiment.data.labels):
+        return None
+    learned = datasets.load(experiment.data).learned
+    return NonPrivate(learned) if learned else None
+
+
 def cut_short(folder: Path, outcome: str, **more: Any) -> None:
     """End a trial that did not finish: stopped, failed or killed. It keeps the epsilon that it has spent."""
-    experiment = configuration.from_dict(json.loads((folder / "config.json").read_text()))
+    experiment = configuration.from_dict(read_json(folder / "config.json", needs="method"))
     try:
-        server, outsiders = guarantees(ledger_of(folder), experiment)
+        server, outsiders = guarantees(Spent(ledger_of(folder)), experiment)
     except ValueError as e:  # a damaged folder, of which nothing can be guaranteed
         about: dict[str, Any] = {"delta": experiment.method.delta, "accountant": experiment.method.accountant}
         about |= {"unit": None, "relation": None, "trust": "local", "clients": 0, "unprotected": (str(e),)}
@@ -100,8 +118,11 @@ def end(folder: Path, outcome: str, **more: Any) -> None:
     write_text(folder / "outcome.json", json.dumps({"outcome": outcome, **more}, indent=1), durable=True)
 
 
-def resolve(experiment: Experiment) -> Experiment:
-    """Load the data and fill in what only they can tell. Raises ValueError on anything that does not fit together."""
+def resolve(experiment: Experiment, secret: bytes | None = None) -> Experiment:
+    """Load the data and fill in what only they can tell. Raises ValueError on anything that does not fit together.
+
+    `secret` is the sweep's; without it the digest of the data stays empty, and so the trial's is no sweep's.
+    """
     dataset = datasets.load(experiment.data)
     resolved = configuration.resolve(experiment, dataset)
     parts = shares(resolved, dataset)
@@ -110,12 +131,18 @@ def resolve(experiment: Experiment) -> Experiment:
             resolved.method.check_records(dataset.splits["train"].select(part))
     if resolved.evaluation is not None:
         evaluate.check(resolved.evaluation, dataset, [dataset.splits["train"].select(part) for part in parts])
-    return resolved
+    return resolved if secret is None else replace(resolved, data_digest=configuration.keyed(dataset, secret))
 
 
-def open_trial(experiment: Experiment, sweep: Path) -> Trial:
-    """Resolve the experiment and write its config.json."""
-    trial = Trial(resolve(experiment), sweep)
+def open_trial(experiment: Experiment, sweep: Path, owner: Owner | None = None) -> Trial:
+    """Resolve the experiment and write its config.json. Raises Overtaken where `owner` no longer owns the sweep."""
+    resolved = resolve(experiment)  # first: what is refused has left nothing
+    dataset = datasets.load(experiment.data)
+    digests = dataset.digest, configuration.keyed(dataset, noise_secret(sweep, experiment))
+    plain, keyed = (Trial(replace(resolved, data_digest=digest), sweep, owner) for digest in digests)
+    trial = plain if (plain.folder / "config.json").exists() else keyed  # begun before 2026-11-23, it goes on there
+    if owner is not None:
+        owner()
     write_text(trial.folder / "config.json", json.dumps(settings.to_dict(without_secret(trial.experiment)), indent=1))
     return trial
 
@@ -123,29 +150,45 @@ def open_trial(experiment: Experiment, sweep: Path) -> Trial:
 def noise_secret(sweep: Path, experiment: Experiment) -> bytes:
     """The sweep's noise secret: given or random, kept once beside the sweep, readable by its owner only, never logged.
 
+    Raises ValueError as `planned_secret` does.
+    """
+    keep_secret(sweep, planned_secret(sweep, experiment))
+    return planned_secret(sweep, experiment)
+
+
+def planned_secret(sweep: Path, experiment: Experiment) -> bytes:
+    """The noise secret that the sweep has, or is to have: the one given, or a new one. Nothing is written.
+
     Raises ValueError when the file is damaged, or when another secret is given than the one kept.
     """
-    given = experiment.runtime.noise_secret
-    path = sweep / "secret"
+    given, path = experiment.runtime.noise_secret, sweep / "secret"
     if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".secret.{uuid.uuid4().hex}")
-        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as f:
-            f.write(bytes.fromhex(given) if given else secrets.token_bytes(32))
-            f.flush()
-            os.fsync(f.fileno())
-        try:
-            os.link(temporary, path)  # fails if another process was first: then its secret counts
-        except FileExistsError:
-            pass
-        finally:
-            temporary.unlink()
+        return bytes.fromhex(given) if given else secrets.token_bytes(32)
     secret = path.read_bytes()
     if len(secret) < 16:
         raise ValueError(f"the noise secret {path} is damaged: start a sweep of another name")
     if given and secret != bytes.fromhex(given):
         raise ValueError(f"runtime.noise_secret is not the one that {sweep.name} was started with")
     return secret
+
+
+def keep_secret(sweep: Path, secret: bytes) -> None:
+    """Write a sweep's secret, unless another process was first: then its secret counts."""
+    path = sweep / "secret"
+    if path.exists():
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".secret.{uuid.uuid4().hex}")
+    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as f:
+        f.write(secret)
+        f.flush()
+        os.fsync(f.fileno())
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        pass
+    finally:
+        temporary.unlink()
 
 
 def make_clients(trial: Trial, ids: Sequence[int], *, keys: Keys | None = None) -> list[Client]:
@@ -155,6 +198,7 @@ def make_clients(trial: Trial, ids: Sequence[int], *, keys: Keys | None = None) 
     method, regular = trial.experiment.method, trial.experiment.clients
     shared: dict[str, Any] = {"keys": keys or trial.keys, "public": public, "store": trial.store}
     shared["vectorize"] = trial.experiment.runtime.vectorize
+    shared["instruments"] = trial.experiment.evaluation is not None
     train = train.without_base()
     return [Client(i, method, train.select(parts[i]), newcomer=i >= regular, **shared) for i in ids]
 
@@ -201,18 +245,21 @@ def run(trial: Trial, pool: Pool, *, train: Train | None = None) -> Iterator[dic
         overcommit=trial.experiment.runtime.overcommit,
         deadline_s=trial.experiment.runtime.round_deadline_s,
         public=public,
+        setup=setup_of(trial.experiment),
         store=trial.store,
         train=train,
+        instruments=setup is not None,
     ):
         spent.follow(progress.ledger)
-        metrics = {**progress.metrics, **measurements.of_ledger(spent, trial.experiment)}
+        server, outsiders = guarantees(spent, trial.experiment)
+        metrics = {**progress.metrics, **measurements.of_ledger(spent, server, outsiders)}
         if setup and setup.every and (progress.number + 1) % setup.every == 0:
             metrics.update(measurements.validation(trial.experiment, pool, progress))
         metrics["time/seconds"], clock = time.perf_counter() - clock, time.perf_counter()
         why = {f"client {client}": reason for client, reason in progress.rejected.items()}
         if why:
             rejected.log(progress.number, why)
-        log.log(progress.number, metrics)
+        log.log(progress.number, {**metrics, "server": asdict(server), "outsiders": asdict(outsiders)})
         yield {"round": progress.number, "finished": False, "rejected": why, **metrics}
     assert progress is not None  # a method has at least one round
     final = _finish(trial, pool, progress, spent, log=log, clock=clock)
@@ -222,21 +269,23 @@ def run(trial: Trial, pool: Pool, *, train: Train | None = None) -> Iterator[dic
 def _finish(trial: Trial, pool: Pool, progress: Progress, spent: Spent, *, log: Jsonl, clock: float) -> Metrics:
     experiment, ledger = trial.experiment, progress.ledger
     (trial.folder / "artifacts").mkdir(exist_ok=True)
-    final = measurements.of_ledger(spent, experiment)
-    final |= measurements.of_data(experiment, together=spent.bytes_up > 0)
+    server, outsiders = guarantees(spent, experiment)
+    final = measurements.of_ledger(spent, server, outsiders)
     if experiment.evaluation is not None:
+        final |= measurements.of_data(experiment, together=spent.bytes_up > 0)
         final |= measurements.of_models(experiment, pool, progress, final, artifacts=trial.folder / "artifacts")
     final |= {name: count for name in ("clients/rejected", "clients/late") if (count := log.total(name))}
     final["time/seconds"] = log.total("time/seconds") + time.perf_counter() - clock
     table = ledger.table(experiment.method.delta)
     columns = list(table[0]) if table else []
     tables = {"ledger": (columns, [[str(row[c]) for c in columns] for row in table])}
-    if isinstance(experiment.method, Tabling):
+    if isinstance(experiment.method, Tabling) and experiment.evaluation is not None:
         tables |= experiment.method.tables(progress.server)
     for name, (columns, rows) in tables.items():
         write_text(trial.folder / "artifacts" / f"{name}.json", json.dumps({"columns": columns, "data": rows}))
-    server, outsiders = guarantees(ledger, experiment)
     says = _said(server, experiment)
+    if trial.owner is not None:
+        trial.owner()
     end(trial.folder, "finished", final=final, server=asdict(server), outsiders=asdict(outsiders), **says)
     return final
 
@@ -247,12 +296,10 @@ def _said(server: Guarantee, experiment: Experiment) -> dict[str, str]:
     return {"says": str(server), **({"remark": remark} if remark else {})}
 
 
-def guarantees(ledger: Ledger, experiment: Experiment) -> tuple[Guarantee, Guarantee]:
-    """(against the server, against outsiders): the worst of each ledger's guarantees."""
-    method = experiment.method
-    views = (ledger.server, ledger.outsiders)
-    server, outsiders = (max(v.guarantees(method.delta, method.accountant), key=lambda g: g.epsilon) for v in views)
-    return server, outsiders
+def guarantees(spent: Spent, experiment: Experiment) -> tuple[Guarantee, Guarantee]:
+    """(against the server, against outsiders): all that is said of a trial's epsilon comes from here."""
+    delta, accountant = experiment.method.delta, experiment.method.accountant
+    return spent.server.guarantee(delta, accountant), spent.outsiders.guarantee(delta, accountant)
 
 
 def without_secret(experiment: Experiment) -> Experiment:

@@ -104,6 +104,7 @@ OTHER: dict[str, Any] = {
     "evaluation.attacks": ("loss", "pia"),
     "evaluation.clients": 1,
     "evaluation.members": 10,
+    "data.fitted_on": "all",
     "runtime.pool": "ray",
     "runtime.threads": 2,
     "runtime.vectorize": True,
@@ -124,9 +125,10 @@ OTHER: dict[str, Any] = {
 COUNTS = {f"runtime.{name}" for name in ("threads", "vectorize", "server_workers", "overcommit", "round_deadline_s")}
 ELSEWHERE = {path for path in OTHER if path.startswith("runtime.")} - COUNTS | {
     "data.root",
+    "data.fitted_on",
     "evaluation.weights",
 }
-"""Where it runs and where the data lie: no number depends on these."""
+"""Where it runs and where the data lie: no number depends on these, and of digits nothing is fitted."""
 
 
 def fields(obj: Any, prefix: str = "") -> Iterator[str]:
@@ -214,11 +216,18 @@ def test_what_is_printed_names_every_field_but_shows_no_secret(tiny: Experiment)
     assert "abab" not in str(shown)
 
 
+def test_channels_last_is_refused_in_lock_step() -> None:
+    model, dataset = DDPM(network=UNet(widths=(8, 16), channels_last=True)), load(Data())
+    with pytest.raises(ValueError, match=r"^method\.model\.network\.channels_last must be false with runtime\.vecto"):
+        config.resolve(Experiment(method=FedAvg(model=model), runtime=Runtime(vectorize=True)), dataset)
+    config.resolve(Experiment(method=FedAvg(model=model)), dataset)
+
+
 def test_resolve_fills_in_what_the_data_tell() -> None:
     dataset = load(Data())
     resolved = config.resolve(Experiment(method=LocalOnly(model=DDPM(shape=(3, 32, 32), labels=()))), dataset)
     assert (resolved.method.model.shape, resolved.method.model.labels) == ((1, 8, 8), (10,))
-    assert resolved.data_digest == dataset.digest
+    assert resolved.data_digest == ""
 
 
 def test_methods_are_what_an_experiment_may_hold(tiny: Experiment) -> None:
@@ -349,8 +358,23 @@ def test_values_out_of_range_are_refused_in_one_line(tiny: Experiment, path: str
 def test_a_digest_without_a_deadline_is_as_it_was(tiny: Experiment) -> None:
     as_it_was = to_dict(tiny) | {"runtime": {"threads": 1}}
     as_it_was["data"].pop("root")
+    as_it_was["data"].pop("fitted_on")
     as_it_was["evaluation"].pop("weights")
     assert tiny.digest == hashlib.sha256(json.dumps(as_it_was, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def test_what_was_written_before_there_was_a_choice_was_fitted_on_all_records(tiny: Experiment) -> None:
+    """And keeps its digest; a table, or pictures of classes that nobody names, get another one by default."""
+    for name in ("/data/people.csv", "/my/birds"):
+        experiment = replace(tiny, data=Data(name=name))
+        old = to_dict(experiment)
+        old["data"].pop("fitted_on")
+        assert from_dict(old) == replace(experiment, data=Data(name=name, fitted_on="all"))
+        assert from_dict(old).digest != experiment.digest
+    start = replace(tiny, data=Data(name="adult"))
+    assert start.digest == override(start, {"data.fitted_on": "all"}).digest
+    start = override(start, {"data.labels": ("native-country",)})
+    assert start.digest != override(start, {"data.fitted_on": "all"}).digest
 
 
 def test_a_round_that_takes_all_has_nobody_left_for_an_overcommit(tiny: Experiment) -> None:

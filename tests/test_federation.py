@@ -7,6 +7,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from raydiff import federation, tree
+from raydiff import store as store_module
 from raydiff.client import Client, Failed, Keys
 from raydiff.data.datasets import Records
 from raydiff.diffusion.local import Diverged
@@ -23,7 +25,7 @@ from raydiff.federation import LocalPool, Progress, rounds
 from raydiff.method import Deployed, LocalResult, Metrics, Round, Upload
 from raydiff.privacy.ledger import Ledger
 from raydiff.privacy.release import UNSEEN, Event, Gaussian, Nothing, already_private, disclose, nothing
-from raydiff.store import INITIAL, Store, write_tensors
+from raydiff.store import INITIAL, Overtaken, Store, write_tensors
 from raydiff.tree import Params
 
 KEYS = Keys(0, b"0123456789abcdef", "digest")
@@ -370,12 +372,152 @@ def test_a_replayed_round_resends_the_stored_bytes_even_if_training_is_not_deter
     assert tree.digest(fresh[0].release.value) != tree.digest(again[0].release.value)  # the test can fail
 
 
+@dataclass(frozen=True)
+class Watched(Walk):
+    """Training is not deterministic, and lets another process come in between."""
+
+    careless: bool = True
+    meanwhile: Callable[[], object] = lambda: None
+
+    def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
+        result = super().local_update(server, state, data, rnd)
+        self.meanwhile()
+        return result
+
+
+def everything_else(root: Path) -> Callable[[], list[Progress]]:
+    """Another process that does all the rounds of the same trial."""
+    return lambda: run(Walk(careless=True), Store(root))
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_for_a_round_that_counts_nothing_is_drawn(tmp_path: Path, number: int) -> None:
+    """The other's commit has taken away what was sent: drawn again, the same noise would be on another value."""
+    method = Walk(careless=True)
+    left_over = Client(1, method, own_records(1), keys=KEYS, store=Store(tmp_path))
+    everything_else(tmp_path)()
+    with pytest.raises(Overtaken, match=f"^round {number} of "):
+        left_over.run({"sum": torch.zeros(1)}, number)
+    assert not method.seen
+
+
+@pytest.mark.parametrize("done", [1, 4])
+def test_who_trains_while_another_commits_sends_nothing(tmp_path: Path, done: int) -> None:
+    def meanwhile() -> None:
+        take(Walk(careless=True), Store(tmp_path), done)
+
+    left_over = Client(1, Watched(meanwhile=meanwhile), own_records(1), keys=KEYS, store=Store(tmp_path))
+    with pytest.raises(Overtaken, match=r"^round 0 of "):
+        left_over.run({"sum": torch.zeros(1)}, 0)
+    assert len(run(Walk(careless=True), Store(tmp_path))[-1].ledger.entries) == 12  # and the others go on
+
+
+def test_who_stores_while_another_commits_sends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the look for a stored value and the storing of one's own, and between that and the look at the commit."""
+    real = store_module.write_tensors
+    for before in (True, False):
+        root = tmp_path / str(before)
+
+        def write(path: Path, *rest: Any, root: Path = root, before: bool = before, **how: Any) -> None:
+            with monkeypatch.context() as patch:
+                patch.setattr(store_module, "write_tensors", real)
+                if path.parent.name == "releases" and before:
+                    everything_else(root)()
+                real(path, *rest, **how)
+                if path.parent.name == "releases" and not before:
+                    everything_else(root)()
+
+        monkeypatch.setattr(store_module, "write_tensors", write)
+        with pytest.raises(Overtaken):
+            Client(1, Walk(careless=True), own_records(1), keys=KEYS, store=Store(root)).run({"sum": torch.zeros(1)}, 0)
+
+
+def test_of_two_drivers_of_one_trial_at_most_one_value_leaves_a_client(tmp_path: Path) -> None:
+    """Each asks its own clients, which share a folder; they take turns in every order, round by round."""
+    for order in itertools.product((0, 1), repeat=6):
+        root, left = tmp_path / "".join(map(str, order)), dict[tuple[int, int], set[str]]()
+
+        class Noted(LocalPool):
+            def run(self, ids: Any, server: Params, number: int, left: Any = left) -> Iterator[Any]:
+                for upload, metrics in super().run(ids, server, number):
+                    left.setdefault((number, upload.client), set()).add(tree.digest(upload.release.value))
+                    yield upload, metrics
+
+        def driver(root: Path = root, of: Any = Noted) -> Iterator[Progress]:
+            method = Walk(careless=True, rounds=3, participating_rounds=3)
+            clients = [Client(i, method, own_records(i), keys=KEYS, store=Store(root)) for i in range(2)]
+            return rounds(method, of(clients), keys=KEYS, store=Store(root))
+
+        drivers = [driver(), driver()]
+        for i in order:
+            with suppress(Overtaken):
+                next(drivers[i], None)
+        assert all(len(values) == 1 for values in left.values()), order
+        assert len(left) >= 2
+
+
+def test_a_commit_that_is_there_stays(tmp_path: Path) -> None:
+    """And so do the states that it tells of."""
+    run(Walk(), Store(tmp_path))
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    late = Store(tmp_path)
+    late.save_client(1, 3, {"count": torch.ones(1)})
+    for write in (lambda: late.save_server(3, {"sum": torch.ones(1)}), lambda: late.commit(3, {"ledger": "[]"})):
+        with pytest.raises(Overtaken, match=r"^round 3 of "):
+            write()
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_of_two_commits_at_once_the_first_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    link, store = os.link, Store(tmp_path)
+
+    def late(source: Any, target: Any) -> None:
+        monkeypatch.setattr(os, "link", link)
+        Store(tmp_path).commit(0, {"who": "first"})
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", late)
+    with pytest.raises(Overtaken, match=r"^round 0 of "):
+        store.commit(0, {"who": "second"})
+    assert Store(tmp_path).last_commit() == (0, {"who": "first"})
+
+
+def test_a_process_whose_driver_lost_the_sweep_sends_and_commits_nothing(tmp_path: Path) -> None:
+    def lost() -> None:
+        raise Overtaken("another driver runs it")
+
+    first = run(Walk(rounds=1), Store(tmp_path))
+    theirs = Store(tmp_path, guard=lost)
+    client = Client(1, Walk(private=False), own_records(1), keys=KEYS, store=theirs)
+    for act in (
+        lambda: client.run(first[0].sent, 1),
+        lambda: theirs.save_release(
+            1, 1, already_private({"x": torch.ones(1)}, Gaussian(1.0, "example", "replace_one", "local"))
+        ),
+        lambda: theirs.save_server(1, {}),
+        lambda: theirs.commit(1, {}),
+    ):
+        with pytest.raises(Overtaken, match=r"^another driver runs it$"):
+            act()
+    assert Store(tmp_path).last_commit() is not None and not list(tmp_path.glob("*-00001*"))
+
+
 def test_a_replayed_round_is_in_the_ledger_once(tmp_path: Path) -> None:
     method = Walk(careless=True)
     killed_before_commit_2(method, tmp_path)
     rest = run(method, Store(tmp_path))
     assert [(e.round, e.client) for e in rest[-1].ledger.entries] == [(n, c) for n in range(4) for c in range(3)]
     assert rest[1].metrics["upload/resent"] == 1.0 and "upload/resent" not in rest[2].metrics
+
+
+def test_the_losses_of_a_replayed_round_are_of_all_clients(tmp_path: Path) -> None:
+    """One had stored what it sends when the process was killed; the others train in the next one."""
+    whole = run(Walk())[0].metrics
+    Client(2, Walk(), own_records(2), keys=KEYS, store=Store(tmp_path)).run({"sum": torch.zeros(1)}, 0)
+    replayed = run(Walk(), Store(tmp_path))[0].metrics
+    assert replayed["client/2/upload/resent"] == 1.0 and "client/1/upload/resent" not in replayed
+    losses = {k: v for k, v in whole.items() if k.endswith("train/loss")}
+    assert losses["train/loss"] == 1.0 and losses.items() <= replayed.items()
 
 
 def test_an_upload_lost_before_the_others_came_is_resent(tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ def test_the_servers_model_carries_the_runs_guarantee(storage) -> None:
     source = finished.source(None)
     outcome = json.loads((storage.folder("pfdm") / "outcome.json").read_text())
     assert source.privacy == outcome["says"] and source.privacy.startswith("epsilon 5.97")
-    assert len(source.labels) == sum(len(finished.source(i).labels) for i in (0, 1))
+    assert source.labels.flatten().tolist() == list(range(10)) and source.guarantee == finished.published
     told = words(finished.published)
     assert told["epsilon"] == outcome["outsiders"]["epsilon"] and told["says"] == source.privacy
     assert {"unit", "relation", "trust", "delta", "accountant"} <= set(told)
@@ -105,13 +105,15 @@ def test_an_infinite_epsilon_is_a_word(storage) -> None:
 
 
 def test_sampling_writes_nothing_not_even_a_secret(copied) -> None:
-    for secret in copied.sweeps.glob("*/secret"):
-        secret.unlink()
+    folder, secret = copied.folder("pfdm"), copied.sweeps / "pfdm" / "secret"
     before = sorted(copied.root.rglob("*"))
-    finished = open_finished(copied.folder("pfdm"))
+    finished = open_finished(folder)
     for client in (0, None):
         finished.source(client).sample(LABELS, generator(0))
     assert sorted(copied.root.rglob("*")) == before
+    secret.unlink()
+    assert refusal(open_finished, folder).startswith(f"{secret} is gone: ")
+    assert sorted(copied.root.rglob("*")) == [p for p in before if p != secret]
 
 
 @pytest.mark.parametrize("name", ["pfdm", "localonly"])

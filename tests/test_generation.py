@@ -93,6 +93,38 @@ def test_at_least_one() -> None:
         Request(num=0)
 
 
+def test_labels_come_from_somewhere_known() -> None:
+    with pytest.raises(ValueError, match=r"^labels must be one of uniform, public, as-data, got 'private'$"):
+        Request(labels="private")  # type: ignore[arg-type]
+
+
+def test_labels_of_the_servers_samples_are_nobodys(finished: Finished) -> None:
+    """Unless that is asked for: then there is no guarantee."""
+    public = finished.dataset.splits["public"].labels
+    assert plan(finished.source(None), Request(num=20)).per_class(10) == [2] * 10
+    drawn = finished.source(None, "public")
+    assert torch.equal(drawn.labels, public) and drawn.privacy == str(finished.published)
+    own = finished.source(None, "as-data")
+    held = torch.cat([finished.source(i).labels for i in (0, 1)])
+    assert torch.equal(own.labels, held) and own.privacy.startswith("epsilon inf (no guarantee: labels drawn")
+    assert finished.published.epsilon < 6
+    assert torch.equal(finished.source(1, "public").labels, public) and finished.source(1, "public").privacy == "none"
+
+
+def test_of_several_label_columns_those_combinations_are_drawn_that_public_records_have(finished: Finished) -> None:
+    public = replace(finished.dataset.splits["public"], labels=torch.tensor([[0, 1], [1, 0], [0, 1]]))
+    names = (("disc", "ring"), ("red", "blue", "green"))
+    for records, pool in (
+        (public, [[0, 1], [1, 0]]),
+        (public.select(torch.arange(0)), [[a, b] for a in range(2) for b in range(3)]),
+    ):
+        splits = {**finished.dataset.splits, "public": records}
+        other = replace(finished, dataset=replace(finished.dataset, splits=splits, label_names=names))
+        assert other.source(None).labels.tolist() == pool
+    with pytest.raises(ValueError, match=r"^labels must be uniform or as-data where there are no public records"):
+        other.source(None, "public")
+
+
 # --- files ---
 
 
@@ -171,7 +203,7 @@ def test_the_card_of_a_clients_samples(finished: Finished, tmp_path: Path) -> No
     assert (card["privacy"], card["guarantee"], card["about"]) == ("none", None, "samples of client 1")
     assert card["covers"].startswith("other clients' records, as the uploads are: epsilon 5.97")
     assert (card["rows"], sum(card["classes"].values()), card["parts"]) == (5, 5, 1)
-    assert card["request"] == {"num": 5, "per_class": False, "seed": 0, "client": 1}
+    assert card["request"] == {"num": 5, "per_class": False, "seed": 0, "labels": "as-data", "client": 1}
     assert (card["trial"], card["sweep"]) == (finished.trial.experiment.digest, "pfdm")
     assert card["data"] == {"name": "digits", "digest": finished.trial.experiment.data_digest}
     assert card["method"]["client_sampling"] == {"kind": "Sampling", "sampler": "ancestral", "steps": None}

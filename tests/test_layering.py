@@ -11,12 +11,12 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 LAYERS = (
-    ("tree", "seeding", "settings", "tracking", "hub"),
+    ("tree", "seeding", "settings", "tracking", "hub", "seals"),
     ("diffusion", "privacy", "data"),
     ("method",),
     ("averaging", "alignment"),
     ("methods", "store", "evaluation"),
-    ("client", "config"),
+    ("client", "config", "owner"),
     ("federation", "shares"),
     ("measurements",),
     ("trial", "sampler"),
@@ -35,7 +35,7 @@ HOMES = {
     "huggingface_hub": "raydiff/hub.py",
     "skimage": "raydiff/evaluation/reconstruction.py",
 }
-TORCHLESS = ("raydiff.tracking",)  # all of raydiff that analysis/ may import
+TORCHLESS = ("raydiff.tracking", "raydiff.seals")  # all of raydiff that analysis/ may import
 
 
 def imports(path: Path) -> Iterator[str]:

@@ -374,3 +374,11 @@ def test_a_request_has_a_name_of_its_own(joining) -> None:
         joining("spire").key((1, 2), (0.1,)),
     ]
     assert len({key, *others}) == 7
+
+
+def test_a_request_is_named_by_the_sweeps_secret(joining, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its name is in MLflow, and the client's records are part of what it stands for."""
+    joined = joining("fedavg")
+    key = joined.key((1, 2), (0.1,))
+    monkeypatch.setattr(type(joined.finished), "secret", b"another secret")
+    assert joined.key((1, 2), (0.1,)) != key

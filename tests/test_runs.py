@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -15,12 +16,17 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from raydiff import runs, tracking
+from analysis import frontier
+from raydiff import config, runs, tracking, tree, trial
 from raydiff.config import Experiment
+from raydiff.data.datasets import Dataset, load
 from raydiff.diffusion.local import Training
 from raydiff.finished import Finished, open_finished
+from raydiff.generation import Request, write
 from raydiff.methods import FedAvg
 from raydiff.sampler import Sampler
+from raydiff.shares import shares
+from raydiff.store import Store
 from raydiff.tracking import Mlflow
 
 ROWS = pd.DataFrame({"label": [0, 1, 6], "client": [1, 0, 1]})
@@ -117,6 +123,79 @@ def test_a_store_that_does_not_exist_is_not_made(tmp_path: Path) -> None:
         refusal(runs.open_client, f"sqlite:///{tmp_path}/mlflow.db") == f"there is no MLflow store {tmp_path}/mlflow.db"
     )
     assert not list(tmp_path.iterdir())
+
+
+# --- what can be found by trying ---
+
+
+def candidates(dataset: Dataset, experiment: Experiment) -> set[str]:
+    """What somebody who guesses these records can compute of them, without any secret."""
+    private = {name: records for name, records in dataset.splits.items() if name != "public"}
+    parts = [private["train"].select(part) for part in shares(experiment, dataset)]
+    found = {dataset.digest, replace(experiment, data_digest=dataset.digest).digest}
+    for records in (*private.values(), *parts):
+        leaves = {"images": records.images, "labels": records.labels}
+        found |= {tree.digest(records.leaves), tree.digest(leaves), *tree.digests(records.images)}
+    return found
+
+
+def published(mine: Runs, name: str, out: Path) -> bytes:
+    """All that leaves the storage folder: what MLflow has of the sweep, its report, and samples by the trial's name."""
+    finished, client = mine.finished(name), runs.open_client(mine.uri)
+    for source in (0, None):
+        write(finished, source, out / f"samples-{finished.trial.experiment.digest}-{source}", Request(num=3), code={})
+    frontier.write(mine.storage.sweeps / name, out / "report")
+    said = []
+    for run in client.search_runs([e.experiment_id for e in client.search_experiments()]):
+        said += [run.info.run_name, str(run.data.tags), str(run.data.params)]
+    files = [p for at in (out, mine.storage.root / "artifacts") for p in at.rglob("*") if p.is_file()]
+    return "\n".join([*said, *map(str, files)]).encode() + b"".join(p.read_bytes() for p in files)
+
+
+def of_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As trials were written before digests were keyed."""
+    monkeypatch.setattr(config, "keyed", lambda dataset, _: dataset.digest)
+    named = lambda kind, parts: f"{kind}-{hashlib.sha256(repr(parts).encode()).hexdigest()[:32]}"  # noqa: E731
+    monkeypatch.setattr(Store, "cache_key", lambda _, kind, __, parts: named(kind, parts))
+
+
+def test_nothing_published_has_a_digest_that_is_found_by_trying(mine: Runs, tmp_path: Path) -> None:
+    """Of the right guess among two that differ in one private record, or of any part of it."""
+    mine.follow("pfdm", samplers=True)
+    finished, text = mine.finished("pfdm"), published(mine, "pfdm", tmp_path / "out")
+    experiment, right = finished.trial.experiment, finished.dataset
+    images = right.splits["train"].images.clone()
+    images[0, 0, 0, 0] += 0.125
+    wrong = replace(right, splits={**right.splits, "train": replace(right.splits["train"], images=images)})
+    told = [digest for guess in (right, wrong) for digest in candidates(guess, experiment)]
+    assert len(told) > 100 and [digest for digest in told if digest[:8].encode() in text] == []
+    assert experiment.data_digest.encode() in text and experiment.digest.encode() in text  # the text is the right one
+    assert experiment.data_digest == config.keyed(right, finished.secret) != config.keyed(right, b"another secret")
+    assert not [p for p in (mine.storage.sweeps / "pfdm").rglob("*") if any(d[:8] in p.name for d in told)]
+
+
+def test_a_trial_of_before_goes_on_and_its_digest_is_published_no_more(
+    mine: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny: Experiment
+) -> None:
+    """It keeps its name, finds its clients' models, and is opened; in a new sweep it is another trial."""
+    experiment, sweep = replace(tiny, evaluation=None), mine.storage.sweeps / "old"
+    with monkeypatch.context() as patch:
+        of_old(patch)
+        opened = trial.open_trial(experiment, sweep)
+        rounds = trial.run(opened, trial.local_pool(opened))
+        next(rounds)
+        rounds.close()  # type: ignore[attr-defined]
+    (sweep / "sweep.json").write_text(json.dumps({"id": "of old"}))
+    assert opened.experiment.data_digest == load(tiny.data).digest
+    models = sorted((sweep / "cache").iterdir())
+    again = trial.open_trial(opened.experiment, sweep)
+    assert again == opened and list(trial.run(again, trial.local_pool(again)))[-1]["finished"]
+    assert again.store.ledger().entries[0].round == 0 and sorted((sweep / "cache").iterdir()) == models
+    mine.follow("old", samplers=True)
+    text = published(mine, "old", tmp_path / "out")
+    assert opened.folder.name.encode() in text and opened.experiment.data_digest[:8].encode() not in text
+    elsewhere = trial.open_trial(opened.experiment, tmp_path / "new").experiment
+    assert elsewhere.data_digest.startswith(tracking.KEYED) and elsewhere.digest != opened.experiment.digest
 
 
 # --- samplers ---

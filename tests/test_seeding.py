@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from raydiff.seeding import NoiseStream, forked, generator
+from raydiff import seeding
+from raydiff.seeding import NoiseStream, forked, generator, keyed_digest
 
 SECRET = b"a secret of the experimenter"
 
@@ -127,3 +128,14 @@ def test_forked_puts_the_global_streams_back_even_after_an_error() -> None:
         torch.rand(9), np.random.rand(9)
         raise KeyError
     assert (torch.rand(3).tolist(), np.random.rand(3).tolist()) == expected
+
+
+def test_a_keyed_digest_needs_the_secret_and_is_no_stream_of_noise() -> None:
+    digest = keyed_digest(SECRET, "data", "records")
+    assert len(digest) == 64 and digest == keyed_digest(SECRET, "data", "records")
+    others = [(b"another secret", "data", "records"), (SECRET, "client", "records"), (SECRET, "data", "others")]
+    assert len({digest, *(keyed_digest(*of) for of in others)}) == 4
+    path = ("data", "records")
+    assert digest not in {seeding._digest(SECRET, p).hex() for p in (path, ("digest", *path), ("trial", *path))}
+    with pytest.raises(ValueError, match="the file secret of the sweep is gone"):
+        keyed_digest(b"", "data", "records")

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,7 +15,7 @@ import torch
 from raydiff import store as store_module
 from raydiff import tree
 from raydiff.privacy.ledger import Ledger
-from raydiff.privacy.release import Gaussian, NonPrivate, already_private, disclose, nothing
+from raydiff.privacy.release import Gaussian, NonPrivate, already_private, disclose, event_to_dict, nothing
 from raydiff.store import INITIAL, Store, read_tensors, write_tensors, write_text
 from raydiff.tree import Params
 
@@ -139,12 +144,52 @@ def test_a_commit_drops_what_no_resume_can_need(store: Store) -> None:
     assert found is not None and tree.digest(found) == tree.digest(state(1))
 
 
+POWERS = tuple(n for power in (10, 100, 1_000, 10_000, 100_000, 1_000_000) for n in (power - 1, power))
+
+
+def test_around_every_power_of_ten_a_client_is_itself(store: Store) -> None:
+    sent = already_private({"x": torch.ones(1)}, EVENT)
+    for client in POWERS:
+        for number in (3, 4):
+            store.save_client(client, number, {"x": torch.tensor([client + number])})
+            store.save_release(client, number, sent)
+    assert [(number, client) for number, client, _, _ in store.sent_after(3)] == [(4, client) for client in POWERS]
+    store.commit(3, {})
+    for client in POWERS:
+        found = [store.load_client(client, before=before) for before in (4, 5)]
+        assert [int(state["x"]) for state in found if state is not None] == [client + 3, client + 4]
+        assert store.load_release(client, 3) is None and store.load_release(client, 4) is not None
+    store.commit(4, {})
+    assert [int((store.load_client(client, before=5) or {})["x"]) for client in POWERS] == [c + 4 for c in POWERS]
+    assert len(list((store.root / "clients").iterdir())) == len(POWERS)
+    assert not list((store.root / "releases").iterdir())
+
+
+def test_around_every_power_of_ten_a_round_is_itself(store: Store) -> None:
+    sent = already_private({"x": torch.ones(1)}, EVENT)
+    for number in POWERS:
+        store.save_server(number, {"x": torch.tensor([number])})
+        store.save_client(1, number, {"x": torch.tensor([number])})
+        store.save_release(1, number, sent)
+        store.save_release(2, number, disclose({"x": torch.ones(1)}, "weights"))
+    both = [(number, client) for number in POWERS for client in (1, 2)]
+    assert [(number, client) for number, client, _, _ in store.sent_after(INITIAL)] == both
+    for i, number in enumerate(POWERS):
+        store.commit(number, {"number": number})
+        assert store.last_commit() == (number, {"number": number})
+        assert [(later, client) for later, client, _, _ in store.sent_after(INITIAL)] == both[2 * i + 2 :]
+        assert int(store.load_server(number)["x"]) == number
+        assert int((store.load_client(1, before=number + 1) or {})["x"]) == number
+        left = [len(list(store.root.glob(of))) for of in ("server-*", "clients/*")]
+        assert left == [len(POWERS) - i] * 2
+
+
 def test_a_commit_that_crashes_keeps_the_state_before_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     store.save_server(0, state(0))
     store.commit(0, {})
     store.save_server(1, state(1))
     with monkeypatch.context() as m:
-        m.setattr(Path, "replace", crash)
+        m.setattr(os, "link", crash)
         with pytest.raises(OSError, match="power"):
             store.commit(1, {})
     assert store.last_commit() == (0, {})
@@ -232,6 +277,145 @@ def test_what_was_sent_after_a_round_is_in_the_order_of_rounds_and_clients(store
     assert store.sent_after(11) == []
 
 
+# --- damage ---
+
+
+@pytest.fixture
+def whole(store: Store) -> Store:
+    """Three rounds of client 7, with a release that was sent and never committed."""
+    for number in range(3):
+        store.save_server(number, state(number))
+        store.save_client(7, number, state(number))
+        store.commit(number, {"ledger": Ledger().with_upload(number, 7, EVENT, 3).to_json()})
+    store.save_release(7, 3, already_private(state(4), EVENT))
+    return store
+
+
+def read_everything(root: Path) -> None:
+    """As a resume does: the commits, the states, and what was sent."""
+    store = Store(root)
+    number, _ = store.last_commit() or (INITIAL, {})
+    assert (number, len(store.ledger().entries), len(store.sent_after(number))) == (2, 3, 1)
+    found = store.load_server(number), store.load_client(7, before=number + 1), store.load_release(7, number + 1)
+    assert all(found)
+
+
+def put(path: Path, at: int, byte: int) -> None:
+    """Change a file where it is."""
+    with path.open("r+b") as f:
+        f.seek(at)
+        f.write(bytes([byte]))
+
+
+def test_every_flipped_bit_is_found_and_its_file_named(whole: Store) -> None:
+    read_everything(whole.root)
+    root = whole.root
+    reads: dict[str, Callable[[Store], object]] = {
+        **{f"commit-{number:05d}.json": Store.ledger for number in range(3)},
+        "server-00002.safetensors": lambda store: store.load_server(2),
+        "clients/00007-00002.safetensors": lambda store: store.load_client(7, before=3),
+        "releases/00007-00003.safetensors": lambda store: store.sent_after(2),
+    }
+    assert set(reads) == {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
+    for name, read in reads.items():
+        path = root / name
+        for i, byte in enumerate(path.read_bytes()):
+            put(path, i, byte ^ 1 << i % 8)
+            with pytest.raises(ValueError, match="is damaged: ") as error:
+                read(Store(root))
+            assert str(error.value).startswith(str(path))
+            put(path, i, byte)
+
+
+@pytest.mark.parametrize("name", ["server-00002.safetensors", "clients/00007-00002.safetensors"])
+@pytest.mark.parametrize("also", [(), ("clients/00007-00001.safetensors",)], ids=["", "older"])
+def test_a_state_that_a_commit_tells_of_cannot_be_missing(whole: Store, name: str, also: tuple[str, ...]) -> None:
+    for older in also:
+        write_tensors(whole.root / older, state(1))
+    (whole.root / name).unlink()
+    with pytest.raises(ValueError, match=f"{re.escape(str(whole.root / name))} is gone"):
+        read_everything(whole.root)
+
+
+def test_a_state_of_an_earlier_round_is_missed_though_its_client_sat_the_last_ones_out(whole: Store) -> None:
+    for number in (3, 4):
+        whole.commit(number, {"ledger": "[]"})
+    path = whole.root / "clients" / "00007-00002.safetensors"
+    assert Store(whole.root).load_client(7, before=5) is not None and Store(whole.root).load_client(8, before=5) is None
+    path.unlink()
+    with pytest.raises(ValueError, match=f"{re.escape(str(path))} is gone"):
+        Store(whole.root).load_client(7, before=5)
+
+
+def test_another_whole_file_in_a_state_s_place_is_found(whole: Store) -> None:
+    for path in (whole.root / "server-00002.safetensors", whole.root / "clients" / "00007-00002.safetensors"):
+        good = path.read_bytes()
+        write_tensors(path, state(9))
+        with pytest.raises(ValueError, match=f"{re.escape(str(path))} is damaged: it is not the state "):
+            read_everything(whole.root)
+        path.write_bytes(good)
+
+
+def test_another_whole_commit_in_a_commit_s_place_is_found(whole: Store, tmp_path: Path) -> None:
+    other = Store(tmp_path / "other")
+    other.commit(0, {"ledger": "[]"})
+    (whole.root / "commit-00000.json").write_bytes((other.root / "commit-00000.json").read_bytes())
+    with pytest.raises(ValueError, match=r"commit-00000.json is damaged: it is not what round 1 followed"):
+        whole.ledger()
+
+
+def test_a_last_commit_that_is_missing_is_noticed(whole: Store) -> None:
+    (whole.root / "commit-00002.json").unlink()
+    with pytest.raises(ValueError, match=r" has lost commit 2: what it has spent is not known$"):
+        whole.ledger()
+
+
+def test_a_state_that_came_after_its_round_was_committed_is_believed(whole: Store) -> None:
+    whole.save_client(8, 1, state(8))  # a late client's
+    found = Store(whole.root).load_client(8, before=3)
+    assert found is not None and tree.digest(found) == tree.digest(state(8))
+
+
+def test_states_are_on_the_disk_before_a_commit_names_them(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[str] = []
+    real = os.fsync
+
+    def fsync(opened: int) -> None:
+        synced.append(Path(os.readlink(f"/proc/self/fd/{opened}")).name)
+        real(opened)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    store.save_client(7, 0, state(0))
+    store.save_server(0, state(0))
+    store.commit(0, {})
+    places = [next(i for i, name in enumerate(synced) if of in name) for of in ("server-", "00007-00000", "commit-")]
+    assert places == sorted(places) and synced.index("clients") < places[2]
+
+
+def test_a_folder_without_digests_is_believed(store: Store) -> None:
+    """As it was written before there were any; what is added now is checked."""
+    from safetensors.torch import save
+
+    event = json.dumps({"event": event_to_dict(EVENT), "bytes": 12})
+    for name, note in (("server-00001", ""), ("clients/00007-00000", ""), ("releases/00007-00002", event)):
+        path = store.root / f"{name}.safetensors"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(save(state(1), metadata={"note": note}))
+    for number in range(2):
+        entries = Ledger().with_upload(number, 7, EVENT, 3).to_json()
+        (store.root / f"commit-{number:05d}.json").write_text(json.dumps({"ledger": entries}))
+    assert store.last_commit() == (1, {"ledger": entries}) and len(store.ledger().entries) == 2
+    assert [sent[:2] for sent in store.sent_after(1)] == [(2, 7)] and store.load_release(7, 2) is not None
+    found = store.load_client(7, before=2)
+    assert found is not None and tree.digest(found) == tree.digest(store.load_server(1)) == tree.digest(state(1))
+    store.commit(2, {"ledger": "[]"})
+    assert len(store.ledger().entries) == 2
+    first = store.root / "commit-00001.json"
+    first.write_text(first.read_text().replace("1.5", "9.5"))
+    with pytest.raises(ValueError, match=r"commit-00001.json is damaged: it is not what round 2 followed"):
+        store.ledger()
+
+
 def test_cached_makes_once_for_all_trials_of_a_sweep(store: Store, tmp_path: Path) -> None:
     made = []
 
@@ -285,3 +469,14 @@ def test_a_failed_make_is_not_cached(store: Store) -> None:
     with pytest.raises(OSError, match="power"):
         store.cached("key", crash)  # type: ignore[arg-type]
     assert tree.digest(store.cached("key", lambda: state(1))) == tree.digest(state(1))
+
+
+def test_names_of_cached_results_are_keyed_but_for_those_of_before(tmp_path: Path) -> None:
+    store, parts = Store(tmp_path, tmp_path / "cache"), ("what", 1, "digest of records")
+    plain = f"client-{hashlib.sha256(repr(parts).encode()).hexdigest()[:32]}"
+    keyed = store.cache_key("client", b"secret", parts)
+    others = [store.cache_key("client", b"another", parts), store.cache_key("shadow", b"secret", parts)]
+    assert len({plain, keyed, *others}) == 4
+    assert keyed == store.cache_key("client", b"secret", parts)
+    store.cached(plain, lambda: state(1))
+    assert store.cache_key("client", b"secret", parts) == plain

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import shutil
@@ -132,7 +133,7 @@ def sweep(tmp_path: Path, migrated: Path, monkeypatch: pytest.MonkeyPatch) -> Sw
 
 @pytest.fixture
 def experiment(tiny: Experiment) -> Experiment:
-    return replace(tiny, data_digest="0123456789abcdef" * 4)
+    return replace(tiny, data_digest="hmac:" + "0123456789abcdef" * 4)
 
 
 def finish(folder: Path, outcome: str = "finished", **more: Any) -> None:
@@ -168,7 +169,7 @@ def test_a_trial_becomes_a_nested_run(sweep: Sweep, experiment: Experiment) -> N
     sweep.follow()
     (parent,), (run,) = sweep.runs("sweep"), sweep.runs("trial")
     assert run.data.tags["mlflow.parentRunId"] == parent.info.run_id
-    assert (parent.info.run_name, run.info.run_name) == ("mine", "PFDM, epsilon 10, 2 clients, linear")
+    assert (parent.info.run_name, run.info.run_name) == ("mine", "PFDM, epsilon inf, 2 clients, linear")
     assert run.info.status == "FINISHED"
     expected = {
         "raydiff.sweep": "mine",
@@ -210,6 +211,20 @@ def test_a_run_has_the_status_of_its_trial(
     assert run.data.tags.get("raydiff.outcome") == outcome
     assert run.data.tags.get("raydiff.reason") == ("because" if outcome else None)
     assert run.data.tags.get("raydiff.privacy") == ("epsilon inf" if outcome else None)
+
+
+def test_a_run_is_named_after_what_it_spent_and_until_then_after_its_target(
+    sweep: Sweep, experiment: Experiment
+) -> None:
+    folder = sweep.trial(experiment)
+    sweep.follow()
+    (run,) = sweep.runs("trial")
+    assert run.info.run_name == "PFDM, target epsilon 10, 2 clients, linear"
+    finish(folder, says="epsilon 9.51", server={"epsilon": 9.5117})
+    sweep.follow()
+    (run,) = sweep.runs("trial")
+    assert run.info.run_name == "PFDM, epsilon 9.512, 2 clients, linear"
+    assert run.data.tags["raydiff.epsilon"] == "9.512"
 
 
 def test_artifacts_carry_their_privacy(sweep: Sweep, experiment: Experiment) -> None:
@@ -427,3 +442,75 @@ def test_flat_names_are_those_of_the_config(experiment: Experiment) -> None:
     assert all(
         flat[k] == (list(v) if isinstance(v, tuple) else v) for k, v in printed.items() if k != "runtime.noise_secret"
     )
+
+
+# --- what may be printed, and stores that were moved or are new ---
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("postgresql://me:hunter2@db:5432/runs", "postgresql://me:***@db:5432/runs"),
+        ("API request to https://me:p%40ss@host/api failed", "API request to https://me:***@host/api failed"),
+        ("sqlite:////home/me/raydiff/mlflow.db", "sqlite:////home/me/raydiff/mlflow.db"),
+        ("http://127.0.0.1:5000 (user@host)", "http://127.0.0.1:5000 (user@host)"),
+    ],
+)
+def test_a_password_is_not_printed(text: str, shown: str) -> None:
+    assert tracking.redacted(text) == shown
+
+
+def test_a_store_that_cannot_be_opened_is_named_without_its_password(sweep: Sweep, monkeypatch: Any) -> None:
+    def refuse(uri: str) -> Any:
+        raise OSError(f"no connection to {uri}")
+
+    monkeypatch.setattr(tracking, "connect", refuse)
+    follower = Mlflow("postgresql://me:hunter2@db/x", experiment="e", sweep=sweep.folder, tags={}, artifacts=None)
+    follower.start()
+    with pytest.raises(ValueError, match=r"me:[*]{3}@db") as e:
+        follower.wait_ready()
+    assert "hunter2" not in str(e.value)
+    follower.close()
+
+
+def test_artifacts_follow_a_storage_that_was_moved(migrated: Path, tmp_path: Path) -> None:
+    before, after = tmp_path / "before", tmp_path / "after"
+    before.mkdir()
+    shutil.copy(migrated, before / "mlflow.db")
+    folder = tmp_path / "files"
+    folder.mkdir()
+    (folder / "a.txt").write_text("a")
+    about: dict[str, Any] = {"experiment": "e", "name": "n", "tags": {}}
+
+    def log(storage: Path) -> str:
+        artifacts = f"file://{storage}/{tracking.ARTIFACTS}"
+        return tracking.log_folder(f"sqlite:///{storage}/mlflow.db", folder, artifacts=artifacts, **about)
+
+    first = log(before)
+    before.rename(after)
+    second = log(after)
+    assert not before.exists()
+    client = tracking.connect(f"sqlite:///{after}/mlflow.db")
+    for run in (first, second):
+        assert client.get_run(run).info.artifact_uri.startswith(f"file://{after}/")
+        assert [f.path for f in client.list_artifacts(run, "files")] == ["files/a.txt"]
+
+
+def test_a_new_store_is_made_by_one_process_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the client's constructor makes the tables, the lock is held: another process would wait."""
+    import mlflow
+
+    path = tmp_path / "new" / "mlflow.db"
+    refused = []
+
+    def make(tracking_uri: str) -> str:
+        with path.with_name("mlflow.db.lock").open() as lock, pytest.raises(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        refused.append(True)
+        return tracking_uri
+
+    monkeypatch.setattr(mlflow, "MlflowClient", make)
+    tracking.connect(f"sqlite:///{path}")
+    assert refused
+    with path.with_name("mlflow.db.lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # it is given back

@@ -12,10 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 import torch
+from hypothesis import strategies as st
 from PIL import Image
 
+from analysis import load as tables
 from raydiff import config, settings, tracking, trial
 from raydiff.client import Failed
 from raydiff.config import Experiment, Runtime
@@ -25,11 +28,13 @@ from raydiff.data.partition import Entangled, Iid, Newcomers, Pooled
 from raydiff.diffusion.local import Training
 from raydiff.evaluation import evaluate
 from raydiff.evaluation.evaluate import Evaluation
-from raydiff.federation import LocalPool
+from raydiff.federation import LocalPool, Progress
+from raydiff.finished import open_finished
 from raydiff.method import Round
 from raydiff.methods import DPSGD, PFDM, SPIRE, FedAvg, LocalOnly
+from raydiff.privacy import accountants
 from raydiff.privacy.ledger import Ledger
-from raydiff.privacy.release import disclose
+from raydiff.privacy.release import Gaussian, NonPrivate, Nothing, disclose
 from raydiff.privacy.tradeoff import AboveCeiling
 from raydiff.trial import Trial, end, make_clients, noise_secret, open_trial
 
@@ -74,7 +79,8 @@ def test_there_is_a_result_per_round_and_a_last_one(finished: tuple[Trial, list[
     lines = tracking.read_lines(opened.folder / "metrics.jsonl")
     assert [line["step"] for line in lines] == [0, 1, 2, 3]
     for line, result in zip(lines, results, strict=False):
-        assert {k: v for k, v in line.items() if k not in ("step", "time")}.items() <= result.items()
+        told = {k: v for k, v in line.items() if k not in ("step", "time", "server", "outsiders")}
+        assert told.items() <= result.items()
 
 
 def test_privacy_comes_from_the_ledger(finished: tuple[Trial, list[dict[str, Any]]]) -> None:
@@ -89,11 +95,93 @@ def test_privacy_comes_from_the_ledger(finished: tuple[Trial, list[dict[str, Any
     assert all(r["privacy/mu"] == ledger.mu() == ledger.mu(0) == ledger.mu(1) for r in results)
 
 
-def test_sampled_noise_has_no_mu_and_no_ceiling(protocol: Experiment, tmp_path: Path) -> None:
-    local = replace(protocol.method.local, steps=1)
-    method = DPSGD(model=protocol.method.model, local=local, rounds=1, noise_multiplier=5.0)
-    (first, *_) = execute(open_trial(replace(protocol, method=method), tmp_path))
-    assert "privacy/mu" not in first and first["privacy/auc_ceiling"] == 1
+def _dpsgd(experiment: Experiment) -> Experiment:
+    local = replace(experiment.method.local, steps=1)
+    method = DPSGD(model=experiment.method.model, local=local, rounds=1, noise_multiplier=5.0)
+    return replace(experiment, method=method)
+
+
+def test_sampled_noise_has_no_mu_and_yet_a_ceiling(protocol: Experiment, tmp_path: Path) -> None:
+    (first, *_) = execute(open_trial(_dpsgd(protocol), tmp_path))
+    assert "privacy/mu" not in first and 0.5 < first["privacy/auc_ceiling"] < accountants.auc_ceiling(1 / 5)
+
+
+def test_an_attack_above_the_ceiling_of_sampled_noise_fails_the_trial(
+    tiny: Experiment, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """As one does that sees half of the noise: with its whole interval."""
+    real = evaluate.summarise
+    monkeypatch.setattr(evaluate, "summarise", lambda r: {**real(r), "attack/global/loss/auc_low": 0.95})
+    opened = open_trial(_dpsgd(tiny), tmp_path)
+    with pytest.raises(AboveCeiling, match=r"attack/global/loss has an AUC of at least 0\.95, above the ceiling 0\.5"):
+        execute(opened)
+    assert opened.outcome() is None
+
+
+EVENTS = st.builds(
+    Gaussian,
+    st.sampled_from([0.5, 2.0]),
+    st.sampled_from(["example", "client"]),
+    st.just("replace_one"),
+    st.just("local"),
+)
+UPLOADS = st.dictionaries(st.integers(0, 2), EVENTS | st.just(Nothing()) | st.just(NonPrivate("weights")))
+PUBLISHED = st.none() | EVENTS.map(lambda e: replace(e, trust="central"))
+
+
+def grown(messages: list[tuple[dict[int, Any], Gaussian | None]]) -> list[Ledger]:
+    """A ledger after each of its rounds: what clients sent, and what was published."""
+    ledgers = [Ledger()]
+    for number, (uploads, published) in enumerate(messages):
+        after = ledgers[-1].with_uploads(number, [(client, event, 10) for client, event in uploads.items()])
+        ledgers.append(after.with_published(number, [published] if published else []))
+    return ledgers[1:]
+
+
+@pytest.fixture(scope="module")
+def resolved(protocol: Experiment, tmp_path_factory: pytest.TempPathFactory) -> Trial:
+    return open_trial(protocol, tmp_path_factory.mktemp("ledgers"))
+
+
+LOCAL = Gaussian(1.0, "example", "replace_one", "local")
+CENTRAL = Gaussian(1.0, "client", "replace_one", "central")
+
+
+@hypothesis.settings(deadline=None, max_examples=12)
+@hypothesis.given(messages=st.lists(st.tuples(UPLOADS, PUBLISHED), min_size=1, max_size=3))
+@hypothesis.example(messages=[({0: LOCAL}, None), ({0: LOCAL}, CENTRAL)])  # outsiders: two kinds
+@hypothesis.example(messages=[({0: LOCAL}, None), ({0: replace(LOCAL, unit="client")}, None)])  # the server too
+def test_metric_and_outcome_and_what_analysis_loads_say_one_epsilon(resolved: Trial, messages: Any) -> None:
+    ledgers = grown(messages)
+    for path in ("metrics.jsonl", "outcome.json"):
+        (resolved.folder / path).unlink(missing_ok=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trial, "rounds", lambda *_, **__: (Progress(n, {}, at, {}) for n, at in enumerate(ledgers)))
+        running = trial.run(resolved, None)  # type: ignore[arg-type]
+        for _ in ledgers:
+            result = next(running)
+        (row,) = tables.runs(resolved.sweep).to_dict("records")
+        assert row["outcome"] == "unfinished"
+        agree(ledgers[-1], result, row)
+        *_, last = running
+    outcome, (row,) = resolved.outcome(), tables.runs(resolved.sweep).to_dict("records")
+    assert outcome is not None and row["outcome"] == "finished"
+    agree(ledgers[-1], last, row)
+    for view in ("server", "outsiders"):
+        assert (
+            outcome[view]["epsilon"] == last[f"privacy/epsilon_{view}"] == outcome["final"][f"privacy/epsilon_{view}"]
+        )
+
+
+def agree(ledger: Ledger, metrics: Any, row: Any) -> None:
+    """That of the only kind there is; without one no number, and all of them in words."""
+    for view in ("server", "outsiders"):
+        kinds = getattr(ledger, view).guarantees(1e-5, "exact")
+        one = kinds[0] if len(kinds) == 1 else None
+        said = metrics[f"privacy/epsilon_{view}"], row[f"{view}/epsilon"]
+        assert said == (one.epsilon if one else math.inf,) * 2
+        assert row[f"{view}/unit"] == (one.unit if one else None)
+        assert one or all(str(g) in row[f"{view}/unprotected"] for g in kinds)
 
 
 def test_an_attack_above_the_ceiling_fails_the_trial(tiny: Experiment, tmp_path: Path, monkeypatch: Any) -> None:
@@ -153,7 +241,7 @@ def test_config_json_is_enough_to_run_it_again(finished: tuple[Trial, list[dict[
     opened, results = finished
     read = config.from_dict(json.loads((opened.folder / "config.json").read_text()))
     assert read.digest == opened.experiment.digest == opened.folder.name
-    assert read.data_digest == load(read.data).digest
+    assert read.data_digest == config.keyed(load(read.data), bytes.fromhex(SECRET))
     given = settings.override(read, {"runtime.noise_secret": SECRET})
     assert given == opened.experiment
     again = execute(open_trial(given, tmp_path))
@@ -217,6 +305,46 @@ def test_a_trial_whose_ledger_is_damaged_ends_without_a_guarantee(protocol: Expe
         execute(opened)
 
 
+def test_one_digit_of_a_commit_buys_no_epsilon(protocol: Experiment, tmp_path: Path) -> None:
+    opened = open_trial(protocol, tmp_path)
+    execute(opened)
+    path = opened.folder / "commit-00000.json"
+    text = path.read_text()
+    told = re.search(r"std_over_sensitivity[^0-9]*", text)
+    assert told is not None
+    path.write_text(text[: told.end()] + "9" + text[told.end() :])
+    damaged = f"^{re.escape(str(path))} is damaged: [^\n]*$"
+    with pytest.raises(ValueError, match=damaged):
+        open_finished(opened.folder)
+    (opened.folder / "outcome.json").unlink()
+    for read in (trial.ledger_of, lambda _: execute(opened)):
+        with pytest.raises(ValueError, match=damaged):
+            read(opened.folder)
+    trial.cut_short(opened.folder, "failed", reason="why")
+    outcome = opened.outcome()
+    assert outcome is not None and outcome["server"]["epsilon"] == outcome["outsiders"]["epsilon"] == math.inf
+    assert str(path) in outcome["says"]
+
+
+def test_a_client_that_took_part_cannot_go_on_without_its_state(protocol: Experiment, tmp_path: Path) -> None:
+    """SPIRE's clients keep their embeddings: made anew, one would silently give other numbers."""
+    method = SPIRE(model=protocol.method.model, local=replace(protocol.method.local, steps=1), rounds=3)
+    opened = open_trial(replace(protocol, method=method), tmp_path)
+    running = trial.run(opened, trial.local_pool(opened))
+    list(itertools.islice(running, 2))
+    running.close()  # type: ignore[attr-defined]
+    path = opened.folder / "clients" / "00001-00001.safetensors"
+    kept = path.read_bytes()
+    path.unlink()
+    with pytest.raises(ValueError, match=f"^{re.escape(str(path))} is gone, [^\n]*$"):
+        execute(opened)
+    path.write_bytes(kept[:-1] + bytes([kept[-1] ^ 1]))
+    with pytest.raises(ValueError, match=f"^{re.escape(str(path))} is damaged: [^\n]*$"):
+        execute(opened)
+    path.write_bytes(kept)
+    assert execute(opened)[-1]["finished"]
+
+
 @pytest.mark.parametrize("outcome", ["stopped", "failed", "killed"])
 def test_a_trial_that_did_not_finish_goes_on(protocol: Experiment, tmp_path: Path, outcome: str) -> None:
     opened = open_trial(protocol, tmp_path)
@@ -278,7 +406,7 @@ def test_sweeps_have_their_own_noise_unless_the_secret_is_given(protocol: Experi
     opened = [
         open_trial(e, tmp_path / name) for e, name in ((protocol, "a"), (protocol, "b"), (given, "c"), (given, "d"))
     ]
-    assert len({o.experiment.digest for o in opened}) == 1
+    assert [o.experiment.digest == opened[3].experiment.digest for o in opened] == [False, False, True, True]
     a, b, c, d = map(uploads, opened)
     assert torch.equal(c, d)
     correlation = torch.corrcoef(torch.stack([a.flatten(), b.flatten(), c.flatten()]))
@@ -324,10 +452,10 @@ def test_clients_share_the_training_records_and_no_others(protocol: Experiment, 
 
 
 def test_clients_do_not_see_what_superclasses_hide_and_the_entanglement_is_logged(
-    protocol: Experiment, tmp_path: Path
+    tiny: Experiment, tmp_path: Path
 ) -> None:
-    data = replace(protocol.data, superclasses="pairs", train=200)
-    how = replace(protocol, data=data, clients=5, partition=Entangled(xi=0.057))
+    data = replace(tiny.data, superclasses="pairs", train=200)
+    how = replace(tiny, data=data, clients=5, partition=Entangled(xi=0.057))
     opened = open_trial(how, tmp_path)
     clients = make_clients(opened, range(5))
     assert all(client.data.base is None and client.public and client.public.base is None for client in clients)
@@ -344,9 +472,10 @@ def test_opening_resolves_the_experiment(protocol: Experiment, tmp_path: Path) -
     opened = open_trial(settings.override(protocol, {"method.model": model}), tmp_path)
     resolved = opened.experiment
     assert (resolved.method.model.shape, resolved.method.model.labels) == ((1, 8, 8), (10,))
-    assert resolved.data_digest == load(protocol.data).digest
+    assert resolved.data_digest == config.keyed(load(protocol.data), opened.keys.secret)
     assert opened.folder == tmp_path / "trials" / resolved.digest
-    assert trial.resolve(resolved) == resolved
+    assert trial.resolve(resolved, opened.keys.secret) == resolved
+    assert trial.resolve(resolved) == replace(resolved, data_digest="")
 
 
 @pytest.mark.parametrize(

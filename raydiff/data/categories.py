@@ -1,8 +1,8 @@
 """How the columns of a table become small whole numbers, and back: bins of numbers, groups of texts.
 
-A `Mapping` is fitted once, saved as JSON, and inverts the rows that a model generates. It was learned from the rows it
-was fitted on (edges at quantiles, which values are rare), unless bins and groups were given: it is not covered by any
-guarantee of a mechanism.
+A `Mapping` is fitted once, saved as JSON, and inverts the rows that a model generates. It says something of the rows it
+was fitted on (edges at quantiles, which values are rare), unless bins and groups were given: no mechanism covers these
+rows. Fitted on public rows it has, whatever the others hold, a category for what only others have.
 
 Shapes: s rows, n columns.
 """
@@ -13,7 +13,7 @@ import itertools
 import json
 from collections.abc import Mapping as Dictionary
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 MISSING = "(missing)"
 """Name of the category of missing values."""
 OTHER = "(other)"
-"""Name of the category that rare values are merged into."""
+"""Name of the category that rare values are merged into, and values that no public row has."""
 UNUSED = "(none)"
 """What a code that its column does not use becomes: noised rows have such, clean ones never."""
 
@@ -44,16 +44,16 @@ class Column:
 
     def codes(self, values: pd.Series) -> NDArray[np.int64]:
         """(s,) int64. Raises ValueError on values that have no category."""
-        missing = values.isna().to_numpy()
-        if missing.any() and MISSING not in self.categories:
+        missing, known = values.isna().to_numpy(), dict(self.values)
+        rest = known.get(OTHER, -1)
+        absent = self.categories.index(MISSING) if MISSING in self.categories else rest
+        if missing.any() and absent < 0:
             raise ValueError(f"column {self.name!r} has {missing.sum()} missing values, for which it has no category")
-        out = np.full(len(values), self.categories.index(MISSING) if missing.any() else -1, dtype=np.int64)
+        out = np.full(len(values), absent, dtype=np.int64)
         there = values[~missing]
         if self.edges is not None:
             out[~missing] = np.searchsorted(np.array(self.edges), numbers(there, self.name), side="right")
             return out
-        known = dict(self.values)
-        rest = known.get(OTHER, -1)
         texts = texts_of(there)
         found = texts.map(lambda text: known.get(text, rest)).to_numpy(dtype=np.int64)
         if (found < 0).any():
@@ -67,6 +67,11 @@ class Column:
         return np.array([*(None if c == MISSING else c for c in self.categories), UNUSED], dtype=object)[
             np.minimum(codes, len(self.categories))
         ]
+
+    def cut_at(self, edges: tuple[float, ...]) -> Column:
+        """The same column of numbers with other edges."""
+        missing = [MISSING] if MISSING in self.categories else []
+        return replace(self, categories=(*_intervals(edges), *missing), edges=edges)
 
 
 @dataclass(frozen=True)
@@ -124,13 +129,14 @@ def _column(read: dict[str, Any]) -> Column:
     return Column(read["name"], tuple(read["categories"]), edges, {k: int(v) for k, v in read["values"].items()})
 
 
-def bins_of(values: pd.Series, *, name: str, bins: int, edges: Sequence[float] | None) -> Column:
+def bins_of(values: pd.Series, *, name: str, bins: int, edges: Sequence[float] | None, public: bool = False) -> Column:
     """A column of numbers, cut at these edges, or so that its parts are as equal as can be; at most `bins` categories.
 
-    Raises ValueError on numbers that are not finite, and on more edges than `bins` allow.
+    `public`: these are the public values alone, and others may be missing. Raises ValueError on numbers that are not
+    finite, and on more edges than `bins` allow.
     """
     x = numbers(values.dropna(), name)
-    missing = [MISSING] if values.isna().any() else []
+    missing = [MISSING] if public or values.isna().any() else []
     if edges is None:
         edges = _quantiles(x, bins - len(missing))
     texts = _intervals(edges)
@@ -141,11 +147,18 @@ def bins_of(values: pd.Series, *, name: str, bins: int, edges: Sequence[float] |
 
 
 def groups_of(
-    values: pd.Series, *, name: str, bins: int, groups: Dictionary[str, Sequence[str]] | None, merge: bool
+    values: pd.Series,
+    *,
+    name: str,
+    bins: int,
+    groups: Dictionary[str, Sequence[str]] | None,
+    merge: bool,
+    public: bool = False,
 ) -> Column:
     """A column of texts: in these groups, or one category for each value, the rarest merged; at most `bins`.
 
-    Raises ValueError where there are more and they may not be merged, or where most values occur once: then it is an
+    `public`: these are the public values alone, and what others hold goes to OTHER, which there always is. Raises
+    ValueError where there are more values and they may not be merged, or where most occur once: then it is an
     identifier, of which merging would leave nothing.
     """
     missing = [MISSING] if values.isna().any() else []
@@ -155,18 +168,22 @@ def groups_of(
     texts = texts_of(values.dropna())
     counts = texts.value_counts()
     order = sorted(counts.index, key=lambda text: (-counts[text], text))  # ties by name, not by row
-    room = bins - len(missing)
+    room = bins - len(missing) - public
     if len(order) > room:
         says = f"column {name!r} has {len(order)} values{' and missing ones' if missing else ''}"
+        beside = f" and {OTHER}" if public else ""
         if not merge:
-            raise ValueError(f"{says}, more than the {bins} categories that bins allow: merge the rare ones")
+            raise ValueError(f"{says}{beside}, more than the {bins} categories that bins allow: merge the rare ones")
         if 2 * len(order) > len(texts):
             raise ValueError(
-                f"{says} in {len(values)} rows, more than the {bins} categories that bins allow, and too rare "
-                "to merge: leave it out of the columns"
+                f"{says} in {len(values)} {'public ' if public else ''}rows{beside}, more than the {bins} categories "
+                "that bins allow, and too rare to merge: leave it out of the columns"
             )
-    kept = order if len(order) <= room else [text for text in order if text != OTHER][: room - 1]
-    names = (*_natural(kept), *([OTHER] if len(kept) < len(order) else []))
+    if public or len(order) > room:
+        kept = [text for text in order if text != OTHER][: room if public else room - 1]
+        names = (*_natural(kept), OTHER)
+    else:
+        names = tuple(_natural(order))
     return Column(name, (*names, *missing), values={text: i for i, text in enumerate(names)})
 
 

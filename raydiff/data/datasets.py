@@ -12,14 +12,20 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, get_args
+
+import torch
 
 from raydiff import tree
 from raydiff.data import names, pictures, public, superclasses, tabular
 from raydiff.data.categories import Mapping
 from raydiff.data.pictures import Colour
 from raydiff.data.records import Records as Records
+from raydiff.data.source import Source
 from raydiff.data.splits import SPLITS as SPLITS
 from raydiff.data.splits import cut
+
+FittedOn = Literal["public", "all"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +62,10 @@ class Data:
     """Records for final numbers; from the source's own test rows where it has some."""
     split_seed: int = 0
     """Seed of the cut, apart from the experiment's: trials that differ in that one share their splits."""
+    fitted_on: FittedOn = "public"
+    """Whose records tell what nobody gives: bins, names of categories and classes of a table, the classes of pictures.
+    public: those of the public split alone; of a table this is then drawn without a look at any row. all: everybody's,
+    before any mechanism, so that no guarantee is left: every client has an event for it, and epsilon is inf."""
 
     def __post_init__(self) -> None:
         for field in ("name", "public_from"):
@@ -70,6 +80,8 @@ class Data:
                 raise ValueError(f"data.{field} must be at least {low}, got {value}")
         if self.bins is not None and self.bins < 2:
             raise ValueError(f"data.bins must be at least 2, got {self.bins}")
+        if self.fitted_on not in get_args(FittedOn):
+            raise ValueError(f"data.fitted_on must be one of {', '.join(get_args(FittedOn))}, got {self.fitted_on!r}")
         if self.public_from is not None and (tabular.is_table(self.name) or tabular.is_table(self.public_from)):
             raise ValueError("data.public_from must be none where a data set is a table")
         if self.superclasses is not None:
@@ -100,6 +112,10 @@ class Dataset:
     """Names of the classes that superclasses hide from the clients; empty without superclasses."""
     mapping: Mapping | None = None
     """Of a table: what the codes of its columns mean. None: the records are pictures."""
+    found: tuple[str, ...] = ()
+    """Label columns, and of a table all columns, whose categories nobody has given."""
+    learned: str = ""
+    """What was taken from everybody's records with `found`, in words; "": nothing, the public records alone tell it."""
 
     @property
     def base_names(self) -> tuple[str, ...]:
@@ -131,11 +147,27 @@ def load(config: Data) -> Dataset:
 
 @functools.lru_cache(maxsize=8)
 def _load(config: Data, folder: Path | None, public_folder: Path | None) -> Dataset:
-    source = names.source(config.name, folder, config.labels, table=config.superclasses, bins=config.bins)
+    alone = None if config.fitted_on == "all" else config.public
+    source = names.source(
+        config.name,
+        folder,
+        config.labels,
+        table=config.superclasses,
+        bins=config.bins,
+        public=alone,
+        seed=config.split_seed,
+    )
     sizes = {split: getattr(config, split) for split in SPLITS}
     if config.public_from is not None:
         sizes["public"] = 0
-    rows = cut(source.strata, source.own_test, sizes=sizes, seed=config.split_seed, name=repr(config.name))
+    rows = cut(
+        source.strata,
+        source.own_test,
+        sizes=sizes,
+        seed=config.split_seed,
+        name=repr(config.name),
+        public=source.public,
+    )
     splits, notes = pictures.read(source, rows, size=config.size, colour=config.colour)
     if len(present := source.labels[:, 0].unique()) < 2:
         only = source.names[0][int(present)]
@@ -148,6 +180,8 @@ def _load(config: Data, folder: Path | None, public_folder: Path | None) -> Data
         )
         notes = (*notes, *(f"public records: {note}" for note in more))
     splits["public"] = splits["public"].without_base()  # everybody has them
+    if source.codes is None and config.fitted_on == "public":
+        _check_classes(source, splits["public"])
     digest = tree.digest({f"{split}/{k}": v for split, records in splits.items() for k, v in records.leaves.items()})
     return Dataset(
         name=config.name,
@@ -159,4 +193,27 @@ def _load(config: Data, folder: Path | None, public_folder: Path | None) -> Data
         notes=notes,
         hidden_names=source.base_names,
         mapping=source.mapping,
+        found=source.found,
+        learned=_learned(source) if config.fitted_on == "all" else "",
     )
+
+
+def _check_classes(source: Source, public: Records) -> None:
+    """Raises ValueError where a record has a class that is neither given nor a public record's: that there is such a
+    class would then be known from it."""
+    for column in source.found:
+        k = source.columns.index(column)
+        unseen = source.labels[~torch.isin(source.labels[:, k], public.labels[:, k]), k]
+        if len(unseen):
+            raise ValueError(
+                f"none of the {len(public)} public records has the {column} {source.names[k][int(unseen.min())]!r} of "
+                f"{source.says}, and nobody names its values: raise data.public, name them in parquet files "
+                "(ClassLabel), or set data.fitted_on to all (epsilon is then inf)"
+            )
+
+
+def _learned(source: Source) -> str:
+    if not source.found:
+        return ""
+    what = "the classes" if source.codes is None else "bins, names of categories and classes"
+    return f"{what}, taken from all records"

@@ -1,6 +1,6 @@
 """Folders of pictures: class/picture.png, or train/class/picture.png and test/class/picture.png.
 
-A picture is a file whose name ends as one of the formats that Pillow reads. Hidden files are passed over.
+A picture is a file whose name ends as one of `pictures.FORMATS`. Hidden files are passed over.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ def source(folder: Path) -> Source:
         labels=torch.tensor([[values[path.parent.name]] for path in files]),
         columns=("class",),
         names=(tuple(names),),
+        found=("class",),
         own_test=sum(len(paths) for split in splits[1:] for paths in split.values()),
         pictures=functools.partial(_pictures, files),
         says=f"{len(files)} pictures in {len(names)} class folders of {folder}",
@@ -67,9 +68,9 @@ def _folders(folder: Path) -> list[Path]:
 
 
 def _picture_files(folder: Path) -> list[Path]:
-    formats = Image.registered_extensions()
+    endings = Image.registered_extensions()
     files = (path for path in folder.iterdir() if path.is_file() and not _hidden(path))
-    return sorted(path for path in files if formats.get(path.suffix.lower()) in Image.OPEN)
+    return sorted(path for path in files if endings.get(path.suffix.lower()) in pictures.FORMATS)
 
 
 def _hidden(path: Path) -> bool:

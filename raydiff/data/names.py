@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -28,22 +29,39 @@ FOLDERS = {
 
 
 def source(
-    name: str, folder: Path | None, labels: Sequence[str], *, table: str | None = None, bins: int | None = None
+    name: str,
+    folder: Path | None,
+    labels: Sequence[str],
+    *,
+    table: str | None = None,
+    bins: int | None = None,
+    public: int | None = None,
+    seed: int = 0,
 ) -> Source:
     """The data set of this name in this folder or file (None: embedded), with these label columns.
 
     `table`: the name of one of `superclasses.TABLES`, whose superclasses take the place of the classes. `bins`: the
-    most categories of a column, where the data set is a table.
+    most categories of a column, where the data set is a table; of which `public` rows, drawn by `seed`, are what nobody
+    gives of its categories fitted on (None: on all rows).
     """
     if tabular.is_table(name):
         if table is not None:
             raise ValueError(f"data set {name!r} is a table: data.superclasses must be none")
         assert folder is not None
-        return tables.source(name, folder, labels, bins=bins)
+        return tables.source(name, folder, labels, bins=bins, public=public, seed=seed)
     if bins is not None:
         raise ValueError(f"data set {name!r} is no table: data.bins must be none")
     found = _source(name, folder, labels)
+    if name in FOLDERS:  # everybody knows their classes
+        found = dataclasses.replace(found, found=())
     return found if table is None else superclasses.applied(found, table)
+
+
+def is_known(name: str, labels: Sequence[str]) -> bool:
+    """Whether all categories and classes of a data set of this name are known without a look at its records."""
+    if name in PRESETS:
+        return tuple(labels) in ((), (PRESETS[name].label,))
+    return name == "digits" or name in FOLDERS
 
 
 def _source(name: str, folder: Path | None, labels: Sequence[str]) -> Source:

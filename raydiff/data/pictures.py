@@ -21,6 +21,8 @@ from raydiff.data.source import Picture, Source
 
 Colour = Literal["stored", "grey", "rgb"]
 MODES = {"grey": "L", "rgb": "RGB"}
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+"""What a picture may be stored as: Pillow knows 43 formats, and hands some of them, such as EPS, to other programs."""
 
 
 def read(
@@ -51,11 +53,11 @@ def read(
 
 
 def decode(data: bytes | None, where: str) -> Image.Image:
-    """The picture in these bytes, in any format that Pillow reads. Raises ValueError that says `where` it is from."""
+    """The picture in these bytes, of one of the `FORMATS`. Raises ValueError that says `where` it is from."""
     if data is None:
         raise ValueError(f"{where} holds no picture")
     try:
-        image = Image.open(io.BytesIO(data))
+        image = Image.open(io.BytesIO(data), formats=FORMATS)
         image.load()
     except Exception as error:  # by kind of damage: OSError, SyntaxError, ValueError, zlib.error, ...
         raise ValueError(f"{where} cannot be decoded as a picture ({type(error).__name__})") from error

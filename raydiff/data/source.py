@@ -48,6 +48,10 @@ class Source:
     """(N, n) int64: the rows of a table, which has no pictures."""
     mapping: Mapping | None = None
     """What the codes mean."""
+    found: tuple[str, ...] = ()
+    """Label columns, and of a table all columns, whose values nobody has given: they are those that rows have."""
+    public: Tensor | None = None
+    """(p,) int64: row numbers of the public rows, where these were drawn before any other row was looked at."""
 
     @property
     def strata(self) -> Tensor:
@@ -63,4 +67,5 @@ class Source:
             return self
         index = [self.columns.index(name) for name in labels]
         names = tuple(self.names[i] for i in index)
-        return dataclasses.replace(self, labels=self.labels[:, index], columns=tuple(labels), names=names)
+        found = tuple(name for name in labels if name in self.found)
+        return dataclasses.replace(self, labels=self.labels[:, index], columns=tuple(labels), names=names, found=found)

@@ -10,23 +10,39 @@ from raydiff.seeding import generator
 SPLITS = ("train", "public", "validation", "calibration", "test")
 
 
-def cut(classes: Tensor, own_test: int, *, sizes: dict[str, int | None], seed: int, name: str) -> dict[str, Tensor]:
+def cut(
+    classes: Tensor,
+    own_test: int,
+    *,
+    sizes: dict[str, int | None],
+    seed: int,
+    name: str,
+    public: Tensor | None = None,
+) -> dict[str, Tensor]:
     """Row numbers of each split, in stratified order; classes (N,), the last `own_test` of them the source's own test.
 
-    `sizes` has a number for each of `SPLITS`, or None: all that is left. Raises ValueError where they are too large.
+    `sizes` has a number for each of `SPLITS`, or None: all that is left; `public` are the public rows, where they were
+    drawn without a look at the classes. Raises ValueError where sizes are too large.
     """
     own = len(classes) - own_test
     if own < 1:
         raise ValueError(f"{name} has test rows only")
-    order = stratified(classes[:own], generator(seed, "splits", "train"))
+    left = torch.arange(own) if public is None else torch.ones(own).index_fill(0, public, 0).nonzero()[:, 0]
+    order = left[stratified(classes[left], generator(seed, "splits", "train"))] if len(left) else left
     test = {"test": sizes["test"]}
     # train last: another cap moves no other split
     others = {split: sizes[split] for split in ("public", "validation", "calibration", "train")}
+    beside = name
+    if public is not None:
+        del others["public"]
+        beside = f"{name} beside the {len(public)} public ones"
     if own_test:
         test_order = own + stratified(classes[own:], generator(seed, "splits", "test"))
-        rows = _deal(test_order, test, f"test rows in {name}") | _deal(order, others, f"train rows in {name}")
+        rows = _deal(test_order, test, f"test rows in {name}") | _deal(order, others, f"train rows in {beside}")
     else:
-        rows = _deal(order, test | others, f"rows in {name}")
+        rows = _deal(order, test | others, f"rows in {beside}")
+    if public is not None:
+        rows["public"] = public
     return {split: rows[split] for split in SPLITS}
 
 

@@ -96,6 +96,7 @@ def applied(source: Source, name: str) -> Source:
         notes=(*source.notes, *note),
         base=base[kept],
         base_names=bases,
+        found=tuple(column for column in source.columns[1:] if column in source.found),
     )
 
 

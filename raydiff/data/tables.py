@@ -17,8 +17,11 @@ from raydiff.data.tablesets import PRESETS
 from raydiff.data.tabular import Encoded, Table, locate, read, read_again
 
 
-def source(name: str, file: Path, labels: Sequence[str], *, bins: int | None) -> Source:
-    """The rows of a table; of a preset with test rows of its own, these last, by the mapping of the others.
+def source(
+    name: str, file: Path, labels: Sequence[str], *, bins: int | None, public: int | None = None, seed: int = 0
+) -> Source:
+    """The rows of a table; of a preset with test rows of its own, these last, by the mapping of the others. `public`
+    and `seed` are as for `tabular.read`.
 
     Raises ValueError as `tabular.read` does, and without a label.
     """
@@ -26,7 +29,7 @@ def source(name: str, file: Path, labels: Sequence[str], *, bins: int | None) ->
         raise ValueError(f"a table has one label column, data.labels names {len(labels)}: {' '.join(labels)}")
     preset = name if name in PRESETS else None
     config = Table(source=str(file), preset=preset, label=labels[0] if labels else None, bins=bins)
-    parts = [read(config)]
+    parts = [read(config, public=public, seed=seed)]
     if preset is not None and len(PRESETS[preset].files) > 1:
         root = str(file.parents[1])
         parts.append(read_again(config, locate(preset, root, part=1), parts[0].mapping))
@@ -44,6 +47,8 @@ def source(name: str, file: Path, labels: Sequence[str], *, bins: int | None) ->
         notes=tuple(note for part in parts for note in part.notes),
         codes=torch.cat([part.codes for part in parts]),
         mapping=parts[0].mapping,
+        found=parts[0].found,
+        public=parts[0].public,
     )
 
 

@@ -6,7 +6,8 @@ condition, not a column. Ours, since it does not print them: every edge and ever
 missing value are dropped (which gives its sizes: 1,843 rows of Adult's training file have no occupation, 480 of the 614
 rows of Loan are complete). Its appendix G describes another loan table, of 500 rows; the columns are those of this one.
 
-Edges and groups are round numbers and meanings, taken from no rows: so no mechanism need account for them.
+Edges, groups and classes are round numbers, meanings and code books, written down here and taken from no rows: so no
+mechanism need account for them.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ class Preset:
     """Below the root: the training rows, and the table's own test rows, where it has some."""
     label: str
     """The label column."""
+    classes: tuple[str, ...]
+    """Its values."""
     columns: tuple[str, ...]
     """The columns."""
     bins: int
@@ -30,12 +33,18 @@ class Preset:
     cuts: Mapping[str, Sequence[float]]
     """Edges of the columns of numbers."""
     groups: Mapping[str, Mapping[str, Sequence[str]]]
-    """{column: {category: values}}; columns without have a category for each value."""
+    """{column: {category: values}}, of all other columns."""
+
+
+def _each(*values: str) -> Mapping[str, Sequence[str]]:
+    """A category for each of these values."""
+    return {value: (value,) for value in values}
 
 
 ADULT = Preset(
     files=("adult/train.csv", "adult/test.csv"),
     label="income",
+    classes=("<=50K", ">50K"),
     columns=(
         "age",
         "workclass",
@@ -84,11 +93,14 @@ ADULT = Preset(
             "Not-in-family": ("Not-in-family",),
             "Other family": ("Unmarried", "Other-relative"),
         },
+        "race": _each("Amer-Indian-Eskimo", "Asian-Pac-Islander", "Black", "Other", "White"),
+        "sex": _each("Female", "Male"),
     },
 )
 GERMAN = Preset(
     files=("german/german.csv",),
     label="class",
+    classes=("1", "2"),
     columns=(
         "checking_status",
         "duration",
@@ -104,18 +116,25 @@ GERMAN = Preset(
     bins=5,
     cuts={"duration": (12, 18, 24, 36), "credit_amount": (1500, 2500, 4000, 7000), "age": (25, 30, 40, 50)},
     groups={
+        "checking_status": _each("A11", "A12", "A13", "A14"),
+        "credit_history": _each("A30", "A31", "A32", "A33", "A34"),
         "purpose": {
             "Car": ("A40", "A41"),
             "Household": ("A42", "A44", "A45"),
             "Radio or television": ("A43",),
             "Business": ("A49",),
             "Education or other": ("A46", "A47", "A48", "A410"),
-        }
+        },
+        "savings_status": _each("A61", "A62", "A63", "A64", "A65"),
+        "employment": _each("A71", "A72", "A73", "A74", "A75"),
+        "personal_status": _each("A91", "A92", "A93", "A94"),
+        "job": _each("A171", "A172", "A173", "A174"),
     },
 )
 LOAN = Preset(
     files=("loan/loan.csv",),
     label="Loan_Status",
+    classes=("N", "Y"),
     columns=(
         "Gender",
         "Married",
@@ -136,6 +155,14 @@ LOAN = Preset(
         "LoanAmount": (100, 130, 170),
         "Loan_Amount_Term": (180, 360, 361),
     },
-    groups={},
+    groups={
+        "Gender": _each("Female", "Male"),
+        "Married": _each("No", "Yes"),
+        "Dependents": _each("0", "1", "2", "3+"),
+        "Education": _each("Graduate", "Not Graduate"),
+        "Self_Employed": _each("No", "Yes"),
+        "Credit_History": _each("0", "1"),
+        "Property_Area": _each("Rural", "Semiurban", "Urban"),
+    },
 )
 PRESETS = {"adult": ADULT, "german": GERMAN, "loan": LOAN}

@@ -4,13 +4,17 @@ Numbers are cut into bins, rare values are put together, missing ones are a cate
 dropped; the label is apart from the columns. A column of numbers with no more values than `bins` is taken as one of
 texts, with a category for each. What is read as missing: an empty field, ?, NA, N/A, NaN, nan, null, NULL, (missing).
 
-Without a preset, bins and merged values come from the rows themselves, before any mechanism: `Mapping` says so.
+Without a preset, bins, categories and the label's classes are fitted on the rows themselves, before any mechanism; or
+on so many public rows alone, which are drawn by their place in the file, whatever it holds. What the other rows have
+beyond those is then their columns' last bin, or a category that there is in any case: numbers that are missing or none
+at all go to MISSING, other values to OTHER. So a row that is not public changes its own codes, and nothing else.
 
 Shapes: s rows, n columns, k categories at most.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import hashlib
 import itertools
@@ -24,14 +28,17 @@ from typing import Literal, get_args
 import numpy as np
 import pandas as pd
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from raydiff import tree
 from raydiff.data.categories import MISSING, Column, Mapping, bins_of, groups_of, texts_of
 from raydiff.data.tablesets import PRESETS, Preset
+from raydiff.seeding import generator
 
 Missing = Literal["category", "drop"]
 Rare = Literal["merge", "refuse"]
+Ints = NDArray[np.int64]
 SUFFIXES = (".csv", ".parquet")
 MARKS = ["", "?", "NA", "N/A", "NaN", "nan", "null", "NULL", MISSING]
 MOST_CLASSES = 100
@@ -51,6 +58,8 @@ class Table:
     """The label column; None: the preset's, or none."""
     columns: tuple[str, ...] = ()
     """The columns, in this order; empty: the preset's, or all but the label."""
+    exclude: tuple[str, ...] = ()
+    """Columns that are left out of these."""
     bins: int | None = None
     """k: the most categories of a column, missing values' included; None: the preset's, or 5."""
     cuts: tuple[str, ...] = ()
@@ -84,6 +93,11 @@ class Table:
         """The preset by which it is read."""
         return PRESETS.get(self.preset or self.source)
 
+    @property
+    def given_edges(self) -> dict[str, Sequence[float]]:
+        """{column: edges} of those that are not cut at quantiles."""
+        return {**(self.known.cuts if self.known else {}), **dict(map(edges_in, self.cuts))}
+
 
 @dataclass(frozen=True, eq=False)
 class Encoded:
@@ -101,6 +115,10 @@ class Encoded:
     """What it is, in a few words."""
     notes: tuple[str, ...] = ()
     """What was left out or put together: a sentence each."""
+    found: tuple[str, ...] = ()
+    """Columns, the label among them, whose categories nobody has given: they are fitted on rows."""
+    public: Tensor | None = None
+    """(p,) int64: positions of the public rows that `found` was fitted on, ascending; None: on all rows."""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -131,22 +149,32 @@ class Encoded:
         return hashlib.sha256((tree.digest(leaves) + self.mapping.to_json()).encode()).hexdigest()
 
 
-def read(config: Table) -> Encoded:
-    """The table that `config` describes.
+def read(config: Table, *, public: int | None = None, seed: int = 0) -> Encoded:
+    """The table that `config` describes. What it leaves to be found is fitted on all rows, or on `public` rows alone,
+    drawn by `seed`.
 
     Raises ValueError, in one sentence, on a file that cannot be read, a column or label that it has not, fewer than two
-    rows, a column with one value or more than `bins` allow, and numbers that are not finite.
+    rows, a column with one value or more than `bins` allow, numbers that are not finite, and too few public rows.
     """
     path = locate(config.source, config.root)
     frame = _frame(path)
     columns, label = _chosen(config, frame, path)
+    order = torch.randperm(len(frame), generator=generator(seed, "splits", "public rows")).numpy()
     frame, notes = _complete(config, frame, columns, label, path)
-    mapping = _fitted(config, frame, columns, label)
-    if (merged := [c.name for c in mapping.columns if _merges(c, frame)]) and config.known is None:
+    if not (found := _found(config, columns, label)) or public is None:
+        seen, rows = frame, None
+    else:
+        rows = _drawn(frame, order, public, path, found)
+        frame = _typed(frame, rows, found, typed=path.suffix.lower() != ".csv")
+        seen = frame.iloc[rows]
+    mapping = _fitted(config, seen, columns, label, public=rows is not None)
+    if (merged := [c.name for c in mapping.columns if _merges(c, seen)]) and config.known is None:
         notes.append(f"rare values merged in {', '.join(merged)}")
-    if config.known is None:
-        notes.append("bins and categories were taken from these rows")
-    return _encoded(frame, mapping, f"{path.name}", tuple(notes))
+    if found:
+        whose = "these rows" if rows is None else f"{len(rows)} public rows"
+        notes.append(f"bins and categories were taken from {whose}")
+    encoded = _encoded(frame, mapping, f"{path.name}", tuple(notes))
+    return dataclasses.replace(encoded, found=found, public=None if rows is None else torch.from_numpy(rows))
 
 
 def read_again(config: Table, path: Path, mapping: Mapping) -> Encoded:
@@ -227,6 +255,7 @@ def _chosen(config: Table, frame: pd.DataFrame, path: Path) -> tuple[tuple[str, 
     columns = config.columns or (preset.columns if preset else tuple(c for c in frame.columns if c != label))
     wanted = (*columns, *([label] if label else []), *(edges_in(cut)[0] for cut in config.cuts))
     _check_there(wanted, frame, path)
+    columns = _without(columns, config.exclude, path)
     if not columns:
         raise ValueError(f"{path} has no column but the label {label!r}")
     if label in columns:
@@ -235,6 +264,18 @@ def _chosen(config: Table, frame: pd.DataFrame, path: Path) -> tuple[tuple[str, 
         if edges_in(cut)[0] not in columns:
             raise ValueError(f"cuts name {edges_in(cut)[0]!r}, which is not among the columns")
     return columns, label
+
+
+def _without(columns: Sequence[str], exclude: Sequence[str], path: Path) -> tuple[str, ...]:
+    for name in exclude:
+        if name not in columns:
+            near = difflib.get_close_matches(name, columns, n=1, cutoff=0.4)
+            hint = f"did you mean {near[0]!r}?" if near else f"they are {', '.join(columns)}"
+            raise ValueError(f"exclude names {name!r}, which is not among the columns of {path.name}: {hint}")
+    kept = tuple(c for c in columns if c not in exclude)
+    if exclude and not kept:
+        raise ValueError(f"exclude leaves no column of {path.name}")
+    return kept
 
 
 def _check_there(names: Sequence[str], frame: pd.DataFrame, path: Path) -> None:
@@ -260,40 +301,84 @@ def _complete(
     return kept, [f"{left_out} of {len(frame)} rows left out, with {what}"] if left_out else []
 
 
-def _fitted(config: Table, frame: pd.DataFrame, columns: Sequence[str], label: str | None) -> Mapping:
+def _found(config: Table, columns: Sequence[str], label: str | None) -> tuple[str, ...]:
+    """The columns, the label last, that neither the preset nor `cuts` give."""
+    preset = config.known
+    given = {edges_in(cut)[0] for cut in config.cuts} | ({*preset.cuts, *preset.groups} if preset else set())
+    labels = () if label is None or (preset and label == preset.label) else (label,)
+    return (*(name for name in columns if name not in given), *labels)
+
+
+def _drawn(frame: pd.DataFrame, order: Ints, public: int, path: Path, found: Sequence[str]) -> Ints:
+    """Positions of the public rows in `frame`, ascending: the first of the file's rows in this order that it has."""
+    if public < 1:
+        raise ValueError(
+            f"nobody gives the categories of {', '.join(found)}, and data.public is 0: declare some rows of "
+            f"{path.name} public, to fit them on, or set data.fitted_on to all (epsilon is then inf)"
+        )
+    if public > len(frame):
+        raise ValueError(f"there are {len(frame)} rows in {path.name!r}, too few for data.public={public}: lower it")
+    kept = order[np.isin(order, frame.index)][:public]
+    return np.flatnonzero(np.isin(frame.index, kept))
+
+
+def _typed(frame: pd.DataFrame, rows: Ints, found: Sequence[str], *, typed: bool) -> pd.DataFrame:
+    """Numbers where all public values are such, whatever the others have made of a column that comes without a type;
+    what is then no number, or not finite, is missing."""
+    frame = frame.copy()
+    for name in found:
+        seen = pd.to_numeric(frame[name].iloc[rows].dropna(), errors="coerce")
+        if not typed and len(seen) and _numeric(seen) and not seen.isna().any():
+            frame[name] = pd.to_numeric(frame[name], errors="coerce")
+        if _numeric(frame[name]):
+            infinite = np.isinf(frame[name].to_numpy(dtype=np.float64))
+            infinite[rows] = False  # public ones are refused like any other
+            frame[name] = frame[name].mask(infinite)
+    return frame
+
+
+def _fitted(config: Table, frame: pd.DataFrame, columns: Sequence[str], label: str | None, *, public: bool) -> Mapping:
+    """`public`: these are the public rows alone."""
     preset = config.known
     bins = config.bins or (preset.bins if preset else 5)
-    cuts = {**(preset.cuts if preset else {}), **dict(map(edges_in, config.cuts))}
+    cuts = config.given_edges
     groups = preset.groups if preset else {}
-    found = []
+    if public and bins < 3:
+        raise ValueError(f"bins must be at least 3, one of them for what no public row has, got {bins}")
+    fitted = []
     for name in columns:
-        values = frame[name]
+        values, ours = frame[name], public and not (preset and name in {*preset.cuts, *groups})
         different = texts_of(values.dropna()).nunique() + bool(values.isna().any())
-        if different < 2:
+        if different < 2 and not public:
             raise ValueError(f"column {name!r} has one value only: leave it out of the columns")
-        if name in cuts or (_numeric(values) and name not in groups and different > bins):
-            column = bins_of(values, name=name, bins=bins, edges=cuts.get(name))
+        if name in cuts or (_numeric(values) and name not in groups and different > bins - ours):
+            column = bins_of(values, name=name, bins=bins, edges=cuts.get(name), public=ours)
         else:
             if _numeric(values):
                 bins_of(values, name=name, bins=bins, edges=None)  # for its check of finite numbers
-            column = groups_of(values, name=name, bins=bins, groups=groups.get(name), merge=config.rare == "merge")
+            merge = config.rare == "merge"
+            column = groups_of(values, name=name, bins=bins, groups=groups.get(name), merge=merge, public=ours)
         if len(column.categories) > bins:
             raise ValueError(
                 f"column {name!r} has {len(column.categories)} categories, more than the {bins} that bins allow"
             )
-        if len(np.unique(column.codes(values))) < 2:
+        if not public and len(np.unique(column.codes(values))) < 2:
             raise ValueError(f"all values of column {name!r} fall into one category: give it other cuts")
-        found.append(column)
-    return Mapping(tuple(found), None if label is None else _label(frame[label], label))
+        fitted.append(column)
+    return Mapping(tuple(fitted), None if label is None else _label(frame[label], label, preset, public=public))
 
 
-def _label(values: pd.Series, name: str) -> Column:
+def _label(values: pd.Series, name: str, preset: Preset | None, *, public: bool) -> Column:
+    whose = " in its public rows" if public else ""
     classes = texts_of(values).nunique()
     if classes < 2:
-        raise ValueError(f"label {name!r} has one value only")
+        raise ValueError(f"label {name!r} has one value only{whose}")
     if classes > MOST_CLASSES or (_numeric(values) and not np.isfinite(values.to_numpy(dtype=np.float64)).all()):
         raise ValueError(f"label {name!r} must have at most {MOST_CLASSES} classes, finite ones, got {classes}")
-    return groups_of(values, name=name, bins=MOST_CLASSES, groups=None, merge=False)
+    if preset is not None and name == preset.label:
+        given = {value: (value,) for value in preset.classes}
+        return groups_of(values, name=name, bins=MOST_CLASSES, groups=given, merge=False)
+    return groups_of(values, name=name, bins=MOST_CLASSES + public, groups=None, merge=False, public=public)
 
 
 def _numeric(values: pd.Series) -> bool:

@@ -14,8 +14,10 @@ Shapes: M clients; a stacked leaf is (M, ...).
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
@@ -23,8 +25,8 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from raydiff.diffusion.gaussian import device
-from raydiff.diffusion.local import MEETING, Fitted, Task, optimize
+from raydiff.diffusion.gaussian import device, device_lost
+from raydiff.diffusion.local import MEETING, Diverged, Fitted, Task, optimize
 from raydiff.tree import Params
 
 T = TypeVar("T")
@@ -101,26 +103,40 @@ class _Turn(Generic[T]):
         return answer
 
 
+class NotTogether(RuntimeError):
+    """`torch.func.vmap` cannot do this loss, which a client by itself can; says why."""
+
+
 def answers(tasks: Sequence[Task]) -> list[Answer]:
     """The tasks, done: those that are alike together, the others one by one."""
     done: dict[int, Answer] = {}
     for group in _alike(tasks):
         members = [tasks[i] for i in group]
-        streams = [task.rng.get_state() for task in members]
-        if len(members) > 1:
-            try:
-                done.update(zip(group, ((fitted, len(group)) for fitted in together(members)), strict=True))
-                continue
-            except RuntimeError:  # one diverged, or vmap cannot do this loss: each by itself says what is wrong
-                for task, stream in zip(members, streams, strict=True):
-                    task.rng.set_state(stream)
-        done.update(zip(group, ((_alone(task), 1) for task in members), strict=True))
+        done.update(zip(group, _at_once(members) if len(members) > 1 else map(_alone, members), strict=True))
     return [done[i] for i in range(len(tasks))]
 
 
+def _at_once(tasks: Sequence[Task]) -> list[Answer]:
+    """Tasks that are alike, together; one by one where their loss cannot be, which is warned of, or where one diverges,
+    for then each says so by itself. Any other error is each one's answer: trying again would hide it."""
+    streams = [task.rng.get_state() for task in tasks]
+    try:
+        return [(fitted, len(tasks)) for fitted in together(tasks)]
+    except NotTogether as e:
+        warnings.warn(f"{type(tasks[0].model).__name__}: clients train one by one: {e}", RuntimeWarning, stacklevel=1)
+    except Diverged:
+        pass
+    except Exception as e:
+        return [(e, len(tasks))] * len(tasks)
+    for task, stream in zip(tasks, streams, strict=True):
+        task.rng.set_state(stream)
+    return [_alone(task) for task in tasks]
+
+
 def together(tasks: Sequence[Task]) -> list[Fitted]:
-    """Tasks that are alike, in one training. Raises Diverged if one of them does, RuntimeError where vmap cannot."""
+    """Tasks that are alike, in one training. Raises Diverged if one of them does, NotTogether where vmap cannot."""
     one, tasks = tasks[0], [task.to(device()) for task in tasks]
+    _build(tasks[0])
     extras = _stacked([task.extras for task in tasks])
     each = torch.func.vmap(one.loss)
     losses: list[Tensor] = []
@@ -128,9 +144,14 @@ def together(tasks: Sequence[Task]) -> list[Fitted]:
     def gradient(theta: Params) -> tuple[Params, Tensor]:
         batches, draws = zip(*(task.draw() for task in tasks), strict=True)
         images, labels = (torch.stack(parts) for parts in zip(*batches, strict=True))
-        with sdpa_kernel(SDPBackend.MATH):  # vmap does fused attention client by client
-            loss = each(theta, (images, labels), _stacked(draws), extras)
-        loss.sum().backward()  # a client's parameters are in no loss but its own
+        try:
+            with sdpa_kernel(SDPBackend.MATH):  # vmap does fused attention client by client
+                loss = each(theta, (images, labels), _stacked(draws), extras)
+            loss.sum().backward()  # a client's parameters are in no loss but its own
+        except RuntimeError as e:
+            if losses or _of_the_machine(e):
+                raise
+            raise NotTogether(" ".join(str(e).split())) from e  # the same loss has just been a client's own
         losses.append(loss.detach())
         return {k: v.grad for k, v in theta.items() if v.grad is not None}, losses[-1].sum()
 
@@ -148,11 +169,23 @@ def together(tasks: Sequence[Task]) -> list[Fitted]:
     return [(_of(params, i), _of(moments, i), mean) for i, mean in enumerate(means)]
 
 
-def _alone(task: Task) -> Fitted | Exception:
+def _build(task: Task) -> None:
+    """Evaluate the loss of one client, as in a training by itself: what a process makes when it is first used is made
+    here. Within vmap a module's first weights cannot be drawn, so that the first cohort of a process would fail."""
+    theta = {k: v.detach().to(device()).requires_grad_() for k, v in task.params.items()}
+    task.loss(theta, *replace(task, rng=torch.Generator().manual_seed(0)).draw(), task.extras)
+
+
+def _of_the_machine(error: RuntimeError) -> bool:
+    """Whether there was no memory, or the device is lost: that says nothing about the loss."""
+    return isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error) or device_lost(error)
+
+
+def _alone(task: Task) -> Answer:
     try:
-        return task.alone()
+        return task.alone(), 1
     except Exception as e:  # raised where the client called `fit`
-        return e
+        return e, 1
 
 
 def _alike(tasks: Sequence[Task]) -> list[list[int]]:

@@ -249,6 +249,14 @@ def device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
+def device_lost(error: BaseException) -> bool:
+    """Whether this is an error of the accelerator, which stays in its process: whatever is computed next fails too.
+    That there was no memory does not stay."""
+    says = str(error)
+    of_device = isinstance(error, torch.AcceleratorError) or (isinstance(error, RuntimeError) and "CUDA error" in says)
+    return of_device and not isinstance(error, torch.OutOfMemoryError) and "out of memory" not in says
+
+
 def chain(start: int, stop: int, steps: int | None) -> list[int]:
     """The timesteps start = t_0 > t_1 > ... > t_n = stop of a reverse chain, evenly spaced; all of them if steps is
     None."""

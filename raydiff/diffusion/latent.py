@@ -89,7 +89,7 @@ class LatentDiffusion:
     def encode(self, images: Tensor) -> Tensor:
         """The posterior's mean, scaled: Eq. 10. (N, C, H, W) -> (N, c, h, w). Raises ValueError as `check` does."""
         self.check((images.shape[1], images.shape[2], images.shape[3]))
-        vae: Any = self.vae
+        vae = _there(self.vae)
         return _chunked(
             lambda x: (vae.encode(x).latent_dist.mean - self.shift) * self.scaling, images, images[0, 0].numel()
         )
@@ -97,7 +97,7 @@ class LatentDiffusion:
     @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:
         """The pictures, clamped to [-1, 1]: (N, c, h, w) -> (N, C, H, W)."""
-        vae: Any = self.vae
+        vae = _there(self.vae)
         pixels = latents.shape[2] * latents.shape[3] * self._factor**2
         return _chunked(lambda z: vae.decode(z / self.scaling + self.shift).sample.clamp(-1, 1), latents, pixels)
 
@@ -157,7 +157,7 @@ class LatentDiffusion:
         return int(2 ** (len(config.block_out_channels) - 1))
 
     def _noise(self, z_t: Tensor, t: Tensor, condition: Tensor) -> Tensor:
-        out: Tensor = self.unet(z_t, t - 1, encoder_hidden_states=condition).sample  # diffusers counts from 0
+        out: Tensor = _there(self.unet)(z_t, t - 1, encoder_hidden_states=condition).sample  # diffusers counts from 0
         if self.prediction == "epsilon":
             return out
         abar = self._at(t, out)
@@ -165,6 +165,15 @@ class LatentDiffusion:
 
     def _at(self, t: Tensor, like: Tensor) -> Tensor:
         return self.abar.to(like.device)[t].to(like.dtype).view(-1, 1, 1, 1)
+
+
+def _there(module: nn.Module) -> Any:
+    """The module, moved to where tensors are computed. Not before it is used: who asks for its shapes alone, such as
+    the driver of a sweep, takes no memory on a GPU that is the trials'."""
+    first = next(module.parameters(), None)
+    if first is not None and first.device.type != device().type:
+        module.to(device())
+    return module
 
 
 def _chunked(call: Callable[[Tensor], Tensor], x: Tensor, pixels: int) -> Tensor:
@@ -199,8 +208,8 @@ def _load(folder: Path) -> LatentDiffusion:
         raise ValueError(f"the tokens in {folder} are {width} wide, but its unet attends to a width of {attended}")
     weights = {f"{part}/{k}": v for part, m in (("vae", vae), ("unet", unet)) for k, v in m.state_dict().items()}
     return LatentDiffusion(
-        vae=vae.to(device()),
-        unet=unet.to(device()),
+        vae=vae,
+        unet=unet,
         **tokens,
         abar=abar,
         prediction=prediction,

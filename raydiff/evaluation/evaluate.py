@@ -14,6 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from raydiff import tree
 from raydiff.data.datasets import Dataset, Records
 from raydiff.data.partition import clusters, groups
 from raydiff.diffusion.discrete import codes_of
@@ -286,8 +287,9 @@ def prepare(dataset: Dataset, config: Evaluation, cached: Callable[[str, Callabl
     if config.distance in WITHOUT_CNN:
         return Instruments(config, dataset, {})
     classes = dataset.cardinalities[0]
-    key = f"cnn-{dataset.digest[:24]}-{config.dim}-{torch.get_num_threads()}"
-    cnn = cached(key, lambda: features.train_cnn(dataset.splits["public"], classes=classes, dim=config.dim))
+    public = dataset.splits["public"]
+    key = f"cnn-{tree.digest(public.leaves)[:24]}-{classes}-{config.dim}-{torch.get_num_threads()}"
+    cnn = cached(key, lambda: features.train_cnn(public, classes=classes, dim=config.dim))
     return Instruments(config, dataset, cnn)
 
 

@@ -7,6 +7,8 @@ Every client is the curator of its own table: it leaves out by its own audit. Wh
 - where clients have sent updates, rows come from a model of all tables: `pdp/union/`, the tables as one. It speaks of
   third parties who see rows alone, not of the server, which has seen the updates: those are in the ledger.
 
+A model that is conditional on the label is audited label by label: each record within the rows of its label.
+
 None of it is a guarantee (`pdp.CAVEATS`), and what is measured after leaving records out is conditional on which.
 
 Reference: Wei et al., TMLR 2024 (arXiv 2310.15524), section 4.2.1 and Figure 6.
@@ -27,7 +29,7 @@ from raydiff.data.records import Records
 from raydiff.diffusion.discrete import DiscreteDiffusion, codes_of
 from raydiff.method import Metrics
 from raydiff.privacy.pdp import Release, audit
-from raydiff.privacy.pdp_kernel import Floats, Kernel
+from raydiff.privacy.pdp_kernel import Floats, Ints, Kernel
 from raydiff.privacy.pdp_radius import Condition
 from raydiff.privacy.pdp_report import most_exposed, summarize
 
@@ -41,7 +43,7 @@ class RowAudit:
     epsilon: float = 1.0
     """pDP's, at which delta is stated; not the ledger's."""
     samples: int = 1
-    """m, rows that are released; delta is linear in it."""
+    """m, rows that are released, of a conditional model each perhaps of the record's label; delta is linear in it."""
     condition: Condition = "relaxed"
     """How the radius is found (`pdp_radius`)."""
 
@@ -61,7 +63,7 @@ class RowAudit:
         release = Release(
             kernel=kernel, epsilon=self.epsilon, samples=self.samples, step=model.release, condition=self.condition
         )
-        found = audit(codes_of(records.images).numpy(), release)
+        found = audit(codes_of(records.images).numpy(), release, labels=groups(records, model))
         return found.of_records(found.delta)
 
     def kept(self, records: Records, model: DiscreteDiffusion) -> Tensor:
@@ -75,11 +77,19 @@ class RowAudit:
         return torch.from_numpy(np.sort(order[out:]))
 
 
+def groups(records: Records, model: DiscreteDiffusion) -> Ints:
+    """(N,) which records the model knows from each other: those with equal labels, as far as it is conditional on
+    them. All are one group where it is conditional on nothing."""
+    _, found = np.unique(records.labels[:, : len(model.labels)].numpy(), axis=0, return_inverse=True)
+    return np.asarray(found.reshape(-1), dtype=np.int64)
+
+
 def measured(config: RowAudit, tables: Sequence[Records], model: DiscreteDiffusion, *, together: bool) -> Metrics:
     """The bounds of all clients' records in a few numbers: `pdp/union/` where the tables are one, else `pdp/own/`.
 
     `largest` is that of the most exposed record, `mean` is over the finite bounds, `vacuous_share` that of the records
-    with a bound of 1 or more, which says nothing.
+    with a bound of 1 or more, which says nothing; `groups` is the most labels that a table was audited by, 1 for an
+    unconditional model (results without it were made before conditional models were audited by label).
     """
     if together:
         images, labels, numbers = (
@@ -93,4 +103,5 @@ def measured(config: RowAudit, tables: Sequence[Records], model: DiscreteDiffusi
         f"{scope}/mean": found.mean,
         f"{scope}/vacuous_share": found.vacuous / found.records,
         f"{scope}/records": float(found.records),
+        f"{scope}/groups": float(max(int(groups(table, model).max()) + 1 for table in tables)),
     }

@@ -1,5 +1,7 @@
 """What a membership attack's scores achieve, with everything chosen on a calibration split.
 
+`attack` judges one column of scores; `combined` makes one of many.
+
 Published numbers often take the best timestep and threshold on the rows they report; here both come from
 other rows, so that an attack on a model that leaks nothing reads 0.5 on average and not more.
 
@@ -13,7 +15,7 @@ Scores are low for members. Shapes: S columns, one for each timestep, or timeste
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -24,6 +26,15 @@ Z95 = 1.959963984540054
 Interval = tuple[float, float]
 LOW_FPRS = (0.01, 0.001)
 """False positive rates at which the true positive rate is read."""
+
+
+ROLES = ("calibration_members", "calibration_nonmembers", "members", "nonmembers")
+"""The arguments of `attack`, in their order."""
+ENOUGH = 20
+"""Calibration rows of either kind that it takes to combine scores."""
+FOLDS = 5
+PENALTY = 0.1
+"""scikit-learn's C of the combination: the inverse weight of the squared coefficients."""
 
 
 def needed(fpr: float) -> int:
@@ -115,6 +126,74 @@ def attack(
         n_members=len(inside),
         n_nonmembers=len(outside),
     )
+
+
+def combined(
+    *, calibration_members: Tensor, calibration_nonmembers: Tensor, members: Tensor, nonmembers: Tensor
+) -> dict[str, Tensor] | None:
+    """One column (n, 1) from many, by role: the log odds that a record is no member, from all its scores together.
+
+    A logistic regression, both kinds weighing the same, is fitted to the calibration rows alone; a score enters as its
+    rank among theirs, turned into the normal quantile, whatever its scale is. A calibration row's own log odds come
+    from a fit to the other folds: from its own they would look better than those of new rows, and give a bad threshold.
+    None where a kind has fewer than `ENOUGH` calibration rows, or there is one column only. Raises as `attack` does.
+    """
+    roles = (calibration_members, calibration_nonmembers, members, nonmembers)
+    _check(*roles)
+    n, m = len(calibration_members), len(calibration_nonmembers)
+    if min(n, m) < ENOUGH or members.shape[1] < 2:
+        return None
+    calibration = torch.cat(roles[:2]).double()
+    outside = torch.cat([torch.zeros(n), torch.ones(m)]).bool()
+    odds = torch.empty(n + m, dtype=torch.float64)
+    for held in _folds(n, m):
+        odds[held] = _log_odds(calibration[~held], outside[~held], calibration[held])
+    new = _log_odds(calibration, outside, torch.cat(roles[2:]).double())
+    columns = (*odds.split([n, m]), *new.split([len(members), len(nonmembers)]))
+    return {name: column[:, None] for name, column in zip(ROLES, columns, strict=True)}
+
+
+def combining_helps(members: Tensor, nonmembers: Tensor, combination: tuple[Tensor, Tensor]) -> bool:
+    """Whether `combined` has a higher AUC on calibration rows that it has not seen than the best of their own columns.
+
+    The scores (n, S) and `combination`, the two columns of `combined`, are of the calibration rows. In each fold the
+    best column is that of the others: chosen among many on the rows it is judged by, it would look better than it is.
+    """
+    gain, n = 0.0, len(members)
+    for held in _folds(n, len(nonmembers)):
+        inside, outside = held[:n], held[n:]
+        column = _best_column(members[~inside], nonmembers[~outside])
+        alone, together = (
+            _auc(a[inside].double(), b[outside].double())[0]
+            for a, b in ((members[:, column], nonmembers[:, column]), (combination[0][:, 0], combination[1][:, 0]))
+        )
+        gain += together - alone
+    return gain >= 0
+
+
+def _folds(members: int, nonmembers: int) -> Iterator[Tensor]:
+    """Masks (n + m,) of `FOLDS` parts of the rows, members first, with the same share of either kind in each."""
+    fold = torch.cat([torch.arange(members), torch.arange(nonmembers)]) % FOLDS
+    return (fold == k for k in range(FOLDS))
+
+
+def _log_odds(rows: Tensor, outside: Tensor, new: Tensor) -> Tensor:
+    """Of `new` rows to be outside, by a fit to `rows`."""
+    from sklearn.linear_model import LogisticRegression  # a second to import: only where it is used
+
+    ranked = [_normal_ranks(rows[:, s], rows[:, s]) for s in range(rows.shape[1])]
+    asked = [_normal_ranks(new[:, s], rows[:, s]) for s in range(rows.shape[1])]
+    model = LogisticRegression(C=PENALTY, class_weight="balanced", max_iter=1000)
+    model.fit(torch.stack(ranked, dim=1).numpy(), outside.numpy())
+    found: Tensor = torch.from_numpy(model.decision_function(torch.stack(asked, dim=1).numpy()))
+    return found
+
+
+def _normal_ranks(values: Tensor, among: Tensor) -> Tensor:
+    """The normal quantile of each value's rank among others, which never reaches 0 or 1."""
+    n = len(among)
+    quantiles: Tensor = torch.special.ndtri((_share_below(values, among) * n + 0.5) / (n + 1))
+    return quantiles
 
 
 def _rate(fpr: float, calibration: Tensor, members: Tensor, nonmembers: Tensor) -> Rate:

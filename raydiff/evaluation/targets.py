@@ -13,8 +13,10 @@ of uploads where uploads are records. An AUC
 near 1 on `global_uploaded` tells the server only which uploads it has; what it can learn from these about the records
 themselves is `uploads`, whose ceiling is the ledger's.
 
-Metrics are `attack/<target>/<attack>/<reading>`. The attack `best` is the one, and the timestep, with the best AUC on
-the calibration rows, read on the others like any other.
+Metrics are `attack/<target>/<attack>/<reading>`. Two attacks are made of the others' scores. `combined` is a logistic
+regression on all of them, where there are enough calibration rows (`membership.combined`). `best` is `combined`, or the
+one attack at the one timestep that the calibration rows rank highest: whichever has the higher AUC on the calibration
+rows by cross-validation. Both are read on the other rows like any attack.
 """
 
 from __future__ import annotations
@@ -39,6 +41,8 @@ SHARED = ("global", "global_uploaded", "pool")
 """One model, whose members are those of all clients together."""
 OF_SENDERS = (*SHARED, "uploads")
 """Targets in which there is nothing of a client that sent nothing."""
+COMBINED, BEST = "combined", "best"
+"""The attacks that are made of the others."""
 DISTANCE = "distance"
 """The attack on uploads."""
 
@@ -124,23 +128,28 @@ def distances(deployed: Deployed, records: Records) -> Tensor:
 
 def summary(clients: Sequence[Scores]) -> Metrics:
     """`attack/<target>/<attack>/<reading>`: members of `SHARED` targets pooled, readings of the others averaged over
-    the clients. A reading that is missing for one client, for it has too few records, is missing."""
+    the clients. An attack or a reading that is missing for one client, for it has too few records, is missing."""
     out: Metrics = {}
     for target in dict.fromkeys(target for found in clients for target in found):
-        known = [_with_best(found[target]) for found in clients if target in found]
-        for name in known[0]:
-            prefix, each = f"attack/{target}/{name}", [of[name] for of in known]
-            if target in SHARED:
-                out |= membership.attack(**_pooled(each)).metrics(prefix)
-            else:
-                out |= _mean([membership.attack(**roles).metrics(prefix) for roles in each])
+        found = [of[target] for of in clients if target in of]
+        if target in SHARED:
+            found = [{name: _pooled([of[name] for of in found]) for name in found[0]}]
+        known = [_with_combined(of) for of in found]
+        for name in (name for name in known[0] if all(name in of for of in known)):
+            out |= _mean([membership.attack(**of[name]).metrics(f"attack/{target}/{name}") for of in known])
     return out
 
 
-def _with_best(of: Mapping[str, dict[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
-    """All attacks' columns side by side, as one attack: the calibration rows choose among them all."""
+def _with_combined(of: Mapping[str, dict[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
+    """All attacks' columns side by side, as one attack, are `best`: the calibration rows choose among them all. Unless
+    their combination is better."""
     roles = next(iter(of.values()))
-    return {**of, "best": {role: torch.cat([found[role] for found in of.values()], dim=1) for role in roles}}
+    every = {role: torch.cat([found[role] for found in of.values()], dim=1) for role in roles}
+    if (combined := membership.combined(**every)) is None:
+        return {**of, BEST: every}
+    inside, outside = membership.ROLES[:2]
+    helps = membership.combining_helps(every[inside], every[outside], (combined[inside], combined[outside]))
+    return {**of, COMBINED: combined, BEST: combined if helps else every}
 
 
 def _mean(each: Sequence[Metrics]) -> Metrics:

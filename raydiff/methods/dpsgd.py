@@ -3,7 +3,8 @@
 
 Adversary: the server, and so whoever sees what it makes of the uploads (local trust). It knows the number of each
 client's records, the seed and all parameters; not the noise secret, nor which records a step draws. Unit: one record,
-its image and its labels, added or removed.
+its image and its labels, counted or not while their number stays (zero-out). Not covered: that a training diverged,
+which ends the trial.
 
 | DPDM | here |
 |---|---|
@@ -101,7 +102,7 @@ class DPSGD(Averaged):
         rate, sigma = sampling_rate(self.local.batch, records), self.noise_multiplier
         if self.epsilon is None or sigma is None:
             return
-        event = Gaussian(sigma, "example", "add_remove", "local", rate, max(1, self.local.steps))
+        event = Gaussian(sigma, "example", "zero_out", "local", rate, max(1, self.local.steps))
         if (spent := accountants.rdp([event], self.delta)) > self.epsilon:
             raise ValueError(
                 f"noise_multiplier = {sigma:g} spends epsilon {spent:.4g} > {self.epsilon:g} on a client's "
@@ -142,7 +143,7 @@ class DPSGD(Averaged):
         """The round's steps, each on a Poisson sample of the client's records."""
         _, steps = span(self.local.steps, self.rounds, number)
         sigma, rate = self.mechanism(records).noise_multiplier, sampling_rate(self.local.batch, records)
-        return Gaussian(sigma, "example", "add_remove", "local", rate, steps, DECLARED) if steps else Nothing()
+        return Gaussian(sigma, "example", "zero_out", "local", rate, steps, DECLARED) if steps else Nothing()
 
     def updated(self, server: Params, number: int) -> Params:
         """The model, in a round that has steps."""

@@ -6,7 +6,9 @@ the vectors with labels and counts, once. The server keeps one vector of each ba
 that it kept, and trains a classifier on them.
 
 Adversary: the server, and whoever sees the pool; the unit is a client. Without `epsilon` vectors are sent as they are.
-With it each is clipped and noised; labels and counts are declared, and sent in clear. The latent model is public.
+With it each is clipped and noised, and `clusters` of them are sent for each label, whatever the records are; which
+labels a client has (`least` records of) and how many records in all are declared. Counts are not sent: clusters are
+made of private records, and their sizes with them. The latent model is public.
 
 | paper | here |
 |---|---|
@@ -24,9 +26,10 @@ chooses it on private data, which is recorded as a disclosure. The threshold is 
 the middle between the median distances of prompts that two halves of them have in common, and have not; under noise
 its known share is added. More than two clients are matched one after the other against the pool. Vectors start at the
 latent model's public start, not at random: their distances then mean the same everywhere. Pictures are made in
-proportion to the records behind each prompt. The classifier is trained once, by the server. The paper's noise has no
-clipping and no epsilon; here a vector's distance from the start is clipped to `clip`, and the budget is spent on all of
-a client's vectors together: sensitivity 2 clip sqrt(m) under replace-one.
+proportion to the records behind each prompt; with `epsilon` the server takes a client's prompts to have equal shares of
+its records, and where equal records make fewer clusters, vectors are sent twice. The classifier is trained once, by the
+server. The paper's noise has no clipping and no epsilon; here a vector's distance from the start is clipped to `clip`,
+and the budget is spent on all of a client's vectors together: sensitivity 2 clip sqrt(m) under replace-one.
 """
 
 from __future__ import annotations
@@ -167,7 +170,7 @@ class FedDistr:
         return Prompts(vectors, found.labels, found.counts), loss
 
     def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
-        """Send the vectors: their distances from the public start, with labels and counts."""
+        """Send the vectors: their distances from the public start, with labels; without `epsilon` with counts too."""
         if self.upload == "latents":
             sent = {"z": self.model.load().encode(data.images), "label": data.labels[:, 0]}
             return LocalResult(state, disclose(sent, self._bare))
@@ -176,16 +179,16 @@ class FedDistr:
         metrics = {"inversion/loss": float(own["loss"]), "prompts": float(len(offsets))}
         if self.clip is not None:
             metrics["clipped_fraction"] = float((offsets.norm(dim=1) > self.clip).double().mean())
-        declared = {"label": own["label"], "count": own["count"]}
-        return LocalResult(state, self._release(offsets, declared, rnd), metrics)
+        return LocalResult(state, self._release(offsets, own["label"], own["count"], rnd), metrics)
 
-    def _release(self, offsets: Tensor, declared: Params, rnd: Round) -> Release:
+    def _release(self, offsets: Tensor, labels: Tensor, counts: Tensor, rnd: Round) -> Release:
         if self.epsilon is None:
             own = tree.clip_records(offsets, self.clip) if self.clip else offsets
-            return disclose({"x": own, **declared}, self._bare)
+            return disclose({"x": own, "label": labels, "count": counts}, self._bare)
         assert self.clip is not None and rnd.noise is not None
-        std = self._std(len(offsets))
-        return gaussian_rows(offsets, clip=self.clip, std=std, noise=rnd.noise, public=declared)
+        rows = _as_many(labels, self.clusters)
+        std, public = self._std(len(rows)), {"label": labels[rows]}
+        return gaussian_rows(offsets[rows], clip=self.clip, std=std, noise=rnd.noise, public=public)
 
     @property
     def _bare(self) -> str:
@@ -201,7 +204,7 @@ class FedDistr:
             return NonPrivate(self._bare)
         assert self.clip is not None
         ratio = self._std(1) / (2 * self.clip)
-        return Gaussian(ratio, "client", "replace_one", "local", declared=("label", "count", "examples"))
+        return Gaussian(ratio, "client", "replace_one", "local", declared=("label", "examples"))
 
     def _std(self, vectors: int) -> float:
         """Standard deviation of the noise on each of a client's vectors, so that all of them keep to the budget."""
@@ -211,7 +214,7 @@ class FedDistr:
         return 2 * self.clip * math.sqrt(vectors) / accountants.mu_for(self.epsilon, self.delta)
 
     def objection(self, server: Params, upload: Upload, number: int) -> str | None:
-        """Vectors with their labels and counts; or a latent and a label for each record."""
+        """Vectors with their labels, and counts or as many for each label; or a latent and a label for each record."""
         value, model = upload.release.value, self.model.load()
         labels = value.get("label", torch.zeros(0, dtype=torch.int64))
         wanted: tree.Form
@@ -220,12 +223,16 @@ class FedDistr:
             wanted = {"z": ((rows, *model.latent_shape(self.model.shape)), torch.float32)}
         else:
             rows = len(labels) if labels.dim() else 0
-            wanted = {"x": ((rows, model.width), torch.float32), "count": ((rows,), torch.int64)}
+            wanted = {"x": ((rows, model.width), torch.float32)}
+            if self.epsilon is None:
+                wanted["count"] = ((rows,), torch.int64)
         if unlike := tree.unlike(value, {**wanted, "label": ((rows,), torch.int64)}):
             return unlike
         if not bool(((labels >= 0) & (labels < self.model.labels[0])).all()):
             return "it has labels that there are not"
-        if self.upload == "prompts" and not bool((value["count"] > 0).all()):
+        if self.epsilon is not None and not bool((labels.unique(return_counts=True)[1] == self.clusters).all()):
+            return f"it has labels with other than {self.clusters} vectors"
+        if "count" in wanted and not bool((value["count"] > 0).all()):
             return "it has counts below 1"
         return None
 
@@ -251,7 +258,8 @@ class FedDistr:
         pool, threshold, sent = Pool.empty(model.width), float(server["threshold"]), 0
         for upload in uploads:
             value = upload.release.value
-            prompts = Prompts(model.start + value["x"], value["label"], value["count"])
+            counts = value.get("count", _equal_shares(upload.examples, len(value["label"])))
+            prompts = Prompts(model.start + value["x"], value["label"], counts)
             # of two noised vectors the squared distance grows by 2 width std^2, which everybody knows
             known = 2 * model.width * self._std(len(prompts.labels)) ** 2
             pool = pool.with_prompts(upload.client, prompts, threshold=math.sqrt(threshold**2 + known))
@@ -313,6 +321,16 @@ class FedDistr:
         return (
             {} if self.upload == "latents" else {"pool": alignment.table(Pool.from_params(tree.under("pool", server)))}
         )
+
+
+def _as_many(labels: Tensor, each: int) -> Tensor:
+    """Places of a client's vectors with these labels (m,), `each` of every label: where there are fewer, again."""
+    return torch.cat([torch.nonzero(labels == label)[:, 0].repeat(each)[:each] for label in labels.unique()])
+
+
+def _equal_shares(records: int, prompts: int) -> Tensor:
+    """(prompts,) of so many records, rounded down, at least 1."""
+    return torch.full((prompts,), max(1, records // max(1, prompts)))
 
 
 def _shares(counts: Tensor, images: int) -> Tensor:

@@ -2,7 +2,7 @@
 middle of the network is each client's own, the rest is averaged.
 
 Adversary: none without `averaging.privacy`: weights are sent as they are, so epsilon is infinite. With it: the unit is
-a client. The middle block never leaves its client, and is not covered.
+a client. The middle block is never sent, and is not covered.
 
 | SPIRE, section 5 | here |
 |---|---|

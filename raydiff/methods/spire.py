@@ -1,7 +1,7 @@
 """SPIRE: a shared backbone and a private embedding of each client (Ozkara, Zhou & Diggavi, arXiv 2506.12303).
 
-Each client trains the backbone and its own embedding together; the backbones are averaged, the embeddings never leave
-their clients. A client that joins later fits an embedding alone, to the backbone as it is, and sends nothing.
+Each client trains the backbone and its own embedding together; the backbones are averaged, the embeddings are never
+sent. A client that joins later fits an embedding alone, to the backbone as it is, and sends nothing.
 
 Adversary: an honest-but-curious server; it sees the backbones' updates, which are sent as they are: epsilon is infinite
 (the paper gives no guarantee). With `averaging.privacy` they are clipped and noised, and the unit is a client: the

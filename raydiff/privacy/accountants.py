@@ -51,7 +51,7 @@ def exact(events: Sequence[Event], delta: float) -> float:
 
 
 def rdp(events: Sequence[Event], delta: float) -> float:
-    """Renyi DP at the best order; covers Poisson sampling under add_remove.
+    """Renyi DP at the best order; covers Poisson sampling under zero_out and add_remove.
 
     Raises ValueError for events that do not compose, Unsupported for sampling under replace_one.
     """
@@ -130,6 +130,15 @@ def gaussian_dp_mu(events: Sequence[Event]) -> float:
     if any(g.sampling_rate < 1 for g in gaussians):
         raise Unsupported("Poisson sampling has no Gaussian-DP theorem here: use the rdp accountant")
     return math.hypot(*(math.sqrt(g.steps) / g.std_over_sensitivity for g in gaussians))
+
+
+def steps_of(events: Sequence[Event]) -> Counter[tuple[float, float]] | None:
+    """How often there is a Gaussian of each (sampling rate, noise multiplier); None where something is unprotected.
+
+    Raises ValueError for events that do not compose, Unsupported for sampling under replace_one.
+    """
+    gaussians = _gaussians(events)
+    return None if gaussians is None else _counted(g for g in gaussians if g.std_over_sensitivity < math.inf)
 
 
 @functools.lru_cache
@@ -211,8 +220,15 @@ def _gaussians(events: Sequence[Event]) -> list[Gaussian] | None:
     if unprotected or any(g.std_over_sensitivity == 0 for g in gaussians):
         return None
     if any(g.sampling_rate < 1 and g.relation == "replace_one" for g in gaussians):
-        raise Unsupported("Poisson sampling has no theorem here under replace_one: state it under add_remove")
+        raise Unsupported("Poisson sampling has no theorem here under replace_one: state it under zero_out")
     return gaussians
+
+
+def _counted(gaussians: Iterable[Gaussian]) -> Counter[tuple[float, float]]:
+    steps: Counter[tuple[float, float]] = Counter()
+    for g in gaussians:
+        steps[g.sampling_rate, g.std_over_sensitivity] += g.steps
+    return steps
 
 
 def _exact(mu: float, delta: float) -> float:
@@ -283,10 +299,12 @@ def _rdp(tau: float, delta: float) -> float:
 
 
 def _rdp_sampled(gaussians: Sequence[Gaussian], delta: float) -> float:
-    """Poisson-sampled Gaussians under add_remove (Mironov, Talwar & Zhang 2019, arXiv 1908.10530)."""
-    steps: Counter[tuple[float, float]] = Counter()
-    for g in gaussians:
-        steps[g.sampling_rate, g.std_over_sensitivity] += g.steps
+    """Poisson-sampled Gaussians under add_remove (Mironov, Talwar & Zhang 2019, arXiv 1908.10530).
+
+    So too under zero_out: a sum in which a record counts for nothing is the sum without it, and each record is drawn by
+    itself, so that the two distributions are the same ones; the rate, which n decides, stays.
+    """
+    steps = _counted(gaussians)
     total = [0.0] * len(ORDERS)
     for (rate, noise), n in steps.items():
         total = [sofar + n * d for sofar, d in zip(total, _sampled_divergences(rate, noise), strict=True)]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from raydiff.privacy import accountants
-from raydiff.privacy.ledger import Entry, Ledger
+from raydiff.privacy.ledger import Entry, Exposed, Ledger
 from raydiff.privacy.release import Event, Gaussian, NonPrivate, Nothing
 
 
@@ -18,7 +18,7 @@ def compose(ledgers: Iterable[Ledger]) -> Ledger:
     """
     entries: list[Entry] = []
     for trial in ledgers:
-        events = _worst(list(trial.exposures().values())) or [Nothing()]
+        events = _worst(list(Exposed(trial).events())) or [Nothing()]
         for n, event in enumerate(events):
             entries.append(Entry(len(entries), 0, event, 0 if n else trial.bytes_up))
     return Ledger(tuple(entries))

@@ -2,11 +2,16 @@
 
 In each step every record is drawn with probability q by itself (Poisson sampling). A record's gradient, its mean over
 K draws of what is random in the loss, is clipped to norm C over all parameters together. The sum over the records drawn
-gets noise of standard deviation sigma C and is divided by the expected batch, q n. Adding or removing one record moves
-the sum by C at most, whatever K is. All that is made of these gradients (Adam, averages) is post-processing.
+gets noise of standard deviation sigma C and is divided by the expected batch, q n. All that is made of these gradients
+(Adam, averages) is post-processing.
+
+The relation is zero-out: a record counts, or nothing does in its place; the number of records n, and with it q, is
+public and stays. Then the sum moves by C at most, whatever K is: the draws in a record's loss, which need not be
+secret, are keyed by the record itself, and its gradient depends on no other record. So it does where a record is taken
+out of the list; only q, which goes with n, says that.
 
 The amplification by sampling holds against those who do not see which records are drawn: the sample comes from the
-secret stream, as the noise does. The number of records n, and with it q, counts as public.
+secret stream, as the noise does, each record for itself.
 
 Opacus keeps the account, and no more: its hooks give wrong gradients for a UNet with attention, its norms are plain
 float32 sums (4e-4 off for a million equal entries), and its noise comes from a torch generator, which on a CPU keeps
@@ -19,6 +24,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -26,7 +32,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raydiff import seeding
+from raydiff import seeding, tree
 from raydiff.privacy import accountants
 from raydiff.privacy.release import ROUNDING, Gaussian
 from raydiff.seeding import NoiseStream
@@ -88,6 +94,7 @@ class PrivateGradient:
         self.rate = sampling_rate(batch, len(images))
         self.steps = 0
         self._seed = int(torch.randint(2**62, (1,), generator=rng))
+        self._hashes: dict[int, str] = {}  # of the records drawn so far
         self._accountant = RDPAccountant()
 
     def __call__(self, theta: Params) -> tuple[Params, Tensor]:
@@ -109,29 +116,43 @@ class PrivateGradient:
         if not self.steps:
             raise ValueError("no step has been taken: there is no event")
         ((noise_multiplier, rate, steps),) = self._accountant.history
-        return Gaussian(noise_multiplier, "example", "add_remove", "local", rate, steps)
+        return Gaussian(noise_multiplier, "example", "zero_out", "local", rate, steps)
 
     def _clipped_sum(self, theta: Params, rows: list[int]) -> tuple[Params, Tensor]:
         """(sum of clipped gradients, sum of losses) over these records, in pieces that bound the memory."""
         total, loss = {k: torch.zeros_like(v) for k, v in theta.items()}, torch.zeros((), device=self.images.device)
         count = sum(v.numel() for v in theta.values())
-        piece = max(1, min(FLOATS // count, EXAMPLES // self.mechanism.multiplicity))
+        piece, keys = max(1, min(FLOATS // count, EXAMPLES // self.mechanism.multiplicity)), self._keys(rows)
         for start in range(0, len(rows), piece):
             some = rows[start : start + piece]
-            batch, draws = (self.images[some], self.labels[some]), self._drawn(some)
+            batch, draws = (self.images[some], self.labels[some]), self._drawn(keys[start : start + piece])
             gradients, losses = per_record(self.loss, theta, batch, draws)
             loss += losses.sum()
             for k, v in clipped_sum(gradients, self.mechanism.max_grad_norm).items():
                 total[k] += v
         return total, loss
 
-    def _drawn(self, rows: Sequence[int]) -> Params:
-        """(B, K, ...) each, every record's from a stream of its own.
+    def _keys(self, rows: list[int]) -> list[tuple[str, int]]:
+        """What the draws of these records, which are drawn together, are keyed by: each one's hash, and its number
+        among its equals here.
 
-        From one stream for all, another record's presence would shift the draws of those after it, and with known draws
-        move the sum by more than C.
+        Not its place: without one record, those behind it would have others' draws. Without one of several equal
+        records the last one's draws are missing, whichever it was.
         """
-        streams = (seeding.generator(self._seed, self.steps, row) for row in rows)
+        if new := [row for row in rows if row not in self._hashes]:
+            both = zip(tree.digests(self.images[new]), tree.digests(self.labels[new]), strict=True)
+            self._hashes |= {row: image + label for row, (image, label) in zip(new, both, strict=True)}
+        seen: Counter[str] = Counter()
+        keys = []
+        for record in (self._hashes[row] for row in rows):
+            keys.append((record, seen[record]))
+            seen[record] += 1
+        return keys
+
+    def _drawn(self, keys: Sequence[tuple[str, int]]) -> Params:
+        """(B, K, ...) each, every record's from a stream of its own: the sum would move by more than C if another
+        record's presence changed its draws, which are known."""
+        streams = (seeding.generator(self._seed, self.steps, *key) for key in keys)
         each = [self.draws(self.mechanism.multiplicity, stream) for stream in streams]
         return {k: torch.stack([d[k] for d in each]).to(self.images.device) for k in each[0]}
 
@@ -163,15 +184,14 @@ def per_record(loss: Loss, theta: Params, batch: tuple[Tensor, Tensor], draws: P
 def clipped_sum(gradients: Params, clip: float) -> Params:
     """sum_i g_i min(1, C / ||g_i||) over leaves (B, ...), the norm over all leaves together.
 
-    A gradient whose squared norm is no float32 number counts as 0: clipping would not bound it.
+    A gradient that is not finite counts as 0: clipping would not bound it.
     """
-    # torch sums pairwise, and its float32 norms do not; ROUNDING covers the first
-    squares = torch.stack([v.reshape(len(v), -1).square().sum(1) for v in gradients.values()]).sum(0)
-    bounded = squares.isfinite()
+    norms = torch.stack([tree.norms(v) for v in gradients.values()]).norm(dim=0)
+    bounded = norms.isfinite()
     if not bounded.all():
-        gradients, squares = {k: v[bounded] for k, v in gradients.items()}, squares[bounded]
-    factors = (clip * (1 - ROUNDING) / squares.sqrt()).clamp_max(1.0)
-    return {k: torch.tensordot(factors, v, dims=1) for k, v in gradients.items()}
+        gradients, norms = {k: v[bounded] for k, v in gradients.items()}, norms[bounded]
+    limit = clip * (1 - ROUNDING)
+    return {k: torch.tensordot(tree.shrinking(norms, limit, v.dtype), v, dims=1) for k, v in gradients.items()}
 
 
 def sampling_rate(batch: int, records: int) -> float:
@@ -194,7 +214,7 @@ def noise_multiplier_for(*, epsilon: float, delta: float, sampling_rate: float, 
         return 0.0
 
     def excess(log_sigma: float) -> float:
-        event = Gaussian(math.exp(log_sigma), "example", "add_remove", "local", sampling_rate, steps)
+        event = Gaussian(math.exp(log_sigma), "example", "zero_out", "local", sampling_rate, steps)
         return accountants.rdp([event], delta) - epsilon
 
     high = 0.0

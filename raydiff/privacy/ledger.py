@@ -13,11 +13,11 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from raydiff.privacy import accountants
+from raydiff.privacy import accountants, losses
 from raydiff.privacy.release import Event, NonPrivate, Nothing, event_from_dict, event_to_dict
 
 _Group = tuple[str | None, str | None, str]
@@ -25,6 +25,8 @@ _Group = tuple[str | None, str | None, str]
 
 PUBLISHED = -1
 """The `client` of an entry that the server published."""
+SETUP = -1
+"""The `round` of an entry for what was learned from records before round 0, to set the experiment up."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class Guarantee:
     declared: tuple[str, ...] = ()
     """Fields that were sent in clear because they are public by declaration."""
     unprotected: tuple[str, ...] = ()
-    """What was sent without protection, in words."""
+    """Why epsilon is infinite, in words: what was sent without protection, or what does not compose."""
 
     def __str__(self) -> str:
         if self.epsilon == math.inf:
@@ -107,6 +109,14 @@ class Ledger:
             raise ValueError(f"round {round} is already published")
         return Ledger(self.entries + new)
 
+    def with_setup(self, clients: Iterable[int], event: Event | None) -> Ledger:
+        """Add, unless it is there, the event of what was learned from all these clients' records before round 0. What
+        is published of a later round does not stand for it. Raises ValueError as `with_uploads`."""
+        if event is None or (self.entries and self.entries[0].round == SETUP):
+            return self
+        before = Ledger().with_uploads(SETUP, [(client, event, 0) for client in clients])
+        return Ledger((*before.entries, *self.entries))
+
     def of_round(self, round: int) -> Ledger:
         """What was added in this round."""
         return Ledger(tuple(e for e in self.entries if e.round == round))
@@ -137,34 +147,16 @@ class Ledger:
         sizes = {c: sum(e.bytes for e in entries) for c, entries in self._by_client().items()}
         return {c: size for c, size in sizes.items() if c != PUBLISHED}
 
-    def exposures(self) -> dict[int, list[Event]]:
-        """The events that each client's records are exposed to: its own and the published ones."""
-        own = {c: [e.event for e in entries] for c, entries in self._by_client().items()}
-        published = own.pop(PUBLISHED, [])
-        if published and not own:
-            return {PUBLISHED: published}
-        both = {c: events + published for c, events in own.items()}
-        return {c: [e for e in events if not isinstance(e, Nothing)] for c, events in both.items()}
-
     def guarantees(self, delta: float, accountant: str) -> list[Guarantee]:
-        """One per (unit, relation, trust), which are never composed; never empty.
+        """`Exposed.guarantees` of all entries together."""
+        return Exposed(self).guarantees(delta, accountant)
 
-        Something sent without protection makes every guarantee of its trust infinite. Raises ValueError for a
-        bad delta or name, Unsupported where the accountant has no theorem.
-        """
-        exposures = list(self.exposures().values())
-        protected = accountants.groups_of(exposures)
-        bare = {e.trust for events in exposures for e in events if isinstance(e, NonPrivate)}
-        only_bare = sorted(bare - {trust for _, _, trust in protected})
-        groups: list[_Group] = [*protected, *((None, None, trust) for trust in only_bare)]
-        nothing: list[_Group] = [(None, None, "local")]
-        return [_guarantee(g, exposures, delta=delta, accountant=accountant) for g in groups or nothing]
+    def guarantee(self, delta: float, accountant: str) -> Guarantee:
+        """`Exposed.guarantee` of all entries together."""
+        return Exposed(self).guarantee(delta, accountant)
 
     def epsilon(self, delta: float, accountant: str) -> float:
-        """The worst over clients and over both adversaries; 0.0 if nothing was sent.
-
-        Where one client's records are exposed to events that do not compose, no one number holds: inf.
-        """
+        """The worst over both adversaries, of `Exposed.epsilon`."""
         spent = Spent(self)
         return max(view.epsilon(delta, accountant) for view in (spent.server, spent.outsiders))
 
@@ -229,89 +221,129 @@ class Spent:
         """
         if ledger.entries[: self._entries][-1:] != self._last:
             raise ValueError("this ledger is not the one that was followed so far")
-        new: dict[int, list[Entry]] = {}
-        for entry in ledger.entries[self._entries :]:
-            new.setdefault(entry.round, []).append(entry)
-        if again := new.keys() & self._rounds:
+        new = Ledger(ledger.entries[self._entries :])
+        rounds = {e.round for e in new.entries}
+        if again := rounds & self._rounds:
             raise ValueError(f"round {min(again)} has been counted already: a ledger is followed by whole rounds")
-        for entries in new.values():
-            covered = any(e.client == PUBLISHED for e in entries)
-            for e in entries:
-                if e.client != PUBLISHED:
-                    self.server.add(e.client, e.event)
-                self.outsiders.add(e.client, Nothing() if covered and e.client != PUBLISHED else e.event)
-                self.bytes_up += e.bytes
-        self._rounds |= new.keys()
+        self.server.add(new.server)
+        self.outsiders.add(new.outsiders)
+        self.bytes_up += new.bytes_up
+        self._rounds |= rounds
         self._entries, self._last = len(ledger.entries), ledger.entries[-1:]
 
 
 class Exposed:
-    """What each client's records are exposed to, to one adversary: how often to which event."""
+    """What each client's records are exposed to, to one adversary: how often to which event.
 
-    def __init__(self) -> None:
+    Every epsilon that is said of a ledger, in a metric, an outcome or a table, is this fold's.
+    """
+
+    def __init__(self, ledger: Ledger = Ledger()) -> None:
         self._own: dict[int, Counter[Event]] = {}
         self._published: Counter[Event] = Counter()
+        self.add(ledger)
 
-    def add(self, client: int, event: Event) -> None:
-        """One more event of a client; of PUBLISHED one that concerns them all."""
-        counted = self._published if client == PUBLISHED else self._own.setdefault(client, Counter())
-        if not isinstance(event, Nothing):
-            counted[event] += 1
+    def add(self, ledger: Ledger) -> None:
+        """More events: those of PUBLISHED concern the records of every client."""
+        for e in ledger.entries:
+            counted = self._published if e.client == PUBLISHED else self._own.setdefault(e.client, Counter())
+            if not isinstance(e.event, Nothing):
+                counted[e.event] += 1
+
+    def events(self) -> dict[tuple[Event, ...], int]:
+        """What clients are exposed to, and how many to the same: of thousands of clients it is mostly the same."""
+        alike = Counter(tuple(own.items()) for own in self._own.values()) or Counter([()])
+        everyone = tuple(self._published.elements())
+        return {(*(e for e, times in own for _ in range(times)), *everyone): n for own, n in alike.items()}
+
+    def guarantees(self, delta: float, accountant: str) -> list[Guarantee]:
+        """One per (unit, relation, trust), side by side, for these are never composed; never empty.
+
+        Something sent without protection makes every guarantee of its trust infinite. Raises ValueError for a
+        bad delta or name, Unsupported where the accountant has no theorem.
+        """
+        exposures = self.events()
+        protected = accountants.groups_of(exposures)
+        bare = {e.trust for events in exposures for e in events if isinstance(e, NonPrivate)}
+        only_bare = sorted(bare - {trust for _, _, trust in protected})
+        groups: list[_Group] = [*protected, *((None, None, trust) for trust in only_bare)]
+        nothing: list[_Group] = [(None, None, "local")]
+        return [_guarantee(g, exposures, delta=delta, accountant=accountant) for g in groups or nothing]
+
+    def guarantee(self, delta: float, accountant: str) -> Guarantee:
+        """The one that holds for everything together, the worst over clients.
+
+        Where there are several of `guarantees` there is none, for no theorem adds them up: epsilon is infinite, and
+        the reason states each.
+        """
+        first, *others = found = self.guarantees(delta, accountant)
+        if not others:
+            return first
+        apart = "; ".join(dict.fromkeys(map(str, found)))
+        return Guarantee(
+            epsilon=math.inf,
+            delta=delta,
+            accountant=accountant,
+            unit=None,
+            relation=None,
+            trust=" and ".join(sorted({g.trust for g in found})),
+            clients=sum(n for events, n in self.events().items() if events),
+            declared=tuple(dict.fromkeys(d for g in found for d in g.declared)),
+            unprotected=(f"{len(found)} kinds that do not compose into one number: {apart}",),
+        )
 
     def epsilon(self, delta: float, accountant: str) -> float:
-        """The worst over clients; 0.0 if nothing was sent; inf where one client's events do not compose."""
-        return max(_epsilon(events, delta, accountant) for events in self._distinct())
+        """That of `guarantee`: 0.0 if nothing was sent."""
+        return self.guarantee(delta, accountant).epsilon
 
     def mu(self) -> float:
         """mu of Gaussian DP of the client that fares worst.
 
         Raises ValueError where events do not compose, Unsupported for sampled ones.
         """
-        return max(accountants.gaussian_dp_mu(events) for events in self._distinct())
+        return max(accountants.gaussian_dp_mu(events) for events in [*self.events(), ()])
 
-    def _distinct(self) -> list[tuple[Event, ...]]:
-        """What any client is exposed to, once: of thousands of clients it is mostly the same."""
-        kinds = dict.fromkeys(tuple(own.items()) for own in self._own.values()) or {(): None}
-        everyone = tuple(self._published.elements())
-        return [(*(e for e, times in kind for _ in range(times)), *everyone) for kind in kinds] + [()]
+    def auc_ceiling(self) -> float:
+        """The largest membership AUC of any attack on the records of the client that fares worst.
 
-
-def _epsilon(events: Sequence[Event], delta: float, accountant: str) -> float:
-    if not accountants.composable(events):
-        return math.inf
-    return accountants.epsilon_of(events, delta, accountant)
+        Raises ValueError where events do not compose, Unsupported where there is no theorem.
+        """
+        return max(losses.auc_ceiling(events) for events in [*self.events(), ()])
 
 
-def _guarantee(group: _Group, exposures: Sequence[Sequence[Event]], *, delta: float, accountant: str) -> Guarantee:
+def _guarantee(
+    group: _Group, exposures: Mapping[tuple[Event, ...], int], *, delta: float, accountant: str
+) -> Guarantee:
     unit, relation, trust = group
-    bare = [[e for e in events if isinstance(e, NonPrivate) and e.trust == trust] for events in exposures]
-    members: list[tuple[Event, ...]] = [
-        (*accountants.of_group(events, group), *unprotected)
-        for events, unprotected in zip(exposures, bare, strict=True)
-    ]
+    members: Counter[tuple[Event, ...]] = Counter()
+    for events, clients in exposures.items():
+        bare = (e for e in events if isinstance(e, NonPrivate) and e.trust == trust)
+        members[(*accountants.of_group(events, group), *bare)] += clients
+    every = [e for events in members for e in events]
     return Guarantee(
-        epsilon=max(accountants.epsilon_of(events, delta, accountant) for events in {*members, ()}),
+        epsilon=max(accountants.epsilon_of(events, delta, accountant) for events in [*members, ()]),
         delta=delta,
         accountant=accountant,
         unit=unit,
         relation=relation,
         trust=trust,
-        clients=sum(1 for events in members if events),
-        declared=accountants.declared_by(e for events in members for e in events),
-        unprotected=tuple(dict.fromkeys(e.what for events in bare for e in events)),
+        clients=sum(n for events, n in members.items() if events),
+        declared=accountants.declared_by(every),
+        unprotected=tuple(dict.fromkeys(e.what for e in every if isinstance(e, NonPrivate))),
     )
 
 
 def _row(client: int, entries: Sequence[Entry], delta: float) -> dict[str, Any]:
     events = [e.event for e in entries if not isinstance(e.event, Nothing)]
+    seen = Exposed(Ledger(tuple(entries)))
     row: dict[str, Any] = {
         "client": client,
-        "rounds": len({e.round for e in entries if not isinstance(e.event, Nothing)}),
+        "rounds": len({e.round for e in entries if not isinstance(e.event, Nothing)} - {SETUP}),
         "events": "; ".join(f"{n} x {_words(e)}" for e, n in Counter(events).items()) or "nothing sent",
     }
     for name in accountants.ACCOUNTANTS:
         try:
-            row[f"epsilon_{name}"] = _epsilon(events, delta, name)
+            row[f"epsilon_{name}"] = seen.epsilon(delta, name)
         except accountants.Unsupported:
             row[f"epsilon_{name}"] = None
     return {**row, "bytes": sum(e.bytes for e in entries)}

@@ -55,14 +55,19 @@ class Histograms:
     """(u, n, n): of them those with the same value in column i, at distance 0 .. n - 1."""
 
 
-def distinct(table: Ints) -> Distinct:
-    """Distinct rows of a (s, n) table of categories. Raises ValueError for what is no such table."""
+def check_table(table: Ints) -> None:
+    """Raises ValueError for what is no (s, n) table of categories with two rows at least."""
     if table.ndim != 2 or not np.issubdtype(table.dtype, np.integer):
         raise ValueError(f"the table must be whole numbers, rows by columns, got {table.dtype} of shape {table.shape}")
     if table.shape[0] < 2 or table.shape[1] < 1:
         raise ValueError(f"the table must have at least two rows and a column, got shape {table.shape}")
     if table.min() < 0:
         raise ValueError(f"categories must be 0 or more, got {table.min()}")
+
+
+def distinct(table: Ints) -> Distinct:
+    """Distinct rows of a (s, n) table of categories. Raises ValueError for what is no such table."""
+    check_table(table)
     sizes = [int(x) + 1 for x in table.max(axis=0)]
     if math.prod(sizes) >= 2**63:
         rows, index, weights = np.unique(table, axis=0, return_inverse=True, return_counts=True)

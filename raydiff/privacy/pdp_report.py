@@ -37,6 +37,11 @@ class Summary:
     infinite: int
     """Records whose bound is infinite."""
 
+    @property
+    def median(self) -> float:
+        """Of all records."""
+        return self.quantiles[QUANTILES.index(0.5)]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Removal:
@@ -67,9 +72,15 @@ def most_exposed(delta: Floats) -> Ints:
 
 
 def removals(
-    table: Ints, release: Release, found: Audit, shares: Sequence[float], progress: Progress | None = None
+    table: Ints,
+    release: Release,
+    found: Audit,
+    shares: Sequence[float],
+    *,
+    labels: Ints | None = None,
+    progress: Progress | None = None,
 ) -> list[Removal]:
-    """What an audit of the rest finds after each share of the most exposed records is removed.
+    """What an audit of the rest finds after each share of the most exposed records is removed; `labels` as in `audit`.
 
     Raises ValueError for a share that is not in (0, 1) or leaves fewer than two records.
     """
@@ -81,7 +92,7 @@ def removals(
         rest = np.sort(order[round(share * len(order)) :])
         if len(rest) < 2:
             raise ValueError(f"removing the share {share} leaves {len(rest)} records, at least two are needed")
-        left = audit(table[rest], release)
+        left = audit(table[rest], release, labels=None if labels is None else labels[rest])
         out.append(Removal(share=share, left=summarize(left.of_records(left.delta))))
         if progress is not None:
             progress((number + 1) / len(shares))

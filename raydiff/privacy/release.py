@@ -19,16 +19,21 @@ import math
 import operator
 from collections.abc import Sequence
 from dataclasses import InitVar, asdict, dataclass
+from types import MappingProxyType
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from raydiff import tree
 from raydiff.seeding import NoiseStream
-from raydiff.tree import Params, clip_records
+from raydiff.tree import Params, Tensors, clip_records
 
 Unit = Literal["example", "client"]
-Relation = Literal["replace_one", "add_remove"]
+Relation = Literal["replace_one", "zero_out", "add_remove"]
+"""What neighbours differ in. zero_out: a unit counts, or nothing does in its place, so that their number may be public
+(Kairouz et al. 2021, arXiv 2103.00039, Definition 1.1; Ponomareva et al. 2023, arXiv 2303.00654). add_remove:
+one more or fewer, so that their number is not public; DP-SGD's events in older sweeps say so."""
 Trust = Literal["local", "central"]
 
 
@@ -98,7 +103,8 @@ UNSEEN = NonPrivate("what came late, by a method that cannot say what it is")
 UNACCOUNTED = NonPrivate("what is no release of local trust")
 """Of a client that sent something which no ledger can take."""
 ROUNDING = 1e-5
-"""Share of the clip norm left free for float32 rounding, so that no released signal exceeds the clip norm."""
+"""Share of the clip norm left free, so that no released signal exceeds it: norms and factors are no larger than in
+exact arithmetic to 1e-9, and a float32 entry is rounded twice (by the factor, by the scale), by 6e-8 each time."""
 
 _KEY = object()
 
@@ -107,11 +113,11 @@ _KEY = object()
 class Release:
     """A value that has left its client, with its event. Made by this module's functions only.
 
-    It holds copies: a view's pickle carries the whole storage behind it (other records too), and a tensor
-    shared with the client could change after it was accounted for.
+    It holds copies, by names that nobody can change: a view's pickle carries the whole storage behind it (other
+    records too), and a tensor shared with the client could change after it was accounted for.
     """
 
-    value: Params
+    value: Tensors
     event: Event
     _key: InitVar[object] = None  # not a field: `dataclasses.replace` must not find it
 
@@ -120,10 +126,11 @@ class Release:
             raise TypeError("a Release is made by the functions of raydiff.privacy.release, and by nothing else")
         if self.value and isinstance(self.event, Nothing):
             raise ValueError(f"a release of no event must be empty, got {', '.join(self.value)}")
-        object.__setattr__(self, "value", {k: _whole(v.detach().cpu()) for k, v in self.value.items()})
+        value = {k: _whole(v.detach().cpu()) for k, v in self.value.items()}
+        object.__setattr__(self, "value", MappingProxyType(value))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (already_private, (self.value, self.event))  # the key does not travel between processes
+        return (already_private, (dict(self.value), self.event))  # the key does not travel between processes
 
     @property
     def nbytes(self) -> int:
@@ -136,19 +143,26 @@ def _whole(v: Tensor) -> Tensor:
     return v if v.is_contiguous() and v.untyped_storage().nbytes() == v.nbytes else v.clone()
 
 
+def _copied(value: Tensors) -> Params:
+    return {k: v.detach().to("cpu", copy=True) for k, v in value.items()}
+
+
 def nothing() -> Release:
     """Send no value; costs no privacy."""
     return Release({}, Nothing(), _KEY)
 
 
-def disclose(value: Params, what: str, *, trust: Trust = "local") -> Release:
+def disclose(value: Tensors, what: str, *, trust: Trust = "local") -> Release:
     """Send `value` as it is. Its epsilon is infinite, and the ledger says `what`."""
-    return Release(value, NonPrivate(what, trust), _KEY)
+    return Release(_copied(value), NonPrivate(what, trust), _KEY)
 
 
-def already_private(value: Params, event: Event) -> Release:
-    """Send a value whose noise was added inside its computation, or that was read back from the store."""
-    return Release(value, event, _KEY)
+def already_private(value: Tensors, event: Event, *, copy: bool = True) -> Release:
+    """Send a value whose noise was added inside its computation, or that was read back from the store.
+
+    Without `copy` nobody else may write to its tensors: they were just read or received.
+    """
+    return Release(_copied(value) if copy else value, event, _KEY)
 
 
 def accountable(sent: object) -> Release:
@@ -190,15 +204,23 @@ def gaussian_records(
         raise ValueError(f"clip and scale must be > 0, std >= 0, all finite, got {clip}, {scale}, {std}")
     if "x" in public:
         raise ValueError("public must not have a field 'x': it would take the place of the noised records")
-    if not x.isfinite().all():
-        raise ValueError("the records must be finite: clipping does not bound an infinite or undefined one")
-    clipped = clip_records(x.float(), clip * (1 - ROUNDING), center)
-    noisy = scale * clipped + std * noise.normal(numbers, x.shape[1:])
+    x = _finite(x if center is None else x - center, "records")
+    noisy = scale * clip_records(x, clip * (1 - ROUNDING)) + std * noise.normal(numbers, x.shape[1:])
+    if center is not None:  # last: the rounding of a large center is no part of the signal
+        noisy += scale * center
     event = Gaussian(std / (2 * clip * scale), "example", "replace_one", "local", declared=tuple(public))
-    return Release({"x": noisy, **public}, event, _KEY)
+    return Release({"x": noisy, **_copied(public)}, event, _KEY)
 
 
-def gaussian_update(value: Params, *, clip: float, std: float, noise: NoiseStream) -> Release:
+def _finite(x: Tensor, what: str) -> Tensor:
+    """x in float32, in which it is released. Raises ValueError where it is no number there."""
+    x = x.float()
+    if not x.isfinite().all():
+        raise ValueError(f"the {what} must be finite in float32: clipping does not bound an infinite or undefined one")
+    return x
+
+
+def gaussian_update(value: Tensors, *, clip: float, std: float, noise: NoiseStream) -> Release:
     """Release `value * min(1, clip / ||value||) + std * z`, the norm over all leaves together (DP-FedAvg, client unit).
 
     Replacing all of the client's records moves it by at most 2 * clip. How many they are travels beside every release
@@ -223,23 +245,32 @@ def gaussian_rows(x: Tensor, *, clip: float, std: float, noise: NoiseStream, pub
         raise ValueError(f"clip must be > 0 and std >= 0, both finite, got {clip} and {std}")
     if "x" in public:
         raise ValueError("public must not have a field 'x': it would take the place of the noised vectors")
-    if not len(x) or not x.isfinite().all():
-        raise ValueError("the vectors must be finite, and one at least: clipping does not bound an undefined one")
-    noisy = clip_records(x.float(), clip * (1 - ROUNDING)) + std * noise.normal(range(len(x)), x.shape[1:])
+    if not len(x):
+        raise ValueError("there must be one vector at least")
+    x = _finite(x, "vectors")
+    noisy = clip_records(x, clip * (1 - ROUNDING)) + std * noise.normal(range(len(x)), x.shape[1:])
     declared = (*public, "examples")
     event = Gaussian(std / (2 * clip * math.sqrt(len(x))), "client", "replace_one", "local", declared=declared)
-    return Release({"x": noisy, **public}, event, _KEY)
+    return Release({"x": noisy, **_copied(public)}, event, _KEY)
 
 
-def clipped_update(value: Params, clip: float) -> Params:
-    """`value * min(1, clip / ||value||)`. Raises ValueError for values that are not finite."""
+def clipped_update(value: Tensors, clip: float) -> Params:
+    """`value * min(1, clip / ||value||)`, every leaf in its type. Raises ValueError for values that are not finite."""
     norm = tree.norm(value)
     if not math.isfinite(norm):
         raise ValueError("the update must be finite: clipping does not bound an infinite or undefined one")
-    return tree.scale(value, min(1.0, clip * (1 - ROUNDING) / norm) if norm > 0 else 1.0)
+    length = torch.tensor(norm, dtype=torch.float64)
+    return {k: _shrunk(v, length, clip * (1 - ROUNDING)) for k, v in value.items()}
 
 
-def noised(value: Params, *, std: float, noise: NoiseStream) -> Params:
+def _shrunk(v: Tensor, norm: Tensor, clip: float) -> Tensor:
+    dtype = torch.result_type(v, 1.0)
+    if torch.finfo(dtype).eps < ROUNDING:
+        return v * tree.shrinking(norm, clip, dtype)
+    return tree.toward_zero(v.double() * tree.shrinking(norm, clip, norm.dtype), dtype)  # of half precision
+
+
+def noised(value: Tensors, *, std: float, noise: NoiseStream) -> Params:
     """`value + std * z`, with independent noise for each leaf."""
     draws = {k: noise.normal([i], value[k].shape)[0] for i, k in enumerate(sorted(value))}
     return {k: v + std * draws[k].to(v.dtype) for k, v in value.items()}

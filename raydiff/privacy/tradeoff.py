@@ -1,21 +1,24 @@
 """What the ledger's noise allows to any attack on what was released: a trade-off curve, and a check of attacks.
 
 Under mu-Gaussian DP no test of one record or client has a true positive rate above Phi(mu + Phi^-1(FPR)), nor an AUC
-above Phi(mu / sqrt 2) (Dong, Roth & Su 2019, arXiv 1905.02383). This bounds attacks on what is computed from uploads
-alone: the server's model (`attack/global/`) and the uploads themselves (`attack/uploads/`). A client's own model never
-leaves it, and no ledger speaks of it.
+above Phi(mu / sqrt 2) (Dong, Roth & Su 2019, arXiv 1905.02383). Sampled Gaussians (DP-SGD) have a curve instead of a mu
+(`losses`). This bounds attacks on what is computed from uploads alone: the server's model (`attack/global/`) and the
+uploads themselves (`attack/uploads/`). A client's own model is never sent to the server, and no ledger speaks of it.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatch
 
-from raydiff.privacy import accountants
-from raydiff.privacy.ledger import Ledger
+from raydiff.privacy import accountants, losses
+from raydiff.privacy.ledger import PUBLISHED, Exposed, Ledger, Spent
 
 MU = "privacy/mu"
 """Metric: mu of Gaussian DP of the client that fares worst; absent where the ledger has no closed form."""
+CEILING = "privacy/auc_ceiling"
+"""Metric: the largest AUC of any attack on the uploads of the client that fares worst; 1 where nothing is known."""
 ATTACKS = ("attack/global/*/auc_low", "attack/pool/*/auc_low", "attack/uploads/*/auc_low")
 """Metrics: lower limits of the AUCs of attacks on clean records, by what is made of uploads alone."""
 
@@ -28,30 +31,37 @@ def curve(ledger: Ledger, client: int, fprs: Sequence[float]) -> list[float]:
     """The largest true positive rate of any attack on a client's records at each of these false positive rates.
 
     Of a view (`ledger.server`, `ledger.outsiders`) against that adversary, of the whole ledger against the stronger.
-    Raises ValueError where the client's events do not compose, Unsupported for sampled ones.
+    Raises ValueError where the client's events do not compose, Unsupported where there is no theorem.
     """
-    mu = ledger.mu(client)
-    return [accountants.tpr_ceiling(mu, fpr) for fpr in fprs]
+    one = Ledger(tuple(e for e in ledger.entries if e.client in (client, PUBLISHED)))
+    views = [[e for events in Exposed(view).events() for e in events] for view in (one.server, one.outsiders)]
+    return [max(losses.tpr_ceiling(events, fpr) for events in views) for fpr in fprs]
 
 
-def above_ceiling(auc_low: float, mu: float) -> bool:
-    """Whether an attack with this lower limit of its AUC is ruled out by mu-Gaussian DP."""
-    return auc_low > accountants.auc_ceiling(mu)
+def of_ledger(spent: Spent) -> dict[str, float]:
+    """`CEILING`, and `MU` where there is one, against the server."""
+    try:
+        found = {CEILING: spent.server.auc_ceiling()}
+    except ValueError:  # no theorem, or kinds that do not compose: every AUC is allowed
+        return {CEILING: 1.0}
+    with contextlib.suppress(accountants.Unsupported):
+        found[MU] = spent.server.mu()
+    return found
 
 
 def check_attacks(metrics: Mapping[str, float], *, unlike: float = 0.0) -> None:
     """Raises AboveCeiling, in one sentence, for the attack on released values that is furthest above its ceiling.
 
     `unlike` is the total variation between the labels of the members and of the others, by which telling labels apart
-    may raise an AUC. Nothing is checked without `privacy/mu`: every AUC is allowed then.
+    may raise an AUC. Nothing is checked without `CEILING`.
     """
-    if (mu := metrics.get(MU)) is None:
-        return
+    ceiling = metrics.get(CEILING, 1.0)
     lows = {name: low for name, low in metrics.items() if any(fnmatch(name, kind) for kind in ATTACKS)}
-    found = {name: low for name, low in lows.items() if above_ceiling(low - unlike, mu)}
+    found = {name: low for name, low in lows.items() if low - unlike > ceiling}
     if found:
         name = max(found, key=lambda k: found[k])
+        mu = f" (mu {metrics[MU]:.4g})" if MU in metrics else ""
         raise AboveCeiling(
             f"{name.removesuffix('/auc_low')} has an AUC of at least {found[name]:.4g}, above the ceiling "
-            f"{accountants.auc_ceiling(mu):.4g} that the ledger's noise (mu {mu:.4g}) sets to any attack"
+            f"{ceiling:.4g} that the ledger's noise{mu} sets to any attack"
         )

@@ -14,6 +14,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -27,9 +28,10 @@ from raydiff.client import Client, run_clients
 from raydiff.federation import Closing, Late
 from raydiff.method import Metrics, Upload
 from raydiff.privacy.release import already_private
-from raydiff.runtime import memory
+from raydiff.runtime import lost, memory
 from raydiff.runtime.resources import Slot, cap_memory
-from raydiff.tree import Params
+from raydiff.tracking import keep_private
+from raydiff.tree import Params, Tensors
 from raydiff.trial import Trial, make_clients, make_instruments
 
 T = TypeVar("T")
@@ -60,20 +62,23 @@ class Worker:
     """Hosts the clients of one trial at a time. `host` replaces everything: trial B after A equals B alone."""
 
     def __init__(self) -> None:
+        keep_private()
         self._trial: str | None = None
         self._clients: dict[int, Client] = {}
         self._instruments: Any = None
         self._gpu = 0.0
+        self._folder = Path()
 
     def host(self, trial: Trial, ids: Sequence[int], gpu: float) -> dict[int, int]:
         """Become the home of these clients of this trial: how many records each has."""
         torch.set_num_threads(trial.experiment.runtime.threads)
-        cap_memory(gpu)
-        self._gpu = gpu
-        if gpu and (meter := memory.here()):
-            meter.start()  # an earlier trial's peak is not this one's
-        self._instruments = make_instruments(trial)
-        self._clients = {c.number: c for c in make_clients(trial, ids)}
+        self._gpu, self._folder = gpu, trial.folder
+        with lost.ending(self._folder, "a worker"):
+            cap_memory(gpu)
+            if gpu and (meter := memory.here()):
+                meter.start()  # an earlier trial's peak is not this one's
+            self._instruments = make_instruments(trial)
+            self._clients = {c.number: c for c in make_clients(trial, ids)}
         self._trial = trial.experiment.digest
         return {number: len(client.data) for number, client in self._clients.items()}
 
@@ -98,9 +103,10 @@ class Worker:
         """The clients' results. Raises `memory.OutOfMemory` at the first for which the slice is too small."""
         done = 0
         try:
-            for result in results:
-                yield result
-                done += 1
+            with lost.ending(self._folder, "a worker"):
+                for result in results:
+                    yield result
+                    done += 1
         except torch.OutOfMemoryError:
             if not self._gpu:
                 raise
@@ -154,7 +160,7 @@ class RayPool:
         for client, examples, value, event, metrics in self._stream(
             ids, lambda w, part: _streaming(w.run).remote(self._digest, part, ref, number)
         ):
-            yield Upload(client, examples, already_private(tensors(value), event)), metrics
+            yield Upload(client, examples, already_private(tensors(value), event, copy=False)), metrics
 
     def race(
         self, ids: Sequence[int], server: Params, number: int, closing: Closing
@@ -171,7 +177,7 @@ class RayPool:
         for client in ids:
             if client in came:
                 _, examples, value, event, metrics = came[client]
-                yield Upload(client, examples, already_private(tensors(value), event)), metrics
+                yield Upload(client, examples, already_private(tensors(value), event, copy=False)), metrics
             else:
                 yield Late(client, self._records[client])
 
@@ -199,7 +205,7 @@ class RayPool:
                     arrived[i].extend(ray.get(next(streams[i])))
                 except LOST:
                     if attempt == ATTEMPTS:
-                        raise _poisoned(i, client) from None
+                        raise self._poisoned(i, client) from None
                     self._revive(i)
                     streams[i] = ask(self.workers[i], parts[i])
             parts[i].remove(client)
@@ -226,7 +232,7 @@ class RayPool:
             except LOST:
                 deaths[i] += 1
                 if deaths[i] == ATTEMPTS:
-                    raise _poisoned(i, parts[i][0]) from None
+                    raise self._poisoned(i, parts[i][0]) from None
                 self._revive(i)
                 streams[i] = ask(self.workers[i], parts[i])
             parts[i] = [c for c in parts[i] if c not in came]
@@ -251,15 +257,12 @@ class RayPool:
                 if time.monotonic() >= deadline:
                     raise WorkersLost(f"worker {i} did not come back within {wait_s:g} s") from None
 
+    def _poisoned(self, i: int, client: int) -> PoisonedWorker:
+        why = lost.last_words(self.trial.folder) or "out of memory, or a crash in native code"
+        return PoisonedWorker(f"worker {i} died {ATTEMPTS} times before client {client} had its result; {why}")
+
     def _ids_of(self, i: int) -> list[int]:
         return [c for c in self.trial.experiment.everyone if c % len(self.workers) == i]
-
-
-def _poisoned(i: int, client: int) -> PoisonedWorker:
-    return PoisonedWorker(
-        f"worker {i} died {ATTEMPTS} times before client {client} had its result; "
-        "out of memory, or a crash in native code"
-    )
 
 
 def _streaming(method: Any) -> Any:
@@ -281,7 +284,7 @@ def _messages(results: Iterable[tuple[Upload, Metrics]], *, seconds: float = MES
         yield message
 
 
-def arrays(params: Params) -> Arrays:
+def arrays(params: Tensors) -> Arrays:
     """As they travel."""
     return {k: v.detach().cpu().numpy() for k, v in params.items()}
 

@@ -29,6 +29,7 @@ from raydiff.federation import Pool
 from raydiff.runtime.actors import RayPool, arrays, start_workers, tensors
 from raydiff.runtime.resources import COORDINATOR, cap_memory, say, slot, storage_is_shared, total_of, unplaced
 from raydiff.runtime.sweep import cluster
+from raydiff.tracking import keep_private
 from raydiff.tree import Params
 from raydiff.trial import Trial, local_pool
 
@@ -108,6 +109,7 @@ def bundle(runtime: Runtime) -> dict[str, float]:
 def _process(config: dict[str, Any]) -> Any:
     """One process, from Ray Train's arguments to what it lets through: no tensors."""
     torch.set_num_threads(config["threads"])
+    keep_private()
     cap_memory(config["gpu"])
     if config["gpu"]:
         torch.cuda.set_device(get_device())

@@ -15,11 +15,12 @@ import ray
 import torch
 
 from raydiff import seeding, tree, trial
+from raydiff.client import COHORT, run_clients
 from raydiff.config import Experiment
 from raydiff.diffusion.latent import LatentModel
 from raydiff.diffusion.local import Training
 from raydiff.method import HELD, Round
-from raydiff.runtime.resources import CAP
+from raydiff.runtime.resources import CAP, slot
 from raydiff.seeding import NoiseStream
 from raydiff.settings import override
 from raydiff.store import INITIAL
@@ -46,6 +47,7 @@ class Cuda:
 
     def start(self) -> None:
         """Forget the peak so far."""
+        torch.cuda.init()  # the first call on the device would be refused
         torch.cuda.reset_peak_memory_stats(0)
 
     def peak(self) -> int:
@@ -108,9 +110,10 @@ def share_of(peak: int, total: int) -> float:
     return max(share, 1e-4)
 
 
-def probe(experiment: Experiment, meter: Meter | None = None) -> tuple[int, int]:
+def probe(experiment: Experiment, meter: Meter | None = None, *, cohort: int = 1) -> tuple[int, int]:
     """(peak, the GPU's memory) in bytes of a worker of this trial: one training step of the client with the most
-    records, then its evaluation as at the end of a trial. In a folder that is then deleted.
+    records, or of so many such clients in lock-step, then the evaluation of one as at the end of a trial. In a folder
+    that is then deleted.
 
     What the server does in between is not counted. Raises ValueError where the whole GPU is not enough.
     """
@@ -119,18 +122,19 @@ def probe(experiment: Experiment, meter: Meter | None = None) -> tuple[int, int]
         this = trial.open_trial(one_step(experiment), Path(folder) / "sweep")
         torch.set_num_threads(experiment.runtime.threads)
         try:
-            return _peak(this, meter), meter.total()
+            return _peak(this, meter, cohort), meter.total()
         except torch.OutOfMemoryError:
             raise ValueError(f"a worker needs more than a whole GPU, {meter.total() / GB:.3g} GB") from None
 
 
-def _peak(this: trial.Trial, meter: Meter) -> int:
+def _peak(this: trial.Trial, meter: Meter, cohort: int) -> int:
     method, rng = this.experiment.method, seeding.generator(this.experiment.seed, "probe")
     instruments = trial.make_instruments(this)
-    client = max(trial.make_clients(this, range(this.experiment.clients)), key=lambda c: len(c.data))
+    clients = sorted(trial.make_clients(this, range(this.experiment.clients)), key=lambda c: -len(c.data))[:cohort]
+    client = clients[0]
     server = method.init_server(client.public, rng)
     meter.start()
-    uploads = [client.run(server, 0)[0]] if method.participating_rounds else []
+    uploads = [upload for upload, _ in run_clients(clients, server, 0)] if method.participating_rounds else []
     trained = meter.peak()
     noise = NoiseStream(this.keys.secret, ("probe",))
     server, _, _ = method.aggregate(server, uploads, Round(0, rng, noise, this.experiment.clients))
@@ -141,21 +145,34 @@ def _peak(this: trial.Trial, meter: Meter) -> int:
 
 
 def one_step(experiment: Experiment) -> Experiment:
-    """The same trial, with each of its trainings cut to one step at its own batch size."""
-    steps = {f"method.{path}.steps": min(1, training.steps) for path, training in _trainings(experiment.method)}
+    """The same trial, with each of its trainings cut to one step in each round at its own batch size."""
+    rounds = experiment.method.rounds  # a training of fewer steps has none in the first round
+    steps = {
+        f"method.{path}.steps": rounds if training.steps else 0 for path, training in _trainings(experiment.method)
+    }
     cut: Experiment = override(experiment, {**steps, "newcomers": None, "runtime.noise_secret": None})
     return cut
 
 
-def largest(trials: Sequence[Experiment]) -> list[Experiment]:
-    """Of each method the trial whose workers will take most: by parameters times batch, then by fewer clients."""
+def cohort_of(experiment: Experiment, workers: int) -> int:
+    """How many clients a worker of this trial trains at once, at most, where the slot has so many workers."""
+    if not experiment.runtime.vectorize:
+        return 1
+    drawn = experiment.participants or max(1, round(experiment.participation * experiment.clients))
+    return min(COHORT, math.ceil(experiment.clients / workers), drawn + experiment.runtime.overcommit)
+
+
+def largest(trials: Sequence[Experiment], workers: int = 1) -> list[Experiment]:
+    """Of each method the trial whose workers will take most: by parameters times the records of a step, of all clients
+    that train at once; then by fewer clients."""
 
     def size(experiment: Experiment) -> tuple[int, int]:
         model = experiment.method.model
         # a latent model is frozen, and the same one in all trials
         fresh = {} if isinstance(model, LatentModel) else model.init(torch.Generator())
         weights = max(1, sum(v.numel() for v in fresh.values()))
-        return weights * max((t.batch for _, t in _trainings(experiment.method)), default=1), -experiment.clients
+        batch = max((t.batch for _, t in _trainings(experiment.method)), default=1)
+        return weights * batch * cohort_of(experiment, workers), -experiment.clients
 
     of: dict[str, list[Experiment]] = {}
     for experiment in trials:
@@ -181,22 +198,35 @@ def measure(trials: Sequence[Experiment], nodes: Sequence[Mapping[str, float]]) 
     threads = max(e.runtime.threads for e in trials)
     if not any(n.get("GPU", 0.0) >= 1 and n.get("CPU", 0.0) >= threads for n in nodes):
         raise ValueError("runtime.gpu_per_worker auto is measured on a GPU, and there is none: give a number")
-    found: list[tuple[int, int]] = []
-    for experiment in largest(trials):
-        try:
-            found.append(_probe_there(experiment, threads))
-        except ray.exceptions.RayTaskError as e:
-            if isinstance(e.cause, ValueError):
-                raise ValueError(str(e.cause)) from None
-            raise
-    peak, total = max(found, key=lambda f: f[0] / f[1])
-    share = share_of(peak, total)
+    share, asked = 1e-4, _asked(trials, 1e-4, nodes)
+    while True:  # a larger slice leaves room for fewer workers, of which each then has more clients
+        found = [_probe_there(e, threads, cohort) for e, cohort in asked]
+        peak, total = max(found, key=lambda f: f[0] / f[1])
+        share = max(share, share_of(peak, total))
+        measured, asked = asked, _asked(trials, share, nodes)
+        if asked == measured:
+            break
     return share, f"a worker's peak is {peak / GB:.3g} GB: its slice is {share:g} of a GPU of {total / GB:.3g} GB"
 
 
-def _probe_there(experiment: Experiment, threads: int) -> tuple[int, int]:
+def _asked(
+    trials: Sequence[Experiment], share: float, nodes: Sequence[Mapping[str, float]]
+) -> list[tuple[Experiment, int]]:
+    """What is to be measured where a worker has this share: of each method a trial, and its cohort's size."""
+    runtime = dataclasses.replace(trials[0].runtime, gpu_per_worker=share)
+    workers = slot(runtime, clients=max(e.clients for e in trials), nodes=nodes).workers
+    return [(e, cohort_of(e, workers)) for e in largest(trials, workers)]
+
+
+def _probe_there(experiment: Experiment, threads: int, cohort: int) -> tuple[int, int]:
+    """Raises ValueError where a GPU is not enough."""
     if not ray.is_initialized():
-        return probe(experiment)
-    task = ray.remote(num_cpus=threads, num_gpus=1, max_retries=0)(probe)
-    found: tuple[int, int] = ray.get(task.remote(experiment))
+        return probe(experiment, cohort=cohort)
+    task: Any = ray.remote(num_cpus=threads, num_gpus=1, max_retries=0)(probe)
+    try:
+        found: tuple[int, int] = ray.get(task.remote(experiment, cohort=cohort))
+    except ray.exceptions.RayTaskError as e:
+        if isinstance(e.cause, ValueError):
+            raise ValueError(str(e.cause)) from None
+        raise
     return found

@@ -3,6 +3,7 @@ log reads well."""
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from typing import Any
 from ray import tune
 
 EVERY_S = 15.0  # between lines of state
+ONE_S = 1.0  # `timeout` signals its command, then the group that it is in: signals within a second are one
 
 
 class _Stop(tune.Stopper):
@@ -39,6 +41,7 @@ class Progress(tune.Callback):
         self.done, self.failed = 0, 0
         self.best: tuple[float, str] | None = None
         self.interrupted = False
+        self._asked = 0.0  # when it was
         self.slots = 1  # trials side by side
         self.stopper = _Stop()
         self._start = self._spoke = time.monotonic()
@@ -109,12 +112,15 @@ class Progress(tune.Callback):
             "outside": whole - working - waiting,
         }
 
-    def interrupt(self, *_: Any) -> None:
-        """Signal handler: end the sweep in order; a second signal ends it at once."""
-        self.interrupted = self.stopper.now = True
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        self._say("interrupted: ending the running trials; what they have committed is kept")
+    def interrupt(self, number: int, *_: Any) -> None:
+        """Signal handler: end the sweep in order; a second signal, later than ONE_S, ends it at once."""
+        if not self.interrupted:
+            self.interrupted = self.stopper.now = True
+            self._asked = time.monotonic()
+            self._say("interrupted: ending the running trials; what they have committed is kept")
+        elif time.monotonic() - self._asked > ONE_S:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
 
     def _ended(self, trial: Any, name: str, result: dict[str, Any]) -> None:
         del self.running[trial.trial_id]

@@ -16,12 +16,14 @@ from raydiff.diffusion.gaussian import device
 from raydiff.finished import open_finished
 from raydiff.generation import Maker, Request, Spread
 from raydiff.runtime.resources import cap_memory, storage_is_shared, unplaced
+from raydiff.tracking import keep_private
 
 
 class Sampler:
     """One worker."""
 
     def __init__(self, trial: Path, client: int | None, out: Path, request: Request, gpu: float) -> None:
+        keep_private()
         cap_memory(gpu)
         self._maker = generation.maker(open_finished(trial), client, out, request)
 

@@ -11,6 +11,7 @@ from ray.exceptions import RayTaskError
 
 from raydiff.runtime.resources import cap_memory, storage_is_shared
 from raydiff.shadows import Attacked, Request, open_attacked
+from raydiff.tracking import keep_private
 
 
 def check(attacked: Attacked, nodes: Sequence[Mapping[str, float]]) -> None:
@@ -46,6 +47,7 @@ def train(attacked: Attacked, numbers: Sequence[int], *, workers: int) -> Iterat
 
 
 def _train(request: Request, number: int, gpu: float) -> int:
+    keep_private()
     cap_memory(gpu)
     open_attacked(request).losses(number)
     return number

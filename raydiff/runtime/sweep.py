@@ -33,11 +33,14 @@ from raydiff import config as configuration
 from raydiff import settings
 from raydiff import trial as trials
 from raydiff.config import Experiment
-from raydiff.runtime import memory
+from raydiff.owner import Owner
+from raydiff.runtime import lost, memory
 from raydiff.runtime.actors import RayPool, WorkersLost, start_workers
 from raydiff.runtime.progress import Progress
 from raydiff.runtime.resources import Slot, cap_memory, fitting, slot, storage_is_shared, this_machine
 from raydiff.runtime.room import Room, nodes
+from raydiff.store import Overtaken
+from raydiff.tracking import keep_private, read_json
 from raydiff.trial import Trial, cut_short, without_secret
 
 Search = Literal["grid", "random", "optuna", "asha"]
@@ -54,6 +57,7 @@ class Federation(tune.Trainable):
 
     def setup(self, config: dict[str, Any]) -> None:
         """Start the workers in this trial's own placement group, then begin."""
+        keep_private()
         shape = Slot(**config["slot"])
         cap_memory(shape.gpu_server)
         self._gpu, self._gpu_server = shape.gpu_per_worker, shape.gpu_server
@@ -69,7 +73,7 @@ class Federation(tune.Trainable):
         """One round. An error of the experiment ends the trial with its reason; lost processes are Tune's to retry."""
         try:
             result = next(self._results)
-        except WorkersLost:
+        except (WorkersLost, Overtaken):
             raise
         except torch.OutOfMemoryError as e:
             number, share = self._round + 1, self._gpu_server
@@ -94,11 +98,14 @@ class Federation(tune.Trainable):
 
     def _run(self, config: dict[str, Any]) -> Iterator[dict[str, Any]]:
         experiment = experiment_of(config)
-        self._trial = Trial(experiment, Path(config["sweep"]))
-        self._trial = trials.open_trial(experiment, self._trial.sweep)
-        pool = RayPool(self._workers, self._trial, gpu=self._gpu)
-        for result in trials.run(self._trial, pool):
-            yield {"digest": self._trial.experiment.digest, **result}
+        sweep, number = Path(config["sweep"]), config["owner"]
+        owner = None if number is None else Owner(sweep, number)
+        self._trial = Trial(experiment, sweep, owner)
+        self._trial = trials.open_trial(experiment, sweep, owner)
+        with lost.ending(self._trial.folder, "the coordinator"):
+            pool = RayPool(self._workers, self._trial, gpu=self._gpu)
+            for result in trials.run(self._trial, pool):
+                yield {"digest": self._trial.experiment.digest, **result}
 
 
 def experiment_of(config: Mapping[str, Any]) -> Experiment:
@@ -134,6 +141,8 @@ class Plan:
 
     folder: Path
     """The sweep's folder; its name is the sweep's name."""
+    owner: Owner | None = None
+    """This driver, by its number in that folder; None: no other can come by."""
     trials: Sequence[Experiment]
     """Every trial of a grid or random search (ASHA: the candidates); for Optuna the baselines only."""
     base: Experiment
@@ -167,13 +176,29 @@ def cluster(*, only_join: bool = False) -> Iterator[list[dict[str, float]]]:
         if os.environ.get("RAY_ADDRESS"):
             ray.init(**quiet)
         else:
-            ray.init(address="local", include_dashboard=False, **quiet)
+            with _deaf_to_sigterm():
+                ray.init(address="local", include_dashboard=False, **quiet)
     except Exception as e:  # Ray raises a plain one when its processes take too long, as on a very busy machine
         raise ValueError(f"Ray did not start: {' '.join(str(e).split())}") from e
     try:
         yield nodes()
     finally:
         _leave()
+
+
+@contextlib.contextmanager
+def _deaf_to_sigterm() -> Iterator[None]:
+    """Processes that are started within never receive SIGTERM, for they inherit what is blocked.
+
+    It is sent to whole process groups (`timeout`) or to all that a job has started (schedulers), and without Ray's
+    processes a sweep cannot end in order. The driver ends them, by SIGKILL; where it is killed itself the kernel does.
+    Ray protects them in the same way from SIGINT.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _leave() -> None:
@@ -227,6 +252,7 @@ def check(plan: Plan, nodes: Sequence[Mapping[str, float]]) -> Slot:
 def run(plan: Plan, shape: Slot, progress: Progress) -> bool:
     """Run what has no outcome yet; returns when all is done, the time is up, or after an interrupt (True)."""
     _quiet()
+    cap_memory(0)  # of the driver: the GPUs are the trials'
     trials.noise_secret(plan.folder, plan.base)  # made once, here, before any trial asks for it
     signal.signal(signal.SIGINT, progress.interrupt)
     signal.signal(signal.SIGTERM, progress.interrupt)  # `ray job stop`
@@ -257,7 +283,8 @@ def fitted(plan: Plan, found: Sequence[Mapping[str, float]], *, most: int | None
 
 def _has_lost_its_room(plan: Plan, shape: Slot, progress: Progress) -> bool:
     """Run what has no outcome yet; True when it ended because no node that is left has room for the slot."""
-    fixed = {"sweep": str(plan.folder), "slot": asdict(shape), "metric": _validated(plan.metric)}
+    fixed: dict[str, Any] = {"sweep": str(plan.folder), "slot": asdict(shape), "metric": _validated(plan.metric)}
+    fixed["owner"] = plan.owner.number if plan.owner else None
     suggested = _suggested_before(plan)
     known = [*plan.trials, *suggested]
     waiting = [e for e in known if Trial(e, plan.folder).outcome() is None]
@@ -275,10 +302,14 @@ def _has_lost_its_room(plan: Plan, shape: Slot, progress: Progress) -> bool:
 
 def _close(plan: Plan, progress: Progress, *, out_of_time: bool) -> None:
     """Every trial that began has an outcome: what is left over was stopped by the scheduler or the clock, or killed."""
+    if plan.owner is not None:
+        plan.owner()  # of another driver's trials nothing is said here
     for folder in (plan.folder / "trials").glob("*"):
         if (folder / "config.json").exists() and not (folder / "outcome.json").exists():
             stopped = folder.name in progress.stopped or out_of_time
-            outcome, reason = "killed", "interrupted" if progress.interrupted else "its processes were lost"
+            words = lost.last_words(folder)
+            lost_so = "its processes were lost" + (f": {words}" if words else "")
+            outcome, reason = "killed", "interrupted" if progress.interrupted else lost_so
             if stopped and not progress.interrupted:
                 outcome, reason = "stopped", "scheduler" if folder.name in progress.stopped else "time budget"
             with contextlib.suppress(OSError):  # on a full disk
@@ -350,7 +381,7 @@ def _suggested_before(plan: Plan) -> list[Experiment]:
     """What Optuna has suggested before the sweep was resumed: the trials that are not in the plan."""
     planned = {e.digest for e in plan.trials}
     folders = sorted(f for f in (plan.folder / "trials").glob("*/config.json") if f.parent.name not in planned)
-    return [configuration.from_dict(json.loads(f.read_text())) for f in (folders if plan.search == "optuna" else [])]
+    return [configuration.from_dict(read_json(f, needs="method")) for f in (folders if plan.search == "optuna" else [])]
 
 
 def _distributions(plan: Plan) -> dict[str, Any]:

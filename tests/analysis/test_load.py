@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 
 from analysis import load
+from analysis.frontier_kinds import kind_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -57,7 +58,7 @@ def write_trial(
         "seed": seed,
         "evaluation": {"kind": "Evaluation", "features": "cnn", "every": 0},
         "runtime": {"kind": "Runtime", "threads": 1, "workers": 1},
-        "data_digest": f"fb425{split}",
+        "data_digest": f"hmac:fb425{split}",
     }
     (folder / "config.json").write_text(json.dumps(config, indent=1))
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines or []))
@@ -95,7 +96,7 @@ def finished(epsilon: float, distance: float, **changes: Any) -> dict[str, Any]:
     return {"outcome": "finished", "final": final, "server": guarantee, "outsiders": guarantee}
 
 
-def line(step: int, epsilon: float = 9.77, **more: float) -> dict[str, Any]:
+def line(step: int, epsilon: float = 9.77, **more: Any) -> dict[str, Any]:
     """A round of metrics.jsonl."""
     spent = {
         "privacy/epsilon_server": epsilon,
@@ -158,45 +159,37 @@ def test_columns_of_one_part_stand_together(tmp_path: Path) -> None:
     assert columns[:3] == ["digest", "outcome", "reason"]
 
 
-def test_stopped_trial_keeps_what_it_had_spent_at_its_last_round(tmp_path: Path) -> None:
-    lines = [line(0, 3.0, **{"validation/fd_cnn/minor": 4.0}), line(1, 5.0)]
-    folder = write_trial(tmp_path, "aa", outcome={"outcome": "stopped"}, lines=lines)
-    event = {"kind": "Gaussian", "std_over_sensitivity": 0.5, **GAUSSIAN, "declared": ["labels"]}
-    for number, events in ((0, [event]), (1, [])):
-        ledger = json.dumps([{"round": 0, "client": 0, "event": e, "bytes": 100} for e in events])
-        (folder / f"commit-{number:05d}.json").write_text(json.dumps({"ledger": ledger}))
+def so_far(**changes: Any) -> dict[str, Any]:
+    """The guarantee that a line of metrics.jsonl says."""
+    about = {"epsilon": 5.0, "delta": 1e-5, "accountant": "exact", "declared": ["labels"], "unprotected": []}
+    return {**about, **GAUSSIAN, **changes}
+
+
+@pytest.mark.parametrize("outcome", [None, {"outcome": "stopped"}])
+def test_without_a_guarantee_of_its_end_a_trial_has_that_of_its_last_round(tmp_path: Path, outcome: Any) -> None:
+    outsiders = so_far(unit="client", trust="central", declared=[], unprotected=["weights"])
+    lines = [
+        line(0, 3.0, **{"validation/fd_cnn/minor": 4.0}, server=so_far(epsilon=3.0), outsiders=so_far(epsilon=3.0)),
+        line(1, 5.0, server=so_far(), outsiders=outsiders),
+    ]
+    write_trial(tmp_path, "aa", outcome=outcome, lines=lines)
     row = only(load.runs(tmp_path))
-    assert (row["outcome"], row["server/epsilon"], row["outsiders/epsilon"]) == ("stopped", 5.0, 5.0)
-    assert (row["server/unit"], row["server/relation"], row["server/trust"]) == (
-        "example",
-        "replace_one",
-        "local",
-    )
-    assert (row["server/delta"], row["server/accountant"], row["server/declared"]) == (
-        1e-5,
-        "exact",
-        "labels",
-    )
+    wanted = {"server": so_far(declared="labels", unprotected="")}
+    wanted["outsiders"] = {**outsiders, "declared": "", "unprotected": "weights"}
+    for view, fields in wanted.items():
+        assert {k: row[f"{view}/{k}"] for k in fields} == fields
+    assert row["final/privacy/epsilon_server"] == row["server/epsilon"]
     assert (row["final/comm/bytes_up"], row["final/time/seconds"]) == (100.0, 4.0)
     assert row["last/validation/fd_cnn/minor"] == 4.0
+    assert set(load.rounds(tmp_path)["metric"]).isdisjoint({"server", "outsiders"})
 
 
-def test_outsiders_of_a_stopped_trial_see_what_was_published(tmp_path: Path) -> None:
-    folder = write_trial(tmp_path, "aa", outcome={"outcome": "stopped"}, lines=[line(0)])
-    published = {"kind": "Gaussian", **GAUSSIAN, "unit": "client", "trust": "central"}
-    entries = [
-        {"client": 0, "event": {"kind": "NonPrivate", "what": "weights", "trust": "local"}},
-        {"client": -1, "event": published},
-    ]
-    (folder / "commit-00000.json").write_text(json.dumps({"ledger": json.dumps(entries)}))
-    (folder / "commit-00001.json").write_text(json.dumps({"ledger": "[]"}))  # a round in which nothing was sent
+@pytest.mark.parametrize(("epsilon", "kind"), [(5.0, "unit, relation and trust not recorded"), (math.inf, "not rec")])
+def test_a_line_of_an_older_version_has_an_epsilon_and_no_kind(tmp_path: Path, epsilon: float, kind: str) -> None:
+    write_trial(tmp_path, "aa", lines=[line(0, epsilon)])
     row = only(load.runs(tmp_path))
-    assert (row["server/unit"], row["server/unprotected"]) == (None, "weights")
-    assert (row["outsiders/unit"], row["outsiders/trust"], row["outsiders/unprotected"]) == (
-        "client",
-        "central",
-        "",
-    )
+    assert (row["server/epsilon"], row["server/delta"], row["server/accountant"]) == (epsilon, 1e-5, "exact")
+    assert row["server/unit"] is None and kind in kind_of(row, "server")
 
 
 def test_trial_without_outcome_is_unfinished_and_its_epsilon_unknown_before_a_round(tmp_path: Path) -> None:
@@ -235,6 +228,21 @@ def test_a_line_that_a_crash_cut_short_is_left_out(tmp_path: Path) -> None:
     assert set(load.rounds(tmp_path)["step"]) == {0}
 
 
+def test_a_line_cut_short_before_others_costs_no_table_and_is_named(tmp_path: Path) -> None:
+    """A crash cut it; the trial was resumed, and wrote on, on a line of its own."""
+    write_trial(tmp_path, "aa", outcome=finished(9.77, 3.0), lines=[line(0)])
+    path = write_trial(tmp_path, "bb", outcome=finished(9.77, 3.0), lines=[line(0), line(1), line(2)]) / "metrics.jsonl"
+    assert load.cut_short(tmp_path) == []
+    first, second, third = path.read_text().splitlines(keepends=True)
+    for cut in range(1, len(second) - 1):
+        path.write_text(f"{first}{second[:cut]}\n{third}")
+        assert list(load.runs(tmp_path)["digest"]) == ["aa", "bb"]
+        found = load.rounds(tmp_path)
+        assert set(found[found["digest"] == "bb"]["step"]) == {0, 2}
+        (says,) = load.cut_short(tmp_path)
+        assert str(path) in says and "line 2" in says and "\n" not in says
+
+
 def test_a_round_written_after_the_cut_is_kept(tmp_path: Path) -> None:
     path = write_trial(tmp_path, "aa") / "metrics.jsonl"
     path.write_text('{"step": 0, "ti{"step": 0, "a": 1.0}\n{"step": 1, "a": 2.0}\n')
@@ -268,7 +276,6 @@ def damaged(sweep: Path, name: str, text: str) -> None:
         (lambda s: damaged(s, "config.json", "[]"), "config.json has no field 'method'"),
         (lambda s: damaged(s, "outcome.json", ""), "outcome.json is not valid JSON"),
         (lambda s: damaged(s, "outcome.json", "{}"), "outcome.json has no field 'outcome'"),
-        (lambda s: damaged(s, "metrics.jsonl", 'oops\n{"step": 0}\n'), "line 1 of"),
     ],
 )
 def test_one_sentence_for_what_cannot_be_read(tmp_path: Path, damage: Any, words: str) -> None:

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from analysis import pdp
-from analysis.pdp_table import attacks, removal
+from analysis.pdp_table import AS_ONE, GROUPS, attacks, removal
 
 TRIAL: dict[str, Any] = {
     "outcome": "finished",
@@ -94,6 +94,13 @@ def test_removal_is_drawn_and_written(removed: pd.DataFrame, tmp_path: Path) -> 
     says = pdp.sweep(removed, tmp_path, what="x")
     assert "-0.040 [-0.090, +0.010]" in says
     assert {path.name for path in tmp_path.iterdir()} == {"pdp.md", "pdp-removal.csv", "pdp-removal.png"}
+
+
+def test_bounds_from_before_the_audit_was_by_label_are_named(removed: pd.DataFrame, tmp_path: Path) -> None:
+    assert AS_ONE in pdp.sweep(removed, tmp_path, what="x")
+    assert AS_ONE not in pdp.sweep(removed.assign(**{GROUPS: 2.0}), tmp_path, what="x")
+    mixed = removed.assign(**{GROUPS: [2.0, 2.0, None, None, None, None]})
+    assert AS_ONE in pdp.sweep(mixed, tmp_path, what="x")
 
 
 def test_a_sweep_without_tables_is_refused(tmp_path: Path) -> None:

@@ -105,7 +105,41 @@ def test_a_job_ships_the_code_and_little_else(tmp_path: Path) -> None:
     assert (tmp_path / "package.zip").stat().st_size < 10 * 2**20  # the dashboard takes 100 MiB
 
 
+SECRETS = (
+    ".env",
+    ".env.local",
+    "key.pem",
+    "tls.key",
+    "id_rsa",
+    "credentials.json",
+    "mlflow.db",
+    "a.sqlite3",
+    "mlruns/x",
+)
+
+
+def test_a_job_ships_no_secrets_and_no_databases(tmp_path: Path) -> None:
+    from ray._private.runtime_env.packaging import create_package
+
+    folder = tmp_path / "checkout"
+    for name in (*SECRETS, "jobs/.env", "kept.py"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("")
+    for name in (".rayignore", ".gitignore"):
+        (folder / name).write_text((ROOT / name).read_text())
+    create_package(str(folder), tmp_path / "package.zip", include_gitignore=True, excludes=[".git"])
+    files = {name for name in zipfile.ZipFile(tmp_path / "package.zip").namelist() if not name.endswith("/")}
+    assert files == {"kept.py", ".rayignore", ".gitignore"}
+
+
 # --- ray up ---
+
+
+@pytest.mark.parametrize("name", LAUNCHERS)
+def test_the_mount_is_not_open_to_everyone(name: str) -> None:
+    commands = [c for key, value in walk(documents(name)[0]) if key.endswith("commands") for c in value]
+    modes = re.findall(r"(?:chmod|install -d -m|mkdir -m) (\S+)", "\n".join(commands))
+    assert modes and set(modes) == {"700"}
 
 
 @pytest.mark.parametrize("name", LAUNCHERS)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -102,6 +104,38 @@ def test_rows_come_with_their_own_pixels_and_labels(tmp_path: Path) -> None:
         torch.testing.assert_close(records.images, source[records.numbers], rtol=0, atol=1e-6)
     assert data.label_names == (("ant", "bee", "cat"),)
     assert_cut(data, [(("test",), labels[40:]), ([s for s in SPLITS if s != "test"], labels[:40])])
+
+
+def test_classes_that_nobody_names_are_those_of_public_records(tmp_path: Path) -> None:
+    """That there is a class must not be known from one private record: it is refused, or has its event."""
+    encoded, labels = [png(p) for p in pictures(30)], [0, 1] * 14 + [2, 2]
+    write(tmp_path / "numbered" / "x.parquet", encoded, labels)
+    write(tmp_path / "named" / "x.parquet", encoded, labels, names=["ant", "bee", "hiv"])
+    config = Data(name=str(tmp_path / "numbered"), **FEW)
+    said = message(config)
+    assert said.startswith("none of the 6 public records has the label '2' of 1 parquet file")
+    assert "raise data.public" in said and "data.fitted_on" in said
+    everybody = load(replace(config, fitted_on="all"))
+    assert (everybody.found, everybody.learned) == (("label",), "the classes, taken from all records")
+    named = load(replace(config, name=str(tmp_path / "named")))
+    assert (named.found, named.learned, named.label_names) == ((), "", (("ant", "bee", "hiv"),))
+    write(tmp_path / "few" / "x.parquet", encoded, [0, 1] * 15)
+    few = load(replace(config, name=str(tmp_path / "few")))
+    assert (few.found, few.learned, few.label_names) == (("label",), "", (("0", "1"),))
+
+
+def test_the_public_rows_of_a_table_are_drawn_without_a_look_at_it(tmp_path: Path) -> None:
+    """Also where the labels are others, by which the other splits are stratified."""
+    frame = pd.DataFrame({"age": range(60), "pays": ["yes", "no"] * 30})
+    sets = []
+    for name, pays in (("a", frame["pays"]), ("b", frame["pays"].replace("yes", "no").where(frame.index > 5, "yes"))):
+        frame.assign(pays=pays).to_csv(tmp_path / f"{name}.csv", index=False)
+        sets.append(load(Data(name=str(tmp_path / f"{name}.csv"), labels=("pays",), **FEW | {"public": 30})))
+    one, other = (data.splits for data in sets)
+    assert torch.equal(one["public"].numbers, other["public"].numbers)
+    numbers = torch.cat([records.numbers for records in one.values()])
+    assert {split: len(r) for split, r in one.items()} == {**FEW, "public": 30, "train": 12}
+    assert len(numbers.unique()) == 60
 
 
 def test_test_rows_are_the_sources_own(tmp_path: Path) -> None:

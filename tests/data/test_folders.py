@@ -65,7 +65,7 @@ def test_a_class_may_be_called_train(tmp_path: Path) -> None:
 
 
 def test_numbers_are_sorted_as_numbers(tmp_path: Path) -> None:
-    data = load(Data(name=str(animals(tmp_path / "zoo", names=("10", "2", "0", "x"), each=3)), **FEW))
+    data = load(Data(name=str(animals(tmp_path / "zoo", names=("10", "2", "0", "x"), each=3)), **FEW | {"public": 4}))
     assert data.label_names == (("0", "2", "10", "x"),)
 
 
@@ -76,7 +76,7 @@ def test_any_format_and_what_is_no_picture_is_told(tmp_path: Path) -> None:
     (zoo / "bee" / "notes.txt").write_text("none")
     (zoo / "bee" / ".hidden.png").write_text("none")
     (zoo / "cow").mkdir()
-    data = load(Data(name=str(zoo), colour="grey", **FEW | {"train": None}))
+    data = load(Data(name=str(zoo), colour="grey", fitted_on="all", **FEW | {"train": None}))
     assert data.label_names == (("ant", "bee"),)
     assert sum(len(r) for r in data.splits.values()) == 15
     told = ("files left unread: 1, such as bee/notes.txt", "folders without pictures: cow")
@@ -90,7 +90,7 @@ def test_size_crops_to_the_central_square_and_averages(tmp_path: Path) -> None:
         save(tmp_path / "zoo" / c / "0.png", np.full((4, 4), 60, np.uint8))
         save(tmp_path / "zoo" / c / "1.png", wide)
     sizes = {"train": None, "public": 0, "validation": 0, "calibration": 0, "test": 1}
-    data = load(Data(name=str(tmp_path / "zoo"), size=1, **sizes))
+    data = load(Data(name=str(tmp_path / "zoo"), size=1, fitted_on="all", **sizes))
     found = {int(n): float(v) for r in data.splits.values() for n, v in zip(r.numbers, r.images.flatten(), strict=True)}
     assert found == pytest.approx({0: 60 / 127.5 - 1, 2: 60 / 127.5 - 1, 1: 100 / 127.5 - 1, 3: 100 / 127.5 - 1})
     assert data.notes == (
@@ -134,6 +134,18 @@ def test_an_undecodable_picture_is_named(tmp_path: Path) -> None:
     zoo = animals(tmp_path / "zoo")
     (zoo / "bee" / "3.png").write_bytes((zoo / "bee" / "3.png").read_bytes()[:40])
     assert f"{zoo}/bee/3.png cannot be decoded as a picture" in message(Data(name=str(zoo), **FEW | {"train": None}))
+
+
+def test_a_format_that_is_not_allowed_is_not_opened(tmp_path: Path) -> None:
+    """Pillow hands EPS to Ghostscript, a program of its own: neither by its ending nor under another's."""
+    zoo = animals(tmp_path / "zoo")
+    for name in ("4.eps", "5.tga"):
+        save(zoo / "bee" / name, np.zeros((4, 4), np.uint8))
+    data = load(Data(name=str(zoo), fitted_on="all", **FEW | {"train": None}))
+    assert data.notes == ("files left unread: 2, such as bee/4.eps",)
+    (zoo / "bee" / "5.tga").rename(zoo / "bee" / "3.png")
+    other = str(zoo.rename(tmp_path / "other"))
+    assert f"{other}/bee/3.png cannot be decoded as a picture" in message(Data(name=other, **FEW | {"train": None}))
 
 
 def test_only_the_pictures_of_the_splits_are_decoded(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from raydiff.data.categories import MISSING, OTHER, UNUSED, Mapping
-from raydiff.data.tablesets import LOAN
-from raydiff.data.tabular import Table, edges_in, locate, read, read_again
+from raydiff.data.tablesets import LOAN, PRESETS
+from raydiff.data.tabular import Encoded, Table, edges_in, locate, read, read_again
 
 on_disk = pytest.mark.skipif("RAYDIFF_DATA" not in os.environ, reason="RAYDIFF_DATA names no folder of data sets")
 
@@ -127,6 +127,84 @@ def test_the_digest_knows_codes_labels_and_names(tmp_path: Path, csv: str) -> No
     assert read(Table(source=csv)).digest != one
     renamed = people(sex=["female", "male"] * 6)  # the same codes
     assert read(Table(source=written(tmp_path / "t.csv", renamed), label="pays")).digest != one
+
+
+# --- public rows ---
+
+PRIVATE = {
+    "an extreme number": {"age": 987654.25},
+    "an infinite one": {"age": math.inf},
+    "a text among numbers": {"age": "unknown", "rooms": "many"},
+    "nothing": {"age": None, "sex": None, "rooms": None},
+    "texts that nobody else has": {"sex": "x", "rooms": 17, "pays": "hiv"},
+}
+
+
+def crowd(**change: Any) -> pd.DataFrame:
+    """60 rows, of which row 7 is a private one, and has these values."""
+    own = {"age": [20 + i % 37 for i in range(60)], "sex": ["f", "m", "m"] * 20, "rooms": [1, 2, 3, 1] * 15}
+    frame = pd.DataFrame({**own, "pays": ["yes", "no", "no"] * 20}).astype(object)
+    for name, value in change.items():
+        frame.loc[7, name] = value
+    return frame
+
+
+@pytest.mark.parametrize(
+    ("changed", "suffix"),
+    [*((c, "csv") for c in PRIVATE), *((c, "parquet") for c in PRIVATE if c != "a text among numbers")],
+)
+def test_a_private_record_changes_nothing_but_its_own_codes(tmp_path: Path, changed: str, suffix: str) -> None:
+    """Mapping, public rows and everybody else's codes are the same, whatever the record holds."""
+
+    def table(name: str, frame: pd.DataFrame) -> Encoded:
+        path = tmp_path / f"{name}.{suffix}"
+        frame.to_csv(path, index=False) if suffix == "csv" else frame.infer_objects().to_parquet(path)
+        return read(Table(source=str(path), label="pays"), public=20)
+
+    one, other = table("one", crowd()), table("other", crowd(**PRIVATE[changed]))
+    assert one.public is not None and other.public is not None
+    assert len(one.public) == 20 and 7 not in one.public and torch.equal(one.public, other.public)
+    assert other.mapping == one.mapping
+    rest = torch.arange(60) != 7
+    assert torch.equal(one.codes[rest], other.codes[rest])
+    assert one.labels is not None and other.labels is not None
+    assert torch.equal(one.labels[rest], other.labels[rest])
+    assert "hiv" not in other.mapping.to_json() and "987654" not in other.mapping.to_json()
+
+
+def test_what_no_public_row_has_goes_to_the_end_bin_or_to_one_category(tmp_path: Path) -> None:
+    path = written(tmp_path / "t.csv", crowd(age=987654.25, sex="x", rooms=None, pays="hiv"))
+    table = read(Table(source=path, label="pays"), public=20)
+    age, sex, rooms = table.categories
+    assert table.labels is not None and table.mapping.label is not None
+    assert (age[-1], sex, rooms) == (MISSING, ("f", "m", OTHER), ("1", "2", "3", OTHER))
+    assert table.mapping.label.categories == ("no", "yes", OTHER)
+    assert [names[c] for names, c in zip(table.categories, table.codes[7].tolist(), strict=True)] == [
+        age[-2],
+        *[OTHER] * 2,
+    ]
+    assert (int(table.labels[7]), table.found) == (2, ("age", "sex", "rooms", "pays"))
+
+
+def test_a_row_without_a_label_moves_no_public_row(tmp_path: Path) -> None:
+    whole = read(Table(source=written(tmp_path / "t.csv", crowd()), label="pays"), public=20)
+    less = read(Table(source=written(tmp_path / "u.csv", crowd(pays=None)), label="pays"), public=20)
+    assert whole.public is not None and less.public is not None
+    assert torch.equal(whole.rows[whole.public], less.rows[less.public]) and less.mapping == whole.mapping
+
+
+def test_public_rows_that_cannot_be(tmp_path: Path) -> None:
+    config = Table(source=written(tmp_path / "t.csv", crowd()), label="pays")
+    for public, says in (
+        (0, "data.public is 0: declare some rows of t.csv public"),
+        (61, "too few for data.public=61"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            read(config, public=public)
+    with pytest.raises(ValueError, match="bins must be at least 3"):
+        read(Table(source=config.source, label="pays", bins=2), public=20)
+    with pytest.raises(ValueError, match="label 'pays' has one value only in its public rows"):
+        read(config, public=1)
 
 
 # --- the mapping ---
@@ -254,6 +332,13 @@ def test_a_column_may_have_an_equals_sign_in_its_name() -> None:
 
 
 # --- the paper's tables ---
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_give_every_category(name: str) -> None:
+    """So that nothing is looked up in rows."""
+    preset = PRESETS[name]
+    assert {*preset.cuts, *preset.groups} == {*preset.columns} and len(preset.classes) == 2
 
 
 @on_disk

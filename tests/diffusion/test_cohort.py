@@ -15,9 +15,10 @@ import torch
 from raydiff import client, tree
 from raydiff.client import Client, Failed, Keys
 from raydiff.data.records import Records
-from raydiff.diffusion import cohort
+from raydiff.diffusion import classifier, cohort, discrete, gaussian
+from raydiff.diffusion.classifier import Classifier
 from raydiff.diffusion.gaussian import DDPM
-from raydiff.diffusion.local import Training, fit
+from raydiff.diffusion.local import Task, Training, fit
 from raydiff.diffusion.networks import MLP, UNet
 from raydiff.federation import LocalPool, rounds
 from raydiff.method import LocalResult
@@ -95,6 +96,27 @@ def test_together_equals_one_after_the_other(name: str) -> None:
         )
 
 
+def fresh() -> None:
+    """As a process is that has not used a network yet."""
+    for module in (classifier, discrete, gaussian):
+        module._stateless.cache_clear()
+
+
+FIRST = {**METHODS, "classifier": FedAvg(model=Classifier(), rounds=1, local=ADAMW)}
+
+
+@pytest.mark.parametrize("name", FIRST)
+def test_the_first_cohort_of_a_process_trains_together_and_has_the_bits_of_a_later_one(name: str) -> None:
+    method = FIRST[name]
+    fresh()
+    first, states = within(lambda: whole(method, clients(method)))
+    assert first[0].metrics["cohort/size"] == 4
+    again, apart = within(lambda: whole(method, clients(method)))
+    assert tree.digest(first[-1].server) == tree.digest(again[-1].server)
+    assert [tree.digest(state) for state in states] == [tree.digest(state) for state in apart]
+    assert first[-1].metrics == again[-1].metrics
+
+
 def test_moments_and_losses_are_each_clients_own() -> None:
     """A training that is continued in lock-step, as PFDM's parts are, on the optimiser's whole state."""
 
@@ -134,12 +156,63 @@ def test_unequal_clients_are_not_padded() -> None:
     assert tree.digest(sent[0][2]) == tree.digest(sent[1][2])
 
 
-def test_a_loss_that_vmap_cannot_do_is_trained_one_by_one() -> None:
+def test_a_loss_that_vmap_cannot_do_is_trained_one_by_one_and_that_is_said() -> None:
     method = PerFedAvg(model=MODEL, rounds=2, local=ADAMW, order="second")
     expected, _ = whole(method, clients(method, vectorize=False))
-    seen, _ = within(lambda: whole(method, clients(method)))
+    with pytest.warns(RuntimeWarning, match=r"^DDPM: clients train one by one: element 0 of tensors does not require"):
+        seen, _ = within(lambda: whole(method, clients(method)))
     assert seen[-1].metrics["cohort/size"] == 1
     assert tree.digest(seen[-1].server) == tree.digest(expected[-1].server)
+
+
+MACHINE = {
+    "memory": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+    "device": torch.AcceleratorError("CUDA error: device-side assert triggered"),
+    "cublas": RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm`"),
+    "cpu": RuntimeError("[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory"),
+}
+
+
+@pytest.mark.parametrize("error", MACHINE.values(), ids=MACHINE)
+def test_what_is_no_matter_of_the_loss_is_not_tried_again_one_by_one(
+    error: RuntimeError, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    """Otherwise the numbers would depend on the memory that happened to be free."""
+    method, alone = METHODS["fedavg"], []
+
+    def refused(loss: Any) -> Any:
+        def each(*_: Any) -> Any:
+            raise error
+
+        return each
+
+    monkeypatch.setattr(torch.func, "vmap", refused)
+    monkeypatch.setattr(Task, "alone", lambda task: alone.append(task))
+    with pytest.raises(type(error), match=str(error)[:10].replace("[", r"\[")):
+        within(lambda: whole(method, clients(method)))
+    assert not alone and not [w for w in recwarn if "one by one" in str(w.message)]
+
+
+def test_an_error_after_the_first_step_is_not_vmaps(monkeypatch: pytest.MonkeyPatch) -> None:
+    method, alone = METHODS["fedavg"], []
+    vmap = torch.func.vmap
+
+    def failing(loss: Any) -> Any:
+        calls, each = [], vmap(loss)
+
+        def second(*args: Any) -> Any:
+            calls.append(args)
+            if len(calls) == 2:
+                raise RuntimeError("in the second step")
+            return each(*args)
+
+        return second
+
+    monkeypatch.setattr(torch.func, "vmap", failing)
+    monkeypatch.setattr(Task, "alone", lambda task: alone.append(task))
+    with pytest.raises(RuntimeError, match="in the second step"):
+        within(lambda: whole(method, clients(method)))
+    assert not alone
 
 
 def test_cohorts_have_a_largest_size(monkeypatch: pytest.MonkeyPatch) -> None:

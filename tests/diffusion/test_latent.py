@@ -20,10 +20,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from raydiff import tree
+from raydiff import tree, trial
+from raydiff.config import Experiment
+from raydiff.data.datasets import Data
 from raydiff.diffusion import latent, latent_folder
 from raydiff.diffusion.gaussian import alphas_bar
 from raydiff.diffusion.latent import LatentDiffusion, LatentModel, check_disjoint, load
+from raydiff.methods import FedDistr
 
 SHAPE, LATENT = (1, 14, 14), (4, 7, 7)
 
@@ -362,6 +365,22 @@ def test_an_experiments_model_knows_its_weights(own: Path, monkeypatch: pytest.M
         replace(held, digest="0" * 64).load()
     with pytest.raises(ValueError, match="divisible by 2"):
         LatentModel(path=str(own)).for_data((1, 9, 9), ())
+
+
+def test_who_asks_for_its_shapes_alone_leaves_the_accelerator_alone(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a sweep's driver does, on a GPU that Ray counts as free: the one here is torch's device without memory."""
+    monkeypatch.setattr(latent, "device", lambda: torch.device("meta"))
+
+    def where(of: LatentDiffusion) -> set[str]:
+        return {p.device.type for module in (of.vae, of.unet) for p in module.parameters()}
+
+    method = FedDistr(model=LatentModel(path=str(own)), epsilon=None, clip=None, clusters=1, least=0)
+    resolved = trial.resolve(Experiment(method=method, data=Data(size=14), evaluation=None))
+    loaded = resolved.method.model.load()
+    assert where(loaded) == {"cpu"}
+    with pytest.raises(NotImplementedError, match="meta"):  # it has computed there, and has nothing to give
+        loaded.decode(torch.zeros(1, *LATENT))
+    assert where(loaded) == {"cpu", "meta"}
 
 
 def test_the_digest_is_over_weights_and_configs(own: Path, folder: Path, tmp_path: Path) -> None:

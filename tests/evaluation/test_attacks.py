@@ -156,8 +156,8 @@ def test_pian_of_a_prediction_of_nothing_is_a_number() -> None:
     assert scored("pian", denoiser=lambda x, t, labels: torch.zeros_like(x)).tolist() == [[0.0, 0.0]] * 5
 
 
-def test_grid_reaches_four_tenths_and_holds_the_papers_timestep() -> None:
-    assert grid(1000) == [40, 80, 120, 160, 200, 240, 280, 320, 360, 400]
-    assert grid(100)[-1] == 40
+def test_grid_starts_next_to_the_data_reaches_four_tenths_and_holds_the_papers_timesteps() -> None:
+    assert grid(1000) == [1, 10, 20, 40, 60, 100, 140, 200, 280, 400]
+    assert grid(100) == [1, 2, 4, 6, 10, 14, 20, 28, 40]
     assert grid(10) == [1, 2, 3, 4]
     assert grid(1) == [1]

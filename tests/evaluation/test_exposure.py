@@ -16,12 +16,13 @@ from raydiff.config import Experiment, Runtime
 from raydiff.data.datasets import Data
 from raydiff.data.partition import Iid
 from raydiff.data.records import Records
-from raydiff.diffusion.discrete import DiscreteDiffusion, images_of
+from raydiff.diffusion.discrete import DiscreteDiffusion, codes_of, images_of
 from raydiff.diffusion.local import Training
 from raydiff.evaluation.evaluate import Evaluation
 from raydiff.evaluation.exposure import RowAudit, measured
 from raydiff.methods import DPSGD, FedAvg, LocalOnly
 from raydiff.privacy.pdp import Release
+from raydiff.privacy.pdp_exact import exact
 from raydiff.privacy.pdp_kernel import Kernel
 from raydiff.privacy.pdp_reference import deltas
 from raydiff.seeding import generator
@@ -56,6 +57,33 @@ def test_bounds_are_those_of_the_plain_algorithm_at_the_step_that_is_released(ow
     )
 
 
+def unbalanced() -> Records:
+    """400 rows of one label, and two of another that they hide."""
+    codes = torch.cat([codes_of(skewed(400, 3).images), torch.tensor([[0, 0, 0], [1, 1, 1]])])
+    labels = torch.tensor([0] * 400 + [1] * 2)[:, None]
+    return Records(images_of(codes), labels, torch.arange(402))
+
+
+def test_a_conditional_model_tells_of_no_record_more_than_its_bound() -> None:
+    """By enumeration of what is generated for the record's label. Step 1, where no bound is infinite."""
+    records, model = unbalanced(), replace(MODEL, labels=(2,), release=1)
+    rare = codes_of(records.images).numpy()[400:]
+    told = exact(rare, 0, replace(RELEASE, step=1)).delta
+    assert told <= RowAudit().bounds(records, model)[400] < np.inf
+    assert RowAudit().bounds(records, replace(model, labels=()))[400] < told / 10  # of a model that has no condition
+
+
+def test_a_conditional_model_is_audited_within_each_label() -> None:
+    records = skewed(60, 4)
+    labels = torch.arange(60).remainder(3)[:, None]
+    of_three = Records(records.images, labels, records.numbers)
+    found = RowAudit().bounds(of_three, replace(MODEL, labels=(3,)))
+    for label in range(3):
+        mine = torch.nonzero(labels[:, 0] == label)[:, 0]
+        assert found[mine.numpy()] == pytest.approx(told(records.select(mine)), rel=1e-9)
+    assert RowAudit().bounds(of_three, MODEL) == pytest.approx(told(records), rel=1e-9)
+
+
 def test_the_most_exposed_are_left_out(own: Records) -> None:
     kept = RowAudit(remove=0.25).kept(own, MODEL)
     assert len(kept) == 30
@@ -71,7 +99,7 @@ def test_tables_are_one_only_where_the_model_is_of_all(own: Records) -> None:
     apart = measured(RowAudit(), [own, other], MODEL, together=False)
     assert apart["pdp/own/largest"] == pytest.approx(max(told(own) + told(other)))
     assert apart["pdp/own/mean"] == pytest.approx(np.mean(told(own) + told(other)))
-    assert apart["pdp/own/records"] == 100
+    assert (apart["pdp/own/records"], apart["pdp/own/groups"]) == (100, 1)
     both = Records(*(torch.cat([getattr(r, k) for r in (own, other)]) for k in ("images", "labels", "numbers")))
     one = measured(RowAudit(), [own, other], MODEL, together=True)
     assert one["pdp/union/largest"] == pytest.approx(max(told(both)))
@@ -109,7 +137,7 @@ def experiment(tmp_path_factory: pytest.TempPathFactory) -> Experiment:
     frame.to_csv(path, index=False)
     return Experiment(
         method=LocalOnly(model=replace(MODEL, counts=(2,)), local=Training(steps=2, batch=8)),
-        data=Data(name=str(path), labels=("label",), public=0, validation=0, calibration=0, test=100),
+        data=Data(name=str(path), labels=("label",), public=0, validation=0, calibration=0, test=100, fitted_on="all"),
         clients=2,
         partition=Iid(),
         evaluation=Evaluation(distance="tables", attack=False),
@@ -128,15 +156,20 @@ def test_clients_train_on_what_their_own_audit_leaves(experiment: Experiment, tm
     opened = [open_trial(e, tmp_path / name) for name, e in (("all", everything), ("some", experiment))]
     model = opened[0].experiment.method.model
     for whole, part in zip(*(trial.make_clients(o, (0, 1)) for o in opened), strict=True):
-        bounds = told(whole.data, replace(RELEASE, kernel=Kernel(alpha=RELEASE.kernel.alpha, categories=model.k)))
+        release = replace(RELEASE, kernel=Kernel(alpha=RELEASE.kernel.alpha, categories=model.k))
+        bounds = np.empty(100)
+        for label in (0, 1):
+            mine = torch.nonzero(whole.data.labels[:, 0] == label)[:, 0]
+            bounds[mine.numpy()] = told(whole.data.select(mine), release)
         assert (len(whole.data), len(part.data)) == (100, 90)
-        exposed = {int(whole.data.numbers[i]) for i in np.argsort(-np.array(bounds), kind="stable")[:10]}
+        exposed = {int(whole.data.numbers[i]) for i in np.argsort(-bounds, kind="stable")[:10]}
         assert set(part.data.numbers.tolist()) == set(whole.data.numbers.tolist()) - exposed
 
 
 def test_a_trial_says_whose_rows_were_audited(experiment: Experiment, tmp_path: Path) -> None:
     alone = final(experiment, tmp_path)
-    assert alone["pdp/own/records"] == 180 and not any(k.startswith("pdp/union") for k in alone)
+    assert alone["pdp/own/records"] == 180 and alone["pdp/own/groups"] == 2
+    assert not any(k.startswith("pdp/union") for k in alone)
     federated = replace(experiment, method=FedAvg(model=experiment.method.model, rounds=1, local=Training(steps=2)))
     together = final(federated, tmp_path)
     assert together["pdp/union/records"] == 180 and not any(k.startswith("pdp/own") for k in together)

@@ -113,12 +113,12 @@ def experiment(people: Path) -> Experiment:
 
 
 def test_a_table_is_loaded_as_records_of_codes(experiment: Experiment) -> None:
-    dataset = load(experiment.data)
+    dataset = load(replace(experiment.data, bins=5))
     assert dataset.shape == (1, 1, 3)
-    assert dataset.cardinalities == (2,)
-    assert dataset.label_names == (("no", "yes"),)
+    assert dataset.cardinalities == (3,)  # one of them for labels that no public row has
+    assert dataset.label_names == (("no", "yes", "(other)"),)
     assert dataset.mapping is not None
-    assert [len(c.categories) for c in dataset.mapping.columns] == [4, 2, 4]
+    assert [len(c.categories) for c in dataset.mapping.columns] == [5, 3, 5]
     train = dataset.splits["train"]
     assert len(train) == 400
     codes = train.images.flatten(1)
@@ -128,7 +128,7 @@ def test_a_table_is_loaded_as_records_of_codes(experiment: Experiment) -> None:
     told = pd.read_csv(experiment.data.name).iloc[train.numbers.tolist()]
     assert towns["town"].tolist() == told["town"].tolist()
     assert towns["buys"].tolist() == told["buys"].tolist()
-    assert "bins and categories were taken from these rows" in dataset.notes
+    assert "bins and categories were taken from 50 public rows" in dataset.notes
 
 
 def test_adult_has_test_rows_of_its_own(data_root: Path) -> None:
@@ -217,8 +217,8 @@ METHODS = {
 @pytest.mark.parametrize("name", METHODS)
 def test_methods_train_on_a_table_from_start_to_end(name: str, experiment: Experiment, tmp_path: Path) -> None:
     opened, final = finished(replace(experiment, method=METHODS[name]), tmp_path)
-    assert opened.experiment.method.model.counts == (4, 2, 4)
-    assert opened.experiment.method.model.labels == (2,)
+    assert opened.experiment.method.model.counts == (4, 3, 4)
+    assert opened.experiment.method.model.labels == (3,)
     assert all(0 <= final[f"eval/{k}"] <= 1 for k in ("tv_columns", "tv_pairs", "accuracy", "accuracy/real"))
     assert final["eval/accuracy/real"] == 1
     assert not any("fd_" in k or "attack" in k or "blackbox" in k for k in final)
@@ -257,4 +257,4 @@ def test_a_finished_trial_makes_rows(experiment: Experiment, tmp_path: Path) -> 
     opened, _ = finished(replace(experiment, method=METHODS["fedavg"]), tmp_path)
     sampled = open_finished(opened.folder).source(None)
     assert sampled.about == "rows of the shared model"
-    assert sampled.sample(sampled.labels[:3], generator(0)).shape == (3, 1, 1, 3)
+    assert sampled.sample(sampled.labels, generator(0)).shape == (2, 1, 1, 3)

@@ -142,11 +142,37 @@ def roles(shift: float, columns: int, seed: int, n: int = 60) -> dict[str, Tenso
 
 
 def test_best_is_the_attack_of_the_best_calibration_whatever_the_evaluation_says() -> None:
-    good, better = roles(3, 2, 0), roles(0.5, 2, 1)
+    few = membership.ENOUGH - 1  # too few to be combined
+    good, better = roles(3, 2, 0, few), roles(0.5, 2, 1, few)
     good["nonmembers"] = good["nonmembers"] - 3  # nothing is left of it in the evaluation
     found = targets.summary([{"client": {"a": good, "b": better}}])
     assert found["attack/client/best/auc"] == found["attack/client/a/auc"] < found["attack/client/b/auc"]
     assert found["attack/client/best/auc_high"] == found["attack/client/a/auc_high"]
+    assert "attack/client/combined/auc" not in found
+
+
+def test_best_is_the_combination_where_it_helps() -> None:
+    of = {name: roles(1, 2, seed, 200) for seed, name in enumerate("abc")}
+    found = targets.summary([{"client": of}])
+    assert found["attack/client/best/auc"] == found["attack/client/combined/auc"]
+    assert found["attack/client/best/auc"] > 0.05 + max(found[f"attack/client/{name}/auc"] for name in of)
+
+
+def test_best_is_a_single_attack_where_the_combination_does_not_help() -> None:
+    of = {"a": roles(4, 1, 0, 25), "b": roles(0, 30, 1, 25)}
+    found = targets.summary([{"client": of}])
+    assert found["attack/client/best/auc"] == found["attack/client/a/auc"] > found["attack/client/combined/auc"]
+
+
+def test_the_combination_is_of_the_pooled_members_of_a_shared_model_and_missing_where_a_client_has_too_few() -> None:
+    few = [{"pia": roles(1, 2, seed, 15)} for seed in (0, 1)]
+    for name in ("calibration_nonmembers", "nonmembers"):
+        few[1]["pia"][name] = few[0]["pia"][name] = roles(1, 2, 2, 40)[name]
+    found = targets.summary([{"global": of, "client": of} for of in few])
+    assert "attack/global/combined/auc" in found and "attack/client/combined/auc" not in found
+    enough = {"pia": roles(1, 2, 3, 40)}
+    found = targets.summary([{"client": of} for of in (enough, few[0])])
+    assert "attack/client/combined/auc" not in found and "attack/client/best/auc" in found
 
 
 def test_members_of_a_shared_model_are_pooled_and_those_of_the_clients_models_are_not() -> None:

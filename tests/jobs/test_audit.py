@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from raydiff import tracking
 from raydiff.data.tabular import Table, read
 from raydiff.diffusion.uniform import Sigmoid
 from raydiff.privacy import pdp_reference
-from raydiff.privacy.pdp import Release
+from raydiff.privacy.pdp import UNCONDITIONAL, Release
 from raydiff.privacy.pdp_kernel import Kernel
 
 
@@ -51,7 +53,7 @@ def test_prints_and_saves(file: Path, capsys: pytest.CaptureFixture[str]) -> Non
     out = run(file, "--release", "7", "--epsilon", "0.5", "--remove", "0.1", "--exposed", "2")
     text = capsys.readouterr().out
     assert (out / "report.txt").read_text() in text
-    assert "row 41: inf  no other record has its colour" in text
+    assert "row 41: inf  no other record of its income has its colour" in text
     assert "59 records, 3 columns, k = 4" in text
     assert "1 of them infinite" in text
     assert "conditional on the removed set, not the pipeline's guarantee" in text
@@ -68,13 +70,82 @@ def test_prints_and_saves(file: Path, capsys: pytest.CaptureFixture[str]) -> Non
 def test_rows_hold_the_bound_of_algorithm_1(file: Path) -> None:
     frame = pd.read_parquet(run(file, "--release", "7", "--epsilon", "0.5", "--remove") / "records.parquet")
     assert frame["row"].tolist() == [row for row in range(60) if row != 7]
-    table = read(Table(source=str(file), label="income", bins=4)).codes.numpy()
-    kernel = Kernel(alpha=Sigmoid().alpha(5).tolist(), categories=4)
-    expected = pdp_reference.deltas(table, Release(kernel=kernel, samples=7, epsilon=0.5))
-    np.testing.assert_allclose(frame["delta"], expected, rtol=1e-9)
+    table = read(Table(source=str(file), label="income", bins=4))
+    release = Release(kernel=Kernel(alpha=Sigmoid().alpha(5).tolist(), categories=4), samples=7, epsilon=0.5)
+    assert table.labels is not None
+    for label in (0, 1):  # each label's rows by themselves, as a model that is conditional on it knows them
+        mine = (table.labels == label).numpy()
+        expected = pdp_reference.deltas(table.codes.numpy()[mine], release)
+        np.testing.assert_allclose(frame["delta"][mine], expected, rtol=1e-9)
     assert {f"{name}_{t}" for name in ("psi", "radius", "similarity") for t in range(1, 6)} < set(frame.columns)
     assert frame.loc[frame["row"] == 41, "alone_in"].item() == "colour"
     assert frame["alone_in"].isna().sum() == 58
+
+
+def test_a_model_that_is_conditional_on_nothing(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    frame = pd.read_parquet(run(file, "--unconditional", "--epsilon", "0.5", "--remove") / "records.parquet")
+    table = read(Table(source=str(file), label="income", bins=4)).codes.numpy()
+    release = Release(kernel=Kernel(alpha=Sigmoid().alpha(5).tolist(), categories=4), epsilon=0.5)
+    np.testing.assert_allclose(frame["delta"], pdp_reference.deltas(table, release), rtol=1e-9)
+    assert UNCONDITIONAL in capsys.readouterr().out
+
+
+def test_rows_of_each_label(file: Path) -> None:
+    once, found = (
+        pd.read_parquet(run(file, "--remove", "--release", *rows) / "records.parquet")
+        for rows in (["1"], ["low=3", "high=20"])
+    )
+    income = pd.read_csv(file)["income"].dropna().to_numpy()
+    np.testing.assert_allclose(found["delta"], once["delta"] * np.where(income == "low", 3, 20), rtol=1e-9)
+
+
+def test_the_only_record_of_a_label_is_said_to_be(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    frame = pd.read_csv(file)
+    frame.loc[20, "income"] = "unknown"
+    frame.to_csv(file, index=False)
+    saved = pd.read_parquet(run(file, "--remove") / "records.parquet").set_index("row")
+    assert (saved.loc[20, "delta"], saved.loc[20, "alone_in"]) == (np.inf, "income")
+    assert "row 20: inf  no other record has its income" in capsys.readouterr().out
+
+
+# --- columns and bins ---
+
+
+@pytest.fixture
+def savings(file: Path) -> Path:
+    """Nearly all have none, so the quantiles cut the others: < 100, 100 to < 200, 200 to < 400, >= 400."""
+    frame = pd.read_csv(file)
+    frame["savings"] = 0
+    frame.loc[[1, 11, 21, 31, 51], "savings"] = [100, 200, 300, 400, 500]
+    frame["colour"] = ["red", "blue"] * 30
+    frame.to_csv(file, index=False)
+    return file
+
+
+def test_bins_with_one_record_are_merged(savings: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    merged = pd.read_parquet(run(savings, "--unconditional", "--remove") / "records.parquet")
+    assert "bins with a single record merged with a neighbour in savings" in capsys.readouterr().out
+    kept = pd.read_parquet(run(savings, "--unconditional", "--remove", "--keep-bins") / "records.parquet")
+    assert "alone in a bin of savings" in capsys.readouterr().out
+    assert np.isfinite(merged["delta"]).all()
+    infinite = kept[np.isinf(kept["delta"])]
+    assert set(infinite["row"]) == {1} and set(infinite["alone_in"]) == {"savings"}
+
+
+def test_columns_are_left_out(savings: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    frame = pd.read_parquet(run(savings, "--exclude", "savings", "age", "--remove") / "records.parquet")
+    assert "2 columns, k = 3" in capsys.readouterr().out
+    same = pd.read_parquet(run(savings, "--columns", "colour", "size", "--remove") / "records.parquet")
+    pd.testing.assert_frame_equal(frame, same)
+
+
+def test_a_column_to_leave_out_that_is_not_there(file: Path) -> None:
+    command = [sys.executable, str(Path(job.__file__)), str(file), "--label", "income", "--out", str(file.parent / "o")]
+    done = subprocess.run([*command, "--exclude", "colours"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.strip().splitlines() == [
+        "error: exclude names 'colours', which is not among the columns of people.csv: did you mean 'colour'?"
+    ]
 
 
 def test_a_later_step_and_a_schedule_that_stops_early(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -91,6 +162,13 @@ def test_a_later_step_and_a_schedule_that_stops_early(file: Path, capsys: pytest
         (["--label", "salary"], "no column 'salary'"),
         (["--epsilon", "0"], "epsilon must be a positive number"),
         (["--release", "0"], "samples must be at least 1, got 0"),
+        (["--release", "low=1", "high=0"], "samples must be at least 1, got 0"),
+        (["--release", "many"], "a number of rows or LABEL=ROWS, got 'many'"),
+        (["--release", "low=1", "low=1"], "once each of high, low"),
+        (["--release", "low=1", "higher=1"], "once each of high, low"),
+        (["--unconditional", "--release", "low=1", "high=1"], "conditional on none"),
+        (["--exclude", "income"], "exclude names 'income', which is not among the columns"),
+        (["--exclude", "colour", "size", "age"], "exclude leaves no column"),
         (["--release-step", "6"], r"step must be in 0\.\.5, got 6"),
         (["--steps", "0"], "steps must be at least 1"),
         (["--schedule", "cubic"], "linear, sigmoid, cosine, got 'cubic'"),
@@ -153,6 +231,7 @@ def test_the_log_has_a_summary_and_no_record(file: Path, store: Path, capsys: py
     assert told.data.params == {
         "table": "people.csv",
         "label": "income",
+        "unconditional": "False",
         "columns": "colour size age",
         "k": "4",
         "m": "7",
@@ -195,7 +274,7 @@ def test_confidential_it_has_the_records_too(file: Path, store: Path) -> None:
     names = ("audit.png", "records.parquet", "removals.json", "report.txt")
     assert sorted(files) == [f"audit/{name}" for name in names]
     assert all((out / name).read_bytes() == files[f"audit/{name}"].read_bytes() for name in names)
-    assert "row 41: inf  no other record has its colour" in files["audit/report.txt"].read_text()
+    assert "row 41: inf  no other record of its income has its colour" in files["audit/report.txt"].read_text()
     assert pq.read_table(files["audit/records.parquet"])["row"].to_pylist() == [r for r in range(60) if r != 7]
     assert told.data.tags["raydiff.confidential"].startswith("holds the bound of every record")
     assert not [name for name in metrics if "after_removal" in name]

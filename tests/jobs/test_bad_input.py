@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import shutil
+import stat
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from analysis import load
+from raydiff import settings
+from raydiff.store import write_text
 
+ROOT = Path(__file__).resolve().parents[2]
+SECRET = b"the noise secret"
+
+import command
+import presets
+import record
 import run
 import sweep
 
@@ -43,7 +54,8 @@ CASES = {
     "delta without noise": ("--epsilon none --method.delta 2", "delta must be in"),
     "no calibration": ("--data.calibration 0", "split calibration"),
     "dimension": ("--evaluation.dim 40", "evaluation.dim must be at most n/5"),
-    "secret": ("--runtime.noise-secret abc", "hexadecimal"),
+    "secret": ("--runtime.noise-secret " + "ab" * 16, "must not be on a command line.*RAYDIFF_NOISE_SECRET"),
+    "nothing to resume": ("--resume", "give its --name"),
     "no latent model": (
         "--method feddistr",
         r"model\.path names no latent diffusion model.*pretrain_latent\.py makes one",
@@ -68,6 +80,7 @@ SWEEP_ONLY = {
     "time budget": ("--time-budget -5", "--time-budget must be positive, got -5"),
     "concurrency": ("--max-concurrent 0", "--max-concurrent must be positive, got 0"),
     "blind search": ("--search asha --protocol-only", "needs the evaluation"),
+    "samplers of clients": ("--log-samplers --protocol-only", "which --protocol-only keeps with them"),
     "validated metric": ("--search asha --metric eval/fd_cnn/minor", "needs a metric over all classes"),
     "name": ("--name it's", "--name must be letters"),
     "name with a folder": ("--name a/b", "--name must be letters"),
@@ -75,9 +88,9 @@ SWEEP_ONLY = {
 }
 
 
-def refused(main, command: str, storage: Path) -> str:
+def refused(main, given: str, storage: Path) -> str:
     with pytest.raises(ValueError) as e:
-        main([*command.split(), "--runtime.storage", str(storage)])
+        main([*given.split(), "--runtime.storage", str(storage)])
     assert "\n" not in str(e.value)
     assert not storage.exists()
     return str(e.value)
@@ -86,14 +99,14 @@ def refused(main, command: str, storage: Path) -> str:
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("main", [run.main, sweep.main], ids=["run", "sweep"])
 def test_refused_in_one_sentence(main, name, tmp_path):
-    command, says = CASES[name]
-    assert re.search(says, refused(main, command, tmp_path / "s"))
+    given, says = CASES[name]
+    assert re.search(says, refused(main, given, tmp_path / "s"))
 
 
 @pytest.mark.parametrize("name", SWEEP_ONLY)
 def test_a_sweep_refuses(name, tmp_path):
-    command, says = SWEEP_ONLY[name]
-    assert re.search(says, refused(sweep.main, command, tmp_path / "s"))
+    given, says = SWEEP_ONLY[name]
+    assert re.search(says, refused(sweep.main, given, tmp_path / "s"))
 
 
 def command_line(job: str, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -125,20 +138,29 @@ def test_an_mlflow_store_that_cannot_be_written(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"the MLflow store sqlite:.* cannot be written") as e:
         run.main(["--runtime.pool", "local", "--runtime.storage", str(tmp_path / "s")])
     assert "\n" not in str(e.value)
-    assert not list((tmp_path / "s").glob("sweeps/*/trials/*"))
+    assert not list((tmp_path / "s").glob("sweeps/*"))
+
+
+@pytest.mark.parametrize("job", [run, sweep])
+@pytest.mark.parametrize("more", [[], ["--resume"]], ids=["", "resume"])
+def test_a_sweep_that_another_driver_runs_is_refused_and_left_as_it_is(tmp_path, job, more):
+    from raydiff.owner import held
+
+    with held(tmp_path / "sweeps" / "mine"):
+        before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
+        with pytest.raises(ValueError, match=rf"^mine is being run by process {os.getpid()} on [^\n]*$"):
+            job.main(["digits", "--name", "mine", "--runtime.storage", str(tmp_path), *more])
+        assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
 
 
 def test_a_name_is_used_once_unless_resumed_with_the_same_space(tmp_path):
-    import presets
-    import record
-
-    from raydiff import settings, trial
+    from raydiff import trial
 
     at = tmp_path / "sweeps" / "mine"
     same = {"trials": [trial.resolve(presets.digits().experiment)], "space": {}, "search": "grid"}
     first = record.plan(at, **same, resume=False)
     assert not at.exists()
-    record.write(at, first)
+    record.write(at, first, SECRET)
     with pytest.raises(ValueError, match="exists already: continue it with --resume"):
         record.plan(at, **same, resume=False)
     assert record.plan(at, **same, resume=True) == first
@@ -150,17 +172,15 @@ def test_a_name_is_used_once_unless_resumed_with_the_same_space(tmp_path):
         record.plan(at, **grown, resume=True)
     extended = record.plan(at, **grown, resume=True, extend=True)
     assert extended["id"] == first["id"] and set(first["trials"]) < set(extended["trials"])
-    record.write(at, extended)
+    record.write(at, extended, SECRET)
     assert record.plan(at, **grown, resume=True) == extended
     with pytest.raises(ValueError, match=r"0 trials are new and 1 are gone .*: --extend adds trials and takes none"):
         record.plan(at, **same, resume=True, extend=True)
 
 
 def test_other_code_is_refused_by_file_name(tmp_path, monkeypatch):
-    import record
-
     at = tmp_path / "sweeps" / "mine"
-    record.write(at, record.plan(at, trials=[], space={}, search="grid", resume=False))
+    record.write(at, record.plan(at, trials=[], space={}, search="grid", resume=False), SECRET)
     monkeypatch.setattr(record, "_code", lambda: {"tree.py": "other"})
     with pytest.raises(ValueError, match=r"started under other code; changed since: .*tree\.py"):
         record.plan(at, trials=[], space={}, search="grid", resume=True)
@@ -168,8 +188,6 @@ def test_other_code_is_refused_by_file_name(tmp_path, monkeypatch):
 
 def test_resuming_runs_again_what_did_not_end_by_itself(tmp_path):
     import json
-
-    import record
 
     from raydiff import trial
 
@@ -179,14 +197,15 @@ def test_resuming_runs_again_what_did_not_end_by_itself(tmp_path):
         trial.end(at / "trials" / name, outcome)
     trial.end(at / "trials" / "d", "stopped", reason="time budget")
     trial.end(at / "trials" / "e", "stopped", reason="scheduler")
-    record.write(at, record.plan(at, trials=[], space={}, search="grid", resume=False))
+    record.write(at, record.plan(at, trials=[], space={}, search="grid", resume=False), SECRET)
 
     def outcomes_left():
         return {p.parent.name: json.loads(p.read_text())["outcome"] for p in at.glob("trials/*/outcome.json")}
 
     assert outcomes_left() == {"a": "finished", "e": "stopped"}
     trial.end(at / "trials" / "b", "failed")
-    record.write(at, json.loads((at / "sweep.json").read_text()), again=False)  # of --retry, which does it itself
+    this = json.loads((at / "sweep.json").read_text())
+    record.write(at, this, SECRET, again=False)  # of --retry, which does it itself
     assert outcomes_left() == {"a": "finished", "b": "failed", "e": "stopped"}
 
 
@@ -204,17 +223,78 @@ def test_what_only_a_resumed_sweep_has(given, says):
 
 
 def test_nothing_to_retry_is_said(tmp_path, capsys):
-    given = "digits --resume --retry failed --name none --grid seed=0 --no-baselines --runtime.storage"
-    assert sweep.main([*given.split(), str(tmp_path)]) == 0
+    given = ["digits", "--grid", "seed=0", "--no-baselines", "--runtime.storage", str(tmp_path)]
+    options, overrides = sweep._options().parse_known_args(given[1:])
+    base, experiments, space, secret = sweep._plan(presets.digits(), options, overrides)
+    at = record.folder(base, "none")
+    record.write(at, record.plan(at, trials=experiments, space=space, search="grid", resume=False), secret)
+    assert sweep.main([*given, "--name", "none", "--resume", "--retry", "failed"]) == 0
     assert capsys.readouterr().out == "no trial of none has failed\n"
 
 
-def test_a_given_secret_is_in_no_written_command(monkeypatch):
-    import record
+@pytest.mark.parametrize("given", ["--retry failed", "--extend"])
+def test_a_sweep_that_is_to_be_retried_or_extended_must_exist(tmp_path, given):
+    with pytest.raises(ValueError, match="there is no sweep nope "):
+        sweep.main(["digits", "--name", "nope", "--resume", *given.split(), "--runtime.storage", str(tmp_path)])
+    assert not (tmp_path / "sweeps" / "nope").exists()
 
-    for argv in (["--runtime.noise-secret", "00ff"], ["--runtime.noise_secret=00ff"]):
-        monkeypatch.setattr(sys, "argv", ["jobs/sweep.py", *argv])
-        assert "00ff" not in record.resume_command("mine") and "SECRET" in record.resume_command("mine")
+
+@pytest.mark.parametrize("main", [run.main, sweep.main], ids=["run", "sweep"])
+def test_an_object_store_is_no_folder(main, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=r"storage must be a folder.*got 's3://bucket/x'"):
+        main(["--runtime.storage", "s3://bucket/x"])
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["sweep.json", "outcome.json"])
+def test_a_file_of_a_sweep_that_is_cut_short_is_named(name, storage, tmp_path):
+    copy = shutil.copytree(storage.root, tmp_path / "s") / "sweeps" / "fedavg"
+    (path,) = copy.rglob(name) if name == "outcome.json" else [copy / name]
+    path.write_text('{"id": "0", "tri')
+    with pytest.raises(ValueError, match=rf"^{re.escape(str(path))} is not valid JSON .*--") as e:
+        if name == "sweep.json":
+            record.plan(copy, trials=[], space={}, search="grid", resume=True)
+        record.ended(copy, "failed")
+    assert "\n" not in str(e.value)
+
+
+def test_a_jobs_error_shows_no_password(monkeypatch, capsys):
+    def main(argv):
+        raise ValueError("the MLflow store postgresql://me:hunter2@db:5432/runs cannot be written")
+
+    with pytest.raises(SystemExit) as e:
+        command.one_sentence(main)
+    assert e.value.code == 2
+    assert capsys.readouterr().err == "error: the MLflow store postgresql://me:***@db:5432/runs cannot be written\n"
+
+
+@pytest.mark.parametrize("shell", [0o022, 0o000])
+@pytest.mark.parametrize("run", [command.one_sentence, load.one_sentence], ids=["job", "analysis"])
+def test_what_a_command_writes_is_its_users_alone(run, shell, tmp_path):
+    def main(argv):
+        write_text(tmp_path / "deep" / "state", "private")
+
+    before = os.umask(shell)
+    try:
+        with contextlib.suppress(SystemExit):
+            run(main)
+    finally:
+        os.umask(before)
+    assert [stat.S_IMODE(p.stat().st_mode) for p in (tmp_path / "deep", tmp_path / "deep" / "state")] == [0o700, 0o600]
+
+
+def test_the_sweeps_of_a_storage_that_is_open_to_others_are_closed(tmp_path):
+    (tmp_path / "sweeps").mkdir(mode=0o755)
+    record.folder(settings.override(presets.digits().experiment, {"runtime.storage": str(tmp_path)}), "mine")
+    assert stat.S_IMODE((tmp_path / "sweeps").stat().st_mode) == 0o700
+
+
+def test_a_secret_of_the_environment_reaches_the_experiment(monkeypatch):
+    monkeypatch.setenv("RAYDIFF_NOISE_SECRET", "ab" * 16)
+    options, overrides = sweep._options().parse_known_args(["--grid", "seed=0"])
+    base, experiments, _, _ = sweep._plan(presets.digits(), options, overrides)
+    assert {e.runtime.noise_secret for e in (base, *experiments)} == {"ab" * 16}
 
 
 @pytest.mark.slow  # a Ray of its own

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,11 @@ import canary
 import canary_methods
 
 from raydiff.averaging import Averaging
+from raydiff.data.records import Records
 from raydiff.diffusion.gaussian import DDPM
 from raydiff.diffusion.latent import LatentModel
 from raydiff.diffusion.local import Training
-from raydiff.methods import DPSGD, PFDM, SPIRE, FedAvg, FedDistr
+from raydiff.methods import DPSGD, PFDM, SPIRE, AnyMethod, FedAvg, FedDistr
 from raydiff.privacy import accountants
 from raydiff.privacy.clients import ClientPrivacy
 from raydiff.privacy.one_run import coins
@@ -28,7 +30,7 @@ NOISE = NoiseStream(b"0123456789abcdef", ())
 def test_right_noise_passes_and_half_of_it_is_flagged(capsys: pytest.CaptureFixture[str]) -> None:
     assert canary.main(["digits", "--seeds", "2"]) == 0
     right = capsys.readouterr().out
-    assert "mu 1.952" in right and "flagged: 0 of 2 seeds" in right and "most: mu 3.593, epsilon 21.120" in right
+    assert "mu 1.952" in right and "flagged: 0 of 2 seeds" in right and "most: mu 5.808, epsilon 40.887" in right
     assert canary.main(["digits", "--seeds", "2", "--halve"]) == 0
     assert "flagged: 2 of 2 seeds" in capsys.readouterr().out
 
@@ -61,6 +63,27 @@ def test_feddistr_sends_canaries_as_its_prompts(latent_model: LatentModel) -> No
     assert subject.shape[0] == 3 and subject.ledger.mu(0) == pytest.approx(accountants.mu_for(5.0, 1e-5), rel=1e-6)
     seen = subject.send(torch.ones(2, *subject.shape), _Silent(b"0123456789abcdef", ()))
     assert torch.allclose(seen.norm(dim=2), torch.full((2, 3), 2.0), rtol=1e-4)
+
+
+def _averaged(trust: str) -> FedAvg:
+    privacy = ClientPrivacy(epsilon=3.0, clip=0.5, trust=trust)  # type: ignore[arg-type]
+    return FedAvg(rounds=2, averaging=Averaging(weights="uniform", privacy=privacy))
+
+
+@pytest.mark.parametrize("name", ["pfdm", "feddistr", "local", "central"])
+def test_what_is_made_of_an_antipode_is_minus_what_is_made_of_its_canary(name: str, latent_model: LatentModel) -> None:
+    """So the threshold between the two is 0, whatever the noise, for it is symmetric."""
+    methods: dict[str, Callable[[], AnyMethod]] = {
+        "pfdm": lambda: PFDM(model=DDPM(timesteps=100), epsilon=10.0, clip=6.8, center=True),
+        "feddistr": lambda: FedDistr(model=latent_model, clusters=3, epsilon=5.0, clip=2.0),
+        "local": lambda: _averaged("local"),
+        "central": lambda: _averaged("central"),
+    }
+    public = Records(torch.rand(20, 1, 8, 8, generator=generator(5)), torch.zeros(20, 1).long(), torch.arange(20))
+    subject = canary_methods.subject(methods[name](), public)
+    x = torch.randn(6, *subject.shape, generator=generator(1))
+    seen, opposite = (subject.send(sign * 10 * x, _Silent(b"0123456789abcdef", ())) for sign in (1, -1))
+    assert seen.norm() > 0.1 and torch.allclose(seen, -opposite, atol=1e-5 * float(seen.abs().max()))
 
 
 def test_dpsgd_trains_on_the_canaries() -> None:

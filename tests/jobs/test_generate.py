@@ -124,17 +124,15 @@ def test_refused_in_one_sentence(
 
 
 def test_a_run_of_mlflow(
-    copied, migrated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    copied, tiny, migrated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its sampler logged by the follower, logged again by the job, and its samples written."""
     from mlflow import MlflowClient
 
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     shutil.copy(migrated, copied.root / "mlflow.db")
-    folder = copied.folder("pfdm")
-    follower = record.mlflow(
-        copied.sweeps / "pfdm", "digits", generate.open_finished(folder).trial.experiment, samplers=True
-    )
+    folder = copied.finish("measured", tiny)
+    follower = record.mlflow(folder.parents[1], "digits", tiny, samplers=True)
     follower.start()
     follower.wait_ready()
     follower.begin()

@@ -22,7 +22,7 @@ def test_a_finished_trial(storage: Any, capsys: pytest.CaptureFixture[str]) -> N
     written = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert first == f"fedavg/{folder.name}"
     assert [re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d round (\d): ", line)[1] for line in rounds] == ["1", "2"]
-    assert f"train/loss {written[1]['train/loss']:.4g}" in rounds[1] and "client/" not in rounds[1]
+    assert f"comm/bytes_up {written[1]['comm/bytes_up']:.4g}" in rounds[1] and "client/" not in rounds[1]
     assert outcome == "finished" and says.startswith("epsilon inf") and final.startswith("  ")
 
 

@@ -98,7 +98,7 @@ def test_overrides_reach_every_study(data_root):
         ["reproduce", "--paper", "pdp", "--scale", "smoke", "--seed=7", "--runtime.storage=/elsewhere"]
     )
     options, overrides = sweep._options().parse_known_args(rest)
-    _, found, _ = sweep._plan(study, options, overrides)
+    found = sweep._plan(study, options, overrides)[1]
     assert {e.seed for e in found} == {7}
     assert {e.runtime.storage for e in found} == {"/elsewhere"}
     assert {e.evaluation.attack for e in found} == {False, True}  # removal, and the attack beside it

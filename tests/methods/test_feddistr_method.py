@@ -53,6 +53,7 @@ def sent(method: FedDistr, data: Records, *, secret: bytes = KEYS.secret, rounds
 
 
 def upload(client: int, vectors: Tensor, labels: Sequence[int], counts: Sequence[int]) -> Upload:
+    """Without an epsilon."""
     value = {"x": vectors, "label": torch.tensor(labels), "count": torch.tensor(counts)}
     return Upload(client, sum(counts), disclose(value, "prompts"))
 
@@ -140,7 +141,51 @@ def test_each_clients_epsilon_is_the_budget_however_many_vectors_it_sends(
     event = next(e.event for e in last.ledger.entries if e.client == 0)
     assert isinstance(event, Gaussian)
     assert (event.unit, event.relation, event.trust) == ("client", "replace_one", "local")
-    assert event.declared == ("label", "count", "examples")
+    assert event.declared == ("label", "examples") == asked.foretold(6, 0).declared  # type: ignore[union-attr]
+
+
+def in_groups(*sizes: int, n: int = 12) -> Records:
+    """A client with so many copies of a bright picture, of a dark one, ..., all of label 0, and others of label 1."""
+    values = torch.linspace(0.9, -0.9, len(sizes)).repeat_interleave(torch.tensor(sizes))
+    images = torch.cat([values, torch.rand(n - len(values), generator=generator(0)) - 0.5])
+    labels = (torch.arange(n) >= len(values)).long()[:, None]
+    return Records(images.view(-1, 1, 1, 1).expand(-1, 1, 8, 8).contiguous(), labels, torch.arange(n))
+
+
+@pytest.mark.parametrize("epsilon", [8.0, math.inf])
+def test_what_is_sent_under_an_epsilon_does_not_tell_the_sizes_of_clusters(method: FedDistr, epsilon: float) -> None:
+    """Names, types, shapes, labels, and the bytes on the wire are the same; the vectors are clipped and noised."""
+    asked = replace(private(method, epsilon), clusters=2)
+    results = [sent(asked, data) for data in (in_groups(1, 7), in_groups(4, 4), in_groups(8))]
+    sizes = [result.state[f"{HELD}/count"].tolist()[:-2] for result in results]
+    assert [sorted(s) for s in sizes] == [[1, 7], [4, 4], [8]]  # equal pictures are one cluster
+    for result in results:
+        value = result.release.value
+        assert set(value) == {"x", "label"} and value["label"].tolist() == [0, 0, 1, 1]
+        assert result.release.event == results[0].release.event
+        upload = Upload(0, 12, result.release)
+        assert asked.objection(asked.init_server(None, generator(0)), upload, 0) is None
+
+
+def test_under_an_epsilon_prompts_have_equal_shares_of_their_clients_records(method: FedDistr) -> None:
+    asked = replace(private(method, 1e6), clusters=2, threshold=1e-6)
+    last = run(asked, [in_groups(1, 7), of_labels(3, each=30, seed=1)])[-1]
+    assert last.rejected == {} and pool_of(last.server).prompts.counts.tolist() == [3, 3, 3, 3, 15, 15]
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ({"label": torch.tensor([0, 0, 1])}, "it has labels with other than 2 vectors"),
+        ({"label": torch.tensor([0, 0]), "count": torch.tensor([4, 4])}, "it has a leaf 'count' that nobody asked for"),
+    ],
+)
+def test_an_upload_that_tells_of_cluster_sizes_is_refused_under_an_epsilon(
+    method: FedDistr, value: Params, says: str
+) -> None:
+    asked = replace(private(method), clusters=2)
+    bad = Upload(0, 8, disclose({"x": torch.zeros(len(value["label"]), 8), **value}, "prompts"))
+    assert asked.objection(asked.init_server(None, generator(0)), bad, 0) == says
 
 
 def test_the_noise_that_is_added_is_the_noise_that_is_accounted_for(method: FedDistr) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 
 import mpmath
 import numpy as np
@@ -210,6 +211,15 @@ def test_sampling_is_refused_without_a_theorem() -> None:
     for bound in (exact, theorem, lambda events, _: accountants.gaussian_dp_mu(events)):
         with pytest.raises(Unsupported, match="rdp"):
             bound([sampled(1.0, 0.5)], 1e-5)
+
+
+@pytest.mark.parametrize("rate", [0.1, 1.0])
+def test_a_record_that_counts_for_nothing_costs_what_a_removed_one_does(rate: float) -> None:
+    removed = sampled(1.0, rate, 7)
+    zeroed = replace(removed, relation="zero_out")
+    assert 0 < rdp([zeroed], 1e-5) == rdp([removed], 1e-5) < math.inf
+    with pytest.raises(ValueError, match="do not compose"):
+        rdp([zeroed, removed], 1e-5)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -168,16 +169,18 @@ def test_a_right_mechanism_that_is_asked_twice_is_not() -> None:
 def test_the_bound_covers_the_true_mu_and_comes_close_to_it() -> None:
     """Scores of a known mu: it is missed in at most 5 % of the audits, and the bound tends to it."""
     rng = generator(1)
-    found = [canary.bound(1.3 + torch.randn(100, generator=rng), torch.randn(100, generator=rng)) for _ in range(200)]
+    found = [
+        canary.bound(0.65 + torch.randn(100, generator=rng), torch.randn(100, generator=rng) - 0.65) for _ in range(200)
+    ]
     assert sum(f.mu_low > 1.3 for f in found) / 200 <= 0.05
-    big = canary.bound(1.3 + torch.randn(200_000, generator=rng), torch.randn(200_000, generator=rng))
+    big = canary.bound(0.65 + torch.randn(200_000, generator=rng), torch.randn(200_000, generator=rng) - 0.65)
     assert 1.27 < big.mu_low < 1.3
 
 
 def test_the_limits_are_clopper_and_pearsons() -> None:
-    """By hand: threshold 0 from the first halves, then 1 of 10 missed and 2 of 10 taken."""
-    inside = torch.tensor([1.0] * 10 + [1.0] * 9 + [-2.0])
-    outside = torch.tensor([0.0] * 10 + [-1.0] * 8 + [2.0] * 2)
+    """By hand: at threshold 0 one of 10 is missed and 2 of 10 are taken. Any other threshold would do better."""
+    inside = torch.tensor([3.0] * 9 + [-2.0])
+    outside = torch.tensor([-3.0] * 8 + [2.0] * 2)
     found = canary.bound(inside, outside, confidence=0.9)
     assert (found.fnr, found.fpr, found.counted) == (0.1, 0.2, (10, 10))
     limits = beta.ppf(0.95, 2, 9), beta.ppf(0.95, 3, 8)
@@ -185,6 +188,25 @@ def test_the_limits_are_clopper_and_pearsons() -> None:
     assert by_hand > 0.2 and found.mu_low == pytest.approx(by_hand, rel=1e-9)
     most = norm.ppf(0.05 ** (1 / 10)) * 2  # no error of 10: the upper limit is 1 - 0.05^(1/10)
     assert found.mu_most == pytest.approx(most, rel=1e-9)
+
+
+def test_no_canary_is_spent_on_the_threshold() -> None:
+    found = KINDS["records"].audit(0, count=400)
+    assert found.counted == (200, 200)
+    assert found.mu_most == pytest.approx(-2 * norm.ppf(1 - 0.025 ** (1 / 200)), rel=1e-9)
+
+
+def test_at_epsilon_4_the_bound_of_4000_canaries_comes_close() -> None:
+    """And half the noise is flagged every time."""
+    mu = accountants.mu_for(4.0, 1e-5)
+    rng = generator(2)
+
+    def found(mu: float) -> canary.Audit:
+        return canary.bound(*(sign * mu / 2 + torch.randn(2000, generator=rng) for sign in (1, -1)))
+
+    lows = [found(mu).epsilon_low(1e-5) for _ in range(40)]
+    assert statistics.median(lows) > 3.1 and sum(low > 4.0 for low in lows) <= 2
+    assert all(found(2 * mu).flags(mu) for _ in range(40))
 
 
 def test_scores_that_say_nothing_bound_nothing() -> None:

@@ -58,6 +58,11 @@ def strengths(*values: float) -> Callable[[int, torch.Generator], Params]:
     return draws
 
 
+def either_way(count: int, rng: torch.Generator) -> Params:
+    """Draws of either sign: where another one is drawn, a record may pull the other way."""
+    return {"strength": 2 * torch.rand(count, generator=rng) - 1}
+
+
 def records(n: int, strength: float = 1.0) -> tuple[Tensor, Tensor]:
     """Records that each pull at an entry of their own."""
     return torch.full((n, 1, 1, 1), strength), torch.arange(n)[:, None]
@@ -71,9 +76,10 @@ def make(
     batch: int = RECORDS,
     draws: Callable[[int, torch.Generator], Params] | None = None,
     stream: NoiseStream = STREAM,
+    data: tuple[Tensor, Tensor] | None = None,
     **mechanism: Any,
 ) -> Any:
-    images, labels = records(n, strength)
+    images, labels = data or records(n, strength)
     options = {"noise_multiplier": 0.0, "max_grad_norm": CLIP, **mechanism}
     return build(
         pulled,
@@ -109,7 +115,8 @@ def faults(build: Make) -> list[str]:
         "clipped before the mean": _mean_first(build),
         "sample": _is_poisson(samples, 50 / RECORDS),
         "draws shift": _keeps_its_draws(build),
-        "event": _event(build) == Gaussian(SIGMA, "example", "add_remove", "local", 0.25, 3),
+        "removal": max(removals(build)) <= CLIP,
+        "event": _event(build) == Gaussian(SIGMA, "example", "zero_out", "local", 0.25, 3),
     }
     others = {
         "secret": NoiseStream(b"another", STREAM.path),
@@ -170,6 +177,28 @@ def _keeps_its_draws(build: Make) -> bool:
             for s in (b"1", b"2", b"3")]  # fmt: skip
     both = (some[0] > 0) & (some[1] > 0) & (some[2] > 0)
     return bool(both.any()) and torch.equal(some[0][both], some[1][both]) and torch.equal(some[0][both], some[2][both])
+
+
+def removals(build: Make = PrivateGradient) -> Iterator[float]:
+    """How far each record's removal moves the sum, all else and all that is random being the same.
+
+    Records 0 and 1 are equal, 2 and 3 too, and so on. A record goes from the list (then all are drawn, for the rate
+    depends on their number), or stays as one without a gradient.
+    """
+    n = 6
+    images, labels = torch.full((n, 1, 1, 1), 4 * CLIP), torch.arange(n)[:, None] // 2
+
+    def sums(data: tuple[Tensor, Tensor], batch: int) -> list[Tensor]:
+        gradient = make(build, data=data, batch=batch, draws=either_way, multiplicity=2)
+        return [pulls(gradient, batch=batch).double() for _ in range(2)]
+
+    whole, sampled = sums((images, labels), n), sums((images, labels), n // 2)
+    for removed in range(n):
+        rest = torch.arange(n) != removed
+        zeroed = images * rest.view(-1, 1, 1, 1), labels
+        others = [sums((images[rest], labels[rest]), n - 1), sums(zeroed, n), sums(zeroed, n // 2)]
+        for ours, theirs in zip((whole, whole, sampled), others, strict=True):
+            yield from (float((a - b).norm()) for a, b in zip(ours, theirs, strict=True))
 
 
 def _event(build: Make) -> Any:
@@ -268,6 +297,20 @@ class FixedCount(PrivateGradient):
         return super()._clipped_sum(theta, sorted(drawn[: self.batch].tolist()))
 
 
+class ByPlace(PrivateGradient):
+    """A record's draws are keyed by its place, so that those behind one that goes get others'."""
+
+    def _keys(self, rows: list[int]) -> list[tuple[str, int]]:
+        return [("", row) for row in rows]
+
+
+class ByRecordAlone(PrivateGradient):
+    """Equal records share their draws."""
+
+    def _keys(self, rows: list[int]) -> list[tuple[str, int]]:
+        return [(record, 0) for record, _ in super()._keys(rows)]
+
+
 def test_the_real_mechanism_has_no_faults() -> None:
     assert faults(PrivateGradient) == []
     assert faults(with_noise_times(1.0)) == []
@@ -285,12 +328,13 @@ NOISE, SAMPLE = ([f"same {what} for another {name}" for name in NAMES] for what 
 @pytest.mark.parametrize(
     ("build", "found"),
     [
-        (broken(without_clip), ["clip", "clipped before the mean"]),
-        (each_draw_as_a_record(divided=False), ["clip", "clipped before the mean"]),
+        (broken(without_clip), ["clip", "clipped before the mean", "removal"]),
+        (each_draw_as_a_record(divided=False), ["clip", "clipped before the mean", "removal"]),
         (each_draw_as_a_record(divided=True), ["clipped before the mean"]),
         (FixedCount, ["sample"]),
-        (with_shared_draws, ["draws shift"]),
-        (with_stream("fresh"), ["second draw"]),
+        (with_shared_draws, ["draws shift", "removal"]),
+        (ByPlace, ["removal"]),
+        (with_stream("fresh"), ["second draw", "removal"]),  # another sample
         (with_stream("step"), ["same noise in another step", "sample"]),
         (with_stream("secret"), [NOISE[0], SAMPLE[0]]),
         (with_stream("path"), [pair for both in zip(NOISE[1:], SAMPLE[1:], strict=True) for pair in both]),
@@ -453,12 +497,19 @@ def test_the_clip_is_over_all_parameters_together() -> None:
     torch.testing.assert_close(sent, {"a": torch.tensor([0.9]), "b": torch.tensor([0.0, 1.2])}, rtol=2e-5, atol=0)
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 1e30])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_a_gradient_that_clipping_does_not_bound_counts_as_none(bad: float) -> None:
     gradients = {"a": torch.tensor([[bad, 1.0], [0.1, 0.2]]), "b": torch.tensor([5.0, 0.3])}
     torch.testing.assert_close(clipped_sum(gradients, 1.0), {"a": torch.tensor([0.1, 0.2]), "b": torch.tensor(0.3)})
     alone = clipped_sum({"a": torch.tensor([[bad]])}, 1.0)
     assert alone["a"].tolist() == [0.0]
+
+
+@pytest.mark.parametrize("large", [1e30, 3e38])
+@pytest.mark.parametrize("clip", [1e-3, 1.0])
+def test_a_gradient_whose_square_is_beyond_float32_is_clipped(large: float, clip: float) -> None:
+    gradients = {"w": torch.full((1, 100_000), large), "b": torch.tensor([large])}
+    assert 0 < norm(clipped_sum(gradients, clip)) <= clip
 
 
 # --- the sample --------------------------------------------------------------------------------------------
@@ -490,6 +541,51 @@ def test_every_record_has_draws_of_its_own_in_every_step() -> None:
     assert len(set(torch.cat(drawn).tolist())) == 60
 
 
+def test_without_any_one_record_the_sum_moves_by_the_clip_norm_at_most() -> None:
+    moved = list(removals())
+    assert 0.99 * CLIP < max(moved) <= CLIP
+    assert max(removals(ByPlace)) > 1.5 * CLIP
+
+
+def test_equal_records_have_draws_of_their_own() -> None:
+    """Else a table of a few values would be trained on a few draws a step."""
+    equal = torch.ones(20, 1, 1, 1), torch.zeros(20, 1, dtype=torch.int64)
+    for build, draws in ((PrivateGradient, 20), (ByRecordAlone, 1)):
+        gradient = make(build, data=equal, batch=20, draws=strengths(), max_grad_norm=100.0)
+        keys = gradient._keys(list(range(20)))
+        assert len({float(v) for v in gradient._drawn(keys)["strength"]}) == draws
+
+
+def test_whoever_knows_the_seed_tells_no_more_than_the_ledger_allows() -> None:
+    """Was record 0 there? All records and all draws are known, so the best score is along what it changes."""
+    n, repeats = 16, 200
+    images, labels = records(n, 4 * CLIP)
+    with_it, without = (images, labels), (images[1:], labels[1:])
+
+    def seen(data: tuple[Tensor, Tensor], trial: str, sigma: float) -> Tensor:
+        stream = NoiseStream(trial.encode(), ())
+        options = {"draws": either_way, "stream": stream, "noise_multiplier": sigma}
+        gradient = make(data=data, batch=len(data[0]), **options)
+        return pulls(gradient, width=n, batch=gradient.batch).double()
+
+    changed = seen(with_it, "", 0.0) - seen(without, "", 0.0)
+    scores = [torch.stack([seen(data, f"{kind} {i}", 1.0) @ changed for i in range(repeats)])
+              for kind, data in (("in", with_it), ("out", without))]  # fmt: skip
+    auc = float((scores[0][:, None] > scores[1]).double().mean())
+    ceiling = accountants.auc_ceiling(accountants.gaussian_dp_mu([spent(1.0)]))
+    deviation = math.sqrt(ceiling * (1 - ceiling) / repeats)  # at most, of an AUC at the ceiling
+    assert ceiling - 4.5 * deviation < auc < ceiling + 4.5 * deviation  # by chance in 1e-5 at most
+    assert float(changed.norm()) == pytest.approx(CLIP, rel=1e-4)  # the record changes as much as one may
+
+
+def spent(sigma: float) -> Gaussian:
+    """The event of one step on all records."""
+    gradient = make(n=2, batch=2, noise_multiplier=sigma)
+    pulls(gradient)
+    event: Gaussian = gradient.event
+    return event
+
+
 def test_the_loss_is_that_of_those_drawn_over_the_expected_number() -> None:
     gradient = make(n=100, batch=20, draws=strengths(1.0))
     total, loss = gradient({"w": torch.ones(100)})
@@ -513,7 +609,7 @@ def test_the_event_comes_from_the_history_and_costs_what_opacus_says(sigma: floa
     gradient = make(noise_multiplier=sigma, batch=batch)
     for _ in range(steps):
         pulls(gradient, batch=batch)
-    assert gradient.event == Gaussian(sigma, "example", "add_remove", "local", batch / RECORDS, steps)
+    assert gradient.event == Gaussian(sigma, "example", "zero_out", "local", batch / RECORDS, steps)
     theirs = RDPAccountant()
     theirs.history = [(sigma, batch / RECORDS, steps)]
     ours = accountants.rdp([gradient.event], 1e-5)
@@ -541,7 +637,7 @@ def test_the_noise_multiplier_is_the_smallest_within_the_budget(epsilon: float, 
     sigma = noise_multiplier_for(epsilon=epsilon, delta=1e-5, sampling_rate=rate, steps=steps)
 
     def spent(sigma: float) -> float:
-        return accountants.rdp([Gaussian(sigma, "example", "add_remove", "local", rate, steps)], 1e-5)
+        return accountants.rdp([Gaussian(sigma, "example", "zero_out", "local", rate, steps)], 1e-5)
 
     assert spent(sigma) <= epsilon < spent(sigma * (1 - 2e-4))
     budget = {"target_epsilon": epsilon, "target_delta": 1e-5, "sample_rate": rate, "steps": steps}
@@ -552,7 +648,7 @@ def test_the_noise_multiplier_is_the_smallest_within_the_budget(epsilon: float, 
 def test_no_noise_multiplier_is_a_little_too_small() -> None:
     for epsilon in np.geomspace(0.3, 30, 40).tolist():
         sigma = noise_multiplier_for(epsilon=epsilon, delta=1e-5, sampling_rate=1.0, steps=7)
-        event = Gaussian(sigma, "example", "add_remove", "local", 1.0, 7)
+        event = Gaussian(sigma, "example", "zero_out", "local", 1.0, 7)
         assert accountants.rdp([event], 1e-5) <= epsilon
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from raydiff.privacy import accountants
 from raydiff.privacy.accountants import Unsupported, exact, rdp
-from raydiff.privacy.ledger import PUBLISHED, Exposed, Guarantee, Ledger, Spent
+from raydiff.privacy.ledger import PUBLISHED, SETUP, Exposed, Guarantee, Ledger, Spent
 from raydiff.privacy.release import Event, Gaussian, NonPrivate, Nothing
 
 DELTA = 1e-5
@@ -82,8 +82,10 @@ def test_different_kinds_are_never_composed() -> None:
 
 def test_different_kinds_at_different_clients_stand_side_by_side() -> None:
     ledger = ledger_of({0: UPLOAD, 1: replace(UPLOAD, unit="client", std_over_sensitivity=0.5)})
-    assert [(g.unit, g.clients) for g in ledger.guarantees(DELTA, "rdp")] == [("client", 1), ("example", 1)]
-    assert ledger.epsilon(DELTA, "rdp") == rdp([replace(UPLOAD, std_over_sensitivity=0.5)], DELTA)
+    found = ledger.guarantees(DELTA, "rdp")
+    assert [(g.unit, g.clients) for g in found] == [("client", 1), ("example", 1)]
+    assert [g.epsilon for g in found] == [rdp([replace(UPLOAD, std_over_sensitivity=s)], DELTA) for s in (0.5, 1.0)]
+    assert ledger.epsilon(DELTA, "rdp") == math.inf  # the larger one says nothing of the other's unit
 
 
 def test_one_unprotected_value_makes_its_client_infinite() -> None:
@@ -164,6 +166,17 @@ def test_rounds_with_and_without_central_events_give_outsiders_no_single_epsilon
     assert ledger.server.epsilon(DELTA, "exact") == exact([UPLOAD] * 2, DELTA)
 
 
+def test_the_one_number_of_a_view_is_infinite_where_kinds_do_not_compose_and_states_each() -> None:
+    ledger = ledger_of({0: UPLOAD}, {0: UPLOAD, PUBLISHED: replace(UPLOAD, unit="client", trust="central")})
+    one, each = ledger.outsiders.guarantee(DELTA, "exact"), ledger.outsiders.guarantees(DELTA, "exact")
+    assert one.epsilon == math.inf and (one.unit, one.relation, one.trust) == (None, None, "central and local")
+    assert one.clients == 1 and one.declared == ("labels",)
+    assert [g.epsilon for g in each] == [exact([UPLOAD], DELTA)] * 2
+    assert all(str(g) in one.unprotected[0] and str(g) in str(one) for g in each)
+    (only,) = ledger.server.guarantees(DELTA, "exact")
+    assert ledger.server.guarantee(DELTA, "exact") == only and only.epsilon == exact([UPLOAD] * 2, DELTA)
+
+
 @given(ledger=ledgers)
 def test_views_of_views_change_nothing(ledger: Ledger) -> None:
     assert ledger.server.server == ledger.server
@@ -186,8 +199,9 @@ def test_what_is_spent_is_the_worst_client_s_by_a_second_reading_of_the_entries(
         "outsiders": [[e.event for e in own[c] if e.round not in covered] + published for c in clients],
     }
     for view, exposures in seen.items():
-        wanted = [exact(x, DELTA) if accountants.composable(x) else math.inf for x in exposures]
-        assert getattr(Spent(ledger), view).epsilon(DELTA, "exact") == pytest.approx(max(wanted))
+        together = accountants.composable(itertools.chain(*exposures))
+        wanted = max(exact(x, DELTA) for x in exposures) if together else math.inf
+        assert getattr(Spent(ledger), view).epsilon(DELTA, "exact") == pytest.approx(wanted)
 
 
 @settings(deadline=None)
@@ -316,6 +330,20 @@ def test_a_guarantee_is_one_line_that_says_everything() -> None:
     assert [str(g) for g in published] == [
         f"epsilon {epsilon:.2f} (per client, add-remove, central trust, delta 1e-06, rdp accountant)"
     ]
+
+
+def test_what_was_learned_before_round_0_is_seen_by_both_and_covered_by_nothing() -> None:
+    learned = NonPrivate("bins, taken from all records")
+    ledger = ledger_of({0: UPLOAD, 1: UPLOAD, PUBLISHED: CENTRAL}, {0: UPLOAD})
+    charged = ledger.with_setup([0, 1], learned)
+    assert charged.with_setup([0, 1], learned) == charged and ledger.with_setup([0, 1], None) == ledger
+    assert charged.of_round(SETUP).entries == charged.entries[:2] and charged.entries[2:] == ledger.entries
+    for view in (charged.server, charged.outsiders):
+        worst = max(view.guarantees(DELTA, "rdp"), key=lambda g: g.epsilon)
+        assert worst.epsilon == math.inf and worst.unprotected == (learned.what,)
+    assert charged.epsilon(DELTA, "rdp") == math.inf > ledger_of({0: UPLOAD}).epsilon(DELTA, "rdp")
+    rows = {row["client"]: row for row in charged.table(DELTA)}
+    assert rows[1]["epsilon_exact"] == math.inf and rows[1]["rounds"] == 1 and learned.what in rows[1]["events"]
 
 
 def test_no_guarantee_says_why() -> None:

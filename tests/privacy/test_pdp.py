@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import itertools
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -99,6 +101,54 @@ def test_batches_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     parts = audit(table, Release(kernel=LINEAR))
     np.testing.assert_array_equal(whole.delta, parts.delta)
     np.testing.assert_array_equal(whole.index, parts.index)
+
+
+# --- by label ------------------------------------------------------------------------------------------------------
+
+
+def test_by_label_agrees_with_algorithm_1_on_the_labels_rows() -> None:
+    table, labels = skewed(80, 4, 3, p=0.6), np.random.default_rng(0).choice([0, 2, 5], 80, p=[0.7, 0.2, 0.1])
+    release = Release(kernel=LINEAR)
+    found = audit(table, release, labels=labels)
+    for label in (0, 2, 5):
+        mine = labels == label
+        expected = pdp_reference.deltas(table[mine], release)
+        np.testing.assert_allclose(found.of_records(found.delta)[mine], expected, rtol=1e-9)
+    some = np.array([70, 3, 3, 41])
+    few = audit(table, release, labels=labels, records=some)
+    for name in ("delta", "radius", "similarity", "overlap", "alone"):
+        expected = found.of_records(getattr(found, name))[some]
+        np.testing.assert_array_equal(few.of_records(getattr(few, name)), expected)
+
+
+def test_one_label_is_no_label() -> None:
+    table = skewed(50, 3, 3, p=0.6)
+    one, none = (audit(table, Release(kernel=LINEAR), labels=x) for x in (np.full(50, 4), None))
+    np.testing.assert_array_equal(one.of_records(one.delta), none.of_records(none.delta))
+
+
+def test_the_only_record_of_a_label() -> None:
+    table, labels = skewed(30, 3, 3, p=0.6), np.repeat([0, 1], [29, 1])
+    found = audit(table, Release(kernel=LINEAR, step=2), labels=labels)
+    assert found.of_records(found.delta)[29] == math.inf
+    assert found.of_records(found.alone)[29] == 3  # the label is what comes after the columns
+    assert np.isfinite(found.of_records(found.delta)[:29]).all()
+    assert not audit(table, Release(kernel=LINEAR, step=10), labels=labels).delta.any()  # rows of pure noise
+
+
+def test_rows_of_each_label() -> None:
+    """m_y is in the bound of label y's records alone."""
+    table, labels = skewed(60, 3, 3, p=0.6), np.arange(60) % 2
+    once = audit(table, Release(kernel=LINEAR), labels=labels)
+    found = audit(table, Release(kernel=LINEAR, by_label=(1, 7)), labels=labels)
+    expected = once.of_records(once.delta) * np.where(labels == 1, 7, 1)
+    np.testing.assert_allclose(found.of_records(found.delta), expected, rtol=1e-12)
+
+
+def test_progress_is_that_of_all_labels() -> None:
+    seen: list[float] = []
+    audit(skewed(60, 3, 3, p=0.6), Release(kernel=LINEAR), labels=np.arange(60) % 3, progress=seen.append)
+    assert seen == sorted(seen) and seen[-1] == pytest.approx(1) and seen[0] <= 1 / 3
 
 
 # --- what the bound is made of -------------------------------------------------------------------------------------
@@ -218,6 +268,23 @@ def test_the_last_step_does_not_where_columns_are_few() -> None:
 # --- bad input, words ----------------------------------------------------------------------------------------------
 
 
+def test_the_audit_and_the_ledger_know_nothing_of_each_other() -> None:
+    """pDP is data-dependent: no bound may become an event, nor an epsilon of the ledger a bound."""
+    known = {path.stem: known_to(path) for path in Path(pdp_reference.__file__).parent.glob("*.py")}
+    audits = {name for name in known if name.startswith("pdp")}
+    assert len(audits) > 5 and {"ledger", "release", "accountants", "tradeoff"} < known.keys()
+    assert {name: known[name] & (known.keys() - audits) for name in audits} == {name: set() for name in audits}
+    assert {name: known[name] & audits for name in known.keys() - audits if known[name] & audits} == {}
+
+
+def known_to(path: Path) -> set[str]:
+    """Modules of raydiff.privacy that a file imports."""
+    tree = ast.parse(path.read_text())
+    froms = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    whole = {alias.name for node in froms if node.module == "raydiff.privacy" for alias in node.names}
+    return whole | {str(n.module).split(".")[2] for n in froms if str(n.module).startswith("raydiff.privacy.")}
+
+
 def test_what_is_printed_with_it() -> None:
     text = " ".join(CAVEATS)
     for words in (
@@ -236,6 +303,7 @@ def test_what_is_printed_with_it() -> None:
         ({"epsilon": math.inf}, "epsilon must be a positive number, got inf"),
         ({"epsilon": math.nan}, "epsilon must be a positive number, got nan"),
         ({"samples": 0}, "samples must be at least 1, got 0"),
+        ({"by_label": (1, 0)}, "samples must be at least 1, got 0"),
         ({"step": -1}, r"step must be in 0\.\.10, got -1"),
         ({"step": 11}, r"step must be in 0\.\.10, got 11"),
         ({"condition": "loose"}, "theorem, relaxed, got 'loose'"),
@@ -278,3 +346,17 @@ def test_bad_kernels(alpha: list[float], categories: int, message: str) -> None:
 def test_bad_tables(table: np.ndarray, records: np.ndarray | None, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         audit(table, Release(kernel=LINEAR), records=records)
+
+
+@pytest.mark.parametrize(
+    ("labels", "by_label", "message"),
+    [
+        (np.zeros(2, dtype=int), (), "one for each of 3 rows"),
+        (np.zeros(3), (), "labels must be whole numbers"),
+        (np.array([0, 1, 2]), (4, 4), r"labels 0\.\.1, got 2"),
+        (None, (4, 4), "the audit needs labels"),
+    ],
+)
+def test_bad_labels(labels: np.ndarray | None, by_label: tuple[int, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        audit(np.zeros((3, 2), dtype=int), Release(kernel=LINEAR, by_label=by_label), labels=labels)

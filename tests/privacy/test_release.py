@@ -11,16 +11,17 @@ import json
 import math
 import pickle
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import FrozenInstanceError, replace
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy.stats import kstest
 from torch import Tensor
 
+from raydiff import tree
 from raydiff.privacy.accountants import release_event
 from raydiff.privacy.release import (
     Event,
@@ -33,9 +34,12 @@ from raydiff.privacy.release import (
     event_from_dict,
     event_to_dict,
     gaussian_records,
+    gaussian_rows,
+    gaussian_update,
     nothing,
 )
 from raydiff.seeding import NoiseStream
+from raydiff.tree import Params
 
 Mechanism = Callable[..., Release]
 
@@ -285,6 +289,66 @@ def test_a_record_too_large_for_its_norm_is_clipped_all_the_same() -> None:
     assert float(sent.value["x"].double().norm(dim=1).max()) <= 2.0
 
 
+SIDES = (8, 256, 1024)
+MAGNITUDES = (1e-44, 1e-40, 1e-30, 1e-3, 0.37, 1e4, 1e30, 3e38)
+
+
+def record(side: int, magnitude: float, kept: float) -> Tensor:
+    """(1, 3, side, side): a share of the entries is `magnitude`, the sum of which in float32 is furthest off."""
+    x = torch.zeros(3 * side * side)
+    x[: max(1, int(kept * len(x)))] = magnitude
+    return x.view(1, 3, side, side)
+
+
+@settings(deadline=None, max_examples=20)
+@given(
+    side=st.sampled_from(SIDES[:2]),
+    magnitude=st.sampled_from(MAGNITUDES),
+    kept=st.sampled_from([0.0, 0.3, 1.0]),
+    clip=st.sampled_from([1e-3, 1.0, 6.8, 1e3]),
+    scale=st.sampled_from([1.0, 0.1, 0.062404]),
+)
+@example(side=256, magnitude=0.37, kept=1.0, clip=1.0, scale=1.0)
+@example(side=1024, magnitude=0.37, kept=1.0, clip=1.0, scale=1.0)
+@example(side=1024, magnitude=3e38, kept=1.0, clip=1e-3, scale=0.1)
+def test_no_signal_exceeds_the_clip_norm_at_any_size(
+    side: int, magnitude: float, kept: float, clip: float, scale: float
+) -> None:
+    x, stream = record(side, magnitude, kept), NoiseStream(b"s", ())
+    sent = gaussian_records(x, clip=clip, scale=scale, std=0.0, noise=stream, records=[0], public={})
+    before, after = (float(v.double().norm()) for v in (x, sent.value["x"]))
+    assert after <= scale * clip
+    if before < 1e37 * clip:  # else the factor is below float32's normal range, and has fewer digits
+        assert after == pytest.approx(scale * min(before, clip), rel=2e-5, abs=1e-41)
+
+
+def test_a_center_is_added_after_the_noise() -> None:
+    """Its rounding, of the size of the center's and not of the clip's, is then no part of the signal."""
+    center = torch.full((1, 4, 4), 1e4)
+    x = center + torch.randn(3, 1, 4, 4)
+    given = {"clip": 1e-3, "scale": 0.3, "std": 1e-3, "noise": NoiseStream(b"s", ()), "records": range(3), "public": {}}
+    apart = gaussian_records(x - center, **given).value["x"]
+    assert torch.equal(gaussian_records(x, center=center, **given).value["x"], apart + 0.3 * center)
+
+
+@pytest.mark.parametrize("magnitude", MAGNITUDES)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("clip", [1e-3, 1.0])
+def test_no_update_exceeds_the_clip_norm_in_any_type(magnitude: float, dtype: torch.dtype, clip: float) -> None:
+    top = torch.finfo(dtype).max
+    update = {"w": torch.full((300, 300), min(magnitude, top), dtype=dtype), "b": torch.full((7,), 1e-3)}
+    sent = gaussian_update(update, clip=clip, std=0.0, noise=NoiseStream(b"s", ()))
+    assert {k: v.dtype for k, v in sent.value.items()} == {"w": dtype, "b": torch.float32}
+    assert tree.norm(sent.value) <= clip
+
+
+def test_an_update_without_a_finite_norm_is_refused() -> None:
+    for value in (1e300, math.inf, math.nan):
+        update = {"w": torch.full((2,), value, dtype=torch.float64)}
+        with pytest.raises(ValueError, match="the update must be finite"):
+            gaussian_update(update, clip=1.0, std=1.0, noise=NoiseStream(b"s", ()))
+
+
 def test_a_record_within_the_clip_norm_is_not_touched() -> None:
     x = torch.randn(4, 3, 8, 8)
     sent = gaussian_records(x, clip=1e3, scale=1.0, std=0.0, noise=NoiseStream(b"s", ()), records=range(4), public={})
@@ -322,6 +386,8 @@ def test_the_event_is_pfdm_s() -> None:
         ({"public": {"x": torch.ones(2)}}, "must not have a field 'x'"),
         ({"x": torch.tensor([[math.nan], [1.0]])}, "must be finite"),
         ({"x": torch.tensor([[math.inf], [1.0]])}, "must be finite"),
+        ({"x": torch.tensor([[1e300], [1.0]], dtype=torch.float64)}, "must be finite in float32"),
+        ({"x": torch.tensor([[3e38], [1.0]]), "center": torch.tensor([-3e38])}, "must be finite in float32"),
     ],
 )
 def test_bad_input_is_refused(change: dict[str, object], message: str) -> None:
@@ -353,6 +419,43 @@ def test_a_release_cannot_be_built_directly() -> None:
             replace(honest, **change)
     with pytest.raises(ValueError, match="must be empty, got w"):
         already_private(value, Nothing())
+
+
+def sent_by_each(x: Tensor, public: Params) -> dict[str, Release]:
+    """A release of every maker, of the same tensors."""
+    noise, event = NoiseStream(b"s", ()), Gaussian(1.0, "client", "replace_one", "local")
+    given = {"clip": 1e3, "std": 0.0, "noise": noise}
+    return {
+        "disclose": disclose({"x": x, **public}, "it"),
+        "already_private": already_private({"x": x, **public}, event),
+        "gaussian_records": gaussian_records(x, scale=1.0, records=range(len(x)), public=public, **given),
+        "gaussian_update": gaussian_update({"x": x, **public}, **given),
+        "gaussian_rows": gaussian_rows(x, public=public, **given),
+    }
+
+
+@pytest.mark.parametrize("maker", sent_by_each(torch.ones(1, 1), {}))
+def test_a_release_does_not_change_with_what_it_was_made_of(maker: str) -> None:
+    x, public = torch.randn(3, 5), {"labels": torch.arange(3.0)}
+    given = {"x": x, **public}
+    sent = sent_by_each(x, public)[maker]
+    before = {k: v.clone() for k, v in given.items()}
+    for tensor in given.values():
+        tensor.fill_(7.0)
+    public["more"] = x
+    assert sent.value.keys() == before.keys()
+    assert all(torch.equal(sent.value[k], v) for k, v in before.items())
+
+
+@pytest.mark.parametrize("travel", [lambda r: r, lambda r: pickle.loads(pickle.dumps(r)), copy.copy, copy.deepcopy])
+def test_nobody_puts_another_tensor_into_a_release(travel: Callable[[Release], Release]) -> None:
+    sent = travel(disclose({"w": torch.ones(2)}, "weights"))
+    with pytest.raises(TypeError):
+        sent.value["w"] = torch.zeros(2)  # type: ignore[index]
+    with pytest.raises(TypeError):
+        del sent.value["w"]  # type: ignore[attr-defined]
+    with pytest.raises(FrozenInstanceError):
+        sent.value = {}  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("travel", [lambda r: pickle.loads(pickle.dumps(r)), copy.copy, copy.deepcopy])
@@ -387,6 +490,7 @@ def test_a_release_holds_no_graph() -> None:
         Nothing(),
         NonPrivate("weights", "central"),
         Gaussian(0.5, "client", "add_remove", "central", 0.1, 7, ("labels", "counts")),
+        Gaussian(0.5, "example", "zero_out", "local", 0.1, 7),
     ],
 )
 def test_events_round_trip(event: Event) -> None:

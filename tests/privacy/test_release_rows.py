@@ -215,9 +215,10 @@ def test_without_noise_there_is_no_guarantee() -> None:
         ({"std": math.nan}, "clip must be > 0 and std >= 0, both finite, got 1.0 and nan"),
         ({"std": math.inf}, "clip must be > 0 and std >= 0, both finite, got 1.0 and inf"),
         ({"public": {"x": torch.ones(2)}}, "public must not have a field 'x': it would take the place of the noised"),
-        ({"x": torch.tensor([[math.nan], [1.0]])}, "the vectors must be finite, and one at least"),
-        ({"x": torch.tensor([[1.0], [-math.inf]])}, "the vectors must be finite, and one at least"),
-        ({"x": torch.ones(0, 4)}, "the vectors must be finite, and one at least"),
+        ({"x": torch.tensor([[math.nan], [1.0]])}, "the vectors must be finite in float32"),
+        ({"x": torch.tensor([[1.0], [-math.inf]])}, "the vectors must be finite in float32"),
+        ({"x": torch.tensor([[1.0], [1e300]], dtype=torch.float64)}, "the vectors must be finite in float32"),
+        ({"x": torch.ones(0, 4)}, "there must be one vector at least"),
     ],
 )
 def test_bad_input_is_refused(change: dict[str, object], says: str) -> None:

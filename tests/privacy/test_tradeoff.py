@@ -6,10 +6,10 @@ import math
 
 import pytest
 
-from raydiff.privacy import accountants, tradeoff
-from raydiff.privacy.ledger import Ledger
+from raydiff.privacy import accountants, losses, tradeoff
+from raydiff.privacy.ledger import Ledger, Spent
 from raydiff.privacy.release import Gaussian, NonPrivate
-from raydiff.privacy.tradeoff import AboveCeiling, above_ceiling, check_attacks, curve
+from raydiff.privacy.tradeoff import AboveCeiling, check_attacks, curve
 
 
 def test_pfdm_at_epsilon_10() -> None:
@@ -40,19 +40,35 @@ def test_the_curve_of_a_view_is_that_of_its_events() -> None:
     bare = Ledger().with_upload(0, 0, NonPrivate("clipped updates"), 0).with_published(0, [central])
     assert curve(bare.outsiders, 0, fprs) == [accountants.tpr_ceiling(0.5, f) for f in fprs]
     assert curve(bare, 0, [0.0, 0.5]) == [1.0, 1.0]
-    sampled = Ledger().with_upload(0, 0, Gaussian(1.0, "example", "add_remove", "local", 0.1), 0)
+
+
+def test_the_curve_of_sampled_noise_is_that_of_all_its_steps() -> None:
+    event = Gaussian(1.0, "example", "add_remove", "local", 0.1, 5)
+    sampled = Ledger().with_upload(0, 0, event, 0).with_upload(1, 0, event, 0).with_upload(1, 1, event, 0)
+    fprs = [0.0, 0.001, 0.01, 0.5, 1.0]
+    assert curve(sampled, 0, fprs) == [losses.tpr_ceiling([event, event], f) for f in fprs]
+    assert curve(sampled, 1, fprs) == [losses.tpr_ceiling([event], f) for f in fprs]
+    assert all(a >= b for a, b in zip(curve(sampled, 0, fprs), curve(sampled, 1, fprs), strict=True))
+    assert tradeoff.of_ledger(Spent(sampled)) == {tradeoff.CEILING: losses.auc_ceiling([event, event])}
+
+
+def test_where_there_is_no_theorem_every_attack_is_allowed() -> None:
+    replaced = Ledger().with_upload(0, 0, Gaussian(1.0, "example", "replace_one", "local", 0.1), 0)
+    assert tradeoff.of_ledger(Spent(replaced)) == {tradeoff.CEILING: 1.0}
     with pytest.raises(accountants.Unsupported):
-        curve(sampled, 0, fprs)
+        curve(replaced, 0, [0.5])
 
 
 def test_above_is_strictly_above() -> None:
-    assert not above_ceiling(accountants.auc_ceiling(1.0), 1.0)
-    assert above_ceiling(accountants.auc_ceiling(1.0) + 1e-9, 1.0)
-    assert not above_ceiling(1.0, math.inf)
+    name = "attack/global/pia/auc_low"
+    check_attacks({tradeoff.CEILING: 0.7, name: 0.7})
+    with pytest.raises(AboveCeiling):
+        check_attacks({tradeoff.CEILING: 0.7, name: 0.7 + 1e-9})
 
 
 GOOD = {
-    tradeoff.MU: 1.0,  # ceiling .760
+    tradeoff.MU: 1.0,
+    tradeoff.CEILING: accountants.auc_ceiling(1.0),  # .760
     "attack/global/pia/auc_low": 0.75,
     "attack/global/pia/auc": 0.9,
     "attack/client/pia/auc_low": 0.99,  # never left its client
@@ -62,9 +78,9 @@ GOOD = {
 
 def test_attacks_below_the_ceiling_pass() -> None:
     check_attacks(GOOD)
-    check_attacks({"attack/global/pia/auc_low": 1.0})  # no closed form
+    check_attacks({"attack/global/pia/auc_low": 1.0})
     check_attacks({**GOOD, "attack/uploads/distance/auc_low": 0.77}, unlike=0.01)
-    check_attacks({**GOOD, tradeoff.MU: math.inf, "attack/global/pia/auc_low": 1.0})
+    check_attacks({**GOOD, tradeoff.MU: math.inf, tradeoff.CEILING: 1.0, "attack/global/pia/auc_low": 1.0})
 
 
 def test_an_attack_above_the_ceiling_is_named_with_its_limit_and_the_ceiling() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import fcntl
 import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -128,6 +129,16 @@ def test_a_killed_worker_is_hosted_again_and_resends_its_stored_bytes(tmp_path, 
     for (before, _), (after, _) in zip(uploads, again, strict=True):
         assert tree.digest(before.release.value) == tree.digest(after.release.value)
         assert before.release.event == after.release.event
+
+
+def test_what_clients_in_actors_keep_is_their_users_alone(tmp_path, workers):
+    """Ray's processes, which an administrator may have started, have another umask than a job sets."""
+    from raydiff.runtime.actors import RayPool
+
+    this = trial.open_trial(experiment(METHODS["spire"], 2), tmp_path)
+    last(RayPool(workers, this), this)
+    kept = list((this.folder / "clients").iterdir())
+    assert kept and {stat.S_IMODE(p.stat().st_mode) for p in kept} == {0o600}
 
 
 def test_a_worker_that_was_restarted_between_rounds_is_hosted_again(tmp_path, workers):

@@ -11,9 +11,13 @@ import torch
 from raydiff import trial
 from raydiff.client import Client
 from raydiff.config import Experiment, Runtime
+from raydiff.data.partition import Iid
+from raydiff.diffusion import cohort
+from raydiff.diffusion.local import Task
 from raydiff.methods import METHODS, FedAvg, LocalOnly
 from raydiff.runtime import memory, sweep
 from raydiff.runtime.actors import Worker
+from raydiff.runtime.resources import slot
 from raydiff.settings import override
 
 GB = 2**30
@@ -47,11 +51,11 @@ def test_a_slice_is_the_peak_and_a_fifth() -> None:
 def test_the_probe_is_one_step_and_one_evaluation(tiny: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
     """The larger of the two peaks counts."""
     seen: list[str] = []
-    fit, evaluate = FedAvg.local_update, Client.evaluate
+    alone, evaluate = Task.alone, Client.evaluate
 
-    def spied_fit(self, server, state, data, rnd):
-        seen.append(f"{self.local.steps} step of {self.local.batch}, {len(data)} records")
-        return fit(self, server, state, data, rnd)
+    def spied(self):
+        seen.append(f"{self.steps} step of {self.training.batch}, {len(self.images)} records")
+        return alone(self)
 
     def spied_evaluate(self, server, number, how):
         seen.append("evaluation")
@@ -59,12 +63,52 @@ def test_the_probe_is_one_step_and_one_evaluation(tiny: Experiment, monkeypatch:
         assert report.metrics["fd_cnn/all"] > 0
         return report
 
-    monkeypatch.setattr(FedAvg, "local_update", spied_fit)
+    monkeypatch.setattr(Task, "alone", spied)
     monkeypatch.setattr(Client, "evaluate", spied_evaluate)
     fedavg = replace(tiny, method=FedAvg(model=tiny.method.model, local=tiny.method.local, rounds=9))
     assert memory.probe(fedavg, Fake(3, 5)) == (5, 80 * GB)
     assert seen == ["1 step of 8, 30 records", "evaluation"]
     assert memory.probe(replace(fedavg, evaluation=None), Fake(3, 0)) == (3, 80 * GB)
+
+
+@pytest.mark.parametrize(("workers", "size"), [(1, 4), (2, 3), (4, 2), (5, 1)])
+def test_what_is_probed_is_a_cohort_of_the_size_that_will_run(
+    tiny: Experiment, monkeypatch: pytest.MonkeyPatch, workers: int, size: int
+) -> None:
+    """Of five clients, four of which take part: the worker that has most trains so many at once."""
+    seen: list[int] = []
+    together, alone = cohort.together, Task.alone
+    monkeypatch.setattr(cohort, "together", lambda tasks: seen.append(len(tasks)) or together(tasks))
+    monkeypatch.setattr(Task, "alone", lambda task: seen.append(1) or alone(task))
+    method = FedAvg(model=tiny.method.model, local=tiny.method.local, rounds=9)
+    runtime = Runtime(pool="local", vectorize=True)
+    five = replace(tiny, method=method, clients=5, participants=4, partition=Iid(), runtime=runtime, evaluation=None)
+    at_once = memory.cohort_of(five, workers)
+    memory.probe(five, Fake(3, 0), cohort=at_once)
+    assert at_once == size and seen == [size]
+    assert memory.cohort_of(replace(five, runtime=Runtime()), workers) == 1
+
+
+def test_auto_finds_the_slice_and_the_cohort_that_go_together(
+    tiny: Experiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The larger a slice, the fewer workers there is room for, and the more clients each of them trains at once."""
+    runtime, asked = Runtime(gpu_per_worker="auto", vectorize=True), list[tuple[int, int]]()
+    few, many = (replace(tiny, clients=n, partition=Iid(), evaluation=None, runtime=runtime) for n in (2, 8))
+
+    def probe(experiment: Experiment, *, cohort: int) -> tuple[int, int]:
+        asked.append((experiment.clients, cohort))
+        return (10 + 4 * cohort) * GB, 80 * GB
+
+    monkeypatch.setattr(memory, "probe", probe)
+    monkeypatch.setattr("ray.is_initialized", lambda: False)  # else the probe is a task in another process
+    nodes = [{"CPU": 8.0, "GPU": 1.0}]
+    share, _ = memory.measure([few, many], nodes)
+    # 8 workers: a slice for one client, of which 4 fit; for two, of which 3 fit; for three, of which 2 fit; for four
+    assert asked == [(2, 1), (8, 2), (8, 3), (8, 4)]
+    assert share == memory.share_of(26 * GB, 80 * GB)
+    workers = slot(replace(runtime, gpu_per_worker=share), clients=8, nodes=nodes).workers
+    assert memory.cohort_of(many, workers) == 4
 
 
 @pytest.mark.parametrize("name", sorted(set(METHODS) - {"feddistr"}))
@@ -94,7 +138,7 @@ def test_auto_becomes_the_number_that_was_measured(
     tiny: Experiment, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     auto = trial.resolve(replace(tiny, runtime=Runtime(gpu_per_worker="auto")))
-    monkeypatch.setattr(memory, "probe", lambda experiment: (19 * GB, 80 * GB))
+    monkeypatch.setattr(memory, "probe", lambda experiment, cohort: (19 * GB, 80 * GB))
     base, (one,) = sweep.sized(auto, [auto], [{"CPU": 1.0, "GPU": 1.0}])
     assert base.runtime.gpu_per_worker == one.runtime.gpu_per_worker == 0.3 and one.digest == auto.digest
     assert capsys.readouterr().out == "a worker's peak is 19 GB: its slice is 0.3 of a GPU of 80 GB\n"
@@ -111,6 +155,20 @@ def test_auto_is_no_number_before_it_is_measured() -> None:
         _ = Runtime(gpu_per_worker="auto").worker_share
     with pytest.raises(ValueError, match=r"gpu_server must be a share in \[0, 1\], got auto"):
         Runtime(gpu_server="auto")  # type: ignore[arg-type]
+
+
+def test_cuda_is_there_before_it_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch refuses to reset the peak of a device that the process has not used yet."""
+    there: list[bool] = []
+
+    def reset(number: int) -> None:
+        if not there:
+            raise RuntimeError(f"Invalid device argument {number}: did you call init?")
+
+    monkeypatch.setattr(torch.cuda, "init", lambda: there.append(True))
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", reset)
+    memory.Cuda().start()
+    assert there
 
 
 # --- too small ---

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -15,7 +16,10 @@ pytestmark = pytest.mark.ray
 
 def test_ray_gives_the_bits_of_one_process(storage, copied, workers, monkeypatch: pytest.MonkeyPatch) -> None:
     here, there = (open_attacked(Request(trial=s.folder("localonly"), shadows=4, draws=1)) for s in (storage, copied))
-    alone = replace(here, finished=replace(here.finished, trial=replace(here.finished.trial, sweep=copied.root / "x")))
+    elsewhere = copied.root / "x"  # with a cache of its own; its names are keyed by the sweep's secret
+    elsewhere.mkdir()
+    shutil.copy(here.finished.trial.sweep / "secret", elsewhere / "secret")
+    alone = replace(here, finished=replace(here.finished, trial=replace(here.finished.trial, sweep=elsewhere)))
     expected = [alone.losses(i) for i in range(4)]
     shadows.check(there, [{"CPU": 4.0}])
     assert sorted(shadows.train(there, range(4), workers=2)) == [0, 1, 2, 3]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
+import signal
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +14,7 @@ import torch
 from raydiff import trial
 from raydiff.config import Runtime
 from raydiff.diffusion.local import Training
+from raydiff.runtime import lost
 from raydiff.settings import override
 
 
@@ -69,18 +72,28 @@ def test_where_the_slots_time_went(progress, monkeypatch):
 
 
 def test_an_interrupt_ends_the_sweep_and_counts_nothing_as_stopped(progress):
-    import signal
+    progress.on_trial_start(0, [], fake_trial(0))
+    progress.interrupt(signal.SIGINT)
+    assert progress.stopper.stop_all()
+    progress.on_trial_complete(0, [], fake_trial(0, digest="a"))
+    assert progress.interrupted and not progress.stopped
 
-    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
-    try:
-        progress.on_trial_start(0, [], fake_trial(0))
-        progress.interrupt()
-        assert progress.stopper.stop_all() and signal.getsignal(signal.SIGINT) == signal.SIG_DFL
-        progress.on_trial_complete(0, [], fake_trial(0, digest="a"))
-        assert progress.interrupted and not progress.stopped
-    finally:
-        signal.signal(signal.SIGINT, before[0])
-        signal.signal(signal.SIGTERM, before[1])
+
+def test_a_second_signal_ends_it_at_once_but_not_one_that_is_the_first_again(progress, monkeypatch):
+    """`timeout` sends its signal to its command, then to the whole group, the command with it."""
+    from raydiff.runtime import progress as module
+
+    clock, done = [0.0], []
+    monkeypatch.setattr(module.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(module.signal, "signal", lambda number, to: done.append((number, to)))
+    monkeypatch.setattr(module.os, "kill", lambda pid, number: done.append((pid, number)))
+    progress.interrupt(signal.SIGTERM)
+    clock[0] = 0.5
+    progress.interrupt(signal.SIGTERM)
+    assert progress.interrupted and not done
+    clock[0] = 5.0
+    progress.interrupt(signal.SIGINT)
+    assert done == [(signal.SIGINT, signal.SIG_DFL), (os.getpid(), signal.SIGINT)]
 
 
 def test_losses_count_between_two_rounds_alone(progress):
@@ -167,8 +180,10 @@ def test_a_failing_trial_is_named_and_the_others_finish(tmp_path, tiny, workers,
     monkeypatch.setattr(sweep.tune, "with_resources", lambda _, bundles: of(trainable, bundles))
     base = dataclasses.replace(tiny, runtime=Runtime(workers=1, gpu_per_worker=0.25))
     wild = Training(steps=8, batch=8, learning_rate=1e30)
+    for name in ("s", "alone"):
+        trial.keep_secret(tmp_path / name, b"the noise secret")
     experiments = [
-        trial.resolve(e)
+        trial.resolve(e, b"the noise secret")
         for e in (base, override(base, {"method.server": wild}), *(override(base, {"seed": s}) for s in (1, 2)))
     ]
     progress = Progress(total=4, metric="eval/fd_cnn/all", name=lambda c: "trial", stop_on_error=False)
@@ -185,7 +200,6 @@ def test_a_failing_trial_is_named_and_the_others_finish(tmp_path, tiny, workers,
 
     # the second finished trial ran in the warm slot of the first two: the same numbers as alone, in this process
     alone = trial.open_trial(experiments[2], tmp_path / "alone")
-    (tmp_path / "alone" / "secret").write_bytes((plan.folder / "secret").read_bytes())
     final = list(trial.run(alone, trial.local_pool(alone)))[-1]
     same = {k: v for k, v in outcomes[2]["final"].items() if not k.startswith("time/")}
     assert same == {k: final[k] for k in same}
@@ -205,6 +219,134 @@ def test_a_failing_trial_is_named_and_the_others_finish(tmp_path, tiny, workers,
     assert now[1]["reason"] == outcomes[1]["reason"] and shown == [1, 1]
     again = {f for f, at in times.items() if f.stat().st_mtime_ns != at}
     assert again == {trial.Trial(experiments[i], plan.folder).folder / "outcome.json" for i in (1, 3)}
+
+
+def test_who_lost_the_sweep_to_another_driver_says_nothing_of_its_trials(tmp_path, tiny, progress):
+    """Neither the driver, nor a coordinator that is left over from it, of whatever it hears in a worker."""
+    from raydiff.owner import Owner
+    from raydiff.runtime import sweep
+    from raydiff.store import Overtaken
+
+    opened = trial.open_trial(tiny, tmp_path, Owner(tmp_path, 1))
+    (tmp_path / "owners").mkdir()
+    (tmp_path / "owners" / "00002.json").write_text("{}")
+    plan = sweep.Plan(folder=tmp_path, owner=opened.owner, trials=[opened.experiment], base=opened.experiment)
+    with pytest.raises(Overtaken):
+        sweep._close(plan, progress, out_of_time=False)
+    coordinator = object.__new__(sweep.Federation)
+    config = {"experiment": sweep._written(opened.experiment), "sweep": str(tmp_path), "owner": 1, "metric": "m"}
+    coordinator._begin(config)
+    with pytest.raises(Overtaken):
+        coordinator.step()
+    with pytest.raises(Overtaken):
+        list(trial.run(opened, trial.local_pool(opened)))
+    assert opened.outcome() is None and not list(opened.folder.glob("commit-*"))
+
+
+def losing_the_device(sweep, folder):
+    """The trainable, with processes whose CUDA fails once, and then at whatever they do: a worker in the trial of seed
+    1, the coordinator in that of seed 2."""
+    from raydiff.runtime import actors
+
+    def compute(what: str, fails: bool) -> None:
+        import os
+
+        if fails and not (folder / what).exists():
+            (folder / what).touch()
+            os.environ["CUDA_IS_LOST"] = "1"
+        if "CUDA_IS_LOST" in os.environ:
+            raise torch.AcceleratorError(f"CUDA error: {what}\nCUDA kernel errors might be reported later")
+
+    class Worker(actors.Worker):
+        def host(self, trial, ids, gpu):
+            hosted = super().host(trial, ids, gpu)
+
+            def guarded(client, run):
+                def computing(server, number):
+                    compute("device-side assert triggered", trial.experiment.seed == 1 and client.number == 1)
+                    return run(server, number)
+
+                return computing
+
+            for client in self._clients.values():
+                client.run = guarded(client, client.run)
+            return hosted
+
+    class Trainable(sweep.Federation):
+        def setup(self, config):
+            from raydiff import trial
+            from raydiff.runtime import actors
+
+            actors.Worker, run = Worker, trial.run
+
+            def computing(this, pool):
+                for result in run(this, pool):
+                    compute("an illegal memory access was encountered", this.experiment.seed == 2)
+                    yield result
+
+            trial.run = computing
+            super().setup(config)
+
+    return Trainable
+
+
+@pytest.mark.ray
+def test_processes_whose_device_is_lost_end_and_their_trials_and_later_ones_finish(
+    tmp_path, tiny, workers, monkeypatch
+):
+    from raydiff.runtime import sweep
+    from raydiff.runtime.progress import Progress
+
+    monkeypatch.setattr("signal.signal", lambda *_: None)  # pytest keeps its own handlers
+    of, trainable = sweep.tune.with_resources, losing_the_device(sweep, tmp_path)
+    monkeypatch.setattr(sweep.tune, "with_resources", lambda _, bundles: of(trainable, bundles))
+    base = dataclasses.replace(tiny, evaluation=None, runtime=Runtime(workers=1))
+    trial.keep_secret(tmp_path / "s", b"the noise secret")
+    experiments = [trial.resolve(override(base, {"seed": s}), b"the noise secret") for s in (1, 2, 0)]
+    progress = Progress(total=3, metric="eval/fd_cnn/all", name=lambda c: "trial", stop_on_error=False)
+    plan = sweep.Plan(folder=tmp_path / "s", trials=experiments, base=experiments[0], concurrent=1)
+    assert sweep.run(plan, sweep.check(plan, [{"CPU": 2.0}]), progress) is False
+    trials = [trial.Trial(e, plan.folder) for e in experiments]
+    assert [this.outcome()["outcome"] for this in trials] == ["finished"] * 3
+    said = [lost.last_words(this.folder) for this in trials]
+    assert said == [
+        "a worker: CUDA error: device-side assert triggered",
+        "the coordinator: CUDA error: an illegal memory access was encountered",
+        "",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("error", "ends"),
+    [
+        (torch.AcceleratorError("CUDA error: device-side assert triggered\nMore."), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm`"), True),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), False),
+        (torch.AcceleratorError("CUDA error: out of memory"), False),
+        (RuntimeError("this trial is poisoned"), False),
+        (ValueError("CUDA error"), False),
+    ],
+)
+def test_which_errors_end_a_process(tmp_path, monkeypatch, error, ends):
+    def leave(status):
+        assert status
+        raise SystemExit(status)
+
+    monkeypatch.setattr(os, "_exit", leave)
+    with pytest.raises(SystemExit if ends else type(error)), lost.ending(tmp_path, "a worker"):
+        raise error
+    assert lost.last_words(tmp_path) == (f"a worker: {str(error).splitlines()[0]}" if ends else "")
+
+
+def test_a_trial_whose_processes_are_always_lost_says_why(tmp_path, tiny, progress):
+    from raydiff.runtime import sweep
+
+    this = trial.open_trial(dataclasses.replace(tiny, evaluation=None), tmp_path / "s")
+    (this.folder / lost.FILE).write_text("a worker: one\nthe coordinator: CUDA error: unspecified launch failure\n")
+    plan = sweep.Plan(folder=tmp_path / "s", trials=[], base=this.experiment)
+    sweep._close(plan, progress, out_of_time=False)
+    assert this.outcome()["outcome"] == "killed"
+    assert this.outcome()["reason"].endswith(": the coordinator: CUDA error: unspecified launch failure")
 
 
 def test_a_slice_is_doubled_twice_at_most(tmp_path, tiny, monkeypatch, capsys):

@@ -11,11 +11,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from raydiff import settings
 
 ROOT = Path(__file__).resolve().parents[2]
 SWEEP = [
@@ -23,8 +25,6 @@ SWEEP = [
     "digits",
     "--name",
     "survivor",
-    "--runtime.noise-secret",
-    "00112233445566778899aabbccddeeff",  # so that two sweeps can be compared bit for bit
     "--method.local.steps",
     "60",
     "--method.server.steps",
@@ -36,6 +36,14 @@ SWEEP = [
     "clients=2,3",
 ]
 TRIALS = 4 + 2 + 2  # PFDM, LocalOnly, FedAvg
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_secret() -> Iterator[None]:
+    """So that two sweeps can be compared bit for bit: drivers, heads and their jobs inherit it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(settings.SECRET, "00112233445566778899aabbccddeeff")
+        yield
 
 
 class Sweep:

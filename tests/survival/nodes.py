@@ -22,7 +22,6 @@ ROUNDS, CLIENTS = 4, 4
 FEDERATED = [
     "digits",
     "--name=survivor",
-    "--runtime.noise-secret=00112233445566778899aabbccddeeff",
     "--method=fedavg",
     f"--method.rounds={ROUNDS}",
     "--method.model.network.width=128",  # 0.4 MB: more than Ray keeps in the message itself
@@ -68,13 +67,10 @@ class Nodes:
         raylets = {_raylet(n) for n in self._cluster.worker_nodes}
         found = []
         for folder in Path("/proc").glob("[0-9]*"):
-            try:
-                called = (folder / "cmdline").read_bytes().decode(errors="replace")
-                parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-            except (FileNotFoundError, ProcessLookupError):  # it has just ended
-                continue
-            if called.startswith(title) and parent in raylets:
-                found.append((int(folder.name), parent))
+            with suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+                parent = int(_stat(folder)[1])
+                if parent in raylets and _title(folder).startswith(title):
+                    found.append((int(folder.name), parent))
         return found
 
     def one(self, title: str) -> int:
@@ -86,6 +82,18 @@ class Nodes:
     def stop(self) -> None:
         """End the cluster."""
         self._cluster.shutdown()
+
+
+def _stat(process: Path) -> list[str]:
+    """State, parent and so on: what follows the name."""
+    return (process / "stat").read_text().rpartition(")")[2].split()
+
+
+def _title(process: Path) -> str:
+    """What a process calls itself: while it writes a new title, the old one can be read as empty."""
+    while not (title := (process / "cmdline").read_bytes().strip(b"\0")) and _stat(process)[0] not in "ZT":  # ended or stopped, it stays empty
+        pass
+    return title.decode(errors="replace")
 
 
 def _raylet(node: Any) -> int:

@@ -3,6 +3,7 @@ one sentence, and the same command then finishes what the undisturbed sweep has.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import shutil
@@ -81,26 +82,24 @@ def test_an_mlflow_server_is_away_for_a_while(tmp_path, nodes, expected, migrate
     sweep.mlflow = f"http://127.0.0.1:{port}"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", sweep.mlflow)
     start = functools.partial(mlflow_server, f"sqlite:///{tmp_path}/server.db", tmp_path, port=port)
-    first, second = start(), start()
 
-    def meanwhile():
-        wait_until(lambda: sweep.progress()[0] >= 2, "two commits", every=0.002)
-        wait_until(lambda: len(nodes.processes(COORDINATOR)) == 1, "the end of an earlier sweep's", every=0.002)
-        ((coordinator, _),) = nodes.processes(COORDINATOR)
-        os.kill(coordinator, signal.SIGSTOP)  # so that the sweep has not ended when it is gone
-        first.__exit__(None, None, None)
-        os.kill(coordinator, signal.SIGCONT)
-        wait_until(lambda: len(sweep.outcomes()) >= 1, "an outcome without it", progress=sweep.progress, every=0.01)
-        os.kill(coordinator, signal.SIGSTOP)  # nor when it is back
-        second.__enter__()
-        os.kill(coordinator, signal.SIGCONT)
+    with contextlib.ExitStack() as first, contextlib.ExitStack() as second:
 
-    first.__enter__()
-    try:
+        def meanwhile():
+            wait_until(lambda: sweep.progress()[0] >= 2, "two commits", every=0.002)
+            wait_until(lambda: len(nodes.processes(COORDINATOR)) == 1, "the end of an earlier sweep's", every=0.002)
+            ((coordinator, _),) = nodes.processes(COORDINATOR)
+            os.kill(coordinator, signal.SIGSTOP)  # so that the sweep has not ended when it is gone
+            first.close()
+            os.kill(coordinator, signal.SIGCONT)
+            wait_until(lambda: len(sweep.outcomes()) >= 1, "an outcome without it", progress=sweep.progress, every=0.01)
+            os.kill(coordinator, signal.SIGSTOP)  # nor when it is back
+            second.enter_context(start())
+            os.kill(coordinator, signal.SIGCONT)
+
+        first.enter_context(start())
         assert sweep.run(meanwhile=meanwhile) == 0
         check_unharmed(sweep, expected)
-    finally:
-        second.__exit__(None, None, None)
 
 
 def poisoned(client, trial) -> None:

@@ -1,0 +1,97 @@
+"""Digests inside files, by which damage is noticed when they are read: a flipped bit, a digit that was edited, a file
+put back from elsewhere. Not against people: who can write a file can write its digest. Nothing of torch inside.
+
+    JSON            the last field, sha256, is the digest of all bytes before it
+    safetensors     in the header's "seal": the digest of the whole file with zeros in its own place
+
+Files written before 2026-11-22 have neither, and are believed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+_LAST = b', "sha256": "'
+_BLANK = b"0" * 64
+_START = b'{"__metadata__":{"seal":"{\\"sha256\\": \\"'  # the header begins so, after 8 bytes that give its length
+_AT = 8 + len(_START)
+_CHUNK = 2**20
+
+
+def json_text(fields: Mapping[str, Any]) -> str:
+    """The fields as JSON, sealed. One of them is `previous`: see `read_json`."""
+    body = json.dumps(fields)[:-1]
+    return f'{body}, "sha256": "{hashlib.sha256(body.encode()).hexdigest()}"}}'
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The fields of a JSON file, checked. Raises ValueError, which names the file, where it is damaged."""
+    data = path.read_bytes()
+    try:
+        fields = json.loads(data)
+    except ValueError as e:  # JSONDecodeError and UnicodeDecodeError are both
+        raise ValueError(f"{path} is damaged: it is not valid JSON ({e})") from None
+    if not isinstance(fields, dict):
+        raise ValueError(f"{path} is damaged: it is not a JSON object")
+    if "sha256" not in fields and "previous" not in fields:  # from before 2026-11-22; one flip cannot take both away
+        return fields
+    fields.pop("sha256", None)
+    body, _, end = data.rpartition(_LAST)
+    if end != hashlib.sha256(body).hexdigest().encode() + b'"}':
+        raise ValueError(f"{path} is damaged: it is not what was written")
+    return fields
+
+
+def digest(path: Path) -> str:
+    """sha256 of a file."""
+    with path.open("rb") as f:
+        return hashlib.file_digest(f, "sha256").hexdigest()
+
+
+def metadata(note: str) -> dict[str, str]:
+    """A safetensors file's metadata with room for the seal. One entry: of several the order, and with it the file's
+    bytes, would be left to chance."""
+    return {"seal": json.dumps({"sha256": _BLANK.decode(), "note": note})}
+
+
+def sealed(data: bytes) -> tuple[bytes, bytes, memoryview]:
+    """A safetensors file that was made with `metadata`, in pieces to be written one after the other."""
+    assert data[8 : _AT + 64] == _START + _BLANK
+    return data[:_AT], hashlib.sha256(data).hexdigest().encode(), memoryview(data)[_AT + 64 :]
+
+
+def seal_of(path: Path) -> str | None:
+    """The digest that a safetensors file says of itself, unchecked; None: it has none."""
+    with path.open("rb") as f:
+        start = f.read(_AT + 64)
+    return start[_AT:].decode(errors="replace") if start[8:_AT] == _START else None
+
+
+def check_tensors(path: Path) -> None:
+    """Raises ValueError, which names the file, where a safetensors file is not what its seal says."""
+    if (said := seal_of(path)) is None:
+        return
+    found = hashlib.sha256()
+    with path.open("rb") as f:
+        found.update(f.read(_AT) + _BLANK)
+        f.seek(64, 1)
+        while chunk := f.read(_CHUNK):
+            found.update(chunk)
+    if found.hexdigest() != said:
+        raise ValueError(f"{path} is damaged: it is not what was written")
+
+
+def note_of(path: Path, metadata: Mapping[str, str] | None) -> str:
+    """The note in the metadata of a safetensors file that `check_tensors` let pass. Raises ValueError where only damage
+    explains what is there."""
+    if not metadata:
+        return ""
+    if "note" in metadata:  # before 2026-11-22 there was one, if an empty one
+        return metadata["note"]
+    if seal_of(path) is None:
+        raise ValueError(f"{path} is damaged: its header has no seal")
+    return str(json.loads(metadata["seal"])["note"])

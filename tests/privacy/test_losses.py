@@ -1,0 +1,116 @@
+"""The ceiling of sampled Gaussians: against closed forms, the best attack by brute force, and Opacus' accountant."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.stats import norm
+
+from raydiff.privacy import accountants, losses
+from raydiff.privacy.release import Gaussian, NonPrivate
+from raydiff.seeding import NoiseStream
+
+FPRS = [1e-4, 1e-3, 0.01, 0.1, 0.5, 0.9]
+
+
+def steps(rate: float, noise: float, n: int, relation: Any = "add_remove") -> list[Any]:
+    return [Gaussian(noise, "example", relation, "local", rate, n)]
+
+
+def curve(events: list[Any]) -> losses.Roc:
+    found = losses.roc(events)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(("noise", "n"), [(1.0, 1), (0.4, 1), (2.0, 10), (30.0, 400)])
+def test_without_sampling_it_is_the_closed_form_and_never_below(noise: float, n: int) -> None:
+    found, mu = curve(steps(1.0, noise, n)), math.sqrt(n) / noise
+    assert 0 <= found.auc - accountants.auc_ceiling(mu) < 1e-5
+    for fpr in FPRS:
+        assert 0 <= found.at(fpr) - accountants.tpr_ceiling(mu, fpr) < 1e-5
+    assert losses.auc_ceiling(steps(1.0, noise, n)) == pytest.approx(accountants.auc_ceiling(mu), rel=1e-12)
+
+
+@pytest.mark.parametrize(("rate", "noise"), [(0.1, 1.0), (0.5, 0.3), (0.01, 2.0)])
+def test_one_step_is_the_likelihood_ratio_s_own_curve_and_never_below(rate: float, noise: float) -> None:
+    found = curve(steps(rate, noise, 1))
+    x = norm.isf(np.array(FPRS))
+    best = (1 - rate) * norm.sf(x) + rate * norm.sf(x - 1 / noise)
+    above = np.array([found.at(fpr) for fpr in FPRS]) - best
+    assert (above > -1e-15).all() and (above < 1e-4).all()
+    auc = 0.5 * (1 - rate) + rate * norm.cdf(1 / noise / math.sqrt(2))
+    assert 0 <= found.auc - auc < 1e-5
+
+
+def attacked(rate: float, noise: float, n: int, *, assumed: float, draws: int = 100_000) -> tuple[float, float]:
+    """AUC, and its standard error, of the likelihood ratio on a mechanism of this noise where `assumed` is claimed."""
+    rng = NoiseStream(b"attacked", (n,)).generator("draws")
+    statistics = []
+    for inside in (True, False):
+        shifts = (rng.random((draws, n)) < rate) / noise if inside else np.zeros((draws, n))
+        x = (rng.standard_normal((draws, n)) + shifts) * noise  # in units of the sensitivity
+        statistics.append(np.log1p(rate * np.expm1(x / assumed**2 - 1 / (2 * assumed**2))).sum(1))
+    placed = np.searchsorted(np.sort(statistics[1]), statistics[0]) / draws
+    return float(placed.mean()), math.sqrt(2 * placed.var() / draws)
+
+
+@pytest.mark.parametrize(("rate", "noise", "n"), [(0.3, 0.8, 4), (0.05, 0.6, 30), (0.5, 3.0, 10)])
+def test_the_best_attack_reaches_the_ceiling_and_half_the_noise_breaks_through_it(
+    rate: float, noise: float, n: int
+) -> None:
+    ceiling = losses.auc_ceiling(steps(rate, noise, n))
+    auc, error = attacked(rate, noise, n, assumed=noise)
+    assert auc - 4 * error < ceiling < auc + 4 * error
+    broken, error = attacked(rate, noise / 2, n, assumed=noise)
+    assert broken - 4 * error > ceiling
+
+
+@pytest.mark.parametrize(("rate", "noise", "n"), [(0.01, 1.0, 1000), (0.1, 1.0, 100)])
+def test_it_holds_the_epsilons_of_opacus_privacy_random_variables(rate: float, noise: float, n: int) -> None:
+    """Which are at most 0.02 above the truth: the curve's own delta there is at most theirs, and larger 0.03 below."""
+    from opacus.accountants import PRVAccountant
+
+    accountant, found = PRVAccountant(), curve(steps(rate, noise, n))
+    accountant.history = [(noise, rate, n)]
+    epsilon = accountant.get_epsilon(1e-3, eps_error=0.01, delta_error=1e-6)
+    at, below = (float((found.tpr - math.exp(e) * found.fpr).max()) for e in (epsilon, epsilon - 0.03))
+    assert at < 1e-3 < below
+
+
+def test_it_is_tighter_than_renyi_s_epsilon_and_grows_with_the_steps() -> None:
+    aucs = [losses.auc_ceiling(steps(0.02, 1.0, n)) for n in (10, 100, 1000)]
+    assert 0.5 < aucs[0] < aucs[1] < aucs[2]
+    epsilon = accountants.rdp(steps(0.02, 1.0, 1000), 1e-5)
+    assert aucs[2] < accountants.auc_ceiling(accountants.mu_for(epsilon, 1e-5))
+
+
+def test_kinds_compose_and_unsampled_ones_take_part() -> None:
+    few, more = steps(0.1, 1.0, 5), steps(0.1, 1.0, 15)
+    assert losses.auc_ceiling([*few, *few, *few]) == losses.auc_ceiling(more)
+    other = steps(1.0, 2.0, 1)
+    assert losses.auc_ceiling(few + other) > max(map(losses.auc_ceiling, (few, other)))
+
+
+def test_in_or_out_is_zero_out_too_and_replacing_has_no_theorem() -> None:
+    assert losses.auc_ceiling(steps(0.1, 1.0, 5, "zero_out")) == losses.auc_ceiling(steps(0.1, 1.0, 5))
+    with pytest.raises(accountants.Unsupported):
+        losses.auc_ceiling(steps(0.1, 1.0, 5, "replace_one"))
+
+
+@pytest.mark.parametrize("events", [steps(0.1, 0.0, 3), [NonPrivate("weights")]])
+def test_without_noise_every_attack_is_allowed(events: list[Any]) -> None:
+    assert losses.roc(events) is None
+    assert losses.auc_ceiling(events) == losses.tpr_ceiling(events, 0.01) == 1.0
+
+
+def test_the_ends() -> None:
+    assert losses.auc_ceiling([]) == losses.auc_ceiling(steps(0.1, math.inf, 3)) == 0.5
+    assert curve(steps(0.1, 1.0, 3)).at(1.0) == 1.0
+    hardly, all_ = curve(steps(1e-3, 0.01, 1)), curve(steps(0.9, 0.1, 100))
+    assert 1e-3 <= hardly.at(0.0) < 1.001e-3 and all_.auc == 1.0
+    with pytest.raises(ValueError, match="fpr must be"):
+        hardly.at(1.1)
