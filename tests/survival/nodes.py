@@ -91,8 +91,9 @@ def _stat(process: Path) -> list[str]:
 
 def _title(process: Path) -> str:
     """What a process calls itself: while it writes a new title, the old one can be read as empty."""
-    while not (title := (process / "cmdline").read_bytes().strip(b"\0")) and _stat(process)[0] not in "ZT":  # ended or stopped, it stays empty
-        pass
+    while not (title := (process / "cmdline").read_bytes().strip(b"\0")):
+        if _stat(process)[0] in "ZT":  # it has ended, or is stopped
+            break
     return title.decode(errors="replace")
 
 
@@ -127,7 +128,7 @@ class Federated(Sweep):
 
     def run(self, *more: str, meanwhile: Callable[[], None] | None = None, seconds: float = 600.0) -> int:
         """Run the command; another thread does something to it `meanwhile`. Interrupted when it stands still."""
-        import sweep
+        from raydiff.cli import sweep
 
         watch = _Meanwhile(self, meanwhile, seconds)
         watch.start()
@@ -149,13 +150,13 @@ class Federated(Sweep):
 
     def trial(self, digest: str) -> Any:
         """The store of a trial."""
-        from raydiff.store import Store
+        from raydiff.federated.checkpoint import Store
 
         return Store(self.folder / "trials" / digest)
 
     def examples(self, digest: str) -> list[int]:
         """How many records each client of the trial has."""
-        from raydiff import config, trial
+        from raydiff.experiment import config, trial
 
         tree = json.loads((self.folder / "trials" / digest / "config.json").read_text())
         this = trial.Trial(config.from_dict(tree), self.folder)
@@ -168,7 +169,7 @@ class Federated(Sweep):
 
     def resent(self) -> int:
         """Releases that were sent again, as the metrics have it."""
-        from raydiff.tracking import read_lines
+        from raydiff.experiment.tracking import read_lines
 
         lines = [line for path in self.folder.glob("trials/*/metrics.jsonl") for line in read_lines(path)]
         return sum(key.endswith("upload/resent") and key.startswith("client/") for line in lines for key in line)
@@ -230,14 +231,12 @@ def faulty(sweep: Any, fault: Callable[[Any, Any], None]) -> Any:
 
 def undisturbed_state(storage: Path) -> dict[str, tuple]:
     """What three of the sweep's trials end with when nobody disturbs them, in this process."""
-    import command
-    import sweep
-
-    from raydiff import trial
+    from raydiff.cli import arguments, sweep
+    from raydiff.experiment import trial
 
     reference = Federated(storage)
-    _, study, rest = command.preset([*FEDERATED, "--grid", "seed=0,1,2"])
-    options, overrides = sweep._options().parse_known_args(command.shorthand(rest))
+    _, study, rest = arguments.preset([*FEDERATED, "--grid", "seed=0,1,2"])
+    options, overrides = sweep._options().parse_known_args(arguments.shorthand(rest))
     for experiment in sweep._plan(study, options, overrides)[1]:
         this = trial.open_trial(experiment, reference.folder)
         assert list(trial.run(this, trial.local_pool(this)))[-1]["finished"]
