@@ -1,82 +1,10 @@
-"""A sweep as one HTML page that opens offline, and its tables as CSV and parquet.
-
-    python analysis/report.py SWEEP [--out DIR]     writes report.html and the tables into DIR (default: SWEEP/report)
-
-What a sweep does not have (an attack, a ledger, a second trial) leaves a sentence in its place. A sweep that is still
-running is reported as far as it is.
-"""
-
-from __future__ import annotations
+"""`raydiff report`, from a checkout."""
 
 import sys
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import pandas as pd
+sys.path[0] = str(Path(__file__).resolve().parents[1])  # in place of this folder
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # `python analysis/report.py` looks beside itself
+from raydiff.__main__ import main
 
-from analysis import load
-from analysis import report_html as html
-from analysis.report_attacks import attacks
-from analysis.report_importance import importance
-from analysis.report_quality import quality
-from analysis.report_run import frontier, what_was_run
-from analysis.report_samples import samples
-from analysis.report_seeds import seeds
-from analysis.report_studies import claims, papers, studies
-from analysis.report_sweep import Section, Sweep, open_sweep
-from analysis.report_trials import cost, ledgers
-
-SECTIONS: dict[str, Callable[[Sweep, Path], Section]] = {
-    "What was run": what_was_run,
-    "Frontier": frontier,
-    "Seeds, intervals and ranks": seeds,
-    "Quality": quality,
-    "Attacks against their ceilings": attacks,
-    "Ledgers": ledgers,
-    "What matters": importance,
-    "Paired comparisons of the presets": studies,
-    "The paper's claims": claims,
-    "Beside the papers": papers,
-    "Samples": samples,
-    "Cost, failures and resumes": cost,
-}
-"""In the order of the page."""
-
-
-def write(folder: Path, out: Path) -> Path:
-    """Write report.html and the tables into `out`; returns the page. Raises ValueError as `open_sweep` does."""
-    sweep = open_sweep(folder)
-    out.mkdir(parents=True, exist_ok=True)
-    sections = [_section(title, make, sweep, out) for title, make in SECTIONS.items()]
-    files = [_save(out, name, table) for section in sections for name, table in section.tables.items()]
-    listed = f"The tables are in the page's folder, as CSV and parquet: {', '.join(files)}."
-    blocks = [(section.title, section.blocks) for section in sections]
-    page = out / "report.html"
-    page.write_text(html.page(f"Sweep {folder.resolve().name}", [html.paragraph(listed, note=True)], blocks))
-    return page
-
-
-def _section(title: str, make: Callable[[Sweep, Path], Section], sweep: Sweep, out: Path) -> Section:
-    """One section. Whatever one of them cannot read must not take the others with it."""
-    try:
-        return make(sweep, out)
-    except Exception as e:
-        kind = "" if isinstance(e, ValueError) else f"{type(e).__name__}: "
-        return Section(title, [html.paragraph(f"This section could not be made: {kind}{e}")])
-
-
-def _save(out: Path, name: str, table: pd.DataFrame) -> str:
-    table.to_csv(out / f"{name}.csv", index=False)
-    table.apply(load.of_one_type).to_parquet(out / f"{name}.parquet", index=False)
-    return name
-
-
-def main(argv: Sequence[str]) -> None:
-    """Write the report and say where."""
-    print(write(*load.arguments(__doc__, argv)))
-
-
-if __name__ == "__main__":
-    load.one_sentence(main)
+main(["report", *sys.argv[1:]])

@@ -1,94 +1,10 @@
-"""What does the orchestration cost, what do more clients cost, larger models, whole sweeps, the audit of a table; what
-is gained by training in lock-step?
+"""`raydiff bench`, from a checkout."""
 
-    python jobs/bench.py overhead [--quick]   raydiff against plain torch (`bench_overhead`), minutes
-    python jobs/bench.py first-round          one round on a fresh Ray: what `overhead` times from outside
-    python jobs/bench.py scale [--quick]      1,000 clients on two workers, models of 100 MB (`bench_scale`), minutes
-    python jobs/bench.py sweep [--quick]      sweeps of 4 and 16 trials (`bench_sweep`), minutes
-    python jobs/bench.py cohort [--quick]     clients in lock-step (`bench_cohort`), a minute
-    python jobs/bench.py options [--quick]    bfloat16, channels last, torch.compile (`bench_options`), minutes
-    python jobs/bench.py audit [--quick]      per-instance bounds (`bench_audit`), minutes, most of them the reference
-
-JSON lines: the machine, then what was measured. With --quick each is short, to see that it runs: no figure counts.
-`python analysis/bench.py FILE...` draws what they print.
-"""
-
-from __future__ import annotations
-
-import json
-import os
-import platform
-from collections.abc import Callable, Iterator, Sequence
-from importlib.metadata import version
+import sys
 from pathlib import Path
-from typing import Any
 
-import bench_audit
-import bench_cohort
-import bench_options
-import bench_overhead
-import bench_scale
-import bench_sweep
-import command
-import torch
+sys.path[0] = str(Path(__file__).resolve().parents[1])  # in place of this folder
 
-Lines = Iterator[tuple[str, dict[str, Any]]]
-MEASUREMENTS: dict[str, Callable[[bool], Lines]] = {
-    "overhead": lambda quick: bench_overhead.lines(bench_overhead.QUICK if quick else bench_overhead.Effort()),
-    "scale": lambda quick: bench_scale.lines(bench_scale.QUICK if quick else bench_scale.Effort()),
-    "sweep": lambda quick: bench_sweep.lines(bench_sweep.QUICK if quick else bench_sweep.Effort()),
-    "cohort": lambda quick: bench_cohort.lines(bench_cohort.QUICK if quick else bench_cohort.Effort()),
-    "options": lambda quick: bench_options.lines(bench_options.QUICK if quick else bench_options.Effort()),
-    "audit": lambda quick: bench_audit.lines(bench_audit.QUICK if quick else bench_audit.Effort()),
-}
-"""What can be measured -> its lines."""
+from raydiff.__main__ import main
 
-
-def main(argv: Sequence[str]) -> int:
-    """Run a measurement."""
-    if not argv or argv[0] not in ("first-round", *MEASUREMENTS) or set(argv[1:]) - {"--quick"}:
-        raise ValueError(
-            f"say what to measure: python jobs/bench.py {', '.join(MEASUREMENTS)} [--quick]; got {' '.join(argv)!r}"
-        )
-    os.environ.pop("RAY_ADDRESS", None)  # the plain processes run on this machine, so Ray does too
-    torch.set_num_threads(1)
-    if argv[0] == "first-round":
-        bench_overhead.first_round()
-        return 0
-    say("machine", **machine())
-    for what, fields in MEASUREMENTS[argv[0]]("--quick" in argv):
-        say(what, **fields)
-    return 0
-
-
-def say(what: str, **fields: Any) -> None:
-    """One JSON line, floats to four digits."""
-    print(json.dumps(short({"what": what, **fields})), flush=True)
-
-
-def short(value: Any) -> Any:
-    """The same, with floats to four digits."""
-    if isinstance(value, dict):
-        return {k: short(v) for k, v in value.items()}
-    if isinstance(value, list):
-        return [short(v) for v in value]
-    return float(f"{value:.4g}") if isinstance(value, float) else value
-
-
-def machine() -> dict[str, Any]:
-    """What the figures were measured on."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return {
-        "cpu": models[0] if models else platform.processor(),
-        "cores": os.cpu_count(),
-        "memory_gb": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30,
-        "python": platform.python_version(),
-        "torch": version("torch"),
-        "ray": version("ray"),
-    }
-
-
-if __name__ == "__main__":
-    command.one_sentence(main)
+main(["bench", *sys.argv[1:]])

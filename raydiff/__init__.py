@@ -1,1 +1,3 @@
-"""raydiff: personalised, private, federated training of diffusion models on Ray. Start with `method.py`."""
+"""raydiff: personalised, private, federated training of diffusion models on Ray. Start with `federated/method.py`."""
+
+__version__ = "0.1.0"

@@ -21,15 +21,15 @@ import pytest
 import torch
 from storages import Storage
 
-from raydiff.config import Experiment, Runtime
 from raydiff.data.datasets import Data
-from raydiff.diffusion.gaussian import DDPM
-from raydiff.diffusion.latent import LatentModel
-from raydiff.diffusion.local import Training
-from raydiff.diffusion.networks import MLP
-from raydiff.evaluation import features
-from raydiff.evaluation.evaluate import Evaluation
+from raydiff.evaluation.quality import features
+from raydiff.evaluation.suite import Evaluation
+from raydiff.experiment.config import Experiment, Runtime
 from raydiff.methods import PFDM, AnyMethod, FedAvg, LocalOnly
+from raydiff.models.ddpm import DDPM
+from raydiff.models.latent.model import LatentModel
+from raydiff.models.networks import MLP
+from raydiff.models.training import Training
 
 torch.set_num_threads(1)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from raydiff import trial
-from raydiff.config import Experiment
+from raydiff.experiment import trial
+from raydiff.experiment.config import Experiment
 
 
 class Storage:

@@ -17,13 +17,15 @@ from typing import Literal, get_args
 import torch
 
 from raydiff import tree
-from raydiff.data import names, pictures, public, superclasses, tabular
-from raydiff.data.categories import Mapping
+from raydiff.data import pictures, public, superclasses
+from raydiff.data import sources as names
 from raydiff.data.pictures import Colour
 from raydiff.data.records import Records as Records
 from raydiff.data.source import Source
 from raydiff.data.splits import SPLITS as SPLITS
 from raydiff.data.splits import cut
+from raydiff.data.tables import read
+from raydiff.data.tables.encode import Mapping
 
 FittedOn = Literal["public", "all"]
 
@@ -82,7 +84,7 @@ class Data:
             raise ValueError(f"data.bins must be at least 2, got {self.bins}")
         if self.fitted_on not in get_args(FittedOn):
             raise ValueError(f"data.fitted_on must be one of {', '.join(get_args(FittedOn))}, got {self.fitted_on!r}")
-        if self.public_from is not None and (tabular.is_table(self.name) or tabular.is_table(self.public_from)):
+        if self.public_from is not None and (read.is_table(self.name) or read.is_table(self.public_from)):
             raise ValueError("data.public_from must be none where a data set is a table")
         if self.superclasses is not None:
             superclasses.check(self.superclasses)

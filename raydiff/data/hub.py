@@ -6,7 +6,7 @@ import functools
 import re
 from pathlib import Path
 
-from raydiff import hub
+from raydiff.data import download
 
 PREFIX = "hub:"
 NAME = re.compile(r"hub:([\w.-]+/[\w.-]+)(?:/(.+))?")
@@ -23,7 +23,7 @@ def folder(name: str) -> Path:
     if not (match := NAME.fullmatch(name)):
         raise ValueError(f"a data set of the hub is hub:owner/name, got {name!r}")
     repository, inner = match.groups()
-    snapshot = hub.snapshot(repository, kind="dataset", patterns=["*.parquet"], says=name)
+    snapshot = download.snapshot(repository, kind="dataset", patterns=["*.parquet"], says=name)
     there = sorted({path.parent for path in snapshot.rglob("*.parquet")})
     if inner and snapshot / inner in there:
         return snapshot / inner

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from raydiff.data import foreign, names, pictures
+from raydiff.data import other_source, pictures, sources
 from raydiff.data.datasets import Data, Dataset
 from raydiff.data.records import Records
 from raydiff.data.source import Source
 from raydiff.data.splits import cut, stratified
 from raydiff.seeding import generator
 
-PURPOSE = foreign.Purpose(
+PURPOSE = other_source.Purpose(
     records="a new client's records",
     alike="the run's model makes no others, so make them alike first",
     own="new client's pictures are also records of the run",
@@ -105,7 +105,7 @@ def _of_other(choice: Choice, config: Data, dataset: Dataset, classes: Sequence[
     what = "its test rows" if own_test else "half of them"
     own = _first(rows[places["train"]], choice.records, f"beside those held out ({what}) in {other.says}", usual=None)
     private = {split: records for split, records in dataset.splits.items() if split != "public"}
-    read, notes = foreign.read(
+    read, notes = other_source.read(
         other,
         {"own": own, "held out": rows[places["test"]]},
         source,
@@ -119,12 +119,12 @@ def _of_other(choice: Choice, config: Data, dataset: Dataset, classes: Sequence[
 
 
 def _source(name: str, config: Data) -> Source:
-    return names.source(name, names.folder_of(name, config.root), config.labels, table=config.superclasses)
+    return sources.source(name, sources.folder_of(name, config.root), config.labels, table=config.superclasses)
 
 
 def _is_own(name: str, config: Data) -> bool:
     """Whether the name means the run's data set; colour-mnist lies in the folder of mnist."""
-    folders = {names.folder_of(n, config.root) for n in (name, config.name)}
+    folders = {sources.folder_of(n, config.root) for n in (name, config.name)}
     return len(folders) == 1 and (name == "colour-mnist") == (config.name == "colour-mnist")
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from raydiff.data import foreign
+from raydiff.data import other_source
 from raydiff.data.pictures import Colour
 from raydiff.data.records import Records
 from raydiff.data.source import Source
 from raydiff.data.splits import stratified
 from raydiff.seeding import generator
 
-PURPOSE = foreign.Purpose(
+PURPOSE = other_source.Purpose(
     records="public records",
     alike="set data.size and data.colour to make them alike",
     own="public pictures are also records of the private data",
@@ -37,5 +37,5 @@ def records(
     if count > len(other.labels):
         raise ValueError(f"there are {len(other.labels)} rows in {other.says}, too few for data.public={count}")
     rows = stratified(other.strata, generator(seed, "splits", "public"))[:count].clone()
-    read, notes = foreign.read(other, {"public": rows}, source, splits, size=size, colour=colour, purpose=PURPOSE)
+    read, notes = other_source.read(other, {"public": rows}, source, splits, size=size, colour=colour, purpose=PURPOSE)
     return read["public"], (f"from {other.says}", *notes)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from PIL import Image
 from torch import Tensor
 
-from raydiff.data.categories import Mapping
+from raydiff.data.tables.encode import Mapping
 
 Picture = tuple[str, Image.Image]
 """(where it is from, the picture as stored)."""

@@ -32,13 +32,13 @@ from typing import ClassVar
 from torch import Generator
 
 from raydiff import tree
-from raydiff.averaging import Averaged, Averaging, deployed
 from raydiff.data.records import Records
-from raydiff.diffusion.discrete import DiscreteDiffusion
-from raydiff.diffusion.gaussian import DDPM, Sampling, device
-from raydiff.diffusion.local import Training, optimize, span
-from raydiff.diffusion.networks import UNet
-from raydiff.method import HELD, Deployed, LocalResult, Metrics, Round, Shared, Upload
+from raydiff.federated.method import HELD, Deployed, LocalResult, Metrics, Round, Shared, Upload
+from raydiff.methods._averaging import Averaged, Averaging, deployed
+from raydiff.models.d3pm import DiscreteDiffusion
+from raydiff.models.ddpm import DDPM, Sampling, device
+from raydiff.models.networks import UNet
+from raydiff.models.training import Training, optimize, span
 from raydiff.privacy import accountants
 from raydiff.privacy.dpsgd import Mechanism, PrivateGradient, noise_multiplier_for, sampling_rate
 from raydiff.privacy.release import Event, Gaussian, Nothing, already_private, nothing

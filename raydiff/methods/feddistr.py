@@ -42,14 +42,15 @@ from typing import ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
-from raydiff import alignment, tree
-from raydiff.alignment import Pool, Prompts
+from raydiff import tree
 from raydiff.data.records import Records
-from raydiff.diffusion.classifier import Classifier
-from raydiff.diffusion.inversion import cluster, invert
-from raydiff.diffusion.latent import LatentDiffusion, LatentModel, check_disjoint
-from raydiff.diffusion.local import Training, fit
-from raydiff.method import HELD, Denoiser, Deployed, LocalResult, Metrics, Round, Shared, Upload
+from raydiff.federated.method import HELD, Denoiser, Deployed, LocalResult, Metrics, Round, Shared, Upload
+from raydiff.methods import _prompt_pool
+from raydiff.methods._prompt_pool import Pool, Prompts
+from raydiff.models.classifier import Classifier
+from raydiff.models.latent.inversion import cluster, invert
+from raydiff.models.latent.model import LatentDiffusion, LatentModel, check_disjoint
+from raydiff.models.training import Training, fit
 from raydiff.privacy import accountants
 from raydiff.privacy.release import Event, Gaussian, NonPrivate, Release, disclose, gaussian_rows
 from raydiff.tree import Params
@@ -150,7 +151,7 @@ class FedDistr:
             raise ValueError("threshold must be given where there are no public records: data.public is 0")
         model = self.model.load()
         halves = [self._prompts(model, public.select(rows), rng) for rows in _halves(public.labels[:, 0], rng)]
-        threshold, same, different = alignment.threshold_between(*(prompts for prompts, _ in halves))
+        threshold, same, different = _prompt_pool.threshold_between(*(prompts for prompts, _ in halves))
         norm = float((halves[0][0].vectors - model.start).norm(dim=1).median())
         found = {"threshold": threshold, "public/same": same, "public/different": different, "public/norm": norm}
         return {k: torch.tensor(v) for k, v in found.items()}
@@ -319,7 +320,9 @@ class FedDistr:
     def tables(self, server: Params) -> dict[str, tuple[list[str], list[list[str]]]]:
         """The pool with its provenance: which client's prompts each of its rows stands for."""
         return (
-            {} if self.upload == "latents" else {"pool": alignment.table(Pool.from_params(tree.under("pool", server)))}
+            {}
+            if self.upload == "latents"
+            else {"pool": _prompt_pool.table(Pool.from_params(tree.under("pool", server)))}
         )
 
 

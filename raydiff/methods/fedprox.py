@@ -26,11 +26,11 @@ import torch
 from torch import Tensor
 
 from raydiff import tree
-from raydiff.averaging import AnyModel, Averaged, Averaging
 from raydiff.data.records import Records
-from raydiff.diffusion.gaussian import DDPM, Sampling
-from raydiff.diffusion.local import Training
-from raydiff.method import LocalResult, Round
+from raydiff.federated.method import LocalResult, Round
+from raydiff.methods._averaging import AnyModel, Averaged, Averaging
+from raydiff.models.ddpm import DDPM, Sampling
+from raydiff.models.training import Training
 from raydiff.tree import Params
 
 

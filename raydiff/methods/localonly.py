@@ -18,12 +18,12 @@ from typing import ClassVar
 import torch
 
 from raydiff import tree
-from raydiff.averaging import AnyModel, deployed
 from raydiff.data.records import Records, public_mean
-from raydiff.diffusion.classifier import Classifier
-from raydiff.diffusion.gaussian import DDPM, Sampling
-from raydiff.diffusion.local import Training, fit_part, with_clipped_copies, with_clipped_flag
-from raydiff.method import Deployed, LocalResult, Metrics, Round, Upload
+from raydiff.federated.method import Deployed, LocalResult, Metrics, Round, Upload
+from raydiff.methods._averaging import AnyModel, deployed
+from raydiff.models.classifier import Classifier
+from raydiff.models.ddpm import DDPM, Sampling
+from raydiff.models.training import Training, fit_part, with_clipped_copies, with_clipped_flag
 from raydiff.privacy.release import Event, Nothing, nothing
 from raydiff.tree import Params
 

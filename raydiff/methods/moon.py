@@ -28,11 +28,11 @@ from torch import Tensor
 from torch.nn.functional import normalize, softplus
 
 from raydiff import tree
-from raydiff.averaging import AnyModel, Averaged, Averaging
 from raydiff.data.records import Records
-from raydiff.diffusion.gaussian import DDPM, Sampling
-from raydiff.diffusion.local import Training
-from raydiff.method import HELD, LocalResult, Round
+from raydiff.federated.method import HELD, LocalResult, Round
+from raydiff.methods._averaging import AnyModel, Averaged, Averaging
+from raydiff.models.ddpm import DDPM, Sampling
+from raydiff.models.training import Training
 from raydiff.tree import Params
 
 PREVIOUS = f"{HELD}/previous"

@@ -31,11 +31,11 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from raydiff import tree
-from raydiff.averaging import Averaged, Averaging
 from raydiff.data.records import Records
-from raydiff.diffusion.gaussian import DDPM, Sampling
-from raydiff.diffusion.local import Training
-from raydiff.method import LocalResult, Round
+from raydiff.federated.method import LocalResult, Round
+from raydiff.methods._averaging import Averaged, Averaging
+from raydiff.models.ddpm import DDPM, Sampling
+from raydiff.models.training import Training
 from raydiff.tree import Params
 
 Order = Literal["first", "second"]

@@ -45,10 +45,10 @@ from torch import Tensor
 
 from raydiff import tree
 from raydiff.data.records import Records, public_mean
-from raydiff.diffusion import deconvolved
-from raydiff.diffusion.gaussian import DDPM, Sampling
-from raydiff.diffusion.local import Training, fit, fit_part, span, with_clipped_copies, with_clipped_flag
-from raydiff.method import HELD, Denoiser, Deployed, LocalResult, Metrics, Round, Sampler, Shared, Upload
+from raydiff.federated.method import HELD, Denoiser, Deployed, LocalResult, Metrics, Round, Sampler, Shared, Upload
+from raydiff.models import class_gaussians
+from raydiff.models.ddpm import DDPM, Sampling
+from raydiff.models.training import Training, fit, fit_part, span, with_clipped_copies, with_clipped_flag
 from raydiff.privacy import accountants
 from raydiff.privacy.release import Event, Gaussian, NonPrivate, Nothing, Release, disclose, gaussian_records, nothing
 from raydiff.seeding import NoiseStream
@@ -227,7 +227,7 @@ class PFDM:
                 pool["labels"] = pool["labels"][torch.randperm(len(pool["labels"]), generator=rnd.rng)]
             after = tree.prefixed(f"{HELD}/pool", pool)
             if self.start == "gaussian":
-                after = tree.prefixed("classes", deconvolved.fit_classes(**pool, noise_std=self._noise_std))
+                after = tree.prefixed("classes", class_gaussians.fit_classes(**pool, noise_std=self._noise_std))
             return {**server, **after}, {"server/pooled": float(len(pool["x"]))}, []
         first, steps = span(self.server.steps, self.server_rounds, rnd.number - 1)
         params, moments, loss = fit(
@@ -303,7 +303,7 @@ class PFDM:
 
         def draw(labels: Tensor, rng: torch.Generator) -> Tensor:
             if self.start == "gaussian":
-                return deconvolved.draw(tree.under("classes", server), labels, noise_std=std, rng=rng)
+                return class_gaussians.draw(tree.under("classes", server), labels, noise_std=std, rng=rng)
             x, T = torch.randn(len(labels), *model.shape, generator=rng), model.timesteps
             if z_w is None:
                 return x

@@ -29,11 +29,11 @@ import torch
 from torch import Tensor
 
 from raydiff import tree
-from raydiff.averaging import AnyModel, Averaged, Averaging
 from raydiff.data.records import Records
-from raydiff.diffusion.gaussian import DDPM, Sampling
-from raydiff.diffusion.local import Training, span
-from raydiff.method import HELD, Deployed, LocalResult, Metrics, Round, Shared, Upload
+from raydiff.federated.method import HELD, Deployed, LocalResult, Metrics, Round, Shared, Upload
+from raydiff.methods._averaging import AnyModel, Averaged, Averaging
+from raydiff.models.ddpm import DDPM, Sampling
+from raydiff.models.training import Training, span
 from raydiff.privacy.release import Event, NonPrivate, disclose
 from raydiff.tree import Params
 

@@ -21,11 +21,11 @@ from dataclasses import dataclass
 import torch
 
 from raydiff import tree
-from raydiff.averaging import Averaged, Averaging, deployed
 from raydiff.data.records import Records
-from raydiff.diffusion.gaussian import DDPM, Sampling
-from raydiff.diffusion.local import Training
-from raydiff.method import Deployed, LocalResult, Round, Shared
+from raydiff.federated.method import Deployed, LocalResult, Round, Shared
+from raydiff.methods._averaging import Averaged, Averaging, deployed
+from raydiff.models.ddpm import DDPM, Sampling
+from raydiff.models.training import Training
 from raydiff.tree import Params
 
 START = "start"

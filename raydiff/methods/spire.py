@@ -31,12 +31,12 @@ from dataclasses import dataclass, replace
 import torch
 
 from raydiff import tree
-from raydiff.averaging import Averaged, Averaging, deployed
 from raydiff.data.records import Records
-from raydiff.diffusion.gaussian import DDPM, Sampling
-from raydiff.diffusion.local import Training, fit_personal, span
-from raydiff.diffusion.networks import CLIENT
-from raydiff.method import Deployed, LocalResult, Round, Shared
+from raydiff.federated.method import Deployed, LocalResult, Round, Shared
+from raydiff.methods._averaging import Averaged, Averaging, deployed
+from raydiff.models.ddpm import DDPM, Sampling
+from raydiff.models.networks import CLIENT
+from raydiff.models.training import Training, fit_personal, span
 from raydiff.tree import Params
 
 

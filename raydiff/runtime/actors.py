@@ -24,15 +24,15 @@ from ray.exceptions import ObjectLostError, RayActorError
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from raydiff.client import Client, run_clients
-from raydiff.federation import Closing, Late
-from raydiff.method import Metrics, Upload
+from raydiff.experiment.tracking import keep_private
+from raydiff.experiment.trial import Trial, make_clients, make_instruments
+from raydiff.federated.client import Client, run_clients
+from raydiff.federated.method import Metrics, Upload
+from raydiff.federated.rounds import Closing, Late
 from raydiff.privacy.release import already_private
-from raydiff.runtime import lost, memory
-from raydiff.runtime.resources import Slot, cap_memory
-from raydiff.tracking import keep_private
+from raydiff.runtime import gpu_memory, lost
+from raydiff.runtime.slots import Slot, cap_memory
 from raydiff.tree import Params, Tensors
-from raydiff.trial import Trial, make_clients, make_instruments
 
 T = TypeVar("T")
 Arrays = dict[str, np.ndarray[Any, Any]]
@@ -75,7 +75,7 @@ class Worker:
         self._gpu, self._folder = gpu, trial.folder
         with lost.ending(self._folder, "a worker"):
             cap_memory(gpu)
-            if gpu and (meter := memory.here()):
+            if gpu and (meter := gpu_memory.here()):
                 meter.start()  # an earlier trial's peak is not this one's
             self._instruments = make_instruments(trial)
             self._clients = {c.number: c for c in make_clients(trial, ids)}
@@ -110,7 +110,7 @@ class Worker:
         except torch.OutOfMemoryError:
             if not self._gpu:
                 raise
-            raise memory.exceeded(f"client {ids[done]}", number, "gpu_per_worker", self._gpu) from None
+            raise gpu_memory.exceeded(f"client {ids[done]}", number, "gpu_per_worker", self._gpu) from None
 
     def _of(self, trial: str, ids: Sequence[int]) -> list[Client]:
         if self._trial != trial:

@@ -22,16 +22,16 @@ from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer, get_device
 from torch import Tensor
 
-from raydiff.config import Runtime
-from raydiff.diffusion.gaussian import device
-from raydiff.diffusion.local import Diverged, Fitted, Task, optimize
-from raydiff.federation import Pool
+from raydiff.experiment.config import Runtime
+from raydiff.experiment.tracking import keep_private
+from raydiff.experiment.trial import Trial, local_pool
+from raydiff.federated.rounds import Pool
+from raydiff.models.ddpm import device
+from raydiff.models.training import Diverged, Fitted, Task, optimize
 from raydiff.runtime.actors import RayPool, arrays, start_workers, tensors
-from raydiff.runtime.resources import COORDINATOR, cap_memory, say, slot, storage_is_shared, total_of, unplaced
-from raydiff.runtime.sweep import cluster
-from raydiff.tracking import keep_private
+from raydiff.runtime.slots import COORDINATOR, cap_memory, say, slot, storage_is_shared, total_of, unplaced
+from raydiff.runtime.tuner import cluster
 from raydiff.tree import Params
-from raydiff.trial import Trial, local_pool
 
 
 @dataclass(frozen=True)

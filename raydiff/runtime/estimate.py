@@ -11,9 +11,9 @@ from pathlib import Path
 
 import ray
 
-from raydiff import trial
-from raydiff.config import Experiment
-from raydiff.runtime.resources import Slot, cap_memory
+from raydiff.experiment import trial
+from raydiff.experiment.config import Experiment
+from raydiff.runtime.slots import Slot, cap_memory
 
 Times = tuple[float, float]
 """Seconds of the first round, and of each that follows."""

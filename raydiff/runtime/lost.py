@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from raydiff.diffusion.gaussian import device_lost
+from raydiff.models.ddpm import device_lost
 
 FILE = "lost.txt"
 

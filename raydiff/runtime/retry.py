@@ -7,13 +7,13 @@ import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from raydiff.config import Experiment
-from raydiff.runtime import sweep
-from raydiff.runtime.memory import doubled
+from raydiff.experiment.config import Experiment
+from raydiff.experiment.overrides import override
+from raydiff.experiment.trial import Trial
+from raydiff.runtime import tuner
+from raydiff.runtime.gpu_memory import doubled
 from raydiff.runtime.progress import Progress
-from raydiff.runtime.sweep import Plan
-from raydiff.settings import override
-from raydiff.trial import Trial
+from raydiff.runtime.tuner import Plan
 
 DOUBLINGS = 2  # of a slice, in one command
 
@@ -61,10 +61,10 @@ def _again(plan: Plan, nodes: Sequence[Mapping[str, float]], progress: Callable[
     runtime = plan.trials[0].runtime
     base = override(plan.base, {f"runtime.{k}": getattr(runtime, k) for k in ("gpu_per_worker", "gpu_server")})
     try:
-        shape = sweep.fitted(dataclasses.replace(plan, base=base), nodes, most=base.runtime.workers)
+        shape = tuner.fitted(dataclasses.replace(plan, base=base), nodes, most=base.runtime.workers)
     except ValueError as e:
         print(f"{len(plan.trials)} trial(s) stay failed: {e}", flush=True)
         return False
     for experiment in plan.trials:
         (Trial(experiment, plan.folder).folder / "outcome.json").unlink(missing_ok=True)
-    return sweep.run(dataclasses.replace(plan, base=base), shape, progress(len(plan.trials)))
+    return tuner.run(dataclasses.replace(plan, base=base), shape, progress(len(plan.trials)))

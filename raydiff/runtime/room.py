@@ -12,7 +12,7 @@ from typing import Any
 import ray
 from ray import tune
 
-from raydiff.runtime.resources import Slot, fitting
+from raydiff.runtime.slots import Slot, fitting
 
 
 def nodes() -> list[dict[str, float]]:

@@ -220,10 +220,9 @@ def test_the_sweep_as_a_job() -> None:
 
 def test_the_jobs_entrypoint_is_a_command_that_the_sweep_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "jobs"))
-    import command
-    import sweep
-
-    from raydiff import settings
+    from raydiff.cli import arguments as command
+    from raydiff.cli import sweep
+    from raydiff.experiment import overrides as settings
 
     python, script, *arguments = documents("ray-job.sweep.yaml")[0]["spec"]["entrypoint"].split()
     assert python == "python" and (ROOT / script.removeprefix("/home/ray/raydiff/")).exists()

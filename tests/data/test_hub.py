@@ -11,9 +11,9 @@ import pytest
 from huggingface_hub import constants
 from sets import FEW, grey_set, message
 
-from raydiff import config
 from raydiff.data import hub
 from raydiff.data.datasets import Data, load
+from raydiff.experiment import config
 
 
 @pytest.fixture(autouse=True)

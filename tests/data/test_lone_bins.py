@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from raydiff.data.categories import MISSING
-from raydiff.data.lone_bins import Ints, lone, merged
-from raydiff.data.tabular import Table, read
+from raydiff.data.tables.encode import MISSING
+from raydiff.data.tables.lone_bins import Ints, lone, merged
+from raydiff.data.tables.read import Table, read
 
 
 def table(tmp_path: Path, values: list[float | None], *, bins: int = 5, **fields: object) -> Table:

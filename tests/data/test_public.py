@@ -9,8 +9,8 @@ import pytest
 import torch
 from sets import assert_cut, message, pictures, png, write
 
-from raydiff import config
 from raydiff.data.datasets import SPLITS, Data, load
+from raydiff.experiment import config
 
 FEW: dict[str, Any] = {"train": 12, "public": 10, "validation": 3, "calibration": 3, "test": 6}
 NAMES = ["ant", "bee", "cat"]

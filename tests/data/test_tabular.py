@@ -11,9 +11,9 @@ import pandas as pd
 import pytest
 import torch
 
-from raydiff.data.categories import MISSING, OTHER, UNUSED, Mapping
-from raydiff.data.tablesets import LOAN, PRESETS
-from raydiff.data.tabular import Encoded, Table, edges_in, locate, read, read_again
+from raydiff.data.tables.encode import MISSING, OTHER, UNUSED, Mapping
+from raydiff.data.tables.presets import LOAN, PRESETS
+from raydiff.data.tables.read import Encoded, Table, edges_in, locate, read, read_again
 
 on_disk = pytest.mark.skipif("RAYDIFF_DATA" not in os.environ, reason="RAYDIFF_DATA names no folder of data sets")
 

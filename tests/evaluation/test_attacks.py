@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from raydiff.data.records import Records
-from raydiff.evaluation.attacks import ATTACKS, DRAWS, grid, scores
+from raydiff.evaluation.attacks.scores import ATTACKS, DRAWS, grid, scores
 from raydiff.seeding import generator
 
 ABAR = torch.cos(torch.linspace(0, 1.4, 21, dtype=torch.float64)) ** 2

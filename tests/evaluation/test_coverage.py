@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from raydiff.evaluation.coverage import Coverage, coverage
+from raydiff.evaluation.quality.coverage import Coverage, coverage
 from raydiff.seeding import generator
 
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from raydiff.evaluation import downstream
-from raydiff.evaluation.downstream import NETWORKS, readings, train
+from raydiff.evaluation.quality import downstream
+from raydiff.evaluation.quality.downstream import NETWORKS, readings, train
 from raydiff.seeding import generator
 
 GROUPS = {"all": (0, 1, 2), "major": (0, 1), "minor": (2,), "nobody": (7,)}

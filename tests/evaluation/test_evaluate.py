@@ -11,8 +11,8 @@ from torch import Tensor
 
 from raydiff.data.datasets import Dataset
 from raydiff.data.records import Records
-from raydiff.evaluation.evaluate import GRID_COLUMNS, PICTURES, Evaluation, Instruments, check, prepare, summarise
-from raydiff.method import Deployed
+from raydiff.evaluation.suite import GRID_COLUMNS, PICTURES, Evaluation, Instruments, check, prepare, summarise
+from raydiff.federated.method import Deployed
 from raydiff.seeding import generator
 
 NONE = Evaluation(distance="none", attack=False)

@@ -11,22 +11,22 @@ import pandas as pd
 import pytest
 import torch
 
-from raydiff import settings, trial
-from raydiff.config import Experiment, Runtime
 from raydiff.data.datasets import Data
 from raydiff.data.partition import Iid
 from raydiff.data.records import Records
-from raydiff.diffusion.discrete import DiscreteDiffusion, codes_of, images_of
-from raydiff.diffusion.local import Training
-from raydiff.evaluation.evaluate import Evaluation
-from raydiff.evaluation.exposure import RowAudit, measured
+from raydiff.evaluation.suite import Evaluation
+from raydiff.evaluation.table_audit import RowAudit, measured
+from raydiff.experiment import overrides, trial
+from raydiff.experiment.config import Experiment, Runtime
+from raydiff.experiment.trial import open_trial
 from raydiff.methods import DPSGD, FedAvg, LocalOnly
-from raydiff.privacy.pdp import Release
-from raydiff.privacy.pdp_exact import exact
-from raydiff.privacy.pdp_kernel import Kernel
-from raydiff.privacy.pdp_reference import deltas
+from raydiff.models.d3pm import DiscreteDiffusion, codes_of, images_of
+from raydiff.models.training import Training
+from raydiff.privacy.pdp.bound import Release
+from raydiff.privacy.pdp.kernel import Kernel
 from raydiff.seeding import generator
-from raydiff.trial import open_trial
+from raydiff.theory.pdp_exact import exact
+from raydiff.theory.pdp_reference import deltas
 
 MODEL = DiscreteDiffusion(hidden=16, layers=2, steps=5, counts=(3, 3, 3))
 RELEASE = Release(kernel=Kernel(alpha=MODEL.schedule.alpha(5).tolist(), categories=3))
@@ -186,4 +186,4 @@ def test_leaving_out_is_refused_where_a_guarantee_would_not_cover_it(experiment:
     with pytest.raises(ValueError, match=r"audit.remove must be 0 where the method has noise_multiplier"):
         trial.resolve(replace(experiment, method=noisy))
     with pytest.raises(ValueError, match="'digits' is no table: audit must be none"):
-        trial.resolve(settings.override(Experiment(), {"audit": RowAudit()}))
+        trial.resolve(overrides.override(Experiment(), {"audit": RowAudit()}))

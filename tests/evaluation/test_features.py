@@ -7,8 +7,8 @@ from torch import Tensor
 
 from raydiff import tree
 from raydiff.data.datasets import Records
-from raydiff.evaluation.features import check_dim, cnn_features, cnn_logits, feature_dim, train_cnn
-from raydiff.evaluation.fidelity import class_distances, half_counts, label_accuracy
+from raydiff.evaluation.quality.distances import class_distances, half_counts, label_accuracy
+from raydiff.evaluation.quality.features import check_dim, cnn_features, cnn_logits, feature_dim, train_cnn
 from raydiff.seeding import generator
 from raydiff.tree import Params
 

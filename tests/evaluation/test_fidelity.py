@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from raydiff.evaluation import fidelity
-from raydiff.evaluation.fidelity import class_distances, frechet, half_counts, kernel, label_accuracy
+from raydiff.evaluation.quality import distances
+from raydiff.evaluation.quality.distances import class_distances, frechet, half_counts, kernel, label_accuracy
 from raydiff.seeding import generator
 
 
@@ -116,8 +116,8 @@ def test_every_distance_is_between_equal_counts_of_the_same_classes(monkeypatch:
         calls.append((a, b))
         return float([1, 3, 7][(len(calls) - 1) % 3])
 
-    monkeypatch.setattr(fidelity, "frechet", recorded)
-    monkeypatch.setattr(fidelity, "kernel", lambda a, b, rng: (recorded(a, b), 0.25))
+    monkeypatch.setattr(distances, "frechet", recorded)
+    monkeypatch.setattr(distances, "kernel", lambda a, b, rng: (recorded(a, b), 0.25))
     out = class_distances(
         samples,
         sample_classes,

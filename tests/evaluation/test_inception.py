@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from raydiff.data.datasets import Dataset
 from raydiff.data.records import Records
-from raydiff.evaluation import evaluate, inception
-from raydiff.evaluation.evaluate import Evaluation
-from raydiff.evaluation.fidelity import distance_names
+from raydiff.evaluation import suite
+from raydiff.evaluation.quality import inception
+from raydiff.evaluation.quality.distances import distance_names
+from raydiff.evaluation.suite import Evaluation
 
 
 class Means(nn.Module):
@@ -80,13 +81,13 @@ def test_offline_it_is_refused_in_one_line_before_training(tmp_path: Path, monke
     monkeypatch.setattr("urllib.request.urlopen", no_network)
     config = Evaluation(features="inception", attack=False)
     with pytest.raises(ValueError) as e:
-        evaluate.check(config, dataset(), [records(0, 1)])
+        suite.check(config, dataset(), [records(0, 1)])
     assert str(e.value) == (
         f"evaluation.features = inception needs the weights inception-2015-12-05.pt, which are not in {tmp_path} and "
         "could not be downloaded (no route to host): give evaluation.weights"
     )
     assert not list(tmp_path.iterdir())
-    evaluate.check(Evaluation(dim=4, attack=False), dataset(), [records(0, 1)])
+    suite.check(Evaluation(dim=4, attack=False), dataset(), [records(0, 1)])
 
 
 def test_a_download_is_kept_where_clean_fid_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: Path) -> None:
@@ -106,7 +107,7 @@ def test_a_download_is_kept_where_clean_fid_looks(tmp_path: Path, monkeypatch: p
 def test_its_own_weights_need_no_network(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("urllib.request.urlopen", no_network)
     config = Evaluation(features="inception", weights=str(file), attack=False)
-    evaluate.check(config, dataset(), [records(0, 1)])
+    suite.check(config, dataset(), [records(0, 1)])
 
 
 def test_another_file_is_refused(tmp_path: Path) -> None:

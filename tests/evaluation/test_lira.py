@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from raydiff.data.records import Records
-from raydiff.evaluation import lira
-from raydiff.evaluation.lira import halves, scores, statistics
-from raydiff.evaluation.membership import Attack, attack
-from raydiff.evaluation.roc import draw_roc, roc
+from raydiff.evaluation.attacks import lira
+from raydiff.evaluation.attacks.lira import halves, scores, statistics
+from raydiff.evaluation.attacks.membership import Attack, attack
+from raydiff.evaluation.attacks.roc import draw_roc, roc
 from raydiff.seeding import generator
 
 N = 4000

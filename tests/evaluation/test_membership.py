@@ -7,7 +7,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from raydiff.evaluation.membership import ENOUGH, ROLES, Attack, _auc, _rate, attack, combined, combining_helps, needed
+from raydiff.evaluation.attacks.membership import (
+    ENOUGH,
+    ROLES,
+    Attack,
+    _auc,
+    _rate,
+    attack,
+    combined,
+    combining_helps,
+    needed,
+)
 from raydiff.seeding import generator
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from raydiff.evaluation.memorization import memorized_fraction
+from raydiff.evaluation.quality.memorization import memorized_fraction
 from raydiff.seeding import generator
 
 

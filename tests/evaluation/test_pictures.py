@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from raydiff.evaluation.pictures import picture, to_bytes
+from raydiff.evaluation.grids import picture, to_bytes
 
 
 def test_the_scale_of_the_data_becomes_bytes() -> None:

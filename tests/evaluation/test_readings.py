@@ -11,12 +11,12 @@ from torch import Tensor
 
 from raydiff.data.datasets import Dataset
 from raydiff.data.records import Records
-from raydiff.evaluation import downstream, features
-from raydiff.evaluation.coverage import coverage
-from raydiff.evaluation.evaluate import Evaluation, Instruments
-from raydiff.evaluation.fidelity import halves
-from raydiff.evaluation.readings import Reader, of_samples
-from raydiff.method import Deployed
+from raydiff.evaluation.quality import downstream, features
+from raydiff.evaluation.quality.coverage import coverage
+from raydiff.evaluation.quality.distances import halves
+from raydiff.evaluation.quality.images import Reader, of_samples
+from raydiff.evaluation.suite import Evaluation, Instruments
+from raydiff.federated.method import Deployed
 from raydiff.seeding import generator
 from raydiff.tree import Params
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from raydiff.diffusion.gaussian import alphas_bar, denoise
-from raydiff.evaluation.reconstruction import compare, reconstruct
+from raydiff.evaluation.attacks.reconstruction import compare, reconstruct
+from raydiff.models.ddpm import alphas_bar, denoise
 from raydiff.seeding import generator
 
 ABAR = alphas_bar("linear", 100)

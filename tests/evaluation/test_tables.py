@@ -13,20 +13,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from raydiff import config, settings, trial
-from raydiff.config import Experiment, Runtime
 from raydiff.data.datasets import Data, load
 from raydiff.data.partition import ByClass, Iid
-from raydiff.diffusion.discrete import DiscreteDiffusion
-from raydiff.diffusion.gaussian import DDPM
-from raydiff.diffusion.local import Training
-from raydiff.evaluation import tables
-from raydiff.evaluation.evaluate import Evaluation
-from raydiff.finished import open_finished
-from raydiff.generation import Request, write
+from raydiff.evaluation.quality import tables
+from raydiff.evaluation.suite import Evaluation
+from raydiff.experiment import config, overrides, trial
+from raydiff.experiment.config import Experiment, Runtime
+from raydiff.experiment.trial import open_trial
 from raydiff.methods import DPSGD, FedAvg, FedProx, LocalOnly, Moon, Scaffold
+from raydiff.models.d3pm import DiscreteDiffusion
+from raydiff.models.ddpm import DDPM
+from raydiff.models.training import Training
+from raydiff.results.finished import open_finished
+from raydiff.results.generate import Request, write
 from raydiff.seeding import generator
-from raydiff.trial import open_trial
 
 MODEL = DiscreteDiffusion(hidden=32, layers=3, steps=5)
 SHORT = Training(steps=20, batch=32)
@@ -170,7 +170,7 @@ def test_public_records_are_rows_of_the_same_table() -> None:
 )
 def test_models_and_instruments_go_with_the_data(experiment: Experiment, values: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
-        trial.resolve(settings.override(experiment, values))
+        trial.resolve(overrides.override(experiment, values))
 
 
 def test_rows_of_one_label_cannot_be_attacked(experiment: Experiment) -> None:
@@ -186,12 +186,12 @@ def test_clipped_mixtures_are_refused() -> None:
 
 
 def test_the_command_line_switches_to_discrete_diffusion() -> None:
-    switched = settings.override(
-        Experiment(), settings.parse_overrides(Experiment(), ["--method=fedavg", "--method.model=discretediffusion"])
+    switched = overrides.override(
+        Experiment(), overrides.parse_overrides(Experiment(), ["--method=fedavg", "--method.model=discretediffusion"])
     )
     assert switched.method.model == DiscreteDiffusion(labels=(10,))
-    cosine = settings.parse_overrides(switched, ["--method.model.schedule", "cosine"])
-    back = config.from_dict(settings.to_dict(settings.override(switched, cosine)))
+    cosine = overrides.parse_overrides(switched, ["--method.model.schedule", "cosine"])
+    back = config.from_dict(overrides.to_dict(overrides.override(switched, cosine)))
     assert type(back.method.model.schedule).__name__ == "Cosine"
 
 

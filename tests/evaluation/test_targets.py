@@ -9,16 +9,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from raydiff.client import Client, Keys
 from raydiff.data.datasets import Data, load
 from raydiff.data.records import Records
-from raydiff.diffusion.gaussian import DDPM
-from raydiff.diffusion.local import Training, fit
-from raydiff.diffusion.networks import MLP
-from raydiff.evaluation import attacks, membership, targets
-from raydiff.federation import LocalPool, rounds
-from raydiff.method import Deployed, Upload
+from raydiff.evaluation.attacks import membership, targets
+from raydiff.evaluation.attacks import scores as attacks
+from raydiff.federated.client import Client, Keys
+from raydiff.federated.method import Deployed, Upload
+from raydiff.federated.rounds import LocalPool, rounds
 from raydiff.methods import PFDM, FedAvg, LocalOnly
+from raydiff.models.ddpm import DDPM
+from raydiff.models.networks import MLP
+from raydiff.models.training import Training, fit
 from raydiff.seeding import NoiseStream, generator
 
 SMALL = DDPM(network=MLP(width=32, depth=1), timesteps=20)

@@ -9,10 +9,10 @@ import torch
 from toys import records, run
 
 from raydiff import tree
-from raydiff.diffusion.classifier import CNN, Classifier
-from raydiff.diffusion.local import Training
-from raydiff.method import Deployed, Round
+from raydiff.federated.method import Deployed, Round
 from raydiff.methods import FedAvg, FedProx, LocalOnly, Moon, Scaffold
+from raydiff.models.classifier import CNN, Classifier
+from raydiff.models.training import Training
 from raydiff.seeding import generator
 
 MODEL = Classifier(network=CNN(widths=(4,), hidden=8))

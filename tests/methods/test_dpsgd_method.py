@@ -11,23 +11,24 @@ import pytest
 import torch
 from scipy.stats import kstest
 
-from raydiff import tree, trial
-from raydiff.averaging import Averaging
-from raydiff.client import Client, Failed, Keys
-from raydiff.config import Experiment
+from raydiff import tree
 from raydiff.data.datasets import Records
-from raydiff.diffusion.gaussian import DDPM
-from raydiff.diffusion.local import Training, optimize
-from raydiff.diffusion.networks import UNet
-from raydiff.federation import LocalPool, Progress, rounds
-from raydiff.method import Round, Upload
+from raydiff.experiment import trial
+from raydiff.experiment.config import Experiment
+from raydiff.federated.checkpoint import Store
+from raydiff.federated.client import Client, Failed, Keys
+from raydiff.federated.method import Round, Upload
+from raydiff.federated.rounds import LocalPool, Progress, rounds
 from raydiff.methods import DPSGD, FedAvg, dpsgd
+from raydiff.methods._averaging import Averaging
+from raydiff.models.ddpm import DDPM
+from raydiff.models.networks import UNet
+from raydiff.models.training import Training, optimize
 from raydiff.privacy import accountants
-from raydiff.privacy.clients import ClientPrivacy
+from raydiff.privacy.client_level import ClientPrivacy
 from raydiff.privacy.dpsgd import noise_multiplier_for
 from raydiff.privacy.release import Gaussian, Nothing, disclose
 from raydiff.seeding import NoiseStream, generator
-from raydiff.store import Store
 from raydiff.tree import Params
 
 KEYS = Keys(3, b"0123456789abcdef", "digest")

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from raydiff import averaging, tree
-from raydiff.client import Client, Keys
-from raydiff.config import Experiment
+from raydiff import tree
 from raydiff.data.datasets import Records
-from raydiff.diffusion.local import Training, fit
-from raydiff.federation import LocalPool, Progress, rounds
-from raydiff.method import Round, Upload
-from raydiff.methods import FedAvg
+from raydiff.experiment.config import Experiment
+from raydiff.federated.client import Client, Keys
+from raydiff.federated.method import Round, Upload
+from raydiff.federated.rounds import LocalPool, Progress, rounds
+from raydiff.methods import FedAvg, _averaging
+from raydiff.models.training import Training, fit
 from raydiff.privacy.release import NonPrivate, disclose
 from raydiff.seeding import generator
 from raydiff.tree import Params
@@ -76,7 +76,7 @@ def test_the_rounds_are_one_training_cut_in_pieces(method: FedAvg, monkeypatch: 
         asked.append((options["first"], options["steps"], options["training"]))
         return fit(*args, **options)
 
-    monkeypatch.setattr(averaging, "fit", spy)
+    monkeypatch.setattr(_averaging, "fit", spy)
     run(method, records(0))
     assert asked == [(0, 2, method.local), (2, 3, method.local), (5, 3, method.local)]
 

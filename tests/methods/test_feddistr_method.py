@@ -16,19 +16,20 @@ from scipy.stats import kstest
 from torch import Tensor
 from toys import KEYS, records, run
 
-from raydiff import tree, trial
-from raydiff.alignment import Pool, Prompts
-from raydiff.config import Experiment
+from raydiff import tree
 from raydiff.data.records import Records
-from raydiff.diffusion import latent_folder
-from raydiff.diffusion.classifier import Classifier
-from raydiff.diffusion.latent import LatentModel
-from raydiff.diffusion.local import Training
-from raydiff.evaluation.evaluate import Evaluation
-from raydiff.method import HELD, LocalResult, Round, Upload
+from raydiff.evaluation.suite import Evaluation
+from raydiff.experiment import trial
+from raydiff.experiment.config import Experiment
+from raydiff.federated.method import HELD, LocalResult, Round, Upload
 from raydiff.methods import FedAvg, FedDistr
+from raydiff.methods._prompt_pool import Pool, Prompts
+from raydiff.models.classifier import Classifier
+from raydiff.models.latent import folder as latent_folder
+from raydiff.models.latent.model import LatentModel
+from raydiff.models.training import Training
 from raydiff.privacy.release import Gaussian, NonPrivate, disclose
-from raydiff.sampler import Card, Sampler, save
+from raydiff.results.sampler import Card, Sampler, save
 from raydiff.seeding import NoiseStream, generator
 from raydiff.tree import Params
 

@@ -10,9 +10,9 @@ import torch
 from toys import QUADRATIC, asked, joined, records, run, values
 
 from raydiff import tree
-from raydiff.config import Experiment
-from raydiff.diffusion.local import Training
+from raydiff.experiment.config import Experiment
 from raydiff.methods import FedAvg, FedProx
+from raydiff.models.training import Training
 from raydiff.privacy.release import NonPrivate
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from toys import records, run
 
-from raydiff.diffusion.gaussian import DDPM
-from raydiff.diffusion.local import Training
-from raydiff.diffusion.networks import MLP
 from raydiff.methods import LocalOnly
+from raydiff.models.ddpm import DDPM
+from raydiff.models.networks import MLP
+from raydiff.models.training import Training
 from raydiff.privacy.release import Nothing
 
 

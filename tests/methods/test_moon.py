@@ -13,16 +13,16 @@ from torch import Tensor
 from toys import KEYS, QUADRATIC, Quadratic, asked, joined, records, run
 
 from raydiff import tree
-from raydiff.client import Client
-from raydiff.config import Experiment
-from raydiff.diffusion.local import Training, fit
-from raydiff.diffusion.networks import UNet
-from raydiff.federation import LocalPool, rounds
-from raydiff.finished import open_finished
-from raydiff.method import Round
+from raydiff.experiment.config import Experiment
+from raydiff.federated.checkpoint import Store
+from raydiff.federated.client import Client
+from raydiff.federated.method import Round
+from raydiff.federated.rounds import LocalPool, rounds
 from raydiff.methods import FedAvg, Moon
+from raydiff.models.networks import UNet
+from raydiff.models.training import Training, fit
+from raydiff.results.finished import open_finished
 from raydiff.seeding import generator
-from raydiff.store import Store
 from raydiff.tree import Params
 
 

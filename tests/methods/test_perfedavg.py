@@ -12,13 +12,13 @@ from torch import Tensor
 from toys import QUADRATIC, asked, joined, records, run, values
 
 from raydiff import tree
-from raydiff.config import Experiment
-from raydiff.diffusion.gaussian import DDPM
-from raydiff.diffusion.local import Training, fit
-from raydiff.diffusion.networks import UNet
-from raydiff.method import Round
+from raydiff.experiment.config import Experiment
+from raydiff.federated.method import Round
 from raydiff.methods import PerFedAvg
 from raydiff.methods.perfedavg import Order
+from raydiff.models.ddpm import DDPM
+from raydiff.models.networks import UNet
+from raydiff.models.training import Training, fit
 from raydiff.seeding import generator
 from raydiff.tree import Params
 

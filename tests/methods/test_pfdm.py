@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 from raydiff import tree
-from raydiff.client import Client, Keys
-from raydiff.config import Experiment
 from raydiff.data.datasets import Records
-from raydiff.diffusion import gaussian
-from raydiff.diffusion.gaussian import DDPM, Sampling, alphas_bar, denoise
-from raydiff.diffusion.local import fit
-from raydiff.federation import LocalPool, Progress, rounds
-from raydiff.method import Round, Upload
+from raydiff.experiment.config import Experiment
+from raydiff.federated.client import Client, Keys
+from raydiff.federated.method import Round, Upload
+from raydiff.federated.rounds import LocalPool, Progress, rounds
 from raydiff.methods import PFDM, LocalOnly, pfdm
+from raydiff.models import ddpm
+from raydiff.models.ddpm import DDPM, Sampling, alphas_bar, denoise
+from raydiff.models.training import fit
 from raydiff.privacy.release import Gaussian, NonPrivate
 from raydiff.seeding import NoiseStream, generator
 from raydiff.tree import Params
@@ -210,7 +210,7 @@ def test_samples_come_through_both_chains(
         asked.append((int(t[0]), labels[:, 0].tolist(), flags))
         return predict(model, params, x, t, labels)
 
-    monkeypatch.setattr(gaussian.DDPM, "predict", spy)
+    monkeypatch.setattr(ddpm.DDPM, "predict", spy)
     deployed.sample(torch.tensor([[3], [8]]), generator(0))
     last = 1 if t0 is None else t0 + 1
     by_server: list[Any] = [(t, [3, 8], []) for t in range(20, last - 1, -1)]
@@ -373,13 +373,13 @@ def test_the_servers_own_samples_are_what_the_clients_chain_begins_with(
     data = records()
     deployed = method.deploy(server, method.init_client({}, data, None, Round(0, generator(1))), data, generator(0))
     begun: list[Tensor] = []
-    denoised = gaussian.denoise
+    denoised = ddpm.denoise
 
     def spy(z_theta: Any, x: Tensor, **options: Any) -> Tensor:
         begun.append(x)
         return denoised(z_theta, x, **options)
 
-    monkeypatch.setattr(gaussian, "denoise", spy)
+    monkeypatch.setattr(ddpm, "denoise", spy)
     deployed.sample(labels, generator(2))
     shared = method.shared(server)
     own = shared.sample(labels, generator(2))

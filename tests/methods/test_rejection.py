@@ -12,17 +12,18 @@ import pytest
 import torch
 from toys import KEYS, Quadratic, values
 
-from raydiff import federation, tree
-from raydiff.averaging import Averaging
-from raydiff.client import Client, Failed
-from raydiff.diffusion.local import Training
-from raydiff.federation import LocalPool, Progress, rounds
-from raydiff.method import LocalResult, Metrics, Round, Upload
+from raydiff import tree
+from raydiff.federated import rounds as federation
+from raydiff.federated.checkpoint import Store
+from raydiff.federated.client import Client, Failed
+from raydiff.federated.method import LocalResult, Metrics, Round, Upload
+from raydiff.federated.rounds import LocalPool, Progress, rounds
 from raydiff.methods import FedAvg
-from raydiff.privacy.clients import ClientPrivacy
+from raydiff.methods._averaging import Averaging
+from raydiff.models.training import Training
+from raydiff.privacy.client_level import ClientPrivacy
 from raydiff.privacy.ledger import Ledger
 from raydiff.privacy.release import UNACCOUNTED, Gaussian, NonPrivate, already_private, disclose
-from raydiff.store import Store
 from raydiff.tree import Params
 
 BAD = 1000.0  # the records of a bad client

@@ -9,12 +9,12 @@ import torch
 from toys import QUADRATIC, asked, joined, records, run, values
 
 from raydiff import tree
-from raydiff.averaging import Averaging
-from raydiff.config import Experiment
-from raydiff.diffusion.local import Training
-from raydiff.method import Round, Upload
+from raydiff.experiment.config import Experiment
+from raydiff.federated.method import Round, Upload
 from raydiff.methods import FedAvg, Scaffold
-from raydiff.privacy.clients import ClientPrivacy
+from raydiff.methods._averaging import Averaging
+from raydiff.models.training import Training
+from raydiff.privacy.client_level import ClientPrivacy
 from raydiff.privacy.release import NonPrivate, disclose
 from raydiff.seeding import generator
 

@@ -10,14 +10,14 @@ import torch
 from toys import KEYS, records
 
 from raydiff import tree
-from raydiff.client import Client
-from raydiff.config import Experiment
-from raydiff.diffusion.networks import UNet
-from raydiff.federation import LocalPool, Progress, rounds
-from raydiff.method import Method, Round, Upload
+from raydiff.experiment.config import Experiment
+from raydiff.federated.checkpoint import Store
+from raydiff.federated.client import Client
+from raydiff.federated.method import Method, Round, Upload
+from raydiff.federated.rounds import LocalPool, Progress, rounds
 from raydiff.methods import FedAvg, SharedRep
+from raydiff.models.networks import UNet
 from raydiff.seeding import generator
-from raydiff.store import Store
 
 
 @pytest.fixture(scope="module")

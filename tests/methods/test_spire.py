@@ -10,14 +10,14 @@ import torch
 from toys import KEYS, records
 
 from raydiff import tree
-from raydiff.averaging import Averaging
-from raydiff.client import Client
-from raydiff.config import Experiment
-from raydiff.diffusion.local import Training, fit_personal
-from raydiff.diffusion.networks import CLIENT, MLP, UNet
-from raydiff.federation import LocalPool, Progress, rounds
-from raydiff.method import Method, Metrics, Round, Upload
+from raydiff.experiment.config import Experiment
+from raydiff.federated.client import Client
+from raydiff.federated.method import Method, Metrics, Round, Upload
+from raydiff.federated.rounds import LocalPool, Progress, rounds
 from raydiff.methods import SPIRE, FedAvg
+from raydiff.methods._averaging import Averaging
+from raydiff.models.networks import CLIENT, MLP, UNet
+from raydiff.models.training import Training, fit_personal
 from raydiff.seeding import generator
 from raydiff.tree import Params
 

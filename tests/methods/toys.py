@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raydiff.client import Client, Keys
 from raydiff.data.datasets import Records
-from raydiff.diffusion.local import fit_personal
-from raydiff.federation import LocalPool, Progress, rounds
-from raydiff.method import Deployed, Method, Personalizing
+from raydiff.federated.client import Client, Keys
+from raydiff.federated.method import Deployed, Method, Personalizing
+from raydiff.federated.rounds import LocalPool, Progress, rounds
+from raydiff.models.training import fit_personal
 from raydiff.seeding import generator
 from raydiff.tree import Params
 

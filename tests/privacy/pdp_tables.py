@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
-from raydiff.diffusion.uniform import Cosine, Linear, Schedule, Sigmoid
-from raydiff.privacy.pdp_kernel import Ints, Kernel
+from raydiff.models.d3pm_kernel import Cosine, Linear, Schedule, Sigmoid
+from raydiff.privacy.pdp.kernel import Ints, Kernel
 
 SCHEDULES: tuple[Schedule, ...] = (
     Linear(),

@@ -16,7 +16,7 @@ from opacus.accountants import RDPAccountant
 from opacus.accountants.analysis.rdp import compute_rdp, get_privacy_spent
 from scipy.stats import norm
 
-from raydiff.diffusion.gaussian import alphas_bar
+from raydiff.models.ddpm import alphas_bar
 from raydiff.privacy import accountants
 from raydiff.privacy.accountants import ACCOUNTANTS, Unsupported, depth, exact, rdp, release_event, theorem
 from raydiff.privacy.release import Event, Gaussian, NonPrivate, Nothing

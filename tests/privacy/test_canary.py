@@ -15,13 +15,13 @@ from scipy.stats import beta, norm
 from torch import Tensor
 
 from raydiff.data.records import Records
-from raydiff.diffusion.gaussian import DDPM
-from raydiff.diffusion.networks import MLP
-from raydiff.method import Round
+from raydiff.federated.method import Round
 from raydiff.methods import PFDM
-from raydiff.privacy import accountants, canary
-from raydiff.privacy.canary import Send, one_by_one
-from raydiff.privacy.clients import ClientPrivacy
+from raydiff.models.ddpm import DDPM
+from raydiff.models.networks import MLP
+from raydiff.privacy import accountants, canaries
+from raydiff.privacy.canaries import Send, one_by_one
+from raydiff.privacy.client_level import ClientPrivacy
 from raydiff.privacy.ledger import Ledger
 from raydiff.privacy.release import Event, gaussian_records, gaussian_rows, gaussian_update
 from raydiff.seeding import NoiseStream, generator
@@ -46,10 +46,10 @@ class Kind:
         central = getattr(event, "trust", None) == "central"
         return (ledger.with_published(0, [event]) if central else ledger.with_upload(0, 0, event, 0)).mu(0)
 
-    def audit(self, seed: int, send: Send | None = None, **options: Any) -> canary.Audit:
+    def audit(self, seed: int, send: Send | None = None, **options: Any) -> canaries.Audit:
         own: Send = send or (lambda x, noise: self.send(x, noise)[0])
         options = {"asks": 1, "count": self.count, **options}
-        return canary.audit(own, clip=self.clip, shape=self.shape, rng=generator(seed, "canaries"), **options)
+        return canaries.audit(own, clip=self.clip, shape=self.shape, rng=generator(seed, "canaries"), **options)
 
 
 def records(x: Tensor, noise: NoiseStream, *, clip: float = CLIP) -> tuple[Tensor, Event]:
@@ -170,10 +170,11 @@ def test_the_bound_covers_the_true_mu_and_comes_close_to_it() -> None:
     """Scores of a known mu: it is missed in at most 5 % of the audits, and the bound tends to it."""
     rng = generator(1)
     found = [
-        canary.bound(0.65 + torch.randn(100, generator=rng), torch.randn(100, generator=rng) - 0.65) for _ in range(200)
+        canaries.bound(0.65 + torch.randn(100, generator=rng), torch.randn(100, generator=rng) - 0.65)
+        for _ in range(200)
     ]
     assert sum(f.mu_low > 1.3 for f in found) / 200 <= 0.05
-    big = canary.bound(0.65 + torch.randn(200_000, generator=rng), torch.randn(200_000, generator=rng) - 0.65)
+    big = canaries.bound(0.65 + torch.randn(200_000, generator=rng), torch.randn(200_000, generator=rng) - 0.65)
     assert 1.27 < big.mu_low < 1.3
 
 
@@ -181,7 +182,7 @@ def test_the_limits_are_clopper_and_pearsons() -> None:
     """By hand: at threshold 0 one of 10 is missed and 2 of 10 are taken. Any other threshold would do better."""
     inside = torch.tensor([3.0] * 9 + [-2.0])
     outside = torch.tensor([-3.0] * 8 + [2.0] * 2)
-    found = canary.bound(inside, outside, confidence=0.9)
+    found = canaries.bound(inside, outside, confidence=0.9)
     assert (found.fnr, found.fpr, found.counted) == (0.1, 0.2, (10, 10))
     limits = beta.ppf(0.95, 2, 9), beta.ppf(0.95, 3, 8)
     by_hand = norm.ppf(1 - limits[1]) - norm.ppf(limits[0])
@@ -201,8 +202,8 @@ def test_at_epsilon_4_the_bound_of_4000_canaries_comes_close() -> None:
     mu = accountants.mu_for(4.0, 1e-5)
     rng = generator(2)
 
-    def found(mu: float) -> canary.Audit:
-        return canary.bound(*(sign * mu / 2 + torch.randn(2000, generator=rng) for sign in (1, -1)))
+    def found(mu: float) -> canaries.Audit:
+        return canaries.bound(*(sign * mu / 2 + torch.randn(2000, generator=rng) for sign in (1, -1)))
 
     lows = [found(mu).epsilon_low(1e-5) for _ in range(40)]
     assert statistics.median(lows) > 3.1 and sum(low > 4.0 for low in lows) <= 2
@@ -210,12 +211,12 @@ def test_at_epsilon_4_the_bound_of_4000_canaries_comes_close() -> None:
 
 
 def test_scores_that_say_nothing_bound_nothing() -> None:
-    found = canary.bound(torch.zeros(50), torch.zeros(50))
+    found = canaries.bound(torch.zeros(50), torch.zeros(50))
     assert found.mu_low == 0 and found.epsilon_low(1e-5) == 0 and not found.flags(0.0)
 
 
 def test_the_epsilon_is_the_exact_accountant_s() -> None:
-    found = canary.bound(torch.ones(200), -torch.ones(200))
+    found = canaries.bound(torch.ones(200), -torch.ones(200))
     assert found.mu_low == found.mu_most > 3
     by_events = accountants.exact([_of_mu(found.mu_low)], 1e-5)
     assert found.epsilon_low(1e-5) == found.epsilon_most(1e-5) == pytest.approx(by_events, rel=1e-9)
@@ -227,7 +228,7 @@ def _of_mu(mu: float) -> Any:
 
 
 def test_weakened_noise_is_the_real_one_times_its_factor() -> None:
-    real, weak = NoiseStream(b"k", ("a",)), canary.Weakened(b"k", ("a",), 0.25)
+    real, weak = NoiseStream(b"k", ("a",)), canaries.Weakened(b"k", ("a",), 0.25)
     assert torch.equal(weak.normal([3, 4], (5,)), 0.25 * real.normal([3, 4], (5,)))
     pairs = [(s.generator("noise", 1), s.generator("sample", 1)) for s in (real, weak)]
     assert np.array_equal(pairs[1][0].standard_normal(9, np.float32), pairs[0][0].standard_normal(9, np.float32) / 4)
@@ -245,4 +246,4 @@ def test_bad_input_is_refused(options: dict[str, Any], says: str) -> None:
 
 def test_scores_that_are_no_numbers_are_refused() -> None:
     with pytest.raises(ValueError, match="scores must be finite"):
-        canary.bound(torch.tensor([math.nan] * 10), torch.zeros(10))
+        canaries.bound(torch.tensor([math.nan] * 10), torch.zeros(10))

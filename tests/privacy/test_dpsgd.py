@@ -22,9 +22,9 @@ from opacus.accountants.utils import get_noise_multiplier
 from scipy.stats import kstest
 from torch import Tensor
 
-from raydiff.diffusion.gaussian import DDPM
-from raydiff.diffusion.local import Training, optimize
-from raydiff.diffusion.networks import MLP, UNet
+from raydiff.models.ddpm import DDPM
+from raydiff.models.networks import MLP, UNet
+from raydiff.models.training import Training, optimize
 from raydiff.privacy import accountants, dpsgd
 from raydiff.privacy.dpsgd import Mechanism, PrivateGradient, clipped_sum, noise_multiplier_for, per_record
 from raydiff.privacy.release import Gaussian

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from raydiff.privacy import accountants, canary, dpsgd, one_run
+from raydiff.privacy import accountants, canaries, dpsgd, one_run
 from raydiff.privacy.dpsgd import Mechanism, PrivateGradient, noise_multiplier_for
 from raydiff.privacy.one_run import Bits, Pulls
 from raydiff.seeding import generator
@@ -96,7 +96,7 @@ def run(seed: int, *, steps: int = 1, rate: float = 1.0, factor: float = 1.0) ->
         mechanism=Mechanism(noise_multiplier=sigma, max_grad_norm=CLIP),
         batch=int(rate * CANARIES),
         rng=rng,
-        noise=canary.stream(rng, factor),
+        noise=canaries.stream(rng, factor),
     )
     theta = pulls.init(rng)
     scores: Tensor = -sum(gradient(theta)[0]["w"] for _ in range(steps))

@@ -14,11 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pdp_tables import CONDITIONS, SCHEDULES, kernel, skewed
 
-from raydiff.diffusion.uniform import Linear, Schedule, Sigmoid
-from raydiff.privacy import pdp_reference
-from raydiff.privacy.pdp import CAVEATS, Audit, Release, audit, bounds
-from raydiff.privacy.pdp_histograms import Distinct, histograms
-from raydiff.privacy.pdp_kernel import Kernel
+from raydiff.models.d3pm_kernel import Linear, Schedule, Sigmoid
+from raydiff.privacy import accountants
+from raydiff.privacy.pdp.bound import CAVEATS, Audit, Release, audit, bounds
+from raydiff.privacy.pdp.histograms import Distinct, histograms
+from raydiff.privacy.pdp.kernel import Kernel
+from raydiff.theory import pdp_reference
 
 LINEAR = kernel(Linear(), 10, 5)
 
@@ -97,7 +98,7 @@ def test_some_records_alone_equal_those_of_all() -> None:
 def test_batches_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     table = skewed(80, 4, 3, p=0.6)
     whole = audit(table, Release(kernel=LINEAR))
-    monkeypatch.setattr("raydiff.privacy.pdp.BATCH", 7)
+    monkeypatch.setattr("raydiff.privacy.pdp.bound.BATCH", 7)
     parts = audit(table, Release(kernel=LINEAR))
     np.testing.assert_array_equal(whole.delta, parts.delta)
     np.testing.assert_array_equal(whole.index, parts.index)
@@ -270,15 +271,20 @@ def test_the_last_step_does_not_where_columns_are_few() -> None:
 
 def test_the_audit_and_the_ledger_know_nothing_of_each_other() -> None:
     """pDP is data-dependent: no bound may become an event, nor an epsilon of the ledger a bound."""
-    known = {path.stem: known_to(path) for path in Path(pdp_reference.__file__).parent.glob("*.py")}
-    audits = {name for name in known if name.startswith("pdp")}
-    assert len(audits) > 5 and {"ledger", "release", "accountants", "tradeoff"} < known.keys()
-    assert {name: known[name] & (known.keys() - audits) for name in audits} == {name: set() for name in audits}
-    assert {name: known[name] & audits for name in known.keys() - audits if known[name] & audits} == {}
+    ledgers, audits = (
+        PRIVACY.glob("*.py"),
+        [*(PRIVACY / "pdp").glob("*.py"), *(PRIVACY.parent / "theory").glob("pdp*.py")],
+    )
+    assert len(audits) > 5 and {"ledger", "release", "accountants"} < {path.stem for path in ledgers}
+    assert {path.stem: known_to(path) - {"pdp"} for path in audits} == {path.stem: set() for path in audits}
+    assert [path.stem for path in ledgers if "pdp" in known_to(path)] == []
+
+
+PRIVACY = Path(accountants.__file__).parent
 
 
 def known_to(path: Path) -> set[str]:
-    """Modules of raydiff.privacy that a file imports."""
+    """Modules and packages of raydiff.privacy that a file imports."""
     tree = ast.parse(path.read_text())
     froms = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     whole = {alias.name for node in froms if node.module == "raydiff.privacy" for alias in node.names}

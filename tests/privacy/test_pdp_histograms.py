@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pdp_tables import skewed
 
-from raydiff.privacy import pdp_histograms
-from raydiff.privacy.pdp_histograms import blocked, dense, distinct, histograms
-from raydiff.privacy.pdp_kernel import Ints
+from raydiff.privacy.pdp import histograms as pdp_histograms
+from raydiff.privacy.pdp.histograms import blocked, dense, distinct, histograms
+from raydiff.privacy.pdp.kernel import Ints
 
 
 def by_pairs(table: Ints, row: Ints) -> tuple[np.ndarray, np.ndarray]:

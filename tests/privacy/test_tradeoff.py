@@ -6,10 +6,10 @@ import math
 
 import pytest
 
-from raydiff.privacy import accountants, losses, tradeoff
+from raydiff.privacy import accountants, ceilings, losses
+from raydiff.privacy.ceilings import AboveCeiling, check_attacks, curve
 from raydiff.privacy.ledger import Ledger, Spent
 from raydiff.privacy.release import Gaussian, NonPrivate
-from raydiff.privacy.tradeoff import AboveCeiling, check_attacks, curve
 
 
 def test_pfdm_at_epsilon_10() -> None:
@@ -49,26 +49,26 @@ def test_the_curve_of_sampled_noise_is_that_of_all_its_steps() -> None:
     assert curve(sampled, 0, fprs) == [losses.tpr_ceiling([event, event], f) for f in fprs]
     assert curve(sampled, 1, fprs) == [losses.tpr_ceiling([event], f) for f in fprs]
     assert all(a >= b for a, b in zip(curve(sampled, 0, fprs), curve(sampled, 1, fprs), strict=True))
-    assert tradeoff.of_ledger(Spent(sampled)) == {tradeoff.CEILING: losses.auc_ceiling([event, event])}
+    assert ceilings.of_ledger(Spent(sampled)) == {ceilings.CEILING: losses.auc_ceiling([event, event])}
 
 
 def test_where_there_is_no_theorem_every_attack_is_allowed() -> None:
     replaced = Ledger().with_upload(0, 0, Gaussian(1.0, "example", "replace_one", "local", 0.1), 0)
-    assert tradeoff.of_ledger(Spent(replaced)) == {tradeoff.CEILING: 1.0}
+    assert ceilings.of_ledger(Spent(replaced)) == {ceilings.CEILING: 1.0}
     with pytest.raises(accountants.Unsupported):
         curve(replaced, 0, [0.5])
 
 
 def test_above_is_strictly_above() -> None:
     name = "attack/global/pia/auc_low"
-    check_attacks({tradeoff.CEILING: 0.7, name: 0.7})
+    check_attacks({ceilings.CEILING: 0.7, name: 0.7})
     with pytest.raises(AboveCeiling):
-        check_attacks({tradeoff.CEILING: 0.7, name: 0.7 + 1e-9})
+        check_attacks({ceilings.CEILING: 0.7, name: 0.7 + 1e-9})
 
 
 GOOD = {
-    tradeoff.MU: 1.0,
-    tradeoff.CEILING: accountants.auc_ceiling(1.0),  # .760
+    ceilings.MU: 1.0,
+    ceilings.CEILING: accountants.auc_ceiling(1.0),  # .760
     "attack/global/pia/auc_low": 0.75,
     "attack/global/pia/auc": 0.9,
     "attack/client/pia/auc_low": 0.99,  # never left its client
@@ -80,7 +80,7 @@ def test_attacks_below_the_ceiling_pass() -> None:
     check_attacks(GOOD)
     check_attacks({"attack/global/pia/auc_low": 1.0})
     check_attacks({**GOOD, "attack/uploads/distance/auc_low": 0.77}, unlike=0.01)
-    check_attacks({**GOOD, tradeoff.MU: math.inf, tradeoff.CEILING: 1.0, "attack/global/pia/auc_low": 1.0})
+    check_attacks({**GOOD, ceilings.MU: math.inf, ceilings.CEILING: 1.0, "attack/global/pia/auc_low": 1.0})
 
 
 def test_an_attack_above_the_ceiling_is_named_with_its_limit_and_the_ceiling() -> None:

@@ -10,7 +10,7 @@ def workers():
     """Two idle `Worker` actors on a local Ray, each with room for any number of clients."""
     ray = pytest.importorskip("ray")
     from raydiff.runtime.actors import start_workers
-    from raydiff.runtime.resources import Slot
+    from raydiff.runtime.slots import Slot
 
     ray.init(
         address="local",

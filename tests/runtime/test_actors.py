@@ -11,16 +11,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from raydiff import tree, trial
-from raydiff.config import Experiment, Runtime
+from raydiff import tree
 from raydiff.data.partition import Iid, Newcomers
-from raydiff.diffusion.gaussian import DDPM, Sampling
-from raydiff.diffusion.local import Training
-from raydiff.diffusion.networks import MLP
-from raydiff.evaluation.evaluate import Evaluation
-from raydiff.federation import Closing, Late, rounds
+from raydiff.evaluation.suite import Evaluation
+from raydiff.experiment import trial
+from raydiff.experiment.config import Experiment, Runtime
+from raydiff.experiment.trial import Trial
+from raydiff.federated.rounds import Closing, Late, rounds
 from raydiff.methods import DPSGD, PFDM, SPIRE, FedAvg, LocalOnly, Moon, Scaffold, SharedRep
-from raydiff.trial import Trial
+from raydiff.models.ddpm import DDPM, Sampling
+from raydiff.models.networks import MLP
+from raydiff.models.training import Training
 
 pytestmark = pytest.mark.ray
 
@@ -157,7 +158,7 @@ def test_a_worker_that_was_restarted_between_rounds_is_hosted_again(tmp_path, wo
 
 
 def test_a_diverging_client_is_named(tmp_path, workers):
-    from raydiff.client import Failed
+    from raydiff.federated.client import Failed
     from raydiff.runtime.actors import RayPool
 
     wild = dataclasses.replace(METHODS["fedavg"], local=Training(steps=4, batch=8, learning_rate=1e30))
@@ -267,7 +268,7 @@ def test_a_worker_that_is_late_goes_on_with_the_next_round(tmp_path, workers):
 
 
 def test_a_round_is_closed_at_its_deadline(tmp_path, workers):
-    from raydiff.client import Failed
+    from raydiff.federated.client import Failed
     from raydiff.runtime.actors import RayPool
 
     held = Held(tmp_path, 0, 1)

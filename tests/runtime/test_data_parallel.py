@@ -11,10 +11,10 @@ import torch
 import torch.distributed as dist
 
 from raydiff import tree
-from raydiff.config import Runtime
-from raydiff.diffusion.gaussian import DDPM
-from raydiff.diffusion.local import Diverged, Fitted, Task, Training
-from raydiff.diffusion.networks import MLP
+from raydiff.experiment.config import Runtime
+from raydiff.models.ddpm import DDPM
+from raydiff.models.networks import MLP
+from raydiff.models.training import Diverged, Fitted, Task, Training
 
 MODEL = DDPM(network=MLP(width=16, depth=1), timesteps=20).for_data((1, 8, 8), (10,))
 

@@ -8,17 +8,17 @@ from dataclasses import replace
 import pytest
 import torch
 
-from raydiff import trial
-from raydiff.client import Client
-from raydiff.config import Experiment, Runtime
 from raydiff.data.partition import Iid
-from raydiff.diffusion import cohort
-from raydiff.diffusion.local import Task
+from raydiff.experiment import trial
+from raydiff.experiment.config import Experiment, Runtime
+from raydiff.experiment.overrides import override
+from raydiff.federated.client import Client
 from raydiff.methods import METHODS, FedAvg, LocalOnly
-from raydiff.runtime import memory, sweep
+from raydiff.models import lockstep as cohort
+from raydiff.models.training import Task
+from raydiff.runtime import gpu_memory, tuner
 from raydiff.runtime.actors import Worker
-from raydiff.runtime.resources import slot
-from raydiff.settings import override
+from raydiff.runtime.slots import slot
 
 GB = 2**30
 
@@ -41,11 +41,11 @@ class Fake:
 
 
 def test_a_slice_is_the_peak_and_a_fifth() -> None:
-    share = memory.share_of(19 * GB, 80 * GB)
+    share = gpu_memory.share_of(19 * GB, 80 * GB)
     assert share == pytest.approx(1.2 * 19 / (0.95 * 80)) == 0.3
-    assert memory.share_of(1, 80 * GB) == 1e-4  # Ray's unit
+    assert gpu_memory.share_of(1, 80 * GB) == 1e-4  # Ray's unit
     with pytest.raises(ValueError, match=r"^a worker needs 84 GB \(.*\), but a GPU has 76 GB for it: lower the batch$"):
-        memory.share_of(70 * GB, 80 * GB)
+        gpu_memory.share_of(70 * GB, 80 * GB)
 
 
 def test_the_probe_is_one_step_and_one_evaluation(tiny: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,9 +66,9 @@ def test_the_probe_is_one_step_and_one_evaluation(tiny: Experiment, monkeypatch:
     monkeypatch.setattr(Task, "alone", spied)
     monkeypatch.setattr(Client, "evaluate", spied_evaluate)
     fedavg = replace(tiny, method=FedAvg(model=tiny.method.model, local=tiny.method.local, rounds=9))
-    assert memory.probe(fedavg, Fake(3, 5)) == (5, 80 * GB)
+    assert gpu_memory.probe(fedavg, Fake(3, 5)) == (5, 80 * GB)
     assert seen == ["1 step of 8, 30 records", "evaluation"]
-    assert memory.probe(replace(fedavg, evaluation=None), Fake(3, 0)) == (3, 80 * GB)
+    assert gpu_memory.probe(replace(fedavg, evaluation=None), Fake(3, 0)) == (3, 80 * GB)
 
 
 @pytest.mark.parametrize(("workers", "size"), [(1, 4), (2, 3), (4, 2), (5, 1)])
@@ -83,10 +83,10 @@ def test_what_is_probed_is_a_cohort_of_the_size_that_will_run(
     method = FedAvg(model=tiny.method.model, local=tiny.method.local, rounds=9)
     runtime = Runtime(pool="local", vectorize=True)
     five = replace(tiny, method=method, clients=5, participants=4, partition=Iid(), runtime=runtime, evaluation=None)
-    at_once = memory.cohort_of(five, workers)
-    memory.probe(five, Fake(3, 0), cohort=at_once)
+    at_once = gpu_memory.cohort_of(five, workers)
+    gpu_memory.probe(five, Fake(3, 0), cohort=at_once)
     assert at_once == size and seen == [size]
-    assert memory.cohort_of(replace(five, runtime=Runtime()), workers) == 1
+    assert gpu_memory.cohort_of(replace(five, runtime=Runtime()), workers) == 1
 
 
 def test_auto_finds_the_slice_and_the_cohort_that_go_together(
@@ -100,15 +100,15 @@ def test_auto_finds_the_slice_and_the_cohort_that_go_together(
         asked.append((experiment.clients, cohort))
         return (10 + 4 * cohort) * GB, 80 * GB
 
-    monkeypatch.setattr(memory, "probe", probe)
+    monkeypatch.setattr(gpu_memory, "probe", probe)
     monkeypatch.setattr("ray.is_initialized", lambda: False)  # else the probe is a task in another process
     nodes = [{"CPU": 8.0, "GPU": 1.0}]
-    share, _ = memory.measure([few, many], nodes)
+    share, _ = gpu_memory.measure([few, many], nodes)
     # 8 workers: a slice for one client, of which 4 fit; for two, of which 3 fit; for three, of which 2 fit; for four
     assert asked == [(2, 1), (8, 2), (8, 3), (8, 4)]
-    assert share == memory.share_of(26 * GB, 80 * GB)
+    assert share == gpu_memory.share_of(26 * GB, 80 * GB)
     workers = slot(replace(runtime, gpu_per_worker=share), clients=8, nodes=nodes).workers
-    assert memory.cohort_of(many, workers) == 4
+    assert gpu_memory.cohort_of(many, workers) == 4
 
 
 @pytest.mark.parametrize("name", sorted(set(METHODS) - {"feddistr"}))
@@ -116,7 +116,7 @@ def test_every_method_can_be_probed(tiny: Experiment, name: str) -> None:
     method = override(METHODS[name](model=tiny.method.model), {"local.batch": 8})
     small = replace(tiny, method=method, clients=2, evaluation=None)
     meter = Fake(7, 0)
-    assert memory.probe(small, meter) == (7, 80 * GB) and meter.started == 2
+    assert gpu_memory.probe(small, meter) == (7, 80 * GB) and meter.started == 2
 
 
 def test_of_each_method_the_largest_trial_is_probed(tiny: Experiment) -> None:
@@ -125,28 +125,28 @@ def test_of_each_method_the_largest_trial_is_probed(tiny: Experiment) -> None:
     wider = override(big, {"method.model.network.width": 96, "seed": 3})
     other = replace(tiny, method=LocalOnly(model=tiny.method.model))
     trials = [trial.resolve(e) for e in (tiny, big, wider, wide, other)]
-    assert memory.largest(trials) == [trials[2], trials[4]]
+    assert gpu_memory.largest(trials) == [trials[2], trials[4]]
 
 
 def test_a_probe_that_a_whole_gpu_is_too_small_for(tiny: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Client, "run", out_of_memory)
     with pytest.raises(ValueError, match=r"^a worker needs more than a whole GPU, 80 GB$"):
-        memory.probe(tiny, Fake(0))
+        gpu_memory.probe(tiny, Fake(0))
 
 
 def test_auto_becomes_the_number_that_was_measured(
     tiny: Experiment, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     auto = trial.resolve(replace(tiny, runtime=Runtime(gpu_per_worker="auto")))
-    monkeypatch.setattr(memory, "probe", lambda experiment, cohort: (19 * GB, 80 * GB))
-    base, (one,) = sweep.sized(auto, [auto], [{"CPU": 1.0, "GPU": 1.0}])
+    monkeypatch.setattr(gpu_memory, "probe", lambda experiment, cohort: (19 * GB, 80 * GB))
+    base, (one,) = tuner.sized(auto, [auto], [{"CPU": 1.0, "GPU": 1.0}])
     assert base.runtime.gpu_per_worker == one.runtime.gpu_per_worker == 0.3 and one.digest == auto.digest
     assert capsys.readouterr().out == "a worker's peak is 19 GB: its slice is 0.3 of a GPU of 80 GB\n"
-    known, _ = sweep.sized(auto, [], [], share=0.25)
+    known, _ = tuner.sized(auto, [], [], share=0.25)
     assert known.runtime.gpu_per_worker == 0.25
     with pytest.raises(ValueError, match=r"auto is measured on a GPU, and there is none: give a number"):
-        sweep.sized(auto, [], [{"CPU": 64.0, "GPU": 0.0}])
-    given = sweep.sized(tiny, [], [])[0]
+        tuner.sized(auto, [], [{"CPU": 64.0, "GPU": 0.0}])
+    given = tuner.sized(tiny, [], [])[0]
     assert given is tiny
 
 
@@ -167,7 +167,7 @@ def test_cuda_is_there_before_it_is_asked(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(torch.cuda, "init", lambda: there.append(True))
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", reset)
-    memory.Cuda().start()
+    gpu_memory.Cuda().start()
     assert there
 
 
@@ -183,12 +183,12 @@ def test_a_client_says_what_it_held_and_which_flag_to_set(
     tiny: Experiment, tmp_path, monkeypatch: pytest.MonkeyPatch, share: float, says: str
 ) -> None:
     meter = Fake(18 * GB)
-    monkeypatch.setattr(memory, "here", lambda: meter)
+    monkeypatch.setattr(gpu_memory, "here", lambda: meter)
     this = trial.open_trial(replace(tiny, evaluation=None), tmp_path / "s")
     worker = Worker()
     worker.host(this, [0, 1], share)
     monkeypatch.setattr(Client, "run", out_of_memory)
-    with pytest.raises(memory.OutOfMemory) as e:
+    with pytest.raises(gpu_memory.OutOfMemory) as e:
         list(worker.run(this.experiment.digest, [1], {}, 3))
     held = f"client 1, in round 3: needed more than 18 GB, slice is {76 * share:g} GB ({share:g} of a GPU): "
     assert str(e.value).startswith(held + says)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from raydiff.config import Runtime
-from raydiff.runtime.resources import Slot, fitting, slot
+from raydiff.experiment.config import Runtime
+from raydiff.runtime.slots import Slot, fitting, slot
 
 LAPTOP = {"CPU": 2.0}
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from raydiff import generation
-from raydiff.finished import open_finished
-from raydiff.generation import Request
-from raydiff.runtime import samples
+from raydiff.results import generate
+from raydiff.results.finished import open_finished
+from raydiff.results.generate import Request
+from raydiff.runtime import sample_tasks
 
 CODE = {"raydiff": "0.1.0"}
 NODES = [{"CPU": 2.0}]
@@ -22,8 +22,8 @@ def files(folder: Path) -> dict[str, bytes]:
 @pytest.mark.ray
 def test_workers_write_the_files_of_one_process(storage, tmp_path: Path, workers) -> None:
     """Those that are there already are left alone, and the others made."""
-    finished, asked = open_finished(storage.folder("pfdm")), Request(num=3 * generation.PART + 5)
-    generation.write(finished, 1, tmp_path / "one", asked, code=CODE)
+    finished, asked = open_finished(storage.folder("pfdm")), Request(num=3 * generate.PART + 5)
+    generate.write(finished, 1, tmp_path / "one", asked, code=CODE)
     expected = files(tmp_path / "one")
     assert len(expected) == 5
     seen: list[tuple[int, int]] = []
@@ -33,22 +33,22 @@ def test_workers_write_the_files_of_one_process(storage, tmp_path: Path, workers
     there = "train-00001-of-00004.parquet"
     (out / there).write_bytes(expected[there])
     before = (out / there).stat().st_mtime_ns
-    spread = samples.over(2, NODES)
-    generation.write(finished, 1, out, asked, code=CODE, say=lambda *x: seen.append(x), spread=spread)
+    spread = sample_tasks.over(2, NODES)
+    generate.write(finished, 1, out, asked, code=CODE, say=lambda *x: seen.append(x), spread=spread)
     assert files(out) == expected and (out / there).stat().st_mtime_ns == before
     assert seen[0] == (1000, 3005) and seen[-1] == (3005, 3005) and len(seen) == 4
-    lost = generation.maker(finished, 1, tmp_path / "\0", asked)
+    lost = generate.maker(finished, 1, tmp_path / "\0", asked)
     with pytest.raises(ValueError, match="null byte"):
-        list(samples.over(1, NODES)(lost, [0]))
+        list(sample_tasks.over(1, NODES)(lost, [0]))
 
 
 def test_more_workers_than_fit_are_refused(storage, tmp_path: Path) -> None:
-    make = generation.maker(open_finished(storage.folder("pfdm")), 0, tmp_path, Request(num=4000))
+    make = generate.maker(open_finished(storage.folder("pfdm")), 0, tmp_path, Request(num=4000))
     with pytest.raises(ValueError, match=r"^3 workers were asked for, but the nodes have room for 2: --workers$"):
-        list(samples.over(3, NODES)(make, range(4)))
+        list(sample_tasks.over(3, NODES)(make, range(4)))
 
 
 def test_gpus_are_shared_by_the_workers() -> None:
     two = [{"GPU": 1.0}, {"GPU": 1.0}]
-    assert [samples._share(n, two) for n in (1, 2, 3, 6)] == [1.0, 1.0, 0.5, 0.3333]
-    assert samples._share(2, NODES) == 0.0
+    assert [sample_tasks._share(n, two) for n in (1, 2, 3, 6)] == [1.0, 1.0, 0.5, 0.3333]
+    assert sample_tasks._share(2, NODES) == 0.0

@@ -11,11 +11,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from raydiff import trial
-from raydiff.config import Runtime
-from raydiff.diffusion.local import Training
+from raydiff.experiment import trial
+from raydiff.experiment.config import Runtime
+from raydiff.experiment.overrides import override
+from raydiff.models.training import Training
 from raydiff.runtime import lost
-from raydiff.settings import override
 
 
 @pytest.fixture
@@ -113,7 +113,7 @@ def test_losses_count_between_two_rounds_alone(progress):
 
 def test_where_no_node_has_room_tune_is_ended(monkeypatch):
     from raydiff.runtime import room
-    from raydiff.runtime.resources import Slot
+    from raydiff.runtime.slots import Slot
 
     there = [{"CPU": 1.0}]
     monkeypatch.setattr(room, "nodes", lambda: there)
@@ -132,7 +132,7 @@ def test_where_no_node_has_room_tune_is_ended(monkeypatch):
 
 
 def test_a_ray_that_does_not_start_is_one_sentence(monkeypatch):
-    from raydiff.runtime import sweep
+    from raydiff.runtime import tuner as sweep
 
     def init(**_):
         raise Exception("The current node timed out during startup.\nThis could happen because of much.")
@@ -172,7 +172,8 @@ def hungry(sweep, *, seed: int, least: float):
 @pytest.mark.ray
 def test_a_failing_trial_is_named_and_the_others_finish(tmp_path, tiny, workers, monkeypatch):
     """Then what failed is retried: what always fails fails again, and what ran out of memory has a larger slice."""
-    from raydiff.runtime import retry, sweep
+    from raydiff.runtime import retry
+    from raydiff.runtime import tuner as sweep
     from raydiff.runtime.progress import Progress
 
     monkeypatch.setattr("signal.signal", lambda *_: None)  # pytest keeps its own handlers
@@ -223,9 +224,9 @@ def test_a_failing_trial_is_named_and_the_others_finish(tmp_path, tiny, workers,
 
 def test_who_lost_the_sweep_to_another_driver_says_nothing_of_its_trials(tmp_path, tiny, progress):
     """Neither the driver, nor a coordinator that is left over from it, of whatever it hears in a worker."""
-    from raydiff.owner import Owner
-    from raydiff.runtime import sweep
-    from raydiff.store import Overtaken
+    from raydiff.experiment.owner import Owner
+    from raydiff.federated.checkpoint import Overtaken
+    from raydiff.runtime import tuner as sweep
 
     opened = trial.open_trial(tiny, tmp_path, Owner(tmp_path, 1))
     (tmp_path / "owners").mkdir()
@@ -274,7 +275,7 @@ def losing_the_device(sweep, folder):
 
     class Trainable(sweep.Federation):
         def setup(self, config):
-            from raydiff import trial
+            from raydiff.experiment import trial
             from raydiff.runtime import actors
 
             actors.Worker, run = Worker, trial.run
@@ -294,7 +295,7 @@ def losing_the_device(sweep, folder):
 def test_processes_whose_device_is_lost_end_and_their_trials_and_later_ones_finish(
     tmp_path, tiny, workers, monkeypatch
 ):
-    from raydiff.runtime import sweep
+    from raydiff.runtime import tuner as sweep
     from raydiff.runtime.progress import Progress
 
     monkeypatch.setattr("signal.signal", lambda *_: None)  # pytest keeps its own handlers
@@ -339,7 +340,7 @@ def test_which_errors_end_a_process(tmp_path, monkeypatch, error, ends):
 
 
 def test_a_trial_whose_processes_are_always_lost_says_why(tmp_path, tiny, progress):
-    from raydiff.runtime import sweep
+    from raydiff.runtime import tuner as sweep
 
     this = trial.open_trial(dataclasses.replace(tiny, evaluation=None), tmp_path / "s")
     (this.folder / lost.FILE).write_text("a worker: one\nthe coordinator: CUDA error: unspecified launch failure\n")
@@ -351,9 +352,10 @@ def test_a_trial_whose_processes_are_always_lost_says_why(tmp_path, tiny, progre
 
 def test_a_slice_is_doubled_twice_at_most(tmp_path, tiny, monkeypatch, capsys):
     """Trials that failed for another reason run once, on the slot that they had; what fits nowhere stays failed."""
-    from raydiff.runtime import retry, sweep
+    from raydiff.runtime import retry
+    from raydiff.runtime import tuner as sweep
 
-    monkeypatch.setattr("raydiff.runtime.sweep.storage_is_shared", lambda _: None)
+    monkeypatch.setattr("raydiff.runtime.tuner.storage_is_shared", lambda _: None)
     base = dataclasses.replace(tiny, runtime=Runtime(workers=2, gpu_per_worker=0.2))
     trials = [trial.open_trial(override(base, {"seed": s}), tmp_path / "s") for s in range(2)]
     asked: list[tuple[float, int, list[int]]] = []

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from raydiff import settings
+from raydiff.experiment import overrides
 
 ROOT = Path(__file__).resolve().parents[2]
 SWEEP = [
@@ -42,7 +42,7 @@ TRIALS = 4 + 2 + 2  # PFDM, LocalOnly, FedAvg
 def one_secret() -> Iterator[None]:
     """So that two sweeps can be compared bit for bit: drivers, heads and their jobs inherit it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(settings.SECRET, "00112233445566778899aabbccddeeff")
+        patch.setenv(overrides.SECRET, "00112233445566778899aabbccddeeff")
         yield
 
 
@@ -185,7 +185,7 @@ def nodes(three_nodes, monkeypatch):
     import ray
     from nodes import left_behind
 
-    from raydiff.runtime import sweep
+    from raydiff.runtime import tuner as sweep
 
     ray.shutdown()  # of other tests' local Ray
     three_nodes.complete()

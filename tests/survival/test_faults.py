@@ -115,11 +115,11 @@ def poisoned(client, trial) -> None:
 def test_a_poisoned_trial_fails_alone_is_retried_alone_and_the_sweep_is_extended(
     tmp_path, nodes, expected, monkeypatch, capsys
 ):
-    from raydiff.runtime import sweep as runtime
+    from raydiff.runtime import tuner
 
     sweep = Federated(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(runtime, "Federation", faulty(runtime, poisoned))
+        patch.setattr(tuner, "Federation", faulty(tuner, poisoned))
         assert sweep.run() == 1
     assert "FAILED, this trial is poisoned" in capsys.readouterr().out
     outcomes = sweep.outcomes()

@@ -21,8 +21,8 @@ import pytest
 from conftest import wait_until
 from test_submit import free_port
 
-from raydiff import config, settings
-from raydiff.tracking import Jsonl, Mlflow
+from raydiff.experiment import config, overrides
+from raydiff.experiment.tracking import Jsonl, Mlflow
 
 pytestmark = pytest.mark.survival
 TRIALS, ROUNDS = 8, 40
@@ -95,7 +95,7 @@ def log_at_once(uri: str, folder: Path, experiment: config.Experiment) -> None:
         at = sweep / "trials" / trial.digest
         logs.append(Jsonl(at / "metrics.jsonl"))
         (sweep / "sweep.json").write_text(json.dumps({"id": f"sweep {seed}"}))
-        (at / "config.json").write_text(json.dumps(settings.to_dict(trial)))
+        (at / "config.json").write_text(json.dumps(overrides.to_dict(trial)))
         followers.append(Mlflow(uri, experiment="at once", sweep=sweep, tags={}, artifacts=None))
     for follower in followers:
         follower.start()

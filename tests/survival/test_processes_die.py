@@ -122,10 +122,10 @@ def unsteady(client, trial) -> None:
 def test_where_training_is_not_deterministic_the_stored_bytes_are_resent(tmp_path, nodes, expected, monkeypatch):
     """The same noise on another value would reveal the difference."""
     from raydiff import tree
-    from raydiff.runtime import sweep as runtime
-    from raydiff.store import read_tensors
+    from raydiff.federated.checkpoint import read_tensors
+    from raydiff.runtime import tuner
 
-    monkeypatch.setattr(runtime, "Federation", faulty(runtime, unsteady))
+    monkeypatch.setattr(tuner, "Federation", faulty(tuner, unsteady))
     sweep = Federated(tmp_path, "--grid", "seed=0")
     before, sent = {}, {}
 

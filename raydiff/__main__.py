@@ -1,0 +1,92 @@
+"""The `raydiff` command. `raydiff sweep digits`, `python -m raydiff sweep digits` and, in a checkout,
+`raydiff sweep digits` are the same; so are `raydiff report` and `raydiff report`."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import NoReturn
+
+COMMANDS = {
+    "experiments": {
+        "sweep": ("cli.sweep", "trials side by side on Ray, recorded in MLflow, compared in a report"),
+        "run": ("cli.run", "one trial, round by round"),
+        "preview": ("cli.preview", "a data set as a trial would use it"),
+        "calibrate": ("cli.calibrate", "how deep PFDM's noise must be for an epsilon"),
+        "pretrain": ("cli.pretrain", "a latent diffusion model from public records"),
+        "logs": ("cli.logs", "what a trial has written so far"),
+    },
+    "finished trials": {
+        "generate": ("cli.generate", "samples, with a card that says what they reveal"),
+        "personalize": ("cli.personalize", "a new client joins"),
+        "attack": ("cli.attack", "LiRA: which records was the model trained on?"),
+        "reconstruct": ("cli.reconstruct", "from PFDM's uploads back to the records"),
+    },
+    "checks": {
+        "audit": ("cli.audit", "what a table's synthetic rows reveal of each record (pDP)"),
+        "canary": ("cli.canary", "does a method leak more than its ledger says?"),
+        "theory": ("cli.theory", "what perfect denoisers would give"),
+        "bench": ("cli.bench.command", "seconds and bytes against plain torch"),
+        "bench-picture": ("cli.bench.picture", "what `bench` has printed, drawn"),
+    },
+    "finished sweeps": {
+        "report": ("report.page", "a page with tables and pictures"),
+        "frontier": ("report.frontier.write", "privacy against quality: the table and the picture"),
+        "tables": ("report.load", "all runs and rounds as parquet"),
+        "claims": ("report.papers.claims", "what the papers claim, and what came out"),
+        "collaboration": ("report.papers.collaboration", "does federation help the minority? Paired differences"),
+        "newcomers": ("report.papers.newcomers", "how well new clients are served"),
+        "feddistr": ("report.papers.feddistr", "utility over entanglement"),
+        "pdp": ("report.papers.pdp", "the figures of the per-instance bounds"),
+        "ceilings": ("report.papers.ceilings", "attacks beside the most that the ledger allows"),
+    },
+}
+"""What a command is about -> its name -> its module below `raydiff`, whose `main` takes the arguments, and a line."""
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Run a command, and exit: bad input is one sentence on stderr and code 2."""
+    name, *arguments = (sys.argv[1:] if argv is None else argv) or ["--help"]
+    known = {name: module for group in COMMANDS.values() for name, (module, _) in group.items()}
+    if name in ("--help", "-h"):
+        print(_overview())
+        sys.exit(0)
+    if name == "--version":
+        from raydiff import __version__
+
+        print(__version__)
+        sys.exit(0)
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+        hint = f"; did you mean {near[0]}?" if near else "; `raydiff` alone lists them"
+        print(f"error: there is no command {name!r}{hint}", file=sys.stderr)
+        sys.exit(2)
+    leave(import_module(f"raydiff.{known[name]}").main, arguments)
+
+
+def leave(run: Callable[[Sequence[str]], int | None], arguments: Sequence[str]) -> NoReturn:
+    """Run a command's `main` and exit with its code; what it writes is its user's alone."""
+    from raydiff.experiment.tracking import keep_private, redacted
+
+    keep_private()
+    try:
+        sys.exit(run(arguments))
+    except KeyboardInterrupt:
+        print("interrupted before any trial began; the same command starts again", file=sys.stderr)
+        sys.exit(130)
+    except (ValueError, OSError) as e:
+        print(f"error: {redacted(str(e))}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _overview() -> str:
+    lines = ["usage: raydiff COMMAND ...      raydiff COMMAND --help says more"]
+    for about, commands in COMMANDS.items():
+        lines += ["", f"{about}:", *(f"  {name:<14} {line}" for name, (_, line) in commands.items())]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

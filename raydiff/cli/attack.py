@@ -1,0 +1,187 @@
+"""Attack a finished run's model with shadow models: was this record trained on? (LiRA, Carlini et al. 2022)
+
+raydiff attack RUN --out DIR                        16 shadows of client 0's own model
+raydiff attack RUN --source global --out DIR        of the model that all clients share
+raydiff attack RUN --shadows 64 --workers 8 --out DIR
+
+RUN is named as in raydiff generate. A shadow is trained as the attacked model was, on a random half of the client's own
+records and as many others of the same classes (from the calibration and test splits), with --source global the whole
+protocol on halves of all clients' records. --workers 1 trains them in this process, more of them as tasks on Ray: on
+the cluster that RAY_ADDRESS names, or a local one. Shadows stay in the sweep's cache: a run that was killed continues
+by the same command, and more shadows of one seed train the new ones only.
+
+Three attacks are read: loss (a global threshold, no shadows), lira-offline (each record against the shadows without it)
+and lira-online (also against those with it). Timestep and threshold come from calibration records, the readings from
+others. Printed, and kept in DIR: readings.json, readings.csv and roc.png. Nothing of this is protected: privacy = none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from raydiff.cli import sweep_folder
+from raydiff.cli.parser import Parser
+from raydiff.evaluation.attacks import lira
+from raydiff.evaluation.attacks.membership import LOW_FPRS, attack, needed
+from raydiff.evaluation.attacks.roc import draw_roc
+from raydiff.experiment.config import Runtime
+from raydiff.federated.checkpoint import write_text
+from raydiff.results.shadows import ROLES, Attacked, Request, open_attacked
+
+TPR = "tpr_at_1pct_fpr"
+"""Always a column; empty where the non-members are too few."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Find the run, train its shadows, attack."""
+    options = _options().parse_args(argv)
+    if options.workers < 1:
+        raise ValueError(f"--workers must be at least 1, got {options.workers}")
+    if options.source == "global" and options.client is not None:
+        raise ValueError("--client has no meaning with --source global: the shared model is nobody's own")
+    if options.out.is_dir() and any(options.out.iterdir()):
+        raise ValueError(f"{options.out} is not empty: give another --out")
+    asked = Request(
+        trial=sweep_folder.trial_folder(options.run, Path(options.storage).expanduser().absolute()),
+        source=options.source,
+        client=options.client or 0,
+        shadows=options.shadows,
+        timesteps=_whole(options.timesteps),
+        draws=options.draws,
+        seed=options.seed,
+    )
+    attacked = open_attacked(asked)
+    started, target = time.monotonic(), attacked.target()  # first, for it refuses what cannot be computed
+    print(_about(attacked), flush=True)
+    try:
+        for i, _ in enumerate(_trained(attacked, options.workers), start=1):
+            passed = time.monotonic() - started
+            left = passed / i * (asked.shadows - i)
+            print(f"{i} of {asked.shadows} shadows, {passed:.0f} s, {left:.0f} s left", flush=True)
+    except KeyboardInterrupt:
+        print("interrupted; the same command continues")
+        return 130
+    _read(attacked, target, options.out)
+    print(f"files in {options.out}; {time.monotonic() - started:.0f} s in all; privacy: none")
+    return 0
+
+
+def _options() -> argparse.ArgumentParser:
+    p = Parser(
+        prog="raydiff attack",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    p.add_argument("run", metavar="RUN")
+    p.add_argument(
+        "--source", choices=("client", "global"), default="client", help="a client's own model, or the shared"
+    )
+    p.add_argument("--client", type=int, help="whose model (default: 0)")
+    p.add_argument("--shadows", type=int, default=16, help="how many, an even number (default: %(default)s)")
+    p.add_argument("--timesteps", help="where the loss is taken: 40,200 (default: ten from 1 to 0.4 T)")
+    p.add_argument("--draws", type=int, default=8, help="noise draws in each loss (default: %(default)s)")
+    p.add_argument("--seed", type=int, default=0, help="of halves, shadows and draws (default: %(default)s)")
+    p.add_argument(
+        "--workers", type=int, default=1, help="shadows at a time; 1: in this process (default: %(default)s)"
+    )
+    p.add_argument("--out", type=Path, required=True, help="folder to write")
+    p.add_argument("--storage", default=Runtime().storage, help="where the run's files are (default: %(default)s)")
+    return p
+
+
+def _whole(text: str | None) -> tuple[int, ...]:
+    parts = text.split(",") if text is not None else []
+    if not all(part.strip().isdecimal() for part in parts):
+        raise ValueError(f"--timesteps must be whole numbers such as 40,200, got {text!r}")
+    return tuple(int(part) for part in parts)
+
+
+def _about(attacked: Attacked) -> str:
+    experiment, request = attacked.finished.trial.experiment, attacked.request
+    members = int((attacked.role < 2).sum())
+    whose = f"client {request.client}'s own model" if request.source == "client" else "the shared model"
+    return (
+        f"{type(experiment.method).__name__} {experiment.digest[:8]}, {whose}: {members} members, "
+        f"{len(attacked.records) - members} non-members; it was trained on {members} records, "
+        f"each of {request.shadows} shadows on {int(attacked.inside[0].sum())}"
+    )
+
+
+def _trained(attacked: Attacked, workers: int) -> Iterator[int]:
+    """Each shadow's number when it is there."""
+    numbers = range(attacked.request.shadows)
+    if workers == 1:
+        for number in numbers:
+            attacked.losses(number)
+            yield number
+        return
+    from raydiff.runtime import shadow_tasks, tuner
+
+    with tuner.cluster() as nodes:
+        shadow_tasks.check(attacked, nodes)
+        yield from shadow_tasks.train(attacked, numbers, workers=workers)
+
+
+def _read(attacked: Attacked, target: Tensor, out: Path) -> None:
+    """The readings and the picture."""
+    losses = torch.stack([attacked.losses(i) for i in range(attacked.request.shadows)])
+    columns = {
+        "loss": lira.with_mean(target),
+        "lira-offline": lira.scores(target, losses, attacked.inside),
+        "lira-online": lira.scores(target, losses, attacked.inside, online=True),
+    }
+    rows, curves = [], {}
+    for name, scores in columns.items():
+        by_role = {role: scores[attacked.role == i] for i, role in enumerate(ROLES)}
+        row, column = _reading(name, by_role, attacked.timesteps)
+        rows.append(row)
+        curves[name] = by_role["members"][:, column], by_role["nonmembers"][:, column]
+    _print(rows)
+    out.mkdir(parents=True, exist_ok=True)
+    request = {**asdict(attacked.request), "trial": str(attacked.request.trial), "timesteps": attacked.timesteps}
+    said = {"about": _about(attacked), "privacy": "none", "made_by": sweep_folder.version(), "request": request}
+    write_text(out / "readings.json", json.dumps({**said, "readings": rows}, indent=1))
+    with (out / "readings.csv").open("w", newline="") as f:
+        writer = csv.DictWriter(f, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    draw_roc(curves, out / "roc.png", title=_about(attacked).replace("; ", "\n"))
+
+
+def _reading(name: str, scores: dict[str, Tensor], timesteps: Sequence[int]) -> tuple[dict[str, Any], int]:
+    """(a line of the table, the column of the scores that the calibration records chose)."""
+    found = attack(**scores)
+    column = found.timestep_index
+    read = {key.removeprefix("/"): value for key, value in found.metrics("").items() if key != "/timestep_index"}
+    unknown: dict[str, Any] = dict.fromkeys(f"{TPR}{end}" for end in ("", "_low", "_high"))
+    at = timesteps[column] if column < len(timesteps) else "mean"
+    return {"attack": name, "timestep": at, **unknown, **read}, column
+
+
+def _print(rows: Sequence[dict[str, Any]]) -> None:
+    header = ("attack", "timestep", "AUC", "balanced accuracy", "TPR at 1 % FPR")
+    lines = [header] + [
+        (row["attack"], str(row["timestep"]), *(_said(row, r) for r in ("auc", "balanced_accuracy", TPR)))
+        for row in rows
+    ]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
+    for line in lines:
+        print("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip())
+
+
+def _said(row: dict[str, Any], rate: str) -> str:
+    if row[rate] is None:
+        least = f"{needed(LOW_FPRS[0])} needed to calibrate and to evaluate"
+        return f"n too small ({row['n_nonmembers']:.0f} non-members, {least})"
+    return f"{row[rate]:.3f} [{row[f'{rate}_low']:.3f}, {row[f'{rate}_high']:.3f}]"

@@ -1,0 +1,215 @@
+"""Look at a data set as a trial would use it: pictures, labels, splits, norms, partition. Nothing is trained.
+
+    raydiff preview digits                                 # a preset
+    raydiff preview path/to/folder --data.size 32          # a data set, by its name or path
+    raydiff preview mnist-cpu --clients 4 --partition dirichlet
+
+Overrides are those of raydiff run. Pictures and norms are of the public split alone; labels are public by declaration.
+For FedDistr on superclasses also: latents of the test split, which no client holds, and whether clusters of them find
+the hidden classes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from torch import Tensor
+
+from raydiff import seeding
+from raydiff.cli import arguments as command
+from raydiff.data import datasets, overview, partition
+from raydiff.data import sources as names
+from raydiff.data.datasets import SPLITS, Data, Dataset
+from raydiff.data.pictures import form
+from raydiff.evaluation.quality import clusters
+from raydiff.experiment import overrides as settings
+from raydiff.experiment import study as studies
+from raydiff.experiment import trial
+from raydiff.experiment.config import Experiment
+from raydiff.experiment.presets import names as presets
+from raydiff.experiment.presets import pfdm
+from raydiff.methods import FedDistr
+from raydiff.models.latent.inversion import cluster
+
+MOST_ROWS = 24
+"""A table with more rows or columns than this is left to the picture."""
+SHARES = {"public": 0.14, "validation": 0.11, "calibration": 0.06, "test": 0.22}
+"""Splits of a small data set whose sizes nobody gave: those of digits, in proportion."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Load, measure, draw, say where the files are."""
+    subject, rest = (argv[0], argv[1:]) if argv and not argv[0].startswith("-") else ("digits", argv)
+    parser = _options()
+    options, overrides = parser.parse_known_args(command.shorthand(rest))
+    start = _start(subject)
+    if options.help:
+        study = studies.Study(experiment=start)
+        print(command.help_text(__doc__, parser.format_help(), study))
+        return 0
+    values = settings.parse_overrides(start, overrides)
+    experiment: Experiment = settings.override(start, values)
+    sizes: list[str] = []
+    if subject not in presets.PRESETS and not any(f"data.{split}" in values for split in SPLITS):
+        experiment, sizes = _fitting(experiment)
+    clips = hasattr(experiment.method, "clip") and not isinstance(experiment.method, FedDistr)  # FedDistr clips vectors
+    known = clips and (subject in presets.PRESETS or "method.clip" in values)  # a data set's own is yet to be chosen
+    clip = getattr(experiment.method, "clip", None) if known else None
+    dataset = datasets.load(experiment.data)
+    if dataset.mapping is not None:
+        raise ValueError(f"data set {dataset.name!r} is a table: a preview shows pictures")
+    counts = _counts(experiment, dataset)
+    public, center = dataset.splits["public"], bool(getattr(experiment.method, "center", False))
+    measured = overview.norms(public, center=center) if len(public) else None
+    folder = options.out or Path(experiment.runtime.storage).expanduser() / "previews" / Path(subject).absolute().name
+    print(_source(dataset), _labels(dataset), _norms(measured, clip), _clients(dataset, counts), sep="\n\n")
+    files = _draw(dataset, counts, measured, clip=clip, folder=folder)
+    if isinstance(experiment.method, FedDistr) and dataset.splits["test"].base is not None:
+        print(f"\n{_draw_latents(experiment.method, dataset, folder / 'latents.png')}")
+        files.append("latents.png")
+    print(f"\nfiles in {folder}: {', '.join(files) or 'none'}")
+    given = [*overrides, *sizes]
+    if clip is None and measured is not None and clips:
+        given.append(f"--method.clip={measured.suggested_clip:.2f}")
+    print(_train(subject, given))
+    return 0
+
+
+def _options() -> argparse.ArgumentParser:
+    p = argparse.ArgumentParser(prog="raydiff preview [PRESET or DATA SET]", add_help=False, allow_abbrev=False)
+    p.add_argument("--help", "-h", action="store_true", help="show this, with every field")
+    p.add_argument("--out", type=Path, default=None, help="folder for the pictures (default: <storage>/previews/NAME)")
+    return p
+
+
+def _start(subject: str) -> Experiment:
+    """A preset's experiment, or that of digits with another data set."""
+    if subject in presets.PRESETS:
+        return presets.PRESETS[subject]().experiment
+    return dataclasses.replace(pfdm.digits().experiment, data=Data(name=subject))
+
+
+def _fitting(experiment: Experiment) -> tuple[Experiment, list[str]]:
+    """Splits in proportion where the default sizes are too large for the data, and the arguments that say so."""
+    data = experiment.data
+    folder = names.folder_of(data.name, data.root)
+    source = names.source(data.name, folder, data.labels, table=data.superclasses)
+    own = len(source.labels) - source.own_test
+    wanted = sum(getattr(data, split) for split in SHARES if split != "test" or not source.own_test)
+    if wanted < own and (not source.own_test or data.test <= source.own_test):
+        return experiment, []
+    sizes = {split: max(1, int(share * own)) for split, share in SHARES.items()}
+    if source.own_test:
+        sizes["test"] = min(data.test, source.own_test)
+    smaller: Experiment = settings.override(experiment, {f"data.{split}": n for split, n in sizes.items()})
+    return smaller, [f"--data.{split}={n}" for split, n in sizes.items()]
+
+
+def _counts(experiment: Experiment, dataset: Dataset) -> Tensor | None:
+    """(clients, classes): how the training records are dealt; None where they cannot be."""
+    rng = seeding.generator(experiment.seed, "partition")
+    train = dataset.splits["train"]
+    try:
+        parts = partition.partition(train, experiment.clients, how=experiment.partition, rng=rng)
+    except ValueError:  # `_train` says why
+        return None
+    return partition.counts(train, parts, len(dataset.base_names))
+
+
+def _source(dataset: Dataset) -> str:
+    splits = ", ".join(f"{split} {len(dataset.splits[split])}" for split in SPLITS)
+    lines = [f"{dataset.name}: {dataset.says}", *(f"  {note}" for note in dataset.notes)]
+    return "\n".join([*lines, f"pictures: {form(dataset.shape)}, values on [-1, 1]", f"splits: {splits}"])
+
+
+def _labels(dataset: Dataset) -> str:
+    """For each label column a table: records of each value in each split."""
+    blocks = []
+    for k, (column, named) in enumerate(zip(dataset.label_columns, dataset.label_names, strict=True)):
+        of = [dataset.splits[split].labels[:, k].bincount(minlength=len(named)).tolist() for split in SPLITS]
+        role = "the class" if k == 0 else "a condition"
+        head = f"label column {column} ({role}): {len(named)} values"
+        if len(named) > MOST_ROWS:
+            blocks.append(f"{head}, {min(of[0])} to {max(of[0])} training records each")
+            continue
+        rows = [[name, *map(str, counts)] for name, counts in zip(named, zip(*of, strict=True), strict=True)]
+        blocks.append("\n".join([head, *_table([["", *SPLITS], *rows])]))
+    return "\n".join(blocks)
+
+
+def _norms(measured: overview.Norms | None, clip: float | None) -> str:
+    if measured is None:
+        return "norms: none, for there is no public split (data.public is 0) and private records have none to give"
+    head = ["", *("min", "5 %", "25 %", "median", "75 %", "95 %", "max")]
+    rows = [
+        [label, *(f"{v:.2f}" for v in overview.quantiles(values))]
+        for label, values in (("as they are", measured.plain), ("less the public mean", measured.centred))
+    ]
+    title = f"L2 norms of the {len(measured.plain)} public pictures, flattened, on [-1, 1]; of private ones, nothing"
+    suggested = f"suggested clip: {measured.suggested_clip:.2f}, the public median"
+    suggested += "" if measured.center else f"; {measured.centred.quantile(0.5):.2f} with --method.center true"
+    judged = [] if clip is None else [f"clip {clip:g} clips {measured.clipped(clip):.1%} of the public pictures"]
+    return "\n".join([title, *_table([head, *rows]), suggested, *judged])
+
+
+def _clients(dataset: Dataset, counts: Tensor | None) -> str:
+    if counts is None:
+        return "partition: none, see below"
+    title = f"partition: training records of {len(counts)} clients by class (seed and partition as in the trial)"
+    if max(counts.shape) > MOST_ROWS:
+        return f"{title}: see partition.png; {int(counts.sum(1).min())} to {int(counts.sum(1).max())} records a client"
+    rows = [[f"client {m}", *map(str, row), str(sum(row))] for m, row in enumerate(counts.tolist())]
+    return "\n".join([title, *_table([["", *dataset.base_names, "all"], *rows])])
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Columns to the right, the first to the left."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  " + "  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))])
+        for row in rows
+    ]
+
+
+def _draw(
+    dataset: Dataset, counts: Tensor | None, measured: overview.Norms | None, *, clip: float | None, folder: Path
+) -> list[str]:
+    """Write the pictures; their file names."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files = []
+    if measured is not None:
+        overview.draw_pictures(dataset.splits["public"], dataset.label_names[0], folder / "pictures.png")
+        overview.draw_norms(measured, folder / "norms.png", clip=clip)
+        files += ["pictures.png", "norms.png"]
+    if counts is not None:
+        partition.draw(counts, dataset.base_names, folder / "partition.png")
+        files.append("partition.png")
+    return files
+
+
+def _draw_latents(method: FedDistr, dataset: Dataset, path: Path) -> str:
+    """Clusters as a client would make them, beside the hidden classes."""
+    records, names = dataset.splits["test"], dataset.label_names[0]
+    model, rng = method.model.load(), seeding.generator(0, "preview", "clusters")
+    latents, labels = model.encode(records.images), records.labels[:, 0]
+    own = cluster(latents, labels, count=method.clusters, least=0, silhouette=method.silhouette, rng=rng)
+    known = {"label_names": names, "base_names": dataset.base_names}
+    found = clusters.draw(latents, labels, records.bases, own.members, path=path, **known)
+    each = ", ".join(f"{names[c]} {r:.2f}" for c, r in zip(labels.unique().tolist(), found, strict=True))
+    return f"clusters of latents against hidden classes, adjusted Rand index (1: the same, 0: chance): {each}"
+
+
+def _train(subject: str, given: Sequence[str]) -> str:
+    """The command that trains on this, or why it would be refused."""
+    preset = subject if subject in presets.PRESETS else "digits"
+    arguments = [*([] if subject == preset else [f"--data.name={subject}"]), *given]
+    try:
+        start = presets.PRESETS[preset]().experiment
+        trial.resolve(settings.override(start, settings.parse_overrides(start, arguments)))
+    except ValueError as e:
+        return f"raydiff run would refuse it: {e}"
+    return f"train on it: raydiff run {shlex.join([preset, *arguments])}"

@@ -1,0 +1,201 @@
+"""A sweep's folder: where it is, what it says of itself (sweep.json), and the MLflow runs that follow it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import raydiff
+from raydiff.experiment import config, trial
+from raydiff.experiment.config import Experiment
+from raydiff.experiment.tracking import ARTIFACTS, Mlflow, read_json, redacted
+from raydiff.federated.checkpoint import write_text
+from raydiff.results import mlflow_models
+from raydiff.results.finished import find, open_finished
+from raydiff.runtime.slots import cap_memory
+
+Plan = dict[str, Any]
+"""The content of sweep.json."""
+
+
+def place(base: Experiment, name: str) -> Path:
+    """<storage>/sweeps/<name>; nothing is made. Raises ValueError when the name will not do."""
+    if not re.fullmatch(r"[\w.-]+", name) or name.startswith("."):
+        raise ValueError(f"--name must be letters, digits, '.', '_' and '-', got {name!r}")
+    return Path(base.runtime.storage).expanduser().absolute() / "sweeps" / name
+
+
+def folder(base: Experiment, name: str) -> Path:
+    """`place`, below a storage folder that is there. Raises ValueError when the name or the storage will not do."""
+    at = place(base, name)
+    storage = at.parents[1]
+    try:
+        (storage / "sweeps").mkdir(parents=True, exist_ok=True)
+        (storage / "sweeps").chmod(0o700)  # one that is older than this rule is not
+        probe = storage / f".writable-{os.getpid()}"
+        probe.write_text("")
+        probe.unlink()
+    except OSError as e:
+        raise ValueError(f"the storage folder {storage} cannot be written: {e.strerror}") from None
+    return at
+
+
+def fresh_name(preset: str) -> str:
+    """A name that no earlier sweep has."""
+    return f"{preset}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def plan(
+    at: Path,
+    *,
+    trials: Sequence[Experiment],
+    space: Mapping[str, Any],
+    search: str,
+    resume: bool,
+    extend: bool = False,
+) -> Plan:
+    """What sweep.json is to say; nothing is written yet.
+
+    Raises ValueError if the sweep exists, or with `resume`, saying the difference, under other code or another space;
+    with `extend` the space may be larger than it was.
+    """
+    now: Plan = {
+        "id": uuid.uuid4().hex,
+        "code": _code(),
+        "trials": sorted(e.digest for e in trials),
+        "space": json.loads(json.dumps(space)),
+        "search": search,
+        "command": list(sys.argv),
+    }
+    path = at / "sweep.json"
+    if not path.exists():
+        return now
+    if not resume:
+        raise ValueError(f"{at.name} exists already: continue it with --resume, or give another --name")
+    then: Plan = read_json(path, needs="trials")
+    changed = sorted(f for f in {*then["code"], *now["code"]} if then["code"].get(f) != now["code"].get(f))
+    if changed:
+        raise ValueError(f"{at.name} was started under other code; changed since: {', '.join(changed)}")
+    old, new = set(then["trials"]), set(now["trials"])
+    same = all(then[k] == now[k] for k in ("space", "search"))
+    if not same or (old - new if extend else old != new):
+        advice = ": --extend adds trials and takes none away" if extend else ""
+        advice = ": --extend adds them" if same and not extend and old < new else advice
+        raise ValueError(
+            f"{at.name} has another space: {len(new - old)} trials are new and {len(old - new)} are gone "
+            f"(it was started by: {' '.join(then['command'])}){advice}"
+        )
+    return {**then, **{k: now[k] for k in ("trials", "command")}} if new - old else then
+
+
+def ended(at: Path, *outcomes: str) -> list[Experiment]:
+    """The trials that ended so."""
+    found = []
+    for path in sorted(at.glob("trials/*/outcome.json")):
+        if read_json(path, needs="outcome")["outcome"] in outcomes:
+            found.append(config.from_dict(read_json(path.parent / "config.json", needs="method")))
+    return found
+
+
+def open_ended(at: Path) -> list[str]:
+    """The trials that began and have no outcome."""
+    begun = (path.parent for path in at.glob("trials/*/config.json"))
+    return sorted(folder.name for folder in begun if not (folder / "outcome.json").exists())
+
+
+def write(at: Path, this: Plan, secret: bytes, *, again: bool = True) -> None:
+    """Write the sweep's secret and sweep.json. `again`: what failed or was cut short by anything but the scheduler will
+    be run again."""
+    trial.keep_secret(at, secret)  # first: the trials in sweep.json are named by it
+    write_text(at / "sweep.json", json.dumps(this, indent=1))
+    if not again:
+        return
+    for path in at.glob("trials/*/outcome.json"):
+        outcome = read_json(path, needs="outcome")
+        if outcome["outcome"] in ("killed", "failed") or outcome.get("reason") == "time budget":
+            path.unlink()
+
+
+def mlflow(at: Path, preset: str, base: Experiment, *, samplers: bool) -> Mlflow:
+    """The follower of this folder. `samplers`: it logs those of finished trials too."""
+    uri, artifacts = tracking_store(at.parents[1])
+    return Mlflow(
+        uri,
+        experiment=f"raydiff-{preset}",
+        sweep=at,
+        tags=_tags(preset, base),
+        artifacts=artifacts,
+        log_sampler=_log_sampler if samplers else None,
+    )
+
+
+def tracking_store(storage: Path) -> tuple[str, str | None]:
+    """(URI, where artifacts go): MLFLOW_TRACKING_URI, or a SQLite store beside the sweeps."""
+    uri = os.environ.get("MLFLOW_TRACKING_URI", f"sqlite:///{storage}/mlflow.db")
+    # a database does not say where artifacts go, and MLflow's own choice is the working directory; a server says
+    return uri, None if uri.startswith(("http", "databricks")) else f"file://{storage}/{ARTIFACTS}"
+
+
+def opened_by(uri: str) -> str:
+    """What opens the MLflow UI on this store, to be said after "open the runs "."""
+    shown = redacted(uri)
+    return f"at {shown}" if uri.startswith("http") else f"with: mlflow ui --backend-store-uri {shown}"
+
+
+def trial_folder(run: str, storage: Path) -> Path:
+    """The trial that is called so: an MLflow run, or as in `finished.find`. Raises ValueError where there is none."""
+    if re.fullmatch("[0-9a-f]{32}", run):
+        run = mlflow_models.find_trial(tracking_store(storage)[0], run, storage / "sweeps")
+    return find(run, storage / "sweeps")
+
+
+def version() -> dict[str, str]:
+    """What files are made by: the version, and the commit where this is a checkout."""
+    here = Path(raydiff.__file__).parent
+    describe = ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=40", "--match", ""]
+    git = subprocess.run(describe, capture_output=True, text=True, check=False)
+    return {"raydiff": metadata.version("raydiff")} | ({"git": git.stdout.strip()} if git.returncode == 0 else {})
+
+
+def _log_sampler(client: Any, run: str, folder: Path) -> None:
+    if read_json(folder / "config.json", needs="evaluation")["evaluation"] is None:
+        raise ValueError("it holds the clients' own models, and under --protocol-only these stay with them")
+    cap_memory(0)  # the GPU is the trials'
+    mlflow_models.log_sampler(client, run, open_finished(folder))
+
+
+def resume_command(name: str) -> str:
+    """The command line that continues this sweep."""
+    script, *argv = sys.argv
+    argv = [a for a in argv if a != "--resume"]
+    if "--name" not in argv and not any(a.startswith("--name=") for a in argv):
+        argv += ["--name", name]
+    return " ".join([f"python {script}" if script.endswith("jobs/sweep.py") else "raydiff", *argv, "--resume"])
+
+
+def _code() -> dict[str, str]:
+    root = Path(raydiff.__file__).parent
+    return {
+        str(p.relative_to(root)): hashlib.sha256(p.read_bytes()).hexdigest()[:12] for p in sorted(root.rglob("*.py"))
+    }
+
+
+def _tags(preset: str, base: Experiment) -> dict[str, str]:
+    here = Path(raydiff.__file__).parent
+    git = subprocess.run(["git", "-C", str(here), "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    tags = {
+        "raydiff.preset": preset,
+        "raydiff.accountant": base.method.accountant,
+        "raydiff.replayable": str(base.runtime.noise_secret is not None and not base.runtime.races).lower(),
+    }
+    return tags | ({"raydiff.git": git.stdout.strip()} if git.returncode == 0 else {})

@@ -1,0 +1,172 @@
+"""What a data set's name means: embedded digits, colour-mnist, a folder of parquet files or of pictures, the hub."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from raydiff.data import folders, hub, parquet, superclasses
+from raydiff.data.partition import TEN_CLASSES
+from raydiff.data.source import Picture, Source
+from raydiff.data.tables import read
+from raydiff.data.tables import source as tables
+from raydiff.data.tables.presets import PRESETS
+
+FOLDERS = {
+    "mnist": "mnist",
+    "cifar10": "cifar10",
+    "cifar100": "cifar100",
+    "faces": "orl_faces_64",
+    "colour-mnist": "mnist",
+}
+"""Known names -> folder below the root. Any other folder goes by its own name."""
+
+
+def source(
+    name: str,
+    folder: Path | None,
+    labels: Sequence[str],
+    *,
+    table: str | None = None,
+    bins: int | None = None,
+    public: int | None = None,
+    seed: int = 0,
+) -> Source:
+    """The data set of this name in this folder or file (None: embedded), with these label columns.
+
+    `table`: the name of one of `superclasses.TABLES`, whose superclasses take the place of the classes. `bins`: the
+    most categories of a column, where the data set is a table; of which `public` rows, drawn by `seed`, are what nobody
+    gives of its categories fitted on (None: on all rows).
+    """
+    if read.is_table(name):
+        if table is not None:
+            raise ValueError(f"data set {name!r} is a table: data.superclasses must be none")
+        assert folder is not None
+        return tables.source(name, folder, labels, bins=bins, public=public, seed=seed)
+    if bins is not None:
+        raise ValueError(f"data set {name!r} is no table: data.bins must be none")
+    found = _source(name, folder, labels)
+    if name in FOLDERS:  # everybody knows their classes
+        found = dataclasses.replace(found, found=())
+    return found if table is None else superclasses.applied(found, table)
+
+
+def is_known(name: str, labels: Sequence[str]) -> bool:
+    """Whether all categories and classes of a data set of this name are known without a look at its records."""
+    if name in PRESETS:
+        return tuple(labels) in ((), (PRESETS[name].label,))
+    return name == "digits" or name in FOLDERS
+
+
+def _source(name: str, folder: Path | None, labels: Sequence[str]) -> Source:
+    if folder is None:
+        return digits().select(labels)
+    if name == "colour-mnist":
+        return colour_mnist(folder).select(labels)
+    if any(folder.glob("*.parquet")):
+        return parquet.source(folder, labels)
+    return folders.source(folder).select(labels)
+
+
+def folder_of(name: str, root: str | None) -> Path | None:
+    """The folder, or of a table the file, that `name` means; None for embedded data.
+
+    Raises ValueError, in one sentence, where there is none.
+    """
+    if name == "digits":
+        return None
+    if read.is_table(name):
+        return read.locate(name, root)
+    if name.startswith(hub.PREFIX):
+        return hub.folder(name)
+    if is_path(name):
+        if not (path := Path(name).expanduser()).is_dir():
+            hint = f" (a data set of the hub is hub:{name})" if hub.NAME.fullmatch(f"hub:{name}") else ""
+            raise ValueError(
+                f"data set {name!r} has a /, so it is a path, but there is no folder {path.absolute()}{hint}"
+            )
+        return path.resolve()
+    return _below_root(name, root).resolve()
+
+
+def is_path(name: str) -> bool:
+    """Whether the name is a path: to a table's file, or, with a / and none of the hub's, to a folder."""
+    return read.is_file(name) or ("/" in name and not name.startswith(hub.PREFIX))
+
+
+def _below_root(name: str, root: str | None) -> Path:
+    root = root or os.environ.get("RAYDIFF_DATA")
+    if not root:
+        what = f"data set {name!r}" if name in FOLDERS else f"unknown data set {name!r}{_hint(name, FOLDERS)}"
+        raise ValueError(f"{what}: all but digits need a folder of data sets, set RAYDIFF_DATA or data.root")
+    parent = Path(root).expanduser()
+    if not parent.is_dir():
+        raise ValueError(f"the folder of data sets (data.root, else RAYDIFF_DATA) does not exist: {root}")
+    folder = parent / FOLDERS.get(name, name)
+    if folder.is_dir():
+        return folder
+    where = f"no folder {folder} (data.root, else RAYDIFF_DATA, is {root})"
+    if name in FOLDERS:
+        raise ValueError(f"data set {name!r} is missing: {where}")
+    there = (file.parent.name for file in sorted(parent.glob("*/*.parquet")))
+    raise ValueError(f"unknown data set {name!r}{_hint(name, [*FOLDERS, *there])}: {where}")
+
+
+def _hint(name: str, known: Iterable[str]) -> str:
+    if Path(name).is_dir():
+        return f" (the folder here is ./{name})"
+    names = list(dict.fromkeys(["digits", *known, *PRESETS]))
+    near = difflib.get_close_matches(name, names, n=1)
+    return f" (did you mean {near[0]!r}?)" if near else f" (known: {', '.join(names)})"
+
+
+def digits() -> Source:
+    """scikit-learn's digits: 1797 pictures of 8 x 8 pixels in 0..16."""
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    pixels = bunch.images.astype(np.uint8)
+
+    def pictures(rows: Tensor) -> Iterator[Picture]:
+        for row in rows.tolist():
+            yield f"row {row} of digits", Image.fromarray(pixels[row])
+
+    labels = torch.from_numpy(bunch.target.astype(np.int64)).unsqueeze(1)
+    says = "scikit-learn's digits"
+    return Source(labels, ("digit",), (tuple("0123456789"),), own_test=0, pictures=pictures, says=says, top=16)
+
+
+def colour_mnist(folder: Path) -> Source:
+    """MNIST with the digit drawn in one colour channel and zero in the others; labels (digit, colour).
+
+    PFDM's Figure 6 shows client 1 with red 0, 1, 6, 7, 9 as majority and blue 2, 3, 4, 5, 8 as minority; what colours
+    its other clients have is not stated. Here the colour goes with the digit, at every client: the first cluster is
+    red, the second blue.
+    """
+    mnist = parquet.source(folder, ())
+    digit = mnist.labels[:, 0]
+    blue = (~torch.isin(digit, torch.tensor(TEN_CLASSES))).long()
+
+    def pictures(rows: Tensor) -> Iterator[Picture]:
+        for row, (where, image) in zip(rows.tolist(), mnist.pictures(rows), strict=True):
+            dark = Image.new("L", image.size)
+            channels = (dark, dark, image) if blue[row] else (image, dark, dark)
+            yield where, Image.merge("RGB", channels)
+
+    return Source(
+        labels=torch.stack([digit, blue], dim=1),
+        columns=("digit", "colour"),
+        names=(mnist.names[0], ("red", "blue")),
+        own_test=mnist.own_test,
+        pictures=pictures,
+        says=f"MNIST in colour, from {mnist.says}",
+        notes=(*mnist.notes, f"coloured by digit: {' '.join(map(str, TEN_CLASSES))} red, the others blue"),
+    )

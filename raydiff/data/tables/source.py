@@ -1,0 +1,61 @@
+"""Tables as a source of records: a row's codes take the place of a picture, (1, 1, n), as floats 0, 1, ..., k - 1.
+
+So every split, partition and method works on rows as on pictures. What is for pictures alone (size, colour, public
+records from another data set, superclasses) is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from raydiff.data.source import Picture, Source
+from raydiff.data.tables.presets import PRESETS
+from raydiff.data.tables.read import Encoded, Table, locate, read, read_again
+
+
+def source(
+    name: str, file: Path, labels: Sequence[str], *, bins: int | None, public: int | None = None, seed: int = 0
+) -> Source:
+    """The rows of a table; of a preset with test rows of its own, these last, by the mapping of the others. `public`
+    and `seed` are as for `tabular.read`.
+
+    Raises ValueError as `tabular.read` does, and without a label.
+    """
+    if len(labels) > 1:
+        raise ValueError(f"a table has one label column, data.labels names {len(labels)}: {' '.join(labels)}")
+    preset = name if name in PRESETS else None
+    config = Table(source=str(file), preset=preset, label=labels[0] if labels else None, bins=bins)
+    parts = [read(config, public=public, seed=seed)]
+    if preset is not None and len(PRESETS[preset].files) > 1:
+        root = str(file.parents[1])
+        parts.append(read_again(config, locate(preset, root, part=1), parts[0].mapping))
+    label = parts[0].mapping.label
+    if label is None:
+        raise ValueError(f"{file.name} needs a label: give data.labels one of {', '.join(parts[0].columns)}")
+    rows, n = sum(len(part.codes) for part in parts), len(parts[0].columns)
+    return Source(
+        labels=torch.cat([_labels(part) for part in parts])[:, None],
+        columns=(label.name,),
+        names=(label.categories,),
+        own_test=sum(len(part.codes) for part in parts[1:]),
+        pictures=_none,
+        says=f"{rows} rows of {n} columns from {' and '.join(part.says for part in parts)}",
+        notes=tuple(note for part in parts for note in part.notes),
+        codes=torch.cat([part.codes for part in parts]),
+        mapping=parts[0].mapping,
+        found=parts[0].found,
+        public=parts[0].public,
+    )
+
+
+def _labels(part: Encoded) -> Tensor:
+    assert part.labels is not None
+    return part.labels
+
+
+def _none(rows: Tensor) -> Iterator[Picture]:
+    raise ValueError("a table has rows, no pictures")

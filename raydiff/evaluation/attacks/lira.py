@@ -1,0 +1,139 @@
+"""Membership inference by likelihood ratios from shadow models.
+
+LiRA: Carlini et al., IEEE S&P 2022 (arXiv 2112.03570), with a diffusion loss in place of a classifier's confidence.
+Shadow models are trained as the attacked one was, each on a random half of the records in question. They tell what a
+record's loss is when it was not trained on (and when it was), so that a record that is easy for every model is not
+taken for a member. `membership.attack` judges the scores, which are low for members.
+
+| paper | here |
+|---|---|
+| phi(f(x), y), logit-scaled confidence | `statistics`: log of the loss at fixed timesteps over fixed draws |
+| Algorithm 1, online | `scores(..., online=True)`: log N(out) - log N(in) |
+| section VI, offline: 1 - Pr[N(mu_out, sigma_out^2) > conf] | `scores`: the standard normal quantile of that number |
+| one variance for all records where shadows are few | `variance`: of the deviations from each record's own mean |
+
+Deviations: shadows come as complementary pairs, so each has exactly half of the records and each record is in exactly
+half of the shadows. The variance of all records is that of the deviations from each record's own mean, without the
+spread between records. Several timesteps are judged one by one and by their mean, not by a joint covariance.
+
+Shapes: N records, M shadows, S timesteps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from raydiff.data.records import Records
+from raydiff.federated.method import Denoiser
+
+Variance = Literal["auto", "shared", "record"]
+MANY = 64
+"""Shadows from which on a record's own variance is worth estimating (section VI)."""
+BATCH = 1024
+TINY = 1e-30  # losses and deviations are taken for at least so much
+
+
+def halves(records: int, shadows: int, rng: torch.Generator) -> Tensor:
+    """Which records each shadow is trained on: (M, N) bool. Shadows 2i and 2i + 1 have complementary halves.
+
+    Raises ValueError on an odd number of shadows or fewer than 4, and on fewer than 2 records.
+    """
+    if shadows < 4 or shadows % 2:
+        raise ValueError(f"shadows must be an even number of at least 4, got {shadows}")
+    if records < 2:
+        raise ValueError(f"records must be at least 2 to be halved, got {records}")
+    inside = torch.zeros(shadows, records, dtype=torch.bool)
+    for first in range(0, shadows, 2):
+        inside[first, torch.randperm(records, generator=rng)[: records // 2]] = True
+        inside[first + 1] = ~inside[first]
+    return inside
+
+
+@torch.no_grad()
+def statistics(
+    denoiser: Denoiser,
+    records: Records,
+    *,
+    alphas_bar: Tensor,
+    timesteps: Sequence[int],
+    draws: int,
+    rng: torch.Generator,
+) -> Tensor:
+    """Logarithm of the mean over `draws` of || eps - z(sqrt(abar_t) x0 + sqrt(1 - abar_t) eps, t) ||^2 per pixel:
+    (N, S) float64.
+
+    The same records, timesteps, draws and state of `rng` give every model the same eps. `alphas_bar` is (T + 1,) with
+    abar_0 = 1. Raises ValueError on a timestep outside 1 .. T, and without a timestep, draw or record.
+    """
+    steps = len(alphas_bar) - 1
+    if not timesteps or any(not 1 <= t <= steps for t in timesteps):
+        raise ValueError(f"timesteps must be one or more numbers in 1 .. {steps}, got {list(timesteps)}")
+    if draws < 1:
+        raise ValueError(f"draws must be at least 1, got {draws}")
+    if len(records) == 0:
+        raise ValueError("records must hold at least one record to score")
+    rows = []
+    for x0, labels in zip(records.images.split(BATCH), records.labels.split(BATCH), strict=True):
+        columns = []
+        for t in timesteps:
+            abar, losses = float(alphas_bar[t]), torch.zeros(len(x0), dtype=torch.float64)
+            for _ in range(draws):
+                eps = torch.randn(x0.shape, generator=rng)
+                x_t = math.sqrt(abar) * x0 + math.sqrt(1 - abar) * eps
+                error = eps - denoiser(x_t, torch.full((len(x0),), t), labels)
+                losses += error.double().square().flatten(1).mean(1)
+            columns.append((losses / draws).clamp_min(TINY).log())
+        rows.append(torch.stack(columns, dim=1))
+    return torch.cat(rows)
+
+
+def scores(
+    target: Tensor, shadows: Tensor, inside: Tensor, *, online: bool = False, variance: Variance = "auto"
+) -> Tensor:
+    """Of the target's statistics (N, S) against the shadows' (M, N, S): (N, S + 1), low for members.
+
+    `inside` (M, N) says which records each shadow was trained on. Offline: (target - mean) / deviation of the shadows
+    without the record, whose normal probability is the paper's one-sided likelihood; online: the log likelihood of a
+    model without the record minus that of one with it. The last column is the mean of the others. `variance`: shared by
+    all records, each record's own, or auto: its own from 64 shadows on. Raises ValueError on shapes that do not go
+    together, and where a record has fewer than 2 shadows with or without it.
+    """
+    _check(target, shadows, inside)
+    if variance not in get_args(Variance):
+        raise ValueError(f"variance must be one of {', '.join(get_args(Variance))}, got {variance!r}")
+    own = variance == "record" or (variance == "auto" and len(shadows) >= MANY)
+    mean, deviation = _fitted(shadows, ~inside, own=own)
+    z = (target - mean) / deviation
+    if online:
+        mean, deviation_in = _fitted(shadows, inside, own=own)
+        z_in = (target - mean) / deviation_in
+        z = (z_in.square() - z.square()) / 2 + (deviation_in / deviation).log()
+    return with_mean(z)
+
+
+def with_mean(columns: Tensor) -> Tensor:
+    """(N, S) -> (N, S + 1): the mean over the timesteps is one column more."""
+    return torch.cat([columns, columns.mean(1, keepdim=True)], dim=1)
+
+
+def _fitted(shadows: Tensor, which: Tensor, *, own: bool) -> tuple[Tensor, Tensor]:
+    """Mean (N, S), and standard deviation (N, S) or (1, S), of those shadows (M, N) of each record."""
+    weight = which[:, :, None].double()
+    count = weight.sum(0)
+    mean = (weight * shadows).sum(0) / count
+    squares = (weight * (shadows - mean).square()).sum(0)
+    spread = squares / (count - 1) if own else squares.sum(0, keepdim=True) / (count - 1).sum(0, keepdim=True)
+    return mean, spread.sqrt().clamp_min(TINY)
+
+
+def _check(target: Tensor, shadows: Tensor, inside: Tensor) -> None:
+    if target.dim() != 2 or shadows.shape[1:] != target.shape or inside.shape != shadows.shape[:2]:
+        shapes = f"{tuple(target.shape)}, {tuple(shadows.shape)} and {tuple(inside.shape)}"
+        raise ValueError(f"target, shadows and inside must be (N, S), (M, N, S) and (M, N), got {shapes}")
+    if int(inside.sum(0).min()) < 2 or int((~inside).sum(0).min()) < 2:
+        raise ValueError("inside must put each record into at least 2 of the shadows, and leave it out of 2")

@@ -1,0 +1,175 @@
+"""What classifiers that have seen synthetic records alone make of real ones: train on synthetic, test on real.
+
+The classifiers are those of DPDM (Dockhorn et al., TMLR 2023, arXiv 2210.09929): logistic regression, a perceptron with
+100 hidden units, three convolutions of 32, 64 and 128 channels with dropout 0.5, Adam at 3e-4; and the ResNet-18 of
+PFDM (Patel et al., CVPR 2026), which has no batch normalisation here.
+
+A classifier is read at the epoch that is best on synthetic records held out of its training. The real test records
+choose nothing: an epoch chosen on them overstates the accuracy (DPImageBench, arXiv 2503.14681).
+
+Shapes: images (N, C, H, W) on [-1, 1], classes (N,) int64.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from raydiff import seeding
+from raydiff.data.splits import stratified
+from raydiff.federated.method import Metrics
+from raydiff.models.classifier import CNN, Classifier, Perceptron, ResNet18
+from raydiff.models.training import Training, fit
+from raydiff.tree import Params
+
+NETWORKS: Mapping[str, CNN | Perceptron | ResNet18] = {
+    "linear": Perceptron(widths=()),
+    "mlp": Perceptron(widths=(100,)),
+    "cnn": CNN(widths=(32, 64, 128), hidden=128),
+    "resnet18": ResNet18(),
+}
+"""The classifiers by name."""
+DROPOUT = {"cnn": 0.5}
+EPOCHS = 50
+LEAST_STEPS = 20  # of an epoch: with few records 50 passes over them would end long before a classifier has learned
+BATCH = 64
+RATE = 3e-4
+HELD_OUT = 5  # one record of so many
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A classifier at its best epoch."""
+
+    model: Classifier
+    params: Params
+    epoch: int
+    """1 .. EPOCHS."""
+
+    def accuracy(self, images: Tensor, classes: Tensor) -> float:
+        """Share of the images that it puts in their class."""
+        return float((self.model.classify(self.params)(images).argmax(1) == classes).double().mean())
+
+
+def readings(
+    names: Sequence[str],
+    made: tuple[Tensor, Tensor],
+    own: tuple[Tensor, Tensor],
+    test: tuple[Tensor, Tensor],
+    *,
+    groups: Mapping[str, Sequence[int]],
+    classes: int,
+) -> Metrics:
+    """Accuracies on real test records, each argument (images, classes).
+
+    `downstream/<name>/<group>` is that of the classifier trained on the made records, on the test records of the
+    group's classes; `downstream/<name>/real` is the ceiling, the same classifier trained on the client's own records,
+    on all of them. A group without a test record is left out. Raises ValueError for an unknown name, and for fewer
+    than 2 records to train on.
+    """
+    out: Metrics = {}
+    images, of = test
+    members = {k: torch.isin(of, torch.tensor(list(v), dtype=torch.int64)) for k, v in groups.items()}
+    for name in names:
+        # the same first weights and batches for all clients and trials
+        synthetic, real = (train(name, *rows, classes=classes, rng=_rng(name)) for rows in (made, own))
+        for group, mask in members.items():
+            if mask.any():
+                out[f"downstream/{name}/{group}"] = synthetic.accuracy(images[mask], of[mask])
+        out[f"downstream/{name}/real"] = real.accuracy(images, of)
+    return out
+
+
+def train(name: str, images: Tensor, of: Tensor, *, classes: int, rng: torch.Generator) -> Trained:
+    """The classifier of this name, trained on four fifths of the records and read where the others like it best: at
+    the epoch with the least cross-entropy on them, the first of equals.
+
+    Raises ValueError for an unknown name, and for fewer than 2 records.
+    """
+    check([name])
+    if len(images) < 2:
+        raise ValueError(f"a classifier needs at least 2 records, one of them held out, got {len(images)}")
+    model = Classifier(network=NETWORKS[name]).for_data(_shape(images), (classes,))
+    trained, held = _cut(of, rng)
+    batch = min(BATCH, len(trained))
+    steps = max(LEAST_STEPS, math.ceil(len(trained) / batch))
+    training = Training(steps=EPOCHS * steps, batch=batch, learning_rate=RATE, decay="constant")
+    params = model.init(rng)
+    moments: Params = {}
+    student = _Dropping(model, DROPOUT.get(name, 0.0), params["head.weight"].shape[1])
+    best = (math.inf, 0, params)
+    for epoch in range(EPOCHS):
+        params, moments, _ = fit(
+            student,
+            params,
+            images[trained],
+            of[trained, None],
+            training=training,
+            rng=rng,
+            first=epoch * steps,
+            steps=steps,
+            moments=moments,
+        )
+        loss = float(F.cross_entropy(model.classify(params)(images[held]), of[held]))
+        best = min(best, (loss, epoch + 1, params), key=lambda found: found[0])
+    return Trained(model, best[2], best[1])
+
+
+def labels_per_class(labels: Tensor, count: int) -> Tensor:
+    """`count` rows of labels (N, K) of each class, dealt out again and again: (classes * count, K)."""
+    rows = (labels[labels[:, 0] == c] for c in labels[:, 0].unique())
+    return torch.cat([of_class[torch.arange(count) % len(of_class)] for of_class in rows])
+
+
+def check(names: Sequence[str]) -> None:
+    """Raises ValueError unless these are classifiers, each named once."""
+    if unknown := [name for name in names if name not in NETWORKS]:
+        raise ValueError(f"downstream must name classifiers among {', '.join(NETWORKS)}, got {unknown[0]!r}")
+    if len(set(names)) < len(names):
+        raise ValueError(f"downstream must name each classifier once, got {' '.join(names)}")
+
+
+@dataclass(frozen=True)
+class _Dropping:
+    """A classifier that is trained with dropout before its last layer, and used without."""
+
+    model: Classifier
+    share: float
+    """Of what the last layer sees."""
+    width: int
+    """How much it sees."""
+
+    def init(self, rng: torch.Generator) -> Params:
+        return self.model.init(rng)
+
+    def draws(self, count: int, rng: torch.Generator) -> Params:
+        if not self.share:
+            return {}
+        return {"keep": (torch.rand(count, self.width, generator=rng) >= self.share).float() / (1 - self.share)}
+
+    def loss(self, params: Params, batch: tuple[Tensor, Tensor], draws: Params, extras: Params) -> Tensor:
+        if not self.share:
+            return self.model.loss(params, batch, draws, extras)
+        seen = self.model.features(params, batch, draws) * draws["keep"]
+        return F.cross_entropy(F.linear(seen, params["head.weight"], params["head.bias"]), batch[1][:, 0])
+
+
+def _cut(of: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Rows to train on and rows held out, each class in its share."""
+    order = stratified(of, rng)
+    held = max(1, len(order) // HELD_OUT)  # neighbours: every fifth would be of the same few classes
+    return order[held:], order[:held]
+
+
+def _shape(images: Tensor) -> tuple[int, int, int]:
+    channels, height, width = images.shape[1:]
+    return channels, height, width
+
+
+def _rng(name: str) -> torch.Generator:
+    return seeding.generator(0, "evaluation", "downstream", name)

@@ -1,0 +1,110 @@
+"""clean-fid's Inception: the only features whose distances are called FID and KID.
+
+clean-fid (Parmar et al., CVPR 2022) reads the weights from a file of one name, and downloads it to /tmp where it is not
+there. Pictures are rounded to 8 bits, as they would be in a file, and resized as clean-fid's mode "clean" has it; grey
+ones get three equal channels.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import socket
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from raydiff.evaluation.grids import to_bytes
+from raydiff.models.ddpm import device
+
+DIM = 2048
+FILE = "inception-2015-12-05.pt"
+USUAL = Path("/tmp")  # where clean-fid keeps it
+PATIENCE_S = 20.0  # for a server that does not answer
+BATCH = 64
+
+
+def weights(path: str | None) -> Path:
+    """The file of weights: at `path`, which may be its folder, or where clean-fid keeps it, downloaded if need be.
+
+    Raises ValueError, in one sentence, where there is none and it cannot be downloaded.
+    """
+    if path is not None:
+        given = Path(path).expanduser()
+        found = given / FILE if given.is_dir() else given
+        if not found.is_file():
+            raise ValueError(f"evaluation.weights must be the file {FILE} or its folder, got {path}")
+        return found
+    if not (USUAL / FILE).is_file():
+        try:
+            _download(USUAL)
+        except OSError as e:
+            reason = getattr(e, "reason", None) or e
+            raise ValueError(
+                f"evaluation.features = inception needs the weights {FILE}, which are not in {USUAL} and could not be "
+                f"downloaded ({reason}): give evaluation.weights"
+            ) from None
+    return USUAL / FILE
+
+
+def check(path: str | None) -> None:
+    """Raises ValueError, in one sentence, where `load` would not find the weights. The accelerator is left alone."""
+    _opened(weights(path))
+
+
+def load(path: str | None) -> Callable[[Tensor], Tensor]:
+    """Images (N, 1 or 3, H, W) on [-1, 1] -> features (N, 2048) float32.
+
+    Raises ValueError as `check` does.
+    """
+    return _load(weights(path).absolute())
+
+
+@functools.lru_cache(maxsize=1)
+def _load(path: Path) -> Callable[[Tensor], Tensor]:
+    from cleanfid.resize import build_resizer
+
+    where, resize = device(), build_resizer("clean")
+    network = _opened(path).to(where)
+
+    @torch.no_grad()
+    def features(images: Tensor) -> Tensor:
+        three = images.expand(-1, 3, -1, -1) if images.shape[1] == 1 else images
+        batches = []
+        for pixels in to_bytes(three).split(BATCH):
+            large = np.stack([resize(picture.numpy()) for picture in pixels])
+            batches.append(network(torch.from_numpy(large).movedim(3, 1).to(where)).cpu())
+        return torch.cat(batches)
+
+    return features
+
+
+@functools.lru_cache(maxsize=1)
+def _opened(path: Path) -> torch.nn.Module:
+    """clean-fid's wrapper of the network, on the CPU."""
+    from cleanfid.inception_torchscript import InceptionV3W
+
+    with tempfile.TemporaryDirectory() as folder:  # clean-fid takes a folder, and a file of this name in it
+        (Path(folder) / FILE).symlink_to(path.absolute())
+        try:
+            network: torch.nn.Module = InceptionV3W(folder, download=False).eval()
+        except (RuntimeError, AttributeError) as e:  # no TorchScript, or of another network
+            raise ValueError(f"{path} does not hold clean-fid's Inception ({type(e).__name__})") from None
+    return network
+
+
+def _download(to: Path) -> None:
+    """Whole or not at all, unlike clean-fid's own. Raises OSError."""
+    from cleanfid.downloads_helper import check_download_inception
+
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(PATIENCE_S)
+    try:
+        with tempfile.TemporaryDirectory(dir=to) as folder:
+            os.replace(check_download_inception(folder), to / FILE)
+    finally:
+        socket.setdefaulttimeout(before)

@@ -1,0 +1,95 @@
+"""How good synthetic rows of a table are: total variation of columns and of pairs of columns, and what a classifier
+that has only seen them makes of real rows.
+
+Shapes: s rows, n columns, k categories at most.
+"""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from raydiff.federated.method import Metrics
+
+HIDDEN = (64,)  # the paper (Wei et al., appendix H.2.2) gives no width
+MOST_ITERATIONS = 60
+
+
+def quality(
+    made: Tensor,
+    made_labels: Tensor,
+    *,
+    own: Tensor,
+    own_labels: Tensor,
+    real: Tensor,
+    real_labels: Tensor,
+    classes: int,
+) -> Metrics:
+    """Synthetic rows (s, n) with labels (s,), and a client's own ones, each against real rows that nobody trained on.
+
+    `tv_columns` and `tv_pairs` are means over columns and over pairs of them, the label counting as one; the floor is
+    what the own rows have. `accuracy` is that of a classifier trained on the synthetic rows and tested on the real
+    ones, `accuracy/real` of one trained on the own, `accuracy/majority` of always telling the own rows' first class.
+    """
+    reference = torch.cat([real, real_labels[:, None]], dim=1)
+    metrics: Metrics = {}
+    for suffix, rows, labels in (("", made, made_labels), ("_floor", own, own_labels)):
+        columns, pairs = total_variation(torch.cat([rows, labels[:, None]], dim=1), reference)
+        metrics |= {f"tv_columns{suffix}": float(columns.mean()), f"tv_pairs{suffix}": float(pairs.mean())}
+    right = downstream_accuracy(made, made_labels, real, real_labels)
+    metrics |= {"accuracy": right, "utility_loss": 1 - right}
+    metrics["accuracy/real"] = downstream_accuracy(own, own_labels, real, real_labels)
+    first = own_labels.bincount(minlength=classes).argmax()
+    metrics["accuracy/majority"] = float((real_labels == first).double().mean())
+    return metrics
+
+
+def total_variation(rows: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
+    """Between two tables (s, n) and (s', n): of each column (n,), and of each pair i < j (n (n - 1) / 2,), float64.
+
+    Raises ValueError for an empty table.
+    """
+    if not len(rows) or not len(others):
+        raise ValueError("total variation needs rows in both tables")
+    k = int(max(rows.max(), others.max())) + 1
+    n = rows.shape[1]
+    columns = torch.stack([_distance(rows[:, i], others[:, i], k) for i in range(n)])
+    pairs = [
+        _distance(rows[:, i] * k + rows[:, j], others[:, i] * k + others[:, j], k * k)
+        for i, j in itertools.combinations(range(n), 2)
+    ]
+    return columns, torch.stack(pairs) if pairs else torch.zeros(0, dtype=torch.float64)
+
+
+def downstream_accuracy(
+    rows: Tensor, labels: Tensor, real: Tensor, real_labels: Tensor, *, hidden: Sequence[int] = HIDDEN, seed: int = 0
+) -> float:
+    """The accuracy on real rows (s', n) of scikit-learn's MLP, trained on rows (s, n), both one-hot.
+
+    One class among the labels is what is then always told.
+    """
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.neural_network import MLPClassifier
+
+    if len(labels.unique()) < 2:
+        return float((real_labels == labels[0]).double().mean())
+    k = int(max(rows.max(), real.max())) + 1
+    network = MLPClassifier(tuple(hidden), max_iter=MOST_ITERATIONS, n_iter_no_change=5, random_state=seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # enough is enough
+        network.fit(_one_hot(rows, k), labels.numpy())
+    return float(np.mean(network.predict(_one_hot(real, k)) == real_labels.numpy()))
+
+
+def _distance(codes: Tensor, others: Tensor, size: int) -> Tensor:
+    one, other = (c.bincount(minlength=size).double() / len(c) for c in (codes, others))
+    return (one - other).abs().sum() / 2
+
+
+def _one_hot(rows: Tensor, k: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+    return torch.nn.functional.one_hot(rows, k).flatten(1).float().numpy()

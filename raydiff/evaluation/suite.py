@@ -1,0 +1,312 @@
+"""What one trial's evaluation is: the experimenter's instruments, put together.
+
+All of it is outside the protocol. A client's part (`Instruments.of_client`) runs where the client's data lie; the
+summary over clients runs at the coordinator. Distances during training use the validation split, the final ones the
+test split.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from raydiff import tree
+from raydiff.data.datasets import Dataset, Records
+from raydiff.data.partition import clusters, groups
+from raydiff.evaluation.attacks import blackbox, targets
+from raydiff.evaluation.attacks import scores as attacks
+from raydiff.evaluation.quality import distances, downstream, features, inception, memorization, tables
+from raydiff.evaluation.quality.coverage import NEIGHBOURS
+from raydiff.evaluation.quality.images import of_samples, reader
+from raydiff.federated.method import Deployed, Metrics
+from raydiff.models.d3pm import codes_of
+from raydiff.tree import Params
+
+GRID_COLUMNS = 2  # pictures of each class in a sample grid
+WITHOUT_CNN = ("none", "tables")
+PICTURES = 10  # of a model that knows no classes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """Which instruments are read, and when."""
+
+    features: Literal["cnn", "inception"] = "cnn"
+    """Feature network of the distances: a small classifier trained on the public split, or clean-fid's Inception. Its
+    2048 features ask for more records than there ever are: no group is left out for that, and the floor tells by how
+    much the Frechet distance is too large."""
+    weights: str | None = None
+    """File of Inception's weights, or its folder; none: where clean-fid keeps them, downloaded if need be."""
+    distance: Literal["frechet", "kernel", "none", "tables"] = "frechet"
+    """frechet: both distances, and small groups are left out; kernel: the kernel distance alone, which has no bias
+    that depends on the number of records; none: neither, for methods that are judged by a classifier's accuracy;
+    tables: what is measured of rows in place of pictures, and of nothing else (`tables.quality`)."""
+    dim: int = 16
+    """Its feature dimension. Groups of classes with fewer than five records a dimension are left out."""
+    neighbours: int = NEIGHBOURS
+    """k of precision, recall, density and coverage: 3 to 5 in the literature. Smaller groups are left out."""
+    downstream: tuple[str, ...] = ()
+    """Classifiers (linear, mlp, cnn, resnet18) that are trained on samples and tested on real records, at the end."""
+    per_class: int | None = None
+    """Samples of each class that they are trained on; none: those that the distances are measured of."""
+    every: int = 0
+    """Rounds between distances measured on the validation split, for ASHA and Optuna; 0: only at the end."""
+    clusters: bool = False
+    """Also measure each model's distance to the two clusters of classes of a MajorityMinority partition, whichever of
+    them its client has few of: so that a pooled model can be compared."""
+    attack: bool = True
+    """Attack the final models (`targets`) by `attacks`; where distance is tables, by what a classifier learns from the
+    rows of a client's model (`blackbox`): members are its own rows, non-members those of the test split in its mix of
+    labels."""
+    attacks: tuple[str, ...] = ("pia", "sima")
+    """Membership attacks on denoisers: any of loss, pia, pian, secmi, sima."""
+    clients: int | None = None
+    """Measure the first so many clients only; None: every one."""
+    members: int = 500
+    """Member records per client that an attack uses at most, half of them for calibration."""
+
+    def __post_init__(self) -> None:
+        if self.dim < 1 or self.every < 0 or self.members < 4:
+            raise ValueError(
+                f"dim must be >= 1, every >= 0 and members >= 4, got {self.dim}, {self.every} and {self.members}"
+            )
+        unknown = [name for name in self.attacks if name not in attacks.ATTACKS]
+        if unknown or not self.attacks or len(set(self.attacks)) < len(self.attacks):
+            given = " ".join(self.attacks) or "none (attack = false attacks nothing)"
+            raise ValueError(f"attacks must be some of {', '.join(attacks.ATTACKS)}, each once, got {given}")
+        if self.neighbours < 1 or (self.per_class is not None and self.per_class < 2):
+            raise ValueError(f"neighbours must be >= 1 and per_class >= 2, got {self.neighbours} and {self.per_class}")
+        downstream.check(self.downstream)
+        if self.downstream and self.distance in WITHOUT_CNN:
+            raise ValueError(
+                f"downstream must be empty where distance is {self.distance}: no pictures are measured then"
+            )
+        if self.clients is not None and self.clients < 1:
+            raise ValueError(f"clients must be at least 1, got {self.clients}")
+
+    @property
+    def least(self) -> int:
+        """Records that a half of a group's reference needs, for the group to be measured."""
+        return 5 * self.dim if self.distance == "frechet" and self.features == "cnn" else 2
+
+    @property
+    def metric(self) -> str:
+        """What a sweep minimises unless something else is asked for."""
+        fd, kd = distances.distance_names(self.features)
+        names = {"frechet": f"{fd}/all", "kernel": f"{kd}/all", "none": "utility_loss", "tables": "tv_pairs"}
+        return f"eval/{names[self.distance]}"
+
+
+@dataclass(frozen=True)
+class ClientReport:
+    """One client's readings."""
+
+    metrics: Metrics
+    scores: targets.Scores
+    """Of the membership attacks."""
+    pictures: Tensor
+    """(n, C, H, W): the first samples of each class, or of all where the model knows none; n is 0 for a classifier."""
+    privacy: str
+    """`Deployed.privacy`: what is guaranteed for the client's own records when these pictures are published."""
+
+    def of_outsider(self) -> ClientReport:
+        """The report of a client that sent nothing: its records are no members of what the server has."""
+        return replace(self, scores={k: v for k, v in self.scores.items() if k not in targets.OF_SENDERS})
+
+
+@dataclass(frozen=True)
+class Instruments:
+    """The feature network and the splits that no client holds."""
+
+    config: Evaluation
+    dataset: Dataset
+    cnn: Params
+
+    def of_client(self, split: str) -> Callable[[Deployed, Records, torch.Generator], ClientReport]:
+        """The client's part, as a function of (deployed, own records, rng)."""
+
+        def evaluate(deployed: Deployed, own: Records, rng: torch.Generator) -> ClientReport:
+            if self.config.distance == "tables":
+                metrics = self._of_rows(deployed, split, own, rng)
+                return ClientReport(metrics, {}, own.images[:0], deployed.privacy)
+            metrics = {}
+            if deployed.classify is not None:
+                records = self.dataset.splits[split]
+                right = distances.label_accuracy(deployed.classify(records.images), records.labels[:, 0])
+                metrics |= {"accuracy": right, "utility_loss": 1 - right}
+            scores = self._attacked(deployed, split, own)
+            if not deployed.samplers:
+                return ClientReport(metrics, scores, own.images[:0], deployed.privacy)
+            major, minor = groups(own)
+            reference = _of_classes(self.dataset.splits[split], (*major, *minor))
+            labels = _labels_to_sample(reference)
+            if self.config.distance == "none":
+                labels = labels[_first_of_each(labels)] if deployed.conditional else labels[:PICTURES]
+                return ClientReport(metrics, scores, deployed.sample(labels, rng), deployed.privacy)
+            drawn = {name: sample(labels, rng) for name, sample in deployed.samplers.items()}
+            images = next(iter(drawn.values()))
+            halves = distances.half_counts(reference.labels[:, 0])
+            of = {"all": (*major, *minor), "major": major, "minor": minor}
+            if self.config.clusters:
+                of["cluster_a"], of["cluster_b"] = clusters(sorted(of["all"]))
+            if not deployed.conditional:
+                of = {"all": of["all"]}
+            enough = {k: v for k, v in of.items() if sum(halves[c] for c in v) >= self.config.least}
+            read = reader(
+                self.config.features,
+                self.cnn,
+                weights=self.config.weights,
+                gaussian=self.config.distance == "frechet",
+                neighbours=self.config.neighbours,
+            ).read
+            metrics |= read(images, labels, reference, enough)
+            for name, others in drawn.items():
+                found = metrics if others is images else read(others, labels, reference, enough)
+                metrics = {**metrics, **{f"{name}/{k}": v for k, v in found.items() if of_samples(k)}}
+            if not deployed.conditional:
+                metrics = {k: v for k, v in metrics.items() if "label_accuracy" not in k}
+            if split == "test":
+                metrics["memorized_fraction"] = memorization.memorized_fraction(images, own.images)
+                metrics["memorized_fraction/sanity"] = memorization.sanity(own.images)
+                if self.config.downstream and deployed.conditional:
+                    metrics |= self._downstream(deployed, (images, labels), own, reference, rng, of)
+            shown = images[_first_of_each(labels)] if deployed.conditional else images[:PICTURES]
+            return ClientReport(metrics, scores, shown, deployed.privacy)
+
+        return evaluate
+
+    def _attacked(self, deployed: Deployed, split: str, own: Records) -> targets.Scores:
+        if split != "test" or not self.config.attack:
+            return {}
+        return targets.scores(
+            deployed,
+            own,
+            names=self.config.attacks,
+            members=self.config.members,
+            calibration=self.dataset.splits["calibration"],
+            test=self.dataset.splits["test"],
+        )
+
+    def _of_rows(self, deployed: Deployed, split: str, own: Records, rng: torch.Generator) -> Metrics:
+        """As many rows as the client has records, with its labels, against those of the split that have its classes."""
+        labels = own.labels[:, 0]
+        real = _of_classes(self.dataset.splits[split], labels.unique().tolist())
+        made = codes_of(deployed.sample(own.labels, rng))
+        metrics = tables.quality(
+            made,
+            labels,
+            own=codes_of(own.images),
+            own_labels=labels,
+            real=codes_of(real.images),
+            real_labels=real.labels[:, 0],
+            classes=self.dataset.cardinalities[0],
+        )
+        if split == "test" and self.config.attack:
+            others = targets.in_proportion(real, labels)
+            members, nonmembers = ((codes_of(r.images), r.labels[:, 0]) for r in (own, others))
+            found = blackbox.attack((made, labels), members=members, nonmembers=nonmembers, rng=rng)
+            metrics |= found.metrics("blackbox")
+        return metrics
+
+    def _downstream(
+        self,
+        deployed: Deployed,
+        made: tuple[Tensor, Tensor],
+        own: Records,
+        reference: Records,
+        rng: torch.Generator,
+        of: dict[str, tuple[int, ...]],
+    ) -> Metrics:
+        """Of as many samples of each class as are asked for, or of those `made`: (images, labels)."""
+        images, labels = made
+        if self.config.per_class is not None:
+            labels = downstream.labels_per_class(own.labels, self.config.per_class)
+            images = deployed.sample(labels, rng)
+        return downstream.readings(
+            self.config.downstream,
+            (images, labels[:, 0]),
+            (own.images, own.labels[:, 0]),
+            (reference.images, reference.labels[:, 0]),
+            groups=of,
+            classes=self.dataset.cardinalities[0],
+        )
+
+
+def check(config: Evaluation, dataset: Dataset, clients: Sequence[Records]) -> None:
+    """Raises ValueError, before anything is trained, where the instruments could not be read."""
+    if (config.distance == "tables") != (dataset.mapping is not None):
+        kind, wanted = ("a table", "tables") if dataset.mapping else ("no table", "one of pictures")
+        raise ValueError(f"data set {dataset.name!r} is {kind}: evaluation.distance must be {wanted}")
+    denoisers = config.attack and config.distance != "tables"
+    needed = {"public": config.distance not in WITHOUT_CNN, "test": True, "calibration": denoisers}
+    for split in (name for name, wanted in needed.items() if wanted):
+        if len(dataset.splits[split]) == 0:
+            raise ValueError(f"the evaluation needs records in the split {split}: data.{split} is 0")
+    if config.features == "inception" and config.distance not in WITHOUT_CNN:
+        inception.check(config.weights)
+    halves = distances.half_counts(dataset.splits["test"].labels[:, 0])
+    for number, own in enumerate(clients):
+        if denoisers:
+            _check_attacked(number, own, dataset)
+        if config.attack and not denoisers and len(own.labels[:, 0].unique()) < 2:
+            raise ValueError(f"client {number} has rows of one label only: evaluation.attack must be false")
+        compared = sum(halves.get(c, 0) for group in groups(own) for c in group)
+        if config.distance == "frechet" and config.features == "cnn":
+            features.check_dim(config.dim, compared)
+        elif not compared:
+            raise ValueError(f"the test split has not two records of any class of client {number}: raise data.test")
+
+
+def _check_attacked(number: int, own: Records, dataset: Dataset) -> None:
+    if len(own) < 4:
+        raise ValueError(f"client {number} has {len(own)} records: evaluation.attack needs at least 4 of each")
+    for split in ("calibration", "test"):
+        count = len(targets.in_proportion(dataset.splits[split], own.labels[:, 0]))
+        if count < 2:
+            raise ValueError(
+                f"the {split} split has {count} records of the classes of client {number}, and evaluation.attack needs "
+                f"2 in its mix of classes: raise data.{split}"
+            )
+
+
+def prepare(dataset: Dataset, config: Evaluation, cached: Callable[[str, Callable[[], Params]], Params]) -> Instruments:
+    """Train the feature network on the public split, or take it from `cached` (for example `Store.cached`); none where
+    nothing is measured by it."""
+    if config.distance in WITHOUT_CNN:
+        return Instruments(config, dataset, {})
+    classes = dataset.cardinalities[0]
+    public = dataset.splits["public"]
+    key = f"cnn-{tree.digest(public.leaves)[:24]}-{classes}-{config.dim}-{torch.get_num_threads()}"
+    cnn = cached(key, lambda: features.train_cnn(public, classes=classes, dim=config.dim))
+    return Instruments(config, dataset, cnn)
+
+
+def summarise(reports: Sequence[ClientReport]) -> Metrics:
+    """Means over clients, and what the attacks achieve (`targets.summary`)."""
+    values: dict[str, list[float]] = {}
+    for report in reports:
+        for k, v in report.metrics.items():
+            values.setdefault(k, []).append(v)
+    out = {f"eval/{k}": sum(v) / len(v) for k, v in values.items()}
+    return out | targets.summary([report.scores for report in reports])
+
+
+def _of_classes(records: Records, classes: Sequence[int]) -> Records:
+    return records.select(torch.isin(records.labels[:, 0], torch.tensor(classes)))
+
+
+def _labels_to_sample(reference: Records) -> Tensor:
+    """As many label rows of each class as one half of the reference has, (n, K)."""
+    rows = []
+    for c, count in sorted(distances.half_counts(reference.labels[:, 0]).items()):
+        rows.append(reference.labels[reference.labels[:, 0] == c][:count])
+    return torch.cat(rows)
+
+
+def _first_of_each(labels: Tensor) -> Tensor:
+    """Positions of the first rows of each class."""
+    return torch.cat([torch.nonzero(labels[:, 0] == c)[:GRID_COLUMNS, 0] for c in labels[:, 0].unique()])

@@ -1,0 +1,276 @@
+"""Experiment: the dataclass tree of one trial, and its digest. Experiments are Python (jobs/presets.py)."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from raydiff import seeding
+from raydiff.data import sources
+from raydiff.data.datasets import Data, Dataset
+from raydiff.data.partition import ByClass, Dirichlet, Entangled, Iid, MajorityMinority, Newcomers, Pooled
+from raydiff.data.records import public_mean
+from raydiff.evaluation.suite import Evaluation
+from raydiff.evaluation.table_audit import RowAudit
+from raydiff.experiment import overrides
+from raydiff.experiment.tracking import KEYED
+from raydiff.methods import PFDM, AnyMethod
+from raydiff.models.d3pm import DiscreteDiffusion
+
+
+@dataclass(frozen=True, kw_only=True)
+class Runtime:
+    """Where and how a trial runs. Nothing here changes its numbers, but `threads`, `vectorize`, `server_workers`,
+    `overcommit` and `round_deadline_s`."""
+
+    pool: Literal["ray", "local"] = "ray"
+    """ray: clients in actors; local: all in this process (raydiff run only)."""
+    threads: int = 1
+    """CPU threads of each process; part of the digest, since sums depend on it."""
+    vectorize: bool = False
+    """Train the clients that share a process in lock-step, those that do the same work: several times faster where
+    networks or batches are small. Part of the digest, since sums depend on it, to rounding; so they then do on
+    `workers`, which says who shares a process."""
+    workers: int | None = None
+    """Worker actors of a trial's slot; default: as many as there are slices, at most one per client."""
+    gpu_per_worker: float | Literal["auto"] = 0.0
+    """GPU share of each worker, also its memory cap; auto: measured before the sweep, with a fifth to spare."""
+    gpu_server: float = 0.0
+    """GPU share of the coordinator, which trains the server's models."""
+    server_workers: int = 1
+    """Processes that do the server's trainings together, each with `gpu_server` and its share of every batch; with
+    `pool = local` also the clients' (raydiff run only). Part of the digest, since sums depend on it, to rounding."""
+    storage: str = "~/raydiff"
+    """Folder for sweeps and for the default MLflow store; on a cluster, one that all nodes share."""
+    revive_s: float = 120.0
+    """How long a dead worker may take to come back before the trial begins again after its last commit, and how long a
+    trial waits for room on the nodes that are left before it goes on with fewer workers."""
+    overcommit: int = 0
+    """Clients drawn in each round beyond those needed: it is closed when as many uploads as without them have come."""
+    round_deadline_s: float | None = None
+    """Seconds after which a round is closed at the latest. Who is late is charged, and not aggregated. With it, or with
+    `overcommit`, numbers depend on the machine: both are part of the digest."""
+    failures: int = 2
+    """How often Tune retries a trial whose coordinator or node died, without a round between them."""
+    noise_secret: str | None = None
+    """Hex key of the privacy noise; jobs take it from the environment variable RAYDIFF_NOISE_SECRET alone. Default:
+    random, kept beside the sweep; a given one makes the run `replayable`."""
+
+    def __post_init__(self) -> None:
+        if self.threads < 1 or (self.workers is not None and self.workers < 1):
+            raise ValueError(f"threads and workers must be at least 1, got {self.threads} and {self.workers}")
+        if "://" in self.storage:
+            raise ValueError(f"storage must be a folder, which all nodes see at one path, got {self.storage!r}")
+        for name in ("gpu_per_worker", "gpu_server"):
+            share = getattr(self, name)
+            if share == "auto" and name == "gpu_per_worker":
+                continue
+            if isinstance(share, str) or not 0 <= share <= 1:  # a process computes on one GPU
+                raise ValueError(f"{name} must be a share in [0, 1], got {share}")
+        if self.server_workers < 1:
+            raise ValueError(f"server_workers must be at least 1, got {self.server_workers}")
+        if self.server_workers > 1 and 0 < self.gpu_server <= 0.5:  # two might get the same one
+            raise ValueError(
+                f"gpu_server must be 0 or above 0.5 with server_workers, each needs its own GPU: got {self.gpu_server}"
+            )
+        if not self.revive_s > 0 or self.failures < 0:
+            raise ValueError(f"revive_s must be > 0 and failures >= 0, got {self.revive_s} and {self.failures}")
+        if self.overcommit < 0:
+            raise ValueError(f"overcommit must be >= 0, got {self.overcommit}")
+        if self.round_deadline_s is not None and not 0 < self.round_deadline_s < math.inf:
+            raise ValueError(f"round_deadline_s must be a positive number or none, got {self.round_deadline_s}")
+        if self.noise_secret is not None:
+            try:
+                long_enough = len(bytes.fromhex(self.noise_secret)) >= 16
+            except ValueError:
+                long_enough = False
+            if not long_enough:
+                raise ValueError("noise_secret must be at least 32 hexadecimal digits")
+
+    @property
+    def races(self) -> bool:
+        """Whether a round may be closed before every upload has come, so that numbers depend on the machine."""
+        return self.overcommit > 0 or self.round_deadline_s is not None
+
+    @property
+    def remark(self) -> str:
+        """What a reader of the numbers has to know of it, else ""."""
+        if not self.races:
+            return ""
+        return (
+            "not repeatable: who is in time for a round depends on the machine (runtime.round_deadline_s, "
+            "runtime.overcommit); those asked and late are charged like the others"
+        )
+
+    @property
+    def worker_share(self) -> float:
+        """`gpu_per_worker`, a number. Raises ValueError while it is still to be measured."""
+        if isinstance(self.gpu_per_worker, str):
+            raise ValueError("gpu_per_worker is auto, and was not measured: give a number")
+        return self.gpu_per_worker
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """One trial."""
+
+    method: AnyMethod = PFDM()
+    """What is trained, and what is sent."""
+    data: Data = Data()
+    """The data set and its splits."""
+    clients: int = 2
+    """Number of clients that share the training records."""
+    partition: MajorityMinority | Iid | ByClass | Dirichlet | Pooled | Entangled = MajorityMinority()
+    """How they share them."""
+    participation: float = 1.0
+    """Share of clients drawn in each round."""
+    participants: int | None = None
+    """Their number, in place of a share."""
+    min_clients: int = 1
+    """Uploads that a round needs at least; with fewer, since the others were rejected, the trial fails."""
+    newcomers: Newcomers | None = None
+    """Clients that join after the last round; their training records are set aside before the others are shared."""
+    seed: int = 0
+    """Initial weights, partition, batches and samples; not the privacy noise."""
+    evaluation: Evaluation | None = Evaluation()
+    """The experimenter's instruments; none runs the protocol alone, and nothing leaves a client but what the protocol
+    sends, the ledger of it, what it cost and the outcome: see `--protocol-only`."""
+    audit: RowAudit | None = None
+    """Of a table: bound what the model's rows reveal of each record; `audit.remove` leaves the most exposed out. The
+    bounds are an instrument: none are given where `evaluation` is none."""
+    runtime: Runtime = Runtime()
+    """Where it runs."""
+    data_digest: str = ""
+    """Digest of all records, keyed by the sweep's secret: `tracking.KEYED`, then 64 hex digits. Filled in by
+    `trial.resolve`; trials made before 2026-11-23 have a plain SHA-256."""
+
+    def __post_init__(self) -> None:
+        if self.clients < 1:
+            raise ValueError(f"clients must be at least 1, got {self.clients}")
+        if not 0 < self.participation <= 1:
+            raise ValueError(f"participation must be in (0, 1], got {self.participation}")
+        if self.participants is not None and not 1 <= self.participants <= self.clients:
+            raise ValueError(f"participants must be in 1..{self.clients} (the clients), got {self.participants}")
+        if self.participants is not None and self.participation != 1:
+            raise ValueError(
+                f"give participation or participants, not both ({self.participation}, {self.participants})"
+            )
+        drawn = self.participants or max(1, round(self.participation * self.clients))
+        if not 1 <= self.min_clients <= drawn:
+            raise ValueError(f"min_clients must be in 1..{drawn} (the clients in a round), got {self.min_clients}")
+        if self.runtime.overcommit > self.clients - drawn:
+            raise ValueError(
+                f"runtime.overcommit must be in 0..{self.clients - drawn} (the clients that a round leaves out), "
+                f"got {self.runtime.overcommit}"
+            )
+        privacy = getattr(getattr(self.method, "averaging", None), "privacy", None)
+        if self.runtime.races and privacy is not None and privacy.trust == "central":
+            raise ValueError(
+                "method.averaging.privacy.trust must be local with runtime.round_deadline_s or runtime.overcommit: the "
+                "server's noise is for a fixed number of uploads, and how many are in time may depend on the data"
+            )
+
+    @property
+    def everyone(self) -> range:
+        """Numbers of all clients, those that join later last."""
+        return range(self.clients + (self.newcomers.clients if self.newcomers else 0))
+
+    @property
+    def digest(self) -> str:
+        """16 hex digits over all that can change a number: the tree without where it runs and where the data lie."""
+        tree = overrides.to_dict(self)
+        tree["runtime"] = {"threads": self.runtime.threads}
+        if self.runtime.vectorize:  # without it a digest is as it was before there was such a thing
+            tree["runtime"]["vectorize"] = True
+        if self.runtime.server_workers > 1:  # likewise
+            tree["runtime"]["server_workers"] = self.runtime.server_workers
+        if self.runtime.races:  # likewise
+            tree["runtime"] |= {name: getattr(self.runtime, name) for name in ("overcommit", "round_deadline_s")}
+        tree["data"].pop("root")
+        if self.data.fitted_on == "all" or sources.is_known(self.data.name, self.data.labels):
+            tree["data"].pop("fitted_on")  # as before there was a choice, or it changes nothing
+        if tree["evaluation"]:
+            tree["evaluation"].pop("weights")  # of one network, wherever they lie
+        if tree["method"]["model"].get("digest"):  # of a frozen model: it says all but where it lies
+            tree["method"]["model"].pop("path")
+        for field in ("name", "public_from"):
+            if (place := tree["data"][field]) is not None:
+                tree["data"][field] = Path(place).name  # the digest of the data says the rest
+        return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def resolve(experiment: Experiment, dataset: Dataset) -> Experiment:
+    """The experiment with what only the data can tell: image shape, number of labels. Without their digest, which is
+    the sweep's (`keyed`)."""
+    model: Any = experiment.method.model
+    if isinstance(model, DiscreteDiffusion) != (dataset.mapping is not None):
+        kind, wanted = ("a table", "discretediffusion") if dataset.mapping else ("no table", "a model of pictures")
+        raise ValueError(f"data set {dataset.name!r} is {kind}: method.model must be {wanted}")
+    if experiment.runtime.vectorize and getattr(getattr(model, "network", None), "channels_last", False):
+        raise ValueError(
+            "method.model.network.channels_last must be false with runtime.vectorize: torch.func has one layout of "
+            "pictures only"
+        )
+    if dataset.mapping is not None:
+        counts = tuple(len(column.categories) for column in dataset.mapping.columns)
+        model = model.for_table(counts, dataset.cardinalities)
+    else:
+        model = model.for_data(dataset.shape, dataset.cardinalities)
+    method: AnyMethod = overrides.override(experiment.method, {"model": model})
+    if experiment.audit is not None:
+        _check_audit(experiment.audit, method, dataset)
+    if getattr(method, "center", False):
+        public_mean(dataset.splits["public"])  # refused now, not when it is used
+    data, evaluation = _anywhere(experiment.data), experiment.evaluation
+    if evaluation is not None and evaluation.weights is not None:
+        path = str(Path(evaluation.weights).expanduser().absolute())
+        evaluation = dataclasses.replace(evaluation, weights=path)
+    return dataclasses.replace(experiment, method=method, data=data, evaluation=evaluation, data_digest="")
+
+
+def keyed(dataset: Dataset, secret: bytes) -> str:
+    """An experiment's `data_digest` in the sweep with this secret."""
+    return KEYED + seeding.keyed_digest(secret, "data", dataset.digest)
+
+
+def _check_audit(audit: RowAudit, method: AnyMethod, dataset: Dataset) -> None:
+    if dataset.mapping is None:
+        raise ValueError(f"data set {dataset.name!r} is no table: audit must be none")
+    private = [f for f in ("epsilon", "noise_multiplier") if getattr(method, f, None) is not None]
+    if audit.remove and private:  # a client's own privacy is of all it has, so what it leaves out is covered
+        raise ValueError(
+            f"audit.remove must be 0 where the method has {private[0]}, got {audit.remove:g}: which records are left "
+            "out depends on the others, and its guarantee does not cover that"
+        )
+
+
+def _anywhere(data: Data) -> Data:
+    """The same data set found from any working directory and environment, for actors have others than the driver."""
+    root = data.root or os.environ.get("RAYDIFF_DATA")
+    return dataclasses.replace(
+        data,
+        name=_absolute(data.name),
+        public_from=None if data.public_from is None else _absolute(data.public_from),
+        root=str(Path(root).expanduser().absolute()) if root else None,
+    )
+
+
+def _absolute(name: str) -> str:
+    """A data set's name, with a path made absolute."""
+    return str(Path(name).expanduser().absolute()) if sources.is_path(name) else name
+
+
+def from_dict(data: Mapping[str, Any]) -> Experiment:
+    """The experiment of a config.json. Raises ValueError on names that this version does not know."""
+    own = data.get("data", {})
+    if own and "fitted_on" not in own:  # written when everything was fitted on all records
+        data = {**data, "data": {**own, "fitted_on": "all"}}
+    found: Experiment = overrides.from_dict(data, Experiment)
+    return found

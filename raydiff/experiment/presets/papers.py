@@ -1,0 +1,148 @@
+"""The papers' tables as studies: `raydiff sweep reproduce --paper pfdm|spire|feddistr|pdp`.
+
+`--scale cpu`: for 2 cores, on data of the papers made small (MNIST coloured and cut to 14x14, 8x8 digits, German
+Credit), meant for 30 minutes each: PFDM took 39, SPIRE and FedDistr 25 with tests running beside, pDP 5 alone. `gpu`:
+the papers' data and sizes, as far as the data are to be had. `smoke`: that of the CPU with a hundredth of the training
+and one seed, to see in minutes that all of it runs. What a paper claims, and whether a sweep shows it:
+`raydiff claims SWEEP`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from raydiff.evaluation.suite import Evaluation
+from raydiff.experiment.overrides import flat, override, parse_overrides
+from raydiff.experiment.presets import feddistr, pfdm, spire, tables
+from raydiff.experiment.study import SEEDS, Arm, Study
+
+PAPERS = ("pfdm", "spire", "feddistr", "pdp")
+SCALES = ("cpu", "gpu", "smoke")
+CENTRAL = {"method": "localonly", "method.clip": "none", "partition": "pooled", "clients": "1"}
+PRIVATE = {"method": "dpsgd", "method.averaging.weights": "uniform"}
+
+
+def study(paper: str, scale: str) -> Study:
+    """What is swept for this paper. Raises ValueError for a paper or scale that is unknown."""
+    for name, value, known in (("paper", paper, PAPERS), ("scale", scale, SCALES)):
+        if value not in known:
+            raise ValueError(f"--{name} must be one of {', '.join(known)}, got {value!r}")
+    return _smoke(STUDIES[paper, "cpu"]()) if scale == "smoke" else STUDIES[paper, scale]()
+
+
+def _smoke(made: Study) -> Study:
+    """One seed, and a hundredth of the steps of every training."""
+
+    def fewer(changes: Mapping[str, object]) -> dict[str, str]:
+        trained = r"method\.(?!model\b|sampling\b|client_sampling\b)\w+\.steps"
+        return {k: f"{max(1, int(f'{v}') // 100)}" for k, v in changes.items() if re.fullmatch(trained, k)}
+
+    start = override(made.experiment, parse_overrides(made.experiment, _tokens(fewer(flat(made.experiment)))))
+    grid = {path: values[:1] if path.endswith("seed") else values for path, values in made.grid.items()}
+    beside = tuple(replace(arm, changes={**arm.changes, **fewer(arm.changes)}) for arm in made.beside)
+    return Study(experiment=start, grid=grid, beside=beside, also=tuple(map(_smoke, made.also)))
+
+
+def _tokens(changes: Mapping[str, str]) -> list[str]:
+    return [f"--{path}={value}" for path, value in changes.items()]
+
+
+def pfdm_cpu() -> Study:
+    """Tables 1 and 2 (quality of majority and minority, DP-SGD), the attack on the global model, memorisation.
+
+    100 records a minority class, the paper's; the attack on a model of all records over the length of its training is
+    Table 6 of the appendix.
+    """
+    base = override(
+        pfdm.collaboration_colour().experiment,
+        {
+            "partition.minority": 100,
+            "data.calibration": 500,  # what a rate at 1 % takes
+            "data.test": 1000,
+            "evaluation": Evaluation(clusters=True, attacks=("pia",), members=2000),
+        },
+    )
+    beside = (
+        Arm(changes={"method": "localonly"}),
+        Arm(changes={"method": "fedavg"}),
+        *(Arm(changes={**CENTRAL, "method.local.steps": steps}) for steps in ("1000", "8000")),
+        Arm(changes={**PRIVATE, "method.local.steps": "300"}),  # one costs 15 times another's
+    )
+    return Study(experiment=base, grid={"seed": SEEDS[:3]}, beside=beside)
+
+
+def pfdm_gpu() -> Study:
+    """The same on coloured MNIST at 28x28 and on CIFAR-10, T = 1000, with UNets."""
+    grid = {"seed": SEEDS[:3]}
+    parts = []
+    for made in (pfdm.colour_mnist(), pfdm.cifar10()):
+        central = {**CENTRAL, "method.local.steps": f"{2 * made.experiment.method.local.steps}"}  # type: ignore[union-attr]
+        parts.append(Study(experiment=made.experiment, grid=grid, beside=(*made.beside, Arm(changes=central))))
+        exact = override(made.experiment, {"method.model.precision": "float32"})  # per-example gradients need it
+        private = override(exact, parse_overrides(exact, _tokens(PRIVATE)))
+        parts.append(Study(experiment=private, grid=grid))
+    return replace(parts[0], also=tuple(parts[1:]))
+
+
+def spire_cpu() -> Study:
+    """Table 1: clients of the federation and clients that join, five methods, on digits."""
+    made = spire.spire_digits()
+    return replace(made, grid={"seed": SEEDS[:3]})
+
+
+def spire_gpu() -> Study:
+    """Table 1 on MNIST and CIFAR-10, with the paper's widths, clients and rounds."""
+    first, second = (replace(made, grid={"seed": SEEDS[:3]}) for made in (spire.spire_mnist(), spire.spire_cifar10()))
+    return replace(first, also=(second,))
+
+
+def feddistr_cpu() -> Study:
+    """Figures 4, 5 and 7: one round against fifty, disentangled and not, with and without noise, on digits."""
+    made = feddistr.feddistr_digits()
+    wanted = tuple(arm for arm in made.beside if _is_compared(arm.changes))
+    return replace(made, grid={**made.grid, "seed": SEEDS[:3]}, beside=wanted)
+
+
+def _is_compared(changes: Mapping[str, str]) -> bool:
+    """Averaging methods after 50 rounds and FedAvg after one, noise at one budget; no upper bounds."""
+    budget = changes.get("method.epsilon", changes.get("method.averaging.privacy.epsilon"))
+    if budget is not None:
+        return budget == "1000"
+    rounds = changes.get("method.rounds")
+    return rounds == "50" or (rounds == "1" and changes["method"] == "fedavg")
+
+
+def feddistr_gpu() -> Study:
+    """CIFAR-100 with ResNet-18, K = 5, 10, 20; needs a latent diffusion model (`--method.model.path`)."""
+    made = feddistr.feddistr_cifar100()
+    return replace(made, grid={**made.grid, "seed": SEEDS[:3]})
+
+
+def pdp_cpu() -> Study:
+    """Figures 6 and 7 on German Credit; the attack's training rows are a fifth, as the paper's of Adult."""
+    removed, attacked = tables.removal_german(), tables.tabular_german()
+    shares = {**removed.grid, "audit.remove": ("0", "0.01", "0.1", "0.5")}
+    rates = {**attacked.grid, "seed": SEEDS, "method.model.schedule.rate": ("0.1", "0.5", "1.0")}
+    return replace(removed, grid=shares, also=(replace(attacked, grid=rates, beside=()),))
+
+
+def pdp_gpu() -> Study:
+    """Figures 6 and 7 on Adult with the paper's 100 epochs; no GPU is needed, but hours of a CPU core are."""
+    removed, attacked = tables.removal_adult(), tables.tabular_adult()
+    steps = 24_574 * 100 // 30
+    base = override(removed.experiment, {"method.local.steps": steps})
+    return replace(removed, experiment=base, also=(replace(attacked, beside=()),))
+
+
+STUDIES: dict[tuple[str, str], Callable[[], Study]] = {
+    ("pfdm", "cpu"): pfdm_cpu,
+    ("pfdm", "gpu"): pfdm_gpu,
+    ("spire", "cpu"): spire_cpu,
+    ("spire", "gpu"): spire_gpu,
+    ("feddistr", "cpu"): feddistr_cpu,
+    ("feddistr", "gpu"): feddistr_gpu,
+    ("pdp", "cpu"): pdp_cpu,
+    ("pdp", "gpu"): pdp_gpu,
+}

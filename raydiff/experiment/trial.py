@@ -1,0 +1,307 @@
+"""One trial from start to end, on any pool: the protocol's rounds, the instruments, and the files that tell of it.
+
+<sweep>/owners/                     who runs the sweep: see `owner`
+<sweep>/secret                      the noise secret (mode 600)
+<sweep>/cache/                      client models and feature networks that trials share, by digest
+<sweep>/trials/<digest>/            a `Store`, and
+    config.json                     the resolved experiment, enough to run it again
+    metrics.jsonl                   one line per round, with the guarantee so far
+    rejected.jsonl                  one line per round with rejected uploads: by client, why
+    artifacts/                      sample grid, ledger as a table
+    lost.txt                        why processes ended themselves, a line for each (`runtime.lost`); if any did
+    outcome.json                    finished | stopped | failed | killed, the final numbers, the guarantee; written last
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import os
+import secrets
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from raydiff.data import datasets, sources
+from raydiff.evaluation import suite
+from raydiff.evaluation.suite import Instruments
+from raydiff.experiment import config, measurements, overrides
+from raydiff.experiment.client_records import shares
+from raydiff.experiment.config import Experiment
+from raydiff.experiment.owner import Owner
+from raydiff.experiment.tracking import Jsonl, read_json
+from raydiff.federated.checkpoint import INITIAL, Store, write_text
+from raydiff.federated.client import Client, Keys
+from raydiff.federated.method import Demanding, Metrics, Tabling
+from raydiff.federated.rounds import LocalPool, Pool, Progress, rounds
+from raydiff.models.training import Train
+from raydiff.privacy.ledger import Guarantee, Ledger, Spent
+from raydiff.privacy.release import Event, NonPrivate
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A resolved experiment and the folder it lives in; small, and safe to send to another process."""
+
+    experiment: Experiment
+    sweep: Path
+    owner: Owner | None = None
+    """The driver that it is run for. None: nobody else can come by, as in a test."""
+
+    @property
+    def folder(self) -> Path:
+        """Where this trial's files are."""
+        return self.sweep / "trials" / self.experiment.digest
+
+    @property
+    def store(self) -> Store:
+        """What survives of it."""
+        return Store(self.folder, self.sweep / "cache", self.owner)
+
+    @property
+    def keys(self) -> Keys:
+        """What its random streams are keyed by."""
+        return Keys(self.experiment.seed, noise_secret(self.sweep, self.experiment), self.experiment.digest)
+
+    def outcome(self) -> dict[str, Any] | None:
+        """What `outcome.json` says, or None while there is none."""
+        path = self.folder / "outcome.json"
+        return read_json(path, needs="outcome") if path.exists() else None
+
+
+def ledger_of(folder: Path) -> Ledger:
+    """What a trial has spent so far: its commits, and what clients have sent in a round that never committed."""
+    store = Store(folder)
+    sent = store.sent_after(INITIAL)  # before the commits are read: one that comes meanwhile takes them away
+    ledger = store.ledger()
+    if not ledger.entries and (folder / "config.json").exists():  # else the first commit has it
+        experiment = config.from_dict(read_json(folder / "config.json", needs="method"))
+        ledger = ledger.with_setup(range(experiment.clients), setup_of(experiment))
+    last = ledger.entries[-1].round if ledger.entries else INITIAL
+    for number, uploads in itertools.groupby(sent, key=lambda s: s[0]):
+        if number > last:
+            ledger = ledger.with_uploads(number, [(client, event, nbytes) for _, client, event, nbytes in uploads])
+    return ledger
+
+
+def setup_of(experiment: Experiment) -> Event | None:
+    """The event of what was learned from every client's records before round 0; None: nothing was. Raises ValueError
+    as `datasets.load`."""
+    if experiment.data.fitted_on == "public" or sources.is_known(experiment.data.name, experiment.data.labels):
+        return None
+    learned = datasets.load(experiment.data).learned
+    return NonPrivate(learned) if learned else None
+
+
+def cut_short(folder: Path, outcome: str, **more: Any) -> None:
+    """End a trial that did not finish: stopped, failed or killed. It keeps the epsilon that it has spent."""
+    experiment = config.from_dict(read_json(folder / "config.json", needs="method"))
+    try:
+        server, outsiders = guarantees(Spent(ledger_of(folder)), experiment)
+    except ValueError as e:  # a damaged folder, of which nothing can be guaranteed
+        about: dict[str, Any] = {"delta": experiment.method.delta, "accountant": experiment.method.accountant}
+        about |= {"unit": None, "relation": None, "trust": "local", "clients": 0, "unprotected": (str(e),)}
+        server = outsiders = Guarantee(epsilon=math.inf, **about)
+    says = _said(server, experiment)
+    end(folder, outcome, server=asdict(server), outsiders=asdict(outsiders), **says, **more)
+
+
+def end(folder: Path, outcome: str, **more: Any) -> None:
+    """Write a trial's outcome.json: finished, stopped, failed or killed."""
+    write_text(folder / "outcome.json", json.dumps({"outcome": outcome, **more}, indent=1), durable=True)
+
+
+def resolve(experiment: Experiment, secret: bytes | None = None) -> Experiment:
+    """Load the data and fill in what only they can tell. Raises ValueError on anything that does not fit together.
+
+    `secret` is the sweep's; without it the digest of the data stays empty, and so the trial's is no sweep's.
+    """
+    dataset = datasets.load(experiment.data)
+    resolved = config.resolve(experiment, dataset)
+    parts = shares(resolved, dataset)
+    if isinstance(resolved.method, Demanding):
+        for part in sorted(parts[: resolved.clients], key=len):
+            resolved.method.check_records(dataset.splits["train"].select(part))
+    if resolved.evaluation is not None:
+        suite.check(resolved.evaluation, dataset, [dataset.splits["train"].select(part) for part in parts])
+    return resolved if secret is None else replace(resolved, data_digest=config.keyed(dataset, secret))
+
+
+def open_trial(experiment: Experiment, sweep: Path, owner: Owner | None = None) -> Trial:
+    """Resolve the experiment and write its config.json. Raises Overtaken where `owner` no longer owns the sweep."""
+    resolved = resolve(experiment)  # first: what is refused has left nothing
+    dataset = datasets.load(experiment.data)
+    digests = dataset.digest, config.keyed(dataset, noise_secret(sweep, experiment))
+    plain, keyed = (Trial(replace(resolved, data_digest=digest), sweep, owner) for digest in digests)
+    trial = plain if (plain.folder / "config.json").exists() else keyed  # begun before 2026-11-23, it goes on there
+    if owner is not None:
+        owner()
+    write_text(trial.folder / "config.json", json.dumps(overrides.to_dict(without_secret(trial.experiment)), indent=1))
+    return trial
+
+
+def noise_secret(sweep: Path, experiment: Experiment) -> bytes:
+    """The sweep's noise secret: given or random, kept once beside the sweep, readable by its owner only, never logged.
+
+    Raises ValueError as `planned_secret` does.
+    """
+    keep_secret(sweep, planned_secret(sweep, experiment))
+    return planned_secret(sweep, experiment)
+
+
+def planned_secret(sweep: Path, experiment: Experiment) -> bytes:
+    """The noise secret that the sweep has, or is to have: the one given, or a new one. Nothing is written.
+
+    Raises ValueError when the file is damaged, or when another secret is given than the one kept.
+    """
+    given, path = experiment.runtime.noise_secret, sweep / "secret"
+    if not path.exists():
+        return bytes.fromhex(given) if given else secrets.token_bytes(32)
+    secret = path.read_bytes()
+    if len(secret) < 16:
+        raise ValueError(f"the noise secret {path} is damaged: start a sweep of another name")
+    if given and secret != bytes.fromhex(given):
+        raise ValueError(f"runtime.noise_secret is not the one that {sweep.name} was started with")
+    return secret
+
+
+def keep_secret(sweep: Path, secret: bytes) -> None:
+    """Write a sweep's secret, unless another process was first: then its secret counts."""
+    path = sweep / "secret"
+    if path.exists():
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".secret.{uuid.uuid4().hex}")
+    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as f:
+        f.write(secret)
+        f.flush()
+        os.fsync(f.fileno())
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        pass
+    finally:
+        temporary.unlink()
+
+
+def make_clients(trial: Trial, ids: Sequence[int], *, keys: Keys | None = None) -> list[Client]:
+    """The clients of these numbers, with their own records. `keys`: other ones than the trial's own."""
+    dataset = datasets.load(trial.experiment.data)
+    train, public, parts = dataset.splits["train"], dataset.splits["public"], shares(trial.experiment, dataset)
+    method, regular = trial.experiment.method, trial.experiment.clients
+    shared: dict[str, Any] = {"keys": keys or trial.keys, "public": public, "store": trial.store}
+    shared["vectorize"] = trial.experiment.runtime.vectorize
+    shared["instruments"] = trial.experiment.evaluation is not None
+    train = train.without_base()
+    return [Client(i, method, train.select(parts[i]), newcomer=i >= regular, **shared) for i in ids]
+
+
+def make_instruments(trial: Trial) -> Instruments | None:
+    """The feature network (trained once per sweep) and the splits that no client holds; None under
+    `--protocol-only`."""
+    if trial.experiment.evaluation is None:
+        return None
+    return suite.prepare(datasets.load(trial.experiment.data), trial.experiment.evaluation, trial.store.cached)
+
+
+def local_pool(trial: Trial) -> LocalPool:
+    """All clients of the trial in this process."""
+    torch.set_num_threads(trial.experiment.runtime.threads)  # before the feature network is trained
+    instruments = make_instruments(trial)
+    clients = make_clients(trial, trial.experiment.everyone)
+    return LocalPool(clients, instruments.of_client if instruments else None)
+
+
+def run(trial: Trial, pool: Pool, *, train: Train | None = None) -> Iterator[dict[str, Any]]:
+    """Run or continue the trial: one result per round, then one that is `finished` and has the final numbers.
+
+    `rejected` in a round's result says whose uploads were not aggregated, and why. `train` is as in `rounds`.
+
+    A finished trial gives its recorded numbers again and does nothing.
+    """
+    torch.set_num_threads(trial.experiment.runtime.threads)
+    recorded = trial.outcome()
+    if recorded and recorded["outcome"] == "finished":
+        yield {"round": trial.experiment.method.rounds, "finished": True, **recorded["final"]}
+        return
+    method, setup = trial.experiment.method, trial.experiment.evaluation
+    log, rejected = Jsonl(trial.folder / "metrics.jsonl"), Jsonl(trial.folder / "rejected.jsonl")
+    progress, spent, clock = None, Spent(), time.perf_counter()
+    public = datasets.load(trial.experiment.data).splits["public"]
+    for progress in rounds(
+        method,
+        pool,
+        keys=trial.keys,
+        participation=trial.experiment.participation,
+        participants=trial.experiment.participants,
+        min_clients=trial.experiment.min_clients,
+        overcommit=trial.experiment.runtime.overcommit,
+        deadline_s=trial.experiment.runtime.round_deadline_s,
+        public=public,
+        setup=setup_of(trial.experiment),
+        store=trial.store,
+        train=train,
+        instruments=setup is not None,
+    ):
+        spent.follow(progress.ledger)
+        server, outsiders = guarantees(spent, trial.experiment)
+        metrics = {**progress.metrics, **measurements.of_ledger(spent, server, outsiders)}
+        if setup and setup.every and (progress.number + 1) % setup.every == 0:
+            metrics.update(measurements.validation(trial.experiment, pool, progress))
+        metrics["time/seconds"], clock = time.perf_counter() - clock, time.perf_counter()
+        why = {f"client {client}": reason for client, reason in progress.rejected.items()}
+        if why:
+            rejected.log(progress.number, why)
+        log.log(progress.number, {**metrics, "server": asdict(server), "outsiders": asdict(outsiders)})
+        yield {"round": progress.number, "finished": False, "rejected": why, **metrics}
+    assert progress is not None  # a method has at least one round
+    final = _finish(trial, pool, progress, spent, log=log, clock=clock)
+    yield {"round": method.rounds, "finished": True, **final}
+
+
+def _finish(trial: Trial, pool: Pool, progress: Progress, spent: Spent, *, log: Jsonl, clock: float) -> Metrics:
+    experiment, ledger = trial.experiment, progress.ledger
+    (trial.folder / "artifacts").mkdir(exist_ok=True)
+    server, outsiders = guarantees(spent, experiment)
+    final = measurements.of_ledger(spent, server, outsiders)
+    if experiment.evaluation is not None:
+        final |= measurements.of_data(experiment, together=spent.bytes_up > 0)
+        final |= measurements.of_models(experiment, pool, progress, final, artifacts=trial.folder / "artifacts")
+    final |= {name: count for name in ("clients/rejected", "clients/late") if (count := log.total(name))}
+    final["time/seconds"] = log.total("time/seconds") + time.perf_counter() - clock
+    table = ledger.table(experiment.method.delta)
+    columns = list(table[0]) if table else []
+    tables = {"ledger": (columns, [[str(row[c]) for c in columns] for row in table])}
+    if isinstance(experiment.method, Tabling) and experiment.evaluation is not None:
+        tables |= experiment.method.tables(progress.server)
+    for name, (columns, rows) in tables.items():
+        write_text(trial.folder / "artifacts" / f"{name}.json", json.dumps({"columns": columns, "data": rows}))
+    says = _said(server, experiment)
+    if trial.owner is not None:
+        trial.owner()
+    end(trial.folder, "finished", final=final, server=asdict(server), outsiders=asdict(outsiders), **says)
+    return final
+
+
+def _said(server: Guarantee, experiment: Experiment) -> dict[str, str]:
+    """The guarantee in words, and what else has to be said beside the numbers."""
+    remark = experiment.runtime.remark
+    return {"says": str(server), **({"remark": remark} if remark else {})}
+
+
+def guarantees(spent: Spent, experiment: Experiment) -> tuple[Guarantee, Guarantee]:
+    """(against the server, against outsiders): all that is said of a trial's epsilon comes from here."""
+    delta, accountant = experiment.method.delta, experiment.method.accountant
+    return spent.server.guarantee(delta, accountant), spent.outsiders.guarantee(delta, accountant)
+
+
+def without_secret(experiment: Experiment) -> Experiment:
+    """The experiment as it may be written down."""
+    hidden: Experiment = overrides.override(experiment, {"runtime.noise_secret": None})
+    return hidden

@@ -1,0 +1,394 @@
+"""What survives a crash: one folder per trial on storage that all nodes share. No Ray inside.
+
+    <root>/server-00003.safetensors            the server's state after round 3
+    <root>/clients/00007-00003.safetensors     client 7's private state after round 3, written by whoever hosts it
+    <root>/releases/00007-00003.safetensors    what client 7 sends in round 3 and its event, written BEFORE it is sent
+    <root>/releases/00003-<node>.jsonl         where it is not noised only the event: a line for each client of a node
+    <root>/commit-00003.json                   what round 3 adds to the ledger, its metrics, and digests: of the states
+                                               that it made, of the commit before; written last: a round without it
+                                               did not happen
+    <cache>/<key>.safetensors                  results that several trials share, by the digest of what they depend on
+
+Every file appears whole or not at all (temporary file, then rename), but for the .jsonl, to which lines are added.
+Tensors and commits carry a digest of themselves (`seals`), and whoever reads one that is damaged, or misses one that a
+commit names, gets a ValueError that names the file. In folders from before 2026-11-22 there are no digests: such files
+are believed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import platform
+import types
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from raydiff.federated import seals
+from raydiff.privacy.ledger import SETUP, Entry, Ledger
+from raydiff.privacy.release import Event, Gaussian, Nothing, Release, already_private, event_from_dict, event_to_dict
+from raydiff.seeding import keyed_digest
+from raydiff.tree import Params, Tensors
+
+INITIAL = -1  # the "round" of a client's state before its first one
+SYNCING = 8  # files that are brought to the disk at once: together they take a tenth of their time one by one
+
+
+class Overtaken(ValueError):
+    """Another process goes on with this trial. Who gets this stops, sends nothing, and writes nothing more."""
+
+
+@dataclass(frozen=True)
+class Store:
+    """The files of one trial. Cheap to make, safe to send to another process."""
+
+    root: Path
+    cache: Path | None = None
+    guard: Callable[[], None] | None = None
+    """Raises Overtaken where the driver that this process works for no longer owns the sweep."""
+    _known: dict[int, dict[str, Any]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """The digests in commits that were read, which never change: one client after the other asks for them."""
+
+    def save_server(self, number: int, state: Params) -> None:
+        """Keep the server's state after a round; `commit` makes it count. Raises Overtaken as `commit` does."""
+        self.check_open(number)
+        write_tensors(self._server(number), state, durable=True)
+
+    def load_server(self, number: int) -> Params:
+        """The server's state after a committed round. Raises ValueError where it is damaged or gone."""
+        return self._whole(self._server(number), self._states(number).get("server"))
+
+    def save_client(self, client: int, number: int, state: Params) -> None:
+        """Keep a client's private state after a round (INITIAL: before the first). One that is there stays if the round
+        counts already: whoever is late, or was left over, does not change what a commit tells of."""
+        write_tensors(self._numbered("clients", client, number), state, first=self._commit(number).exists())
+
+    def load_client(self, client: int, *, before: int) -> Params | None:
+        """A client's latest state from a round earlier than `before`, or None. Raises ValueError where it is damaged,
+        or where a commit tells of a later one.
+
+        One that no commit tells of is believed: it came late, or is older than these digests.
+        """
+        numbers = [_numbers(p)[1] for p in (self.root / "clients").glob(f"{client:05d}-*.safetensors")]
+        latest = max((n for n in numbers if n < before), default=None)
+        said = None
+        for number in reversed(self._committed() if before > 0 else []):
+            if latest is not None and number < latest:
+                break
+            if number < before and str(client) in (there := self._states(number).get("clients", {})):
+                latest, said = number, there[str(client)]
+                break
+        return None if latest is None else self._whole(self._numbered("clients", client, latest), said)
+
+    def save_release(
+        self, client: int, number: int, release: Release, metrics: Mapping[str, float] = types.MappingProxyType({})
+    ) -> Release:
+        """Write ahead: gives what the client may send now, and must send whenever it is asked again.
+
+        The event is kept for whatever is sent, so that nothing is forgotten when the round never commits; the value is
+        kept where it was noised, for repeating any other spends nothing; beside it the client's metrics, so that what
+        is sent again has them too. Of two noised ones the first counts: a lost
+        node may still compute, and the same noise on two values would reveal their difference. For the same reason
+        nothing noised may be sent in a round that counts, for its commit has taken the first: raises Overtaken.
+        """
+        if isinstance(release.event, Nothing):
+            return release
+        note = {"event": event_to_dict(release.event), "bytes": release.nbytes}
+        if not isinstance(release.event, Gaussian):
+            # a file for each node: on storage of a network two nodes' additions to one may overwrite each other
+            path = self.root / "releases" / f"{number:05d}-{platform.node()}.jsonl"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("a") as f:  # the line break first: what a full disk left of a line stays by itself
+                f.write("\n" + json.dumps({"client": client, **note}))
+            return release
+        path = self._numbered("releases", client, number)
+        told = json.dumps({**note, "metrics": dict(metrics)})
+        write_tensors(path, release.value, note=told, durable=True, first=True)
+        kept = self.load_release(client, number)
+        self.check_open(number)  # last: a commit that came before the line above may have taken another value away
+        if kept is None:
+            raise Overtaken(f"what client {client} sends in round {number} has gone from {path.parent}")
+        return kept
+
+    def load_release(self, client: int, number: int) -> Release | None:
+        """What this client has already noised for this round, or None."""
+        return stored[0] if (stored := self.load_sent(client, number)) else None
+
+    def load_sent(self, client: int, number: int) -> tuple[Release, dict[str, float]] | None:
+        """The same with the client's metrics (none where it was stored before 2026-11-22)."""
+        try:
+            value, text = read_tensors(self._numbered("releases", client, number))
+        except FileNotFoundError:  # it was never stored, or has just been taken away by its round's commit
+            return None
+        note = json.loads(text)
+        return already_private(value, event_from_dict(note["event"]), copy=False), note.get("metrics", {})
+
+    def sent_after(self, number: int) -> list[tuple[int, int, Event, int]]:
+        """(round, client, event, bytes) of what clients sent, or may have sent, in rounds later than `number`.
+
+        Raises ValueError where a note is damaged by more than a write that failed.
+        """
+        notes: dict[tuple[int, int], dict[str, Any]] = {}
+        for path in (self.root / "releases").glob("*.safetensors"):
+            client, later = _numbers(path)
+            if later > number:
+                notes[later, client] = json.loads(read_tensors(path)[1])
+        for path in (self.root / "releases").glob("*.jsonl"):  # last: where both were sent, the unprotected one counts
+            if (later := _first(path)) > number:
+                notes |= {(later, note["client"]): note for note in _lines(path)}
+        return [
+            (later, client, event_from_dict(note["event"]), int(note["bytes"]))
+            for (later, client), note in sorted(notes.items())
+        ]
+
+    def commit(self, number: int, record: dict[str, Any]) -> None:
+        """Make round `number` count, then drop what no resume can need: server states, releases, client states.
+
+        Raises Overtaken, and changes nothing, where it counts already, or the guard does.
+        """
+        states = sorted((self.root / "clients").glob("*.safetensors"), key=_numbers)
+        before = self._commit(number - 1)
+        sealed = {
+            **record,
+            "states": self._sealed(number, [path for path in states if _numbers(path)[1] == number]),
+            "previous": seals.digest(before) if before.exists() else None,
+        }
+        self.check_open(number)
+        try:
+            write_text(self._commit(number), seals.json_text(sealed), durable=True, first=True)
+        except FileExistsError:
+            self.check_open(number)
+        old = [path for path in self.root.glob("server-*.safetensors") if int(path.stem[7:]) < number]
+        old += [path for path in (self.root / "releases").glob("*.safetensors") if _numbers(path)[1] <= number]
+        old += [path for path in (self.root / "releases").glob("*.jsonl") if _first(path) <= number]
+        latest: dict[int, Path] = {}
+        for path in states:
+            client, of = _numbers(path)
+            if of <= number:
+                old += [latest[client]] if client in latest else []
+                latest[client] = path
+        for path in old:
+            path.unlink(missing_ok=True)
+
+    def check_open(self, number: int) -> None:
+        """Raises Overtaken unless round `number` is still to be done, and by this process's driver."""
+        if self.guard is not None:
+            self.guard()
+        if self._commit(number).exists():
+            raise Overtaken(f"round {number} of {self.root} counts already: another process goes on with this trial")
+
+    def last_commit(self) -> tuple[int, dict[str, Any]] | None:
+        """(number, record) of the last round that counts, or None. Raises ValueError where it is damaged."""
+        numbers = self._committed()
+        if not numbers:
+            return None
+        record = seals.read_json(self._commit(numbers[-1]))
+        return numbers[-1], {k: v for k, v in record.items() if k not in ("states", "previous")}
+
+    def ledger(self) -> Ledger:
+        """What the rounds that count have spent. Raises ValueError where it is not known: as `check` does, and where a
+        commit has entries of other rounds."""
+        entries: list[Entry] = []
+        for number, record in self._records():
+            added = Ledger.from_json(record["ledger"]).entries
+            if any(entry.round not in ((SETUP, 0) if number == 0 else (number,)) for entry in added):
+                raise ValueError(f"{self.root} was made by another version of raydiff: its commits have whole ledgers")
+            entries += added
+        return Ledger(tuple(entries))
+
+    def check(self) -> None:
+        """Raises ValueError where a commit is missing, damaged, or another one than the next round followed."""
+        for _ in self._records():
+            pass
+
+    def cached(self, key: str, make: Callable[[], Params]) -> Params:
+        """`make()`, or what an earlier call with the same key made, in this trial or another of the same sweep."""
+        if (found := self.load_cached(key)) is not None:
+            return found
+        made = make()
+        if self.cache is None:
+            return made
+        if (found := self.load_cached(key)) is not None:  # a trial beside this one was first, and its result counts
+            return found
+        write_tensors(self.cache / f"{key}.safetensors", made)
+        return made
+
+    def load_cached(self, key: str) -> Params | None:
+        """What `cached` has kept under this key, or None. It may be forgotten while one looks."""
+        with contextlib.suppress(FileNotFoundError):
+            return read_tensors(self.cache / f"{key}.safetensors")[0] if self.cache else None
+        return None
+
+    def forget(self, keys: Iterable[str]) -> None:
+        """Drop cached results that no one will ask for again."""
+        for key in keys:
+            if self.cache is not None:
+                (self.cache / f"{key}.safetensors").unlink(missing_ok=True)
+
+    def has_cached(self, key: str) -> bool:
+        """Whether `cached` would find this key's result."""
+        return self.cache is not None and (self.cache / f"{key}.safetensors").exists()
+
+    def cache_key(self, kind: str, secret: bytes, parts: tuple[object, ...]) -> str:
+        """The name of a cached result that depends on `parts`, digests of records among them: keyed by the sweep's
+        secret, for it is a file's name; plain where one was made before 2026-11-23."""
+        plain = f"{kind}-{hashlib.sha256(repr(parts).encode()).hexdigest()[:32]}"
+        return plain if self.has_cached(plain) else f"{kind}-{keyed_digest(secret, kind, repr(parts))[:32]}"
+
+    def has_server(self, number: int) -> bool:
+        """Whether the server's state after this round is there."""
+        return self._server(number).exists()
+
+    def _committed(self) -> list[int]:
+        return sorted(int(p.stem[7:]) for p in self.root.glob("commit-*.json"))
+
+    def _records(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        before: str | None = None
+        numbers = self._committed()
+        for number, there in enumerate([*numbers, *self._lost(numbers)]):
+            if number != there:
+                raise ValueError(f"{self.root} has lost commit {number}: what it has spent is not known")
+            record = seals.read_json(self._commit(number))
+            if record.get("previous", before) != before:  # none is said in commits from before 2026-11-22
+                raise ValueError(f"{self._commit(number - 1)} is damaged: it is not what round {number} followed")
+            before = seals.digest(self._commit(number))
+            yield number, record
+
+    def _lost(self, committed: Sequence[int]) -> list[int]:
+        """The round after one whose commit is gone, if the server's states tell: a commit takes those before it."""
+        last = committed[-1] if committed else INITIAL
+        servers = {int(p.stem[7:]) for p in self.root.glob("server-*.safetensors")}
+        lost = bool(servers) and max(servers) > last and last not in servers and max(servers) > 0
+        return [last + 2] if lost else []
+
+    def _sealed(self, number: int, clients: Sequence[Path]) -> dict[str, Any]:
+        """The digests of the states that round `number` made, which are brought to the disk before they are named."""
+        server = self._server(number)
+        with ThreadPoolExecutor(SYNCING) as pool:
+            said = {str(_numbers(path)[0]): seal for path, seal in zip(clients, pool.map(_kept, clients), strict=True)}
+        if clients:
+            _sync(self.root / "clients")
+        return {"server": seals.seal_of(server) if server.exists() else None, "clients": said}
+
+    def _states(self, number: int) -> dict[str, Any]:
+        """The digests that a commit carries; none where there is no such commit, or it is from before 2026-11-22."""
+        if number not in self._known:
+            path = self._commit(number)
+            if not path.exists():  # it may come
+                return {}
+            self._known[number] = seals.read_json(path).get("states", {})
+        return self._known[number]
+
+    def _whole(self, path: Path, said: str | None) -> Params:
+        """A state that is there and undamaged, and the one that a commit told of (None: it told of none)."""
+        if said is not None and not path.exists():
+            raise ValueError(f"{path} is gone, and a round that counts has made it: it cannot be done without")
+        state, _ = read_tensors(path)
+        if said is not None and seals.seal_of(path) != said:
+            raise ValueError(f"{path} is damaged: it is not the state of which its round's commit tells")
+        return state
+
+    def _commit(self, number: int) -> Path:
+        return self.root / f"commit-{number:05d}.json"
+
+    def _server(self, number: int) -> Path:
+        return self.root / f"server-{number:05d}.safetensors"
+
+    def _numbered(self, kind: str, client: int, number: int) -> Path:
+        return self.root / kind / f"{client:05d}-{number:05d}.safetensors"
+
+
+def _numbers(path: Path) -> tuple[int, int]:
+    """(client, round) of a state or release. Names are padded to five digits, and longer where that is too few."""
+    client, _, number = path.stem.partition("-")
+    return int(client), int(number)
+
+
+def _first(path: Path) -> int:
+    """The round of a node's notes: the node's name comes after it, and may hold a "-" too."""
+    return int(path.name.partition("-")[0])
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The notes in a file. One that is not whole does not count: its write failed, and nothing was sent."""
+    for line in filter(None, path.read_text().splitlines()):
+        try:
+            yield json.loads(line)
+        except json.JSONDecodeError:
+            if not line.startswith("{"):
+                raise ValueError(f"{path} is damaged: what clients have sent is not known") from None
+
+
+def write_tensors(path: Path, tensors: Tensors, *, note: str = "", durable: bool = False, first: bool = False) -> None:
+    """Write a safetensors file; `note` goes into its header. `first`: one that is there stays."""
+    from safetensors.torch import save
+
+    whole = {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}
+    pieces = seals.sealed(save(whole, metadata=seals.metadata(note)))
+    with (
+        contextlib.suppress(*[FileExistsError] * first),
+        appearing(path, durable=durable, first=first) as temporary,
+        temporary.open("wb") as f,
+    ):
+        f.writelines(pieces)
+
+
+def read_tensors(path: Path) -> tuple[Params, str]:
+    """(tensors, note) of a file that `write_tensors` wrote. Raises ValueError, which names the file, where it is
+    damaged."""
+    from safetensors import SafetensorError, safe_open
+
+    seals.check_tensors(path)
+    try:
+        with safe_open(str(path), framework="pt") as f:
+            return {k: f.get_tensor(k) for k in f.keys()}, seals.note_of(path, f.metadata())  # noqa: SIM118
+    except SafetensorError as e:
+        raise ValueError(f"{path} is damaged: {e}") from None
+
+
+def write_text(path: Path, text: str, *, durable: bool = False, first: bool = False) -> None:
+    """Write a small text file, whole or not at all. `first`: raises FileExistsError where one is there."""
+    with appearing(path, durable=durable, first=first) as temporary:
+        temporary.write_text(text)
+
+
+@contextlib.contextmanager
+def appearing(path: Path, *, durable: bool = False, first: bool = False) -> Iterator[Path]:
+    """A temporary name beside `path` (".<name>.<8 hex digits>") that becomes `path` if the block succeeds. With `first`
+    raises FileExistsError where there is such a file: of several that try at once, one succeeds."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
+    try:
+        yield temporary
+        if durable:
+            with temporary.open("rb") as f:
+                os.fsync(f.fileno())
+        if first:
+            os.link(temporary, path)
+        else:
+            temporary.replace(path)
+        if durable:  # the name too
+            _sync(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _sync(path: Path) -> None:
+    """Bring a file, or the names in a folder, to the disk."""
+    opened = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
+
+
+def _kept(path: Path) -> str | None:
+    """A state's digest, once it is on the disk. On storage of a network it was when its writer had closed it."""
+    _sync(path)
+    return seals.seal_of(path)

@@ -1,0 +1,202 @@
+"""A client: its data, its private state, and its part of a round. Nothing of Ray."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from raydiff import seeding, tree
+from raydiff.data.datasets import Records
+from raydiff.federated.checkpoint import INITIAL, Store
+from raydiff.federated.method import Deployed, Method, Metrics, Personalizing, Round, Upload
+from raydiff.models.lockstep import in_step
+from raydiff.models.training import Diverged, fit_personal
+from raydiff.privacy.release import Release, accountable
+from raydiff.seeding import NoiseStream
+from raydiff.tree import Params
+
+COHORT = 16  # clients that train in lock-step at most: more are hardly faster, and each has its activations in memory
+
+
+class Failed(RuntimeError):
+    """A participant could not do its part; says who, in which round, and why."""
+
+    def __init__(self, who: str, number: int, reason: str) -> None:
+        super().__init__(who, number, reason)
+        self.who, self.number, self.reason = who, number, reason
+
+    def __str__(self) -> str:
+        when = "before round 0" if self.number == INITIAL else f"in round {self.number}"
+        return f"{self.who}, {when}: {self.reason}"
+
+
+@dataclass(frozen=True)
+class Keys:
+    """What the random streams of one trial are keyed by."""
+
+    seed: int
+    """The experiment's seed: initial weights, batches, sampling."""
+    secret: bytes = field(repr=False)
+    """The noise secret: privacy noise. Never logged."""
+    digest: str
+    """The trial's config digest: no two trials share their privacy noise."""
+
+
+Evaluate = Callable[[Deployed, Records, torch.Generator], Any]
+
+
+class Client:
+    """One client: its data, its private state, and nothing of Ray."""
+
+    def __init__(
+        self,
+        number: int,
+        method: Method,
+        data: Records,
+        *,
+        keys: Keys,
+        public: Records | None = None,
+        store: Store | None = None,
+        newcomer: bool = False,
+        vectorize: bool = False,
+        instruments: bool = True,
+    ) -> None:
+        self.number, self.method, self.data, self.public = number, method, data, public
+        self.keys, self.store, self.newcomer, self.vectorize = keys, store, newcomer, vectorize
+        self.instruments = instruments  # else the metrics of `local_update` stay here
+        self._states: dict[int, Params] = {}  # by the round after which they hold
+
+    def run(self, server: Params, number: int) -> tuple[Upload, Metrics]:
+        """This client's part of round `number`. Asked again for it, a noised release is resent, not drawn again; for a
+        round that counts already nothing is made: raises Overtaken."""
+        if self.store:
+            self.store.check_open(number)
+        if self.store and (stored := self.store.load_sent(self.number, number)):
+            self._states.clear()  # the round's own state is in the store: one in memory may be older
+            release, metrics = stored
+            return self._upload(release), {**metrics, "upload/resent": 1.0}
+        state = self._state_before(number)
+        path = ("client", self.number, "round", number)
+        rnd = Round(number, seeding.generator(self.keys.seed, *path), self._noise(number))
+        try:
+            result = self.method.local_update(server, state, self.data, rnd)
+        except Diverged as e:
+            raise Failed(f"client {self.number}", number, str(e)) from None
+        if result.state is not state:
+            self._keep(number, result.state)
+        release, metrics = accountable(result.release), result.metrics if self.instruments else {}
+        if self.store:
+            release = self.store.save_release(self.number, number, release, metrics)
+        return self._upload(release), metrics
+
+    def deploy(self, server: Params, number: int) -> Deployed:
+        """The personalised model after round `number`; a newcomer personalises the server's now."""
+        rng = seeding.generator(self.keys.seed, "client", self.number, "deploy", number)
+        joins = self.newcomer and isinstance(self.method, Personalizing)
+        state = self._joined(server) if joins else self.state(number)
+        return self.method.deploy(server, state, self.data, rng)
+
+    def state(self, number: int) -> Params:
+        """The private state after round `number`; trained (again) where `is_trained` says no."""
+        return self._state_before(number + 1)
+
+    def is_trained(self, number: int) -> bool:
+        """Whether the state after round `number` is at hand or in the store, so that nothing needs to be trained."""
+        at_hand = any(n <= number for n in self._states) or self.method.init_key is None
+        if at_hand or self.store is None:
+            return at_hand
+        return self.store.load_client(self.number, before=number + 1) is not None or self.store.has_cached(self._key())
+
+    def evaluate(self, server: Params, number: int, evaluate: Evaluate) -> Any:
+        """The experimenter's instrument: `evaluate(deployed, own records, rng)`, outside the protocol."""
+        rng = seeding.generator(self.keys.seed, "client", self.number, "evaluate")
+        deployed = self.deploy(server, number)
+        if deployed.upload is not None:  # by the same noise as in round 0: the bits that were sent, not others
+            deployed = replace(deployed, sent=deployed.upload(self.data, self._noise(0)))
+        return evaluate(deployed, self.data, rng)
+
+    def _noise(self, number: int) -> NoiseStream:
+        """The noise of this client's upload in a round."""
+        return NoiseStream(self.keys.secret, (self.keys.digest, "client", self.number, "round", number))
+
+    def _joined(self, server: Params) -> Params:
+        """The personal part of the server's model, trained on this client's records."""
+        assert isinstance(self.method, Personalizing)
+        rng = seeding.generator(self.keys.seed, "client", self.number, "join")
+        personal, fixed = self.method.join(server, rng)
+        data, training = (self.data.images, self.data.labels), self.method.joining
+        try:
+            personal, _, _ = fit_personal(self.method.trained_model, personal, fixed, data, training=training, rng=rng)
+        except Diverged as e:
+            raise Failed(f"client {self.number}, which joins", self.method.rounds, str(e)) from None
+        return personal
+
+    def _upload(self, release: Release) -> Upload:
+        return Upload(self.number, len(self.data), release)
+
+    def _state_before(self, number: int) -> Params:
+        known = [n for n in self._states if n < number]
+        if known:
+            return self._states[max(known)]
+        state = self.store.load_client(self.number, before=number) if self.store else None
+        if state is None:
+            state = self._initial()
+        self._states[number - 1] = state
+        return state
+
+    def _initial(self) -> Params:
+        """`init_client`, shared between the trials whose `init_key`, data and seed agree."""
+        parts = self.method.init_parts
+        if not self.store or self.method.init_key is None:
+            return functools.reduce(self._init_part, range(parts), {})
+        store, key = self.store, self._key()
+
+        def make() -> Params:
+            kept = ((part, store.load_cached(f"{key}-{part}")) for part in reversed(range(parts - 1)))
+            first, state = next(((part + 1, state) for part, state in kept if state is not None), (0, {}))
+            for part in range(first, parts - 1):
+                state = store.cached(f"{key}-{part}", functools.partial(self._init_part, state, part))
+                store.forget([f"{key}-{part - 1}"])
+                if (whole := store.load_cached(key)) is not None:  # a trial beside this one was faster
+                    return whole
+            return self._init_part(state, parts - 1)
+
+        whole = store.cached(key, make)
+        store.forget(f"{key}-{part}" for part in range(parts - 1))
+        return whole
+
+    def _key(self) -> str:
+        """What `init_client` depends on, as the name of its result in the store."""
+        assert self.store is not None
+        digests = [tree.digest({"images": d.images, "labels": d.labels}) for d in (self.data, self.public) if d]
+        how = ("vectorize",) if self.vectorize else ()  # its bits are not those of a training by itself
+        parts = (self.method.init_key, self.keys.seed, self.number, *digests, torch.get_num_threads(), *how)
+        return self.store.cache_key("client", self.keys.secret, parts)
+
+    def _init_part(self, state: Params, part: int) -> Params:
+        rng = seeding.generator(self.keys.seed, "client", self.number, "init", *([part] if part else []))
+        try:
+            return self.method.init_client(state, self.data, self.public, Round(part, rng))
+        except Diverged as e:
+            raise Failed(f"client {self.number}", INITIAL, str(e)) from None
+
+    def _keep(self, number: int, state: Params) -> None:
+        self._states = {n: s for n, s in self._states.items() if n == number - 1} | {number: state}
+        if self.store:
+            self.store.save_client(self.number, number, state)
+
+
+def run_clients(clients: Sequence[Client], server: Params, number: int) -> Iterator[tuple[Upload, Metrics]]:
+    """`Client.run` of each, in order: one after the other; or, where they are to be vectorized, COHORT at a time in
+    lock-step. Then the metric `cohort/size` says with how many a client trained, itself included; 1 is by itself."""
+    if not any(client.vectorize for client in clients):
+        yield from (client.run(server, number) for client in clients)
+        return
+    for start in range(0, len(clients), COHORT):
+        runs = [functools.partial(client.run, server, number) for client in clients[start : start + COHORT]]
+        for (upload, metrics), sizes in in_step(runs):
+            yield upload, {**metrics, "cohort/size": sum(sizes) / len(sizes)} if sizes else metrics

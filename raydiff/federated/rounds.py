@@ -1,0 +1,311 @@
+"""The round loop: the pool that runs clients, and `rounds()`. Read after `method.py`.
+
+A unit test, `raydiff run` and the Tune trainable all consume the same generator `rounds()`; only the pool differs.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import torch
+
+from raydiff import seeding, tree
+from raydiff.data.datasets import Records
+from raydiff.federated.checkpoint import Store
+from raydiff.federated.client import Client, Evaluate, Failed, Keys, run_clients
+from raydiff.federated.method import HELD, Foretelling, Method, Metrics, Round, Upload
+from raydiff.models.training import MEETING, Diverged, Train
+from raydiff.privacy.ledger import Ledger
+from raydiff.privacy.release import UNACCOUNTED, UNSEEN, Event, accountable
+from raydiff.seeding import NoiseStream
+from raydiff.tree import Params
+
+PER_CLIENT_METRICS = 32  # above this many participants only the means are recorded
+NAMED = 5  # rejected clients that the reason of a failed trial names
+
+
+@dataclass(frozen=True, kw_only=True)
+class Closing:
+    """When a round is closed though not every upload has come."""
+
+    enough: int
+    """Uploads that are waited for."""
+    seconds: float = math.inf
+    """How long they are, from the round's start."""
+
+
+@dataclass(frozen=True)
+class Late:
+    """A client whose upload had not come when the round was closed. It may still send it."""
+
+    client: int
+    examples: int
+    """Its number of records."""
+
+
+class Pool(Protocol):
+    """Runs clients somewhere; results come back in the order of `ids`, one at a time."""
+
+    @property
+    def clients(self) -> Sequence[int]:
+        """All client numbers but newcomers', ascending."""
+
+    def run(self, ids: Sequence[int], server: Params, number: int) -> Iterator[tuple[Upload, Metrics]]:
+        """`Client.run` of each."""
+
+    def race(
+        self, ids: Sequence[int], server: Params, number: int, closing: Closing
+    ) -> Iterator[tuple[Upload, Metrics] | Late]:
+        """`Client.run` of each that comes before the round is closed; the others are late."""
+
+    def evaluate(self, ids: Sequence[int], server: Params, number: int, split: str) -> Iterator[Any]:
+        """`Client.evaluate` of each, against a split that no client holds."""
+
+
+class LocalPool:
+    """All clients in this process: for tests, debugging and laptops."""
+
+    def __init__(
+        self,
+        clients: Sequence[Client],
+        evaluate: Callable[[str], Evaluate] | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clients = {c.number: c for c in sorted(clients, key=lambda c: c.number)}
+        self._evaluate, self._clock = evaluate, clock
+
+    @property
+    def clients(self) -> Sequence[int]:
+        """All client numbers but newcomers', ascending."""
+        return tuple(number for number, client in self._clients.items() if not client.newcomer)
+
+    def run(self, ids: Sequence[int], server: Params, number: int) -> Iterator[tuple[Upload, Metrics]]:
+        """`Client.run` of each."""
+        yield from run_clients([self._clients[i] for i in ids], server, number)
+
+    def race(
+        self, ids: Sequence[int], server: Params, number: int, closing: Closing
+    ) -> Iterator[tuple[Upload, Metrics] | Late]:
+        """`Client.run` of one after the other until enough have come or the time is up: the clock is looked at before
+        and after each, and who is late has had no turn, or not the time to end it."""
+        start, came = self._clock(), 0
+        results = run_clients([self._clients[i] for i in ids], server, number)
+        for i in ids:
+            result = None
+            if came < closing.enough and self._clock() - start < closing.seconds:
+                result = next(results)
+            if result is None or self._clock() - start >= closing.seconds:
+                yield Late(i, len(self._clients[i].data))
+            else:
+                came += 1
+                yield result
+
+    def evaluate(self, ids: Sequence[int], server: Params, number: int, split: str) -> Iterator[Any]:
+        """`Client.evaluate` of each, against a split that no client holds."""
+        if self._evaluate is None:
+            raise ValueError("this pool was made without instruments")
+        for i in ids:
+            yield self._clients[i].evaluate(server, number, self._evaluate(split))
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The state of a run after a round."""
+
+    number: int
+    server: Params
+    """The server's whole state; `sent` is what clients may see of it."""
+    ledger: Ledger
+    metrics: Metrics
+    rejected: Mapping[int, str] = field(default_factory=dict)
+    """Why an upload of this round was not aggregated, by its client."""
+    resumed: bool = False
+    """This round was committed by an earlier process, and is only reported again."""
+
+    @property
+    def sent(self) -> Params:
+        """The server's state without what it holds back."""
+        return tree.without(HELD, self.server)
+
+
+def rounds(
+    method: Method,
+    pool: Pool,
+    *,
+    keys: Keys,
+    participation: float = 1.0,
+    participants: int | None = None,
+    min_clients: int = 1,
+    overcommit: int = 0,
+    deadline_s: float | None = None,
+    public: Records | None = None,
+    setup: Event | None = None,
+    store: Store | None = None,
+    train: Train | None = None,
+    instruments: bool = True,
+) -> Iterator[Progress]:
+    """Run the protocol: one `Progress` per round.
+
+    With a store, a run continues after its last committed round: that round is yielded again (`resumed`), then the
+    next ones. `participation` is the share of clients drawn for each round, uniformly without replacement,
+    `participants` their number instead; `public` are the records that everybody has; `setup` is the event of what was
+    learned from every client's records before.
+
+    An upload that `aggregate` cannot use is rejected: it is in the ledger, for it was sent, and the round goes on
+    without it. Raises Failed where fewer than `min_clients` of a round's uploads are left.
+
+    With an `overcommit` so many more are drawn, and a round is closed when the number of uploads that would else be
+    drawn has come; with `deadline_s` after so many seconds at the latest. Who has not sent by then is late: not
+    aggregated, but in the ledger like everybody who was asked, for the upload may be on its way.
+
+    `train` does the server's trainings, and those of clients in this process; default: this process. Without
+    `instruments` the metrics of `aggregate` are left out; those of a client it keeps itself, where it is made so.
+    """
+    if not 0 < participation <= 1:
+        raise ValueError(f"participation must be in (0, 1], got {participation}")
+    count = participants or max(1, round(participation * len(pool.clients)))
+    closing = None
+    if overcommit or deadline_s is not None:
+        closing = Closing(enough=count, seconds=math.inf if deadline_s is None else deadline_s)
+    first, server, ledger = 0, {}, Ledger()
+    if store and (last := store.last_commit()):
+        number, record = last
+        server, ledger, first = store.load_server(number), store.ledger(), number + 1
+        rejected = {int(client): why for client, why in record["rejected"].items()}
+        ledger = ledger.with_setup(pool.clients, setup)
+        yield Progress(number, server, ledger, record["metrics"], rejected, resumed=True)
+    else:
+        ledger = ledger.with_setup(pool.clients, setup)
+        server = method.init_server(public, seeding.generator(keys.seed, "server", "init"))
+    for number in range(first, method.rounds):
+        drawn = _participants(pool.clients, count + overcommit, keys.seed, number)
+        ids = drawn if number < method.participating_rounds else []
+        meeting = MEETING.set(train)
+        try:
+            progress = _round(
+                method,
+                pool,
+                server,
+                ledger,
+                number,
+                keys=keys,
+                ids=ids,
+                min_clients=min_clients,
+                closing=closing,
+                instruments=instruments,
+            )
+        finally:
+            MEETING.reset(meeting)
+        server, ledger = progress.server, progress.ledger
+        if store:
+            store.save_server(number, server)
+            spent = Ledger(tuple(e for e in ledger.entries if max(e.round, 0) == number)).to_json()  # SETUP's with 0
+            store.commit(number, {"ledger": spent, "metrics": progress.metrics, "rejected": dict(progress.rejected)})
+        yield progress
+
+
+def _round(
+    method: Method,
+    pool: Pool,
+    server: Params,
+    ledger: Ledger,
+    number: int,
+    *,
+    keys: Keys,
+    ids: Sequence[int],
+    min_clients: int,
+    closing: Closing | None,
+    instruments: bool,
+) -> Progress:
+    seen: list[tuple[int, Metrics]] = []
+    rejected: dict[int, str] = {}
+    late: list[int] = []
+    spent: list[tuple[int, Event, int]] = []
+    sent = tree.without(HELD, server)
+
+    def stream() -> Iterator[Upload]:
+        for came in pool.run(ids, sent, number) if closing is None else pool.race(ids, sent, number, closing):
+            if isinstance(came, Late):
+                late.append(came.client)
+                spent.append((came.client, _foretold(method, came, number), 0))
+                continue
+            upload, metrics = came
+            upload = replace(upload, release=accountable(upload.release))
+            spent.append((upload.client, upload.release.event, upload.release.nbytes))
+            if why := _objection(method, server, upload, number):
+                rejected[upload.client] = why
+                continue
+            seen.append((upload.client, metrics))
+            yield upload
+        if ids and len(seen) < min_clients:  # before `aggregate` makes a model of too few
+            raise Failed("the server", number, _too_few(len(seen), min_clients, rejected, len(late)))
+
+    uploads = stream()
+    path = ("server", "round", number)
+    rng, noise = seeding.generator(keys.seed, *path), NoiseStream(keys.secret, (keys.digest, *path))
+    try:
+        after, metrics, events = method.aggregate(server, uploads, Round(number, rng, noise, len(pool.clients)))
+    except Diverged as e:
+        raise Failed("the server", number, str(e)) from None
+    for _ in uploads:  # what the method left unread was sent all the same
+        pass
+    left_out = {**_counted("rejected", rejected, len(ids)), **_counted("late", late, len(ids))}
+    metrics = {**_client_metrics(seen), **left_out, **(metrics if instruments else {})}
+    ledger = ledger.with_uploads(number, spent).with_published(number, events)
+    return Progress(number, after, ledger, metrics, rejected)
+
+
+def _objection(method: Method, server: Params, upload: Upload, number: int) -> str | None:
+    """Why an upload may not reach `aggregate`, in words; None: it may."""
+    if upload.release.event == UNACCOUNTED:
+        return "it sent what is no release of local trust"
+    if not (isinstance(upload.examples, int) and upload.examples >= 0):
+        return f"its number of records is {upload.examples}"
+    if not tree.is_finite(upload.release.value):
+        return "it is not finite"
+    return method.objection(server, upload, number)
+
+
+def _foretold(method: Method, late: Late, number: int) -> Event:
+    """What a late client is charged, whose upload nobody has seen."""
+    return method.foretold(late.examples, number) if isinstance(method, Foretelling) else UNSEEN
+
+
+def _too_few(good: int, wanted: int, rejected: Mapping[int, str], late: int) -> str:
+    first = "; ".join(f"client {client}: {why}" for client, why in list(rejected.items())[:NAMED])
+    more = f"; and {len(rejected) - NAMED} more" if len(rejected) > NAMED else ""
+    of = f"{good} of {good + len(rejected) + late} uploads can be used, fewer than min_clients = {wanted}"
+    why = [f"{first}{more}"] * bool(rejected) + [f"{late} came late"] * bool(late)
+    return f"{of} ({'; '.join(why)})" if why else of
+
+
+def _counted(what: str, clients: Collection[int], participants: int) -> Metrics:
+    """How many were rejected or late, where any was, and each of them where participants are few."""
+    if not clients:
+        return {}
+    each = {f"client/{i}/{what}": 1.0 for i in clients} if participants <= PER_CLIENT_METRICS else {}
+    return {f"clients/{what}": float(len(clients)), **each}
+
+
+def _participants(clients: Sequence[int], count: int, seed: int, number: int) -> list[int]:
+    if count >= len(clients):
+        return list(clients)
+    rng = seeding.generator(seed, "participants", number)
+    return sorted(clients[i] for i in torch.randperm(len(clients), generator=rng)[:count].tolist())
+
+
+def _client_metrics(seen: Sequence[tuple[int, Metrics]]) -> Metrics:
+    """The mean of each metric over the clients that have it, and each client's own where there are few."""
+    values: dict[str, list[float]] = {}
+    for _, metrics in seen:
+        for k, v in metrics.items():
+            values.setdefault(k, []).append(v)
+    out = {k: sum(v) / len(v) for k, v in values.items()}
+    if len(seen) <= PER_CLIENT_METRICS:
+        out.update({f"client/{i}/{k}": v for i, metrics in seen for k, v in metrics.items()})
+    return out

@@ -1,0 +1,293 @@
+"""Averaging over rounds: what FedAvg and the methods that descend from it have in common.
+
+`Averaging` says how the server turns the clients' updates into its next model; `Averaged` is the part of a method that
+does not depend on what a client does in its round.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol, get_args
+
+import torch
+
+from raydiff import tree
+from raydiff.data.records import Records
+from raydiff.federated.method import HELD, Deployed, Metrics, Round, Shared, Upload
+from raydiff.models.classifier import Classifier
+from raydiff.models.d3pm import DiscreteDiffusion
+from raydiff.models.ddpm import DDPM, Sampling
+from raydiff.models.training import Objective, Training, fit, span
+from raydiff.privacy.client_level import DELTA, ClientPrivacy
+from raydiff.privacy.release import Event, NonPrivate, Release, disclose
+from raydiff.tree import Params, Tensors
+
+AnyModel = DDPM | Classifier | DiscreteDiffusion
+"""What can be averaged: a denoiser of pictures, a classifier, a denoiser of a table's rows."""
+Weights = Literal["examples", "uniform"]
+Update = Literal["mean", "momentum", "adam"]
+AS_THEY_ARE = "weights sent as they are"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Averaging:
+    """How updates become the next model: their mean, a step along it, and what protects them.
+
+    The server's optimisers are those of Reddi et al. 2021 (arXiv 2003.00295), with the mean update as gradient.
+    """
+
+    weights: Weights = "examples"
+    """Of the clients in the mean: examples, by their number of records; uniform, all the same."""
+    update: Update = "mean"
+    """mean: w + rate * mean; momentum: FedAvgM; adam: FedAdam."""
+    rate: float = 1.0
+    """The server's learning rate."""
+    beta1: float = 0.9
+    """Decay of the first moment (momentum and adam)."""
+    beta2: float = 0.99
+    """Decay of the second moment (adam)."""
+    tau: float = 1e-3
+    """Added to the root of the second moment (adam)."""
+    privacy: ClientPrivacy | None = None
+    """Client-level privacy of the updates (DP-FedAvg); None: they are sent as they are."""
+    max_update_norm: float | None = None
+    """Reject an update whose norm is above this many times that of what it updates (L2, over all leaves together);
+    None: no finite one. Not beside `privacy`, whose clip bounds updates already."""
+
+    def __post_init__(self) -> None:
+        if self.weights not in get_args(Weights):
+            raise ValueError(f"weights must be one of {', '.join(get_args(Weights))}, got {self.weights!r}")
+        if self.update not in get_args(Update):
+            raise ValueError(f"update must be one of {', '.join(get_args(Update))}, got {self.update!r}")
+        if not (self.rate > 0 and math.isfinite(self.rate) and self.tau > 0):
+            raise ValueError(f"rate and tau must be positive numbers, got {self.rate} and {self.tau}")
+        if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1):
+            raise ValueError(f"beta1 and beta2 must be in [0, 1), got {self.beta1} and {self.beta2}")
+        if self.privacy is not None and self.privacy.trust == "central" and self.weights != "uniform":
+            raise ValueError("weights must be uniform where the server adds the noise (privacy.trust = central)")
+        if self.max_update_norm is not None and not 0 < self.max_update_norm < math.inf:
+            raise ValueError(f"max_update_norm must be a positive number or none, got {self.max_update_norm}")
+        if self.max_update_norm is not None and self.privacy is not None:
+            raise ValueError("max_update_norm must be none where privacy is given: its clip bounds updates already")
+
+    def release(self, update: Params, rnd: Round, *, rounds: int) -> Release:
+        """A client's update on its way to the server; `rounds` is how often a client sends one at most."""
+        if self.privacy is None:
+            return disclose(update, AS_THEY_ARE)
+        assert rnd.noise is not None  # a client always has some
+        return self.privacy.release(update, rounds=rounds, noise=rnd.noise)
+
+    def foretold(self, *, rounds: int) -> Event:
+        """The event of any update's release."""
+        return NonPrivate(AS_THEY_ARE) if self.privacy is None else self.privacy.foretold(rounds)
+
+    def objection(self, update: Tensors, before: Tensors) -> str | None:
+        """Whether the update of the parameters `before` is too long, in words."""
+        if self.max_update_norm is None:
+            return None
+        length, limit = tree.norm(update), self.max_update_norm * tree.norm(before)
+        if length <= limit or limit == 0:  # nothing has a length relative to nothing
+            return None
+        return f"its norm is {length:.4g}, above max_update_norm times the norm of what it updates, {limit:.4g}"
+
+    def mean(self, uploads: Iterable[Upload], rnd: Round, *, rounds: int) -> tuple[Params, int, list[Event]]:
+        """(the mean update as it may be published, number of updates, what publishing it reveals)."""
+        count = 0
+
+        def weighted() -> Iterable[tuple[Tensors, float]]:
+            nonlocal count
+            for upload in uploads:
+                count += 1
+                yield upload.release.value, float(upload.examples) if self.weights == "examples" else 1.0
+
+        mean = tree.weighted_mean(weighted())
+        if self.privacy is None or self.privacy.trust == "local":
+            return mean, count, []
+        assert rnd.noise is not None  # the server's, for what it publishes
+        mean, event = self.privacy.publish(mean, count=count, rounds=rounds, noise=rnd.noise)
+        return mean, count, [event]
+
+    def step(self, params: Params, mean: Params, moments: Params) -> tuple[Params, Params]:
+        """(next parameters, next moments) from the mean update; `moments` are {} at first."""
+        if self.update == "mean":
+            return tree.add(params, mean if self.rate == 1 else tree.scale(mean, self.rate)), {}
+        if self.update == "momentum":
+            first = _decayed(tree.under("first", moments), mean, self.beta1, share=1.0)
+            return tree.add(params, tree.scale(first, self.rate)), tree.prefixed("first", first)
+        squares = {k: v * v for k, v in mean.items()}
+        first = _decayed(tree.under("first", moments), mean, self.beta1, share=1 - self.beta1)
+        second = _decayed(tree.under("second", moments), squares, self.beta2, share=1 - self.beta2)
+        moved = {k: v + self.rate * first[k] / (second[k].sqrt() + self.tau) for k, v in params.items()}
+        return moved, {**tree.prefixed("first", first), **tree.prefixed("second", second)}
+
+
+def _decayed(before: Params, value: Params, beta: float, *, share: float) -> Params:
+    """beta * before + share * value; `before` is {} at first."""
+    return {k: (beta * before[k] if before else 0) + share * v for k, v in value.items()}
+
+
+class Averaged(Protocol):
+    """A method whose server keeps one model and averages what clients make of it. A subclass says what they do.
+
+    The server's state is the model's parameters, and `held/averaging/` for the server's optimiser. A client's state is
+    its own model, where it has one, and below `held/` what it needs in its next rounds.
+    """
+
+    @property
+    def model(self) -> AnyModel:
+        """What is trained."""
+
+    @property
+    def rounds(self) -> int:
+        """Communication rounds."""
+
+    @property
+    def local(self) -> Training:
+        """Each client's training, all rounds together."""
+
+    @property
+    def averaging(self) -> Averaging:
+        """The server's part of a round."""
+
+    @property
+    def finetune(self) -> Training | None:
+        """Training of the final model on the client's own records before it samples; None: sample the shared model."""
+        return None
+
+    @property
+    def sampling(self) -> Sampling:
+        """The chain from T to 0."""
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1:
+            raise ValueError(f"rounds must be at least 1, got {self.rounds}")
+
+    @property
+    def participating_rounds(self) -> int:
+        """All of them."""
+        return self.rounds
+
+    @property
+    def init_parts(self) -> int:
+        """Nothing is trained before the first round."""
+        return 1
+
+    @property
+    def init_key(self) -> Hashable:
+        """Nothing worth keeping."""
+        return None
+
+    @property
+    def delta(self) -> float:
+        """The delta of a client-level epsilon."""
+        return DELTA
+
+    @property
+    def accountant(self) -> str:
+        """Gaussian noise, not sampled."""
+        return "exact"
+
+    @property
+    def trained_model(self) -> AnyModel:
+        """The model."""
+        return self.model
+
+    @property
+    def joining(self) -> Training:
+        """Fine-tuning; if not given 100 steps at a tenth of the learning rate (SPIRE's comparison, appendix B)."""
+        tenth = replace(self.local, steps=100, learning_rate=self.local.learning_rate / 10, decay="constant")
+        return self.finetune or tenth
+
+    def join(self, server: Params, rng: torch.Generator) -> tuple[Params, Params]:
+        """All of the model."""
+        return server, {}
+
+    def init_server(self, public: Records | None, rng: torch.Generator) -> Params:
+        """The shared model's first weights."""
+        return self.model.init(rng)
+
+    def init_client(self, state: Params, data: Records, public: Records | None, rnd: Round) -> Params:
+        """Nothing is kept between rounds."""
+        return {}
+
+    def train(
+        self,
+        params: Params,
+        data: Records,
+        rnd: Round,
+        *,
+        objective: Objective | None = None,
+        extras: Params | None = None,
+    ) -> tuple[Params, Metrics]:
+        """A client's steps of this round from `params` on its records: (its parameters, the mean of the objective).
+
+        `objective` and its constants `extras` are those of `fit`.
+        """
+        first, steps = span(self.local.steps, self.rounds, rnd.number)
+        params, _, loss = fit(
+            self.model,
+            params,
+            data.images,
+            data.labels,
+            training=self.local,
+            rng=rnd.rng,
+            first=first,
+            steps=steps,
+            objective=objective,
+            extras=extras,
+        )
+        return params, {"train/loss": loss}
+
+    def updated(self, server: Params, number: int) -> Params:
+        """The part of the server's state of which clients send updates in this round."""
+        return tree.without(HELD, server)
+
+    def foretold(self, records: int, number: int) -> Event:
+        """That of every update."""
+        return self.averaging.foretold(rounds=self.rounds)
+
+    def objection(self, server: Params, upload: Upload, number: int) -> str | None:
+        """An update has the form of what it updates, and a norm within bounds."""
+        update, before = upload.release.value, self.updated(server, number)
+        return tree.unlike(update, tree.form(before)) or self.averaging.objection(update, before)
+
+    def aggregate(self, server: Params, uploads: Iterable[Upload], rnd: Round) -> tuple[Params, Metrics, list[Event]]:
+        """The server's optimiser takes one step along the clients' mean update."""
+        mean, _, events = self.averaging.mean(uploads, rnd, rounds=self.rounds)
+        held, before = f"{HELD}/averaging", {k: server[k] for k in mean}
+        after, moments = self.averaging.step(before, mean, tree.under(held, server))
+        return {**server, **after, **tree.prefixed(held, moments)}, {"server/update_norm": tree.norm(mean)}, events
+
+    def deploy(self, server: Params, state: Params, data: Records, rng: torch.Generator) -> Deployed:
+        """Sample the shared model, fine-tuned first if asked for; or what a client that joined later made of it."""
+        own = tree.without(HELD, state)
+        if not own and self.finetune is not None:
+            own, _, _ = fit(self.model, server, data.images, data.labels, training=self.finetune, rng=rng)
+        return deployed(self.model, self.sampling, shared=server, own=own or None)
+
+    def shared(self, server: Params) -> Shared:
+        """The shared model, as no client has changed it. Raises ValueError for a classifier: it makes no pictures."""
+        if isinstance(self.model, Classifier):
+            raise ValueError("a classifier makes no pictures")
+        if isinstance(self.model, DiscreteDiffusion):
+            return Shared(self.model.sampler(server), "rows of the shared model")
+        samplers = self.sampling.samplers(self.model, self.model.denoiser(server))
+        return Shared(samplers[self.sampling.sampler], "images of the shared model")
+
+
+def deployed(model: AnyModel, sampling: Sampling, *, shared: Params | None, own: Params | None) -> Deployed:
+    """A client's own model, or without one the shared one, ready to be sampled or to classify; an attack may query
+    both denoisers of pictures. Those of a table have a chain of their own in place of `sampling`."""
+    if not isinstance(model, DDPM):
+        params = shared if own is None else own
+        assert params is not None
+        if isinstance(model, Classifier):
+            return Deployed(classify=model.classify(params))
+        return Deployed({"ancestral": model.sampler(params)}, conditional=model.conditional)
+    known = {"global": shared, "client": own}
+    denoisers = {name: model.denoiser(params) for name, params in known.items() if params is not None}
+    sampled = denoisers["global" if own is None else "client"]
+    samplers = sampling.samplers(model, sampled)
+    return Deployed(samplers, denoisers, model.timesteps, model.abar, conditional=model.conditional)

@@ -1,0 +1,179 @@
+"""Classifiers: what the methods that average parameters also train, and what FedDistr trains on what it generates.
+
+They take x (B, C, H, W) and give logits (B, K). No network has batch statistics: its parameters are all that there is,
+so that they can be averaged, noised and taken apart like a denoiser's.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from raydiff import seeding
+from raydiff.models.ddpm import CHUNK, device
+from raydiff.models.functional import Stateless
+from raydiff.tree import Params
+
+
+@dataclass(frozen=True, kw_only=True)
+class CNN:
+    """Convolutions of 3x3, each but the first at half the resolution, and a hidden layer: for 8x8 to 32x32 pictures."""
+
+    widths: tuple[int, ...] = (16, 32)
+    """Channels of each convolution."""
+    hidden: int = 64
+    """Units of the hidden layer."""
+
+    def __post_init__(self) -> None:
+        if not self.widths or min(*self.widths, self.hidden) < 1:
+            raise ValueError(f"widths and hidden must be positive, got {self.widths} and {self.hidden}")
+
+    def build(self, shape: tuple[int, int, int], classes: int) -> nn.Module:
+        """The module, initialised from the global generator."""
+        layers: list[nn.Module] = []
+        channels, height, width = shape
+        for i, out in enumerate(self.widths):
+            stride = 1 if i == 0 else 2
+            layers += [nn.Conv2d(channels, out, 3, stride=stride, padding=1), nn.ReLU()]
+            channels, height, width = out, math.ceil(height / stride), math.ceil(width / stride)
+        trunk = nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels * height * width, self.hidden), nn.ReLU())
+        return _Classifier(trunk, nn.Linear(self.hidden, classes))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Perceptron:
+    """Fully connected layers: the simplest classifiers, by which synthetic pictures are judged."""
+
+    widths: tuple[int, ...] = (100,)
+    """Units of each hidden layer; none: logistic regression."""
+
+    def __post_init__(self) -> None:
+        if any(width < 1 for width in self.widths):
+            raise ValueError(f"widths must be positive, got {self.widths}")
+
+    def build(self, shape: tuple[int, int, int], classes: int) -> nn.Module:
+        """The module, initialised from the global generator."""
+        layers: list[nn.Module] = [nn.Flatten()]
+        units = math.prod(shape)
+        for out in self.widths:
+            layers += [nn.Linear(units, out), nn.ReLU()]
+            units = out
+        return _Classifier(nn.Sequential(*layers), nn.Linear(units, classes))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResNet18:
+    """ResNet-18 (He et al. 2016, arXiv 1512.03385) in its form for CIFAR: a 3x3 stem, no pooling before the blocks.
+
+    Group normalisation takes the place of batch normalisation, whose statistics do not average over clients that have
+    different classes (Hsieh et al. 2020, arXiv 1910.00189).
+    """
+
+    width: int = 64
+    """Channels of the first stage; each later one has twice as many."""
+
+    def __post_init__(self) -> None:
+        if self.width < 8 or self.width % 8:
+            raise ValueError(f"width must be a positive multiple of 8, got {self.width}")
+
+    def build(self, shape: tuple[int, int, int], classes: int) -> nn.Module:
+        """The module, initialised from the global generator."""
+        stem = nn.Conv2d(shape[0], self.width, 3, padding=1, bias=False)
+        layers: list[nn.Module] = [stem, nn.GroupNorm(8, self.width), nn.ReLU()]
+        channels = self.width
+        for stage in range(4):
+            for block in range(2):
+                out = self.width * 2**stage
+                layers.append(_Residual(channels, out, stride=2 if stage and not block else 1))
+                channels = out
+        trunk = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        return _Classifier(trunk, nn.Linear(channels, classes))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Classifier:
+    """A classifier of label column 0, and nothing learned."""
+
+    network: CNN | Perceptron | ResNet18 = CNN()
+    """The network."""
+    shape: tuple[int, int, int] = (1, 8, 8)
+    """(channels, height, width) of a picture; filled in from the data when an experiment is built."""
+    labels: tuple[int, ...] = (10,)
+    """Number of values of each label column, of which the first is told; filled in from the data."""
+
+    def __post_init__(self) -> None:
+        if len(self.shape) != 3 or min(self.shape) < 1:
+            raise ValueError(f"shape must be three positive numbers (channels, height, width), got {self.shape}")
+        if not self.labels or self.labels[0] < 1:
+            raise ValueError(f"labels must begin with the number of classes, got {self.labels}")
+
+    def for_data(self, shape: tuple[int, int, int], labels: tuple[int, ...]) -> Classifier:
+        """The same for pictures of this shape, with this many values in each label column."""
+        return replace(self, shape=shape, labels=labels)
+
+    def init(self, rng: torch.Generator) -> Params:
+        """Fresh parameters."""
+        with seeding.forked(rng):
+            module = self.network.build(self.shape, self.labels[0])
+        return {k: v.detach().clone() for k, v in module.state_dict().items()}
+
+    def draws(self, count: int, rng: torch.Generator) -> Params:
+        """Nothing in a training step is random but the batch."""
+        return {}
+
+    def loss(self, params: Params, batch: tuple[Tensor, Tensor], draws: Params, extras: Params) -> Tensor:
+        """Cross-entropy, mean over the batch: images (B, C, H, W), labels (B, K). Needs no extras."""
+        return F.cross_entropy(self._call(params, batch[0]), batch[1][:, 0])
+
+    def features(self, params: Params, batch: tuple[Tensor, Tensor], draws: Params) -> Tensor:
+        """What the last layer sees, (B, dim), for methods that compare models by it (MOON)."""
+        return self._call(params, batch[0], features=True)
+
+    def classify(self, params: Params) -> Callable[[Tensor], Tensor]:
+        """Images (N, C, H, W) -> logits (N, classes), without gradients, on the accelerator where there is one."""
+        where = device()
+        bound = {k: v.to(where) for k, v in params.items()}
+
+        @torch.no_grad()
+        def call(images: Tensor) -> Tensor:
+            return torch.cat([self._call(bound, part.to(where)).cpu() for part in images.split(CHUNK)])
+
+        return call
+
+    def _call(self, params: Params, x: Tensor, *, features: bool = False) -> Tensor:
+        return _stateless(self)(params, x, features)
+
+
+class _Classifier(nn.Module):
+    def __init__(self, trunk: nn.Module, head: nn.Module) -> None:
+        super().__init__()
+        self.trunk, self.head = trunk, head
+
+    def forward(self, x: Tensor, features: bool = False) -> Tensor:
+        h: Tensor = self.trunk(x)
+        return h if features else self.head(h)
+
+
+class _Residual(nn.Module):
+    def __init__(self, channels: int, out: int, *, stride: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(channels, out, 3, stride=stride, padding=1, bias=False)
+        self.second = nn.Conv2d(out, out, 3, padding=1, bias=False)
+        self.norms = nn.ModuleList(nn.GroupNorm(8, out) for _ in range(2))
+        self.short = nn.Conv2d(channels, out, 1, stride=stride, bias=False) if stride > 1 else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.relu(self.norms[0](self.first(x)))
+        return F.relu(self.norms[1](self.second(h)) + self.short(x))
+
+
+@functools.lru_cache(maxsize=16)
+def _stateless(model: Classifier) -> Stateless:
+    with torch.random.fork_rng(devices=[]):
+        return Stateless(model.network.build(model.shape, model.labels[0]))

@@ -1,0 +1,253 @@
+"""Discrete diffusion of category vectors: D3PM (Austin et al. 2021, arXiv 2107.03006) with the uniform kernel, in the
+form of Wei et al. (TMLR 2024, arXiv 2310.15524).
+
+Each of the n columns is noised by itself (`uniform`); the network sees the whole noised row and predicts each column of
+the clean one. Generation draws the columns of a step independently of each other (Wei et al., Eq. 3):
+
+    p(v_{t-1}^i | v_t) = sum_l q(v_{t-1}^i | v_t, v_0^i = l) p(v_0^i = l | v_t).
+
+All columns have k categories, the largest number that one has, as in the paper: a noised row may hold a code that its
+column does not use, a clean one never does. A chain begins with uniform rows, as the paper's does, also where the
+schedule leaves some of the data at T.
+
+Deviations: layer normalisation in place of batch normalisation, whose statistics would be an unnoised disclosure in
+DP-SGD and do not average over clients; the loss is the categorical cross-entropy of each column, where the paper says
+"binary"; the step has a learned embedding, of which the paper says nothing.
+
+Shapes: B rows, n columns, k categories, K conditions. A batch of rows is a batch of images (B, 1, 1, n) of codes.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from raydiff import seeding
+from raydiff.models.d3pm_kernel import Cosine, Linear, Sigmoid, abar
+from raydiff.models.ddpm import CHUNK, device
+from raydiff.models.functional import Stateless
+from raydiff.tree import Params
+
+Loss = Literal["cross_entropy", "variational"]
+Predict = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiscreteDiffusion:
+    """A denoiser of category vectors: an MLP, a schedule, and nothing learned."""
+
+    hidden: int = 256
+    """Units of each hidden layer."""
+    layers: int = 4
+    """Linear layers, the last of which gives the logits."""
+    schedule: Linear | Sigmoid | Cosine = Linear()
+    """Noise schedule."""
+    steps: int = 10
+    """T."""
+    objective: Loss = "cross_entropy"
+    """cross_entropy of the clean columns, the paper's; variational: D3PM's bound, whose mean over t it is."""
+    release: int = 0
+    """T_rl in 0..T: samples are rows of this step. 0: clean ones; T: uniform ones, of which nothing was learned."""
+    counts: tuple[int, ...] = (2,)
+    """Number of categories of each column; filled in from the data when an experiment is built."""
+    labels: tuple[int, ...] = ()
+    """Number of values of each condition, each with its own embedding; filled in from the data."""
+    conditional: bool = True
+    """Condition on the table's label; false: on nothing."""
+
+    def __post_init__(self) -> None:
+        if self.hidden < 1 or self.layers < 2:
+            raise ValueError(f"hidden must be at least 1 and layers at least 2, got {self.hidden} and {self.layers}")
+        if not isinstance(self.schedule, Linear | Sigmoid | Cosine):
+            raise ValueError(f"schedule must be linear, sigmoid or cosine, got {self.schedule!r}")
+        if self.steps < 1:
+            raise ValueError(f"steps must be at least 1, got {self.steps}")
+        if self.objective not in get_args(Loss):
+            raise ValueError(f"objective must be one of {', '.join(get_args(Loss))}, got {self.objective!r}")
+        if not 0 <= self.release <= self.steps:
+            raise ValueError(f"release must be in 0..{self.steps} (steps), got {self.release}")
+        if not self.counts or min(self.counts) < 1:
+            raise ValueError(f"counts must be at least 1 for each column, got {self.counts}")
+        if any(n < 1 for n in self.labels):
+            raise ValueError(f"labels must be counts of at least 1, got {self.labels}")
+
+    @property
+    def k(self) -> int:
+        """Categories of every column: the largest of `counts`."""
+        return max(self.counts)
+
+    @property
+    def abar(self) -> Tensor:
+        """abar_0 .. abar_T, (T + 1,) float64."""
+        return _schedule(self)[1]
+
+    def for_table(self, counts: tuple[int, ...], labels: tuple[int, ...]) -> DiscreteDiffusion:
+        """The same for a table with so many categories in each column and values in each label column."""
+        return replace(self, counts=counts, labels=labels if self.conditional else ())
+
+    def for_data(self, shape: tuple[int, int, int], labels: tuple[int, ...]) -> DiscreteDiffusion:
+        """Raises ValueError: pictures have no categories."""
+        raise ValueError("discrete diffusion is for tables: data.name must be adult, german, loan or a table's file")
+
+    def init(self, rng: torch.Generator) -> Params:
+        """Fresh parameters."""
+        with seeding.forked(rng):
+            module = _Denoiser(self)
+        return {k: v.detach().clone() for k, v in module.state_dict().items()}
+
+    def draws(self, count: int, rng: torch.Generator) -> Params:
+        """The random part of one step: t ~ Uniform{1..T} (B,), and for each column what decides whether its value stays
+        and what it becomes otherwise, (B, n)."""
+        size = (count, len(self.counts))
+        return {
+            "t": torch.randint(1, self.steps + 1, (count,), generator=rng),
+            "u": torch.rand(size, generator=rng),
+            "other": torch.randint(self.k, size, generator=rng),
+        }
+
+    def loss(self, params: Params, batch: tuple[Tensor, Tensor], draws: Params, extras: Params) -> Tensor:
+        """The objective, mean over rows and columns. Needs no extras."""
+        clean = codes_of(batch[0])
+        noised = self.noised(clean, draws)
+        logits = self._call(params, noised, draws["t"], batch[1])
+        if self.objective == "cross_entropy":
+            return F.cross_entropy(logits.flatten(0, 1), clean.flatten())
+        true = self.posterior(_one_hot(clean, self.k, logits.dtype), noised, draws["t"])
+        made = self.posterior(logits.softmax(-1), noised, draws["t"]).clamp_min(1e-30)
+        return (torch.xlogy(true, true) - true * made.log()).sum(-1).mean()
+
+    def features(self, params: Params, batch: tuple[Tensor, Tensor], draws: Params) -> Tensor:
+        """The last hidden layer on the noised rows, (B, hidden), for methods that compare models by it (MOON)."""
+        noised = self.noised(codes_of(batch[0]), draws)
+        return self._call(params, noised, draws["t"], batch[1], features=True)
+
+    def noised(self, clean: Tensor, draws: Params) -> Tensor:
+        """v_t (B, n) from v_0 (B, n) and `draws`."""
+        stay = self.abar.to(clean.device, draws["u"].dtype)[draws["t"]].unsqueeze(-1)
+        return torch.where(draws["u"] < stay, clean, draws["other"])
+
+    def posterior(self, clean: Tensor, noised: Tensor, t: Tensor) -> Tensor:
+        """q(v_{t-1} | v_t, v_0) of each column, averaged over v_0 ~ `clean`: (B, n, k).
+
+        clean (B, n, k) are probabilities, noised (B, n) codes, t (B,) in 1..T.
+        """
+        alpha, bar = (values.to(clean.device) for values in _schedule(self))
+        now, before, step = (a[i].to(clean.dtype)[:, None, None] for a, i in ((bar, t), (bar, t - 1), (alpha, t)))
+        there = _one_hot(noised, self.k, clean.dtype)
+        weight = clean / (now * there + (1 - now) / self.k)  # p(l) / q(v_t | v_0 = l)
+        mixed = before * weight + (1 - before) / self.k * weight.sum(-1, keepdim=True)
+        return (step * there + (1 - step) / self.k) * mixed
+
+    def denoiser(self, params: Params) -> Predict:
+        """p(v_0 | v_t): a function of (codes (N, n), t (N,) in 1..T, labels (N, K)) that gives (N, n, k) float64.
+
+        Without gradients, on the accelerator where there is one.
+        """
+        where = device()
+        bound = {k: v.to(where) for k, v in params.items()}
+
+        @torch.no_grad()
+        def call(noised: Tensor, t: Tensor, labels: Tensor) -> Tensor:
+            parts = zip(noised.split(CHUNK), t.split(CHUNK), labels.split(CHUNK), strict=True)
+            return torch.cat(
+                [self._call(bound, *(p.to(where) for p in part)).double().softmax(-1).cpu() for part in parts]
+            )
+
+        return call
+
+    def sample(self, predict: Predict, labels: Tensor, rng: torch.Generator, *, release: int | None = None) -> Tensor:
+        """Rows (N, n) int64 of step `release` (default: the field) that a `denoiser` makes of uniform ones, for labels
+        (N, K). Raises ValueError for a step outside 0..T."""
+        stop = self.release if release is None else release
+        if not 0 <= stop <= self.steps:
+            raise ValueError(f"release must be in 0..{self.steps} (steps), got {stop}")
+        rows = torch.randint(self.k, (len(labels), len(self.counts)), generator=rng)
+        for step in range(self.steps, stop, -1):
+            t = torch.full((len(rows),), step)
+            rows = drawn(self.posterior(predict(rows, t, labels), rows, t), rng)
+        return rows
+
+    def sampler(self, params: Params) -> Callable[[Tensor, torch.Generator], Tensor]:
+        """`sample` as a function of (labels (N, K), rng) that gives codes as records hold them, (N, 1, 1, n)."""
+        predict = self.denoiser(params)
+
+        def call(labels: Tensor, rng: torch.Generator) -> Tensor:
+            return images_of(self.sample(predict, labels, rng))
+
+        return call
+
+    def _call(self, params: Params, noised: Tensor, t: Tensor, labels: Tensor, *, features: bool = False) -> Tensor:
+        labels = labels[:, : len(self.labels)]
+        return _stateless(self)(params, noised, t, labels, features)
+
+
+def codes_of(images: Tensor) -> Tensor:
+    """(N, 1, 1, n) codes as records hold them -> (N, n) int64."""
+    return images.flatten(1).long()
+
+
+def images_of(codes: Tensor) -> Tensor:
+    """(N, n) codes -> (N, 1, 1, n) float32, as records hold them."""
+    return codes.float()[:, None, None, :]
+
+
+def kernel(stay: float, k: int) -> Tensor:
+    """Q = stay I + (1 - stay) 11^T / k, (k, k) float64: Q_t for stay = alpha_t, Qbar_t for abar_t."""
+    return stay * torch.eye(k, dtype=torch.float64) + (1 - stay) / k
+
+
+def drawn(probabilities: Tensor, rng: torch.Generator) -> Tensor:
+    """One code for each distribution (N, n, k): (N, n). None that has probability 0."""
+    up_to = probabilities.double().cumsum(-1)
+    u = torch.rand(*probabilities.shape[:-1], 1, generator=rng, dtype=torch.float64) * up_to[..., -1:]
+    return (up_to <= u).sum(-1)
+
+
+def _one_hot(codes: Tensor, k: int, dtype: torch.dtype) -> Tensor:
+    """(..., k); `F.one_hot` looks at the values, which torch.func.vmap does not allow."""
+    return (codes.unsqueeze(-1) == torch.arange(k, device=codes.device)).to(dtype)
+
+
+class _Denoiser(nn.Module):
+    def __init__(self, model: DiscreteDiffusion) -> None:
+        super().__init__()
+        width, n, self.k = model.hidden, len(model.counts), model.k
+        self.step = nn.Embedding(model.steps, width)
+        self.conditions = nn.ModuleList(nn.Embedding(count, width) for count in model.labels)
+        self.enter = nn.Linear(n * self.k, width)
+        self.hidden = nn.ModuleList(nn.Linear(width, width) for _ in range(model.layers - 2))
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(model.layers - 1))
+        self.leave = nn.Linear(width, n * self.k)
+        used = torch.arange(self.k) < torch.tensor(model.counts)[:, None]
+        self.register_buffer("used", used, persistent=False)  # (n, k)
+        self.used: Tensor
+
+    def forward(self, noised: Tensor, t: Tensor, labels: Tensor, features: bool = False) -> Tensor:
+        h = self.enter(_one_hot(noised, self.k, self.enter.weight.dtype).flatten(1)) + self.step(t - 1)
+        for i, table in enumerate(self.conditions):
+            h = h + table(labels[:, i])
+        h = F.leaky_relu(self.norms[0](h))
+        for layer, norm in zip(self.hidden, list(self.norms)[1:], strict=True):
+            h = F.leaky_relu(norm(layer(h)))
+        if features:
+            return h
+        logits: Tensor = self.leave(h).unflatten(1, self.used.shape)
+        return logits.masked_fill(~self.used.to(logits.device), -torch.inf)
+
+
+@functools.lru_cache(maxsize=16)
+def _schedule(model: DiscreteDiffusion) -> tuple[Tensor, Tensor]:
+    """alpha_0 .. alpha_T and abar_0 .. abar_T, (T + 1,) float64."""
+    return model.schedule.alpha(model.steps), abar(model.schedule, model.steps)
+
+
+@functools.lru_cache(maxsize=16)
+def _stateless(model: DiscreteDiffusion) -> Stateless:
+    with torch.random.fork_rng(devices=[]):
+        return Stateless(_Denoiser(model))

@@ -1,0 +1,302 @@
+"""Gaussian diffusion (DDPM): noise schedules, the training loss, ancestral and DDIM sampling.
+
+Shapes: x (B, C, H, W) on the data's scale; labels (B, K), one column per condition; t (B,) in 1..T.
+abar has T + 1 entries with abar_0 = 1, so that abar[t] is the paper's abar_t.
+
+References: Ho et al. 2020 (arXiv 2006.11239); Song et al. 2021 (DDIM, arXiv 2010.02502); PFDM, Algorithms 3 and 4.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from raydiff import seeding
+from raydiff.models.functional import Stateless
+from raydiff.models.networks import MLP, UNet
+from raydiff.tree import Params
+
+Schedule = Literal["linear", "cosine", "sigmoid", "scaled_linear"]
+Sampler = Literal["ancestral", "ddim"]
+Precision = Literal["float32", "bfloat16"]
+Denoiser = Callable[[Tensor, Tensor, Tensor], Tensor]
+Network = Callable[[Params, Tensor, Tensor, Tensor], Tensor]
+
+CHUNK = 4096  # records per forward pass when nothing is trained: bounds memory, does not change results
+
+
+@functools.lru_cache
+def alphas_bar(schedule: str, timesteps: int) -> Tensor:
+    """abar_0 .. abar_T, (T + 1,) float64.
+
+    linear, scaled_linear and sigmoid have their usual beta range at T = 1000; for another T the betas are scaled by
+    1000 / T, so that abar covers the same range. cosine is Nichol & Dhariwal's (arXiv 2102.09672).
+    Raises ValueError for an unknown schedule or T < 1.
+    """
+    if schedule not in get_args(Schedule):
+        raise ValueError(f"schedule must be one of {', '.join(get_args(Schedule))}, got {schedule!r}")
+    if timesteps < 1:
+        raise ValueError(f"timesteps must be at least 1, got {timesteps}")
+    T = timesteps
+    if schedule == "cosine":
+        f = [math.cos((t / T + 0.008) / 1.008 * math.pi / 2) ** 2 for t in range(T + 1)]
+        beta = torch.tensor([1 - f[t + 1] / f[t] for t in range(T)], dtype=torch.float64)
+    elif schedule == "linear":
+        beta = torch.linspace(1e-4, 0.02, T, dtype=torch.float64) * (1000 / T)
+    elif schedule == "scaled_linear":
+        beta = torch.linspace(0.00085**0.5, 0.012**0.5, T, dtype=torch.float64) ** 2 * (1000 / T)
+    else:
+        beta = torch.sigmoid(torch.linspace(-6, 6, T, dtype=torch.float64))
+        beta = (beta * (0.02 - 1e-4) + 1e-4) * (1000 / T)
+    abar = torch.cumprod(1 - beta.clamp_max(0.999), dim=0)
+    return torch.cat([torch.ones(1, dtype=torch.float64), abar])
+
+
+@dataclass(frozen=True, kw_only=True)
+class DDPM:
+    """An epsilon-prediction DDPM: a network, a schedule, and nothing learned."""
+
+    network: MLP | UNet = MLP()
+    """The denoiser."""
+    schedule: Schedule = "linear"
+    """Noise schedule."""
+    timesteps: int = 1000
+    """T."""
+    shape: tuple[int, int, int] = (1, 8, 8)
+    """(channels, height, width) of a record; filled in from the data when an experiment is built."""
+    labels: tuple[int, ...] = (10,)
+    """Number of values of each condition, each with its own embedding; filled in from the data."""
+    conditional: bool = True
+    """Condition on the data's labels; false: on none of them."""
+    embedding: bool = False
+    """A vector of the client beside the time embedding, among the parameters as `networks.CLIENT`; SPIRE sets it."""
+    precision: Precision = "float32"
+    """Arithmetic of the network; parameters, losses and chains are float32 in either."""
+    compile: bool = False
+    """Compile the network by `torch.compile`: a minute at the start, faster steps on a GPU."""
+
+    def __post_init__(self) -> None:
+        alphas_bar(self.schedule, self.timesteps)
+        if len(self.shape) != 3 or min(self.shape) < 1:
+            raise ValueError(f"shape must be three positive numbers (channels, height, width), got {self.shape}")
+        if any(n < 1 for n in self.labels):
+            raise ValueError(f"labels must be counts of at least 1, got {self.labels}")
+        if self.precision not in get_args(Precision):
+            raise ValueError(f"precision must be one of {', '.join(get_args(Precision))}, got {self.precision!r}")
+        self.network.check(self.shape)
+
+    @property
+    def abar(self) -> Tensor:
+        """abar_0 .. abar_T, (T + 1,) float64."""
+        return alphas_bar(self.schedule, self.timesteps)
+
+    def for_data(self, shape: tuple[int, int, int], labels: tuple[int, ...]) -> DDPM:
+        """The same for pictures of this shape, with this many values in each label column."""
+        return replace(self, shape=shape, labels=labels if self.conditional else ())
+
+    def init(self, rng: torch.Generator) -> Params:
+        """Fresh parameters."""
+        with seeding.forked(rng):
+            module = self._build()
+        return {k: v.detach().clone() for k, v in module.state_dict().items()}
+
+    def draws(self, count: int, rng: torch.Generator) -> Params:
+        """The random part of one training step: t ~ Uniform{1..T} (B,) and z ~ N(0, I) (B, C, H, W)."""
+        return {
+            "t": torch.randint(1, self.timesteps + 1, (count,), generator=rng),
+            "z": torch.randn(count, *self.shape, generator=rng),
+        }
+
+    def loss(self, params: Params, batch: tuple[Tensor, Tensor], draws: Params, extras: Params) -> Tensor:
+        """Mean of ||z - z_theta(sqrt(abar_t) x_0 + sqrt(1 - abar_t) z, t)||^2 per pixel (Algorithm 3). Needs no
+        extras."""
+        x_t = self._noised(batch[0], draws)
+        return (draws["z"] - self.predict(params, x_t, draws["t"], batch[1])).square().mean()
+
+    def predict(self, params: Params, x_t: Tensor, t: Tensor, labels: Tensor) -> Tensor:
+        """z_theta(x_t, t | labels), (B, C, H, W); differentiable in params and x_t."""
+        network = _compiled(self) if self.compile else _network(self)
+        return self._call(network, params, x_t, t, labels)
+
+    def features(self, params: Params, batch: tuple[Tensor, Tensor], draws: Params) -> Tensor:
+        """What the network makes of the noised images on the way, (B, dim): its last hidden layer (MLP) or its middle
+        block (UNet), for methods that compare models by it (MOON)."""
+        x_t, labels = self._noised(batch[0], draws), batch[1]
+        return self._call(_network(self, features=True), params, x_t, draws["t"], labels)
+
+    def denoiser(self, params: Params, *, fixed: tuple[int, ...] = ()) -> Denoiser:
+        """`predict` with the parameters bound, without gradients, on the accelerator where there is one.
+
+        `fixed` are label columns with the same value for all records, appended to those that the caller gives.
+        """
+        where = device()
+        bound = {k: v.to(where) for k, v in params.items()}
+
+        @torch.no_grad()
+        def call(x_t: Tensor, t: Tensor, labels: Tensor) -> Tensor:
+            extra = torch.tensor(fixed, dtype=torch.long).expand(len(labels), -1)
+            labels = torch.cat([labels, extra], dim=1)
+            parts = zip(x_t.split(CHUNK), t.split(CHUNK), labels.split(CHUNK), strict=True)
+            return torch.cat([self.predict(bound, *(p.to(where) for p in part)).cpu() for part in parts])
+
+        return call
+
+    def _noised(self, x: Tensor, draws: Params) -> Tensor:
+        abar = self.abar.to(x.device, x.dtype)[draws["t"]].view(-1, 1, 1, 1)
+        return abar.sqrt() * x + (1 - abar).sqrt() * draws["z"]
+
+    def _call(self, network: Network, params: Params, x_t: Tensor, t: Tensor, labels: Tensor) -> Tensor:
+        if not self.conditional:  # what a method appends to the data's labels stays
+            labels = labels[:, labels.shape[1] - len(self.labels) :]
+        if self.precision == "float32":
+            return network(params, x_t, t, labels)
+        with torch.autocast(x_t.device.type, dtype=torch.bfloat16):
+            return network(params, x_t, t, labels).float()
+
+    def _build(self) -> nn.Module:
+        return self.network.build(self.shape, self.labels, self.timesteps, client=self.embedding)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How a reverse chain is run."""
+
+    sampler: Sampler = "ancestral"
+    """ancestral: the papers' Algorithm 4; ddim: deterministic, eta = 0."""
+    steps: int | None = None
+    """Steps of a whole chain from T to 0 (default: T); a part of the chain takes its share."""
+
+    def __post_init__(self) -> None:
+        if self.sampler not in get_args(Sampler):
+            raise ValueError(f"sampler must be one of {', '.join(get_args(Sampler))}, got {self.sampler!r}")
+        if self.steps is not None and self.steps < 1:
+            raise ValueError(f"steps must be at least 1, got {self.steps}")
+
+    def variants(self) -> dict[str, Sampling]:
+        """The same chain under each sampler, by name; this one first."""
+        names = sorted(get_args(Sampler), key=lambda name: name != self.sampler)
+        return {name: replace(self, sampler=name) for name in names}
+
+    def samplers(self, model: DDPM, z_theta: Denoiser) -> dict[str, Callable[[Tensor, torch.Generator], Tensor]]:
+        """The whole chain from pure noise to 0 as functions of (labels, rng), by sampler; this one first."""
+
+        def sample(chain: Sampling, labels: Tensor, rng: torch.Generator) -> Tensor:
+            x = torch.randn(len(labels), *model.shape, generator=rng)
+            return chain.run(model, z_theta, x, labels=labels, start=model.timesteps, bound=1.0, rng=rng)
+
+        return {name: functools.partial(sample, chain) for name, chain in self.variants().items()}
+
+    def run(
+        self,
+        model: DDPM,
+        z_theta: Denoiser,
+        x: Tensor,
+        *,
+        labels: Tensor,
+        start: int,
+        stop: int = 0,
+        bound: float,
+        rng: torch.Generator,
+    ) -> Tensor:
+        """`denoise` from x = x_start to x_stop with this sampler and this part's share of the steps."""
+        share = None if self.steps is None else max(1, math.ceil(self.steps * (start - stop) / model.timesteps))
+        return denoise(
+            z_theta,
+            x,
+            labels=labels,
+            abar=model.abar,
+            start=start,
+            stop=stop,
+            sampler=self.sampler,
+            steps=share,
+            bound=bound,
+            rng=rng,
+        )
+
+
+@functools.lru_cache(maxsize=16)
+def _stateless(model: DDPM) -> Stateless:
+    with torch.random.fork_rng(devices=[]):
+        return Stateless(model._build())
+
+
+def _network(model: DDPM, *, features: bool = False) -> Network:
+    """The network, or its features, as a pure function of (parameters, x_t, t, labels)."""
+    stateless = _stateless(model)
+    return lambda params, x_t, t, labels: stateless(params, x_t, t, labels, features)
+
+
+@functools.lru_cache(maxsize=16)
+def _compiled(model: DDPM) -> Network:
+    module = _stateless(model).module  # the compiler knows `functional_call`
+
+    def predict(params: Params, x_t: Tensor, t: Tensor, labels: Tensor) -> Tensor:
+        out: Tensor = torch.func.functional_call(module, params, (x_t, t, labels, False))
+        return out
+
+    return torch.compile(predict)
+
+
+def device() -> torch.device:
+    """Where tensors are computed: the one accelerator that the process was given, else the CPU."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def device_lost(error: BaseException) -> bool:
+    """Whether this is an error of the accelerator, which stays in its process: whatever is computed next fails too.
+    That there was no memory does not stay."""
+    says = str(error)
+    of_device = isinstance(error, torch.AcceleratorError) or (isinstance(error, RuntimeError) and "CUDA error" in says)
+    return of_device and not isinstance(error, torch.OutOfMemoryError) and "out of memory" not in says
+
+
+def chain(start: int, stop: int, steps: int | None) -> list[int]:
+    """The timesteps start = t_0 > t_1 > ... > t_n = stop of a reverse chain, evenly spaced; all of them if steps is
+    None."""
+    n = start - stop if steps is None else min(steps, start - stop)
+    return [start - round(i * (start - stop) / n) for i in range(n + 1)] if n > 0 else [start]
+
+
+def denoise(
+    z_theta: Denoiser,
+    x: Tensor,
+    *,
+    labels: Tensor,
+    abar: Tensor,
+    start: int,
+    stop: int = 0,
+    sampler: Sampler,
+    steps: int | None = None,
+    bound: float | None = None,
+    rng: torch.Generator,
+) -> Tensor:
+    """Run the reverse chain from x = x_start to x_stop, in `steps` evenly spaced steps (default: all).
+
+    `ancestral` is Algorithm 4 with sigma_t^2 = beta_t ("fixedlarge"), generalised to skipped steps by
+    beta = 1 - abar_t / abar_s; no noise in the step that reaches 0. `ddim` is Song et al., Eq. 12 with eta = 0.
+    `bound` clamps the predicted x_0 to [-bound, bound] in each step: where abar_t is nearly 0 (the cosine schedule at
+    T) a small error of the network is divided by sqrt(abar_t) and the chain is lost without it.
+    """
+    times = chain(start, stop, steps)
+    for t, s in itertools.pairwise(times):
+        z = z_theta(x, torch.full((len(x),), t), labels)
+        a_t, a_s = float(abar[t]), float(abar[s])
+        x0 = (x - math.sqrt(1 - a_t) * z) / math.sqrt(a_t)
+        if bound is not None:
+            x0 = x0.clamp(-bound, bound)
+            z = (x - math.sqrt(a_t) * x0) / math.sqrt(1 - a_t)
+        if sampler == "ddim":
+            x = math.sqrt(a_s) * x0 + math.sqrt(1 - a_s) * z
+        else:
+            beta = 1 - a_t / a_s
+            x = (x - beta / math.sqrt(1 - a_t) * z) / math.sqrt(1 - beta)
+            if s > 0:
+                x = x + math.sqrt(beta) * torch.randn(x.shape, generator=rng)
+    return x

@@ -1,0 +1,350 @@
+"""Plain optimisation of a model's loss on one data set: the loop that every method's training goes through."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from typing import Literal, Protocol, get_args
+
+import torch
+from torch import Tensor
+
+from raydiff import tree
+from raydiff.models.ddpm import DDPM, device
+from raydiff.tree import Params
+
+Objective = Callable[[Params, tuple[Tensor, Tensor], Params, Params], Tensor]
+"""loss(params, (x, labels), draws, extras): a pure function of tensors; extras are constants of this client."""
+
+Gradient = Callable[[Params], tuple[Params, Tensor]]
+"""theta -> (its gradient, loss) in one step, whose batch and draws are its own: other ones at each call."""
+
+Optimizer = Literal["adamw", "sgd"]
+Decay = Literal["cosine", "constant"]
+
+CHECK_EVERY = 50  # steps between looks at the loss: each look waits for the accelerator
+
+
+class Model(Protocol):
+    """What can be trained: a denoiser, a classifier."""
+
+    def init(self, rng: torch.Generator) -> Params:
+        """Fresh parameters."""
+
+    def draws(self, count: int, rng: torch.Generator) -> Params:
+        """The random part of one step on a batch of `count`, the batch apart."""
+
+    def loss(self, params: Params, batch: tuple[Tensor, Tensor], draws: Params, extras: Params) -> Tensor:
+        """Of images (B, C, H, W) and labels (B, K): a number."""
+
+
+class Diverged(RuntimeError):
+    """The loss became NaN or infinite. The federation adds the client's name."""
+
+    def __init__(self, step: int, loss: float) -> None:
+        super().__init__(step, loss)
+        self.step, self.loss = step, loss
+
+    def __str__(self) -> str:
+        return f"the loss became {self.loss} at step {self.step}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """How a model is trained: batches drawn with replacement, an optimiser, a learning rate over time."""
+
+    steps: int = 1000
+    """Optimisation steps in all."""
+    batch: int = 64
+    """Records per step."""
+    learning_rate: float = 2e-3
+    """Initial learning rate."""
+    weight_decay: float = 0.0
+    """Decoupled weight decay of adamw; sgd has none."""
+    optimizer: Optimizer = "adamw"
+    """adamw, or sgd without momentum."""
+    decay: Decay = "cosine"
+    """Of the learning rate over all steps: to zero along a cosine, or constant."""
+
+    def __post_init__(self) -> None:
+        if self.steps < 0 or self.batch < 1:
+            raise ValueError(f"steps must be >= 0 and batch >= 1, got {self.steps} and {self.batch}")
+        if not (self.learning_rate > 0 and math.isfinite(self.learning_rate)):
+            raise ValueError(f"learning_rate must be a positive number, got {self.learning_rate}")
+        if not self.weight_decay >= 0:
+            raise ValueError(f"weight_decay must be >= 0, got {self.weight_decay}")
+        if self.optimizer not in get_args(Optimizer):
+            raise ValueError(f"optimizer must be one of {', '.join(get_args(Optimizer))}, got {self.optimizer!r}")
+        if self.decay not in get_args(Decay):
+            raise ValueError(f"decay must be one of {', '.join(get_args(Decay))}, got {self.decay!r}")
+        if self.optimizer == "sgd" and self.weight_decay:
+            raise ValueError(f"weight_decay must be 0 with optimizer sgd, got {self.weight_decay}")
+
+    def rate(self, step: int) -> float:
+        """The learning rate of step 0 .. steps - 1."""
+        if self.decay == "constant":
+            return self.learning_rate
+        return self.learning_rate * 0.5 * (1 + math.cos(math.pi * min(1.0, step / max(self.steps, 1))))
+
+
+Fitted = tuple[Params, Params, float]
+"""(parameters, the optimiser's state, mean loss)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What `fit` is asked for: at least one step on at least one record."""
+
+    model: Model
+    """What is trained."""
+    params: Params
+    """Where its parameters start."""
+    images: Tensor
+    """(N, C, H, W)."""
+    labels: Tensor
+    """(N, K)."""
+    training: Training
+    """How it is trained."""
+    rng: torch.Generator = field(repr=False)
+    """Of batches and draws; each step moves it on."""
+    first: int
+    """The first step, of `training`."""
+    steps: int
+    """Number of steps."""
+    moments: Params
+    """The optimiser's state, {} at first."""
+    objective: Objective | None
+    """What is minimised; None: the model's own loss."""
+    extras: Params
+    """Its constants."""
+
+    def to(self, where: torch.device) -> Task:
+        """The same with records and constants there."""
+        extras = {k: v.to(where) for k, v in self.extras.items()}
+        return replace(self, images=self.images.to(where), labels=self.labels.to(where), extras=extras)
+
+    def draw(self) -> tuple[tuple[Tensor, Tensor], Params]:
+        """(batch, draws) of the next step, where the records are."""
+        where, count = self.images.device, self.training.batch
+        rows = torch.randint(len(self.images), (count,), generator=self.rng).to(where)
+        draws = {k: v.to(where) for k, v in self.model.draws(count, self.rng).items()}
+        return (self.images[rows], self.labels[rows]), draws
+
+    def loss(self, params: Params, batch: tuple[Tensor, Tensor], draws: Params, extras: Params) -> Tensor:
+        """The objective, or without one the model's own loss."""
+        return (self.objective or self.model.loss)(params, batch, draws, extras)
+
+    def alone(self) -> Fitted:
+        """Do it."""
+        task = self.to(device())
+
+        def gradient(theta: Params) -> tuple[Params, Tensor]:
+            batch, draws = task.draw()
+            loss = task.loss(theta, batch, draws, task.extras)
+            loss.backward()
+            return {k: v.grad for k, v in theta.items() if v.grad is not None}, loss.detach()
+
+        return optimize(
+            self.params, gradient, training=self.training, first=self.first, steps=self.steps, moments=self.moments
+        )
+
+
+Train = Callable[[Task], Fitted]
+"""Does a task: `Task.alone`, or something faster."""
+
+MEETING: ContextVar[Train | None] = ContextVar("meeting", default=None)
+"""Who does the tasks of the clients that train in lock-step (`cohort`), or the server's (`rounds`), so that no method
+needs to know of it; None: each does its own."""
+
+
+def span(steps: int, parts: int, part: int) -> tuple[int, int]:
+    """(first step, number of steps) of part 0 .. parts - 1 of a training of `steps`, as even as can be."""
+    first = steps * part // parts
+    return first, steps * (part + 1) // parts - first
+
+
+def fit(
+    model: Model,
+    params: Params,
+    images: Tensor,
+    labels: Tensor,
+    *,
+    training: Training,
+    rng: torch.Generator,
+    first: int = 0,
+    steps: int | None = None,
+    moments: Params | None = None,
+    objective: Objective | None = None,
+    extras: Params | None = None,
+) -> Fitted:
+    """Take steps first, first + 1, ..., first + steps - 1 of `training` on images (N, C, H, W) and labels (N, K).
+
+    Gives (params, moments, mean loss). `moments` is the optimiser's state: handing it back continues the optimisation
+    as if it had not been interrupted. `objective` defaults to the model's own loss; `extras` are its constants. Raises
+    Diverged when the loss is no longer finite, ValueError without records.
+    """
+    steps = training.steps - first if steps is None else steps
+    if steps == 0:
+        return params, moments or {}, 0.0
+    if not len(images):
+        raise ValueError("there are no records to train on")
+    task = Task(
+        model=model,
+        params=params,
+        images=images,
+        labels=labels,
+        training=training,
+        rng=rng,
+        first=first,
+        steps=steps,
+        moments=moments or {},
+        objective=objective,
+        extras=extras or {},
+    )
+    meet = MEETING.get()
+    return task.alone() if meet is None else meet(task)
+
+
+def optimize(
+    params: Params,
+    gradient: Gradient,
+    *,
+    training: Training,
+    first: int,
+    steps: int,
+    moments: Params | None = None,
+) -> tuple[Params, Params, float]:
+    """`fit` along a gradient, wherever it comes from: at least one step of `training`'s optimiser at its rates."""
+    where = device()
+    theta = {k: v.detach().to(where, copy=True).requires_grad_() for k, v in params.items()}
+    optimizer = _optimizer(theta, training, moments)
+    losses = torch.zeros(steps, device=where)
+    for step in range(first, first + steps):
+        for group in optimizer.param_groups:
+            group["lr"] = training.rate(step)
+        optimizer.zero_grad()
+        gradients, losses[step - first] = gradient(theta)
+        for name, g in gradients.items():
+            theta[name].grad = g
+        optimizer.step()
+        if step % CHECK_EVERY == 0 or step == first + steps - 1:
+            _check_finite(losses[: step - first + 1], first)
+    if not torch.stack([v.detach().sum() for v in theta.values()]).isfinite().all():  # the last update is in no loss
+        raise Diverged(first + steps - 1, math.nan)
+    mean = float(losses.double().mean())
+    return {k: v.detach().cpu() for k, v in theta.items()}, _moments(optimizer, theta), mean
+
+
+def fit_personal(
+    model: Model,
+    personal: Params,
+    fixed: Params,
+    data: tuple[Tensor, Tensor],
+    *,
+    training: Training,
+    rng: torch.Generator,
+    first: int = 0,
+    steps: int | None = None,
+    moments: Params | None = None,
+) -> tuple[Params, Params, float]:
+    """`fit` of the parameters in `personal` alone; the model's others are `fixed`.
+
+    `data` is (images (N, C, H, W), labels (N, K)).
+    """
+
+    images, labels = data
+    return fit(
+        model,
+        personal,
+        images,
+        labels,
+        training=training,
+        rng=rng,
+        first=first,
+        steps=steps,
+        moments=moments,
+        objective=_Completed(model),
+        extras=fixed,
+    )
+
+
+@dataclass(frozen=True)
+class _Completed:
+    """The loss of a model of which only some parameters are trained; `extras` are the others. Equal for equal models,
+    which a function made at each call would not be."""
+
+    model: Model
+
+    def __call__(self, params: Params, batch: tuple[Tensor, Tensor], draws: Params, extras: Params) -> Tensor:
+        return self.model.loss({**extras, **params}, batch, draws, {})
+
+
+def with_clipped_flag(model: DDPM) -> DDPM:
+    """The model with one condition more: 0 = unclipped, 1 = clipped (PFDM, appendix D)."""
+    return replace(model, labels=(*model.labels, 2))
+
+
+def fit_part(
+    model: Model,
+    state: Params,
+    images: Tensor,
+    labels: Tensor,
+    *,
+    training: Training,
+    rng: torch.Generator,
+    part: int,
+    parts: int,
+) -> Params:
+    """Part 0 .. parts - 1 of a whole training of a new model; `state` is what the part before gave, {} at first.
+
+    The last part gives the parameters, those before it also the optimiser's state.
+    """
+    params = tree.under("model", state) if part else model.init(rng)
+    first, steps = span(training.steps, parts, part)
+    params, moments, _ = fit(
+        model,
+        params,
+        images,
+        labels,
+        training=training,
+        rng=rng,
+        first=first,
+        steps=steps,
+        moments=tree.under("moments", state),
+    )
+    return params if part == parts - 1 else {**tree.prefixed("model", params), **tree.prefixed("moments", moments)}
+
+
+def with_clipped_copies(
+    images: Tensor, labels: Tensor, *, clip: float, center: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The images and their clipped copies, labels with the flag: the training set of a `with_clipped_flag` model."""
+    flags = torch.arange(2).repeat_interleave(len(images))[:, None]
+    both = torch.cat([images, tree.clip_records(images, clip, center)])
+    return both, torch.cat([labels.repeat(2, 1), flags], dim=1)
+
+
+def _optimizer(theta: Params, training: Training, moments: Params | None) -> torch.optim.Optimizer:
+    leaves = list(theta.values())
+    if training.optimizer == "sgd":
+        return torch.optim.SGD(leaves, lr=training.learning_rate, fused=True)
+    optimizer = torch.optim.AdamW(leaves, lr=training.learning_rate, weight_decay=training.weight_decay, fused=True)
+    if moments:
+        for name, leaf in theta.items():
+            state = {k: moments[f"{k}/{name}"].to(leaf.device, copy=True) for k in ("exp_avg", "exp_avg_sq", "step")}
+            optimizer.state[leaf] = state
+    return optimizer
+
+
+def _moments(optimizer: torch.optim.Optimizer, theta: Params) -> Params:
+    """AdamW's state; SGD has none (its `momentum_buffer` is None)."""
+    states = ((name, k, v) for name, leaf in theta.items() for k, v in optimizer.state[leaf].items())
+    return {f"{k}/{name}": v.detach().cpu() for name, k, v in states if v is not None}
+
+
+def _check_finite(losses: Tensor, first: int) -> None:
+    bad = (~losses.isfinite()).nonzero()
+    if len(bad):
+        raise Diverged(first + int(bad[0]), float(losses[bad[0]]))

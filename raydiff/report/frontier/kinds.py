@@ -1,0 +1,68 @@
+"""What an epsilon speaks of: its kind (unit, relation, trust, delta, accountant), and epsilons kind by kind."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import pandas as pd
+
+from raydiff.report.load import Row
+
+NOTHING = "nothing sent"
+SILENT = "noise of scale 0"
+
+
+def kind_of(run: Row, view: str) -> str:
+    """What the epsilon against this view (server or outsiders) speaks of, in words."""
+    of = {k.removeprefix(f"{view}/"): v for k, v in run.items() if k.startswith(f"{view}/")}
+    if of["epsilon"] is None:
+        return "not recorded"
+    if of["epsilon"] == math.inf:
+        return f"no guarantee: {'not recorded why' if of['unprotected'] is None else of['unprotected'] or SILENT}"
+    if of["unit"] is None:
+        return NOTHING if of["epsilon"] == 0 else "unit, relation and trust not recorded"
+    about = f"per {of['unit']}, {of['relation'].replace('_', '-')}, {of['trust']} trust"
+    if of["delta"] is None:  # no outcome says it, and it is no field of the method
+        return f"{about}, delta not recorded"
+    stated = f"{about}, delta {of['delta']:g}, {of['accountant']} accountant"
+    return f"{stated}; public by declaration: {of['declared']}" if of["declared"] else stated
+
+
+def stated(guarantees: pd.DataFrame) -> pd.DataFrame:
+    """epsilon and kind as stated: the server's; where it has none, the outsiders' (central trust)."""
+    central = (guarantees["epsilon"] == math.inf) & (guarantees["epsilon_outsiders"] < math.inf)
+    names = ("epsilon", "kind")
+    return guarantees.assign(**{n: guarantees[n].mask(central, guarantees[f"{n}_outsiders"]) for n in names})
+
+
+def kinds(rows: pd.DataFrame) -> dict[str, str]:
+    """{kind: its name} of the finite guarantees: unit, relation and trust; all that is known where two share these."""
+    views = ("", "_outsiders")
+    found = {k for view in views for k in rows.loc[rows[f"epsilon{view}"] < math.inf, f"kind{view}"]} - {NOTHING}
+    names = {kind: re.split(", delta | or ", kind)[0] for kind in sorted(found)}
+    return {kind: kind if list(names.values()).count(name) > 1 else name for kind, name in names.items()}
+
+
+def epsilons(rows: pd.DataFrame, kind: str) -> pd.Series:
+    """Each row's epsilon of this kind, NaN where it has none. Without any guarantee it is infinite and where nothing
+    was sent 0, of whatever kind."""
+    of_any = (rows["epsilon"] == math.inf) | (rows["kind"] == NOTHING)
+    own = rows["epsilon"].where(of_any | (rows["kind"] == kind))
+    return own.mask(rows["kind_outsiders"] == kind, rows["epsilon_outsiders"])
+
+
+def spread(rows: pd.DataFrame) -> pd.DataFrame:
+    """The table with a column per kind in place of `epsilon` and `epsilon_outsiders`, where there are several kinds."""
+    several = kinds(rows)
+    if len(several) < 2:
+        return rows
+    out = rows.drop(columns=["epsilon", "epsilon_outsiders"])
+    for i, (kind, name) in enumerate(several.items()):
+        out.insert(list(rows).index("epsilon") + i, f"epsilon [{name}]", epsilons(rows, kind))
+    return out
+
+
+def against(kind: str) -> str:
+    """Whom an epsilon of this kind holds against."""
+    return "outsiders only; the server sees the updates" if "central trust" in kind else "the server"

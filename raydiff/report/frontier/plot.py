@@ -1,0 +1,196 @@
+"""The plot of the frontier: feature distance over epsilon."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from raydiff.report.frontier.kinds import NOTHING, against, kinds
+from raydiff.report.frontier.table import DONE, floors_of, is_budget, network_of, ranked_by, records, swept, table
+from raydiff.report.frontier.text import short
+from raydiff.report.load import Row
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+"""Okabe and Ito's, which the colour-blind tell apart."""
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "*")
+LINES = ("-", "--", "-.", ":")
+WIDTH = 34
+"""Of the legend's lines, in characters."""
+FLOOR: Row = {"linestyle": (0, (6, 3)), "color": "0.45", "linewidth": 0.9}
+
+Style = tuple[str, str, str]
+"""Colour of the series; marker and line of the setting, the marker of the series where there is one setting."""
+Styles = dict[tuple[str, str], Style]
+
+
+def plot(runs: pd.DataFrame, path: Path) -> None:
+    """The frontier as a PNG: distance over epsilon, 0 and infinity in bands beyond a broken axis.
+
+    Raises ValueError where no trial has a distance.
+    """
+    from matplotlib.figure import Figure
+
+    rows = drawable(table(runs))
+    ranked, network = ranked_by(rows), network_of(rows)
+    if ranked is None:
+        raise ValueError("there is nothing to plot: no trial has a feature distance")
+    rows = rows.assign(series=_series(rows), setting=_setting(rows)).assign(x=lambda known: _places(known))
+    distances = list(dict.fromkeys([ranked, f"fd_{network}/all"]))
+    styles = _styles(rows)
+    legend = _legend(rows, distances, styles)
+    height = 0.3 + 0.17 * sum(entry.get_label().count("\n") + 1 for entry in legend)
+    size = (4.6 * len(distances) + 2.2, max(4.4, height))
+    figure = Figure(figsize=size, dpi=200, layout="constrained")
+    for axes, name in zip(figure.subplots(1, len(distances), squeeze=False)[0], distances, strict=True):
+        classes = "minority classes" if name.endswith("minor") else "all classes"
+        axes.set_ylabel(f"Fréchet distance of {network} features, {classes}", fontsize=9)
+        _draw_points(axes, rows, name, styles)
+        for _, (floor,) in floors_of(rows, [name]):
+            axes.axhline(floor, zorder=1, **FLOOR)
+        _draw_axis(axes, rows)
+    figure.supxlabel(textwrap.fill(_axis_title(rows), 80 * len(distances)), fontsize=9)
+    figure.legend(handles=legend, loc="outside right upper", fontsize=8, frameon=False, handlelength=3.2)
+    figure.savefig(path, metadata={"Software": None})
+
+
+def drawable(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows of the table that have a place in the plot, if there is a distance to plot."""
+    return rows[rows["outcome"].isin(DONE) & rows["epsilon"].notna()]
+
+
+def _series(rows: pd.DataFrame) -> list[str]:
+    """The method; where there are several kinds of epsilon, with its kind."""
+    names = kinds(rows)
+    if len(names) < 2:
+        return list(rows["method"])
+    names[NOTHING] = NOTHING
+    return [f"{m}, {names.get(k, 'no guarantee')}" for m, k in zip(rows["method"], rows["kind"], strict=True)]
+
+
+def _setting(rows: pd.DataFrame) -> list[str]:
+    """In words, what was swept apart from the budget, which is the axis, and from what the kind says."""
+    fields = [f for f in swept(rows) if not is_budget(f) and f.rpartition(".")[2] not in ("privacy", "trust")]
+    return [", ".join(f"{f} {short(r[f])}" for f in fields if r[f] is not None) for r in records(rows)]
+
+
+def _styles(rows: pd.DataFrame) -> Styles:
+    keys = list(dict.fromkeys(zip(rows["series"], rows["setting"], strict=True)))
+    names = list(dict.fromkeys(name for name, _ in keys))
+    settings = sorted({setting for _, setting in keys}, key=lambda words: (not words, words))
+    out = {}
+    for name, setting in keys:
+        i = settings.index(setting)
+        marker = i if len(settings) > 1 else names.index(name)
+        colour = COLOURS[names.index(name) % len(COLOURS)]
+        out[name, setting] = (colour, MARKERS[marker % len(MARKERS)], LINES[i % len(LINES)])
+    return out
+
+
+def _range(rows: pd.DataFrame) -> tuple[float, float, float]:
+    """log10 of the two ends of the unbroken axis, and how wide the bands of 0 and infinity are."""
+    finite = [math.log10(e) for e in rows["epsilon"] if 0 < e < math.inf] or [0.0]
+    low, high = min(finite) - 0.2, max(finite) + 0.2
+    return low, high, 0.45 * (high - low)
+
+
+def _places(rows: pd.DataFrame) -> list[float]:
+    """x of each row: log10 epsilon; in a band, the (series, setting) pairs stand side by side."""
+    low, high, width = _range(rows)
+    known = list(zip(rows["epsilon"], rows["series"], rows["setting"], strict=True))
+    out = []
+    for key in known:
+        if 0 < key[0] < math.inf:
+            out.append(math.log10(key[0]))
+            continue
+        beside = list(dict.fromkeys(k for k in known if k[0] == key[0]))
+        share = 0.1 + 0.8 * (beside.index(key) + 0.5) / len(beside)
+        out.append(width * share + (high if key[0] else low - width))
+    return out
+
+
+def _draw_points(axes: Any, rows: pd.DataFrame, name: str, styles: Styles) -> None:
+    rings = rows[rows["pareto"] & (name == ranked_by(rows))]
+    for (series, setting), (colour, marker, line) in styles.items():
+        own = (rows["series"] == series) & (rows["setting"] == setting)
+        for outcome, face, edge, width in (("finished", colour, "white", 0.5), ("stopped", "none", colour, 1.4)):
+            points = rows[own & (rows["outcome"] == outcome)].sort_values("x")
+            look = {"marker": marker, "markersize": 6.5, "mfc": face, "mec": edge, "mew": width}
+            bars = {"ecolor": colour, "elinewidth": 0.8, "capsize": 2, "yerr": points[f"{name}_std"]}
+            joined = {"linestyle": line if outcome == "finished" else "none", "linewidth": 0.9, "color": colour}
+            axes.errorbar(points["x"], points[name], zorder=3, **look, **bars, **joined)
+        best = rings[own.loc[rings.index]]
+        axes.plot(best["x"], best[name], marker, markersize=7, mfc="none", mec="black", mew=1.5, zorder=4)
+
+
+def _draw_axis(axes: Any, rows: pd.DataFrame) -> None:
+    """Ticks at 1, 2, 5 x 10^n; a shaded band and a break for each of 0 and infinity that occurs."""
+    low, high, width = _range(rows)
+    ends, epsilons = [low, high], set(rows["epsilon"])
+    steps = (1, 2, 5) if high - low < 2.5 else (1,)
+    ticks = {math.log10(m * 10.0**n): f"{m * 10.0**n:g}" for n in range(-9, 15) for m in steps}
+    finite = any(0 < e < math.inf for e in epsilons)
+    ticks = {x: words for x, words in ticks.items() if finite and low <= x <= high}
+    bands = (
+        (0.0, low, low - width, "0\n(nothing\nsent)"),
+        (math.inf, high, high + width, "inf\n(no\nguarantee)"),
+    )
+    slash: Row = {"marker": [(-0.5, -1), (0.5, 1)], "markersize": 9, "color": "black", "linestyle": "none"}
+    for epsilon, inner, outer, words in bands:
+        if epsilon not in epsilons:
+            continue
+        ends.append(outer)
+        ticks[(inner + outer) / 2] = words
+        axes.axvspan(inner, outer, color="0.95", zorder=0, linewidth=0)
+        x = [inner - 0.02 * width, inner + 0.02 * width] * 2
+        axes.plot(x, [0, 0, 1, 1], transform=axes.get_xaxis_transform(), clip_on=False, **slash)
+    axes.set_xlim(min(ends), max(ends))
+    axes.set_xticks(list(ticks), list(ticks.values()), fontsize=8)
+    axes.tick_params(axis="y", labelsize=8)
+    axes.grid(axis="y", color="0.9", linewidth=0.6)
+    axes.set_axisbelow(True)
+
+
+def _axis_title(rows: pd.DataFrame) -> str:
+    found = list(kinds(rows))
+    if len(found) > 1:
+        return "ε, of several kinds (see the legend): those of different kinds are not comparable"
+    return f"ε against {against(found[0])}: {_greek(found[0])}" if found else "ε against the server: none is finite"
+
+
+def _greek(kind: str) -> str:
+    return kind.replace("delta ", "δ = ")
+
+
+def _legend(rows: pd.DataFrame, distances: Sequence[str], styles: Styles) -> list[Any]:
+    from matplotlib.lines import Line2D
+
+    def entry(words: str = "", **look: Any) -> Any:
+        usual = {"linestyle": "none", "linewidth": 0.9, "color": "0.35", "markersize": 6.5}
+        return Line2D([], [], label=words, **{**usual, **look})
+
+    settings = {setting: (marker, line) for (_, setting), (_, marker, line) in sorted(styles.items())}
+    several = len(settings) > 1  # then the marker tells the setting
+    looks = {name: (colour, "o" if several else marker) for (name, _), (colour, marker, _) in styles.items()}
+    out = [entry(textwrap.fill(name, WIDTH), color=c, marker=m) for name, (c, m) in looks.items()]
+    if any(settings):
+        named = [(setting or "none of these", m if several else "", line) for setting, (m, line) in settings.items()]
+        out += [entry(), *(entry(words, marker=m, linestyle=line) for words, m, line in sorted(named))]
+    out.append(entry())
+    if rows["pareto"].any():
+        out.append(entry("Pareto-optimal", marker="o", mfc="0.8", mec="black", mew=1.5))
+    if (rows["outcome"] == "stopped").any():
+        out.append(entry("stopped early\n(validation split)", marker="o", mfc="none", mew=1.4))
+    if floors := floors_of(rows, distances):
+        each = "".join(f"\n(one per value of {field})" for field in floors[0][0] if field != "method")
+        out.append(entry(f"floor: real half\nagainst real half{each}", **FLOOR))
+    if rows["n"].max() > 1:
+        out.append(entry("standard deviation\nover seeds", marker="|", markersize=10))
+    if len(found := kinds(rows)) > 1:
+        words = [f"ε {_greek(kind)}; against {against(kind)}" for kind in found]
+        out += [entry(), *(entry(textwrap.fill(line, WIDTH)) for line in words)]
+    return out

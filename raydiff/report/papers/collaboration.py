@@ -1,0 +1,209 @@
+"""When does collaboration help? Paired differences between the arms of a sweep of a `collaboration` preset.
+
+    raydiff collaboration SWEEP [--oracle FILE.csv] [--out DIR]     prints, and writes paired.csv, .md and .png
+
+An arm is what a trial does for the minority; a cell is a minority's size, an epsilon and a sampler. Arms of one cell
+share seeds and partitions, and the arms of a pair their client models where both have some, so differences are taken
+seed by seed: mean and 95 % Student interval, without a correction for the number of cells. Negative: the first arm's
+distance is smaller. A prediction of the oracle
+(`raydiff theory --out`) agrees where its sign is that of a difference whose interval excludes 0.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from raydiff.report import load
+from raydiff.report.frontier.table import network_of
+from raydiff.report.intervals import student
+from raydiff.report.papers.collaboration_plot import plot
+
+SAMPLERS = ("ddim", "ancestral")
+PFDM = {"noise": "no-server", "shuffled": "shuffled", "gaussian": "gaussian", "denoiser": "pfdm"}
+PAIRS = (
+    ("pfdm", "localonly"),
+    ("pfdm", "no-server"),
+    ("pfdm", "shuffled"),
+    ("collafuse", "localonly"),
+    ("gaussian", "localonly"),
+    ("pfdm", "gaussian"),
+    ("centre", "centre-localonly"),
+    ("centre-gaussian", "centre-localonly"),
+    ("fedavg", "localonly"),
+    ("centralised", "localonly"),
+)
+"""(arm, what it is compared with)."""
+CELL = ["minority", "epsilon", "sampler"]
+
+
+def distances(sweep: Path) -> pd.DataFrame:
+    """arm, minority, epsilon (infinite without noise, NaN for arms that have none), seed, sampler, distance.
+
+    Raises ValueError where the sweep is not of such a preset.
+    """
+    runs = load.runs(sweep)
+    runs = runs[runs["outcome"] == "finished"]
+    network = network_of(runs)
+    if network is None or "partition.minority" not in runs or runs["partition.minority"].isna().all():
+        raise ValueError(f"{sweep} has no finished trials with feature distances and a partition.minority")
+    budgets = _budgets(runs, load.rounds(sweep))
+    rows = []
+    for run in runs.to_dict("records"):
+        arm = _arm(run)
+        for epsilon, sampler in itertools.product(_epsilons(run, arm, budgets), SAMPLERS):
+            names = ("cluster_a", "cluster_b") if arm == "centralised" else ("minor",)
+            values = [run.get(f"final/eval/{sampler}/fd_{network}/{name}", math.nan) for name in names]
+            rows.append((arm, run["partition.minority"], epsilon, run["seed"], sampler, sum(values) / len(values)))
+    return pd.DataFrame(rows, columns=["arm", *CELL[:2], "seed", CELL[2], "distance"]).dropna(subset="distance")
+
+
+def _budgets(runs: pd.DataFrame, rounds: pd.DataFrame) -> dict[float, list[float]]:
+    """Depth -> the epsilons that need it, around no center: CollaFuse is at the depth of each of them."""
+    depths = rounds[rounds["metric"] == "t0"].set_index("digest")["value"]
+    out: dict[float, list[float]] = {}
+    for run in runs.to_dict("records"):
+        if run["digest"] in depths and not pd.isna(run["method.epsilon"]) and not run["method.center"]:
+            known = out.setdefault(depths[run["digest"]], [])
+            known += [] if run["method.epsilon"] in known else [run["method.epsilon"]]
+    return out
+
+
+def _epsilons(run: Mapping[Any, Any], arm: str, budgets: dict[float, list[float]]) -> list[float]:
+    """The cells of a trial: its epsilon, those of its depth, infinity without noise, NaN where there is no budget."""
+    if arm == "collafuse":
+        return budgets.get(float(run["method.t0"]), [])
+    if not pd.isna(run.get("method.epsilon")):
+        return [float(run["method.epsilon"])]
+    return [math.inf if arm == "pfdm" else math.nan]
+
+
+def _arm(run: Mapping[Any, Any]) -> str:
+    if run["method"] == "FedAvg":
+        return "fedavg"
+    if run["partition"] == "Pooled":
+        return "centralised"
+    centre = "centre-" if run["method.center"] is True else ""
+    if run["method"] == "LocalOnly":
+        return f"{centre}localonly"
+    if pd.isna(run["method.epsilon"]) and not pd.isna(run["method.t0"]):
+        return "collafuse"
+    name = PFDM[run["method.start"]]
+    return "centre" if (centre, name) == ("centre-", "pfdm") else centre + name
+
+
+def differences(found: pd.DataFrame) -> pd.DataFrame:
+    """One row per cell and pair: minority, epsilon, sampler, arm, against, their means, n, and the paired mean, low,
+    high."""
+    rows = []
+    for arm, against in PAIRS:
+        mine, theirs = found[found["arm"] == arm], found[found["arm"] == against]
+        on = ["seed", "sampler"]
+        on += [c for c in ("minority", "epsilon") if mine[c].notna().any() and theirs[c].notna().any()]
+        both = mine.merge(theirs, on=on, suffixes=("", "_other"))
+        for column in ("minority", "epsilon"):
+            if f"{column}_other" in both:  # the arm that has none is the same in every cell
+                both[column] = both[column].fillna(both[f"{column}_other"])
+        for cell, pairs in both.groupby(CELL, dropna=False):
+            gap = pairs["distance"] - pairs["distance_other"]
+            means = pairs["distance"].mean(), pairs["distance_other"].mean()
+            rows.append((*cell, arm, against, *means, len(gap), *student(gap)))
+    columns = [*CELL, "arm", "against", "arm_mean", "against_mean", "n", "mean", "low", "high"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def with_oracle(table: pd.DataFrame, oracle: pd.DataFrame) -> pd.DataFrame:
+    """The table with the oracle's difference of squared Wasserstein distances, and whether the directions agree.
+
+    `agrees` is empty where the interval includes 0 or the oracle says nothing.
+    """
+    if missing := {*CELL, "arm", "w2_squared"} - {*oracle}:
+        raise ValueError(f"the oracle's file has no column {min(missing)}: make it with raydiff theory")
+    oracle = oracle.rename(columns={"w2_squared": "w2"})[[*CELL, "arm", "w2"]]
+    oracle = oracle.assign(epsilon=oracle["epsilon"].replace("none", "inf").astype(float))
+    base = {"centre-localonly": "localonly"}  # the oracle's client models do not depend on the clip
+    known = table.assign(other=table["against"].replace(base))
+    known = known.merge(oracle, on=[*CELL, "arm"], how="left")
+    known = known.merge(oracle.rename(columns={"arm": "other", "w2": "w2_other"}), on=[*CELL, "other"], how="left")
+    known["oracle"] = known["w2"] - known["w2_other"]
+    decided = (known["low"] > 0) | (known["high"] < 0)
+    agrees = (known["oracle"] * known["mean"] > 0).astype(object)
+    known["agrees"] = agrees.where(decided & known["oracle"].notna())
+    return known.drop(columns=["other", "w2", "w2_other"])
+
+
+# ------------------------------------------------------------------------------------------------------- for people
+
+
+def markdown(table: pd.DataFrame) -> str:
+    """A row per cell, a column per pair: the difference, its interval, the oracle's sign beside it."""
+    pairs = [pair for pair in PAIRS if ((table["arm"] == pair[0]) & (table["against"] == pair[1])).any()]
+    header = ["minority", "epsilon", "sampler", "local", *(f"{a} - {_short(b)}" for a, b in pairs)]
+    lines = [f"| {' | '.join(header)} |", "|" + "---|" * len(header)]
+    cells = table[table["epsilon"].notna()]
+    for (minority, epsilon, sampler), rows in cells.groupby(CELL):
+        local = rows.loc[rows["against"] == "localonly", "against_mean"]
+        shown = [f"{minority:g}", _epsilon(epsilon), str(sampler), f"{local.iloc[0]:.2f}" if len(local) else ""]
+        shown += [_cell(rows[(rows["arm"] == a) & (rows["against"] == b)]) for a, b in pairs]
+        lines.append("| " + " | ".join(shown) + " |")
+    for (minority, sampler), rows in table[table["epsilon"].isna()].groupby(["minority", "sampler"]):
+        shown = [f"{minority:g}", "-", str(sampler), f"{rows['against_mean'].iloc[0]:.2f}"]
+        shown += [_cell(rows[(rows["arm"] == a) & (rows["against"] == b)]) for a, b in pairs]
+        lines.append("| " + " | ".join(shown) + " |")
+    return "\n".join(lines)
+
+
+def _short(arm: str) -> str:
+    return {"localonly": "local", "centre-localonly": "its local"}.get(arm, arm)
+
+
+def _epsilon(value: Any) -> str:
+    return "none" if math.isinf(value) else f"{value:g}"
+
+
+def _cell(rows: pd.DataFrame) -> str:
+    """`-0.68 [-0.91, -0.45]`, bold where the interval excludes 0; then the oracle's sign, where there is one."""
+    if rows.empty:
+        return ""
+    row = rows.iloc[0]
+    says = f"{row['mean']:+.2f} [{row['low']:+.2f}, {row['high']:+.2f}]"
+    says = f"**{says}**" if row["low"] > 0 or row["high"] < 0 else says
+    oracle = row.get("oracle", math.nan)
+    return says if math.isnan(oracle) else f"{says} ({'+' if oracle > 0 else '-'})"
+
+
+def disagreements(table: pd.DataFrame) -> Iterator[str]:
+    """The cells whose interval excludes 0 and whose direction the oracle gets wrong, a sentence each."""
+    for row in table[table["agrees"] == False].to_dict("records"):  # noqa: E712
+        cell = f"minority {row['minority']:g}, epsilon {_epsilon(row['epsilon'])}, {row['sampler']}"
+        yield f"{cell}: {row['arm']} - {row['against']} is {row['mean']:+.2f}, the oracle has {row['oracle']:+.3g}"
+
+
+def main(argv: Sequence[str]) -> None:
+    """Print the table, write the files and say where."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sweep", metavar="SWEEP", type=Path, help="a sweep's folder, the one that holds trials/")
+    parser.add_argument("--oracle", metavar="FILE.csv", type=Path, help="predictions to put beside the differences")
+    parser.add_argument("--out", metavar="DIR", type=Path, help="where to write (default: SWEEP/report)")
+    given = parser.parse_args(argv)
+    sweep = given.sweep.expanduser()
+    out = given.out.expanduser() if given.out else sweep / "report"
+    found = distances(sweep)
+    table = differences(found)
+    notes = []
+    if given.oracle:
+        table = with_oracle(table, pd.read_csv(given.oracle, na_values="", keep_default_na=False))
+        counted = table["agrees"].dropna()
+        notes = [f"the oracle agrees in {int(counted.sum())} of {len(counted)} decided cells", *disagreements(table)]
+    out.mkdir(parents=True, exist_ok=True)
+    table.to_csv(out / "paired.csv", index=False)
+    text = "\n".join([markdown(table), "", *notes])
+    (out / "paired.md").write_text(text + "\n")
+    plot(found, out / "paired.png")
+    print(f"{text}\n\n{out}")

@@ -1,0 +1,104 @@
+"""Section of the report: quality by setting, by class and by client."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pandas as pd
+
+from raydiff.report import html
+from raydiff.report.frontier.table import DONE
+from raydiff.report.frontier.text import number
+from raydiff.report.sweep import Section, Sweep, spoken
+
+APART = re.compile(r"/(ddim|ancestral)/|(_low|_high|_floor|_spread)$|/n_\w+$")
+"""Readings that qualify another one."""
+CLASS = re.compile(r"(?:(?P<before>.+)/)?class/(?P<which>[^/]+)(?:/(?P<after>.+))?")
+CLIENT = re.compile(r"(?:(?P<before>.+)/)?client/(?P<which>\d+)(?:/(?P<after>.+))?")
+"""Names of readings that are of one class, or of one client."""
+LAST = " (last round)"
+PLURAL = {"class": "classes", "client": "clients"}
+WIDE = 24
+"""Classes or clients that have a column each; of more, the table has the least, the mean and the greatest."""
+
+
+def quality(sweep: Sweep, out: Path) -> Section:
+    """Means over seeds of all that the evaluation read, with floors; then by class and by client where it was read."""
+    long = _readings(sweep)
+    one = long[long["which"].isna()]
+    blocks, tables = [], {}
+    if one.empty:
+        blocks.append(html.paragraph("No trial has a reading of quality."))
+    else:
+        says = "Mean over seeds, ± standard deviation; in square brackets the floor, real against real, if it has one."
+        blocks += [html.paragraph(says, note=True), _by_setting(sweep, one)]
+        tables["quality"] = one.drop(columns=["kind", "which"])
+    for kind in ("class", "client"):
+        own = long[long["kind"] == kind]
+        late = own["measure"].str.endswith(LAST)
+        words = f"Quality by {kind} was not recorded: the trials have means over {PLURAL[kind]} only."
+        blocks += [html.heading(f"By {kind}")]
+        blocks += _each(sweep, own[~late], kind) if len(own[~late]) else [html.paragraph(words)]
+        if late.any():
+            blocks.append(html.folded(f"What each {kind} reported in its last round", _each(sweep, own[late], kind)))
+        if len(own):
+            tables[f"quality-{kind}"] = own.drop(columns="kind").rename(columns={"which": kind})
+    return Section("Quality", blocks, tables)
+
+
+def _readings(sweep: Sweep) -> pd.DataFrame:
+    """setting, digest, seed, kind (class, client or empty), which, measure, value: from the final numbers, and a
+    client's from the last round where it has no final ones."""
+    names = [
+        c for c in map(str, sweep.runs) if re.match(r"final/(eval/|.*\b(class|client)/)", c) and "attack/" not in c
+    ]
+    done = sweep.runs[sweep.runs["outcome"].isin(DONE)]
+    final = done.melt(id_vars="digest", value_vars=names, var_name="metric").dropna(subset="value")
+    last = sweep.rounds[sweep.rounds["metric"].str.match(CLIENT) & sweep.rounds["digest"].isin(done["digest"])]
+    last = last.sort_values("step").groupby(["digest", "metric"], as_index=False).last()
+    last = last.assign(metric=last["metric"] + LAST)
+    both = pd.concat([final.assign(metric=final["metric"].map(spoken)), last[["digest", "metric", "value"]]])
+    parts = [_part(m) for m in both["metric"]]
+    both[["kind", "which", "measure"]] = pd.DataFrame(parts, index=both.index, columns=["kind", "which", "measure"])
+    of = pd.DataFrame({"digest": sweep.runs["digest"], "setting": sweep.settings, "seed": sweep.trials["seed"]})
+    found = of.merge(both, on="digest")[["setting", "digest", "seed", "kind", "which", "measure", "value"]]
+    return found.astype({"value": float}).reset_index(drop=True)
+
+
+def _part(metric: str) -> tuple[str | None, str | None, str]:
+    for kind, pattern in (("class", CLASS), ("client", CLIENT)):
+        if found := pattern.fullmatch(metric.removesuffix(LAST)):
+            name = "/".join(p for p in (found["before"], found["after"]) if p)
+            return kind, found["which"], name + LAST * metric.endswith(LAST)
+    return None, None, metric
+
+
+def _by_setting(sweep: Sweep, one: pd.DataFrame) -> str:
+    measures = [m for m in dict.fromkeys(one["measure"]) if not APART.search(f"/{m}")]
+    wide = one.groupby(["setting", "measure"])["value"].agg(["mean", "std", "count"])
+    rows = []
+    for setting in (s for s in sweep.order if s in set(one["setting"])):
+        cells = []
+        for name in measures:
+            at, floor = (setting, name), (setting, f"{name}_floor")
+            shown = html.mean_and_deviation(*wide.loc[at, ["mean", "std"]]) if at in wide.index else "-"
+            cells.append(f"{shown} [{number(float(wide['mean'].loc[floor]))}]" if floor in wide.index else shown)
+        count = one[one["setting"] == setting]["digest"].nunique()
+        rows.append([setting, str(count), *cells])
+    return html.table(["setting", "n", *measures], rows, name="quality by setting")
+
+
+def _each(sweep: Sweep, own: pd.DataFrame, kind: str) -> list[str]:
+    """A row per measure and setting, means over seeds: a column per class or client, or their range."""
+    which = sorted(own["which"].unique(), key=lambda w: (not w.isdigit(), int(w) if w.isdigit() else 0, w))
+    wide = own.pivot_table(index=["measure", "setting"], columns="which", values="value")[which]
+    few = len(which) <= WIDE
+    header = ["measure", "setting", *([f"{kind} {w}" for w in which] if few else ["of", "least", "mean", "greatest"])]
+    rows = []
+    for measure, setting in sorted(wide.index, key=lambda at: (at[0], sweep.order.index(at[1]))):
+        values = wide.loc[(measure, setting)].dropna()
+        spread = [str(len(values)), *(number(v) for v in (values.min(), values.mean(), values.max()))]
+        each = [number(v) for v in wide.loc[(measure, setting)]]
+        rows.append([measure, setting, *(each if few else spread)])
+    return [html.table(header, rows, name=f"quality by {kind}")]

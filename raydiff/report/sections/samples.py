@@ -1,0 +1,63 @@
+"""Section of the report: the trials' sample grids, made small."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pandas as pd
+
+from raydiff.report import html
+from raydiff.report.frontier.text import short
+from raydiff.report.sweep import Section, Sweep
+
+THUMBNAILS = 24
+"""Sample grids that are shown unfolded: one of each setting first."""
+FOLDED = 240
+"""Sample grids in the page altogether."""
+SIDE = 288
+"""Longest side of a thumbnail, pixels."""
+
+
+def samples(sweep: Sweep, out: Path) -> Section:
+    """Thumbnails of the sample grids: the first seed of each setting, the others folded."""
+    grids = [
+        (path, setting if pd.isna(seed) else f"{setting}, seed {short(seed)}", setting)
+        for digest, setting, seed in zip(sweep.runs["digest"], sweep.settings, sweep.trials["seed"], strict=True)
+        if (path := sweep.folder / "trials" / str(digest) / "artifacts" / "samples.png").exists()
+    ]
+    if not grids:
+        return Section("Samples", [html.paragraph("No trial has a sample grid: classifiers and tables make none.")])
+    grids.sort(key=lambda grid: (sweep.order.index(grid[2]), grid[1]))
+    firsts: dict[str, tuple[Path, str, str]] = {}
+    for grid in grids:
+        firsts.setdefault(grid[2], grid)
+    first = set(list(firsts.values())[:THUMBNAILS])
+    rest = [grid for grid in grids if grid not in first][: FOLDED - len(first)]
+    blocks = [_thumbs([grid for grid in grids if grid in first])]
+    if rest:
+        blocks.append(html.folded(f"{len(rest)} more", [_thumbs(rest)]))
+    if left := len(grids) - len(first) - len(rest):
+        blocks.append(html.paragraph(f"{left} more are in the trials' folders, as artifacts/samples.png."))
+    return Section("Samples", blocks)
+
+
+def _thumbs(grids: list[tuple[Path, str, str]]) -> str:
+    return f'<div class="thumbs">{"".join(_thumbnail(path, caption) for path, caption, _ in grids)}</div>'
+
+
+def _thumbnail(path: Path, caption: str) -> str:
+    """The picture made smaller, with what its file says of privacy."""
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(path) as image:
+            privacy = image.info.get("privacy", "not recorded")
+            small = image.convert("RGB")
+            small.thumbnail((SIDE, SIDE))
+            buffer = io.BytesIO()
+            small.save(buffer, "WEBP", quality=80, method=4)
+    except (UnidentifiedImageError, OSError):
+        return html.paragraph(f"{caption}: the picture cannot be read.")
+    words = f"{caption}; privacy: {privacy}"
+    return html.picture(buffer.getvalue(), alt=f"samples of {caption}", caption=words, kind="webp")

@@ -1,0 +1,131 @@
+"""Section of the report: mean and interval over seeds, and which settings are better than which.
+
+Settings are compared within a cell: equal in every field that is not the method's (clients, partition, data), and seed
+by seed. A rank counts only where both intervals of the difference exclude 0: the paired percentile bootstrap, which is
+too narrow where seeds are few, and Student's, as in the other analyses.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from raydiff.report import html
+from raydiff.report.frontier.table import column, records
+from raydiff.report.frontier.text import number, short
+from raydiff.report.intervals import student
+from raydiff.report.sweep import Section, Sweep, setting, spoken
+
+RESAMPLES = 10_000
+COLUMNS = ["cell", "setting", "rank", "n", "mean", "std", "against", "common", "difference", "low", "high",
+           "student_low", "student_high"]  # fmt: skip
+
+
+def bootstrap(gaps: pd.Series, *, resamples: int = RESAMPLES) -> tuple[float, float]:
+    """95 % percentile interval of the mean of paired differences, by resampling seeds; NaN for a single one."""
+    values = gaps.to_numpy(dtype=float)
+    if len(values) < 2:
+        return math.nan, math.nan
+    draws = np.random.default_rng(0).integers(len(values), size=(resamples, len(values)))
+    low, high = np.percentile(values[draws].mean(axis=1), [2.5, 97.5])
+    return float(low), float(high)
+
+
+def ranking(sweep: Sweep) -> pd.DataFrame:
+    """A row per cell and setting, best first: n, mean and std of the sweep's measure; the paired difference to the
+    leader of its rank with both intervals.
+
+    A setting that is not clearly worse than the leader above it shares its rank. Raises ValueError without a measure.
+    """
+    if sweep.measure is None:
+        raise ValueError("there is nothing to rank: no finished trial has a measure of quality")
+    own = [n for p, n in sweep.fields.items() if p.startswith("method")]
+    others = [n for p, n in sweep.fields.items() if not p.startswith("method")]
+    trials = sweep.trials.assign(value=column(sweep.runs, sweep.measure))
+    trials = trials[(trials["outcome"] == "finished") & trials["value"].notna()]
+    trials = trials.assign(place=[sweep.order.index(s) for s in sweep.settings.loc[trials.index]]).sort_values("place")
+    known = records(trials)
+    cells = [", ".join(f"{n} {short(r[n])}" for n in others if r[n] is not None) or "all trials" for r in known]
+    trials = trials.assign(cell=cells, setting=[setting(r, own) for r in known])
+    rows = [row for cell, of in trials.groupby("cell", sort=False) for row in _ranked(str(cell), of)]
+    return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def _ranked(cell: str, trials: pd.DataFrame) -> list[dict[str, Any]]:
+    """The rows of one cell."""
+    values = {str(s): of.groupby("seed")["value"].mean() for s, of in trials.groupby("setting")}
+    rows: list[dict[str, Any]] = []
+    leader, rank = "", 0
+    for place, name in enumerate(sorted(values, key=lambda s: values[s].mean()), 1):
+        mine = values[name]
+        row = {"cell": cell, "setting": name, "n": len(mine), "mean": mine.mean(), "std": mine.std()}
+        if leader:
+            gaps = (mine - values[leader]).dropna()
+            row |= {"against": leader, "common": len(gaps), **_intervals(gaps)}
+        if not leader or _clear(row):
+            leader, rank = name, place
+        rows.append({**row, "rank": rank})
+    return rows
+
+
+def _intervals(gaps: pd.Series) -> dict[str, float]:
+    names = ("difference", "student_low", "student_high")
+    found = dict(zip(names, student(gaps), strict=True)) if len(gaps) else {}
+    return {**found, **dict(zip(("low", "high"), bootstrap(gaps), strict=True))}
+
+
+def _clear(row: dict[str, Any]) -> bool:
+    return bool(row["low"] > 0 and row["student_low"] > 0) if row["common"] > 1 else False
+
+
+# --------------------------------------------------------------------------------------------------- for people
+
+
+def seeds(sweep: Sweep, out: Path) -> Section:
+    """The ranking as a table; a rank without a clear interval is a tie."""
+    title = "Seeds, intervals and ranks"
+    if sweep.measure is None:
+        return Section(title, [html.paragraph("There is nothing to rank: no finished trial has a measure of quality.")])
+    found = ranking(sweep)
+    says = [
+        f"By {spoken(sweep.measure)}, lower is better; mean and standard deviation over n seeds; settings are compared "
+        "within a cell, seed by seed, each with the leader of the rank above it.",
+        "Bootstrap: 95 % paired percentile interval over seeds, which is too narrow where they are few; so a rank also "
+        "needs Student's interval to exclude 0. No correction for the number of settings, and the leader is picked on "
+        "the same numbers.",
+        "tie: no clear difference from the leader of this rank, or too few seeds to tell.",
+    ]
+    shared = found.groupby(["cell", "rank"])["setting"].transform("count") > 1
+    alone = found.groupby("cell")["setting"].transform("count") == 1
+    header = ["cell", "rank", "setting", "n", "mean", "std", "minus leader", "bootstrap", "Student", "leader"]
+    cells = [
+        [
+            row["cell"],
+            "-" if single else f"{row['rank']} (tie)" if tied else str(row["rank"]),
+            row["setting"],
+            str(row["n"]),
+            number(row["mean"]),
+            number(row["std"]),
+            _signed(row["difference"]),
+            _interval(row["low"], row["high"]),
+            _interval(row["student_low"], row["student_high"]),
+            row["against"] or "-",
+        ]
+        for row, tied, single in zip(records(found), shared, alone, strict=True)
+    ]
+    grid = html.table(header, cells, name="ranks")
+    if found["n"].max() == 1:
+        says.insert(0, "Every setting has one seed: there are no intervals, and nothing is ranked.")
+    return Section(title, [html.bullets(says, note=True), grid], {"seeds": found})
+
+
+def _signed(value: float | None) -> str:
+    return "-" if value is None else f"{'+' if value > 0 else ''}{number(value)}"
+
+
+def _interval(low: float | None, high: float | None) -> str:
+    return "-" if low is None or high is None else f"{_signed(low)} to {_signed(high)}"

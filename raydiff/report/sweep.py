@@ -1,0 +1,125 @@
+"""What the sections of a report share: a sweep's tables, the names of its settings, and the number that ranks them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import pandas as pd
+
+from raydiff.experiment.tracking import read_json
+from raydiff.report import load
+from raydiff.report.frontier.table import has, network_of, records, settings
+from raydiff.report.frontier.text import short
+from raydiff.report.load import Row
+
+DEFAULT_PRESET = "digits"
+"""What `raydiff sweep` runs where its command names no preset."""
+
+
+@dataclass(frozen=True, eq=False)
+class Sweep:
+    """A sweep's folder, read once."""
+
+    folder: Path
+    runs: pd.DataFrame
+    """`load.runs`."""
+    rounds: pd.DataFrame
+    """`load.rounds`."""
+    about: Row
+    """sweep.json; empty where there is none."""
+
+    @property
+    def preset(self) -> str | None:
+        """The preset that the sweep's command named, None where no command was recorded; reproduce-PAPER-SCALE."""
+        words = self.about.get("command", [])
+        if not words:
+            return None
+        if words[1:2] == ["reproduce"]:
+            given = dict(itertools.pairwise(words)) | dict(w.split("=", 1) for w in words if "=" in w)
+            return f"reproduce-{given.get('--paper')}-{given.get('--scale', 'cpu')}"
+        return words[1] if len(words) > 1 and not words[1].startswith("-") else DEFAULT_PRESET
+
+    @cached_property
+    def fields(self) -> dict[str, str]:
+        """{path: short name} of what was swept, as in the frontier's table."""
+        return settings(self.runs)
+
+    @cached_property
+    def trials(self) -> pd.DataFrame:
+        """digest, method, what was swept under short names, seed, outcome: the first columns of a table of trials."""
+        out = self.runs[["digest", "method"]].copy()
+        for path, name in self.fields.items():
+            of = self.runs[path].astype(object)
+            out[name] = of.mask(of.isna() & has(self.runs, path), "none")
+        out["seed"] = self.seeds
+        return out.assign(outcome=self.runs["outcome"])
+
+    @cached_property
+    def seeds(self) -> pd.Series:
+        """What the trials of a setting differ in: the seed, or seed/split where the data are split in several ways."""
+        seeds = self.runs.get("seed", pd.Series(math.nan, self.runs.index))
+        splits = self.runs.get("data.split_seed")
+        if splits is None or splits.nunique() < 2:
+            return seeds
+        return pd.Series([f"{s:g}/{t:g}" for s, t in zip(seeds, splits, strict=True)], self.runs.index, dtype=object)
+
+    @cached_property
+    def settings(self) -> pd.Series:
+        """Each trial's setting in words: its method, and what was swept of it."""
+        names = list(self.fields.values())
+        return pd.Series([setting(row, names) for row in records(self.trials)], self.runs.index, dtype=object)
+
+    @cached_property
+    def order(self) -> list[str]:
+        """The settings, by method and then by each swept field: numbers as numbers."""
+        by = ["method", *self.fields.values()]
+        keys = [tuple((isinstance(r[n], str), r[n] is None, r[n] or 0) for n in by) for r in records(self.trials)]
+        return list(dict.fromkeys(words for _, words in sorted(zip(keys, self.settings, strict=True))))
+
+    @property
+    def finished(self) -> pd.DataFrame:
+        """The rows of `runs` that finished."""
+        return self.runs[self.runs["outcome"] == "finished"]
+
+    @cached_property
+    def measure(self) -> str | None:
+        """The column that ranks settings, lower is better: the first of a list that a finished trial has."""
+        network = network_of(self.runs)
+        names = [f"fd_{network}/minor", f"fd_{network}/all"] if network else []
+        kernel = sorted(c for c in map(str, self.runs) if re.fullmatch(r"final/eval/kd_\w+/all", c))
+        known = [*(f"final/eval/{n}" for n in names), *kernel]
+        known += ["final/eval/tv_pairs", "final/eval/utility_loss"]
+        return next((c for c in known if c in self.finished and self.finished[c].notna().any()), None)
+
+
+@dataclass(frozen=True)
+class Section:
+    """One part of the report."""
+
+    title: str
+    blocks: list[str] = field(default_factory=list)
+    """HTML, in order."""
+    tables: dict[str, pd.DataFrame] = field(default_factory=dict)
+    """File name without its ending -> what is also written as CSV and parquet."""
+
+
+def open_sweep(folder: Path) -> Sweep:
+    """Read a sweep. Raises ValueError, in one sentence, where it has no trial or a file is damaged."""
+    path = folder / "sweep.json"
+    about = read_json(path) if path.exists() else {}
+    return Sweep(folder, load.runs(folder), load.rounds(folder), about)
+
+
+def setting(row: Row, names: list[str]) -> str:
+    """`PFDM, schedule linear, epsilon 10` from a row of `trials` and the short names of what was swept."""
+    return ", ".join([str(row["method"]), *(f"{n} {short(row[n])}" for n in names if row[n] is not None)])
+
+
+def spoken(path: str) -> str:
+    """A column of `runs` as people know it: without final/ and eval/."""
+    return path.removeprefix("final/").removeprefix("eval/")

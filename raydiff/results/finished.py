@@ -1,0 +1,274 @@
+"""A finished trial, opened again: found by a name that people have at hand, and ready to be sampled."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from raydiff import tree
+from raydiff.data import datasets
+from raydiff.data.datasets import Dataset
+from raydiff.data.tables.encode import OTHER
+from raydiff.experiment import config
+from raydiff.experiment.tracking import KEYED, read_json
+from raydiff.experiment.trial import Trial, guarantees, ledger_of, make_clients, planned_secret, setup_of
+from raydiff.federated.client import Client, Keys
+from raydiff.federated.method import HELD, Sharing
+from raydiff.privacy.ledger import Guarantee, Spent
+from raydiff.results import sampler
+from raydiff.results.sampler import Card, Sample
+from raydiff.tree import Params
+
+Draw = Literal["uniform", "public", "as-data"]
+"""Where the labels of samples come from (`generation.Request.labels`)."""
+DRAWN = {
+    "uniform": "every combination of labels alike often, whatever the records have",
+    "public": "in the proportions of the public records",
+    "as-data": "in the proportions of the records behind the samples: no guarantee covers how many have which",
+}
+"""In words, for the card."""
+AS_DATA = "labels drawn as the private records have them"
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """Something that makes pictures or rows, and what must be said with them."""
+
+    client: int | None
+    """Whose model; None: the server's alone."""
+    sample: Sample
+    """(labels (N, K), rng) -> images (N, C, H, W) on [-1, 1], or codes of rows (N, 1, 1, n)."""
+    labels: Tensor
+    """(n, K): the label rows that samples are made for, in their proportions."""
+    privacy: str
+    """"none", or the guarantee for the records behind it when its samples are published."""
+    about: str
+    """What the samples are, in words."""
+    draw: Draw = "as-data"
+    """Where `labels` come from."""
+    guarantee: Guarantee | None = None
+    """What `privacy` says; None: "none"."""
+
+
+@dataclass(frozen=True, eq=False)
+class Finished:
+    """A trial that finished, with its data and the server's state as clients see it."""
+
+    trial: Trial
+    dataset: Dataset
+    round: int
+    server: Params
+    uploads: Guarantee
+    """Against the server."""
+    published: Guarantee
+    """Against outsiders: what holds for samples of the server's model."""
+
+    @property
+    def label_names(self) -> dict[str, tuple[str, ...]]:
+        """The label columns of what is made, each with the names of its values: the class is `label`, the others keep
+        their own names."""
+        own = self.dataset.label_columns
+        others = [n if n not in ("label", "image", "client") else f"label_{i}" for i, n in enumerate(own[1:], 1)]
+        return dict(zip(("label", *others), self.dataset.label_names, strict=True))
+
+    @property
+    def categories(self) -> str | None:
+        """Of a table: where its categories come from, in words. None: the records are pictures."""
+        if self.dataset.mapping is None:
+            return None
+        if self.dataset.learned:
+            return f"{self.dataset.learned}, before any mechanism: no guarantee covers them"
+        if self.dataset.found:
+            return (
+                f"of {', '.join(self.dataset.found)}: edges of bins and names of groups come from public records "
+                "alone; the others' are given"
+            )
+        return "edges of bins and names of groups are given, taken from no record"
+
+    def source(self, client: int | None, draw: Draw | None = None) -> Source:
+        """A client's personalised model, or with None the server's own; with the labels that its samples are made for.
+
+        Default `draw`: of a client, whose samples have no guarantee, as its data; of the server's model uniform.
+        Raises ValueError for a client that does not exist or whose model is gone, for a method that shares no model,
+        and without public records to draw as.
+        """
+        return self._shared(draw or "uniform") if client is None else self._personal(client, draw or "as-data")
+
+    def _personal(self, number: int, draw: Draw) -> Source:
+        client = self.client(number)
+        deployed = client.deploy(self.server, self.round)
+        labels = client.data.labels if draw == "as-data" else self._labels(draw)
+        return Source(number, deployed.sample, labels, deployed.privacy, f"samples of client {number}", draw)
+
+    def _shared(self, draw: Draw) -> Source:
+        method, guarantee = self._sharing, self.published
+        made, everyone = method.shared(self.server), range(self.trial.experiment.clients)
+        if draw == "as-data":
+            labels = torch.cat([c.data.labels for c in make_clients(self.trial, everyone, keys=self._keys)])
+            guarantee = replace(guarantee, epsilon=math.inf, unprotected=(*guarantee.unprotected, AS_DATA))
+        else:
+            labels = self._labels(draw)
+        return Source(None, made.sample, labels, str(guarantee), made.about, draw, guarantee)
+
+    @property
+    def _sharing(self) -> Sharing:
+        method = self.trial.experiment.method
+        if not isinstance(method, Sharing):
+            raise ValueError(f"{type(method).__name__} has no model that its clients share: sample a client's")
+        return method
+
+    def _labels(self, draw: Draw) -> Tensor:
+        """(n, K) label rows that no client's record has a part in."""
+        public = self.dataset.splits["public"].labels
+        if draw == "public":
+            if not len(public):
+                raise ValueError(
+                    "labels must be uniform or as-data where there are no public records: data.public is 0"
+                )
+            return public
+        if len(self.dataset.label_names) > 1 and len(public):  # most combinations may make no sense
+            combinations: Tensor = public.unique(dim=0)
+            return combinations
+        values = [torch.tensor([v for v, name in enumerate(c) if name != OTHER]) for c in self.dataset.label_names]
+        grid = torch.meshgrid(*values, indexing="ij")
+        return torch.stack([column.flatten() for column in grid], dim=1)
+
+    def save_sampler(self, folder: Path, client: int | None = None, *, shared: bool = False) -> None:
+        """`sampler.save` of one client, of all (None), or of the server's model. Raises ValueError as `source` does."""
+        experiment = self.trial.experiment
+        numbers = () if shared else range(experiment.clients) if client is None else (client,)
+        states = {number: tree.without(HELD, self.client(number).state(self.round)) for number in numbers}
+        about = self._sharing.shared(self.server).about if shared else "samples of the clients' own models"
+        card = Card(
+            trial=experiment.digest,
+            seed=experiment.seed,
+            round=self.round,
+            clients=tuple(numbers),
+            labels=self.label_names,
+            shape=self.dataset.shape,
+            about=f"{about}; {self.categories}" if self.categories else about,
+            privacy=str(self.published) if shared else "none",
+        )
+        mapping = self.dataset.mapping
+        sampler.save(folder, card, experiment.method, server=self.server, states=states, mapping=mapping)
+
+    @property
+    def secret(self) -> bytes:
+        """The sweep's secret, by which digests of records are keyed; empty where it is gone and nothing of the trial is
+        keyed."""
+        return _secret(self.trial)
+
+    @property
+    def _keys(self) -> Keys:
+        """With the secret for the names of clients' models: nothing is uploaded, so there is no noise."""
+        return Keys(self.trial.experiment.seed, self.secret, self.trial.experiment.digest)
+
+    def client(self, number: int) -> Client:
+        """A client as it was after the last round. Raises ValueError where there is none, or its model is gone."""
+        experiment = self.trial.experiment
+        if not 0 <= number < experiment.clients:
+            raise ValueError(f"there is no client {number}: this trial has clients 0 to {experiment.clients - 1}")
+        client = make_clients(self.trial, [number], keys=self._keys)[0]
+        if not client.is_trained(self.round):
+            raise ValueError(
+                f"the model of client {number} is gone from {self.trial.sweep / 'cache'}: run the trial again with "
+                f"raydiff run --config {self.trial.folder / 'config.json'}"
+            )
+        return client
+
+
+def open_finished(folder: Path) -> Finished:
+    """The trial in this folder. Raises ValueError, in one sentence, unless it finished and all of it is still there."""
+    if not (folder / "config.json").exists():
+        raise ValueError(f"there is no trial in {folder}")
+    experiment = config.from_dict(read_json(folder / "config.json", needs="method"))
+    if experiment.digest != folder.name:
+        raise ValueError(f"{folder} was made by another version of raydiff: here its digest is {experiment.digest}")
+    trial = Trial(experiment, folder.parents[1])
+    outcome = _finished(trial)
+    trial.store.check()  # what the outcome says was spent by these commits
+    last = trial.store.last_commit()
+    if last is None or not trial.store.has_server(last[0]):
+        raise ValueError(f"the server's state is gone from {folder}")
+    torch.set_num_threads(experiment.runtime.threads)  # part of the name of a client's model
+    dataset = datasets.load(experiment.data)
+    if experiment.data_digest != _data_digest(trial, dataset):
+        raise ValueError(f"the data set {experiment.data.name} is no longer the one that {folder} was trained on")
+    server = tree.without(HELD, trial.store.load_server(last[0]))
+    views = tuple(_guarantee(outcome[view]) for view in ("server", "outsiders"))
+    if dataset.learned and any(math.isfinite(view.epsilon) for view in views):  # before there was an event for it
+        ledger = ledger_of(folder).with_setup(range(experiment.clients), setup_of(experiment))
+        views = guarantees(Spent(ledger), experiment)
+    return Finished(trial, dataset, last[0], server, *views)
+
+
+def _secret(trial: Trial) -> bytes:
+    path = trial.sweep / "secret"
+    if not path.exists() and trial.experiment.data_digest.startswith(KEYED):
+        raise ValueError(f"{path} is gone: the digest of the data and the names of clients' models are keyed by it")
+    return planned_secret(trial.sweep, trial.experiment) if path.exists() else b""
+
+
+def _data_digest(trial: Trial, dataset: Dataset) -> str:
+    """What `data_digest` is for this data set: keyed, but in a trial made before 2026-11-23."""
+    recorded = trial.experiment.data_digest
+    return config.keyed(dataset, _secret(trial)) if recorded.startswith(KEYED) else dataset.digest
+
+
+def _finished(trial: Trial) -> dict[str, Any]:
+    outcome = trial.outcome()
+    if outcome is None:
+        raise ValueError(f"{trial.folder} has not finished: continue it with the command that began it and --resume")
+    if outcome["outcome"] != "finished":
+        why = f" ({outcome['reason']})" if outcome.get("reason") else ""
+        raise ValueError(f"{trial.folder} did not finish, it was {outcome['outcome']}{why}: there is nothing to sample")
+    return outcome
+
+
+def _guarantee(fields: Mapping[str, Any]) -> Guarantee:
+    lists = {k: tuple(v) for k, v in fields.items() if isinstance(v, list)}
+    return Guarantee(**{**fields, **lists})
+
+
+def words(guarantee: Guarantee) -> dict[str, Any]:
+    """All of a guarantee, for JSON: an infinite epsilon is "inf", which JSON has no number for."""
+    epsilon = guarantee.epsilon if math.isfinite(guarantee.epsilon) else "inf"
+    return {**vars(guarantee), "epsilon": epsilon, "says": str(guarantee)}
+
+
+# --- finding it ---
+
+
+def find(run: str, sweeps: Path) -> Path:
+    """The folder of a trial, by its path, SWEEP/DIGEST, digest, or the name of a sweep that has but one.
+
+    A digest may be cut short. Raises ValueError, in one sentence, where there is none, or more than one.
+    """
+    path = Path(run).expanduser()
+    if (path / "config.json").exists():
+        return path.absolute()
+    if "/" in run and not (sweeps / run).parent.is_dir():
+        raise ValueError(f"there is no trial in {run}, and no sweep {run.rpartition('/')[0]} in {sweeps}")
+    if (sweeps / run / "trials").is_dir():
+        return _one(run, [p for p in (sweeps / run / "trials").iterdir() if p.is_dir()], "say which, as SWEEP/DIGEST")
+    sweep, _, digest = run.rpartition("/")
+    if not re.fullmatch("[0-9a-f]{4,16}", digest):
+        raise ValueError(f"there is no run {run} in {sweeps}: name an MLflow run, a digest, SWEEP/DIGEST or a folder")
+    return _one(run, list(sweeps.glob(f"{sweep or '*'}/trials/{digest}*")), "give more digits, or SWEEP/DIGEST")
+
+
+def _one(run: str, found: list[Path], advice: str) -> Path:
+    if not found:
+        raise ValueError(f"there is no trial {run}")
+    if len(found) > 1:
+        names = [f"{p.parents[1].name}/{p.name}" for p in sorted(found)]
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        raise ValueError(f"{run} may be {', '.join(names[:3])}{more}: {advice}")
+    return found[0].absolute()

@@ -1,0 +1,151 @@
+"""The MLflow runs of finished trials: found again, and given the trial's sampler as a model. Beside `tracking.py` the
+only home of mlflow."""
+
+from __future__ import annotations
+
+import json
+import math
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from raydiff.experiment import tracking
+from raydiff.results.finished import Finished
+from raydiff.results.sampler import Sampler
+
+
+def find_trial(uri: str, run: str, sweeps: Path) -> str:
+    """The trial that an MLflow run is of, as SWEEP/DIGEST; of a sweep's own run the SWEEP.
+
+    Raises ValueError without such a run, and where the sweep of that name is another one by now.
+    """
+    client = open_client(uri)
+    from mlflow.exceptions import MlflowException
+
+    try:
+        tags = client.get_run(run).data.tags
+    except MlflowException as e:
+        why = tracking.redacted(f"{uri}: {str(e).splitlines()[0]}")
+        raise ValueError(f"the run {run} cannot be read from {why}") from None
+    if "raydiff.sweep" not in tags:
+        raise ValueError(f"the run {run} in {tracking.redacted(uri)} is not one of raydiff's")
+    path = sweeps / tags["raydiff.sweep"] / "sweep.json"
+    if not path.exists():
+        raise ValueError(f"the sweep {tags['raydiff.sweep']} of the run {run} is not in {sweeps}: say its --storage")
+    if tracking.read_json(path, needs="id")["id"] != tags["raydiff.id"]:
+        raise ValueError(f"the sweep {tags['raydiff.sweep']} in {sweeps} is another one than that of the run {run}")
+    return "/".join(tags[k] for k in ("raydiff.sweep", "raydiff.trial") if k in tags)
+
+
+def find_run(uri: str, folder: Path) -> str:
+    """The MLflow run of a trial's folder. Raises ValueError if there is none."""
+    identity = tracking.read_json(folder.parents[1] / "sweep.json", needs="id")["id"]
+    client, query = open_client(uri), f"tags.`raydiff.id` = '{identity}' and tags.`raydiff.trial` = '{folder.name}'"
+    experiments = [e.experiment_id for e in client.search_experiments()]
+    for run in client.search_runs(experiments, query, max_results=1):
+        return str(run.info.run_id)
+    raise ValueError(f"no run in {tracking.redacted(uri)} is that of {folder}")
+
+
+def open_client(uri: str) -> Any:
+    """`tracking.connect`. Raises ValueError for a SQLite store that does not exist: it would be made."""
+    path = uri.removeprefix("sqlite:///")
+    if path != uri and not Path(path).exists():
+        raise ValueError(f"there is no MLflow store {path}")
+    return tracking.connect(uri)
+
+
+def log_sampler(client: Any, run: str, finished: Finished, number: int | None = None, *, shared: bool = False) -> str:
+    """Log the sampler of one client, of all (None), or of the server's model as a pyfunc model of this run.
+
+    It takes the place of an earlier one. Gives its name, `sampler` or `sampler-global`, for
+    `mlflow.pyfunc.load_model(f"runs:/{run}/{name}")`. Raises ValueError as `Finished.save_sampler` does.
+    """
+    from mlflow.models import Model
+
+    name = "sampler-global" if shared else "sampler"
+    with tempfile.TemporaryDirectory() as folder:
+        files, path = Path(folder) / "sampler", Path(folder) / "model"
+        finished.save_sampler(files, number, shared=shared)
+        card = json.loads((files / "sampler.json").read_text())
+        experiment = client.get_run(run).info.experiment_id
+        for earlier in client.search_logged_models([experiment], f"name = '{name}' and source_run_id = '{run}'"):
+            client.delete_logged_model(earlier.model_id)
+        tags = {"raydiff.privacy": card["privacy"], "raydiff.trial": card["trial"]}
+        logged = client.create_logged_model(experiment, name=name, source_run_id=run, tags=tags)
+        _save_model(path, files, card, Model(run_id=run, model_id=logged.model_id))
+        client.log_model_artifacts(logged.model_id, str(path))
+    client.finalize_logged_model(logged.model_id, "READY")
+    client.set_tag(run, f"raydiff.privacy.{name}", card["privacy"])
+    return name
+
+
+def _save_model(path: Path, files: Path, card: Mapping[str, Any], model: Any) -> None:
+    """The model's files: those of the sampler, the code that loads them, a signature and an example."""
+    import numpy as np
+    import pandas as pd
+    from mlflow import pyfunc
+    from mlflow.models import ModelSignature
+    from mlflow.types import ColSpec, ParamSchema, ParamSpec, Schema, TensorSpec
+
+    channels, height, width = card["shape"]
+    mapping = Sampler(files).mapping
+    whose = [ColSpec("long", "client", required=False)] if card["clients"] else []
+    inputs = Schema([*(ColSpec("long", column) for column in card["labels"]), *whose])
+    made: list[ColSpec | TensorSpec]
+    if mapping is None:
+        made = [TensorSpec(np.dtype("uint8"), (-1, height, width, channels))]
+    else:
+        made = [ColSpec("string", column.name, required=False) for column in mapping.decoded]
+    seed = ParamSchema([ParamSpec("seed", "long", None)])
+    example = pd.DataFrame({column: [0, len(names) - 1] for column, names in card["labels"].items()})
+    pyfunc.save_model(
+        str(path),
+        loader_module="raydiff.results.sampler",
+        data_path=str(files),
+        code_paths=[str(Path(__file__).parents[1])],
+        mlflow_model=model,
+        signature=ModelSignature(inputs, Schema(made), seed),
+        input_example=(example, {"seed": 0}),
+        pip_requirements=[f"{name}=={metadata.version(name)}" for name in ("mlflow", *card["requires"])],
+        metadata={k: card[k] for k in ("privacy", "about", "trial", "clients")},
+    )
+
+
+def log_newcomer(
+    client: Any,
+    parent: str,
+    key: str,
+    *,
+    name: str,
+    tags: Mapping[str, str],
+    params: Mapping[str, Any],
+    metrics: Sequence[tuple[str, int, float]],
+    files: Sequence[Path],
+) -> str:
+    """Log a client that joined the run `parent` as a finished run below it, and give its id.
+
+    `key` says what was asked for: the run of an earlier client with this key gives way. `metrics` are (name, epoch,
+    value).
+    """
+    from mlflow.entities import Metric, Param
+
+    experiment = client.get_run(parent).info.experiment_id
+    query = f"tags.`raydiff.newcomer` = '{key}' and tags.`mlflow.parentRunId` = '{parent}'"
+    for earlier in client.search_runs([experiment], query):
+        client.delete_run(earlier.info.run_id)
+    # not raydiff.id and raydiff.trial: by these the trial's own run is found again
+    own = {"mlflow.parentRunId": parent, "raydiff.kind": "newcomer", "raydiff.newcomer": key, **tags}
+    run = str(client.create_run(experiment, run_name=name, tags=own).info.run_id)
+    client.log_batch(run, params=[Param(k, str(v)[:6000]) for k, v in params.items()])
+    now = int(time.time() * 1000)
+    usable = [Metric(k, value, now, epoch) for k, epoch, value in metrics if math.isfinite(value)]
+    for i in range(0, len(usable), tracking.BATCH):
+        client.log_batch(run, metrics=usable[i : i + tracking.BATCH])
+    for path in files:
+        client.log_artifact(run, str(path))
+    client.set_terminated(run, "FINISHED")
+    return run

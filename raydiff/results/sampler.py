@@ -1,0 +1,216 @@
+"""The sampler of a finished run as a folder that needs neither the run's storage nor its data.
+
+MLflow loads the folder through `_load_pyfunc` (a pyfunc model with this module as its loader); nothing here imports
+MLflow. The folder is a small `Store` and a card:
+
+    sampler.json                          the method, and the keys of the card below: enough to deploy it again
+    server-00004.safetensors              the server's state, without what it holds back
+    clients/00000-00004.safetensors       a client's private state; none where the source is "global"
+    latent/                               the frozen latent diffusion model, where the method has one
+    mapping.json                          of a table: what the codes of its columns mean
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from raydiff import seeding, tree
+from raydiff.data.datasets import Records
+from raydiff.data.tables import encode
+from raydiff.evaluation.grids import to_bytes
+from raydiff.experiment import overrides
+from raydiff.federated.checkpoint import Store, write_text
+from raydiff.federated.client import Client, Keys
+from raydiff.federated.method import Deployed, Method, Sharing
+from raydiff.methods import AnyMethod
+from raydiff.models.classifier import Classifier
+from raydiff.models.d3pm import codes_of
+from raydiff.models.ddpm import DDPM
+from raydiff.models.latent.folder import locate
+from raydiff.models.latent.model import LatentModel
+from raydiff.models.networks import UNet
+from raydiff.tree import Params
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Sample = Callable[[Tensor, torch.Generator], Tensor]
+"""(labels (N, K), rng) -> images (N, C, H, W) on [-1, 1], or codes of rows (N, 1, 1, n)."""
+LARGEST = 512 * 2**20
+"""Bytes of all the weights of one saved sampler, at most."""
+IMPORTED = ("torch", "numpy", "scipy", "pandas", "safetensors")
+"""Distributions that a saved sampler imports; a UNet and a latent diffusion model import diffusers as well."""
+LATENT = "latent"
+MAPPING = "mapping.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Card:
+    """What a saved sampler is."""
+
+    trial: str
+    """The trial's digest."""
+    seed: int
+    """The experiment's seed: a method may personalise in `deploy`."""
+    round: int
+    """The round after which the states hold."""
+    clients: tuple[int, ...]
+    """Whose samplers these are; empty: the server's model alone."""
+    labels: Mapping[str, tuple[str, ...]]
+    """The label columns, the class first, each with the names of its values 0, 1, ..."""
+    shape: tuple[int, int, int]
+    """(C, H, W); of a table (1, 1, n)."""
+    about: str
+    """What it samples, in words."""
+    privacy: str = "none"
+    """"none", or the guarantee under which its samples may be published; of clients' models `save` fills it in."""
+    requires: tuple[str, ...] = ()
+    """Distributions that it imports; filled in by `save`."""
+
+
+def save(
+    folder: Path,
+    card: Card,
+    method: AnyMethod,
+    *,
+    server: Params,
+    states: Mapping[int, Params],
+    mapping: encode.Mapping | None = None,
+) -> None:
+    """Write the folder; `mapping` is a table's. Raises ValueError for weights larger than `LARGEST`, for a method that
+    needs records, and for a classifier."""
+    if isinstance(method.model, Classifier):
+        raise ValueError("a classifier makes no pictures")
+    latent = locate(method.model.path) if isinstance(method.model, LatentModel) else None
+    size = tree.nbytes(server) + sum(map(tree.nbytes, states.values()))
+    if latent is not None and size + (own := _bytes_below(latent)) > LARGEST:
+        raise ValueError(
+            f"the latent diffusion model takes {own / 2**20:.0f} MB, and a saved sampler may take "
+            f"{LARGEST / 2**20:.0f} MB: sample the run itself"
+        )
+    if size > LARGEST:
+        raise ValueError(
+            f"the models of {len(states)} clients take {size / 2**20:.0f} MB, and a saved sampler may take "
+            f"{LARGEST / 2**20:.0f} MB: choose one client"
+        )
+    store = Store(folder)
+    store.save_server(card.round, server)
+    for client, state in states.items():
+        store.save_client(client, card.round, state)
+    said = {_deploy(store, card, method, client).privacy for client in states}  # refused now, not when it is loaded
+    if said:
+        card = replace(card, privacy=said.pop() if len(said) == 1 else "none")
+    if latent is not None:
+        shutil.copytree(latent, folder / LATENT)
+    if mapping is not None:
+        mapping.save(folder / MAPPING)
+    diffusers = latent is not None or (isinstance(method.model, DDPM) and isinstance(method.model.network, UNet))
+    requires = (*IMPORTED, "diffusers") if diffusers else IMPORTED
+    fields = {**vars(card), "requires": requires, "method": overrides.to_dict(method)}
+    write_text(folder / "sampler.json", json.dumps(fields, indent=1))
+
+
+def _bytes_below(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
+def _deploy(store: Store, card: Card, method: Method, client: int) -> Deployed:
+    """A client's personalised model from its state alone: its records are not here."""
+    none = torch.empty(0, dtype=torch.long)
+    data = Records(torch.empty(0, *card.shape), none.new_empty(0, len(card.labels)), none)
+    keys = Keys(card.seed, b"", card.trial)  # nothing is uploaded: no noise, no secret
+    try:
+        return Client(client, method, data, keys=keys, store=store).deploy(store.load_server(card.round), card.round)
+    except ValueError as e:
+        raise ValueError(f"a saved sampler carries no records, but {type(method).__name__} needs them: {e}") from None
+
+
+class Sampler:
+    """A saved sampler. `predict` is MLflow's calling convention."""
+
+    def __init__(self, folder: Path) -> None:
+        fields: dict[str, Any] = json.loads((folder / "sampler.json").read_text())
+        method: AnyMethod = overrides.from_dict(fields.pop("method"), AnyMethod)
+        if (folder / LATENT).is_dir():
+            method = overrides.override(method, {"model.path": str(folder / LATENT)})
+        self.method: Method = method
+        fields["labels"] = {column: tuple(names) for column, names in fields["labels"].items()}
+        lists = {k: tuple(fields[k]) for k in ("clients", "shape", "requires")}
+        self.card = Card(**{**fields, **lists})
+        self.mapping = encode.Mapping.load(folder / MAPPING) if (folder / MAPPING).exists() else None
+        """Of a table; None: it makes pictures."""
+        self._store = Store(folder)
+        self._made: dict[int | None, Sample] = {}
+
+    def of(self, client: int | None) -> Sample:
+        """A client's sampler, or with None that of the server's model. Raises ValueError for a client that is not
+        here."""
+        if client not in self._made:
+            self._made[client] = self._shared() if client is None else self._personal(client)
+        return self._made[client]
+
+    def _shared(self) -> Sample:
+        assert isinstance(self.method, Sharing)  # else it could not be saved
+        return self.method.shared(self._store.load_server(self.card.round)).sample
+
+    def _personal(self, client: int) -> Sample:
+        if client not in self.card.clients:
+            raise ValueError(f"there is no client {client} in this sampler; it has {_listed(self.card.clients)}")
+        return _deploy(self._store, self.card, self.method, client).sample
+
+    def predict(
+        self, model_input: pd.DataFrame, params: Mapping[str, Any] | None = None
+    ) -> np.ndarray[Any, Any] | pd.DataFrame:
+        """A picture for each row: (N, H, W, C) uint8, 0..255 for the data's [-1, 1]; of a table a row of texts, with
+        the label last.
+
+        Columns: `label` (and the others, where there are several), and `client`, the first one where it is left out.
+        With the parameter `seed` the same input gives the same samples; without it they are new ones each time.
+        """
+        seed = (params or {}).get("seed")
+        seed = secrets.randbits(63) if seed is None else int(seed)
+        labels = self._labels(model_input)
+        whose: Sequence[int | None] = [None] * len(labels)
+        if self.card.clients:
+            column = model_input.get("client")
+            whose = [self.card.clients[0]] * len(labels) if column is None else [int(c) for c in column]
+        out = torch.empty(len(labels), *self.card.shape)
+        for client in dict.fromkeys(whose):
+            rows = torch.tensor([i for i, c in enumerate(whose) if c == client])
+            rng = seeding.generator(seed, "predict", "global" if client is None else client)
+            out[rows] = self.of(client)(labels[rows], rng)
+        if self.mapping is None:
+            return to_bytes(out).numpy()
+        return self.mapping.decode(codes_of(out).numpy(), labels[:, 0].numpy())
+
+    def _labels(self, model_input: pd.DataFrame) -> Tensor:
+        """(N, K). Raises ValueError for a column that is missing and for a label that the model does not know."""
+        columns = list(self.card.labels)
+        if missing := [c for c in columns if c not in model_input]:
+            raise ValueError(f"the input has no column {missing[0]!r}")
+        labels = torch.from_numpy(model_input[columns].to_numpy().astype(np.int64))
+        for name, values in zip(columns, labels.T, strict=True):
+            names = self.card.labels[name]
+            if len(values) and not 0 <= int(values.min()) <= int(values.max()) < len(names):
+                wrong = int(values[(values < 0) | (values >= len(names))][0])
+                raise ValueError(f"{name} must be in 0..{len(names) - 1}, got {wrong}")
+        return labels
+
+
+def _listed(clients: Sequence[int]) -> str:
+    return ", ".join(map(str, clients)) or "the server's model alone"
+
+
+def _load_pyfunc(path: str) -> Sampler:
+    """What MLflow calls."""
+    return Sampler(Path(path))

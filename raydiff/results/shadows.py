@@ -1,0 +1,232 @@
+"""Shadow models of a finished trial: trained as its model was, on random halves of what is attacked.
+
+The records in question are those of the attacked model's clients (members) and others of the same classes from the
+calibration and test splits (non-members), at most as many. Of a model that a client has trained by itself a shadow is
+that training alone; else it is the whole protocol: of a client's own model with the other clients' records as they
+were, of the shared model with every client's records halved, and each non-member dealt to a client that has its class.
+
+A shadow is kept in the sweep's cache, and so are its statistics, by the digest of all that they depend on: whoever
+trains it, here or on a cluster, and when. It is trained on records of clients, so nothing of it is private. A round
+deadline and over-commit are left out: who is drawn for a shadow's round is in time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from raydiff import seeding, tree
+from raydiff.data.records import Records
+from raydiff.evaluation.attacks import lira, scores
+from raydiff.federated.checkpoint import INITIAL
+from raydiff.federated.client import Client, Failed, Keys
+from raydiff.federated.method import Deployed
+from raydiff.federated.rounds import LocalPool, rounds
+from raydiff.models.training import Diverged
+from raydiff.results.finished import Finished, open_finished
+from raydiff.tree import Params
+
+Source = Literal["client", "global"]
+ROLES = ("calibration_members", "members", "calibration_nonmembers", "nonmembers")
+"""The arguments of `membership.attack`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """Whose model is attacked, and with what. Small, and safe to send to another process."""
+
+    trial: Path
+    """Folder of a finished trial."""
+    source: Source = "client"
+    """The client's own model, or the one that all share."""
+    client: int = 0
+    """Whose model; of the shared one: the client that deploys it, which changes nothing."""
+    shadows: int = 16
+    """How many shadow models: even, and at least 4."""
+    timesteps: tuple[int, ...] = ()
+    """Where the loss is taken; empty: those that PIA tries (`attacks.grid`)."""
+    draws: int = 8
+    """Noise draws that each loss is the mean of."""
+    seed: int = 0
+    """Of the halves, the shadows' training and the noise draws."""
+
+
+@dataclass(frozen=True, eq=False)
+class Attacked:
+    """A request with everything that it needs."""
+
+    request: Request
+    finished: Finished
+    deployed: Deployed
+    """The attacked client's model."""
+    records: Records
+    """The N records in question, members first."""
+    role: Tensor
+    """(N,) int64: position in `ROLES`."""
+    owner: Tensor
+    """(N,) int64: the client that has the record, or in a shadow may have it."""
+    inside: Tensor
+    """(shadows, N) bool: which records each shadow is trained on."""
+
+    @property
+    def timesteps(self) -> tuple[int, ...]:
+        """Where the loss is taken."""
+        return self.request.timesteps or tuple(scores.grid(self.deployed.timesteps))
+
+    def target(self) -> Tensor:
+        """The attacked model's statistics, (N, S)."""
+        return self._statistics(self.deployed)
+
+    def losses(self, number: int) -> Tensor:
+        """Those of shadow `number`, (N, S), which is trained unless it is in the cache. Raises ValueError where its
+        training fails."""
+        store, key = self.finished.trial.store, self._key(number)
+        parts = (key, self.timesteps, self.request.draws, self.request.seed, tree.digest(self.records.leaves))
+        name = self._name("shadow-log-losses", parts)
+        return store.cached(name, lambda: {"losses": self._losses(number, key)})["losses"]
+
+    def _losses(self, number: int, key: str) -> Tensor:
+        trained = self.finished.trial.store.cached(key, lambda: self._train(number))
+        server = self.finished.server if self.alone else tree.under("server", trained)
+        mine, rng = self._records_in(number, self.request.client), seeding.generator(self._seed(number), "deploy")
+        method = self.finished.trial.experiment.method
+        return self._statistics(method.deploy(server, tree.under("state", trained), mine, rng))
+
+    def _statistics(self, deployed: Deployed) -> Tensor:
+        return lira.statistics(
+            deployed.denoisers[self.request.source],
+            self.records,
+            alphas_bar=deployed.alphas_bar,
+            timesteps=self.timesteps,
+            draws=self.request.draws,
+            rng=seeding.generator(self.request.seed, "statistics"),
+        )
+
+    @cached_property
+    def alone(self) -> bool:
+        """Whether the attacked model comes from its client's records and nothing else: trained before the first round,
+        changed by none."""
+        experiment, store = self.finished.trial.experiment, self.finished.trial.store
+        kept = store.load_client(self.request.client, before=experiment.method.rounds)
+        return self.request.source == "client" and experiment.method.init_key is not None and kept is None
+
+    def _train(self, number: int) -> Params:
+        """What `deploy` takes: state/ of the client and, unless it is `alone`, server/ of the server."""
+        experiment, one = self.finished.trial.experiment, self.request.client
+        keys = Keys(self._seed(number), b"shadow", f"shadow {number}")  # not the trial's: its noise would come again
+        public = self._public
+        ids = [one] if self.alone else list(range(experiment.clients))
+        clients = [Client(i, experiment.method, self._records_in(number, i), keys=keys, public=public) for i in ids]
+        server: Params = {}
+        last = INITIAL
+        try:
+            for progress in (
+                ()
+                if self.alone
+                else rounds(
+                    experiment.method,
+                    LocalPool(clients),
+                    keys=keys,
+                    participation=experiment.participation,
+                    participants=experiment.participants,
+                    min_clients=experiment.min_clients,
+                    public=public,
+                )
+            ):
+                server, last = progress.sent, progress.number
+            state = clients[ids.index(one)].state(last)
+        except (Failed, Diverged, ValueError) as e:
+            raise ValueError(f"shadow {number} could not be trained: {e}") from None
+        return {**tree.prefixed("server", server), **tree.prefixed("state", state)}
+
+    def _records_in(self, number: int, client: int) -> Records:
+        """A client's records in a shadow's world: of those in question its half, else its own."""
+        if self.request.source == "client" and client != self.request.client:
+            return self.finished.client(client).data
+        return self.records.select(self.inside[number] & (self.owner == client))
+
+    def _seed(self, number: int) -> int:
+        """Of the shadow's training: initial weights, batches."""
+        rng = seeding.generator(self.request.seed, "shadow", number)
+        return int(torch.randint(2**62, (), generator=rng))
+
+    def _key(self, number: int) -> str:
+        """What the shadow depends on, as its name in the cache."""
+        experiment, mine = self.finished.trial.experiment, self.inside[number]
+        records = {"owner": self.owner, **self.records.leaves}
+        digests = [tree.digest({k: v[mine] for k, v in records.items()}), tree.digest(self._public.leaves)]
+        method = experiment.method.init_key if self.alone else experiment.digest
+        parts = (method, self.request.source, self.request.client, self._seed(number), *digests)
+        return self._name("shadow", (*parts, torch.get_num_threads()))
+
+    def _name(self, kind: str, parts: tuple[object, ...]) -> str:
+        return self.finished.trial.store.cache_key(kind, self.finished.secret, parts)
+
+    @property
+    def _public(self) -> Records:
+        return self.finished.dataset.splits["public"]
+
+
+def open_attacked(request: Request) -> Attacked:
+    """Gather what a request needs. Raises ValueError, in one sentence, where there is nothing to attack or too little
+    to attack it with."""
+    finished = open_finished(request.trial)
+    deployed = finished.client(request.client).deploy(finished.server, finished.round)
+    if request.source not in deployed.denoisers:
+        method, known = type(finished.trial.experiment.method).__name__, " or ".join(deployed.denoisers)
+        raise ValueError(
+            f"{method} ends with no {request.source} denoiser of pictures to attack"
+            + (f"; it has {known}" if known else "")
+        )
+    owners = [request.client] if request.source == "client" else range(finished.trial.experiment.clients)
+    held = [finished.client(i).data for i in owners]
+    members = _joined(held)
+    others, calibrating = _nonmembers(finished.dataset.splits, members.labels[:, 0])
+    records = _joined([members, others])
+    own = torch.cat([torch.full((len(r),), i) for i, r in zip(owners, held, strict=True)])
+    order = torch.randperm(len(members), generator=seeding.generator(request.seed, "calibration members"))
+    role = torch.tensor([1] * len(members) + [2] * calibrating + [3] * (len(others) - calibrating))
+    role[order[: len(members) // 2]] = 0
+    few = [name for i, name in enumerate(ROLES) if int((role == i).sum()) < 2]
+    if few:
+        raise ValueError(f"an attack needs at least 2 records of each role, and there are fewer {few[0]}")
+    owner = torch.cat([own, _dealt(others, members, own, seeding.generator(request.seed, "owners"))])
+    inside = lira.halves(len(records), request.shadows, seeding.generator(request.seed, "halves"))
+    return Attacked(request, finished, deployed, records, role, owner, inside)
+
+
+def _nonmembers(splits: Mapping[str, Records], classes: Tensor) -> tuple[Records, int]:
+    """(non-members in the class mix of the members, those that calibrate first; how many these are)."""
+    calibration = in_mix(splits["calibration"], classes, most=len(classes) // 2)
+    test = in_mix(splits["test"], classes, most=len(classes) - len(calibration))
+    return _joined([calibration, test]), len(calibration)
+
+
+def in_mix(records: Records, classes: Tensor, *, most: int) -> Records:
+    """The most of `records` that have the class mix of `classes` (n,), at most `most`; a class without any is left
+    out."""
+    there = {int(c): torch.nonzero(records.labels[:, 0] == c)[:, 0] for c in classes.unique()}
+    wanted = {c: int((classes == c).sum()) for c, rows in there.items() if len(rows)}
+    if not wanted:
+        return records.select(torch.zeros(0, dtype=torch.int64)).without_base()
+    share = min(most / sum(wanted.values()), *(len(there[c]) / n for c, n in wanted.items()))
+    return records.select(torch.cat([there[c][: int(share * n)] for c, n in wanted.items()])).without_base()
+
+
+def _dealt(others: Records, members: Records, owner: Tensor, rng: torch.Generator) -> Tensor:
+    """For each of the others the owner of a random member of its class."""
+    dealt = torch.empty(len(others), dtype=torch.int64)
+    for c in others.labels[:, 0].unique():
+        mine, known = others.labels[:, 0] == c, owner[members.labels[:, 0] == c]
+        dealt[mine] = known[torch.randint(len(known), (int(mine.sum()),), generator=rng)]
+    return dealt
+
+
+def _joined(parts: Sequence[Records]) -> Records:
+    return Records(*(torch.cat([getattr(p, f) for p in parts]) for f in ("images", "labels", "numbers")))

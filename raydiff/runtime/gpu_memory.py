@@ -1,0 +1,233 @@
+"""What a worker takes of a GPU's memory: measured before a sweep (`runtime.gpu_per_worker` auto), and told in one
+sentence where its slice was too small.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import ray
+import torch
+
+from raydiff import seeding, tree
+from raydiff.experiment import trial
+from raydiff.experiment.config import Experiment
+from raydiff.experiment.overrides import override
+from raydiff.federated.checkpoint import INITIAL
+from raydiff.federated.client import COHORT, run_clients
+from raydiff.federated.method import HELD, Round
+from raydiff.models.latent.model import LatentModel
+from raydiff.models.training import Training
+from raydiff.runtime.slots import CAP, slot
+from raydiff.seeding import NoiseStream
+
+SPARE = 1.2  # the peak of one step, and a fifth
+GB = 2**30
+
+
+class Meter(Protocol):
+    """Tells what this process has taken of its GPU's memory, in bytes."""
+
+    def start(self) -> None:
+        """Forget the peak so far."""
+
+    def peak(self) -> int:
+        """The most that tensors held at once since then."""
+
+    def total(self) -> int:
+        """What the GPU has."""
+
+
+class Cuda:
+    """The meter of the one GPU that this process sees."""
+
+    def start(self) -> None:
+        """Forget the peak so far."""
+        torch.cuda.init()  # the first call on the device would be refused
+        torch.cuda.reset_peak_memory_stats(0)
+
+    def peak(self) -> int:
+        """The most that tensors held at once since then."""
+        return torch.cuda.max_memory_allocated(0)
+
+    def total(self) -> int:
+        """What the GPU has."""
+        return torch.cuda.get_device_properties(0).total_memory
+
+
+class OutOfMemory(RuntimeError):
+    """A process needed more of the GPU's memory than its slice has."""
+
+    def __init__(self, who: str, number: int, field: str, share: float, peak: int, total: int) -> None:
+        super().__init__(who, number, field, share, peak, total)
+        self.who, self.number, self.field = who, number, field
+        self.share, self.peak, self.total = share, peak, total
+
+    def __str__(self) -> str:
+        when = "before round 0" if self.number == INITIAL else f"in round {self.number}"
+        flag = f"--runtime.{self.field.replace('_', '-')}"
+        slice_ = f"slice is {self.share * CAP * self.total / GB:.3g} GB ({self.share:g} of a GPU)"
+        advice = f"give {flag} {doubled(self.share):g}" if self.share < 1 else "no slice is larger: lower the batch"
+        return f"{self.who}, {when}: needed more than {self.peak / GB:.3g} GB, {slice_}: {advice}"
+
+
+def doubled(share: float) -> float:
+    """The next larger slice."""
+    return min(1.0, 2 * share)
+
+
+def here() -> Meter | None:
+    """The meter of this process; None: it computes on the CPU."""
+    return Cuda() if torch.cuda.is_available() else None
+
+
+def exceeded(who: str, number: int, field: str, share: float) -> OutOfMemory:
+    """The error of this process, which torch has just refused memory. `field` of `Runtime` is what gave it its
+    share."""
+    meter = here()
+    return OutOfMemory(who, number, field, share, meter.peak() if meter else 0, meter.total() if meter else 0)
+
+
+# --- measuring it ---
+
+
+def share_of(peak: int, total: int) -> float:
+    """The share of a GPU of `total` bytes for a worker whose peak was so many, with a fifth to spare, in Ray's unit of
+    1e-4.
+
+    Raises ValueError where a whole GPU is not enough.
+    """
+    share = math.ceil(1e4 * SPARE * peak / (CAP * total)) / 1e4
+    if share > 1:
+        raise ValueError(
+            f"a worker needs {SPARE * peak / GB:.3g} GB (its peak in one step, and a fifth), but a GPU has "
+            f"{CAP * total / GB:.3g} GB for it: lower the batch"
+        )
+    return max(share, 1e-4)
+
+
+def probe(experiment: Experiment, meter: Meter | None = None, *, cohort: int = 1) -> tuple[int, int]:
+    """(peak, the GPU's memory) in bytes of a worker of this trial: one training step of the client with the most
+    records, or of so many such clients in lock-step, then the evaluation of one as at the end of a trial. In a folder
+    that is then deleted.
+
+    What the server does in between is not counted. Raises ValueError where the whole GPU is not enough.
+    """
+    meter = meter or Cuda()
+    with tempfile.TemporaryDirectory(prefix="raydiff-probe-") as folder:
+        this = trial.open_trial(one_step(experiment), Path(folder) / "sweep")
+        torch.set_num_threads(experiment.runtime.threads)
+        try:
+            return _peak(this, meter, cohort), meter.total()
+        except torch.OutOfMemoryError:
+            raise ValueError(f"a worker needs more than a whole GPU, {meter.total() / GB:.3g} GB") from None
+
+
+def _peak(this: trial.Trial, meter: Meter, cohort: int) -> int:
+    method, rng = this.experiment.method, seeding.generator(this.experiment.seed, "probe")
+    instruments = trial.make_instruments(this)
+    clients = sorted(trial.make_clients(this, range(this.experiment.clients)), key=lambda c: -len(c.data))[:cohort]
+    client = clients[0]
+    server = method.init_server(client.public, rng)
+    meter.start()
+    uploads = [upload for upload, _ in run_clients(clients, server, 0)] if method.participating_rounds else []
+    trained = meter.peak()
+    noise = NoiseStream(this.keys.secret, ("probe",))
+    server, _, _ = method.aggregate(server, uploads, Round(0, rng, noise, this.experiment.clients))
+    meter.start()
+    if instruments is not None:
+        client.evaluate(tree.without(HELD, server), 0, instruments.of_client("test"))
+    return max(trained, meter.peak())
+
+
+def one_step(experiment: Experiment) -> Experiment:
+    """The same trial, with each of its trainings cut to one step in each round at its own batch size."""
+    rounds = experiment.method.rounds  # a training of fewer steps has none in the first round
+    steps = {
+        f"method.{path}.steps": rounds if training.steps else 0 for path, training in _trainings(experiment.method)
+    }
+    cut: Experiment = override(experiment, {**steps, "newcomers": None, "runtime.noise_secret": None})
+    return cut
+
+
+def cohort_of(experiment: Experiment, workers: int) -> int:
+    """How many clients a worker of this trial trains at once, at most, where the slot has so many workers."""
+    if not experiment.runtime.vectorize:
+        return 1
+    drawn = experiment.participants or max(1, round(experiment.participation * experiment.clients))
+    return min(COHORT, math.ceil(experiment.clients / workers), drawn + experiment.runtime.overcommit)
+
+
+def largest(trials: Sequence[Experiment], workers: int = 1) -> list[Experiment]:
+    """Of each method the trial whose workers will take most: by parameters times the records of a step, of all clients
+    that train at once; then by fewer clients."""
+
+    def size(experiment: Experiment) -> tuple[int, int]:
+        model = experiment.method.model
+        # a latent model is frozen, and the same one in all trials
+        fresh = {} if isinstance(model, LatentModel) else model.init(torch.Generator())
+        weights = max(1, sum(v.numel() for v in fresh.values()))
+        batch = max((t.batch for _, t in _trainings(experiment.method)), default=1)
+        return weights * batch * cohort_of(experiment, workers), -experiment.clients
+
+    of: dict[str, list[Experiment]] = {}
+    for experiment in trials:
+        of.setdefault(type(experiment.method).__name__, []).append(experiment)
+    return [max(group, key=size) for group in of.values()]
+
+
+def _trainings(obj: Any, prefix: str = "") -> Iterator[tuple[str, Training]]:
+    for field in dataclasses.fields(obj):
+        value = getattr(obj, field.name)
+        if isinstance(value, Training):
+            yield prefix + field.name, value
+        elif dataclasses.is_dataclass(value):
+            yield from _trainings(value, f"{prefix}{field.name}.")
+
+
+def measure(trials: Sequence[Experiment], nodes: Sequence[Mapping[str, float]]) -> tuple[float, str]:
+    """(the share of a GPU that a worker of these trials needs, what was measured in words), by tasks on the cluster
+    that has been joined; where there is none, in this process.
+
+    Raises ValueError where the cluster has no GPU, or a GPU is not enough.
+    """
+    threads = max(e.runtime.threads for e in trials)
+    if not any(n.get("GPU", 0.0) >= 1 and n.get("CPU", 0.0) >= threads for n in nodes):
+        raise ValueError("runtime.gpu_per_worker auto is measured on a GPU, and there is none: give a number")
+    share, asked = 1e-4, _asked(trials, 1e-4, nodes)
+    while True:  # a larger slice leaves room for fewer workers, of which each then has more clients
+        found = [_probe_there(e, threads, cohort) for e, cohort in asked]
+        peak, total = max(found, key=lambda f: f[0] / f[1])
+        share = max(share, share_of(peak, total))
+        measured, asked = asked, _asked(trials, share, nodes)
+        if asked == measured:
+            break
+    return share, f"a worker's peak is {peak / GB:.3g} GB: its slice is {share:g} of a GPU of {total / GB:.3g} GB"
+
+
+def _asked(
+    trials: Sequence[Experiment], share: float, nodes: Sequence[Mapping[str, float]]
+) -> list[tuple[Experiment, int]]:
+    """What is to be measured where a worker has this share: of each method a trial, and its cohort's size."""
+    runtime = dataclasses.replace(trials[0].runtime, gpu_per_worker=share)
+    workers = slot(runtime, clients=max(e.clients for e in trials), nodes=nodes).workers
+    return [(e, cohort_of(e, workers)) for e in largest(trials, workers)]
+
+
+def _probe_there(experiment: Experiment, threads: int, cohort: int) -> tuple[int, int]:
+    """Raises ValueError where a GPU is not enough."""
+    if not ray.is_initialized():
+        return probe(experiment, cohort=cohort)
+    task: Any = ray.remote(num_cpus=threads, num_gpus=1, max_retries=0)(probe)
+    try:
+        found: tuple[int, int] = ray.get(task.remote(experiment, cohort=cohort))
+    except ray.exceptions.RayTaskError as e:
+        if isinstance(e.cause, ValueError):
+            raise ValueError(str(e.cause)) from None
+        raise
+    return found

@@ -1,0 +1,150 @@
+"""What a trial needs of the cluster: its slot, and the checks made before anything waits for it.
+
+A slot is one Tune trial's placement group: bundle 0 is the coordinator (the trainable itself), bundles 1..W its
+workers. All trials of a sweep have the same slot, so that the next one starts in the warm processes of the last.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from raydiff.experiment.config import Runtime
+
+CAP = 0.95  # of its slice is what torch may take; the rest is for CUDA itself
+COORDINATOR = 0.1  # of one process's CPUs: it works while its workers wait, so a slot is booked as its workers alone
+
+
+@dataclass(frozen=True)
+class Slot:
+    """The shape of a trial's placement group."""
+
+    workers: int
+    threads: int
+    gpu_per_worker: float
+    gpu_server: float
+
+    @property
+    def bundles(self) -> list[dict[str, float]]:
+        """Bundle 0 for the coordinator, then one per worker."""
+        share = math.floor(1e4 * self.threads * (1 - COORDINATOR / self.workers)) / 1e4
+        coordinator = _without_zeros({"CPU": COORDINATOR * self.threads, "GPU": self.gpu_server})
+        worker = _without_zeros({"CPU": share, "GPU": self.gpu_per_worker})
+        return [coordinator] + [worker] * self.workers
+
+    @property
+    def total(self) -> dict[str, float]:
+        """What one trial takes in all."""
+        gpu = self.gpu_server + self.workers * self.gpu_per_worker
+        return _without_zeros({"CPU": float(self.threads * self.workers), "GPU": gpu})
+
+
+def slot(runtime: Runtime, *, clients: int, nodes: Sequence[Mapping[str, float]]) -> Slot:
+    """The slot of a sweep whose largest trial has this many clients: by default with as many workers as fit on these
+    nodes beside the coordinator."""
+
+    def of(workers: int) -> Slot:
+        return Slot(min(workers, clients), runtime.threads, runtime.worker_share, runtime.gpu_server)
+
+    if runtime.workers is not None:
+        return of(runtime.workers)
+    most = min(clients, int(sum(node.get("CPU", 0.0) for node in nodes) / runtime.threads))
+    shapes = (of(workers) for workers in range(most, 1, -1))
+    return next((shape for shape in shapes if _place(shape.bundles, [dict(node) for node in nodes])), of(1))
+
+
+def fitting(slot: Slot, nodes: Sequence[Mapping[str, float]]) -> int:
+    """How many such slots fit on these nodes at once.
+
+    Raises ValueError if none does, saying what is needed and what there is.
+    """
+    free = [dict(node) for node in nodes]
+    count = 0
+    while count < 1000 and _place(slot.bundles, free):
+        count += 1
+    if count == 0:
+        total = total_of(nodes)
+        raise ValueError(
+            f"one trial needs {say(slot.total)} ({slot.workers} workers with {say(slot.bundles[1])} each), "
+            f"but the cluster has {say(total)} on {len(nodes)} node(s): lower runtime.workers, runtime.threads "
+            "or the GPU shares"
+        )
+    return count
+
+
+def this_machine() -> dict[str, float]:
+    """What a Ray that is started here will offer."""
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return {"CPU": float(os.cpu_count() or 1), "GPU": float(gpus)}
+
+
+def cap_memory(share: float) -> None:
+    """Keep this process to its share of the GPU's memory, so that one client cannot starve its neighbours.
+
+    A process without a share is kept off the GPU: Ray no longer hides GPUs from actors that asked for none.
+    """
+    if share == 0 and not torch.cuda.is_initialized():
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    if 0 < share < 1 and torch.cuda.is_available():
+        torch.cuda.set_per_process_memory_fraction(share * CAP, 0)
+
+
+def storage_is_shared(folder: Path) -> None:
+    """Read a nonce back from every node. Raises ValueError naming the node that does not see the folder."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    nonce, path = uuid.uuid4().hex, folder / f".nonce-{uuid.uuid4().hex[:8]}"
+    path.write_text(nonce)
+
+    def read(name: str) -> str:
+        return Path(name).read_text() if Path(name).exists() else ""
+
+    task = ray.remote(num_cpus=0)(read)
+    try:
+        for node in (n for n in ray.nodes() if n["Alive"]):
+            where = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+            if ray.get(task.options(scheduling_strategy=where).remote(str(path)), timeout=120) != nonce:
+                raise ValueError(
+                    f"the storage folder {folder} is not shared: node {node['NodeManagerAddress']} does not see what "
+                    "the driver writes there; give --runtime.storage a folder that all nodes mount"
+                )
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def unplaced(bundles: Sequence[Mapping[str, float]], nodes: Sequence[Mapping[str, float]]) -> int:
+    """How many of these equal bundles find no room on the nodes."""
+    free = [dict(node) for node in nodes]
+    return sum(not _place([bundle], free) for bundle in bundles)
+
+
+def _place(bundles: Sequence[Mapping[str, float]], free: list[dict[str, float]]) -> bool:
+    """Take the bundles from the first nodes that have room; False (and nothing useful taken) when one finds none."""
+    for bundle in bundles:
+        node = next((n for n in free if all(n.get(k, 0.0) + 1e-9 >= v for k, v in bundle.items())), None)
+        if node is None:
+            return False
+        for k, v in bundle.items():
+            node[k] -= v
+    return True
+
+
+def _without_zeros(resources: Mapping[str, float]) -> dict[str, float]:
+    return {k: v for k, v in resources.items() if v > 0}
+
+
+def total_of(nodes: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """What all nodes have together."""
+    return {k: sum(node.get(k, 0.0) for node in nodes) for k in ("CPU", "GPU")}
+
+
+def say(resources: Mapping[str, float]) -> str:
+    """ "2 CPU and 0.5 GPU"."""
+    return " and ".join(f"{v:g} {k}" for k, v in resources.items())

@@ -1,0 +1,406 @@
+"""A sweep: many trials, one after the other and side by side, through Ray Tune.
+
+`Federation` is the trainable and the coordinator: it consumes `trial.run`, the same generator as a single run. The
+store of each trial is the truth. Tune schedules, searches and stops, but keeps no checkpoints of its own: a trial that
+starts again, for whatever reason, continues after its last committed round, and a sweep that is resumed runs the
+trials that have no outcome yet.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import gc
+import json
+import logging
+import math
+import os
+import signal
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import ray
+import torch
+from ray import tune
+from ray.tune.stopper import CombinedStopper
+
+from raydiff.experiment import config as configuration
+from raydiff.experiment import overrides
+from raydiff.experiment import trial as trials
+from raydiff.experiment.config import Experiment
+from raydiff.experiment.owner import Owner
+from raydiff.experiment.tracking import keep_private, read_json
+from raydiff.experiment.trial import Trial, cut_short, without_secret
+from raydiff.federated.checkpoint import Overtaken
+from raydiff.runtime import gpu_memory, lost
+from raydiff.runtime.actors import RayPool, WorkersLost, start_workers
+from raydiff.runtime.progress import Progress
+from raydiff.runtime.room import Room, nodes
+from raydiff.runtime.slots import Slot, cap_memory, fitting, slot, storage_is_shared, this_machine
+
+Search = Literal["grid", "random", "optuna", "asha"]
+NOT_WRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG, errno.EIO)
+
+
+class Federation(tune.Trainable):
+    """One trial. Reused for the next one (`reset_config`): the processes stay, all state is replaced."""
+
+    _measured: float
+    _results: Iterator[dict[str, Any]]
+    _round: int
+    _trial: Trial | None
+
+    def setup(self, config: dict[str, Any]) -> None:
+        """Start the workers in this trial's own placement group, then begin."""
+        keep_private()
+        shape = Slot(**config["slot"])
+        cap_memory(shape.gpu_server)
+        self._gpu, self._gpu_server = shape.gpu_per_worker, shape.gpu_server
+        self._workers = start_workers(shape, ray.util.get_current_placement_group())
+        self._begin(config)
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        """Take the next trial in the same processes."""
+        self._begin(new_config)
+        return True
+
+    def step(self) -> dict[str, Any]:
+        """One round. An error of the experiment ends the trial with its reason; lost processes are Tune's to retry."""
+        try:
+            result = next(self._results)
+        except (WorkersLost, Overtaken):
+            raise
+        except torch.OutOfMemoryError as e:
+            number, share = self._round + 1, self._gpu_server
+            slice_ = gpu_memory.exceeded("the server", number, "gpu_server", share) if share else e
+            result = _failed(self._trial, slice_)
+        except Exception as e:
+            result = _failed(self._trial, e)
+        self._round = result.get("round", self._round)
+        # Searchers want their metric in every result: the last one measured, infinite before the first.
+        self._measured = result.get(self._metric, self._measured)
+        return {self._metric: self._measured, "done": result["finished"], **result}
+
+    def save_checkpoint(self, checkpoint_dir: str) -> None:
+        """Nothing: the store has everything."""
+
+    def load_checkpoint(self, checkpoint: Any) -> None:
+        """Nothing: the store has everything."""
+
+    def _begin(self, config: dict[str, Any]) -> None:
+        self._trial, self._metric, self._measured, self._round = None, config["metric"], math.inf, -1
+        self._results = self._run(config)  # lazily: an error in it belongs to `step`
+
+    def _run(self, config: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        experiment = experiment_of(config)
+        sweep, number = Path(config["sweep"]), config["owner"]
+        owner = None if number is None else Owner(sweep, number)
+        self._trial = Trial(experiment, sweep, owner)
+        self._trial = trials.open_trial(experiment, sweep, owner)
+        with lost.ending(self._trial.folder, "the coordinator"):
+            pool = RayPool(self._workers, self._trial, gpu=self._gpu)
+            for result in trials.run(self._trial, pool):
+                yield {"digest": self._trial.experiment.digest, **result}
+
+
+def experiment_of(config: Mapping[str, Any]) -> Experiment:
+    """The trial's experiment from what Tune hands it: a base, and the searched values by path."""
+    base: Experiment = configuration.from_dict(json.loads(config["experiment"]))
+    return overrides.override(base, config.get("values", {}))  # type: ignore[no-any-return]
+
+
+def _written(experiment: Experiment) -> str:
+    """JSON for Tune, which keeps it on disk: without the noise secret, which lies beside the sweep."""
+    return json.dumps(overrides.to_dict(without_secret(experiment)))
+
+
+def _failed(trial: Trial | None, error: Exception) -> dict[str, Any]:
+    reason = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
+    cause: BaseException = error
+    if isinstance(error, ray.exceptions.RayTaskError):
+        cause = error.cause
+        reason = str(cause)
+    if isinstance(cause, OSError) and cause.errno in NOT_WRITABLE:
+        reason = f"the storage folder {trial.sweep if trial else ''} cannot be written: {cause.strerror}"
+    slice_ = {"field": cause.field, "share": cause.share} if isinstance(cause, gpu_memory.OutOfMemory) else None
+    if trial is not None:
+        with contextlib.suppress(OSError):  # on a full disk: without an outcome it is run again when resumed
+            cut_short(trial.folder, "failed", reason=reason, **({"slice": slice_} if slice_ else {}))
+            (trial.folder / "error.txt").write_text("".join(traceback.format_exception(error)))
+    return {"finished": True, "failed": reason, "digest": trial.experiment.digest if trial else ""}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What is to be run, and how it is searched."""
+
+    folder: Path
+    """The sweep's folder; its name is the sweep's name."""
+    owner: Owner | None = None
+    """This driver, by its number in that folder; None: no other can come by."""
+    trials: Sequence[Experiment]
+    """Every trial of a grid or random search (ASHA: the candidates); for Optuna the baselines only."""
+    base: Experiment
+    """The experiment from which the trials differ; what Optuna's suggestions modify."""
+    space: Mapping[str, Any] = field(default_factory=dict)
+    """Optuna: path -> Tune distribution."""
+    samples: int = 0
+    """Optuna: number of suggestions."""
+    search: Search = "grid"
+    """grid, random, optuna or asha."""
+    metric: str = "eval/fd_cnn/all"
+    """What Optuna and ASHA minimise, read on the validation split."""
+    concurrent: int | None = None
+    """Trials side by side; default: as many slots as fit."""
+    budget_s: float | None = None
+    """Stop starting and running trials after this many seconds."""
+
+
+@contextlib.contextmanager
+def cluster(*, only_join: bool = False) -> Iterator[list[dict[str, float]]]:
+    """Join the cluster that RAY_ADDRESS names (a submitted job has it), or start a local one.
+
+    Gives each node's resources. Raises ValueError, in one sentence, where Ray does not start. `only_join`: where there
+    is no cluster to join nothing is started, and this machine's resources are given.
+    """
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+    if only_join and not os.environ.get("RAY_ADDRESS"):
+        yield [this_machine()]
+        return
+    try:
+        if os.environ.get("RAY_ADDRESS"):
+            ray.init(**quiet)
+        else:
+            with _deaf_to_sigterm():
+                ray.init(address="local", include_dashboard=False, **quiet)
+    except Exception as e:  # Ray raises a plain one when its processes take too long, as on a very busy machine
+        raise ValueError(f"Ray did not start: {' '.join(str(e).split())}") from e
+    try:
+        yield nodes()
+    finally:
+        _leave()
+
+
+@contextlib.contextmanager
+def _deaf_to_sigterm() -> Iterator[None]:
+    """Processes that are started within never receive SIGTERM, for they inherit what is blocked.
+
+    It is sent to whole process groups (`timeout`) or to all that a job has started (schedulers), and without Ray's
+    processes a sweep cannot end in order. The driver ends them, by SIGKILL; where it is killed itself the kernel does.
+    Ray protects them in the same way from SIGINT.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _leave() -> None:
+    """Leave Ray, while other threads of this process run, such as the one that writes to MLflow.
+
+    Any thread may be the one that collects garbage. Where it then finds a reference to one of Ray's objects, when Ray
+    is half gone, Ray ends the process at once and without a word (Ray 2.60, since ray-project/ray#19115).
+    """
+    gc.collect()
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        ray.shutdown()
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def slot_of(base: Experiment, known: Sequence[Experiment], nodes: Sequence[Mapping[str, float]]) -> Slot:
+    """The slot of a sweep of these trials, and of what may be searched from its base."""
+    return slot(base.runtime, clients=max(e.clients for e in (base, *known)), nodes=nodes)
+
+
+def sized(
+    base: Experiment, trials: Sequence[Experiment], nodes: Sequence[Mapping[str, float]], *, share: float | None = None
+) -> tuple[Experiment, list[Experiment]]:
+    """The same, with a number where the base's `runtime.gpu_per_worker` is auto: the share given, or one measured now.
+
+    Raises ValueError where it cannot be measured.
+    """
+    if base.runtime.gpu_per_worker != "auto":
+        return base, list(trials)
+    if share is None:
+        share, says = gpu_memory.measure(trials or [base], nodes)
+        print(says, flush=True)
+    found, *others = (overrides.override(e, {"runtime.gpu_per_worker": share}) for e in (base, *trials))
+    return found, others
+
+
+def check(plan: Plan, nodes: Sequence[Mapping[str, float]]) -> Slot:
+    """The sweep's slot. Raises ValueError when it cannot run here: too large, or storage that not all nodes share."""
+    if plan.base.runtime.server_workers > 1:
+        raise ValueError("runtime.server_workers must be 1 in a sweep: several train the server of raydiff run alone")
+    shape = slot_of(plan.base, plan.trials, nodes)
+    fitting(shape, nodes)
+    if len(nodes) > 1:
+        storage_is_shared(plan.folder.parents[1])
+    return shape
+
+
+def run(plan: Plan, shape: Slot, progress: Progress) -> bool:
+    """Run what has no outcome yet; returns when all is done, the time is up, or after an interrupt (True)."""
+    _quiet()
+    cap_memory(0)  # of the driver: the GPUs are the trials'
+    trials.noise_secret(plan.folder, plan.base)  # made once, here, before any trial asks for it
+    signal.signal(signal.SIGINT, progress.interrupt)
+    signal.signal(signal.SIGTERM, progress.interrupt)  # `ray job stop`
+    started = time.monotonic()
+    left: float | None = plan.budget_s
+    while _has_lost_its_room(replace(plan, budget_s=left), shape, progress):
+        left = None if plan.budget_s is None else plan.budget_s - (time.monotonic() - started)
+        if progress.stopper.now or (left is not None and left <= 0):
+            break
+        try:
+            shape = fitted(plan, nodes(), most=shape.workers)
+        except ValueError as e:
+            print(f"no trial can go on: {e}; continue with --resume once there is room", flush=True)
+            break
+        print(f"nodes were lost: going on with {shape.workers} worker(s) per trial", flush=True)
+    _close(plan, progress, out_of_time=plan.budget_s is not None and time.monotonic() - started >= plan.budget_s)
+    return progress.interrupted
+
+
+def fitted(plan: Plan, found: Sequence[Mapping[str, float]], *, most: int | None) -> Slot:
+    """The sweep's slot with as many workers as still fit, at most so many: their number changes no result.
+
+    Raises ValueError where no slot fits.
+    """
+    shape = check(replace(plan, base=overrides.override(plan.base, {"runtime.workers": None})), found)
+    return replace(shape, workers=min(shape.workers, most or shape.workers))
+
+
+def _has_lost_its_room(plan: Plan, shape: Slot, progress: Progress) -> bool:
+    """Run what has no outcome yet; True when it ended because no node that is left has room for the slot."""
+    fixed: dict[str, Any] = {"sweep": str(plan.folder), "slot": asdict(shape), "metric": _validated(plan.metric)}
+    fixed["owner"] = plan.owner.number if plan.owner else None
+    suggested = _suggested_before(plan)
+    known = [*plan.trials, *suggested]
+    waiting = [e for e in known if Trial(e, plan.folder).outcome() is None]
+    progress.done = len(known) - len(waiting) - progress.failed
+    if waiting:
+        space = {"experiment": tune.grid_search([_written(e) for e in waiting]), **fixed}
+        if _fit(plan, shape, space, progress, scheduler=_asha(plan) if plan.search == "asha" else None):
+            return True
+    left = plan.samples - len(suggested)
+    if plan.search == "optuna" and left > 0 and not progress.stopper.now:
+        space = {"experiment": _written(plan.base), "values": _distributions(plan), **fixed}
+        return _fit(plan, shape, space, progress, search=_optuna(plan, len(suggested)), samples=left)
+    return False
+
+
+def _close(plan: Plan, progress: Progress, *, out_of_time: bool) -> None:
+    """Every trial that began has an outcome: what is left over was stopped by the scheduler or the clock, or killed."""
+    if plan.owner is not None:
+        plan.owner()  # of another driver's trials nothing is said here
+    for folder in (plan.folder / "trials").glob("*"):
+        if (folder / "config.json").exists() and not (folder / "outcome.json").exists():
+            stopped = folder.name in progress.stopped or out_of_time
+            words = lost.last_words(folder)
+            lost_so = "its processes were lost" + (f": {words}" if words else "")
+            outcome, reason = "killed", "interrupted" if progress.interrupted else lost_so
+            if stopped and not progress.interrupted:
+                outcome, reason = "stopped", "scheduler" if folder.name in progress.stopped else "time budget"
+            with contextlib.suppress(OSError):  # on a full disk
+                cut_short(folder, outcome, reason=reason)
+
+
+def _fit(
+    plan: Plan,
+    shape: Slot,
+    space: dict[str, Any],
+    progress: Progress,
+    *,
+    scheduler: Any = None,
+    search: Any = None,
+    samples: int = 1,
+) -> bool:
+    """Through Tune; True when it ended because there was no room any more."""
+    room = Room(shape, plan.base.runtime.revive_s)
+    fits = fitting(shape, nodes())
+    progress.slots = min(plan.concurrent or fits, fits, progress.total)
+    trainable = tune.with_resources(Federation, tune.PlacementGroupFactory(shape.bundles, strategy="PACK"))
+    # Tune's own notes: on a full storage folder it would raise for want of them
+    with tempfile.TemporaryDirectory(prefix="raydiff-tune-", ignore_cleanup_errors=True) as own:
+        tuner = tune.Tuner(
+            trainable,
+            param_space=space,
+            tune_config=tune.TuneConfig(
+                num_samples=samples,
+                max_concurrent_trials=progress.slots,
+                reuse_actors=True,
+                scheduler=scheduler,
+                search_alg=search,
+                time_budget_s=plan.budget_s,
+            ),
+            run_config=tune.RunConfig(
+                name="tune",
+                storage_path=own,
+                verbose=0,
+                callbacks=[progress, room],
+                stop=CombinedStopper(progress.stopper, room),
+                failure_config=tune.FailureConfig(max_failures=plan.base.runtime.failures),
+            ),
+        )
+        tuner.fit()
+    return room.none_left
+
+
+def _asha(plan: Plan) -> Any:
+    from ray.tune.schedulers import ASHAScheduler
+
+    longest = max(e.method.rounds for e in plan.trials)
+    return ASHAScheduler(time_attr="round", metric=_validated(plan.metric), mode="min", max_t=longest, grace_period=1)
+
+
+def _optuna(plan: Plan, done: int) -> Any:
+    """Optuna over a study that lives in the sweep's folder, so that a resumed sweep knows what it has learned."""
+    import optuna
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend
+    from ray.tune.search.optuna import OptunaSearch
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = JournalStorage(JournalFileBackend(str(plan.folder / "optuna.log")))
+    seed = plan.base.seed + done  # the same seed again would suggest the same points again
+    return OptunaSearch(metric=_validated(plan.metric), mode="min", seed=seed, storage=study, study_name="sweep")
+
+
+def _suggested_before(plan: Plan) -> list[Experiment]:
+    """What Optuna has suggested before the sweep was resumed: the trials that are not in the plan."""
+    planned = {e.digest for e in plan.trials}
+    folders = sorted(f for f in (plan.folder / "trials").glob("*/config.json") if f.parent.name not in planned)
+    return [configuration.from_dict(read_json(f, needs="method")) for f in (folders if plan.search == "optuna" else [])]
+
+
+def _distributions(plan: Plan) -> dict[str, Any]:
+    kinds = {"uniform": tune.uniform, "loguniform": tune.loguniform, "randint": tune.randint}
+    return {
+        path: tune.choice(list(values)) if kind == "choice" else kinds[kind](*values)
+        for path, (kind, values) in plan.space.items()
+    }
+
+
+def _validated(metric: str) -> str:
+    """Searches choose on the validation split; the test split only judges."""
+    return metric.replace("eval/", "validation/")
+
+
+def _quiet() -> None:
+    os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")  # our JSON lines are the record
+    os.environ.setdefault("TUNE_DISABLE_STRICT_METRIC_CHECKING", "1")  # validation distances come every few rounds
+    os.environ.setdefault("TUNE_PRINT_ALL_TRIAL_ERRORS", "0")  # `Progress` says it in a line
+    os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
+    os.environ.setdefault("TUNE_DISABLE_SIGINT_HANDLER", "1")  # `Progress.interrupt` ends the sweep, for SIGTERM too
+    logging.getLogger("ray.tune").setLevel(logging.ERROR)

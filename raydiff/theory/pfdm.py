@@ -1,0 +1,161 @@
+"""What PFDM would do if every denoiser were perfect: closed forms for Gaussian classes. Nothing is trained.
+
+A denoiser fitted to N(m, S) whose score is exact makes the reverse chain affine in x. Started from
+x_t0 ~ N(mu~, S~) and run to 0 it ends, as its steps grow fine, in a Gaussian with
+
+    mean  m + G (mu~ - sqrt(abar) m)        cov  G S~ G                            DDIM (eta = 0)
+                                            cov  G S~ G + S (I - A^2)              ancestral (variance beta_t)
+
+where sqrt(abar) G = A for DDIM and A^2 for the ancestral chain, and A has the eigenvectors of S and the entries
+sqrt(lambda abar / (1 + (lambda - 1) abar)). With mu~ = sqrt(abar) mu_global this is the mean A mu_global + (I - A) m
+of PFDM's proof (Patel et al., CVPR 2026, arXiv 2504.00952, appendix E.2). That proof follows the probability-flow
+ODE, so it speaks of DDIM; for the paper's own Algorithm 4 the global model's share is A^2.
+
+Shapes: d pixels; leading axes are batches (classes, trials). All in float64.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from raydiff.models.ddpm import Denoiser, Sampler, denoise
+from raydiff.tree import clip_records
+
+RANK = 1e-10  # eigenvalues below this share of the largest one are rounding
+
+
+@dataclass(frozen=True, eq=False)
+class Gauss:
+    """Gaussians N(mean, cov), one for each leading index; a `cov` without leading axes is common to all."""
+
+    mean: Tensor
+    """(..., d) float64."""
+    cov: Tensor
+    """(..., d, d) float64, positive semi-definite."""
+
+    @cached_property
+    def spectrum(self) -> tuple[Tensor, Tensor]:
+        """Eigenvalues (..., d), ascending and at least 0, and eigenvectors (..., d, d) in columns."""
+        values, vectors = torch.linalg.eigh(self.cov)
+        return values.clamp_min(0), vectors
+
+    @cached_property
+    def factor(self) -> Tensor:
+        """L (..., d, r) with L L^T = cov, where r is the largest rank."""
+        values, vectors = self.spectrum
+        rank = int((values > RANK * values.amax()).sum(-1).max())
+        return vectors[..., -rank:] * values[..., None, -rank:].sqrt() if rank else vectors[..., :1] * 0
+
+    def __getitem__(self, index: Tensor) -> Gauss:
+        """Those at `index` along the first axis."""
+        return Gauss(self.mean[index], self.cov[index] if self.cov.dim() > 2 else self.cov)
+
+    def noised(self, abar: float) -> Gauss:
+        """The distribution of sqrt(abar) x + sqrt(1 - abar) z."""
+        eye = torch.eye(self.mean.shape[-1], dtype=self.mean.dtype)
+        return Gauss(math.sqrt(abar) * self.mean, abar * self.cov + (1 - abar) * eye)
+
+    def sample(self, count: int, rng: torch.Generator) -> Tensor:
+        """`count` records of each, (..., count, d)."""
+        L = self.factor
+        z = torch.randn(*self.mean.shape[:-1], count, L.shape[-1], dtype=torch.float64, generator=rng)
+        return self.mean.unsqueeze(-2) + z @ L.mT
+
+    def denoiser(self, abar: Tensor) -> Denoiser:
+        """The exact noise prediction sqrt(1 - abar_t) S_t^-1 (x - sqrt(abar_t) mean) for x (B, d); abar (T + 1,)."""
+        values, vectors = self.spectrum
+
+        def call(x: Tensor, t: Tensor, labels: Tensor) -> Tensor:
+            a = float(abar[int(t[0])])
+            along = (x - math.sqrt(a) * self.mean) @ vectors
+            return math.sqrt(1 - a) * (along / (a * values + 1 - a)) @ vectors.mT
+
+        return call
+
+
+def fitted(x: Tensor) -> Gauss:
+    """Mean and covariance (divided by n, as in the paper) of the records x (..., n, d)."""
+    mean = x.mean(-2)
+    centred = x - mean.unsqueeze(-2)
+    return Gauss(mean, centred.mT @ centred / x.shape[-2])
+
+
+def fitted_classes(classes: Sequence[Tensor], *, shared: bool) -> Gauss:
+    """One Gaussian for each class's records (n_c, d): means (K, d); one covariance for all if `shared`, else its own.
+
+    The shared one is the mean of the classes' covariances, weighted by their numbers of records.
+    """
+    fits = [fitted(x) for x in classes]
+    covs, counts = torch.stack([f.cov for f in fits]), torch.tensor([len(x) for x in classes], dtype=torch.float64)
+    common = torch.einsum("c,cij->ij", counts / counts.sum(), covs) if shared else covs
+    return Gauss(torch.stack([f.mean for f in fits]), common)
+
+
+def weight(eigenvalues: Tensor, abar: float, sampler: Sampler) -> Tensor:
+    """How much of the global mean is left after the client's chain, in each eigen-direction: A, or A^2 if ancestral.
+
+    Needs abar < 1.
+    """
+    square = eigenvalues * abar / (1 + (eigenvalues - 1) * abar)
+    return square.sqrt() if sampler == "ddim" else square
+
+
+def measured_weight(eigenvalue: float, abar: Tensor, t0: int, *, sampler: Sampler, steps: int | None = None) -> float:
+    """The same number from `denoise` itself, with the exact score of N(0, eigenvalue) as its denoiser.
+
+    Two chains with the same noise, from x_t0 = 1 and from 0: their difference is the factor between x_t0 and x_0.
+    """
+    client = Gauss(torch.zeros(1, dtype=torch.float64), torch.full((1, 1), eigenvalue, dtype=torch.float64))
+
+    def end(x: float) -> float:
+        start, rng = torch.full((1, 1), x, dtype=torch.float64), torch.Generator().manual_seed(0)
+        labels, z = torch.zeros(1, 0), client.denoiser(abar)
+        return float(denoise(z, start, labels=labels, abar=abar, start=t0, sampler=sampler, steps=steps, rng=rng))
+
+    return math.sqrt(float(abar[t0])) * (end(1.0) - end(0.0))
+
+
+def refine(start: Gauss, client: Gauss, *, abar: float, sampler: Sampler) -> Gauss:
+    """What the client's chain from t0 to 0 makes of x_t0 ~ `start`, with the exact score of `client`. abar < 1."""
+    values, vectors = client.spectrum
+    w = weight(values, abar, sampler)
+    G = vectors * (w / math.sqrt(abar)).unsqueeze(-2) @ vectors.mT
+    gap = start.mean - math.sqrt(abar) * client.mean
+    cov = G @ start.cov @ G
+    if sampler == "ancestral":
+        cov = cov + vectors * (values * (1 - w)).unsqueeze(-2) @ vectors.mT
+    return Gauss(client.mean + (G @ gap.unsqueeze(-1)).squeeze(-1), cov)
+
+
+def w2_squared(p: Gauss, truth: Gauss) -> Tensor:
+    """Squared 2-Wasserstein distances (...,): |means|^2 + tr P + tr Q - 2 tr (Q^1/2 P Q^1/2)^1/2."""
+    L = truth.factor
+    roots = torch.linalg.eigvalsh(L.mT @ p.cov @ L).clamp_min(0).sqrt().sum(-1)
+    traces = p.cov.diagonal(dim1=-2, dim2=-1).sum(-1) + truth.cov.diagonal(dim1=-2, dim2=-1).sum(-1)
+    distance: Tensor = (p.mean - truth.mean).square().sum(-1) + (traces - 2 * roots).clamp_min(0)
+    return distance
+
+
+def uploads(x: Tensor, noise: Tensor, *, abar: float, clip: float | None) -> Tensor:
+    """sqrt(abar) CLIP(x, clip) + sqrt(1 - abar) noise for records (..., d); clip None leaves them as they are."""
+    d = x.shape[-1]
+    clipped = x if clip is None else clip_records(x.reshape(-1, d), clip).view_as(x)
+    return math.sqrt(abar) * clipped + math.sqrt(1 - abar) * noise
+
+
+def deconvolved(sent: Gauss, *, abar: float, count: int) -> Gauss:
+    """The classes' Gaussians, estimated from `fitted` uploads and the known noise, without any diffusion model.
+
+    Mean / sqrt(abar), and (cov - (1 - abar) I) / abar in those eigen-directions alone that stand above what noise of
+    `count` records reaches by itself, (1 - abar) (1 + sqrt(d / count))^2 (Marchenko & Pastur): the others are noise.
+    """
+    values, vectors = sent.spectrum
+    edge = (1 - abar) * (1 + math.sqrt(values.shape[-1] / count)) ** 2
+    kept = torch.where(values > edge, (values - (1 - abar)) / abar, 0.0)
+    return Gauss(sent.mean / math.sqrt(abar), vectors * kept.unsqueeze(-2) @ vectors.mT)

@@ -1,0 +1,91 @@
+"""PFDM's Theorem 5.2 and Eq. 9 (Patel et al., CVPR 2026, arXiv 2504.00952): when does collaboration help?
+
+Their setting: a class is N(mu, I_d); a client has n of its records, all clients together N; sigma^2 = (1 - abar) / abar
+at the depth t0; nothing is clipped; denoisers are perfect. Where the paper disagrees with itself:
+
+- The proof gives the weights 3 / (2 sigma^2 + 3) and 2 sigma^2 / (2 sigma^2 + 3) on d^2 / N and d^2 / n; the statement
+  has 2 / (2 + 3 sigma^2) and 3 sigma^2 / (2 + 3 sigma^2). O() hides it. `theorem_weights` gives both.
+- The proof's last step puts 1 - 3 / (2 sigma^2 + 3) where it has just derived 1 - 1 / (2 sigma^2 + 1), which is larger.
+- Eq. 15 has the global mean in both terms; Eq. 16 has the client's in the second, which is right.
+- The proof of Eq. 9 prints the difference of two equal distances; the second must be PFDM's.
+- Eq. 18 keeps only the diagonal of the global covariance in the client's eigenbasis; the exact chain has A S_global A.
+- The global mean contains the client's own records; the proof's triangle inequality does without that correlation.
+
+What the closed forms add: with w the weight (of means A or A^2, of covariances its square) collaboration helps, to
+first order in 1 / n, as soon as N / n passes `break_even`. Where sigma is large that is sqrt(1 + sigma^2) / 2 for
+means and (1 + sigma^2) / 2 for covariances under DDIM; for the ancestral chain it never exceeds 3/2. But collaboration
+removes at most the share 1 - (1 - w)^2 of the squared error, which is next to nothing at a deep t0: N decides whether
+it helps, t0 how much.
+
+All in float64.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import get_args
+
+import torch
+from torch import Tensor
+
+from raydiff.models.ddpm import Sampler
+from raydiff.theory.pfdm import Gauss, fitted, refine, uploads, w2_squared, weight
+
+
+def theorem_weights(sigma2: float) -> dict[str, tuple[float, float]]:
+    """Theorem 5.2's weights on (d^2 / N, d^2 / n), as printed and as proved; sigma2 = (1 - abar) / abar."""
+    printed, proved = 2 / (2 + 3 * sigma2), 3 / (2 * sigma2 + 3)
+    return {"printed": (printed, 1 - printed), "proved": (proved, 1 - proved)}
+
+
+def eq9(d: int, n: int, sigma2: float, zeta: float = 0.05) -> tuple[float, float, float]:
+    """Eq. 9 with the proof's constants: (gain promised, smallest N, smallest n); the last up to an unknown constant.
+
+    The gain (Eq. 27) is of order d^2 / n, needs N >= max(36 (1 + 16 sigma^2), 12 (11 + 4 sigma^2)) n and
+    n >= (1 + sigma^2)^2 d ln(1 / zeta)^(3/2), where zeta is the probability of failure.
+    """
+    promised = (sigma2 + 1 / 8) / (2 * (2 * sigma2 + 1) ** 2) * d * d / n
+    pooled = max(36 * (1 + 16 * sigma2), 12 * (11 + 4 * sigma2)) * n
+    return promised, pooled, (1 + sigma2) ** 2 * d * math.log(1 / zeta) ** 1.5
+
+
+def first_order_gain(d: int, n: int, pooled: int, *, abar: float, sampler: Sampler) -> float:
+    """Local W2^2 minus PFDM's for N(mu, I_d), to first order in 1 / n: positive where collaboration helps.
+
+    The errors of the client's and the global estimate are correlated: the pool contains the client's n records. An
+    entry of the mean has the error 1 / n locally, of the covariance too (up to a constant); of the global
+    estimate 1 / (abar N) and 1 / (abar^2 N).
+    """
+    w = float(weight(torch.ones(1, dtype=torch.float64), abar, sampler))
+    means, covs = _gain(w, 1 / abar, n, pooled), _gain(w * w, abar**-2, n, pooled)
+    return d * means + d * (d + 1) / 4 * covs
+
+
+def break_even(abar: float, sampler: Sampler) -> tuple[float, float]:
+    """The N / n from which collaboration improves (the mean, the covariance), to first order in 1 / n."""
+    w = float(weight(torch.ones(1, dtype=torch.float64), abar, sampler))
+    return _ratio(w, 1 / abar), _ratio(w * w, abar**-2)
+
+
+def trials(
+    d: int, n: int, pooled: int, *, abar: float, mean: Tensor, clip: float | None, count: int, rng: torch.Generator
+) -> tuple[Tensor, dict[Sampler, Tensor]]:
+    """Monte-Carlo: W2^2 (count,) of local training, and of PFDM with each sampler, over draws of the records.
+
+    The class is N(mean, I_d); the client has the first n of the `pooled` records, and fits its own covariance.
+    """
+    truth = Gauss(mean.expand(count, d), torch.eye(d, dtype=torch.float64))
+    x = truth.sample(pooled, rng)
+    noise = torch.randn(x.shape, dtype=torch.float64, generator=rng)
+    client, start = fitted(x[:, :n]), fitted(uploads(x, noise, abar=abar, clip=clip))
+    pfdm = {s: w2_squared(refine(start, client, abar=abar, sampler=s), truth) for s in get_args(Sampler)}
+    return w2_squared(client, truth), pfdm
+
+
+def _gain(w: float, noise: float, n: int, pooled: int) -> float:
+    """1/n minus the variance of w global + (1 - w) own, where the global estimate has the variance noise / pooled."""
+    return 1 / n - (w * w * noise / pooled + (1 - w) ** 2 / n + 2 * w * (1 - w) / pooled)
+
+
+def _ratio(w: float, noise: float) -> float:
+    return (w * w * noise + 2 * w * (1 - w)) / (w * (2 - w))

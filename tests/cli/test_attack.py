@@ -1,0 +1,137 @@
+"""The job as people call it: its table, its files, what it refuses; and, slowly, that it finds what was memorised."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raydiff.cli import attack
+from raydiff.data.datasets import Data
+from raydiff.data.partition import Pooled
+from raydiff.experiment.config import Experiment
+from raydiff.methods import LocalOnly
+from raydiff.models.ddpm import DDPM
+from raydiff.models.networks import MLP
+from raydiff.models.training import Training
+from raydiff.results.shadows import Attacked
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def call(storage: Any, out: Path, command: str) -> list[str]:
+    return [*command.split(), "--storage", str(storage.root), "--out", str(out)]
+
+
+def test_the_table_and_the_files(copied, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    assert attack.main(call(copied, out, "localonly --shadows 4 --draws 1 --timesteps 4,8")) == 0
+    said = capsys.readouterr().out
+    digest = copied.folder("localonly").name[:8]
+    assert re.match(rf"LocalOnly {digest}, client 0's own model: 30 members, \d+ non-members; it was trained on", said)
+    assert "\n4 of 4 shadows, " in said
+    table = re.findall(
+        r"^(loss|lira-\w+)  +(4|8|mean)  +(\S+) \[.*n too small \(\d+ non-members, 500 needed.*$",
+        said,
+        re.M,
+    )
+    assert [line[0] for line in table] == ["loss", "lira-offline", "lira-online"]
+    kept = json.loads((out / "readings.json").read_text())
+    assert kept["privacy"] == "none" and kept["request"]["timesteps"] == [4, 8]
+    assert [f"{row['auc']:.3f}" for row in kept["readings"]] == [line[2] for line in table]
+    assert all(row["auc_low"] <= row["auc"] <= row["auc_high"] for row in kept["readings"])
+    assert all(row["tpr_at_1pct_fpr"] is None for row in kept["readings"])
+    with (out / "readings.csv").open() as f:
+        assert [float(row["auc"]) for row in csv.DictReader(f)] == [row["auc"] for row in kept["readings"]]
+    assert (out / "roc.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_interrupted_it_continues(
+    copied, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train, trained = Attacked._train, []
+
+    def interrupted(self: Attacked, number: int) -> Any:
+        if len(trained) == 2:
+            trained.append(-1)
+            raise KeyboardInterrupt
+        trained.append(number)
+        return train(self, number)
+
+    monkeypatch.setattr(Attacked, "_train", interrupted)
+    command = call(copied, tmp_path / "out", "fedavg --source global --shadows 4 --draws 1")
+    assert attack.main(command) == 130
+    assert capsys.readouterr().out.endswith("interrupted; the same command continues\n")
+    assert not (tmp_path / "out").exists()
+    assert attack.main(command) == 0
+    assert trained == [0, 1, -1, 2, 3]
+    assert "the shared model: 60 members" in capsys.readouterr().out
+
+
+def test_a_reading_at_1_percent_needs_500_nonmembers() -> None:
+    import torch
+
+    from raydiff.results.shadows import ROLES
+
+    for n, known in ((499, False), (500, True)):
+        scores = {role: torch.arange(float(n))[:, None].repeat(1, 2) for role in ROLES}
+        row, column = attack._reading("loss", scores, [40])
+        assert (row["tpr_at_1pct_fpr"] is not None) is known and row["n_nonmembers"] == n
+        assert column == 0 and row["timestep"] == 40
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        ("nix", "there is no run nix in "),
+        ("localonly --shadows 3", "shadows must be an even number of at least 4, got 3"),
+        ("localonly --timesteps 3,x", "--timesteps must be whole numbers such as 40,200, got '3,x'"),
+        ("localonly --timesteps 21 --shadows 4", "timesteps must be one or more numbers in 1 .. 20, got [21]"),
+        ("localonly --draws 0", "draws must be at least 1, got 0"),
+        ("localonly --workers 0", "--workers must be at least 1, got 0"),
+        ("localonly --client 9", "there is no client 9: this trial has clients 0 to 1"),
+        ("localonly --source global", "LocalOnly ends with no global denoiser of pictures to attack; it has client"),
+        ("pfdm --source global --client 1", "--client has no meaning with --source global"),
+        ("", "the following arguments are required: RUN"),
+    ],
+)
+def test_refused_in_one_sentence(
+    storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, says: str
+) -> None:
+    """Before anything is trained."""
+    monkeypatch.setattr(Attacked, "_train", lambda *_: pytest.fail("trained"))
+    with pytest.raises(ValueError) as e:
+        attack.main(call(storage, tmp_path / "out", command))
+    assert str(e.value).startswith(says) and "\n" not in str(e.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_with_files_is_refused(storage, tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("")
+    with pytest.raises(ValueError, match="is not empty: give another --out"):
+        attack.main(call(storage, tmp_path, "localonly"))
+
+
+@pytest.mark.slow
+def test_it_finds_what_a_small_model_memorised(tiny: Experiment, storage, tmp_path: Path, data_root: Path) -> None:
+    """465 epochs of 1,100 digits without protection, 46 for each of the 10 timesteps: a fifth of the members and more
+    are found at one false alarm in a hundred, where a single threshold finds next to none.
+
+    MNIST, for a rate at 1 % takes 500 non-members to calibrate and 500 to evaluate."""
+    training = Training(steps=2000, batch=256)
+    method = LocalOnly(model=DDPM(network=MLP(width=256, depth=2), timesteps=10), local=training)
+    sizes = {"train": 1100, "public": 0, "validation": 0, "calibration": 550, "test": 550}
+    data = Data(name="mnist", root=str(data_root), size=8, **sizes)
+    own = type(storage)(tmp_path)
+    own.finish("memorised", replace(tiny, method=method, data=data, clients=1, partition=Pooled(), evaluation=None))
+    assert attack.main(call(own, tmp_path / "out", "memorised --shadows 8")) == 0
+    loss, offline, online = json.loads((tmp_path / "out" / "readings.json").read_text())["readings"]
+    assert offline["n_nonmembers"] >= 500
+    for found in (offline, online):
+        assert found["tpr_at_1pct_fpr"] > 0.2 > 0.1 > loss["tpr_at_1pct_fpr_high"]
+        assert found["auc_low"] > loss["auc_high"]

@@ -1,0 +1,297 @@
+"""The audit of a file: what is printed, what is saved, and one sentence for bad input. Nothing is trained."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from raydiff.cli import audit
+from raydiff.data.tables.read import Table, read
+from raydiff.experiment import tracking
+from raydiff.models.d3pm_kernel import Sigmoid
+from raydiff.privacy.pdp.bound import UNCONDITIONAL, Release
+from raydiff.privacy.pdp.kernel import Kernel
+from raydiff.theory import pdp_reference
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """60 rows; row 41 has a colour of its own and row 7 no label."""
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame(
+        {
+            "colour": rng.choice(["red", "blue"], 60),
+            "size": rng.choice(["s", "m", "l"], 60),
+            "age": rng.integers(20, 70, 60),
+            "income": rng.choice(["low", "high"], 60),
+        }
+    )
+    frame.loc[41, "colour"] = "green"
+    frame.loc[7, "income"] = None
+    frame.to_csv(tmp_path / "people.csv", index=False)
+    return tmp_path / "people.csv"
+
+
+def run(file: Path, *more: str) -> Path:
+    out = file.parent / "out"
+    arguments = [str(file), "--label", "income", "--bins", "4", "--steps", "5", "--schedule", "sigmoid"]
+    assert audit.main([*arguments, "--out", str(out), *more]) == 0
+    return out
+
+
+def test_prints_and_saves(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = run(file, "--release", "7", "--epsilon", "0.5", "--remove", "0.1", "--exposed", "2")
+    text = capsys.readouterr().out
+    assert (out / "report.txt").read_text() in text
+    assert "row 41: inf  no other record of its income has its colour" in text
+    assert "59 records, 3 columns, k = 4" in text
+    assert "1 of them infinite" in text
+    assert "conditional on the removed set, not the pipeline's guarantee" in text
+    assert "valid for a perfectly trained model, training error not included" in text
+    assert "data-dependent, confidential to the curator, no replacement for DP" in text
+    assert text.count("  row ") == 2
+    (removal,) = json.loads((out / "removals.json").read_text())
+    assert removal["share"] == 0.1
+    assert removal["left"]["records"] == 53
+    assert removal["left"]["infinite"] == 0
+    assert (out / "audit.png").stat().st_size > 1000
+
+
+def test_rows_hold_the_bound_of_algorithm_1(file: Path) -> None:
+    frame = pd.read_parquet(run(file, "--release", "7", "--epsilon", "0.5", "--remove") / "records.parquet")
+    assert frame["row"].tolist() == [row for row in range(60) if row != 7]
+    table = read(Table(source=str(file), label="income", bins=4))
+    release = Release(kernel=Kernel(alpha=Sigmoid().alpha(5).tolist(), categories=4), samples=7, epsilon=0.5)
+    assert table.labels is not None
+    for label in (0, 1):  # each label's rows by themselves, as a model that is conditional on it knows them
+        mine = (table.labels == label).numpy()
+        expected = pdp_reference.deltas(table.codes.numpy()[mine], release)
+        np.testing.assert_allclose(frame["delta"][mine], expected, rtol=1e-9)
+    assert {f"{name}_{t}" for name in ("psi", "radius", "similarity") for t in range(1, 6)} < set(frame.columns)
+    assert frame.loc[frame["row"] == 41, "alone_in"].item() == "colour"
+    assert frame["alone_in"].isna().sum() == 58
+
+
+def test_a_model_that_is_conditional_on_nothing(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    frame = pd.read_parquet(run(file, "--unconditional", "--epsilon", "0.5", "--remove") / "records.parquet")
+    table = read(Table(source=str(file), label="income", bins=4)).codes.numpy()
+    release = Release(kernel=Kernel(alpha=Sigmoid().alpha(5).tolist(), categories=4), epsilon=0.5)
+    np.testing.assert_allclose(frame["delta"], pdp_reference.deltas(table, release), rtol=1e-9)
+    assert UNCONDITIONAL in capsys.readouterr().out
+
+
+def test_rows_of_each_label(file: Path) -> None:
+    once, found = (
+        pd.read_parquet(run(file, "--remove", "--release", *rows) / "records.parquet")
+        for rows in (["1"], ["low=3", "high=20"])
+    )
+    income = pd.read_csv(file)["income"].dropna().to_numpy()
+    np.testing.assert_allclose(found["delta"], once["delta"] * np.where(income == "low", 3, 20), rtol=1e-9)
+
+
+def test_the_only_record_of_a_label_is_said_to_be(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    frame = pd.read_csv(file)
+    frame.loc[20, "income"] = "unknown"
+    frame.to_csv(file, index=False)
+    saved = pd.read_parquet(run(file, "--remove") / "records.parquet").set_index("row")
+    assert (saved.loc[20, "delta"], saved.loc[20, "alone_in"]) == (np.inf, "income")
+    assert "row 20: inf  no other record has its income" in capsys.readouterr().out
+
+
+# --- columns and bins ---
+
+
+@pytest.fixture
+def savings(file: Path) -> Path:
+    """Nearly all have none, so the quantiles cut the others: < 100, 100 to < 200, 200 to < 400, >= 400."""
+    frame = pd.read_csv(file)
+    frame["savings"] = 0
+    frame.loc[[1, 11, 21, 31, 51], "savings"] = [100, 200, 300, 400, 500]
+    frame["colour"] = ["red", "blue"] * 30
+    frame.to_csv(file, index=False)
+    return file
+
+
+def test_bins_with_one_record_are_merged(savings: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    merged = pd.read_parquet(run(savings, "--unconditional", "--remove") / "records.parquet")
+    assert "bins with a single record merged with a neighbour in savings" in capsys.readouterr().out
+    kept = pd.read_parquet(run(savings, "--unconditional", "--remove", "--keep-bins") / "records.parquet")
+    assert "alone in a bin of savings" in capsys.readouterr().out
+    assert np.isfinite(merged["delta"]).all()
+    infinite = kept[np.isinf(kept["delta"])]
+    assert set(infinite["row"]) == {1} and set(infinite["alone_in"]) == {"savings"}
+
+
+def test_columns_are_left_out(savings: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    frame = pd.read_parquet(run(savings, "--exclude", "savings", "age", "--remove") / "records.parquet")
+    assert "2 columns, k = 3" in capsys.readouterr().out
+    same = pd.read_parquet(run(savings, "--columns", "colour", "size", "--remove") / "records.parquet")
+    pd.testing.assert_frame_equal(frame, same)
+
+
+def test_a_column_to_leave_out_that_is_not_there(file: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "raydiff",
+        "audit",
+        str(file),
+        "--label",
+        "income",
+        "--out",
+        str(file.parent / "o"),
+    ]
+    done = subprocess.run([*command, "--exclude", "colours"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.strip().splitlines() == [
+        "error: exclude names 'colours', which is not among the columns of people.csv: did you mean 'colour'?"
+    ]
+
+
+def test_a_later_step_and_a_schedule_that_stops_early(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = run(file, "--release-step", "2", "--schedule", "linear", "--rate", "0.1", "--condition", "theorem")
+    text = capsys.readouterr().out
+    assert "0 of them infinite" in text
+    assert "of the signal at T, but generation starts from pure noise" in text
+    assert "psi_2" not in pd.read_parquet(out / "records.parquet").columns
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--label", "salary"], "no column 'salary'"),
+        (["--epsilon", "0"], "epsilon must be a positive number"),
+        (["--release", "0"], "samples must be at least 1, got 0"),
+        (["--release", "low=1", "high=0"], "samples must be at least 1, got 0"),
+        (["--release", "many"], "a number of rows or LABEL=ROWS, got 'many'"),
+        (["--release", "low=1", "low=1"], "once each of high, low"),
+        (["--release", "low=1", "higher=1"], "once each of high, low"),
+        (["--unconditional", "--release", "low=1", "high=1"], "conditional on none"),
+        (["--exclude", "income"], "exclude names 'income', which is not among the columns"),
+        (["--exclude", "colour", "size", "age"], "exclude leaves no column"),
+        (["--release-step", "6"], r"step must be in 0\.\.5, got 6"),
+        (["--steps", "0"], "steps must be at least 1"),
+        (["--schedule", "cubic"], "linear, sigmoid, cosine, got 'cubic'"),
+        (["--schedule", "linear", "--rate", "2"], r"\(0, 1\], got 2"),
+        (["--condition", "loose"], "theorem, relaxed"),
+        (["--remove", "1.5"], r"\(0, 1\), got 1.5"),
+        (["--remove", "0.99"], "leaves 1 records"),
+    ],
+)
+def test_bad_input_is_one_sentence(file: Path, more: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        run(file, *more)
+
+
+# --- MLflow ---
+
+
+@pytest.fixture
+def store(tmp_path: Path, migrated: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A storage folder with an MLflow store."""
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    (tmp_path / "storage").mkdir()
+    shutil.copy(migrated, tmp_path / "storage" / "mlflow.db")
+    return tmp_path / "storage"
+
+
+def logged(store: Path) -> tuple[Any, dict[str, Path], dict[str, list[tuple[int, float]]]]:
+    """(the run, its artifacts by name, its metrics as (step, value))."""
+    client = tracking.connect(f"sqlite:///{store}/mlflow.db")
+    (run,) = client.search_runs([client.get_experiment_by_name("raydiff-audit").experiment_id])
+    at = Path(run.info.artifact_uri.removeprefix("file://"))
+    files = {str(p.relative_to(at)): p for p in at.rglob("*") if p.is_file()}
+    history = {k: client.get_metric_history(run.info.run_id, k) for k in run.data.metrics}
+    return run, files, {k: [(m.step, m.value) for m in v] for k, v in history.items()}
+
+
+def test_without_a_flag_nothing_is_logged(file: Path, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = (store / "mlflow.db").read_bytes()
+    monkeypatch.setattr(tracking, "log_folder", lambda *a, **k: pytest.fail("it logs"))
+    run(file, "--remove", "--storage", str(store))
+    assert [p.name for p in store.iterdir()] == ["mlflow.db"] and (store / "mlflow.db").read_bytes() == before
+
+
+def test_the_log_has_a_summary_and_no_record(file: Path, store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Everything that is there is listed here, so nothing else is."""
+    out = run(file, "--log", "--release", "7", "--remove", "0.1", "0.5", "--storage", str(store))
+    told, files, metrics = logged(store)
+    frame, text = pd.read_parquet(out / "records.parquet"), files["audit/report.txt"].read_text()
+    assert "holds summary numbers, which depend on the records" in capsys.readouterr().out
+    assert sorted(files) == ["audit/audit.png", "audit/removals.json", "audit/report.txt"]
+    own = [
+        line for line in (out / "report.txt").read_text().splitlines() if line.startswith(("  row ", "most exposed"))
+    ]
+    assert len(own) == 11 and "has its colour" in own[1]
+    assert "row 41" not in text and "its colour" not in text and not [line for line in own if line in text]
+    assert "after removing the most exposed" in text and "confidential to the curator" in text
+    assert (out / "removals.json").read_bytes() == files["audit/removals.json"].read_bytes()
+    with Image.open(files["audit/audit.png"]) as logged_picture, Image.open(out / "audit.png") as whole:
+        assert (logged_picture.width, whole.width) == (600, 1200)  # the panel of removals alone
+    assert told.data.params == {
+        "table": "people.csv",
+        "label": "income",
+        "unconditional": "False",
+        "columns": "colour size age",
+        "k": "4",
+        "m": "7",
+        "pdp_epsilon": "1.0",
+        "steps": "5",
+        "schedule": "sigmoid",
+        "rate": "1.0",
+        "release_step": "0",
+        "condition": "relaxed",
+    }
+    finite = frame["delta"][np.isfinite(frame["delta"])]
+    names = ("records", "delta_mean", *(f"delta_q{q}" for q in ("05", "25", "50", "75", "95")), "vacuous", "infinite")
+    assert metrics["pdp/delta_mean"] == [(0, pytest.approx(finite.mean()))]
+    assert metrics["pdp/records"] == [(0, 59)] and metrics["pdp/infinite"] == [(0, 1)]
+    assert metrics["pdp/delta_q50"] == [(0, frame["delta"].sort_values().iloc[29])]
+    assert metrics["pdp/after_removal/share"] == [(6, 0.1), (30, 0.5)]
+    assert [step for step, _ in metrics["pdp/after_removal/delta_largest"]] == [6, 30]
+    after = {f"pdp/after_removal/{name}" for name in (*names, "delta_largest", "share")}
+    assert set(metrics) == {f"pdp/{name}" for name in names} | after
+    assert sum(map(len, metrics.values())) == 9 + 2 * 11
+    tags = {k: v for k, v in told.data.tags.items() if not k.startswith("raydiff.made_by.")}
+    assert (tags["raydiff.kind"], tags["raydiff.privacy"], tags["raydiff.audit.delta_largest"]) == (
+        "audit",
+        "none",
+        "inf",
+    )
+    own_tags = {"kind", "privacy", "confidential", "audit", "audit.delta_largest"}
+    assert set(tags) == {*(f"raydiff.{t}" for t in own_tags), "mlflow.note.content", "mlflow.runName"}
+    for said in (tags["raydiff.audit"], tags["mlflow.note.content"]):
+        assert "data-dependent, confidential to the curator, no replacement for DP" in said
+        assert "valid for a perfectly trained model" in said and "row" not in said.replace("grow", "")
+    assert told.info.run_name == "out" and told.info.status == "FINISHED"
+
+
+def test_confidential_it_has_the_records_too(file: Path, store: Path) -> None:
+    (file.parent / "out").mkdir()
+    (file.parent / "out" / "thesis.tex").write_text("mine")
+    out = run(file, "--log-confidential", "--remove", "--exposed", "2", "--storage", str(store))
+    told, files, metrics = logged(store)
+    names = ("audit.png", "records.parquet", "removals.json", "report.txt")
+    assert sorted(files) == [f"audit/{name}" for name in names]
+    assert all((out / name).read_bytes() == files[f"audit/{name}"].read_bytes() for name in names)
+    assert "row 41: inf  no other record of its income has its colour" in files["audit/report.txt"].read_text()
+    assert pq.read_table(files["audit/records.parquet"])["row"].to_pylist() == [r for r in range(60) if r != 7]
+    assert told.data.tags["raydiff.confidential"].startswith("holds the bound of every record")
+    assert not [name for name in metrics if "after_removal" in name]
+
+
+def test_a_store_that_cannot_be_written(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{file}/mlflow.db")
+    with pytest.raises(ValueError, match=r"^the MLflow store sqlite:.* cannot be written: ") as error:
+        run(file, "--log", "--remove", "--storage", str(file.parent))
+    assert "\n" not in str(error.value) and (file.parent / "out" / "records.parquet").exists()

@@ -1,0 +1,301 @@
+"""Bad input: one clear sentence, a non-zero exit, nothing half-written."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from raydiff.__main__ import leave
+from raydiff.cli import run, sweep, sweep_folder
+from raydiff.experiment import overrides as settings
+from raydiff.experiment.presets import names
+from raydiff.federated.checkpoint import write_text
+
+ROOT = Path(__file__).resolve().parents[2]
+SECRET = b"the noise secret"
+
+CASES = {
+    "epsilon zero": ("--epsilon 0", "epsilon must be .*, got 0"),
+    "epsilon nan": ("--epsilon nan", "epsilon must be .*, got nan"),
+    "delta": ("--method.delta 1", "delta must be .*, got 1"),
+    "budget": ("--epsilon 0.0001", "epsilon 0.0001 .*the smallest reachable .* is 0.2"),
+    "clip": ("--method.clip -1", "clip must be a positive number, got -1"),
+    "t0": ("--method.t0 101", r"t0 must be in 1\.\.100 .*, got 101"),
+    "t0 too shallow": ("--method.t0 5", "must be at least"),
+    "preset": ("digit", "unknown preset 'digit'.*did you mean digits"),
+    "field": ("--method.epsilo 5", r"unknown field --method\.epsilo; did you mean method\.epsilon"),
+    "method": ("--method pfmd", "--method must be one of pfdm, .*did you mean pfdm"),
+    "schedule": ("--schedule linaer", r"--method\.model\.schedule must be one of linear, cosine.*got 'linaer'"),
+    "network": ("--model cnn", "must be one of mlp, unet, got 'cnn'"),
+    "type": ("--clients two", "--clients must be an integer, got 'two'"),
+    "data": ("--data.name digitz", "digitz.*did you mean '?digits"),
+    "data path": ("--data.name gone/away", "has a /, so it is a path, but there is no folder .*/gone/away"),
+    "hub name": ("--data.name hub:nobody", "a data set of the hub is hub:owner/name, got 'hub:nobody'"),
+    "label column": ("--data.labels hue", "has no label column 'hue'; it has digit"),
+    "colour": ("--data.colour sepia", r"--data\.colour must be one of stored, grey, rgb, got 'sepia'"),
+    "public overlap": ("--data.public-from digits", "of the 250 public pictures are also records of the private data"),
+    "no records": ("--clients 2000 --partition iid", "client .*no record"),
+    "no class": ("--clients 60", "class"),
+    "unet size": ("--model unet --method.model.network.widths 8 16 32 64 128", "divisible by 16, got 8x8"),
+    "participation": ("--participation 0", r"participation must be in \(0, 1\], got 0"),
+    "gpu share": ("--runtime.gpu-per-worker 1.5", "gpu_per_worker must be a share"),
+    "delta without noise": ("--epsilon none --method.delta 2", "delta must be in"),
+    "no calibration": ("--data.calibration 0", "split calibration"),
+    "dimension": ("--evaluation.dim 40", "evaluation.dim must be at most n/5"),
+    "secret": ("--runtime.noise-secret " + "ab" * 16, "must not be on a command line.*RAYDIFF_NOISE_SECRET"),
+    "nothing to resume": ("--resume", "give its --name"),
+    "no latent model": (
+        "--method feddistr",
+        r"model\.path names no latent diffusion model.*raydiff pretrain makes one",
+    ),
+    "latent folder": ("--method feddistr --method.model.path gone", "no folder .*/gone of a latent diffusion model"),
+    "superclasses": ("--data.superclasses pears", "pears.*did you mean '?pairs"),
+    "entangled": ("--partition entangled --clients 3", "a number that divides that of the base distributions, got 3"),
+    "classifier": ("--method localonly --method.model classifier", "clip must be none for a classifier"),
+    "unknown attack": ("--evaluation.attacks pia lira", "attacks must be some of loss, pia, .*each once, got pia lira"),
+    "stray": ("digits oops", "unexpected argument 'oops'"),
+}
+SWEEP_ONLY = {
+    "metric": ("--metric eval/fd_cnn/al", "unknown metric 'eval/fd_cnn/al'; did you mean eval/fd_cnn/all"),
+    "axis": ("--grid method.epsilon", "an axis looks like"),
+    "axis field": ("--grid method.epsilonn=1,2", r"unknown field --method\.epsilonn"),
+    "axis value": ("--grid clients=2,x", "--clients must be an integer, got 'x'"),
+    "sample": ("--search random --sample method.clip=normal:1,2", "a sampled field looks like"),
+    "range": ("--search random --sample method.clip=uniform:5,2", "must go upwards"),
+    "sampled integers": ("--search random --sample clients=uniform:2,5", "clients takes integers"),
+    "sampled none": ("--search random --sample method.epsilon=uniform:none,5", "uniform needs numbers"),
+    "sampled text": ("--search random --sample data.name=uniform:a,b", "uniform needs numbers"),
+    "time budget": ("--time-budget -5", "--time-budget must be positive, got -5"),
+    "concurrency": ("--max-concurrent 0", "--max-concurrent must be positive, got 0"),
+    "blind search": ("--search asha --protocol-only", "needs the evaluation"),
+    "samplers of clients": ("--log-samplers --protocol-only", "which --protocol-only keeps with them"),
+    "validated metric": ("--search asha --metric eval/fd_cnn/minor", "needs a metric over all classes"),
+    "name": ("--name it's", "--name must be letters"),
+    "name with a folder": ("--name a/b", "--name must be letters"),
+    "no sample": ("--search optuna", "needs --sample"),
+}
+
+
+def refused(main, given: str, storage: Path) -> str:
+    with pytest.raises(ValueError) as e:
+        main([*given.split(), "--runtime.storage", str(storage)])
+    assert "\n" not in str(e.value)
+    assert not storage.exists()
+    return str(e.value)
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("main", [run.main, sweep.main], ids=["run", "sweep"])
+def test_refused_in_one_sentence(main, name, tmp_path):
+    given, says = CASES[name]
+    assert re.search(says, refused(main, given, tmp_path / "s"))
+
+
+@pytest.mark.parametrize("name", SWEEP_ONLY)
+def test_a_sweep_refuses(name, tmp_path):
+    given, says = SWEEP_ONLY[name]
+    assert re.search(says, refused(sweep.main, given, tmp_path / "s"))
+
+
+def command_line(job: str, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(ROOT / "jobs" / job), *arguments],
+        env={**os.environ, **env},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_the_process_says_one_line_and_exits_with_2(tmp_path):
+    done = command_line("sweep.py", "--epsilon", "0", "--runtime.storage", str(tmp_path / "s"))
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+    assert not (tmp_path / "s").exists()
+
+
+def test_storage_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match=r"the storage folder .* cannot be written"):
+        run.main(["--runtime.storage", str(tmp_path / "file" / "s")])
+
+
+def test_an_mlflow_store_that_cannot_be_written(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/file/mlflow.db")
+    with pytest.raises(ValueError, match=r"the MLflow store sqlite:.* cannot be written") as e:
+        run.main(["--runtime.pool", "local", "--runtime.storage", str(tmp_path / "s")])
+    assert "\n" not in str(e.value)
+    assert not list((tmp_path / "s").glob("sweeps/*"))
+
+
+@pytest.mark.parametrize("job", [run, sweep])
+@pytest.mark.parametrize("more", [[], ["--resume"]], ids=["", "resume"])
+def test_a_sweep_that_another_driver_runs_is_refused_and_left_as_it_is(tmp_path, job, more):
+    from raydiff.experiment.owner import held
+
+    with held(tmp_path / "sweeps" / "mine"):
+        before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
+        with pytest.raises(ValueError, match=rf"^mine is being run by process {os.getpid()} on [^\n]*$"):
+            job.main(["digits", "--name", "mine", "--runtime.storage", str(tmp_path), *more])
+        assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
+
+
+def test_a_name_is_used_once_unless_resumed_with_the_same_space(tmp_path):
+    from raydiff.experiment import trial
+
+    at = tmp_path / "sweeps" / "mine"
+    same = {"trials": [trial.resolve(names.digits().experiment)], "space": {}, "search": "grid"}
+    first = sweep_folder.plan(at, **same, resume=False)
+    assert not at.exists()
+    sweep_folder.write(at, first, SECRET)
+    with pytest.raises(ValueError, match="exists already: continue it with --resume"):
+        sweep_folder.plan(at, **same, resume=False)
+    assert sweep_folder.plan(at, **same, resume=True) == first
+    with pytest.raises(ValueError, match="another space: 0 trials are new and 1 are gone"):
+        sweep_folder.plan(at, trials=[], space={}, search="grid", resume=True)
+
+    grown = {**same, "trials": [*same["trials"], trial.resolve(settings.override(same["trials"][0], {"seed": 7}))]}
+    with pytest.raises(ValueError, match=r"1 trials are new and 0 are gone .*: --extend adds them$"):
+        sweep_folder.plan(at, **grown, resume=True)
+    extended = sweep_folder.plan(at, **grown, resume=True, extend=True)
+    assert extended["id"] == first["id"] and set(first["trials"]) < set(extended["trials"])
+    sweep_folder.write(at, extended, SECRET)
+    assert sweep_folder.plan(at, **grown, resume=True) == extended
+    with pytest.raises(ValueError, match=r"0 trials are new and 1 are gone .*: --extend adds trials and takes none"):
+        sweep_folder.plan(at, **same, resume=True, extend=True)
+
+
+def test_other_code_is_refused_by_file_name(tmp_path, monkeypatch):
+    at = tmp_path / "sweeps" / "mine"
+    sweep_folder.write(at, sweep_folder.plan(at, trials=[], space={}, search="grid", resume=False), SECRET)
+    monkeypatch.setattr(sweep_folder, "_code", lambda: {"tree.py": "other"})
+    with pytest.raises(ValueError, match=r"started under other code; changed since: .*tree\.py"):
+        sweep_folder.plan(at, trials=[], space={}, search="grid", resume=True)
+
+
+def test_resuming_runs_again_what_did_not_end_by_itself(tmp_path):
+    import json
+
+    from raydiff.experiment import trial
+
+    at = tmp_path / "sweeps" / "mine"
+    outcomes = {"a": "finished", "b": "failed", "c": "killed"}
+    for name, outcome in outcomes.items():
+        trial.end(at / "trials" / name, outcome)
+    trial.end(at / "trials" / "d", "stopped", reason="time budget")
+    trial.end(at / "trials" / "e", "stopped", reason="scheduler")
+    sweep_folder.write(at, sweep_folder.plan(at, trials=[], space={}, search="grid", resume=False), SECRET)
+
+    def outcomes_left():
+        return {p.parent.name: json.loads(p.read_text())["outcome"] for p in at.glob("trials/*/outcome.json")}
+
+    assert outcomes_left() == {"a": "finished", "e": "stopped"}
+    trial.end(at / "trials" / "b", "failed")
+    this = json.loads((at / "sweep.json").read_text())
+    sweep_folder.write(at, this, SECRET, again=False)  # of --retry, which does it itself
+    assert outcomes_left() == {"a": "finished", "b": "failed", "e": "stopped"}
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ("--retry failed --name x", "--retry is for a sweep that exists: give its --name, and --resume"),
+        ("--extend --resume", "--extend is for a sweep that exists: give its --name, and --resume"),
+        ("--extend --retry failed --resume --name x", "give one of them"),
+    ],
+)
+def test_what_only_a_resumed_sweep_has(given, says):
+    with pytest.raises(ValueError, match=says):
+        sweep.main(["digits", *given.split()])
+
+
+def test_nothing_to_retry_is_said(tmp_path, capsys):
+    given = ["digits", "--grid", "seed=0", "--no-baselines", "--runtime.storage", str(tmp_path)]
+    options, overrides = sweep._options().parse_known_args(given[1:])
+    base, experiments, space, secret = sweep._plan(names.digits(), options, overrides)
+    at = sweep_folder.folder(base, "none")
+    sweep_folder.write(at, sweep_folder.plan(at, trials=experiments, space=space, search="grid", resume=False), secret)
+    assert sweep.main([*given, "--name", "none", "--resume", "--retry", "failed"]) == 0
+    assert capsys.readouterr().out == "no trial of none has failed\n"
+
+
+@pytest.mark.parametrize("given", ["--retry failed", "--extend"])
+def test_a_sweep_that_is_to_be_retried_or_extended_must_exist(tmp_path, given):
+    with pytest.raises(ValueError, match="there is no sweep nope "):
+        sweep.main(["digits", "--name", "nope", "--resume", *given.split(), "--runtime.storage", str(tmp_path)])
+    assert not (tmp_path / "sweeps" / "nope").exists()
+
+
+@pytest.mark.parametrize("main", [run.main, sweep.main], ids=["run", "sweep"])
+def test_an_object_store_is_no_folder(main, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=r"storage must be a folder.*got 's3://bucket/x'"):
+        main(["--runtime.storage", "s3://bucket/x"])
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["sweep.json", "outcome.json"])
+def test_a_file_of_a_sweep_that_is_cut_short_is_named(name, storage, tmp_path):
+    copy = shutil.copytree(storage.root, tmp_path / "s") / "sweeps" / "fedavg"
+    (path,) = copy.rglob(name) if name == "outcome.json" else [copy / name]
+    path.write_text('{"id": "0", "tri')
+    with pytest.raises(ValueError, match=rf"^{re.escape(str(path))} is not valid JSON .*--") as e:
+        if name == "sweep.json":
+            sweep_folder.plan(copy, trials=[], space={}, search="grid", resume=True)
+        sweep_folder.ended(copy, "failed")
+    assert "\n" not in str(e.value)
+
+
+def test_a_jobs_error_shows_no_password(monkeypatch, capsys):
+    def main(argv):
+        raise ValueError("the MLflow store postgresql://me:hunter2@db:5432/runs cannot be written")
+
+    with pytest.raises(SystemExit) as e:
+        leave(main, [])
+    assert e.value.code == 2
+    assert capsys.readouterr().err == "error: the MLflow store postgresql://me:***@db:5432/runs cannot be written\n"
+
+
+@pytest.mark.parametrize("shell", [0o022, 0o000])
+def test_what_a_command_writes_is_its_users_alone(shell, tmp_path):
+    def main(argv):
+        write_text(tmp_path / "deep" / "state", "private")
+
+    before = os.umask(shell)
+    try:
+        with contextlib.suppress(SystemExit):
+            leave(main, [])
+    finally:
+        os.umask(before)
+    assert [stat.S_IMODE(p.stat().st_mode) for p in (tmp_path / "deep", tmp_path / "deep" / "state")] == [0o700, 0o600]
+
+
+def test_the_sweeps_of_a_storage_that_is_open_to_others_are_closed(tmp_path):
+    (tmp_path / "sweeps").mkdir(mode=0o755)
+    sweep_folder.folder(settings.override(names.digits().experiment, {"runtime.storage": str(tmp_path)}), "mine")
+    assert stat.S_IMODE((tmp_path / "sweeps").stat().st_mode) == 0o700
+
+
+def test_a_secret_of_the_environment_reaches_the_experiment(monkeypatch):
+    monkeypatch.setenv("RAYDIFF_NOISE_SECRET", "ab" * 16)
+    options, overrides = sweep._options().parse_known_args(["--grid", "seed=0"])
+    base, experiments, _, _ = sweep._plan(names.digits(), options, overrides)
+    assert {e.runtime.noise_secret for e in (base, *experiments)} == {"ab" * 16}
+
+
+@pytest.mark.slow  # a Ray of its own
+def test_a_slot_that_does_not_fit_leaves_no_sweep_behind(tmp_path):
+    arguments = ["--runtime.threads", "64", "--name", "big", "--runtime.storage", str(tmp_path / "s")]
+    done = command_line("sweep.py", *arguments)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
+    assert re.search(r"error: one trial needs 64 CPU .* but the cluster has", done.stderr)
+    assert not (tmp_path / "s" / "sweeps" / "big").exists()

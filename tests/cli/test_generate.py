@@ -1,0 +1,148 @@
+"""The job as people call it; above all, killed in the middle and called again."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raydiff.cli import generate, sweep_folder
+from raydiff.data.datasets import Data, load
+from raydiff.results import generate as generation
+from raydiff.results import mlflow_models
+
+ROOT = Path(__file__).resolve().parents[2]
+
+PARTS = 8
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {p.name: p.read_bytes() for p in folder.iterdir()}
+
+
+def arguments(storage: Any, out: Path) -> list[str]:
+    return ["pfdm", "--num", str(1000 * PARTS), "--out", str(out), "--storage", str(storage.root)]
+
+
+def start(storage: Any, out: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, str(ROOT / "jobs" / "generate.py"), *arguments(storage, out)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+@pytest.mark.survival
+def test_killed_and_called_again_it_gives_the_same_files(
+    storage, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As the process that nobody disturbed."""
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    assert generate.main(arguments(storage, whole)) == 0
+    assert len(files(whole)) == PARTS + 1
+    assert re.search(r"\n1,000 of 8,000 samples, \d+ s left\n", capsys.readouterr().out)
+    victim = start(storage, cut)
+    assert victim.stdout is not None
+    for line in victim.stdout:
+        if line.startswith("2,000 of "):
+            victim.send_signal(signal.SIGKILL)
+            break
+    victim.communicate()
+    assert victim.returncode == -signal.SIGKILL
+    assert 2 <= len(list(cut.glob("train-*"))) < PARTS
+    said, _ = (again := start(storage, cut)).communicate()
+    assert again.returncode == 0 and not said.startswith("0 of "), said
+    assert files(cut) == files(whole)
+    rows = load(Data(name=str(cut), test=0, public=0, validation=0, calibration=0)).splits["train"]
+    assert len(rows) == 1000 * PARTS
+
+
+def test_ended_by_its_user_it_says_how_to_go_on(
+    storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(path: Path, *_: Any) -> None:
+        path.write_bytes(b"half a part")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(generation, "_write_part", interrupt)
+    assert generate.main(["pfdm", "--num", "5", "--out", str(tmp_path / "o"), "--storage", str(storage.root)]) == 130
+    assert capsys.readouterr().out.endswith("interrupted; the same command continues\n")
+    assert [p.name for p in (tmp_path / "o").iterdir()] == ["card.json"]
+
+
+def test_where_it_writes_and_what_it_says(
+    storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    digest = storage.folder("pfdm").name
+    run = [digest[:8], "--num", "2", "--per-class", "--storage", str(storage.root)]
+    assert generate.main(run) == generate.main([*run, "--client", "1"]) == 0
+    assert generate.main([*run, "--source", "global"]) == 0
+    out = capsys.readouterr().out
+    names = sorted(p.name for p in tmp_path.iterdir())
+    assert names == [f"samples-{digest[:8]}-{whose}" for whose in ("client0", "client1", "global")]
+    assert f"samples: {names[0]} (privacy: none)" in out and f"samples: {names[2]} (privacy: epsilon 5.97 (per" in out
+    assert f"--data.name {tmp_path / names[0]}" in out
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        ("nix", "there is no run nix in "),
+        ("pfdm --num 0", "num must be at least 1, got 0"),
+        ("pfdm --client 7", "there is no client 7: this trial has clients 0 to 1"),
+        ("pfdm --num 1000000000000000", "1,000,000,000,000,000 samples may take"),
+        ("localonly --source global", "LocalOnly has no model that its clients share"),
+        ("pfdm --source global --client 1", "--client has no meaning with --source global"),
+        ("pfdm --log-model --num 5", "--log-model makes no samples"),
+        ("pfdm --log-model", "there is no MLflow store "),
+        ("0123456789abcdef0123456789abcdef", "there is no MLflow store "),
+        ("pfdm --source server", "argument --source: invalid choice: 'server'"),
+        ("pfdm --nun 3", "unrecognized arguments: --nun 3"),
+        ("", "the following arguments are required: RUN"),
+    ],
+)
+def test_refused_in_one_sentence(
+    storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, says: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    with pytest.raises(ValueError) as e:
+        generate.main([*command.split(), "--storage", str(storage.root)])
+    assert str(e.value).startswith(says) and "\n" not in str(e.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_of_mlflow(
+    copied, tiny, migrated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its sampler logged by the follower, logged again by the job, and its samples written."""
+    from mlflow import MlflowClient
+
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    shutil.copy(migrated, copied.root / "mlflow.db")
+    folder = copied.finish("measured", tiny)
+    follower = sweep_folder.mlflow(folder.parents[1], "digits", tiny, samplers=True)
+    follower.start()
+    follower.wait_ready()
+    follower.begin()
+    follower.close()
+    assert follower.error is None
+    run, client = mlflow_models.find_run(follower.uri, folder), MlflowClient(follower.uri)
+    logged = client.search_logged_models([client.get_run(run).info.experiment_id])
+    assert [m.name for m in logged] == ["sampler"]
+    at = ["--storage", str(copied.root)]
+    assert generate.main([run, "--log-model", "--source", "global", *at]) == 0
+    assert f'mlflow.pyfunc.load_model("runs:/{run}/sampler-global")' in capsys.readouterr().out
+    assert client.get_run(run).data.tags["raydiff.privacy.sampler-global"].startswith("epsilon 5.97 (per example")
+    assert generate.main([run, "--num", "3", "--out", str(tmp_path / "out"), *at]) == 0
+    assert len(list((tmp_path / "out").glob("*.parquet"))) == 1

@@ -1,0 +1,138 @@
+"""`python jobs/oracle.py`: its tables and files, and one sentence for bad input."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from raydiff.__main__ import main
+from raydiff.cli import theory
+from raydiff.theory.pfdm_data import ARMS
+
+COLUMNS = "data,minority,epsilon,sampler,arm,w2_squared,w2_low,w2_high,gain_over_local,gain_low,gain_high"
+
+
+def test_digits_as_a_csv(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "new" / "mine.csv"
+    assert theory.main(["digits", "--seeds", "3", "--out", str(path)]) == 0
+    out = capsys.readouterr().out
+    assert f"written: {path}" in out and "clip 6.8" in out
+    with path.open() as file:
+        assert file.readline().strip() == COLUMNS
+        rows = list(csv.DictReader(file, COLUMNS.split(",")))
+    keys = {(r["data"], r["minority"], r["epsilon"], r["sampler"], r["arm"]) for r in rows}
+    samplers, budgets = ("ddim", "ancestral"), ("10", "50", "200", "none")
+    wanted = {("digits", n, e, s, a) for n in ("3", "20", "100") for e in budgets for s in samplers for a in ARMS}
+    assert keys == wanted and len(rows) == len(keys)
+    for r in rows:
+        assert float(r["w2_low"]) <= float(r["w2_squared"]) <= float(r["w2_high"])
+        if r["arm"] == "localonly":
+            assert float(r["gain_over_local"]) == 0
+    helped = [r for r in rows if (r["minority"], r["epsilon"], r["arm"]) == ("3", "none", "pfdm")]
+    assert len(helped) == 2 and all(float(r["gain_low"]) > 0 for r in helped)
+    cells = next(line.split() for line in out.splitlines() if line.split()[:3] == ["3", "none", "ddim"])
+    assert cells[4] == f"{float(helped[1]['w2_squared']):.3f}+" and cells[5].endswith("-")  # pfdm, no-server
+
+
+def test_the_theory_shows_the_chains_weights() -> None:
+    lines = [line.split() for line in theory.theory(trials=4)]
+    assert ["740", "1", "ddim", "0.0624", "0.0623", "0.0607"] in lines
+    assert ["690", "5", "ancestral", "0.0388", "0.0388", "0.0388"] in lines
+    assert sum(line[:2] == ["10", "528"] for line in lines) == 8  # (n, N) at epsilon 10
+
+
+def test_the_mixture_writes_its_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(theory, "MIXTURE_SEEDS", 1)
+    monkeypatch.setattr(theory.pfdm_mixture, "STEPS", 10)
+    lines = theory.mixture(tmp_path)
+    written = {line.removeprefix("written: ") for line in lines if line.startswith("written")}
+    assert written == {str(path) for path in tmp_path.iterdir()} and len(written) == 5
+
+
+def test_spire_measures_the_orders(tmp_path: Path) -> None:
+    lines = theory.theory_spire.spire(tmp_path, seeds=3, trials=1, steps=10)
+    written = {line.removeprefix("written: ") for line in lines if line.startswith("written")}
+    assert written == {str(path) for path in tmp_path.iterdir()} and len(written) == 2
+    cells = [line.split() for line in lines]
+    assert ["4", "0.1", "29.280", "0.229", "0.229"] in cells  # mu, t: the DDPM loss far above Theorem 4.2's bound
+    assert [row[:2] for row in cells if row[-1:] == ["(-1)"]] == [["records", "n"]]
+    in_m = next(row for row in cells if row[:2] == ["clients", "m"])
+    assert float(in_m[5]) == pytest.approx(-1, abs=0.2) and in_m[8] == "(-1)"
+
+
+def test_feddistr_measures_the_theorems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(theory.theory_feddistr, "XIS", (0.0, 0.057))
+    monkeypatch.setattr(theory.theory_feddistr, "CLIENTS", (5, 20))
+    lines = theory.theory_feddistr.feddistr(tmp_path, repetitions=200)
+    written = {line.removeprefix("written: ") for line in lines if line.startswith("written")}
+    assert written == {str(path) for path in tmp_path.iterdir()} and len(written) == 2
+    with (tmp_path / "feddistr-theory.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 2 * 2 * 2 * 2 * 21
+    assert all(float(r["low"]) <= float(r["measured"]) <= float(r["high"]) for r in rows)
+    assert all((r["theorem1_printed"] == "") == (r["xi"] != "0.0") for r in rows)
+
+    def broken(bound: str, width: str) -> bool:
+        return any(r[bound] and float(r["high"]) < float(r[bound]) for r in rows if r["width"] == width)
+
+    assert broken("theorem1_printed", "100.0") and not broken("theorem1_printed", "1.0")
+    assert not broken("theorem1_appendix", "100.0") and not broken("theorem2_with_range", "100.0")
+
+
+def test_pdp_shows_the_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(theory.theory_pdp, "CONFIGURATIONS", ((5, 5, 20),))
+    monkeypatch.setattr(theory.theory_pdp, "COLUMNS", (5, 20))
+    monkeypatch.setattr(theory.theory_pdp, "PS", (0.3, 0.9))
+    monkeypatch.setattr(theory.theory_pdp, "MARKS", (0, 20))
+    lines = theory.theory_pdp.pdp(tmp_path, seeds=2)
+    written = {line.removeprefix("written: ") for line in lines if line.startswith("written")}
+    assert written == {str(path) for path in tmp_path.iterdir()} and len(written) == 2
+    with (tmp_path / "pdp-bound.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert all(float(r["low"]) <= float(r["mean"]) <= float(r["high"]) for r in rows)
+
+    def curve(figure: str, quantity: str, label: str) -> list[float]:
+        key = (figure, quantity, label)
+        return [float(r["mean"]) for r in rows if (r["figure"], r["quantity"], r["curve"]) == key]
+
+    once, *more = curve("", "delta over m", "p = 0.5")
+    assert more == pytest.approx([10 * once, 100 * once, 1000 * once], rel=1e-5)
+    even, uneven = (curve("4", "n / s^psi_t over t", f"p = {p}") for p in (0.3, 0.9))
+    assert [uneven[t - 1] for t in (1, 2, 3, 5)] == pytest.approx([65, 30, 18, 3.7], rel=0.2)
+    assert all(leaks == sorted(leaks, reverse=True) for leaks in (even, uneven)) and even[0] < uneven[0] / 2
+    sigmoid = curve("5", "delta over rate", "sigmoid")
+    assert len(sigmoid) == 6 and sigmoid == sorted(sigmoid, reverse=True)
+    most, least = (curve("11", "delta over p", f"n = 5, k = 5, T = 20, {which}") for which in ("most", "least"))
+    assert all(a > b for a, b in zip(most, least, strict=True))
+    slopes = [float(line.split(": ")[1].split()[0]) for line in lines if "the paper's" in line]
+    assert slopes[1:] == pytest.approx([-2, -1, -2], abs=0.02) and -0.9 < slopes[0] < -0.6
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("digitz", "digitz"),
+        ("digits --seeds 0", "--seeds must be at least 1, got 0"),
+        ("digits --seeds two", "invalid int value: 'two'"),
+        ("digits --covariance other", "invalid choice: 'other'"),
+        ("digits --public 0", "data.public must be at least 1"),
+        ("digits --train 5000", "too few for"),
+        ("digits --size 0", "data.size must be at least 1, got 0"),
+        ("theory --out mine.csv", "--out must be a folder unless a data set is named"),
+        ("pdp --out mine.csv", "--out must be a folder unless a data set is named"),
+        ("spire --out mine.csv", "--out must be a folder unless a data set is named"),
+        ("digits --epsilon 3", "unrecognized arguments: --epsilon 3"),
+    ],
+)
+def test_bad_input_is_one_sentence(
+    arguments: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as stop:
+        main(["theory", *arguments.split()])
+    out, err = capsys.readouterr()
+    assert stop.value.code == 2 and out == ""
+    assert message in err and err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []

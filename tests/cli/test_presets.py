@@ -1,0 +1,154 @@
+"""Presets build, and their public numbers are what they say."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from raydiff.cli import arguments, sweep
+from raydiff.data import datasets
+from raydiff.data.partition import Pooled
+from raydiff.experiment import overrides, trial
+from raydiff.experiment.presets import names
+from raydiff.methods import PFDM, FedAvg, FedDistr, LocalOnly
+
+
+def public_images(data):
+    """Of the public split; a cap on the training records moves no other split, and saves reading them."""
+    return datasets.load(replace(data, train=100)).splits["public"].images
+
+
+CLIPPED = {name for name, study in names.PRESETS.items() if isinstance(study().experiment.method, PFDM)}
+COMPARED = [name for name, study in names.PRESETS.items() if study().experiment.newcomers]
+
+
+@pytest.mark.parametrize("name", sorted(CLIPPED - {"cifar10"}))  # cifar10 has the paper's clip
+def test_clip_is_the_median_norm_of_the_public_split(name, data_root):
+    experiment = names.PRESETS[name]().experiment
+    public = public_images(experiment.data).flatten(1).norm(dim=1)
+    assert experiment.method.clip == pytest.approx(float(public.median()), abs=0.05)
+
+
+def test_digits_needs_no_data_folder(monkeypatch):
+    monkeypatch.delenv("RAYDIFF_DATA", raising=False)
+    assert trial.resolve(names.digits().experiment).method.model.shape == (1, 8, 8)
+
+
+@pytest.mark.parametrize("name", ["collaboration", "collaboration-colour"])
+def test_a_centred_clip_is_the_median_norm_around_the_public_mean(name, data_root):
+    study = names.PRESETS[name]()
+    public = public_images(study.experiment.data)
+    clips = {float(arm.changes["method.clip"]) for arm in study.beside if "method.center" in arm.changes}
+    assert len(clips) == 1
+    assert clips.pop() == pytest.approx(float((public - public.mean(0)).flatten(1).norm(dim=1).median()), abs=0.05)
+
+
+@pytest.mark.parametrize("name", names.PRESETS)
+def test_the_trials_of_a_preset_differ(name):
+    study = names.PRESETS[name]()
+    trials = arguments.grid(study.experiment, study.grid, study.beside)
+    assert len({e.digest for e in trials}) == len(trials) > 1
+
+
+@pytest.mark.parametrize("name", names.PRESETS)
+def test_what_a_sweep_minimises_is_known(name):
+    assert names.PRESETS[name]().experiment.evaluation.metric in sweep.METRICS
+
+
+@pytest.mark.parametrize("name", COMPARED)
+def test_the_arms_of_a_comparison_for_newcomers_differ_in_the_method_alone(name):
+    study = names.PRESETS[name]()
+    trials = arguments.grid(study.experiment, {}, study.beside)
+    assert [type(e.method).__name__ for e in trials] == ["SPIRE", "FedAvg", "SharedRep", "PerFedAvg", "LocalOnly"]
+    spire, *others = (e.method for e in trials)
+    assert not spire.model.conditional and spire.joining.steps == 100
+    for method in others:
+        assert (method.model, method.local, method.sampling) == (spire.model, spire.local, spire.sampling)
+        rounds = spire.rounds if hasattr(method, "averaging") else 1
+        assert method.rounds == rounds and getattr(method, "averaging", spire.averaging) == spire.averaging
+    steps = [getattr(method, "joining", spire.joining).steps for method in others]
+    assert steps == [100] * 4
+    rates = [method.joining.learning_rate for method in others[:2]]
+    assert rates == [pytest.approx(spire.local.learning_rate / 10)] * 2
+
+
+def test_the_frontier_has_every_kind_of_guarantee_and_differs_in_method_and_privacy_alone():
+    study = names.frontier()
+    assert study.grid == {"seed": ("0", "1", "2")}
+    methods = [trial.resolve(e).method for e in arguments.grid(study.experiment, {}, study.beside)]
+    assert len({(m.local, m.model, m.sampling) for m in methods}) == 1
+    averaged = [m.averaging for m in methods if hasattr(m, "averaging")]
+    assert {a.weights for a in averaged} == {"uniform"}
+    privacy = [a.privacy and (a.privacy.trust, a.privacy.epsilon) for a in averaged]
+    private = [(trust, epsilon) for trust in ("local", "central") for epsilon in (10.0, 50.0, 200.0)]
+    assert privacy == [None, None, None, *private, ("central", 10.0), None]
+    budgets = [(type(m).__name__, m.epsilon) for m in methods if hasattr(m, "epsilon")]
+    assert budgets == [*(("PFDM", e) for e in (10.0, 50.0, 200.0)), *(("DPSGD", e) for e in (1.0, 10.0, 50.0))]
+    assert [type(m).__name__ for m in methods[-3:]] == ["SPIRE", "FedAvg", "LocalOnly"]
+
+
+@pytest.mark.parametrize("name", ["spire-digits", "spire-faces"])  # the others are large to read
+def test_a_comparison_for_newcomers_fits_its_data(name, data_root):
+    assert trial.resolve(names.PRESETS[name]().experiment).method.model.labels == ()
+
+
+@pytest.mark.parametrize("name", ["tabular-adult", "tabular-german"])
+def test_every_arm_on_a_table_resolves_with_a_fifth_of_the_rows_as_members(name, data_root):
+    study = names.PRESETS[name]()
+    trials = [trial.resolve(e) for e in arguments.grid(study.experiment, {**study.grid, "seed": ("0",)}, study.beside)]
+    assert all(e.data.test == 4 * e.data.train and e.evaluation.attack for e in trials)
+    kinds = [(type(e.method).__name__, e.clients, type(e.method.model.schedule).__name__) for e in trials]
+    rates, steps = 5, 2
+    alone, others = [("LocalOnly", 1, "Linear")] * rates * steps, [("LocalOnly", 1, "Sigmoid")] * 2 * steps
+    assert kinds == [
+        *alone,
+        *others,
+        *[("LocalOnly", 1, "Cosine")] * steps,
+        *[("FedAvg", 4, "Linear")] * rates * steps,
+    ]
+    epochs = {round(e.method.local.steps * e.method.local.batch * e.clients / e.data.train) for e in trials}
+    assert len({e.method.model.counts for e in trials}) == 1 and max(epochs) <= 100 and min(epochs) >= 99
+    assert {e.method.model.steps for e in trials} == {20, 30}
+
+
+def test_arms_keep_to_the_axes_that_were_asked_for():
+    study = names.collaboration()
+    base = overrides.override(study.experiment, {"method.clip": 5.0})
+    trials = arguments.grid(base, {"method.epsilon": ("20", "none")}, study.beside)
+    methods = [e.method for e in trials if isinstance(e.method, PFDM)]
+    assert {m.epsilon for m in methods} == {20.0, None}
+    (depth,) = {m.depth for m in methods if m.epsilon and not m.center}
+    assert [m.t0 for m in methods if m.epsilon is None] == [None, depth]
+
+
+def test_feddistr_is_compared_on_the_same_clients_and_classifier():
+    study = names.feddistr_cifar100()
+    axes = {"seed": ("0",), "partition.xi": ("0", "0.385"), "clients": ("5", "10")}
+    trials = arguments.grid(study.experiment, axes, study.beside)
+    pooled = [e for e in trials if isinstance(e.partition, Pooled)]
+    assert [(type(e.method).__name__, e.clients) for e in pooled] == [("LocalOnly", 1), ("FedDistr", 1)]
+    shared = {e.method.classifier if isinstance(e.method, FedDistr) else e.method.model for e in trials}
+    assert shared == {study.experiment.method.classifier}
+    cells = {(e.clients, e.partition.xi) for e in trials if e not in pooled}
+    assert cells == {(5, 0.0), (5, 0.385), (10, 0.0), (10, 0.385)}
+    averaged = {(type(e.method).__name__, e.method.rounds) for e in trials if hasattr(e.method, "averaging")}
+    assert averaged == {(m, r) for m in ("FedAvg", "FedProx", "Scaffold", "Moon") for r in (1, 10, 50)}
+    budgets = [getattr(e.method, "epsilon", None) for e in trials]
+    assert {e for e in budgets if e} == {10.0, 100.0, 1000.0, 10_000.0}
+
+
+def test_the_arms_of_a_collaboration_share_depths_and_client_models():
+    study = names.collaboration()
+    trials = arguments.grid(
+        study.experiment, {**study.grid, "partition.minority": ("3",), "seed": ("0",)}, study.beside
+    )
+    methods = [e.method for e in trials]
+    pfdm = [m for m in methods if isinstance(m, PFDM) and not m.center]
+    local = [m for m in methods if isinstance(m, LocalOnly) and m.clip == study.experiment.method.clip]
+    assert len(local) == 1 and {m.init_key for m in pfdm} == {local[0].init_key}
+    depths = [{m.depth for m in pfdm if m.start == s and m.epsilon} for s in ("denoiser", "noise", "shuffled")]
+    collafuse = {m.depth for m in pfdm if m.epsilon is None and m.t0}
+    assert len(collafuse) == 3 and depths == [collafuse] * 3
+    centred = {m.init_key for m in methods if not isinstance(m, FedAvg) and m.center}
+    assert len(centred) == 1

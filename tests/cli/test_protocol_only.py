@@ -1,0 +1,77 @@
+"""`--protocol-only`: all that a tracking server receives, and all that the trial's own record holds."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raydiff.cli import run
+from raydiff.experiment import config, tracking, trial
+from raydiff.experiment.tracking import flatten, read_lines
+
+LEDGER = {"privacy/epsilon_server", "privacy/epsilon_outsiders", "privacy/mu", "privacy/auc_ceiling"}
+COSTS = {"comm/bytes_up", "time/seconds"}
+METRICS = {"round"} | LEDGER | COSTS | {f"final/{name}" for name in LEDGER | COSTS}
+TAGS = {
+    *(f"raydiff.{n}" for n in ("sweep", "id", "trial", "kind", "data", "preset", "accountant", "replayable", "git")),
+    *(f"raydiff.{n}" for n in ("outcome", "privacy", "reason", "epsilon", "sampler")),
+    *(f"mlflow.{n}" for n in ("parentRunId", "runName", "loggedArtifacts")),
+}
+SHORT = "digits --protocol-only --runtime.pool local --data.train 60 --data.public 20 --data.validation 0 --name it"
+SHORT += " --data.calibration 0 --data.test 20 --method.local.steps 4 --method.local.batch 8"
+METHODS = {
+    "pfdm": "--method.server.steps 4 --method.server-rounds 1",
+    "fedavg": "--method fedavg --method.rounds 2 --method.averaging.privacy clientprivacy",
+    "dpsgd": "--method dpsgd --method.rounds 1",
+    "spire": "--method spire --method.rounds 1",
+}
+
+
+def artifacts(client: Any, run: Any, below: str | None = None) -> Iterator[str]:
+    for item in client.list_artifacts(run.info.run_id, below):
+        yield from artifacts(client, run, item.path) if item.is_dir else [item.path]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_all_that_leaves(method: str, tmp_path: Path, migrated: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracking, "PERIOD_S", 0.01)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri := f"sqlite:///{tmp_path}/mlflow.db")
+    shutil.copy(migrated, tmp_path / "mlflow.db")
+    assert run.main([*SHORT.split(), *METHODS[method].split(), "--runtime.storage", str(tmp_path / "s")]) == 0
+    (folder,) = (tmp_path / "s" / "sweeps" / "it" / "trials").iterdir()
+
+    client = tracking.connect(uri)
+    experiments = [e.experiment_id for e in client.search_experiments()]
+    received = {r.data.tags["raydiff.kind"]: r for r in client.search_runs(experiments)}
+    assert set(received) == {"sweep", "trial"} and client.search_logged_models(experiments) == []
+    parent, child = received["sweep"], received["trial"]
+    assert METRICS >= set(child.data.metrics) >= {f"final/{name}" for name in COSTS} and not parent.data.metrics
+    assert set(parent.data.tags) | set(child.data.tags) <= TAGS
+    assert child.data.tags["raydiff.sampler"].startswith("not logged: ")
+    assert set(child.data.params) == set(flatten(json.loads((folder / "config.json").read_text())))
+    assert not parent.data.params and list(artifacts(client, parent)) == []
+    assert list(artifacts(client, child)) == ["ledger.json"]
+
+    lines, commits = read_lines(folder / "metrics.jsonl"), sorted(folder.glob("commit-*.json"))
+    assert lines and {key for line in lines for key in line} <= {"step", "time", "server", "outsiders"} | LEDGER | COSTS
+    assert {key for path in commits for key in json.loads(path.read_text())["metrics"]} == set()
+    outcome = json.loads((folder / "outcome.json").read_text())
+    assert set(outcome) == {"outcome", "final", "server", "outsiders", "says"} and set(outcome["final"]) <= METRICS
+    assert {p.name for p in (folder / "artifacts").iterdir()} == {"ledger.json"}
+
+
+def test_a_client_keeps_its_metrics_itself(copied: Any) -> None:
+    """Where they are made, not where they would be written."""
+    folder = copied.folder("fedavg")
+    opened = trial.Trial(config.from_dict(json.loads((folder / "config.json").read_text())), copied.sweeps / "fedavg")
+    assert opened.experiment.evaluation is None
+    (client,) = trial.make_clients(opened, [0])
+    client.store = None
+    assert client.run(opened.store.load_server(1), 1)[1] == {}
+    client.instruments = True
+    assert "train/loss" in client.run(opened.store.load_server(1), 1)[1]

@@ -1,0 +1,111 @@
+"""The job as people call it, on a finished run."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from raydiff import seeding
+from raydiff.cli import reconstruct
+from raydiff.experiment.trial import make_clients
+from raydiff.federated.checkpoint import read_tensors, write_tensors
+from raydiff.results.finished import open_finished
+from raydiff.tree import clip_records
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def call(storage: Any, run: str, out: Path, *more: str) -> dict[str, float]:
+    assert reconstruct.main([run, "--out", str(out), "--storage", str(storage.root), *more]) == 0
+    found: dict[str, float] = json.loads((out / "metrics.json").read_text())
+    return found
+
+
+def test_uploads_and_originals_belong_together(storage) -> None:
+    """Take each clipped and scaled record away from its upload: the noise of this very record is left."""
+    finished = open_finished(storage.folder("pfdm"))
+    trial, method = finished.trial, reconstruct.method_of(finished)
+    uploads, originals = reconstruct.sent(finished, method, 40)
+    assert len(uploads) == len(originals) == len(set(originals.numbers.tolist())) == 40
+    abar = float(method.model.abar[method.depth])
+    left = (uploads - abar**0.5 * clip_records(originals.images, method.clip)) / (1 - abar) ** 0.5
+    places = {n: (c.number, i) for c in make_clients(trial, [0, 1]) for i, n in enumerate(c.data.numbers.tolist())}
+    for noise, number in zip(left, originals.numbers.tolist(), strict=True):
+        client, i = places[number]
+        stream = seeding.NoiseStream(trial.keys.secret, (trial.keys.digest, "client", client, "round", 0))
+        assert torch.allclose(noise, stream.normal([i], (1, 8, 8))[0], atol=1e-4)
+
+
+def test_both_attackers_and_again_from_the_file(storage, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = call(storage, "pfdm", tmp_path / "a", "--records", "20", "--public-steps", "3")
+    said = capsys.readouterr().out
+    assert "training a denoiser on 80 public records, 3 steps\n" in said and "by chance: closest 0.05," in said
+    names = {k.split("/")[1] for k in found}
+    assert names == {"upload", "global", "pretrained"}
+    assert {f"reconstruction/{n}/{k}" for n in names for k in ("mse", "psnr", "ssim", "mse_wrong", "closest")} <= set(
+        found
+    )
+    assert found["reconstruction/global/mse"] != found["reconstruction/pretrained/mse"]
+    again = call(
+        storage, "pfdm", tmp_path / "b", "--records", "20", "--pretrained", str(tmp_path / "a/pretrained.safetensors")
+    )
+    assert again == found and "training" not in capsys.readouterr().out
+    picture = Image.open(tmp_path / "a" / "reconstruction.png")
+    assert picture.text["privacy"].startswith("none") and picture.height == 4 * 9 * 4
+    margin = picture.width - 10 * 9 * 4
+    names = np.asarray(picture)[:, :margin].reshape(4, 36, margin)  # each row has one
+    assert 50 < margin < 100 and (names.max(axis=(1, 2)) > 200).all()
+
+
+def test_only_the_clients_that_took_part_have_uploads(tiny, copied) -> None:
+    copied.finish("half", replace(tiny, evaluation=None, participants=1))
+    finished = open_finished(copied.folder("half"))
+    uploads, originals = reconstruct.sent(finished, reconstruct.method_of(finished), 1000)
+    (mine,) = [c for c in make_clients(finished.trial, [0, 1]) if originals.numbers[0] in c.data.numbers]
+    assert len(uploads) == len(mine.data) and set(originals.numbers.tolist()) == set(mine.data.numbers.tolist())
+
+
+def test_without_public_records_the_global_model_attacks_alone(
+    tiny, copied, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copied.finish("bare", replace(tiny, evaluation=None, data=replace(tiny.data, public=0, train=120)))
+    found = call(copied, "bare", tmp_path / "o", "--records", "6")
+    assert {k.split("/")[1] for k in found} == {"upload", "global"}
+    assert "no pretrained attacker: the run has no public split\n" in capsys.readouterr().out
+    with pytest.raises(ValueError, match=r"^--public-steps needs public records: the run's data.public is 0$"):
+        call(copied, "bare", tmp_path / "p", "--public-steps", "2")
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        ("fedavg --out o", "FedAvg sends no noised records: there is nothing to reconstruct"),
+        ("pfdm --out o --records 1", "--records must be at least 2, got 1"),
+        ("pfdm --out o --public-steps 0", "--public-steps must be at least 1"),
+        ("pfdm --out o --pretrained gone", "--pretrained: gone cannot be read"),
+        ("nix --out o", "there is no run nix in "),
+        ("pfdm", "the following arguments are required: --out"),
+    ],
+)
+def test_refused_in_one_sentence(
+    storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, says: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError) as e:
+        reconstruct.main([*command.split(), "--storage", str(storage.root)])
+    assert str(e.value).startswith(says) and "\n" not in str(e.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_parameters_of_another_model_are_refused(storage, tmp_path: Path) -> None:
+    write_tensors(tmp_path / "m.safetensors", {"a": torch.zeros(2)})
+    with pytest.raises(ValueError, match="holds no parameters of this run's model"):
+        call(storage, "pfdm", tmp_path / "o", "--pretrained", str(tmp_path / "m.safetensors"))
+    assert read_tensors(tmp_path / "m.safetensors") and not (tmp_path / "o").exists()

@@ -1,0 +1,104 @@
+"""The papers' tables as studies."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import latents
+import pytest
+
+from raydiff.cli import arguments as command
+from raydiff.cli import sweep
+from raydiff.experiment.overrides import flat
+from raydiff.experiment.presets import papers
+from raydiff.methods import DPSGD
+from raydiff.report.papers.claims_made import TABLE_1
+
+
+def trials(paper: str, scale: str) -> list:
+    study = papers.study(paper, scale)
+    first = command.grid(study.experiment, study.grid, study.beside)
+    return [*first, *command.others(study.also, {}, baselines=True)]
+
+
+@pytest.mark.parametrize(("paper", "scale"), papers.STUDIES)
+def test_the_trials_differ_and_share_a_slot(paper, scale):
+    found = trials(paper, scale)
+    assert len({e.digest for e in found}) == len(found) > 10
+    assert len({e.runtime for e in found}) == 1
+    assert len({e.seed for e in found} | {e.data.split_seed for e in found}) >= 3  # intervals need three
+
+
+def test_every_paper_has_both_scales():
+    assert set(papers.STUDIES) == {(p, s) for p in papers.PAPERS for s in ("cpu", "gpu")}
+
+
+@pytest.mark.parametrize("paper", papers.PAPERS)
+def test_smoke_has_each_kind_of_trial_once_and_a_hundredth_of_the_steps(paper):
+    whole, small = trials(paper, "cpu"), trials(paper, "smoke")
+    seeds = {(e.seed, e.data.split_seed) for e in small}
+    assert len(seeds) == 1
+    of_seed = [e for e in whole if (e.seed, e.data.split_seed) in seeds]
+    assert len(small) == len({e.digest for e in small}) == len(of_seed)
+    for one, other in zip(small, of_seed, strict=True):
+        steps = {path: v for path, v in flat(one).items() if path.endswith("steps")}
+        trained = [path for path in steps if path.removesuffix(".steps") + ".batch" in flat(other)]
+        assert trained and all(steps[path] == max(1, flat(other)[path] // 100) for path in trained)
+        assert all(v == flat(other)[path] for path, v in steps.items() if path not in trained)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("paper", papers.PAPERS)
+def test_smoke_runs_to_its_report(paper, tmp_path, data_root):
+    command = [sys.executable, "jobs/sweep.py", "reproduce", "--paper", paper, "--scale", "smoke"]
+    model = ["--method.model.path", str(latents.write(tmp_path / "latent"))] if paper == "feddistr" else []
+    done = subprocess.run(
+        [*command, "--name", "smoke", "--runtime.storage", str(tmp_path), *model],
+        cwd=Path(__file__).resolve().parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    sweep = tmp_path / "sweeps" / "smoke"
+    assert len(list(sweep.glob("trials/*/outcome.json"))) == len(trials(paper, "smoke"))
+    assert "not tested" in (sweep / "report" / "report.html").read_text()  # the claims, none of them to be judged yet
+
+
+def test_private_baselines_have_the_budget_of_the_method():
+    for scale in papers.SCALES:
+        found = trials("pfdm", scale)
+        assert {e.method.epsilon for e in found if isinstance(e.method, DPSGD)} == {10.0}
+
+
+def test_competitors_of_the_table_are_all_run():
+    for scale, names in (("gpu", TABLE_1), ("cpu", ("digits",))):
+        for name in names:
+            run = {type(e.method).__name__ for e in trials("spire", scale) if e.data.name == name}
+            assert run >= set(TABLE_1["mnist"])
+
+
+def test_the_command_takes_a_paper_and_a_scale():
+    name, study, rest = command.preset(["reproduce", "--paper", "pdp", "--scale", "gpu", "--seed", "3"])
+    assert (name, rest) == ("reproduce-pdp-gpu", ["--seed", "3"])
+    assert study == papers.pdp_gpu()
+    assert command.preset(["reproduce", "--paper", "pdp"])[0] == "reproduce-pdp-cpu"
+    with pytest.raises(ValueError, match="--paper"):
+        command.preset(["reproduce"])
+    with pytest.raises(ValueError, match="invalid choice: 'dp'"):
+        command.preset(["reproduce", "--paper", "dp"])
+    with pytest.raises(ValueError, match="--scale must be one of cpu, gpu, smoke, got 'tpu'"):
+        papers.study("pdp", "tpu")
+
+
+def test_overrides_reach_every_study(data_root):
+    _, study, rest = command.preset(
+        ["reproduce", "--paper", "pdp", "--scale", "smoke", "--seed=7", "--runtime.storage=/elsewhere"]
+    )
+    options, overrides = sweep._options().parse_known_args(rest)
+    found = sweep._plan(study, options, overrides)[1]
+    assert {e.seed for e in found} == {7}
+    assert {e.runtime.storage for e in found} == {"/elsewhere"}
+    assert {e.evaluation.attack for e in found} == {False, True}  # removal, and the attack beside it

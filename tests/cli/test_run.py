@@ -1,0 +1,68 @@
+"""`python jobs/run.py` whose server is trained by several processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from raydiff.experiment import overrides
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.slow  # each has a Ray of its own
+
+
+def start(storage: Path, name: str, *arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "jobs/run.py", "digits", "--name", name, "--runtime.storage", str(storage)]
+    short = ["--method.local.steps", "20", "--method.server.steps", "200", "--method.server-rounds", "1"]
+    few = ["--data.train", "60", "--data.public", "80"]
+    return subprocess.Popen(
+        [*command, *short, *few, *arguments],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1", overrides.SECRET: "00" * 16},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # pytest may ignore it
+    )
+
+
+def trial_of(storage: Path, name: str) -> Path:
+    (folder,) = (storage / "sweeps" / name / "trials").iterdir()
+    return folder
+
+
+def losses(folder: Path) -> list[float]:
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [line["server/loss"] for line in lines if "server/loss" in line]
+
+
+def test_two_processes_train_the_server_as_one_does(tmp_path: Path) -> None:
+    """The uploads are another trial's, so is their noise: only what the losses tend to is the same."""
+    for name, more in (("one", ("--runtime.pool", "local")), ("two", ("--runtime.server-workers", "2"))):
+        process = start(tmp_path, name, *more)
+        output, _ = process.communicate()
+        assert process.returncode == 0, output
+    (one,), (two,) = (losses(trial_of(tmp_path, name)) for name in ("one", "two"))
+    assert two == pytest.approx(one, rel=0.02)
+    assert not (trial_of(tmp_path, "two") / "train").exists()
+
+
+def test_an_interrupt_while_the_server_trains_is_no_success(tmp_path: Path) -> None:
+    process = start(
+        tmp_path, "long", "--runtime.server-workers", "2", "--method.server.steps", "1000000", "--protocol-only"
+    )
+    assert process.stdout is not None
+    said = iter(process.stdout.readline, "")
+    assert any(line.startswith("round 1/2") for line in said), "".join(said)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate()
+    assert process.returncode == 130, output
+    assert "--name long" in output and "Traceback" not in output
+    outcome = json.loads((trial_of(tmp_path, "long") / "outcome.json").read_text())
+    assert outcome["outcome"] == "killed" and outcome["server"]["epsilon"] > 0

@@ -1,0 +1,511 @@
+"""The dataclass tree of a trial, and `settings`: digest, JSON, and what the command line may say."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raydiff.data.datasets import Data, load
+from raydiff.data.partition import ByClass, Dirichlet, Entangled, Iid, MajorityMinority, Newcomers, Pooled
+from raydiff.evaluation.suite import Evaluation
+from raydiff.evaluation.table_audit import RowAudit
+from raydiff.experiment import config
+from raydiff.experiment.config import Experiment, Runtime, from_dict
+from raydiff.experiment.overrides import convert, flat, has_path, override, parse_overrides, to_dict
+from raydiff.methods import METHODS, PFDM, FedAvg, LocalOnly, PerFedAvg, Scaffold
+from raydiff.methods._averaging import Averaging
+from raydiff.models.ddpm import DDPM, Sampling
+from raydiff.models.networks import UNet
+from raydiff.models.training import Training
+from raydiff.privacy.client_level import ClientPrivacy
+
+OTHER: dict[str, Any] = {
+    "method": FedAvg(),
+    "method.model.network": UNet(widths=(8, 8)),
+    "method.model.network.width": 16,
+    "method.model.network.depth": 2,
+    "method.model.network.skip": True,
+    "method.model.schedule": "cosine",
+    "method.model.timesteps": 25,
+    "method.model.shape": (3, 8, 8),
+    "method.model.labels": (12, 2),
+    "method.model.conditional": False,
+    "method.model.embedding": True,
+    "method.model.precision": "bfloat16",
+    "method.model.compile": True,
+    "method.epsilon": None,
+    "method.delta": 1e-6,
+    "method.clip": 2.0,
+    "method.t0": 20,
+    "method.accountant": "theorem",
+    "method.local.steps": 5,
+    "method.local.batch": 4,
+    "method.local.learning_rate": 1e-2,
+    "method.local.weight_decay": 0.5,
+    "method.local.optimizer": "sgd",
+    "method.local.decay": "constant",
+    "method.server.steps": 5,
+    "method.server.batch": 4,
+    "method.server.learning_rate": 1e-2,
+    "method.server.weight_decay": 0.5,
+    "method.server.optimizer": "sgd",
+    "method.server.decay": "constant",
+    "method.center": True,
+    "method.start": "shuffled",
+    "method.local_parts": 2,
+    "method.server_rounds": 2,
+    "method.sampling.sampler": "ddim",
+    "method.sampling.steps": 5,
+    "method.client_sampling.sampler": "ddim",
+    "method.client_sampling.steps": 5,
+    "data.name": "mnist",
+    "data.root": "/elsewhere",
+    "data.size": 8,
+    "data.colour": "rgb",
+    "data.labels": ("digit",),
+    "data.bins": 4,
+    "data.superclasses": "pairs",
+    "data.train": 50,
+    "data.public": 81,
+    "data.public_from": "mnist",
+    "data.validation": 61,
+    "data.calibration": 21,
+    "data.test": 101,
+    "data.split_seed": 1,
+    "clients": 3,
+    "partition": Iid(),
+    "partition.ratio": 0.2,
+    "partition.minority": 1,
+    "participation": 0.5,
+    "participants": 1,
+    "min_clients": 2,
+    "newcomers": Newcomers(),
+    "seed": 1,
+    "evaluation": None,
+    "evaluation.features": "inception",
+    "evaluation.weights": "/elsewhere",
+    "evaluation.neighbours": 4,
+    "evaluation.downstream": ("mlp",),
+    "evaluation.per_class": 7,
+    "evaluation.distance": "kernel",
+    "evaluation.dim": 5,
+    "evaluation.every": 1,
+    "evaluation.clusters": True,
+    "evaluation.attack": False,
+    "evaluation.attacks": ("loss", "pia"),
+    "evaluation.clients": 1,
+    "evaluation.members": 10,
+    "data.fitted_on": "all",
+    "runtime.pool": "ray",
+    "runtime.threads": 2,
+    "runtime.vectorize": True,
+    "runtime.server_workers": 2,
+    "runtime.overcommit": 1,
+    "runtime.round_deadline_s": 60.0,
+    "runtime.workers": 2,
+    "runtime.gpu_per_worker": 0.5,
+    "runtime.gpu_server": 1.0,
+    "runtime.storage": "/elsewhere",
+    "runtime.revive_s": 5.0,
+    "runtime.failures": 0,
+    "runtime.noise_secret": "00112233445566778899aabbccddeeff",
+    "audit": RowAudit(),
+    "data_digest": "another",
+}
+"""Another value for every field of the tiny experiment."""
+COUNTS = {f"runtime.{name}" for name in ("threads", "vectorize", "server_workers", "overcommit", "round_deadline_s")}
+ELSEWHERE = {path for path in OTHER if path.startswith("runtime.")} - COUNTS | {
+    "data.root",
+    "data.fitted_on",
+    "evaluation.weights",
+}
+"""Where it runs and where the data lie: no number depends on these, and of digits nothing is fitted."""
+
+
+def fields(obj: Any, prefix: str = "") -> Iterator[str]:
+    """The paths of all fields, those that hold one of several dataclasses included."""
+    for f in dataclasses.fields(obj):
+        value = getattr(obj, f.name)
+        nested = dataclasses.is_dataclass(value)
+        if not nested or prefix + f.name in OTHER:
+            yield prefix + f.name
+        if nested:
+            yield from fields(value, f"{prefix}{f.name}.")
+
+
+EXPERIMENTS: dict[str, Callable[[Experiment], Experiment]] = {
+    "tiny": lambda e: e,
+    "fine-tuned": lambda e: replace(
+        e, method=FedAvg(finetune=Training(steps=3), sampling=Sampling(steps=5)), evaluation=None
+    ),
+    "unet": lambda e: replace(
+        e, method=LocalOnly(model=DDPM(network=UNet(widths=(8, 16)), shape=(3, 8, 8), labels=(3, 2)))
+    ),
+    "dirichlet": lambda e: replace(
+        e, partition=Dirichlet(alpha=0.1), runtime=Runtime(workers=2, noise_secret="ab" * 16)
+    ),
+    "pooled": lambda e: replace(e, partition=Pooled(), clients=1, data=Data(name="mnist", root="/data", size=8)),
+    "own data": lambda e: replace(
+        e, data=Data(name="/my/birds", colour="grey", labels=("kind", "hue"), public_from="hub:some/birds")
+    ),
+    "entangled": lambda e: replace(e, partition=Entangled(xi=0.057), data=Data(superclasses="pairs"), clients=5),
+    "scaffold": lambda e: replace(e, method=Scaffold()),
+    "second order": lambda e: replace(e, method=PerFedAvg(order="second", inner_rate=0.0)),
+    "audited": lambda e: replace(e, audit=RowAudit(remove=0.03)),
+    "by class": lambda e: replace(e, partition=ByClass(), method=PFDM(epsilon=None, t0=300)),
+}
+
+
+# --- digest and JSON ---
+
+
+def test_the_digest_is_of_all_that_can_change_a_number(tiny: Experiment) -> None:
+    assert set(fields(tiny)) == set(OTHER)
+    for path, value in OTHER.items():
+        start = override(tiny, {"participants": 1}) if path == "runtime.overcommit" else tiny
+        other = override(start, {path: value})
+        assert other != start, path
+        assert (other.digest == start.digest) == (path in ELSEWHERE), path
+
+
+def test_digests_are_equal_where_experiments_are(tiny: Experiment) -> None:
+    assert len(tiny.digest) == 16 and int(tiny.digest, 16) >= 0
+    assert replace(tiny, seed=1).digest == replace(tiny, seed=1).digest
+    as_int = override(tiny, {"method.epsilon": 10.0})
+    assert as_int.digest == tiny.digest
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_an_experiment_comes_back_from_json(tiny: Experiment, name: str) -> None:
+    experiment = EXPERIMENTS[name](tiny)
+    back = from_dict(json.loads(json.dumps(to_dict(experiment))))
+    assert back == experiment and back.digest == experiment.digest
+
+
+def test_json_of_another_version_is_refused_by_name(tiny: Experiment) -> None:
+    tree = to_dict(tiny)
+    tree["method"]["epsilonn"] = 3
+    with pytest.raises(ValueError, match=r"^PFDM has no field 'epsilonn'; did you mean epsilon\?$"):
+        from_dict(tree)
+    tree = to_dict(tiny)
+    tree["partition"] = {"kind": "Quantity"}
+    with pytest.raises(ValueError, match=r"^unknown kind 'Quantity'; known here: MajorityMinority, Iid, "):
+        from_dict(tree)
+    with pytest.raises(ValueError, match=r"^unknown kind None; known here: Experiment$"):
+        from_dict({})
+
+
+def test_what_is_printed_names_every_field_but_shows_no_secret(tiny: Experiment) -> None:
+    shown = flat(replace(tiny, runtime=Runtime(noise_secret="ab" * 16)))
+    assert set(shown) == set(OTHER) - {"evaluation"}  # a field of one dataclass or none has no name to show
+    assert (
+        shown["method"] == "PFDM"
+        and shown["method.model.network"] == "MLP"
+        and shown["partition"] == "MajorityMinority"
+    )
+    assert shown["runtime.noise_secret"] == "given" and flat(tiny)["runtime.noise_secret"] == "random"
+    assert "abab" not in str(shown)
+
+
+def test_channels_last_is_refused_in_lock_step() -> None:
+    model, dataset = DDPM(network=UNet(widths=(8, 16), channels_last=True)), load(Data())
+    with pytest.raises(ValueError, match=r"^method\.model\.network\.channels_last must be false with runtime\.vecto"):
+        config.resolve(Experiment(method=FedAvg(model=model), runtime=Runtime(vectorize=True)), dataset)
+    config.resolve(Experiment(method=FedAvg(model=model)), dataset)
+
+
+def test_resolve_fills_in_what_the_data_tell() -> None:
+    dataset = load(Data())
+    resolved = config.resolve(Experiment(method=LocalOnly(model=DDPM(shape=(3, 32, 32), labels=()))), dataset)
+    assert (resolved.method.model.shape, resolved.method.model.labels) == ((1, 8, 8), (10,))
+    assert resolved.data_digest == ""
+
+
+def test_methods_are_what_an_experiment_may_hold(tiny: Experiment) -> None:
+    for name, cls in METHODS.items():
+        assert type(convert(tiny, "method", name)) is cls
+
+
+# --- overrides ---
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "value"),
+    [
+        ("method.epsilon", "5", 5.0),
+        ("method.epsilon", "none", None),
+        ("method.epsilon", "1e2", 100.0),
+        ("method.t0", "17", 17),
+        ("method.t0", "None", None),
+        ("method.model.schedule", "cosine", "cosine"),
+        ("method.model.labels", "10 2", (10, 2)),
+        ("method.model.shape", ["3", "8", "8"], (3, 8, 8)),
+        ("method.local.learning_rate", "0.5", 0.5),
+        ("evaluation.attack", "false", False),
+        ("evaluation.attack", "True", True),
+        ("evaluation.attacks", "pia sima", ("pia", "sima")),
+        ("evaluation", "none", None),
+        ("data.name", "faces", "faces"),
+        ("data.root", "/some/where", "/some/where"),
+        ("data.root", "none", None),
+        ("seed", "-3", -3),
+        ("partition", "iid", Iid()),
+        ("partition", "by_class", ByClass()),
+        ("partition", "majority-minority", MajorityMinority()),
+        ("method.model.network", "UNet", UNet()),
+        ("runtime.workers", "4", 4),
+    ],
+)
+def test_values_are_typed_by_their_field(tiny: Experiment, path: str, text: Any, value: Any) -> None:
+    converted = convert(tiny, path, text)
+    assert converted == value and type(converted) is type(value)
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_field_can_be_said_as_it_is_printed(tiny: Experiment, name: str) -> None:
+    experiment = EXPERIMENTS[name](tiny)
+    for path, value in flat(experiment).items():
+        if path == "runtime.noise_secret" or value == "":
+            continue
+        text = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+        assert override(experiment, {path: convert(experiment, path, text)}) == experiment, path
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "says"),
+    [
+        ("method.epsilonn", "5", "unknown field --method.epsilonn; did you mean method.epsilon?"),
+        ("epsilon", "5", "unknown field --epsilon; did you mean method.epsilon?"),
+        ("method.epsilon.x", "5", "unknown field --method.epsilon.x; did you mean method.epsilon?"),
+        ("zzzzzzzz", "5", "unknown field --zzzzzzzz"),
+        ("partition.", "5", "unknown field --partition.; did you mean partition?"),
+        ("method.epsilon", "much", "--method.epsilon must be a number or none, got 'much'"),
+        ("method.t0", "1.5", "--method.t0 must be an integer or none, got '1.5'"),
+        (
+            "method.model.schedule",
+            "linaer",
+            "--method.model.schedule must be one of linear, cosine, sigmoid, scaled_linear, got 'linaer'",
+        ),
+        ("clients", "two", "--clients must be an integer, got 'two'"),
+        ("clients", "2 3", "--clients must be an integer, got '2 3'"),
+        ("clients", "", "--clients must be an integer, got ''"),
+        ("evaluation.attack", "maybe", "--evaluation.attack must be true or false, got 'maybe'"),
+        (
+            "method",
+            "fedavgg",
+            "--method must be one of pfdm, localonly, fedavg, fedprox, scaffold, moon, perfedavg, spire, sharedrep, "
+            "dpsgd, feddistr, got 'fedavgg'; did you mean fedavg?",
+        ),
+        (
+            "partition",
+            "none",
+            "--partition must be one of majorityminority, iid, byclass, dirichlet, pooled, entangled, got 'none'",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(tiny: Experiment, path: str, text: str, says: str) -> None:
+    with pytest.raises(ValueError) as refusal:
+        convert(tiny, path, text)
+    assert str(refusal.value) == says
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("clients", 0),
+        ("participation", 0.0),
+        ("participants", 3),
+        ("min_clients", 0),
+        ("min_clients", 3),
+        ("method.clip", -1.0),
+        ("method.local.steps", -1),
+        ("method.model.network.width", 0),
+        ("runtime.threads", 0),
+        ("runtime.workers", 0),
+        ("runtime.gpu_server", 1.5),
+        ("runtime.gpu_per_worker", -1.0),
+        ("runtime.revive_s", 0.0),
+        ("runtime.failures", -1),
+        ("runtime.overcommit", -1),
+        ("runtime.round_deadline_s", 0.0),
+        ("runtime.round_deadline_s", math.inf),
+        ("runtime.noise_secret", "xyz"),
+        ("runtime.noise_secret", "ab" * 15),
+        ("evaluation.clients", 0),
+        ("evaluation.members", 1),
+        ("data.test", -1),
+    ],
+)
+def test_values_out_of_range_are_refused_in_one_line(tiny: Experiment, path: str, value: Any) -> None:
+    """It says where, the field, and what was given, but for a secret."""
+    with pytest.raises(ValueError) as refusal:
+        override(tiny, {path: value})
+    says, (parent, _, name) = str(refusal.value), path.rpartition(".")
+    assert "\n" not in says and name in says
+    assert says.startswith(f"--{parent}: ") or not parent
+    assert (str(value) in says) == (name != "noise_secret")
+
+
+def test_a_digest_without_a_deadline_is_as_it_was(tiny: Experiment) -> None:
+    as_it_was = to_dict(tiny) | {"runtime": {"threads": 1}}
+    as_it_was["data"].pop("root")
+    as_it_was["data"].pop("fitted_on")
+    as_it_was["evaluation"].pop("weights")
+    assert tiny.digest == hashlib.sha256(json.dumps(as_it_was, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def test_what_was_written_before_there_was_a_choice_was_fitted_on_all_records(tiny: Experiment) -> None:
+    """And keeps its digest; a table, or pictures of classes that nobody names, get another one by default."""
+    for name in ("/data/people.csv", "/my/birds"):
+        experiment = replace(tiny, data=Data(name=name))
+        old = to_dict(experiment)
+        old["data"].pop("fitted_on")
+        assert from_dict(old) == replace(experiment, data=Data(name=name, fitted_on="all"))
+        assert from_dict(old).digest != experiment.digest
+    start = replace(tiny, data=Data(name="adult"))
+    assert start.digest == override(start, {"data.fitted_on": "all"}).digest
+    start = override(start, {"data.labels": ("native-country",)})
+    assert start.digest != override(start, {"data.fitted_on": "all"}).digest
+
+
+def test_a_round_that_takes_all_has_nobody_left_for_an_overcommit(tiny: Experiment) -> None:
+    with pytest.raises(ValueError, match=r"runtime.overcommit must be in 0..0 \(the clients that a round leaves out\)"):
+        override(tiny, {"runtime.overcommit": 1})
+
+
+@pytest.mark.parametrize("closing", [{"runtime.round_deadline_s": 1.0}, {"participants": 1, "runtime.overcommit": 1}])
+def test_noise_for_a_fixed_count_needs_rounds_without_a_deadline(tiny: Experiment, closing: dict[str, Any]) -> None:
+    averaging = {t: Averaging(weights="uniform", privacy=ClientPrivacy(trust=t)) for t in ("local", "central")}
+    methods = {t: FedAvg(model=tiny.method.model, averaging=how) for t, how in averaging.items()}
+    assert override(tiny, {"method": methods["local"], **closing}).runtime.races
+    with pytest.raises(ValueError, match=r"trust must be local with runtime\.round_deadline_s or runtime\.overcommit"):
+        override(tiny, {"method": methods["central"], **closing})
+
+
+def test_overrides_are_checked_together(tiny: Experiment) -> None:
+    """t0 = 3 breaks the old budget, and a large budget alone would be for naught."""
+    with pytest.raises(ValueError, match="must be at least"):
+        override(tiny, {"method.t0": 3})
+    both = override(tiny, {"method.t0": 3, "method.epsilon": 1e6})
+    assert (both.method.t0, both.method.epsilon, both.method.depth) == (3, 1e6, 3)
+
+
+def test_override_changes_nothing_else(tiny: Experiment) -> None:
+    before = to_dict(tiny)
+    other = to_dict(override(tiny, {"method.local.steps": 9, "seed": 4}))
+    assert to_dict(tiny) == before
+    assert (other["method"]["local"].pop("steps"), other.pop("seed")) == (9, 4)
+    assert (before["method"]["local"].pop("steps"), before.pop("seed")) == (8, 0)
+    assert other == before
+
+
+def test_a_switch_keeps_the_fields_in_common(tiny: Experiment) -> None:
+    alone = convert(tiny, "method", "localonly")
+    assert alone == LocalOnly(model=tiny.method.model, local=tiny.method.local, clip=6.4)
+    assert convert(tiny, "method", "pfdm") is tiny.method
+    few = override(tiny, {"partition": Dirichlet(alpha=0.3)})
+    assert convert(few, "partition", "majorityminority") == MajorityMinority()
+    unevaluated = override(tiny, {"evaluation": None})
+    assert convert(unevaluated, "evaluation", "evaluation") == Evaluation()
+
+
+@pytest.mark.parametrize("switch_first", [True, False])
+def test_fields_below_a_switch_may_come_in_any_order(tiny: Experiment, switch_first: bool) -> None:
+    words = [["--method", "fedavg"], ["--method.rounds=3"], ["--method.model.network", "unet"]]
+    words.append(["--method.model.network.widths", "8", "16"])
+    argv = [w for word in (words if switch_first else words[::-1]) for w in word]
+    experiment = override(tiny, parse_overrides(tiny, argv))
+    network = UNet(widths=(8, 16))
+    expected = FedAvg(model=replace(tiny.method.model, network=network), rounds=3, local=tiny.method.local)
+    assert experiment == replace(tiny, method=expected)
+
+
+def test_a_method_that_refuses_a_default_has_its_own(tiny: Experiment) -> None:
+    """SCAFFOLD needs SGD. What was set stays: the tiny experiment's 8 steps in batches of 8, a UNet."""
+    argv = ["--method", "scaffold", "--method.model.network", "unet", "--method.local.learning-rate", "0.5"]
+    switched = override(tiny, parse_overrides(tiny, argv)).method
+    training = Training(steps=8, batch=8, optimizer="sgd", decay="constant", learning_rate=0.5)
+    assert switched == Scaffold(model=replace(tiny.method.model, network=UNet()), local=training)
+    taken = convert(replace(tiny, method=switched), "method", "fedavg")
+    assert taken == FedAvg(model=switched.model, local=training)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"averaging": Averaging(privacy=ClientPrivacy())}, "averaging.privacy must be none: SCAFFOLD's control"),
+        ({"local": Training(weight_decay=0.1)}, "weight_decay must be 0 with optimizer sgd, got 0.1"),
+    ],
+)
+def test_what_a_method_refuses_is_not_dropped(tiny: Experiment, changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError) as refusal:
+        convert(replace(tiny, method=FedAvg(**changes)), "method", "scaffold")
+    assert str(refusal.value).startswith(says) and "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("argv", "values"),
+    [
+        (["--method.epsilon", "5", "--seed=3"], {"method.epsilon": 5.0, "seed": 3}),
+        (["--evaluation.attack"], {"evaluation.attack": True}),
+        (["--seed", "-2"], {"seed": -2}),
+        (["--method.server-rounds", "2"], {"method.server_rounds": 2}),
+        (["--evaluation", "none"], {"evaluation": None}),
+        (["--seed", "1", "--seed", "2"], {"seed": 2}),
+        (["--data.root=/a=b"], {"data.root": "/a=b"}),
+        ([], {}),
+    ],
+)
+def test_arguments(tiny: Experiment, argv: list[str], values: dict[str, Any]) -> None:
+    assert parse_overrides(tiny, argv) == values
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["5"], "unexpected argument '5'; options look like --method.epsilon 5"),
+        (["--method", "fedavg", "--method.epsilon", "5"], "unknown field --method.epsilon"),
+        (["--evaluation", "none", "--evaluation.every", "1"], "unknown field --evaluation.every"),
+        (["--clients"], "--clients must be an integer, got 'True'"),
+    ],
+)
+def test_bad_arguments_are_refused_in_one_line(tiny: Experiment, argv: list[str], says: str) -> None:
+    with pytest.raises(ValueError) as refusal:
+        parse_overrides(tiny, argv)
+    assert str(refusal.value).startswith(says) and "\n" not in str(refusal.value)
+
+
+def test_paths(tiny: Experiment) -> None:
+    assert all(has_path(tiny, path) for path in OTHER)
+    for path in ("method.rounds", "method.epsilon.x", "x", "", "method."):
+        assert not has_path(tiny, path), path
+
+
+# --- documentation ---
+
+
+def sources() -> list[Path]:
+    root = Path(config.__file__).parent
+    return [root / "config.py", *(root / "methods").glob("*.py"), *(root / "diffusion").glob("*.py")]
+
+
+@pytest.mark.parametrize("path", sources(), ids=lambda path: path.name)
+def test_every_field_is_documented_beneath_it(path: Path) -> None:
+    for cls in (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ClassDef)):
+        if not any("kw_only" in ast.unparse(decorator) for decorator in cls.decorator_list):
+            continue
+        for node, below in zip(cls.body, [*cls.body[1:], None], strict=True):
+            if isinstance(node, ast.AnnAssign) and "ClassVar" not in ast.unparse(node.annotation):
+                text = (
+                    below.value.value if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant) else None
+                )
+                assert isinstance(text, str) and text, f"{cls.name}.{ast.unparse(node.target)}"

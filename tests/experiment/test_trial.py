@@ -1,0 +1,658 @@
+"""A trial from start to end, and what its files say."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import pytest
+import torch
+from hypothesis import strategies as st
+from PIL import Image
+
+from raydiff.data.datasets import Data, load
+from raydiff.data.entangled import measured
+from raydiff.data.partition import Entangled, Iid, Newcomers, Pooled
+from raydiff.evaluation import suite as evaluate
+from raydiff.evaluation.suite import Evaluation
+from raydiff.experiment import config, overrides, tracking, trial
+from raydiff.experiment.config import Experiment, Runtime
+from raydiff.experiment.trial import Trial, end, make_clients, noise_secret, open_trial
+from raydiff.federated.client import Failed
+from raydiff.federated.method import Round
+from raydiff.federated.rounds import LocalPool, Progress
+from raydiff.methods import DPSGD, PFDM, SPIRE, FedAvg, LocalOnly
+from raydiff.models.training import Training
+from raydiff.privacy import accountants
+from raydiff.privacy.ceilings import AboveCeiling
+from raydiff.privacy.ledger import Ledger
+from raydiff.privacy.release import Gaussian, NonPrivate, Nothing, disclose
+from raydiff.report import load as tables
+from raydiff.results.finished import open_finished
+
+SECRET = "00112233445566778899aabbccddeeff"
+
+
+def execute(opened: Trial) -> list[dict[str, Any]]:
+    return list(trial.run(opened, trial.local_pool(opened)))
+
+
+def numbers(metrics: dict[str, Any]) -> dict[str, Any]:
+    """What may not differ between two runs: all but the clock."""
+    return {k: v for k, v in metrics.items() if k != "time/seconds"}
+
+
+@pytest.fixture(scope="module")
+def protocol(tiny: Experiment) -> Experiment:
+    """No instruments."""
+    return replace(tiny, evaluation=None)
+
+
+@pytest.fixture(scope="module")
+def finished(tiny: Experiment, tmp_path_factory: pytest.TempPathFactory) -> tuple[Trial, list[dict[str, Any]]]:
+    """A trial with all instruments, run to its end, and its results."""
+    every = overrides.override(tiny, {"evaluation.every": 2, "runtime.noise_secret": SECRET})
+    opened = open_trial(every, tmp_path_factory.mktemp("sweep"))
+    return opened, execute(opened)
+
+
+# --- a finished trial ---
+
+
+def test_there_is_a_result_per_round_and_a_last_one(finished: tuple[Trial, list[dict[str, Any]]]) -> None:
+    opened, results = finished
+    assert [(r["round"], r["finished"]) for r in results] == [
+        (0, False),
+        (1, False),
+        (2, False),
+        (3, False),
+        (4, True),
+    ]
+    lines = tracking.read_lines(opened.folder / "metrics.jsonl")
+    assert [line["step"] for line in lines] == [0, 1, 2, 3]
+    for line, result in zip(lines, results, strict=False):
+        told = {k: v for k, v in line.items() if k not in ("step", "time", "server", "outsiders")}
+        assert told.items() <= result.items()
+
+
+def test_privacy_comes_from_the_ledger(finished: tuple[Trial, list[dict[str, Any]]]) -> None:
+    opened, results = finished
+    ledger = opened.store.ledger()
+    assert len(ledger.entries) == 2
+    assert trial.ledger_of(opened.folder) == ledger and trial.ledger_of(opened.sweep) == Ledger()
+    epsilon = ledger.epsilon(1e-5, "exact")
+    assert 0 < epsilon <= 10
+    assert all(r["privacy/epsilon_server"] == r["privacy/epsilon_outsiders"] == epsilon for r in results)
+    assert all(0.5 < r["privacy/auc_ceiling"] < 1 and r["comm/bytes_up"] == ledger.bytes_up for r in results)
+    assert all(r["privacy/mu"] == ledger.mu() == ledger.mu(0) == ledger.mu(1) for r in results)
+
+
+def _dpsgd(experiment: Experiment) -> Experiment:
+    local = replace(experiment.method.local, steps=1)
+    method = DPSGD(model=experiment.method.model, local=local, rounds=1, noise_multiplier=5.0)
+    return replace(experiment, method=method)
+
+
+def test_sampled_noise_has_no_mu_and_yet_a_ceiling(protocol: Experiment, tmp_path: Path) -> None:
+    (first, *_) = execute(open_trial(_dpsgd(protocol), tmp_path))
+    assert "privacy/mu" not in first and 0.5 < first["privacy/auc_ceiling"] < accountants.auc_ceiling(1 / 5)
+
+
+def test_an_attack_above_the_ceiling_of_sampled_noise_fails_the_trial(
+    tiny: Experiment, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """As one does that sees half of the noise: with its whole interval."""
+    real = evaluate.summarise
+    monkeypatch.setattr(evaluate, "summarise", lambda r: {**real(r), "attack/global/loss/auc_low": 0.95})
+    opened = open_trial(_dpsgd(tiny), tmp_path)
+    with pytest.raises(AboveCeiling, match=r"attack/global/loss has an AUC of at least 0\.95, above the ceiling 0\.5"):
+        execute(opened)
+    assert opened.outcome() is None
+
+
+EVENTS = st.builds(
+    Gaussian,
+    st.sampled_from([0.5, 2.0]),
+    st.sampled_from(["example", "client"]),
+    st.just("replace_one"),
+    st.just("local"),
+)
+UPLOADS = st.dictionaries(st.integers(0, 2), EVENTS | st.just(Nothing()) | st.just(NonPrivate("weights")))
+PUBLISHED = st.none() | EVENTS.map(lambda e: replace(e, trust="central"))
+
+
+def grown(messages: list[tuple[dict[int, Any], Gaussian | None]]) -> list[Ledger]:
+    """A ledger after each of its rounds: what clients sent, and what was published."""
+    ledgers = [Ledger()]
+    for number, (uploads, published) in enumerate(messages):
+        after = ledgers[-1].with_uploads(number, [(client, event, 10) for client, event in uploads.items()])
+        ledgers.append(after.with_published(number, [published] if published else []))
+    return ledgers[1:]
+
+
+@pytest.fixture(scope="module")
+def resolved(protocol: Experiment, tmp_path_factory: pytest.TempPathFactory) -> Trial:
+    return open_trial(protocol, tmp_path_factory.mktemp("ledgers"))
+
+
+LOCAL = Gaussian(1.0, "example", "replace_one", "local")
+CENTRAL = Gaussian(1.0, "client", "replace_one", "central")
+
+
+@hypothesis.settings(deadline=None, max_examples=12)
+@hypothesis.given(messages=st.lists(st.tuples(UPLOADS, PUBLISHED), min_size=1, max_size=3))
+@hypothesis.example(messages=[({0: LOCAL}, None), ({0: LOCAL}, CENTRAL)])  # outsiders: two kinds
+@hypothesis.example(messages=[({0: LOCAL}, None), ({0: replace(LOCAL, unit="client")}, None)])  # the server too
+def test_metric_and_outcome_and_what_analysis_loads_say_one_epsilon(resolved: Trial, messages: Any) -> None:
+    ledgers = grown(messages)
+    for path in ("metrics.jsonl", "outcome.json"):
+        (resolved.folder / path).unlink(missing_ok=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trial, "rounds", lambda *_, **__: (Progress(n, {}, at, {}) for n, at in enumerate(ledgers)))
+        running = trial.run(resolved, None)  # type: ignore[arg-type]
+        for _ in ledgers:
+            result = next(running)
+        (row,) = tables.runs(resolved.sweep).to_dict("records")
+        assert row["outcome"] == "unfinished"
+        agree(ledgers[-1], result, row)
+        *_, last = running
+    outcome, (row,) = resolved.outcome(), tables.runs(resolved.sweep).to_dict("records")
+    assert outcome is not None and row["outcome"] == "finished"
+    agree(ledgers[-1], last, row)
+    for view in ("server", "outsiders"):
+        assert (
+            outcome[view]["epsilon"] == last[f"privacy/epsilon_{view}"] == outcome["final"][f"privacy/epsilon_{view}"]
+        )
+
+
+def agree(ledger: Ledger, metrics: Any, row: Any) -> None:
+    """That of the only kind there is; without one no number, and all of them in words."""
+    for view in ("server", "outsiders"):
+        kinds = getattr(ledger, view).guarantees(1e-5, "exact")
+        one = kinds[0] if len(kinds) == 1 else None
+        said = metrics[f"privacy/epsilon_{view}"], row[f"{view}/epsilon"]
+        assert said == (one.epsilon if one else math.inf,) * 2
+        assert row[f"{view}/unit"] == (one.unit if one else None)
+        assert one or all(str(g) in row[f"{view}/unprotected"] for g in kinds)
+
+
+def test_an_attack_above_the_ceiling_fails_the_trial(tiny: Experiment, tmp_path: Path, monkeypatch: Any) -> None:
+    real = evaluate.summarise
+    monkeypatch.setattr(evaluate, "summarise", lambda r: {**real(r), "attack/global/pia/auc_low": 0.999})
+    opened = open_trial(tiny, tmp_path)
+    with pytest.raises(AboveCeiling, match=r"attack/global/pia has an AUC of at least 0\.999, above the ceiling 0\.82"):
+        execute(opened)
+    assert opened.outcome() is None  # whoever runs it writes that it failed
+
+
+def test_the_outcome_has_the_final_numbers_and_the_guarantee(
+    finished: tuple[Trial, list[dict[str, Any]]],
+) -> None:
+    opened, results = finished
+    outcome = opened.outcome()
+    assert outcome is not None and outcome["outcome"] == "finished"
+    assert outcome["final"] == {k: v for k, v in results[-1].items() if k not in ("round", "finished")}
+    assert {"eval/fd_cnn/all", "attack/global/pia/auc", "attack/client/best/auc", "time/seconds"} <= set(
+        outcome["final"]
+    )
+    assert re.match(
+        r"epsilon \d+\.\d\d \(per example, replace-one, local trust, delta 1e-05, exact accountant",
+        outcome["says"],
+    )
+    assert outcome["server"]["epsilon"] == outcome["final"]["privacy/epsilon_server"]
+
+
+def test_validation_is_every_so_many_rounds(finished: tuple[Trial, list[dict[str, Any]]]) -> None:
+    _, results = finished
+    assert ["validation/fd_cnn/all" in r for r in results] == [False, True, False, True, False]
+    assert not [k for r in results[:-1] for k in r if k.startswith(("eval/", "attack/"))]
+
+
+def test_artifacts(finished: tuple[Trial, list[dict[str, Any]]]) -> None:
+    folder = finished[0].folder / "artifacts"
+    table = json.loads((folder / "ledger.json").read_text())
+    assert [row[table["columns"].index("client")] for row in table["data"]] == ["0", "1"]
+    assert all(
+        len(row) == len(table["columns"]) and all(isinstance(cell, str) for cell in row) for row in table["data"]
+    )
+    with Image.open(folder / "samples.png") as image:
+        assert image.info["privacy"] == "none"
+    assert sorted(p.name for p in folder.iterdir()) == ["ledger.json", "partition.png", "samples.png"]
+
+
+def test_a_finished_trial_gives_its_numbers_again_and_does_nothing(
+    finished: tuple[Trial, list[dict[str, Any]]],
+) -> None:
+    opened, results = finished
+    before = {p: p.stat().st_mtime_ns for p in opened.sweep.rglob("*")}
+    assert list(trial.run(opened, None)) == results[-1:]  # type: ignore[arg-type]
+    assert {p: p.stat().st_mtime_ns for p in opened.sweep.rglob("*")} == before
+
+
+def test_config_json_is_enough_to_run_it_again(finished: tuple[Trial, list[dict[str, Any]]], tmp_path: Path) -> None:
+    opened, results = finished
+    read = config.from_dict(json.loads((opened.folder / "config.json").read_text()))
+    assert read.digest == opened.experiment.digest == opened.folder.name
+    assert read.data_digest == config.keyed(load(read.data), bytes.fromhex(SECRET))
+    given = overrides.override(read, {"runtime.noise_secret": SECRET})
+    assert given == opened.experiment
+    again = execute(open_trial(given, tmp_path))
+    assert [numbers(r) for r in again] == [numbers(r) for r in results]
+
+
+# --- resuming ---
+
+
+@pytest.mark.parametrize("done", [1, 3, 4])
+def test_a_killed_trial_ends_with_the_same_numbers(
+    finished: tuple[Trial, list[dict[str, Any]]], tmp_path: Path, done: int
+) -> None:
+    opened, results = finished
+    first = open_trial(opened.experiment, tmp_path)
+    running = trial.run(first, trial.local_pool(first))
+    list(itertools.islice(running, done))
+    running.close()  # type: ignore[attr-defined]
+    second = open_trial(opened.experiment, tmp_path)
+    rest = execute(second)
+    assert [numbers(r) for r in rest] == [numbers(r) for r in results[done - 1 :]]
+    assert [line["step"] for line in tracking.read_lines(second.folder / "metrics.jsonl")] == [0, 1, 2, 3]
+
+
+def test_a_round_committed_but_not_logged_is_logged_by_the_next_process(protocol: Experiment, tmp_path: Path) -> None:
+    first = open_trial(protocol, tmp_path)
+    running = trial.run(first, trial.local_pool(first))
+    list(itertools.islice(running, 2))
+    running.close()  # type: ignore[attr-defined]
+    log = first.folder / "metrics.jsonl"
+    log.write_text("".join(log.read_text().splitlines(keepends=True)[:1]) + '{"step": 1, "ti')  # cut short
+    execute(open_trial(protocol, tmp_path))
+    assert [line["step"] for line in tracking.read_lines(log)] == [0, 1, 2, 3]
+
+
+def test_what_was_sent_in_a_round_that_never_committed_is_spent(protocol: Experiment, tmp_path: Path) -> None:
+    opened = open_trial(protocol, tmp_path)
+    assert trial.ledger_of(opened.folder) == Ledger()
+    client = make_clients(opened, [1])[0]
+    upload, _ = client.run({}, 0)
+    (entry,) = trial.ledger_of(opened.folder).entries
+    assert (entry.round, entry.client, entry.event, entry.bytes) == (0, 1, upload.release.event, upload.release.nbytes)
+    trial.cut_short(opened.folder, "killed", reason="why")
+    outcome = opened.outcome()
+    assert outcome is not None and (outcome["outcome"], outcome["reason"]) == ("killed", "why")
+    assert 0 < outcome["server"]["epsilon"] <= 10 and outcome["says"].startswith("epsilon ")
+    execute(opened)
+    assert len(trial.ledger_of(opened.folder).entries) == 2
+
+
+def test_a_trial_whose_ledger_is_damaged_ends_without_a_guarantee(protocol: Experiment, tmp_path: Path) -> None:
+    opened = open_trial(protocol, tmp_path)
+    execute(opened)
+    (opened.folder / "commit-00000.json").unlink()
+    (opened.folder / "outcome.json").unlink()
+    trial.cut_short(opened.folder, "killed", reason="why")
+    outcome = opened.outcome()
+    assert outcome is not None and outcome["reason"] == "why" and outcome["server"]["epsilon"] == math.inf
+    assert outcome["says"].startswith("epsilon inf (no guarantee: ") and "has lost commit 0" in outcome["says"]
+    with pytest.raises(ValueError, match="has lost commit 0"):
+        execute(opened)
+
+
+def test_one_digit_of_a_commit_buys_no_epsilon(protocol: Experiment, tmp_path: Path) -> None:
+    opened = open_trial(protocol, tmp_path)
+    execute(opened)
+    path = opened.folder / "commit-00000.json"
+    text = path.read_text()
+    told = re.search(r"std_over_sensitivity[^0-9]*", text)
+    assert told is not None
+    path.write_text(text[: told.end()] + "9" + text[told.end() :])
+    damaged = f"^{re.escape(str(path))} is damaged: [^\n]*$"
+    with pytest.raises(ValueError, match=damaged):
+        open_finished(opened.folder)
+    (opened.folder / "outcome.json").unlink()
+    for read in (trial.ledger_of, lambda _: execute(opened)):
+        with pytest.raises(ValueError, match=damaged):
+            read(opened.folder)
+    trial.cut_short(opened.folder, "failed", reason="why")
+    outcome = opened.outcome()
+    assert outcome is not None and outcome["server"]["epsilon"] == outcome["outsiders"]["epsilon"] == math.inf
+    assert str(path) in outcome["says"]
+
+
+def test_a_client_that_took_part_cannot_go_on_without_its_state(protocol: Experiment, tmp_path: Path) -> None:
+    """SPIRE's clients keep their embeddings: made anew, one would silently give other numbers."""
+    method = SPIRE(model=protocol.method.model, local=replace(protocol.method.local, steps=1), rounds=3)
+    opened = open_trial(replace(protocol, method=method), tmp_path)
+    running = trial.run(opened, trial.local_pool(opened))
+    list(itertools.islice(running, 2))
+    running.close()  # type: ignore[attr-defined]
+    path = opened.folder / "clients" / "00001-00001.safetensors"
+    kept = path.read_bytes()
+    path.unlink()
+    with pytest.raises(ValueError, match=f"^{re.escape(str(path))} is gone, [^\n]*$"):
+        execute(opened)
+    path.write_bytes(kept[:-1] + bytes([kept[-1] ^ 1]))
+    with pytest.raises(ValueError, match=f"^{re.escape(str(path))} is damaged: [^\n]*$"):
+        execute(opened)
+    path.write_bytes(kept)
+    assert execute(opened)[-1]["finished"]
+
+
+@pytest.mark.parametrize("outcome", ["stopped", "failed", "killed"])
+def test_a_trial_that_did_not_finish_goes_on(protocol: Experiment, tmp_path: Path, outcome: str) -> None:
+    opened = open_trial(protocol, tmp_path)
+    assert opened.outcome() is None
+    end(opened.folder, outcome, reason="why")
+    assert opened.outcome() == {"outcome": outcome, "reason": "why"}
+    assert execute(opened)[-1]["finished"]
+    recorded = opened.outcome()
+    assert recorded is not None and recorded["outcome"] == "finished"
+
+
+# --- the noise secret ---
+
+
+def test_the_secret_is_its_owners_alone(protocol: Experiment, tmp_path: Path) -> None:
+    opened = open_trial(protocol, tmp_path)
+    execute(opened)
+    path = tmp_path / "secret"
+    secret = path.read_bytes()
+    assert path.stat().st_mode & 0o777 == 0o600 and len(secret) == 32
+    assert opened.keys.secret == secret
+    written = [p for p in tmp_path.rglob("*") if p.is_file() and p != path]
+    assert {"config.json", "metrics.jsonl", "outcome.json"} <= {p.name for p in written}
+    for p in written:
+        text = p.read_bytes()
+        assert secret not in text and secret.hex().encode() not in text, p
+
+
+def test_a_given_secret_is_kept_like_a_random_one(finished: tuple[Trial, list[dict[str, Any]]]) -> None:
+    opened, _ = finished
+    path, secret = opened.sweep / "secret", bytes.fromhex(SECRET)
+    assert opened.keys.secret == path.read_bytes() == secret and path.stat().st_mode & 0o777 == 0o600
+    for p in opened.sweep.rglob("*"):
+        if p.is_file() and p != path:
+            text = p.read_bytes()
+            assert SECRET.encode() not in text and secret not in text, p
+
+
+def test_a_sweep_has_one_secret(protocol: Experiment, tmp_path: Path) -> None:
+    given = replace(protocol, runtime=Runtime(pool="local", noise_secret=SECRET))
+    assert noise_secret(tmp_path, given) == noise_secret(tmp_path, protocol) == bytes.fromhex(SECRET)
+    other = replace(protocol, runtime=Runtime(pool="local", noise_secret="ab" * 16))
+    with pytest.raises(ValueError, match=r"^runtime.noise_secret is not the one that [^\n]* was started with$"):
+        noise_secret(tmp_path, other)
+    (tmp_path / "secret").write_bytes(b"cut short")
+    with pytest.raises(ValueError, match=r"^the noise secret [^\n]* is damaged: [^\n]*$"):
+        noise_secret(tmp_path, protocol)
+
+
+def uploads(opened: Trial) -> torch.Tensor:
+    """Run the trial: the noised images that the server got."""
+    execute(opened)
+    number, _ = opened.store.last_commit() or (0, {})
+    return opened.store.load_server(number)["held/pool/x"]
+
+
+def test_sweeps_have_their_own_noise_unless_the_secret_is_given(protocol: Experiment, tmp_path: Path) -> None:
+    given = replace(protocol, runtime=Runtime(pool="local", noise_secret=SECRET))
+    opened = [
+        open_trial(e, tmp_path / name) for e, name in ((protocol, "a"), (protocol, "b"), (given, "c"), (given, "d"))
+    ]
+    assert [o.experiment.digest == opened[3].experiment.digest for o in opened] == [False, False, True, True]
+    a, b, c, d = map(uploads, opened)
+    assert torch.equal(c, d)
+    correlation = torch.corrcoef(torch.stack([a.flatten(), b.flatten(), c.flatten()]))
+    assert float((correlation - torch.eye(3)).abs().max()) < 0.5  # the images are the same, the noise is not
+    assert float(torch.corrcoef(torch.stack([(a - c).flatten(), (b - c).flatten()]))[0, 1]) == pytest.approx(
+        0.5, abs=0.1
+    )
+
+
+def test_trials_of_a_sweep_share_the_secret_but_not_the_noise(protocol: Experiment, tmp_path: Path) -> None:
+    first = open_trial(protocol, tmp_path)
+    second = open_trial(overrides.override(protocol, {"method.server.steps": 9}), tmp_path)
+    assert first.keys.secret == second.keys.secret and first.keys.digest != second.keys.digest
+    assert not torch.equal(uploads(first), uploads(second))
+
+
+def test_of_two_processes_that_make_the_secret_at_once_the_first_wins(
+    protocol: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = os.link
+
+    def late(source: Any, target: Any) -> None:
+        Path(target).write_bytes(b"the other one's secret")
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", late)
+    assert noise_secret(tmp_path, protocol) == b"the other one's secret"
+    assert [p.name for p in tmp_path.iterdir()] == ["secret"]
+
+
+# --- data, clients, checks ---
+
+
+def test_clients_share_the_training_records_and_no_others(protocol: Experiment, tmp_path: Path) -> None:
+    opened = open_trial(replace(protocol, clients=3, partition=Iid()), tmp_path)
+    held = [client.data.numbers.tolist() for client in make_clients(opened, range(3))]
+    train = load(protocol.data).splits["train"].numbers.tolist()
+    assert sorted(n for numbers in held for n in numbers) == sorted(train)
+    (second,) = make_clients(opened, [1])
+    assert (second.number, second.data.numbers.tolist()) == (1, held[1])
+    other = open_trial(replace(protocol, clients=3, partition=Iid(), seed=1), tmp_path)
+    assert make_clients(other, [1])[0].data.numbers.tolist() != held[1]
+
+
+def test_clients_do_not_see_what_superclasses_hide_and_the_entanglement_is_logged(
+    tiny: Experiment, tmp_path: Path
+) -> None:
+    data = replace(tiny.data, superclasses="pairs", train=200)
+    how = replace(tiny, data=data, clients=5, partition=Entangled(xi=0.057))
+    opened = open_trial(how, tmp_path)
+    clients = make_clients(opened, range(5))
+    assert all(client.data.base is None and client.public and client.public.base is None for client in clients)
+    assert opened.experiment.method.model.labels == (5,)
+    train = load(data).splits["train"]
+    bases = [train.bases[torch.isin(train.numbers, client.data.numbers)].bincount(minlength=10) for client in clients]
+    final = execute(opened)[-1]
+    assert measured(torch.stack(bases)).items() <= final.items()
+    assert 0.04 < final["partition/entanglement_mean"] < 0.07
+
+
+def test_opening_resolves_the_experiment(protocol: Experiment, tmp_path: Path) -> None:
+    model = replace(protocol.method.model, shape=(3, 32, 32), labels=())
+    opened = open_trial(overrides.override(protocol, {"method.model": model}), tmp_path)
+    resolved = opened.experiment
+    assert (resolved.method.model.shape, resolved.method.model.labels) == ((1, 8, 8), (10,))
+    assert resolved.data_digest == config.keyed(load(protocol.data), opened.keys.secret)
+    assert opened.folder == tmp_path / "trials" / resolved.digest
+    assert trial.resolve(resolved, opened.keys.secret) == resolved
+    assert trial.resolve(resolved) == replace(resolved, data_digest="")
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"partition": Pooled()}, "clients must be 1 for a Pooled partition, got 2"),
+        ({"partition": Iid(), "clients": 61}, "client 60 would get no record"),
+        ({"data": Data(train=5000)}, "too few for"),
+        ({"data": Data(train=100, test=0), "evaluation": Evaluation(dim=4)}, "needs records in the split test"),
+        ({"evaluation": Evaluation(dim=500)}, "dim must be at most n/5"),
+        ({"data": Data(name="no such set", root="/")}, "unknown data set 'no such set'"),
+        ({"data": Data(train=100, public=0), "method": PFDM(center=True)}, "a center needs public records"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused_before_anything_is_written(
+    protocol: Experiment, tmp_path: Path, changes: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(ValueError, match=says) as refusal:
+        open_trial(replace(protocol, **changes), tmp_path)
+    assert "\n" not in str(refusal.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_both_samplers_are_measured_and_the_configured_one_is_the_result(
+    finished: tuple[Trial, list[dict[str, Any]]],
+) -> None:
+    final = finished[1][-1]
+    own, other = finished[0].experiment.method.client_sampling.variants()
+    for reading in ("fd_cnn/minor", "kd_cnn/all", "label_accuracy/major"):
+        assert final[f"eval/{own}/{reading}"] == final[f"eval/{reading}"] != final[f"eval/{other}/{reading}"]
+    assert not [k for k in final if "ddim" in k and k.endswith(("_floor", "/real"))]
+
+
+def test_the_clusters_of_a_pooled_model_are_measured(tiny: Experiment, tmp_path: Path) -> None:
+    data = replace(tiny.data, test=400)  # enough of each cluster
+    instruments = Evaluation(dim=4, attack=False, clusters=True)
+    pooled = replace(tiny, data=data, partition=Pooled(), clients=1, evaluation=instruments)
+    final = execute(open_trial(pooled, tmp_path))[-1]
+    assert "eval/fd_cnn/minor" not in final
+    a, b = (final[f"eval/fd_cnn/cluster_{name}"] for name in "ab")
+    assert a != b and final["eval/ancestral/fd_cnn/cluster_a"] == a != final["eval/ddim/fd_cnn/cluster_a"]
+
+
+@pytest.fixture
+def joined(tiny: Experiment) -> Experiment:
+    """Two clients, and two that join later with two classes each."""
+    method = SPIRE(
+        model=replace(tiny.method.model, conditional=False),
+        local=tiny.method.local,
+        rounds=2,
+        joining=Training(steps=3, batch=8, decay="constant"),
+    )
+    late = Newcomers(clients=2, classes=2, records=10)
+    instruments = Evaluation(dim=4, attack=False, distance="kernel")
+    return replace(tiny, method=method, partition=Iid(), newcomers=late, evaluation=instruments)
+
+
+def tree_size(experiment: Experiment) -> int:
+    method = trial.resolve(experiment).method
+    assert isinstance(method, SPIRE)
+    return sum(v.numel() for v in method.trained_model.init(torch.Generator()).values())
+
+
+def test_newcomers_are_measured_and_send_nothing(joined: Experiment, tmp_path: Path) -> None:
+    opened = open_trial(joined, tmp_path)
+    final = execute(opened)[-1]
+    for reading in ("kd_cnn/all", "kd_cnn/all_floor", "kd_cnn/all_spread", "own_classes", "ddim/kd_cnn/all"):
+        assert math.isfinite(final[f"new/{reading}"]) and math.isfinite(final[f"eval/{reading}"]), reading
+    assert final["new/kd_cnn/all"] != final["eval/kd_cnn/all"]
+    assert not [k for k in final if "fd_" in k or "label_accuracy" in k or "minor" in k]  # no labels are asked for
+    assert final["new/parameters"] == 32  # the embedding, as wide as the network
+    assert final["new/parameters_share"] == 32 / tree_size(joined)
+    assert set(trial.ledger_of(opened.folder).bytes_by_client) == {0, 1}
+    assert (opened.folder / "artifacts" / "newcomers.png").exists()
+
+
+def test_newcomers_records_are_nobody_elses(joined: Experiment, tmp_path: Path) -> None:
+    clients = make_clients(open_trial(joined, tmp_path), joined.everyone)
+    assert [c.newcomer for c in clients] == [False, False, True, True]
+    numbers = torch.cat([c.data.numbers for c in clients])
+    train = load(joined.data).splits["train"].numbers
+    assert sorted(numbers.tolist()) == sorted(train.tolist())
+    assert [len(c.data) for c in clients] == [20, 20, 10, 10]
+
+
+def test_a_newcomer_of_a_method_that_shares_nothing_trains_alone(joined: Experiment, tmp_path: Path) -> None:
+    alone = LocalOnly(model=joined.method.model, local=Training(steps=2, batch=8))
+    final = execute(open_trial(replace(joined, method=alone), tmp_path))[-1]
+    assert math.isfinite(final["new/kd_cnn/all"])
+
+
+def test_only_the_clients_asked_for_are_measured(tiny: Experiment, tmp_path: Path) -> None:
+    asked: list[int] = []
+
+    class Asked(LocalPool):
+        def evaluate(self, ids: Sequence[int], *args: Any) -> Iterator[Any]:
+            asked.extend(ids)
+            return super().evaluate(ids, *args)
+
+    one = replace(tiny, evaluation=Evaluation(dim=4, attack=False, clients=1))
+    opened = open_trial(one, tmp_path)
+    pool = trial.local_pool(opened)
+    pool.__class__ = Asked
+    list(trial.run(opened, pool))
+    assert asked == [0]
+
+
+def test_without_instruments_only_the_protocol_runs(protocol: Experiment, tmp_path: Path) -> None:
+    opened = open_trial(protocol, tmp_path)
+    results = execute(opened)
+    assert not [k for r in results for k in r if k.startswith(("eval/", "attack/", "validation/"))]
+    assert [p.name for p in (opened.folder / "artifacts").iterdir()] == ["ledger.json"]
+    assert sorted(p.name[:6] for p in (opened.sweep / "cache").iterdir()) == ["client", "client"]
+
+
+def test_unprotected_uploads_say_infinity(protocol: Experiment, tmp_path: Path) -> None:
+    method = FedAvg(model=protocol.method.model, local=protocol.method.local, rounds=2)
+    opened = open_trial(replace(protocol, method=method), tmp_path)
+    results = execute(opened)
+    assert all(r["privacy/epsilon_server"] == r["privacy/mu"] == math.inf for r in results)
+    assert all(r["privacy/auc_ceiling"] == 1 for r in results)
+    outcome = opened.outcome()
+    assert outcome is not None and outcome["says"] == "epsilon inf (no guarantee: weights sent as they are)"
+
+
+def test_rejected_uploads_are_counted_and_named(
+    protocol: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = FedAvg.local_update
+
+    def broken(self: FedAvg, server: Any, state: Any, data: Any, rnd: Round) -> Any:
+        result = honest(self, server, state, data, rnd)
+        lost = rnd.number == 1 and int(data.numbers[0]) == first
+        return replace(result, release=disclose({}, "nothing of use")) if lost else result
+
+    method = FedAvg(model=protocol.method.model, local=protocol.method.local, rounds=2)
+    opened = open_trial(replace(protocol, method=method), tmp_path)
+    (client,) = make_clients(opened, [1])
+    first = int(client.data.numbers[0])
+    monkeypatch.setattr(FedAvg, "local_update", broken)
+    results = execute(opened)
+    assert [list(r["rejected"]) for r in results[:-1]] == [[], ["client 1"]]
+    assert "clients/rejected" not in results[0] and results[1]["clients/rejected"] == 1.0
+    assert results[-1]["clients/rejected"] == 1.0 and "rejected" not in results[-1]
+    (line,) = tracking.read_lines(opened.folder / "rejected.jsonl")
+    assert line["step"] == 1 and line["client 1"] == results[1]["rejected"]["client 1"]
+    assert re.match("its leaf .* is missing", line["client 1"])
+    with pytest.raises(Failed, match="1 of 2 uploads can be used, fewer than min_clients = 2"):
+        execute(open_trial(replace(opened.experiment, min_clients=2), tmp_path))
+
+
+def test_late_clients_are_counted_and_charged_and_the_outcome_says_what_that_means(
+    protocol: Experiment, tmp_path: Path
+) -> None:
+    method = FedAvg(model=protocol.method.model, rounds=2, local=Training(steps=2, batch=8))
+    raced = overrides.override(
+        protocol, {"method": method, "clients": 4, "participants": 2, "runtime.overcommit": 1, "partition": Iid()}
+    )
+    opened = open_trial(raced, tmp_path)
+    final = execute(opened)[-1]
+    assert final["clients/late"] == 2.0
+    charged = [(e.round, e.bytes > 0) for e in trial.ledger_of(opened.folder).entries]
+    assert charged == [(0, True), (0, True), (0, False), (1, True), (1, True), (1, False)]
+    outcome = opened.outcome()
+    assert outcome is not None and outcome["remark"] == raced.runtime.remark
+    assert outcome["remark"].startswith("not repeatable: ")
+    trial.cut_short(opened.folder, "killed", reason="interrupted")
+    assert (opened.outcome() or {})["remark"] == raced.runtime.remark
+
+
+def test_a_trial_runs_on_the_threads_it_says(protocol: Experiment, tmp_path: Path) -> None:
+    opened = open_trial(overrides.override(protocol, {"runtime.threads": 2, "method.local.steps": 0}), tmp_path)
+    try:
+        pool = trial.local_pool(opened)  # trains the feature network, where there is one
+        assert torch.get_num_threads() == 2
+        torch.set_num_threads(1)
+        next(trial.run(opened, pool))
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)

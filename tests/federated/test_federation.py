@@ -1,0 +1,793 @@
+"""The round loop: what is sent, in which order, what is recorded, and what a second run sends again."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+
+from raydiff import tree
+from raydiff.data.datasets import Records
+from raydiff.federated import checkpoint
+from raydiff.federated import rounds as federation
+from raydiff.federated.checkpoint import INITIAL, Overtaken, Store, write_tensors
+from raydiff.federated.client import Client, Failed, Keys
+from raydiff.federated.method import Deployed, LocalResult, Metrics, Round, Upload
+from raydiff.federated.rounds import LocalPool, Progress, rounds
+from raydiff.models.training import Diverged
+from raydiff.privacy.ledger import Ledger
+from raydiff.privacy.release import UNSEEN, Event, Gaussian, Nothing, already_private, disclose, nothing
+from raydiff.tree import Params
+
+KEYS = Keys(0, b"0123456789abcdef", "digest")
+
+
+def own_records(number: int, count: int = 3) -> Records:
+    return Records(
+        torch.full((count, 1, 2, 2), float(number)),
+        torch.zeros(count, 1, dtype=torch.long),
+        torch.arange(count),
+    )
+
+
+@dataclass(frozen=True)
+class Walk:
+    """A client's state counts its rounds; it sends the count, noised. The server lists what it got."""
+
+    rounds: int = 4
+    participating_rounds: int = 4
+    init_key: str | None = "walk"
+    private: bool = True
+    careless: bool = False
+    """Training is not deterministic: each execution gives another value."""
+    reads: int | None = None
+    """How many uploads `aggregate` looks at."""
+    fails: tuple[str, int, int] = ("", 0, 0)
+    """(where, client, round) of a training that diverges."""
+    seen: list[Any] = field(default_factory=list, compare=False)
+    """What clients were shown: ("update" | "deploy", keys of the server's state, ...)."""
+
+    init_parts: int = 1
+    dies: int = -1
+    """The piece of `init_client` in which the process is killed."""
+
+    delta: ClassVar[float] = 1e-5
+    accountant: ClassVar[str] = "exact"
+
+    def init_server(self, public: Records | None, rng: torch.Generator) -> Params:
+        return {"sum": torch.randn(1, generator=rng), "held/who": torch.zeros(0)}
+
+    def init_client(self, state: Params, data: Records, public: Records | None, rnd: Round) -> Params:
+        self.seen.append(("init", float(data.images[0, 0, 0, 0])))
+        if self.fails[0] == "init" and self.fails[1] == int(data.images[0, 0, 0, 0]):
+            raise Diverged(5, float("nan"))
+        if rnd.number == self.dies:
+            raise KeyboardInterrupt
+        drawn = torch.rand(1, generator=rnd.rng) + (0 if public is None else public.images.mean())
+        return {"count": torch.zeros(1), "start": state.get("start", 0) + drawn}
+
+    def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
+        client = int(data.images[0, 0, 0, 0])
+        self.seen.append(("update", client, rnd.number, tuple(server), float(state["count"])))
+        if self.fails == ("update", client, rnd.number):
+            raise Diverged(17, float("inf"))
+        assert rnd.noise is not None
+        value = state["count"] + torch.rand(1, generator=rnd.rng) + rnd.noise.normal([0], (1,))[0] + server["sum"]
+        if self.careless:
+            value = value + float.fromhex("0x1p-40") * int.from_bytes(os.urandom(4), "little")
+        message = {"value": value.float(), "client": torch.tensor([client])}
+        event = Gaussian(1.0, "example", "replace_one", "local")
+        release = already_private(message, event) if self.private else disclose(message, "it")
+        return LocalResult({**state, "count": state["count"] + 1}, release, {"train/loss": float(client)})
+
+    def objection(self, server: Params, upload: Upload, number: int) -> str | None:
+        wanted = {"value": ((1,), torch.float32), "client": ((1,), torch.int64)}
+        return tree.unlike(upload.release.value, wanted if upload.release.value else {})
+
+    def aggregate(self, server: Params, uploads: Iterable[Upload], rnd: Round) -> tuple[Params, Metrics, list[Event]]:
+        if self.fails[0] == "server" and self.fails[2] == rnd.number:
+            raise Diverged(3, float("nan"))
+        who, total = [server["held/who"]], server["sum"]
+        for upload in itertools.islice(uploads, self.reads):
+            who.append(upload.release.value["client"].float())
+            total = total + upload.release.value["value"]
+        return {"sum": total, "held/who": torch.cat(who)}, {"server/sum": float(total)}, []
+
+    def deploy(self, server: Params, state: Params, data: Records, rng: torch.Generator) -> Deployed:
+        self.seen.append(("deploy", tuple(server), float(state["count"])))
+
+        def sample(labels: Tensor, rng: torch.Generator) -> Tensor:
+            return torch.zeros(len(labels), 1, 2, 2)
+
+        return Deployed({"only": sample}, {}, 1, torch.ones(2))
+
+
+def pool(method: Any, store: Store | None = None, *, clients: Iterable[int] = range(3)) -> LocalPool:
+    return LocalPool(
+        [Client(i, method, own_records(i), keys=KEYS, store=store) for i in clients],
+        lambda split: lambda deployed, records, rng: (split, len(records), float(torch.rand((), generator=rng))),
+    )
+
+
+def run(method: Any, store: Store | None = None, **options: Any) -> list[Progress]:
+    return list(rounds(method, pool(method, store), keys=KEYS, store=store, **options))
+
+
+def take(method: Any, store: Store, count: int) -> list[Progress]:
+    """The first `count` rounds; then the process is gone."""
+    running = rounds(method, pool(method, store), keys=KEYS, store=store)
+    done = list(itertools.islice(running, count))
+    running.close()  # type: ignore[attr-defined]
+    return done
+
+
+def same(a: Progress, b: Progress) -> bool:
+    return (a.number, tree.digest(a.server), a.ledger) == (b.number, tree.digest(b.server), b.ledger)
+
+
+# --- the order of things ---
+
+
+def test_each_round_folds_all_clients_in_the_order_of_their_numbers() -> None:
+    method = Walk(rounds=2)
+    shuffled = pool(method, clients=[4, 0, 12, 3])
+    last = list(rounds(method, shuffled, keys=KEYS))[-1]
+    assert last.server["held/who"].tolist() == [0, 3, 4, 12] * 2
+
+
+def test_a_client_sees_its_state_of_the_round_before() -> None:
+    method = Walk()
+    run(method)
+    updates = [s for s in method.seen if s[0] == "update"]
+    assert [(client, number) for _, client, number, _, _ in updates] == [(c, n) for n in range(4) for c in range(3)]
+    assert all(count == number for _, _, number, _, count in updates)
+
+
+def test_rounds_after_the_participating_ones_are_the_servers_alone() -> None:
+    method = Walk(participating_rounds=1)
+    progress = run(method)
+    assert [p.number for p in progress] == [0, 1, 2, 3]
+    assert {s[2] for s in method.seen if s[0] == "update"} == {0}
+    assert [len(p.ledger.entries) for p in progress] == [3, 3, 3, 3]
+
+
+def test_what_the_server_holds_never_reaches_a_client() -> None:
+    method = Walk()
+    clients = pool(method)
+    for progress in rounds(method, clients, keys=KEYS):
+        assert "held/who" in progress.server and list(progress.sent) == ["sum"]
+        list(clients.evaluate(clients.clients, progress.sent, progress.number, "test"))
+    shown = {s[3] if s[0] == "update" else s[1] for s in method.seen if s[0] != "init"}
+    assert shown == {("sum",)}
+
+
+def test_a_client_deploys_with_its_state_after_the_round() -> None:
+    method = Walk()
+    clients = pool(method)
+    for progress in rounds(method, clients, keys=KEYS):
+        list(clients.evaluate([1], progress.sent, progress.number, "validation"))
+    assert [s[2] for s in method.seen if s[0] == "deploy"] == [1, 2, 3, 4]
+
+
+def test_evaluation_is_keyed_by_client_and_repeats() -> None:
+    clients = pool(Walk())
+    first, again = (list(clients.evaluate([0, 2], {"sum": torch.zeros(1)}, 0, "test")) for _ in range(2))
+    assert first == again and first[0][:2] == ("test", 3)
+    assert first[0][2] != first[1][2]
+    with pytest.raises(ValueError, match="made without instruments"):
+        list(LocalPool([]).evaluate([], {}, 0, "test"))
+
+
+# --- participation ---
+
+
+@pytest.mark.parametrize(("share", "count"), [(0.01, 1), (0.3, 3), (0.5, 5), (1.0, 10)])
+def test_participation_draws_that_share_without_replacement(share: float, count: int) -> None:
+    method = Walk(rounds=3, participating_rounds=3)
+    last = list(rounds(method, pool(method, clients=range(10)), keys=KEYS, participation=share))[-1]
+    each = last.server["held/who"].view(3, -1).tolist()
+    assert all(ids == sorted(set(ids)) and len(ids) == count for ids in each)
+
+
+def test_participants_vary_with_round_and_seed_and_reach_everybody() -> None:
+    def drawn(seed: int) -> list[tuple[float, ...]]:
+        method = Walk(rounds=30, participating_rounds=30)
+        keys = replace(KEYS, seed=seed)
+        last = list(rounds(method, pool(method, clients=range(10)), keys=keys, participation=0.3))[-1]
+        return [tuple(ids) for ids in last.server["held/who"].view(30, 3).tolist()]
+
+    first = drawn(0)
+    assert first == drawn(0) != drawn(1)
+    assert len(set(first)) > 15
+    assert {i for ids in first for i in ids} == set(range(10))
+
+
+@pytest.mark.parametrize("share", [0.0, -0.5, 1.5, float("nan")])
+def test_bad_participation_is_refused(share: float) -> None:
+    with pytest.raises(ValueError, match=r"participation must be in \(0, 1\]"):
+        run(Walk(), participation=share)
+
+
+# --- ledger and metrics ---
+
+
+@pytest.mark.parametrize("reads", [None, 1, 0])
+def test_all_that_was_sent_is_in_the_ledger_read_or_not(reads: int | None) -> None:
+    progress = run(Walk(reads=reads))
+    for p in progress:
+        assert [(e.round, e.client) for e in p.ledger.entries] == [
+            (n, c) for n in range(p.number + 1) for c in range(3)
+        ]
+        assert all(e.event == Gaussian(1.0, "example", "replace_one", "local") for e in p.ledger.entries)
+        assert all(e.bytes == 4 + 8 for e in p.ledger.entries)
+        assert p.metrics["train/loss"] == 1.0
+
+
+def test_a_client_that_sends_nothing_is_in_the_ledger_too() -> None:
+    class Silent(Walk):
+        def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
+            return LocalResult(state, nothing())
+
+    entries = run(Silent(rounds=1, participating_rounds=1, reads=0))[-1].ledger.entries
+    assert [(e.client, e.event, e.bytes) for e in entries] == [(c, Nothing(), 0) for c in range(3)]
+
+
+def test_what_aggregate_publishes_is_in_the_ledger() -> None:
+    central = Gaussian(2.0, "example", "replace_one", "central")
+
+    class Publishes(Walk):
+        def aggregate(
+            self, server: Params, uploads: Iterable[Upload], rnd: Round
+        ) -> tuple[Params, Metrics, list[Event]]:
+            return server, {}, [central]
+
+    last = run(Publishes(rounds=2))[-1]
+    assert [e.event for e in last.ledger.entries if e.client == -1] == [central] * 2
+    assert len(last.ledger.server.entries) == 6
+
+
+def test_client_metrics_are_means_and_each_clients_own() -> None:
+    metrics = run(Walk())[0].metrics
+    assert metrics["train/loss"] == 1.0 and "server/sum" in metrics
+    assert [metrics[f"client/{i}/train/loss"] for i in range(3)] == [0.0, 1.0, 2.0]
+
+
+def test_many_clients_have_means_only() -> None:
+    method = Walk(rounds=1)
+    (only,) = rounds(method, pool(method, clients=range(federation.PER_CLIENT_METRICS + 1)), keys=KEYS)
+    assert only.metrics["train/loss"] == federation.PER_CLIENT_METRICS / 2
+    assert not [k for k in only.metrics if k.startswith("client/")]
+
+
+# --- failure ---
+
+
+@pytest.mark.parametrize(
+    ("fails", "says"),
+    [
+        (("update", 2, 1), "client 2, in round 1: the loss became inf at step 17"),
+        (("init", 1, 0), "client 1, before round 0: the loss became nan at step 5"),
+        (("server", 0, 3), "the server, in round 3: the loss became nan at step 3"),
+    ],
+)
+def test_a_failure_names_who_and_when(fails: tuple[str, int, int], says: str) -> None:
+    with pytest.raises(Failed) as failure:
+        run(Walk(fails=fails))
+    assert str(failure.value) == says
+
+
+def test_a_failure_survives_the_way_between_processes() -> None:
+    import pickle
+
+    failure = Failed("client 2", 1, "why")
+    back = pickle.loads(pickle.dumps(failure))
+    assert (str(back), back.who, back.number) == (str(failure), "client 2", 1)
+
+
+def test_keys_do_not_print_their_secret() -> None:
+    assert KEYS.secret.decode() not in repr(KEYS)
+
+
+# --- write-ahead and resuming ---
+
+
+@pytest.mark.parametrize("private", [True, False])
+@pytest.mark.parametrize("done", [1, 2, 3, 4])
+def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path, done: int, private: bool) -> None:
+    method = Walk(private=private)
+    whole = run(method)
+    first = take(method, Store(tmp_path), done)
+    rest = run(method, Store(tmp_path))
+    assert [p.resumed for p in rest] == [True] + [False] * (4 - done)
+    assert [p.number for p in rest] == list(range(done - 1, 4))
+    assert rest[0].metrics == first[-1].metrics
+    assert all(same(a, b) for a, b in zip(first + rest[1:], whole, strict=True))
+
+
+def test_a_run_with_a_store_is_the_run_without(tmp_path: Path) -> None:
+    method = Walk()
+    pairs = zip(run(method), run(method, Store(tmp_path, tmp_path / "cache")), strict=True)
+    assert all(same(a, b) and a.metrics == b.metrics for a, b in pairs)
+
+
+class Killed(Exception):
+    """The process is gone."""
+
+
+class Fragile(Store):
+    """Goes down at a commit."""
+
+    def commit(self, number: int, record: dict[str, Any]) -> None:
+        if number == 2:
+            raise Killed
+        super().commit(number, record)
+
+
+def killed_before_commit_2(method: Any, root: Path) -> list[Progress]:
+    done = []
+    with pytest.raises(Killed):
+        for p in rounds(method, pool(method, Fragile(root)), keys=KEYS, store=Fragile(root)):
+            done.append(p)
+    return done
+
+
+def test_a_round_without_its_commit_did_not_happen(tmp_path: Path) -> None:
+    method = Walk()
+    whole = run(method)
+    assert [p.number for p in killed_before_commit_2(method, tmp_path)] == [0, 1]
+    rest = run(method, Store(tmp_path))
+    assert rest[0].resumed and [p.number for p in rest] == [1, 2, 3]
+    assert all(same(a, b) for a, b in zip(rest, whole[1:], strict=True))
+
+
+def uploads(method: Any, store: Store, number: int) -> list[Upload]:
+    server = store.load_server(number - 1)
+    return [upload for upload, _ in pool(method, store).run(range(3), tree.without("held", server), number)]
+
+
+def test_a_replayed_round_resends_the_stored_bytes_even_if_training_is_not_deterministic(
+    tmp_path: Path,
+) -> None:
+    method = Walk(careless=True)
+    killed_before_commit_2(method, tmp_path)
+    store = Store(tmp_path)
+    sent = [store.load_release(i, 2) for i in range(3)]
+    trained = len(method.seen)
+    again = uploads(method, store, 2)
+    assert len(method.seen) == trained  # not even trained again
+    for upload, release in zip(again, sent, strict=True):
+        assert release is not None
+        assert tree.digest(upload.release.value) == tree.digest(release.value)
+        assert (upload.release.event, upload.examples) == (release.event, 3)
+    fresh = [upload for upload, _ in pool(method).run(range(3), {"sum": torch.zeros(1)}, 2)]
+    assert tree.digest(fresh[0].release.value) != tree.digest(again[0].release.value)  # the test can fail
+
+
+@dataclass(frozen=True)
+class Watched(Walk):
+    """Training is not deterministic, and lets another process come in between."""
+
+    careless: bool = True
+    meanwhile: Callable[[], object] = lambda: None
+
+    def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
+        result = super().local_update(server, state, data, rnd)
+        self.meanwhile()
+        return result
+
+
+def everything_else(root: Path) -> Callable[[], list[Progress]]:
+    """Another process that does all the rounds of the same trial."""
+    return lambda: run(Walk(careless=True), Store(root))
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_for_a_round_that_counts_nothing_is_drawn(tmp_path: Path, number: int) -> None:
+    """The other's commit has taken away what was sent: drawn again, the same noise would be on another value."""
+    method = Walk(careless=True)
+    left_over = Client(1, method, own_records(1), keys=KEYS, store=Store(tmp_path))
+    everything_else(tmp_path)()
+    with pytest.raises(Overtaken, match=f"^round {number} of "):
+        left_over.run({"sum": torch.zeros(1)}, number)
+    assert not method.seen
+
+
+@pytest.mark.parametrize("done", [1, 4])
+def test_who_trains_while_another_commits_sends_nothing(tmp_path: Path, done: int) -> None:
+    def meanwhile() -> None:
+        take(Walk(careless=True), Store(tmp_path), done)
+
+    left_over = Client(1, Watched(meanwhile=meanwhile), own_records(1), keys=KEYS, store=Store(tmp_path))
+    with pytest.raises(Overtaken, match=r"^round 0 of "):
+        left_over.run({"sum": torch.zeros(1)}, 0)
+    assert len(run(Walk(careless=True), Store(tmp_path))[-1].ledger.entries) == 12  # and the others go on
+
+
+def test_who_stores_while_another_commits_sends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the look for a stored value and the storing of one's own, and between that and the look at the commit."""
+    real = checkpoint.write_tensors
+    for before in (True, False):
+        root = tmp_path / str(before)
+
+        def write(path: Path, *rest: Any, root: Path = root, before: bool = before, **how: Any) -> None:
+            with monkeypatch.context() as patch:
+                patch.setattr(checkpoint, "write_tensors", real)
+                if path.parent.name == "releases" and before:
+                    everything_else(root)()
+                real(path, *rest, **how)
+                if path.parent.name == "releases" and not before:
+                    everything_else(root)()
+
+        monkeypatch.setattr(checkpoint, "write_tensors", write)
+        with pytest.raises(Overtaken):
+            Client(1, Walk(careless=True), own_records(1), keys=KEYS, store=Store(root)).run({"sum": torch.zeros(1)}, 0)
+
+
+def test_of_two_drivers_of_one_trial_at_most_one_value_leaves_a_client(tmp_path: Path) -> None:
+    """Each asks its own clients, which share a folder; they take turns in every order, round by round."""
+    for order in itertools.product((0, 1), repeat=6):
+        root, left = tmp_path / "".join(map(str, order)), dict[tuple[int, int], set[str]]()
+
+        class Noted(LocalPool):
+            def run(self, ids: Any, server: Params, number: int, left: Any = left) -> Iterator[Any]:
+                for upload, metrics in super().run(ids, server, number):
+                    left.setdefault((number, upload.client), set()).add(tree.digest(upload.release.value))
+                    yield upload, metrics
+
+        def driver(root: Path = root, of: Any = Noted) -> Iterator[Progress]:
+            method = Walk(careless=True, rounds=3, participating_rounds=3)
+            clients = [Client(i, method, own_records(i), keys=KEYS, store=Store(root)) for i in range(2)]
+            return rounds(method, of(clients), keys=KEYS, store=Store(root))
+
+        drivers = [driver(), driver()]
+        for i in order:
+            with suppress(Overtaken):
+                next(drivers[i], None)
+        assert all(len(values) == 1 for values in left.values()), order
+        assert len(left) >= 2
+
+
+def test_a_commit_that_is_there_stays(tmp_path: Path) -> None:
+    """And so do the states that it tells of."""
+    run(Walk(), Store(tmp_path))
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    late = Store(tmp_path)
+    late.save_client(1, 3, {"count": torch.ones(1)})
+    for write in (lambda: late.save_server(3, {"sum": torch.ones(1)}), lambda: late.commit(3, {"ledger": "[]"})):
+        with pytest.raises(Overtaken, match=r"^round 3 of "):
+            write()
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_of_two_commits_at_once_the_first_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    link, store = os.link, Store(tmp_path)
+
+    def late(source: Any, target: Any) -> None:
+        monkeypatch.setattr(os, "link", link)
+        Store(tmp_path).commit(0, {"who": "first"})
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", late)
+    with pytest.raises(Overtaken, match=r"^round 0 of "):
+        store.commit(0, {"who": "second"})
+    assert Store(tmp_path).last_commit() == (0, {"who": "first"})
+
+
+def test_a_process_whose_driver_lost_the_sweep_sends_and_commits_nothing(tmp_path: Path) -> None:
+    def lost() -> None:
+        raise Overtaken("another driver runs it")
+
+    first = run(Walk(rounds=1), Store(tmp_path))
+    theirs = Store(tmp_path, guard=lost)
+    client = Client(1, Walk(private=False), own_records(1), keys=KEYS, store=theirs)
+    for act in (
+        lambda: client.run(first[0].sent, 1),
+        lambda: theirs.save_release(
+            1, 1, already_private({"x": torch.ones(1)}, Gaussian(1.0, "example", "replace_one", "local"))
+        ),
+        lambda: theirs.save_server(1, {}),
+        lambda: theirs.commit(1, {}),
+    ):
+        with pytest.raises(Overtaken, match=r"^another driver runs it$"):
+            act()
+    assert Store(tmp_path).last_commit() is not None and not list(tmp_path.glob("*-00001*"))
+
+
+def test_a_replayed_round_is_in_the_ledger_once(tmp_path: Path) -> None:
+    method = Walk(careless=True)
+    killed_before_commit_2(method, tmp_path)
+    rest = run(method, Store(tmp_path))
+    assert [(e.round, e.client) for e in rest[-1].ledger.entries] == [(n, c) for n in range(4) for c in range(3)]
+    assert rest[1].metrics["upload/resent"] == 1.0 and "upload/resent" not in rest[2].metrics
+
+
+def test_the_losses_of_a_replayed_round_are_of_all_clients(tmp_path: Path) -> None:
+    """One had stored what it sends when the process was killed; the others train in the next one."""
+    whole = run(Walk())[0].metrics
+    Client(2, Walk(), own_records(2), keys=KEYS, store=Store(tmp_path)).run({"sum": torch.zeros(1)}, 0)
+    replayed = run(Walk(), Store(tmp_path))[0].metrics
+    assert replayed["client/2/upload/resent"] == 1.0 and "client/1/upload/resent" not in replayed
+    losses = {k: v for k, v in whole.items() if k.endswith("train/loss")}
+    assert losses["train/loss"] == 1.0 and losses.items() <= replayed.items()
+
+
+def test_an_upload_lost_before_the_others_came_is_resent(tmp_path: Path) -> None:
+    """Client 1's worker dies in round 0: client 0 has sent already, and sends the same again."""
+    method, store = Walk(careless=True), Store(tmp_path)
+
+    def dying() -> Iterator[Any]:
+        yield from pool(method, store).run([0], {"sum": torch.zeros(1)}, 0)
+        raise Killed
+
+    arrived = []
+    with pytest.raises(Killed):
+        for upload, _ in dying():
+            arrived.append(tree.digest(upload.release.value))
+    again = [upload for upload, _ in pool(method, store).run(range(3), {"sum": torch.zeros(1)}, 0)]
+    assert tree.digest(again[0].release.value) == arrived[0]
+
+
+def test_after_a_replay_a_client_goes_on_from_the_state_of_that_round(tmp_path: Path) -> None:
+    """Also if its state of the round before was looked at first, for the validation of the resumed round."""
+    method = Walk()
+    killed_before_commit_2(method, tmp_path)
+    method.seen.clear()
+    clients = pool(method, Store(tmp_path))
+    for progress in rounds(method, clients, keys=KEYS, store=Store(tmp_path)):
+        list(clients.evaluate(clients.clients, progress.sent, progress.number, "validation"))
+    assert [s[2] for s in method.seen if s[0] == "deploy"] == [2] * 3 + [3] * 3 + [4] * 3
+    assert [s[4] for s in method.seen if s[0] == "update"] == [3] * 3
+
+
+def test_a_client_asked_twice_starts_from_the_same_state() -> None:
+    """A retry of a round may come to the client that has just done it."""
+    client, server = Client(0, Walk(private=False), own_records(0), keys=KEYS), {"sum": torch.zeros(1)}
+    client.run(server, 0)
+    first, again = (client.run(server, 1)[0] for _ in range(2))
+    assert tree.digest(first.release.value) == tree.digest(again.release.value)
+
+
+def test_unprotected_values_are_computed_again(tmp_path: Path) -> None:
+    method = Walk(private=False)
+    killed_before_commit_2(method, tmp_path)
+    method.seen.clear()
+    run(method, Store(tmp_path))
+    assert [s[2] for s in method.seen if s[0] == "update"] == [2] * 3 + [3] * 3
+
+
+# --- rounds that are closed early ---
+
+
+@dataclass(frozen=True)
+class Timed(Walk):
+    """Clients take `takes` seconds by a clock of their own, which stands still otherwise."""
+
+    takes: tuple[float, ...] = ()
+    now: list[float] = field(default_factory=lambda: [0.0], compare=False)
+
+    def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
+        result = super().local_update(server, state, data, rnd)
+        self.now[0] += self.takes[int(data.images[0, 0, 0, 0])]
+        return result
+
+    def foretold(self, records: int, number: int) -> Event:
+        return Gaussian(1.0, "example", "replace_one", "local")
+
+
+def timed(method: Timed, store: Store | None = None) -> LocalPool:
+    clients = [Client(i, method, own_records(i), keys=KEYS, store=store) for i in range(len(method.takes))]
+    return LocalPool(clients, clock=lambda: method.now[0])
+
+
+def who(method: Walk, before: Progress | None, after: Progress) -> list[float]:
+    """Whose uploads the round aggregated."""
+    listed = after.server["held/who"].tolist()
+    return listed[len(before.server["held/who"]) if before else 0 :]
+
+
+def test_an_upload_after_the_deadline_is_late_charged_and_not_aggregated() -> None:
+    method = Timed(rounds=2, takes=(1.0, 5.0, 1.0, 1.0))
+    first, second = rounds(method, timed(method), keys=KEYS, deadline_s=4.0)
+    for number, before, p in ((0, None, first), (1, first, second)):
+        assert who(method, before, p) == [0.0]  # 1 came too late, 2 and 3 had no turn
+        assert p.metrics["clients/late"] == 3.0 and "client/0/late" not in p.metrics
+        assert [p.metrics[f"client/{i}/late"] for i in (1, 2, 3)] == [1.0] * 3
+        charged = [(e.client, e.event, e.bytes) for e in p.ledger.entries if e.round == number]
+        event = Gaussian(1.0, "example", "replace_one", "local")
+        assert charged == [(0, event, 12), (1, event, 0), (2, event, 0), (3, event, 0)]
+
+
+def test_whoever_was_late_takes_part_in_the_next_round() -> None:
+    class Once(Timed):
+        def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
+            result = super().local_update(server, state, data, rnd)
+            self.now[0] += 9.0 * (rnd.number == 0 and int(data.images[0, 0, 0, 0]) == 1)
+            return result
+
+    method = Once(rounds=2, takes=(1.0, 1.0, 1.0))
+    first, second = rounds(method, timed(method), keys=KEYS, deadline_s=4.0)
+    assert (who(method, None, first), who(method, first, second)) == ([0.0], [0.0, 1.0, 2.0])
+    assert "clients/late" not in second.metrics
+    counts = {s[1]: s[4] for s in method.seen if s[0] == "update" and s[2] == 1}
+    assert counts == {0: 1.0, 1: 1.0, 2: 0.0}  # client 1 did its work in round 0, client 2 had no turn
+
+
+def test_a_round_is_closed_when_enough_uploads_have_come() -> None:
+    method = Timed(rounds=3, participating_rounds=2, takes=(1.0,) * 6)
+    progress = list(rounds(method, timed(method), keys=KEYS, participants=2, overcommit=3))
+    assert [len([e for e in p.ledger.entries if e.round == p.number]) for p in progress] == [5, 5, 0]
+    assert [len(who(method, b, p)) for b, p in zip([None, *progress], progress, strict=False)] == [2, 2, 0]
+    assert [p.metrics.get("clients/late") for p in progress] == [3.0, 3.0, None]
+
+
+def test_with_too_few_in_time_the_trial_fails_and_says_so() -> None:
+    method = Timed(takes=(1.0, 5.0, 1.0, 1.0))
+    says = r"the server, in round 0: 1 of 4 uploads can be used, fewer than min_clients = 2 \(3 came late\)"
+    with pytest.raises(Failed, match=says):
+        list(rounds(method, timed(method), keys=KEYS, deadline_s=4.0, min_clients=2))
+    with pytest.raises(Failed, match="0 of 4 uploads"):
+        list(rounds(method, timed(method), keys=KEYS, deadline_s=1.0))
+
+
+def test_an_upload_that_nobody_can_foretell_costs_everything() -> None:
+    class Mute(Walk):
+        pass
+
+    method = Mute(rounds=1)
+    times = iter([0.0, 0.0, 0.0, *[9.0] * 9])  # client 0 is in time
+    clients = LocalPool([Client(i, method, own_records(i), keys=KEYS) for i in range(2)], clock=lambda: next(times))
+    (only,) = rounds(method, clients, keys=KEYS, deadline_s=4.0)
+    assert [e.event for e in only.ledger.entries] == [Gaussian(1.0, "example", "replace_one", "local"), UNSEEN]
+    assert only.ledger.epsilon(1e-5, "exact") == math.inf
+
+
+def test_with_a_deadline_that_all_keep_nothing_changes() -> None:
+    method = Timed(takes=(1.0,) * 4)
+    whole = list(rounds(method, timed(method), keys=KEYS))
+    raced = list(rounds(method, timed(method), keys=KEYS, deadline_s=5.0))
+    assert all(same(a, b) and a.metrics == b.metrics for a, b in zip(whole, raced, strict=True))
+
+
+def test_without_a_deadline_nothing_is_raced() -> None:
+    class Never(LocalPool):
+        def race(self, *_: Any) -> Iterator[Any]:
+            raise AssertionError
+
+    method = Walk(rounds=1)
+    list(rounds(method, Never([Client(0, method, own_records(0), keys=KEYS)]), keys=KEYS))
+
+
+def test_a_round_that_was_killed_is_run_again_and_resends_what_was_stored(tmp_path: Path) -> None:
+    """The second time others are in time; everybody who was asked is charged once."""
+    method, store = Timed(careless=True, takes=(1.0, 5.0, 1.0)), Fragile(tmp_path)
+    with pytest.raises(Killed):
+        list(rounds(method, timed(method, store), keys=KEYS, store=store, deadline_s=4.0))
+    kept = [Store(tmp_path).load_release(i, 2) for i in range(3)]
+    assert [k is not None for k in kept] == [True, True, False]  # client 1 was late, and may have sent
+    assert [(number, client) for number, client, _, _ in Store(tmp_path).sent_after(1)] == [(2, 0), (2, 1)]
+    fast = Timed(careless=True, takes=(1.0, 1.0, 1.0))
+    progress = list(rounds(fast, timed(fast, Store(tmp_path)), keys=KEYS, store=Store(tmp_path), deadline_s=4.0))
+    assert who(fast, progress[0], progress[1]) == [0.0, 1.0, 2.0]
+    trained = {s[1:3] for s in fast.seen if s[0] == "update"}
+    assert (2, 2) in trained and not trained & {(0, 2), (1, 2)}
+    assert [(e.round, e.client) for e in progress[-1].ledger.entries] == [(n, c) for n in range(4) for c in range(3)]
+
+
+# --- shared beginnings ---
+
+
+def made(method: Any, store: Store, *, keys: Keys = KEYS, records: Callable[[int], Records] = own_records) -> int:
+    """How many of two clients compute their first state."""
+    method.seen.clear()
+    clients = LocalPool([Client(i, method, records(i), keys=keys, store=store) for i in range(2)])
+    list(clients.run([0, 1], {"sum": torch.zeros(1)}, 0))
+    return sum(s[0] == "init" for s in method.seen)
+
+
+def test_first_states_are_shared_between_trials_that_agree_in_what_they_depend_on(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    trials = (Store(tmp_path / str(n), cache) for n in itertools.count())
+    assert made(Walk(), next(trials)) == 2
+    assert made(Walk(rounds=9, private=False), next(trials), keys=replace(KEYS, digest="another")) == 0
+    assert made(Walk(init_key="another"), next(trials)) == 2
+    assert made(Walk(), next(trials), keys=replace(KEYS, seed=1)) == 2
+    assert made(Walk(), next(trials), records=lambda i: own_records(i, count=4)) == 2
+    relabelled = lambda i: replace(own_records(i), labels=torch.ones(3, 1, dtype=torch.long))  # noqa: E731
+    assert made(Walk(), next(trials), records=relabelled) == 2
+    assert made(Walk(), next(trials), records=lambda i: own_records(9)) == 2  # twins draw from streams of their own
+
+
+def test_first_states_that_are_not_worth_keeping_are_not_kept(tmp_path: Path) -> None:
+    for trial in ("a", "b"):
+        assert made(Walk(init_key=None), Store(tmp_path / trial, tmp_path / "cache")) == 2
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_client_knows_what_it_would_have_to_train(tmp_path: Path) -> None:
+    def client(root: Path, method: Any = Walk()) -> Client:
+        return Client(0, method, own_records(0), keys=KEYS, store=Store(root, tmp_path / "cache"))
+
+    first = client(tmp_path / "a")
+    assert not first.is_trained(0) and not (tmp_path / "cache").exists()
+    first.state(INITIAL)
+    assert first.is_trained(0) and client(tmp_path / "b").is_trained(0)  # at hand; in the cache
+    assert not client(tmp_path / "b", Walk(init_key="another")).is_trained(0)
+    assert client(tmp_path / "b", Walk(init_key=None)).is_trained(0)  # nothing worth keeping
+    Store(tmp_path / "c").save_client(0, 2, {"n": torch.ones(1)})
+    alone = Client(0, Walk(), own_records(0), keys=KEYS, store=Store(tmp_path / "c"))
+    assert alone.is_trained(2) and not alone.is_trained(1)
+
+
+def test_a_shared_first_state_is_the_one_computed_afresh(tmp_path: Path) -> None:
+    method, digests = Walk(rounds=1), []
+    for store in (None, Store(tmp_path / "a", tmp_path / "cache"), Store(tmp_path / "b", tmp_path / "cache")):
+        digests.append(tree.digest(run(method, store)[-1].server))
+    assert len(set(digests)) == 1
+
+
+def test_a_first_state_in_parts_goes_on_where_it_was_killed(tmp_path: Path) -> None:
+    def first(method: Walk, store: Store | None) -> Params:
+        client = Client(0, method, own_records(0), keys=KEYS, store=store)
+        client.run({"sum": torch.zeros(1)}, 0)
+        return client._states[0]
+
+    whole = first(Walk(init_parts=4), None)
+    store, method = Store(tmp_path / "a", tmp_path / "cache"), Walk(init_parts=4, dies=2)
+    with pytest.raises(KeyboardInterrupt):
+        first(method, store)
+    again = Walk(init_parts=4)
+    assert tree.digest(first(again, store)) == tree.digest(whole)
+    assert [len([s for s in m.seen if s[0] == "init"]) for m in (method, again)] == [3, 2]
+    assert len(list((tmp_path / "cache").iterdir())) == 1  # the parts are gone, the whole is kept
+    assert whole["start"] != first(Walk(), None)["start"]
+
+
+def test_a_trial_beside_this_one_that_was_faster_ends_the_parts(tmp_path: Path) -> None:
+    store, method = Store(tmp_path / "a", tmp_path / "cache"), Walk(init_parts=5)
+    client = Client(0, method, own_records(0), keys=KEYS, store=store)
+    quick, whole = client._init_part, {"count": torch.zeros(1), "start": torch.ones(1)}
+
+    def overtaken(state: Params, part: int) -> Params:
+        if part == 1:
+            write_tensors(tmp_path / "cache" / f"{client._key()}.safetensors", whole)
+        return quick(state, part)
+
+    client._init_part = overtaken  # type: ignore[method-assign]
+    client.run({"sum": torch.zeros(1)}, 0)
+    assert client._states[0]["start"] == 1 and len([s for s in method.seen if s[0] == "init"]) == 2
+    assert [p.name for p in (tmp_path / "cache").iterdir()] == [f"{client._key()}.safetensors"]
+
+
+def test_only_the_latest_part_is_kept(tmp_path: Path) -> None:
+    method = Walk(init_parts=5, dies=3)
+    with pytest.raises(KeyboardInterrupt):
+        Client(0, method, own_records(0), keys=KEYS, store=Store(tmp_path / "a", tmp_path / "cache")).run({}, 0)
+    assert len(list((tmp_path / "cache").iterdir())) == 1
+
+
+def test_first_states_depend_on_the_public_records(tmp_path: Path) -> None:
+    starts = []
+    for public in (None, own_records(5), own_records(6), own_records(5)):
+        store = Store(tmp_path / str(len(starts)), tmp_path / "cache")
+        client = Client(0, Walk(), own_records(0), keys=KEYS, public=public, store=store)
+        client.run({"sum": torch.zeros(1)}, 0)
+        starts.append(float(client._states[0]["start"]))
+    assert starts[1] == starts[3] and len(set(starts)) == 3
+
+
+def test_the_ledger_survives_as_it_is(tmp_path: Path) -> None:
+    whole = run(Walk(), Store(tmp_path))[-1]
+    assert Store(tmp_path).ledger() == whole.ledger
+    for number in range(whole.number + 1):  # each commit has its own round's
+        record = json.loads((tmp_path / f"commit-{number:05d}.json").read_text())
+        assert {e.round for e in Ledger.from_json(record["ledger"]).entries} == {number}

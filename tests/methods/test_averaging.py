@@ -1,0 +1,222 @@
+"""Averaging: weights, the server's optimisers, and client-level privacy of the updates."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from scipy import stats
+
+from raydiff import tree
+from raydiff.data.records import Records
+from raydiff.experiment.config import Experiment
+from raydiff.federated.client import Client, Keys
+from raydiff.federated.method import Round, Upload
+from raydiff.federated.rounds import LocalPool, Progress, rounds
+from raydiff.methods import FedAvg
+from raydiff.methods._averaging import Averaging
+from raydiff.privacy import accountants
+from raydiff.privacy.client_level import DELTA, ClientPrivacy
+from raydiff.privacy.ledger import Ledger
+from raydiff.privacy.release import Gaussian, NonPrivate, disclose
+from raydiff.seeding import NoiseStream, generator
+from raydiff.tree import Params
+
+KEYS = Keys(3, b"0123456789abcdef", "digest")
+
+
+def uploads(*sent: tuple[int, list[float]]) -> list[Upload]:
+    return [Upload(i, n, disclose({"w": torch.tensor(w)}, "w")) for i, (n, w) in enumerate(sent)]
+
+
+def server_round(noise: NoiseStream | None = None) -> Round:
+    return Round(0, generator(0), noise, 2)
+
+
+def mean_of(averaging: Averaging, *sent: tuple[int, list[float]]) -> list[float]:
+    mean, count, events = averaging.mean(uploads(*sent), server_round(), rounds=1)
+    assert count == len(sent) and events == []
+    return mean["w"].tolist()
+
+
+def test_weights_are_by_examples_or_uniform() -> None:
+    sent = ((30, [4.0, 0.0]), (10, [0.0, 8.0]))
+    assert mean_of(Averaging(), *sent) == [3.0, 2.0]
+    assert mean_of(Averaging(weights="uniform"), *sent) == [2.0, 4.0]
+
+
+def steps(averaging: Averaging, *means: float) -> list[float]:
+    params, moments, seen = {"w": torch.tensor([1.0])}, {}, []
+    for mean in means:
+        params, moments = averaging.step(params, {"w": torch.tensor([mean])}, moments)
+        seen.append(float(params["w"]))
+    return seen
+
+
+def test_each_server_optimiser_by_hand() -> None:
+    assert steps(Averaging(), 0.5, -0.25) == [1.5, 1.25]
+    assert steps(Averaging(rate=2.0), 0.5) == [2.0]
+    # v1 = .5, v2 = .5 * .5 - .25 = 0
+    assert steps(Averaging(update="momentum", beta1=0.5), 0.5, -0.25) == [1.5, 1.5]
+    adam = Averaging(update="adam", rate=0.1, beta1=0.5, beta2=0.75, tau=0.01)
+    m1, v1 = 0.5 * 2.0, 0.25 * 4.0
+    m2, v2 = 0.5 * m1 + 0.5 * 1.0, 0.75 * v1 + 0.25 * 1.0
+    first = 1 + 0.1 * m1 / (math.sqrt(v1) + 0.01)
+    assert steps(adam, 2.0, 1.0) == pytest.approx([first, first + 0.1 * m2 / (math.sqrt(v2) + 0.01)], rel=1e-6)
+
+
+def records(client: int) -> Records:
+    rng = generator(client, "records")
+    images = torch.rand(12, 1, 8, 8, generator=rng) * 2 - 1
+    return Records(images, torch.randint(10, (12, 1), generator=rng), torch.arange(12))
+
+
+def run(method: FedAvg) -> list[Progress]:
+    pool = LocalPool([Client(i, method, records(i), keys=KEYS) for i in range(2)])
+    return list(rounds(method, pool, keys=KEYS))
+
+
+@pytest.fixture(scope="module")
+def fedavg(tiny: Experiment) -> FedAvg:
+    return FedAvg(model=tiny.method.model, local=tiny.method.local, rounds=3, averaging=Averaging(weights="uniform"))
+
+
+def private(method: FedAvg, **privacy: float | str) -> FedAvg:
+    return replace(method, averaging=replace(method.averaging, privacy=ClientPrivacy(**privacy)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("update", ["momentum", "adam"])
+def test_the_servers_moments_stay_with_it(fedavg: FedAvg, update: str) -> None:
+    last = run(replace(fedavg, averaging=Averaging(update=update)))[-1]  # type: ignore[arg-type]
+    assert any(k.startswith("held/averaging/first/") for k in last.server)
+    assert last.sent.keys() == fedavg.init_server(None, generator(0)).keys()
+
+
+@pytest.mark.parametrize("trust", ["local", "central"])
+def test_without_noise_and_with_a_wide_clip_it_is_fedavg(fedavg: FedAvg, trust: str) -> None:
+    wide = run(private(fedavg, epsilon=math.inf, clip=1e6, trust=trust))[-1]
+    assert tree.digest(wide.server) == tree.digest(run(fedavg)[-1].server)
+    assert wide.ledger.epsilon(DELTA, "exact") == math.inf
+
+
+@pytest.mark.parametrize("trust", ["local", "central"])
+def test_all_rounds_together_keep_to_the_budget(fedavg: FedAvg, trust: str) -> None:
+    ledger: Ledger = run(private(fedavg, epsilon=3.0, clip=0.5, trust=trust))[-1].ledger
+    covered, bare = (ledger.server, None) if trust == "local" else (ledger.outsiders, ledger.server)
+    (guarantee,) = covered.guarantees(DELTA, "exact")
+    assert (guarantee.unit, guarantee.relation, guarantee.trust) == ("client", "replace_one", trust)
+    assert 3.0 - 1e-6 < guarantee.epsilon <= 3.0
+    if bare is not None:  # the server sees the clipped updates as they are
+        assert bare.epsilon(DELTA, "exact") == math.inf
+
+
+def test_the_budget_is_the_closed_form_of_composed_gaussians() -> None:
+    """Brute force: delta(epsilon) of the mechanism with R rounds, integrated numerically over its output."""
+    privacy, rounds_ = ClientPrivacy(epsilon=2.0, clip=0.7), 5
+    mu = 2 * privacy.clip * math.sqrt(rounds_) / privacy.std(rounds_)
+    x = torch.linspace(-30, 30, 600_001, dtype=torch.float64)
+    p, q = (torch.distributions.Normal(m, 1.0).log_prob(x).exp() for m in (mu, 0.0))
+    delta = float(torch.trapezoid((p - math.exp(2.0) * q).clamp_min(0), x))
+    assert delta == pytest.approx(DELTA, rel=1e-3)
+
+
+def noise_of(privacy: ClientPrivacy, *, rounds_: int = 4) -> torch.Tensor:
+    """What is sent, or published, for updates of 0: noise alone."""
+    zero, noise = {"w": torch.zeros(4000)}, NoiseStream(b"0123456789abcdef", ("x",))
+    if privacy.trust == "local":
+        return privacy.release(zero, rounds=rounds_, noise=noise).value["w"]
+    return privacy.publish(zero, count=5, rounds=rounds_, noise=noise)[0]["w"]
+
+
+@pytest.mark.parametrize("trust", ["local", "central"])
+def test_the_noise_has_its_scale_and_no_other(trust: str) -> None:
+    privacy = ClientPrivacy(epsilon=2.0, clip=0.7, trust=trust)  # type: ignore[arg-type]
+    mu = accountants.mu_for(2.0, DELTA)
+    std = 2 * 0.7 * math.sqrt(4) / mu / (5 if trust == "central" else 1)
+    drawn = noise_of(privacy).numpy()
+    assert stats.kstest(drawn / std, "norm").pvalue > 1e-3
+    for wrong in (2 / 3, 3 / 2):
+        assert stats.kstest(drawn / (wrong * std), "norm").pvalue < 1e-6
+
+
+def test_halved_noise_and_a_forgotten_clip_break_the_guarantee() -> None:
+    """Likelihood-ratio test between a client's two extreme updates, u and -u: its advantage has a ceiling."""
+    privacy, n = ClientPrivacy(epsilon=1.0, clip=1.0), 20_000
+    std = privacy.std(1)
+    ceiling = accountants.auc_ceiling(accountants.mu_for(1.0, DELTA))
+
+    def auc(size: float, noise_std: float) -> float:
+        rng = generator(1)
+        yes, no = (s * size + noise_std * torch.randn(n, generator=rng) for s in (1, -1))
+        return float(stats.mannwhitneyu(yes.numpy(), no.numpy()).statistic) / n**2
+
+    def reach(value: float) -> float:
+        (sent,) = privacy.release({"w": torch.tensor([value])}, rounds=1, noise=_Silent()).value["w"].tolist()
+        return float(sent)
+
+    assert reach(50.0) == pytest.approx(1.0, rel=1e-4) and reach(-50.0) == pytest.approx(-1.0, rel=1e-4)
+    margin = 4 * 0.5 / math.sqrt(n)
+    assert auc(reach(50.0), std) < ceiling + margin
+    assert auc(reach(50.0), std / 2) > ceiling + margin
+    assert auc(50.0, std) > ceiling + margin
+
+
+class _Silent(NoiseStream):
+    def __init__(self) -> None:
+        super().__init__(b"0123456789abcdef", ())
+
+    def normal(self, records: object, shape: object) -> torch.Tensor:
+        return torch.zeros(1, *shape)  # type: ignore[misc]
+
+
+def test_events_say_what_was_sent(fedavg: FedAvg) -> None:
+    local, central = (run(private(fedavg, trust=t))[-1].ledger for t in ("local", "central"))
+    ratio = ClientPrivacy().std(3) / 2
+    assert {e.event for e in local.entries} == {
+        Gaussian(ratio, "client", "replace_one", "local", declared=("examples",))  # the server sees how many
+    }
+    assert {e.event for e in central.entries} == {
+        NonPrivate("clipped updates, to a server trusted to add the noise"),
+        Gaussian(ratio, "client", "replace_one", "central"),
+    }
+
+
+def test_a_repeated_round_repeats_the_noise(fedavg: FedAvg) -> None:
+    method = private(fedavg, trust="central")
+    first, again = run(method)[-1], run(method)[-1]
+    assert tree.digest(first.server) == tree.digest(again.server)
+    other = replace(KEYS, digest="another trial")
+    pool = LocalPool([Client(i, method, records(i), keys=other) for i in range(2)])
+    elsewhere = list(rounds(method, pool, keys=other))[-1]
+    noise: Params = tree.sub(elsewhere.server, first.server)
+    assert tree.norm(noise) > 0
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: Averaging(weights="best"), "weights must be one of examples, uniform, got 'best'"),  # type: ignore[arg-type]
+        (lambda: Averaging(update="sgd"), "update must be one of mean, momentum, adam, got 'sgd'"),  # type: ignore[arg-type]
+        (lambda: Averaging(rate=0.0), "rate and tau must be positive numbers, got 0.0 and 0.001"),
+        (lambda: Averaging(beta1=1.0), "beta1 and beta2 must be in [0, 1), got 1.0 and 0.99"),
+        (
+            lambda: Averaging(privacy=ClientPrivacy(trust="central")),
+            "weights must be uniform where the server adds the noise (privacy.trust = central)",
+        ),
+        (lambda: Averaging(max_update_norm=0.0), "max_update_norm must be a positive number or none, got 0.0"),
+        (lambda: ClientPrivacy(clip=math.inf), "clip must be a positive number, got inf"),
+        (lambda: ClientPrivacy(epsilon=0.0), "epsilon must be > 0, got 0.0"),
+        (lambda: ClientPrivacy(trust="none"), "trust must be one of local, central, got 'none'"),  # type: ignore[arg-type]
+    ],
+)
+def test_bad_values_are_refused_in_one_sentence(make: object, says: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        make()  # type: ignore[operator]
+    assert str(caught.value) == says
+
+
+def test_an_update_that_is_not_finite_is_never_sent() -> None:
+    with pytest.raises(ValueError, match="must be finite"):
+        ClientPrivacy().release({"w": torch.tensor([math.nan])}, rounds=1, noise=NoiseStream(b"k" * 16, ()))

@@ -1,0 +1,333 @@
+"""What every method promises. A new one is under test as soon as it is in METHODS."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from raydiff import tree
+from raydiff.data.datasets import Records
+from raydiff.experiment import overrides
+from raydiff.experiment.config import Experiment
+from raydiff.federated.checkpoint import Store
+from raydiff.federated.client import Client, Keys
+from raydiff.federated.method import Deployed, Foretelling, Method, Round, Upload
+from raydiff.federated.rounds import LocalPool, Progress, rounds
+from raydiff.methods import METHODS, FedDistr, Scaffold
+from raydiff.models.classifier import Classifier
+from raydiff.models.ddpm import Sampling
+from raydiff.models.latent.model import LatentModel
+from raydiff.models.networks import UNet
+from raydiff.models.training import Training
+from raydiff.privacy.client_level import ClientPrivacy
+from raydiff.privacy.release import Gaussian, NonPrivate, Nothing, disclose
+from raydiff.seeding import NoiseStream, generator
+from raydiff.tree import Params
+
+KEYS = Keys(0, b"0123456789abcdef", "digest")
+LABELS = torch.arange(10)[:, None]
+
+OTHER: dict[str, Any] = {
+    "epsilon": 50.0,
+    "delta": 1e-6,
+    "clip": 2.0,
+    "t0": 20,
+    "center": True,
+    "start": "noise",
+    "local_parts": 2,
+    "skip": True,
+    "precision": "bfloat16",
+    "compile": True,
+    "channels_last": True,
+    "accountant": "rdp",
+    "rounds": 2,
+    "server_rounds": 2,
+    "finetune": Training(steps=1),
+    "network": UNet(widths=(8, 8)),
+    "width": 16,
+    "depth": 2,
+    "schedule": "cosine",
+    "timesteps": 25,
+    "labels": (12,),
+    "steps": 5,
+    "batch": 4,
+    "learning_rate": 1e-2,
+    "weight_decay": 0.5,
+    "embedding_std": 0.5,
+    "train_embedding": False,
+    "private": ("enter.",),
+    "mu": 0.5,
+    "temperature": 0.2,
+    "order": "second",
+    "inner_rate": 0.5,
+    "adapt_steps": 2,
+    "optimizer": "sgd",
+    "decay": "constant",
+    "conditional": False,
+    "embedding": True,
+    "weights": "uniform",
+    "update": "momentum",
+    "rate": 0.5,
+    "beta1": 0.5,
+    "beta2": 0.5,
+    "tau": 0.1,
+    "privacy": ClientPrivacy(),
+    "max_update_norm": 0.5,
+    "sampler": "ddim",
+    "model": Classifier(),
+    "upload": "latents",
+    "clusters": 2,
+    "silhouette": True,
+    "least": 1,
+    "threshold": 0.5,
+    "images": 30,
+    "guidance": 1.0,
+    "widths": (8,),
+    "hidden": 8,
+}
+"""Another valid value for every field that a method may have, by the field's name."""
+ALSO: dict[str, dict[str, Any]] = {
+    "center": {"clip": 2.0},
+    "model": {"clip": None},
+    "upload": {"epsilon": None},
+    "silhouette": {"epsilon": None, "clusters": 2},
+}
+"""What else these fields need."""
+
+
+@pytest.fixture(params=METHODS)
+def experiment(request: pytest.FixtureRequest, tiny: Experiment, latent_model: LatentModel) -> Experiment:
+    """The tiny experiment with each method in turn, which takes over the fields that PFDM has too."""
+    switched: Experiment = overrides.override(tiny, {"method": overrides.convert(tiny, "method", request.param)})
+    if overrides.has_path(switched, "method.rounds"):
+        switched = overrides.override(switched, {"method.rounds": 4})
+    if isinstance(switched.method, FedDistr):
+        small = {"clusters": 1, "inversion": Training(steps=2, batch=2), "images": 20, "steps": 2, "threshold": 0.1}
+        small |= {"training": Training(steps=2, batch=8), "model": latent_model}
+        switched = overrides.override(switched, {f"method.{k}": v for k, v in small.items()})
+    return switched
+
+
+@pytest.fixture
+def method(experiment: Experiment) -> Method:
+    return experiment.method
+
+
+def records(client: int, *, blank: bool = False) -> Records:
+    rng = generator(client, "records")
+    images = torch.rand(12, 1, 8, 8, generator=rng) * 2 - 1
+    return Records(images * (0.0 if blank else 1.0), torch.randint(10, (12, 1), generator=rng), torch.arange(12))
+
+
+def pool(method: Method, keys: Keys = KEYS, store: Store | None = None, *, blank: bool = False) -> LocalPool:
+    return LocalPool([Client(i, method, records(i, blank=blank), keys=keys, store=store) for i in range(2)])
+
+
+def run(method: Method, keys: Keys = KEYS, store: Store | None = None) -> list[Progress]:
+    return list(rounds(method, pool(method, keys, store), keys=keys, store=store))
+
+
+def deployed(method: Method, progress: Progress, keys: Keys = KEYS) -> Deployed:
+    return Client(1, method, records(1), keys=keys).deploy(progress.sent, progress.number)
+
+
+def summary(method: Method, progress: Progress, keys: Keys = KEYS) -> tuple[Any, ...]:
+    samples = deployed(method, progress, keys).sample(LABELS, generator(keys.seed, "samples"))
+    return progress.number, tree.digest(progress.server), progress.ledger, tree.digest({"samples": samples})
+
+
+def test_the_same_seed_gives_the_same_bits(method: Method) -> None:
+    first, again = (summary(method, run(copy.deepcopy(method))[-1]) for _ in range(2))
+    assert first == again
+
+
+def test_another_seed_gives_others(method: Method) -> None:
+    other = replace(KEYS, seed=1)
+    assert summary(method, run(method)[-1])[3] != summary(method, run(method, other)[-1], other)[3]
+
+
+def test_the_number_of_rounds_is_what_it_says(method: Method) -> None:
+    progress = run(method)
+    assert [p.number for p in progress] == list(range(method.rounds))
+    took_part = {e.round for e in progress[-1].ledger.entries}
+    assert took_part == set(range(method.participating_rounds))
+
+
+def test_nothing_is_changed_in_place(method: Method) -> None:
+    data = [records(0), records(1)]
+    server = method.init_server(None, generator(0))
+    states = [method.init_client({}, own, None, Round(0, generator(1))) for own in data]
+    everything: list[Params] = [server, *states, *[{"x": own.images, "y": own.labels} for own in data]]
+
+    def digests() -> list[str]:
+        return [tree.digest(p) for p in everything]
+
+    for number in range(method.rounds):
+        before, uploads = digests(), []
+        for i in range(2 if number < method.participating_rounds else 0):
+            noise = NoiseStream(KEYS.secret, (i, number))
+            result = method.local_update(server, states[i], data[i], Round(number, generator(2, i), noise))
+            uploads.append(Upload(i, len(data[i]), result.release))
+            states[i] = result.state
+            everything += [result.state, result.release.value]
+            before += [tree.digest(result.state), tree.digest(result.release.value)]
+        server, _, _ = method.aggregate(server, iter(uploads), Round(number, generator(3)))
+        assert digests() == before
+        everything.append(server)
+    before = digests()
+    method.deploy(server, states[0], data[0], generator(4)).sample(LABELS, generator(5))
+    assert digests() == before
+
+
+def test_state_is_detached_and_on_the_cpu(method: Method) -> None:
+    last = run(method)[-1]
+    state = method.init_client({}, records(0), None, Round(0, generator(1)))
+    leaves = [*last.server.values(), *state.values()]
+    assert all(type(v) is torch.Tensor and not v.requires_grad and v.device.type == "cpu" for v in leaves)
+
+
+def test_a_killed_run_continues_bit_for_bit(method: Method, tmp_path: Path) -> None:
+    whole = run(method)
+    for done in range(1, method.rounds + 1):
+        store = Store(tmp_path / str(done), tmp_path / "cache")
+        running = rounds(method, pool(method, store=store), keys=KEYS, store=store)
+        first = list(itertools.islice(running, done))
+        running.close()  # type: ignore[attr-defined]
+        fresh = copy.deepcopy(method)
+        rest = run(fresh, store=Store(tmp_path / str(done), tmp_path / "cache"))
+        both = first + rest[1:]
+        assert [summary(fresh, p) for p in both] == [summary(method, p) for p in whole], done
+
+
+def test_every_event_is_accounted_for(method: Method) -> None:
+    for entry in run(method)[-1].ledger.entries:
+        if isinstance(entry.event, Gaussian):
+            assert 0 < entry.event.std_over_sensitivity < math.inf
+        elif isinstance(entry.event, NonPrivate):
+            assert entry.event.what
+        else:
+            assert isinstance(entry.event, Nothing) and entry.bytes == 0
+
+
+@pytest.mark.parametrize("private", [True, False])
+def test_a_late_client_is_charged_what_its_upload_costs(experiment: Experiment, private: bool) -> None:
+    """The event that is foretold is that of the upload, to rounding, at any number of records."""
+    method = experiment.method
+    if overrides.has_path(experiment, "method.epsilon"):
+        budget: dict[str, Any] = {"method.epsilon": 10.0 if private else None}
+        clip = {"method.clip": 2.0} if overrides.has_path(experiment, "method.clip") else {}
+        method = overrides.override(experiment, budget | clip).method
+    elif overrides.has_path(experiment, "method.averaging.privacy") and not isinstance(method, Scaffold):
+        method = overrides.override(method, {"averaging.privacy": ClientPrivacy() if private else None})
+    assert isinstance(method, Foretelling)
+    entries = run(method)[-1].ledger.entries
+    assert entries
+    for entry in entries:
+        told = method.foretold(12, entry.round)
+        if isinstance(entry.event, Gaussian):
+            assert isinstance(told, Gaussian)
+            ratio = pytest.approx(entry.event.std_over_sensitivity, rel=1e-12)
+            assert replace(told, std_over_sensitivity=1.0) == replace(entry.event, std_over_sensitivity=1.0)
+            assert told.std_over_sensitivity == ratio
+        else:
+            assert told == entry.event
+
+
+def test_what_a_method_sends_is_all_that_it_accepts(method: Method) -> None:
+    server = method.init_server(None, generator(0))
+    assert all(p.rejected == {} for p in run(method))
+    for upload, _ in pool(method).run([0, 1], server, 0):
+        value = upload.release.value
+        assert method.objection(server, upload, 0) is None
+        spoiled = [{**value, "more": torch.zeros(1)}]
+        for k, v in value.items():
+            longer = torch.cat([v, v]) if v.dim() else v[None]
+            spoiled += [{**value, k: longer}, {**value, k: v[None]}, {**value, k: v.half()}]
+            spoiled += [{name: leaf for name, leaf in value.items() if name != k}]
+            spoiled += [{**value, k: v - 100} for _ in range(not v.is_floating_point())]  # labels, counts
+        for other in spoiled:
+            assert method.objection(server, replace(upload, release=disclose(other, "it")), 0), list(other)
+
+
+def test_trials_of_different_epsilon_do_not_share_noise(experiment: Experiment) -> None:
+    if not overrides.has_path(experiment, "method.epsilon"):
+        pytest.skip("a method without epsilon adds no noise")
+
+    def noise(epsilon: float) -> torch.Tensor:
+        """What is sent for blank images: noise alone, at whatever scale."""
+        trial = overrides.override(experiment, {"method.epsilon": epsilon})
+        if overrides.has_path(trial, "method.inversion"):
+            trial = overrides.override(trial, {"method.inversion.steps": 0})  # all vectors at the start
+        keys = replace(KEYS, digest=trial.digest)
+        server = trial.method.init_server(None, generator(0))
+        sent = [upload.release.value for upload, _ in pool(trial.method, keys, blank=True).run([0, 1], server, 0)]
+        return torch.cat([v.flatten() for value in sent for v in value.values() if v.is_floating_point()])
+
+    def correlation(a: torch.Tensor, b: torch.Tensor) -> float:
+        return float(torch.corrcoef(torch.stack([a, b]))[0, 1])
+
+    first, second = noise(10.0), noise(50.0)
+    assert correlation(first, noise(10.0)) == pytest.approx(1)
+    assert abs(correlation(first, second)) < 5 / math.sqrt(len(first))
+    client_0, client_1 = first.chunk(2)
+    assert abs(correlation(client_0, client_1)) < 5 / math.sqrt(len(client_0))
+
+
+@pytest.mark.parametrize("sampler", ["ancestral", "ddim"])
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_deploy_gives_images(experiment: Experiment, sampler: str, schedule: str) -> None:
+    chains = [p for p in ("method.sampling", "method.client_sampling") if overrides.has_path(experiment, p)]
+    changes: dict[str, Any] = {p: Sampling(sampler=sampler, steps=7) for p in chains}  # type: ignore[arg-type]
+    if overrides.has_path(experiment, "method.model.schedule"):
+        changes["method.model.schedule"] = schedule
+    method = overrides.override(experiment, changes).method
+    model = deployed(method, run(method)[-1])
+    images = model.sample(LABELS, generator(0))
+    assert images.shape == (10, 1, 8, 8) and images.dtype == torch.float32
+    assert bool(images.isfinite().all()) and float(images.abs().max()) <= 1 + 1e-4
+    assert torch.equal(images, model.sample(LABELS, generator(0)))
+    assert not torch.equal(images, model.sample(LABELS, generator(1)))
+
+
+def test_the_denoisers_can_be_asked(method: Method) -> None:
+    if isinstance(method, FedDistr):
+        pytest.skip("its denoiser is public, and trained on no client's records")
+    model = deployed(method, run(method)[-1])
+    assert set(model.denoisers) <= {"global", "client"} and model.denoisers
+    assert model.alphas_bar.shape == (model.timesteps + 1,) and float(model.alphas_bar[0]) == 1
+    for z in model.denoisers.values():
+        out = z(torch.randn(10, 1, 8, 8, generator=generator(0)), torch.arange(1, 11), LABELS)
+        assert out.shape == (10, 1, 8, 8) and bool(out.isfinite().all()) and not out.requires_grad
+
+
+def test_init_key_has_all_that_a_first_state_depends_on(experiment: Experiment) -> None:
+    """Changing any field either changes `init_key` or leaves the first state as it is, bit for bit."""
+    method, data = experiment.method, records(0)
+    if method.init_key is None:
+        pytest.skip("a first state that is not kept is shared with no other trial")
+    public, same = records(9), []
+    digest = tree.digest(method.init_client({}, data, public, Round(0, generator(1))))
+    for path in overrides.flat(method):
+        name = path.rpartition(".")[2]
+        if name == "shape" or path in ("model.path", "model.digest"):  # the data's; the model as it is, see FedDistr
+            continue
+        both = ALSO.get(name, {})
+        other = overrides.override(method, {**both, path: OTHER[name]})
+        assert other != method, path
+        if other.init_key == method.init_key:
+            assert tree.digest(other.init_client({}, data, public, Round(0, generator(1)))) == digest, path
+            same.append(path)
+    assert {"sampling.steps", "steps"} & set(same)  # sampling comes later
+
+
+def test_a_shared_first_state_is_a_fresh_one(method: Method, tmp_path: Path) -> None:
+    expected = summary(method, run(method)[-1])
+    for trial in ("a", "b"):  # the second takes what the first one left
+        assert summary(method, run(method, store=Store(tmp_path / trial, tmp_path / "cache"))[-1]) == expected

@@ -1,0 +1,147 @@
+"""Classifiers: shapes, sizes, loss, and that they learn."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from raydiff import tree
+from raydiff.models import classifier
+from raydiff.models.classifier import CNN, Classifier, ResNet18
+from raydiff.models.training import Training, fit
+from raydiff.seeding import generator
+
+NETWORKS = {"cnn": CNN(widths=(4, 8), hidden=12), "resnet": ResNet18(width=8)}
+SHAPES = [(1, 8, 8), (1, 14, 14), (3, 32, 32)]
+
+
+def images(shape: tuple[int, int, int], n: int = 5) -> Tensor:
+    return torch.rand(n, *shape, generator=generator(0, "images")) * 2 - 1
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_logits_of_every_shape(network: str, shape: tuple[int, int, int]) -> None:
+    model = Classifier(network=NETWORKS[network]).for_data(shape, (7, 3))
+    params, x = model.init(generator(1)), images(shape)
+    logits = model.classify(params)(x)
+    assert logits.shape == (5, 7) and logits.isfinite().all() and not logits.requires_grad
+    assert len(logits.unique(dim=0)) == 5
+
+
+def test_the_parameters_of_a_resnet18_for_cifar() -> None:
+    """He et al.'s for CIFAR-100 has 11,220,132 where the 1x1 shortcuts have normalisations of their own, 2 * (128 + 256
+    + 512) numbers, which these have not."""
+    norm = 2  # weight and bias of each channel
+    stem = 3 * 64 * 9 + norm * 64
+    total = stem + 2 * (2 * 64 * 64 * 9 + 2 * norm * 64)  # first stage: two blocks of two convolutions
+    for before, out in ((64, 128), (128, 256), (256, 512)):
+        total += before * out * 9 + out * out * 9 + before * out + 2 * norm * out  # halves the resolution; shortcut
+        total += 2 * out * out * 9 + 2 * norm * out
+    total += 512 * 100 + 100
+    assert total == 11_220_132 - 2 * (128 + 256 + 512)
+    params = ResNet18(width=64).build((3, 32, 32), 100).state_dict()
+    assert sum(v.numel() for v in params.values()) == total
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_parameters_are_all_that_there_is(network: str) -> None:
+    module = NETWORKS[network].build((1, 8, 8), 10)
+    assert list(module.buffers()) == []
+    params = Classifier(network=NETWORKS[network]).init(generator(0))
+    assert params.keys() == dict(module.named_parameters()).keys()
+    assert all(v.dtype == torch.float32 and not v.requires_grad for v in params.values())
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_an_answer_does_not_depend_on_what_else_is_asked(network: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Classifier(network=NETWORKS[network])
+    classify, x = model.classify(model.init(generator(1))), images((1, 8, 8), 11)
+    whole = classify(x)
+    monkeypatch.setattr(classifier, "CHUNK", 3)
+    assert torch.allclose(classify(x), whole, rtol=1e-4, atol=1e-6)
+    assert torch.allclose(torch.cat([classify(x[i : i + 1]) for i in range(11)]), whole, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_the_loss_is_the_cross_entropy_of_column_0(network: str) -> None:
+    model = Classifier(network=NETWORKS[network], labels=(10, 4))
+    params, x = model.init(generator(1)), images((1, 8, 8))
+    labels = torch.tensor([[3, 0], [9, 1], [0, 2], [3, 3], [7, 0]])
+    loss = model.loss(params, (x, labels), model.draws(5, generator(0)), {})
+    logits = model.classify(params)(x).double()
+    by_hand = -(logits.exp() / logits.exp().sum(1, keepdim=True))[range(5), labels[:, 0]].log().mean()
+    assert float(loss) == pytest.approx(float(by_hand), rel=1e-5)
+    assert float(loss) == pytest.approx(float(F.cross_entropy(logits, labels[:, 0])), rel=1e-5)
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_features_are_what_the_last_layer_sees(network: str) -> None:
+    model = Classifier(network=NETWORKS[network])
+    params, x = model.init(generator(1)), images((1, 8, 8))
+    features = model.features(params, (x, torch.zeros(5, 1).long()), {})
+    assert features.shape == (5, {"cnn": 12, "resnet": 64}[network])
+    logits = features @ params["head.weight"].T + params["head.bias"]
+    assert torch.allclose(logits, model.classify(params)(x), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_the_same_stream_gives_the_same_parameters(network: str) -> None:
+    model = Classifier(network=NETWORKS[network])
+    before = torch.get_rng_state()
+    first, again, other = (tree.digest(model.init(generator(seed))) for seed in (1, 1, 2))
+    assert first == again != other
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_it_learns_what_can_be_told_apart(network: str) -> None:
+    """Four classes: which quarter of the picture is bright."""
+    labels = torch.arange(64)[:, None] % 4
+    x = 0.3 * images((1, 8, 8), 64)
+    for quarter in range(4):
+        i, j = 4 * (quarter // 2), 4 * (quarter % 2)
+        x[labels[:, 0] == quarter, :, i : i + 4, j : j + 4] += 0.7
+    model = Classifier(network=NETWORKS[network], labels=(4,))
+    params = model.init(generator(1))
+    training = Training(steps=60, batch=16, learning_rate=1e-2)
+    fitted, _, loss = fit(model, params, x, labels, training=training, rng=generator(2))
+    assert loss < math.log(4)
+    assert torch.equal(model.classify(fitted)(x).argmax(1), labels[:, 0])
+    assert not torch.equal(model.classify(params)(x).argmax(1), labels[:, 0])
+
+
+def test_what_the_data_fills_in() -> None:
+    given = Classifier(network=ResNet18(width=16))
+    assert given.for_data((3, 32, 32), (20, 5)) == replace(given, shape=(3, 32, 32), labels=(20, 5))
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: CNN(widths=()), "widths and hidden must be positive, got () and 64"),
+        (lambda: CNN(widths=(4, 0)), "widths and hidden must be positive, got (4, 0) and 64"),
+        (lambda: CNN(hidden=0), "widths and hidden must be positive, got (16, 32) and 0"),
+        (lambda: ResNet18(width=0), "width must be a positive multiple of 8, got 0"),
+        (lambda: ResNet18(width=12), "width must be a positive multiple of 8, got 12"),
+        (
+            lambda: Classifier(shape=(8, 8)),  # type: ignore[arg-type]
+            "shape must be three positive numbers (channels, height, width), got (8, 8)",
+        ),
+        (
+            lambda: Classifier(shape=(0, 8, 8)),
+            "shape must be three positive numbers (channels, height, width), got (0, 8, 8)",
+        ),
+        (lambda: Classifier(labels=()), "labels must begin with the number of classes, got ()"),
+        (lambda: Classifier(labels=(0, 5)), "labels must begin with the number of classes, got (0, 5)"),
+    ],
+)
+def test_bad_fields_are_refused_in_one_sentence(make: object, says: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        make()  # type: ignore[operator]
+    assert str(caught.value) == says

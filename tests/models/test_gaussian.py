@@ -1,0 +1,322 @@
+"""The forward and reverse processes against their formulas."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from raydiff import tree
+from raydiff.models import ddpm
+from raydiff.models.ddpm import DDPM, Sampling, alphas_bar, chain, denoise
+from raydiff.models.networks import MLP
+from raydiff.seeding import generator
+
+SMALL = DDPM(network=MLP(width=16, depth=1), timesteps=20, shape=(1, 4, 4), labels=(3, 2))
+
+
+def batch(model: DDPM, n: int, *path: str) -> tuple[Tensor, Tensor]:
+    """Images (n, C, H, W) and labels (n, K)."""
+    rng = generator(0, "batch", *path)
+    labels = [torch.randint(count, (n, 1), generator=rng) for count in model.labels]
+    return torch.rand(n, *model.shape, generator=rng) * 2 - 1, torch.cat(labels, dim=1)
+
+
+# --- the schedules ---
+
+
+@pytest.mark.parametrize(
+    ("schedule", "theirs", "start", "end"),
+    [
+        ("linear", "linear", 1e-4, 0.02),
+        ("scaled_linear", "scaled_linear", 0.00085, 0.012),
+        ("cosine", "squaredcos_cap_v2", 1e-4, 0.02),
+        ("sigmoid", "sigmoid", 1e-4, 0.02),
+    ],
+)
+def test_schedules_are_those_of_diffusers_at_1000(schedule: str, theirs: str, start: float, end: float) -> None:
+    from diffusers import DDPMScheduler
+
+    reference: Any = DDPMScheduler(1000, beta_start=start, beta_end=end, beta_schedule=theirs)
+    abar = alphas_bar(schedule, 1000)
+    assert abar.dtype == torch.float64 and abar.shape == (1001,) and abar[0] == 1
+    torch.testing.assert_close(1 - abar[1:] / abar[:-1], reference.betas.double(), rtol=1e-5, atol=1e-8)
+    torch.testing.assert_close(abar[1:], reference.alphas_cumprod.double(), rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("schedule", ["linear", "scaled_linear", "cosine", "sigmoid"])
+@pytest.mark.parametrize("timesteps", [100, 400])
+def test_fewer_timesteps_cover_the_same_range(schedule: str, timesteps: int) -> None:
+    abar, full = alphas_bar(schedule, timesteps), alphas_bar(schedule, 1000)
+    for share in (0.5, 0.75, 1.0):
+        depth, expected = (-math.log(float(a[round(share * (len(a) - 1))])) for a in (abar, full))
+        if schedule == "cosine" and share == 1.0:
+            assert depth > 8  # the cap of 0.999 on beta sets the last value
+        else:
+            assert depth == pytest.approx(expected, rel=0.15)
+    assert bool((abar[1:] < abar[:-1]).all()) and float(abar[-1]) > 0
+
+
+@pytest.mark.parametrize(("schedule", "timesteps"), [("quadratic", 100), ("linear", 0)])
+def test_bad_schedules_are_refused(schedule: Any, timesteps: int) -> None:
+    with pytest.raises(ValueError, match=r"^(schedule|timesteps) must be .*, got (quadratic|'quadratic'|0)$"):
+        DDPM(schedule=schedule, timesteps=timesteps)
+
+
+# --- the model ---
+
+
+def test_loss_is_algorithm_3_by_hand() -> None:
+    model = SMALL
+    params, (x, labels) = model.init(generator(0)), batch(SMALL, 6)
+    draws = model.draws(6, generator(1))
+    module = model.network.build(model.shape, model.labels, model.timesteps)
+    module.load_state_dict(params)
+    errors = []
+    for i in range(6):
+        abar, t = 1.0, int(draws["t"][i])
+        for s in range(1, t + 1):
+            abar *= 1 - min(0.999, (1e-4 + (0.02 - 1e-4) * (s - 1) / 19) * 50)
+        x_t = math.sqrt(abar) * x[i] + math.sqrt(1 - abar) * draws["z"][i]
+        predicted = module(x_t[None], draws["t"][i : i + 1], labels[i : i + 1])[0]
+        errors.append(float((draws["z"][i] - predicted.detach()).square().mean()))
+    assert float(model.loss(params, (x, labels), draws, {})) == pytest.approx(sum(errors) / 6, rel=1e-5)
+
+
+def test_init_is_its_streams_alone() -> None:
+    digests = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        before = torch.random.get_rng_state()
+        digests.append(tree.digest(SMALL.init(generator(0))))
+        assert torch.equal(torch.random.get_rng_state(), before)
+    assert digests[0] == digests[1] != tree.digest(SMALL.init(generator(1)))
+
+
+def test_predict_leaves_the_global_stream_alone() -> None:
+    model = DDPM(network=MLP(width=7, depth=1), timesteps=11, shape=(1, 2, 2))  # one whose module is not built yet
+    params, (x, labels) = model.init(generator(0)), batch(model, 2)
+    before = torch.random.get_rng_state()
+    model.predict(params, x, torch.tensor([1, 2]), labels)
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_draws_are_uniform_times_and_normal_noise() -> None:
+    draws = SMALL.draws(20_000, generator(0))
+    counts = torch.bincount(draws["t"], minlength=21)
+    assert counts[0] == 0 and len(counts) == 21
+    chi_squared = float(((counts[1:] - 1000.0) ** 2 / 1000).sum())
+    assert chi_squared < 19 + 6 * math.sqrt(2 * 19)
+    z = draws["z"]
+    assert z.shape == (20_000, 1, 4, 4)
+    assert abs(float(z.mean())) < 5 / math.sqrt(z.numel())
+    assert abs(float(z.square().mean()) - 1) < 5 * math.sqrt(2 / z.numel())
+    assert tree.digest(draws) == tree.digest(SMALL.draws(20_000, generator(0)))
+
+
+def test_the_denoiser_is_predict_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    params, (x, labels) = SMALL.init(generator(0)), batch(SMALL, 8)
+    t = torch.arange(1, 9)
+    expected = SMALL.predict(params, x, t, labels)
+    params = {k: v.requires_grad_() for k, v in params.items()}
+    monkeypatch.setattr(ddpm, "CHUNK", 3)
+    out = SMALL.denoiser(params)(x, t, labels)
+    assert not out.requires_grad
+    torch.testing.assert_close(out, expected)
+
+
+def test_fixed_labels_are_appended() -> None:
+    params, (x, labels) = SMALL.init(generator(0)), batch(SMALL, 8)
+    t = torch.arange(1, 9)
+    for value in (0, 1):
+        labels[:, 1] = value
+        fixed = SMALL.denoiser(params, fixed=(value,))
+        assert torch.equal(fixed(x, t, labels[:, :1]), SMALL.denoiser(params)(x, t, labels))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("shape", (8, 8)), ("shape", (1, 0, 8)), ("labels", (10, 0)), ("timesteps", -3)]
+)
+def test_bad_models_are_refused(field: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=rf"^{field} must be .*, got [^\n]*$"):
+        DDPM(**{field: value})
+
+
+# --- reverse chains ---
+
+
+def odd(x: Tensor, t: Tensor, labels: Tensor) -> Tensor:
+    """Some denoiser that depends on all of its arguments."""
+    return 0.4 * x + (t / 50 + labels[:, 0] / 10).view(-1, 1, 1, 1).to(x.dtype)
+
+
+def start(n: int = 5) -> tuple[Tensor, Tensor]:
+    return torch.randn(n, 1, 4, 4, generator=generator(0), dtype=torch.float64), torch.arange(n)[:, None]
+
+
+def test_the_ancestral_chain_is_algorithm_4_by_hand() -> None:
+    T, (x, labels) = 12, start()
+    abar = alphas_bar("scaled_linear", T)
+    out = denoise(odd, x, labels=labels, abar=abar, start=T, sampler="ancestral", rng=generator(3))
+    rng = generator(3)
+    for t in range(T, 0, -1):
+        beta = 1 - float(abar[t] / abar[t - 1])
+        z_theta = odd(x, torch.full((len(x),), t), labels)
+        mean = (x - beta / math.sqrt(1 - float(abar[t])) * z_theta) / math.sqrt(1 - beta)
+        x = mean + math.sqrt(beta) * torch.randn(x.shape, generator=rng) if t > 1 else mean
+    torch.testing.assert_close(out, x)
+
+
+@pytest.mark.parametrize("sampler", ["ancestral", "ddim"])
+@pytest.mark.parametrize("steps", [None, 1, 7])
+def test_a_perfect_denoiser_of_one_point_gives_that_point(sampler: Any, steps: int | None) -> None:
+    (x, labels), abar = start(), alphas_bar("linear", 100)
+    point = torch.linspace(-1, 1, 16, dtype=torch.float64).view(1, 1, 4, 4)
+
+    def perfect(x: Tensor, t: Tensor, labels: Tensor) -> Tensor:
+        a = abar[t].view(-1, 1, 1, 1)
+        return (x - a.sqrt() * point) / (1 - a).sqrt()
+
+    out = denoise(perfect, x, labels=labels, abar=abar, start=60, steps=steps, sampler=sampler, rng=generator(0))
+    torch.testing.assert_close(out, point.expand_as(x))
+
+
+@pytest.mark.parametrize("steps", [None, 4, 1])
+def test_ddim_follows_the_flow_of_a_unit_gaussian(steps: int | None) -> None:
+    """For data N(0, 1) the flow leaves x where it is; a DDIM step shrinks it by the cosine of its angle."""
+    (x, labels), abar = start(), alphas_bar("cosine", 100)
+
+    def exact(x: Tensor, t: Tensor, labels: Tensor) -> Tensor:
+        return (1 - abar[t]).sqrt().view(-1, 1, 1, 1) * x
+
+    out = denoise(exact, x, labels=labels, abar=abar, start=80, stop=20, steps=steps, sampler="ddim", rng=generator(0))
+    angles = [math.acos(math.sqrt(float(abar[t]))) for t in chain(80, 20, steps)]
+    factor = math.prod(math.cos(a - b) for a, b in pairwise(angles))
+    torch.testing.assert_close(out, factor * x)
+
+
+@pytest.mark.parametrize("steps", [None, 4, 1])
+def test_skipped_ancestral_steps_keep_a_unit_gaussian(steps: int | None) -> None:
+    """Data N(0, 1): x_s given x_t ~ N(sqrt(a) x_t, 1 - a), a = abar_t / abar_s, however many steps."""
+    abar, labels = alphas_bar("linear", 100), torch.zeros(10_000, 1)
+
+    def exact(x: Tensor, t: Tensor, labels: Tensor) -> Tensor:
+        return (1 - abar[t]).sqrt().view(-1, 1, 1, 1) * x
+
+    def run(x: Tensor) -> Tensor:
+        return denoise(
+            exact,
+            x,
+            labels=labels,
+            abar=abar,
+            start=70,
+            stop=30,
+            steps=steps,
+            sampler="ancestral",
+            rng=generator(0),
+        )
+
+    x = torch.zeros(10_000, 1, 1, 1, dtype=torch.float64)
+    noise, weight = run(x), math.sqrt(float(abar[70] / abar[30]))
+    torch.testing.assert_close(run(x + 1) - noise, torch.full_like(x, weight))
+    assert float(noise.var()) == pytest.approx(1 - weight**2, rel=5 * math.sqrt(2 / 10_000))
+
+
+@pytest.mark.parametrize("sampler", ["ancestral", "ddim"])
+@pytest.mark.parametrize("at", [1, 7, 19])
+def test_a_chain_in_two_parts_is_the_whole_chain(sampler: Any, at: int) -> None:
+    (x, labels), abar = start(), alphas_bar("linear", 20)
+
+    def part(x: Tensor, rng: torch.Generator, first: int, stop: int) -> Tensor:
+        return denoise(odd, x, labels=labels, abar=abar, start=first, stop=stop, sampler=sampler, rng=rng)
+
+    whole, rng = part(x, generator(4), 20, 0), generator(4)
+    assert torch.equal(part(part(x, rng, 20, at), rng, at, 0), whole)
+
+
+@pytest.mark.parametrize("sampler", ["ancestral", "ddim"])
+def test_the_bound_holds_where_the_network_errs(sampler: Any) -> None:
+    (x, labels), abar = start(), alphas_bar("cosine", 20)
+    options: dict[str, Any] = {"labels": labels, "abar": abar, "start": 20, "sampler": sampler}
+    lost = denoise(odd, x, **options, rng=generator(0))
+    kept = denoise(odd, x, **options, bound=1.5, rng=generator(0))
+    assert float(lost.abs().max()) > 2
+    assert float(kept.abs().max()) <= 1.5 + 1e-9
+    loose = denoise(odd, x, **options, bound=1e9, rng=generator(0))
+    torch.testing.assert_close(loose, lost)
+
+
+@pytest.mark.parametrize("steps", [None, 1, 3, 7, 50])
+@pytest.mark.parametrize(("first", "last"), [(20, 0), (7, 0), (20, 13), (1, 0)])
+def test_a_chain_falls_evenly_from_start_to_stop(first: int, last: int, steps: int | None) -> None:
+    times = chain(first, last, steps)
+    gaps = [a - b for a, b in pairwise(times)]
+    assert (times[0], times[-1]) == (first, last)
+    assert len(gaps) == min(steps or first - last, first - last)
+    assert min(gaps) >= 1 and max(gaps) - min(gaps) <= 1
+
+
+def test_a_chain_of_no_length_does_nothing() -> None:
+    (x, labels), abar = start(), alphas_bar("linear", 20)
+    assert torch.equal(denoise(odd, x, labels=labels, abar=abar, start=5, stop=5, sampler="ddim", rng=generator(0)), x)
+
+
+@pytest.mark.parametrize(
+    ("steps", "first", "last", "calls"),
+    [(None, 20, 0, 20), (10, 20, 0, 10), (10, 10, 0, 5), (7, 10, 0, 4), (3, 20, 14, 1), (1, 2, 0, 1)],
+)
+def test_a_part_of_a_chain_takes_its_share_of_the_steps(steps: int | None, first: int, last: int, calls: int) -> None:
+    (x, labels), asked = start(), []
+
+    def spy(x: Tensor, t: Tensor, labels: Tensor) -> Tensor:
+        asked.append(int(t[0]))
+        return odd(x, t, labels)
+
+    sampling = Sampling(sampler="ddim", steps=steps)
+    sampling.run(SMALL, spy, x, labels=labels, start=first, stop=last, bound=1.0, rng=generator(0))
+    assert asked == chain(first, last, calls)[:-1]
+
+
+@pytest.mark.parametrize(("field", "value"), [("sampler", "euler"), ("steps", 0)])
+def test_bad_sampling_is_refused(field: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=rf"^{field} must be .*, got [^\n]*$"):
+        Sampling(**{field: value})
+
+
+# --- arithmetic ---
+
+
+def small(**changes: Any) -> tuple[DDPM, Tensor]:
+    """A model and its output for fixed inputs."""
+    model = DDPM(network=MLP(width=32, depth=2), timesteps=100, **changes)
+    params, rng = DDPM(network=MLP(width=32, depth=2), timesteps=100).init(generator(0)), generator(1)
+    inputs = torch.randn(6, 1, 8, 8, generator=rng), torch.arange(1, 7), torch.arange(6)[:, None]
+    return model, model.predict(params, *inputs)
+
+
+def test_bfloat16_rounds_inside_the_network_alone() -> None:
+    exact, (model, rounded) = small()[1], small(precision="bfloat16")
+    assert rounded.dtype == torch.float32 and not torch.equal(rounded, exact)
+    assert float((rounded - exact).norm() / exact.norm()) < 0.02
+    assert {v.dtype for v in model.init(generator(0)).values()} == {torch.float32}
+
+
+@pytest.mark.slow
+def test_a_compiled_network_computes_the_same() -> None:
+    assert torch.allclose(small(compile=True)[1], small()[1], atol=1e-5)
+
+
+def test_an_unknown_precision_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^precision must be one of float32, bfloat16, got 'half'$"):
+        DDPM(precision="half")  # type: ignore[arg-type]
+
+
+def test_variants_are_the_chain_under_each_sampler_its_own_first() -> None:
+    for own, other in (("ddim", "ancestral"), ("ancestral", "ddim")):
+        chains = Sampling(sampler=own, steps=7).variants()  # type: ignore[arg-type]
+        assert list(chains) == [own, other]
+        assert [(c.sampler, c.steps) for c in chains.values()] == [(own, 7), (other, 7)]

@@ -1,0 +1,158 @@
+"""Pre-training on public records: the vocabulary, the folder, the same bits from the same seed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from raydiff import tree
+from raydiff.data import datasets
+from raydiff.data.datasets import Data
+from raydiff.models.latent import model as latent
+from raydiff.models.latent import pretrain
+from raydiff.models.latent.pretrain import Pretrained, Pretraining
+
+TINY = Pretraining(
+    vae_widths=(8, 8), widths=(8, 16), width=8, words=2, steps=4, vae_steps=4, batch=8, learning_rate=0.01
+)
+
+
+def rng(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.fixture(scope="module")
+def public() -> datasets.Records:
+    return datasets.load(Data()).splits["public"].select(torch.arange(60))
+
+
+def train(public: datasets.Records, seed: int = 0, said: list[Any] | None = None) -> Pretrained:
+    said = [] if said is None else said
+    return pretrain.pretrain(
+        public.images, public.labels, training=TINY, rng=rng(seed), say=lambda *args: said.append(args)
+    )
+
+
+@pytest.fixture(scope="module")
+def made(public: datasets.Records) -> Pretrained:
+    return train(public)
+
+
+def state(made: Pretrained) -> dict[str, Tensor]:
+    modules = {**tree.prefixed("vae", made.vae.state_dict()), **tree.prefixed("unet", made.unet.state_dict())}
+    return {**modules, "prefix": made.prefix, "empty": made.empty, "words": made.words}
+
+
+def test_the_same_seed_gives_the_same_bits(public: datasets.Records, made: Pretrained) -> None:
+    said: list[Any] = []
+    global_state = torch.get_rng_state()
+    again = train(public, said=said)
+    assert tree.digest(state(again)) == tree.digest(state(made))
+    assert tree.digest(state(train(public, seed=1))) != tree.digest(state(made))
+    assert torch.equal(torch.get_rng_state(), global_state)
+    assert [args[:3] for args in said] == [("auto-encoder", 4, 4), ("denoiser", 4, 4)]
+    assert again.losses == {name: loss for name, *_, loss in said}
+
+
+def test_all_that_is_trained_moves(public: datasets.Records, made: Pretrained, monkeypatch) -> None:
+    monkeypatch.setattr(pretrain, "optimize", lambda params, *_, **__: (params, {}, 0.0))
+    first, trained = state(train(public)), state(made)
+    assert [k for k in trained if torch.equal(first[k], trained[k])] == []
+
+
+def test_a_saved_model_is_read_again(public: datasets.Records, made: Pretrained, tmp_path: Path) -> None:
+    pretrain.save(made, tmp_path / "m", images=public.images, card={"note": "x"})
+    model = latent.load(str(tmp_path / "m"))
+    assert torch.equal(model.prefix, made.prefix) and torch.equal(model.empty, torch.cat([made.prefix, made.empty]))
+    assert torch.equal(model.start, made.words.mean(0)) and model.prediction == "epsilon" and model.timesteps == 1000
+    read = {**tree.prefixed("vae", model.vae.state_dict()), **tree.prefixed("unet", model.unet.state_dict())}
+    assert tree.digest(read) == tree.digest({k: v for k, v in state(made).items() if k in read})
+    z = model.encode(public.images)
+    assert float(z.double().std()) == pytest.approx(1, rel=1e-4)  # the scaling is 1 / their deviation
+    assert json.loads((tmp_path / "m/card.json").read_text()) == {"note": "x"}
+    latent.check_disjoint(str(tmp_path / "m"), datasets.load(Data()).splits["test"].images)
+    with pytest.raises(ValueError, match="also in the public data the latent model was trained on: 60 of 60"):
+        latent.check_disjoint(str(tmp_path / "m"), public.images)
+
+
+def test_the_denoiser_is_trained_as_it_is_used(public: datasets.Records, made: Pretrained, tmp_path: Path) -> None:
+    """The loss in training and `LatentDiffusion.loss` are one: the same time, scale and order of the prompt."""
+    pretrain.save(made, tmp_path / "m", images=public.images, card={})
+    model = latent.load(str(tmp_path / "m"))
+    module = pretrain._Denoiser((4, 4, 4), torch.zeros(1, 8), TINY)
+    module.unet, module.prefix.data = model.unet, model.prefix
+    module.table.data = torch.stack([made.words[0], made.empty[0]])
+    z_t, t = torch.randn(3, 4, 4, 4, generator=rng()), torch.tensor([1, 500, 1000])
+    word, empty = (module(z_t, t, torch.full((3,), i)) for i in (0, 1))
+    torch.testing.assert_close(model.predict(z_t, t, made.words[:1].expand(3, -1)), word.detach())
+    torch.testing.assert_close(model.predict(z_t, t, model.empty[1:].expand(3, -1)), empty.detach())
+    assert (word - empty).abs().max() > 1e-5
+
+
+def test_clusters_are_cut_within_a_label() -> None:
+    centres = torch.tensor([0.0, 10.0, 0.2, 10.2]).repeat_interleave(5)
+    latents = centres.view(-1, 1, 1, 1) + 0.01 * torch.randn(20, 4, 2, 2, generator=rng())
+    classes = torch.tensor([3, 3, 7, 7]).repeat_interleave(5)
+    found, owners = pretrain.cluster(latents, classes, 2, rng())
+    assert owners.tolist() == [3, 3, 7, 7]
+    assert [found[5 * i : 5 * i + 5].unique().numel() for i in range(4)] == [1] * 4 and found.unique().numel() == 4
+    assert torch.equal(owners[found], classes)
+
+
+def test_fewer_records_than_words() -> None:
+    latents = torch.zeros(3, 4, 2, 2)  # two equal ones, and one
+    latents[2] = 1
+    found, owners = pretrain.cluster(latents, torch.zeros(3, dtype=torch.long), 8, rng())
+    assert found.tolist() in ([0, 0, 1], [1, 1, 0]) and owners.tolist() == [0, 0]
+
+
+def test_alike_clusters_begin_with_alike_words() -> None:
+    latents = torch.tensor([0.0, 0.1, 5.0]).view(-1, 1, 1, 1) * torch.randn(1, 4, 2, 2, generator=rng())
+    words = pretrain._first_words(latents, torch.arange(3), 3, 8)
+    assert (words[0] - words[1]).norm() < 0.1 * (words[0] - words[2]).norm()
+    assert float(words.std()) == pytest.approx(1, rel=1e-3)
+
+
+def test_words_are_drawn_by_label_and_size(made: Pretrained) -> None:
+    label = int(made.word_labels[0])
+    drawn = made.draw(label, 400, rng())
+    mine = made.word_labels == label
+    shares = torch.stack([(drawn == word).all(1).double().mean() for word in made.words])
+    expected = torch.where(mine, made.counts, 0) / made.counts[mine].sum()
+    assert (shares - expected).abs().max() < 0.1 and shares[~mine].sum() == 0
+    assert int(made.counts.sum()) == 60
+
+
+def test_pictures_of_another_split_are_left_out() -> None:
+    images = torch.rand(5, 1, 8, 8, generator=rng())
+    kept = pretrain.apart(images, [images[3:4].clone(), torch.rand(2, 1, 8, 8, generator=rng(1)), images[:1]])
+    assert kept.tolist() == [False, True, True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"widths": (12, 16)}, r"widths must be positive multiples of 8, got \(12, 16\)"),
+        ({"widths": (8,)}, r"widths must have at least 2 scales, got \(8,\)"),
+        ({"vae_widths": ()}, r"vae_widths must be positive multiples of 8, got \(\)"),
+        ({"words": 0}, "words must be at least 1, got 0"),
+        ({"learning_rate": float("nan")}, "learning_rate must be a positive number, got nan"),
+        ({"kl": -1.0}, "kl must be >= 0, got -1"),
+        ({"empty": 1.0}, r"empty must be a share in \(0, 1\), got 1"),
+    ],
+)
+def test_bad_hyper_parameters(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        Pretraining(**changes)
+
+
+def test_bad_pictures() -> None:
+    labels = torch.zeros(2, 1, dtype=torch.long)
+    for images, says in ((torch.zeros(2, 1, 7, 8), "divisible by 2, got 7x8"), (torch.zeros(0, 1, 8, 8), "no public")):
+        with pytest.raises(ValueError, match=says):
+            pretrain.pretrain(images, labels[: len(images)], training=TINY, rng=rng(), say=lambda *_: None)

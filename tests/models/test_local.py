@@ -1,0 +1,270 @@
+"""The training loop, and its golden losses: `python tests/diffusion/test_local.py` writes them anew."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from raydiff import tree
+from raydiff.models import training as local
+from raydiff.models.ddpm import DDPM, denoise
+from raydiff.models.networks import MLP, UNet
+from raydiff.models.training import Diverged, Training, fit, span, with_clipped_copies
+from raydiff.seeding import generator
+from raydiff.tree import Params
+
+MODEL = DDPM(network=MLP(width=16, depth=1), timesteps=20, shape=(1, 4, 4), labels=(3,))
+GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "losses.json"
+GOLDEN_MODELS = {
+    "mlp": DDPM(network=MLP(width=32, depth=2), timesteps=100),
+    "unet": DDPM(network=UNet(widths=(8, 16)), timesteps=100, schedule="cosine"),
+}
+
+
+def records(model: DDPM = MODEL, n: int = 12) -> tuple[Tensor, Tensor]:
+    """Images (n, C, H, W) on [-1, 1] and labels (n, 1)."""
+    rng = generator(0, "records")
+    return torch.rand(n, *model.shape, generator=rng) * 2 - 1, torch.randint(model.labels[0], (n, 1), generator=rng)
+
+
+def train(training: Training, *, model: DDPM = MODEL, rng: torch.Generator | None = None, **options: Any) -> Any:
+    images, labels = records(model)
+    params = options.pop("params", None) or model.init(generator(0))
+    return fit(model, params, images, labels, training=training, rng=rng or generator(1), **options)
+
+
+def losses(model: DDPM, steps: int) -> list[float]:
+    """The loss of each step."""
+    seen: list[float] = []
+
+    def objective(params: Params, batch: tuple[Tensor, Tensor], draws: Params, extras: Params) -> Tensor:
+        loss = model.loss(params, batch, draws, extras)
+        seen.append(float(loss.detach()))
+        return loss
+
+    train(Training(steps=steps, batch=16), model=model, objective=objective)
+    return seen
+
+
+@pytest.mark.parametrize("name", GOLDEN_MODELS)
+def test_losses_of_ten_steps_are_the_golden_ones(name: str) -> None:
+    golden = json.loads(GOLDEN.read_text())
+    assert losses(GOLDEN_MODELS[name], 10) == pytest.approx(golden[name], rel=1e-5)
+
+
+# --- the steps ---
+
+
+def test_fit_is_adamw_on_the_models_loss_along_a_cosine() -> None:
+    training = Training(steps=6, batch=5, learning_rate=1e-2, weight_decay=0.1)
+    fitted, _, mean = train(training)
+    (images, labels), rng, seen = records(), generator(1), []
+    theta = {k: v.requires_grad_() for k, v in MODEL.init(generator(0)).items()}
+    optimizer = torch.optim.AdamW(list(theta.values()), lr=1e-2, weight_decay=0.1)
+    for step in range(6):
+        rows = torch.randint(12, (5,), generator=rng)
+        t, z = torch.randint(1, 21, (5,), generator=rng), torch.randn(5, 1, 4, 4, generator=rng)
+        loss = MODEL.loss(theta, (images[rows], labels[rows]), {"t": t, "z": z}, {})
+        optimizer.param_groups[0]["lr"] = 1e-2 * (1 + math.cos(math.pi * step / 6)) / 2
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        seen.append(float(loss.detach()))
+    for k in theta:
+        torch.testing.assert_close(fitted[k], theta[k].detach(), rtol=1e-4, atol=1e-5)
+    assert mean == pytest.approx(sum(seen) / 6, rel=1e-5)
+
+
+@pytest.mark.parametrize("model", [MODEL, GOLDEN_MODELS["unet"]])
+@pytest.mark.parametrize("at", [1, 3])
+def test_continuing_with_the_moments_is_as_if_uninterrupted(model: DDPM, at: int) -> None:
+    training = Training(steps=4, batch=4)
+    whole, whole_moments, _ = train(training, model=model)
+    rng = generator(1)
+    half, moments, _ = train(training, model=model, rng=rng, steps=at)
+    state = rng.get_state()
+    rest, rest_moments, _ = train(training, model=model, rng=rng, params=half, first=at, moments=moments)
+    assert tree.digest(rest) == tree.digest(whole)
+    assert tree.digest(rest_moments) == tree.digest(whole_moments)
+    forgetful, _, _ = train(training, model=model, rng=rng.set_state(state), params=half, first=at)
+    assert tree.digest(forgetful) != tree.digest(whole)
+
+
+def test_fit_leaves_its_arguments_alone() -> None:
+    (images, labels), params = records(), MODEL.init(generator(0))
+    _, moments, _ = fit(MODEL, params, images, labels, training=Training(steps=2), rng=generator(1))
+    extras = {"c": torch.ones(1)}
+    before = [tree.digest(p) for p in (params, moments, extras, {"x": images, "y": labels})]
+    after, _, _ = fit(
+        MODEL,
+        params,
+        images,
+        labels,
+        training=Training(steps=4),
+        rng=generator(1),
+        first=2,
+        moments=moments,
+        extras=extras,
+    )
+    assert [tree.digest(p) for p in (params, moments, extras, {"x": images, "y": labels})] == before
+    assert not any(v.requires_grad for v in after.values())
+
+
+def test_fit_does_not_touch_the_global_stream() -> None:
+    before = torch.random.get_rng_state()
+    train(Training(steps=2))
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_no_steps_change_nothing() -> None:
+    params, _, loss = train(Training(steps=0))
+    assert tree.digest(params) == tree.digest(MODEL.init(generator(0)))
+    assert loss == 0.0
+
+
+def test_training_on_nothing_is_refused() -> None:
+    images, labels = torch.empty(0, *MODEL.shape), torch.empty(0, 1, dtype=torch.long)
+    with pytest.raises(ValueError, match=r"^there are no records to train on$"):
+        fit(MODEL, MODEL.init(generator(0)), images, labels, training=Training(steps=1), rng=generator(0))
+
+
+def test_an_objective_has_the_clients_constants() -> None:
+    def pull(params: Params, batch: tuple[Tensor, Tensor], draws: Params, extras: Params) -> Tensor:
+        assert batch[0].shape == draws["z"].shape == (7, 1, 4, 4)
+        return torch.stack([(v - extras["target"]).square().mean() for v in params.values()]).sum()
+
+    training = Training(steps=400, batch=7, learning_rate=0.1)
+    params, _, _ = train(training, objective=pull, extras={"target": torch.tensor(0.25)})
+    assert all(float((v - 0.25).abs().max()) < 1e-2 for v in params.values())
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize(
+    ("steps", "first", "at", "seen_at"), [(10, 0, 7, 9), (120, 0, 60, 100), (120, 30, 30, 50), (60, 0, 0, 0)]
+)
+@pytest.mark.parametrize("lasting", [True, False])
+def test_a_loss_that_is_no_number_stops_the_training(
+    bad: float, steps: int, first: int, at: int, seen_at: int, lasting: bool
+) -> None:
+    """The step is that of the first such loss, also if it is looked at later and the loss has recovered."""
+    step = itertools.count(first)
+
+    def objective(params: Params, batch: tuple[Tensor, Tensor], draws: Params, extras: Params) -> Tensor:
+        now = next(step)
+        loss = torch.stack([v.sum() for v in params.values()]).sum() * 1e-6
+        return loss + bad if now == at or (lasting and now > at) else loss
+
+    with pytest.raises(Diverged) as failure:
+        train(Training(steps=steps, batch=1), objective=objective, first=first)
+    assert failure.value.step == at and next(step) == seen_at + 1
+    assert str(failure.value) == f"the loss became {bad} at step {at}"
+
+
+def test_a_diverging_model_is_noticed() -> None:
+    with pytest.raises(Diverged, match=r"at step 1$"):
+        train(Training(steps=30, learning_rate=1e30))
+
+
+def test_a_last_step_that_ruins_the_model_is_noticed() -> None:
+    """Its own loss was finite."""
+
+    def steep(params: Params, batch: tuple[Tensor, Tensor], draws: Params, extras: Params) -> Tensor:
+        return torch.stack([(v * 0).sum() for v in params.values()]).sum().sqrt()  # 0, of infinite slope
+
+    with pytest.raises(Diverged, match=r"the loss became nan at step 0$"):
+        train(Training(steps=1), objective=steep)
+
+
+@pytest.mark.parametrize(("steps", "parts"), [(8, 3), (10, 10), (3, 5), (0, 2), (1000, 7)])
+def test_parts_of_a_training_are_the_whole(steps: int, parts: int) -> None:
+    spans = [span(steps, parts, part) for part in range(parts)]
+    assert [step for first, count in spans for step in range(first, first + count)] == list(range(steps))
+    counts = [count for _, count in spans]
+    assert max(counts) - min(counts) <= 1
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("steps", -1),
+        ("batch", 0),
+        ("learning_rate", 0.0),
+        ("learning_rate", math.inf),
+        ("weight_decay", -0.1),
+    ],
+)
+def test_bad_training_is_refused(field: str, value: float) -> None:
+    with pytest.raises(ValueError, match=rf"^[^\n]*{field} [^\n]*, got [^\n]*{value}[^\n]*$"):
+        Training(**{field: value})  # type: ignore[arg-type]
+
+
+# --- what comes of a training ---
+
+
+def test_a_trained_model_samples_what_it_was_asked_for() -> None:
+    """Class 0 is all dark, class 1 all bright."""
+    model = DDPM(network=MLP(width=32, depth=1), timesteps=20, shape=(1, 4, 4), labels=(2,))
+    labels = torch.arange(2).repeat(32)[:, None]
+    images = (labels.float() * 1.2 - 0.6).view(-1, 1, 1, 1).expand(-1, 1, 4, 4)
+    training = Training(steps=400, batch=32, learning_rate=5e-3)
+    params, _, _ = fit(model, model.init(generator(0)), images, labels, training=training, rng=generator(1))
+    asked = torch.arange(2).repeat(20)[:, None]
+    for sampler in ("ancestral", "ddim"):
+        x = torch.randn(40, 1, 4, 4, generator=generator(2))
+        out = denoise(
+            model.denoiser(params),
+            x,
+            labels=asked,
+            abar=model.abar,
+            start=20,
+            sampler=sampler,
+            bound=1.0,
+            rng=generator(3),
+        )
+        mean = out.flatten(1).mean(1).view(20, 2).mean(0)
+        assert float(mean[0]) < -0.4 and float(mean[1]) > 0.4
+
+
+def test_the_mixture_is_the_images_and_their_clipped_copies() -> None:
+    images, labels = records()
+    both, flagged = with_clipped_copies(images, labels, clip=1.0)
+    assert torch.equal(both, torch.cat([images, tree.clip_records(images, 1.0)]))
+    assert torch.equal(flagged[:, :1], torch.cat([labels, labels])) and flagged[:, 1].tolist() == [0] * 12 + [1] * 12
+    around, _ = with_clipped_copies(images, labels, clip=1.0, center=images[3])
+    assert torch.equal(around[12 + 3], images[3]) and not torch.equal(around[12], both[12])
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3])
+def test_a_training_in_parts_is_the_same_training_with_other_draws(monkeypatch: pytest.MonkeyPatch, parts: int) -> None:
+    """The parts' steps, learning rates and moments follow on each other as in one `fit`."""
+    (images, labels), names = records(), set(MODEL.init(generator(0)))
+    training, asked = Training(steps=7, batch=4), []
+
+    def spy(*args: Any, **options: Any) -> Any:
+        asked.append((options["first"], options["steps"], tree.digest(options["moments"])))
+        return fit(*args, **options)
+
+    monkeypatch.setattr(local, "fit", spy)
+    state: Params = {}
+    for part in range(parts):
+        more = {"training": training, "rng": generator(1, part), "part": part, "parts": parts}
+        state = local.fit_part(MODEL, state, images, labels, **more)
+        if part < parts - 1:
+            assert set(tree.under("model", state)) == names
+            assert sum(asked[-1][:2]) == float(state["moments/step/enter.weight"])
+    assert [first for first, _, _ in asked] == [7 * p // parts for p in range(parts)]
+    assert sum(steps for _, steps, _ in asked) == 7
+    assert len({moments for _, _, moments in asked}) == parts
+    assert set(state) == names
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    GOLDEN.write_text(json.dumps({name: losses(model, 10) for name, model in GOLDEN_MODELS.items()}, indent=1) + "\n")

@@ -1,0 +1,145 @@
+"""Both networks: shapes, conditions, and what they refuse."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from raydiff.models.ddpm import DDPM
+from raydiff.models.networks import MLP, UNet
+from raydiff.models.training import Training, fit
+from raydiff.seeding import generator
+
+MODELS = {
+    "mlp": DDPM(network=MLP(width=16, depth=2), timesteps=20, shape=(1, 8, 8), labels=(3, 2, 4)),
+    "unet grey": DDPM(network=UNet(widths=(8, 16)), timesteps=20, shape=(1, 8, 8), labels=(3, 2, 4)),
+    "unet colour": DDPM(network=UNet(widths=(8, 8, 8)), timesteps=20, shape=(3, 32, 32), labels=(10,)),
+    "unet plain": DDPM(
+        network=UNet(widths=(4, 4), attention=False, layers=2), timesteps=20, shape=(1, 8, 8), labels=()
+    ),
+}
+
+
+def arguments(model: DDPM, n: int = 4) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    rng = generator(0)
+    x = torch.randn(n, *model.shape, generator=rng)
+    return x, torch.randint(1, 21, (n,), generator=rng), torch.zeros(n, len(model.labels), dtype=torch.long)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_noise_out_has_the_shape_of_the_image_in(name: str) -> None:
+    model = MODELS[name]
+    params = model.init(generator(0))
+    out = model.predict(params, *arguments(model))
+    assert out.shape == (4, *model.shape) and out.isfinite().all()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_training_moves_every_parameter(name: str) -> None:
+    model = MODELS[name]
+    params, (x, _, labels) = model.init(generator(0)), arguments(model, 6)
+    labels = torch.stack([torch.arange(6) % count for count in model.labels], dim=1) if model.labels else labels
+    after, _, loss = fit(model, params, x, labels, training=Training(steps=2, batch=16), rng=generator(1))
+    assert 0 < loss < 10
+    assert [k for k in params if torch.equal(after[k], params[k])] == []
+
+
+def test_channels_last_is_another_layout_of_the_same_numbers() -> None:
+    plain = MODELS["unet colour"]
+    last = replace(plain, network=replace(plain.network, channels_last=True))
+    params, (x, t, labels) = plain.init(generator(0)), arguments(plain)
+    seen: list[bool] = []
+    for model in (plain, last):
+        module: Any = model._build()
+        convolutions = [layer for layer in module.modules() if isinstance(layer, torch.nn.Conv2d)]
+        for conv in convolutions:
+            conv.register_forward_hook(
+                lambda _, args, out: seen.append(out.is_contiguous(memory_format=torch.channels_last))
+            )
+        assert module(x, t, labels).is_contiguous()
+        assert len(seen) == len(convolutions) and all(seen) is (model is last)
+        seen.clear()
+    expected = plain.predict(params, x, t, labels)
+    assert torch.allclose(last.predict(params, x, t, labels), expected, atol=1e-5)
+    assert not torch.allclose(last.predict(params, x.flip(2), t, labels), expected, atol=1e-2)
+
+
+@pytest.mark.parametrize("model", [model for model in MODELS.values() if model.labels])
+def test_time_and_every_label_column_matter(model: DDPM) -> None:
+    params, (x, t, labels) = model.init(generator(0)), arguments(model)
+    plain = model.predict(params, x, t, labels)
+    changed = {"time": model.predict(params, x, t % 20 + 1, labels)}
+    for column in range(len(model.labels)):
+        other = labels.clone()
+        other[:, column] = 1
+        changed[f"column {column}"] = model.predict(params, x, t, other)
+    for name, out in changed.items():  # rounding alone is about 1e-6
+        assert float(((out - plain).flatten(1).norm(dim=1) / plain.flatten(1).norm(dim=1)).min()) > 1e-3, name
+
+
+@pytest.mark.parametrize("name", ["mlp", "unet grey"])
+def test_records_do_not_see_each_other(name: str) -> None:
+    model = MODELS[name]
+    params, (x, t, labels) = model.init(generator(0)), arguments(model)
+    together = model.predict(params, x, t, labels)
+    alone = torch.cat([model.predict(params, x[i : i + 1], t[i : i + 1], labels[i : i + 1]) for i in range(4)])
+    torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["mlp", "unet grey"])
+def test_time_is_relative_to_the_number_of_timesteps(name: str) -> None:
+    model = MODELS[name]
+    params, (x, _, labels) = model.init(generator(0)), arguments(model)
+    longer = DDPM(network=model.network, timesteps=200, shape=model.shape, labels=model.labels)
+    t = torch.tensor([1, 5, 13, 20])
+    torch.testing.assert_close(longer.predict(params, x, 10 * t, labels), model.predict(params, x, t, labels))
+
+
+@pytest.mark.parametrize("name", ["mlp", "unet grey"])
+def test_a_missing_label_column_is_refused(name: str) -> None:
+    model = MODELS[name]
+    x, t, labels = arguments(model)
+    with pytest.raises(ValueError, match="the model has 3 conditions, the labels have 2 columns"):
+        model.predict(model.init(generator(0)), x, t, labels[:, :2])
+
+
+@pytest.mark.parametrize(
+    ("network", "says"),
+    [
+        ({"widths": ()}, "widths must be positive multiples of 4, got ()"),
+        ({"widths": (32, 6)}, "widths must be positive multiples of 4, got (32, 6)"),
+        ({"widths": (8, 4)}, "widths must end in at least 8 where attention is on, got (8, 4)"),
+        ({"layers": 0}, "layers must be at least 1, got 0"),
+    ],
+)
+def test_bad_unets_are_refused(network: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(says)}$"):
+        UNet(**network)
+
+
+def test_a_unet_deeper_than_the_image_is_refused() -> None:
+    DDPM(network=UNet(widths=(8, 8, 8, 8)), shape=(1, 8, 8))
+    with pytest.raises(ValueError, match="must be divisible by 4, got 14x14"):
+        DDPM(network=UNet(widths=(8, 8, 8)), shape=(1, 14, 14))
+
+
+@pytest.mark.parametrize("network", [{"width": 0}, {"depth": 0}])
+def test_bad_mlps_are_refused(network: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"^width and depth must be at least 1, got "):
+        MLP(**network)
+
+
+def test_with_a_skip_more_pixels_than_hidden_units_are_predicted() -> None:
+    """Pure noise is its own prediction at T: a narrow network needs the skip for it."""
+    losses = []
+    for skip in (False, True):
+        model = DDPM(network=MLP(width=16, depth=1, skip=skip), timesteps=20, shape=(1, 8, 8), labels=(1,))
+        blank, labels = torch.zeros(64, 1, 8, 8), torch.zeros(64, 1, dtype=torch.int64)
+        training = Training(steps=300, batch=64, learning_rate=1e-2)
+        params, _, _ = fit(model, model.init(generator(0)), blank, labels, training=training, rng=generator(1))
+        losses.append(float(model.loss(params, (blank, labels), model.draws(64, generator(2)), {})))
+    assert losses[0] > 1 - 16 / 64 - 0.1 and losses[1] < 0.35

@@ -1,0 +1,75 @@
+"""Schedules of uniform noise on categories, against the paper's formulas written out."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from raydiff.models.d3pm_kernel import Cosine, Linear, Schedule, Sigmoid, abar, schedule_named
+
+ALL = [Linear(), Linear(rate=0.3), Sigmoid(), Sigmoid(rate=5.0), Cosine(), Cosine(offset=0.0)]
+
+
+def sig(x: float) -> float:
+    return 1 / (1 + math.exp(-x))
+
+
+def test_linear() -> None:
+    torch.testing.assert_close(Linear(rate=0.5).alpha(4), torch.tensor([1, 0.875, 0.75, 0.625, 0.5]).double())
+    assert Linear().alpha(20)[20] == 0
+
+
+def test_sigmoid() -> None:
+    found = Sigmoid(rate=2.0).alpha(10)
+    for t in range(11):
+        assert found[t] == pytest.approx((sig(6) - sig(6 * t / 10)) / (sig(6) - 0.5), abs=1e-15)
+    assert found[10] == 0
+
+
+def test_cosine() -> None:
+    kept = abar(Cosine(offset=0.1), 5)
+    for t in range(5):
+        expected = math.cos((t / 5 + 0.1) / 1.1 * math.pi / 2) ** 2 / math.cos(0.1 / 1.1 * math.pi / 2) ** 2
+        assert kept[t] == pytest.approx(expected, rel=1e-12)
+    assert kept[5] == 0
+
+
+@pytest.mark.parametrize("schedule", ALL, ids=str)
+@pytest.mark.parametrize("steps", [1, 2, 10, 100])
+def test_a_schedule_starts_at_one_and_falls(schedule: Schedule, steps: int) -> None:
+    alpha, kept = schedule.alpha(steps), abar(schedule, steps)
+    assert alpha.dtype == kept.dtype == torch.float64
+    assert alpha[0] == kept[0] == 1
+    assert alpha.shape == kept.shape == (steps + 1,)
+    assert bool(((alpha[1:] >= 0) & (alpha[1:] < 1)).all())
+    assert bool((alpha[:-1] > 0).all()), "nothing may be left only after the last step"
+    torch.testing.assert_close(kept[1:], kept[:-1] * alpha[1:])
+
+
+def test_by_name() -> None:
+    assert schedule_named("linear", 0.5) == Linear(rate=0.5)
+    assert schedule_named("sigmoid", 2.5) == Sigmoid(rate=2.5)
+    assert schedule_named("cosine") == Cosine()
+    with pytest.raises(ValueError, match=r"one of linear, sigmoid, cosine, got 'cubic'"):
+        schedule_named("cubic")
+    with pytest.raises(ValueError, match="has no rate"):
+        schedule_named("cosine", 0.5)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Linear(rate=0), r"\(0, 1\], got 0"),
+        (lambda: Linear(rate=1.5), r"\(0, 1\], got 1.5"),
+        (lambda: Linear(rate=math.nan), "got nan"),
+        (lambda: Sigmoid(rate=-1), "positive number, got -1"),
+        (lambda: Sigmoid(rate=math.inf), "positive number, got inf"),
+        (lambda: Cosine(offset=-0.1), "0 or more, got -0.1"),
+        *((lambda s=s: s.alpha(0), "steps must be at least 1, got 0") for s in (Linear(), Sigmoid(), Cosine())),
+    ],
+)
+def test_bad_values(make: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()

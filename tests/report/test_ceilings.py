@@ -1,0 +1,71 @@
+"""The plot of attacks under their ceiling, and the table that it reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from matplotlib.figure import Figure
+
+from raydiff.report.papers import ceilings
+
+TABLE = """attack,fpr,tpr,low,high
+pia,0.001,0.002,0.0,0.006
+pia,0.01,0.02,0.012,0.03
+pia,auc,0.55,0.53,0.57
+loss,0.01,0.01,,
+"""
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    (tmp_path / "attacks.csv").write_text(TABLE)
+    return tmp_path / "attacks.csv"
+
+
+def test_the_ceiling_is_pfdm_s_at_epsilon_10() -> None:
+    assert ceilings.ceiling(1.761, 0.01) == pytest.approx(0.286, abs=5e-4)
+
+
+def test_what_is_drawn(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figures: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, *_, **__: figures.append(self))
+    ceilings.plot(ceilings.read(table), table.with_suffix(".png"), mu=1.761, canary=1.4)
+    (axes,) = figures[0].axes
+    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
+    assert axes.get_legend_handles_labels()[1] == [
+        "ceiling of any attack, mu 1.76 (AUC 0.893)",
+        "chance",
+        "canaries: mu between 1.4 and 1.76",
+        "pia, AUC 0.550 [0.530 0.570]",
+        "loss",
+    ]
+    drawn = {tuple(line.get_xydata()[0]) for line in axes.get_lines()}
+    assert (0.001, 0.002) in drawn and (0.01, 0.01) in drawn
+    bars = [segment.tolist() for c in axes.collections if hasattr(c, "get_segments") for segment in c.get_segments()]
+    assert any(segment == [[0.01, pytest.approx(0.012)], [0.01, pytest.approx(0.03)]] for segment in bars)
+
+
+def test_the_command_writes_the_file(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = table.with_name("out.png")
+    ceilings.main([str(table), "--mu", "1.76", "--out", str(out)])
+    assert out.stat().st_size > 10_000 and capsys.readouterr().out == f"{out}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("attack,fpr\npia,0.1\n", "has no column tpr, low, high"),
+        (TABLE + "pia,half,0.1,,\n", "must have an fpr"),
+        (TABLE + "pia,0.1,1.1,,\n", r"tpr in \[0, 1\]"),
+    ],
+)
+def test_bad_tables_are_refused(table: Path, text: str, says: str) -> None:
+    table.write_text(text)
+    with pytest.raises(ValueError, match=says):
+        ceilings.read(table)
+
+
+def test_a_mu_that_is_none_is_refused(table: Path) -> None:
+    with pytest.raises(ValueError, match="must be numbers >= 0, got inf and None"):
+        ceilings.plot(ceilings.read(table), table.with_suffix(".png"), mu=float("inf"))

@@ -1,0 +1,233 @@
+"""FedDistr's tables and figures: a small sweep with known numbers, what is paired with what, and what is refused."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from test_load import ROOT, finished, line, write_trial
+
+from raydiff.report import load
+from raydiff.report.papers import feddistr, feddistr_plot, feddistr_table, feddistr_text
+
+T2, T1 = 4.302652729911275, 12.706204736432095
+"""Student's t at 97.5 %, with 2 degrees of freedom and with 1."""
+MODEL, PROMPTS = 4000.0, 160.0
+"""Bytes of one message of one client."""
+PLAIN: dict[str, Any] = {"averaging": {"kind": "Averaging", "privacy": None}}
+
+
+def noisy(epsilon: float, trust: str = "local") -> dict[str, Any]:
+    privacy = {"kind": "ClientPrivacy", "epsilon": epsilon, "clip": 1.0, "trust": trust}
+    return {"averaging": {"kind": "Averaging", "privacy": privacy}}
+
+
+def trial(
+    sweep: Path,
+    method: str,
+    accuracy: float | None,
+    *,
+    seed: int = 0,
+    xi: float | None = 0.0,
+    clients: int = 2,
+    epsilon: float = math.inf,
+    sent: float = 0.0,
+    lines: list[dict[str, Any]] | None = None,
+    **fields: Any,
+) -> None:
+    """A finished trial; `xi` None: on pooled data. `sent` in bytes, of all clients; `fields` of the method."""
+    folder = sweep / "trials"
+    digest = f"{len(list(folder.iterdir())) if folder.exists() else 0:04x}"
+    client = {"unit": "client", "relation": "replace_one", "declared": ["labels"]} if 0 < epsilon < math.inf else {}
+    final = {"comm/bytes_up": sent, "partition/entanglement_mean": (xi or 0) + 0.001}
+    if accuracy is not None:
+        final["eval/accuracy"] = accuracy
+    write_trial(
+        sweep,
+        digest,
+        method=method,
+        fields=fields,
+        partition={"kind": "Pooled"} if xi is None else {"kind": "Entangled", "xi": xi},
+        clients=clients,
+        seed=seed,
+        outcome=finished(epsilon, 1.0, **client, **final),
+        lines=lines,
+    )
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Losses at xi 0, K 2, by seed: FedDistr .3 .4 .5, FedAvg of 10 rounds .5 .6 (seed 2 is missing)."""
+    out = tmp_path_factory.mktemp("sweep")
+    for seed, loss in enumerate((0.3, 0.4, 0.5)):
+        trial(out, "FedDistr", 1 - loss, seed=seed, sent=2 * PROMPTS, upload="prompts", epsilon=math.inf)
+        trial(out, "FedDistr", 0.7, seed=seed, sent=20 * PROMPTS, upload="latents")
+        trial(out, "LocalOnly", 0.8, seed=seed, xi=None, clients=1, epsilon=0.0)
+        trial(out, "FedProx", 1 - loss + (-0.1, 0.1, 0.0)[seed], seed=seed, rounds=1, sent=2 * MODEL, **PLAIN)
+    for seed, loss in enumerate((0.5, 0.6)):
+        for rounds, worse in ((1, 0.3), (5, 0.009), (10, 0.0)):
+            accuracy = 1 - loss - worse
+            trial(out, "FedAvg", accuracy, seed=seed, rounds=rounds, sent=2 * rounds * MODEL, **PLAIN)
+    trial(out, "FedAvg", 0.2, rounds=10, epsilon=7.5, sent=20 * MODEL, **noisy(8.0))
+    trial(out, "FedAvg", 0.3, rounds=10, sent=20 * MODEL, **noisy(8.0, "central"))
+    for seed in range(2):
+        trial(out, "FedDistr", 0.5, seed=seed, clients=5, xi=0.057, sent=5 * PROMPTS, upload="prompts")
+    return out
+
+
+@pytest.fixture(scope="module")
+def found(sweep: Path) -> pd.DataFrame:
+    return feddistr_table.readings(load.runs(sweep))
+
+
+@pytest.fixture(scope="module")
+def rows(found: pd.DataFrame) -> pd.DataFrame:
+    return feddistr_table.summary(found)
+
+
+def one(rows: pd.DataFrame, name: str, **where: Any) -> dict[str, Any]:
+    own = rows[rows["name"] == name]
+    for key, value in where.items():
+        own = own[own[key] == value]
+    assert len(own) == 1
+    return own.iloc[0].to_dict()
+
+
+def test_mean_and_interval_over_seeds(rows: pd.DataFrame) -> None:
+    row = one(rows, "FedDistr", xi=0.0)
+    half = T2 * 0.1 / math.sqrt(3)
+    assert (row["n"], row["rounds"], row["epsilon"]) == (3, 1, math.inf)
+    assert (row["loss"], row["low"], row["high"]) == pytest.approx((0.4, 0.4 - half, 0.4 + half))
+
+
+def test_bytes_are_of_all_clients_per_client_and_in_numbers_of_four_bytes(rows: pd.DataFrame) -> None:
+    row = one(rows, "FedAvg", rounds=10, epsilon=math.inf)
+    assert [row[c] for c in ("bytes", "per_client", "parameters")] == [80000.0, 40000.0, 20000.0]
+    row = one(rows, "FedDistr", xi=0.057)
+    assert [row[c] for c in ("bytes", "per_client", "parameters")] == [800.0, 160.0, 200.0]
+
+
+def test_epsilon_is_the_ledgers_and_not_what_was_asked_for(rows: pd.DataFrame) -> None:
+    row = one(rows, "FedAvg", epsilon=7.5)
+    assert (row["asked"], row["kind"]) == (8.0, "per client, replace-one, local trust, delta 1e-05")
+    assert one(rows, "FedAvg, central trust, 8 asked for")["epsilon"] == math.inf  # the server sees the updates
+
+
+def test_pooled_trials_stand_in_every_cell(rows: pd.DataFrame) -> None:
+    own = rows[rows["name"] == "centralised"]
+    assert own[["xi", "clients"]].to_numpy().tolist() == [[0.0, 2.0], [0.057, 5.0]]
+    assert own["loss"].tolist() == pytest.approx([0.2, 0.2]) and own["rounds"].tolist() == [0, 0]
+
+
+def test_differences_are_taken_over_the_seeds_that_both_have(found: pd.DataFrame) -> None:
+    pairs = feddistr_table.differences(found)
+    row = one(pairs, "FedAvg", rounds=10, epsilon=math.inf)
+    assert row["n"] == 2 and row["mean"] == pytest.approx(-0.2)  # with seed 2: -0.15 of the means
+    row = one(pairs, "FedAvg", rounds=5)
+    assert (row["low"], row["high"]) == pytest.approx((-0.209, -0.209))
+    row, half = one(pairs, "FedProx"), T2 * 0.1 / math.sqrt(3)
+    assert (row["mean"], row["low"], row["high"]) == pytest.approx((0.0, -half, half))
+    assert one(pairs, "centralised", xi=0.057)["mean"] == pytest.approx(0.3)
+    assert "FedDistr" not in set(pairs["name"])
+    half = T1 * math.sqrt(0.005) / math.sqrt(2)  # .3 and .4 against .5 of seed 0 and .5 of seed 1
+    moved = found.assign(loss=found["loss"].mask((found["name"] == "FedAvg") & (found["seed"] == 1), 0.5))
+    row = one(feddistr_table.differences(moved), "FedAvg", rounds=10, epsilon=math.inf)
+    assert (row["mean"], row["low"]) == pytest.approx((-0.15, -0.15 - half))
+
+
+def test_feddistr_with_noise_is_another_arm(tmp_path: Path) -> None:
+    for seed in range(2):
+        trial(tmp_path, "FedDistr", 0.6, seed=seed, sent=320, upload="prompts")
+        write_trial(
+            tmp_path,
+            f"noisy{seed}",
+            method="FedDistr",
+            fields={"epsilon": 3.0, "upload": "prompts"},
+            partition={"kind": "Entangled", "xi": 0.0},
+            seed=seed,
+            outcome=finished(2.9, 1.0, unit="client", **{"eval/accuracy": 0.5, "comm/bytes_up": 320.0}),
+        )
+    pairs = feddistr_table.differences(feddistr_table.readings(load.runs(tmp_path)))
+    assert [(r["name"], r["epsilon"], round(r["mean"], 9)) for r in pairs.to_dict("records")] == [
+        ("FedDistr", 2.9, -0.1)
+    ]
+
+
+def test_ties_wins_and_single_seeds_are_told_apart(sweep: Path, found: pd.DataFrame, rows: pd.DataFrame) -> None:
+    curve = feddistr_table.curves(load.rounds(sweep))
+    tables = feddistr_table.differences(found), feddistr_table.convergence(found, curve)
+    text = feddistr_text.text(found, rows, *tables)
+    section = text.partition("## FedDistr minus")[2].partition("##")[0]
+    cells = [[cell.strip() for cell in row.split("|")] for row in section.splitlines() if row.startswith("| Fed")]
+    says = {tuple(row[1:4]): row[4] for row in cells}
+    assert says["FedProx", "1", "inf"] == "+0.000 [-0.248, +0.248] tie"
+    assert says["FedAvg", "5", "inf"] == "**-0.209 [-0.209, -0.209]**"
+    assert says["FedAvg", "10", "7.5"] == "-0.500 (1 seed)"
+
+
+def test_convergence_is_the_first_round_count_near_the_last(found: pd.DataFrame) -> None:
+    none = feddistr_table.curves(pd.DataFrame(columns=["digest", "step", "metric", "value"]))
+    row = one(feddistr_table.convergence(found, none), "FedAvg")
+    assert [row[c] for c in ("rounds", "last", "split", "points")] == [5, 10, "test", 3]
+    assert (row["parameters"], row["per_message"]) == (10000.0, 1000.0)
+    assert (row["paper_rounds"], row["paper_parameters"]) == (150, "11.7M")
+    further = found.assign(loss=found["loss"] + 0.002 * (found["rounds"] == 5))  # .011 above the last
+    assert one(feddistr_table.convergence(further, none), "FedAvg")["rounds"] == 10
+    assert "centralised" not in set(feddistr_table.convergence(found, none)["name"])
+
+
+def test_convergence_is_read_off_the_validation_curve_where_there_is_one(tmp_path: Path) -> None:
+    accuracies = ((0.1, 0.45, 0.5), (0.1, 0.53, 0.5))  # mean: .1, .49, .5
+    for seed, of in enumerate(accuracies):
+        steps = [
+            line(i, math.inf, **{"validation/accuracy": a, "comm/bytes_up": 8000.0 * (i + 1)}) for i, a in enumerate(of)
+        ]
+        trial(tmp_path, "FedAvg", 0.4, seed=seed, rounds=3, sent=24000, lines=steps, **PLAIN)
+        trial(tmp_path, "FedAvg", 0.4, seed=seed, rounds=1, sent=8000, **PLAIN)
+    found = feddistr_table.readings(load.runs(tmp_path))
+    row = one(feddistr_table.convergence(found, feddistr_table.curves(load.rounds(tmp_path))), "FedAvg")
+    assert [row[c] for c in ("rounds", "last", "split", "points", "parameters")] == [2, 3, "validation", 3, 4000.0]
+
+
+def test_what_else_was_swept_tells_arms_apart_and_twins_are_refused(tmp_path: Path) -> None:
+    for mu in (0.1, 1.0):
+        trial(tmp_path, "FedProx", 0.5, rounds=2, mu=mu, sent=10, **PLAIN)
+    found = feddistr_table.readings(load.runs(tmp_path))
+    assert sorted(found["name"]) == ["FedProx, mu 0.1", "FedProx, mu 1.0"]
+    trial(tmp_path, "FedProx", 0.6, rounds=2, mu=1.0, sent=10, **PLAIN)
+    with pytest.raises(ValueError, match=r"^trial 0002 has the settings and the seed of another one"):
+        feddistr_table.readings(load.runs(tmp_path))
+
+
+def test_the_job_writes_what_the_sweep_has_an_answer_to(
+    sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    feddistr.main([str(sweep), "--out", str(tmp_path)])
+    tables = {f"feddistr-{name}.csv" for name in ("losses", "paired", "convergence")}
+    pictures = {f"feddistr-{name}.png" for name in ("rounds", "bytes", "epsilon", "clients")}
+    assert {p.name for p in tmp_path.iterdir()} == {"feddistr.md", *tables, *pictures}
+    says = capsys.readouterr().out
+    assert (tmp_path / "feddistr.md").read_text().strip() in says
+    assert "| 0 | 2 | FedAvg | 5 | 10 | test, 3 points | 10,000 | 1,000 | 150 | 11.7M |" in says
+    assert "FedProx" in says and "nan" not in says  # of which the paper says nothing
+
+
+def test_pictures_without_an_answer_are_left_out(found: pd.DataFrame, tmp_path: Path) -> None:
+    few = found[(found["clients"] == 2) & found["asked"].isna()]
+    none = feddistr_table.curves(pd.DataFrame(columns=["digest", "step", "metric", "value"]))
+    paths = feddistr_plot.plot(feddistr_table.summary(few), few, none, tmp_path)
+    assert [p.name for p in paths] == ["feddistr-rounds.png", "feddistr-bytes.png"]
+
+
+def test_what_is_no_such_sweep_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"^there is no folder "):
+        feddistr.main([str(tmp_path / "none")])
+    trial(tmp_path, "FedDistr", None, upload="prompts")
+    ran = subprocess.run([sys.executable, ROOT / "analysis/feddistr.py", tmp_path], capture_output=True, text=True)
+    assert ran.returncode == 2 and ran.stderr.count("\n") == 1
+    assert "there are no finished trials with a final eval/accuracy and a partition.xi" in ran.stderr

@@ -1,0 +1,642 @@
+"""The frontier of a sweep: what is compared with what, what the table says, and what the plot shows."""
+
+from __future__ import annotations
+
+import ast
+import math
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pandas as pd
+import pytest
+from test_load import ROOT, finished, line, write_trial
+
+from raydiff.__main__ import main
+from raydiff.report import load
+from raydiff.report.frontier import kinds, plot, write
+from raydiff.report.frontier import table as frontier_table
+from raydiff.report.frontier import text as frontier_text
+
+NETWORKS = ({"kind": "MLP", "width": 256}, {"kind": "UNet", "channels": 32})
+ATTACK = {
+    "attack/global/best/auc": 0.55,
+    "attack/global/best/auc_low": 0.51,
+    "attack/global/best/auc_high": 0.59,
+}
+
+
+def write_sweep(sweep: Path, *, seeds: tuple[int, ...] = (0,)) -> Path:
+    """24 trials per seed: PFDM at 4 budgets, LocalOnly and FedAvg, on 2 schedules and 2 or 4 clients."""
+    number = 0
+    budgets = {10.0: (9.77, 3.0), 50.0: (48.9, 2.4), 200.0: (195.8, 1.9), None: (math.inf, 1.5)}
+    methods: list[tuple[str, dict[str, Any], float, float]] = [
+        *(("PFDM", {"epsilon": budget}, *result) for budget, result in budgets.items()),
+        ("LocalOnly", {}, 0.0, 1.98),
+        ("FedAvg", {}, math.inf, 1.25),
+    ]
+    for seed in seeds:
+        for schedule, better in (("linear", 0.0), ("cosine", 0.1)):
+            for clients, floor in ((2, 0.686), (4, 0.641)):
+                for method, fields, epsilon, distance in methods:
+                    worse = distance + 0.1 * (clients == 4) + 0.01 * seed - better
+                    end = finished(epsilon, worse, **ATTACK, **{"eval/fd_cnn/minor_floor": floor})
+                    write_trial(
+                        sweep,
+                        f"{number:016x}",
+                        method=method,
+                        fields=fields,
+                        schedule=schedule,
+                        clients=clients,
+                        seed=seed,
+                        outcome=end,
+                    )
+                    number += 1
+    return sweep
+
+
+@pytest.fixture(scope="module")
+def grid(tmp_path_factory: pytest.TempPathFactory) -> pd.DataFrame:
+    return load.runs(write_sweep(tmp_path_factory.mktemp("grid")))
+
+
+@pytest.fixture(scope="module")
+def seeded(tmp_path_factory: pytest.TempPathFactory) -> pd.DataFrame:
+    return load.runs(write_sweep(tmp_path_factory.mktemp("seeded"), seeds=(0, 1, 2)))
+
+
+def small(sweep: Path, *ends: tuple[str, float, float], **changes: Any) -> pd.DataFrame:
+    """Trials of (method, epsilon, distance)."""
+    for i, (method, epsilon, distance) in enumerate(ends):
+        write_trial(sweep, f"t{i}", method=method, clients=i + 2, outcome=finished(epsilon, distance, **changes))
+    return load.runs(sweep)
+
+
+CLIENT: dict[str, Any] = {"unit": "client", "relation": "replace_one", "declared": []}
+SAMPLED: dict[str, Any] = {"relation": "add_remove", "accountant": "rdp", "declared": ["examples"]}
+
+
+def dp_fedavg(sweep: Path, digest: str, epsilon: float, distance: float, *, trust: str) -> None:
+    """Of client-level privacy; under central trust the server sees the updates, outsiders what it publishes."""
+    end = finished(epsilon, distance, **CLIENT, trust=trust)
+    if trust == "central":
+        bare = {"epsilon": math.inf, "unit": None, "relation": None, "trust": "local", "unprotected": ["clipped"]}
+        end["server"] = {**end["server"], **bare}
+    privacy = {"kind": "ClientPrivacy", "epsilon": round(epsilon), "clip": 1.0, "trust": trust}
+    fields = {"averaging": {"kind": "Averaging", "weights": "uniform", "privacy": privacy}}
+    write_trial(sweep, digest, method="FedAvg", fields=fields, outcome=end)
+
+
+def write_kinds(sweep: Path) -> Path:
+    """Four kinds of epsilon, an unprotected trial and one that sends nothing."""
+    for i, (epsilon, distance) in enumerate(((0.98, 4.0), (9.5, 2.5))):
+        fields = {"epsilon": round(epsilon)}
+        end = finished(epsilon, distance, **SAMPLED)
+        write_trial(sweep, f"a{i}", method="DPSGD", fields=fields, outcome=end)
+    for i, (epsilon, distance) in enumerate(((10.0, 9.0), (50.0, 6.0))):
+        dp_fedavg(sweep, f"b{i}", epsilon, distance, trust="local")
+        dp_fedavg(sweep, f"c{i}", epsilon, distance - 4, trust="central")
+    unprotected = {"averaging": {"kind": "Averaging", "weights": "uniform", "privacy": None}}
+    write_trial(sweep, "d", method="FedAvg", fields=unprotected, outcome=finished(math.inf, 1.2))
+    write_trial(sweep, "e", method="LocalOnly", outcome=finished(0.0, 5.5))
+    for i, (epsilon, distance) in enumerate(((9.7, 3.0), (48.9, 3.5))):
+        write_trial(sweep, f"f{i}", fields={"epsilon": round(epsilon)}, outcome=finished(epsilon, distance))
+    return sweep
+
+
+def stop(sweep: Path, digest: str, epsilon: float, distance: float, **fields: Any) -> None:
+    """A trial that a scheduler stopped after its first round."""
+    validation = {f"validation/fd_cnn/{group}": distance for group in ("minor", "major", "all")}
+    lines = [line(0, epsilon, **validation)]
+    end = {k: v for k, v in finished(epsilon, distance).items() if k != "final"}
+    write_trial(sweep, digest, outcome={**end, "outcome": "stopped"}, lines=lines, **fields)
+
+
+def swept(table: pd.DataFrame) -> list[str]:
+    return list(table.columns[1 : table.columns.get_loc("n")])
+
+
+# ------------------------------------------------------------------------------------------------- the table
+
+
+def test_one_row_per_trial_by_method_and_swept_columns(grid: pd.DataFrame) -> None:
+    table = write.table(grid)
+    assert len(table) == 24
+    assert swept(table) == ["schedule", "clients", "method.epsilon"]
+    keys = list(zip(*(table[c] for c in ("method", "schedule", "clients")), strict=True))
+    assert keys == sorted(keys)
+    pfdm = table[(table["method"] == "PFDM") & (table["schedule"] == "cosine") & (table["clients"] == 2)]
+    assert list(pfdm["method.epsilon"]) == [10.0, 50.0, 200.0, "none"]
+    assert table.loc[table["method"] == "FedAvg", "method.epsilon"].isna().all()
+
+
+def test_short_names_stay_unambiguous(tmp_path: Path) -> None:
+    for i in (1, 2):
+        fields = {"local": {"kind": "Training", "steps": i}, "server": {"kind": "Training", "steps": 3 * i}}
+        write_trial(tmp_path, f"t{i}", fields={**fields, "clip": i}, outcome=finished(9.0, 2.0))
+    assert swept(write.table(load.runs(tmp_path))) == ["clip", "server.steps", "local.steps"]
+
+
+def test_fields_of_another_class_are_not_swept_but_an_empty_field_is_a_value(tmp_path: Path) -> None:
+    for i, network in enumerate(NETWORKS):
+        for finetune in (None, {"kind": "Training", "steps": 5}):
+            fields = {"model": {"kind": "DDPM", "network": network}, "finetune": finetune}
+            digest = f"t{i}{finetune is None}"
+            write_trial(tmp_path, digest, method="FedAvg", fields=fields, outcome=finished(math.inf, 2.0))
+    table = write.table(load.runs(tmp_path))
+    assert swept(table) == ["network", "finetune"]
+    assert sorted(zip(table["network"], table["finetune"], strict=True)) == [
+        ("MLP", "Training"),
+        ("MLP", "none"),
+        ("UNet", "Training"),
+        ("UNet", "none"),
+    ]
+
+
+def test_seeds_become_one_row_with_mean_and_deviation(tmp_path: Path) -> None:
+    for seed, (epsilon, distance) in enumerate([(9.0, 1.0), (9.5, 2.0), (9.2, 3.0)]):
+        write_trial(tmp_path, f"t{seed}", seed=seed, outcome=finished(epsilon, distance, **ATTACK))
+    table = write.table(load.runs(tmp_path))
+    assert len(table) == 1 and swept(table) == []
+    row = table.iloc[0]
+    assert (row["n"], row["fd_cnn/minor"], row["fd_cnn/minor_std"]) == (3, 2.0, 1.0)
+    assert row["epsilon"] == 9.5  # a guarantee holds for every one of them
+    assert math.isnan(row["auc_global_low"])  # the interval of one seed is none of the mean
+    assert row["digests"] == "t0 t1 t2"
+    assert "2.000±1.000" in write.text(table)
+
+
+def test_stopped_trials_have_a_row_of_their_own_from_the_validation_split(tmp_path: Path) -> None:
+    stop(tmp_path, "t0", 5.0, 0.5)
+    write_trial(tmp_path, "t1", seed=1, outcome=finished(9.0, 2.0))
+    table = write.table(load.runs(tmp_path)).set_index("outcome")
+    assert dict(table["fd_cnn/minor"]) == {"finished": 2.0, "stopped": 0.5}
+    assert dict(table["epsilon"]) == {"finished": 9.0, "stopped": 5.0}
+    assert table["kind"].nunique() == 1
+    assert dict(table["pareto"]) == {"finished": True, "stopped": False}
+
+
+@pytest.mark.parametrize(
+    ("points", "optimal"),
+    [
+        ([(0.0, 3.0), (10.0, 2.0), (math.inf, 1.0)], [True, True, True]),
+        ([(10.0, 2.0), (20.0, 2.0)], [True, False]),
+        ([(10.0, 2.0), (10.0, 3.0)], [True, False]),
+        ([(10.0, 2.0), (10.0, 2.0)], [True, True]),
+        ([(0.0, 1.0), (10.0, 2.0), (math.inf, 2.0)], [True, False, False]),
+        ([(10.0, 3.0), (20.0, 1.0), (5.0, 2.0)], [False, True, True]),
+    ],
+)
+def test_pareto(tmp_path: Path, points: list[tuple[float, float]], optimal: list[bool]) -> None:
+    runs = small(tmp_path, *(("PFDM", *point) for point in points))
+    assert list(write.table(runs)["pareto"]) == optimal
+
+
+def test_epsilons_of_different_kinds_are_not_ranked_against_each_other(tmp_path: Path) -> None:
+    write_trial(tmp_path, "a", method="PFDM", outcome=finished(5.0, 1.0))
+    write_trial(tmp_path, "b", method="DPSGD", outcome=finished(8.0, 2.0, unit="client"))
+    write_trial(tmp_path, "c", method="FedAvg", outcome=finished(math.inf, 1.5))
+    table = write.table(load.runs(tmp_path)).set_index("method")
+    assert dict(table["pareto"]) == {"PFDM": True, "DPSGD": True, "FedAvg": False}
+    text = write.text(table.reset_index())
+    assert re.search(r"^epsilon a .*: per client, replace-one", text, re.M)
+    assert re.search(r"^epsilon b .*: per example, replace-one", text, re.M)
+    assert re.search(r"DPSGD +8\.00 +- ", text) and re.search(r"PFDM +- +5\.00 ", text)
+
+
+def test_distances_of_two_networks_are_refused(tmp_path: Path) -> None:
+    write_trial(tmp_path, "a", outcome=finished(5.0, 1.0))
+    write_trial(tmp_path, "b", outcome=finished(5.0, 1.0, **{"eval/fd_inception/minor": 20.0}))
+    with pytest.raises(ValueError, match="several feature networks cannot share a table: cnn, inception"):
+        write.table(load.runs(tmp_path))
+
+
+def test_under_central_trust_the_stated_guarantee_is_the_outsiders(tmp_path: Path) -> None:
+    dp_fedavg(tmp_path, "a", 10.0, 2.0, trust="central")
+    dp_fedavg(tmp_path, "b", 50.0, 1.0, trust="central")
+    dp_fedavg(tmp_path, "c", 60.0, 1.5, trust="central")
+    table = write.table(load.runs(tmp_path))
+    assert list(table["epsilon"]) == [10.0, 50.0, 60.0]
+    assert list(table["pareto"]) == [True, True, False]
+    kind = "per client, replace-one, central trust, delta 1e-05, exact accountant"
+    assert set(table["kind"]) == {kind}
+    text = write.text(table)
+    assert text.splitlines()[1].split()[:3] == ["method", "epsilon", "outsiders"]
+    assert f"\nepsilon (against outsiders only; the server sees the updates): {kind}\n" in text
+    assert "inf" not in text
+
+
+def test_pareto_within_each_kind_and_against_what_holds_for_every_kind(tmp_path: Path) -> None:
+    table = write.table(load.runs(write_kinds(tmp_path))).set_index("digests")
+    best = {"a0", "a1", "c0", "c1", "d", "e", "f0"}  # e sends nothing and beats b0 and b1; f0 beats f1
+    assert set(table.index[table["pareto"]]) == best
+
+
+def test_presence_of_a_part_is_no_column_beside_its_fields(tmp_path: Path) -> None:
+    assert swept(write.table(load.runs(write_kinds(tmp_path)))) == ["trust", "method.epsilon", "privacy.epsilon"]
+
+
+# ------------------------------------------------------------------------------------------------- as text
+
+
+def body(text: str) -> list[str]:
+    """The lines between the first two rules."""
+    lines = text.splitlines()
+    rules = [i for i, row in enumerate(lines) if set(row) == {"-"}]
+    return lines[rules[0] + 1 : rules[1]]
+
+
+def test_text_of_one_trial_in_full(tmp_path: Path) -> None:
+    """The row, its header and what explains it."""
+    text = write.text(write.table(small(tmp_path, ("PFDM", 9.77, 3.0), **ATTACK)))
+    (row,) = body(text)
+    shown = "* PFDM 9.77 3.000 2.100 1.800 0.830 0.550 [.510 .590] 0.917 0.848 [.816 .880] 224 kB 6.46"
+    assert row.split() == shown.split()
+    above, names = text.splitlines()[:2]
+    assert re.sub(" +", " ", above) == " epsilon fd_cnn fd_cnn fd_cnn label attack AUC its attack AUC"
+    known = " method server minor major all accuracy global ceiling client sent seconds"
+    assert re.sub(" +", " ", names) == known
+    assert re.search(r"^   floor +0\.686 +0\.686 +0\.431$", text, re.M)
+    kind = "per example, replace-one, local trust, delta 1e-05, exact accountant; public by declaration: labels"
+    assert f"\nepsilon (against the server): {kind}\n" in text
+    assert "stopped" not in text and "n: seeds" not in text and "outsiders" not in text
+
+
+def test_a_true_positive_rate_is_shown_or_its_n_is_too_small(tmp_path: Path) -> None:
+    rate = {f"attack/global/best/tpr_at_1pct_fpr{k}": v for k, v in (("", 0.02), ("_low", 0.0), ("_high", 0.06))}
+    without = write.text(write.table(small(tmp_path / "a", ("PFDM", 9.77, 3.0), **ATTACK)))
+    assert "TPR at 1 % false positives: n too small (it takes 500" in without and "TPR at 1%" not in without
+    write_trial(tmp_path / "b", "x", clients=3, outcome=finished(9.77, 3.0, **ATTACK))
+    write_trial(tmp_path / "b", "y", clients=4, outcome=finished(9.77, 3.0, **ATTACK, **rate))
+    shown = write.text(write.table(load.runs(tmp_path / "b")))
+    first, second = body(shown)
+    assert " n too small " in first and " 0.020 [.000 .060] " in second and shown.count("TPR at 1%") == 2
+
+
+def test_both_samplers_have_a_column_where_they_were_measured(tmp_path: Path) -> None:
+    measured = {"eval/ddim/fd_cnn/minor": 3.0, "eval/ancestral/fd_cnn/minor": 3.75}
+    text = write.text(write.table(small(tmp_path, ("PFDM", 9.77, 3.0), **measured)))
+    above, names = (re.sub(" +", " ", line) for line in text.splitlines()[:2])
+    assert above.count("minor by minor by") == 1 and " ddim ancestral accuracy" in names
+    assert " 3.000 3.750 " in re.sub(" +", " ", body(text)[0])
+    assert "minor by: the same for the minority classes" in text
+
+
+def test_nothing_sent_and_no_guarantee_say_so(grid: pd.DataFrame) -> None:
+    text = write.text(write.table(grid))
+    assert sum("  0 (nothing sent)  " in row for row in body(text)) == 4
+    assert sum("  inf  " in row for row in body(text)) == 8
+    assert "\nepsilon inf: no guarantee (weights sent as they are)\n" in text
+
+
+def test_it_fits(grid: pd.DataFrame, seeded: pd.DataFrame) -> None:
+    for runs in (grid, seeded):
+        text = write.text(write.table(runs))
+        assert len(body(text)) == 24
+        assert max(map(len, text.splitlines())) <= 160
+
+
+def test_floors_stand_with_what_decides_them(grid: pd.DataFrame) -> None:
+    floors = re.findall(r"^   floor.*", write.text(write.table(grid)), re.M)
+    assert [row.split() for row in floors] == [
+        ["floor", "2", "0.686", "0.686", "0.431"],
+        ["floor", "4", "0.641", "0.686", "0.431"],
+    ]
+
+
+def test_floors_that_nothing_decides_are_a_range(tmp_path: Path) -> None:
+    for seed, floor in enumerate((0.5, 0.7)):
+        end = finished(9.0 + seed, 2.0, **{"eval/fd_cnn/minor_floor": floor})
+        method = "PFDM" if seed else "DPSGD"
+        write_trial(tmp_path, f"t{seed}", method=method, seed=seed, outcome=end)
+    text = write.text(write.table(load.runs(tmp_path)))
+    assert re.search(r"floor min +0\.500 ", text) and re.search(r"floor max +0\.700 ", text)
+
+
+def test_failed_killed_and_unfinished_trials_are_listed_below(tmp_path: Path) -> None:
+    write_trial(tmp_path, "a", clients=2, outcome=finished(9.0, 2.0))
+    write_trial(
+        tmp_path,
+        "b",
+        clients=4,
+        outcome={"outcome": "failed", "reason": "loss is not finite"},
+        lines=[line(0, 9.5)],
+    )
+    write_trial(tmp_path, "c", clients=6)
+    text = write.text(write.table(load.runs(tmp_path)))
+    assert len(body(text)) == 1
+    assert text.endswith(
+        "\nfailed: PFDM clients=4: loss is not finite (epsilon spent 9.50; b)"
+        "\nunfinished: PFDM clients=6: no reason recorded (epsilon spent ?; c)"
+    )
+
+
+def test_a_sweep_in_which_all_failed_is_its_list(tmp_path: Path) -> None:
+    write_trial(tmp_path / "s", "a", outcome={"outcome": "failed", "reason": "no room"})
+    text = write.write(tmp_path / "s", tmp_path / "o")
+    assert text == "failed: PFDM: no room (epsilon spent ?; a)\n\nno plot: no trial has a feature distance"
+    assert [p.name for p in (tmp_path / "o").iterdir()] == ["frontier.csv"]
+
+
+def test_stopped_trials_are_marked(tmp_path: Path) -> None:
+    stop(tmp_path, "a", 5.0, 4.0)
+    text = write.text(write.table(load.runs(tmp_path)))
+    assert re.match(r"o  PFDM +5\.00 +4\.000 ", body(text + "\n---")[0])
+    assert "\no  stopped early" in text
+
+
+def test_outsiders_have_a_column_where_they_know_less(tmp_path: Path) -> None:
+    end = finished(9.0, 2.0)
+    end["outsiders"] = {**end["server"], "epsilon": 1.5, "trust": "central"}
+    write_trial(tmp_path, "a", outcome=end)
+    text = write.text(write.table(load.runs(tmp_path)))
+    assert text.splitlines()[1].split()[:3] == ["method", "a", "b"]
+    assert re.search(r"PFDM +1\.50 +9\.00 ", text)
+    assert re.search(r"^epsilon a \(against outsiders only.* central trust, ", text, re.M)
+
+
+def test_several_kinds_have_a_column_each(tmp_path: Path) -> None:
+    """a: client, central; b: client, local; c: example, add-remove; d: example, replace-one."""
+    text = write.text(write.table(load.runs(write_kinds(tmp_path))))
+    above, names = (line.split() for line in text.splitlines()[:2])
+    assert above[:6] == ["method.", "privacy.", *["epsilon"] * 4]
+    assert names[:8] == ["method", "trust", "epsilon", "epsilon", "a", "b", "c", "d"]
+    rows = [row.lstrip("*").split()[:8] for row in body(text)]
+    assert [" ".join(row) for row in rows] == [
+        "DPSGD - 1 - - - 0.98 -",
+        "DPSGD - 10 - - - 9.50 -",
+        "FedAvg central - 10 10.00 - - -",
+        "FedAvg central - 50 50.00 - - -",
+        "FedAvg local - 10 - 10.00 - -",
+        "FedAvg local - 50 - 50.00 - -",
+        "FedAvg - - - inf inf inf inf",
+        "LocalOnly - - - 0 0 0 0",
+        "PFDM - 10 - - - - 9.70",
+        "PFDM - 49 - - - - 48.90",
+    ]
+    central = "per client, replace-one, central trust, delta 1e-05, exact accountant"
+    assert f"\nepsilon a (against outsiders only; the server sees the updates): {central}\n" in text
+    sampled = "per example, add-remove, local trust, delta 1e-05, rdp accountant; public by declaration: examples"
+    assert f"\nepsilon c (against the server): {sampled}\n" in text
+    assert "\nepsilon 0: nothing sent\n" in text
+    assert "\nepsilon inf: no guarantee (weights sent as they are)\n" in text
+
+
+def test_what_a_stopped_trial_did_not_record_is_unknown_in_every_column(tmp_path: Path) -> None:
+    write_kinds(tmp_path)
+    write_trial(tmp_path, "g", method="MOON", outcome={"outcome": "stopped"})
+    text = write.text(write.table(load.runs(tmp_path)))
+    assert re.search(r"^o  MOON +- +- +- +\? +\? +\? +\? ", text, re.M)
+
+
+def test_csv_has_a_column_for_each_kind(tmp_path: Path) -> None:
+    write.write(write_kinds(tmp_path / "s"), tmp_path / "o")
+    table = pd.read_csv(tmp_path / "o" / "frontier.csv").set_index("digests")
+    central, local = (f"epsilon [per client, replace-one, {trust} trust]" for trust in ("central", "local"))
+    sampled, own = (f"epsilon [per example, {relation}, local trust]" for relation in ("add-remove", "replace-one"))
+    assert [c for c in table if c.startswith("epsilon")] == [central, local, sampled, own]
+    assert dict(table[central].dropna()) == {"c0": 10.0, "c1": 50.0, "d": math.inf, "e": 0.0}
+    assert dict(table[sampled].dropna()) == {"a0": 0.98, "a1": 9.5, "d": math.inf, "e": 0.0}
+    assert table.loc["f0", [central, local, sampled]].isna().all() and table.loc["f0", own] == 9.7
+
+
+def test_csv_of_one_kind_has_one_column(tmp_path: Path) -> None:
+    write_trial(tmp_path / "s", "a", outcome=finished(9.0, 2.0))
+    write.write(tmp_path / "s", tmp_path / "o")
+    assert list(pd.read_csv(tmp_path / "o" / "frontier.csv")["epsilon"]) == [9.0]
+
+
+def test_kinds_that_differ_in_delta_only_are_named_in_full(tmp_path: Path) -> None:
+    for digest, method, delta in (("a", "PFDM", 1e-5), ("b", "DPSGD", 1e-6)):
+        write_trial(tmp_path, digest, method=method, outcome=finished(9.0, 2.0, delta=delta))
+    known = "exact accountant; public by declaration: labels"
+    both = [f"per example, replace-one, local trust, delta {delta}, {known}" for delta in ("1e-05", "1e-06")]
+    assert kinds.kinds(write.table(load.runs(tmp_path))) == dict(zip(both, both, strict=True))
+
+
+def test_protocol_only_has_privacy_and_cost_and_no_plot(tmp_path: Path) -> None:
+    end = finished(9.0, 2.0)
+    end["final"] = {k: v for k, v in end["final"].items() if not k.startswith(("eval", "attack"))}
+    write_trial(tmp_path / "s", "a", outcome=end)
+    text = write.write(tmp_path / "s", tmp_path / "o")
+    assert text.splitlines()[1].split() == ["method", "server", "ceiling", "sent", "seconds"]
+    assert text.endswith("no plot: no trial has a feature distance")
+    assert not [c for c in pd.read_csv(tmp_path / "o" / "frontier.csv") if c.startswith("fd_")]
+    with pytest.raises(ValueError, match="nothing to plot"):
+        write.plot(load.runs(tmp_path / "s"), tmp_path / "x.png")
+
+
+@pytest.mark.parametrize(
+    ("count", "shown"),
+    [
+        (0.0, "0 B"),
+        (999.0, "999 B"),
+        (1000.0, "1 kB"),
+        (223608.0, "224 kB"),
+        (72770560.0, "72.8 MB"),
+        (None, "-"),
+    ],
+)
+def test_sizes(tmp_path: Path, count: float | None, shown: str) -> None:
+    end = finished(9.0, 2.0)
+    end["final"]["comm/bytes_up"] = count
+    write_trial(tmp_path, "a", outcome=end)
+    write_trial(tmp_path, "b", method="DPSGD", outcome=finished(9.0, 2.0))
+    text = write.text(write.table(load.runs(tmp_path)))
+    assert body(text)[1].rstrip().removesuffix("6.46").rstrip().endswith(f" {shown}")
+
+
+# ------------------------------------------------------------------------------------------------- as a plot
+
+
+def drawn(runs: pd.DataFrame, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The figure that `plot` would save, laid out."""
+    from matplotlib.figure import Figure
+
+    seen = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, *_, **__: seen.append(self))
+    write.plot(runs, Path("unused.png"))
+    seen[0].draw_without_rendering()
+    return seen[0]
+
+
+def legend(figure: Any) -> list[str]:
+    return [words.get_text() for words in figure.legends[0].get_texts()]
+
+
+def test_plot_says_what_it_shows(grid: pd.DataFrame, monkeypatch: pytest.MonkeyPatch) -> None:
+    figure = drawn(grid, monkeypatch)
+    minority, everyone = figure.axes
+    assert minority.get_ylabel() == "Fréchet distance of cnn features, minority classes"
+    assert everyone.get_ylabel() == "Fréchet distance of cnn features, all classes"
+    kind = "per example, replace-one, local trust, δ = 1e-05, exact accountant; public by declaration: labels"
+    assert figure.get_supxlabel() == f"ε against the server: {kind}"
+    ticks = [label.get_text().split("\n")[0] for label in minority.get_xticklabels()]
+    assert ticks == ["10", "20", "50", "100", "200", "0", "inf"]
+    settings = [f"schedule {s}, clients {c}" for s in ("cosine", "linear") for c in (2, 4)]
+    methods = ["FedAvg", "LocalOnly", "PFDM"]
+    assert legend(figure)[:8] == [*methods, "", *settings]
+    assert "floor: real half\nagainst real half\n(one per value of clients)" in legend(figure)
+
+
+@pytest.mark.parametrize("sweep", ["seeded", "kinds"])
+def test_nothing_overlaps_in_the_plot(
+    sweep: str, seeded: pd.DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figure = drawn(seeded if sweep == "seeded" else load.runs(write_kinds(tmp_path)), monkeypatch)
+    labels = [label for axes in figure.axes for label in axes.get_xticklabels()]
+    titles = [axes.yaxis.label for axes in figure.axes]
+    boxes = [words.get_window_extent() for words in (*labels, *titles, figure._supxlabel, figure.legends[0])]
+    boxes += [axes.get_window_extent() for axes in figure.axes]
+    assert not [(a, b) for i, a in enumerate(boxes) for b in boxes[:i] if a.overlaps(b)]
+    assert all(figure.bbox.x0 <= b.x0 and b.x1 <= figure.bbox.x1 for b in boxes)
+    assert all(figure.bbox.y0 <= b.y0 and b.y1 <= figure.bbox.y1 for b in boxes)
+
+
+def series(axes: Any) -> dict[str, list[list[float]]]:
+    """Of the main panel, points joined by a line and lone ones, by colour."""
+    out: dict[str, list[list[float]]] = {}
+    for errorbar in axes.containers:
+        data = errorbar[0]
+        if len(data.get_xdata()):
+            out.setdefault(data.get_color(), []).append(list(data.get_xdata()))
+    return out
+
+
+def test_epsilon_0_and_infinity_stand_beyond_the_breaks(grid: pd.DataFrame, monkeypatch: pytest.MonkeyPatch) -> None:
+    axes = drawn(grid, monkeypatch).axes[0]
+    fedavg, local, pfdm = (series(axes)[colour] for colour in plot.COLOURS[:3])
+    assert [len(x) for x in (*fedavg, *local, *pfdm)] == [1] * 8 + [4] * 4
+    low, high = math.log10(9.77), math.log10(195.8)
+    left, right = axes.get_xlim()
+    assert all(left < x < low for (x,) in local)
+    assert all(high < x < right for (x,) in fedavg)
+    for xs in pfdm:
+        assert xs[:3] == pytest.approx([low, math.log10(48.9), high]) and high < xs[3] < right
+    infinite = [x for (x,) in fedavg] + [xs[3] for xs in pfdm]
+    assert len(set(infinite)) == 8  # side by side
+
+
+def test_floors_are_dashed_lines_in_each_panel(grid: pd.DataFrame, monkeypatch: pytest.MonkeyPatch) -> None:
+    figure = drawn(grid, monkeypatch)
+    dashed = [
+        sorted(float(drawn.get_ydata()[0]) for drawn in axes.lines if drawn.get_color() == "0.45")
+        for axes in figure.axes
+    ]
+    assert dashed == [[0.641, 0.686], [0.431]]
+
+
+def test_stopped_trials_are_hollow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stop(tmp_path, "a", 5.0, 4.0, seed=1)
+    write_trial(tmp_path, "b", outcome=finished(9.0, 2.0))
+    figure = drawn(load.runs(tmp_path), monkeypatch)
+    faces = {
+        float(bar[0].get_ydata()[0]): bar[0].get_markerfacecolor()
+        for bar in figure.axes[0].containers
+        if len(bar[0].get_ydata())
+    }
+    assert faces == {4.0: "none", 2.0: plot.COLOURS[0]}
+    assert "stopped early\n(validation split)" in legend(figure)
+
+
+def test_plot_names_the_kinds_where_there_are_several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_trial(tmp_path, "a", method="PFDM", outcome=finished(5.0, 1.0))
+    write_trial(tmp_path, "b", method="DPSGD", outcome=finished(8.0, 2.0, unit="client"))
+    figure = drawn(load.runs(tmp_path), monkeypatch)
+    words = [text.replace("\n", " ") for text in legend(figure)]
+    assert words[:2] == ["DPSGD, per client, replace-one, local trust", "PFDM, per example, replace-one, local trust"]
+    known = "local trust, δ = 1e-05, exact accountant; public by declaration: labels; against the server"
+    assert words[-2:] == [f"ε per client, replace-one, {known}", f"ε per example, replace-one, {known}"]
+
+
+def test_each_method_kind_and_setting_is_a_series(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figure = drawn(load.runs(write_kinds(tmp_path)), monkeypatch)
+    title = "ε, of several kinds (see the legend): those of different kinds are not comparable"
+    assert figure.get_supxlabel() == title
+    words = [text.replace("\n", " ") for text in legend(figure)]
+    assert words[:7] == [
+        "DPSGD, per example, add-remove, local trust",
+        "FedAvg, per client, replace-one, central trust",
+        "FedAvg, per client, replace-one, local trust",
+        "FedAvg, no guarantee",
+        "LocalOnly, nothing sent",
+        "PFDM, per example, replace-one, local trust",
+        "",
+    ]
+    assert words[7] == "Pareto-optimal"  # trust and budgets are no settings: the series and the axis tell them
+    points = [bar[0] for bar in figure.axes[0].containers if len(bar[0].get_xdata())]
+    looks = [(line.get_color(), line.get_marker()) for line in points]
+    handles = [(entry.get_color(), entry.get_marker()) for entry in figure.legends[0].legend_handles[:6]]
+    assert looks == handles
+    assert [len(set(of)) for of in zip(*looks, strict=True)] == [6, 6]  # colours, markers
+    central = points[1]
+    assert list(central.get_ydata()) == [5.0, 2.0] and list(central.get_xdata()) == [1.0, math.log10(50)]
+
+
+def test_kinds_and_settings_share_the_legend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for clients in (2, 4):
+        write_trial(tmp_path, f"a{clients}", clients=clients, outcome=finished(5.0, 1.0))
+        end = finished(8.0, 2.0, **SAMPLED)
+        write_trial(tmp_path, f"b{clients}", method="DPSGD", clients=clients, outcome=end)
+    words = [text.replace("\n", " ") for text in legend(drawn(load.runs(tmp_path), monkeypatch))]
+    series = ["DPSGD, per example, add-remove, local trust", "PFDM, per example, replace-one, local trust"]
+    assert words[:5] == [*series, "", "clients 2", "clients 4"]
+
+
+def test_the_axis_of_central_trust_says_against_whom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dp_fedavg(tmp_path, "a", 10.0, 2.0, trust="central")
+    title = drawn(load.runs(tmp_path), monkeypatch).get_supxlabel()
+    assert title.startswith("ε against outsiders only; the server sees the updates: per client, replace-one, central")
+
+
+def test_without_minority_all_classes_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for i, distance in enumerate((2.0, 1.0)):
+        end = finished(9.0, distance)
+        end["final"] = {k: v for k, v in end["final"].items() if "/minor" not in k}
+        write_trial(tmp_path, f"t{i}", clients=i + 1, outcome=end)
+    runs = load.runs(tmp_path)
+    assert list(write.table(runs)["pareto"]) == [False, True]
+    assert "fd_cnn/all that are both as low" in write.text(write.table(runs))
+    labels = [axes.get_ylabel() for axes in drawn(runs, monkeypatch).axes]
+    assert labels == ["Fréchet distance of cnn features, all classes"]
+
+
+# ------------------------------------------------------------------------------------------- the command
+
+
+def test_command_prints_the_table_and_writes_the_files(tmp_path: Path) -> None:
+    write_trial(tmp_path, "a", outcome=finished(9.0, 2.0))
+    command = [sys.executable, str(ROOT / "analysis" / "frontier.py"), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT.anchor)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(write.text(write.table(load.runs(tmp_path))))
+    assert (tmp_path / "report" / "frontier.png").read_bytes().startswith(b"\x89PNG")
+    assert list(pd.read_csv(tmp_path / "report" / "frontier.csv")["fd_cnn/minor"]) == [2.0]
+
+
+def test_command_fails_with_one_line_and_code_2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["frontier", str(tmp_path)])
+    said = f"error: {tmp_path} has no trials: nothing matches trials/*/config.json\n"
+    assert (end.value.code, *capsys.readouterr()) == (2, "", said)
+
+
+@pytest.mark.parametrize("module", [load, write, kinds, frontier_table, frontier_text, plot])
+def test_analysis_imports_neither_ray_nor_torch(module: ModuleType) -> None:
+    tree = ast.parse(Path(str(module.__file__)).read_text())
+    names = [a.name for node in ast.walk(tree) if isinstance(node, ast.Import) for a in node.names]
+    names += [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    known = {"pandas", "matplotlib", "analysis", "raydiff"}  # of raydiff what test_layering lets through
+    assert {name.split(".")[0] for name in names} <= known | sys.stdlib_module_names
+
+
+def test_the_kind_of_a_trial_without_outcome_whose_method_has_no_delta() -> None:
+    names = ("delta", "accountant", "declared", "unprotected")
+    of = {"epsilon": 3.0, "unit": "client", "relation": "replace_one", "trust": "local", **dict.fromkeys(names)}
+    found = kinds.kind_of({f"server/{k}": v for k, v in of.items()}, "server")
+    assert found == "per client, replace-one, local trust, delta not recorded"

@@ -1,0 +1,291 @@
+"""A sweep's folder as tables: every kind of trial, and one sentence for every kind of damage."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from raydiff.report import load
+from raydiff.report.frontier.kinds import kind_of
+
+ROOT = Path(__file__).resolve().parents[2]
+
+GAUSSIAN = {"unit": "example", "relation": "replace_one", "trust": "local"}
+FIELDS: dict[str, dict[str, Any]] = {
+    "PFDM": {
+        "epsilon": 10.0,
+        "delta": 1e-5,
+        "accountant": "exact",
+        "clip": 6.4,
+        "server": {"kind": "Training", "steps": 1000},
+    },
+    "LocalOnly": {},
+    "FedAvg": {"rounds": 10, "finetune": None},
+}
+
+
+def write_trial(
+    sweep: Path,
+    digest: str,
+    *,
+    method: str = "PFDM",
+    fields: dict[str, Any] | None = None,
+    schedule: str = "linear",
+    partition: dict[str, Any] | None = None,
+    clients: int = 2,
+    seed: int = 0,
+    split: int = 0,
+    outcome: dict[str, Any] | None = None,
+    lines: list[dict[str, Any]] | None = None,
+) -> Path:
+    """A trial's folder as a sweep leaves it; `outcome` None leaves out outcome.json."""
+    folder = sweep / "trials" / digest
+    folder.mkdir(parents=True)
+    model = {"kind": "DDPM", "schedule": schedule, "shape": [1, 8, 8]}
+    config = {
+        "kind": "Experiment",
+        "method": {"kind": method, "model": model, **FIELDS.get(method, {}), **(fields or {})},
+        "data": {"kind": "Data", "name": "digits", "split_seed": split, "root": None},
+        **({"partition": partition} if partition else {}),
+        "clients": clients,
+        "seed": seed,
+        "evaluation": {"kind": "Evaluation", "features": "cnn", "every": 0},
+        "runtime": {"kind": "Runtime", "threads": 1, "workers": 1},
+        "data_digest": f"hmac:fb425{split}",
+    }
+    (folder / "config.json").write_text(json.dumps(config, indent=1))
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines or []))
+    if outcome is not None:
+        (folder / "outcome.json").write_text(json.dumps(outcome))
+    return folder
+
+
+def finished(epsilon: float, distance: float, **changes: Any) -> dict[str, Any]:
+    """outcome.json of a finished trial. `changes` with a "/" are numbers, others go to the guarantee."""
+    sent = 0 < epsilon < math.inf
+    guarantee = {
+        "epsilon": epsilon,
+        "delta": 1e-5,
+        "accountant": "exact",
+        **(GAUSSIAN if sent else {"unit": None, "relation": None, "trust": "local"}),
+        "declared": ["labels"] if sent else [],
+        "unprotected": ["weights sent as they are"] if epsilon == math.inf else [],
+        **{k: v for k, v in changes.items() if "/" not in k},
+    }
+    final = {
+        "privacy/epsilon_server": epsilon,
+        "privacy/auc_ceiling": 0.917,
+        "comm/bytes_up": 223608.0,
+        "eval/label_accuracy/all": 0.83,
+        "attack/client/best/auc": 0.848,
+        "attack/client/best/auc_low": 0.816,
+        "attack/client/best/auc_high": 0.88,
+        "time/seconds": 6.46,
+        **{k: v for k, v in changes.items() if "/" in k},
+    }
+    for group, factor in (("all", 0.6), ("major", 0.7), ("minor", 1.0)):
+        final.setdefault(f"eval/fd_cnn/{group}", distance * factor)
+        final.setdefault(f"eval/fd_cnn/{group}_floor", 0.686 if group != "all" else 0.431)
+    return {"outcome": "finished", "final": final, "server": guarantee, "outsiders": guarantee}
+
+
+def line(step: int, epsilon: float = 9.77, **more: Any) -> dict[str, Any]:
+    """A round of metrics.jsonl."""
+    spent = {
+        "privacy/epsilon_server": epsilon,
+        "privacy/epsilon_outsiders": epsilon,
+        "privacy/auc_ceiling": 0.9,
+    }
+    return {"step": step, "time": 1.8e9 + step, **spent, "comm/bytes_up": 100.0, "time/seconds": 2.0, **more}
+
+
+def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "analysis" / "load.py"), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT.anchor)
+
+
+def only(frame: pd.DataFrame) -> dict[str, Any]:
+    assert len(frame) == 1
+    return frame.iloc[0].to_dict()
+
+
+def test_finished_trial_has_config_guarantee_and_final_numbers(tmp_path: Path) -> None:
+    write_trial(tmp_path, "aa", outcome=finished(9.77, 3.02), lines=[line(0)])
+    row = only(load.runs(tmp_path))
+    expected = {
+        "digest": "aa",
+        "outcome": "finished",
+        "method": "PFDM",
+        "method.epsilon": 10.0,
+        "method.model": "DDPM",
+        "method.model.schedule": "linear",
+        "method.model.shape": "[1, 8, 8]",
+        "method.server": "Training",
+        "method.server.steps": 1000,
+        "server/epsilon": 9.77,
+        "server/unit": "example",
+        "server/relation": "replace_one",
+        "server/trust": "local",
+        "server/delta": 1e-5,
+        "server/accountant": "exact",
+        "server/declared": "labels",
+        "outsiders/epsilon": 9.77,
+        "final/eval/fd_cnn/minor": 3.02,
+        "final/time/seconds": 6.46,
+    }
+    assert {k: row[k] for k in expected} == expected
+    assert row["reason"] is None
+    assert not any(c == "kind" or c.endswith(".kind") for c in row)
+
+
+def test_columns_of_one_part_stand_together(tmp_path: Path) -> None:
+    write_trial(tmp_path, "aa", method="LocalOnly", outcome=finished(0.0, 2.0))
+    write_trial(tmp_path, "bb", outcome=finished(9.77, 3.0))
+    columns = list(load.runs(tmp_path).columns)
+    parts = [c.split("/")[0] if "/" in c else "" for c in columns]
+    assert [p for i, p in enumerate(parts) if i == 0 or p != parts[i - 1]] == [
+        "",
+        "server",
+        "outsiders",
+        "final",
+    ]
+    assert columns[:3] == ["digest", "outcome", "reason"]
+
+
+def so_far(**changes: Any) -> dict[str, Any]:
+    """The guarantee that a line of metrics.jsonl says."""
+    about = {"epsilon": 5.0, "delta": 1e-5, "accountant": "exact", "declared": ["labels"], "unprotected": []}
+    return {**about, **GAUSSIAN, **changes}
+
+
+@pytest.mark.parametrize("outcome", [None, {"outcome": "stopped"}])
+def test_without_a_guarantee_of_its_end_a_trial_has_that_of_its_last_round(tmp_path: Path, outcome: Any) -> None:
+    outsiders = so_far(unit="client", trust="central", declared=[], unprotected=["weights"])
+    lines = [
+        line(0, 3.0, **{"validation/fd_cnn/minor": 4.0}, server=so_far(epsilon=3.0), outsiders=so_far(epsilon=3.0)),
+        line(1, 5.0, server=so_far(), outsiders=outsiders),
+    ]
+    write_trial(tmp_path, "aa", outcome=outcome, lines=lines)
+    row = only(load.runs(tmp_path))
+    wanted = {"server": so_far(declared="labels", unprotected="")}
+    wanted["outsiders"] = {**outsiders, "declared": "", "unprotected": "weights"}
+    for view, fields in wanted.items():
+        assert {k: row[f"{view}/{k}"] for k in fields} == fields
+    assert row["final/privacy/epsilon_server"] == row["server/epsilon"]
+    assert (row["final/comm/bytes_up"], row["final/time/seconds"]) == (100.0, 4.0)
+    assert row["last/validation/fd_cnn/minor"] == 4.0
+    assert set(load.rounds(tmp_path)["metric"]).isdisjoint({"server", "outsiders"})
+
+
+@pytest.mark.parametrize(("epsilon", "kind"), [(5.0, "unit, relation and trust not recorded"), (math.inf, "not rec")])
+def test_a_line_of_an_older_version_has_an_epsilon_and_no_kind(tmp_path: Path, epsilon: float, kind: str) -> None:
+    write_trial(tmp_path, "aa", lines=[line(0, epsilon)])
+    row = only(load.runs(tmp_path))
+    assert (row["server/epsilon"], row["server/delta"], row["server/accountant"]) == (epsilon, 1e-5, "exact")
+    assert row["server/unit"] is None and kind in kind_of(row, "server")
+
+
+def test_trial_without_outcome_is_unfinished_and_its_epsilon_unknown_before_a_round(tmp_path: Path) -> None:
+    write_trial(tmp_path, "aa")
+    row = only(load.runs(tmp_path))
+    assert row["outcome"] == "unfinished"
+    assert pd.isna(row["server/epsilon"])
+
+
+def test_failed_trial_has_its_reason(tmp_path: Path) -> None:
+    write_trial(tmp_path, "aa", outcome={"outcome": "failed", "reason": "loss is not finite"})
+    row = only(load.runs(tmp_path))
+    assert (row["outcome"], row["reason"]) == ("failed", "loss is not finite")
+
+
+def test_rounds_are_long_and_leave_the_clock_out(tmp_path: Path) -> None:
+    write_trial(
+        tmp_path,
+        "aa",
+        lines=[{"step": 0, "time": 1.8e9, "train/loss": 0.5, "e": math.inf}, {"step": 1, "train/loss": 0.25}],
+    )
+    write_trial(tmp_path, "bb")
+    rows = list(load.rounds(tmp_path).itertuples(index=False, name=None))
+    assert rows == [("aa", 0, "train/loss", 0.5), ("aa", 0, "e", math.inf), ("aa", 1, "train/loss", 0.25)]
+
+
+def test_rounds_of_a_sweep_that_has_just_begun_are_an_empty_table(tmp_path: Path) -> None:
+    write_trial(tmp_path, "aa")
+    frame = load.rounds(tmp_path)
+    assert list(frame.columns) == ["digest", "step", "metric", "value"] and len(frame) == 0
+
+
+def test_a_line_that_a_crash_cut_short_is_left_out(tmp_path: Path) -> None:
+    path = write_trial(tmp_path, "aa", lines=[line(0)]) / "metrics.jsonl"
+    path.write_text(path.read_text() + '{"step": 1, "ti')
+    assert set(load.rounds(tmp_path)["step"]) == {0}
+
+
+def test_a_line_cut_short_before_others_costs_no_table_and_is_named(tmp_path: Path) -> None:
+    """A crash cut it; the trial was resumed, and wrote on, on a line of its own."""
+    write_trial(tmp_path, "aa", outcome=finished(9.77, 3.0), lines=[line(0)])
+    path = write_trial(tmp_path, "bb", outcome=finished(9.77, 3.0), lines=[line(0), line(1), line(2)]) / "metrics.jsonl"
+    assert load.cut_short(tmp_path) == []
+    first, second, third = path.read_text().splitlines(keepends=True)
+    for cut in range(1, len(second) - 1):
+        path.write_text(f"{first}{second[:cut]}\n{third}")
+        assert list(load.runs(tmp_path)["digest"]) == ["aa", "bb"]
+        found = load.rounds(tmp_path)
+        assert set(found[found["digest"] == "bb"]["step"]) == {0, 2}
+        (says,) = load.cut_short(tmp_path)
+        assert str(path) in says and "line 2" in says and "\n" not in says
+
+
+def test_a_round_written_after_the_cut_is_kept(tmp_path: Path) -> None:
+    path = write_trial(tmp_path, "aa") / "metrics.jsonl"
+    path.write_text('{"step": 0, "ti{"step": 0, "a": 1.0}\n{"step": 1, "a": 2.0}\n')
+    assert list(load.rounds(tmp_path)["value"]) == [1.0, 2.0]
+
+
+def test_files_hold_the_tables(tmp_path: Path) -> None:
+    write_trial(tmp_path / "s", "aa", outcome=finished(math.inf, 3.0), lines=[line(0)])
+    write_trial(tmp_path / "s", "bb", fields={"clip": "median", "epsilon": None})  # text and numbers in one field
+    done = run(tmp_path / "s", "--out", tmp_path / "o")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [str(tmp_path / "o" / f) for f in ("runs.parquet", "rounds.parquet", "runs.csv")]
+    runs = pd.read_parquet(tmp_path / "o" / "runs.parquet")
+    assert list(runs["method.clip"]) == ["6.4", "median"]
+    assert runs["server/epsilon"][0] == math.inf
+    assert pd.isna(runs["method.epsilon"][1])
+    pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "o" / "rounds.parquet"), load.rounds(tmp_path / "s"))
+    assert list(pd.read_csv(tmp_path / "o" / "runs.csv")["digest"]) == ["aa", "bb"]
+
+
+def damaged(sweep: Path, name: str, text: str) -> None:
+    (write_trial(sweep, "aa", outcome=finished(9.77, 3.0), lines=[line(0)]) / name).write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda s: None, "there is no folder"),
+        (lambda s: (s / "trials" / "aa").mkdir(parents=True), "has no trials"),
+        (lambda s: damaged(s, "config.json", '{"method": '), "config.json is not valid JSON"),
+        (lambda s: damaged(s, "config.json", "[]"), "config.json has no field 'method'"),
+        (lambda s: damaged(s, "outcome.json", ""), "outcome.json is not valid JSON"),
+        (lambda s: damaged(s, "outcome.json", "{}"), "outcome.json has no field 'outcome'"),
+    ],
+)
+def test_one_sentence_for_what_cannot_be_read(tmp_path: Path, damage: Any, words: str) -> None:
+    sweep = tmp_path / "sweep"
+    damage(sweep)
+    with pytest.raises(ValueError, match=words):
+        load.runs(sweep)
+
+
+def test_command_fails_with_one_line_and_code_2(tmp_path: Path) -> None:
+    done = run(tmp_path / "nowhere")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"error: there is no folder {tmp_path / 'nowhere'}\n"

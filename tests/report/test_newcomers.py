@@ -1,0 +1,97 @@
+"""The table of newcomers: what is paired with what, by hand, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from raydiff.report.papers import newcomers
+
+ROOT = Path(__file__).resolve().parents[2]
+NEW = {"SPIRE": (0.5, 0.7, 0.6), "FedAvg": (0.9, 1.0, 1.1)}
+
+
+def trial(sweep: Path, method: str, seed: int, *, new: float | None, finetune: bool = False) -> None:
+    folder = sweep / "trials" / f"{method.lower()}{seed}"
+    tuning = {"kind": "Training", "steps": 100} if finetune else None
+    config: dict[str, Any] = {"kind": "Experiment", "method": {"kind": method, "finetune": tuning}, "seed": seed}
+    final: dict[str, float] = {"time/seconds": 60.0 + seed}
+    for prefix, value in (("eval", 2.0 + seed), ("new", new)):
+        if value is not None:
+            final |= {f"{prefix}/kd_cnn/all": value, f"{prefix}/kd_cnn/all_floor": 0.01}
+            final |= {f"{prefix}/ancestral/kd_cnn/all": value + 1}
+    if method != "LocalOnly" and new is not None:
+        final |= {"new/parameters": 10.0, "new/parameters_share": 0.25}
+    (folder / "artifacts").mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "metrics.jsonl").write_text("")
+    outcome = {"outcome": "finished", "final": final, "server": {}, "outsiders": {}}
+    (folder / "outcome.json").write_text(json.dumps(outcome))
+    for name in ("samples", "newcomers"):
+        Image.fromarray(np.full((8, 8), 40 * seed, np.uint8)).save(folder / "artifacts" / f"{name}.png")
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Path:
+    for method, values in NEW.items():
+        for seed, value in enumerate(values):
+            trial(tmp_path, method, seed, new=value, finetune=method == "FedAvg")
+    trial(tmp_path, "LocalOnly", 0, new=0.3)
+    return tmp_path
+
+
+def test_differences_are_taken_seed_by_seed(sweep: Path) -> None:
+    rows = newcomers.table(newcomers.readings(sweep), "SPIRE").set_index("method")
+    assert list(rows.index) == ["SPIRE", "LocalOnly", "FedAvg + fine-tuning"]  # SPIRE, then the nearest first
+    tuned = rows.loc["FedAvg + fine-tuning"]
+    gaps = np.subtract(*NEW.values())
+    half = 4.302652729911275 * gaps.std(ddof=1) / math.sqrt(3)  # t at 97.5 %, 2 degrees of freedom
+    assert tuned["newcomers"] == pytest.approx(1.0) and tuned["newcomers_gap"] == pytest.approx(gaps.mean())
+    assert (tuned["newcomers_low"], tuned["newcomers_high"]) == pytest.approx((gaps.mean() - half, gaps.mean() + half))
+    assert tuned["clients_gap"] == 0 and rows.loc["LocalOnly", "n"] == 1
+    assert rows.loc["LocalOnly", "newcomers_gap"] == pytest.approx(0.2)  # of the one seed that both have
+
+
+def test_the_sampler_can_be_chosen(sweep: Path) -> None:
+    plain, other = (newcomers.readings(sweep, sampler)["newcomers"] for sampler in (None, "ancestral"))
+    assert (other - plain).tolist() == pytest.approx([1.0] * 7)
+
+
+def test_what_is_printed_says_which_differences_count(sweep: Path) -> None:
+    text = newcomers.markdown(newcomers.table(newcomers.readings(sweep), "SPIRE"), [0.01, 0.02])
+    assert "**-0.400 [-0.648, -0.152]**" in text and "10 (25.000%)" in text and "| all |" in text
+    assert text.endswith("1 seeds; floors (real against real): clients 0.010; newcomers 0.020")
+
+
+def test_the_job_writes_its_files(sweep: Path) -> None:
+    ran = subprocess.run([sys.executable, ROOT / "analysis/newcomers.py", sweep], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    assert {p.name for p in (sweep / "report").iterdir()} == {"newcomers.csv", "newcomers.md", "newcomers.png"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "has no finished trials that measured clients which joined later"),
+        (["--first", "Moon"], "there is no Moon"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_in_one_sentence(
+    sweep: Path, tmp_path: Path, arguments: list[str], says: str
+) -> None:
+    where = sweep
+    if not arguments:
+        where = tmp_path / "other"
+        trial(where, "SPIRE", 0, new=None)
+    ran = subprocess.run(
+        [sys.executable, ROOT / "analysis/newcomers.py", where, *arguments], capture_output=True, text=True
+    )
+    assert ran.returncode == 2 and says in ran.stderr and "Traceback" not in ran.stderr

@@ -1,0 +1,168 @@
+"""Paired differences: which trial is which arm, what is paired with what, and the interval by hand."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from raydiff.report.papers import collaboration
+
+ROOT = Path(__file__).resolve().parents[2]
+DEPTH = {10.0: 61.0, 50.0: 40.0}
+
+
+def run(method: str = "PFDM", **changes: Any) -> dict[str, Any]:
+    """A row as `load.runs` gives it."""
+    fields: dict[str, Any] = {"epsilon": 10.0, "t0": math.nan, "start": "denoiser", "center": False}
+    row = {"method": method, "partition": "MajorityMinority", "partition.minority": 3.0, "seed": 0}
+    row |= {f"method.{k}": v for k, v in fields.items()} | changes
+    return row | {"outcome": "finished", "evaluation.features": "cnn"}
+
+
+ARMS = {
+    "pfdm": {},
+    "shuffled": {"method.start": "shuffled"},
+    "no-server": {"method.start": "noise"},
+    "gaussian": {"method.start": "gaussian"},
+    "collafuse": {"method.epsilon": math.nan, "method.t0": 61.0},
+    "centre": {"method.center": True},
+    "centre-gaussian": {"method.center": True, "method.start": "gaussian"},
+    "localonly": {"method": "LocalOnly", "method.epsilon": math.nan},
+    "centre-localonly": {"method": "LocalOnly", "method.center": True, "method.epsilon": math.nan},
+    "fedavg": {"method": "FedAvg", "method.center": math.nan},
+    "centralised": {"method": "LocalOnly", "partition": "Pooled", "partition.minority": math.nan},
+}
+
+
+@pytest.mark.parametrize("arm", ARMS)
+def test_each_trial_is_its_arm(arm: str) -> None:
+    assert collaboration._arm({**run(), **ARMS[arm]}) == arm
+
+
+def test_pfdm_without_noise_and_depth_is_pfdm_at_no_epsilon() -> None:
+    assert collaboration._arm(run(**{"method.epsilon": math.nan})) == "pfdm"
+
+
+@pytest.fixture
+def sweep(monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A sweep of two seeds: distances arm by arm, seed by seed."""
+    values = {
+        "localonly": (5.0, 7.0),
+        "no-server": (9.0, 9.0),
+        "shuffled": (8.0, 8.0),
+        "pfdm": (4.0, 5.0),
+        "collafuse": (4.5, 6.0),
+        "fedavg": (1.0, 2.0),
+        "centralised": (0.5, 1.5),
+    }
+    runs, depths = [], []
+    for arm, of in values.items():
+        for seed, value in enumerate(of):
+            digest = f"{arm}-{seed}"
+            names = ("cluster_a", "cluster_b") if arm == "centralised" else ("minor",)
+            measured = {f"final/eval/ddim/fd_cnn/{n}": value + i for i, n in enumerate(names)}  # mean: + 1/2
+            runs.append({**run(seed=seed), **ARMS[arm], **measured, "digest": digest})
+            if arm in ("no-server", "shuffled", "pfdm", "collafuse"):
+                depths.append((digest, 0, "t0", 61.0))
+    monkeypatch.setattr(collaboration.load, "runs", lambda _: pd.DataFrame(runs))
+    columns = ["digest", "step", "metric", "value"]
+    monkeypatch.setattr(collaboration.load, "rounds", lambda _: pd.DataFrame(depths, columns=columns))
+    return Path("sweep")
+
+
+def test_differences_are_taken_seed_by_seed(sweep: Path) -> None:
+    table = collaboration.differences(collaboration.distances(sweep)).set_index(["arm", "against"])
+    pfdm = table.loc[("pfdm", "localonly")]
+    assert (pfdm["minority"], pfdm["epsilon"], pfdm["sampler"], pfdm["n"]) == (3.0, 10.0, "ddim", 2)
+    assert (pfdm["arm_mean"], pfdm["against_mean"], pfdm["mean"]) == (4.5, 6.0, -1.5)
+    half = 12.706205 * 0.5**0.5 / 2**0.5  # t(0.975, 1) s / sqrt(n) of the differences -1 and -2
+    assert (pfdm["low"], pfdm["high"]) == (pytest.approx(-1.5 - half), pytest.approx(-1.5 + half))
+    assert table.loc[("pfdm", "no-server"), "mean"] == -4.5
+    assert table.loc[("collafuse", "localonly"), ["epsilon", "mean"]].tolist() == [10.0, -0.75]  # by its depth
+    assert table.loc[("centralised", "localonly"), ["minority", "mean"]].tolist() == [3.0, -4.5]  # mean of its clusters
+    assert table.loc[("fedavg", "localonly"), "mean"] == -4.5
+
+
+def test_epsilon_is_the_one_asked_for_and_a_depths_only_for_collafuse(
+    sweep: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without recorded depths (all uploads were resent) private arms keep their cells, CollaFuse has none."""
+    monkeypatch.setattr(
+        collaboration.load, "rounds", lambda _: pd.DataFrame(columns=["digest", "step", "metric", "value"])
+    )
+    found = collaboration.distances(sweep)
+    assert set(found.loc[found["arm"].isin(["pfdm", "shuffled", "no-server"]), "epsilon"]) == {10.0}
+    assert "collafuse" not in set(found["arm"])
+
+
+def test_two_epsilons_of_one_depth_are_two_cells() -> None:
+    runs = [{**run(**{"method.epsilon": e}), "digest": str(e)} for e in (10.0, 11.0)]
+    rounds = pd.DataFrame(
+        [(str(e), 0, "t0", 61.0) for e in (10.0, 11.0)], columns=["digest", "step", "metric", "value"]
+    )
+    budgets = collaboration._budgets(pd.DataFrame(runs), rounds)
+    assert collaboration._epsilons({"method.t0": 61.0}, "collafuse", budgets) == [10.0, 11.0]
+    assert collaboration._epsilons({"method.t0": 62.0}, "collafuse", budgets) == []
+
+
+def test_empty_fields_are_none_in_a_sweep_without_depths() -> None:
+    assert collaboration._arm(run(**{"method.epsilon": None, "method.t0": None})) == "pfdm"
+
+
+def test_a_sweep_without_minorities_and_a_file_that_is_no_oracles_are_refused(
+    sweep: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = collaboration.differences(collaboration.distances(sweep))
+    with pytest.raises(ValueError, match=r"^the oracle's file has no column arm: "):
+        collaboration.with_oracle(table, pd.DataFrame({"minority": [3]}))
+    other = collaboration.load.runs(sweep).assign(**{"partition.minority": None})
+    monkeypatch.setattr(collaboration.load, "runs", lambda _: other)
+    with pytest.raises(ValueError, match=r"no finished trials with feature distances and a partition\.minority$"):
+        collaboration.distances(sweep)
+
+
+def test_a_seed_that_one_arm_lacks_is_left_out(sweep: Path) -> None:
+    found = collaboration.distances(sweep)
+    found = found[~((found["arm"] == "pfdm") & (found["seed"] == 1))]
+    table = collaboration.differences(found).set_index(["arm", "against"])
+    assert table.loc[("pfdm", "localonly"), "n"] == 1 and math.isnan(table.loc[("pfdm", "localonly"), "low"])
+
+
+def test_the_oracle_agrees_by_sign_where_the_interval_decides(sweep: Path) -> None:
+    table = collaboration.differences(collaboration.distances(sweep))
+    table.loc[table["arm"] == "pfdm", ["low", "high"]] = [-2.0, -1.0]
+    table.loc[table["arm"] == "collafuse", ["low", "high"]] = [-2.0, 1.0]
+    w2 = {"localonly": 3.0, "pfdm": 2.0, "no-server": 1.0, "collafuse": 2.5}
+    rows = [{"minority": 3, "epsilon": 10.0, "sampler": "ddim", "arm": a, "w2_squared": v} for a, v in w2.items()]
+    known = collaboration.with_oracle(table, pd.DataFrame(rows)).set_index(["arm", "against"])
+    assert known.loc[("pfdm", "localonly"), ["oracle", "agrees"]].tolist() == [-1.0, True]
+    assert known.loc[("pfdm", "no-server"), ["oracle", "agrees"]].tolist() == [1.0, False]
+    assert math.isnan(known.loc[("pfdm", "shuffled"), "oracle"]) and pd.isna(known.loc[("pfdm", "shuffled"), "agrees"])
+    assert pd.isna(known.loc[("collafuse", "localonly"), "agrees"])
+    assert len(list(collaboration.disagreements(known.reset_index()))) == 1
+
+
+def test_bold_cells_are_those_whose_interval_excludes_0(sweep: Path) -> None:
+    table = collaboration.differences(collaboration.distances(sweep))
+    table.loc[table["arm"] == "pfdm", ["low", "high"]] = [-2.0, -1.0]
+    text = collaboration.markdown(table)
+    assert "**-1.50 [-2.00, -1.00]**" in text and "| 3 | 10 | ddim | 6.00 |" in text
+    assert "**-0.75" not in text
+
+
+def test_another_sweep_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "analysis/paired.py", str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "has no trials" in done.stderr
+
+
+def test_the_picture_has_a_panel_per_minority_and_sampler(sweep: Path, tmp_path: Path) -> None:
+    collaboration.plot(collaboration.distances(sweep), tmp_path / "curves.png")
+    assert (tmp_path / "curves.png").stat().st_size > 5000

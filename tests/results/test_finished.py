@@ -1,0 +1,181 @@
+"""A finished trial is found by the names that people have, and refused in one sentence where it cannot be sampled."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from raydiff.experiment import config, overrides, trial
+from raydiff.results.finished import find, open_finished, words
+from raydiff.seeding import generator
+
+LABELS = torch.tensor([[0], [1], [6]])
+
+
+def refusal(call: Any, *arguments: Any) -> str:
+    with pytest.raises(ValueError) as e:
+        call(*arguments)
+    assert "\n" not in str(e.value)
+    return str(e.value)
+
+
+# --- finding it ---
+
+
+def test_all_its_names_find_the_trial(storage) -> None:
+    folder = storage.folder("pfdm")
+    for name in (folder, f"pfdm/{folder.name}", f"pfdm/{folder.name[:4]}", folder.name, folder.name[:6], "pfdm"):
+        assert find(str(name), storage.sweeps) == folder
+
+
+def test_a_relative_folder(storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = storage.folder("pfdm")
+    monkeypatch.chdir(folder.parent)
+    assert find(folder.name, storage.root / "elsewhere") == folder
+
+
+@pytest.mark.parametrize(
+    ("run", "says"),
+    [
+        ("pfmd", "there is no run pfmd in .*sweeps: name an MLflow run, a digest, SWEEP/DIGEST or a folder"),
+        ("abc", "there is no run abc in"),
+        ("0123456789abcdef", "there is no trial 0123456789abcdef$"),
+        ("pfdm/0123", "there is no trial pfdm/0123$"),
+        ("nix/0123", "there is no trial in nix/0123, and no sweep nix in .*sweeps"),
+    ],
+)
+def test_what_is_not_there(storage, run: str, says: str) -> None:
+    message = refusal(find, run, storage.sweeps)
+    with pytest.raises(ValueError, match=says):
+        raise ValueError(message)
+
+
+def test_a_name_of_several_trials_is_refused(copied) -> None:
+    folder = copied.folder("pfdm")
+    shutil.copytree(copied.sweeps / "pfdm", copied.sweeps / "twice")
+    says = refusal(find, folder.name[:8], copied.sweeps)
+    assert says == (
+        f"{folder.name[:8]} may be pfdm/{folder.name}, twice/{folder.name}: give more digits, or SWEEP/DIGEST"
+    )
+    assert find(f"twice/{folder.name[:8]}", copied.sweeps) == copied.folder("twice")
+    shutil.copytree(copied.folder("fedavg"), copied.sweeps / "pfdm" / "trials" / "ffff")
+    assert refusal(find, "pfdm", copied.sweeps).endswith("pfdm/ffff: say which, as SWEEP/DIGEST")
+
+
+# --- opening it ---
+
+
+def test_a_clients_samples_are_those_of_its_deployed_model(storage) -> None:
+    finished = open_finished(storage.folder("pfdm"))
+    source = finished.source(1)
+    deployed = trial.make_clients(finished.trial, [1])[0].deploy(finished.server, 3)
+    assert torch.equal(source.sample(LABELS, generator(5)), deployed.sample(LABELS, generator(5)))
+    other = finished.source(0)
+    assert not torch.equal(source.sample(LABELS, generator(5)), other.sample(LABELS, generator(5)))
+    assert (source.privacy, source.client) == ("none", 1) and not torch.equal(source.labels, other.labels)
+
+
+def test_clients_see_nothing_that_the_server_holds(storage) -> None:
+    finished = open_finished(storage.folder("pfdm"))
+    assert finished.server and not [k for k in finished.server if k.startswith("held/")]
+
+
+def test_the_servers_model_carries_the_runs_guarantee(storage) -> None:
+    finished = open_finished(storage.folder("pfdm"))
+    source = finished.source(None)
+    outcome = json.loads((storage.folder("pfdm") / "outcome.json").read_text())
+    assert source.privacy == outcome["says"] and source.privacy.startswith("epsilon 5.97")
+    assert source.labels.flatten().tolist() == list(range(10)) and source.guarantee == finished.published
+    told = words(finished.published)
+    assert told["epsilon"] == outcome["outsiders"]["epsilon"] and told["says"] == source.privacy
+    assert {"unit", "relation", "trust", "delta", "accountant"} <= set(told)
+
+
+def test_an_infinite_epsilon_is_a_word(storage) -> None:
+    published = open_finished(storage.folder("fedavg")).published
+    assert published.epsilon == math.inf and words(published)["epsilon"] == "inf"
+    assert json.loads(json.dumps(words(published), allow_nan=False))["unprotected"] == ["weights sent as they are"]
+
+
+def test_sampling_writes_nothing_not_even_a_secret(copied) -> None:
+    folder, secret = copied.folder("pfdm"), copied.sweeps / "pfdm" / "secret"
+    before = sorted(copied.root.rglob("*"))
+    finished = open_finished(folder)
+    for client in (0, None):
+        finished.source(client).sample(LABELS, generator(0))
+    assert sorted(copied.root.rglob("*")) == before
+    secret.unlink()
+    assert refusal(open_finished, folder).startswith(f"{secret} is gone: ")
+    assert sorted(copied.root.rglob("*")) == [p for p in before if p != secret]
+
+
+@pytest.mark.parametrize("name", ["pfdm", "localonly"])
+def test_a_client_model_that_is_gone_is_not_trained_again(copied, name: str) -> None:
+    shutil.rmtree(copied.sweeps / name / "cache")
+    finished = open_finished(copied.folder(name))
+    says = refusal(finished.source, 0)
+    assert says.startswith(f"the model of client 0 is gone from {copied.sweeps / name / 'cache'}: run the trial again")
+    assert not (copied.sweeps / name / "cache").exists()
+
+
+def test_the_servers_model_needs_no_client_model(copied) -> None:
+    shutil.rmtree(copied.sweeps / "pfdm" / "cache")
+    assert open_finished(copied.folder("pfdm")).source(None).sample(LABELS, generator(0)).shape == (3, 1, 8, 8)
+
+
+def test_clients_that_do_not_exist(storage) -> None:
+    finished = open_finished(storage.folder("pfdm"))
+    for number in (2, -1):
+        assert refusal(finished.source, number) == f"there is no client {number}: this trial has clients 0 to 1"
+
+
+def test_local_training_shares_nothing(storage) -> None:
+    says = refusal(open_finished(storage.folder("localonly")).source, None)
+    assert says == "LocalOnly has no model that its clients share: sample a client's"
+
+
+@pytest.mark.parametrize("outcome", ["failed", "stopped", "killed"])
+def test_a_trial_that_ended_otherwise(copied, outcome: str) -> None:
+    folder = copied.folder("pfdm")
+    trial.end(folder, outcome, reason="the loss became nan")
+    says = refusal(open_finished, folder)
+    assert says == f"{folder} did not finish, it was {outcome} (the loss became nan): there is nothing to sample"
+
+
+def test_a_trial_that_still_runs(copied) -> None:
+    folder = copied.folder("pfdm")
+    (folder / "outcome.json").unlink()
+    assert refusal(open_finished, folder).startswith(f"{folder} has not finished: continue it")
+
+
+def test_a_folder_without_a_trial(tmp_path: Path) -> None:
+    assert refusal(open_finished, tmp_path) == f"there is no trial in {tmp_path}"
+
+
+def test_a_server_state_that_is_gone(copied) -> None:
+    folder = copied.folder("pfdm")
+    for state in folder.glob("server-*"):
+        state.unlink()
+    assert refusal(open_finished, folder) == f"the server's state is gone from {folder}"
+
+
+def test_a_trial_of_another_version(copied) -> None:
+    folder = copied.folder("pfdm")
+    other = folder.rename(folder.with_name("0123456789abcdef"))
+    says = f"{other} was made by another version of raydiff: here its digest is {folder.name}"
+    assert refusal(open_finished, other) == says
+
+
+def test_data_that_have_changed(copied) -> None:
+    folder = copied.folder("pfdm")
+    experiment = replace(config.from_dict(json.loads((folder / "config.json").read_text())), data_digest="other")
+    (folder / "config.json").write_text(json.dumps(overrides.to_dict(experiment)))
+    moved = folder.rename(folder.with_name(experiment.digest))
+    assert refusal(open_finished, moved) == f"the data set digits is no longer the one that {moved} was trained on"

@@ -1,0 +1,292 @@
+"""Samples as a data set: what is in the files, that they are read back, and that a killed run continues."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+import torch
+from torch import Tensor
+
+from raydiff.data.datasets import Data, load
+from raydiff.data.partition import Iid
+from raydiff.experiment.config import Experiment
+from raydiff.results import generate
+from raydiff.results.finished import Finished, Source, open_finished
+from raydiff.results.generate import Request, plan, write
+from raydiff.results.sampler import Sampler
+from raydiff.seeding import generator
+
+CODE = {"raydiff": "0.1.0", "git": "0123"}
+
+
+@pytest.fixture
+def finished(storage) -> Finished:
+    return open_finished(storage.folder("pfdm"))
+
+
+@pytest.fixture
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generate, "PART", 7)
+
+
+def source_of(labels: list[list[int]]) -> Source:
+    return Source(0, lambda labels, rng: torch.zeros(len(labels), 1, 2, 2), torch.tensor(labels), "none", "nothing")
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {p.name: p.read_bytes() for p in folder.iterdir()}
+
+
+def read(folder: Path) -> tuple[Tensor, Tensor]:
+    """(images (N, C, H, W) on [-1, 1], labels (N, 1)) in the order of the files."""
+    rows = load(Data(name=str(folder), test=0, validation=0, public=0, calibration=0)).splits["train"]
+    order = rows.numbers.argsort()
+    return rows.images[order], rows.labels[order]
+
+
+# --- labels ---
+
+
+def test_labels_are_dealt_out_in_the_proportions_of_the_records() -> None:
+    labels = plan(source_of([[0], [0], [0], [1]]), Request(num=8))
+    assert labels.of(0, 8).flatten().bincount().tolist() == [6, 2] == labels.per_class(2)
+    assert labels.per_class(3) == [6, 2, 0]
+
+
+def test_only_combinations_that_occur() -> None:
+    own = [[0, 1], [1, 0], [1, 2]]
+    labels = plan(source_of(own), Request(num=30)).of(0, 30)
+    assert sorted(set(map(tuple, labels.tolist()))) == [(0, 1), (1, 0), (1, 2)]
+
+
+def test_so_many_of_each_class() -> None:
+    own = [[0, 1]] * 5 + [[2, 0], [2, 3]]
+    labels = plan(source_of(own), Request(num=4, per_class=True))
+    assert labels.rows == 8 and labels.per_class(3) == [4, 0, 4]
+    rows = labels.of(0, 8).tolist()
+    assert sorted(rows) == [[0, 1]] * 4 + [[2, 0]] * 2 + [[2, 3]] * 2
+
+
+@pytest.mark.parametrize("request_", [Request(num=23), Request(num=5, per_class=True), Request(num=1)])
+def test_the_card_counts_what_is_dealt(request_: Request) -> None:
+    labels = plan(source_of([[0], [0], [3], [1], [1], [1], [3]]), request_)
+    whole = labels.of(0, labels.rows)
+    assert whole.flatten().bincount(minlength=4).tolist() == labels.per_class(4) and len(whole) == labels.rows
+    assert torch.equal(torch.cat([labels.of(0, 1), labels.of(1, labels.rows)]) if labels.rows > 1 else whole, whole)
+
+
+def test_a_seed_is_another_order() -> None:
+    source = source_of([[c] for c in range(50)])
+    assert not torch.equal(plan(source, Request(seed=0)).of(0, 50), plan(source, Request(seed=1)).of(0, 50))
+
+
+def test_at_least_one() -> None:
+    with pytest.raises(ValueError, match=r"^num must be at least 1, got 0$"):
+        Request(num=0)
+
+
+def test_labels_come_from_somewhere_known() -> None:
+    with pytest.raises(ValueError, match=r"^labels must be one of uniform, public, as-data, got 'private'$"):
+        Request(labels="private")  # type: ignore[arg-type]
+
+
+def test_labels_of_the_servers_samples_are_nobodys(finished: Finished) -> None:
+    """Unless that is asked for: then there is no guarantee."""
+    public = finished.dataset.splits["public"].labels
+    assert plan(finished.source(None), Request(num=20)).per_class(10) == [2] * 10
+    drawn = finished.source(None, "public")
+    assert torch.equal(drawn.labels, public) and drawn.privacy == str(finished.published)
+    own = finished.source(None, "as-data")
+    held = torch.cat([finished.source(i).labels for i in (0, 1)])
+    assert torch.equal(own.labels, held) and own.privacy.startswith("epsilon inf (no guarantee: labels drawn")
+    assert finished.published.epsilon < 6
+    assert torch.equal(finished.source(1, "public").labels, public) and finished.source(1, "public").privacy == "none"
+
+
+def test_of_several_label_columns_those_combinations_are_drawn_that_public_records_have(finished: Finished) -> None:
+    public = replace(finished.dataset.splits["public"], labels=torch.tensor([[0, 1], [1, 0], [0, 1]]))
+    names = (("disc", "ring"), ("red", "blue", "green"))
+    for records, pool in (
+        (public, [[0, 1], [1, 0]]),
+        (public.select(torch.arange(0)), [[a, b] for a in range(2) for b in range(3)]),
+    ):
+        splits = {**finished.dataset.splits, "public": records}
+        other = replace(finished, dataset=replace(finished.dataset, splits=splits, label_names=names))
+        assert other.source(None).labels.tolist() == pool
+    with pytest.raises(ValueError, match=r"^labels must be uniform or as-data where there are no public records"):
+        other.source(None, "public")
+
+
+# --- files ---
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_the_files_hold_the_samples(finished: Finished, tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    privacy = write(finished, 1, tmp_path / "out", Request(num=17, seed=3), code=CODE, say=lambda *x: seen.append(x))
+    assert privacy == "none" and seen == [(0, 17), (7, 17), (14, 17), (17, 17)]
+    names = [f"train-0000{i}-of-00003.parquet" for i in range(3)]
+    assert sorted(files(tmp_path / "out")) == ["card.json", *names]
+    source = finished.source(1)
+    images, labels = read(tmp_path / "out")
+    assert torch.equal(labels, plan(source, Request(num=17, seed=3)).of(0, 17))
+    for part, (start, stop) in enumerate([(0, 7), (7, 14), (14, 17)]):
+        made = source.sample(labels[start:stop], generator(3, "generate", 1, part))
+        assert (images[start:stop] - made.clamp(-1, 1)).abs().max() <= 0.5 / 127.5 + 1e-6  # rounded to 8 bits
+        assert made.std() > 0.1
+
+
+def test_a_part_says_what_it_is(finished: Finished, tmp_path: Path) -> None:
+    write(finished, None, tmp_path / "out", Request(num=3), code=CODE)
+    schema = pq.read_schema(tmp_path / "out" / "train-00000-of-00001.parquet")
+    assert [str(f.type) for f in schema] == ["struct<bytes: binary, path: string>", "int64"]
+    features = json.loads(schema.metadata[b"huggingface"])["info"]["features"]
+    assert features["label"]["names"] == [str(c) for c in range(10)]
+    assert json.loads(schema.metadata[b"raydiff"])["privacy"].startswith("epsilon 5.97")
+
+
+def test_a_second_label_column_has_its_own_names(finished: Finished, tmp_path: Path) -> None:
+    path = tmp_path / "part.parquet"
+    pixels = torch.arange(16, dtype=torch.uint8).view(2, 2, 4, 1)
+    labels = torch.tensor([[1, 0], [0, 2]])
+    generate._write_part(path, pixels, labels, {"label": ("a", "b"), "hue": ("x", "y", "z")}, source_of([[0, 0]]))
+    table = pq.read_table(path)
+    assert table.column_names == ["image", "label", "hue"]
+    assert (table["label"].to_pylist(), table["hue"].to_pylist()) == ([1, 0], [0, 2])
+    features = json.loads(table.schema.metadata[b"huggingface"])["info"]["features"]
+    assert features["hue"]["names"] == ["x", "y", "z"]
+
+
+def test_several_label_columns_go_in_and_come_out(tiny: Experiment, copied, tmp_path: Path) -> None:
+    """The class becomes `label`, the other column keeps its name; what occurs comes in its proportions."""
+    rows = torch.tensor([[0, 1], [1, 0], [1, 2]]).repeat(100, 1)
+    pixels = torch.randint(256, (300, 8, 8, 1), generator=generator(0), dtype=torch.uint8)
+    (tmp_path / "in").mkdir()
+    names = {"shape": ("disc", "ring"), "hue": ("red", "blue", "green")}
+    generate._write_part(tmp_path / "in" / "train.parquet", pixels, rows, names, source_of([[0, 0]]))
+    data = Data(name=str(tmp_path / "in"), labels=("shape", "hue"), public=20, validation=0, calibration=0, test=0)
+    experiment = replace(tiny, data=data, partition=Iid(), evaluation=None)
+    made = open_finished(copied.finish("several", experiment))
+    write(made, 0, tmp_path / "out", Request(num=30, per_class=True), code=CODE)
+    again = load(replace(data, name=str(tmp_path / "out"), labels=("label", "hue")))
+    assert again.label_names == tuple(names.values()) and again.label_columns == ("label", "hue")
+    combinations, counts = torch.cat([again.splits[s].labels for s in ("train", "public")]).unique(
+        dim=0, return_counts=True
+    )
+    assert combinations.tolist() == [[0, 1], [1, 0], [1, 2]] and counts[0] == 30 == counts[1:].sum()
+    made.save_sampler(tmp_path / "sampler")
+    assert Sampler(tmp_path / "sampler").predict(pd.DataFrame({"label": [1], "hue": [2]})).shape == (1, 8, 8, 1)
+
+
+def test_what_was_made_can_be_trained_on(finished: Finished, tiny: Experiment, storage, copied) -> None:
+    """As `--data.name DIR` does."""
+    out = copied.root / "out"
+    write(finished, 0, out, Request(num=40, per_class=True), code=CODE)
+    data = Data(name=str(out), train=100, public=80, validation=60, calibration=20, test=100)
+    folder = copied.finish("again", replace(tiny, data=data, evaluation=None))
+    outcome = json.loads((folder / "outcome.json").read_text())
+    assert outcome["outcome"] == "finished"
+    assert open_finished(folder).source(0).sample(torch.tensor([[1]]), generator(0)).isfinite().all()
+
+
+def test_the_card_of_a_clients_samples(finished: Finished, tmp_path: Path) -> None:
+    write(finished, 1, tmp_path, Request(num=5), code=CODE)
+    card = json.loads((tmp_path / "card.json").read_text())
+    assert (card["privacy"], card["guarantee"], card["about"]) == ("none", None, "samples of client 1")
+    assert card["covers"].startswith("other clients' records, as the uploads are: epsilon 5.97")
+    assert (card["rows"], sum(card["classes"].values()), card["parts"]) == (5, 5, 1)
+    assert card["request"] == {"num": 5, "per_class": False, "seed": 0, "labels": "as-data", "client": 1}
+    assert (card["trial"], card["sweep"]) == (finished.trial.experiment.digest, "pfdm")
+    assert card["data"] == {"name": "digits", "digest": finished.trial.experiment.data_digest}
+    assert card["method"]["client_sampling"] == {"kind": "Sampling", "sampler": "ancestral", "steps": None}
+    assert CODE.items() <= card["made_by"].items() and card["pixels"].startswith("8-bit PNG")
+
+
+def test_the_card_of_the_servers_samples(finished: Finished, tmp_path: Path) -> None:
+    privacy = write(finished, None, tmp_path, Request(num=5), code=CODE)
+    card = json.loads((tmp_path / "card.json").read_text())
+    assert card["privacy"] == card["guarantee"]["says"] == privacy
+    assert card["guarantee"]["delta"] == 1e-5 and card["guarantee"]["relation"] == "replace_one"
+    assert "still noised" in card["about"] and card["request"]["client"] is None
+
+
+# --- resuming ---
+
+
+@pytest.mark.usefixtures("small_parts")
+@pytest.mark.parametrize("client", [0, None])
+def test_what_is_missing_is_made_again_and_nothing_else(finished: Finished, tmp_path: Path, client: int | None) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    write(finished, client, whole, Request(num=30), code=CODE)
+    shutil.copytree(whole, cut)
+    lost = [cut / f"train-0000{i}-of-00005.parquet" for i in (1, 4)]
+    for path in lost:
+        path.unlink()
+    (cut / f".{lost[0].name}.0a1b2c3d").write_bytes(b"half a pa")  # what a kill leaves
+    (cut / ".card.json.0a1b2c3d").write_text("{")
+    kept = {p: p.stat().st_mtime_ns for p in cut.glob("train-*")}
+    seen: list[tuple[int, int]] = []
+    write(finished, client, cut, Request(num=30), code=CODE, say=lambda *x: seen.append(x))
+    assert files(cut) == files(whole)
+    assert seen == [(21, 30), (28, 30), (30, 30)]
+    assert {p: p.stat().st_mtime_ns for p in kept} == kept
+
+
+def test_killed_before_its_card_was_there(finished: Finished, tmp_path: Path) -> None:
+    (tmp_path / ".card.json.0a1b2c3d").write_text("{")
+    write(finished, 0, tmp_path, Request(num=3), code=CODE)
+    assert sorted(files(tmp_path)) == ["card.json", "train-00000-of-00001.parquet"]
+
+
+def refusal(*arguments: Any, **more: Any) -> str:
+    with pytest.raises(ValueError) as e:
+        write(*arguments, **{"code": CODE, **more})
+    assert "\n" not in str(e.value)
+    return str(e.value)
+
+
+def test_another_request_into_the_same_folder(finished: Finished, tmp_path: Path) -> None:
+    write(finished, 0, tmp_path, Request(num=5), code=CODE)
+    (tmp_path / ".train-00001-of-00002.parquet.0a1b2c3d").write_bytes(b"somebody is writing this")
+    before = files(tmp_path)
+    says = refusal(finished, 0, tmp_path, Request(num=6))
+    assert says == (
+        f"{tmp_path} holds other samples (classes, request, rows differ in its card.json): give another --out"
+    )
+    assert "request" in refusal(finished, 0, tmp_path, Request(num=5, seed=1))
+    assert "request" in refusal(finished, 1, tmp_path, Request(num=5))
+    assert "made_by" in refusal(finished, 0, tmp_path, Request(num=5), code={"raydiff": "0.2"})
+    assert files(tmp_path) == before
+
+
+def test_a_folder_that_is_somebody_elses(finished: Finished, tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("")
+    says = refusal(finished, 0, tmp_path, Request(num=5))
+    assert says == f"{tmp_path} is not empty and holds no card.json: give another --out"
+    assert refusal(finished, 0, tmp_path / "thesis.tex", Request(num=5)).endswith("thesis.tex is not a folder")
+
+
+def test_more_than_the_disk_has_room_for(finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "deep" / "out"
+    says = refusal(finished, 0, out, Request(num=10**15))
+    assert says.startswith(f"{10**15:,} samples may take 2.07e+08 GB, but there are ") and says.endswith(f"for {out}")
+    assert not out.parent.exists()
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=5 * 222))
+    write(finished, 0, out, Request(num=5), code=CODE)  # 64 pixels, 8 lines and PNG_BYTES a row
+    assert "6 samples may take" in refusal(finished, 0, tmp_path / "other", Request(num=6))
+
+
+def test_a_row_takes_no_more_than_estimated(finished: Finished, tmp_path: Path) -> None:
+    """Noise is what PNG cannot compress."""
+    noise = torch.randint(256, (1000, 8, 8, 1), generator=generator(0), dtype=torch.uint8)
+    labels = torch.zeros(1000, 1, dtype=torch.long)
+    generate._write_part(tmp_path / "part", noise, labels, {"label": ("a",)}, source_of([[0]]))
+    assert (tmp_path / "part").stat().st_size <= 1000 * (64 + 8 + generate.PNG_BYTES)

@@ -1,0 +1,382 @@
+"""Rows of a table as a data set: what is in rows.csv, that it is read again, and that a killed run continues."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from storages import Storage
+
+from raydiff.data.datasets import Data, load
+from raydiff.data.partition import Iid
+from raydiff.data.tables import write as generated
+from raydiff.data.tables.encode import Column, Mapping
+from raydiff.data.tables.read import Table, read
+from raydiff.experiment import trial
+from raydiff.experiment.config import Experiment, Runtime
+from raydiff.methods import DPSGD, FedAvg, LocalOnly
+from raydiff.methods._averaging import Averaging, ClientPrivacy
+from raydiff.models.d3pm import DiscreteDiffusion, codes_of
+from raydiff.models.training import Training
+from raydiff.results import generate
+from raydiff.results.finished import Finished, open_finished
+from raydiff.results.generate import Request, plan, write
+from raydiff.results.sampler import Sampler
+from raydiff.seeding import generator
+
+CODE = {"raydiff": "0.1.0", "git": "0123"}
+MODEL = DiscreteDiffusion(hidden=16, layers=2, steps=3)
+SHORT = Training(steps=4, batch=8)
+METHODS = {"localonly": LocalOnly(model=MODEL, local=SHORT), "fedavg": FedAvg(model=MODEL, rounds=1, local=SHORT)}
+CLIENT_LEVEL = ClientPrivacy(epsilon=1.0)
+PRIVATE = {
+    "dpsgd": DPSGD(model=MODEL, rounds=1, local=SHORT, epsilon=1.0),
+    "dp-fedavg": FedAvg(model=MODEL, rounds=1, local=SHORT, averaging=Averaging(privacy=CLIENT_LEVEL)),
+}
+"""Methods whose server's model has an epsilon."""
+COLUMNS = ["town", "age", "paid", "buys"]
+
+
+@pytest.fixture(scope="module")
+def people(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """120 rows: towns with a comma, ages that are cut, a column with missing values, and a label."""
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame(
+        {
+            "town": rng.choice(["Ulm, old", 'the "new"', "Köln"], 120),
+            "age": rng.integers(20, 70, 120),
+            "paid": rng.choice(["yes", "no", ""], 120),
+            "buys": rng.choice(["no", "yes", "yes"], 120),
+        }
+    )
+    path = tmp_path_factory.mktemp("tables") / "people.csv"
+    frame.to_csv(path, index=False)
+    return path
+
+
+@pytest.fixture(scope="module")
+def tables(people: Path, tmp_path_factory: pytest.TempPathFactory) -> Storage:
+    """The sweeps localonly and fedavg. Shared: not to be written to."""
+    made = Storage(tmp_path_factory.mktemp("storage"))
+    data = Data(name=str(people), labels=("buys",), bins=4, public=10, validation=0, calibration=0, test=10)
+    for name, method in METHODS.items():
+        experiment = Experiment(
+            method=method,
+            data=data,
+            clients=2,
+            partition=Iid(),
+            evaluation=None,
+            runtime=Runtime(pool="local"),
+        )
+        made.finish(name, experiment)
+    return made
+
+
+@pytest.fixture
+def finished(tables: Storage) -> Finished:
+    return open_finished(tables.folder("fedavg"))
+
+
+@pytest.fixture
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generate, "PART", 7)
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {p.name: p.read_bytes() for p in folder.iterdir() if p.is_file()}
+
+
+def rows_of(folder: Path) -> pd.DataFrame:
+    return pd.read_csv(folder / "rows.csv", dtype=str, keep_default_na=False, na_values=[""])
+
+
+# --- files ---
+
+
+@pytest.mark.usefixtures("small_parts")
+@pytest.mark.parametrize("client", [1, None])
+def test_the_file_holds_the_samples_by_the_trials_own_mapping(
+    finished: Finished, tmp_path: Path, client: int | None
+) -> None:
+    seen: list[tuple[int, int]] = []
+    write(finished, client, tmp_path, Request(num=17, seed=3), code=CODE, say=lambda *x: seen.append(x))
+    assert seen == [(0, 17), (7, 17), (14, 17), (17, 17)]
+    assert sorted(files(tmp_path)) == ["card.json", "rows.csv"]
+    source, mapping = finished.source(client), finished.dataset.mapping
+    labels = plan(source, Request(num=17, seed=3)).of(0, 17)
+    whose = "global" if client is None else client
+    made = [
+        source.sample(labels[start:stop], generator(3, "generate", whose, part))
+        for part, (start, stop) in enumerate([(0, 7), (7, 14), (14, 17)])
+    ]
+    assert mapping is not None
+    expected = mapping.decode(codes_of(torch.cat(made)).numpy(), labels[:, 0].numpy())
+    rows = rows_of(tmp_path)
+    assert rows.columns.tolist() == COLUMNS and rows.equals(expected.astype(rows.dtypes))
+    assert set(rows["age"].dropna()) <= set(mapping.columns[1].categories)
+    assert rows["age"].dropna().str.contains("<|>=|to").all()
+    assert 0 < rows["paid"].isna().sum() < 17 and rows["town"].nunique() > 1
+    assert (tmp_path / "rows.csv").read_bytes().count(b"\n") == 18  # the header once
+
+
+def test_the_card_says_what_a_value_is_and_whose_bins_these_are(finished: Finished, tmp_path: Path) -> None:
+    write(finished, None, tmp_path, Request(num=3), code=CODE)
+    card = json.loads((tmp_path / "card.json").read_text())
+    assert list(card["columns"]) == COLUMNS and card["columns"]["paid"] == ["no", "yes", "(other)"]
+    assert card["about"] == "rows of the shared model" and card["privacy"].startswith("epsilon inf")
+    assert card["categories"].startswith("of town, age, paid, buys: edges of bins and names of groups come from public")
+    assert card["label"] == "what a row was made for" and "an empty field: a missing value" in card["values"]
+    assert not {"pixels", "parts"} & set(card) and "pdp" not in json.dumps(card).lower()
+    known = replace(finished, dataset=replace(finished.dataset, found=()))
+    assert known.categories == "edges of bins and names of groups are given, taken from no record"
+
+
+def test_a_model_without_labels_says_so(tables: Storage, tmp_path: Path) -> None:
+    base = open_finished(tables.folder("localonly")).trial.experiment
+    method = LocalOnly(model=replace(MODEL, conditional=False), local=SHORT)
+    made = open_finished(Storage(tmp_path / "storage").finish("blind", replace(base, method=method)))
+    write(made, 0, tmp_path / "out", Request(num=3), code=CODE)
+    card = json.loads((tmp_path / "out" / "card.json").read_text())
+    assert card["label"] == "apart from the row: the model knows of no label"
+
+
+def test_what_was_made_is_a_table_again(finished: Finished, tmp_path: Path) -> None:
+    """As the audit reads it, and as `--data.name DIR/rows.csv` does."""
+    write(finished, 0, tmp_path, Request(num=80), code=CODE)
+    table = read(Table(source=str(tmp_path / "rows.csv"), label="buys", bins=4))
+    mapping = finished.dataset.mapping
+    assert mapping is not None and len(table.codes) == 80
+    rows = rows_of(tmp_path)
+    decoded = table.mapping.decode(table.codes.numpy(), table.labels.numpy())  # type: ignore[union-attr]
+    assert decoded.astype(rows.dtypes).equals(rows)
+    cut = {"test": 9, "public": 9, "validation": 9, "calibration": 9}
+    again = load(Data(name=str(tmp_path / "rows.csv"), labels=("buys",), bins=4, **cut))
+    assert again.shape == (1, 1, 3) and again.label_names == (("no", "yes", "(other)"),)
+
+
+def test_the_same_again_and_another_seed(finished: Finished, tmp_path: Path) -> None:
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        write(finished, 0, tmp_path / name, Request(num=40, seed=seed), code=CODE)
+    assert files(tmp_path / "a") == files(tmp_path / "b")
+    assert files(tmp_path / "a")["rows.csv"] != files(tmp_path / "c")["rows.csv"]
+
+
+# --- what no guarantee covers ---
+
+
+def table_of(path: Path, canary: int | None) -> Path:
+    """100 rows; the one of this number has a label and an income that no other has."""
+    ages, incomes = [20 + i % 41 for i in range(100)], [1000 + 37 * (i % 53) for i in range(100)]
+    frame = pd.DataFrame({"age": ages, "income": incomes, "status": ["well", "ill", "well"] * 33 + ["ill"]})
+    frame["income"] = frame["income"].astype(float)
+    if canary is not None:
+        frame.loc[canary, ["income", "status"]] = [987654.25, "hiv"]
+    frame.to_csv(path, index=False)
+    return path
+
+
+def experiment_on(path: Path, method: Any, **data: Any) -> Experiment:
+    own = {"labels": ("status",), "bins": 4, "public": 30, "validation": 0, "calibration": 0, "test": 10, **data}
+    return Experiment(
+        method=method,
+        data=Data(name=str(path), **own),
+        clients=2,
+        partition=Iid(),
+        evaluation=None,
+        runtime=Runtime(pool="local", noise_secret="ab" * 16),
+    )
+
+
+@pytest.mark.parametrize("name", PRIVATE)
+def test_a_record_of_its_own_kind_is_nowhere_under_an_epsilon(tmp_path: Path, name: str) -> None:
+    """Neither its label nor its income, in a table with it and one without: the same columns, classes and labels."""
+    plain = table_of(tmp_path / "plain.csv", None)
+    canary = int(load(experiment_on(plain, METHODS["fedavg"]).data).splits["train"].numbers[3])
+    made: dict[str, list[Any]] = {}
+    for table, row in (("plain", None), ("canary", canary)):
+        path = table_of(tmp_path / f"{table}.csv", row)
+        finished = open_finished(Storage(tmp_path / table).finish(name, experiment_on(path, PRIVATE[name])))
+        assert finished.published.epsilon <= 1
+        for labels in ("default", "public", "per class"):
+            out = tmp_path / f"made-{table}" / labels
+            how: dict[str, Any] = {"public": {"labels": "public"}, "per class": {"per_class": True}}.get(labels, {})
+            assert write(finished, None, out, Request(num=20, **how), code=CODE).startswith("epsilon 1.00")
+            card = json.loads((out / "card.json").read_text())
+            made.setdefault(labels, []).append((card["classes"], card["columns"], list(rows_of(out)["status"])))
+        finished.save_sampler(tmp_path / f"made-{table}" / "sampler", shared=True)
+    written = [path for path in (tmp_path / "made-canary").rglob("*") if path.is_file()]
+    assert len(written) == 9
+    assert not [path for path in written if b"hiv" in path.read_bytes() or b"987654" in path.read_bytes()]
+    for one, other in made.values():
+        assert one == other
+    assert made["default"][0][0] == {"ill": 10, "well": 10, "(other)": 0} != made["public"][0][0]
+
+
+@pytest.mark.parametrize("name", PRIVATE)
+def test_labels_as_the_private_records_have_them_have_no_guarantee(tmp_path: Path, name: str) -> None:
+    path = table_of(tmp_path / "t.csv", None)
+    finished = open_finished(Storage(tmp_path / "storage").finish(name, experiment_on(path, PRIVATE[name])))
+    privacy = write(finished, None, tmp_path / "out", Request(num=60, labels="as-data"), code=CODE)
+    card = json.loads((tmp_path / "out" / "card.json").read_text())
+    assert privacy == card["privacy"] == card["guarantee"]["says"] and card["guarantee"]["epsilon"] == "inf"
+    assert card["guarantee"]["unprotected"] == ["labels drawn as the private records have them"]
+    held = finished.dataset.splits["train"].labels[:, 0].bincount()
+    assert len(finished.dataset.splits["train"]) == 60 and list(card["classes"].values())[:2] == held.tolist()
+
+
+def finite(folder: Path) -> dict[str, bool]:
+    outcome = json.loads((folder / "outcome.json").read_text())
+    return {view: outcome[view]["epsilon"] < float("inf") for view in ("server", "outsiders")}
+
+
+@pytest.mark.parametrize("name", PRIVATE)
+def test_fitted_on_all_records_there_is_no_guarantee_anywhere(tmp_path: Path, name: str) -> None:
+    path = table_of(tmp_path / "t.csv", 50)
+    experiment = experiment_on(path, PRIVATE[name], fitted_on="all", public=0)
+    folder = Storage(tmp_path / "storage").finish(name, experiment)
+    outcome = json.loads((folder / "outcome.json").read_text())
+    assert finite(folder) == {"server": False, "outsiders": False}
+    assert outcome["final"]["privacy/epsilon_outsiders"] == outcome["final"]["privacy/epsilon_server"] == float("inf")
+    columns, rows = json.loads((folder / "artifacts" / "ledger.json").read_text()).values()
+    mine = [dict(zip(columns, row, strict=True)) for row in rows if row[0] in ("0", "1")]
+    assert all("names of categories and classes, taken from all records" in row["events"] for row in mine)
+    assert [row["epsilon_rdp"] for row in mine] == ["inf", "inf"]
+    finished = open_finished(folder)
+    assert write(finished, None, tmp_path / "out", Request(num=2), code=CODE).startswith("epsilon inf (no guarantee: b")
+    assert finished.categories is not None and "no guarantee covers them" in finished.categories
+    assert trial.ledger_of(folder) == finished.trial.store.ledger()
+    assert len(trial.ledger_of(folder).of_round(-1).entries) == 2
+
+
+def test_a_trial_from_before_there_was_an_event_has_no_guarantee_on_its_card(tmp_path: Path) -> None:
+    """Its bins were fitted on all records; what it wrote down then stays as it is."""
+    path = table_of(tmp_path / "t.csv", None)
+    storage = Storage(tmp_path / "storage")
+    now = storage.finish("now", experiment_on(path, PRIVATE["dpsgd"]))
+    folder = storage.finish("then", experiment_on(path, PRIVATE["dpsgd"], fitted_on="all"))
+    config = json.loads((folder / "config.json").read_text())
+    del config["data"]["fitted_on"]
+    (folder / "config.json").write_text(json.dumps(config))
+    for path in folder.glob("commit-*.json"):
+        commit = {
+            k: v for k, v in json.loads(path.read_text()).items() if k in ("ledger", "metrics")
+        }  # no digests then
+        commit["ledger"] = json.dumps([entry for entry in json.loads(commit["ledger"]) if entry["round"] >= 0])
+        path.write_text(json.dumps(commit))
+    (folder / "outcome.json").write_text((now / "outcome.json").read_text())
+    before = files(folder)
+    finished = open_finished(folder)
+    assert finite(folder) == {"server": True, "outsiders": True}
+    assert finished.published.epsilon == finished.uploads.epsilon == float("inf")
+    assert finished.source(None).privacy.startswith("epsilon inf (no guarantee: bins, names of categories and classes")
+    assert files(folder) == before
+
+
+def test_a_trial_cut_short_in_its_first_round_has_spent_what_was_learned(tmp_path: Path) -> None:
+    path = table_of(tmp_path / "t.csv", None)
+    opened = trial.open_trial(experiment_on(path, PRIVATE["dpsgd"], fitted_on="all"), tmp_path / "sweep")
+    trial.cut_short(opened.folder, "killed")
+    assert finite(opened.folder) == {"server": False, "outsiders": False}
+
+
+# --- resuming ---
+
+
+class Killed(BaseException):
+    """A kill, as no code catches it."""
+
+
+@pytest.mark.usefixtures("small_parts")
+@pytest.mark.parametrize("when", ["a part", "the file of all", "the parts' end"])
+def test_killed_and_called_again_it_gives_the_same_files(
+    finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    write(finished, 0, whole, Request(num=30), code=CODE)
+    true, said = generated.write_part, []
+
+    def part(path: Path, *arguments: Any, header: bool) -> None:
+        if len(list(cut.glob("train-*.csv"))) == 2:
+            raise Killed
+        true(path, *arguments, header=header)
+
+    def killed(*_: Any, **__: Any) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patched, pytest.raises(Killed):
+        if when == "a part":
+            patched.setattr(generated, "write_part", part)
+        elif when == "the file of all":
+            patched.setattr(generated, "join", killed)
+        else:
+            true_unlink = Path.unlink
+            patched.setattr(
+                Path, "unlink", lambda p, **k: killed() if p.name.startswith("train-00001") else true_unlink(p, **k)
+            )
+        write(finished, 0, cut, Request(num=30), code=CODE)
+    assert (cut / "rows.csv").exists() == (when == "the parts' end")
+    left = len(list(cut.glob("train-*.csv")))
+    assert left == {"a part": 2, "the file of all": 5}[when] if when != "the parts' end" else left > 0
+    (cut / ".train-00002-of-00005.csv.0a1b2c3d").write_bytes(b"half a pa")  # what a kill leaves
+    (cut / ".rows.csv.0a1b2c3d").write_bytes(b"half")
+    monkeypatch.setattr(generated, "write_part", lambda *a, **k: (said.append(a[0].name), true(*a, **k)))
+    write(finished, 0, cut, Request(num=30), code=CODE)
+    assert files(cut) == files(whole)
+    assert len(said) == (3 if when == "a part" else 0)
+
+
+def test_finished_it_makes_nothing_again(finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(finished, 0, tmp_path, Request(num=5), code=CODE)
+    before, seen = (tmp_path / "rows.csv").stat().st_mtime_ns, []
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
+    write(finished, 0, tmp_path, Request(num=5), code=CODE, say=lambda *x: seen.append(x))
+    assert (tmp_path / "rows.csv").stat().st_mtime_ns == before and seen == [(5, 5)]
+    with pytest.raises(ValueError, match="holds other samples"):
+        write(finished, 0, tmp_path, Request(num=6), code=CODE)
+
+
+def test_more_than_the_disk_has_room_for(finished: Finished, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"^1,000,000,000,000,000 samples may take .* GB, but there are"):
+        write(finished, 0, tmp_path / "out", Request(num=10**15), code=CODE)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_row_takes_no_more_than_estimated(tmp_path: Path) -> None:
+    """Quotes are doubled, and a name in quotes is what takes most."""
+    columns = tuple(Column(name, ('"""', "a")) for name in ('"x"', "y"))
+    mapping = Mapping(columns, Column("l", ("é,",)))
+    codes, labels = np.zeros((50, 2), dtype=np.int64), np.zeros(50, dtype=np.int64)
+    generated.write_part(tmp_path / "part", codes, labels, mapping, header=True)
+    size = (tmp_path / "part").stat().st_size
+    assert size <= 50 * generated.most_bytes(mapping) + generated.header_bytes(mapping)
+
+
+# --- the sampler ---
+
+
+def test_a_saved_sampler_makes_rows(finished: Finished, tmp_path: Path) -> None:
+    finished.save_sampler(tmp_path / "all")
+    loaded = Sampler(tmp_path / "all")
+    assert "diffusers" not in loaded.card.requires and "come from public records alone" in loaded.card.about
+    asked = pd.DataFrame({"label": [0, 1, 1, 1], "client": [1, 0, 1, 1]})
+    rows = loaded.predict(asked, {"seed": 4})
+    assert isinstance(rows, pd.DataFrame) and rows.columns.tolist() == COLUMNS
+    assert rows["buys"].tolist() == ["no", "yes", "yes", "yes"]
+    own = finished.source(1).sample(torch.tensor([[0], [1], [1]]), generator(4, "predict", 1))
+    mapping = finished.dataset.mapping
+    assert mapping is not None
+    expected = mapping.decode(codes_of(own).numpy(), np.array([0, 1, 1]))
+    assert rows.iloc[[0, 2, 3]].reset_index(drop=True).equals(expected)
+    assert loaded.predict(asked, {"seed": 4}).equals(rows)  # type: ignore[union-attr]
+    assert loaded.predict(asked.iloc[:0]).shape == (0, 4)
+    finished.save_sampler(tmp_path / "shared", shared=True)
+    shared = Sampler(tmp_path / "shared")
+    assert shared.card.privacy == str(finished.published) and len(shared.predict(asked)) == 4

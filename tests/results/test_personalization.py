@@ -1,0 +1,386 @@
+"""A client that joins a finished run: what it trains, what it leaves alone, and what it is measured by."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from raydiff import tree
+from raydiff.data.newcomer import Choice, newcomer
+from raydiff.evaluation import suite
+from raydiff.evaluation.quality import distances, features
+from raydiff.evaluation.suite import Evaluation, Instruments
+from raydiff.experiment.config import Experiment
+from raydiff.federated.method import Personalizing
+from raydiff.methods import METHODS, SPIRE, SharedRep
+from raydiff.models.training import Training, fit, fit_personal
+from raydiff.results import personalize
+from raydiff.results.finished import Finished, open_finished
+from raydiff.results.personalize import Joining, Stage, prepare, reopen, replaced, save
+from raydiff.seeding import generator
+
+LABELS = torch.tensor([[0], [1], [6]])
+RATE = 0.05
+
+
+@pytest.fixture(scope="session")
+def late(storage, tiny: Experiment, tmp_path_factory: pytest.TempPathFactory):
+    """The sweeps spire and sharedrep, beside those of `storage`."""
+    made = type(storage)(tmp_path_factory.mktemp("late"))
+    model, short = tiny.method.model, Training(steps=8, batch=8)
+    for name, method in {
+        "spire": SPIRE(model=model, local=short, rounds=2),
+        "sharedrep": SharedRep(model=model, local=short, rounds=2),
+    }.items():
+        made.finish(name, replace(tiny, method=method, evaluation=None))
+    return made
+
+
+@pytest.fixture(scope="session")
+def instruments(storage) -> Instruments:
+    """With four features: twenty records in a half are enough for a Frechet distance."""
+    dataset = open_finished(storage.folder("fedavg")).dataset
+    cnn = features.train_cnn(dataset.splits["public"], classes=10, dim=4, steps=50)
+    return Instruments(Evaluation(dim=4), dataset, cnn)
+
+
+@pytest.fixture
+def joining(storage, late, instruments: Instruments) -> Callable[..., Joining]:
+    def join(name: str, *, seed: int = 0, batch: int | None = None, **choice: Any) -> Joining:
+        finished = open_finished((storage if name == "fedavg" else late).folder(name))
+        asked = Choice(**{"classes": ("2", "7"), "records": 20, **choice})
+        client = newcomer(asked, finished.trial.experiment.data, finished.dataset, usual=30)
+        return Joining(finished, client, instruments, seed, batch)
+
+    return join
+
+
+def last(joined: Joining, *epochs: int, rate: float = RATE) -> Stage:
+    return list(joined.stages(rate, epochs))[-1]
+
+
+def equal(a: dict[str, Any], b: dict[str, Any]) -> bool:
+    return tree.digest(a) == tree.digest(b)
+
+
+def refusal(call: Callable[..., Any], *arguments: Any, **named: Any) -> str:
+    with pytest.raises(ValueError) as e:
+        call(*arguments, **named)
+    assert "\n" not in str(e.value)
+    return str(e.value)
+
+
+# --- training ---
+
+
+def test_before_any_epoch_fedavg_gives_the_shared_model_s_samples(joining) -> None:
+    joined = joining("fedavg")
+    stage = next(joined.stages(RATE, (1,)))
+    samples = joined.deploy(stage.state).sample(LABELS, generator(5))
+    assert (stage.epoch, stage.steps, stage.seconds) == (0, 0, 0.0) and math.isnan(stage.loss)
+    assert torch.equal(samples, joined.finished.source(None).sample(LABELS, generator(5)))
+    after = joined.deploy(last(joined, 1).state).sample(LABELS, generator(5))
+    assert not torch.equal(samples, after)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "spire", "sharedrep"])
+def test_looking_along_the_way_changes_nothing(joining, name: str) -> None:
+    joined = joining(name)
+    zero, one, two = joined.stages(RATE, (1, 2))
+    assert [s.epoch for s in (zero, one, two)] == [0, 1, 2]
+    assert equal(two.state, last(joined, 2).state) and equal(one.state, last(joined, 1).state)
+    assert not equal(zero.state, one.state) and not equal(one.state, two.state)
+
+
+def test_it_is_the_method_s_own_training(joining) -> None:
+    """20 records in batches of 8 are three steps an epoch; the whole model by plain `fit`, the rate constant."""
+    joined = joining("fedavg")
+    finished, own = joined.finished, joined.client.records
+    assert [s.steps for s in joined.stages(RATE, (2, 1, 0))] == [0, 3, 6]
+    training = Training(steps=6, batch=8, learning_rate=RATE, decay="constant")
+    rng = generator(finished.trial.experiment.seed, "newcomer", 0, "join")
+    by_hand, _, loss = fit(
+        finished.trial.experiment.method.model, finished.server, own.images, own.labels, training=training, rng=rng
+    )
+    stage = last(joined, 2)
+    assert equal(stage.state, by_hand) and stage.loss == pytest.approx(loss)
+
+
+def test_the_rate_is_constant_whatever_the_method_s_own_is(joining) -> None:
+    joined = joining("fedavg")
+    trial = joined.finished.trial
+    tuned = replace(trial.experiment.method, finetune=Training(batch=5, decay="cosine", optimizer="sgd"))
+    other = replace(
+        joined,
+        finished=replace(joined.finished, trial=replace(trial, experiment=replace(trial.experiment, method=tuned))),
+    )
+    assert other.training(0.5, 3) == Training(steps=12, batch=5, learning_rate=0.5, decay="constant", optimizer="sgd")
+    assert replace(other, batch=6).training(0.5, 3).steps == 12 and replace(other, batch=40).training(0.5, 3).steps == 3
+    assert refusal(replace, other, batch=0) == "batch must be at least 1, got 0"
+
+
+def test_only_the_personal_part_is_trained(joining) -> None:
+    """Of SPIRE the embedding, of shared representation the middle; the server's state stays as it was."""
+    for name, mine in {"spire": {"client"}, "sharedrep": None}.items():
+        joined = joining(name)
+        server, method = joined.finished.server, joined.finished.trial.experiment.method
+        before = tree.digest(server)
+        zero, stage = joined.stages(RATE, (2,))
+        assert tree.digest(server) == before
+        wanted = mine or {k for k in method.model.init(generator(0)) if k.startswith("blocks.0.")}
+        assert set(stage.state) == set(zero.state) == wanted
+        assert all(not torch.equal(stage.state[k], v) for k, v in zero.state.items())
+        fixed = {k: v for k, v in server.items() if not k.startswith("start/")}
+        z = joined.deploy(stage.state).denoisers["client"]
+        x, t = torch.randn(3, 1, 8, 8, generator=generator(1)), torch.tensor([1, 7, 20])
+        assert torch.equal(z(x, t, LABELS), method.trained_model.denoiser({**fixed, **stage.state})(x, t, LABELS))
+
+
+def test_how_much_of_the_model_it_trains(joining) -> None:
+    """An MLP of width 32: 32 of an embedding, in its block two norms, and Linear layers 32 -> 64, 32 -> 32 (twice)."""
+    embedding, block = 32, 2 * 32 + (32 * 64 + 64) + 2 * (32 * 32 + 32)
+    touched, whole = joining("fedavg").touched()
+    assert touched == whole == sum(v.numel() for v in joining("fedavg").finished.server.values())
+    assert joining("spire").touched() == (embedding, whole + embedding)
+    assert joining("sharedrep").touched() == (block, whole)
+
+
+def test_the_seed_says_where_it_starts(joining) -> None:
+    states = [next(joining("spire", seed=s).stages(RATE, (1,))).state for s in (0, 0, 1)]
+    assert equal(states[0], states[1]) and not equal(states[0], states[2])
+    a, b = (last(joining("fedavg", seed=s), 1).state for s in (0, 1))
+    assert not equal(a, b)
+
+
+def test_the_same_call_as_for_a_client_of_the_federation(joining) -> None:
+    joined = joining("spire")
+    method, rng = joined.finished.trial.experiment.method, generator(0, "newcomer", 0, "join")
+    personal, fixed = method.join(joined.finished.server, rng)
+    own, training = joined.client.records, joined.training(RATE, 2)
+    state, _, _ = fit_personal(
+        method.trained_model, personal, fixed, (own.images, own.labels), training=training, rng=rng
+    )
+    assert equal(state, last(joined, 2).state)
+
+
+@pytest.mark.parametrize("name", ["pfdm", "localonly"])
+def test_a_method_with_nothing_to_personalise(storage, instruments: Instruments, name: str) -> None:
+    finished = open_finished(storage.folder(name))
+    client = newcomer(Choice(), finished.trial.experiment.data, finished.dataset, usual=5)
+    kind = {"pfdm": "PFDM", "localonly": "LocalOnly"}[name]
+    says = refusal(Joining, finished, client, instruments)
+    assert says == f"{kind} has no shared model that a new client could make its own"
+
+
+# --- measuring ---
+
+
+def test_its_samples_are_measured_beside_the_held_out_records(joining, instruments: Instruments) -> None:
+    """The kernel distance by hand: ten samples of each class beside each half of twenty records."""
+    joined = joining("fedavg")
+    state, test = last(joined, 1).state, joined.finished.dataset.splits["test"]
+    held_out = test.select(torch.isin(test.labels[:, 0], torch.tensor([2, 7])))
+    assert len(held_out) == 20
+    labels = torch.tensor([[2]] * 5 + [[7]] * 5)
+    rng = generator(joined.finished.trial.experiment.seed, "newcomer", 0, "samples")
+    images = joined.deploy(state).sample(labels, rng)
+    wanted = distances.class_distances(
+        features.cnn_features(instruments.cnn, images),
+        labels[:, 0],
+        features.cnn_features(instruments.cnn, held_out.images),
+        held_out.labels[:, 0],
+        groups={"all": (2, 7)},
+        features="cnn",
+        rng=generator(0, "reference halves"),
+        gaussian=False,
+    )
+    found = joined.measure(state)
+    assert {k: found[k] for k in ("kd_cnn", "kd_cnn_floor", "kd_cnn_spread")} == {
+        k.replace("/all", ""): v for k, v in wanted.items()
+    }
+    assert "fd_cnn" not in found  # two halves of 10 are too few for 4 features
+
+
+def test_a_frechet_distance_where_there_are_enough_records(joining) -> None:
+    joined = joining("fedavg", classes=(), records=50)
+    found = joined.measure(next(joined.stages(RATE, (1,))).state)
+    assert set(found) == set(personalize.READINGS)
+    few = joining("fedavg", classes=("0", "1", "2"), records=30)
+    assert "fd_cnn" not in few.measure(next(few.stages(RATE, (1,))).state)  # halves of 15, and 20 are needed
+
+
+def test_every_stage_is_sampled_from_the_same_noise(joining) -> None:
+    joined = joining("spire")
+    rows = [row for rate in (RATE, 1e-12) for row, _ in joined.rows(rate, (0, 1))]
+    assert [(r["learning_rate"], r["epoch"]) for r in rows] == [(RATE, 0), (RATE, 1), (1e-12, 0), (1e-12, 1)]
+    assert rows[0]["kd_cnn"] == rows[2]["kd_cnn"] == pytest.approx(rows[3]["kd_cnn"], rel=1e-4)
+    assert rows[1]["kd_cnn"] != rows[0]["kd_cnn"]
+
+
+def test_the_feature_network_is_the_run_s_own(copied, monkeypatch: pytest.MonkeyPatch) -> None:
+    finished = open_finished(copied.folder("fedavg"))
+    setup = Evaluation(dim=4)
+    measured = replace(finished.trial, experiment=replace(finished.trial.experiment, evaluation=setup))
+    cnn = {"conv0.weight": torch.ones(1)}
+    asked = suite.prepare(finished.dataset, setup, lambda key, make: {"key": torch.tensor(list(key.encode()))})
+    key = bytes(asked.cnn["key"].tolist()).decode()
+    finished.trial.store.cached(key, lambda: cnn)
+    assert equal(prepare(replace(finished, trial=measured)).cnn, cnn)
+    trained: list[int] = []
+    monkeypatch.setattr(features, "train_cnn", lambda public, **k: trained.append(len(public)) or cnn)
+    assert prepare(finished).config == Evaluation() and trained == [80]  # a run without instruments
+
+
+def test_without_public_records_there_is_no_feature_network(storage) -> None:
+    finished = open_finished(storage.folder("fedavg"))
+    splits = finished.dataset.splits | {"public": finished.dataset.splits["public"].select(torch.arange(0))}
+    says = refusal(prepare, replace(finished, dataset=replace(finished.dataset, splits=splits)))
+    assert says.endswith("the run's data.public is 0")
+
+
+# --- forgetting ---
+
+
+def test_an_embedding_or_a_private_middle_makes_nobody_forget(joining) -> None:
+    for name in ("spire", "sharedrep"):
+        joined = joining(name)
+        before = joined.old_clients(joined.finished.server)
+        rows = joined.forgetting(last(joined, 3).state, before)
+        assert [r["client"] for r in rows] == [0, 1]
+        assert all(r["kd_cnn_change"] == r["fd_cnn_change"] == 0 for r in rows)
+        assert all(r["kd_cnn_after"] == r["kd_cnn_before"] == before[r["client"]]["kd_cnn"] for r in rows)
+
+
+def test_a_private_middle_is_the_old_clients_own_whatever_the_server_has(joining) -> None:
+    """So that 0 is what they see, not only what `replaced` says."""
+    joined = joining("sharedrep")
+    server, state = joined.finished.server, last(joined, 3).state
+    start = {f"start/{k}": v for k, v in state.items()}
+    assert set(start) < set(server)
+    assert joined.old_clients({**server, **start}) == joined.old_clients(server)
+
+
+def test_what_is_forgotten_when_the_whole_model_is_the_new_client_s(joining, instruments: Instruments) -> None:
+    """An old client, here client 1, then samples the new one's model."""
+    joined = joining("fedavg")
+    state, before = last(joined, 20).state, joined.old_clients(joined.finished.server)
+    row = joined.forgetting(state, before)[1]
+    quiet = replace(instruments, config=replace(instruments.config, attack=False))
+    rng, own = generator(0, "newcomer", 0, "old client", 1), joined.finished.client(1).data
+    after = quiet.of_client("test")(joined.deploy(state), own, rng).metrics["kd_cnn/all"]
+    assert row["kd_cnn_after"] == after and row["kd_cnn_before"] == before[1]["kd_cnn"]
+    assert row["kd_cnn_change"] == row["kd_cnn_after"] - row["kd_cnn_before"] != 0
+    untrained = joined.forgetting(next(joined.stages(RATE, (1,))).state, before)
+    assert all(r["kd_cnn_change"] == 0 for r in untrained)
+
+
+def test_old_clients_are_measured_by_their_own_classes_and_model(joining, instruments: Instruments) -> None:
+    joined = joining("spire")
+    readings = joined.old_clients(joined.finished.server)
+    client, test = joined.finished.client(1), joined.finished.dataset.splits["test"]
+    report = replace(instruments, config=replace(instruments.config, attack=False)).of_client("test")(
+        client.deploy(joined.finished.server, joined.finished.round),
+        client.data,
+        generator(0, "newcomer", 0, "old client", 1),
+    )
+    assert readings[1]["kd_cnn"] == report.metrics["kd_cnn/all"] and len(test) == 100
+    assert list(readings) == [0, 1]
+    first = replace(instruments, config=replace(instruments.config, clients=1))
+    assert list(replace(joined, instruments=first).old_clients(joined.finished.server)) == [0]
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_whose_place_the_new_client_s_parameters_take(tiny: Experiment, name: str) -> None:
+    """Of every method: the whole model's if that is trained, then joining starts from it; else nobody's."""
+    method = METHODS[name](model=tiny.method.model)
+    if not isinstance(method, Personalizing):
+        assert name in ("pfdm", "localonly", "feddistr")
+        return
+    server = method.init_server(None, generator(0))
+    personal, fixed = method.join(server, generator(1))
+    state = {k: v + 1 for k, v in personal.items()}
+    after = replaced(method, server, state)
+    changed = {k for k in server if not torch.equal(after[k], server[k])}
+    if fixed:
+        assert not changed and set(after) == set(server)
+    else:
+        assert equal(method.join(after, generator(1))[0], state) and len(changed) == len(personal)
+    assert bool(fixed) == (name in ("spire", "sharedrep"))
+
+
+# --- what is kept ---
+
+
+def kept(joined: Joining, folder: Path) -> tuple[Stage, Path]:
+    stage = last(joined, 1, 2)
+    return stage, save(folder, joined, stage, rate=RATE, more={"measured": {"kd_cnn": 1.5}})
+
+
+@pytest.mark.parametrize("name", ["fedavg", "spire", "sharedrep"])
+def test_deployed_again_it_gives_the_same_samples(joining, tmp_path: Path, name: str) -> None:
+    joined = joining(name)
+    stage, path = kept(joined, tmp_path)
+    again = reopen(joined.finished, path).sample(LABELS, generator(5))
+    assert torch.equal(again, joined.deploy(stage.state).sample(LABELS, generator(5)))
+
+
+def test_an_embedding_alone_takes_few_bytes(joining, tmp_path: Path) -> None:
+    joined = joining("spire")
+    stage, path = kept(joined, tmp_path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["personal-0.05.json", "personal-0.05.safetensors"]
+    assert 32 * 4 < path.stat().st_size < 512
+    whole = sum(v.numel() for v in joined.finished.server.values()) + 32
+    card = json.loads(path.with_suffix(".json").read_text())
+    assert card["parameters"] == {"touched": 32, "all": whole, "share": 32 / whole}
+    assert (card["trial"], card["privacy"]) == (joined.finished.trial.experiment.digest, "none")
+    assert (card["classes"], card["records"], card["epochs"], card["seed"]) == (["2", "7"], 20, 2, 0)
+    assert card["training"]["learning_rate"] == RATE and card["training"]["steps"] == stage.steps == 2
+    assert card["measured"] == {"kd_cnn": 1.5} and card["method"]["kind"] == "SPIRE"
+
+
+def test_parts_that_cannot_be_used_here(joining, tmp_path: Path) -> None:
+    joined = joining("spire")
+    finished: Finished = joined.finished
+    _, path = kept(joined, tmp_path)
+    assert refusal(reopen, joining("sharedrep").finished, path).startswith(
+        f"the personal part {path} is of the trial {finished.trial.experiment.digest}, "
+    )
+    moved = {k: v + 1 for k, v in finished.server.items()}
+    assert "with another server's state" in refusal(reopen, replace(finished, server=moved), path)
+    assert refusal(reopen, finished, tmp_path / "no.safetensors").startswith("there is no personal part ")
+    for damaged in (path, path.with_suffix(".json")):
+        whole = damaged.read_bytes()
+        damaged.write_bytes(whole[:20])
+        assert refusal(reopen, finished, path).startswith(f"the personal part {path} is damaged (")
+        damaged.write_bytes(whole)
+    reopen(finished, path)
+
+
+def test_a_request_has_a_name_of_its_own(joining) -> None:
+    joined = joining("fedavg")
+    key = joined.key((1, 2), (0.1,))
+    assert key == joining("fedavg").key((1, 2), (0.1,)) and len(key) == 16
+    others = [
+        joined.key((1,), (0.1,)),
+        joined.key((1, 2), (0.2,)),
+        joining("fedavg", batch=4).key((1, 2), (0.1,)),
+        joining("fedavg", records=19).key((1, 2), (0.1,)),
+        replace(joined, seed=1).key((1, 2), (0.1,)),
+        joining("spire").key((1, 2), (0.1,)),
+    ]
+    assert len({key, *others}) == 7
+
+
+def test_a_request_is_named_by_the_sweeps_secret(joining, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its name is in MLflow, and the client's records are part of what it stands for."""
+    joined = joining("fedavg")
+    key = joined.key((1, 2), (0.1,))
+    monkeypatch.setattr(type(joined.finished), "secret", b"another secret")
+    assert joined.key((1, 2), (0.1,)) != key

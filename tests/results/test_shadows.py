@@ -1,0 +1,165 @@
+"""Shadow models of a finished trial: on what they are trained, that it is once, and by the method itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from raydiff.data.records import Records
+from raydiff.evaluation.attacks import lira
+from raydiff.methods import FedAvg, LocalOnly
+from raydiff.results import shadows
+from raydiff.results.finished import open_finished
+from raydiff.results.shadows import ROLES, Attacked, Request, in_mix, open_attacked
+from raydiff.seeding import generator
+
+
+def attacked(storage: Any, name: str, **more: Any) -> Attacked:
+    return open_attacked(Request(**{"trial": storage.folder(name), "shadows": 4, "draws": 1, **more}))
+
+
+def numbers(records: Records) -> set[int]:
+    return set(records.numbers.tolist())
+
+
+def test_the_records_in_question(storage) -> None:
+    found = attacked(storage, "localonly", client=1)
+    finished = open_finished(storage.folder("localonly"))
+    own, splits = finished.client(1).data, finished.dataset.splits
+    by_role = {role: found.records.select(found.role == i) for i, role in enumerate(ROLES)}
+    assert numbers(by_role["members"]) | numbers(by_role["calibration_members"]) == numbers(own)
+    assert abs(len(by_role["members"]) - len(by_role["calibration_members"])) <= 1
+    assert numbers(by_role["nonmembers"]) <= numbers(splits["test"]) and len(by_role["nonmembers"]) >= 2
+    assert numbers(by_role["calibration_nonmembers"]) <= numbers(splits["calibration"])
+    assert len(found.records) == len(numbers(found.records)) <= 2 * len(own)
+    assert set(found.records.labels[:, 0].tolist()) == set(own.labels[:, 0].tolist())
+    assert found.owner.tolist() == [1] * len(found.records)
+    assert found.inside.shape == (4, len(found.records))
+
+
+def test_a_mix_is_kept() -> None:
+    labels = torch.tensor([0] * 10 + [1] * 10 + [2] * 10)[:, None]
+    rows = Records(torch.zeros(30, 1, 2, 2), labels, torch.arange(30), base=labels[:, 0])
+    classes = torch.tensor([0] * 20 + [1] * 40 + [9] * 5)
+    assert in_mix(rows, classes, most=99).labels[:, 0].tolist() == [0] * 5 + [1] * 10
+    assert in_mix(rows, classes, most=6).labels[:, 0].tolist() == [0] * 2 + [1] * 4
+    assert in_mix(rows, classes, most=6).base is None
+    assert len(in_mix(rows, torch.tensor([9]), most=5)) == 0
+
+
+def test_a_shadow_is_the_method_itself_on_its_half(copied, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the target's own functions: a client with these records, on the shadow's random numbers."""
+    found = attacked(copied, "localonly")
+    method = found.finished.trial.experiment.method
+    mine = found.records.select(found.inside[2])
+    trained: list[Records] = []
+
+    init = LocalOnly.init_client
+
+    def watched(self: LocalOnly, state: Any, data: Records, *more: Any) -> Any:
+        trained.append(data)
+        return init(self, state, data, *more)
+
+    monkeypatch.setattr(LocalOnly, "init_client", watched)
+    state = found._train(2)
+    assert [r.numbers.tolist() for r in trained] == [mine.numbers.tolist()]
+    params = {k.removeprefix("state/"): v for k, v in state.items()}
+    expected = lira.statistics(
+        method.model.denoiser(params),
+        found.records,
+        alphas_bar=method.model.abar,
+        timesteps=found.timesteps,
+        draws=1,
+        rng=generator(0, "statistics"),
+    )
+    assert torch.equal(found.losses(2), expected)
+    assert not torch.equal(found.losses(2), found.losses(3))
+
+
+def test_it_is_trained_once(copied, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process, or a second call, finds it; other timesteps need no new training, another seed does."""
+    first = attacked(copied, "localonly").losses(0)
+    monkeypatch.setattr(Attacked, "_train", lambda *_: pytest.fail("trained again"))
+    assert torch.equal(attacked(copied, "localonly").losses(0), first)
+    assert torch.equal(attacked(copied, "localonly", shadows=8).losses(0), first)
+    other = attacked(copied, "localonly", timesteps=(3, 4)).losses(0)
+    assert other.shape == (len(first), 2)
+    with pytest.raises(pytest.fail.Exception, match="trained again"):
+        attacked(copied, "localonly", seed=1).losses(0)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "pfdm"])
+def test_of_the_shared_model_a_shadow_is_the_whole_protocol(copied, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    found = attacked(copied, name, source="global")
+    assert not found.alone and set(found.owner.tolist()) == {0, 1}
+    given: dict[int, Records] = {}
+
+    def client(number: int, method: Any, data: Records, **more: Any) -> Any:
+        given[number] = data
+        return made(number, method, data, **more)
+
+    made = shadows.Client
+    monkeypatch.setattr(shadows, "Client", client)
+    losses = found.losses(1)
+    inside = found.records.select(found.inside[1])
+    assert numbers(given[0]) | numbers(given[1]) == numbers(inside) and not numbers(given[0]) & numbers(given[1])
+    assert losses.shape == (len(found.records), len(found.timesteps)) and losses.isfinite().all()
+    members = found.role < 2
+    for i in (0, 1):  # a member stays with its client, a non-member goes where its class is
+        own = found.finished.client(i).data
+        assert numbers(found.records.select(members & (found.owner == i))) == numbers(own)
+        dealt = found.records.select(~members & (found.owner == i)).labels[:, 0]
+        assert set(dealt.tolist()) <= set(own.labels[:, 0].tolist())
+
+
+def test_of_a_fine_tuned_client_the_others_keep_their_records(copied, tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    short = replace(tiny.method.local, steps=4)
+    method = FedAvg(model=tiny.method.model, local=short, rounds=2, finetune=short)
+    copied.finish("tuned", replace(tiny, method=method, evaluation=None))
+    found = attacked(copied, "tuned", client=1)
+    assert not found.alone
+    assert numbers(found._records_in(0, 0)) == numbers(found.finished.client(0).data)
+    assert numbers(found._records_in(0, 1)) == numbers(found.records.select(found.inside[0]))
+    assert found.losses(0).isfinite().all()
+
+
+def test_pfdms_client_model_needs_no_protocol(copied) -> None:
+    found = attacked(copied, "pfdm")
+    assert found.alone and set(found._train(0)) == {f"state/{k}" for k in found.finished.client(0).state(3)}
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "says"),
+    [
+        ("fedavg", {}, "FedAvg ends with no client denoiser of pictures to attack; it has global"),
+        (
+            "localonly",
+            {"source": "global"},
+            "LocalOnly ends with no global denoiser of pictures to attack; it has client",
+        ),
+        ("localonly", {"client": 2}, "there is no client 2: this trial has clients 0 to 1"),
+        ("localonly", {"shadows": 5}, "shadows must be an even number of at least 4, got 5"),
+    ],
+)
+def test_refused(storage, name: str, more: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError) as e:
+        attacked(storage, name, **more)
+    assert str(e.value) == says
+
+
+def test_too_few_records_to_calibrate_are_refused(copied, tiny) -> None:
+    data = replace(tiny.data, calibration=0)
+    method = open_finished(copied.folder("localonly")).trial.experiment.method
+    copied.finish("blind", replace(tiny, method=method, data=data, evaluation=None))
+    with pytest.raises(ValueError, match="at least 2 records of each role, and there are fewer calibration_nonmembers"):
+        attacked(copied, "blind")
+
+
+def test_a_training_that_fails_is_one_sentence(copied, tiny) -> None:
+    found = attacked(copied, "localonly")
+    object.__setattr__(found, "inside", torch.zeros_like(found.inside))
+    with pytest.raises(ValueError, match=r"^shadow 3 could not be trained: there are no records to train on$"):
+        found.losses(3)

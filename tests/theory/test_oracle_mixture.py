@@ -1,0 +1,113 @@
+"""The hierarchical mixture: exact scores, when modes merge, and who decides what."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from raydiff.models.ddpm import alphas_bar
+from raydiff.seeding import generator
+from raydiff.theory.pfdm_mixture import (
+    LEAF,
+    RADII,
+    Case,
+    Mixture,
+    assignment,
+    draw_hand_overs,
+    draw_hierarchy,
+    hand_overs,
+    merge_time,
+    merge_times,
+    reverse,
+    tree,
+)
+
+ABAR = alphas_bar("linear", 1000)
+
+
+def modes(mixture: Mixture) -> int:
+    """Local maxima of a density in one dimension, on a fine grid."""
+    grid = torch.linspace(-4, 4, 4001, dtype=torch.float64)
+    density = (-(grid - mixture.means).square() / (2 * mixture.variance)).exp().sum(0)
+    return int(((density[1:-1] > density[:-2]) & (density[1:-1] >= density[2:])).sum())
+
+
+@pytest.mark.parametrize(("half_distance", "variance"), [(1.0, 0.1), (0.3, 0.01), (3.0, 0.5)])
+def test_modes_merge_when_it_says(half_distance: float, variance: float) -> None:
+    two = Mixture(torch.tensor([[-half_distance], [half_distance]], dtype=torch.float64), variance)
+    t = merge_time(half_distance, variance, ABAR)
+    assert modes(two.noised(float(ABAR[t - 5]))) == 2
+    assert modes(two.noised(float(ABAR[t]))) == 1
+
+
+def test_fine_structure_merges_first() -> None:
+    branches, twigs, leaves = merge_times(ABAR)
+    assert 0 < leaves < twigs < branches < 1000
+    with pytest.raises(ValueError, match="stay apart"):
+        merge_time(1e6, 0.1, ABAR)
+
+
+def test_the_tree_by_hand() -> None:
+    means = tree().means
+    assert means.shape == (27, 2)
+    torch.testing.assert_close(means.mean(0), torch.zeros(2, dtype=torch.float64))
+    torch.testing.assert_close(means[:9].mean(0), torch.tensor([0.0, RADII[0]], dtype=torch.float64))
+    siblings = torch.linalg.norm(means[0] - means[1])
+    assert float(siblings) == pytest.approx(RADII[2] * math.sqrt(3))
+
+
+def test_the_denoiser_is_the_score() -> None:
+    x = torch.randn(5, 2, dtype=torch.float64, generator=generator(0, "x")).requires_grad_()
+    a = float(ABAR[200])
+    q = tree().noised(a)
+    log_density = torch.logsumexp(-(x.unsqueeze(1) - q.means).square().sum(-1) / (2 * q.variance), dim=1)
+    (score,) = torch.autograd.grad(log_density.sum(), x)
+    got = tree().denoiser(ABAR)(x.detach(), torch.full((5,), 200), torch.zeros(5, 0))
+    torch.testing.assert_close(got, -math.sqrt(1 - a) * score)
+
+
+def test_the_perfect_chain_ends_in_the_mixture() -> None:
+    rng = generator(0, "chain")
+    x = torch.randn(900, 2, dtype=torch.float64, generator=rng)
+    x = reverse(tree(), x, abar=ABAR, start=1000, sampler="ancestral", steps=250, rng=rng)
+    nearest = torch.cdist(x, tree().means).min(1)
+    assert float(nearest.values.median()) == pytest.approx(LEAF * math.sqrt(2 * math.log(2)), rel=0.15)  # Rayleigh
+    shares = nearest.indices.bincount(minlength=27) / 900
+    assert float((shares - 1 / 27).abs().max()) < 5 * math.sqrt(1 / 27 / 900)
+
+
+def test_the_assignment_by_hand() -> None:
+    a, b = torch.tensor([[0.0], [1.0], [5.0]]), torch.tensor([[6.0], [1.0], [2.0]])
+    assert assignment(a, b) == pytest.approx(1.0)
+
+
+@pytest.fixture(scope="module")
+def case() -> Case:
+    return hand_overs(minority=3, depths=(10, 950), abar=ABAR, sampler="ddim", count=180)
+
+
+def test_a_shallow_hand_over_keeps_what_the_server_knows(case: Case) -> None:
+    shallow, deep = case.depths
+    assert shallow.w2_squared < 0.2 * case.local
+    assert deep.w2_squared == pytest.approx(case.local, rel=0.1)
+    assert 0 < case.floor < 0.2 * case.local
+
+
+def test_after_a_deep_one_only_the_clients_records_are_left(case: Case) -> None:
+    far = torch.cdist(case.depths[1].samples, case.records).min(1).values
+    assert float(far.max()) < 5 * LEAF
+    with pytest.raises(ValueError, match="minority must be at least 1"):
+        hand_overs(minority=0, depths=(10,), abar=ABAR, sampler="ddim")
+
+
+def test_the_pictures_have_something_on_them(case: Case, tmp_path: Path) -> None:
+    draw_hierarchy(tmp_path / "a.png", abar=alphas_bar("linear", 100), count=60)
+    draw_hand_overs(case, tmp_path / "b.png", title="3 records")
+    for name in ("a.png", "b.png"):
+        pixels = np.asarray(Image.open(tmp_path / name).convert("RGB"))
+        assert pixels.shape[0] > 600 and 0.001 < (pixels.std(axis=2) > 20).mean() < 0.5  # coloured points

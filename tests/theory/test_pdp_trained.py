@@ -1,0 +1,149 @@
+"""Errors and delta of trained models: perfect ones have none, some by hand, and the chain by sampling."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from pdp_tables import SCHEDULES, kernel, skewed
+from scipy.stats import chisquare
+
+from raydiff.models.d3pm import DiscreteDiffusion
+from raydiff.models.d3pm_kernel import Linear, Schedule, Sigmoid
+from raydiff.privacy.pdp.bound import Release
+from raydiff.privacy.pdp.kernel import Floats, Kernel
+from raydiff.seeding import generator
+from raydiff.theory.pdp_exact import clean_chances, column_chances, exact, joint, neighbours, states
+from raydiff.theory.pdp_samples import hockey_stick
+from raydiff.theory.pdp_trained import Predictions, error_factors, predictions, trained, transitions
+from raydiff.tree import Params
+
+MODEL = DiscreteDiffusion(hidden=16, layers=2, steps=4, counts=(3, 3))
+
+
+def noisy(seed: int) -> Params:
+    """Of a denoiser with strong opinions."""
+    params = MODEL.init(generator(seed))
+    return {**params, "leave.weight": 4 * params["leave.weight"]}
+
+
+def chain(model: Predictions, noise: Kernel, columns: int, step: int) -> Floats:
+    p = np.full(noise.categories**columns, noise.categories ** -float(columns))
+    for t in range(noise.steps, step, -1):
+        p = p @ joint(transitions(model(t), noise, t))
+    return p
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize(("step", "samples"), [(0, 1), (2, 3)])
+def test_perfect_models_have_no_error(schedule: Schedule, step: int, samples: int) -> None:
+    table, noise = skewed(12, 2, 3, p=0.5), kernel(schedule, 5, 3)
+    release = Release(kernel=noise, epsilon=0.05, step=step, samples=samples)
+    tables = neighbours(table, 4, noise)
+    found = trained(table, 4, release, [partial(clean_chances, counts, noise) for counts in tables])
+    perfect = exact(table, 4, release)
+    assert (found.delta, found.least) == pytest.approx((perfect.delta, perfect.least), rel=1e-9)
+    assert found.path == pytest.approx(perfect.path, rel=1e-9)
+    assert found.gap.max() == pytest.approx(perfect.gap, abs=1e-12)
+    assert np.array_equal(found.gamma, np.zeros(5 - step)) and np.array_equal(found.mean, np.zeros(5 - step))
+    assert len(found.gap) == 5 - step
+    for t in range(1, 6):
+        given = transitions(clean_chances(tables[0], noise, t), noise, t)
+        np.testing.assert_allclose(given, column_chances(tables[0], noise, t), rtol=1e-9)
+
+
+def test_uniform_predictions_by_hand() -> None:
+    """One column of 0, 0, 0, 1 and T = 2: abar = 1, 1/2, 0. Without the record: 0, 0, 1."""
+    noise = kernel(Linear(), 2, 2)
+    table, release = np.array([[0], [0], [0], [1]]), Release(kernel=noise, epsilon=0.1)
+    uniform = partial(np.full, (2, 1, 2), 0.5)
+    found = trained(table, 0, release, [lambda t: uniform()] * 2)
+    # q(v_0 | v_1 = 0) is 3/4 3/4 : 1/4 1/4 = 9 : 1, and v_1 is 0 with 10/16; q(v_0 | v_1 = 1) is 1 : 1
+    last, first = (p * math.log(2 * p) + (1 - p) * math.log(2 * (1 - p)) for p in (0.75, 0.9))
+    assert found.gamma == pytest.approx([first, last])
+    assert found.mean == pytest.approx([0.625 * first, last])
+    assert found.gap == pytest.approx([0.125, 0])
+    assert found.delta == found.path == 0
+    assert found.error == math.inf
+    perfect = partial(clean_chances, neighbours(table, 0, noise)[0], noise)
+    one = trained(table, 0, release, [perfect, lambda t: uniform()])
+    assert one.delta == pytest.approx(0.5 - math.exp(0.1) * 0.25)  # 3/4 : 1/4 against 1/2 : 1/2
+
+
+@pytest.mark.parametrize("step", [0, 2])
+def test_a_denoisers_chain_is_what_it_samples(step: int) -> None:
+    params, count = noisy(1), 40_000
+    noise = Kernel(alpha=MODEL.schedule.alpha(4).tolist(), categories=3)
+    expected = chain(predictions(MODEL.denoiser(params), 2, 3), noise, 2, step)
+    rows = MODEL.sample(MODEL.denoiser(params), torch.zeros(count, 0), generator(2), release=step)
+    seen = np.bincount(np.ravel_multi_index(tuple(rows.numpy().T), (3, 3)), minlength=9)
+    assert chisquare(seen, expected * count).pvalue > 0.01
+    assert chisquare(seen, np.roll(expected, 1) * count).pvalue < 1e-6
+    assert np.abs(expected - 1 / 9).max() > 0.02
+
+
+@pytest.mark.parametrize("step", [0, 1, 3])
+def test_delta_is_that_of_the_two_chains(step: int) -> None:
+    noise = Kernel(alpha=MODEL.schedule.alpha(4).tolist(), categories=3)
+    models = [predictions(MODEL.denoiser(noisy(seed)), 2, 3) for seed in (1, 2)]
+    release = Release(kernel=noise, epsilon=0.1, step=step)
+    table = skewed(9, 2, 3, p=0.5)
+    found, perfect = trained(table, 0, release, models), exact(table, 0, release)
+    p, q = (chain(model, noise, 2, step) for model in models)
+    assert found.delta == pytest.approx(max(hockey_stick(p, q, 0.1), hockey_stick(q, p, 0.1)))
+    assert 1e-3 < found.delta <= found.path <= perfect.forward + found.error
+    assert math.isinf(found.error) == (step == 0)
+
+
+def test_transitions_are_the_samplers_posterior() -> None:
+    rows = torch.from_numpy(states(2, 3))
+    noise = Kernel(alpha=MODEL.schedule.alpha(4).tolist(), categories=3)
+    for t in range(1, 5):
+        guess = predictions(MODEL.denoiser(noisy(0)), 2, 3)(t)
+        made = MODEL.posterior(torch.from_numpy(guess), rows, torch.full((9,), t))
+        np.testing.assert_allclose(transitions(guess, noise, t), made.numpy(), rtol=1e-9)
+
+
+@pytest.mark.parametrize("categories", [2, 4])
+def test_error_factors_are_those_of_the_extreme_transitions(categories: int) -> None:
+    """c_1 and c_2 over all v_{t-1}, v_t and v_0 of one column, by Bayes' rule (Lemma K.2)."""
+    noise = kernel(Sigmoid(), 5, categories)
+    for t in range(2, 6):
+        rows = range(categories)
+        early, once, late = noise.matrix_since(t - 1), noise.matrix(t), noise.matrix_since(t)
+        all_of_them = [early[a, b] * once[b, c] / late[a, c] for a in rows for b in rows for c in rows]
+        low, high = min(all_of_them), max(all_of_them)
+        of_gamma, of_gap = error_factors(noise, t)
+        assert of_gamma == pytest.approx(math.sqrt(8) * categories * high**2 / low)
+        assert of_gap == pytest.approx(2 * math.log(high / low))
+    assert error_factors(noise, 1) == (math.inf, math.inf)
+
+
+def test_the_error_is_the_sum_over_steps_and_columns() -> None:
+    noise = kernel(Linear(), 3, 3)
+    release = Release(kernel=noise, epsilon=0.5, step=1, samples=2)
+    models = [lambda t: np.full((9, 2, 3), 1 / 3)] * 2
+    found = trained(skewed(9, 2, 3, p=0.5), 0, release, models)
+    factors = [error_factors(noise, t) for t in (2, 3)]
+    terms = [a * math.sqrt(x) + b * y for (a, b), x, y in zip(factors, found.gamma, found.gap, strict=True)]
+    assert found.error == pytest.approx(release.price * 2 * sum(terms))
+    assert found.gap[0] > 0 and found.gap[1] == pytest.approx(0)
+
+
+def test_bad_values() -> None:
+    table, release = skewed(9, 2, 3, p=0.5), Release(kernel=kernel(Linear(), 3, 3))
+    fair = np.full((9, 2, 3), 1 / 3)
+    for guess in (fair * 1.01, fair + np.array([-1.0, 0.5, 0.5]), fair * np.nan):
+        with pytest.raises(ValueError, match="must be probabilities that sum to 1"):
+            trained(table, 0, release, [lambda t, guess=guess: guess] * 2)
+    with pytest.raises(ValueError, match=r"predictions must be \(9, 2, 3\).* got \(8, 2, 3\)"):
+        trained(table, 0, release, [lambda t: fair[1:]] * 2)
+    with pytest.raises(ValueError, match="models must be two, with the record and without, got 1"):
+        trained(table, 0, release, [lambda t: fair])
+    still = replace(release, kernel=Kernel(alpha=(1.0, 1.0, 0.5), categories=3))
+    with pytest.raises(ValueError, match="need noise in the first step, got alpha_1 = 1"):
+        trained(table, 0, still, [lambda t: fair] * 2)
