@@ -1,3 +1,92 @@
-"""raydiff: personalised, private, federated training of diffusion models on Ray. Start with `federated/method.py`."""
+"""raydiff: personalised, private, federated training of diffusion models, on a laptop or a Ray cluster.
+
+    import raydiff as rd
+
+    run = rd.run(rd.preset("digits").experiment)
+    print(run.guarantee)
+    pictures = run.sample([3, 8], client=0)
+
+A method is one file: read `raydiff/federated/method.py` first, `raydiff/federated/rounds.py` second.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:  # what type checkers and editors see of the table below
+    from raydiff.api import Personal as Personal
+    from raydiff.api import Run as Run
+    from raydiff.api import Sweep as Sweep
+    from raydiff.api import open as open
+    from raydiff.api import preset as preset
+    from raydiff.api import run as run
+    from raydiff.api import sweep as sweep
+    from raydiff.data.datasets import Data as Data
+    from raydiff.data.partition import ByClass as ByClass
+    from raydiff.data.partition import Dirichlet as Dirichlet
+    from raydiff.data.partition import Entangled as Entangled
+    from raydiff.data.partition import Iid as Iid
+    from raydiff.data.partition import MajorityMinority as MajorityMinority
+    from raydiff.data.partition import Newcomers as Newcomers
+    from raydiff.data.partition import Pooled as Pooled
+    from raydiff.evaluation.suite import Evaluation as Evaluation
+    from raydiff.experiment.config import Experiment as Experiment
+    from raydiff.experiment.config import Runtime as Runtime
+    from raydiff.experiment.study import Arm as Arm
+    from raydiff.experiment.study import Study as Study
+    from raydiff.methods import DPSGD as DPSGD
+    from raydiff.methods import PFDM as PFDM
+    from raydiff.methods import SPIRE as SPIRE
+    from raydiff.methods import FedAvg as FedAvg
+    from raydiff.methods import FedDistr as FedDistr
+    from raydiff.methods import FedProx as FedProx
+    from raydiff.methods import LocalOnly as LocalOnly
+    from raydiff.methods import Moon as Moon
+    from raydiff.methods import PerFedAvg as PerFedAvg
+    from raydiff.methods import Scaffold as Scaffold
+    from raydiff.methods import SharedRep as SharedRep
+    from raydiff.methods._averaging import Averaging as Averaging
+    from raydiff.models.classifier import Classifier as Classifier
+    from raydiff.models.d3pm import DiscreteDiffusion as DiscreteDiffusion
+    from raydiff.models.ddpm import DDPM as DDPM
+    from raydiff.models.ddpm import Sampling as Sampling
+    from raydiff.models.networks import MLP as MLP
+    from raydiff.models.networks import UNet as UNet
+    from raydiff.models.training import Training as Training
+    from raydiff.privacy.client_level import ClientPrivacy as ClientPrivacy
+    from raydiff.privacy.ledger import Guarantee as Guarantee
+    from raydiff.privacy.ledger import Ledger as Ledger
+
+_MODULES = {
+    "api": "Personal Run Sweep open preset run sweep",
+    "data.datasets": "Data",
+    "data.partition": "ByClass Dirichlet Entangled Iid MajorityMinority Newcomers Pooled",
+    "evaluation.suite": "Evaluation",
+    "experiment.config": "Experiment Runtime",
+    "experiment.study": "Arm Study",
+    "methods": "DPSGD PFDM SPIRE FedAvg FedDistr FedProx LocalOnly Moon PerFedAvg Scaffold SharedRep",
+    "methods._averaging": "Averaging",
+    "models.classifier": "Classifier",
+    "models.d3pm": "DiscreteDiffusion",
+    "models.ddpm": "DDPM Sampling",
+    "models.networks": "MLP UNet",
+    "models.training": "Training",
+    "privacy.client_level": "ClientPrivacy",
+    "privacy.ledger": "Guarantee Ledger",
+}
+"""Module -> its public names."""
+_HOME = {name: module for module, names in _MODULES.items() for name in names.split()}
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    """Imported when first asked for: `import raydiff` takes a hundredth of a second, and `raydiff.report` needs no
+    torch."""
+    if name in _HOME:
+        return getattr(import_module(f"raydiff.{_HOME[name]}"), name)
+    raise AttributeError(f"module 'raydiff' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -29,7 +29,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raydiff.cli import sweep_folder
 from raydiff.cli.parser import Parser
 from raydiff.evaluation.attacks import lira
 from raydiff.evaluation.attacks.membership import LOW_FPRS, attack, needed
@@ -37,6 +36,7 @@ from raydiff.evaluation.attacks.roc import draw_roc
 from raydiff.experiment.config import Runtime
 from raydiff.federated.checkpoint import write_text
 from raydiff.results.shadows import ROLES, Attacked, Request, open_attacked
+from raydiff.runtime import sweep_folder
 
 TPR = "tpr_at_1pct_fpr"
 """Always a column; empty where the non-members are too few."""

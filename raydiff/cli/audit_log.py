@@ -7,9 +7,9 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from raydiff.cli import sweep_folder
 from raydiff.experiment import tracking
 from raydiff.privacy.pdp.summary import QUANTILES, REMOVED, Removal, Summary
+from raydiff.runtime import sweep_folder
 
 EXPERIMENT = "raydiff-audit"
 SUMMARY = "holds summary numbers, which depend on the records"

@@ -20,7 +20,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from raydiff.cli import arguments, canary_methods, sweep_folder
+from raydiff.cli import arguments, canary_methods
 from raydiff.cli.parser import Parser, nearest
 from raydiff.data import datasets
 from raydiff.experiment import config, trial
@@ -31,6 +31,7 @@ from raydiff.experiment.tracking import read_json
 from raydiff.methods import DPSGD
 from raydiff.privacy import canaries, one_run
 from raydiff.privacy.ledger import Ledger
+from raydiff.runtime import sweep_folder
 from raydiff.seeding import generator
 
 CANARIES, CANARIES_OF_ONE_RUN = 4000, 1000

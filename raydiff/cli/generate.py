@@ -22,7 +22,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import get_args
 
-from raydiff.cli import sweep_folder
 from raydiff.cli.parser import Parser
 from raydiff.data.tables import write as generated
 from raydiff.experiment.config import Runtime
@@ -30,6 +29,7 @@ from raydiff.experiment.tracking import redacted
 from raydiff.results import generate, mlflow_models
 from raydiff.results.finished import Draw, Finished, open_finished
 from raydiff.results.generate import Request
+from raydiff.runtime import sweep_folder
 
 
 def main(argv: Sequence[str]) -> int:

@@ -16,10 +16,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from raydiff.cli import sweep_folder
 from raydiff.cli.parser import Parser
 from raydiff.experiment.config import Runtime
 from raydiff.experiment.tracking import read_json, read_lines
+from raydiff.runtime import sweep_folder
 
 PERIOD_S = 1.0  # between looks at the files
 

@@ -35,7 +35,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from raydiff.cli import sweep_folder
 from raydiff.cli.parser import Parser
 from raydiff.data.newcomer import Choice, newcomer
 from raydiff.evaluation.quality.curves import draw_curves
@@ -45,6 +44,7 @@ from raydiff.models.training import Diverged
 from raydiff.results import mlflow_models, personalize
 from raydiff.results.finished import Finished, open_finished
 from raydiff.results.personalize import Joining, Row
+from raydiff.runtime import sweep_folder
 
 COUNTED = ("learning_rate", "epoch", "steps", "client")
 """Columns that are no readings."""

@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 
 from raydiff import seeding, tree
-from raydiff.cli import sweep_folder
 from raydiff.cli.parser import Parser
 from raydiff.data import datasets
 from raydiff.data.datasets import SPLITS, Data, Dataset
@@ -33,6 +32,7 @@ from raydiff.models.latent import model as latent
 from raydiff.models.latent import pretrain
 from raydiff.models.latent.pretrain import Pretrained, Pretraining
 from raydiff.models.training import Diverged
+from raydiff.runtime import sweep_folder
 
 SHOWN, STEPS, GUIDANCE = 6, 50, 2.0
 """Pictures of a kind in a row of samples.png, and how they are sampled."""

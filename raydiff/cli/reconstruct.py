@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from raydiff import seeding, tree
-from raydiff.cli import sweep_folder
 from raydiff.cli.parser import Parser
 from raydiff.data.records import Records
 from raydiff.evaluation.attacks.reconstruction import Denoise, Reconstruction, compare, reconstruct
@@ -33,6 +32,7 @@ from raydiff.methods import PFDM
 from raydiff.models.ddpm import DDPM
 from raydiff.models.training import Diverged, fit
 from raydiff.results.finished import Finished, open_finished
+from raydiff.runtime import sweep_folder
 from raydiff.tree import Params
 
 COLUMNS = 10  # of the picture

@@ -209,6 +209,7 @@ class Experiment:
 def resolve(experiment: Experiment, dataset: Dataset) -> Experiment:
     """The experiment with what only the data can tell: image shape, number of labels. Without their digest, which is
     the sweep's (`keyed`)."""
+    experiment = overrides.exact(experiment)
     model: Any = experiment.method.model
     if isinstance(model, DiscreteDiffusion) != (dataset.mapping is not None):
         kind, wanted = ("a table", "discretediffusion") if dataset.mapping else ("no table", "a model of pictures")

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from typing import Any, Literal
 
+UNIONS = (types.UnionType, typing.Union)
 SECRET = "RAYDIFF_NOISE_SECRET"
 """The environment variable that may hold the noise secret, as hexadecimal digits."""
 
@@ -44,7 +45,7 @@ def from_dict(data: Mapping[str, Any], declared: Any) -> Any:
         if name == "kind":
             continue
         if name not in hints:
-            raise ValueError(f"{cls.__name__} has no field {name!r}{_nearest(name, hints)}")
+            raise ValueError(f"{cls.__name__} has no field {name!r}{nearest(name, hints)}")
         if isinstance(value, Mapping):
             value = from_dict(value, hints[name])
         values[name] = tuple(value) if isinstance(value, list) else value
@@ -71,8 +72,16 @@ def flat(obj: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def override(obj: Any, values: Mapping[str, Any], prefix: str = "") -> Any:
-    """`obj` with the fields at the given paths replaced, all at once. Raises ValueError naming the path."""
-    changes: dict[str, Any] = {k: v for k, v in values.items() if "." not in k}
+    """`obj` with the fields at the given paths replaced, all at once. Raises ValueError naming the path.
+
+    A class as a value switches the field to it and keeps what both have; an integer in a field of numbers becomes one.
+    """
+    changes: dict[str, Any] = {}
+    for name, value in ((k, v) for k, v in values.items() if "." not in k):
+        declared = _declared(obj, name, prefix)
+        changes[name] = (
+            switched(getattr(obj, name), value) if isinstance(value, type) else _exact(value, declared, prefix + name)
+        )
     deeper: dict[str, dict[str, Any]] = {}
     for path, value in values.items():
         head, _, rest = path.partition(".")
@@ -87,6 +96,43 @@ def override(obj: Any, values: Mapping[str, Any], prefix: str = "") -> Any:
         raise ValueError(str(e) if deeper_says else f"--{prefix.rstrip('.')}: {e}") from None
 
 
+def _declared(obj: Any, name: str, prefix: str) -> Any:
+    hints = typing.get_type_hints(type(obj))
+    if name not in hints:
+        raise ValueError(f"unknown field --{prefix}{name}{nearest(name, hints)}")
+    return hints[name]
+
+
+def _exact(value: Any, declared: Any, path: str) -> Any:
+    """10 and 10.0 would be two trials: an integer becomes a float where the field takes floats and no integers.
+
+    Raises ValueError for a number or text that the field does not take.
+    """
+    options = typing.get_args(declared) if typing.get_origin(declared) in UNIONS else (declared,)
+    if hasattr(value, "item"):  # one of numpy's
+        value = value.item()
+    if type(value) is int and float in options and int not in options:
+        return float(value)
+    literal = {v for o in options if typing.get_origin(o) is Literal for v in typing.get_args(o)}
+    plain = type(value) in (int, float, bool, str)
+    if plain and Any not in options and type(value) not in options and value not in literal:
+        raise ValueError(f"--{path} must be {_readable(declared)}, got {value!r}")
+    return value
+
+
+def exact(obj: Any, prefix: str = "") -> Any:
+    """The tree as the command line would have read it: an integer in a field of numbers is one.
+
+    Raises ValueError for a number or text that a field does not take.
+    """
+    hints, changes = typing.get_type_hints(type(obj)), {}
+    for f in dataclasses.fields(obj):
+        value, path = getattr(obj, f.name), prefix + f.name
+        is_part = dataclasses.is_dataclass(value)
+        changes[f.name] = exact(value, f"{path}.") if is_part else _exact(value, hints[f.name], path)
+    return dataclasses.replace(obj, **changes)
+
+
 def has_path(obj: Any, path: str) -> bool:
     """Whether the tree, as it is now, has a field at this path."""
     head, dot, rest = path.partition(".")
@@ -96,9 +142,12 @@ def has_path(obj: Any, path: str) -> bool:
 
 
 def convert(obj: Any, path: str, text: str | Sequence[str]) -> Any:
-    """The value of the field at `path` from its text, by the field's type. Raises ValueError in one sentence."""
+    """The value of the field at `path` from its text, by the field's type: for one of several dataclasses its class.
+
+    Raises ValueError in one sentence.
+    """
     if not has_path(obj, path):
-        raise ValueError(f"unknown field --{path}{_nearest(path, flat(obj))}")
+        raise ValueError(f"unknown field --{path}{nearest(path, flat(obj))}")
     *parents, name = path.split(".")
     owner = obj
     for parent in parents:
@@ -107,7 +156,7 @@ def convert(obj: Any, path: str, text: str | Sequence[str]) -> Any:
     tokens = text.split() if isinstance(text, str) else list(text)
     choices = _dataclasses_of(declared)
     if choices:
-        return _switch(getattr(owner, name), declared, choices, path, " ".join(tokens))
+        return _choice(declared, choices, path, " ".join(tokens))
     return _typed(declared, path, tokens)
 
 
@@ -129,19 +178,23 @@ def parse_overrides(obj: Any, argv: Sequence[str]) -> dict[str, Any]:
     for path, tokens in sorted(pairs, key=lambda pair: pair[0].count(".")):  # --method before --method.epsilon
         value = convert(obj, path, tokens or ["True"])
         values[path] = value
-        if dataclasses.is_dataclass(value) or value is None:
+        if isinstance(value, type) or value is None:
             obj = override(obj, {path: value})
     return values
 
 
-def _switch(current: Any, declared: Any, choices: Sequence[type], path: str, text: str) -> Any:
+def _choice(declared: Any, choices: Sequence[type], path: str, text: str) -> type | None:
     if text.lower() == "none" and type(None) in typing.get_args(declared):
         return None
     names = {c.__name__.lower(): c for c in choices}
     wanted = text.lower().replace("_", "").replace("-", "")
     if wanted not in names:
-        raise ValueError(f"--{path} must be one of {', '.join(names)}, got {text!r}{_nearest(wanted, names)}")
-    cls = names[wanted]
+        raise ValueError(f"--{path} must be one of {', '.join(names)}, got {text!r}{nearest(wanted, names)}")
+    return names[wanted]
+
+
+def switched(current: Any, cls: type) -> Any:
+    """`current` as an object of this class: the fields that both have are kept, as far as they fit."""
     if type(current) is cls:
         return current
     hints = typing.get_type_hints(cls)
@@ -194,7 +247,7 @@ def _typed(declared: Any, path: str, tokens: Sequence[str]) -> Any:
 def _readable(declared: Any) -> str:
     if typing.get_origin(declared) is Literal:
         return "one of " + ", ".join(str(a) for a in typing.get_args(declared))
-    if typing.get_origin(declared) in (types.UnionType, typing.Union):
+    if typing.get_origin(declared) in UNIONS:
         return " or ".join(_readable(a) for a in typing.get_args(declared))
     names = {int: "an integer", float: "a number", bool: "true or false", str: "text", type(None): "none"}
     return names.get(declared, str(declared))
@@ -205,6 +258,15 @@ def _dataclasses_of(declared: Any) -> list[type]:
     return [o for o in options if dataclasses.is_dataclass(o) and isinstance(o, type)]
 
 
-def _nearest(name: str, known: Any) -> str:
+def short(value: Any) -> str:
+    """A value for people: none, numbers without their tails, tuples with spaces."""
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, tuple):
+        return " ".join(map(str, value))
+    return "none" if value is None else str(value)
+
+
+def nearest(name: str, known: Any) -> str:
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     return f"; did you mean {close[0]}?" if close else ""

@@ -1,24 +1,49 @@
-"""What a sweep runs: one experiment, what to vary, what to compare it with."""
+"""What a sweep runs: one experiment, what to vary, what to compare it with; and the trials that this means."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+from raydiff.experiment import overrides
 from raydiff.experiment.config import Experiment
+from raydiff.methods import AnyMethod, FedAvg, LocalOnly
 
 
 @dataclass(frozen=True, kw_only=True)
 class Arm:
-    """Something to run beside a study's experiment."""
+    """Something to run beside a study's experiment. It takes those of the study's axes that it has."""
 
-    changes: Mapping[str, str]
-    """Field path -> value, as on the command line: in what it differs. It takes those of the study's axes that it has.
-    """
+    method: AnyMethod | type | None = None
+    """Another method. Its fields that are at their default are those of the study's method, where that has them, so
+    arms share its model and its training. A class is a method with every field at its default."""
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    """Field path -> value, in what else it differs. A class as a value is a change of kind, as for `method`."""
     private: bool = False
     """Only where there is an epsilon."""
     at_depths: bool = False
     """In place of each epsilon, the depth t0 that it needs, without noise."""
+
+    def apply(self, base: Experiment) -> Experiment:
+        """The arm's experiment. Raises ValueError for a field that does not exist, or that refuses the value."""
+        made: Experiment = overrides.override(base, {**self._of_method(), **self.changes})
+        return made
+
+    def sets(self, path: str) -> bool:
+        """Whether the arm itself says what the field at this path is."""
+        return path in self.changes or path in self._of_method()
+
+    def _of_method(self) -> dict[str, Any]:
+        if self.method is None:
+            return {}
+        if isinstance(self.method, type):
+            return {"method": self.method}
+        given = dataclasses.fields(self.method)
+        differs = {f.name: getattr(self.method, f.name) for f in given if getattr(self.method, f.name) != f.default}
+        return {"method": type(self.method)} | {f"method.{name}": value for name, value in differs.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,14 +52,65 @@ class Study:
 
     experiment: Experiment
     """The trial from which the others differ."""
-    grid: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Axes: field path -> values, as one would write them on the command line."""
+    grid: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    """Axes: field path -> values."""
     beside: tuple[Arm, ...] = ()
     """What to compare it with."""
     also: tuple[Study, ...] = ()
     """Studies with axes of their own, run in the same sweep."""
 
+    def others(self, given: Mapping[str, Any], *, baselines: bool = True) -> list[Experiment]:
+        """The trials of `also`, each under those of the fields that it has."""
+        found = []
+        for study in self.also:
+            own = {path: value for path, value in given.items() if overrides.has_path(study.experiment, path)}
+            arms = study.beside if baselines and "method" not in given else ()
+            of = {path: values for path, values in study.grid.items() if path not in given}
+            found += trials(overrides.override(study.experiment, own), of, arms)
+        return found
 
-BASELINES = (Arm(changes={"method": "localonly"}), Arm(changes={"method": "fedavg"}))
-EPSILONS = ("10", "50", "200")
-SEEDS = ("0", "1", "2", "3", "4")
+
+BASELINES = (Arm(method=LocalOnly), Arm(method=FedAvg))
+EPSILONS = (10.0, 50.0, 200.0)
+SEEDS = (0, 1, 2, 3, 4)
+
+
+def trials(base: Experiment, of: Mapping[str, Sequence[Any]], beside: Sequence[Arm] = ()) -> list[Experiment]:
+    """All combinations of the axes on `base`; then each arm on those axes that it has and does not set itself."""
+    found = _combinations(base, of)
+    for arm in beside:
+        start = arm.apply(base)
+        mine = {path: values for path, values in of.items() if overrides.has_path(start, path) and not arm.sets(path)}
+        if (arm.private or arm.at_depths) and "method.epsilon" in mine:
+            mine["method.epsilon"] = [epsilon for epsilon in mine["method.epsilon"] if epsilon is not None]
+        own = _combinations(start, mine)
+        found += [_without_noise(experiment) for experiment in own] if arm.at_depths else own
+    return found
+
+
+def _combinations(start: Experiment, of: Mapping[str, Sequence[Any]]) -> list[Experiment]:
+    return [
+        overrides.override(start, dict(zip(of, combination, strict=True)))
+        for combination in itertools.product(*of.values())
+    ]
+
+
+def _without_noise(experiment: Experiment) -> Experiment:
+    """The same depth, without the noise that asked for it."""
+    depth = experiment.method.depth  # type: ignore[union-attr]
+    changed: Experiment = overrides.override(experiment, {"method.epsilon": None, "method.t0": depth})
+    return changed
+
+
+def varying(experiments: Sequence[Experiment], sampled: Iterable[str] = ()) -> Callable[[Experiment], str]:
+    """A short name for each of these: its method, and the fields in which they differ, or will."""
+    flats = [overrides.flat(e) for e in experiments]
+    keys = [k for k in flats[0] if k in sampled or any(k in f and f[k] != flats[0][k] for f in flats)]
+    shown = [k for k in keys if k != "method" and not k.startswith(("runtime", "data_digest"))]
+
+    def name(experiment: Experiment) -> str:
+        flat = overrides.flat(experiment)
+        parts = [f"{k.rsplit('.', 1)[-1]}={overrides.short(flat[k])}" for k in shown if k in flat]
+        return " ".join([type(experiment.method).__name__, *parts])
+
+    return name

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from raydiff.__main__ import leave
-from raydiff.cli import run, sweep, sweep_folder
+from raydiff.cli import run, sweep
+from raydiff.runtime import sweep_folder
 from raydiff.experiment import overrides as settings
 from raydiff.experiment.presets import names
 from raydiff.federated.checkpoint import write_text

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from raydiff.cli import generate, sweep_folder
+from raydiff.cli import generate
+from raydiff.runtime import sweep_folder
 from raydiff.data.datasets import Data, load
 from raydiff.results import generate as generation
 from raydiff.results import mlflow_models

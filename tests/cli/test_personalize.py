@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from raydiff.cli import personalize, sweep_folder
+from raydiff.cli import personalize
+from raydiff.runtime import sweep_folder
 from raydiff.experiment import trial
 from raydiff.experiment.config import Experiment
 from raydiff.methods import SPIRE

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from raydiff.data.datasets import Data
-from raydiff.data.partition import Entangled
+from raydiff.data.partition import Entangled, Pooled
 from raydiff.evaluation.suite import Evaluation
 from raydiff.experiment.config import Experiment, Runtime
 from raydiff.experiment.overrides import override
 from raydiff.experiment.study import SEEDS, Arm, Study
-from raydiff.methods import FedDistr
+from raydiff.methods import FedAvg, FedDistr, FedProx, LocalOnly, Moon, Scaffold
 from raydiff.models.classifier import CNN, Classifier, ResNet18
 from raydiff.models.latent.model import LatentModel
 from raydiff.models.training import Training
+from raydiff.privacy.client_level import ClientPrivacy
 
-BUDGETS = ("10", "100", "1000", "10000")
+BUDGETS = (10.0, 100.0, 1000.0, 10_000.0)
 """Client-level epsilons: of the paper's noise none is known."""
 
 
@@ -24,33 +26,33 @@ def _feddistr(base: Experiment, *, clip: float, steps: int, batch: int, bounds: 
     against its upper bounds, and against noise.
     """
     weights = {
-        "method.model": "classifier",
-        "method.local.batch": f"{batch}",
-        "method.local.learning_rate": f"{rate:g}",
+        "method.model": Classifier,
+        "method.local.batch": batch,
+        "method.local.learning_rate": rate,
         "method.local.decay": "constant",
     }
-    sgd = {"method.local.optimizer": "sgd", "method.local.learning_rate": f"{30 * rate:g}"}
+    sgd = {"method.local.optimizer": "sgd", "method.local.learning_rate": float(f"{30 * rate:g}")}
 
-    def averaged(method: str, rounds: int, **more: str) -> Arm:
-        of = {"method": method, **weights, "method.rounds": f"{rounds}", "method.local.steps": f"{rounds * steps}"}
-        return Arm(changes={**of, **(sgd if method == "scaffold" else {}), **more})
+    def averaged(method: type, rounds: int, **more: Any) -> Arm:
+        of = {"method": method, **weights, "method.rounds": rounds, "method.local.steps": rounds * steps}
+        return Arm(changes={**of, **(sgd if method is Scaffold else {}), **more})
 
-    alone = {"method": "localonly", **weights, "partition": "pooled", "clients": "1"}
+    alone = {"method": LocalOnly, **weights, "partition": Pooled, "clients": 1}
     central = {
-        "method.local.steps": f"{bounds.steps}",
-        "method.local.batch": f"{bounds.batch}",
+        "method.local.steps": bounds.steps,
+        "method.local.batch": bounds.batch,
         "method.local.decay": bounds.decay,
     }
-    private = {"method.averaging.privacy": "clientprivacy"}
+    private = {"method.averaging.privacy": ClientPrivacy}
     beside = (
-        *(averaged(m, r) for m in ("fedavg", "fedprox", "scaffold", "moon") for r in (1, 10, 50)),
+        *(averaged(m, r) for m in (FedAvg, FedProx, Scaffold, Moon) for r in (1, 10, 50)),
         Arm(changes={**alone, **central}),
         Arm(changes={"method.upload": "latents"}),
-        Arm(changes={"partition": "pooled", "clients": "1"}),
-        *(Arm(changes={"method.epsilon": e, "method.clip": f"{clip}"}) for e in BUDGETS),
-        *(averaged("fedavg", 50, **private, **{"method.averaging.privacy.epsilon": e}) for e in BUDGETS),
+        Arm(changes={"partition": Pooled, "clients": 1}),
+        *(Arm(changes={"method.epsilon": e, "method.clip": clip}) for e in BUDGETS),
+        *(averaged(FedAvg, 50, **private, **{"method.averaging.privacy.epsilon": e}) for e in BUDGETS),
     )
-    return Study(experiment=base, grid={"seed": SEEDS, "partition.xi": ("0", "0.385")}, beside=beside)
+    return Study(experiment=base, grid={"seed": SEEDS, "partition.xi": (0.0, 0.385)}, beside=beside)
 
 
 def feddistr_digits() -> Study:
@@ -123,8 +125,8 @@ def feddistr_cifar100() -> Study:
         },
     )
     study = _feddistr(base, clip=10.0, steps=50, batch=128, bounds=bounds)
-    grid = {**study.grid, "clients": ("5", "10", "20"), "partition.xi": ("0", "0.003", "0.057", "0.385")}
-    resnet = {"method.model.network": "resnet18"}
+    grid = {**study.grid, "clients": (5, 10, 20), "partition.xi": (0.0, 0.003, 0.057, 0.385)}
+    resnet = {"method.model.network": ResNet18}
     beside = tuple(
         replace(a, changes={**a.changes, **resnet}) if "method.model" in a.changes else a for a in study.beside
     )

@@ -12,16 +12,19 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
+from raydiff.data.partition import Pooled
 from raydiff.evaluation.suite import Evaluation
-from raydiff.experiment.overrides import flat, override, parse_overrides
+from raydiff.experiment.overrides import flat, override
 from raydiff.experiment.presets import feddistr, pfdm, spire, tables
 from raydiff.experiment.study import SEEDS, Arm, Study
+from raydiff.methods import DPSGD, FedAvg, LocalOnly
 
 PAPERS = ("pfdm", "spire", "feddistr", "pdp")
 SCALES = ("cpu", "gpu", "smoke")
-CENTRAL = {"method": "localonly", "method.clip": "none", "partition": "pooled", "clients": "1"}
-PRIVATE = {"method": "dpsgd", "method.averaging.weights": "uniform"}
+CENTRAL = {"method": LocalOnly, "method.clip": None, "partition": Pooled, "clients": 1}
+PRIVATE = {"method": DPSGD, "method.averaging.weights": "uniform"}
 
 
 def study(paper: str, scale: str) -> Study:
@@ -35,18 +38,14 @@ def study(paper: str, scale: str) -> Study:
 def _smoke(made: Study) -> Study:
     """One seed, and a hundredth of the steps of every training."""
 
-    def fewer(changes: Mapping[str, object]) -> dict[str, str]:
+    def fewer(changes: Mapping[str, Any]) -> dict[str, int]:
         trained = r"method\.(?!model\b|sampling\b|client_sampling\b)\w+\.steps"
-        return {k: f"{max(1, int(f'{v}') // 100)}" for k, v in changes.items() if re.fullmatch(trained, k)}
+        return {k: max(1, v // 100) for k, v in changes.items() if re.fullmatch(trained, k)}
 
-    start = override(made.experiment, parse_overrides(made.experiment, _tokens(fewer(flat(made.experiment)))))
+    start = override(made.experiment, fewer(flat(made.experiment)))
     grid = {path: values[:1] if path.endswith("seed") else values for path, values in made.grid.items()}
     beside = tuple(replace(arm, changes={**arm.changes, **fewer(arm.changes)}) for arm in made.beside)
     return Study(experiment=start, grid=grid, beside=beside, also=tuple(map(_smoke, made.also)))
-
-
-def _tokens(changes: Mapping[str, str]) -> list[str]:
-    return [f"--{path}={value}" for path, value in changes.items()]
 
 
 def pfdm_cpu() -> Study:
@@ -65,10 +64,10 @@ def pfdm_cpu() -> Study:
         },
     )
     beside = (
-        Arm(changes={"method": "localonly"}),
-        Arm(changes={"method": "fedavg"}),
-        *(Arm(changes={**CENTRAL, "method.local.steps": steps}) for steps in ("1000", "8000")),
-        Arm(changes={**PRIVATE, "method.local.steps": "300"}),  # one costs 15 times another's
+        Arm(method=LocalOnly),
+        Arm(method=FedAvg),
+        *(Arm(changes={**CENTRAL, "method.local.steps": steps}) for steps in (1000, 8000)),
+        Arm(changes={**PRIVATE, "method.local.steps": 300}),  # one costs 15 times another's
     )
     return Study(experiment=base, grid={"seed": SEEDS[:3]}, beside=beside)
 
@@ -78,10 +77,10 @@ def pfdm_gpu() -> Study:
     grid = {"seed": SEEDS[:3]}
     parts = []
     for made in (pfdm.colour_mnist(), pfdm.cifar10()):
-        central = {**CENTRAL, "method.local.steps": f"{2 * made.experiment.method.local.steps}"}  # type: ignore[union-attr]
+        central = {**CENTRAL, "method.local.steps": 2 * made.experiment.method.local.steps}  # type: ignore[union-attr]
         parts.append(Study(experiment=made.experiment, grid=grid, beside=(*made.beside, Arm(changes=central))))
         exact = override(made.experiment, {"method.model.precision": "float32"})  # per-example gradients need it
-        private = override(exact, parse_overrides(exact, _tokens(PRIVATE)))
+        private = override(exact, PRIVATE)
         parts.append(Study(experiment=private, grid=grid))
     return replace(parts[0], also=tuple(parts[1:]))
 
@@ -105,13 +104,13 @@ def feddistr_cpu() -> Study:
     return replace(made, grid={**made.grid, "seed": SEEDS[:3]}, beside=wanted)
 
 
-def _is_compared(changes: Mapping[str, str]) -> bool:
+def _is_compared(changes: Mapping[str, Any]) -> bool:
     """Averaging methods after 50 rounds and FedAvg after one, noise at one budget; no upper bounds."""
     budget = changes.get("method.epsilon", changes.get("method.averaging.privacy.epsilon"))
     if budget is not None:
-        return budget == "1000"
+        return bool(budget == 1000)
     rounds = changes.get("method.rounds")
-    return rounds == "50" or (rounds == "1" and changes["method"] == "fedavg")
+    return bool(rounds == 50) or (rounds == 1 and changes["method"] is FedAvg)
 
 
 def feddistr_gpu() -> Study:
@@ -123,8 +122,8 @@ def feddistr_gpu() -> Study:
 def pdp_cpu() -> Study:
     """Figures 6 and 7 on German Credit; the attack's training rows are a fifth, as the paper's of Adult."""
     removed, attacked = tables.removal_german(), tables.tabular_german()
-    shares = {**removed.grid, "audit.remove": ("0", "0.01", "0.1", "0.5")}
-    rates = {**attacked.grid, "seed": SEEDS, "method.model.schedule.rate": ("0.1", "0.5", "1.0")}
+    shares = {**removed.grid, "audit.remove": (0.0, 0.01, 0.1, 0.5)}
+    rates = {**attacked.grid, "seed": SEEDS, "method.model.schedule.rate": (0.1, 0.5, 1.0)}
     return replace(removed, grid=shares, also=(replace(attacked, grid=rates, beside=()),))
 
 

@@ -6,15 +6,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from raydiff.data.datasets import Data
-from raydiff.data.partition import MajorityMinority
+from raydiff.data.partition import MajorityMinority, Pooled
 from raydiff.evaluation.suite import Evaluation
 from raydiff.experiment.config import Experiment, Runtime
 from raydiff.experiment.overrides import override
 from raydiff.experiment.study import BASELINES, EPSILONS, SEEDS, Arm, Study
-from raydiff.methods import PFDM
+from raydiff.methods import DPSGD, PFDM, SPIRE, FedAvg, LocalOnly
 from raydiff.models.ddpm import DDPM, Sampling
 from raydiff.models.networks import MLP, UNet
 from raydiff.models.training import Training
+from raydiff.privacy.client_level import ClientPrivacy
 
 
 def digits() -> Study:
@@ -33,9 +34,9 @@ def digits() -> Study:
     )
     experiment = Experiment(method=method, data=Data(name="digits"), clients=2, runtime=Runtime(workers=1))
     grid = {  # epsilon varies slowest: trials that share client models then run one after the other
-        "method.epsilon": ("10", "50", "200", "none"),
+        "method.epsilon": (*EPSILONS, None),
         "method.model.schedule": ("linear", "cosine"),
-        "clients": ("2", "4"),
+        "clients": (2, 4),
     }
     return Study(experiment=experiment, grid=grid, beside=BASELINES)
 
@@ -51,19 +52,19 @@ def frontier() -> Study:
     """
     base = override(digits().experiment, {"method.epsilon": 10.0})
     uniform = {"method.averaging.weights": "uniform"}
-    fedavg = {"method": "fedavg", **uniform}
-    private = {**fedavg, "method.averaging.privacy": "clientprivacy"}
+    fedavg = {"method": FedAvg, **uniform}
+    private = {**fedavg, "method.averaging.privacy": ClientPrivacy}
     beside = (
         *(Arm(changes={"method.epsilon": epsilon}) for epsilon in EPSILONS[1:]),
-        *(Arm(changes={"method": "dpsgd", **uniform, "method.epsilon": e}) for e in ("1", "10", "50")),
+        *(Arm(changes={"method": DPSGD, **uniform, "method.epsilon": e}) for e in (1.0, 10.0, 50.0)),
         *(
             Arm(changes={**private, "method.averaging.privacy.trust": trust, "method.averaging.privacy.epsilon": e})
             for trust in ("local", "central")
             for e in EPSILONS
         ),
-        Arm(changes={**private, "method": "spire", "method.averaging.privacy.trust": "central"}),
+        Arm(changes={**private, "method": SPIRE, "method.averaging.privacy.trust": "central"}),
         Arm(changes=fedavg),
-        Arm(changes={"method": "localonly"}),
+        Arm(method=LocalOnly),
     )
     return Study(experiment=base, grid={"seed": SEEDS[:3]}, beside=beside)
 
@@ -72,7 +73,7 @@ def frontier() -> Study:
 
 LONG = Training(steps=20_000, batch=128, learning_rate=2e-4)
 PARTS = 20  # a training is kept after each twentieth, so that it can be run in slices
-LONG_BASELINES = (Arm(changes={"method": "localonly"}), Arm(changes={"method": "fedavg", "method.rounds": f"{PARTS}"}))
+LONG_BASELINES = (Arm(method=LocalOnly), Arm(changes={"method": FedAvg, "method.rounds": PARTS}))
 
 
 def mnist() -> Study:
@@ -96,7 +97,7 @@ def mnist() -> Study:
     data = Data(name="mnist", train=22_000, public=2000, validation=1000, calibration=1000, test=4000)
     runtime = Runtime(workers=4, gpu_per_worker=0.2, gpu_server=0.2)
     experiment = Experiment(method=method, data=data, clients=4, partition=MajorityMinority(ratio=0.1), runtime=runtime)
-    return Study(experiment=experiment, grid={"method.epsilon": (*EPSILONS, "none")}, beside=LONG_BASELINES)
+    return Study(experiment=experiment, grid={"method.epsilon": (*EPSILONS, None)}, beside=LONG_BASELINES)
 
 
 def colour_mnist() -> Study:
@@ -151,7 +152,7 @@ def collaboration() -> Study:
             "evaluation": Evaluation(attack=False, clusters=True),
         },
     )
-    return _collaboration(base, minorities=("3", "20", "35"), centred_clip=4.26)
+    return _collaboration(base, minorities=(3, 20, 35), centred_clip=4.26)
 
 
 def collaboration_colour() -> Study:
@@ -165,28 +166,28 @@ def collaboration_colour() -> Study:
             "method.clip": 23.7,
         },
     )
-    return _collaboration(base, minorities=("3", "20", "100"), centred_clip=7.27)
+    return _collaboration(base, minorities=(3, 20, 100), centred_clip=7.27)
 
 
-def _collaboration(base: Experiment, *, minorities: tuple[str, ...], centred_clip: float) -> Study:
+def _collaboration(base: Experiment, *, minorities: tuple[int, ...], centred_clip: float) -> Study:
     """Every arm at every (epsilon or its depth, minority size, seed).
 
     Clips are median norms of the public split, for the centred arms of the differences from its mean.
     """
-    centred = {"method.clip": f"{centred_clip}", "method.center": "true"}
+    centred = {"method.clip": centred_clip, "method.center": True}
     beside = (
-        Arm(changes={"method": "localonly"}),
+        Arm(method=LocalOnly),
         Arm(changes={"method.start": "noise"}, private=True),
         Arm(changes={"method.start": "shuffled"}, private=True),
         Arm(changes={"method.start": "gaussian"}, private=True),
         Arm(changes={}, at_depths=True),  # CollaFuse
-        Arm(changes={"method": "localonly", **centred}),
+        Arm(changes={"method": LocalOnly, **centred}),
         Arm(changes=centred, private=True),
         Arm(changes={**centred, "method.start": "gaussian"}, private=True),
-        Arm(changes={"method": "fedavg"}),
-        Arm(changes={"method": "localonly", "method.clip": "none", "partition": "pooled", "clients": "1"}),
+        Arm(method=FedAvg),
+        Arm(changes={"method": LocalOnly, "method.clip": None, "partition": Pooled, "clients": 1}),
     )
-    grid = {"method.epsilon": (*EPSILONS, "none"), "partition.minority": minorities, "seed": SEEDS}
+    grid = {"method.epsilon": (*EPSILONS, None), "partition.minority": minorities, "seed": SEEDS}
     return Study(experiment=base, grid=grid, beside=beside)
 
 
@@ -209,7 +210,7 @@ def clients() -> Study:
     )
     grid = {
         "seed": SEEDS[:2],
-        "method.epsilon": ("10", "200"),  # slower than clients: trials of one M and seed share their client models
-        "clients": ("4", "8", "16", "32", "64", "128"),
+        "method.epsilon": (10.0, 200.0),  # slower than clients: trials of one M and seed share their client models
+        "clients": (4, 8, 16, 32, 64, 128),
     }
-    return Study(experiment=base, grid=grid, beside=(Arm(changes={"method": "localonly"}),))
+    return Study(experiment=base, grid=grid, beside=(Arm(method=LocalOnly),))

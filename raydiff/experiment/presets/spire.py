@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from raydiff.data.datasets import Data
 from raydiff.data.partition import ByClass, Newcomers
@@ -11,15 +12,15 @@ from raydiff.experiment.config import Experiment
 from raydiff.experiment.overrides import override
 from raydiff.experiment.presets.pfdm import digits, mnist
 from raydiff.experiment.study import SEEDS, Arm, Study
-from raydiff.methods import PFDM, SPIRE
+from raydiff.methods import PFDM, SPIRE, FedAvg, LocalOnly, PerFedAvg, SharedRep
 from raydiff.models.ddpm import DDPM
 from raydiff.models.networks import MLP, UNet
 from raydiff.models.training import Training
 
 
-def _fine_tuning(path: str, rate: str) -> dict[str, str]:
+def _fine_tuning(path: str, rate: float) -> dict[str, Any]:
     """Training after the federation: 100 steps at a constant rate, about the paper's five epochs."""
-    return {f"{path}.steps": "100", f"{path}.learning_rate": rate, f"{path}.decay": "constant"}
+    return {f"{path}.steps": 100, f"{path}.learning_rate": rate, f"{path}.decay": "constant"}
 
 
 def _spire(base: Experiment, *, rounds: int, tau: int, rate: float, batch: int) -> Study:
@@ -28,13 +29,13 @@ def _spire(base: Experiment, *, rounds: int, tau: int, rate: float, batch: int) 
     Competitors fine-tune at a tenth of the learning rate, SPIRE its embedding at 0.01, as in the paper. Per-FedAvg
     adapts by as many steps of SGD.
     """
-    tenth = f"{rate / 10:g}"
-    tuning = {"method.finetune": "training", "method.finetune.batch": f"{batch}"}
+    tenth = float(f"{rate / 10:g}")  # 1e-5, not 1.0000000000000001e-05
+    tuning = {"method.finetune": Training, "method.finetune.batch": batch}
     beside = (
-        Arm(changes={"method": "fedavg", **tuning, **_fine_tuning("method.finetune", tenth)}),
-        Arm(changes={"method": "sharedrep", **_fine_tuning("method.joining", tenth)}),
-        Arm(changes={"method": "perfedavg", "method.adapt_steps": "100"}),
-        Arm(changes={"method": "localonly"}),
+        Arm(changes={"method": FedAvg, **tuning, **_fine_tuning("method.finetune", tenth)}),
+        Arm(changes={"method": SharedRep, **_fine_tuning("method.joining", tenth)}),
+        Arm(changes={"method": PerFedAvg, "method.adapt_steps": 100}),
+        Arm(method=LocalOnly),
     )
     assert isinstance(base.method, PFDM | SPIRE)
     method = SPIRE(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from raydiff.data.datasets import Data
-from raydiff.data.partition import Pooled
+from raydiff.data.partition import Iid, Pooled
 from raydiff.evaluation.suite import Evaluation
 from raydiff.evaluation.table_audit import RowAudit
 from raydiff.experiment.config import Experiment, Runtime
 from raydiff.experiment.study import SEEDS, Arm, Study
-from raydiff.methods import LocalOnly
+from raydiff.methods import FedAvg, LocalOnly
 from raydiff.models.d3pm import DiscreteDiffusion
+from raydiff.models.d3pm_kernel import Cosine, Sigmoid
 from raydiff.models.training import Training
 
 
@@ -35,16 +36,16 @@ def _tabular(data: Data) -> Study:
         audit=RowAudit(),
         runtime=Runtime(workers=1),
     )
-    shared = {"method": "fedavg", "partition": "iid", "clients": "4", "method.local.steps": f"{steps // 4}"}
-    sigmoid = {"method.model.schedule": "sigmoid"}
+    shared = {"method": FedAvg, "partition": Iid, "clients": 4, "method.local.steps": steps // 4}
+    sigmoid = {"method.model.schedule": Sigmoid}
     beside = (
-        *(Arm(changes={**sigmoid, "method.model.schedule.rate": rate}) for rate in ("2.5", "5")),
-        Arm(changes={"method.model.schedule": "cosine"}),
+        *(Arm(changes={**sigmoid, "method.model.schedule.rate": rate}) for rate in (2.5, 5.0)),
+        Arm(changes={"method.model.schedule": Cosine}),
         Arm(changes=shared),
     )
     grid = {
-        "method.model.steps": ("20", "30"),
-        "method.model.schedule.rate": ("0.1", "0.3", "0.5", "0.8", "1.0"),
+        "method.model.steps": (20, 30),
+        "method.model.schedule.rate": (0.1, 0.3, 0.5, 0.8, 1.0),
         "seed": SEEDS[:3],
     }
     return Study(experiment=base, grid=grid, beside=beside)
@@ -85,8 +86,8 @@ def removal_german() -> Study:
     """German Credit, 100 epochs as in the paper, a tenth of the 1,000 rows to test on. So few that which they are
     matters most: ten splits in place of seeds. 80 trials of about 15 seconds."""
     data = Data(name="german", train=800, public=0, validation=100, calibration=0, test=100)
-    shares = ("0", "0.01", "0.03", "0.05", "0.1", "0.2", "0.3", "0.5")
-    grid = {"audit.remove": shares, "data.split_seed": tuple(map(str, range(10)))}
+    shares = (0.0, 0.01, 0.03, 0.05, 0.1, 0.2, 0.3, 0.5)
+    grid = {"audit.remove": shares, "data.split_seed": range(10)}
     return Study(experiment=_removal(data, epochs=100), grid=grid)
 
 
@@ -94,5 +95,5 @@ def removal_adult() -> Study:
     """Adult: 24,574 training rows, all 15,315 test rows. 20 epochs; the paper's 100 take five times as long. 18 trials
     of about a minute."""
     data = Data(name="adult", train=24_574, public=0, validation=0, calibration=0, test=15_315)
-    grid = {"audit.remove": ("0", "0.01", "0.03", "0.1", "0.3", "0.5"), "seed": SEEDS[:3]}
+    grid = {"audit.remove": (0.0, 0.01, 0.03, 0.1, 0.3, 0.5), "seed": SEEDS[:3]}
     return Study(experiment=_removal(data, epochs=20), grid=grid)

@@ -20,7 +20,6 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import binom
 
 from raydiff.privacy.pdp.kernel import Floats, Ints, Kernel
 
@@ -37,6 +36,8 @@ def radius(within: Ints, leak: Floats, kernel: Kernel, t: int, condition: Condit
     if kernel.abar[t] == 0 or (condition == "theorem" and n * (1 - kernel.same_since[t]) >= 1):
         return found
     odds = log_odds(within)
+    from scipy.stats import binom  # a second of every start that has no table to audit
+
     tail = np.append(binom.sf(np.arange(-1, n), n, 1 - kernel.same_since[t]), 0.0)  # kappa or more columns differ
     open_ = np.arange(u)
     for eta in range(1, n):

@@ -1,0 +1,44 @@
+"""What all trials of a sweep have spent together."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from raydiff.experiment import trial
+from raydiff.federated.checkpoint import write_text
+from raydiff.privacy import accountants
+from raydiff.privacy.composed import compose
+from raydiff.privacy.ledger import Guarantee, Ledger
+
+DELTA = 1e-5  # at which the trials are composed
+
+
+def composed(folder: Path) -> str:
+    """What all trials have spent together, run on the same records: a line for each kind of epsilon, for these do not
+    compose. Also written as composed.json."""
+    folders = sorted((folder / "trials").glob("*"))
+    ledgers = [trial.ledger_of(f).server for f in folders]
+    protected = [book for book in ledgers if all(math.isfinite(g.epsilon) for g in _guarantees(book))]
+    says = [
+        *_lines(f"all {len(ledgers)} trials composed", ledgers),
+        *_lines(f"the {len(protected)} protected ones alone", protected),
+    ]
+    write_text(folder / "composed.json", json.dumps({"trials": [f.name for f in folders], "says": says}, indent=1))
+    return "\n".join(says)
+
+
+def _lines(about: str, books: Sequence[Ledger]) -> list[str]:
+    found = list(dict.fromkeys(map(str, _guarantees(compose(books)))))
+    which = [f", kind {i} of {len(found)}" if len(found) > 1 else "" for i in range(1, len(found) + 1)]
+    return [f"{about}{kind}: {epsilon}" for kind, epsilon in zip(which, found, strict=True)]
+
+
+def _guarantees(book: Ledger) -> list[Guarantee]:
+    """One per kind of epsilon, by the first accountant that has a theorem for all of it."""
+    try:
+        return book.guarantees(DELTA, "exact")
+    except accountants.Unsupported:  # sampled noise
+        return book.guarantees(DELTA, "rdp")

@@ -1,0 +1,287 @@
+"""From a plan to its report: what `raydiff sweep`, `raydiff run` and the functions of `raydiff.api` do.
+
+`start` runs the trials of a `plan`, here or on Ray, follows them for MLflow and writes the report. What is refused has
+left nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from raydiff.experiment import trial
+from raydiff.experiment.config import Experiment
+from raydiff.experiment.owner import Owner, held
+from raydiff.experiment.study import varying
+from raydiff.federated.checkpoint import Overtaken, write_text
+from raydiff.federated.rounds import Pool
+from raydiff.models.training import Train
+from raydiff.results.spent import composed
+from raydiff.runtime import sweep_folder
+from raydiff.runtime.plan import Planned
+from raydiff.runtime.slots import cap_memory
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How it went."""
+
+    folder: Path
+    interrupted: bool
+
+    @property
+    def opened_by(self) -> str:
+        """What opens its runs in the MLflow UI, to be said after "open the runs "."""
+        uri, _ = sweep_folder.tracking_store(self.folder.parents[1])
+        return sweep_folder.opened_by(uri)
+
+    @property
+    def code(self) -> int:
+        """The exit code: 0 where all trials finished or were stopped by the scheduler."""
+        if self.interrupted:
+            return 130
+        failed = sweep_folder.ended(self.folder, "failed", "killed") or sweep_folder.open_ended(self.folder)
+        return int(bool(failed))
+
+
+@dataclass(frozen=True)
+class _Sweep:
+    """A plan in its folder, run by this driver."""
+
+    planned: Planned
+    folder: Path
+    owner: Owner
+    begin: Callable[[float | None], None]
+    """To be called once nothing is refused any more; takes the share of a GPU that was measured."""
+    share: float | None
+    """The share that an earlier start has measured."""
+
+
+def start(
+    planned: Planned,
+    *,
+    name: str,
+    resume: bool = False,
+    extend: bool = False,
+    retry: bool = False,
+    report: bool = True,
+    track: bool = True,
+    since: float | None = None,
+) -> Ended:
+    """Run what has no outcome yet, and report. Raises ValueError where the sweep may not start, or not here.
+
+    `resume` continues the sweep of this name if it exists; `extend`: it may have grown; `retry` runs what failed, and
+    only that. `report`: write the table, the picture and the page; `track`: log to MLflow. `since`: when it was asked
+    for (`time.monotonic`).
+    """
+    since, asked = since or time.monotonic(), planned.asked
+    folder = sweep_folder.folder(planned.base, name)
+    if (retry or extend) and not (folder / "sweep.json").exists():
+        raise ValueError(f"there is no sweep {folder.name} in {folder.parent} to retry or extend")
+    with held(folder) as owner:
+        this = sweep_folder.plan(
+            folder,
+            trials=planned.trials,
+            space=planned.space,
+            search=asked.search,
+            resume=resume,
+            extend=extend,
+        )
+        if retry:
+            planned = replace(planned, trials=_failed(folder, planned.base), asked=replace(asked, search="grid"))
+        if retry and not planned.trials:
+            print(f"no trial of {folder.name} has failed")
+            return Ended(folder, False)
+        for remark in sorted({e.runtime.remark for e in (planned.base, *planned.trials)} - {""}):
+            print(remark, flush=True)
+        if report:
+            print(f"sweep {folder.name}: {planned.total} trials in {folder}", flush=True)
+        mlflow = sweep_folder.mlflow(folder, planned.preset, planned.base, samplers=asked.samplers) if track else None
+        if mlflow:
+            mlflow.start()  # opening a new store takes 10 s: while Ray starts
+
+        def begin(share: float | None) -> None:
+            if mlflow:
+                mlflow.wait_ready()
+            if share is not None:
+                this["share"] = share  # what a resumed sweep goes on with
+            sweep_folder.write(folder, this, planned.secret, again=not retry)
+            if mlflow:
+                mlflow.begin()
+
+        sweep, interrupted = _Sweep(planned, folder, owner, begin, None if extend else this.get("share")), False
+        try:
+            if _is_here(planned.base):
+                _here(sweep)
+            else:
+                interrupted = _on_ray(sweep, retry=retry, since=since if report else None)
+        except KeyboardInterrupt:
+            if not (folder / "sweep.json").exists():
+                raise
+            interrupted = True
+            _cut_short(folder)
+        if mlflow:
+            mlflow.close()
+        out = folder / "report"
+        if report:
+            _report(folder, out)
+        if mlflow and (behind := mlflow.end("KILLED" if interrupted else "FINISHED", tuple(sorted(out.glob("*"))))):
+            print(behind)
+        return Ended(folder, interrupted)
+
+
+def _failed(folder: Path, base: Experiment) -> tuple[Experiment, ...]:
+    """The sweep's failed trials, to be run where this command says."""
+    found = sweep_folder.ended(folder, "failed")
+    return tuple(replace(e, runtime=replace(base.runtime, threads=e.runtime.threads)) for e in found)
+
+
+def _cut_short(folder: Path) -> None:
+    for digest in sweep_folder.open_ended(folder):
+        trial.cut_short(folder / "trials" / digest, "killed", reason="interrupted")
+
+
+# --- in this process ---
+
+
+def _is_here(experiment: Experiment) -> bool:
+    return experiment.runtime.pool == "local" or experiment.runtime.server_workers > 1
+
+
+def _here(sweep: _Sweep) -> None:
+    """One trial after the other, with the coordinator in this process."""
+    planned = sweep.planned
+    if planned.asked.search in ("optuna", "asha"):
+        raise ValueError(f"--search {planned.asked.search} is Ray Tune's: set runtime.pool to ray")
+    if planned.base.runtime.server_workers > 1 and len(planned.trials) > 1:
+        raise ValueError("runtime.server_workers must be 1 in a sweep: several train the server of raydiff run alone")
+    named, begun = varying(planned.trials), False
+    for number, experiment in enumerate(planned.trials, 1):
+        this = trial.Trial(experiment, sweep.folder, sweep.owner)
+        if begun and this.outcome() is not None:
+            continue
+        with _means(this) as (pool, train):
+            if not begun:
+                sweep.begin(None)
+                begun = True
+            if this.outcome() is None:
+                if len(planned.trials) > 1:
+                    print(f"[{number}/{len(planned.trials)}] {named(experiment)}", flush=True)
+                _rounds(this, pool, train)
+
+
+def _rounds(this: trial.Trial, pool: Callable[[], Pool], train: Train | None) -> None:
+    assert this.owner is not None
+    this = trial.open_trial(this.experiment, this.sweep, this.owner)
+    try:
+        for result in trial.run(this, pool(), train=train):
+            if not result["finished"]:
+                _say_round(result, this.experiment.method.rounds)
+    except Overtaken:  # another driver writes how it ends
+        raise
+    except Exception as e:  # every trial that began has an outcome
+        trial.cut_short(this.folder, "failed", reason=str(e) or type(e).__name__)
+
+
+def _say_round(result: dict[str, Any], rounds: int) -> None:
+    loss = next((f", {k} {result[k]:.4f}" for k in ("train/loss", "server/loss") if k in result), "")
+    print(f"round {result['round'] + 1}/{rounds}: {result['time/seconds']:.1f} s{loss}", flush=True)
+    for who, why in result["rejected"].items():
+        print(f"  rejected {who}: {why}", flush=True)
+
+
+@contextlib.contextmanager
+def _means(this: trial.Trial) -> Iterator[tuple[Callable[[], Pool], Train | None]]:
+    """Where it runs: in this process alone, or with help from a Ray."""
+    given = this.experiment.runtime
+    if given.server_workers > 1:
+        from raydiff.runtime import data_parallel
+
+        with data_parallel.means(this) as found:
+            yield found
+    else:
+        cap_memory(1.0 if given.gpu_per_worker == "auto" else max(given.worker_share, given.gpu_server))
+        yield functools.partial(trial.local_pool, this), None
+
+
+# --- on Ray ---
+
+
+def _on_ray(sweep: _Sweep, *, retry: bool, since: float | None) -> bool:
+    """Through Ray Tune; True after an interrupt."""
+    from raydiff.runtime import retry as again
+    from raydiff.runtime import tuner
+    from raydiff.runtime.progress import Progress
+
+    planned, asked = sweep.planned, sweep.planned.asked
+    named = varying([planned.base, *planned.trials], planned.space)
+    shown = functools.partial(
+        Progress,
+        metric=planned.metric,
+        name=lambda values: named(tuner.experiment_of(values)),
+        stop_on_error=asked.stop_on_error,
+    )
+    with tuner.cluster() as nodes:
+        measured = planned.base.runtime.gpu_per_worker == "auto"
+        base, known = tuner.sized(planned.base, planned.trials, nodes, share=sweep.share)
+        of = tuner.Plan(
+            folder=sweep.folder,
+            owner=sweep.owner,
+            trials=known,
+            base=base,
+            space=planned.space,
+            samples=planned.suggested,
+            search=asked.search,
+            metric=planned.metric,
+            concurrent=asked.concurrent,
+            budget_s=asked.budget_s,
+        )
+        slot = tuner.check(of, nodes)
+        sweep.begin(base.runtime.worker_share if measured else None)
+        if since is not None:
+            print(f"ready after {time.monotonic() - since:.0f} s: {slot.workers} worker(s) per trial", flush=True)
+        if retry:
+            return again.run(of, nodes, lambda total: shown(total=total))
+        progress = shown(total=planned.total)
+        interrupted = tuner.run(of, slot, progress)
+        if since is not None and (split := progress.split()):
+            _say_split(sweep.folder, split)
+        return interrupted
+
+
+def _say_split(folder: Path, split: Mapping[str, float]) -> None:
+    """Print where the time went, and keep it as split.json."""
+    write_text(folder / "split.json", json.dumps(split, indent=1))
+    share = {k: split[k] / split["slots_s"] for k in ("working", "waiting", "outside")}
+    print(
+        f"of the time of {split['slots']:.0f} slot(s) since the first trial began, {share['working']:.0%} went into "
+        f"training, sampling and evaluation, {share['outside']:.0%} into changing trials, "
+        f"{share['waiting']:.0%} into waiting for the last ones"
+    )
+
+
+# ------------------------------------------------------------------------------------------------------- reporting
+
+
+def _report(folder: Path, out: Path) -> None:
+    """The table, the picture and the page: the trials are done and recorded, so nothing here can fail the sweep."""
+    from raydiff.report import load, page
+    from raydiff.report.frontier import write
+
+    for unread in load.cut_short(folder):
+        print(unread)
+    try:
+        print("\n" + write.write(folder, out))
+        print(composed(folder) + (f"\nplot: {png}" if (png := out / "frontier.png").exists() else ""))
+    except (ValueError, OSError) as e:
+        print(f"no table: {e}")
+    try:
+        print(f"report: {page.write(folder, out)}")
+    except Exception as e:
+        print(f"no report: {type(e).__name__}: {e}")

@@ -1,0 +1,151 @@
+"""What is to be run: a study under what was asked for, every trial resolved and checked. Nothing is written."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from raydiff.evaluation.suite import Evaluation
+from raydiff.experiment import overrides, trial
+from raydiff.experiment.config import Experiment
+from raydiff.experiment.study import Study, trials
+from raydiff.runtime import sweep_folder
+
+METRICS = (
+    "eval/utility_loss",
+    "eval/tv_pairs",
+    "eval/tv_columns",
+    *(
+        f"eval/{name}/{group}"
+        for name in ("fd_cnn", "kd_cnn", "fid", "kid", "label_accuracy")
+        for group in ("all", "major", "minor")
+    ),
+)
+Search = Literal["grid", "random", "optuna", "asha"]
+Space = Mapping[str, tuple[str, tuple[Any, ...]]]
+"""Field path -> (uniform, loguniform, randint or choice; its numbers or values)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """How a study is to be run: what `raydiff sweep` has options for."""
+
+    given: Mapping[str, Any] = field(default_factory=dict)
+    """Fields that are set in every trial, by path."""
+    grid: Mapping[str, Sequence[Any]] | None = None
+    """Axes in place of the study's."""
+    baselines: bool = True
+    """Whether what the study compares with is run too."""
+    search: Search = "grid"
+    """grid, random, optuna or asha."""
+    sample: Space = field(default_factory=dict)
+    """What random search and Optuna vary."""
+    samples: int = 16
+    """How many samples of it."""
+    metric: str | None = None
+    """What Optuna and ASHA minimise; None: the evaluation's own."""
+    concurrent: int | None = None
+    """Trials side by side; None: as many as fit."""
+    budget_s: float | None = None
+    """Seconds after which no trial goes on."""
+    stop_on_error: bool = False
+    """End the sweep when a trial fails."""
+    samplers: bool = False
+    """Log every finished trial's sampler to MLflow, with its weights."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """Trials that are resolved and checked against the data."""
+
+    preset: str
+    """What the sweep is of: MLflow's experiment is called so."""
+    base: Experiment
+    trials: tuple[Experiment, ...]
+    """Every trial that is known beforehand."""
+    secret: bytes
+    """The sweep's noise secret."""
+    asked: Asked
+    metric: str
+
+    @property
+    def space(self) -> Space:
+        """What Optuna will choose from."""
+        return self.asked.sample if self.asked.search == "optuna" else {}
+
+    @property
+    def suggested(self) -> int:
+        """How many trials will be Optuna's."""
+        return self.asked.samples if self.asked.search == "optuna" else 0
+
+    @property
+    def total(self) -> int:
+        """How many trials in all."""
+        return len(self.trials) + self.suggested
+
+
+def plan(preset: str, study: Study, asked: Asked, *, name: str | None = None) -> Planned:
+    """Every trial of the study, resolved. `name` is the sweep's, which may exist and have a secret; nothing is written.
+
+    Raises ValueError for whatever does not fit together.
+    """
+    base: Experiment = overrides.override(study.experiment, asked.given)
+    metric = asked.metric or (base.evaluation or Evaluation()).metric
+    _check(asked, base, metric)
+    if asked.search in ("asha", "optuna") and base.evaluation is not None and base.evaluation.every == 0:
+        base = overrides.override(base, {"evaluation.every": 1 if asked.search == "asha" else base.method.rounds})
+    beside = study.beside if asked.baselines and "method" not in asked.given else ()
+    if asked.search in ("random", "optuna"):
+        draws = _draw(asked.sample, asked.samples, base.seed) if asked.search == "random" else []
+        found = [overrides.override(base, values) for values in draws] + trials(base, {}, beside)[1:]
+    elif asked.grid is not None:
+        found = trials(base, asked.grid, beside)
+    else:
+        of = {k: v for k, v in study.grid.items() if k not in asked.given and overrides.has_path(base, k)}
+        found = trials(base, of, beside) + study.others(asked.given, baselines=asked.baselines)
+    name = name or sweep_folder.fresh_name("new")  # a new sweep has no secret yet, whatever it will be called
+    secret = trial.planned_secret(sweep_folder.place(base, name), base)
+    unique = {e.digest: e for e in (trial.resolve(e, secret) for e in found)}
+    resolved = trial.resolve(base, secret)
+    return Planned(
+        preset=preset, base=resolved, trials=tuple(unique.values()), secret=secret, asked=asked, metric=metric
+    )
+
+
+def _check(asked: Asked, base: Experiment, metric: str) -> None:
+    for path in asked.grid or {}:
+        if not overrides.has_path(base, path):
+            raise ValueError(f"unknown field --{path}{overrides.nearest(path, overrides.flat(base))}")
+    if metric not in METRICS:
+        raise ValueError(f"unknown metric {metric!r}{overrides.nearest(metric, METRICS)}")
+    for option, value in (("samples", asked.samples), ("concurrent", asked.concurrent), ("budget", asked.budget_s)):
+        if value is not None and not value > 0:
+            raise ValueError(f"{option} must be positive, got {value}")
+    if asked.search in ("asha", "optuna"):
+        if base.evaluation is None:
+            raise ValueError(f"--search {asked.search} needs the evaluation that --protocol-only switches off")
+        if metric.endswith(("/major", "/minor")):
+            raise ValueError(f"--search {asked.search} needs a metric over all classes, got {metric}")
+    if asked.sample and asked.search not in ("random", "optuna"):
+        raise ValueError("--sample needs --search random or --search optuna")
+    if asked.search in ("random", "optuna") and not asked.sample:
+        raise ValueError(f"--search {asked.search} needs --sample")
+
+
+def _draw(space: Space, count: int, seed: int) -> list[dict[str, Any]]:
+    rng = np.random.default_rng(seed)
+
+    def one(kind: str, values: tuple[Any, ...]) -> Any:
+        if kind == "choice":
+            return values[rng.integers(len(values))]
+        if kind == "randint":
+            return int(rng.integers(values[0], values[1]))
+        if kind == "loguniform":
+            return float(math.exp(rng.uniform(math.log(values[0]), math.log(values[1]))))
+        return float(rng.uniform(values[0], values[1]))
+
+    return [{path: one(kind, values) for path, (kind, values) in space.items()} for _ in range(count)]
