@@ -70,7 +70,10 @@ def forbidden(file: str, name: str) -> bool:
 
 def files() -> list[str]:
     found = itertools.chain.from_iterable((ROOT / top).rglob("*.py") for top in ("raydiff", "jobs", "analysis"))
-    return sorted(str(path.relative_to(ROOT)) for path in found)
+    names = (str(path.relative_to(ROOT)) for path in found)
+    return sorted(
+        name for name in names if name != "raydiff/__init__.py"
+    )  # the door: it imports when asked, see test_api
 
 
 @pytest.mark.parametrize("file", files())

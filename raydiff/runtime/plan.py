@@ -122,7 +122,8 @@ def _check(asked: Asked, base: Experiment, metric: str) -> None:
             raise ValueError(f"unknown field --{path}{overrides.nearest(path, overrides.flat(base))}")
     if metric not in METRICS:
         raise ValueError(f"unknown metric {metric!r}{overrides.nearest(metric, METRICS)}")
-    for option, value in (("samples", asked.samples), ("concurrent", asked.concurrent), ("budget", asked.budget_s)):
+    numbers = {"--samples": asked.samples, "--max-concurrent": asked.concurrent, "--time-budget": asked.budget_s}
+    for option, value in numbers.items():
         if value is not None and not value > 0:
             raise ValueError(f"{option} must be positive, got {value}")
     if asked.search in ("asha", "optuna"):

@@ -15,10 +15,10 @@ import pytest
 
 from raydiff.__main__ import leave
 from raydiff.cli import run, sweep
-from raydiff.runtime import sweep_folder
 from raydiff.experiment import overrides as settings
 from raydiff.experiment.presets import names
 from raydiff.federated.checkpoint import write_text
+from raydiff.runtime import sweep_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 SECRET = b"the noise secret"
@@ -222,11 +222,12 @@ def test_what_only_a_resumed_sweep_has(given, says):
 def test_nothing_to_retry_is_said(tmp_path, capsys):
     given = ["digits", "--grid", "seed=0", "--no-baselines", "--runtime.storage", str(tmp_path)]
     options, overrides = sweep._options().parse_known_args(given[1:])
-    base, experiments, space, secret = sweep._plan(names.digits(), options, overrides)
-    at = sweep_folder.folder(base, "none")
-    sweep_folder.write(at, sweep_folder.plan(at, trials=experiments, space=space, search="grid", resume=False), secret)
+    planned = sweep.planned("digits", names.digits(), options, overrides)
+    at = sweep_folder.folder(planned.base, "none")
+    this = sweep_folder.plan(at, trials=planned.trials, space={}, search="grid", resume=False)
+    sweep_folder.write(at, this, planned.secret)
     assert sweep.main([*given, "--name", "none", "--resume", "--retry", "failed"]) == 0
-    assert capsys.readouterr().out == "no trial of none has failed\n"
+    assert capsys.readouterr().out.startswith("no trial of none has failed\n")
 
 
 @pytest.mark.parametrize("given", ["--retry failed", "--extend"])
@@ -289,8 +290,8 @@ def test_the_sweeps_of_a_storage_that_is_open_to_others_are_closed(tmp_path):
 def test_a_secret_of_the_environment_reaches_the_experiment(monkeypatch):
     monkeypatch.setenv("RAYDIFF_NOISE_SECRET", "ab" * 16)
     options, overrides = sweep._options().parse_known_args(["--grid", "seed=0"])
-    base, experiments, _, _ = sweep._plan(names.digits(), options, overrides)
-    assert {e.runtime.noise_secret for e in (base, *experiments)} == {"ab" * 16}
+    planned = sweep.planned("digits", names.digits(), options, overrides)
+    assert {e.runtime.noise_secret for e in (planned.base, *planned.trials)} == {"ab" * 16}
 
 
 @pytest.mark.slow  # a Ray of its own

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from raydiff.cli import generate
-from raydiff.runtime import sweep_folder
 from raydiff.data.datasets import Data, load
 from raydiff.results import generate as generation
 from raydiff.results import mlflow_models
+from raydiff.runtime import sweep_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 

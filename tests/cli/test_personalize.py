@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from raydiff.cli import personalize
-from raydiff.runtime import sweep_folder
 from raydiff.experiment import trial
 from raydiff.experiment.config import Experiment
 from raydiff.methods import SPIRE
@@ -23,6 +22,7 @@ from raydiff.models.training import Training
 from raydiff.results import mlflow_models
 from raydiff.results import personalize as personalization
 from raydiff.results.finished import open_finished
+from raydiff.runtime import sweep_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from raydiff.cli import arguments, sweep
 from raydiff.data import datasets
 from raydiff.data.partition import Pooled
 from raydiff.experiment import overrides, trial
 from raydiff.experiment.presets import names
+from raydiff.experiment.study import trials as trials_of
 from raydiff.methods import PFDM, FedAvg, FedDistr, LocalOnly
+from raydiff.runtime.plan import METRICS
 
 
 def public_images(data):
@@ -39,7 +40,7 @@ def test_digits_needs_no_data_folder(monkeypatch):
 def test_a_centred_clip_is_the_median_norm_around_the_public_mean(name, data_root):
     study = names.PRESETS[name]()
     public = public_images(study.experiment.data)
-    clips = {float(arm.changes["method.clip"]) for arm in study.beside if "method.center" in arm.changes}
+    clips = {arm.changes["method.clip"] for arm in study.beside if "method.center" in arm.changes}
     assert len(clips) == 1
     assert clips.pop() == pytest.approx(float((public - public.mean(0)).flatten(1).norm(dim=1).median()), abs=0.05)
 
@@ -47,19 +48,19 @@ def test_a_centred_clip_is_the_median_norm_around_the_public_mean(name, data_roo
 @pytest.mark.parametrize("name", names.PRESETS)
 def test_the_trials_of_a_preset_differ(name):
     study = names.PRESETS[name]()
-    trials = arguments.grid(study.experiment, study.grid, study.beside)
+    trials = trials_of(study.experiment, study.grid, study.beside)
     assert len({e.digest for e in trials}) == len(trials) > 1
 
 
 @pytest.mark.parametrize("name", names.PRESETS)
 def test_what_a_sweep_minimises_is_known(name):
-    assert names.PRESETS[name]().experiment.evaluation.metric in sweep.METRICS
+    assert names.PRESETS[name]().experiment.evaluation.metric in METRICS
 
 
 @pytest.mark.parametrize("name", COMPARED)
 def test_the_arms_of_a_comparison_for_newcomers_differ_in_the_method_alone(name):
     study = names.PRESETS[name]()
-    trials = arguments.grid(study.experiment, {}, study.beside)
+    trials = trials_of(study.experiment, {}, study.beside)
     assert [type(e.method).__name__ for e in trials] == ["SPIRE", "FedAvg", "SharedRep", "PerFedAvg", "LocalOnly"]
     spire, *others = (e.method for e in trials)
     assert not spire.model.conditional and spire.joining.steps == 100
@@ -75,8 +76,8 @@ def test_the_arms_of_a_comparison_for_newcomers_differ_in_the_method_alone(name)
 
 def test_the_frontier_has_every_kind_of_guarantee_and_differs_in_method_and_privacy_alone():
     study = names.frontier()
-    assert study.grid == {"seed": ("0", "1", "2")}
-    methods = [trial.resolve(e).method for e in arguments.grid(study.experiment, {}, study.beside)]
+    assert study.grid == {"seed": (0, 1, 2)}
+    methods = [trial.resolve(e).method for e in trials_of(study.experiment, {}, study.beside)]
     assert len({(m.local, m.model, m.sampling) for m in methods}) == 1
     averaged = [m.averaging for m in methods if hasattr(m, "averaging")]
     assert {a.weights for a in averaged} == {"uniform"}
@@ -96,7 +97,7 @@ def test_a_comparison_for_newcomers_fits_its_data(name, data_root):
 @pytest.mark.parametrize("name", ["tabular-adult", "tabular-german"])
 def test_every_arm_on_a_table_resolves_with_a_fifth_of_the_rows_as_members(name, data_root):
     study = names.PRESETS[name]()
-    trials = [trial.resolve(e) for e in arguments.grid(study.experiment, {**study.grid, "seed": ("0",)}, study.beside)]
+    trials = [trial.resolve(e) for e in trials_of(study.experiment, {**study.grid, "seed": (0,)}, study.beside)]
     assert all(e.data.test == 4 * e.data.train and e.evaluation.attack for e in trials)
     kinds = [(type(e.method).__name__, e.clients, type(e.method.model.schedule).__name__) for e in trials]
     rates, steps = 5, 2
@@ -115,7 +116,7 @@ def test_every_arm_on_a_table_resolves_with_a_fifth_of_the_rows_as_members(name,
 def test_arms_keep_to_the_axes_that_were_asked_for():
     study = names.collaboration()
     base = overrides.override(study.experiment, {"method.clip": 5.0})
-    trials = arguments.grid(base, {"method.epsilon": ("20", "none")}, study.beside)
+    trials = trials_of(base, {"method.epsilon": (20.0, None)}, study.beside)
     methods = [e.method for e in trials if isinstance(e.method, PFDM)]
     assert {m.epsilon for m in methods} == {20.0, None}
     (depth,) = {m.depth for m in methods if m.epsilon and not m.center}
@@ -124,8 +125,8 @@ def test_arms_keep_to_the_axes_that_were_asked_for():
 
 def test_feddistr_is_compared_on_the_same_clients_and_classifier():
     study = names.feddistr_cifar100()
-    axes = {"seed": ("0",), "partition.xi": ("0", "0.385"), "clients": ("5", "10")}
-    trials = arguments.grid(study.experiment, axes, study.beside)
+    axes = {"seed": (0,), "partition.xi": (0.0, 0.385), "clients": (5, 10)}
+    trials = trials_of(study.experiment, axes, study.beside)
     pooled = [e for e in trials if isinstance(e.partition, Pooled)]
     assert [(type(e.method).__name__, e.clients) for e in pooled] == [("LocalOnly", 1), ("FedDistr", 1)]
     shared = {e.method.classifier if isinstance(e.method, FedDistr) else e.method.model for e in trials}
@@ -140,9 +141,7 @@ def test_feddistr_is_compared_on_the_same_clients_and_classifier():
 
 def test_the_arms_of_a_collaboration_share_depths_and_client_models():
     study = names.collaboration()
-    trials = arguments.grid(
-        study.experiment, {**study.grid, "partition.minority": ("3",), "seed": ("0",)}, study.beside
-    )
+    trials = trials_of(study.experiment, {**study.grid, "partition.minority": (3,), "seed": (0,)}, study.beside)
     methods = [e.method for e in trials]
     pfdm = [m for m in methods if isinstance(m, PFDM) and not m.center]
     local = [m for m in methods if isinstance(m, LocalOnly) and m.clip == study.experiment.method.clip]

@@ -13,14 +13,14 @@ from raydiff.cli import arguments as command
 from raydiff.cli import sweep
 from raydiff.experiment.overrides import flat
 from raydiff.experiment.presets import papers
+from raydiff.experiment.study import trials as trials_of
 from raydiff.methods import DPSGD
 from raydiff.report.papers.claims_made import TABLE_1
 
 
 def trials(paper: str, scale: str) -> list:
     study = papers.study(paper, scale)
-    first = command.grid(study.experiment, study.grid, study.beside)
-    return [*first, *command.others(study.also, {}, baselines=True)]
+    return [*trials_of(study.experiment, study.grid, study.beside), *study.others({})]
 
 
 @pytest.mark.parametrize(("paper", "scale"), papers.STUDIES)
@@ -98,7 +98,7 @@ def test_overrides_reach_every_study(data_root):
         ["reproduce", "--paper", "pdp", "--scale", "smoke", "--seed=7", "--runtime.storage=/elsewhere"]
     )
     options, overrides = sweep._options().parse_known_args(rest)
-    found = sweep._plan(study, options, overrides)[1]
+    found = sweep.planned("reproduce", study, options, overrides).trials
     assert {e.seed for e in found} == {7}
     assert {e.runtime.storage for e in found} == {"/elsewhere"}
     assert {e.evaluation.attack for e in found} == {False, True}  # removal, and the attack beside it

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from raydiff.cli import sweep
 from raydiff.privacy import accountants
 from raydiff.privacy.ledger import Ledger
 from raydiff.privacy.release import Gaussian
 from raydiff.report import page as report
+from raydiff.results.spent import composed
+from raydiff.runtime import launch
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -35,23 +35,21 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_what_the_end_composes_is_what_the_report_says(folder: Path) -> None:
-    printed = sweep._composed(folder)
+def test_what_the_end_composes_is_what_the_report_says(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    printed = composed(folder)
     assert printed.startswith("all 2 trials composed: epsilon 6.57 ")  # mu = sqrt(2); 4.38 for each
-    line = sweep._page(folder, folder / "report")
-    assert line == f"report: {folder / 'report' / 'report.html'}"
+    launch._report(folder, folder / "report")
+    assert f"report: {folder / 'report' / 'report.html'}" in capsys.readouterr().out
     page = (folder / "report" / "report.html").read_text()
     assert printed.splitlines()[0] in page and "leaves out" not in page
 
 
 def test_a_line_cut_short_is_named_and_costs_neither_table_nor_report(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = folder / "trials" / "0" / "metrics.jsonl"
     path.write_text('{"step": 0, "ti\n{"step": 1, "time": 17.0, "train/loss": 0.5}\n')
-    monkeypatch.setattr(sweep.sweep_folder, "ended", lambda *_: [])
-    follower = SimpleNamespace(close=lambda: None, end=lambda *_: None, uri="sqlite:///mlflow.db")
-    sweep._report(SimpleNamespace(), folder, follower, False, 0.0)  # type: ignore[arg-type]
+    launch._report(folder, folder / "report")
     said = capsys.readouterr().out
     assert f"line 1 of {path} " in said and "no table" not in said and "no report" not in said
     assert str(path) in (folder / "report" / "report.html").read_text()
@@ -61,7 +59,7 @@ def test_kinds_of_epsilon_that_do_not_compose_have_a_line_each(folder: Path) -> 
     """Two trials of one kind and one of each of two others: none of the lines speaks of all four."""
     write_trial(folder, "2", std=2.0, unit="client")
     write_trial(folder, "3", std=0.5, relation="add_remove")
-    lines = sweep._composed(folder).splitlines()
+    lines = composed(folder).splitlines()
     wanted = [
         accountants.exact([Gaussian(s, "client", "replace_one", "local") for s in noises], 1e-5)
         for noises in ([2.0], [0.5], [1.0, 1.0])
@@ -73,9 +71,12 @@ def test_kinds_of_epsilon_that_do_not_compose_have_a_line_each(folder: Path) -> 
     assert json.loads((folder / "composed.json").read_text())["says"] == lines
 
 
-def test_a_report_that_fails_is_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_report_that_fails_is_one_line(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def fails(*_: object) -> None:
         raise RuntimeError("no room")
 
     monkeypatch.setattr(report, "write", fails)
-    assert sweep._page(folder, folder / "report") == "no report: RuntimeError: no room"
+    launch._report(folder, folder / "report")
+    assert "no report: RuntimeError: no room\n" in capsys.readouterr().out

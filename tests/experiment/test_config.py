@@ -232,7 +232,7 @@ def test_resolve_fills_in_what_the_data_tell() -> None:
 
 def test_methods_are_what_an_experiment_may_hold(tiny: Experiment) -> None:
     for name, cls in METHODS.items():
-        assert type(convert(tiny, "method", name)) is cls
+        assert convert(tiny, "method", name) is cls
 
 
 # --- overrides ---
@@ -258,10 +258,10 @@ def test_methods_are_what_an_experiment_may_hold(tiny: Experiment) -> None:
         ("data.root", "/some/where", "/some/where"),
         ("data.root", "none", None),
         ("seed", "-3", -3),
-        ("partition", "iid", Iid()),
-        ("partition", "by_class", ByClass()),
-        ("partition", "majority-minority", MajorityMinority()),
-        ("method.model.network", "UNet", UNet()),
+        ("partition", "iid", Iid),
+        ("partition", "by_class", ByClass),
+        ("partition", "majority-minority", MajorityMinority),
+        ("method.model.network", "UNet", UNet),
         ("runtime.workers", "4", 4),
     ],
 )
@@ -409,13 +409,13 @@ def test_override_changes_nothing_else(tiny: Experiment) -> None:
 
 
 def test_a_switch_keeps_the_fields_in_common(tiny: Experiment) -> None:
-    alone = convert(tiny, "method", "localonly")
+    alone = override(tiny, {"method": LocalOnly}).method
     assert alone == LocalOnly(model=tiny.method.model, local=tiny.method.local, clip=6.4)
-    assert convert(tiny, "method", "pfdm") is tiny.method
+    assert override(tiny, {"method": PFDM}).method is tiny.method
     few = override(tiny, {"partition": Dirichlet(alpha=0.3)})
-    assert convert(few, "partition", "majorityminority") == MajorityMinority()
+    assert override(few, {"partition": MajorityMinority}).partition == MajorityMinority()
     unevaluated = override(tiny, {"evaluation": None})
-    assert convert(unevaluated, "evaluation", "evaluation") == Evaluation()
+    assert override(unevaluated, {"evaluation": Evaluation}).evaluation == Evaluation()
 
 
 @pytest.mark.parametrize("switch_first", [True, False])
@@ -435,7 +435,7 @@ def test_a_method_that_refuses_a_default_has_its_own(tiny: Experiment) -> None:
     switched = override(tiny, parse_overrides(tiny, argv)).method
     training = Training(steps=8, batch=8, optimizer="sgd", decay="constant", learning_rate=0.5)
     assert switched == Scaffold(model=replace(tiny.method.model, network=UNet()), local=training)
-    taken = convert(replace(tiny, method=switched), "method", "fedavg")
+    taken = override(replace(tiny, method=switched), {"method": FedAvg}).method
     assert taken == FedAvg(model=switched.model, local=training)
 
 
@@ -448,7 +448,7 @@ def test_a_method_that_refuses_a_default_has_its_own(tiny: Experiment) -> None:
 )
 def test_what_a_method_refuses_is_not_dropped(tiny: Experiment, changes: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError) as refusal:
-        convert(replace(tiny, method=FedAvg(**changes)), "method", "scaffold")
+        override(replace(tiny, method=FedAvg(**changes)), {"method": Scaffold})
     assert str(refusal.value).startswith(says) and "\n" not in str(refusal.value)
 
 

@@ -237,7 +237,7 @@ def undisturbed_state(storage: Path) -> dict[str, tuple]:
     reference = Federated(storage)
     _, study, rest = arguments.preset([*FEDERATED, "--grid", "seed=0,1,2"])
     options, overrides = sweep._options().parse_known_args(arguments.shorthand(rest))
-    for experiment in sweep._plan(study, options, overrides)[1]:
+    for experiment in sweep.planned("digits", study, options, overrides).trials:
         this = trial.open_trial(experiment, reference.folder)
         assert list(trial.run(this, trial.local_pool(this)))[-1]["finished"]
     return reference.state()

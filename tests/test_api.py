@@ -1,0 +1,152 @@
+"""`import raydiff as rd`: what one does from Python."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import raydiff as rd
+from raydiff.__main__ import COMMANDS, main
+
+
+def local(experiment: rd.Experiment, storage: Path) -> rd.Experiment:
+    runtime = replace(experiment.runtime, pool="local", storage=str(storage))
+    return replace(experiment, runtime=runtime, evaluation=None)
+
+
+@pytest.fixture(scope="module")
+def run(tiny: rd.Experiment, tmp_path_factory: pytest.TempPathFactory) -> rd.Run:
+    return rd.run(local(tiny, tmp_path_factory.mktemp("api")), name="one", track=False)
+
+
+def test_importing_it_imports_nothing_heavy() -> None:
+    code = "import sys, raydiff; print(sorted({'torch', 'numpy', 'ray', 'mlflow', 'pandas'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_every_public_name_is_there_documented_and_known_to_type_checkers() -> None:
+    for name in rd.__all__:
+        assert getattr(rd, name).__doc__, name
+    typed = next(n for n in ast.walk(ast.parse(Path(rd.__file__).read_text())) if isinstance(n, ast.If))
+    seen = {(f.module, a.asname) for f in typed.body if isinstance(f, ast.ImportFrom) for a in f.names}
+    assert seen == {(f"raydiff.{module}", name) for name, module in rd._HOME.items()}
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        rd.nonsense  # noqa: B018
+
+
+def test_a_run_has_its_guarantee_its_numbers_and_its_samples(run: rd.Run) -> None:
+    assert run.guarantee.epsilon == pytest.approx(run.metrics["privacy/epsilon_server"])
+    assert "per example, replace-one, local trust" in str(run.guarantee)
+    spent = run.ledger["epsilon_exact"].max()
+    assert len(run.ledger) == 2 and spent == pytest.approx(run.guarantee.epsilon)
+    assert list(run.rounds["step"]) == list(range(run.experiment.method.rounds))
+    own, shared = run.sample([3, 8, 3], client=1), run.sample(["3", "8", "3"])
+    assert own.shape == shared.shape == (3, 1, 8, 8) and own.dtype == np.float32
+    assert not np.array_equal(own, shared)
+    np.testing.assert_array_equal(own, run.sample(np.array([[3], [8], [3]]), client=1))
+    assert not np.array_equal(own, run.sample([3, 8, 3], client=1, seed=1))
+
+
+@pytest.mark.parametrize(
+    ("labels", "client", "says"),
+    [([10], 0, "0..9"), (["ten"], 0, "no class 'ten'"), ([[1, 2]], 0, "labels must be"), ([3], 7, "no client 7")],
+)
+def test_what_cannot_be_sampled_is_said(run: rd.Run, labels: list, client: int, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        run.sample(labels, client=client)
+
+
+def test_a_run_is_opened_by_its_names(run: rd.Run) -> None:
+    storage = run.folder.parents[3]
+    for name in (run.folder, run.folder.name, f"one/{run.folder.name}"):
+        assert rd.open(name, storage=storage) == run
+    assert rd.open("one", storage=storage) == rd.Sweep(run.folder.parents[1])
+    with pytest.raises(ValueError, match="no run two"):
+        rd.open("two", storage=storage)
+
+
+def test_a_saved_sampler_makes_the_same(run: rd.Run, tmp_path: Path) -> None:
+    assert (run.save(tmp_path / "own", client=1) / "sampler.json").exists()
+    assert (run.save(tmp_path / "shared") / "sampler.json").exists()
+
+
+def test_a_run_that_fails_says_why(tiny: rd.Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("this trial is poisoned")
+
+    monkeypatch.setattr(rd.PFDM, "local_update", fails)
+    with pytest.raises(ValueError, match=r"it was failed \(this trial is poisoned\)"):
+        rd.run(local(tiny, tmp_path), track=False)
+
+
+def test_a_sweep_without_ray(tiny: rd.Experiment, tmp_path: Path) -> None:
+    """An arm takes the model and the training of the base; an integer is the number that the command line reads."""
+    arms = [rd.LocalOnly(), rd.Arm(method=rd.FedAvg(rounds=2), changes={"seed": 1})]
+    sweep = rd.sweep(local(tiny, tmp_path), grid={"method.epsilon": [10, None]}, beside=arms, track=False, name="s")
+    methods = [run.experiment.method for run in sweep.trials]
+    assert sorted(type(m).__name__ for m in methods) == ["FedAvg", "LocalOnly", "PFDM", "PFDM"]
+    assert {m.model.network for m in methods} == {tiny.method.model.network}
+    assert {m.local for m in methods} == {tiny.method.local}
+    assert {m.epsilon for m in methods if isinstance(m, rd.PFDM)} == {10.0, None}
+    assert set(sweep.frontier()["method"]) == {"FedAvg", "LocalOnly", "PFDM"} and len(sweep.runs) == 4
+    assert sweep.report().read_text().startswith("<!")
+    again = rd.sweep(
+        local(tiny, tmp_path), grid={"method.epsilon": [10.0, None]}, beside=arms, track=False, name="s", resume=True
+    )
+    assert [run.folder for run in again.trials] == [run.folder for run in sweep.trials]
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "says"),
+    [
+        ("method.epsilom", 3, "did you mean method.epsilon"),
+        ("clients", "two", "--clients must be"),
+        ("seed", 0.5, "--seed must be"),
+    ],
+)
+def test_an_axis_that_does_not_fit_is_said(
+    tiny: rd.Experiment, tmp_path: Path, path: str, value: object, says: str
+) -> None:
+    with pytest.raises(ValueError, match=says):
+        rd.sweep(local(tiny, tmp_path), grid={path: [value]}, track=False)
+    assert not list(tmp_path.glob("sweeps/*"))
+
+
+# --- the command ---
+
+
+def test_alone_it_lists_its_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main([])
+    out = capsys.readouterr().out
+    assert end.value.code == 0
+    assert all(f"  {name} " in out for group in COMMANDS.values() for name in group)
+
+
+def test_an_unknown_command_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["sweeep"])
+    out, err = capsys.readouterr()
+    assert (end.value.code, out) == (2, "") and "did you mean sweep?" in err and err.count("\n") == 1
+
+
+def test_help_shows_what_each_field_means(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["sweep", "digits", "--help"])
+    out = capsys.readouterr().out
+    assert end.value.code == 0
+    assert out.index("--method.epsilon 10") < out.index("--method.delta 1e-05")
+    assert "--method.clip 6.8\n      C: L2 norm to which each flattened image is clipped." in out
+    undocumented = [
+        line
+        for line, below in zip(out.splitlines(), out.splitlines()[1:], strict=False)
+        if line.startswith("  --method.") and not below.startswith("      ")
+    ]
+    assert undocumented == []
