@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from raydiff import seeding, tree
+from raydiff.cli import arguments
 from raydiff.cli.parser import Parser
 from raydiff.data import datasets
 from raydiff.data.datasets import SPLITS, Data, Dataset
@@ -57,8 +58,7 @@ def main(argv: Sequence[str]) -> int:
     parser = _options()
     options, overrides = parser.parse_known_args(argv)
     if options.help:
-        fields = "\n".join(f"  --{k} {v}" for k, v in settings.flat(Plan()).items())
-        print(f"{__doc__}\n{parser.format_help()}\nfields:\n{fields}")
+        print(arguments.help_text(__doc__, parser.format_help(), Plan()))
         return 0
     plan: Plan = settings.override(Plan(), settings.parse_overrides(Plan(), overrides))
     if plan.threads < 1:

@@ -21,13 +21,13 @@ from torch import Tensor
 
 from raydiff import seeding
 from raydiff.cli import arguments as command
+from raydiff.cli.parser import Parser
 from raydiff.data import datasets, overview, partition
 from raydiff.data import sources as names
 from raydiff.data.datasets import SPLITS, Data, Dataset
 from raydiff.data.pictures import form
 from raydiff.evaluation.quality import clusters
 from raydiff.experiment import overrides as settings
-from raydiff.experiment import study as studies
 from raydiff.experiment import trial
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.presets import names as presets
@@ -48,8 +48,7 @@ def main(argv: Sequence[str]) -> int:
     options, overrides = parser.parse_known_args(command.shorthand(rest))
     start = _start(subject)
     if options.help:
-        study = studies.Study(experiment=start)
-        print(command.help_text(__doc__, parser.format_help(), study))
+        print(command.help_text(__doc__, parser.format_help(), start))
         return 0
     values = settings.parse_overrides(start, overrides)
     experiment: Experiment = settings.override(start, values)
@@ -80,7 +79,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _options() -> argparse.ArgumentParser:
-    p = argparse.ArgumentParser(prog="raydiff preview [PRESET or DATA SET]", add_help=False, allow_abbrev=False)
+    p = Parser(prog="raydiff preview [PRESET or DATA SET]", add_help=False, allow_abbrev=False)
     p.add_argument("--help", "-h", action="store_true", help="show this, with every field")
     p.add_argument("--out", type=Path, default=None, help="folder for the pictures (default: <storage>/previews/NAME)")
     return p
