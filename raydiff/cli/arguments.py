@@ -30,10 +30,11 @@ def preset(argv: Sequence[str], default: str = "digits") -> tuple[str, Study, li
 def _reproduced(argv: Sequence[str]) -> tuple[str, Study, list[str]]:
     from raydiff.experiment.presets import papers  # needs presets, as this does
 
-    parser = Parser(prog=f"raydiff sweep {REPRODUCE}", add_help=False, allow_abbrev=False)
+    parser = Parser(f"sweep {REPRODUCE}", None, fields=True)
     for name, choices in (("paper", papers.PAPERS), ("scale", papers.SCALES)):
         parser.add_argument(f"--{name}", choices=choices, required=name == "paper", default=choices[0])
     given, rest = parser.parse_known_args(argv)
+    rest += ["--help"] * given.help
     return f"{REPRODUCE}-{given.paper}-{given.scale}", papers.study(given.paper, given.scale), rest
 
 

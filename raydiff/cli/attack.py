@@ -17,7 +17,6 @@ others. Printed, and kept in DIR: readings.json, readings.csv and roc.png. Nothi
 
 from __future__ import annotations
 
-import argparse
 import csv
 import json
 import time
@@ -33,7 +32,6 @@ from raydiff.cli.parser import Parser
 from raydiff.evaluation.attacks import lira
 from raydiff.evaluation.attacks.membership import LOW_FPRS, attack, needed
 from raydiff.evaluation.attacks.roc import draw_roc
-from raydiff.experiment.config import Runtime
 from raydiff.federated.checkpoint import write_text
 from raydiff.results.shadows import ROLES, Attacked, Request, open_attacked
 from raydiff.runtime import sweep_folder
@@ -76,14 +74,8 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _options() -> argparse.ArgumentParser:
-    p = Parser(
-        prog="raydiff attack",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    p.add_argument("run", metavar="RUN")
+def _options() -> Parser:
+    p = Parser("attack", __doc__).of_run()
     p.add_argument(
         "--source", choices=("client", "global"), default="client", help="a client's own model, or the shared"
     )
@@ -96,7 +88,6 @@ def _options() -> argparse.ArgumentParser:
         "--workers", type=int, default=1, help="shadows at a time; 1: in this process (default: %(default)s)"
     )
     p.add_argument("--out", type=Path, required=True, help="folder to write")
-    p.add_argument("--storage", default=Runtime().storage, help="where the run's files are (default: %(default)s)")
     return p
 
 

@@ -39,7 +39,6 @@ from raydiff.cli import audit_log, audit_table
 from raydiff.cli.parser import Parser
 from raydiff.data.tables.encode import Column
 from raydiff.data.tables.read import Encoded, Table, read
-from raydiff.experiment.config import Runtime
 from raydiff.models.d3pm_kernel import schedule_named
 from raydiff.privacy.pdp.bound import Audit, Release, audit, caveats
 from raydiff.privacy.pdp.histograms import Progress
@@ -250,7 +249,7 @@ def _bar(what: str) -> Progress:
 
 
 def _options() -> Parser:
-    p = Parser(prog="raydiff audit", description=__doc__.splitlines()[0], allow_abbrev=False)
+    p = Parser("audit", __doc__).with_storage()
     p.add_argument("table", help="CSV or parquet file, or adult, german, loan")
     p.add_argument("--label", default=None, help="label column: the model is conditional on it")
     p.add_argument("--unconditional", action="store_true", help="of a model that is conditional on nothing")
@@ -272,5 +271,4 @@ def _options() -> Parser:
     p.add_argument("--out", type=Path, required=True, help="folder for the files; its name is the MLflow run's")
     p.add_argument("--log", action="store_true", help="log a summary to MLflow, without rows and records")
     p.add_argument("--log-confidential", action="store_true", help="log all files to MLflow, with every record's bound")
-    p.add_argument("--storage", default=Runtime().storage, help="folder of the default MLflow store (%(default)s)")
     return p

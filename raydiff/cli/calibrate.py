@@ -67,7 +67,7 @@ def _line(label: str, t0: str, *cells: str) -> str:
 
 
 def _parser() -> Parser:
-    parser = Parser(description="The depth of PFDM's noise for a privacy budget.", allow_abbrev=False)
+    parser = Parser("calibrate", __doc__)
     parser.add_argument("--clip", type=float, required=True, help="C: L2 norm of a clipped image (public)")
     parser.add_argument("--epsilon", type=float, default=10.0)
     parser.add_argument("--delta", type=float, default=1e-5)

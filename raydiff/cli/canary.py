@@ -25,7 +25,7 @@ from raydiff.cli.parser import Parser, nearest
 from raydiff.data import datasets
 from raydiff.experiment import config, trial
 from raydiff.experiment import overrides as settings
-from raydiff.experiment.config import Experiment, Runtime
+from raydiff.experiment.config import Experiment
 from raydiff.experiment.presets import names
 from raydiff.experiment.tracking import read_json
 from raydiff.methods import DPSGD
@@ -136,8 +136,7 @@ def _warn(most: float, ledger: float) -> None:
 
 
 def _options() -> Parser:
-    form = argparse.RawDescriptionHelpFormatter
-    p = Parser(prog="raydiff canary", description=__doc__, formatter_class=form, allow_abbrev=False)
+    p = Parser("canary", __doc__).with_storage()
     p.add_argument("what", metavar="PRESET|RUN", help="a preset with overrides of its fields, or a run")
     counts = f"default {CANARIES}; {CANARIES_OF_ONE_RUN} for DP-SGD"
     p.add_argument("--canaries", type=int, help=f"releases in all, or canaries of one run ({counts})")
@@ -145,5 +144,4 @@ def _options() -> Parser:
     p.add_argument("--seeds", type=int, default=20, help="audits (default 20)")
     p.add_argument("--confidence", type=float, default=0.95, help="of each bound, one-sided (default 0.95)")
     p.add_argument("--halve", action="store_true", help="halve the noise on purpose")
-    p.add_argument("--storage", default=Runtime().storage, help="where runs are (default: %(default)s)")
     return p

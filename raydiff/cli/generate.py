@@ -14,7 +14,6 @@ on a table makes one file, --data.name ./DIR/rows.csv, of the names of groups an
 
 from __future__ import annotations
 
-import argparse
 import functools
 import shlex
 import time
@@ -24,7 +23,6 @@ from typing import get_args
 
 from raydiff.cli.parser import Parser
 from raydiff.data.tables import write as generated
-from raydiff.experiment.config import Runtime
 from raydiff.experiment.tracking import redacted
 from raydiff.results import generate, mlflow_models
 from raydiff.results.finished import Draw, Finished, open_finished
@@ -54,14 +52,8 @@ def main(argv: Sequence[str]) -> int:
     return _generate(finished, client, out, request, options.workers)
 
 
-def _options() -> argparse.ArgumentParser:
-    p = Parser(
-        prog="raydiff generate",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    p.add_argument("run", metavar="RUN")
+def _options() -> Parser:
+    p = Parser("generate", __doc__).of_run()
     p.add_argument("--num", type=int, help="samples in all, or of each class (default: 1000)")
     p.add_argument("--per-class", action="store_true", default=None, help="--num samples of each class of --labels")
     p.add_argument("--client", type=int, help="whose model (default: 0; of --log-model: all clients')")
@@ -75,7 +67,6 @@ def _options() -> argparse.ArgumentParser:
     p.add_argument("--seed", type=int, help="of the samples (default: 0)")
     p.add_argument("--out", type=Path, help="folder to write (default: samples-DIGEST-clientN, here)")
     p.add_argument("--workers", type=int, default=1, help="Ray workers that make them (default: 1, without Ray)")
-    p.add_argument("--storage", default=Runtime().storage, help="where the run's files are (default: %(default)s)")
     p.add_argument("--log-model", action="store_true", help="log the sampler to the run in MLflow, make no samples")
     return p
 

@@ -10,14 +10,12 @@ trial failed, its traceback follows. A trial's processes print nothing themselve
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from raydiff.cli.parser import Parser
-from raydiff.experiment.config import Runtime
 from raydiff.experiment.tracking import read_json, read_lines
 from raydiff.runtime import sweep_folder
 
@@ -37,12 +35,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _options() -> Parser:
-    p = Parser(prog="raydiff logs", description=__doc__, allow_abbrev=False)
-    p.formatter_class = argparse.RawDescriptionHelpFormatter
+    p = Parser("logs", __doc__).with_storage()
     p.add_argument("trial", help="which trial")
     p.add_argument("--follow", "-f", action="store_true", help="go on until the trial has an outcome")
     p.add_argument("--clients", action="store_true", help="with the numbers of each client")
-    p.add_argument("--storage", default=Runtime().storage, help="where sweeps are (default: %(default)s)")
     return p
 
 

@@ -27,7 +27,6 @@ and the change. Where a part alone is personalised the shared part is as it was,
 
 from __future__ import annotations
 
-import argparse
 import csv
 import math
 import time
@@ -38,7 +37,6 @@ from typing import Any
 from raydiff.cli.parser import Parser
 from raydiff.data.newcomer import Choice, newcomer
 from raydiff.evaluation.quality.curves import draw_curves
-from raydiff.experiment.config import Runtime
 from raydiff.experiment.tracking import redacted
 from raydiff.models.training import Diverged
 from raydiff.results import mlflow_models, personalize
@@ -78,14 +76,8 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _options() -> argparse.ArgumentParser:
-    p = Parser(
-        prog="raydiff personalize",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    p.add_argument("run", metavar="RUN")
+def _options() -> Parser:
+    p = Parser("personalize", __doc__).of_run()
     p.add_argument("--data", help="the new client's data set, as in data.name (default: the run's own)")
     p.add_argument("--classes", help="of its records, by name or number: 2,7 (default: all)")
     p.add_argument(
@@ -100,7 +92,6 @@ def _options() -> argparse.ArgumentParser:
     p.add_argument("--seed", type=int, default=0, help="of its records, training and samples (default: %(default)s)")
     p.add_argument("--forgetting", action="store_true", help="what the old clients would lose by its model")
     p.add_argument("--out", type=Path, help="folder to write (default: one in <sweep>/newcomers/)")
-    p.add_argument("--storage", default=Runtime().storage, help="where the run's files are (default: %(default)s)")
     p.add_argument("--no-mlflow", action="store_true", help="write files only")
     return p
 

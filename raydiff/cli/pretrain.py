@@ -11,7 +11,6 @@ the same decoded from their latents, and sampled ones). It is logged to MLflow t
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,7 +27,6 @@ from raydiff.data.datasets import SPLITS, Data, Dataset
 from raydiff.evaluation.grids import sample_grid
 from raydiff.experiment import overrides as settings
 from raydiff.experiment import tracking
-from raydiff.experiment.config import Runtime
 from raydiff.models.latent import model as latent
 from raydiff.models.latent import pretrain
 from raydiff.models.latent.pretrain import Pretrained, Pretraining
@@ -83,12 +81,10 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _options() -> argparse.ArgumentParser:
-    p = Parser(prog="raydiff pretrain", add_help=False, allow_abbrev=False)
-    p.add_argument("--help", "-h", action="store_true", help="show this, with every field")
+def _options() -> Parser:
+    p = Parser("pretrain", __doc__, fields=True).with_storage()
     p.add_argument("--out", type=Path, help="folder to write; it must not exist")
     p.add_argument("--no-mlflow", dest="mlflow", action="store_false", help="do not log the folder to MLflow")
-    p.add_argument("--storage", default=Runtime().storage, help="folder of the default MLflow store (%(default)s)")
     return p
 
 

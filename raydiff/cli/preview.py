@@ -11,7 +11,6 @@ the hidden classes.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import shlex
 from collections.abc import Sequence
@@ -78,9 +77,8 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _options() -> argparse.ArgumentParser:
-    p = Parser(prog="raydiff preview [PRESET or DATA SET]", add_help=False, allow_abbrev=False)
-    p.add_argument("--help", "-h", action="store_true", help="show this, with every field")
+def _options() -> Parser:
+    p = Parser("preview [PRESET or DATA SET]", __doc__, fields=True)
     p.add_argument("--out", type=Path, default=None, help="folder for the pictures (default: <storage>/previews/NAME)")
     return p
 

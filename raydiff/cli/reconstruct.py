@@ -10,7 +10,6 @@ originals, what each attacker made of them), pretrained.safetensors. They show p
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
@@ -24,7 +23,6 @@ from raydiff.cli.parser import Parser
 from raydiff.data.records import Records
 from raydiff.evaluation.attacks.reconstruction import Denoise, Reconstruction, compare, reconstruct
 from raydiff.evaluation.grids import sample_grid
-from raydiff.experiment.config import Runtime
 from raydiff.experiment.trial import make_clients
 from raydiff.federated.checkpoint import read_tensors, write_tensors, write_text
 from raydiff.federated.method import HELD
@@ -153,17 +151,10 @@ def _pretrained(finished: Finished, method: PFDM, path: Path | None, steps: int 
         raise ValueError(f"the pretrained attacker: {e}") from None
 
 
-def _options() -> argparse.ArgumentParser:
-    p = Parser(
-        prog="raydiff reconstruct",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    p.add_argument("run", metavar="RUN")
+def _options() -> Parser:
+    p = Parser("reconstruct", __doc__).of_run()
     p.add_argument("--records", type=int, default=256, help="how many uploads are attacked (default: %(default)s)")
     p.add_argument("--public-steps", type=int, help="steps of the attacker's training on the public split")
     p.add_argument("--pretrained", type=Path, metavar="MODEL", help="safetensors file of the attacker's denoiser")
-    p.add_argument("--storage", default=Runtime().storage, help="where the run's files are (default: %(default)s)")
     p.add_argument("--out", type=Path, required=True, help="folder for the files")
     return p

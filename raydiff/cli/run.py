@@ -48,8 +48,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _options() -> Parser:
-    p = Parser(prog="raydiff run [PRESET]", add_help=False, allow_abbrev=False)
-    p.add_argument("--help", "-h", action="store_true", help="show this, with every field of the preset")
+    p = Parser("run [PRESET]", __doc__, fields=True)
     p.add_argument("--config", type=Path, default=None, help="start from a trial's config.json in place of a preset")
     p.add_argument("--name", default=None, help="name of the run (default: preset and time)")
     p.add_argument("--resume", action="store_true", help="continue the run of this name if it exists")

@@ -77,8 +77,7 @@ def planned(preset: str, study: Study, options: argparse.Namespace, fields: Sequ
 
 
 def _options() -> Parser:
-    p = Parser(prog="raydiff sweep [PRESET]", add_help=False, allow_abbrev=False)
-    p.add_argument("--help", "-h", action="store_true", help="show this, with every field of the preset")
+    p = Parser("sweep [PRESET]", __doc__, fields=True)
     p.add_argument("--grid", nargs="+", default=None, help="axes, in place of the preset's: a.b=1,2,3 c=x,y")
     p.add_argument("--sample", nargs="+", default=[], help="sampled fields: a.b=loguniform:1e-4,1e-2 (random, optuna)")
     p.add_argument("--samples", type=int, default=16, help="how many samples")
