@@ -243,7 +243,8 @@ class Mlflow(threading.Thread):
         outcome_path = folder / "outcome.json"  # read first: rounds logged after this look are seen in the next
         written, outcome = _written(outcome_path), None
         if written:
-            with contextlib.suppress(FileNotFoundError):  # just now taken away, to run the trial again
+            # The trial is about to run again, and its outcome was removed this moment.
+            with contextlib.suppress(FileNotFoundError):
                 outcome = read_json(outcome_path, needs="outcome")
         if digest not in self._logged:
             self._attach(folder)

@@ -119,7 +119,8 @@ class Attacked:
     def _train(self, number: int) -> Params:
         """What `deploy` takes: state/ of the client and, unless it is `alone`, server/ of the server."""
         experiment, one = self.finished.trial.experiment, self.request.client
-        keys = Keys(self._seed(number), b"shadow", f"shadow {number}")  # not the trial's: its noise would come again
+        # Other keys than the trial's, whose noise must not be drawn twice.
+        keys = Keys(self._seed(number), b"shadow", f"shadow {number}")
         public = self._public
         ids = [one] if self.alone else list(range(experiment.clients))
         clients = [Client(i, experiment.method, self._records_in(number, i), keys=keys, public=public) for i in ids]

@@ -76,7 +76,7 @@ class Worker:
         with lost.ending(self._folder, "a worker"):
             cap_memory(gpu)
             if gpu and (meter := gpu_memory.here()):
-                meter.start()  # an earlier trial's peak is not this one's
+                meter.start()  # The peak of an earlier trial is not this one's.
             self._instruments = make_instruments(trial)
             self._clients = {c.number: c for c in make_clients(trial, ids)}
         self._trial = trial.experiment.digest
@@ -219,7 +219,7 @@ class RayPool:
         deadline, came = time.monotonic() + closing.seconds, dict[int, Any]()
         parts = {i: [c for c in ids if c % len(self.workers) == i] for i in range(len(self.workers))}
         streams = {i: ask(self.workers[i], part) for i, part in parts.items() if part}
-        deaths = dict.fromkeys(streams, 0)  # since the worker's last result
+        deaths = dict.fromkeys(streams, 0)  # Deaths since the worker's last result.
         while streams and len(came) < closing.enough:
             left = max(0.0, deadline - time.monotonic())
             ready, _ = ray.wait(list(streams.values()), timeout=None if left == math.inf else left)
@@ -253,7 +253,7 @@ class RayPool:
                 self._records |= ray.get(hosting, timeout=left)
                 return
             except (RayActorError, ray.exceptions.GetTimeoutError):
-                time.sleep(0.2)  # calls on an actor that is not back yet may fail at once
+                time.sleep(0.2)  # Calls on an actor that is not back yet may fail at once.
                 if time.monotonic() >= deadline:
                     raise WorkersLost(f"worker {i} did not come back within {wait_s:g} s") from None
 

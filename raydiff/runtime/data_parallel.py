@@ -57,7 +57,8 @@ class DataParallel:
                 storage_path=str(self.folder), failure_config=FailureConfig(max_failures=self.runtime.failures)
             ),
         )
-        thread = ThreadPoolExecutor(1)  # in the main one Ray Train would make an interrupt a success
+        # In the main thread Ray Train would report an interrupted training as a success.
+        thread = ThreadPoolExecutor(1)
         try:
             done = thread.submit(trainer.fit).result().return_value  # type: ignore[attr-defined]
         finally:
@@ -141,7 +142,8 @@ def _gradient(task: Task, theta: Params) -> tuple[Params, Tensor]:
     """The gradient of a whole batch, and its loss: the sum over all processes, weighted by their records."""
     (images, labels), draws = task.draw()
     rank, size, count = dist.get_rank(), dist.get_world_size(), len(images)
-    mine = slice(rank, None, size) if rank < count else slice(0, 1)  # without a share: for the graph, at weight 0
+    # A process without records still needs a graph for the collective: one record counts 0.
+    mine = slice(rank, None, size) if rank < count else slice(0, 1)
     weight = len(range(rank, count, size)) / count
     part = {k: v[mine] for k, v in draws.items()}
     loss = weight * task.loss(theta, (images[mine], labels[mine]), part, task.extras)

@@ -24,9 +24,12 @@ def probe(experiment: Experiment) -> Times:
 
     Two where there are as many: a method may send everything in its first round, and train the server in the others.
     """
-    cap_memory(float(experiment.runtime.gpu_per_worker != 0))  # a whole GPU: it has all clients and the server
-    importlib.import_module("torch._dynamo")  # 2 s that each process takes once, at its first optimiser
-    runtime = dataclasses.replace(experiment.runtime, noise_secret=None)  # what is drawn here is nobody's upload
+    # It hosts all clients and the server, so it may take a whole GPU.
+    cap_memory(float(experiment.runtime.gpu_per_worker != 0))
+    # Each process imports this once, at its first optimiser: 2 s that are no training.
+    importlib.import_module("torch._dynamo")
+    # The probe draws noise of its own, so that the trial's secret noise is drawn only once.
+    runtime = dataclasses.replace(experiment.runtime, noise_secret=None)
     alone = dataclasses.replace(experiment, evaluation=None, newcomers=None, runtime=runtime)
     with tempfile.TemporaryDirectory(prefix="raydiff-probe-") as folder:
         this = trial.open_trial(alone, Path(folder) / "sweep")
@@ -61,7 +64,8 @@ def seconds(trials: Sequence[Experiment], probed: Mapping[str, tuple[int, Times]
 
     def of(experiment: Experiment) -> float:
         clients, (first, later) = probed[type(experiment.method).__name__]
-        turns = math.ceil(experiment.clients / slot.workers)  # clients that the busiest worker has, one after the other
+        # The busiest worker has this many clients, which train one after the other.
+        turns = math.ceil(experiment.clients / slot.workers)
         return (first + later * (experiment.method.rounds - 1)) * turns / clients
 
     every = [of(experiment) for experiment in trials]

@@ -26,7 +26,7 @@ from raydiff.models.training import Training
 from raydiff.runtime.slots import CAP, slot
 from raydiff.seeding import NoiseStream
 
-SPARE = 1.2  # the peak of one step, and a fifth
+SPARE = 1.2  # The peak of one step is measured; a fifth is added for safety.
 GB = 2**30
 
 
@@ -48,7 +48,7 @@ class Cuda:
 
     def start(self) -> None:
         """Forget the peak so far."""
-        torch.cuda.init()  # the first call on the device would be refused
+        torch.cuda.init()  # CUDA refuses the first call on the device before it is initialised.
         torch.cuda.reset_peak_memory_stats(0)
 
     def peak(self) -> int:
@@ -147,7 +147,7 @@ def _peak(this: trial.Trial, meter: Meter, cohort: int) -> int:
 
 def one_step(experiment: Experiment) -> Experiment:
     """The same trial, with each of its trainings cut to one step in each round at its own batch size."""
-    rounds = experiment.method.rounds  # a training of fewer steps has none in the first round
+    rounds = experiment.method.rounds  # A training of fewer steps than rounds has no step in the first round.
     steps = {
         f"method.{path}.steps": rounds if training.steps else 0 for path, training in _trainings(experiment.method)
     }
@@ -169,7 +169,7 @@ def largest(trials: Sequence[Experiment], workers: int = 1) -> list[Experiment]:
 
     def size(experiment: Experiment) -> tuple[int, int]:
         model = experiment.method.model
-        # a latent model is frozen, and the same one in all trials
+        # A latent model is frozen and the same one in all trials, so it tells nothing apart.
         fresh = {} if isinstance(model, LatentModel) else model.init(torch.Generator())
         weights = max(1, sum(v.numel() for v in fresh.values()))
         batch = max((t.batch for _, t in _trainings(experiment.method)), default=1)
@@ -200,7 +200,7 @@ def measure(trials: Sequence[Experiment], nodes: Sequence[Mapping[str, float]]) 
     if not any(n.get("GPU", 0.0) >= 1 and n.get("CPU", 0.0) >= threads for n in nodes):
         raise ValueError("runtime.gpu_per_worker auto is measured on a GPU, and there is none: give a number")
     share, asked = 1e-4, _asked(trials, 1e-4, nodes)
-    while True:  # a larger slice leaves room for fewer workers, of which each then has more clients
+    while True:  # A larger slice leaves room for fewer workers, so each then has more clients.
         found = [_probe_there(e, threads, cohort) for e, cohort in asked]
         peak, total = max(found, key=lambda f: f[0] / f[1])
         share = max(share, share_of(peak, total))

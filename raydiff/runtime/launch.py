@@ -104,13 +104,13 @@ def start(
             print(f"sweep {folder.name}: {planned.total} trials in {folder}", flush=True)
         mlflow = sweep_folder.mlflow(folder, planned.preset, planned.base, samplers=asked.samplers) if track else None
         if mlflow:
-            mlflow.start()  # opening a new store takes 10 s: while Ray starts
+            mlflow.start()  # Opening a new store takes 10 s, in which Ray starts.
 
         def begin(share: float | None) -> None:
             if mlflow:
                 mlflow.wait_ready()
             if share is not None:
-                this["share"] = share  # what a resumed sweep goes on with
+                this["share"] = share  # A resumed sweep goes on with this share.
             sweep_folder.write(folder, this, planned.secret, again=not retry)
             if mlflow:
                 mlflow.begin()
@@ -183,9 +183,9 @@ def _rounds(this: trial.Trial, pool: Callable[[], Pool], train: Train | None) ->
         for result in trial.run(this, pool(), train=train):
             if not result["finished"]:
                 _say_round(result, this.experiment.method.rounds)
-    except Overtaken:  # another driver writes how it ends
+    except Overtaken:  # Another driver owns the sweep now, and writes how the trial ends.
         raise
-    except Exception as e:  # every trial that began has an outcome
+    except Exception as e:  # Every trial that began gets an outcome.
         trial.cut_short(this.folder, "failed", reason=str(e) or type(e).__name__)
 
 

@@ -107,7 +107,7 @@ def plan(preset: str, study: Study, asked: Asked, *, name: str | None = None) ->
     else:
         of = {k: v for k, v in study.grid.items() if k not in asked.given and overrides.has_path(base, k)}
         found = trials(base, of, beside) + study.others(asked.given, baselines=asked.baselines)
-    name = name or sweep_folder.fresh_name("new")  # a new sweep has no secret yet, whatever it will be called
+    name = name or sweep_folder.fresh_name("new")  # A new sweep has no secret yet, whatever it will be called.
     secret = trial.planned_secret(sweep_folder.place(base, name), base)
     unique = {e.digest: e for e in (trial.resolve(e, secret) for e in found)}
     resolved = trial.resolve(base, secret)

@@ -41,13 +41,13 @@ class Progress(tune.Callback):
         self.done, self.failed = 0, 0
         self.best: tuple[float, str] | None = None
         self.interrupted = False
-        self._asked = 0.0  # when it was
+        self._asked = 0.0  # When the interrupt came.
         self.slots = 1  # trials side by side
         self.stopper = _Stop()
         self._start = self._spoke = time.monotonic()
-        self._began: float | None = None  # when the first trial did
-        self._working: list[float] = []  # seconds of each trial that has ended
-        self._ends: list[float] = []  # when it had
+        self._began: float | None = None  # When the first trial began.
+        self._working: list[float] = []  # Seconds of each trial that has ended.
+        self._ends: list[float] = []  # When each trial ended.
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """A trial has its slot."""
@@ -63,10 +63,10 @@ class Progress(tune.Callback):
             self._began = time.monotonic() - result.get("time/seconds", 0.0)
         if result.get("round", -1) > self._furthest.get(trial.trial_id, -1):
             self._furthest[trial.trial_id] = result["round"]
-            trial.run_metadata.num_failures = 0  # `runtime.failures` is of losses without a round between them
+            trial.run_metadata.num_failures = 0  # `runtime.failures` counts losses that have no round between them.
         for who, why in result.get("rejected", {}).items():
             self._say(f"  {name}, round {result['round'] + 1}: rejected {who}: {why}")
-        if result.get("finished") or "failed" in result:  # Tune's own "done" is also set when a scheduler stops a trial
+        if result.get("finished") or "failed" in result:  # Tune sets "done" also when a scheduler stops a trial.
             self._ended(trial, name, result)
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:

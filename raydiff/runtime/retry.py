@@ -15,7 +15,7 @@ from raydiff.runtime.gpu_memory import doubled
 from raydiff.runtime.progress import Progress
 from raydiff.runtime.tuner import Plan
 
-DOUBLINGS = 2  # of a slice, in one command
+DOUBLINGS = 2  # A slice is doubled this often in one command.
 
 
 def run(plan: Plan, nodes: Sequence[Mapping[str, float]], progress: Callable[[int], Progress]) -> bool:

@@ -17,7 +17,7 @@ import torch
 
 from raydiff.experiment.config import Runtime
 
-CAP = 0.95  # of its slice is what torch may take; the rest is for CUDA itself
+CAP = 0.95  # Torch may take this share of a slice; CUDA itself needs the rest.
 COORDINATOR = 0.1  # of one process's CPUs: it works while its workers wait, so a slot is booked as its workers alone
 
 

@@ -41,7 +41,7 @@ def folder(base: Experiment, name: str) -> Path:
     storage = at.parents[1]
     try:
         (storage / "sweeps").mkdir(parents=True, exist_ok=True)
-        (storage / "sweeps").chmod(0o700)  # one that is older than this rule is not
+        (storage / "sweeps").chmod(0o700)  # A folder that is older than this rule may be open to others.
         probe = storage / f".writable-{os.getpid()}"
         probe.write_text("")
         probe.unlink()
@@ -116,7 +116,7 @@ def open_ended(at: Path) -> list[str]:
 def write(at: Path, this: Plan, secret: bytes, *, again: bool = True) -> None:
     """Write the sweep's secret and sweep.json. `again`: what failed or was cut short by anything but the scheduler will
     be run again."""
-    trial.keep_secret(at, secret)  # first: the trials in sweep.json are named by it
+    trial.keep_secret(at, secret)  # It is written first, for the trials in sweep.json are named by it.
     write_text(at / "sweep.json", json.dumps(this, indent=1))
     if not again:
         return
@@ -142,7 +142,7 @@ def mlflow(at: Path, preset: str, base: Experiment, *, samplers: bool) -> Mlflow
 def tracking_store(storage: Path) -> tuple[str, str | None]:
     """(URI, where artifacts go): MLFLOW_TRACKING_URI, or a SQLite store beside the sweeps."""
     uri = os.environ.get("MLFLOW_TRACKING_URI", f"sqlite:///{storage}/mlflow.db")
-    # a database does not say where artifacts go, and MLflow's own choice is the working directory; a server says
+    # A server says where artifacts go; a database does not, and MLflow's own choice is the working directory.
     return uri, None if uri.startswith(("http", "databricks")) else f"file://{storage}/{ARTIFACTS}"
 
 
@@ -170,7 +170,7 @@ def version() -> dict[str, str]:
 def _log_sampler(client: Any, run: str, folder: Path) -> None:
     if read_json(folder / "config.json", needs="evaluation")["evaluation"] is None:
         raise ValueError("it holds the clients' own models, and under --protocol-only these stay with them")
-    cap_memory(0)  # the GPU is the trials'
+    cap_memory(0)  # The GPU belongs to the trials.
     mlflow_models.log_sampler(client, run, open_finished(folder))
 
 

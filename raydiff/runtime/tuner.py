@@ -94,7 +94,8 @@ class Federation(tune.Trainable):
 
     def _begin(self, config: dict[str, Any]) -> None:
         self._trial, self._metric, self._measured, self._round = None, config["metric"], math.inf, -1
-        self._results = self._run(config)  # lazily: an error in it belongs to `step`
+        # A generator: its errors are raised in `step`, which knows what to do with them.
+        self._results = self._run(config)
 
     def _run(self, config: dict[str, Any]) -> Iterator[dict[str, Any]]:
         experiment = experiment_of(config)
@@ -129,7 +130,8 @@ def _failed(trial: Trial | None, error: Exception) -> dict[str, Any]:
         reason = f"the storage folder {trial.sweep if trial else ''} cannot be written: {cause.strerror}"
     slice_ = {"field": cause.field, "share": cause.share} if isinstance(cause, gpu_memory.OutOfMemory) else None
     if trial is not None:
-        with contextlib.suppress(OSError):  # on a full disk: without an outcome it is run again when resumed
+        # The disk may be full; a trial without an outcome is run again when the sweep is resumed.
+        with contextlib.suppress(OSError):
             cut_short(trial.folder, "failed", reason=reason, **({"slice": slice_} if slice_ else {}))
             (trial.folder / "error.txt").write_text("".join(traceback.format_exception(error)))
     return {"finished": True, "failed": reason, "digest": trial.experiment.digest if trial else ""}
@@ -178,7 +180,7 @@ def cluster(*, only_join: bool = False) -> Iterator[list[dict[str, float]]]:
         else:
             with _deaf_to_sigterm():
                 ray.init(address="local", include_dashboard=False, **quiet)
-    except Exception as e:  # Ray raises a plain one when its processes take too long, as on a very busy machine
+    except Exception as e:  # Ray raises a plain Exception when its processes take too long, as on a very busy machine.
         raise ValueError(f"Ray did not start: {' '.join(str(e).split())}") from e
     try:
         yield nodes()
@@ -252,8 +254,8 @@ def check(plan: Plan, nodes: Sequence[Mapping[str, float]]) -> Slot:
 def run(plan: Plan, shape: Slot, progress: Progress) -> bool:
     """Run what has no outcome yet; returns when all is done, the time is up, or after an interrupt (True)."""
     _quiet()
-    cap_memory(0)  # of the driver: the GPUs are the trials'
-    trials.noise_secret(plan.folder, plan.base)  # made once, here, before any trial asks for it
+    cap_memory(0)  # The driver keeps off the GPUs, which belong to the trials.
+    trials.noise_secret(plan.folder, plan.base)  # The secret is made once, here, before any trial asks for it.
     signal.signal(signal.SIGINT, progress.interrupt)
     signal.signal(signal.SIGTERM, progress.interrupt)  # `ray job stop`
     started = time.monotonic()
@@ -303,7 +305,7 @@ def _has_lost_its_room(plan: Plan, shape: Slot, progress: Progress) -> bool:
 def _close(plan: Plan, progress: Progress, *, out_of_time: bool) -> None:
     """Every trial that began has an outcome: what is left over was stopped by the scheduler or the clock, or killed."""
     if plan.owner is not None:
-        plan.owner()  # of another driver's trials nothing is said here
+        plan.owner()  # It raises where another driver owns the sweep by now: the trials are that one's.
     for folder in (plan.folder / "trials").glob("*"):
         if (folder / "config.json").exists() and not (folder / "outcome.json").exists():
             stopped = folder.name in progress.stopped or out_of_time
@@ -331,7 +333,7 @@ def _fit(
     fits = fitting(shape, nodes())
     progress.slots = min(plan.concurrent or fits, fits, progress.total)
     trainable = tune.with_resources(Federation, tune.PlacementGroupFactory(shape.bundles, strategy="PACK"))
-    # Tune's own notes: on a full storage folder it would raise for want of them
+    # Tune's own notes lie elsewhere: on a full storage folder it would raise for want of them.
     with tempfile.TemporaryDirectory(prefix="raydiff-tune-", ignore_cleanup_errors=True) as own:
         tuner = tune.Tuner(
             trainable,
@@ -373,7 +375,7 @@ def _optuna(plan: Plan, done: int) -> Any:
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = JournalStorage(JournalFileBackend(str(plan.folder / "optuna.log")))
-    seed = plan.base.seed + done  # the same seed again would suggest the same points again
+    seed = plan.base.seed + done  # The same seed would suggest the same points again.
     return OptunaSearch(metric=_validated(plan.metric), mode="min", seed=seed, storage=study, study_name="sweep")
 
 
@@ -398,9 +400,10 @@ def _validated(metric: str) -> str:
 
 
 def _quiet() -> None:
-    os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")  # our JSON lines are the record
-    os.environ.setdefault("TUNE_DISABLE_STRICT_METRIC_CHECKING", "1")  # validation distances come every few rounds
-    os.environ.setdefault("TUNE_PRINT_ALL_TRIAL_ERRORS", "0")  # `Progress` says it in a line
+    os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")  # Our JSON lines are the record.
+    # Validation distances come every few rounds only.
+    os.environ.setdefault("TUNE_DISABLE_STRICT_METRIC_CHECKING", "1")
+    os.environ.setdefault("TUNE_PRINT_ALL_TRIAL_ERRORS", "0")  # `Progress` says each error in a line.
     os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
     os.environ.setdefault("TUNE_DISABLE_SIGINT_HANDLER", "1")  # `Progress.interrupt` ends the sweep, for SIGTERM too
     logging.getLogger("ray.tune").setLevel(logging.ERROR)
