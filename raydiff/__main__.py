@@ -28,8 +28,7 @@ COMMANDS = {
         "audit": ("cli.audit", "what a table's synthetic rows reveal of each record (pDP)"),
         "canary": ("cli.canary", "does a method leak more than its ledger says?"),
         "theory": ("cli.theory", "what perfect denoisers would give"),
-        "bench": ("cli.bench.command", "seconds and bytes against plain torch"),
-        "bench-picture": ("cli.bench.picture", "what `bench` has printed, drawn"),
+        "bench": ("cli.bench", "seconds and bytes against plain torch"),
     },
     "finished sweeps": {
         "report": ("report.page", "a page with tables and pictures"),

@@ -23,7 +23,7 @@ LAYERS = (
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 HOMES = {
-    "ray": ("raydiff/runtime/", "raydiff/cli/bench/"),
+    "ray": "raydiff/runtime/",
     "mlflow": ("raydiff/experiment/tracking.py", "raydiff/results/mlflow_models.py"),
     "opacus": "raydiff/privacy/",
     "diffusers": "raydiff/models/",

@@ -1,5 +1,5 @@
 """FedAvg on digits as one writes it without a framework: in one process, or in two that talk through pipes. The work
-that `bench.py` compares raydiff with."""
+that `bench` compares raydiff with."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from raydiff import seeding
-from raydiff.cli.bench.work import PROCESSES
 from raydiff.data.datasets import Records
 from raydiff.experiment.trial import Trial, make_clients
 from raydiff.methods import FedAvg
 from raydiff.models.ddpm import DDPM
 from raydiff.tree import Params
+
+PROCESSES = 2  # plain ones, and Ray workers beside them
 
 
 class Plain:

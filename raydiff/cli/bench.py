@@ -1,0 +1,364 @@
+"""What does the orchestration cost, and what do more clients and larger models cost?
+
+    raydiff bench overhead [--quick]   raydiff against FedAvg in plain torch (`plain_fedavg`), minutes
+    raydiff bench scale [--quick]      1,000 clients on two workers, models of 100 MB, minutes
+    raydiff bench first-round          one round on a fresh Ray: what `overhead` times from outside
+
+JSON lines: the machine, then what was measured. With --quick each is short, to see that it runs: no figure counts.
+
+`overhead`: each way of doing the work is an iterator over the server's weights after every round. Its first round is
+not timed, for processes are warm and clients hosted by its end. The ways are interleaved, and the best repetition of
+each counts. Compare ratios of one run only.
+
+`scale`: seconds per round are those of a whole trial, from its data to its outcome, over its rounds. Lines `scale` are
+training of a tiny network, at the largest number also in lock-step; `idle` and `size` are rounds without training, so
+that only weights move: down to every client, up again, and to the disk. In the second `idle` line two clients take
+part and the others sit out. `floor_s` is what a plain loop takes for as many as take part. `packed` trains the largest
+number once more without Ray, one client after the other, and compares the server's weights bit for bit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import platform
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from raydiff import tree
+from raydiff.cli.plain_fedavg import PROCESSES, floor, plain_processes, two_processes
+from raydiff.data.datasets import Data
+from raydiff.data.partition import Iid
+from raydiff.experiment import trial as trials
+from raydiff.experiment.config import Experiment, Runtime
+from raydiff.experiment.trial import Trial, make_clients
+from raydiff.federated.client import Client
+from raydiff.federated.rounds import LocalPool, rounds
+from raydiff.methods import FedAvg
+from raydiff.models.ddpm import DDPM
+from raydiff.models.networks import MLP
+from raydiff.models.training import Training
+from raydiff.tree import Params
+
+Fields = dict[str, Any]
+Lines = Iterator[tuple[str, Fields]]
+Way = Callable[[Trial], Iterator[Params]]
+
+AGREEMENT = 1e-4  # of the weights after one round: the ways add floats in different orders
+TINY = MLP(width=64, depth=1)
+SCALE_MB = 6144.0  # what the driver and the workers may hold with 1,000 clients
+NOISE_MB = 16.0  # what a process grows by anyway
+IDLE = 32  # clients that do not train
+IDLE_SECONDS = 0.02  # what a round with them may take
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One amount of work: FedAvg on digits without instruments."""
+
+    clients: int
+    steps: int
+    """Training steps of each client in each round."""
+    network: MLP = MLP(width=128, depth=3)  # a quarter of the digits preset's: the smaller, the more overhead shows
+    vectorize: bool = False
+    """Train the clients of a worker in lock-step."""
+    participants: int | None = None
+    """How many take part in a round; None: all."""
+
+    def trial(self, rounds: int, sweep: Path) -> Trial:
+        """The trial; its noise secret is given, for no noise is drawn."""
+        model = DDPM(network=self.network, timesteps=100)
+        experiment = Experiment(
+            method=FedAvg(model=model, rounds=rounds, local=Training(steps=self.steps * rounds)),
+            data=Data(train=1500, public=100, validation=0, calibration=0, test=100),  # 1,000 clients have one each
+            clients=self.clients,
+            participants=self.participants,
+            partition=Iid(),
+            evaluation=None,
+            runtime=Runtime(workers=PROCESSES, threads=1, vectorize=self.vectorize, noise_secret="00" * 16),
+        )
+        return Trial(trials.resolve(experiment), sweep)
+
+
+CASES = (
+    Case(clients=8, steps=10),
+    Case(clients=32, steps=1),
+    Case(clients=8, steps=1, network=MLP(width=248, depth=2)),
+    Case(clients=8, steps=0, network=MLP(width=768, depth=4)),
+)
+SMALL = Case(clients=4, steps=1, network=MLP(width=16, depth=1))
+SIZES = (MLP(width=16, depth=1), MLP(width=128, depth=3), MLP(width=768, depth=4), MLP(width=1216, depth=4))
+"""From 20 kB to 100 MB of weights."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run a measurement."""
+    if not argv or argv[0] not in ("overhead", "scale", "first-round") or set(argv[1:]) - {"--quick"}:
+        raise ValueError(f"say what to measure: raydiff bench overhead, scale [--quick]; got {' '.join(argv)!r}")
+    os.environ.pop("RAY_ADDRESS", None)  # the plain processes run on this machine, so Ray does too
+    torch.set_num_threads(1)
+    if argv[0] == "first-round":
+        first_round()
+        return 0
+    quick = "--quick" in argv
+    say("machine", **machine())
+    for what, fields in overhead(quick) if argv[0] == "overhead" else scale(quick):
+        say(what, **fields)
+    return 0
+
+
+def say(what: str, **fields: Any) -> None:
+    """One JSON line, floats to four digits."""
+    print(json.dumps(_short({"what": what, **fields})), flush=True)
+
+
+def _short(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _short(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_short(v) for v in value]
+    return float(f"{value:.4g}") if isinstance(value, float) else value
+
+
+def machine() -> Fields:
+    """What the figures were measured on."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return {
+        "cpu": models[0] if models else platform.processor(),
+        "cores": os.cpu_count(),
+        "memory_gb": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30,
+        "python": platform.python_version(),
+        "torch": version("torch"),
+        "ray": version("ray"),
+    }
+
+
+# --- raydiff's ways of doing the work, and their cost ---
+
+
+def in_process(trial: Trial) -> Iterator[Params]:
+    """The round loop over clients in this process, without a store."""
+    method, keys = trial.experiment.method, trial.keys
+    hosted = make_clients(trial, range(trial.experiment.clients))
+    pool = LocalPool([Client(c.number, method, c.data, keys=keys) for c in hosted])
+    for progress in rounds(method, pool, keys=keys):
+        yield progress.server
+
+
+def on_ray(trial: Trial, workers: Sequence[Any], *, stored: bool = False) -> Iterator[Params]:
+    """The round loop over worker actors; `stored` commits every round, as a trial does."""
+    from raydiff.runtime.actors import RayPool
+
+    store = trial.store if stored else None
+    for progress in rounds(trial.experiment.method, RayPool(workers, trial), keys=trial.keys, store=store):
+        yield progress.server
+
+
+@contextlib.contextmanager
+def ray_workers() -> Iterator[list[Any]]:
+    """Workers on a Ray of our own, which ends with the block."""
+    from raydiff.runtime.actors import start_workers
+    from raydiff.runtime.slots import Slot, fitting
+    from raydiff.runtime.tuner import cluster
+
+    slot = Slot(workers=PROCESSES, threads=1, gpu_per_worker=0.0, gpu_server=0.0)
+    with cluster() as nodes:
+        fitting(slot, nodes)
+        yield start_workers(slot, None)
+
+
+def per_round(way: Iterator[Params]) -> float:
+    """Seconds per round after the first."""
+    next(way)
+    started = time.perf_counter()
+    count = sum(1 for _ in way)
+    return (time.perf_counter() - started) / count
+
+
+def memory(workers: Sequence[Any]) -> Fields:
+    """Peak resident MB of this process and of the workers."""
+    references = [w.__ray_call__.remote(lambda _: peak_mb()) for w in workers]
+    return {"driver_mb": peak_mb(), "workers_mb": [r.future().result() for r in references]}
+
+
+def peak_mb() -> float:
+    """Peak resident memory of this process."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024  # KB on Linux
+
+
+# --- overhead ---
+
+
+def overhead(quick: bool) -> Lines:
+    """Start of a fresh process, every case, change of trial in warm workers, memory."""
+    repetitions = 1 if quick else 5
+    yield "start", start()
+    with (
+        tempfile.TemporaryDirectory(prefix="raydiff-bench-") as folder,
+        ray_workers() as workers,
+        plain_processes() as pipes,
+    ):
+        ways: dict[str, Way] = {
+            "floor": floor,
+            "local": in_process,
+            "ray": lambda trial: on_ray(trial, workers),
+            "ray_stored": lambda trial: on_ray(trial, workers, stored=True),
+            "two_processes": lambda trial: two_processes(trial, pipes),
+        }
+        for number, case in enumerate((SMALL,) if quick else CASES):
+            seconds = 0.01 if quick else 2.0
+            yield "overhead", compare(case, ways, Path(folder) / f"{number}", repetitions=repetitions, seconds=seconds)
+        yield "switch", switch(workers, repetitions, Path(folder))
+        yield "memory", {"after": "all cases", **memory(workers)}
+
+
+def compare(case: Case, ways: dict[str, Way], folder: Path, *, repetitions: int, seconds: float) -> Fields:
+    """Seconds per round of every way, the best repetition; each lasts `seconds` at least, after one warm-up."""
+    after_one = {name: next(way(case.trial(1, folder / f"{name}-first"))) for name, way in ways.items()}
+    warm = min(per_round(way(case.trial(3, folder / f"{name}-warm"))) for name, way in ways.items())
+    count = 1 + max(2, math.ceil(seconds / warm))
+    best: dict[str, float] = dict.fromkeys(ways, math.inf)
+    for repetition in range(repetitions):
+        for name, way in ways.items():
+            best[name] = min(best[name], per_round(way(case.trial(count, folder / f"{name}-{repetition}"))))
+    ratios = {
+        "local_over_floor": best["local"] / best["floor"],
+        "ray_over_two_processes": best["ray"] / best["two_processes"],
+    }
+    targets = {"local_over_floor": 1.05, "ray_over_two_processes": 1.15 if case.steps else 1.5}  # 0: copies alone
+    return {
+        "clients": case.clients,
+        "steps": case.steps,
+        "parameters": sum(v.numel() for v in after_one["floor"].values()),
+        "rounds": count - 1,
+        "repetitions": repetitions,
+        **{f"{name}_s": s for name, s in best.items()},
+        **ratios,
+        "targets": targets,
+        "met": {name: ratios[name] <= target for name, target in targets.items()},
+        "agree": all(difference(w, after_one["floor"]) <= AGREEMENT for w in after_one.values()),
+    }
+
+
+def difference(a: Params, b: Params) -> float:
+    """The largest between two sets of weights."""
+    return max(float(v.abs().max()) for v in tree.sub(a, b).values())
+
+
+def switch(workers: Sequence[Any], repetitions: int, folder: Path) -> Fields:
+    """From one trial's end to the end of the next one's first round, in the same workers.
+
+    `switch_s` is what hosting the next trial's clients takes of it.
+    """
+    from raydiff.runtime.actors import RayPool
+
+    case, hosting, whole = Case(clients=8, steps=1), math.inf, math.inf
+    steady = per_round(on_ray(case.trial(20, folder / "before"), workers))
+    for repetition in range(repetitions):
+        started = time.perf_counter()
+        trial = case.trial(2 + repetition, folder / f"after-{repetition}")  # other rounds: another trial
+        before = time.perf_counter()
+        pool = RayPool(workers, trial)
+        hosting = min(hosting, time.perf_counter() - before)
+        next(rounds(trial.experiment.method, pool, keys=trial.keys))
+        whole = min(whole, time.perf_counter() - started)
+    return {"switch_s": hosting, "to_end_of_first_round_s": whole, "steady_round_s": steady}
+
+
+def start() -> Fields:
+    """Seconds from the start of a fresh process to the end of its first round on Ray, and its memory then."""
+    started = time.perf_counter()
+    fresh = [sys.executable, "-m", "raydiff", "bench", "first-round"]
+    with subprocess.Popen(fresh, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        seconds = time.perf_counter() - started
+    if process.returncode:
+        raise OSError(f"the fresh process ended with code {process.returncode}")
+    return {"to_end_of_first_round_s": seconds, **json.loads(line)}
+
+
+def first_round() -> None:
+    """A fresh Ray, fresh workers, one round; then prints the memory that it took."""
+    with tempfile.TemporaryDirectory(prefix="raydiff-bench-") as folder, ray_workers() as workers:
+        next(on_ray(Case(clients=8, steps=1).trial(1, Path(folder)), workers))
+        print(json.dumps(memory(workers)), flush=True)
+
+
+# --- scale ---
+
+
+def scale(quick: bool) -> Lines:
+    """More clients, clients that do not train, larger models, and the largest number without Ray."""
+    counts, count = ((4, 20), 2) if quick else ((8, 32, 128, 1000), 5)  # clients, rounds
+    with tempfile.TemporaryDirectory(prefix="raydiff-bench-") as name, ray_workers() as workers:
+        folder = Path(name)
+        _whole(Case(clients=2, steps=2, network=TINY), 2, folder / "warm", workers)
+        for clients, vectorize in [*((clients, False) for clients in counts), (counts[-1], True)]:
+            case = Case(clients=clients, steps=2, network=TINY, vectorize=vectorize)
+            found, server = _whole(case, count, folder / f"scale-{clients}-{vectorize}", workers)
+            if not vectorize:  # lock-step adds in another order, so its bits are others
+                packed = case, server
+            targets = {"total_mb": SCALE_MB, "driver_grown_mb": max(found["uploads_mb"], NOISE_MB)}
+            yield "scale", {**found, **_judged(found, targets)}
+        for participants in (IDLE, PROCESSES):
+            case = Case(clients=IDLE, steps=0, network=TINY, participants=participants)
+            found, _ = _whole(case, 10 * count, folder / f"idle-{participants}", workers)
+            alone = Case(clients=participants, steps=0, network=TINY).trial(
+                10 * count, folder / f"floor-{participants}"
+            )
+            found |= {"participants": participants, "floor_s": per_round(floor(alone))}
+            yield "idle", {**found, **_judged(found, {"seconds_per_round": IDLE_SECONDS})}
+        for network in (MLP(width=8, depth=1),) if quick else SIZES:
+            case = Case(clients=8, steps=0, network=network)
+            yield "size", _whole(case, count, folder / f"size-{network.width}", workers)[0]
+        case, server = packed  # comes last, for its clients would count as the driver's memory
+        *_, here = in_process(case.trial(count, folder / "here"))
+        same = tree.digest(here) == tree.digest(server)
+        yield "packed", {"clients": case.clients, "rounds": count, "same_bits": same}
+
+
+def _whole(case: Case, rounds: int, folder: Path, workers: Sequence[Any]) -> tuple[Fields, Params]:
+    """A whole trial: seconds, and peak memory so far; and the server's last weights.
+
+    A coordinator that kept the uploads of a round would hold `uploads_mb`; its peak must grow by less.
+    """
+    from raydiff.runtime.actors import RayPool
+
+    before, started = peak_mb(), time.perf_counter()
+    trial = trials.open_trial(case.trial(rounds, folder).experiment, folder)
+    *_, last = trials.run(trial, RayPool(workers, trial))
+    assert last["finished"]
+    seconds, held = time.perf_counter() - started, memory(workers)
+    server = trial.store.load_server(rounds - 1)
+    fields = {
+        "clients": case.clients,
+        "steps": case.steps,
+        "vectorize": case.vectorize,
+        "parameters": sum(v.numel() for v in server.values()),
+        "rounds": rounds,
+        "seconds_per_round": seconds / rounds,
+        **held,
+        "total_mb": held["driver_mb"] + sum(held["workers_mb"]),
+        "uploads_mb": (case.participants or case.clients) * tree.nbytes(server) / 2**20,
+        "driver_grown_mb": held["driver_mb"] - before,
+    }
+    return fields, server
+
+
+def _judged(found: Fields, targets: dict[str, float]) -> Fields:
+    return {"targets": targets, "met": {name: found[name] <= target for name, target in targets.items()}}
