@@ -14,6 +14,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image
+from reference import pdp_reference
 
 from raydiff.cli import audit
 from raydiff.data.tables.read import Table, read
@@ -21,7 +22,6 @@ from raydiff.experiment import tracking
 from raydiff.models.d3pm_kernel import Sigmoid
 from raydiff.privacy.pdp.bound import UNCONDITIONAL, Release
 from raydiff.privacy.pdp.kernel import Kernel
-from raydiff.theory import pdp_reference
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from reference.pdp_reference import deltas
 
 from raydiff.data.datasets import Data
 from raydiff.data.partition import Iid
@@ -26,7 +27,6 @@ from raydiff.privacy.pdp.bound import Release
 from raydiff.privacy.pdp.kernel import Kernel
 from raydiff.seeding import generator
 from raydiff.theory.pdp_exact import exact
-from raydiff.theory.pdp_reference import deltas
 
 MODEL = DiscreteDiffusion(hidden=16, layers=2, steps=5, counts=(3, 3, 3))
 RELEASE = Release(kernel=Kernel(alpha=MODEL.schedule.alpha(5).tolist(), categories=3))

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pdp_tables import CONDITIONS, SCHEDULES, kernel, skewed
+from reference import pdp_reference
+from reference.pdp_tables import CONDITIONS, SCHEDULES, kernel, skewed
 
 from raydiff.models.d3pm_kernel import Linear, Schedule, Sigmoid
 from raydiff.privacy import accountants
 from raydiff.privacy.pdp.bound import CAVEATS, Audit, Release, audit, bounds
 from raydiff.privacy.pdp.histograms import Distinct, histograms
 from raydiff.privacy.pdp.kernel import Kernel
-from raydiff.theory import pdp_reference
 
 LINEAR = kernel(Linear(), 10, 5)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pdp_tables import skewed
+from reference.pdp_tables import skewed
 
 from raydiff.privacy.pdp import histograms as pdp_histograms
 from raydiff.privacy.pdp.histograms import blocked, dense, distinct, histograms

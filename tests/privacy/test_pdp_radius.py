@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from reference import pdp_reference
 
 from raydiff.models.d3pm_kernel import Linear
 from raydiff.privacy.pdp.bound import CAVEATS, CONDITIONAL, UNCONDITIONAL, Release, caveats
 from raydiff.privacy.pdp.kernel import Kernel
 from raydiff.privacy.pdp.radius import radius
-from raydiff.theory import pdp_reference
 
 
 @pytest.mark.parametrize("condition", ["theorem", "relaxed"])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pdp_tables import CLEAR, CONDITIONS, NOISY, kernel, skewed, weighted_tables
+from reference.pdp_tables import CLEAR, CONDITIONS, NOISY, kernel, skewed, weighted_tables
 
 from raydiff.models.d3pm_kernel import Linear, Schedule, Sigmoid
 from raydiff.privacy.pdp.bound import CAVEATS, Release, audit, bounds, caveats

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pdp_tables import CONDITIONS, SCHEDULES, kernel, skewed, weighted_tables
+from reference.pdp_limits import limit, lower
+from reference.pdp_tables import CONDITIONS, SCHEDULES, kernel, skewed, weighted_tables
 
 from raydiff.models.d3pm_kernel import Linear, Schedule, Sigmoid
 from raydiff.privacy.pdp.bound import Release, audit, bounds
 from raydiff.privacy.pdp.histograms import Distinct, histograms
 from raydiff.privacy.pdp.kernel import Ints, Kernel
 from raydiff.theory.pdp_exact import exact
-from raydiff.theory.pdp_limits import limit, lower
 
 
 @settings(max_examples=80, deadline=None)

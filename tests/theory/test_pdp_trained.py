@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from pdp_tables import SCHEDULES, kernel, skewed
+from reference.pdp_tables import SCHEDULES, kernel, skewed
 from scipy.stats import chisquare
 
 from raydiff.models.d3pm import DiscreteDiffusion

@@ -1,7 +1,7 @@
 """Algorithms 1 and 2 written down as they stand: one record, one step, one pair of rows at a time. O(s^2 n T).
 
-It is what the fast audit must agree with, and what its speed is compared to. The readings of the paper are those
-listed in `pdp` and `pdp_radius`; only the arithmetic is done anew.
+It is what the fast audit must agree with. The readings of the paper are those listed in `raydiff.privacy.pdp.bound` and
+`radius`; only the arithmetic is done anew.
 """
 
 from __future__ import annotations
