@@ -12,10 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import hypothesis
 import pytest
 import torch
-from hypothesis import strategies as st
 from PIL import Image
 
 from raydiff.data.datasets import Data, load
@@ -28,14 +26,13 @@ from raydiff.experiment.config import Experiment, Runtime
 from raydiff.experiment.trial import Trial, end, make_clients, noise_secret, open_trial
 from raydiff.federated.client import Failed
 from raydiff.federated.method import Round
-from raydiff.federated.rounds import LocalPool, Progress
+from raydiff.federated.rounds import LocalPool
 from raydiff.methods import DPSGD, PFDM, SPIRE, FedAvg, LocalOnly
 from raydiff.models.training import Training
 from raydiff.privacy import accountants
 from raydiff.privacy.ceilings import AboveCeiling
 from raydiff.privacy.ledger import Ledger
-from raydiff.privacy.release import Gaussian, NonPrivate, Nothing, disclose
-from raydiff.report import load as tables
+from raydiff.privacy.release import disclose
 from raydiff.results.finished import open_finished
 
 SECRET = "00112233445566778899aabbccddeeff"
@@ -116,72 +113,6 @@ def test_an_attack_above_the_ceiling_of_sampled_noise_fails_the_trial(
     with pytest.raises(AboveCeiling, match=r"attack/global/loss has an AUC of at least 0\.95, above the ceiling 0\.5"):
         execute(opened)
     assert opened.outcome() is None
-
-
-EVENTS = st.builds(
-    Gaussian,
-    st.sampled_from([0.5, 2.0]),
-    st.sampled_from(["example", "client"]),
-    st.just("replace_one"),
-    st.just("local"),
-)
-UPLOADS = st.dictionaries(st.integers(0, 2), EVENTS | st.just(Nothing()) | st.just(NonPrivate("weights")))
-PUBLISHED = st.none() | EVENTS.map(lambda e: replace(e, trust="central"))
-
-
-def grown(messages: list[tuple[dict[int, Any], Gaussian | None]]) -> list[Ledger]:
-    """A ledger after each of its rounds: what clients sent, and what was published."""
-    ledgers = [Ledger()]
-    for number, (uploads, published) in enumerate(messages):
-        after = ledgers[-1].with_uploads(number, [(client, event, 10) for client, event in uploads.items()])
-        ledgers.append(after.with_published(number, [published] if published else []))
-    return ledgers[1:]
-
-
-@pytest.fixture(scope="module")
-def resolved(protocol: Experiment, tmp_path_factory: pytest.TempPathFactory) -> Trial:
-    return open_trial(protocol, tmp_path_factory.mktemp("ledgers"))
-
-
-LOCAL = Gaussian(1.0, "example", "replace_one", "local")
-CENTRAL = Gaussian(1.0, "client", "replace_one", "central")
-
-
-@hypothesis.settings(deadline=None, max_examples=12)
-@hypothesis.given(messages=st.lists(st.tuples(UPLOADS, PUBLISHED), min_size=1, max_size=3))
-@hypothesis.example(messages=[({0: LOCAL}, None), ({0: LOCAL}, CENTRAL)])  # outsiders: two kinds
-@hypothesis.example(messages=[({0: LOCAL}, None), ({0: replace(LOCAL, unit="client")}, None)])  # the server too
-def test_metric_and_outcome_and_what_analysis_loads_say_one_epsilon(resolved: Trial, messages: Any) -> None:
-    ledgers = grown(messages)
-    for path in ("metrics.jsonl", "outcome.json"):
-        (resolved.folder / path).unlink(missing_ok=True)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trial, "rounds", lambda *_, **__: (Progress(n, {}, at, {}) for n, at in enumerate(ledgers)))
-        running = trial.run(resolved, None)  # type: ignore[arg-type]
-        for _ in ledgers:
-            result = next(running)
-        (row,) = tables.runs(resolved.sweep).to_dict("records")
-        assert row["outcome"] == "unfinished"
-        agree(ledgers[-1], result, row)
-        *_, last = running
-    outcome, (row,) = resolved.outcome(), tables.runs(resolved.sweep).to_dict("records")
-    assert outcome is not None and row["outcome"] == "finished"
-    agree(ledgers[-1], last, row)
-    for view in ("server", "outsiders"):
-        assert (
-            outcome[view]["epsilon"] == last[f"privacy/epsilon_{view}"] == outcome["final"][f"privacy/epsilon_{view}"]
-        )
-
-
-def agree(ledger: Ledger, metrics: Any, row: Any) -> None:
-    """That of the only kind there is; without one no number, and all of them in words."""
-    for view in ("server", "outsiders"):
-        kinds = getattr(ledger, view).guarantees(1e-5, "exact")
-        one = kinds[0] if len(kinds) == 1 else None
-        said = metrics[f"privacy/epsilon_{view}"], row[f"{view}/epsilon"]
-        assert said == (one.epsilon if one else math.inf,) * 2
-        assert row[f"{view}/unit"] == (one.unit if one else None)
-        assert one or all(str(g) in row[f"{view}/unprotected"] for g in kinds)
 
 
 def test_an_attack_above_the_ceiling_fails_the_trial(tiny: Experiment, tmp_path: Path, monkeypatch: Any) -> None:
