@@ -30,15 +30,24 @@ Shapes: K clients, m base distributions, R repetitions, E values of epsilon. All
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from raydiff.data import entangled
+from raydiff.seeding import generator
+from raydiff.theory.shown import bracket, grid, panels
 
 CHUNK = 4_000_000  # records drawn at once
+CLIENTS, RECORDS, XIS = (5, 10, 20), (10, 50), (0.0, 0.003, 0.057, 0.385)
+WIDTHS = (1.0, 100.0)  # b - a, in the picture
+ALL_WIDTHS = torch.logspace(-1, 4, 101, dtype=torch.float64)
+EPS = torch.logspace(-4, 4, 401, dtype=torch.float64)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,3 +205,96 @@ def _mean(mu: float, sigma: float, a: float, b: float) -> float:
     low, high = (a - mu) / sigma, (b - mu) / sigma
     ends = (math.exp(-low * low / 2) - math.exp(-high * high / 2)) / math.sqrt(2 * math.pi)
     return mu + sigma * 2 * ends / (math.erf(high / math.sqrt(2)) - math.erf(low / math.sqrt(2)))
+
+
+# --- what `raydiff theory feddistr` prints ---
+
+
+def report(out: Path, *, repetitions: int = 2000) -> list[str]:
+    """The table and the counter-examples; a picture into the folder `out`."""
+    settings = [Setting(clients=k, records=n, xi=xi) for k, n, xi in itertools.product(CLIENTS, RECORDS, XIS)]
+    found = {setting: _losses(setting, repetitions) for setting in settings}
+    picture = out / "feddistr-theory.png"
+    _draw(picture, found)
+    head = ("K", "n/m", "xi", "measured", "Thm 1", "appendix", "Thm 2", "1 fails at", "2 fails at")
+    return [
+        f"FedDistr's Theorems 1 and 2 where the truth is known: 20 bases, {repetitions} repetitions, L = 1.",
+        "Epsilon that eps_u stays below with probability 0.95 at b - a = 1: measured, as promised (-: never); then the",
+        "b - a from which a theorem as printed, which does not know b - a, is violated (95 % interval below the bound)",
+        *grid((4, 5, 7, 10, 12, 12, 12, 12, 12), [head, *(_cells(*item) for item in found.items())]),
+        "",
+        *_many_bases(repetitions),
+        *_counter_examples(),
+        f"written: {picture}",
+    ]
+
+
+def _losses(setting: Setting, repetitions: int) -> Tensor:
+    path = ("feddistr", repr(setting))
+    counts = setting.counts(generator(0, *path, "counts"))
+    return utility_losses(counts, Base(), repetitions=repetitions, rng=generator(0, *path, "losses"))
+
+
+def _cells(setting: Setting, losses: Tensor) -> tuple[str, ...]:
+    fails = [fails_from(losses, setting, ALL_WIDTHS, theorem=theorem) for theorem in (1, 2)]
+    bounds = *(theorem1(setting.fewest, EPS, width=width) for width in (None, 1.0)), theorem2(setting, EPS)
+    reached = [promised(bound, EPS) for bound in bounds]
+    if setting.xi > 0:  # Theorem 1 means something at xi = 0 alone
+        reached[:2], fails[0] = [math.inf, math.inf], math.inf
+    values = (f"{value:.3g}" if value < math.inf else "-" for value in (*reached, *fails))
+    measured = f"{float(losses.quantile(0.95)):.5f}"
+    return (str(setting.clients), str(setting.records), f"{setting.xi:g}", measured, *values)
+
+
+def _many_bases(repetitions: int) -> list[str]:
+    """The appendix's own bound, where a client has one record of each of many bases."""
+    setting = Setting(clients=2, bases=800, records=1)
+    losses = _losses(setting, repetitions)
+    eps = losses.quantile(torch.tensor([0.01], dtype=torch.float64))
+    measured = bracket(*(float(v) for v in probability(losses, eps)))
+    bound = float(theorem1(setting.fewest, eps, width=1.0))
+    return [
+        "Theorem 1 in the appendix's form, with n_k records of 400 bases at each of two clients, one of each base: at",
+        f"epsilon = {float(eps):.4f} it says {bound:.3f}; measured {measured}",
+    ]
+
+
+def _counter_examples() -> list[str]:
+    rows = [("K", "own", "xi", "1/(K-1)^2", "share", "Lemma 3", "xi m/K")]
+    for clients, own in ((2, 1), (5, 1), (5, 4), (20, 1)):
+        xi, *shares = (f"{value:.4f}" for value in dominant_share(one_shared(clients, own)))
+        rows.append((str(clients), str(own), xi, f"{1 / (clients - 1) ** 2:.4f}", *shares))
+    return [
+        "Lemma 2 with the sample mean as the parameter mu of phi(0, 0.5, 0, 1): eps_u tends to "
+        f"{literal_limit():.4f}, not to 0, as n grows",
+        "Lemma 3 for Definition 1's cosine, K clients with `own` bases each and one that all share evenly:",
+        *grid((4, 5, 9, 11, 8, 9, 9), rows),
+    ]
+
+
+def _draw(path: Path, found: Mapping[Setting, Tensor]) -> None:
+    """The probability by epsilon at two widths, measured and bounded; epsilon at probability 0.95 by xi."""
+    drawn = Setting(clients=20, records=50)  # one base per client: all versions of Theorem 1 can hold
+    losses, (figure, ((*curves, blow_up),)) = found[drawn], panels(1, 3, 14, 4.4)
+    for axes, width in zip(curves, WIDTHS, strict=True):
+        low, high = width * float(losses.min()) / 2, max(3.0, 5 * width) / math.sqrt(drawn.records)
+        eps = torch.logspace(math.log10(min(low, 0.02)), math.log10(high), 200, dtype=torch.float64)
+        axes.semilogx(eps, probability(losses * width, eps)[0], "k", linewidth=2, label="measured")
+        axes.semilogx(eps, theorem1(drawn.fewest, eps, width=None), "C3", label="Theorem 1, Eq. 8")
+        axes.semilogx(eps, theorem2(drawn, eps), "C1--", label="Theorem 2, Eq. 9")
+        bound = theorem1(drawn.fewest, eps, width=width)
+        axes.semilogx(eps, bound, "C0:", linewidth=2, label="appendix's proof, with b - a")
+        axes.set(ylim=(-0.05, 1.05), xlabel="epsilon", ylabel="Pr(eps_u <= epsilon)")
+        axes.set_title(f"K = m = 20, n/m = {drawn.records}, xi = 0, b - a = {width:g}")
+        axes.legend(fontsize=8)
+    for colour, clients in enumerate(CLIENTS):
+        mine = [s for s in found if (s.clients, s.records) == (clients, drawn.records)]
+        measured = [float(found[s].quantile(0.95)) for s in mine]
+        blow_up.plot([s.xi + 1e-3 for s in mine], measured, "o-", color=f"C{colour}", label=f"K = {clients}, measured")
+        xi = torch.linspace(0, 1, 400, dtype=torch.float64)[:-1].square() / (clients - 1) ** 2
+        promised = [math.sqrt(2 * math.log(40) / (drawn.records * (1 - (clients - 1) * x**0.5))) for x in xi.tolist()]
+        blow_up.plot(xi + 1e-3, promised, "--", color=f"C{colour}", label=f"K = {clients}, Theorem 2, to 1/(K-1)^2")
+    blow_up.set(xscale="log", yscale="log", ylim=(5e-4, 20), xlabel="xi + 0.001", ylabel="epsilon")
+    blow_up.set_title(f"epsilon at probability 0.95, n/m = {drawn.records}, b - a = 1")
+    blow_up.legend(fontsize=8)
+    figure.savefig(path, dpi=110)

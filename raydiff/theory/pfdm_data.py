@@ -31,23 +31,28 @@ epsilon None: images are sent as they are, t0 = 1, and x_1 is the global fit dif
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import get_args
+from pathlib import Path
 
+import pandas as pd
 import torch
 from torch import Tensor
 
-from raydiff.data.datasets import Dataset
+from raydiff.data.datasets import Data, Dataset, load
 from raydiff.data.partition import TEN_CLASSES
 from raydiff.models.ddpm import Sampler, alphas_bar
 from raydiff.privacy.accountants import depth
+from raydiff.report.intervals import student
 from raydiff.seeding import generator
 from raydiff.theory.pfdm import Gauss, deconvolved, fitted, fitted_classes, refine, uploads, w2_squared
+from raydiff.theory.pfdm_theorems import SAMPLERS, TIMESTEPS
+from raydiff.theory.shown import grid
 
 ARMS = ("localonly", "pfdm", "no-server", "shuffled", "collafuse", "gaussian", "centre")
-SAMPLERS: tuple[Sampler, ...] = get_args(Sampler)
+EPSILONS = (10.0, 50.0, 200.0, None)
 Key = tuple[Sampler, str]
 
 
@@ -180,24 +185,6 @@ def _server(world: Truth, x: Tensor, noise: Tensor, budget: Depth, shared: bool)
 
 
 @dataclass(frozen=True)
-class Interval:
-    """A mean over seeds with its 95 % t interval; infinitely wide for one seed."""
-
-    mean: float
-    low: float
-    high: float
-
-
-def interval(values: Sequence[float]) -> Interval:
-    """Student's interval of the mean of `values`."""
-    from scipy.special import stdtrit
-
-    v = torch.tensor(values, dtype=torch.float64)
-    half = math.inf if len(v) < 2 else float(stdtrit(len(v) - 1, 0.975)) * float(v.std()) / math.sqrt(len(v))
-    return Interval(float(v.mean()), float(v.mean()) - half, float(v.mean()) + half)
-
-
-@dataclass(frozen=True)
 class Prediction:
     """One arm, over seeds."""
 
@@ -205,9 +192,9 @@ class Prediction:
     epsilon: float | None
     sampler: Sampler
     arm: str
-    w2: Interval
-    """W2^2 to the truth."""
-    gain: Interval
+    w2: tuple[float, float, float]
+    """W2^2 to the truth: mean over seeds and its 95 % Student interval, NaN bounds for one seed."""
+    gain: tuple[float, float, float]
     """W2^2 of localonly minus this arm's, on the same draws: positive is better than local."""
 
 
@@ -224,10 +211,49 @@ def predictions(
                 local = [run[budget.epsilon][sampler, "localonly"] for run in runs]
                 for arm in ARMS:
                     mine = [run[budget.epsilon][sampler, arm] for run in runs]
-                    gain = interval([a - b for a, b in zip(local, mine, strict=True)])
-                    out.append(Prediction(minority, budget.epsilon, sampler, arm, interval(mine), gain))
+                    gain = student([a - b for a, b in zip(local, mine, strict=True)])
+                    out.append(Prediction(minority, budget.epsilon, sampler, arm, student(mine), gain))
     return out
 
 
 def _median_norm(x: Tensor) -> float:
     return max(round(float(x.norm(dim=1).median()), 1), 0.1)
+
+
+# --- what `raydiff theory DATA` prints ---
+
+
+def report(config: Data, path: Path, minorities: Sequence[int], *, shared: bool, seeds: int) -> list[str]:
+    """Write the predictions for a data set to the csv `path`; a table of them."""
+    world = truth(load(config))
+    budgets = depths(world, EPSILONS, schedule="linear", timesteps=TIMESTEPS)
+    found = predictions(world, minorities, budgets, shared=shared, seeds=seeds)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    numbers = ("w2_squared", "w2_low", "w2_high", "gain_over_local", "gain_low", "gain_high")
+    names = ("data", "minority", "epsilon", "sampler", "arm", *numbers)
+    rows = [(config.name, p.minority, _budget(p.epsilon), p.sampler, p.arm, *p.w2, *p.gain) for p in found]
+    pd.DataFrame(rows, columns=list(names)).to_csv(path, index=False, float_format="%.6g", lineterminator="\n")
+    classes, d = world.classes.mean.shape
+    pools = ", ".join(f"{pooled_records(world, n)} at n = {n}" for n in minorities)
+    t0s = ", ".join(f"{_budget(b.epsilon)}: {b.t0} (centre {b.centred_t0})" for b in budgets)
+    kind = "one covariance for all classes" if shared else "each class's own covariance"
+    return [
+        f"{config.name}: W2^2 to the truth of a client's minority classes, perfect denoisers, {kind}, {seeds} seeds.",
+        f"{classes} classes, {d} pixels; two clients, n records of each minority class; of a class in all: {pools}",
+        f"clip {world.clip:g} (centre {world.centred_clip:g}); t0 by epsilon: {t0s}",
+        "+ better, - worse than localonly (95 % interval of the difference, paired by seed)",
+        *_table(found),
+        f"written: {path}",
+    ]
+
+
+def _table(found: Sequence[Prediction]) -> list[str]:
+    rows = [("n", "epsilon", "sampler", *ARMS)]
+    for (n, epsilon, sampler), arms in itertools.groupby(found, lambda p: (p.minority, p.epsilon, p.sampler)):
+        cells = (f"{p.w2[0]:.3f}{'+' if p.gain[1] > 0 else '-' if p.gain[2] < 0 else ' '}" for p in arms)
+        rows.append((str(n), _budget(epsilon), sampler, *cells))
+    return grid((5, 8, 11, *(11,) * len(ARMS)), rows)
+
+
+def _budget(epsilon: float | None) -> str:
+    return "none" if epsilon is None else f"{epsilon:g}"

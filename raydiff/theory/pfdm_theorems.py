@@ -22,14 +22,24 @@ All in float64.
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Iterator
 from typing import get_args
 
 import torch
 from torch import Tensor
 
-from raydiff.models.ddpm import Sampler
-from raydiff.theory.pfdm import Gauss, fitted, refine, uploads, w2_squared, weight
+from raydiff.models.ddpm import Sampler, alphas_bar
+from raydiff.privacy.accountants import depth
+from raydiff.report.intervals import student
+from raydiff.seeding import generator
+from raydiff.theory.pfdm import Gauss, fitted, measured_weight, refine, uploads, w2_squared, weight
+from raydiff.theory.shown import bracket, grid
+
+SAMPLERS: tuple[Sampler, ...] = get_args(Sampler)
+TIMESTEPS = 1000  # of the linear schedule
+DIMENSIONS = 8  # of the table
 
 
 def theorem_weights(sigma2: float) -> dict[str, tuple[float, float]]:
@@ -78,7 +88,7 @@ def trials(
     x = truth.sample(pooled, rng)
     noise = torch.randn(x.shape, dtype=torch.float64, generator=rng)
     client, start = fitted(x[:, :n]), fitted(uploads(x, noise, abar=abar, clip=clip))
-    pfdm = {s: w2_squared(refine(start, client, abar=abar, sampler=s), truth) for s in get_args(Sampler)}
+    pfdm = {s: w2_squared(refine(start, client, abar=abar, sampler=s), truth) for s in SAMPLERS}
     return w2_squared(client, truth), pfdm
 
 
@@ -89,3 +99,71 @@ def _gain(w: float, noise: float, n: int, pooled: int) -> float:
 
 def _ratio(w: float, noise: float) -> float:
     return (w * w * noise + 2 * w * (1 - w)) / (w * (2 - w))
+
+
+# --- what `raydiff theory theory` prints ---
+
+
+def report(trials: int = 200) -> list[str]:
+    """The client's weight, then the gain of collaboration by epsilon, n and N."""
+    return [*_weights(), "", *_gains(trials)]
+
+
+def _weights() -> list[str]:
+    abar, rows = alphas_bar("linear", TIMESTEPS), [("t0", "lambda", "sampler", "limit", "all steps", "50 steps")]
+    for (t0, value), sampler in itertools.product(((740, 1.0), (690, 5.0)), SAMPLERS):
+        limit = float(weight(torch.tensor(value, dtype=torch.float64), float(abar[t0]), sampler))
+        chains = (measured_weight(value, abar, t0, sampler=sampler, steps=steps) for steps in (None, 50))
+        rows.append((str(t0), f"{value:g}", sampler, *(f"{share:.4f}" for share in (limit, *chains))))
+    title = "The global model's share of the mean after the client's chain: the limit, and raydiff's own chain"
+    return [title, *grid((6, 8, 11, 9, 11, 10), rows)]
+
+
+def _gains(count: int) -> list[str]:
+    d, abar = DIMENSIONS, alphas_bar("linear", TIMESTEPS)
+    clip = math.sqrt(2 * d)  # about the median norm of N(mean, I)
+    widths = (8, 5, 5, 6, 8, *(26, 11, 26) * len(SAMPLERS))
+    head = ("epsilon", "t0", "n", "N", "local", *("gain", "order 1/n", "clipped") * len(SAMPLERS))
+    lines = [
+        f"A class N(mu, I) in {d} dimensions, |mu|^2 = {d}: W2^2 of local training, and what PFDM takes off it (gain).",
+        f"[95 % interval of {count} draws]; order 1/n: the formula, for n well above {d} only; clipped: the gain with",
+        f"images clipped to C = {clip:.2f}, for which t0 is chosen (exact accountant, delta 1e-5) in either case",
+        *grid((32, *(63,) * len(SAMPLERS)), [("", *SAMPLERS)]),
+        *grid(widths, [head]),
+    ]
+    for epsilon in (10.0, 50.0, 200.0):
+        t0 = depth(epsilon=epsilon, delta=1e-5, clip=clip, alphas_bar=abar, accountant="exact")
+        pairs = [(n, pooled) for n in (3, 20, 100) for pooled in dict.fromkeys((n, 10 * n, 1000))]
+        cells = (_gain_cells(n, pooled, float(abar[t0]), clip, count) for n, pooled in pairs)
+        rows = [(f"{epsilon:g}", str(t0), str(n), str(N), *row) for (n, N), row in zip(pairs, cells, strict=True)]
+        lines += [*grid(widths, rows), *_regime(epsilon, float(abar[t0]))]
+    return lines
+
+
+def _gain_cells(n: int, pooled: int, abar: float, clip: float, count: int) -> Iterator[str]:
+    """W2^2 of local training; for each sampler the gain, its formula, and the gain with clipped images."""
+    d, mean = DIMENSIONS, torch.ones(DIMENSIONS, dtype=torch.float64)
+    plain, clipped = (
+        trials(d, n, pooled, abar=abar, mean=mean, clip=c, count=count, rng=generator(0, "theory", n, pooled))
+        for c in (None, clip)
+    )
+    yield f"{float(plain[0].mean()):.3f}"
+    for sampler in SAMPLERS:
+        gains = (bracket(*student((local - mine[sampler]).tolist()), "+.3f") for local, mine in (plain, clipped))
+        yield next(gains)
+        yield f"{first_order_gain(d, n, pooled, abar=abar, sampler=sampler):+.3f}"
+        yield next(gains)
+
+
+def _regime(epsilon: float, abar: float) -> list[str]:
+    sigma2 = (1 - abar) / abar
+    ratios = {s: break_even(abar, s) for s in SAMPLERS}
+    promised, pooled, least = eq9(DIMENSIONS, 1, sigma2)
+    weights = theorem_weights(sigma2).items()
+    on = "; ".join(f"as {name} {few:.3f} d^2/N + {own:.3f} d^2/n" for name, (few, own) in weights)
+    from_ratio = ", ".join(f"{s} N > {m:.2f} n (means), {c:.2f} n (covariances)" for s, (m, c) in ratios.items())
+    return [
+        f"    epsilon {epsilon:g}: sigma^2 = {sigma2:.3g}; helps from {from_ratio}",
+        f"    Theorem 5.2, up to a constant: {on}",
+        f"    Eq. 9 needs N >= {pooled:,.0f} n and n >= {least:,.0f}, and promises {promised:.2g} / n",
+    ]

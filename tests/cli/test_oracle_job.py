@@ -9,6 +9,7 @@ import pytest
 
 from raydiff.__main__ import main
 from raydiff.cli import theory
+from raydiff.theory import feddistr, pfdm_mixture, pfdm_theorems, random_tables, spire
 from raydiff.theory.pfdm_data import ARMS
 
 COLUMNS = "data,minority,epsilon,sampler,arm,w2_squared,w2_low,w2_high,gain_over_local,gain_low,gain_high"
@@ -37,24 +38,23 @@ def test_digits_as_a_csv(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_the_theory_shows_the_chains_weights() -> None:
-    lines = [line.split() for line in theory.theory(trials=4)]
+    lines = [line.split() for line in pfdm_theorems.report(trials=4)]
     assert ["740", "1", "ddim", "0.0624", "0.0623", "0.0607"] in lines
     assert ["690", "5", "ancestral", "0.0388", "0.0388", "0.0388"] in lines
     assert sum(line[:2] == ["10", "528"] for line in lines) == 8  # (n, N) at epsilon 10
 
 
 def test_the_mixture_writes_its_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(theory, "MIXTURE_SEEDS", 1)
-    monkeypatch.setattr(theory.pfdm_mixture, "STEPS", 10)
-    lines = theory.mixture(tmp_path)
+    monkeypatch.setattr(pfdm_mixture, "STEPS", 10)
+    lines = pfdm_mixture.report(tmp_path, seeds=1)
     written = {line.removeprefix("written: ") for line in lines if line.startswith("written")}
     assert written == {str(path) for path in tmp_path.iterdir()} and len(written) == 5
 
 
 def test_spire_measures_the_orders(tmp_path: Path) -> None:
-    lines = theory.theory_spire.spire(tmp_path, seeds=3, trials=1, steps=10)
+    lines = spire.report(tmp_path, seeds=3, trials=1, steps=10)
     written = {line.removeprefix("written: ") for line in lines if line.startswith("written")}
-    assert written == {str(path) for path in tmp_path.iterdir()} and len(written) == 2
+    assert written == {str(path) for path in tmp_path.iterdir()} and len(written) == 1
     cells = [line.split() for line in lines]
     assert ["4", "0.1", "29.280", "0.229", "0.229"] in cells  # mu, t: the DDPM loss far above Theorem 4.2's bound
     assert [row[:2] for row in cells if row[-1:] == ["(-1)"]] == [["records", "n"]]
@@ -63,30 +63,24 @@ def test_spire_measures_the_orders(tmp_path: Path) -> None:
 
 
 def test_feddistr_measures_the_theorems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(theory.theory_feddistr, "XIS", (0.0, 0.057))
-    monkeypatch.setattr(theory.theory_feddistr, "CLIENTS", (5, 20))
-    lines = theory.theory_feddistr.feddistr(tmp_path, repetitions=200)
+    monkeypatch.setattr(feddistr, "XIS", (0.0, 0.057))
+    monkeypatch.setattr(feddistr, "CLIENTS", (5, 20))
+    lines = feddistr.report(tmp_path, repetitions=200)
     written = {line.removeprefix("written: ") for line in lines if line.startswith("written")}
-    assert written == {str(path) for path in tmp_path.iterdir()} and len(written) == 2
-    with (tmp_path / "feddistr-theory.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert len(rows) == 2 * 2 * 2 * 2 * 21
-    assert all(float(r["low"]) <= float(r["measured"]) <= float(r["high"]) for r in rows)
-    assert all((r["theorem1_printed"] == "") == (r["xi"] != "0.0") for r in rows)
-
-    def broken(bound: str, width: str) -> bool:
-        return any(r[bound] and float(r["high"]) < float(r[bound]) for r in rows if r["width"] == width)
-
-    assert broken("theorem1_printed", "100.0") and not broken("theorem1_printed", "1.0")
-    assert not broken("theorem1_appendix", "100.0") and not broken("theorem2_with_range", "100.0")
+    assert written == {str(path) for path in tmp_path.iterdir()} and len(written) == 1
+    rows = [line.split() for line in lines[4:12]]
+    assert [row[:3] for row in rows] == [[k, n, xi] for k in ("5", "20") for n in ("10", "50") for xi in ("0", "0.057")]
+    for row in rows:
+        *promised, fails, _ = row[4:]
+        assert all(value == "-" or float(value) > float(row[3]) for value in promised)  # all hold at b - a = 1
+        assert (fails == "-") == (row[2] != "0") and (fails == "-" or 10 < float(fails) < 100)
 
 
 def test_pdp_shows_the_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(theory.theory_pdp, "CONFIGURATIONS", ((5, 5, 20),))
-    monkeypatch.setattr(theory.theory_pdp, "COLUMNS", (5, 20))
-    monkeypatch.setattr(theory.theory_pdp, "PS", (0.3, 0.9))
-    monkeypatch.setattr(theory.theory_pdp, "MARKS", (0, 20))
-    lines = theory.theory_pdp.pdp(tmp_path, seeds=2)
+    monkeypatch.setattr(random_tables, "CONFIGURATIONS", ((5, 5, 20),))
+    monkeypatch.setattr(random_tables, "COLUMNS", (5, 20))
+    monkeypatch.setattr(random_tables, "PS", (0.3, 0.9))
+    lines = random_tables.report(tmp_path, seeds=2)
     written = {line.removeprefix("written: ") for line in lines if line.startswith("written")}
     assert written == {str(path) for path in tmp_path.iterdir()} and len(written) == 2
     with (tmp_path / "pdp-bound.csv").open() as file:

@@ -7,7 +7,7 @@ import pytest
 
 from raydiff.privacy.pdp.bound import audit
 from raydiff.seeding import generator
-from raydiff.theory.pdp import Setting, growing, skewed, slopes
+from raydiff.theory.random_tables import Setting, growing, skewed, slopes
 
 
 def test_shares_of_the_values() -> None:

@@ -15,8 +15,7 @@ from raydiff.models.d3pm_kernel import Linear, Schedule, Sigmoid
 from raydiff.privacy.pdp.bound import CAVEATS, Release, audit, bounds, caveats
 from raydiff.privacy.pdp.histograms import Distinct, histograms
 from raydiff.privacy.pdp.kernel import Ints
-from raydiff.theory.pdp_exact import column_chances, exact, generated, noise
-from raydiff.theory.pdp_samples import hockey_stick
+from raydiff.theory.pdp_exact import column_chances, exact, generated, hockey_stick, noise
 
 NOISE = 1e-11  # of differences of sums of floats near 1
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from scipy.stats import binom, multinomial
 
 from raydiff.privacy.pdp.kernel import Floats
-from raydiff.theory import pdp_samples
-from raydiff.theory.pdp_samples import deltas, hockey_stick
+from raydiff.theory import pdp_exact
+from raydiff.theory.pdp_exact import deltas, hockey_stick
 
 
 def pair(size: int, *, seed: int, spread: float = 0.3) -> tuple[Floats, Floats]:
@@ -61,7 +61,7 @@ def test_binned_products_have_the_truth_between_them(epsilon: float, monkeypatch
     counts = [(a, b, 40 - a - b) for a, b in itertools.product(range(41), repeat=2) if a + b <= 40]
     all_p, all_q = (multinomial.pmf(counts, 40, each) for each in (p, q))
     truth = max(hockey_stick(all_p, all_q, epsilon), hockey_stick(all_q, all_p, epsilon))
-    monkeypatch.setattr(pdp_samples, "ATOMS", 100)
+    monkeypatch.setattr(pdp_exact, "ATOMS", 100)
     least, most = deltas(p, q, epsilon, 40)
     assert least < truth < most
     assert most - least < 0.05 * truth
@@ -79,7 +79,7 @@ def test_bins_bracket_the_truth(masses: list[tuple[int, int]], samples: int, eps
     p, q = p / p.sum(), q / q.sum()
     truth = written_out(p, q, epsilon, samples)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pdp_samples, "ATOMS", 6)
+        patch.setattr(pdp_exact, "ATOMS", 6)
         least, most = deltas(p, q, epsilon, samples)
     assert least <= truth + 1e-9
     assert truth <= most + 1e-9

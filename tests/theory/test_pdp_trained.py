@@ -17,8 +17,7 @@ from raydiff.models.d3pm_kernel import Linear, Schedule, Sigmoid
 from raydiff.privacy.pdp.bound import Release
 from raydiff.privacy.pdp.kernel import Floats, Kernel
 from raydiff.seeding import generator
-from raydiff.theory.pdp_exact import clean_chances, column_chances, exact, joint, neighbours, states
-from raydiff.theory.pdp_samples import hockey_stick
+from raydiff.theory.pdp_exact import clean_chances, column_chances, exact, hockey_stick, joint, neighbours, states
 from raydiff.theory.pdp_trained import Predictions, error_factors, predictions, trained, transitions
 from raydiff.tree import Params
 
