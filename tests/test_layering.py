@@ -29,7 +29,7 @@ HOMES = {
     "diffusers": "raydiff/models/",
     "transformers": "raydiff/models/",
     "cleanfid": "raydiff/evaluation/",
-    "huggingface_hub": "raydiff/data/download.py",
+    "huggingface_hub": "raydiff/data/hub.py",
     "skimage": "raydiff/evaluation/attacks/reconstruction.py",
 }
 TORCHLESS = ("raydiff.experiment.tracking", "raydiff.report")
@@ -91,7 +91,7 @@ def test_imports_point_one_way(file: str) -> None:
         ("raydiff/methods/fedavg.py", "opacus"),
         ("raydiff/methods/fedavg.py", "diffusers.UNet2DModel"),
         ("raydiff/experiment/trial.py", "cleanfid.fid"),
-        ("raydiff/data/hub.py", "huggingface_hub.HfApi"),
+        ("raydiff/data/sources.py", "huggingface_hub.HfApi"),
         ("raydiff/methods/feddistr.py", "transformers.CLIPTextModel"),
         ("raydiff/methods/fedavg.py", "raydiff.methods.pfdm.PFDM"),
         ("raydiff/methods/fedavg.py", "raydiff.methods.PFDM"),

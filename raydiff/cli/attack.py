@@ -31,7 +31,7 @@ from torch import Tensor
 from raydiff.cli.parser import Parser
 from raydiff.evaluation.attacks import lira
 from raydiff.evaluation.attacks.membership import LOW_FPRS, attack, needed
-from raydiff.evaluation.attacks.roc import draw_roc
+from raydiff.evaluation.figures import draw_roc
 from raydiff.federated.checkpoint import write_text
 from raydiff.results.shadows import ROLES, Attacked, Request, open_attacked
 from raydiff.runtime import sweep_folder

@@ -36,7 +36,7 @@ from typing import Any
 
 from raydiff.cli.parser import Parser
 from raydiff.data.newcomer import Choice, newcomer
-from raydiff.evaluation.quality.curves import draw_curves
+from raydiff.evaluation.figures import draw_curves
 from raydiff.experiment.tracking import redacted
 from raydiff.models.training import Diverged
 from raydiff.results import mlflow_models, personalize

@@ -25,7 +25,7 @@ from raydiff.data import datasets, overview, partition
 from raydiff.data import sources as names
 from raydiff.data.datasets import SPLITS, Data, Dataset
 from raydiff.data.pictures import form
-from raydiff.evaluation.quality import clusters
+from raydiff.evaluation import figures
 from raydiff.experiment import overrides as settings
 from raydiff.experiment import trial
 from raydiff.experiment.config import Experiment
@@ -195,7 +195,7 @@ def _draw_latents(method: FedDistr, dataset: Dataset, path: Path) -> str:
     latents, labels = model.encode(records.images), records.labels[:, 0]
     own = cluster(latents, labels, count=method.clusters, least=0, silhouette=method.silhouette, rng=rng)
     known = {"label_names": names, "base_names": dataset.base_names}
-    found = clusters.draw(latents, labels, records.bases, own.members, path=path, **known)
+    found = figures.draw_clusters(latents, labels, records.bases, own.members, path=path, **known)
     each = ", ".join(f"{names[c]} {r:.2f}" for c, r in zip(labels.unique().tolist(), found, strict=True))
     return f"clusters of latents against hidden classes, adjusted Rand index (1: the same, 0: chance): {each}"
 

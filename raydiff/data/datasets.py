@@ -17,7 +17,7 @@ from typing import Literal, get_args
 import torch
 
 from raydiff import tree
-from raydiff.data import pictures, public, superclasses
+from raydiff.data import other_source, pictures, superclasses
 from raydiff.data import sources as names
 from raydiff.data.pictures import Colour
 from raydiff.data.records import Records as Records
@@ -177,7 +177,7 @@ def _load(config: Data, folder: Path | None, public_folder: Path | None) -> Data
     notes = (*source.notes, *notes)
     if config.public_from is not None:
         other = names.source(config.public_from, public_folder, config.labels, table=config.superclasses)
-        splits["public"], more = public.records(
+        splits["public"], more = other_source.public_records(
             other, source, splits, count=config.public, seed=config.split_seed, size=config.size, colour=config.colour
         )
         notes = (*notes, *(f"public records: {note}" for note in more))

@@ -1,16 +1,22 @@
-"""Data sets of the Hugging Face hub, by hub:owner/name: parquet files, downloaded once, then read locally."""
+"""The Hugging Face hub: repositories downloaded once, then read locally. The only home of huggingface_hub.
+
+Its data sets, by hub:owner/name, are parquet files.
+"""
 
 from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Sequence
 from pathlib import Path
-
-from raydiff.data import download
+from typing import Literal
 
 PREFIX = "hub:"
 NAME = re.compile(r"hub:([\w.-]+/[\w.-]+)(?:/(.+))?")
 """hub:owner/name, or hub:owner/name/folder where the data set has its parquet files in several folders."""
+PATIENCE_S = 5.0
+"""How long the hub may take to answer."""
+WHAT = {"dataset": "data set", "model": "model"}
 
 
 @functools.cache
@@ -23,7 +29,7 @@ def folder(name: str) -> Path:
     if not (match := NAME.fullmatch(name)):
         raise ValueError(f"a data set of the hub is hub:owner/name, got {name!r}")
     repository, inner = match.groups()
-    snapshot = download.snapshot(repository, kind="dataset", patterns=["*.parquet"], says=name)
+    snapshot = snapshot_of(repository, kind="dataset", patterns=["*.parquet"], says=name)
     there = sorted({path.parent for path in snapshot.rglob("*.parquet")})
     if inner and snapshot / inner in there:
         return snapshot / inner
@@ -33,3 +39,33 @@ def folder(name: str) -> Path:
         raise ValueError(f"{name!r} has no parquet files: only data sets in that form are read")
     choices = ", ".join(f"{PREFIX}{repository}/{path.relative_to(snapshot)}" for path in there)
     raise ValueError(f"{name!r} has parquet files in {'other' if inner else 'several'} folders: name {choices}")
+
+
+def snapshot_of(repository: str, *, kind: Literal["dataset", "model"], patterns: Sequence[str], says: str) -> Path:
+    """The folder of the files of owner/name that match: up to date, or what is in the local cache where the hub does
+    not answer.
+
+    `says` is the name that the user gave. Raises ValueError, in one sentence, where the hub does not know the
+    repository, and where it does not answer and nothing is cached.
+    """
+    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub.errors import RepositoryNotFoundError
+
+    here = False
+    try:
+        ask = HfApi().dataset_info if kind == "dataset" else HfApi().model_info
+        ask(repository, timeout=PATIENCE_S)  # snapshot_download would wait for ever
+    except RepositoryNotFoundError:
+        raise ValueError(f"{says!r}: the hub has no such {WHAT[kind]}, or not for you") from None
+    except Exception as error:  # no network, by kind and version
+        here, reason = True, _first_sentence(error)
+    try:
+        path = snapshot_download(repository, repo_type=kind, allow_patterns=list(patterns), local_files_only=here)
+    except Exception as error:
+        cached = f"is not in the local cache, and the hub does not answer: {reason}" if here else ""
+        raise ValueError(f"{says!r} {cached or f'cannot be downloaded: {_first_sentence(error)}'}") from error
+    return Path(path)
+
+
+def _first_sentence(error: Exception) -> str:
+    return re.split(r"\.\s|\n", str(error).strip())[0].rstrip(".") or type(error).__name__

@@ -17,6 +17,8 @@ from raydiff.data import pictures
 from raydiff.data.pictures import Colour
 from raydiff.data.records import Records
 from raydiff.data.source import Source
+from raydiff.data.splits import stratified
+from raydiff.seeding import generator
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +33,14 @@ class Purpose:
     """What the first data set's records are, of which the others hold none."""
     rule: str
     """Why they may hold none."""
+
+
+PUBLIC = Purpose(
+    records="public records",
+    alike="set data.size and data.colour to make them alike",
+    own="public pictures are also records of the private data",
+    rule="public data must hold no client's records",
+)
 
 
 def read(
@@ -60,6 +70,28 @@ def read(
     }
     _refuse_overlap(list(out.values()), splits, other, source, purpose)
     return out, (*other.notes, *notes)
+
+
+def public_records(
+    other: Source,
+    source: Source,
+    splits: Mapping[str, Records],
+    *,
+    count: int,
+    seed: int,
+    size: int | None,
+    colour: Colour,
+) -> tuple[Records, tuple[str, ...]]:
+    """`count` rows of `other`, stratified by class and labelled as in `source`, and notes on them.
+
+    Their numbers go on from the last row of `source`. Raises ValueError, in one sentence, where there are too few, and
+    as `read` does.
+    """
+    if count > len(other.labels):
+        raise ValueError(f"there are {len(other.labels)} rows in {other.says}, too few for data.public={count}")
+    rows = stratified(other.strata, generator(seed, "splits", "public"))[:count].clone()
+    found, notes = read(other, {"public": rows}, source, splits, size=size, colour=colour, purpose=PUBLIC)
+    return found["public"], (f"from {other.says}", *notes)
 
 
 def _relabelled(labels: Tensor, other: Source, source: Source, purpose: Purpose) -> Tensor:

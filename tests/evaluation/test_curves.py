@@ -9,7 +9,7 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
-from raydiff.evaluation.quality.curves import draw_curves
+from raydiff.evaluation.figures import draw_curves
 
 
 def row(rate: float, epoch: int, kd: float, **more: float) -> dict[str, float]:

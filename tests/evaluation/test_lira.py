@@ -12,7 +12,7 @@ from raydiff.data.records import Records
 from raydiff.evaluation.attacks import lira
 from raydiff.evaluation.attacks.lira import halves, scores, statistics
 from raydiff.evaluation.attacks.membership import Attack, attack
-from raydiff.evaluation.attacks.roc import draw_roc, roc
+from raydiff.evaluation.figures import draw_roc, roc
 from raydiff.seeding import generator
 
 N = 4000

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from raydiff import tree
-from raydiff.data import download
+from raydiff.data import hub
 from raydiff.tree import Params
 
 INDEX = "model_index.json"
@@ -40,7 +40,7 @@ def locate(name: str) -> Path:
     if (path := Path(name).expanduser()).is_dir():
         return path.resolve()
     if re.fullmatch(r"\w[\w.-]*/[\w.-]+", name):
-        return download.snapshot(name, kind="model", patterns=PATTERNS, says=name)
+        return hub.snapshot_of(name, kind="model", patterns=PATTERNS, says=name)
     raise ValueError(f"there is no folder {path.absolute()} of a latent diffusion model: raydiff pretrain makes one")
 
 

@@ -1,0 +1,136 @@
+"""What the commands draw of what was measured, as PNGs: distances over a training, ROC curves of attacks, clusters.
+
+Figures are made without pyplot, which keeps global state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+DISTANCES = {"kd_cnn": "kernel distance (kd_cnn)", "fd_cnn": "Fréchet distance (fd_cnn)"}
+CUT = 2.0
+"""A panel ends at so many times the distance at epoch 0: one rate that is far too large would flatten the others."""
+PANELS = 6
+MARKERS = "osv^D*PX"
+
+
+def draw_curves(rows: Sequence[Mapping[str, float]], path: Path, *, title: str) -> None:
+    """Write a panel for each distance that the rows have, with its floor (real half against real half).
+
+    Each row has `learning_rate`, `epoch`, and the distances with `_floor`; kd_cnn with `_spread`, which is shaded.
+    """
+    from matplotlib.figure import Figure
+
+    shown = [name for name in DISTANCES if name in rows[0]]
+    figure = Figure(figsize=(4.4 * len(shown) + 1.6, 4.2), layout="constrained")
+    figure.suptitle(title, fontsize=9)
+    times = sorted({row["epoch"] for row in rows})
+    for axes, name in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
+        for i, rate in enumerate(sorted({row["learning_rate"] for row in rows})):
+            mine = sorted((row for row in rows if row["learning_rate"] == rate), key=lambda row: row["epoch"])
+            epochs, values = [row["epoch"] for row in mine], [row[name] for row in mine]
+            axes.plot(epochs, values, marker="o", markersize=3, color=f"C{i}", label=f"{rate:g}")
+            if spread := [row[f"{name}_spread"] for row in mine if f"{name}_spread" in row]:
+                low, high = ([v + sign * s for v, s in zip(values, spread, strict=True)] for sign in (-1, 1))
+                axes.fill_between(epochs, low, high, color=f"C{i}", alpha=0.15, linewidth=0)
+        axes.axhline(rows[0][f"{name}_floor"], color="grey", linestyle=":", label="floor")
+        start = min(row[name] for row in rows if row["epoch"] == 0)
+        if start > 0 and max(row[name] for row in rows) > CUT * start:
+            lowest = min(*(row[name] for row in rows), rows[0][f"{name}_floor"])
+            axes.set_ylim(lowest - 0.1 * (CUT * start - lowest), CUT * start)
+        axes.set_xscale("symlog", linthresh=1)
+        axes.set_xlim(-0.1, 1.15 * max(times) + 0.1)
+        axes.set_xticks(times, [f"{t:g}" for t in times])
+        axes.minorticks_off()
+        axes.set(xlabel="epochs of the new client", ylabel=DISTANCES[name])
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, title="learning rate", fontsize=8, loc="outside right upper")
+    figure.savefig(path, dpi=150, metadata={"privacy": "none"})
+
+
+def roc(members: Tensor, nonmembers: Tensor) -> tuple[Tensor, Tensor]:
+    """(false positive rates, true positive rates), ascending from (0, 0) to (1, 1), of scores (n,) low for members."""
+    values = torch.cat([members, nonmembers]).double().unique()
+    rates = [torch.searchsorted(s.double().sort().values, values, right=True) / len(s) for s in (nonmembers, members)]
+    fpr, tpr = (torch.cat([torch.zeros(1), rate]) for rate in rates)
+    return fpr, tpr
+
+
+def draw_roc(scores: Mapping[str, tuple[Tensor, Tensor]], path: Path, *, title: str) -> None:
+    """Write a curve for each attack's (members, nonmembers), on logarithmic axes as Carlini et al. (arXiv 2112.03570)
+    draw them, which begin below one record of either."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5.0, 4.6), layout="constrained")
+    axes = figure.subplots()
+    least = min(1 / (2 * len(s)) for pair in scores.values() for s in pair)
+    for name, (members, nonmembers) in scores.items():
+        fpr, tpr = roc(members, nonmembers)
+        axes.step(fpr.clamp_min(least).tolist(), tpr.clamp_min(least).tolist(), where="post", label=name)
+    axes.plot([least, 1], [least, 1], color="grey", linestyle=":", label="guessing")
+    axes.set(xscale="log", yscale="log", xlim=(least, 1), ylim=(least, 1))
+    axes.set(xlabel="false positive rate", ylabel="true positive rate")
+    axes.set_title(title, fontsize=8)
+    axes.legend(fontsize=8, loc="lower right")
+    figure.savefig(path, dpi=150, metadata={"privacy": "none"})
+
+
+def agreement(base: Tensor, members: Tensor) -> float:
+    """The adjusted Rand index of clusters and base distributions: 1 for the same, about 0 for chance."""
+    from sklearn.metrics import adjusted_rand_score
+
+    return float(adjusted_rand_score(base.numpy(), members.numpy()))
+
+
+def draw_clusters(
+    latents: Tensor,
+    labels: Tensor,
+    base: Tensor,
+    members: Tensor,
+    *,
+    label_names: tuple[str, ...],
+    base_names: tuple[str, ...],
+    path: Path,
+) -> list[float]:
+    """Write a panel for each of the first labels (FedDistr, Figure 6): the two main directions of its latents (N, c, h,
+    w), coloured by base distribution (N,), marked by cluster (N,). Gives the agreement within each label, in order."""
+    from matplotlib.figure import Figure
+
+    present = labels.unique().tolist()
+    shown = present[:PANELS]
+    columns = min(3, len(shown))
+    rows = -(-len(shown) // columns)
+    figure = Figure(figsize=(4 * columns, 3.6 * rows), layout="constrained")
+    panels = figure.subplots(rows, columns, squeeze=False).ravel()
+    found = []
+    for label in present:
+        own = torch.nonzero(labels == label)[:, 0]
+        found.append(agreement(base[own], members[own]))
+        if label not in shown:
+            continue
+        axes, (x, y) = panels[shown.index(label)], _main_directions(latents[own].flatten(1)).T
+        groups = members[own].unique().tolist()
+        for k, b in enumerate(base[own].unique().tolist()):
+            for g, group in enumerate(groups):
+                here = (base[own] == b) & (members[own] == group)
+                marker, colour = MARKERS[g % len(MARKERS)], f"C{k % 10}"
+                axes.scatter(x[here], y[here], marker=marker, c=colour, s=18, alpha=0.7)
+            axes.scatter([], [], c=f"C{k % 10}", label=base_names[b])
+        axes.set(title=f"{label_names[label]}: adjusted Rand index {found[-1]:.2f}", xticks=[], yticks=[])
+        axes.legend(fontsize=8)
+    for axes in panels[len(shown) :]:
+        axes.set_axis_off()
+    figure.suptitle("latents of held-out records: colour is the hidden class, the mark the cluster")
+    figure.savefig(path, dpi=110)
+    return found
+
+
+def _main_directions(x: Tensor) -> Tensor:
+    """(N, 2): projections on the first two principal components."""
+    centred = (x - x.mean(0)).double()
+    _, _, v = torch.linalg.svd(centred, full_matrices=False)
+    return torch.mm(centred, v[:2].T)
