@@ -40,8 +40,8 @@ from raydiff.cli.parser import Parser
 from raydiff.data.tables.encode import Column
 from raydiff.data.tables.read import Encoded, Table, read
 from raydiff.models.d3pm_kernel import schedule_named
-from raydiff.privacy.pdp.bound import Audit, Release, audit, caveats
-from raydiff.privacy.pdp.histograms import Progress
+from raydiff.privacy.pdp.bound import Audit, ReleasedRows, audit, caveats
+from raydiff.privacy.pdp.histograms import OnProgress
 from raydiff.privacy.pdp.kernel import Ints, Kernel
 from raydiff.privacy.pdp.radius import Condition
 from raydiff.privacy.pdp.summary import QUANTILES, REMOVED, Removal, Summary, most_exposed, removals, summarize
@@ -66,7 +66,7 @@ def main(argv: Sequence[str]) -> int:
     encoded = audit_table.with_notes(encoded, config, labels, keep=given.keep_bins)
     schedule = schedule_named(given.schedule, given.rate)
     samples, by_label = audit_table.rows(given.release, None if labels is None else encoded.mapping.label)
-    release = Release(
+    release = ReleasedRows(
         kernel=Kernel(alpha=schedule.alpha(given.steps).tolist(), categories=encoded.k),
         epsilon=given.epsilon,
         samples=samples,
@@ -100,7 +100,7 @@ def _save(out: Path, text: str, after: Sequence[Removal], found: Audit | None) -
 def _log(
     given: argparse.Namespace,
     encoded: Encoded,
-    release: Release,
+    release: ReleasedRows,
     found: Audit,
     after: Sequence[Removal],
     *,
@@ -139,7 +139,7 @@ def _log(
 
 def report(
     encoded: Encoded,
-    release: Release,
+    release: ReleasedRows,
     found: Audit,
     after: Sequence[Removal],
     *,
@@ -189,7 +189,7 @@ def _why(encoded: Encoded, found: Audit, record: int, label: Column | None) -> s
     return f"  no other record{f' of its {name}' if name else ''} has its {encoded.columns[alone]}"
 
 
-def records(encoded: Encoded, release: Release, found: Audit) -> pd.DataFrame:
+def records(encoded: Encoded, release: ReleasedRows, found: Audit) -> pd.DataFrame:
     """One row per record: delta, and psi_t, radius, similarity for each step."""
     label = encoded.mapping.label
     names = np.array([*encoded.columns, None if label is None else label.name, None], dtype=object)
@@ -237,7 +237,7 @@ def _draw(found: Audit | None, after: Sequence[Removal], path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
-def _bar(what: str) -> Progress:
+def _bar(what: str) -> OnProgress:
     """A line on stderr that is shown once something takes a few seconds."""
     start = time.monotonic()
 

@@ -10,7 +10,7 @@ import numpy as np
 from raydiff.data.tables import lone_bins
 from raydiff.data.tables.encode import Column
 from raydiff.data.tables.read import Encoded, Table
-from raydiff.privacy.pdp.bound import Release
+from raydiff.privacy.pdp.bound import ReleasedRows
 from raydiff.privacy.pdp.kernel import Ints
 
 
@@ -49,7 +49,7 @@ def rows(given: Sequence[str], label: Column | None) -> tuple[int, tuple[int, ..
     return max(of_each), of_each
 
 
-def released(release: Release, label: Column | None) -> str:
+def released(release: ReleasedRows, label: Column | None) -> str:
     """These rows in words."""
     if label is None:
         return f"{release.samples} released rows"

@@ -65,7 +65,7 @@ IDLE_SECONDS = 0.02  # what a round with them may take
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case:
+class Work:
     """One amount of work: FedAvg on digits without instruments."""
 
     clients: int
@@ -93,12 +93,12 @@ class Case:
 
 
 CASES = (
-    Case(clients=8, steps=10),
-    Case(clients=32, steps=1),
-    Case(clients=8, steps=1, network=MLP(width=248, depth=2)),
-    Case(clients=8, steps=0, network=MLP(width=768, depth=4)),
+    Work(clients=8, steps=10),
+    Work(clients=32, steps=1),
+    Work(clients=8, steps=1, network=MLP(width=248, depth=2)),
+    Work(clients=8, steps=0, network=MLP(width=768, depth=4)),
 )
-SMALL = Case(clients=4, steps=1, network=MLP(width=16, depth=1))
+SMALL = Work(clients=4, steps=1, network=MLP(width=16, depth=1))
 SIZES = (MLP(width=16, depth=1), MLP(width=128, depth=3), MLP(width=768, depth=4), MLP(width=1216, depth=4))
 """From 20 kB to 100 MB of weights."""
 
@@ -226,7 +226,7 @@ def overhead(quick: bool) -> Lines:
         yield "memory", {"after": "all cases", **memory(workers)}
 
 
-def compare(case: Case, ways: dict[str, Way], folder: Path, *, repetitions: int, seconds: float) -> Fields:
+def compare(case: Work, ways: dict[str, Way], folder: Path, *, repetitions: int, seconds: float) -> Fields:
     """Seconds per round of every way, the best repetition; each lasts `seconds` at least, after one warm-up."""
     after_one = {name: next(way(case.trial(1, folder / f"{name}-first"))) for name, way in ways.items()}
     warm = min(per_round(way(case.trial(3, folder / f"{name}-warm"))) for name, way in ways.items())
@@ -266,7 +266,7 @@ def switch(workers: Sequence[Any], repetitions: int, folder: Path) -> Fields:
     """
     from raydiff.runtime.actors import RayPool
 
-    case, hosting, whole = Case(clients=8, steps=1), math.inf, math.inf
+    case, hosting, whole = Work(clients=8, steps=1), math.inf, math.inf
     steady = per_round(on_ray(case.trial(20, folder / "before"), workers))
     for repetition in range(repetitions):
         started = time.perf_counter()
@@ -295,7 +295,7 @@ def start() -> Fields:
 def first_round() -> None:
     """A fresh Ray, fresh workers, one round; then prints the memory that it took."""
     with tempfile.TemporaryDirectory(prefix="raydiff-bench-") as folder, ray_workers() as workers:
-        next(on_ray(Case(clients=8, steps=1).trial(1, Path(folder)), workers))
+        next(on_ray(Work(clients=8, steps=1).trial(1, Path(folder)), workers))
         print(json.dumps(memory(workers)), flush=True)
 
 
@@ -307,24 +307,24 @@ def scale(quick: bool) -> Lines:
     counts, count = ((4, 20), 2) if quick else ((8, 32, 128, 1000), 5)  # clients, rounds
     with tempfile.TemporaryDirectory(prefix="raydiff-bench-") as name, ray_workers() as workers:
         folder = Path(name)
-        _whole(Case(clients=2, steps=2, network=TINY), 2, folder / "warm", workers)
+        _whole(Work(clients=2, steps=2, network=TINY), 2, folder / "warm", workers)
         for clients, vectorize in [*((clients, False) for clients in counts), (counts[-1], True)]:
-            case = Case(clients=clients, steps=2, network=TINY, vectorize=vectorize)
+            case = Work(clients=clients, steps=2, network=TINY, vectorize=vectorize)
             found, server = _whole(case, count, folder / f"scale-{clients}-{vectorize}", workers)
             if not vectorize:  # lock-step adds in another order, so its bits are others
                 packed = case, server
             targets = {"total_mb": SCALE_MB, "driver_grown_mb": max(found["uploads_mb"], NOISE_MB)}
             yield "scale", {**found, **_judged(found, targets)}
         for participants in (IDLE, PROCESSES):
-            case = Case(clients=IDLE, steps=0, network=TINY, participants=participants)
+            case = Work(clients=IDLE, steps=0, network=TINY, participants=participants)
             found, _ = _whole(case, 10 * count, folder / f"idle-{participants}", workers)
-            alone = Case(clients=participants, steps=0, network=TINY).trial(
+            alone = Work(clients=participants, steps=0, network=TINY).trial(
                 10 * count, folder / f"floor-{participants}"
             )
             found |= {"participants": participants, "floor_s": per_round(floor(alone))}
             yield "idle", {**found, **_judged(found, {"seconds_per_round": IDLE_SECONDS})}
         for network in (MLP(width=8, depth=1),) if quick else SIZES:
-            case = Case(clients=8, steps=0, network=network)
+            case = Work(clients=8, steps=0, network=network)
             yield "size", _whole(case, count, folder / f"size-{network.width}", workers)[0]
         case, server = packed  # comes last, for its clients would count as the driver's memory
         *_, here = in_process(case.trial(count, folder / "here"))
@@ -332,7 +332,7 @@ def scale(quick: bool) -> Lines:
         yield "packed", {"clients": case.clients, "rounds": count, "same_bits": same}
 
 
-def _whole(case: Case, rounds: int, folder: Path, workers: Sequence[Any]) -> tuple[Fields, Params]:
+def _whole(case: Work, rounds: int, folder: Path, workers: Sequence[Any]) -> tuple[Fields, Params]:
     """A whole trial: seconds, and peak memory so far; and the server's last weights.
 
     A coordinator that kept the uploads of a round would hold `uploads_mb`; its peak must grow by less.

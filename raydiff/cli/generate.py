@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import get_args
 
 from raydiff.cli.parser import Parser
-from raydiff.data.tables import write as generated
+from raydiff.data.tables import rows_file
 from raydiff.experiment.tracking import redacted
 from raydiff.results import generate, mlflow_models
 from raydiff.results.finished import Draw, Finished, open_finished
@@ -96,7 +96,7 @@ def _as_data(finished: Finished, out: Path) -> str:
     if (mapping := finished.dataset.mapping) is None:
         return f"--data.name {out}"
     bins = max(len(column.categories) for column in mapping.columns)
-    file, (label,) = out / generated.FILE, map(shlex.quote, finished.dataset.label_columns)
+    file, (label,) = out / rows_file.FILE, map(shlex.quote, finished.dataset.label_columns)
     return (
         f"--data.name {file} --data.labels {label} --data.bins {bins + 1}\n"  # and one for what no public row has
         f"audit them with raydiff audit {file} --label {label} --bins {bins} --out DIR"

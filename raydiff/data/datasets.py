@@ -181,7 +181,7 @@ def _load(config: Data, folder: Path | None, public_folder: Path | None) -> Data
             other, source, splits, count=config.public, seed=config.split_seed, size=config.size, colour=config.colour
         )
         notes = (*notes, *(f"public records: {note}" for note in more))
-    splits["public"] = splits["public"].without_base()  # everybody has them
+    splits["public"] = splits["public"].without_base()  # Clients have public records too.
     if source.codes is None and config.fitted_on == "public":
         _check_classes(source, splits["public"])
     digest = tree.digest({f"{split}/{k}": v for split, records in splits.items() for k, v in records.leaves.items()})

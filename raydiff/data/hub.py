@@ -54,10 +54,10 @@ def snapshot_of(repository: str, *, kind: Literal["dataset", "model"], patterns:
     here = False
     try:
         ask = HfApi().dataset_info if kind == "dataset" else HfApi().model_info
-        ask(repository, timeout=PATIENCE_S)  # snapshot_download would wait for ever
+        ask(repository, timeout=PATIENCE_S)  # snapshot_download has no time limit.
     except RepositoryNotFoundError:
         raise ValueError(f"{says!r}: the hub has no such {WHAT[kind]}, or not for you") from None
-    except Exception as error:  # no network, by kind and version
+    except Exception as error:  # Without a network the exception differs by version.
         here, reason = True, _first_sentence(error)
     try:
         path = snapshot_download(repository, repo_type=kind, allow_patterns=list(patterns), local_files_only=here)

@@ -241,7 +241,7 @@ def _majority_minority(classes: list[int], sizes: Tensor, clients: int, how: Maj
     for k, (c, n) in enumerate(zip(classes, sizes.tolist(), strict=True)):
         start = 0 if c in first else 1
         majority, minority = range(start, clients, 2), range(1 - start, clients, 2)
-        # at most an equal share each: rounding must not make the minority the larger part
+        # A minority client gets an equal share at most: rounding must not make the minority the larger part.
         few = min(round(how.ratio * n / (len(majority) + how.ratio * len(minority))), n // clients)
         of_class = f"of class {c} ({n} records, {clients} clients)"
         if how.minority is not None:

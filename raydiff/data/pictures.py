@@ -44,7 +44,7 @@ def read(
     splits, start = {}, 0
     for split, numbers in rows.items():
         mine = images[start : start + len(numbers)]
-        # never a view: a pickled split must not carry the others' pixels
+        # This must copy: the pickle of a view would carry the pixels of the other splits.
         mine = mine.clone() if mine.is_floating_point() else scaled(mine, source.top)
         base = None if source.base is None else source.base[numbers]
         splits[split] = Records(mine, source.labels[numbers], numbers, base)
@@ -59,7 +59,7 @@ def decode(data: bytes | None, where: str) -> Image.Image:
     try:
         image = Image.open(io.BytesIO(data), formats=FORMATS)
         image.load()
-    except Exception as error:  # by kind of damage: OSError, SyntaxError, ValueError, zlib.error, ...
+    except Exception as error:  # Each kind of damage has its own exception.
         raise ValueError(f"{where} cannot be decoded as a picture ({type(error).__name__})") from error
     return image
 

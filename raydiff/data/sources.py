@@ -16,8 +16,8 @@ from torch import Tensor
 from raydiff.data import folders, hub, parquet, superclasses
 from raydiff.data.partition import TEN_CLASSES
 from raydiff.data.source import Picture, Source
+from raydiff.data.tables import as_source as tables
 from raydiff.data.tables import read
-from raydiff.data.tables import source as tables
 from raydiff.data.tables.presets import PRESETS
 
 FOLDERS = {

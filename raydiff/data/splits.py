@@ -30,7 +30,7 @@ def cut(
     left = torch.arange(own) if public is None else torch.ones(own).index_fill(0, public, 0).nonzero()[:, 0]
     order = left[stratified(classes[left], generator(seed, "splits", "train"))] if len(left) else left
     test = {"test": sizes["test"]}
-    # train last: another cap moves no other split
+    # The training split is dealt last, so that another size of it moves no other split.
     others = {split: sizes[split] for split in ("public", "validation", "calibration", "train")}
     beside = name
     if public is not None:
@@ -66,7 +66,7 @@ def stratified(classes: Tensor, rng: torch.Generator) -> Tensor:
     The i-th of the n rows of a class stands at the relative place (i + 1/2) / n.
     """
     shuffled = torch.randperm(len(classes), generator=rng)
-    rename = torch.randperm(int(classes.max()) + 1, generator=rng)  # so that no class wins all ties
+    rename = torch.randperm(int(classes.max()) + 1, generator=rng)  # No class may win all ties.
     renamed = rename[classes[shuffled]]
     by_class = shuffled[torch.argsort(renamed, stable=True)]
     counts = torch.bincount(renamed)

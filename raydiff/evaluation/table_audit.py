@@ -28,7 +28,7 @@ from torch import Tensor
 from raydiff.data.records import Records
 from raydiff.federated.method import Metrics
 from raydiff.models.d3pm import DiscreteDiffusion, codes_of
-from raydiff.privacy.pdp.bound import Release, audit
+from raydiff.privacy.pdp.bound import ReleasedRows, audit
 from raydiff.privacy.pdp.kernel import Floats, Ints, Kernel
 from raydiff.privacy.pdp.radius import Condition
 from raydiff.privacy.pdp.summary import most_exposed, summarize
@@ -60,7 +60,7 @@ class RowAudit:
     def bounds(self, records: Records, model: DiscreteDiffusion) -> Floats:
         """delta of each record, (N,). Raises ValueError for fewer than two."""
         kernel = Kernel(alpha=model.schedule.alpha(model.steps).tolist(), categories=model.k)
-        release = Release(
+        release = ReleasedRows(
             kernel=kernel, epsilon=self.epsilon, samples=self.samples, step=model.release, condition=self.condition
         )
         found = audit(codes_of(records.images).numpy(), release, labels=groups(records, model))

@@ -40,7 +40,7 @@ from raydiff.models.ddpm import DDPM, Sampling, device
 from raydiff.models.networks import UNet
 from raydiff.models.training import Training, optimize, span
 from raydiff.privacy import accountants
-from raydiff.privacy.dpsgd import Mechanism, PrivateGradient, noise_multiplier_for, sampling_rate
+from raydiff.privacy.private_gradient import Mechanism, PrivateGradient, noise_multiplier_for, sampling_rate
 from raydiff.privacy.release import Event, Gaussian, Nothing, already_private, nothing
 from raydiff.tree import Params
 

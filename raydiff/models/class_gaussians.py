@@ -40,7 +40,7 @@ def draw(classes: Params, labels: Tensor, *, noise_std: float, rng: torch.Genera
     of = fitting.int().argmax(1)
     signal = torch.randn(len(labels), classes["factor"].shape[2], generator=rng)
     noise = torch.randn(len(labels), *mean.shape[1:], generator=rng)
-    for u, factor in enumerate(classes["factor"]):  # one by one: a factor for every record would fill the memory
+    for u, factor in enumerate(classes["factor"]):  # A factor for every record at once would fill the memory.
         signal[of == u] = signal[of == u] @ factor.T
     out: Tensor = mean[of] + signal.view_as(noise) + noise_std * noise
     return out
@@ -49,7 +49,7 @@ def draw(classes: Params, labels: Tensor, *, noise_std: float, rng: torch.Genera
 def _signal_factor(x: Tensor, noise_std: float) -> Tensor:
     """(d, d): a square root of the shrunk covariance of x (n, d)."""
     n, d = x.shape
-    if n < 2:  # no covariance to speak of
+    if n < 2:  # One record has no covariance.
         return torch.zeros(d, d, dtype=x.dtype)
     values, vectors = torch.linalg.eigh(torch.cov(x.T) / noise_std**2)
     ratio = d / (n - 1)

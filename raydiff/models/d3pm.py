@@ -34,7 +34,7 @@ from raydiff.models.ddpm import CHUNK, device
 from raydiff.models.functional import Stateless
 from raydiff.tree import Params
 
-Loss = Literal["cross_entropy", "variational"]
+Objective = Literal["cross_entropy", "variational"]
 Predict = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
@@ -50,7 +50,7 @@ class DiscreteDiffusion:
     """Noise schedule."""
     steps: int = 10
     """T."""
-    objective: Loss = "cross_entropy"
+    objective: Objective = "cross_entropy"
     """cross_entropy of the clean columns, the paper's; variational: D3PM's bound, whose mean over t it is."""
     release: int = 0
     """T_rl in 0..T: samples are rows of this step. 0: clean ones; T: uniform ones, of which nothing was learned."""
@@ -68,8 +68,8 @@ class DiscreteDiffusion:
             raise ValueError(f"schedule must be linear, sigmoid or cosine, got {self.schedule!r}")
         if self.steps < 1:
             raise ValueError(f"steps must be at least 1, got {self.steps}")
-        if self.objective not in get_args(Loss):
-            raise ValueError(f"objective must be one of {', '.join(get_args(Loss))}, got {self.objective!r}")
+        if self.objective not in get_args(Objective):
+            raise ValueError(f"objective must be one of {', '.join(get_args(Objective))}, got {self.objective!r}")
         if not 0 <= self.release <= self.steps:
             raise ValueError(f"release must be in 0..{self.steps} (steps), got {self.release}")
         if not self.counts or min(self.counts) < 1:

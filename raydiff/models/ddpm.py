@@ -23,7 +23,7 @@ from raydiff.models.functional import Stateless
 from raydiff.models.networks import MLP, UNet
 from raydiff.tree import Params
 
-Schedule = Literal["linear", "cosine", "sigmoid", "scaled_linear"]
+ScheduleName = Literal["linear", "cosine", "sigmoid", "scaled_linear"]
 Sampler = Literal["ancestral", "ddim"]
 Precision = Literal["float32", "bfloat16"]
 Denoiser = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -40,8 +40,8 @@ def alphas_bar(schedule: str, timesteps: int) -> Tensor:
     1000 / T, so that abar covers the same range. cosine is Nichol & Dhariwal's (arXiv 2102.09672).
     Raises ValueError for an unknown schedule or T < 1.
     """
-    if schedule not in get_args(Schedule):
-        raise ValueError(f"schedule must be one of {', '.join(get_args(Schedule))}, got {schedule!r}")
+    if schedule not in get_args(ScheduleName):
+        raise ValueError(f"schedule must be one of {', '.join(get_args(ScheduleName))}, got {schedule!r}")
     if timesteps < 1:
         raise ValueError(f"timesteps must be at least 1, got {timesteps}")
     T = timesteps
@@ -65,7 +65,7 @@ class DDPM:
 
     network: MLP | UNet = MLP()
     """The denoiser."""
-    schedule: Schedule = "linear"
+    schedule: ScheduleName = "linear"
     """Noise schedule."""
     timesteps: int = 1000
     """T."""
@@ -153,7 +153,7 @@ class DDPM:
         return abar.sqrt() * x + (1 - abar).sqrt() * draws["z"]
 
     def _call(self, network: Network, params: Params, x_t: Tensor, t: Tensor, labels: Tensor) -> Tensor:
-        if not self.conditional:  # what a method appends to the data's labels stays
+        if not self.conditional:  # What a method appends to the data's labels stays.
             labels = labels[:, labels.shape[1] - len(self.labels) :]
         if self.precision == "float32":
             return network(params, x_t, t, labels)
@@ -235,7 +235,7 @@ def _network(model: DDPM, *, features: bool = False) -> Network:
 
 @functools.lru_cache(maxsize=16)
 def _compiled(model: DDPM) -> Network:
-    module = _stateless(model).module  # the compiler knows `functional_call`
+    module = _stateless(model).module  # The compiler knows `functional_call`.
 
     def predict(params: Params, x_t: Tensor, t: Tensor, labels: Tensor) -> Tensor:
         out: Tensor = torch.func.functional_call(module, params, (x_t, t, labels, False))

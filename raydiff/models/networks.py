@@ -188,7 +188,8 @@ class _UNet(nn.Module):
             out_channels=shape[0],
             block_out_channels=config.widths,
             layers_per_block=config.layers,
-            # at least 4 channels to a group: a group of one would normalise the conditions, added per channel, away
+            # Conditions are added per channel: normalising each channel by itself would take them away again, so a
+            # group has at least 4 channels.
             norm_num_groups=math.gcd(32, math.gcd(*config.widths) // 4),
             attention_head_dim=8,
             down_block_types=("DownBlock2D",) * plain + (last["down"],),
@@ -198,7 +199,7 @@ class _UNet(nn.Module):
         )
         if config.channels_last:
             for conv in self.unet.modules():
-                if isinstance(conv, nn.Conv2d):  # every one: diffusers makes the inputs of shortcuts contiguous
+                if isinstance(conv, nn.Conv2d):  # Shortcuts too, whose inputs diffusers makes contiguous.
                     conv.register_forward_pre_hook(_channels_last)
         self.timesteps = timesteps
         width = config.embedding_width

@@ -291,7 +291,7 @@ def _rdp(tau: float, delta: float) -> float:
     if tau == 0 or tau == math.inf:
         return tau
     L = -math.log(delta)
-    # solved in s = ln u. At the lower end both terms are below L/2, at the upper one of them is above L
+    # It is solved in s = ln u: at the lower end both terms are below L / 2, at the upper end one is above L.
     low = min(math.log(L / 2 / tau) / 2, math.log(math.expm1(L / 2))) - 1
     high = min(math.log(L / tau) / 2, L) + 1
     u = math.exp(brentq(lambda s: tau * math.exp(2 * s) + math.log1p(math.exp(s)) - L, low, high, xtol=1e-12))

@@ -38,7 +38,7 @@ STRETCH = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Audit:
+class CanaryAudit:
     """What the adversary achieved, at a threshold that no canary chose."""
 
     fpr: float
@@ -77,7 +77,7 @@ def audit(
     asks: int = 2,
     factor: float = 1.0,
     confidence: float = 0.95,
-) -> Audit:
+) -> CanaryAudit:
     """Attack `count` releases of canaries (m, d) = `shape`, half of them antipodes, under a noise secret of its own.
 
     Every vector of a canary has a random direction and the norm `STRETCH * clip`. All is asked for `asks` times, as
@@ -96,7 +96,7 @@ def audit(
     return bound(scores[sign > 0], scores[sign < 0], confidence=confidence)
 
 
-def bound(canaries: Tensor, antipodes: Tensor, *, confidence: float = 0.95) -> Audit:
+def bound(canaries: Tensor, antipodes: Tensor, *, confidence: float = 0.95) -> CanaryAudit:
     """The bound from independent scores: above 0 they are taken for a canary's, else for an antipode's.
 
     Both rates' limits hold together with this confidence (each misses with half of what is left: Bonferroni). Raises
@@ -107,7 +107,7 @@ def bound(canaries: Tensor, antipodes: Tensor, *, confidence: float = 0.95) -> A
         raise ValueError("the scores must be finite numbers")
     missed, taken = int((canaries <= 0).sum()), int((antipodes > 0).sum())
     sizes = (len(canaries), len(antipodes))
-    return Audit(
+    return CanaryAudit(
         fpr=taken / sizes[1],
         fnr=missed / sizes[0],
         mu_low=max(0.0, float(_of_counts(missed, taken, sizes, confidence))),

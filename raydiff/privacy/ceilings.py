@@ -42,7 +42,7 @@ def of_ledger(spent: Spent) -> dict[str, float]:
     """`CEILING`, and `MU` where there is one, against the server."""
     try:
         found = {CEILING: spent.server.auc_ceiling()}
-    except ValueError:  # no theorem, or kinds that do not compose: every AUC is allowed
+    except ValueError:  # Without a theorem every AUC is allowed.
         return {CEILING: 1.0}
     with contextlib.suppress(accountants.Unsupported):
         found[MU] = spent.server.mu()

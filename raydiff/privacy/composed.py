@@ -34,7 +34,7 @@ def _worst(exposures: Sequence[Sequence[Event]]) -> list[Event]:
         if all(e.sampling_rate == 1 for e in every):
             strongest: list[Gaussian] = max(members, key=accountants.gaussian_dp_mu)
             worst += strongest
-        else:  # no one number orders sampled Gaussians: take the worst of each parameter
+        else:  # No number orders sampled Gaussians, so the worst of each parameter counts.
             bound = replace(
                 every[0],
                 std_over_sensitivity=min(e.std_over_sensitivity for e in every),

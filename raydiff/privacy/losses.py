@@ -127,7 +127,7 @@ def _step(grid: Any, rate: float, noise: float) -> tuple[Any, Any]:
     """
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         ends = noise * (grid + np.log1p(-(1 - rate) * np.exp(-grid)) - math.log(rate)) + 1 / (2 * noise)
-    ends = np.where(np.isnan(ends), -np.inf, ends)  # below ln(1 - q), which no loss is
+    ends = np.where(np.isnan(ends), -np.inf, ends)  # No loss is below ln(1 - q).
     q = _cells(ends)
     p = (1 - rate) * q + rate * _cells(ends - 1 / noise)
     width = grid[1] - grid[0]
@@ -147,7 +147,7 @@ def _cells(ends: Any) -> Any:
     from scipy.special import ndtr
 
     low, high = ends[:-1], ends[1:]
-    flip = low > 0  # the upper tail, by symmetry
+    flip = low > 0  # The upper tail is the lower one by symmetry.
     return ndtr(np.where(flip, -low, high)) - ndtr(np.where(flip, -high, low))
 
 

@@ -99,9 +99,9 @@ def event_from_dict(data: dict[str, Any]) -> Event:
 
 
 UNSEEN = NonPrivate("what came late, by a method that cannot say what it is")
-"""Of a client that may have sent anything."""
+"""The event of a client that may have sent anything."""
 UNACCOUNTED = NonPrivate("what is no release of local trust")
-"""Of a client that sent something which no ledger can take."""
+"""The event of a client that sent something which no ledger can take."""
 ROUNDING = 1e-5
 """Share of the clip norm left free, so that no released signal exceeds it: norms and factors are no larger than in
 exact arithmetic to 1e-9, and a float32 entry is rounded twice (by the factor, by the scale), by 6e-8 each time."""
@@ -119,7 +119,7 @@ class Release:
 
     value: Tensors
     event: Event
-    _key: InitVar[object] = None  # not a field: `dataclasses.replace` must not find it
+    _key: InitVar[object] = None  # `dataclasses.replace` must not find it, so it is no field.
 
     def __post_init__(self, _key: object) -> None:
         if _key is not _KEY:
@@ -130,7 +130,7 @@ class Release:
         object.__setattr__(self, "value", MappingProxyType(value))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (already_private, (dict(self.value), self.event))  # the key does not travel between processes
+        return (already_private, (dict(self.value), self.event))  # The key does not travel between processes.
 
     @property
     def nbytes(self) -> int:
@@ -197,7 +197,7 @@ def gaussian_records(
     records compose in parallel. Raises ValueError for records that repeat or are not finite, and for a bad
     clip, scale or std.
     """
-    numbers = [operator.index(r) for r in records]  # an int, numpy's or torch's: the same record
+    numbers = [operator.index(r) for r in records]  # An int, numpy's or torch's, names the same record.
     if len(set(numbers)) != len(numbers) or len(numbers) != len(x):
         raise ValueError("each record may be released once only, under its own number")
     if not (clip > 0 and scale > 0 and std >= 0 and math.isfinite(clip + scale + std)):
@@ -206,7 +206,7 @@ def gaussian_records(
         raise ValueError("public must not have a field 'x': it would take the place of the noised records")
     x = _finite(x if center is None else x - center, "records")
     noisy = scale * clip_records(x, clip * (1 - ROUNDING)) + std * noise.normal(numbers, x.shape[1:])
-    if center is not None:  # last: the rounding of a large center is no part of the signal
+    if center is not None:  # It is added last: its rounding is no part of the signal.
         noisy += scale * center
     event = Gaussian(std / (2 * clip * scale), "example", "replace_one", "local", declared=tuple(public))
     return Release({"x": noisy, **_copied(public)}, event, _KEY)
@@ -267,7 +267,8 @@ def _shrunk(v: Tensor, norm: Tensor, clip: float) -> Tensor:
     dtype = torch.result_type(v, 1.0)
     if torch.finfo(dtype).eps < ROUNDING:
         return v * tree.shrinking(norm, clip, dtype)
-    return tree.toward_zero(v.double() * tree.shrinking(norm, clip, norm.dtype), dtype)  # of half precision
+    # Half precision rounds toward 0.
+    return tree.toward_zero(v.double() * tree.shrinking(norm, clip, norm.dtype), dtype)
 
 
 def noised(value: Tensors, *, std: float, noise: NoiseStream) -> Params:

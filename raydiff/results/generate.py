@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from raydiff import seeding
-from raydiff.data.tables import write as generated
+from raydiff.data.tables import rows_file
 from raydiff.evaluation.grids import picture, to_bytes
 from raydiff.experiment import overrides
 from raydiff.experiment.tracking import KEYED
@@ -114,7 +114,7 @@ class Maker:
             if mapping is None:
                 _write_part(temporary, to_bytes(made), rows, self.finished.label_names, self.source)
             else:
-                generated.write_part(temporary, codes_of(made).numpy(), rows[:, 0].numpy(), mapping, header=part == 0)
+                rows_file.write_part(temporary, codes_of(made).numpy(), rows[:, 0].numpy(), mapping, header=part == 0)
 
 
 def maker(finished: Finished, client: int | None, out: Path, request: Request) -> Maker:
@@ -154,7 +154,7 @@ def write(
     source, labels = make.source, make.labels
     card = _card(finished, source, labels, request, code)
     _claim(out, card)
-    whole = mapping is not None and (out / generated.FILE).exists()
+    whole = mapping is not None and (out / rows_file.FILE).exists()
     there = {path.name for path in out.glob("train-*")}
     done = labels.rows if whole else sum(_count(int(name.split("-")[1]), labels.rows) for name in there)
     _check_room(out, labels.rows - done, 0 if whole else _bytes(finished, labels.rows, done))
@@ -172,8 +172,8 @@ def write(
 def _join(out: Path, names: Sequence[str]) -> None:
     """The parts become one file; without names it is there already, and what a kill has left of the parts goes."""
     if names:
-        with appearing(out / generated.FILE) as temporary:
-            generated.join([out / name for name in names], temporary)
+        with appearing(out / rows_file.FILE) as temporary:
+            rows_file.join([out / name for name in names], temporary)
     for part in out.glob("train-*.csv"):
         part.unlink()
 
@@ -239,14 +239,14 @@ def _kind(finished: Finished, rows: int) -> dict[str, Any]:
     model = finished.trial.experiment.method.model
     assert isinstance(model, DiscreteDiffusion)
     label = "what a row was made for" if model.conditional else "apart from the row: the model knows of no label"
-    return {**generated.describe(mapping), "categories": finished.categories, "label": label}
+    return {**rows_file.describe(mapping), "categories": finished.categories, "label": label}
 
 
 def _claim(out: Path, card: Mapping[str, Any]) -> None:
     """Raises ValueError unless the folder is new or was begun by the same request; clears what a kill has left."""
     if out.exists() and not out.is_dir():
         raise ValueError(f"{out} is not a folder")
-    files = ("train-*.parquet", "train-*.csv", generated.FILE, "card.json")
+    files = ("train-*.parquet", "train-*.csv", rows_file.FILE, "card.json")
     left = [path for name in files for path in out.glob(f".{name}.*")]
     if (out / "card.json").exists():
         then = json.loads((out / "card.json").read_text())
@@ -264,7 +264,7 @@ def _claim(out: Path, card: Mapping[str, Any]) -> None:
 def _bytes(finished: Finished, rows: int, done: int) -> int:
     """The most that is still to be written."""
     if (mapping := finished.dataset.mapping) is not None:  # each row twice: in a part, and in the file of all
-        return (2 * rows - done) * generated.most_bytes(mapping) + 2 * generated.header_bytes(mapping)
+        return (2 * rows - done) * rows_file.most_bytes(mapping) + 2 * rows_file.header_bytes(mapping)
     channels, height, width = finished.dataset.shape
     return (rows - done) * (channels * height * width + height + PNG_BYTES)
 

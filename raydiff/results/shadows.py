@@ -24,6 +24,7 @@ from torch import Tensor
 from raydiff import seeding, tree
 from raydiff.data.records import Records
 from raydiff.evaluation.attacks import lira, scores
+from raydiff.evaluation.attacks.targets import in_proportion
 from raydiff.federated.checkpoint import INITIAL
 from raydiff.federated.client import Client, Failed, Keys
 from raydiff.federated.method import Deployed
@@ -204,20 +205,9 @@ def open_attacked(request: Request) -> Attacked:
 
 def _nonmembers(splits: Mapping[str, Records], classes: Tensor) -> tuple[Records, int]:
     """(non-members in the class mix of the members, those that calibrate first; how many these are)."""
-    calibration = in_mix(splits["calibration"], classes, most=len(classes) // 2)
-    test = in_mix(splits["test"], classes, most=len(classes) - len(calibration))
+    calibration = in_proportion(splits["calibration"], classes, most=len(classes) // 2)
+    test = in_proportion(splits["test"], classes, most=len(classes) - len(calibration))
     return _joined([calibration, test]), len(calibration)
-
-
-def in_mix(records: Records, classes: Tensor, *, most: int) -> Records:
-    """The most of `records` that have the class mix of `classes` (n,), at most `most`; a class without any is left
-    out."""
-    there = {int(c): torch.nonzero(records.labels[:, 0] == c)[:, 0] for c in classes.unique()}
-    wanted = {c: int((classes == c).sum()) for c, rows in there.items() if len(rows)}
-    if not wanted:
-        return records.select(torch.zeros(0, dtype=torch.int64)).without_base()
-    share = min(most / sum(wanted.values()), *(len(there[c]) / n for c, n in wanted.items()))
-    return records.select(torch.cat([there[c][: int(share * n)] for c, n in wanted.items()])).without_base()
 
 
 def _dealt(others: Records, members: Records, owner: Tensor, rng: torch.Generator) -> Tensor:

@@ -274,7 +274,7 @@ def _counter_examples() -> list[str]:
 
 def _draw(path: Path, found: Mapping[Setting, Tensor]) -> None:
     """The probability by epsilon at two widths, measured and bounded; epsilon at probability 0.95 by xi."""
-    drawn = Setting(clients=20, records=50)  # one base per client: all versions of Theorem 1 can hold
+    drawn = Setting(clients=20, records=50)  # With one base per client all of Theorem 1 can hold.
     losses, (figure, ((*curves, blow_up),)) = found[drawn], panels(1, 3, 14, 4.4)
     for axes, width in zip(curves, WIDTHS, strict=True):
         low, high = width * float(losses.min()) / 2, max(3.0, 5 * width) / math.sqrt(drawn.records)

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from raydiff.privacy.pdp.bound import Release
+from raydiff.privacy.pdp.bound import ReleasedRows
 from raydiff.privacy.pdp.kernel import Floats, Ints, Kernel
 
 STATES = 4096  # k^n up to which the chain is enumerated
@@ -58,7 +58,7 @@ class Exact:
     """max_t TV(q(v_t), p(v_t)) of Assumption 2, over both models."""
 
 
-def exact(table: Ints, record: int, release: Release, weights: Ints | None = None) -> Exact:
+def exact(table: Ints, record: int, release: ReleasedRows, weights: Ints | None = None) -> Exact:
     """What row number `record` of a (rows, n) table changes; `weights` (rows,) counts equal rows.
 
     One copy of the record is taken away. Raises ValueError for too many states.

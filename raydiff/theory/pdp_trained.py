@@ -38,7 +38,7 @@ from torch import Tensor
 from raydiff.models.d3pm import DiscreteDiffusion, images_of
 from raydiff.models.ddpm import device
 from raydiff.models.training import Training, optimize
-from raydiff.privacy.pdp.bound import Release, audit
+from raydiff.privacy.pdp.bound import ReleasedRows, audit
 from raydiff.privacy.pdp.kernel import Floats, Ints, Kernel
 from raydiff.seeding import generator
 from raydiff.theory.pdp_exact import (
@@ -53,7 +53,7 @@ from raydiff.theory.pdp_exact import (
     states,
     variation,
 )
-from raydiff.theory.random_tables import Setting
+from raydiff.theory.random_tables import RandomTable
 from raydiff.theory.shown import grid
 from raydiff.tree import Params
 
@@ -61,7 +61,7 @@ Predictions = Callable[[int], Floats]
 """t in 1..T -> p_phi(v_0^i = l | v_t), (k^n, n, k), v_t in the order of `pdp_exact.states`."""
 
 SLACK = 1e-6  # of predictions, which must sum to 1
-TINY = Setting(p=0.6, others=100, columns=3, categories=3, steps=10, epsilon=0.1)  # 27 states, enumerated
+TINY = RandomTable(p=0.6, others=100, columns=3, categories=3, steps=10, epsilon=0.1)  # 27 states, enumerated
 MARKS, RUNS = (0, 30, 100, 300), 2  # steps of the training of its models, how often they are trained
 
 
@@ -69,7 +69,7 @@ MARKS, RUNS = (0, 30, 100, 300), 2  # steps of the training of its models, how o
 class Trained:
     """Two models, with the record and without, against each other and against the perfect ones.
 
-    The steps are `Release.steps`. The errors are those of the worse of the two models.
+    The steps are `ReleasedRows.steps`. The errors are those of the worse of the two models.
     """
 
     delta: float
@@ -89,7 +89,7 @@ class Trained:
 
 
 def trained(
-    table: Ints, record: int, release: Release, models: Sequence[Predictions], weights: Ints | None = None
+    table: Ints, record: int, release: ReleasedRows, models: Sequence[Predictions], weights: Ints | None = None
 ) -> Trained:
     """Of models of a (rows, n) table with row number `record` and without one copy of it, in this order.
 
@@ -174,7 +174,7 @@ def _checked(guess: Floats, columns: int, kernel: Kernel) -> Floats:
     return guess
 
 
-def _error(gamma: Floats, gap: Floats, release: Release) -> float:
+def _error(gamma: Floats, gap: Floats, release: ReleasedRows) -> float:
     """sum f_1 + f_2; an error of 0 costs nothing at an infinite price."""
     total = 0.0
     for t, one, other in zip(release.steps, gamma, gap, strict=True):
@@ -187,7 +187,7 @@ def _error(gamma: Floats, gap: Floats, release: Release) -> float:
 
 
 def stages(
-    setting: Setting, table: Ints, marks: Sequence[int], *, training: Training, seed: int, hidden: int = 64
+    setting: RandomTable, table: Ints, marks: Sequence[int], *, training: Training, seed: int, hidden: int = 64
 ) -> Iterator[Trained]:
     """After each number of steps in `marks`, ascending: the two models of the table, row 0 being the record.
 

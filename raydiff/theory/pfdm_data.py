@@ -185,7 +185,7 @@ def _server(world: Truth, x: Tensor, noise: Tensor, budget: Depth, shared: bool)
 
 
 @dataclass(frozen=True)
-class Prediction:
+class ArmPrediction:
     """One arm, over seeds."""
 
     minority: int
@@ -200,7 +200,7 @@ class Prediction:
 
 def predictions(
     world: Truth, minorities: Sequence[int], budgets: Sequence[Depth], *, shared: bool, seeds: int
-) -> list[Prediction]:
+) -> list[ArmPrediction]:
     """Every arm at every minority size, budget and sampler. localonly knows neither sampler nor budget: it repeats, so
     that every row has its baseline beside it."""
     out = []
@@ -212,7 +212,7 @@ def predictions(
                 for arm in ARMS:
                     mine = [run[budget.epsilon][sampler, arm] for run in runs]
                     gain = student([a - b for a, b in zip(local, mine, strict=True)])
-                    out.append(Prediction(minority, budget.epsilon, sampler, arm, student(mine), gain))
+                    out.append(ArmPrediction(minority, budget.epsilon, sampler, arm, student(mine), gain))
     return out
 
 
@@ -247,7 +247,7 @@ def report(config: Data, path: Path, minorities: Sequence[int], *, shared: bool,
     ]
 
 
-def _table(found: Sequence[Prediction]) -> list[str]:
+def _table(found: Sequence[ArmPrediction]) -> list[str]:
     rows = [("n", "epsilon", "sampler", *ARMS)]
     for (n, epsilon, sampler), arms in itertools.groupby(found, lambda p: (p.minority, p.epsilon, p.sampler)):
         cells = (f"{p.w2[0]:.3f}{'+' if p.gain[1] > 0 else '-' if p.gain[2] < 0 else ' '}" for p in arms)

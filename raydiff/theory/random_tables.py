@@ -20,7 +20,7 @@ import pandas as pd
 import torch
 
 from raydiff.models.d3pm_kernel import Linear, Schedule, Sigmoid
-from raydiff.privacy.pdp.bound import CAVEATS, Audit, Release, audit, bounds
+from raydiff.privacy.pdp.bound import CAVEATS, Audit, ReleasedRows, audit, bounds
 from raydiff.privacy.pdp.histograms import Histograms, distinct, histograms
 from raydiff.privacy.pdp.kernel import Floats, Ints, Kernel
 from raydiff.privacy.pdp.radius import Condition
@@ -45,7 +45,7 @@ Grown = dict[int, list[tuple[Floats, Ints]]]  # by n: of each table, the main te
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
+class RandomTable:
     """A random table and a model of it. The defaults are those of Figure 4."""
 
     p: float = 0.5
@@ -68,10 +68,10 @@ class Setting:
     """Of the radius."""
 
     @property
-    def release(self) -> Release:
+    def release(self) -> ReleasedRows:
         """Clean rows of the model."""
         kernel = Kernel(alpha=self.schedule.alpha(self.steps).tolist(), categories=self.categories)
-        return Release(kernel=kernel, epsilon=self.epsilon, samples=self.samples, condition=self.condition)
+        return ReleasedRows(kernel=kernel, epsilon=self.epsilon, samples=self.samples, condition=self.condition)
 
     def table(self, rng: torch.Generator) -> Ints:
         """(s + 1, n): the record, then the others."""
@@ -88,7 +88,7 @@ def skewed(rows: int, columns: int, categories: int, *, p: float, rng: torch.Gen
     return np.asarray(torch.where(major, 0, others).numpy(), dtype=np.int64)
 
 
-def growing(setting: Setting, sizes: Sequence[int], rng: torch.Generator) -> tuple[Floats, Ints]:
+def growing(setting: RandomTable, sizes: Sequence[int], rng: torch.Generator) -> tuple[Floats, Ints]:
     """The main term of each step, and its radius, (sizes, T): rows that agree with the record nowhere are added.
 
     Raises ValueError for a size below the setting's s.
@@ -136,7 +136,7 @@ def report(out: Path, *, seeds: int = 5) -> list[str]:
     """The tables; a csv and a picture into the folder `out`."""
     grown: Grown = {}
     for n in COLUMNS:
-        setting = Setting(columns=n, steps=100)
+        setting = RandomTable(columns=n, steps=100)
         grown[n] = [growing(setting, SIZES, generator(seed, "pdp", "table")) for seed in range(seeds)]
     curves = [*by_similarity(), *by_step(seeds), *by_size(grown), *by_parameter(seeds), *by_skew(seeds)]
     table, picture = out / "pdp-bound.csv", out / "pdp-bound.png"
@@ -163,7 +163,7 @@ def report(out: Path, *, seeds: int = 5) -> list[str]:
     ]
 
 
-def audits(setting: Setting, seeds: int, *, alone: bool) -> list[Audit]:
+def audits(setting: RandomTable, seeds: int, *, alone: bool) -> list[Audit]:
     """The bounds of a table of each seed: of the record `alone`, or of everyone."""
     tables = (setting.table(generator(seed, "pdp", "table")) for seed in range(seeds))
     return [audit(table, setting.release, records=np.array([0]) if alone else None) for table in tables]
@@ -172,16 +172,16 @@ def audits(setting: Setting, seeds: int, *, alone: bool) -> list[Audit]:
 def by_similarity() -> Iterator[Curve]:
     """Figure 3: all records of one table, for each p."""
     for p in PS:
-        (found,) = audits(Setting(p=p), 1, alone=False)
+        (found,) = audits(RandomTable(p=p), 1, alone=False)
         y = [(d, d, d) for d in found.delta.tolist()]
         yield Curve("3", "delta", "similarity", f"p = {p}", found.similarity[:, STEP - 1].tolist(), y)
 
 
 def by_step(seeds: int) -> Iterator[Curve]:
     """Figures 4 and 8: leak, radius and contribution of each step."""
-    settings = [("4", f"p = {p}", Setting(p=p)) for p in PS]
+    settings = [("4", f"p = {p}", RandomTable(p=p)) for p in PS]
     for p, condition in itertools.product((0.3, 0.9), ("theorem", "relaxed")):
-        setting = Setting(p=p, others=30_000, epsilon=1.0, condition=condition)
+        setting = RandomTable(p=p, others=30_000, epsilon=1.0, condition=condition)
         settings.append(("8", f"p = {p}, {condition}", setting))
     for figure, label, setting in settings:
         found = audits(setting, seeds, alone=True)
@@ -200,21 +200,21 @@ def by_size(grown: Grown) -> Iterator[Curve]:
 def by_parameter(seeds: int) -> Iterator[Curve]:
     """Figure 5, right: delta over the schedules' rate; delta over m."""
     for name, schedules in RATES.items():
-        y = [_delta(Setting(schedule=schedule), seeds) for schedule in schedules]
+        y = [_delta(RandomTable(schedule=schedule), seeds) for schedule in schedules]
         yield Curve("5", "delta", "rate", name, [schedule.rate for schedule in schedules], y)
-    yield Curve("", "delta", "m", "p = 0.5", SAMPLES, [_delta(Setting(samples=m), seeds) for m in SAMPLES])
+    yield Curve("", "delta", "m", "p = 0.5", SAMPLES, [_delta(RandomTable(samples=m), seeds) for m in SAMPLES])
 
 
 def by_skew(seeds: int) -> Iterator[Curve]:
     """Figure 11: delta of the most and the least exposed record of each table, over p."""
     for n, k, steps in CONFIGURATIONS:
-        found = [audits(Setting(p=p, columns=n, categories=k, steps=steps), seeds, alone=False) for p in PS]
+        found = [audits(RandomTable(p=p, columns=n, categories=k, steps=steps), seeds, alone=False) for p in PS]
         for which, of in (("most", np.max), ("least", np.min)):
             y = [student([float(of(each.delta)) for each in tables]) for tables in found]
             yield Curve("11", "delta", "p", f"n = {n}, k = {k}, T = {steps}, {which}", PS, y)
 
 
-def _delta(setting: Setting, seeds: int) -> tuple[float, float, float]:
+def _delta(setting: RandomTable, seeds: int) -> tuple[float, float, float]:
     return student([float(found.delta[0]) for found in audits(setting, seeds, alone=True)])
 
 
@@ -224,7 +224,7 @@ def _similarity(seeds: int) -> str:
 
     cells = []
     for p in PS:
-        pairs = ((a.similarity[:, STEP - 1], a) for a in audits(Setting(p=p), seeds, alone=False))
+        pairs = ((a.similarity[:, STEP - 1], a) for a in audits(RandomTable(p=p), seeds, alone=False))
         ranks = [float(spearmanr(a.of_records(near), a.of_records(a.delta)).statistic) for near, a in pairs]
         cells.append(f"{bracket(*student(ranks), '.3g')} at p = {p}")
     return f"Rank correlation of all records' similarity at t = {STEP} and delta (Figure 3): " + ", ".join(cells)

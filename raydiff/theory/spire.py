@@ -36,7 +36,7 @@ W_MIN = 0.1
 """Estimated weights are cut to [W_MIN, 1 - W_MIN]: Theorem 4.3's proof has a w_min, without giving it."""
 WEIGHTS = (0.2, 0.8)  # of the clients: drawn uniformly from here
 W, MU, RECORDS = 0.7, 4.0, 1000  # Figure 3's weight and mean; the paper does not give n
-TIMES = (0.1, 0.5, 1.0)  # nor t
+TIMES = (0.1, 0.5, 1.0)  # The paper does not give t either.
 SQUARE = 4.0  # |mu_t|^2 elsewhere
 CLIENTS, COUNTS = (2, 8, 32, 128), (30, 100, 300, 1000)
 AXES = {

@@ -20,7 +20,7 @@ from raydiff.cli import audit
 from raydiff.data.tables.read import Table, read
 from raydiff.experiment import tracking
 from raydiff.models.d3pm_kernel import Sigmoid
-from raydiff.privacy.pdp.bound import UNCONDITIONAL, Release
+from raydiff.privacy.pdp.bound import UNCONDITIONAL, ReleasedRows
 from raydiff.privacy.pdp.kernel import Kernel
 
 
@@ -71,7 +71,7 @@ def test_rows_hold_the_bound_of_algorithm_1(file: Path) -> None:
     frame = pd.read_parquet(run(file, "--release", "7", "--epsilon", "0.5", "--remove") / "records.parquet")
     assert frame["row"].tolist() == [row for row in range(60) if row != 7]
     table = read(Table(source=str(file), label="income", bins=4))
-    release = Release(kernel=Kernel(alpha=Sigmoid().alpha(5).tolist(), categories=4), samples=7, epsilon=0.5)
+    release = ReleasedRows(kernel=Kernel(alpha=Sigmoid().alpha(5).tolist(), categories=4), samples=7, epsilon=0.5)
     assert table.labels is not None
     for label in (0, 1):  # each label's rows by themselves, as a model that is conditional on it knows them
         mine = (table.labels == label).numpy()
@@ -85,7 +85,7 @@ def test_rows_hold_the_bound_of_algorithm_1(file: Path) -> None:
 def test_a_model_that_is_conditional_on_nothing(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     frame = pd.read_parquet(run(file, "--unconditional", "--epsilon", "0.5", "--remove") / "records.parquet")
     table = read(Table(source=str(file), label="income", bins=4)).codes.numpy()
-    release = Release(kernel=Kernel(alpha=Sigmoid().alpha(5).tolist(), categories=4), epsilon=0.5)
+    release = ReleasedRows(kernel=Kernel(alpha=Sigmoid().alpha(5).tolist(), categories=4), epsilon=0.5)
     np.testing.assert_allclose(frame["delta"], pdp_reference.deltas(table, release), rtol=1e-9)
     assert UNCONDITIONAL in capsys.readouterr().out
 

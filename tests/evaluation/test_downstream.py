@@ -85,10 +85,10 @@ def test_the_epoch_is_the_one_that_held_out_synthetic_records_like_best(monkeypa
 
 def test_the_real_test_records_choose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other labels and other images in the test set: the same parameters."""
-    kept: list[downstream.Trained] = []
+    kept: list[downstream.TrainedClassifier] = []
     original = downstream.train
 
-    def recorded(*args: Any, **more: Any) -> downstream.Trained:
+    def recorded(*args: Any, **more: Any) -> downstream.TrainedClassifier:
         kept.append(original(*args, **more))
         return kept[-1]
 

@@ -23,13 +23,13 @@ from raydiff.experiment.trial import open_trial
 from raydiff.methods import DPSGD, FedAvg, LocalOnly
 from raydiff.models.d3pm import DiscreteDiffusion, codes_of, images_of
 from raydiff.models.training import Training
-from raydiff.privacy.pdp.bound import Release
+from raydiff.privacy.pdp.bound import ReleasedRows
 from raydiff.privacy.pdp.kernel import Kernel
 from raydiff.seeding import generator
 from raydiff.theory.pdp_exact import exact
 
 MODEL = DiscreteDiffusion(hidden=16, layers=2, steps=5, counts=(3, 3, 3))
-RELEASE = Release(kernel=Kernel(alpha=MODEL.schedule.alpha(5).tolist(), categories=3))
+RELEASE = ReleasedRows(kernel=Kernel(alpha=MODEL.schedule.alpha(5).tolist(), categories=3))
 
 
 def skewed(count: int, seed: int) -> Records:
@@ -38,7 +38,7 @@ def skewed(count: int, seed: int) -> Records:
     return Records(images_of(codes), torch.zeros(count, 1).long(), torch.arange(count))
 
 
-def told(records: Records, release: Release = RELEASE) -> list[float]:
+def told(records: Records, release: ReleasedRows = RELEASE) -> list[float]:
     """The bounds by Algorithm 1 as it is printed, record by record."""
     return [float(d) for d in deltas(records.images.flatten(1).long().numpy(), release)]
 

@@ -26,7 +26,7 @@ from raydiff.models.networks import UNet
 from raydiff.models.training import Training, optimize
 from raydiff.privacy import accountants
 from raydiff.privacy.client_level import ClientPrivacy
-from raydiff.privacy.dpsgd import noise_multiplier_for
+from raydiff.privacy.private_gradient import noise_multiplier_for
 from raydiff.privacy.release import Gaussian, Nothing, disclose
 from raydiff.seeding import NoiseStream, generator
 from raydiff.tree import Params

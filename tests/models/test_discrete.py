@@ -13,7 +13,7 @@ from torch import Tensor
 from raydiff.models.d3pm import DiscreteDiffusion, codes_of, drawn, images_of, kernel
 from raydiff.models.d3pm_kernel import Cosine, Linear, Sigmoid
 from raydiff.models.training import Training, fit
-from raydiff.privacy.dpsgd import per_record
+from raydiff.privacy.private_gradient import per_record
 from raydiff.seeding import generator
 
 SCHEDULES = [Linear(), Linear(rate=0.4), Sigmoid(rate=2.5), Cosine()]

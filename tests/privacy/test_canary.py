@@ -46,7 +46,7 @@ class Kind:
         central = getattr(event, "trust", None) == "central"
         return (ledger.with_published(0, [event]) if central else ledger.with_upload(0, 0, event, 0)).mu(0)
 
-    def audit(self, seed: int, send: Send | None = None, **options: Any) -> canaries.Audit:
+    def audit(self, seed: int, send: Send | None = None, **options: Any) -> canaries.CanaryAudit:
         own: Send = send or (lambda x, noise: self.send(x, noise)[0])
         options = {"asks": 1, "count": self.count, **options}
         return canaries.audit(own, clip=self.clip, shape=self.shape, rng=generator(seed, "canaries"), **options)
@@ -202,7 +202,7 @@ def test_at_epsilon_4_the_bound_of_4000_canaries_comes_close() -> None:
     mu = accountants.mu_for(4.0, 1e-5)
     rng = generator(2)
 
-    def found(mu: float) -> canaries.Audit:
+    def found(mu: float) -> canaries.CanaryAudit:
         return canaries.bound(*(sign * mu / 2 + torch.randn(2000, generator=rng) for sign in (1, -1)))
 
     lows = [found(mu).epsilon_low(1e-5) for _ in range(40)]

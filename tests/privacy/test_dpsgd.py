@@ -25,8 +25,8 @@ from torch import Tensor
 from raydiff.models.ddpm import DDPM
 from raydiff.models.networks import MLP, UNet
 from raydiff.models.training import Training, optimize
-from raydiff.privacy import accountants, dpsgd
-from raydiff.privacy.dpsgd import Mechanism, PrivateGradient, clipped_sum, noise_multiplier_for, per_record
+from raydiff.privacy import accountants, private_gradient
+from raydiff.privacy.private_gradient import Mechanism, PrivateGradient, clipped_sum, noise_multiplier_for, per_record
 from raydiff.privacy.release import Gaussian
 from raydiff.seeding import NoiseStream, generator
 from raydiff.tree import Params
@@ -422,8 +422,8 @@ def test_pieces_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     clipping = Mechanism(noise_multiplier=0.0, max_grad_norm=0.5, multiplicity=2)
     whole, _ = small(mechanism=clipping, **drawn)(params)
     for floats, examples in ((1, 256), (2**25, 1), (2**25, 5)):
-        monkeypatch.setattr(dpsgd, "FLOATS", floats)
-        monkeypatch.setattr(dpsgd, "EXAMPLES", examples)
+        monkeypatch.setattr(private_gradient, "FLOATS", floats)
+        monkeypatch.setattr(private_gradient, "EXAMPLES", examples)
         pieces, _ = small(mechanism=clipping, **drawn)(params)
         for k, v in whole.items():
             torch.testing.assert_close(pieces[k], v, rtol=1e-5, atol=1e-7)

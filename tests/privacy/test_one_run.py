@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from raydiff.privacy import accountants, canaries, dpsgd, one_run
-from raydiff.privacy.dpsgd import Mechanism, PrivateGradient, noise_multiplier_for
+from raydiff.privacy import accountants, canaries, one_run, private_gradient
 from raydiff.privacy.one_run import Bits, Pulls
+from raydiff.privacy.private_gradient import Mechanism, PrivateGradient, noise_multiplier_for
 from raydiff.seeding import generator
 
 EPSILON, DELTA, CLIP, CANARIES = 2.0, 1e-5, 1.5, 1000
@@ -117,7 +117,7 @@ def test_a_forgotten_clip_is_flagged(monkeypatch: pytest.MonkeyPatch) -> None:
     def unclipped(gradients: dict[str, Tensor], clip: float) -> dict[str, Tensor]:
         return {k: v.sum(0) for k, v in gradients.items()}
 
-    monkeypatch.setattr(dpsgd, "clipped_sum", unclipped)
+    monkeypatch.setattr(private_gradient, "clipped_sum", unclipped)
     found, epsilon = run(0, steps=8, rate=0.5)
     assert found.flags(epsilon) and found.epsilon_low == found.epsilon_most
 

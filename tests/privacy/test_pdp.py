@@ -17,7 +17,7 @@ from reference.pdp_tables import CONDITIONS, SCHEDULES, kernel, skewed
 
 from raydiff.models.d3pm_kernel import Linear, Schedule, Sigmoid
 from raydiff.privacy import accountants
-from raydiff.privacy.pdp.bound import CAVEATS, Audit, Release, audit, bounds
+from raydiff.privacy.pdp.bound import CAVEATS, Audit, ReleasedRows, audit, bounds
 from raydiff.privacy.pdp.histograms import Distinct, histograms
 from raydiff.privacy.pdp.kernel import Kernel
 
@@ -49,7 +49,7 @@ def test_agrees_with_algorithm_1(
     data: st.DataObject,
 ) -> None:
     table = skewed(rows, columns, categories, p=p, seed=data.draw(st.integers(0, 99)))
-    release = Release(
+    release = ReleasedRows(
         kernel=kernel(schedule, steps, categories),
         samples=data.draw(st.integers(1, 1000)),
         epsilon=data.draw(st.sampled_from([0.1, 1.0, 10.0])),
@@ -67,7 +67,7 @@ def test_agrees_with_algorithm_1(
 def test_agrees_on_larger_tables(schedule: Schedule, condition: str) -> None:
     """Skewed enough for every radius from 1 to n to occur."""
     table = np.concatenate([skewed(300, 7, 4, p=0.9, seed=1), skewed(40, 7, 4, p=0.2, seed=2)])
-    release = Release(kernel=kernel(schedule, 12, 4), condition=condition)
+    release = ReleasedRows(kernel=kernel(schedule, 12, 4), condition=condition)
     found = audit(table, release)
     assert schedule == Sigmoid(rate=2.0) or len(np.unique(found.radius)) >= 5  # under the sigmoid nearly all are n
     some = np.arange(290, 340, 7)
@@ -80,8 +80,8 @@ def test_a_step_without_noise_leaks_nothing() -> None:
     table = skewed(60, 3, 3, p=0.5)
     late, plain = Kernel(alpha=[1, 1, 0.6, 0.2], categories=3), Kernel(alpha=[1, 0.6, 0.2], categories=3)
     for condition in CONDITIONS:
-        found = audit(table, Release(kernel=late, condition=condition))
-        shifted = audit(table, Release(kernel=plain, condition=condition))
+        found = audit(table, ReleasedRows(kernel=late, condition=condition))
+        shifted = audit(table, ReleasedRows(kernel=plain, condition=condition))
         assert not found.terms[:, 0].any()
         np.testing.assert_allclose(found.delta, shifted.delta, rtol=1e-12)
 
@@ -89,7 +89,7 @@ def test_a_step_without_noise_leaks_nothing() -> None:
 def test_some_records_alone_equal_those_of_all() -> None:
     table = skewed(80, 4, 3, p=0.6)
     some = np.array([7, 3, 3, 60])
-    every, few = audit(table, Release(kernel=LINEAR)), audit(table, Release(kernel=LINEAR), records=some)
+    every, few = audit(table, ReleasedRows(kernel=LINEAR)), audit(table, ReleasedRows(kernel=LINEAR), records=some)
     for name in ("delta", "leak", "psi", "radius", "similarity", "overlap", "alone", "terms"):
         expected = every.of_records(getattr(every, name))[some]
         np.testing.assert_array_equal(few.of_records(getattr(few, name)), expected)
@@ -97,9 +97,9 @@ def test_some_records_alone_equal_those_of_all() -> None:
 
 def test_batches_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     table = skewed(80, 4, 3, p=0.6)
-    whole = audit(table, Release(kernel=LINEAR))
+    whole = audit(table, ReleasedRows(kernel=LINEAR))
     monkeypatch.setattr("raydiff.privacy.pdp.bound.BATCH", 7)
-    parts = audit(table, Release(kernel=LINEAR))
+    parts = audit(table, ReleasedRows(kernel=LINEAR))
     np.testing.assert_array_equal(whole.delta, parts.delta)
     np.testing.assert_array_equal(whole.index, parts.index)
 
@@ -109,7 +109,7 @@ def test_batches_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_by_label_agrees_with_algorithm_1_on_the_labels_rows() -> None:
     table, labels = skewed(80, 4, 3, p=0.6), np.random.default_rng(0).choice([0, 2, 5], 80, p=[0.7, 0.2, 0.1])
-    release = Release(kernel=LINEAR)
+    release = ReleasedRows(kernel=LINEAR)
     found = audit(table, release, labels=labels)
     for label in (0, 2, 5):
         mine = labels == label
@@ -124,31 +124,31 @@ def test_by_label_agrees_with_algorithm_1_on_the_labels_rows() -> None:
 
 def test_one_label_is_no_label() -> None:
     table = skewed(50, 3, 3, p=0.6)
-    one, none = (audit(table, Release(kernel=LINEAR), labels=x) for x in (np.full(50, 4), None))
+    one, none = (audit(table, ReleasedRows(kernel=LINEAR), labels=x) for x in (np.full(50, 4), None))
     np.testing.assert_array_equal(one.of_records(one.delta), none.of_records(none.delta))
 
 
 def test_the_only_record_of_a_label() -> None:
     table, labels = skewed(30, 3, 3, p=0.6), np.repeat([0, 1], [29, 1])
-    found = audit(table, Release(kernel=LINEAR, step=2), labels=labels)
+    found = audit(table, ReleasedRows(kernel=LINEAR, step=2), labels=labels)
     assert found.of_records(found.delta)[29] == math.inf
     assert found.of_records(found.alone)[29] == 3  # the label is what comes after the columns
     assert np.isfinite(found.of_records(found.delta)[:29]).all()
-    assert not audit(table, Release(kernel=LINEAR, step=10), labels=labels).delta.any()  # rows of pure noise
+    assert not audit(table, ReleasedRows(kernel=LINEAR, step=10), labels=labels).delta.any()  # rows of pure noise
 
 
 def test_rows_of_each_label() -> None:
     """m_y is in the bound of label y's records alone."""
     table, labels = skewed(60, 3, 3, p=0.6), np.arange(60) % 2
-    once = audit(table, Release(kernel=LINEAR), labels=labels)
-    found = audit(table, Release(kernel=LINEAR, by_label=(1, 7)), labels=labels)
+    once = audit(table, ReleasedRows(kernel=LINEAR), labels=labels)
+    found = audit(table, ReleasedRows(kernel=LINEAR, by_label=(1, 7)), labels=labels)
     expected = once.of_records(once.delta) * np.where(labels == 1, 7, 1)
     np.testing.assert_allclose(found.of_records(found.delta), expected, rtol=1e-12)
 
 
 def test_progress_is_that_of_all_labels() -> None:
     seen: list[float] = []
-    audit(skewed(60, 3, 3, p=0.6), Release(kernel=LINEAR), labels=np.arange(60) % 3, progress=seen.append)
+    audit(skewed(60, 3, 3, p=0.6), ReleasedRows(kernel=LINEAR), labels=np.arange(60) % 3, progress=seen.append)
     assert seen == sorted(seen) and seen[-1] == pytest.approx(1) and seen[0] <= 1 / 3
 
 
@@ -158,7 +158,7 @@ def test_progress_is_that_of_all_labels() -> None:
 def test_by_hand() -> None:
     """One column, two values, one step to pure noise: s = 3 others, all in the ball."""
     table = np.array([[0], [0], [1], [1]])
-    found = audit(table, Release(kernel=kernel(Linear(), 1, 2), epsilon=2.0))
+    found = audit(table, ReleasedRows(kernel=kernel(Linear(), 1, 2), epsilon=2.0))
     change, leak = 2.0, 2.0 / (1 + 3) * math.log(1 + 1 / 1)  # A_1 = 1 / (2 1/2 1/2); Sim = 3, Sim of the column 1
     np.testing.assert_allclose(found.leak, leak)
     np.testing.assert_allclose(found.delta, (leak + 1 / 9) / (2 * (1 - math.exp(-2))))
@@ -181,7 +181,7 @@ def test_the_proved_constant_is_smaller_by_mu() -> None:
 @pytest.mark.parametrize("condition", CONDITIONS)
 def test_a_value_of_its_own_is_reported_with_its_column(condition: str) -> None:
     table = np.concatenate([skewed(50, 3, 2, p=0.5), [[0, 2, 0]]])
-    release = Release(kernel=kernel(Linear(), 5, 3), condition=condition)
+    release = ReleasedRows(kernel=kernel(Linear(), 5, 3), condition=condition)
     found = audit(table, release)
     delta, alone = found.of_records(found.delta), found.of_records(found.alone)
     assert delta[-1] == math.inf
@@ -196,16 +196,16 @@ def test_a_value_of_its_own_is_reported_with_its_column(condition: str) -> None:
 
 def test_linear_in_the_released_rows() -> None:
     table = skewed(100, 4, 5, p=0.6)
-    one, many = (audit(table, Release(kernel=LINEAR, samples=m)).delta for m in (1, 1000))
+    one, many = (audit(table, ReleasedRows(kernel=LINEAR, samples=m)).delta for m in (1, 1000))
     np.testing.assert_allclose(many, 1000 * one, rtol=1e-12)
 
 
 def test_later_release_steps_leak_less() -> None:
     table = skewed(100, 4, 5, p=0.6)
-    found = [audit(table, Release(kernel=LINEAR, step=step)).delta for step in range(11)]
+    found = [audit(table, ReleasedRows(kernel=LINEAR, step=step)).delta for step in range(11)]
     assert all((late <= early).all() for early, late in itertools.pairwise(found))
     assert not found[10].any()
-    whole = audit(table, Release(kernel=LINEAR))
+    whole = audit(table, ReleasedRows(kernel=LINEAR))
     np.testing.assert_allclose(whole.terms[:, 4:].sum(axis=1), found[4], rtol=1e-12)
 
 
@@ -214,7 +214,7 @@ def test_relaxed_is_no_worse_than_theorem_on_skewed_tables() -> None:
     for p in (0.3, 0.5, 0.7, 0.9):
         table = np.concatenate([[[1] * 5], skewed(5000, 5, 5, p=p, seed=3), [[1] * 5]])
         theorem, relaxed = (
-            audit(table, Release(kernel=kernel(Linear(), 20, 5), condition=c), records=np.array([0]))
+            audit(table, ReleasedRows(kernel=kernel(Linear(), 20, 5), condition=c), records=np.array([0]))
             for c in CONDITIONS
         )
         assert (relaxed.radius <= theorem.radius).all()
@@ -228,7 +228,7 @@ def test_figure_4() -> None:
     leaks = []
     for seed in range(20):
         table = np.concatenate([[[1] * 5], skewed(1000, 5, 5, p=0.5, seed=seed)])
-        leaks.append(audit(table, Release(kernel=kernel(Linear(), 20, 5)), records=np.array([0])).leak[0])
+        leaks.append(audit(table, ReleasedRows(kernel=kernel(Linear(), 20, 5)), records=np.array([0])).leak[0])
     found = np.median(leaks, axis=0)[[0, 1, 2, 4, 7]]
     np.testing.assert_allclose(found, [24, 11, 5.4, 0.41, 2.4e-4], rtol=0.4)
 
@@ -241,7 +241,7 @@ def far_table(columns: int, s: int, t: int) -> Audit:
     rows = np.array([[0] * columns, [1] * columns])
     data = Distinct(rows=rows, weights=np.array([2, s - 1]), index=np.arange(2))
     until_t = Kernel(alpha=Linear().alpha(100)[: t + 1].tolist(), categories=5)
-    return bounds(histograms(data, np.array([0])), Release(kernel=until_t, step=t - 1))
+    return bounds(histograms(data, np.array([0])), ReleasedRows(kernel=until_t, step=t - 1))
 
 
 def slopes(columns: int, t: int, sizes: list[int]) -> np.ndarray:
@@ -317,7 +317,7 @@ def test_what_is_printed_with_it() -> None:
 )
 def test_bad_releases(changes: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        replace(Release(kernel=LINEAR), **changes)
+        replace(ReleasedRows(kernel=LINEAR), **changes)
 
 
 @pytest.mark.parametrize(
@@ -351,7 +351,7 @@ def test_bad_kernels(alpha: list[float], categories: int, message: str) -> None:
 )
 def test_bad_tables(table: np.ndarray, records: np.ndarray | None, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        audit(table, Release(kernel=LINEAR), records=records)
+        audit(table, ReleasedRows(kernel=LINEAR), records=records)
 
 
 @pytest.mark.parametrize(
@@ -365,4 +365,4 @@ def test_bad_tables(table: np.ndarray, records: np.ndarray | None, message: str)
 )
 def test_bad_labels(labels: np.ndarray | None, by_label: tuple[int, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        audit(np.zeros((3, 2), dtype=int), Release(kernel=LINEAR, by_label=by_label), labels=labels)
+        audit(np.zeros((3, 2), dtype=int), ReleasedRows(kernel=LINEAR, by_label=by_label), labels=labels)

@@ -7,7 +7,7 @@ import pytest
 from reference import pdp_reference
 
 from raydiff.models.d3pm_kernel import Linear
-from raydiff.privacy.pdp.bound import CAVEATS, CONDITIONAL, UNCONDITIONAL, Release, caveats
+from raydiff.privacy.pdp.bound import CAVEATS, CONDITIONAL, UNCONDITIONAL, ReleasedRows, caveats
 from raydiff.privacy.pdp.kernel import Kernel
 from raydiff.privacy.pdp.radius import radius
 
@@ -35,6 +35,6 @@ def test_agrees_one_at_a_time(condition: str, rate: float, categories: int) -> N
 
 def test_a_schedule_that_stops_before_pure_noise_is_told() -> None:
     whole, part = (Kernel(alpha=Linear(rate=r).alpha(20).tolist(), categories=5) for r in (1.0, 0.1))
-    assert caveats(Release(kernel=whole)) == (*CAVEATS, UNCONDITIONAL)
-    assert caveats(Release(kernel=whole), conditional=True) == (*CAVEATS, CONDITIONAL)
-    assert "keeps 0.34 of the signal" in caveats(Release(kernel=part))[-1]
+    assert caveats(ReleasedRows(kernel=whole)) == (*CAVEATS, UNCONDITIONAL)
+    assert caveats(ReleasedRows(kernel=whole), conditional=True) == (*CAVEATS, CONDITIONAL)
+    assert "keeps 0.34 of the signal" in caveats(ReleasedRows(kernel=part))[-1]

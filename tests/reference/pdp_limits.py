@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from raydiff.privacy.pdp.bound import Release
+from raydiff.privacy.pdp.bound import ReleasedRows
 from raydiff.privacy.pdp.kernel import Floats, Ints, Kernel
 from raydiff.privacy.pdp.radius import radius
 
@@ -38,7 +38,7 @@ class Limit:
     """(steps,)."""
 
 
-def limit(others: int, columns: int, release: Release) -> Limit:
+def limit(others: int, columns: int, release: ReleasedRows) -> Limit:
     """Theorem E.1 for s = `others` further records. Raises ValueError for fewer than one, or no column."""
     if others < 1 or columns < 1:
         raise ValueError(f"others and columns must be at least 1, got {others} and {columns}")

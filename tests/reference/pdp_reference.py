@@ -11,19 +11,19 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from raydiff.privacy.pdp.bound import Release
+from raydiff.privacy.pdp.bound import ReleasedRows
 from raydiff.privacy.pdp.kernel import Floats, Ints
 
 INF = math.inf
 
 
-def deltas(table: Ints, release: Release, records: Iterable[int] | None = None) -> Floats:
+def deltas(table: Ints, release: ReleasedRows, records: Iterable[int] | None = None) -> Floats:
     """delta(v*) of the given records of the table, or of all."""
     records = range(len(table)) if records is None else records
     return np.array([_delta(np.delete(table, v, axis=0), table[v], release) for v in records])
 
 
-def _delta(others: Ints, record: Ints, release: Release) -> float:
+def _delta(others: Ints, record: Ints, release: ReleasedRows) -> float:
     (s, n), k, m, epsilon = others.shape, release.kernel.categories, release.samples, release.epsilon
     alpha = [float(a) for a in release.kernel.alpha]
     abar = [math.prod(alpha[: t + 1]) for t in range(len(alpha))]

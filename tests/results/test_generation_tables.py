@@ -17,7 +17,7 @@ from storages import Storage
 
 from raydiff.data.datasets import Data, load
 from raydiff.data.partition import Iid
-from raydiff.data.tables import write as generated
+from raydiff.data.tables import rows_file
 from raydiff.data.tables.encode import Column, Mapping
 from raydiff.data.tables.read import Table, read
 from raydiff.experiment import trial
@@ -301,7 +301,7 @@ def test_killed_and_called_again_it_gives_the_same_files(
 ) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     write(finished, 0, whole, Request(num=30), code=CODE)
-    true, said = generated.write_part, []
+    true, said = rows_file.write_part, []
 
     def part(path: Path, *arguments: Any, header: bool) -> None:
         if len(list(cut.glob("train-*.csv"))) == 2:
@@ -313,9 +313,9 @@ def test_killed_and_called_again_it_gives_the_same_files(
 
     with monkeypatch.context() as patched, pytest.raises(Killed):
         if when == "a part":
-            patched.setattr(generated, "write_part", part)
+            patched.setattr(rows_file, "write_part", part)
         elif when == "the file of all":
-            patched.setattr(generated, "join", killed)
+            patched.setattr(rows_file, "join", killed)
         else:
             true_unlink = Path.unlink
             patched.setattr(
@@ -327,7 +327,7 @@ def test_killed_and_called_again_it_gives_the_same_files(
     assert left == {"a part": 2, "the file of all": 5}[when] if when != "the parts' end" else left > 0
     (cut / ".train-00002-of-00005.csv.0a1b2c3d").write_bytes(b"half a pa")  # what a kill leaves
     (cut / ".rows.csv.0a1b2c3d").write_bytes(b"half")
-    monkeypatch.setattr(generated, "write_part", lambda *a, **k: (said.append(a[0].name), true(*a, **k)))
+    monkeypatch.setattr(rows_file, "write_part", lambda *a, **k: (said.append(a[0].name), true(*a, **k)))
     write(finished, 0, cut, Request(num=30), code=CODE)
     assert files(cut) == files(whole)
     assert len(said) == (3 if when == "a part" else 0)
@@ -354,9 +354,9 @@ def test_a_row_takes_no_more_than_estimated(tmp_path: Path) -> None:
     columns = tuple(Column(name, ('"""', "a")) for name in ('"x"', "y"))
     mapping = Mapping(columns, Column("l", ("é,",)))
     codes, labels = np.zeros((50, 2), dtype=np.int64), np.zeros(50, dtype=np.int64)
-    generated.write_part(tmp_path / "part", codes, labels, mapping, header=True)
+    rows_file.write_part(tmp_path / "part", codes, labels, mapping, header=True)
     size = (tmp_path / "part").stat().st_size
-    assert size <= 50 * generated.most_bytes(mapping) + generated.header_bytes(mapping)
+    assert size <= 50 * rows_file.most_bytes(mapping) + rows_file.header_bytes(mapping)
 
 
 # --- the sampler ---

@@ -10,10 +10,11 @@ import torch
 
 from raydiff.data.records import Records
 from raydiff.evaluation.attacks import lira
+from raydiff.evaluation.attacks.targets import in_proportion
 from raydiff.methods import FedAvg, LocalOnly
 from raydiff.results import shadows
 from raydiff.results.finished import open_finished
-from raydiff.results.shadows import ROLES, Attacked, Request, in_mix, open_attacked
+from raydiff.results.shadows import ROLES, Attacked, Request, open_attacked
 from raydiff.seeding import generator
 
 
@@ -44,10 +45,9 @@ def test_a_mix_is_kept() -> None:
     labels = torch.tensor([0] * 10 + [1] * 10 + [2] * 10)[:, None]
     rows = Records(torch.zeros(30, 1, 2, 2), labels, torch.arange(30), base=labels[:, 0])
     classes = torch.tensor([0] * 20 + [1] * 40 + [9] * 5)
-    assert in_mix(rows, classes, most=99).labels[:, 0].tolist() == [0] * 5 + [1] * 10
-    assert in_mix(rows, classes, most=6).labels[:, 0].tolist() == [0] * 2 + [1] * 4
-    assert in_mix(rows, classes, most=6).base is None
-    assert len(in_mix(rows, torch.tensor([9]), most=5)) == 0
+    assert in_proportion(rows, classes, most=99).labels[:, 0].tolist() == [0] * 5 + [1] * 10
+    assert in_proportion(rows, classes, most=6).labels[:, 0].tolist() == [0] * 2 + [1] * 4
+    assert len(in_proportion(rows, torch.tensor([9]), most=5)) == 0
 
 
 def test_a_shadow_is_the_method_itself_on_its_half(copied, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from raydiff.theory.pfdm import Gauss
 from raydiff.theory.pfdm_data import (
     ARMS,
     SAMPLERS,
-    Prediction,
+    ArmPrediction,
     Truth,
     depths,
     pooled_records,
@@ -37,32 +37,32 @@ def world() -> Truth:
     return Truth(Gauss(means, roots @ roots.mT), cluster, centre, clip=5.0, centred_clip=4.5, pooled=300)
 
 
-def row(found: list[Prediction], minority: int, epsilon: float | None, sampler: str, arm: str) -> Prediction:
+def row(found: list[ArmPrediction], minority: int, epsilon: float | None, sampler: str, arm: str) -> ArmPrediction:
     key = (minority, epsilon, sampler, arm)
     (it,) = (p for p in found if (p.minority, p.epsilon, p.sampler, p.arm) == key)
     return it
 
 
 @pytest.fixture(scope="module")
-def found(world: Truth) -> list[Prediction]:
+def found(world: Truth) -> list[ArmPrediction]:
     budgets = depths(world, [10.0, 200.0, None], schedule="linear", timesteps=1000)
     return predictions(world, [3, 150], budgets, shared=True, seeds=10)
 
 
-def test_every_combination_has_a_row(found: list[Prediction]) -> None:
+def test_every_combination_has_a_row(found: list[ArmPrediction]) -> None:
     keys = [(p.minority, p.epsilon, p.sampler, p.arm) for p in found]
     assert len(keys) == len(set(keys)) == 2 * 3 * len(SAMPLERS) * len(ARMS)
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
-def test_without_noise_three_records_gain_from_three_hundred(found: list[Prediction], sampler: str) -> None:
+def test_without_noise_three_records_gain_from_three_hundred(found: list[ArmPrediction], sampler: str) -> None:
     assert row(found, 3, None, sampler, "pfdm").gain[1] > 0
     few, many = (row(found, n, None, sampler, "pfdm").gain[0] for n in (3, 150))
     assert many < few / 10
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
-def test_what_is_missing_costs(found: list[Prediction], sampler: str) -> None:
+def test_what_is_missing_costs(found: list[ArmPrediction], sampler: str) -> None:
     """Without the server, with the wrong labels, with noise on the uploads: each is worse than with."""
     at = {arm: row(found, 3, 200.0, sampler, arm).w2[0] for arm in ARMS}
     assert at["collafuse"] < at["pfdm"] < at["shuffled"]
@@ -70,7 +70,7 @@ def test_what_is_missing_costs(found: list[Prediction], sampler: str) -> None:
     assert at["centre"] < at["pfdm"]  # a smaller clip norm: less noise
 
 
-def test_arms_that_coincide(found: list[Prediction]) -> None:
+def test_arms_that_coincide(found: list[ArmPrediction]) -> None:
     for sampler in SAMPLERS:
         same = {row(found, 3, None, sampler, arm).w2[0] for arm in ("pfdm", "collafuse", "centre")}
         assert len(same) == 1
@@ -80,7 +80,7 @@ def test_arms_that_coincide(found: list[Prediction]) -> None:
     assert gain == (0, 0, 0)
 
 
-def test_the_gain_is_paired(found: list[Prediction]) -> None:
+def test_the_gain_is_paired(found: list[ArmPrediction]) -> None:
     local, mine = (row(found, 3, 200.0, "ddim", arm) for arm in ("localonly", "pfdm"))
     assert mine.gain[0] == pytest.approx(local.w2[0] - mine.w2[0])
     assert mine.gain[2] - mine.gain[1] < local.w2[2] - local.w2[1]

@@ -7,7 +7,7 @@ import pytest
 
 from raydiff.privacy.pdp.bound import audit
 from raydiff.seeding import generator
-from raydiff.theory.random_tables import Setting, growing, skewed, slopes
+from raydiff.theory.random_tables import RandomTable, growing, skewed, slopes
 
 
 def test_shares_of_the_values() -> None:
@@ -19,7 +19,7 @@ def test_shares_of_the_values() -> None:
 
 
 def test_rows_that_agree_nowhere_are_added() -> None:
-    setting = Setting(others=50, steps=6)
+    setting = RandomTable(others=50, steps=6)
     main, radius = growing(setting, (50, 80, 400), generator(0, "x"))
     for row, size in enumerate((50, 80, 400)):
         far = np.full((size - 50, setting.columns), 2)

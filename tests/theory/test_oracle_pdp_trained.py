@@ -10,11 +10,11 @@ from raydiff.models.training import Training
 from raydiff.seeding import generator
 from raydiff.theory import pdp_trained
 from raydiff.theory.pdp_trained import _trainings, stages
-from raydiff.theory.random_tables import Setting
+from raydiff.theory.random_tables import RandomTable
 from raydiff.tree import Params
 
 TRAINING = Training(steps=60, learning_rate=1e-2, decay="constant")
-TINY = Setting(p=0.7, others=40, columns=2, categories=2, steps=4, epsilon=0.05)
+TINY = RandomTable(p=0.7, others=40, columns=2, categories=2, steps=4, epsilon=0.05)
 
 
 def test_errors_fall_and_the_record_begins_to_matter() -> None:

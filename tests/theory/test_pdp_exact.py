@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from reference.pdp_tables import CLEAR, CONDITIONS, NOISY, kernel, skewed, weighted_tables
 
 from raydiff.models.d3pm_kernel import Linear, Schedule, Sigmoid
-from raydiff.privacy.pdp.bound import CAVEATS, Release, audit, bounds, caveats
+from raydiff.privacy.pdp.bound import CAVEATS, ReleasedRows, audit, bounds, caveats
 from raydiff.privacy.pdp.histograms import Distinct, histograms
 from raydiff.privacy.pdp.kernel import Ints
 from raydiff.theory.pdp_exact import column_chances, exact, generated, hockey_stick, noise
@@ -20,7 +20,7 @@ from raydiff.theory.pdp_exact import column_chances, exact, generated, hockey_st
 NOISE = 1e-11  # of differences of sums of floats near 1
 
 
-def theorem_1(rows: Ints, weights: Ints, release: Release) -> float:
+def theorem_1(rows: Ints, weights: Ints, release: ReleasedRows) -> float:
     """The bound of row 0."""
     data = Distinct(rows=rows, weights=weights, index=np.arange(len(rows)))
     return float(bounds(histograms(data, np.array([0])), release).delta[0])
@@ -39,7 +39,7 @@ def test_exact_below_kl_below_theorem_1(
 ) -> None:
     """Schedules that end in pure noise, where generation starts."""
     rows, weights, categories = table
-    release = Release(
+    release = ReleasedRows(
         kernel=kernel(schedule, steps, categories),
         epsilon=epsilon,
         step=data.draw(st.integers(0, steps - 1)),
@@ -62,7 +62,7 @@ def test_schedules_that_stop_before_pure_noise(
 ) -> None:
     """Theorem 1 then bounds the divergence under the noised table, but not what is generated (next test)."""
     rows, weights, categories = table
-    release = Release(
+    release = ReleasedRows(
         kernel=kernel(schedule, steps, categories),
         epsilon=epsilon,
         step=data.draw(st.integers(0, steps - 1)),
@@ -84,7 +84,7 @@ def test_counterexample_to_theorem_1_where_the_schedule_stops_before_pure_noise(
     one row in 5e7 is near the record. That gap is Assumption 2's; Theorem 1 puts it into an error term.
     """
     rows, weights = np.array([[0] * 5, [1] * 5]), np.array([2, 10**8])
-    release = Release(kernel=kernel(Linear(rate=1e-5), 1, 2), epsilon=0.1, condition=condition)
+    release = ReleasedRows(kernel=kernel(Linear(rate=1e-5), 1, 2), epsilon=0.1, condition=condition)
     found = exact(rows, 0, release, weights)
     assert found.delta > 300 * theorem_1(rows, weights, release)
     assert found.gap > 0.9
@@ -95,7 +95,7 @@ def test_counterexample_to_theorem_1_where_the_schedule_stops_before_pure_noise(
 def test_one_step_is_tight_for_the_proved_constant() -> None:
     """All of Theorem 1 is lost but a factor near 1 where the model draws noise once and the record is one of two."""
     rows, weights = np.array([[0, 1], [1, 0]]), np.array([2, 10**7])
-    release = Release(kernel=kernel(Linear(), 1, 2), proved=True)
+    release = ReleasedRows(kernel=kernel(Linear(), 1, 2), proved=True)
     found, bound = exact(rows, 0, release, weights), theorem_1(rows, weights, release)
     assert found.output == pytest.approx(found.forward, rel=1e-6)
     assert bound == pytest.approx(found.output, rel=1e-4)
@@ -115,7 +115,7 @@ def test_exact_of_a_conditional_model_below_the_bound_by_label(
     more = others[0][:, np.arange(rows.shape[1]) % others[0].shape[1]] % categories
     whole = np.concatenate([np.repeat(rows, weights, axis=0), np.repeat(more, others[1], axis=0)])
     labels = np.repeat([1, 0], [weights.sum(), others[1].sum()])
-    release = Release(kernel=kernel(schedule, steps, categories), epsilon=epsilon)
+    release = ReleasedRows(kernel=kernel(schedule, steps, categories), epsilon=epsilon)
     found, slack = exact(whole[labels == 1], 0, release), NOISE * release.price
     assert found.delta <= found.path + slack
     for condition in CONDITIONS:
@@ -127,7 +127,7 @@ def test_two_records_of_a_label_among_4002() -> None:
     """As one table the audit finds a millionth of what a model that is conditional on the label really tells."""
     whole = np.concatenate([skewed(4000, 3, 2, p=0.5), [[0, 0, 0], [1, 1, 1]]])
     labels = np.repeat([0, 1], [4000, 2])
-    release = Release(kernel=kernel(Linear(), 10, 2), step=1)  # where no bound is infinite
+    release = ReleasedRows(kernel=kernel(Linear(), 10, 2), step=1)  # where no bound is infinite
     told = exact(whole[labels == 1], 0, release).delta
     as_one = audit(whole, release, records=np.array([4000])).delta[0]
     by_label = audit(whole, release, labels=labels, records=np.array([4000])).delta[0]
@@ -138,7 +138,7 @@ def test_two_records_of_a_label_among_4002() -> None:
 def test_what_a_conditional_model_generates_depends_on_its_labels_rows_alone(label: int) -> None:
     """By Bayes' rule over all rows of the table, with the label as a condition that is never noised."""
     table, labels = skewed(9, 2, 3, p=0.4), np.arange(9) % 2
-    release = Release(kernel=kernel(Sigmoid(), 4, 3), epsilon=0.02)
+    release = ReleasedRows(kernel=kernel(Sigmoid(), 4, 3), epsilon=0.02)
     other, own = int(np.flatnonzero(labels != label)[0]), int(np.flatnonzero(labels == label)[0])
     whole, without_other, without_own = (
         brute_force(np.delete(table, out, axis=0), release, np.delete(labels, out), label)
@@ -156,7 +156,7 @@ def test_what_a_conditional_model_generates_depends_on_its_labels_rows_alone(lab
 @pytest.mark.parametrize(("rows", "scaled"), [(100, 0.8141), (1000, 1.4533), (10_000, 1.8558)])
 def test_theorem_2(rows: int, scaled: float) -> None:
     """delta(0.04) of its table is above 1 / (6 s), and is the value found by an enumeration written apart."""
-    release = Release(kernel=kernel(Sigmoid(), 10, 2), epsilon=0.04)
+    release = ReleasedRows(kernel=kernel(Sigmoid(), 10, 2), epsilon=0.04)
     table, weights = np.array([[0, 0], [1, 1]]), np.array([rows - 1, 2])
     found = exact(table, 1, release, weights)
     assert found.delta > 1 / (6 * rows)
@@ -166,7 +166,7 @@ def test_theorem_2(rows: int, scaled: float) -> None:
 # --- the enumeration -----------------------------------------------------------------------------------------------
 
 
-def brute_force(table: Ints, release: Release, labels: Ints | None = None, label: int = 0) -> np.ndarray:
+def brute_force(table: Ints, release: ReleasedRows, labels: Ints | None = None, label: int = 0) -> np.ndarray:
     """p(v_{t-1}^i | v_t) by Bayes' rule over all rows, states and values, Eq. 4 written out; then the chain.
 
     With labels p(v_{t-1}^i | v_t, label).
@@ -198,7 +198,7 @@ def brute_force(table: Ints, release: Release, labels: Ints | None = None, label
 @pytest.mark.parametrize(("columns", "categories"), [(1, 4), (2, 3), (3, 2)])
 def test_agrees_with_bayes_rule_over_all_states(columns: int, categories: int, step: int) -> None:
     table = skewed(7, columns, categories, p=0.4, seed=columns + 5)
-    release = Release(kernel=kernel(Sigmoid(), 5, categories), epsilon=0.05, step=step)
+    release = ReleasedRows(kernel=kernel(Sigmoid(), 5, categories), epsilon=0.05, step=step)
     p, q = brute_force(table, release), brute_force(np.delete(table, 2, axis=0), release)
     assert p.sum() == pytest.approx(1)
     found = exact(table, 2, release)
@@ -215,7 +215,7 @@ def test_one_column_is_learned_exactly() -> None:
         expected = noise(counts / 10, noisy.matrix_since(step))
         np.testing.assert_allclose(generated(counts, noisy, step), expected, rtol=1e-12)
     table = np.repeat(np.arange(4), [5, 3, 1, 1])[:, None]
-    found = exact(table, 0, Release(kernel=noisy))
+    found = exact(table, 0, ReleasedRows(kernel=noisy))
     assert found.gap < 1e-12
     assert found.forward == pytest.approx(found.path, rel=1e-9)
 
@@ -239,15 +239,15 @@ def test_columns_of_a_step_sum_to_one() -> None:
 def test_an_infinite_bound_where_the_last_of_a_value_is_taken() -> None:
     """Without the record no row has its value: KL diverges, delta does not."""
     table = np.array([[0]] * 9 + [[1]])
-    found = exact(table, 9, Release(kernel=kernel(Linear(), 3, 2)))
+    found = exact(table, 9, ReleasedRows(kernel=kernel(Linear(), 3, 2)))
     assert found.output == found.path == math.inf
     assert found.delta == pytest.approx(0.1)
-    assert audit(table, Release(kernel=kernel(Linear(), 3, 2)), records=np.array([9])).delta[0] == math.inf
+    assert audit(table, ReleasedRows(kernel=kernel(Linear(), 3, 2)), records=np.array([9])).delta[0] == math.inf
 
 
 def test_samples_are_drawn_from_one_model() -> None:
     """The product of all pairs of rows that one model generates, against that of the other."""
-    table, release = skewed(9, 2, 3, p=0.4), Release(kernel=kernel(Sigmoid(), 4, 3), epsilon=0.02, samples=2)
+    table, release = skewed(9, 2, 3, p=0.4), ReleasedRows(kernel=kernel(Sigmoid(), 4, 3), epsilon=0.02, samples=2)
     p, q = brute_force(table, release), brute_force(np.delete(table, 3, axis=0), release)
     two = [np.outer(each, each) for each in (p, q)]
     found, once = exact(table, 3, release), exact(table, 3, replace(release, samples=1))
@@ -261,4 +261,4 @@ def test_samples_are_drawn_from_one_model() -> None:
 
 def test_too_many_states() -> None:
     with pytest.raises(ValueError, match=r"2\^13 states are too many"):
-        exact(np.zeros((3, 13), dtype=int), 0, Release(kernel=kernel(Linear(), 2, 2)))
+        exact(np.zeros((3, 13), dtype=int), 0, ReleasedRows(kernel=kernel(Linear(), 2, 2)))

@@ -12,7 +12,7 @@ from reference.pdp_limits import limit, lower
 from reference.pdp_tables import CONDITIONS, SCHEDULES, kernel, skewed, weighted_tables
 
 from raydiff.models.d3pm_kernel import Linear, Schedule, Sigmoid
-from raydiff.privacy.pdp.bound import Release, audit, bounds
+from raydiff.privacy.pdp.bound import ReleasedRows, audit, bounds
 from raydiff.privacy.pdp.histograms import Distinct, histograms
 from raydiff.privacy.pdp.kernel import Ints, Kernel
 from raydiff.theory.pdp_exact import exact
@@ -24,7 +24,7 @@ def test_no_record_is_above_the_ceiling(
     table: tuple[Ints, Ints, int], schedule: Schedule, steps: int, proved: bool, condition: str
 ) -> None:
     rows, weights, categories = table
-    release = Release(kernel=kernel(schedule, steps, categories), proved=proved, condition=condition)
+    release = ReleasedRows(kernel=kernel(schedule, steps, categories), proved=proved, condition=condition)
     data = Distinct(rows=rows, weights=weights, index=np.arange(len(rows)))
     found = bounds(histograms(data, np.array([0])), release)
     top = limit(int(weights.sum()) - 1, rows.shape[1], release)
@@ -36,7 +36,7 @@ def test_no_record_is_above_the_ceiling(
 @pytest.mark.parametrize("condition", CONDITIONS)
 def test_counterexample_to_theorem_e1(condition: str) -> None:
     """Records above it: the table whose record leaks most has the emptiest balls, and another's product is larger."""
-    release = Release(kernel=kernel(Linear(rate=0.4), 11, 4), condition=condition)
+    release = ReleasedRows(kernel=kernel(Linear(rate=0.4), 11, 4), condition=condition)
     worst = 0.0
     for seed in range(12):
         found = audit(skewed(45, 6, 4, p=0.6, seed=seed), release)
@@ -47,7 +47,7 @@ def test_counterexample_to_theorem_e1(condition: str) -> None:
 
 def test_e1_by_hand() -> None:
     """One column, one step to pure noise: Sim = s - 1 + 1, Sim of the column 1, everything in the ball."""
-    found = limit(30, 1, Release(kernel=kernel(Linear(), 1, 2), epsilon=1.0))
+    found = limit(30, 1, ReleasedRows(kernel=kernel(Linear(), 1, 2), epsilon=1.0))
     leak = 2 / (1 + 30) * math.log(2)
     np.testing.assert_allclose(found.leak, leak)
     np.testing.assert_array_equal(found.radius, 1)
@@ -57,7 +57,7 @@ def test_e1_by_hand() -> None:
 def test_e1_falls_with_s_in_the_order_of_the_paper() -> None:
     sizes = [10**4, 10**5, 10**6]
     until_50 = Kernel(alpha=Linear().alpha(100)[:51].tolist(), categories=5)
-    leaks = [limit(s, 10, Release(kernel=until_50)).leak for s in sizes]
+    leaks = [limit(s, 10, ReleasedRows(kernel=until_50)).leak for s in sizes]
     np.testing.assert_allclose(np.diff(np.log([x[49] for x in leaks])) / math.log(10), -2, atol=0.02)
     np.testing.assert_allclose(np.diff(np.log([x[0] for x in leaks])) / math.log(10), 0, atol=0.02)
 
@@ -69,9 +69,9 @@ def test_theorem_d1_holds_for_large_s(schedule: Schedule) -> None:
     table = np.array([[0, 0], [1, 1]])
     for s in (10**4, 10**6):
         epsilon, delta = lower(s, noise)
-        assert 0 < delta < exact(table, 1, Release(kernel=noise, epsilon=epsilon), np.array([s - 1, 2])).delta
+        assert 0 < delta < exact(table, 1, ReleasedRows(kernel=noise, epsilon=epsilon), np.array([s - 1, 2])).delta
     epsilon, delta = lower(20, noise)
-    assert delta > exact(table, 1, Release(kernel=noise, epsilon=epsilon), np.array([19, 2])).delta
+    assert delta > exact(table, 1, ReleasedRows(kernel=noise, epsilon=epsilon), np.array([19, 2])).delta
 
 
 def test_theorem_d1_written_out() -> None:
@@ -98,8 +98,8 @@ def test_theorem_d1_written_out() -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: limit(0, 3, Release(kernel=kernel(Linear(), 2, 2))), "got 0 and 3"),
-        (lambda: limit(5, 0, Release(kernel=kernel(Linear(), 2, 2))), "got 5 and 0"),
+        (lambda: limit(0, 3, ReleasedRows(kernel=kernel(Linear(), 2, 2))), "got 0 and 3"),
+        (lambda: limit(5, 0, ReleasedRows(kernel=kernel(Linear(), 2, 2))), "got 5 and 0"),
         (lambda: lower(10, kernel(Linear(), 2, 3)), "2 categories, got 3"),
         (lambda: lower(10, Kernel(alpha=[1, 1, 0.5], categories=2)), "alpha_1 = 1"),
     ],

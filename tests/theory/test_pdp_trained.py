@@ -14,7 +14,7 @@ from scipy.stats import chisquare
 
 from raydiff.models.d3pm import DiscreteDiffusion
 from raydiff.models.d3pm_kernel import Linear, Schedule, Sigmoid
-from raydiff.privacy.pdp.bound import Release
+from raydiff.privacy.pdp.bound import ReleasedRows
 from raydiff.privacy.pdp.kernel import Floats, Kernel
 from raydiff.seeding import generator
 from raydiff.theory.pdp_exact import clean_chances, column_chances, exact, hockey_stick, joint, neighbours, states
@@ -41,7 +41,7 @@ def chain(model: Predictions, noise: Kernel, columns: int, step: int) -> Floats:
 @pytest.mark.parametrize(("step", "samples"), [(0, 1), (2, 3)])
 def test_perfect_models_have_no_error(schedule: Schedule, step: int, samples: int) -> None:
     table, noise = skewed(12, 2, 3, p=0.5), kernel(schedule, 5, 3)
-    release = Release(kernel=noise, epsilon=0.05, step=step, samples=samples)
+    release = ReleasedRows(kernel=noise, epsilon=0.05, step=step, samples=samples)
     tables = neighbours(table, 4, noise)
     found = trained(table, 4, release, [partial(clean_chances, counts, noise) for counts in tables])
     perfect = exact(table, 4, release)
@@ -58,7 +58,7 @@ def test_perfect_models_have_no_error(schedule: Schedule, step: int, samples: in
 def test_uniform_predictions_by_hand() -> None:
     """One column of 0, 0, 0, 1 and T = 2: abar = 1, 1/2, 0. Without the record: 0, 0, 1."""
     noise = kernel(Linear(), 2, 2)
-    table, release = np.array([[0], [0], [0], [1]]), Release(kernel=noise, epsilon=0.1)
+    table, release = np.array([[0], [0], [0], [1]]), ReleasedRows(kernel=noise, epsilon=0.1)
     uniform = partial(np.full, (2, 1, 2), 0.5)
     found = trained(table, 0, release, [lambda t: uniform()] * 2)
     # q(v_0 | v_1 = 0) is 3/4 3/4 : 1/4 1/4 = 9 : 1, and v_1 is 0 with 10/16; q(v_0 | v_1 = 1) is 1 : 1
@@ -89,7 +89,7 @@ def test_a_denoisers_chain_is_what_it_samples(step: int) -> None:
 def test_delta_is_that_of_the_two_chains(step: int) -> None:
     noise = Kernel(alpha=MODEL.schedule.alpha(4).tolist(), categories=3)
     models = [predictions(MODEL.denoiser(noisy(seed)), 2, 3) for seed in (1, 2)]
-    release = Release(kernel=noise, epsilon=0.1, step=step)
+    release = ReleasedRows(kernel=noise, epsilon=0.1, step=step)
     table = skewed(9, 2, 3, p=0.5)
     found, perfect = trained(table, 0, release, models), exact(table, 0, release)
     p, q = (chain(model, noise, 2, step) for model in models)
@@ -124,7 +124,7 @@ def test_error_factors_are_those_of_the_extreme_transitions(categories: int) -> 
 
 def test_the_error_is_the_sum_over_steps_and_columns() -> None:
     noise = kernel(Linear(), 3, 3)
-    release = Release(kernel=noise, epsilon=0.5, step=1, samples=2)
+    release = ReleasedRows(kernel=noise, epsilon=0.5, step=1, samples=2)
     models = [lambda t: np.full((9, 2, 3), 1 / 3)] * 2
     found = trained(skewed(9, 2, 3, p=0.5), 0, release, models)
     factors = [error_factors(noise, t) for t in (2, 3)]
@@ -134,7 +134,7 @@ def test_the_error_is_the_sum_over_steps_and_columns() -> None:
 
 
 def test_bad_values() -> None:
-    table, release = skewed(9, 2, 3, p=0.5), Release(kernel=kernel(Linear(), 3, 3))
+    table, release = skewed(9, 2, 3, p=0.5), ReleasedRows(kernel=kernel(Linear(), 3, 3))
     fair = np.full((9, 2, 3), 1 / 3)
     for guess in (fair * 1.01, fair + np.array([-1.0, 0.5, 0.5]), fair * np.nan):
         with pytest.raises(ValueError, match="must be probabilities that sum to 1"):

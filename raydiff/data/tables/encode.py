@@ -167,7 +167,7 @@ def groups_of(
         return Column(name, (*groups, *missing), values=codes)
     texts = texts_of(values.dropna())
     counts = texts.value_counts()
-    order = sorted(counts.index, key=lambda text: (-counts[text], text))  # ties by name, not by row
+    order = sorted(counts.index, key=lambda text: (-counts[text], text))  # Ties go by name, not by row.
     room = bins - len(missing) - public
     if len(order) > room:
         says = f"column {name!r} has {len(order)} values{' and missing ones' if missing else ''}"

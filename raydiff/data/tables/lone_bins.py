@@ -40,7 +40,7 @@ def merged(encoded: Encoded, config: Table, groups: Ints) -> tuple[Encoded, tupl
         if kept.all():
             continue
         into = np.concatenate([[0], np.cumsum(kept)])
-        into = np.append(into, into[-1] + 1)  # missing values
+        into = np.append(into, into[-1] + 1)  # Missing values keep a code of their own.
         columns[i] = columns[i].cut_at(tuple(e for e, keep in zip(edges, kept, strict=True) if keep))
         codes[:, i] = torch.from_numpy(into)[codes[:, i]]
         names.append(columns[i].name)

@@ -237,7 +237,7 @@ def _frame(path: Path) -> pd.DataFrame:
             frame = pd.read_parquet(path).reset_index(drop=True).replace(dict.fromkeys(MARKS))
         else:
             frame = pd.read_csv(path, keep_default_na=False, na_values=MARKS, skipinitialspace=True, low_memory=False)
-    except Exception as e:  # by kind of damage: OSError, UnicodeDecodeError, ParserError, ArrowInvalid, ...
+    except Exception as e:  # Each kind of damage has its own exception.
         raise ValueError(f"{path} cannot be read as a table ({type(e).__name__})") from e
     if not frame.index.equals(pd.RangeIndex(len(frame))):
         raise ValueError(f"{path} cannot be read as a table (its rows have more fields than its header)")
@@ -332,7 +332,7 @@ def _typed(frame: pd.DataFrame, rows: Ints, found: Sequence[str], *, typed: bool
             frame[name] = pd.to_numeric(frame[name], errors="coerce")
         if _numeric(frame[name]):
             infinite = np.isinf(frame[name].to_numpy(dtype=np.float64))
-            infinite[rows] = False  # public ones are refused like any other
+            infinite[rows] = False  # Public values that are infinite are refused later.
             frame[name] = frame[name].mask(infinite)
     return frame
 
@@ -355,7 +355,7 @@ def _fitted(config: Table, frame: pd.DataFrame, columns: Sequence[str], label: s
             column = bins_of(values, name=name, bins=bins, edges=cuts.get(name), public=ours)
         else:
             if _numeric(values):
-                bins_of(values, name=name, bins=bins, edges=None)  # for its check of finite numbers
+                bins_of(values, name=name, bins=bins, edges=None)  # This checks that numbers are finite.
             merge = config.rare == "merge"
             column = groups_of(values, name=name, bins=bins, groups=groups.get(name), merge=merge, public=ours)
         if len(column.categories) > bins:

@@ -164,11 +164,17 @@ def _pooled(each: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
     return {role: torch.cat([s[role] for s in each]) if role in members else rows for role, rows in each[0].items()}
 
 
-def in_proportion(records: Records, classes: Tensor) -> Records:
-    """As many of `records` as there are in the class mix of `classes`, at least one of each class that it has."""
+def in_proportion(records: Records, classes: Tensor, *, most: int | None = None) -> Records:
+    """As many of `records` as there are in the class mix of `classes` (n,); a class that they do not have is left out.
+
+    At least one of each class that they have; or, of at most `most` in all, each class's share rounded down.
+    """
     there = {int(c): torch.nonzero(records.labels[:, 0] == c)[:, 0] for c in classes.unique()}
     wanted = {c: int((classes == c).sum()) for c, rows in there.items() if len(rows)}
     if not wanted:
         return records.select(torch.arange(0))
     share = min(len(there[c]) / n for c, n in wanted.items())
-    return records.select(torch.cat([there[c][: max(1, round(share * n))] for c, n in wanted.items()]))
+    if most is not None:
+        share = min(share, most / sum(wanted.values()))
+    counts = {c: max(1, round(share * n)) if most is None else int(share * n) for c, n in wanted.items()}
+    return records.select(torch.cat([there[c][:count] for c, count in counts.items()]))

@@ -36,14 +36,14 @@ NETWORKS: Mapping[str, CNN | Perceptron | ResNet18] = {
 """The classifiers by name."""
 DROPOUT = {"cnn": 0.5}
 EPOCHS = 50
-LEAST_STEPS = 20  # of an epoch: with few records 50 passes over them would end long before a classifier has learned
+LEAST_STEPS = 20  # An epoch has so many: 50 passes over few records would end before a classifier has learned.
 BATCH = 64
 RATE = 3e-4
 HELD_OUT = 5  # one record of so many
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedClassifier:
     """A classifier at its best epoch."""
 
     model: Classifier
@@ -76,7 +76,7 @@ def readings(
     images, of = test
     members = {k: torch.isin(of, torch.tensor(list(v), dtype=torch.int64)) for k, v in groups.items()}
     for name in names:
-        # the same first weights and batches for all clients and trials
+        # All clients and trials have the same first weights and batches.
         synthetic, real = (train(name, *rows, classes=classes, rng=_rng(name)) for rows in (made, own))
         for group, mask in members.items():
             if mask.any():
@@ -85,7 +85,7 @@ def readings(
     return out
 
 
-def train(name: str, images: Tensor, of: Tensor, *, classes: int, rng: torch.Generator) -> Trained:
+def train(name: str, images: Tensor, of: Tensor, *, classes: int, rng: torch.Generator) -> TrainedClassifier:
     """The classifier of this name, trained on four fifths of the records and read where the others like it best: at
     the epoch with the least cross-entropy on them, the first of equals.
 
@@ -117,7 +117,7 @@ def train(name: str, images: Tensor, of: Tensor, *, classes: int, rng: torch.Gen
         )
         loss = float(F.cross_entropy(model.classify(params)(images[held]), of[held]))
         best = min(best, (loss, epoch + 1, params), key=lambda found: found[0])
-    return Trained(model, best[2], best[1])
+    return TrainedClassifier(model, best[2], best[1])
 
 
 def labels_per_class(labels: Tensor, count: int) -> Tensor:
@@ -162,7 +162,8 @@ class _Dropping:
 def _cut(of: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
     """Rows to train on and rows held out, each class in its share."""
     order = stratified(of, rng)
-    held = max(1, len(order) // HELD_OUT)  # neighbours: every fifth would be of the same few classes
+    # In stratified order every run of neighbours has each class in its share; every fifth record has not.
+    held = max(1, len(order) // HELD_OUT)
     return order[held:], order[:held]
 
 

@@ -41,7 +41,7 @@ class Reader:
     def read(self, images: Tensor, labels: Tensor, reference: Records, groups: Groups) -> Metrics:
         """All readings of images (N, C, H, W) made for labels (N, K) beside the real reference."""
         classes = labels[:, 0]
-        rng = seeding.generator(0, "reference halves")  # the same halves in every trial
+        rng = seeding.generator(0, "reference halves")  # Every trial has the same halves.
         groups = {k: v for k, v in groups.items() if v}
         made, real = self.features(images), self.features(reference.images)
         of_real = reference.labels[:, 0]

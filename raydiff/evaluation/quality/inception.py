@@ -92,7 +92,7 @@ def _opened(path: Path) -> torch.nn.Module:
         (Path(folder) / FILE).symlink_to(path.absolute())
         try:
             network: torch.nn.Module = InceptionV3W(folder, download=False).eval()
-        except (RuntimeError, AttributeError) as e:  # no TorchScript, or of another network
+        except (RuntimeError, AttributeError) as e:  # This is no TorchScript, or that of another network.
             raise ValueError(f"{path} does not hold clean-fid's Inception ({type(e).__name__})") from None
     return network
 

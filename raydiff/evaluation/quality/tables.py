@@ -81,7 +81,7 @@ def downstream_accuracy(
     k = int(max(rows.max(), real.max())) + 1
     network = MLPClassifier(tuple(hidden), max_iter=MOST_ITERATIONS, n_iter_no_change=5, random_state=seed)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # enough is enough
+        warnings.simplefilter("ignore", ConvergenceWarning)  # So many iterations are enough.
         network.fit(_one_hot(rows, k), labels.numpy())
     return float(np.mean(network.predict(_one_hot(real, k)) == real_labels.numpy()))
 

@@ -84,7 +84,7 @@ def module(folder: Path, part: str) -> nn.Module:
     how = {"use_safetensors": True, "local_files_only": True, "low_cpu_mem_usage": False}
     try:
         found, info = kind.from_pretrained(folder / part, torch_dtype=torch.float32, output_loading_info=True, **how)
-    except Exception as error:  # by kind of damage: OSError, RuntimeError, TypeError, SafetensorError, ...
+    except Exception as error:  # Each kind of damage has its own exception.
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ValueError(f"the {part} in {folder} cannot be read: {reason}") from error
     if missing := sorted(info["missing_keys"]):
@@ -163,7 +163,7 @@ def _tensors(path: Path, *, read: bool = True) -> Params:
     from safetensors import SafetensorError, safe_open
 
     try:
-        with safe_open(path, framework="pt") as file:  # compares the header with the file's length
+        with safe_open(path, framework="pt") as file:  # This compares the header with the file's length.
             return {k: file.get_tensor(k) for k in file.keys()} if read else {}  # noqa: SIM118 (no mapping)
     except SafetensorError as error:
         raise ValueError(f"{path} is damaged or cut short: {error}") from None

@@ -141,7 +141,7 @@ class LatentDiffusion:
             without = self._noise(z_t.to(where), t.to(where), empty).cpu()
             return without + guidance * (given - without)
 
-        z = torch.randn(len(v), *latent, generator=rng)  # for all before the chunks: their size changes no draw
+        z = torch.randn(len(v), *latent, generator=rng)  # It is drawn for all, so that chunks change no draw.
         at_once = max(1, PIXELS // (shape[1] * shape[2]))
         parts = [
             denoise(

@@ -15,7 +15,7 @@ is m. The only record of a label has an infinite bound. Without `labels` all row
 | paper | here |
 |---|---|
 | V_0, s + 1 rows; V_1 without v* | `table`, or the rows of v*'s label; s = rows - 1 |
-| m, T_rl, epsilon | Release.samples, .step, .epsilon |
+| m, T_rl, epsilon | ReleasedRows.samples, .step, .epsilon |
 | alpha_t, k | Kernel.alpha, .categories |
 | n / s^psi_t; Sim(v*, V_1) | Audit.leak (and .psi); .similarity |
 | (1 + c_t) eta_t | Audit.radius |
@@ -41,7 +41,7 @@ from typing import TypeVar, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from raydiff.privacy.pdp.histograms import Counts, Histograms, Progress, check_table, distinct, histograms
+from raydiff.privacy.pdp.histograms import Counts, Histograms, OnProgress, check_table, distinct, histograms
 from raydiff.privacy.pdp.kernel import Floats, Ints, Kernel
 from raydiff.privacy.pdp.radius import Condition, radius
 
@@ -63,7 +63,7 @@ BATCH = 50_000  # distinct rows whose similarities are computed together
 
 
 @dataclass(frozen=True, kw_only=True)
-class Release:
+class ReleasedRows:
     """What is given away, and how the bound on it is computed."""
 
     kernel: Kernel
@@ -101,12 +101,12 @@ class Release:
         """delta per nat of one row's symmetric KL divergence (Lemma A.1): m / (eps (1 - e^-eps))."""
         return self.samples / (self.epsilon * -math.expm1(-self.epsilon))
 
-    def of_label(self, label: int) -> Release:
+    def of_label(self, label: int) -> ReleasedRows:
         """What is given away of one label's model."""
         return replace(self, samples=self.by_label[label], by_label=()) if self.by_label else self
 
 
-def caveats(release: Release, *, conditional: bool = False) -> tuple[str, ...]:
+def caveats(release: ReleasedRows, *, conditional: bool = False) -> tuple[str, ...]:
     """CAVEATS, what the model is conditional on, and a warning where generation starts from other noise than the
     schedule ends with."""
     found = (*CAVEATS, CONDITIONAL if conditional else UNCONDITIONAL)
@@ -122,7 +122,7 @@ def caveats(release: Release, *, conditional: bool = False) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Audit:
-    """The bound of each distinct row; `index` says which one a record is. The steps are `Release.steps`."""
+    """The bound of each distinct row; `index` says which one a record is. The steps are `ReleasedRows.steps`."""
 
     delta: Floats
     """(u,) bound on delta; inf where it is, and useless from 1 on."""
@@ -151,11 +151,11 @@ class Audit:
 
 def audit(
     table: Ints,
-    release: Release,
+    release: ReleasedRows,
     *,
     labels: Ints | None = None,
     records: Ints | None = None,
-    progress: Progress | None = None,
+    progress: OnProgress | None = None,
 ) -> Audit:
     """Theorem 1 for all records of a (s + 1, n) table of categories 0 .. k - 1, or for those at the given row numbers.
 
@@ -182,7 +182,7 @@ def audit(
     return replace(_joined(parts), index=index)
 
 
-def _of_group(table: Ints, release: Release, records: Ints, progress: Progress | None) -> Audit:
+def _of_group(table: Ints, release: ReleasedRows, records: Ints, progress: OnProgress | None) -> Audit:
     """The records at these row numbers of a table that a model was trained on by itself."""
     if len(table) == 1:
         return _alone(table.shape[1], release, records)
@@ -193,7 +193,7 @@ def _of_group(table: Ints, release: Release, records: Ints, progress: Progress |
     return replace(_joined(parts), index=index.reshape(-1))
 
 
-def _alone(n: int, release: Release, records: Ints) -> Audit:
+def _alone(n: int, release: ReleasedRows, records: Ints) -> Audit:
     """Of the only record of a label: without it there is no model of that label, so every step tells of it."""
     told = np.array([[math.inf if release.kernel.change(t, proved=release.proved) else 0.0 for t in release.steps]])
     none = np.zeros_like(told)
@@ -210,7 +210,7 @@ def _alone(n: int, release: Release, records: Ints) -> Audit:
     )
 
 
-def bounds(counted: Histograms, release: Release) -> Audit:
+def bounds(counted: Histograms, release: ReleasedRows) -> Audit:
     """Algorithm 1 for the records of these histograms, whatever the table was."""
     kernel, (u, n) = release.kernel, counted.sharing.shape[:2]
     within = np.cumsum(counted.near, axis=1, dtype=np.int64)
@@ -261,12 +261,12 @@ def _joined(parts: Sequence[Audit]) -> Audit:
     return Audit(**{f.name: np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(Audit)})
 
 
-def _share(progress: Progress | None, done: int, mine: Ints, asked: Ints) -> Progress | None:
+def _share(progress: OnProgress | None, done: int, mine: Ints, asked: Ints) -> OnProgress | None:
     """Progress of a group of records, told as that of all."""
     return None if progress is None else lambda part: progress((done + part * len(mine)) / len(asked))
 
 
-def _groups(labels: Ints | None, rows: int, release: Release) -> Ints:
+def _groups(labels: Ints | None, rows: int, release: ReleasedRows) -> Ints:
     if labels is None:
         if release.by_label:
             raise ValueError("by_label is for a conditional model: the audit needs labels")

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from raydiff.privacy.pdp.kernel import Ints
 
 Counts = NDArray[np.integer]
-Progress = Callable[[float], None]
+OnProgress = Callable[[float], None]
 """Called with the share that is done."""
 
 MEMORY = 1.5e9  # bytes that the dense way may take
@@ -77,7 +77,7 @@ def distinct(table: Ints) -> Distinct:
     return Distinct(rows=rows.astype(np.int64), weights=weights.astype(np.int64), index=index.reshape(-1))
 
 
-def histograms(data: Distinct, audited: Ints | None = None, progress: Progress | None = None) -> Histograms:
+def histograms(data: Distinct, audited: Ints | None = None, progress: OnProgress | None = None) -> Histograms:
     """Distances from each distinct row, or from the `audited` ones, to all other rows of the table."""
     audited = np.arange(len(data.rows)) if audited is None else audited
     sharing = (dense if _dense_pays(data, len(audited)) else blocked)(data, audited, progress)
@@ -89,7 +89,7 @@ def histograms(data: Distinct, audited: Ints | None = None, progress: Progress |
     return Histograms(near=near, sharing=sharing)
 
 
-def dense(data: Distinct, audited: Ints, progress: Progress | None = None) -> Counts:
+def dense(data: Distinct, audited: Ints, progress: OnProgress | None = None) -> Counts:
     """Rows that share the value in column i, by distance and with the row itself, (u, n, n): over all cells."""
     sizes, n = data.sizes, data.rows.shape[1]
     kind = np.int32 if data.weights.sum() < 2**31 else np.int64
@@ -119,7 +119,7 @@ def dense(data: Distinct, audited: Ints, progress: Progress | None = None) -> Co
     return found
 
 
-def blocked(data: Distinct, audited: Ints, progress: Progress | None = None) -> Counts:
+def blocked(data: Distinct, audited: Ints, progress: OnProgress | None = None) -> Counts:
     """The same by products of one-hot codes, block by block."""
     sizes, (u, n) = data.sizes, data.rows.shape
     kind = np.float32 if data.weights.sum() < 2**24 else np.float64  # counts are exact in either

@@ -65,7 +65,7 @@ def log_odds(within: Ints) -> Floats:
 def _theorem_fits(odds: Floats, spread: Floats, eta: int, kernel: Kernel, t: int) -> NDArray[np.bool_]:
     n = odds.shape[1] - 1
     first = odds[:, eta] / -math.log(n * (1 - kernel.same_since[t]))
-    with np.errstate(invalid="ignore"):  # an empty ball beside an infinite leak: no fit
+    with np.errstate(invalid="ignore"):  # An empty ball beside an infinite leak does not fit.
         second = (odds[:, eta] + spread) / (2 * kernel.log_ratio[t]) - 2
     return np.asarray(eta >= first + np.maximum(second, 0))
 

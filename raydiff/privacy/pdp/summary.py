@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from raydiff.privacy.pdp.bound import Audit, Release, audit
-from raydiff.privacy.pdp.histograms import Progress
+from raydiff.privacy.pdp.bound import Audit, ReleasedRows, audit
+from raydiff.privacy.pdp.histograms import OnProgress
 from raydiff.privacy.pdp.kernel import Floats, Ints
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -73,12 +73,12 @@ def most_exposed(delta: Floats) -> Ints:
 
 def removals(
     table: Ints,
-    release: Release,
+    release: ReleasedRows,
     found: Audit,
     shares: Sequence[float],
     *,
     labels: Ints | None = None,
-    progress: Progress | None = None,
+    progress: OnProgress | None = None,
 ) -> list[Removal]:
     """What an audit of the rest finds after each share of the most exposed records is removed; `labels` as in `audit`.
 
