@@ -1,0 +1,164 @@
+"""README and docs are claims: their commands exist and know their options, their Python runs, their links lead
+somewhere, and the main job's numbers are those of the run that is kept beside them."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import math
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from raydiff.__main__ import COMMANDS, main
+from raydiff.cli.arguments import shorthand
+from raydiff.experiment.presets.names import PRESETS
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+CURRENT = [page for page in PAGES if page.name != "changelog.md"]
+NAMES = {name for group in COMMANDS.values() for name in group}
+LAUNCHED = re.compile(r"\bpython ((?:jobs|analysis)/[a-z_]+\.py)([^\n`]*)")
+SHORT = re.compile(r"(?:^    |`)raydiff ([a-z-]+)([^\n`]*)", re.MULTILINE)
+
+
+def command_of(launcher: str) -> str:
+    """The command behind jobs/... or analysis/..., which its last line calls; where there is none, the launcher."""
+    found = (ROOT / launcher).is_file() and re.search(r'main\(\["([\w-]+)"', (ROOT / launcher).read_text())
+    return found[1] if found else launcher
+
+
+def called(text: str) -> Iterator[tuple[str, list[str]]]:
+    """(command, arguments) of every command line in a text."""
+    for launcher, rest in LAUNCHED.findall(text):
+        yield command_of(launcher), _arguments(rest)
+    for name, rest in SHORT.findall(text):
+        yield name, _arguments(rest)
+
+
+def _arguments(rest: str) -> list[str]:
+    return shlex.split(re.sub(r"[\[\]]", "", rest), comments=True)
+
+
+def options(page: Path) -> set[tuple[str, str]]:
+    """(command, --option) that a page names, but for fields by their path and what is short for them."""
+    return {
+        (name, argument.partition("=")[0])
+        for name, arguments in called(page.read_text())
+        for argument in arguments
+        if argument.startswith("--") and "." not in argument.partition("=")[0] and shorthand([argument]) == [argument]
+    }
+
+
+def blocks(page: Path) -> list[str]:
+    """Its Python."""
+    return re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+
+
+def test_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) < 200
+
+
+@pytest.mark.parametrize("page", CURRENT, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_and_presets_exist(page: Path) -> None:
+    lines = list(called(page.read_text()))
+    assert [name for name, _ in lines if name not in NAMES] == []
+    known = {*PRESETS, "reproduce"}
+    presets = [(name, words[0]) for name, words in lines if name == "sweep" and words and words[0][0] not in "-."]
+    assert [preset for _, preset in presets if preset not in known and preset != preset.upper()] == []
+
+
+def test_every_command_is_in_readme_and_in_the_list() -> None:
+    for page in (ROOT / "README.md", ROOT / "docs" / "how-to" / "index.md"):
+        assert {name for name in NAMES if not re.search(rf"`(raydiff )?{name}`", page.read_text())} == set()
+
+
+@pytest.fixture(scope="module")
+def helped() -> dict[str, str]:
+    """What each command says on --help."""
+    return {}
+
+
+@pytest.mark.parametrize(("name", "option"), sorted(set().union(*(options(page) for page in CURRENT))))
+def test_commands_know_their_options(
+    name: str, option: str, helped: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    if name not in helped:
+        with pytest.raises(SystemExit):
+            main([name, "--help"])
+        helped[name] = capsys.readouterr().out
+    assert re.search(rf"(?<![\w-]){option}(?![\w-])", helped[name])
+
+
+def test_links_lead_somewhere() -> None:
+    lost = []
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#\s]+)(?:#[\w-]*)?\)", page.read_text()):
+            if "://" not in target and not (page.parent / target).exists():
+                lost.append(f"{page.relative_to(ROOT)}: {target}")
+    assert lost == []
+
+
+def test_readmes_table_is_of_the_run_that_is_kept() -> None:
+    with (ROOT / "docs" / "data" / "main-job.csv").open() as file:
+        kept = [row for row in csv.DictReader(file) if (row["schedule"], row["clients"]) == ("linear", "4")]
+    table = re.findall(r"^\| (LocalOnly|PFDM|FedAvg) (\|.*)\|$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert len(table) == len(kept) == 6
+    for method, rest in table:
+        asked, spent, minor, everything, auc, own, sent = (cell.strip() for cell in rest.strip("|").split("|"))
+        asked = asked.replace("-", "")
+        row = next(row for row in kept if (row["method"], row["method.epsilon"].removesuffix(".0")) == (method, asked))
+        assert [minor, everything] == [f"{float(row[name]):.3f}" for name in ("fd_cnn/minor", "fd_cnn/all")]
+        assert [auc, own] == [f"{float(row[n]):.3f}" if row[n] else "-" for n in ("auc_global", "auc_client")]
+        assert spent.partition(" ")[0] in (f"{float(row['epsilon']):.2f}", f"{float(row['epsilon']):g}")
+        amount, unit = sent.split()
+        assert math.isclose(float(amount) * {"B": 1, "kB": 1e3, "MB": 1e6}[unit], float(row["bytes_up"]), rel_tol=5e-3)
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home of its own, where runs are kept."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_tutorial_runs(home: Path) -> None:
+    together = "\n".join(block for block in blocks(ROOT / "docs" / "tutorial.md") if "rd.sweep(" not in block)
+    exec(compile(together, "tutorial.md", "exec"), {})
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.parametrize("page", ["README.md", "docs/tutorial.md"])
+def test_all_python_runs(page: str, home: Path) -> None:
+    exec(compile("\n".join(blocks(ROOT / page)), page, "exec"), {})
+
+
+@pytest.fixture(scope="module")
+def architecture() -> ModuleType:
+    """docs/architecture.py."""
+    spec = importlib.util.spec_from_file_location("architecture", ROOT / "docs" / "architecture.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_no_circle_of_rooms_and_the_picture_is_of_these_imports(architecture: ModuleType) -> None:
+    arrows = architecture.imports()
+    assert architecture.circle(arrows) == []
+    assert architecture.described(arrows) in architecture.PICTURE.read_text(), "draw it: python docs/architecture.py"
+
+
+def test_a_circle_is_found(architecture: ModuleType) -> None:
+    assert set(architecture.circle({("data", "privacy"), ("privacy", "tree"), ("tree", "data")})) == {
+        "data",
+        "privacy",
+        "tree",
+    }
