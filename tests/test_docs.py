@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+import raydiff
 from raydiff.__main__ import COMMANDS, main
 from raydiff.cli.arguments import shorthand
 from raydiff.experiment.presets.names import PRESETS
@@ -63,6 +64,10 @@ def blocks(page: Path) -> list[str]:
 
 def test_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) < 200
+
+
+def test_what_is_cited_is_this_version() -> None:
+    assert f"\nversion: {raydiff.__version__}\n" in (ROOT / "CITATION.cff").read_text()
 
 
 @pytest.mark.parametrize("page", CURRENT, ids=lambda page: str(page.relative_to(ROOT)))
