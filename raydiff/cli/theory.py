@@ -17,7 +17,6 @@ positive where the arm is better than local training. The arms and the assumptio
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -78,8 +77,7 @@ def _data(name: str) -> Data:
 
 
 def _parser() -> Parser:
-    form = argparse.RawDescriptionHelpFormatter
-    parser = Parser(description=__doc__, formatter_class=form, allow_abbrev=False)
+    parser = Parser("theory", __doc__)
     what = "theory, mixture, spire, feddistr, pdp or a data set (default: theory, mixture, digits)"
     parser.add_argument("what", nargs="?", default="all", help=what)
     parser.add_argument("--out", type=Path, default=Path("oracle-report"), help="folder; for a data set also x.csv")
