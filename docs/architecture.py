@@ -63,7 +63,7 @@ def circle(arrows: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def described(arrows: Iterable[tuple[str, str]]) -> str:
-    """The arrows as the picture's description: by it a test sees whether the picture is of today's imports."""
+    """The arrows as the picture's description: a test sees by it whether the picture is of today's imports."""
     return "; ".join(f"{importer} imports {imported}" for importer, imported in sorted(arrows))
 
 
@@ -122,7 +122,7 @@ def main() -> int:
         print(f"error: rooms import in a circle: {' > '.join(found)}", file=sys.stderr)
         return 1
     matplotlib.rcParams["svg.hashsalt"] = "raydiff"  # the same bytes for the same picture
-    draw(arrows).savefig(PICTURE, metadata={"Date": None, "Description": described(arrows)})
+    draw(arrows).savefig(PICTURE, metadata={"Date": None, "Description": described(shown(arrows))})
     print(f"{PICTURE.relative_to(ROOT)}: {sum(map(len, floors()))} rooms, {len(arrows)} arrows, no circle")
     return 0
 
