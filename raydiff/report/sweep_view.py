@@ -36,14 +36,17 @@ class SweepView:
 
     @property
     def preset(self) -> str | None:
-        """The preset that the sweep's command named, None where no command was recorded; reproduce-PAPER-SCALE."""
-        words = self.about.get("command", [])
-        if not words:
-            return None
-        if words[1:2] == ["reproduce"]:
+        """The preset that the sweep's command named, or reproduce-PAPER-SCALE; None where no command was recorded, or
+        one that is neither `raydiff sweep` nor `jobs/sweep.py`."""
+        program, *words = self.about.get("command") or [""]
+        if Path(program).name != "sweep.py":
+            if words[:1] != ["sweep"]:
+                return None
+            words = words[1:]
+        if words[:1] == ["reproduce"]:
             given = dict(itertools.pairwise(words)) | dict(w.split("=", 1) for w in words if "=" in w)
             return f"reproduce-{given.get('--paper')}-{given.get('--scale', 'cpu')}"
-        return words[1] if len(words) > 1 and not words[1].startswith("-") else DEFAULT_PRESET
+        return words[0] if words and not words[0].startswith("-") else DEFAULT_PRESET
 
     @cached_property
     def fields(self) -> dict[str, str]:

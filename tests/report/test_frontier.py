@@ -391,12 +391,6 @@ def test_csv_has_a_column_for_each_kind(tmp_path: Path) -> None:
     assert table.loc["f0", [central, local, sampled]].isna().all() and table.loc["f0", own] == 9.7
 
 
-def test_csv_of_one_kind_has_one_column(tmp_path: Path) -> None:
-    write_trial(tmp_path / "s", "a", outcome=finished(9.0, 2.0))
-    command.write(tmp_path / "s", tmp_path / "o")
-    assert list(pd.read_csv(tmp_path / "o" / "frontier.csv")["epsilon"]) == [9.0]
-
-
 def test_kinds_that_differ_in_delta_only_are_named_in_full(tmp_path: Path) -> None:
     for digest, method, delta in (("a", "PFDM", 1e-5), ("b", "DPSGD", 1e-6)):
         write_trial(tmp_path, digest, method=method, outcome=finished(9.0, 2.0, delta=delta))
@@ -519,16 +513,6 @@ def test_stopped_trials_are_hollow(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "stopped early\n(validation split)" in legend(figure)
 
 
-def test_plot_names_the_kinds_where_there_are_several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_trial(tmp_path, "a", method="PFDM", outcome=finished(5.0, 1.0))
-    write_trial(tmp_path, "b", method="DPSGD", outcome=finished(8.0, 2.0, unit="client"))
-    figure = drawn(load.runs(tmp_path), monkeypatch)
-    words = [text.replace("\n", " ") for text in legend(figure)]
-    assert words[:2] == ["DPSGD, per client, replace-one, local trust", "PFDM, per example, replace-one, local trust"]
-    known = "local trust, δ = 1e-05, exact accountant; public by declaration: labels; against the server"
-    assert words[-2:] == [f"ε per client, replace-one, {known}", f"ε per example, replace-one, {known}"]
-
-
 def test_each_method_kind_and_setting_is_a_series(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     figure = drawn(load.runs(write_kinds(tmp_path)), monkeypatch)
     title = "ε, of several kinds (see the legend): those of different kinds are not comparable"
@@ -551,16 +535,6 @@ def test_each_method_kind_and_setting_is_a_series(tmp_path: Path, monkeypatch: p
     assert [len(set(of)) for of in zip(*looks, strict=True)] == [6, 6]  # colours, markers
     central = points[1]
     assert list(central.get_ydata()) == [5.0, 2.0] and list(central.get_xdata()) == [1.0, math.log10(50)]
-
-
-def test_kinds_and_settings_share_the_legend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for clients in (2, 4):
-        write_trial(tmp_path, f"a{clients}", clients=clients, outcome=finished(5.0, 1.0))
-        end = finished(8.0, 2.0, **SAMPLED)
-        write_trial(tmp_path, f"b{clients}", method="DPSGD", clients=clients, outcome=end)
-    words = [text.replace("\n", " ") for text in legend(drawn(load.runs(tmp_path), monkeypatch))]
-    series = ["DPSGD, per example, add-remove, local trust", "PFDM, per example, replace-one, local trust"]
-    assert words[:5] == [*series, "", "clients 2", "clients 4"]
 
 
 def test_the_axis_of_central_trust_says_against_whom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

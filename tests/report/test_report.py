@@ -283,6 +283,24 @@ def test_every_published_number_says_what_differs_and_names_a_preset() -> None:
 # ----------------------------------------------------------------------------------------------- missing pieces
 
 
+@pytest.mark.parametrize(
+    ("command", "preset"),
+    [
+        ("jobs/sweep.py spire-mnist --name x", "spire-mnist"),
+        ("/opt/bin/raydiff sweep spire-mnist --name x", "spire-mnist"),
+        ("raydiff/__main__.py sweep --name x", "digits"),
+        ("jobs/sweep.py", "digits"),
+        ("raydiff sweep reproduce --paper=pdp --scale gpu", "reproduce-pdp-gpu"),
+        ("my_study.py digits", None),
+        ("", None),
+    ],
+)
+def test_the_preset_is_that_of_the_command(tmp_path: Path, command: str, preset: str | None) -> None:
+    write_trial(tmp_path, "aa", outcome=finished(9.77, 3.0))
+    (tmp_path / "sweep.json").write_text(json.dumps({"command": command.split(), "trials": []}))
+    assert open_sweep(tmp_path).preset == preset
+
+
 def test_a_reproduction_has_a_verdict_for_each_claim(tmp_path: Path) -> None:
     for method, distances in (("PFDM", (1.0, 1.2, 1.1)), ("LocalOnly", (2.0, 2.3, 2.2))):
         for seed, distance in enumerate(distances):

@@ -131,9 +131,9 @@ def with_oracle(table: pd.DataFrame, oracle: pd.DataFrame) -> pd.DataFrame:
     known = known.merge(oracle, on=[*CELL, "arm"], how="left")
     known = known.merge(oracle.rename(columns={"arm": "other", "w2": "w2_other"}), on=[*CELL, "other"], how="left")
     known["oracle"] = known["w2"] - known["w2_other"]
-    decided = (known["low"] > 0) | (known["high"] < 0)
+    clear = (known["low"] > 0) | (known["high"] < 0)
     agrees = (known["oracle"] * known["mean"] > 0).astype(object)
-    known["agrees"] = agrees.where(decided & known["oracle"].notna())
+    known["agrees"] = agrees.where(clear & known["oracle"].notna())
     return known.drop(columns=["other", "w2", "w2_other"])
 
 

@@ -30,9 +30,11 @@ def what_was_run(sweep: SweepView, out: Path) -> Section:
     blocks = [html.paragraph(f"{len(sweep.runs)} trials: {', '.join(f'{n} {o}' for o, n in counts.items())}.")]
     if planned > len(sweep.runs):
         blocks.append(html.paragraph(f"{planned - len(sweep.runs)} of {planned} planned trials have not begun."))
-    by = f"Preset {sweep.preset}, by: python {' '.join(command or ())}"
-    none = "Which command made it was not recorded: there is no sweep.json."
-    blocks.append(html.paragraph(by if command else none))
+    if command:
+        preset = f"Preset {sweep.preset}, by" if sweep.preset else "By"
+        blocks.append(html.paragraph(f"{preset}: {'python ' * command[0].endswith('.py')}{' '.join(command)}"))
+    else:
+        blocks.append(html.paragraph("Which command made it was not recorded: there is no sweep.json."))
     names = {"method": "method", **sweep.fields, **({"seed": "seed"} if "seed" in sweep.runs else {})}
     found = {path: sweep.trials[name].dropna() for path, name in names.items()}
     if varied := [[path, _listed(of), str(len(of))] for path, of in found.items() if of.nunique() > 1]:
