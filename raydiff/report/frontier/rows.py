@@ -149,14 +149,13 @@ def _pareto(rows: pd.DataFrame) -> list[bool]:
         return [False] * len(rows)
     points = rows[(rows["outcome"] == "finished") & rows["epsilon"].notna() & rows[distance].notna()]
     known = list(zip(points["kind"], points["epsilon"], points[distance], strict=True))
-    best = {i for i, b in zip(points.index, known, strict=True) if not any(_dominates(a, b) for a in known)}
+
+    def dominates(a: tuple[str, float, float], b: tuple[str, float, float]) -> bool:
+        comparable = a[0] == b[0] or a[1] == 0 or b[1] == math.inf  # across kinds, only 0 and infinity can be compared
+        return comparable and a[1] <= b[1] and a[2] <= b[2] and a[1:] != b[1:]
+
+    best = {i for i, b in zip(points.index, known, strict=True) if not any(dominates(a, b) for a in known)}
     return [i in best for i in rows.index]
-
-
-def _dominates(a: tuple[str, float, float], b: tuple[str, float, float]) -> bool:
-    """For (kind, epsilon, distance). Across kinds, only an epsilon of 0 or of infinity can be compared."""
-    comparable = a[0] == b[0] or a[1] == 0 or b[1] == math.inf
-    return comparable and a[1] <= b[1] and a[2] <= b[2] and a[1:] != b[1:]
 
 
 def network_of(frame: pd.DataFrame) -> str | None:

@@ -102,7 +102,8 @@ def coordinates(sweep: SweepView, done: pd.DataFrame, fields: Sequence[str]) -> 
     low, high = float(values.min()), float(values.max())
     share = (values - low) / (high - low) if high > low else values * 0
     axes.append((list(share), [(0.0, number(low)), (1.0, number(high))]))
-    labels = [*(_heading(n, sweep.fields) for n in names), spoken(sweep.measure)]
+    called = {**sweep.fields, "server/epsilon": "epsilon,\nserver"}
+    labels = [*(called.get(n, n).replace(".", ".\n") for n in names), spoken(sweep.measure)]
     figure, ((plot,),) = panels(1, 1, size=(max(5.0, 1.5 * len(axes)), 3.8), dpi=130)
     paths = np.array([points for points, _ in axes]).T
     for line, at in sorted(zip(paths, share, strict=True), key=lambda both: -both[1]):
@@ -118,10 +119,6 @@ def coordinates(sweep: SweepView, done: pd.DataFrame, fields: Sequence[str]) -> 
     buffer = io.BytesIO()
     save(figure, buffer)
     return buffer.getvalue()
-
-
-def _heading(path: str, fields: dict[str, str]) -> str:
-    return {"server/epsilon": "epsilon,\nserver"}.get(path, fields.get(path, path)).replace(".", ".\n")
 
 
 def _axis(values: pd.Series, there: pd.Series) -> tuple[list[float], list[tuple[float, str]]]:

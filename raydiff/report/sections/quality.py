@@ -15,9 +15,8 @@ from raydiff.report.sweep_view import Section, SweepView, spoken
 
 APART = re.compile(r"/(ddim|ancestral)/|(_low|_high|_floor|_spread)$|/n_\w+$")
 """Readings that qualify another one."""
-CLASS = re.compile(r"(?:(?P<before>.+)/)?class/(?P<which>[^/]+)(?:/(?P<after>.+))?")
-CLIENT = re.compile(r"(?:(?P<before>.+)/)?client/(?P<which>\d+)(?:/(?P<after>.+))?")
-"""Names of readings that are of one class, or of one client."""
+PART = re.compile(r"(?:(.+)/)?(?:(class)/([^/]+)|(client)/(\d+))(?:/(.+))?")
+"""The name of a reading that is of one class, or of one client."""
 LAST = " (last round)"
 PLURAL = {"class": "classes", "client": "clients"}
 WIDE = 24
@@ -56,7 +55,8 @@ def _readings(sweep: SweepView) -> pd.DataFrame:
     names = [c for c in map(str, sweep.runs) if found.match(c)]
     done = sweep.runs[sweep.runs["outcome"].isin(DONE)]
     final = done.melt(id_vars="digest", value_vars=names, var_name="metric").dropna(subset="value")
-    last = sweep.rounds[sweep.rounds["metric"].str.match(CLIENT) & sweep.rounds["digest"].isin(done["digest"])]
+    of_client = sweep.rounds["metric"].str.match(r"(?:.+/)?client/\d+(?:/|$)")
+    last = sweep.rounds[of_client & sweep.rounds["digest"].isin(done["digest"])]
     last = last.sort_values("step").groupby(["digest", "metric"], as_index=False).last()
     last = last.assign(metric=last["metric"] + LAST)
     both = pd.concat([final.assign(metric=final["metric"].map(spoken)), last[["digest", "metric", "value"]]])
@@ -68,11 +68,11 @@ def _readings(sweep: SweepView) -> pd.DataFrame:
 
 
 def _part(metric: str) -> tuple[str | None, str | None, str]:
-    for kind, pattern in (("class", CLASS), ("client", CLIENT)):
-        if found := pattern.fullmatch(metric.removesuffix(LAST)):
-            name = "/".join(p for p in (found["before"], found["after"]) if p)
-            return kind, found["which"], name + LAST * metric.endswith(LAST)
-    return None, None, metric
+    """(class or client, which one, the reading's name without these)."""
+    if not (found := PART.fullmatch(metric.removesuffix(LAST))):
+        return None, None, metric
+    name = "/".join(filter(None, (found[1], found[6])))
+    return found[2] or found[4], found[3] or found[5], name + LAST * metric.endswith(LAST)
 
 
 def _by_setting(sweep: SweepView, one: pd.DataFrame) -> Any:

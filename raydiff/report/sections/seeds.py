@@ -67,14 +67,10 @@ def _ranked(cell: str, trials: pd.DataFrame) -> list[Row]:
             found = (*(student(gaps) if len(gaps) else [math.nan] * 3), *bootstrap(gaps))
             names = ("difference", "student_low", "student_high", "low", "high")
             row |= {"against": leader, "common": len(gaps), **dict(zip(names, found, strict=True))}
-        if not leader or _clear(row):
+        if not leader or (row["common"] > 1 and row["low"] > 0 and row["student_low"] > 0):
             leader, rank = name, place
         rows.append({**row, "rank": rank})
     return rows
-
-
-def _clear(row: Row) -> bool:
-    return bool(row["low"] > 0 and row["student_low"] > 0) if row["common"] > 1 else False
 
 
 # --------------------------------------------------------------------------------------------------- for people

@@ -10,7 +10,7 @@ import pandas as pd
 
 from raydiff.experiment import tracking
 from raydiff.report import load
-from raydiff.report.cells import number, short, size
+from raydiff.report.cells import number, short, size, span
 from raydiff.report.frontier.kinds import shown
 from raydiff.report.html import html
 from raydiff.report.load import Row, column, records
@@ -72,13 +72,8 @@ def _grouped(found: pd.DataFrame) -> list[list[str]]:
 
 def _ranges(numbers: list[int]) -> str:
     """`0 to 3, 7`."""
-    runs: list[list[int]] = []
-    for n in numbers:
-        if runs and n == runs[-1][-1] + 1:
-            runs[-1].append(n)
-        else:
-            runs.append([n])
-    return ", ".join(f"{r[0]} to {r[-1]}" if len(r) > 1 else str(r[0]) for r in runs)
+    runs = itertools.groupby(enumerate(numbers), lambda at: at[1] - at[0])
+    return ", ".join(span(n for _, n in run) for _, run in runs)
 
 
 # ------------------------------------------------------------------------------------------------ cost and ends
