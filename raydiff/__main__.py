@@ -32,7 +32,7 @@ COMMANDS = {
     },
     "finished sweeps": {
         "report": ("report.page", "a page with tables and pictures"),
-        "frontier": ("report.frontier.write", "privacy against quality: the table and the picture"),
+        "frontier": ("report.frontier.command", "privacy against quality: the table and the picture"),
         "tables": ("report.load", "all runs and rounds as parquet"),
         "claims": ("report.papers.claims", "what the papers claim, and what came out"),
         "collaboration": ("report.papers.collaboration", "does federation help the minority? Paired differences"),

@@ -195,17 +195,17 @@ class Sweep:
 
     def frontier(self) -> pd.DataFrame:
         """Privacy against quality: a row for each setting, over its seeds."""
-        from raydiff.report.frontier import table
+        from raydiff.report.frontier.rows import frontier
 
-        return table.table(self.runs)
+        return frontier(self.runs)
 
     def plot(self, file: str | Path | None = None) -> Path:
         """The frontier as a picture; default: frontier.png in its report. Raises ValueError without distances."""
-        from raydiff.report.frontier import plot
+        from raydiff.report.frontier.scatter import draw
 
         target = Path(file).expanduser() if file else self.folder / "report" / "frontier.png"
         target.parent.mkdir(parents=True, exist_ok=True)
-        plot.plot(self.runs, target)
+        draw(self.frontier(), target)
         return target
 
     def report(self) -> Path:

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,31 +52,44 @@ def rounds(sweep: Path) -> pd.DataFrame:
     return frame.astype({"step": "int64", "value": "float64"})
 
 
-def write(sweep: Path, out: Path) -> list[Path]:
-    """Write both tables into `out`; returns the files."""
-    tables = {"runs": runs(sweep), "rounds": rounds(sweep)}
-    out.mkdir(parents=True, exist_ok=True)
-    paths = [out / f"{name}.parquet" for name in tables]
-    for path, frame in zip(paths, tables.values(), strict=True):
-        frame.to_parquet(path, index=False)
-    tables["runs"].to_csv(out / "runs.csv", index=False)
-    return [*paths, out / "runs.csv"]
+def finished(runs: pd.DataFrame) -> pd.DataFrame:
+    """The rows of trials that finished."""
+    return runs[runs["outcome"] == "finished"]
 
 
-def arguments(doc: str | None, argv: Sequence[str]) -> tuple[Path, Path]:
-    """(SWEEP, DIR) from a command line; DIR is SWEEP/report unless given."""
+def column(runs: pd.DataFrame, name: str) -> pd.Series:
+    """A column of numbers, NaN where no trial has it."""
+    return runs[name].astype(float) if name in runs else pd.Series(math.nan, runs.index)
+
+
+def records(rows: pd.DataFrame) -> list[Row]:
+    """A dict per row, with None for what is missing."""
+    return [{str(k): None if pd.isna(v) else v for k, v in row.items()} for row in rows.to_dict("records")]
+
+
+def arguments(doc: str | None, argv: Sequence[str], **more: dict[str, Any]) -> argparse.Namespace:
+    """`sweep` and `out` (SWEEP/report unless given) from a command line, and what else it takes: name -> how argparse
+    is to read it."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sweep", metavar="SWEEP", type=Path, help="a sweep's folder, the one that holds trials/")
+    for name, how in more.items():
+        parser.add_argument(f"--{name}", **how)
     parser.add_argument("--out", metavar="DIR", type=Path, help="where to write (default: SWEEP/report)")
     given = parser.parse_args(argv)
-    sweep = given.sweep.expanduser()
-    return sweep, given.out.expanduser() if given.out else sweep / "report"
+    given.sweep = given.sweep.expanduser()
+    given.out = given.out.expanduser() if given.out else given.sweep / "report"
+    return given
 
 
 def main(argv: Sequence[str]) -> None:
     """Write the tables and say where."""
-    for path in write(*arguments(__doc__, argv)):
-        print(path)
+    given = arguments(__doc__, argv)
+    tables = {"runs": runs(given.sweep), "rounds": rounds(given.sweep)}
+    given.out.mkdir(parents=True, exist_ok=True)
+    for name, frame in tables.items():
+        frame.to_parquet(given.out / f"{name}.parquet", index=False)
+    tables["runs"].to_csv(given.out / "runs.csv", index=False)
+    print("\n".join(str(given.out / name) for name in ("runs.parquet", "rounds.parquet", "runs.csv")))
 
 
 # -------------------------------------------------------------------------------------------------- one trial
@@ -91,31 +105,18 @@ def _trials(sweep: Path) -> list[Path]:
 
 
 def _run(folder: Path) -> Row:
-    config = flatten(tracking.published(tracking.read_json(folder / "config.json", needs="method")))
+    tree = tracking.published(tracking.read_json(folder / "config.json", needs="method"))
+    config = {k: json.dumps(v) if isinstance(v, list) else v for k, v in tracking.flatten(tree).items()}
     path = folder / "outcome.json"
     end: Row = tracking.read_json(path, needs="outcome") if path.exists() else {"outcome": "unfinished"}
     lines = tracking.read_lines(folder / "metrics.jsonl")
-    final = end.get("final") or _spent(lines)
     row: Row = {"digest": folder.name, "outcome": end["outcome"], "reason": end.get("reason"), **config}
     for view in VIEWS:
         guarantee = end.get(view) or _so_far(view, lines, config)
-        row.update({f"{view}/{k}": ", ".join(v) if isinstance(v, list) else v for k, v in guarantee.items()})
-    row.update({f"final/{k}": v for k, v in final.items()})
-    row.update({"outcome/remark": end["remark"]} if "remark" in end else {})
-    validation = {k: v for line in lines for k, v in line.items() if k.startswith("validation/")}
-    return {**row, **{f"last/{k}": v for k, v in validation.items()}}
-
-
-def flatten(tree: Mapping[str, Any], prefix: str = "") -> Row:
-    """{"method": "PFDM", "method.epsilon": 10.0} from the nested JSON of a config."""
-    out: Row = {}
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            out[prefix + key] = value.get("kind")
-            out.update(flatten(value, f"{prefix}{key}."))
-        elif key != "kind":
-            out[prefix + key] = json.dumps(value) if isinstance(value, list) else value
-    return out
+        row |= {f"{view}/{k}": ", ".join(v) if isinstance(v, list) else v for k, v in guarantee.items()}
+    row |= {f"final/{k}": v for k, v in (end.get("final") or _spent(lines)).items()}
+    row |= {"outcome/remark": end["remark"]} if "remark" in end else {}
+    return row | {f"last/{k}": v for line in lines for k, v in line.items() if k.startswith("validation/")}
 
 
 def _spent(lines: Sequence[Row]) -> Row:
@@ -146,7 +147,7 @@ def cut_short(sweep: Path) -> list[str]:
     return [f"line {', '.join(map(str, numbers))} of {path} {why}" for path, numbers in found if numbers]
 
 
-def of_one_type(column: pd.Series) -> pd.Series:
+def of_one_type(values: pd.Series) -> pd.Series:
     """Text where a field held text in some trials and numbers in others: a parquet column has one type."""
-    kinds = {str if isinstance(v, str) else float for v in column.dropna()}
-    return column.where(column.isna(), column.astype(str)) if len(kinds) > 1 else column
+    kinds = {str if isinstance(v, str) else float for v in values.dropna()}
+    return values.where(values.isna(), values.astype(str)) if len(kinds) > 1 else values

@@ -11,9 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import pandas as pd
-
-from raydiff.report import html, load
+from raydiff.report import load
+from raydiff.report.html import html
 from raydiff.report.sections.attacks import attacks
 from raydiff.report.sections.importance import importance
 from raydiff.report.sections.quality import quality
@@ -22,9 +21,9 @@ from raydiff.report.sections.samples import samples
 from raydiff.report.sections.seeds import seeds
 from raydiff.report.sections.studies import claims, papers, studies
 from raydiff.report.sections.trials import cost, ledgers
-from raydiff.report.sweep import Section, Sweep, open_sweep
+from raydiff.report.sweep_view import Section, SweepView, open_sweep
 
-SECTIONS: dict[str, Callable[[Sweep, Path], Section]] = {
+SECTIONS: dict[str, Callable[[SweepView, Path], Section]] = {
     "What was run": what_was_run,
     "Frontier": frontier,
     "Seeds, intervals and ranks": seeds,
@@ -38,37 +37,35 @@ SECTIONS: dict[str, Callable[[Sweep, Path], Section]] = {
     "Samples": samples,
     "Cost, failures and resumes": cost,
 }
-"""In the order of the page."""
+"""In the order of the page: what makes the blocks of a section, and writes its pictures into a folder."""
 
 
 def write(folder: Path, out: Path) -> Path:
     """Write report.html and the tables into `out`; returns the page. Raises ValueError as `open_sweep` does."""
     sweep = open_sweep(folder)
     out.mkdir(parents=True, exist_ok=True)
-    sections = [_section(title, make, sweep, out) for title, make in SECTIONS.items()]
-    files = [_save(out, name, table) for section in sections for name, table in section.tables.items()]
-    listed = f"The tables are in the page's folder, as CSV and parquet: {', '.join(files)}."
-    blocks = [(section.title, section.blocks) for section in sections]
+    made = {title: _section(make, sweep, out) for title, make in SECTIONS.items()}
+    tables = {name: table for section in made.values() for name, table in section.tables.items()}
+    for name, table in tables.items():
+        table.to_csv(out / f"{name}.csv", index=False)
+        table.apply(load.of_one_type).to_parquet(out / f"{name}.parquet", index=False)
+    listed = f"The tables are in the page's folder, as CSV and parquet: {', '.join(tables)}."
+    sections = [(title, section.blocks) for title, section in made.items()]
     page = out / "report.html"
-    page.write_text(html.page(f"Sweep {folder.resolve().name}", [html.paragraph(listed, note=True)], blocks))
+    page.write_text(html.page(f"Sweep {folder.resolve().name}", [html.paragraph(listed, note=True)], sections))
     return page
 
 
-def _section(title: str, make: Callable[[Sweep, Path], Section], sweep: Sweep, out: Path) -> Section:
+def _section(make: Callable[[SweepView, Path], Section], sweep: SweepView, out: Path) -> Section:
     """One section. Whatever one of them cannot read must not take the others with it."""
     try:
         return make(sweep, out)
     except Exception as e:
         kind = "" if isinstance(e, ValueError) else f"{type(e).__name__}: "
-        return Section(title, [html.paragraph(f"This section could not be made: {kind}{e}")])
-
-
-def _save(out: Path, name: str, table: pd.DataFrame) -> str:
-    table.to_csv(out / f"{name}.csv", index=False)
-    table.apply(load.of_one_type).to_parquet(out / f"{name}.parquet", index=False)
-    return name
+        return Section([html.paragraph(f"This section could not be made: {kind}{e}")])
 
 
 def main(argv: Sequence[str]) -> None:
     """Write the report and say where."""
-    print(write(*load.arguments(__doc__, argv)))
+    given = load.arguments(__doc__, argv)
+    print(write(given.sweep, given.out))

@@ -272,12 +272,12 @@ def _say_split(folder: Path, split: Mapping[str, float]) -> None:
 def _report(folder: Path, out: Path) -> None:
     """The table, the picture and the page: the trials are done and recorded, so nothing here can fail the sweep."""
     from raydiff.report import load, page
-    from raydiff.report.frontier import write
+    from raydiff.report.frontier.command import write
 
     for unread in load.cut_short(folder):
         print(unread)
     try:
-        print("\n" + write.write(folder, out))
+        print("\n" + write(folder, out))
         print(composed(folder) + (f"\nplot: {png}" if (png := out / "frontier.png").exists() else ""))
     except (ValueError, OSError) as e:
         print(f"no table: {e}")

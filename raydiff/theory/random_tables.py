@@ -25,7 +25,7 @@ from raydiff.privacy.pdp.histograms import Histograms, distinct, histograms
 from raydiff.privacy.pdp.kernel import Floats, Ints, Kernel
 from raydiff.privacy.pdp.radius import Condition
 from raydiff.report.intervals import student
-from raydiff.report.papers import pdp_plot
+from raydiff.report.papers.pdp import draw_bound
 from raydiff.seeding import generator
 from raydiff.theory.shown import bracket
 
@@ -147,7 +147,7 @@ def report(out: Path, *, seeds: int = 5) -> list[str]:
     ]
     names = ["figure", "quantity", "curve", "x", "mean", "low", "high"]
     pd.DataFrame(rows, columns=names).to_csv(table, index=False, float_format="%.6g", lineterminator="\n")
-    pdp_plot.bound(pd.read_csv(table, keep_default_na=False, dtype={"figure": str}), picture)
+    draw_bound(pd.read_csv(table, keep_default_na=False, dtype={"figure": str}), picture)
     return [
         f"The pDP bound on delta of one record of random tables, mean [95 % interval] of {seeds} tables.",
         "No majority value in the record; unless said k = n = 5, T = 20, s = 1000, p = 0.5, linear, epsilon 10, m = 1",

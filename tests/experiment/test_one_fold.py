@@ -20,8 +20,8 @@ from raydiff.privacy.accountants import exact
 from raydiff.privacy.ledger import PUBLISHED, Ledger
 from raydiff.privacy.release import Event, Gaussian, NonPrivate, Nothing
 from raydiff.report import load, page
-from raydiff.report.frontier.table import table
-from raydiff.report.sweep import open_sweep
+from raydiff.report.frontier.rows import frontier
+from raydiff.report.sweep_view import open_sweep
 
 Messages = tuple[dict[int, Event], list[Event]]
 """Of one round: what each client sent, and what the server published."""
@@ -111,7 +111,7 @@ def said(resolved: Trial, outcome: str) -> dict[str, float]:
     runs = load.runs(resolved.sweep)
     assert list(runs["outcome"]) == [outcome]
     assert {view: runs[f"{view}/epsilon"][0] for view in VIEWS} == metrics
-    assert shown(table(runs).iloc[0], ("epsilon", "epsilon_outsiders")) == stated(metrics)
+    assert shown(frontier(runs).iloc[0], ("epsilon", "epsilon_outsiders")) == stated(metrics)
     report = page.SECTIONS["Cost, failures and resumes"](open_sweep(resolved.sweep), resolved.sweep / "report")
     assert shown(report.tables["trials"].iloc[0], ("epsilon_server", "epsilon_outsiders")) == tuple(metrics.values())
     return metrics

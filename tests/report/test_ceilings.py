@@ -30,7 +30,7 @@ def test_the_ceiling_is_pfdm_s_at_epsilon_10() -> None:
 def test_what_is_drawn(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     figures: list[Figure] = []
     monkeypatch.setattr(Figure, "savefig", lambda self, *_, **__: figures.append(self))
-    ceilings.plot(ceilings.read(table), table.with_suffix(".png"), mu=1.761, canary=1.4)
+    ceilings.draw(ceilings.read(table), table.with_suffix(".png"), mu=1.761, canary=1.4)
     (axes,) = figures[0].axes
     assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
     assert axes.get_legend_handles_labels()[1] == [
@@ -68,4 +68,4 @@ def test_bad_tables_are_refused(table: Path, text: str, says: str) -> None:
 
 def test_a_mu_that_is_none_is_refused(table: Path) -> None:
     with pytest.raises(ValueError, match="must be numbers >= 0, got inf and None"):
-        ceilings.plot(ceilings.read(table), table.with_suffix(".png"), mu=float("inf"))
+        ceilings.draw(ceilings.read(table), table.with_suffix(".png"), mu=float("inf"))

@@ -12,20 +12,20 @@ from raydiff.report.papers.claims import (
     NOT,
     REPRODUCED,
     SCALE,
-    Claim,
     Verdict,
-    higher,
-    holds,
+    claims_of,
     judged,
-    lower,
-    same,
-    text,
-    untested,
+    rows_of,
+    shown_table,
+    verdict,
 )
-from raydiff.report.papers.claims_made import of
 
 A: dict[str, Any] = {"method": "A"}
 B: dict[str, Any] = {"method": "B"}
+
+
+def lower(runs: pd.DataFrame, metric: str = "loss", *, gain: float = 0.1, others: dict[str, Any] = B) -> Verdict:
+    return verdict(runs, "lower", metric, A, others, gain)
 
 
 def runs(a: list[float], b: list[float]) -> pd.DataFrame:
@@ -48,31 +48,31 @@ def runs(a: list[float], b: list[float]) -> pd.DataFrame:
 )
 def test_a_difference_is_paired_and_judged_against_the_papers_gain(a: list[float], gain: float, outcome: str) -> None:
     frame = runs(a, [1.0, 1.1, 1.2])
-    found = lower("loss", A, B, gain=gain)(frame)
+    found = lower(frame, gain=gain)
     assert (found.outcome, found.n) == (outcome, 3)
     negated = frame.assign(**{"final/loss": -frame["final/loss"]})
-    assert higher("loss", A, B, gain=gain)(negated).outcome == outcome
+    assert verdict(negated, "higher", "loss", A, B, gain).outcome == outcome
 
 
 def test_pairs_are_those_that_both_sides_have() -> None:
-    found = lower("loss", A, B, gain=0.1)(runs([0.1, 0.2, 0.3, 9.0], [1.0, 1.2, 1.1]))
+    found = lower(runs([0.1, 0.2, 0.3, 9.0], [1.0, 1.2, 1.1]))
     assert found.n == 3 and found.outcome == REPRODUCED
-    assert lower("loss", A, B, gain=0.1)(runs([0.1], [1.0])).outcome == "not tested: fewer than two pairs"
-    assert lower("loss", A, {"method": "C"}, gain=0.1)(runs([0.1], [1.0])).outcome.startswith("not tested: no such")
-    assert lower("gain", A, B, gain=0.1)(runs([0.1], [1.0])).outcome.startswith("not tested: no such")
+    assert lower(runs([0.1], [1.0])).outcome == "not tested: fewer than two pairs"
+    assert lower(runs([0.1], [1.0]), others={"method": "C"}).outcome.startswith("not tested: no such")
+    assert lower(runs([0.1], [1.0]), "gain").outcome.startswith("not tested: no such")
 
 
 def test_what_varies_on_one_side_only_tells_pairs_too() -> None:
     """A sweep of two studies: B also ran on fewer records, which is nobody's pair."""
     frame = pd.concat([runs([0.1, 0.2, 0.3], [1.0, 1.2, 1.1]).assign(**{"data.train": 800}), runs([], [5.0, 5.0, 5.0])])
     frame["data.train"] = frame["data.train"].fillna(200)
-    found = lower("loss", A, B, gain=0.1)(frame)
+    found = lower(frame)
     assert found.n == 3 and found.ours.startswith("0.2 against 1.1: ")
 
 
 def test_trials_that_nothing_tells_apart_make_no_pairs() -> None:
     frame = pd.concat([runs([0.1, 0.2], [1.0, 1.2]), runs([], [5.0, 5.0])])
-    assert lower("loss", A, B, gain=0.1)(frame).outcome == "not tested: several trials go with one"
+    assert lower(frame).outcome == "not tested: several trials go with one"
 
 
 @pytest.mark.parametrize(
@@ -80,17 +80,16 @@ def test_trials_that_nothing_tells_apart_make_no_pairs() -> None:
     [([0.5, 0.51, 0.49], REPRODUCED), ([0.6, 0.61, 0.62], NOT), ([0.3, 0.5, 0.8], SCALE)],
 )
 def test_a_value_is_held_by_an_interval_narrow_enough(values: list[float], outcome: str) -> None:
-    assert holds("loss", A, 0.5, within=0.03)(runs(values, [])).outcome == outcome
+    assert verdict(runs(values, []), "is 0.5", "loss", A, {}, 0.03).outcome == outcome
 
 
 def test_at_most_is_about_the_upper_end() -> None:
-    judge = holds("loss", A, 0.1, within=0.05, at_most=True)
-    assert judge(runs([0.0, 0.0, 0.0], [])).outcome == REPRODUCED
-    assert judge(runs([0.09, 0.1, 0.11], [])).outcome == NOT
+    for values, outcome in (([0.0, 0.0, 0.0], REPRODUCED), ([0.09, 0.1, 0.11], NOT)):
+        assert verdict(runs(values, []), "at most 0.1", "loss", A, {}, 0.05).outcome == outcome
 
 
 def test_an_infinite_value_is_no_gain() -> None:
-    found = lower("loss", A, B, gain=0.1)(runs([0.1, math.inf], [1.0, 1.1]))
+    found = lower(runs([0.1, math.inf], [1.0, 1.1]))
     assert (found.outcome, found.ours) == (NOT, "inf against 1.1 at most")
 
 
@@ -99,28 +98,43 @@ def test_an_infinite_value_is_no_gain() -> None:
     [([1.01, 1.1, 1.19], REPRODUCED), ([1.2, 1.31, 1.4], NOT), ([0.5, 1.2, 1.6], SCALE)],
 )
 def test_the_same_means_an_interval_inside_the_margin(a: list[float], outcome: str) -> None:
-    assert same("loss", A, B, within=0.05)(runs(a, [1.0, 1.1, 1.2])).outcome == outcome
+    assert verdict(runs(a, [1.0, 1.1, 1.2]), "same", "loss", A, B, 0.05).outcome == outcome
+
+
+def frame_of(method: str, data: str) -> pd.DataFrame:
+    return runs([0.5], [1.0]).assign(**{"method": method, "data.name": data, "method.model": "DDPM"})
 
 
 def test_the_table_says_what_was_not_tested_and_leaves_out_unfinished_runs() -> None:
-    frame = runs([0.5, 0.6], [1.0, 1.1])
-    frame.loc[0, "outcome"] = "failed"
-    common = {"source": "Table 9", "paper": "1 against 2", "differs": "all"}
-    claims = [
-        Claim(says="less", judge=lower("loss", A, B, gain=0.1), **common),
-        Claim(says="elsewhere", judge=untested("data (DomainNet)"), **common),
-    ]
-    table = judged(frame, claims)
-    assert table["outcome"].tolist() == ["not tested: fewer than two pairs", "not tested: data (DomainNet)"]
-    assert "| elsewhere | Table 9 | 1 against 2 |  | **not tested: data (DomainNet)** | all |" in text(table)
-    assert isinstance(claims[1].judge(frame), Verdict)
+    frame = frame_of("SPIRE", "mnist").iloc[[0, 0, 1, 1]].assign(seed=[0, 1, 0, 1])
+    frame["method"], frame["final/new/kd_cnn/all"] = ["SPIRE", "SPIRE", "FedAvg", "FedAvg"], [0.5, 0.6, 1.0, 1.1]
+    table = judged(frame)
+    assert table["outcome"].iloc[0] == "reproduced" and table["n"].iloc[0] == 2
+    assert judged(frame.assign(outcome=["failed", *["finished"] * 3]))["outcome"].iloc[0].endswith("than two pairs")
+    last = "| KID 0.061 against 0.075, 0.094, 0.120 |  | **not tested: data (CelebA's identities)** |  |"
+    assert str(shown_table(table)).splitlines()[-1].endswith(last)
 
 
 def test_claims_go_with_the_methods_and_data_that_ran() -> None:
-    frame = runs([0.5], [1.0]).assign(**{"method.model": "DDPM"})
-    assert of(frame) == []
-    on_mnist = of(frame.assign(**{"method": "SPIRE", "data.name": "mnist"}))
-    assert {c.source for c in on_mnist[:-1]} == {"Table 1 (mnist)"}
-    assert on_mnist[-1].judge(frame).outcome == "not tested: data (CelebA's identities)"
-    on_cifar = of(frame.assign(**{"method": "PFDM", "data.name": "cifar10"}))
-    assert on_cifar[0].paper == "FID 35.78 against 36.44"
+    assert list(claims_of(frame_of("A", "toy"))) == list(claims_of(pd.DataFrame({"method": ["SPIRE"]}))) == []
+    for data, source in (("mnist", "Table 1 (mnist)"), ("digits", "Table 1 (MNIST)")):
+        claims = list(claims_of(frame_of("SPIRE", data)))
+        assert {c["source"] for c in claims[:-1]} == {source} and len(claims) == 6
+        assert {c["ours"]["data.name"] for c in claims} == {data}
+    for data, paper in (("cifar10", "FID 35.78 against 36.44"), ("digits", "FID 4.79 against 5.99")):
+        claims = list(claims_of(frame_of("PFDM", data)))
+        assert claims[0]["paper"] == paper and len(claims) == 10 and claims[0]["differs"].startswith(f"{data}, ")
+
+
+def test_claims_about_what_was_varied_need_it_varied() -> None:
+    frame = frame_of("LocalOnly", "adult").assign(**{"method.model": "DiscreteDiffusion", "audit.remove": [0.0, 0.1]})
+    assert [c["metric"] for c in claims_of(frame)] == ["pdp/own/largest", "eval/accuracy", "eval/accuracy"]
+    assert list(claims_of(frame.assign(**{"audit.remove": 0.0}))) == []
+
+
+def test_every_claim_can_be_judged() -> None:
+    for row in rows_of("claims"):
+        how, *value = row["judged"].rsplit(" ", 1) if row["judged"][:2] in ("is", "at") else [row["judged"]]
+        assert how in ("lower", "higher", "same", "is", "at most") or how.startswith("not tested: ")
+        assert all(float(v) >= 0 for v in value) and row["claim"] and row["source"]
+        assert bool(row["metric"]) == bool(row["ours"]) == bool(row["margin"]) == (not how.startswith("not tested"))

@@ -10,10 +10,10 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from test_load import ROOT, finished, line, write_trial
+from written import ROOT, finished, line, write_trial
 
 from raydiff.report import load
-from raydiff.report.papers import feddistr, feddistr_plot, feddistr_table, feddistr_text
+from raydiff.report.papers import feddistr
 
 T2, T1 = 4.302652729911275, 12.706204736432095
 """Student's t at 97.5 %, with 2 degrees of freedom and with 1."""
@@ -82,12 +82,12 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def found(sweep: Path) -> pd.DataFrame:
-    return feddistr_table.readings(load.runs(sweep))
+    return feddistr.readings(load.runs(sweep))
 
 
 @pytest.fixture(scope="module")
 def rows(found: pd.DataFrame) -> pd.DataFrame:
-    return feddistr_table.summary(found)
+    return feddistr.summary(found)
 
 
 def one(rows: pd.DataFrame, name: str, **where: Any) -> dict[str, Any]:
@@ -125,7 +125,7 @@ def test_pooled_trials_stand_in_every_cell(rows: pd.DataFrame) -> None:
 
 
 def test_differences_are_taken_over_the_seeds_that_both_have(found: pd.DataFrame) -> None:
-    pairs = feddistr_table.differences(found)
+    pairs = feddistr.differences(found)
     row = one(pairs, "FedAvg", rounds=10, epsilon=math.inf)
     assert row["n"] == 2 and row["mean"] == pytest.approx(-0.2)  # with seed 2: -0.15 of the means
     row = one(pairs, "FedAvg", rounds=5)
@@ -136,7 +136,7 @@ def test_differences_are_taken_over_the_seeds_that_both_have(found: pd.DataFrame
     assert "FedDistr" not in set(pairs["name"])
     half = T1 * math.sqrt(0.005) / math.sqrt(2)  # .3 and .4 against .5 of seed 0 and .5 of seed 1
     moved = found.assign(loss=found["loss"].mask((found["name"] == "FedAvg") & (found["seed"] == 1), 0.5))
-    row = one(feddistr_table.differences(moved), "FedAvg", rounds=10, epsilon=math.inf)
+    row = one(feddistr.differences(moved), "FedAvg", rounds=10, epsilon=math.inf)
     assert (row["mean"], row["low"]) == pytest.approx((-0.15, -0.15 - half))
 
 
@@ -152,16 +152,16 @@ def test_feddistr_with_noise_is_another_arm(tmp_path: Path) -> None:
             seed=seed,
             outcome=finished(2.9, 1.0, unit="client", **{"eval/accuracy": 0.5, "comm/bytes_up": 320.0}),
         )
-    pairs = feddistr_table.differences(feddistr_table.readings(load.runs(tmp_path)))
+    pairs = feddistr.differences(feddistr.readings(load.runs(tmp_path)))
     assert [(r["name"], r["epsilon"], round(r["mean"], 9)) for r in pairs.to_dict("records")] == [
         ("FedDistr", 2.9, -0.1)
     ]
 
 
 def test_ties_wins_and_single_seeds_are_told_apart(sweep: Path, found: pd.DataFrame, rows: pd.DataFrame) -> None:
-    curve = feddistr_table.curves(load.rounds(sweep))
-    tables = feddistr_table.differences(found), feddistr_table.convergence(found, curve)
-    text = feddistr_text.text(found, rows, *tables)
+    curve = feddistr.curves(load.rounds(sweep))
+    tables = feddistr.differences(found), feddistr.convergence(found, curve)
+    text = "\n\n".join(map(str, feddistr.tables(found, rows, *tables)))
     section = text.partition("## FedDistr minus")[2].partition("##")[0]
     cells = [[cell.strip() for cell in row.split("|")] for row in section.splitlines() if row.startswith("| Fed")]
     says = {tuple(row[1:4]): row[4] for row in cells}
@@ -171,14 +171,14 @@ def test_ties_wins_and_single_seeds_are_told_apart(sweep: Path, found: pd.DataFr
 
 
 def test_convergence_is_the_first_round_count_near_the_last(found: pd.DataFrame) -> None:
-    none = feddistr_table.curves(pd.DataFrame(columns=["digest", "step", "metric", "value"]))
-    row = one(feddistr_table.convergence(found, none), "FedAvg")
+    none = feddistr.curves(pd.DataFrame(columns=["digest", "step", "metric", "value"]))
+    row = one(feddistr.convergence(found, none), "FedAvg")
     assert [row[c] for c in ("rounds", "last", "split", "points")] == [5, 10, "test", 3]
     assert (row["parameters"], row["per_message"]) == (10000.0, 1000.0)
     assert (row["paper_rounds"], row["paper_parameters"]) == (150, "11.7M")
     further = found.assign(loss=found["loss"] + 0.002 * (found["rounds"] == 5))  # .011 above the last
-    assert one(feddistr_table.convergence(further, none), "FedAvg")["rounds"] == 10
-    assert "centralised" not in set(feddistr_table.convergence(found, none)["name"])
+    assert one(feddistr.convergence(further, none), "FedAvg")["rounds"] == 10
+    assert "centralised" not in set(feddistr.convergence(found, none)["name"])
 
 
 def test_convergence_is_read_off_the_validation_curve_where_there_is_one(tmp_path: Path) -> None:
@@ -189,19 +189,19 @@ def test_convergence_is_read_off_the_validation_curve_where_there_is_one(tmp_pat
         ]
         trial(tmp_path, "FedAvg", 0.4, seed=seed, rounds=3, sent=24000, lines=steps, **PLAIN)
         trial(tmp_path, "FedAvg", 0.4, seed=seed, rounds=1, sent=8000, **PLAIN)
-    found = feddistr_table.readings(load.runs(tmp_path))
-    row = one(feddistr_table.convergence(found, feddistr_table.curves(load.rounds(tmp_path))), "FedAvg")
+    found = feddistr.readings(load.runs(tmp_path))
+    row = one(feddistr.convergence(found, feddistr.curves(load.rounds(tmp_path))), "FedAvg")
     assert [row[c] for c in ("rounds", "last", "split", "points", "parameters")] == [2, 3, "validation", 3, 4000.0]
 
 
 def test_what_else_was_swept_tells_arms_apart_and_twins_are_refused(tmp_path: Path) -> None:
     for mu in (0.1, 1.0):
         trial(tmp_path, "FedProx", 0.5, rounds=2, mu=mu, sent=10, **PLAIN)
-    found = feddistr_table.readings(load.runs(tmp_path))
+    found = feddistr.readings(load.runs(tmp_path))
     assert sorted(found["name"]) == ["FedProx, mu 0.1", "FedProx, mu 1.0"]
     trial(tmp_path, "FedProx", 0.6, rounds=2, mu=1.0, sent=10, **PLAIN)
     with pytest.raises(ValueError, match=r"^trial 0002 has the settings and the seed of another one"):
-        feddistr_table.readings(load.runs(tmp_path))
+        feddistr.readings(load.runs(tmp_path))
 
 
 def test_the_job_writes_what_the_sweep_has_an_answer_to(
@@ -219,8 +219,8 @@ def test_the_job_writes_what_the_sweep_has_an_answer_to(
 
 def test_pictures_without_an_answer_are_left_out(found: pd.DataFrame, tmp_path: Path) -> None:
     few = found[(found["clients"] == 2) & found["asked"].isna()]
-    none = feddistr_table.curves(pd.DataFrame(columns=["digest", "step", "metric", "value"]))
-    paths = feddistr_plot.plot(feddistr_table.summary(few), few, none, tmp_path)
+    none = feddistr.curves(pd.DataFrame(columns=["digest", "step", "metric", "value"]))
+    paths = feddistr.draw(feddistr.summary(few), few, none, tmp_path)
     assert [p.name for p in paths] == ["feddistr-rounds.png", "feddistr-bytes.png"]
 
 

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import ast
 import math
-import re
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pandas as pd
 import pytest
-from test_load import ROOT, finished, line, write_trial
+from written import ROOT, finished, line, stop, write_trial
 
 from raydiff.__main__ import main
-from raydiff.report import load
-from raydiff.report.frontier import kinds, plot, write
-from raydiff.report.frontier import table as frontier_table
-from raydiff.report.frontier import text as frontier_text
+from raydiff.report import load, plots
+from raydiff.report.cells import size
+from raydiff.report.frontier import command, kinds, rows, scatter
+from raydiff.report.frontier import text as texts
 
 NETWORKS = ({"kind": "MLP", "width": 256}, {"kind": "UNet", "channels": 32})
 ATTACK = {
@@ -107,25 +104,27 @@ def write_kinds(sweep: Path) -> Path:
     return sweep
 
 
-def stop(sweep: Path, digest: str, epsilon: float, distance: float, **fields: Any) -> None:
-    """A trial that a scheduler stopped after its first round."""
-    validation = {f"validation/fd_cnn/{group}": distance for group in ("minor", "major", "all")}
-    lines = [line(0, epsilon, **validation)]
-    end = {k: v for k, v in finished(epsilon, distance).items() if k != "final"}
-    write_trial(sweep, digest, outcome={**end, "outcome": "stopped"}, lines=lines, **fields)
+def table_of(sweep: Path) -> pd.DataFrame:
+    return rows.frontier(load.runs(sweep))
 
 
-def swept(table: pd.DataFrame) -> list[str]:
-    return list(table.columns[1 : table.columns.get_loc("n")])
+def cells(table: pd.DataFrame) -> dict[str, list[str]]:
+    """The printed columns by their two header lines; the floors stand below the rows."""
+    return {f"{above} {name}".strip(): shown for above, name, shown in texts.columns_of(table)}
+
+
+def said(table: pd.DataFrame) -> list[str]:
+    """The lines below the table."""
+    return texts.meanings(table)
 
 
 # ------------------------------------------------------------------------------------------------- the table
 
 
 def test_one_row_per_trial_by_method_and_swept_columns(grid: pd.DataFrame) -> None:
-    table = write.table(grid)
+    table = rows.frontier(grid)
     assert len(table) == 24
-    assert swept(table) == ["schedule", "clients", "method.epsilon"]
+    assert rows.swept(table) == ["schedule", "clients", "method.epsilon"]
     keys = list(zip(*(table[c] for c in ("method", "schedule", "clients")), strict=True))
     assert keys == sorted(keys)
     pfdm = table[(table["method"] == "PFDM") & (table["schedule"] == "cosine") & (table["clients"] == 2)]
@@ -137,7 +136,7 @@ def test_short_names_stay_unambiguous(tmp_path: Path) -> None:
     for i in (1, 2):
         fields = {"local": {"kind": "Training", "steps": i}, "server": {"kind": "Training", "steps": 3 * i}}
         write_trial(tmp_path, f"t{i}", fields={**fields, "clip": i}, outcome=finished(9.0, 2.0))
-    assert swept(write.table(load.runs(tmp_path))) == ["clip", "server.steps", "local.steps"]
+    assert rows.swept(table_of(tmp_path)) == ["clip", "server.steps", "local.steps"]
 
 
 def test_fields_of_another_class_are_not_swept_but_an_empty_field_is_a_value(tmp_path: Path) -> None:
@@ -146,33 +145,31 @@ def test_fields_of_another_class_are_not_swept_but_an_empty_field_is_a_value(tmp
             fields = {"model": {"kind": "DDPM", "network": network}, "finetune": finetune}
             digest = f"t{i}{finetune is None}"
             write_trial(tmp_path, digest, method="FedAvg", fields=fields, outcome=finished(math.inf, 2.0))
-    table = write.table(load.runs(tmp_path))
-    assert swept(table) == ["network", "finetune"]
-    assert sorted(zip(table["network"], table["finetune"], strict=True)) == [
-        ("MLP", "Training"),
-        ("MLP", "none"),
-        ("UNet", "Training"),
-        ("UNet", "none"),
-    ]
+    table = table_of(tmp_path)
+    assert rows.swept(table) == ["network", "finetune"]
+    known = sorted(zip(table["network"], table["finetune"], strict=True))
+    assert known == [("MLP", "Training"), ("MLP", "none"), ("UNet", "Training"), ("UNet", "none")]
 
 
 def test_seeds_become_one_row_with_mean_and_deviation(tmp_path: Path) -> None:
     for seed, (epsilon, distance) in enumerate([(9.0, 1.0), (9.5, 2.0), (9.2, 3.0)]):
         write_trial(tmp_path, f"t{seed}", seed=seed, outcome=finished(epsilon, distance, **ATTACK))
-    table = write.table(load.runs(tmp_path))
-    assert len(table) == 1 and swept(table) == []
+    table = table_of(tmp_path)
+    assert len(table) == 1 and rows.swept(table) == []
     row = table.iloc[0]
     assert (row["n"], row["fd_cnn/minor"], row["fd_cnn/minor_std"]) == (3, 2.0, 1.0)
     assert row["epsilon"] == 9.5  # a guarantee holds for every one of them
     assert math.isnan(row["auc_global_low"])  # the interval of one seed is none of the mean
     assert row["digests"] == "t0 t1 t2"
-    assert "2.000±1.000" in write.text(table)
+    assert cells(table)["fd_cnn minor"][0] == "2.000±1.000"
 
 
 def test_stopped_trials_have_a_row_of_their_own_from_the_validation_split(tmp_path: Path) -> None:
     stop(tmp_path, "t0", 5.0, 0.5)
     write_trial(tmp_path, "t1", seed=1, outcome=finished(9.0, 2.0))
-    table = write.table(load.runs(tmp_path)).set_index("outcome")
+    table = table_of(tmp_path)
+    assert cells(table)[""] == ["*", "o", ""] and any(line.startswith("o  stopped early") for line in said(table))
+    table = table.set_index("outcome")
     assert dict(table["fd_cnn/minor"]) == {"finished": 2.0, "stopped": 0.5}
     assert dict(table["epsilon"]) == {"finished": 9.0, "stopped": 5.0}
     assert table["kind"].nunique() == 1
@@ -192,180 +189,171 @@ def test_stopped_trials_have_a_row_of_their_own_from_the_validation_split(tmp_pa
 )
 def test_pareto(tmp_path: Path, points: list[tuple[float, float]], optimal: list[bool]) -> None:
     runs = small(tmp_path, *(("PFDM", *point) for point in points))
-    assert list(write.table(runs)["pareto"]) == optimal
+    assert list(rows.frontier(runs)["pareto"]) == optimal
 
 
 def test_epsilons_of_different_kinds_are_not_ranked_against_each_other(tmp_path: Path) -> None:
     write_trial(tmp_path, "a", method="PFDM", outcome=finished(5.0, 1.0))
     write_trial(tmp_path, "b", method="DPSGD", outcome=finished(8.0, 2.0, unit="client"))
     write_trial(tmp_path, "c", method="FedAvg", outcome=finished(math.inf, 1.5))
-    table = write.table(load.runs(tmp_path)).set_index("method")
-    assert dict(table["pareto"]) == {"PFDM": True, "DPSGD": True, "FedAvg": False}
-    text = write.text(table.reset_index())
-    assert re.search(r"^epsilon a .*: per client, replace-one", text, re.M)
-    assert re.search(r"^epsilon b .*: per example, replace-one", text, re.M)
-    assert re.search(r"DPSGD +8\.00 +- ", text) and re.search(r"PFDM +- +5\.00 ", text)
+    table = table_of(tmp_path)
+    assert dict(table.set_index("method")["pareto"]) == {"PFDM": True, "DPSGD": True, "FedAvg": False}
+    shown = cells(table)
+    assert (shown["epsilon a"][:3], shown["epsilon b"][:3]) == (["8.00", "inf", "-"], ["-", "inf", "5.00"])
+    assert "per client" in said(table)[0] and "per example" in said(table)[1]
 
 
 def test_distances_of_two_networks_are_refused(tmp_path: Path) -> None:
     write_trial(tmp_path, "a", outcome=finished(5.0, 1.0))
     write_trial(tmp_path, "b", outcome=finished(5.0, 1.0, **{"eval/fd_inception/minor": 20.0}))
-    with pytest.raises(ValueError, match="several feature networks cannot share a table: cnn, inception"):
-        write.table(load.runs(tmp_path))
+    with pytest.raises(ValueError, match="cnn, inception"):
+        table_of(tmp_path)
 
 
 def test_under_central_trust_the_stated_guarantee_is_the_outsiders(tmp_path: Path) -> None:
-    dp_fedavg(tmp_path, "a", 10.0, 2.0, trust="central")
-    dp_fedavg(tmp_path, "b", 50.0, 1.0, trust="central")
-    dp_fedavg(tmp_path, "c", 60.0, 1.5, trust="central")
-    table = write.table(load.runs(tmp_path))
+    for digest, epsilon, distance in (("a", 10.0, 2.0), ("b", 50.0, 1.0), ("c", 60.0, 1.5)):
+        dp_fedavg(tmp_path, digest, epsilon, distance, trust="central")
+    table = table_of(tmp_path)
     assert list(table["epsilon"]) == [10.0, 50.0, 60.0]
     assert list(table["pareto"]) == [True, True, False]
     kind = "per client, replace-one, central trust, delta 1e-05, exact accountant"
     assert set(table["kind"]) == {kind}
-    text = write.text(table)
-    assert text.splitlines()[1].split()[:3] == ["method", "epsilon", "outsiders"]
-    assert f"\nepsilon (against outsiders only; the server sees the updates): {kind}\n" in text
-    assert "inf" not in text
+    assert cells(table)["epsilon outsiders"][:3] == ["10.00", "50.00", "60.00"]
+    assert said(table)[0] == f"epsilon (against outsiders only; the server sees the updates): {kind}"
 
 
 def test_pareto_within_each_kind_and_against_what_holds_for_every_kind(tmp_path: Path) -> None:
-    table = write.table(load.runs(write_kinds(tmp_path))).set_index("digests")
+    table = table_of(write_kinds(tmp_path)).set_index("digests")
     best = {"a0", "a1", "c0", "c1", "d", "e", "f0"}  # e sends nothing and beats b0 and b1; f0 beats f1
     assert set(table.index[table["pareto"]]) == best
 
 
 def test_presence_of_a_part_is_no_column_beside_its_fields(tmp_path: Path) -> None:
-    assert swept(write.table(load.runs(write_kinds(tmp_path)))) == ["trust", "method.epsilon", "privacy.epsilon"]
+    assert rows.swept(table_of(write_kinds(tmp_path))) == ["trust", "method.epsilon", "privacy.epsilon"]
+
+
+def test_metrics_that_others_added_are_columns_behind_those_that_are_known(tmp_path: Path) -> None:
+    more = {"eval/vendi/all": 3.25, "eval/vendi/all_low": 3.0, "eval/gap": 0.5, "eval/coverage/all": 0.9}
+    write_trial(tmp_path, "a", outcome=finished(9.0, 2.0, **more))
+    write_trial(tmp_path, "b", seed=1, outcome=finished(9.0, 2.0, **more))
+    table = table_of(tmp_path)
+    shown = cells(table)
+    assert list(shown)[-3:] == ["seconds", "vendi all", "gap"]
+    assert (shown["vendi all"][0], shown["gap"][0]) == ("3.250±.000", "0.500±.000")
+    assert list(table["vendi/all"]) == [3.25] and "coverage/all" not in table
 
 
 # ------------------------------------------------------------------------------------------------- as text
 
 
-def body(text: str) -> list[str]:
-    """The lines between the first two rules."""
-    lines = text.splitlines()
-    rules = [i for i, row in enumerate(lines) if set(row) == {"-"}]
-    return lines[rules[0] + 1 : rules[1]]
-
-
 def test_text_of_one_trial_in_full(tmp_path: Path) -> None:
-    """The row, its header and what explains it."""
-    text = write.text(write.table(small(tmp_path, ("PFDM", 9.77, 3.0), **ATTACK)))
-    (row,) = body(text)
-    shown = "* PFDM 9.77 3.000 2.100 1.800 0.830 0.550 [.510 .590] 0.917 0.848 [.816 .880] 224 kB 6.46"
-    assert row.split() == shown.split()
-    above, names = text.splitlines()[:2]
-    assert re.sub(" +", " ", above) == " epsilon fd_cnn fd_cnn fd_cnn label attack AUC its attack AUC"
-    known = " method server minor major all accuracy global ceiling client sent seconds"
-    assert re.sub(" +", " ", names) == known
-    assert re.search(r"^   floor +0\.686 +0\.686 +0\.431$", text, re.M)
+    """The row, its header, its floor and what explains it."""
+    table = rows.frontier(small(tmp_path, ("PFDM", 9.77, 3.0), **ATTACK))
+    shown = {name: column[0] for name, column in cells(table).items()}
+    assert shown == {
+        "": "*",
+        "method": "PFDM",
+        "epsilon server": "9.77",
+        "fd_cnn minor": "3.000",
+        "fd_cnn major": "2.100",
+        "fd_cnn all": "1.800",
+        "label accuracy": "0.830",
+        "attack AUC global": "0.550 [.510 .590]",
+        "its ceiling": "0.917",
+        "attack AUC client": "0.848 [.816 .880]",
+        "sent": "224 kB",
+        "seconds": "6.46",
+    }
+    assert [column[1] for column in cells(table).values()][1:6] == ["floor", "", "0.686", "0.686", "0.431"]
     kind = "per example, replace-one, local trust, delta 1e-05, exact accountant; public by declaration: labels"
-    assert f"\nepsilon (against the server): {kind}\n" in text
-    assert "stopped" not in text and "n: seeds" not in text and "outsiders" not in text
+    assert said(table)[0] == f"epsilon (against the server): {kind}"
+    lines = texts.text(table).splitlines()
+    assert all(word in lines[3] for word in shown.values())
+    assert not any(words in "".join(lines) for words in ("stopped", "n: seeds", "outsiders"))
 
 
 def test_a_true_positive_rate_is_shown_or_its_n_is_too_small(tmp_path: Path) -> None:
     rate = {f"attack/global/best/tpr_at_1pct_fpr{k}": v for k, v in (("", 0.02), ("_low", 0.0), ("_high", 0.06))}
-    without = write.text(write.table(small(tmp_path / "a", ("PFDM", 9.77, 3.0), **ATTACK)))
-    assert "TPR at 1 % false positives: n too small (it takes 500" in without and "TPR at 1%" not in without
+    without = rows.frontier(small(tmp_path / "a", ("PFDM", 9.77, 3.0), **ATTACK))
+    assert any("n too small" in line for line in said(without)) and "TPR at 1% global" not in cells(without)
     write_trial(tmp_path / "b", "x", clients=3, outcome=finished(9.77, 3.0, **ATTACK))
     write_trial(tmp_path / "b", "y", clients=4, outcome=finished(9.77, 3.0, **ATTACK, **rate))
-    shown = write.text(write.table(load.runs(tmp_path / "b")))
-    first, second = body(shown)
-    assert " n too small " in first and " 0.020 [.000 .060] " in second and shown.count("TPR at 1%") == 2
+    assert cells(table_of(tmp_path / "b"))["TPR at 1% global"][:2] == ["n too small", "0.020 [.000 .060]"]
 
 
 def test_both_samplers_have_a_column_where_they_were_measured(tmp_path: Path) -> None:
     measured = {"eval/ddim/fd_cnn/minor": 3.0, "eval/ancestral/fd_cnn/minor": 3.75}
-    text = write.text(write.table(small(tmp_path, ("PFDM", 9.77, 3.0), **measured)))
-    above, names = (re.sub(" +", " ", line) for line in text.splitlines()[:2])
-    assert above.count("minor by minor by") == 1 and " ddim ancestral accuracy" in names
-    assert " 3.000 3.750 " in re.sub(" +", " ", body(text)[0])
-    assert "minor by: the same for the minority classes" in text
+    shown = cells(rows.frontier(small(tmp_path, ("PFDM", 9.77, 3.0), **measured)))
+    assert (shown["minor by ddim"][0], shown["minor by ancestral"][0]) == ("3.000", "3.750")
 
 
 def test_nothing_sent_and_no_guarantee_say_so(grid: pd.DataFrame) -> None:
-    text = write.text(write.table(grid))
-    assert sum("  0 (nothing sent)  " in row for row in body(text)) == 4
-    assert sum("  inf  " in row for row in body(text)) == 8
-    assert "\nepsilon inf: no guarantee (weights sent as they are)\n" in text
+    table = rows.frontier(grid)
+    epsilons = cells(table)["epsilon server"]
+    assert epsilons.count("0 (nothing sent)") == 4 and epsilons.count("inf") == 8
+    assert "epsilon inf: no guarantee (weights sent as they are)" in said(table)
 
 
 def test_it_fits(grid: pd.DataFrame, seeded: pd.DataFrame) -> None:
     for runs in (grid, seeded):
-        text = write.text(write.table(runs))
-        assert len(body(text)) == 24
-        assert max(map(len, text.splitlines())) <= 160
+        assert max(map(len, texts.text(rows.frontier(runs)).splitlines())) <= 160
 
 
 def test_floors_stand_with_what_decides_them(grid: pd.DataFrame) -> None:
-    floors = re.findall(r"^   floor.*", write.text(write.table(grid)), re.M)
-    assert [row.split() for row in floors] == [
-        ["floor", "2", "0.686", "0.686", "0.431"],
-        ["floor", "4", "0.641", "0.686", "0.431"],
+    shown = cells(rows.frontier(grid))
+    assert [shown[name][24:] for name in ("method", "clients", "fd_cnn minor", "fd_cnn major")] == [
+        ["floor", "floor"],
+        ["2", "4"],
+        ["0.686", "0.641"],
+        ["0.686", "0.686"],
     ]
 
 
 def test_floors_that_nothing_decides_are_a_range(tmp_path: Path) -> None:
     for seed, floor in enumerate((0.5, 0.7)):
         end = finished(9.0 + seed, 2.0, **{"eval/fd_cnn/minor_floor": floor})
-        method = "PFDM" if seed else "DPSGD"
-        write_trial(tmp_path, f"t{seed}", method=method, seed=seed, outcome=end)
-    text = write.text(write.table(load.runs(tmp_path)))
-    assert re.search(r"floor min +0\.500 ", text) and re.search(r"floor max +0\.700 ", text)
+        write_trial(tmp_path, f"t{seed}", method="PFDM" if seed else "DPSGD", seed=seed, outcome=end)
+    shown = cells(table_of(tmp_path))
+    assert dict(zip(shown["method"][2:], shown["fd_cnn minor"][2:], strict=True)) == {
+        "floor min": "0.500",
+        "floor max": "0.700",
+    }
 
 
 def test_failed_killed_and_unfinished_trials_are_listed_below(tmp_path: Path) -> None:
     write_trial(tmp_path, "a", clients=2, outcome=finished(9.0, 2.0))
-    write_trial(
-        tmp_path,
-        "b",
-        clients=4,
-        outcome={"outcome": "failed", "reason": "loss is not finite"},
-        lines=[line(0, 9.5)],
-    )
+    failed = {"outcome": "failed", "reason": "loss is not finite"}
+    write_trial(tmp_path, "b", clients=4, outcome=failed, lines=[line(0, 9.5)])
     write_trial(tmp_path, "c", clients=6)
-    text = write.text(write.table(load.runs(tmp_path)))
-    assert len(body(text)) == 1
-    assert text.endswith(
-        "\nfailed: PFDM clients=4: loss is not finite (epsilon spent 9.50; b)"
-        "\nunfinished: PFDM clients=6: no reason recorded (epsilon spent ?; c)"
-    )
+    assert texts.text(table_of(tmp_path)).splitlines()[-2:] == [
+        "failed: PFDM clients=4: loss is not finite (epsilon spent 9.50; b)",
+        "unfinished: PFDM clients=6: no reason recorded (epsilon spent ?; c)",
+    ]
 
 
 def test_a_sweep_in_which_all_failed_is_its_list(tmp_path: Path) -> None:
     write_trial(tmp_path / "s", "a", outcome={"outcome": "failed", "reason": "no room"})
-    text = write.write(tmp_path / "s", tmp_path / "o")
-    assert text == "failed: PFDM: no room (epsilon spent ?; a)\n\nno plot: no trial has a feature distance"
+    said = command.write(tmp_path / "s", tmp_path / "o")
+    assert said == "failed: PFDM: no room (epsilon spent ?; a)\n\nno plot: no trial has a feature distance"
     assert [p.name for p in (tmp_path / "o").iterdir()] == ["frontier.csv"]
-
-
-def test_stopped_trials_are_marked(tmp_path: Path) -> None:
-    stop(tmp_path, "a", 5.0, 4.0)
-    text = write.text(write.table(load.runs(tmp_path)))
-    assert re.match(r"o  PFDM +5\.00 +4\.000 ", body(text + "\n---")[0])
-    assert "\no  stopped early" in text
 
 
 def test_outsiders_have_a_column_where_they_know_less(tmp_path: Path) -> None:
     end = finished(9.0, 2.0)
     end["outsiders"] = {**end["server"], "epsilon": 1.5, "trust": "central"}
     write_trial(tmp_path, "a", outcome=end)
-    text = write.text(write.table(load.runs(tmp_path)))
-    assert text.splitlines()[1].split()[:3] == ["method", "a", "b"]
-    assert re.search(r"PFDM +1\.50 +9\.00 ", text)
-    assert re.search(r"^epsilon a \(against outsiders only.* central trust, ", text, re.M)
+    table = table_of(tmp_path)
+    assert (cells(table)["epsilon a"][0], cells(table)["epsilon b"][0]) == ("1.50", "9.00")
+    assert said(table)[0].startswith("epsilon a (against outsiders only") and "central trust" in said(table)[0]
 
 
 def test_several_kinds_have_a_column_each(tmp_path: Path) -> None:
     """a: client, central; b: client, local; c: example, add-remove; d: example, replace-one."""
-    text = write.text(write.table(load.runs(write_kinds(tmp_path))))
-    above, names = (line.split() for line in text.splitlines()[:2])
-    assert above[:6] == ["method.", "privacy.", *["epsilon"] * 4]
-    assert names[:8] == ["method", "trust", "epsilon", "epsilon", "a", "b", "c", "d"]
-    rows = [row.lstrip("*").split()[:8] for row in body(text)]
-    assert [" ".join(row) for row in rows] == [
+    table = table_of(write_kinds(tmp_path))
+    shown = cells(table)
+    names = ("method", "trust", "method. epsilon", "privacy. epsilon", *(f"epsilon {a}" for a in "abcd"))
+    lines = [" ".join(row) for row in zip(*(shown[name] for name in names), strict=True)]
+    assert lines[:10] == [
         "DPSGD - 1 - - - 0.98 -",
         "DPSGD - 10 - - - 9.50 -",
         "FedAvg central - 10 10.00 - - -",
@@ -378,22 +366,22 @@ def test_several_kinds_have_a_column_each(tmp_path: Path) -> None:
         "PFDM - 49 - - - - 48.90",
     ]
     central = "per client, replace-one, central trust, delta 1e-05, exact accountant"
-    assert f"\nepsilon a (against outsiders only; the server sees the updates): {central}\n" in text
     sampled = "per example, add-remove, local trust, delta 1e-05, rdp accountant; public by declaration: examples"
-    assert f"\nepsilon c (against the server): {sampled}\n" in text
-    assert "\nepsilon 0: nothing sent\n" in text
-    assert "\nepsilon inf: no guarantee (weights sent as they are)\n" in text
+    assert f"epsilon a (against outsiders only; the server sees the updates): {central}" in said(table)
+    assert f"epsilon c (against the server): {sampled}" in said(table)
+    assert {"epsilon 0: nothing sent", "epsilon inf: no guarantee (weights sent as they are)"} <= set(said(table))
 
 
 def test_what_a_stopped_trial_did_not_record_is_unknown_in_every_column(tmp_path: Path) -> None:
     write_kinds(tmp_path)
     write_trial(tmp_path, "g", method="MOON", outcome={"outcome": "stopped"})
-    text = write.text(write.table(load.runs(tmp_path)))
-    assert re.search(r"^o  MOON +- +- +- +\? +\? +\? +\? ", text, re.M)
+    shown = cells(table_of(tmp_path))
+    at = shown["method"].index("MOON")
+    assert [shown[name][at] for name in ("", *(f"epsilon {a}" for a in "abcd"))] == ["o", *"????"]
 
 
 def test_csv_has_a_column_for_each_kind(tmp_path: Path) -> None:
-    write.write(write_kinds(tmp_path / "s"), tmp_path / "o")
+    command.write(write_kinds(tmp_path / "s"), tmp_path / "o")
     table = pd.read_csv(tmp_path / "o" / "frontier.csv").set_index("digests")
     central, local = (f"epsilon [per client, replace-one, {trust} trust]" for trust in ("central", "local"))
     sampled, own = (f"epsilon [per example, {relation}, local trust]" for relation in ("add-remove", "replace-one"))
@@ -403,50 +391,33 @@ def test_csv_has_a_column_for_each_kind(tmp_path: Path) -> None:
     assert table.loc["f0", [central, local, sampled]].isna().all() and table.loc["f0", own] == 9.7
 
 
-def test_csv_of_one_kind_has_one_column(tmp_path: Path) -> None:
-    write_trial(tmp_path / "s", "a", outcome=finished(9.0, 2.0))
-    write.write(tmp_path / "s", tmp_path / "o")
-    assert list(pd.read_csv(tmp_path / "o" / "frontier.csv")["epsilon"]) == [9.0]
-
-
 def test_kinds_that_differ_in_delta_only_are_named_in_full(tmp_path: Path) -> None:
     for digest, method, delta in (("a", "PFDM", 1e-5), ("b", "DPSGD", 1e-6)):
         write_trial(tmp_path, digest, method=method, outcome=finished(9.0, 2.0, delta=delta))
     known = "exact accountant; public by declaration: labels"
     both = [f"per example, replace-one, local trust, delta {delta}, {known}" for delta in ("1e-05", "1e-06")]
-    assert kinds.kinds(write.table(load.runs(tmp_path))) == dict(zip(both, both, strict=True))
+    assert kinds.kinds(table_of(tmp_path)) == dict(zip(both, both, strict=True))
 
 
 def test_protocol_only_has_privacy_and_cost_and_no_plot(tmp_path: Path) -> None:
     end = finished(9.0, 2.0)
     end["final"] = {k: v for k, v in end["final"].items() if not k.startswith(("eval", "attack"))}
     write_trial(tmp_path / "s", "a", outcome=end)
-    text = write.write(tmp_path / "s", tmp_path / "o")
-    assert text.splitlines()[1].split() == ["method", "server", "ceiling", "sent", "seconds"]
+    text = command.write(tmp_path / "s", tmp_path / "o")
+    table = table_of(tmp_path / "s")
+    assert [*cells(table)] == ["", "method", "epsilon server", "its ceiling", "sent", "seconds"]
     assert text.endswith("no plot: no trial has a feature distance")
     assert not [c for c in pd.read_csv(tmp_path / "o" / "frontier.csv") if c.startswith("fd_")]
     with pytest.raises(ValueError, match="nothing to plot"):
-        write.plot(load.runs(tmp_path / "s"), tmp_path / "x.png")
+        scatter.draw(table, tmp_path / "x.png")
 
 
 @pytest.mark.parametrize(
     ("count", "shown"),
-    [
-        (0.0, "0 B"),
-        (999.0, "999 B"),
-        (1000.0, "1 kB"),
-        (223608.0, "224 kB"),
-        (72770560.0, "72.8 MB"),
-        (None, "-"),
-    ],
+    [(0.0, "0 B"), (999.0, "999 B"), (1000.0, "1 kB"), (223608.0, "224 kB"), (72770560.0, "72.8 MB"), (None, "-")],
 )
-def test_sizes(tmp_path: Path, count: float | None, shown: str) -> None:
-    end = finished(9.0, 2.0)
-    end["final"]["comm/bytes_up"] = count
-    write_trial(tmp_path, "a", outcome=end)
-    write_trial(tmp_path, "b", method="DPSGD", outcome=finished(9.0, 2.0))
-    text = write.text(write.table(load.runs(tmp_path)))
-    assert body(text)[1].rstrip().removesuffix("6.46").rstrip().endswith(f" {shown}")
+def test_sizes(count: float | None, shown: str) -> None:
+    assert size(count) == shown
 
 
 # ------------------------------------------------------------------------------------------------- as a plot
@@ -458,7 +429,7 @@ def drawn(runs: pd.DataFrame, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     seen = []
     monkeypatch.setattr(Figure, "savefig", lambda self, *_, **__: seen.append(self))
-    write.plot(runs, Path("unused.png"))
+    scatter.draw(rows.frontier(runs), Path("unused.png"))
     seen[0].draw_without_rendering()
     return seen[0]
 
@@ -508,7 +479,7 @@ def series(axes: Any) -> dict[str, list[list[float]]]:
 
 def test_epsilon_0_and_infinity_stand_beyond_the_breaks(grid: pd.DataFrame, monkeypatch: pytest.MonkeyPatch) -> None:
     axes = drawn(grid, monkeypatch).axes[0]
-    fedavg, local, pfdm = (series(axes)[colour] for colour in plot.COLOURS[:3])
+    fedavg, local, pfdm = (series(axes)[colour] for colour in plots.COLOURS[:3])
     assert [len(x) for x in (*fedavg, *local, *pfdm)] == [1] * 8 + [4] * 4
     low, high = math.log10(9.77), math.log10(195.8)
     left, right = axes.get_xlim()
@@ -538,18 +509,8 @@ def test_stopped_trials_are_hollow(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         for bar in figure.axes[0].containers
         if len(bar[0].get_ydata())
     }
-    assert faces == {4.0: "none", 2.0: plot.COLOURS[0]}
+    assert faces == {4.0: "none", 2.0: plots.COLOURS[0]}
     assert "stopped early\n(validation split)" in legend(figure)
-
-
-def test_plot_names_the_kinds_where_there_are_several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_trial(tmp_path, "a", method="PFDM", outcome=finished(5.0, 1.0))
-    write_trial(tmp_path, "b", method="DPSGD", outcome=finished(8.0, 2.0, unit="client"))
-    figure = drawn(load.runs(tmp_path), monkeypatch)
-    words = [text.replace("\n", " ") for text in legend(figure)]
-    assert words[:2] == ["DPSGD, per client, replace-one, local trust", "PFDM, per example, replace-one, local trust"]
-    known = "local trust, δ = 1e-05, exact accountant; public by declaration: labels; against the server"
-    assert words[-2:] == [f"ε per client, replace-one, {known}", f"ε per example, replace-one, {known}"]
 
 
 def test_each_method_kind_and_setting_is_a_series(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -576,16 +537,6 @@ def test_each_method_kind_and_setting_is_a_series(tmp_path: Path, monkeypatch: p
     assert list(central.get_ydata()) == [5.0, 2.0] and list(central.get_xdata()) == [1.0, math.log10(50)]
 
 
-def test_kinds_and_settings_share_the_legend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for clients in (2, 4):
-        write_trial(tmp_path, f"a{clients}", clients=clients, outcome=finished(5.0, 1.0))
-        end = finished(8.0, 2.0, **SAMPLED)
-        write_trial(tmp_path, f"b{clients}", method="DPSGD", clients=clients, outcome=end)
-    words = [text.replace("\n", " ") for text in legend(drawn(load.runs(tmp_path), monkeypatch))]
-    series = ["DPSGD, per example, add-remove, local trust", "PFDM, per example, replace-one, local trust"]
-    assert words[:5] == [*series, "", "clients 2", "clients 4"]
-
-
 def test_the_axis_of_central_trust_says_against_whom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dp_fedavg(tmp_path, "a", 10.0, 2.0, trust="central")
     title = drawn(load.runs(tmp_path), monkeypatch).get_supxlabel()
@@ -598,8 +549,8 @@ def test_without_minority_all_classes_rank(tmp_path: Path, monkeypatch: pytest.M
         end["final"] = {k: v for k, v in end["final"].items() if "/minor" not in k}
         write_trial(tmp_path, f"t{i}", clients=i + 1, outcome=end)
     runs = load.runs(tmp_path)
-    assert list(write.table(runs)["pareto"]) == [False, True]
-    assert "fd_cnn/all that are both as low" in write.text(write.table(runs))
+    assert list(rows.frontier(runs)["pareto"]) == [False, True]
+    assert "fd_cnn/all that are both as low" in " ".join(said(rows.frontier(runs)))
     labels = [axes.get_ylabel() for axes in drawn(runs, monkeypatch).axes]
     assert labels == ["Fréchet distance of cnn features, all classes"]
 
@@ -612,27 +563,17 @@ def test_command_prints_the_table_and_writes_the_files(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "analysis" / "frontier.py"), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT.anchor)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(write.text(write.table(load.runs(tmp_path))))
+    assert done.stdout.startswith(texts.text(table_of(tmp_path)))
     assert (tmp_path / "report" / "frontier.png").read_bytes().startswith(b"\x89PNG")
     assert list(pd.read_csv(tmp_path / "report" / "frontier.csv")["fd_cnn/minor"]) == [2.0]
 
 
-def test_command_fails_with_one_line_and_code_2(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_command_fails_with_one_line_and_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         main(["frontier", str(tmp_path)])
-    said = f"error: {tmp_path} has no trials: nothing matches trials/*/config.json\n"
-    assert (end.value.code, *capsys.readouterr()) == (2, "", said)
-
-
-@pytest.mark.parametrize("module", [load, write, kinds, frontier_table, frontier_text, plot])
-def test_analysis_imports_neither_ray_nor_torch(module: ModuleType) -> None:
-    tree = ast.parse(Path(str(module.__file__)).read_text())
-    names = [a.name for node in ast.walk(tree) if isinstance(node, ast.Import) for a in node.names]
-    names += [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
-    known = {"pandas", "matplotlib", "analysis", "raydiff"}  # of raydiff what test_layering lets through
-    assert {name.split(".")[0] for name in names} <= known | sys.stdlib_module_names
+    assert end.value.code == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1 and str(tmp_path) in err
 
 
 def test_the_kind_of_a_trial_without_outcome_whose_method_has_no_delta() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import subprocess
 import sys
@@ -11,99 +10,10 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from written import GAUSSIAN, ROOT, finished, line, write_trial
 
 from raydiff.report import load
 from raydiff.report.frontier.kinds import kind_of
-
-ROOT = Path(__file__).resolve().parents[2]
-
-GAUSSIAN = {"unit": "example", "relation": "replace_one", "trust": "local"}
-FIELDS: dict[str, dict[str, Any]] = {
-    "PFDM": {
-        "epsilon": 10.0,
-        "delta": 1e-5,
-        "accountant": "exact",
-        "clip": 6.4,
-        "server": {"kind": "Training", "steps": 1000},
-    },
-    "LocalOnly": {},
-    "FedAvg": {"rounds": 10, "finetune": None},
-}
-
-
-def write_trial(
-    sweep: Path,
-    digest: str,
-    *,
-    method: str = "PFDM",
-    fields: dict[str, Any] | None = None,
-    schedule: str = "linear",
-    partition: dict[str, Any] | None = None,
-    clients: int = 2,
-    seed: int = 0,
-    split: int = 0,
-    outcome: dict[str, Any] | None = None,
-    lines: list[dict[str, Any]] | None = None,
-) -> Path:
-    """A trial's folder as a sweep leaves it; `outcome` None leaves out outcome.json."""
-    folder = sweep / "trials" / digest
-    folder.mkdir(parents=True)
-    model = {"kind": "DDPM", "schedule": schedule, "shape": [1, 8, 8]}
-    config = {
-        "kind": "Experiment",
-        "method": {"kind": method, "model": model, **FIELDS.get(method, {}), **(fields or {})},
-        "data": {"kind": "Data", "name": "digits", "split_seed": split, "root": None},
-        **({"partition": partition} if partition else {}),
-        "clients": clients,
-        "seed": seed,
-        "evaluation": {"kind": "Evaluation", "features": "cnn", "every": 0},
-        "runtime": {"kind": "Runtime", "threads": 1, "workers": 1},
-        "data_digest": f"hmac:fb425{split}",
-    }
-    (folder / "config.json").write_text(json.dumps(config, indent=1))
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines or []))
-    if outcome is not None:
-        (folder / "outcome.json").write_text(json.dumps(outcome))
-    return folder
-
-
-def finished(epsilon: float, distance: float, **changes: Any) -> dict[str, Any]:
-    """outcome.json of a finished trial. `changes` with a "/" are numbers, others go to the guarantee."""
-    sent = 0 < epsilon < math.inf
-    guarantee = {
-        "epsilon": epsilon,
-        "delta": 1e-5,
-        "accountant": "exact",
-        **(GAUSSIAN if sent else {"unit": None, "relation": None, "trust": "local"}),
-        "declared": ["labels"] if sent else [],
-        "unprotected": ["weights sent as they are"] if epsilon == math.inf else [],
-        **{k: v for k, v in changes.items() if "/" not in k},
-    }
-    final = {
-        "privacy/epsilon_server": epsilon,
-        "privacy/auc_ceiling": 0.917,
-        "comm/bytes_up": 223608.0,
-        "eval/label_accuracy/all": 0.83,
-        "attack/client/best/auc": 0.848,
-        "attack/client/best/auc_low": 0.816,
-        "attack/client/best/auc_high": 0.88,
-        "time/seconds": 6.46,
-        **{k: v for k, v in changes.items() if "/" in k},
-    }
-    for group, factor in (("all", 0.6), ("major", 0.7), ("minor", 1.0)):
-        final.setdefault(f"eval/fd_cnn/{group}", distance * factor)
-        final.setdefault(f"eval/fd_cnn/{group}_floor", 0.686 if group != "all" else 0.431)
-    return {"outcome": "finished", "final": final, "server": guarantee, "outsiders": guarantee}
-
-
-def line(step: int, epsilon: float = 9.77, **more: Any) -> dict[str, Any]:
-    """A round of metrics.jsonl."""
-    spent = {
-        "privacy/epsilon_server": epsilon,
-        "privacy/epsilon_outsiders": epsilon,
-        "privacy/auc_ceiling": 0.9,
-    }
-    return {"step": step, "time": 1.8e9 + step, **spent, "comm/bytes_up": 100.0, "time/seconds": 2.0, **more}
 
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:

@@ -66,9 +66,10 @@ def test_the_sampler_can_be_chosen(sweep: Path) -> None:
 
 
 def test_what_is_printed_says_which_differences_count(sweep: Path) -> None:
-    text = newcomers.markdown(newcomers.table(newcomers.readings(sweep), "SPIRE"), [0.01, 0.02])
+    found = newcomers.readings(sweep)
+    text = str(newcomers.shown_table(found, newcomers.table(found, "SPIRE")))
     assert "**-0.400 [-0.648, -0.152]**" in text and "10 (25.000%)" in text and "| all |" in text
-    assert text.endswith("1 seeds; floors (real against real): clients 0.010; newcomers 0.020")
+    assert text.endswith("1 seeds; floors (real against real): clients 0.010; newcomers 0.010")
 
 
 def test_the_job_writes_its_files(sweep: Path) -> None:

@@ -16,15 +16,14 @@ import pandas as pd
 import pytest
 from pages import Page, Part, Table
 from PIL import Image, PngImagePlugin
-from test_frontier import stop
-from test_load import ROOT, finished, line, write_trial
+from written import ROOT, finished, line, stop, write_trial
 
-from raydiff.report import html
 from raydiff.report import page as report
-from raydiff.report.papers import published
+from raydiff.report.html import html
+from raydiff.report.papers.claims import rows_of
 from raydiff.report.sections import importance, seeds, studies
 from raydiff.report.sections.importance import epsilon_squared
-from raydiff.report.sweep import Section, Sweep, open_sweep
+from raydiff.report.sweep_view import Section, SweepView, open_sweep
 
 BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 STATS = ("auc", "auc_low", "auc_high")
@@ -117,12 +116,12 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return report.write(sweep, sweep / "report")
 
 
-def part(make: Callable[[Sweep, Path], Section], sweep: Path) -> Part:
+def part(make: Callable[[SweepView, Path], Section], sweep: Path) -> Part:
     """One section alone."""
     made = make(open_sweep(sweep), sweep)
     path = sweep / "section.html"
-    path.write_text(html.page("alone", [], [(made.title, made.blocks)]))
-    return Page(path).sections[made.title]
+    path.write_text(html.page("alone", [], [("this", made.blocks)]))
+    return Page(path).sections["this"]
 
 
 def one(tables: list[Table], *header: str) -> Table:
@@ -276,11 +275,30 @@ def test_a_look_alike_never_stands_beside_a_paper(tmp_path: Path, preset: str, s
 def test_every_published_number_says_what_differs_and_names_a_preset() -> None:
     from raydiff.experiment.presets import names as presets
 
-    assert {n.preset for n in published.NUMBERS} <= set(presets.PRESETS)
-    assert all(n.differs and n.source and n.value for n in published.NUMBERS)
+    numbers = rows_of("published")
+    assert {n["preset"] for n in numbers} <= set(presets.PRESETS)
+    assert all(all(n.values()) for n in numbers)
 
 
 # ----------------------------------------------------------------------------------------------- missing pieces
+
+
+@pytest.mark.parametrize(
+    ("command", "preset"),
+    [
+        ("jobs/sweep.py spire-mnist --name x", "spire-mnist"),
+        ("/opt/bin/raydiff sweep spire-mnist --name x", "spire-mnist"),
+        ("raydiff/__main__.py sweep --name x", "digits"),
+        ("jobs/sweep.py", "digits"),
+        ("raydiff sweep reproduce --paper=pdp --scale gpu", "reproduce-pdp-gpu"),
+        ("my_study.py digits", None),
+        ("", None),
+    ],
+)
+def test_the_preset_is_that_of_the_command(tmp_path: Path, command: str, preset: str | None) -> None:
+    write_trial(tmp_path, "aa", outcome=finished(9.77, 3.0))
+    (tmp_path / "sweep.json").write_text(json.dumps({"command": command.split(), "trials": []}))
+    assert open_sweep(tmp_path).preset == preset
 
 
 def test_a_reproduction_has_a_verdict_for_each_claim(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from raydiff.experiment.tracking import Mlflow
 from raydiff.federated.checkpoint import Store
 from raydiff.methods import FedAvg
 from raydiff.models.training import Training
-from raydiff.report.frontier import write as frontier
+from raydiff.report.frontier import command as frontier
 from raydiff.results import mlflow_models
 from raydiff.results.finished import Finished, open_finished
 from raydiff.results.generate import Request, write

@@ -66,3 +66,12 @@ def spread(rows: pd.DataFrame) -> pd.DataFrame:
 def against(kind: str) -> str:
     """Whom an epsilon of this kind holds against."""
     return "outsiders only; the server sees the updates" if "central trust" in kind else "the server"
+
+
+def shown(epsilon: float | None, kind: str = "") -> str:
+    """`9.77`, `inf`, `0 (nothing sent)`, `?` where it was not recorded."""
+    if epsilon is None:
+        return "?"
+    if epsilon == 0:
+        return f"0 ({NOTHING})" if kind == NOTHING else "0"
+    return f"{epsilon:.2f}" if epsilon >= 0.1 else f"{epsilon:.2g}"

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator
 
 import pandas as pd
 
-from raydiff.report.frontier.kinds import NOTHING, against, epsilons, kinds
-from raydiff.report.frontier.table import DONE, GROUPS, SAMPLERS, floors_of, network_of, ranked_by, records, swept
-from raydiff.report.load import Row
+from raydiff.report.cells import number, short, size
+from raydiff.report.frontier.kinds import NOTHING, against, epsilons, kinds, shown
+from raydiff.report.frontier.rows import DONE, GROUPS, SAMPLERS, floors_of, network_of, ranked_by, swept
+from raydiff.report.load import Row, records
 
 Column = tuple[str, str, list[str]]
 """Two header lines, and a cell per row."""
@@ -26,22 +26,37 @@ def text(table: pd.DataFrame) -> str:
 
 def _grid(rows: pd.DataFrame) -> list[str]:
     """The header, the rows and the floors, ruled off from each other."""
-    columns = [column for column in cells_of(rows) if set(column[2]) != {"-"}]
-    floors = floor_cells(rows, columns)
-    cells = [[above, name, *own, *floor] for (above, name, own), floor in zip(columns, floors, strict=True)]
-    widths = [max(map(len, column)) for column in cells]
-    sides = [str.ljust] * 2 + [str.rjust] * (len(cells) - 2)  # the mark and the method are words
+    columns, end = [[above, name, *cells] for above, name, cells in columns_of(rows)], 2 + len(rows)
+    widths = [max(map(len, column)) for column in columns]
+    sides = [str.ljust] * 2 + [str.rjust] * (len(columns) - 2)  # the mark and the method are words
     lines = [
         "  ".join(side(cell, width) for cell, width, side in zip(line, widths, sides, strict=True)).rstrip()
-        for line in zip(*cells, strict=True)
+        for line in zip(*columns, strict=True)
     ]
-    rule, end = "-" * max(map(len, lines)), 2 + len(rows)
-    below = [rule, *lines[end:]] if lines[end:] else []
-    return [*lines[:2], rule, *lines[2:end], *below]
+    rule = "-" * max(map(len, lines))
+    return [*lines[:2], rule, *lines[2:end], *([rule, *lines[end:]] if lines[end:] else [])]
 
 
-def cells_of(rows: pd.DataFrame) -> Iterator[Column]:
+def columns_of(rows: pd.DataFrame) -> list[Column]:
+    """The columns that any row has something in, with the floors below the rows."""
+    columns = [c for c in _columns(rows) if set(c[2]) != {"-"}]
+    distances = [f"{above}/{name}" for above, name, _ in columns if above.startswith("fd_")]
+    floors = [(words, dict(zip(distances, of, strict=True))) for words, of in floors_of(rows, distances)]
+
+    def below(above: str, name: str) -> Iterator[str]:
+        for words, of in floors:
+            floor = of.get(f"{above}/{name}")
+            yield short(words.get(above + name, "")) if floor is None else number(floor)
+
+    return [(above, name, [*cells, *below(above, name)]) for above, name, cells in columns]
+
+
+def _columns(rows: pd.DataFrame) -> Iterator[Column]:
     known, network = records(rows), network_of(rows)
+
+    def means(above: str, name: str, column: str) -> Column:
+        return above, name, [_mean(r, column) for r in known]
+
     yield "", "", ["o" if r["outcome"] == "stopped" else "*" if r["pareto"] else "" for r in known]
     yield "", "method", [r["method"] for r in known]
     for name in swept(rows):
@@ -51,18 +66,21 @@ def cells_of(rows: pd.DataFrame) -> Iterator[Column]:
         yield "", "n", [str(r["n"]) for r in known]
     yield from _epsilons(rows)
     for group in GROUPS if network else ():
-        yield f"fd_{network}", group, [_mean(r, f"fd_{network}/{group}") for r in known]
+        yield means(f"fd_{network}", group, f"fd_{network}/{group}")
     for sampler in SAMPLERS if network else ():
-        yield "minor by", sampler, [_mean(r, f"minor_{sampler}") for r in known]
-    yield "label", "accuracy", [_mean(r, "label_accuracy") for r in known]
-    yield "attack AUC", "global", [_mean(r, "auc_global") for r in known]
+        yield means("minor by", sampler, f"minor_{sampler}")
+    yield means("label", "accuracy", "label_accuracy")
+    yield means("attack AUC", "global", "auc_global")
     yield "its", "ceiling", [number(r["auc_ceiling"]) for r in known]
-    yield "attack AUC", "client", [_mean(r, "auc_client") for r in known]
+    yield means("attack AUC", "client", "auc_client")
     for name in ("global", "client"):
         if rows[f"tpr_{name}"].notna().any():
             yield "TPR at 1%", name, [_rate(r, name) for r in known]
     yield "", "sent", [size(r["bytes_up"]) for r in known]
     yield "", "seconds", [number(r["seconds"], 3) for r in known]
+    names = list(map(str, rows))
+    for name in (n for n in names[names.index("digests") + 1 :] if f"{n}_std" in names):  # metrics that others added
+        yield means(*name.rpartition("/")[::2], name)
 
 
 def _epsilons(rows: pd.DataFrame) -> Iterator[Column]:
@@ -70,10 +88,10 @@ def _epsilons(rows: pd.DataFrame) -> Iterator[Column]:
     known, several = records(rows), _letters(rows)
     if len(several) < 2:
         central = any(against(kind) != "the server" for kind in several)
-        yield "epsilon", "outsiders" if central else "server", [shown_epsilon(r["epsilon"], r["kind"]) for r in known]
+        yield "epsilon", "outsiders" if central else "server", [shown(r["epsilon"], r["kind"]) for r in known]
         return
     for kind, letter in several.items():
-        cells = ["-" if math.isnan(e) else shown_epsilon(e) for e in epsilons(rows, kind)]
+        cells = ["-" if math.isnan(e) else shown(e) for e in epsilons(rows, kind)]
         yield "epsilon", letter, ["?" if r["epsilon"] is None else c for r, c in zip(known, cells, strict=True)]
 
 
@@ -82,29 +100,15 @@ def _letters(rows: pd.DataFrame) -> dict[str, str]:
     return {kind: chr(ord("a") + i) for i, kind in enumerate(kinds(rows))}
 
 
-def short(value: Any) -> str:
-    """The value of a swept field, 16 characters at most."""
-    if value is None or pd.isna(value):
-        return "-"
-    shown = f"{value:g}" if isinstance(value, (int, float)) and not isinstance(value, bool) else str(value)
-    return shown if len(shown) <= 16 else f"{shown[:15]}…"
-
-
-def shown_epsilon(epsilon: float | None, kind: str = "") -> str:
-    if epsilon is None:
-        return "?"
-    if epsilon == 0:
-        return f"0 ({NOTHING})" if kind == NOTHING else "0"
-    return f"{epsilon:.2f}" if epsilon >= 0.1 else f"{epsilon:.2g}"
-
-
 def _mean(row: Row, name: str) -> str:
     """`mean±std` over seeds; of a single one `value` or, with its interval, `value [low high]`."""
+
+    def bare(end: str) -> str:
+        return re.sub(r"^0\.", ".", number(row[f"{name}_{end}"]))  # .863 for 0.863, since the table is wide
+
     if row[f"{name}_std"] is not None:
-        return f"{number(row[name])}±{_bare(row[f'{name}_std'])}"
-    if row.get(f"{name}_low") is not None:
-        return f"{number(row[name])} [{_bare(row[f'{name}_low'])} {_bare(row[f'{name}_high'])}]"
-    return number(row[name])
+        return f"{number(row[name])}±{bare('std')}"
+    return number(row[name]) + (f" [{bare('low')} {bare('high')}]" if row.get(f"{name}_low") is not None else "")
 
 
 def _rate(row: Row, model: str) -> str:
@@ -112,38 +116,6 @@ def _rate(row: Row, model: str) -> str:
     if row[f"tpr_{model}"] is None:
         return "-" if row[f"auc_{model}"] is None else "n too small"
     return _mean(row, f"tpr_{model}")
-
-
-def number(value: float | None, digits: int = 4) -> str:
-    """So many digits in all, as far as they are decimals: 0.863, 1.863, 18.63, 186.3, 12345."""
-    if value is None or math.isnan(value):
-        return "-"
-    before = len(str(int(abs(value)))) if math.isfinite(value) else 0
-    return f"{value:.{max(0, digits - before)}f}"
-
-
-def _bare(value: float) -> str:
-    """.863 for 0.863, since the table is wide."""
-    return re.sub(r"^0\.", ".", number(value))
-
-
-def size(count: float | None) -> str:
-    if count is None:
-        return "-"
-    power = min(4, int(math.log10(count) / 3)) if count >= 1 else 0
-    return f"{count / 1000**power:.3g} {('B', 'kB', 'MB', 'GB', 'TB')[power]}"
-
-
-def floor_cells(rows: pd.DataFrame, columns: Sequence[Column]) -> list[list[str]]:
-    """For each column, its cells in the rows that give the floors."""
-    distances = [f"{above}/{name}" for above, name, _ in columns if above.startswith("fd_")]
-    lines = [(words, dict(zip(distances, of, strict=True))) for words, of in floors_of(rows, distances)]
-
-    def cell(above: str, name: str, words: Row, floors: dict[str, float]) -> str:
-        distance = f"{above}/{name}"
-        return number(floors[distance]) if distance in floors else short(words.get(above + name, ""))
-
-    return [[cell(above, name, *line) for line in lines] for above, name, _ in columns]
 
 
 def meanings(rows: pd.DataFrame) -> list[str]:
@@ -165,7 +137,11 @@ def meanings(rows: pd.DataFrame) -> list[str]:
         notes.append(f"*  Pareto-optimal: no other finished trial has {better}, and one of them lower")
         allowed = "its ceiling: what the ledger's noise allows any attack on the uploads"
         notes.append(f"attack AUC [95 % interval]: membership, by the attack that calibrates best; {allowed}")
-        notes += _of_rates(rows)
+        takes = "it takes 500 non-members in the calibration split and 500 in the test split"
+        if rows[["tpr_global", "tpr_client"]].notna().any(axis=None):
+            notes.append(f"TPR at 1%: members found at 1 % false positives [95 % interval]; n too small: {takes}")
+        elif rows[["auc_global", "auc_client"]].notna().any(axis=None):
+            notes.append(f"TPR at 1 % false positives: n too small ({takes})")
     if rows["n"].max() > 1:
         over = "seeds, and splits of the data; mean±standard deviation over them"
         notes.append(f"n: {over}; of epsilon and of the ceiling the largest")
@@ -174,22 +150,12 @@ def meanings(rows: pd.DataFrame) -> list[str]:
     return notes
 
 
-def _of_rates(rows: pd.DataFrame) -> list[str]:
-    """What the true positive rates are, or why there are none."""
-    takes = "it takes 500 non-members in the calibration split and 500 in the test split"
-    if rows[["tpr_global", "tpr_client"]].notna().any(axis=None):
-        return [f"TPR at 1%: members found at 1 % false positives [95 % interval]; n too small: {takes}"]
-    attacked = rows[["auc_global", "auc_client"]].notna().any(axis=None)
-    return [f"TPR at 1 % false positives: n too small ({takes})"] if attacked else []
-
-
 def without_row(others: pd.DataFrame) -> list[str]:
     """A line for each setting that failed, was killed or has not finished."""
     lines = []
     for row in records(others):
         setting = "".join(f" {k}={short(row[k])}" for k in swept(others) if row[k] is not None)
-        why = row["reason"] or "no reason recorded"
-        spent = shown_epsilon(row["epsilon"], row["kind"])
+        why, spent = row["reason"] or "no reason recorded", shown(row["epsilon"], row["kind"])
         line = f"{row['outcome']}: {row['method']}{setting}: {why} (epsilon spent {spent}; {row['digests']})"
         lines.append(line if len(line) <= 160 else f"{line[:159]}…")
     return lines

@@ -10,6 +10,7 @@ between its curve and the ceiling. A row with `auc` in place of fpr is the AUC, 
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Any
 
 import pandas as pd
 
-from raydiff.report.frontier.plot import COLOURS, MARKERS
+from raydiff.report import plots
 
 COLUMNS = ("attack", "fpr", "tpr", "low", "high")
 LEAST = 1e-4  # where the logarithmic axes begin
@@ -42,31 +43,30 @@ def ceiling(mu: float, fprs: Any) -> Any:
     return ndtr(mu + ndtri(fprs))
 
 
-def plot(rows: pd.DataFrame, path: Path, *, mu: float, canary: float | None = None) -> None:
+def draw(rows: pd.DataFrame, path: Path, *, mu: float, canary: float | None = None) -> None:
     """A log-log ROC as a PNG: the ceiling, the attacks with their intervals, chance, and the canaries' interval.
 
     Raises ValueError for a mu or a canary's bound that is no number >= 0.
     """
     import numpy as np
-    from matplotlib.figure import Figure
 
     if not all(0 <= value < math.inf for value in (mu, canary or 0.0)):
         raise ValueError(f"mu and the canaries' bound must be numbers >= 0, got {mu} and {canary}")
     fprs = np.geomspace(LEAST, 1, 400)
-    figure = Figure(figsize=(5.6, 4.6), dpi=200, layout="constrained")
-    axes = figure.subplots()
+    figure, ((axes,),) = plots.panels(1, 1, size=(5.6, 4.6), dpi=200)
     auc = float(ceiling(mu / math.sqrt(2), 0.5))
     axes.plot(fprs, ceiling(mu, fprs), color="black", label=f"ceiling of any attack, mu {mu:.3g} (AUC {auc:.3f})")
     axes.plot(fprs, fprs, color="0.6", linestyle=":", label="chance")
     if canary is not None:
         label = f"canaries: mu between {canary:.3g} and {mu:.3g}"
         axes.fill_between(fprs, ceiling(canary, fprs), ceiling(mu, fprs), color="0.9", linewidth=0, label=label)
-    for number, (attack, own) in enumerate(rows.groupby("attack", sort=False)):
-        _draw(axes, str(attack), own, COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)])
+    looks = zip(itertools.cycle(plots.COLOURS), itertools.cycle(plots.MARKERS), strict=False)
+    for (attack, own), look in zip(rows.groupby("attack", sort=False), looks, strict=False):
+        _draw(axes, str(attack), own, *look)
     axes.set(xscale="log", yscale="log", xlim=(LEAST, 1), ylim=(LEAST, 1))
     axes.set(xlabel="false positive rate", ylabel="true positive rate")
     axes.legend(fontsize=7, loc="lower right")
-    figure.savefig(path, metadata={"Software": None})
+    plots.save(figure, path)
 
 
 def _draw(axes: Any, attack: str, rows: pd.DataFrame, colour: str, marker: str) -> None:
@@ -75,9 +75,9 @@ def _draw(axes: Any, attack: str, rows: pd.DataFrame, colour: str, marker: str) 
     points = rows.drop(aucs.index).astype(dict.fromkeys(COLUMNS[1:], float)).sort_values("fpr")
     bounds = aucs[["tpr", "low", "high"]].astype(float).to_numpy()
     shown = "".join(f", AUC {auc:.3f}{_interval(low, high)}" for auc, low, high in bounds)
-    errors = [(points["tpr"] - points["low"]).clip(lower=0), (points["high"] - points["tpr"]).clip(lower=0)]
     look = {"marker": marker, "markersize": 4, "linewidth": 0.9, "color": colour, "capsize": 2}
-    axes.errorbar(points["fpr"], points["tpr"], yerr=[e.fillna(0) for e in errors], label=attack + shown, **look)
+    ends = points["low"], points["high"]
+    plots.points(axes, points["fpr"], points["tpr"], ends, label=attack + shown, **look)
 
 
 def _interval(low: float, high: float) -> str:
@@ -92,5 +92,5 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--canary", type=float, help="lower bound on mu from canaries")
     parser.add_argument("--out", type=Path, default=Path("ceilings.png"))
     given = parser.parse_args(argv)
-    plot(read(given.attacks), given.out, mu=given.mu, canary=given.canary)
+    draw(read(given.attacks), given.out, mu=given.mu, canary=given.canary)
     print(given.out)

@@ -2,36 +2,57 @@
 
     raydiff claims SWEEP [--out DIR]      of `raydiff sweep reproduce`: prints, writes claims.md and .csv
 
-Every claim, with the paper's numbers, is stated in `claims_made` apart from any result. A difference is paired (by
+Every claim, with the paper's numbers, is a row of claims.tsv, apart from any result. A difference is paired (by
 seed, split and what else the two sides share), with its 95 % Student interval:
 
 - reproduced: the interval lies on the side that is claimed;
 - not reproduced: it lies on the other side, or holds 0 and is narrow enough to have shown the paper's own gain;
 - not tested at this scale: it holds 0, and its half-width is above the paper's own gain (relative to the other side);
 - not tested: data, settings or readings that the sweep has not.
+
+The papers. PFDM: Patel et al., CVPR 2026 (arXiv 2504.00952). SPIRE: Ozkara et al. (arXiv 2506.12303). FedDistr: Zhao et
+al. (arXiv 2410.12530), its figures' numbers read off. pDP of discrete diffusion: Wei et al., TMLR 2024 (arXiv
+2310.15524). DPDM: Dockhorn et al., TMLR 2023. The columns of claims.tsv, in which `-` is empty:
+
+    about           the class of a method or model that has to have run
+    data            the data sets that the row is about: names, or `not` and names; in texts, {data} is the data's name
+    needs           the column that must vary among the trials
+    claim, source, paper, differs    in words: what is said, where, the paper's numbers, what is not as in the paper
+    judged          lower, higher, same (as the others); is X, at most X; or why it is not tested
+    metric, ours, others             what is compared, in which trials: `column=value ...`, without a value: empty
+    margin          lower and higher: the paper's gain, relative to the others; same: the greatest difference;
+                    is and at most: the half-width of an interval that can still tell
+
+published.tsv has numbers that the papers print: source, data, method and measure in the paper's words, the value as it
+is printed, and what may stand beside it: the metric `ours` of trials of this preset and config (`column=value ...`),
+with what differs. A number whose data we do not have under the paper's name is not there, nor are those of FedDistr's
+Table 2, which `feddistr` has: a look-alike's number never stands beside it.
 """
 
 from __future__ import annotations
 
+import csv
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pandas as pd
 
 from raydiff.report import load
-from raydiff.report.intervals import student
-from raydiff.report.markdown import grid
+from raydiff.report.cells import Table, publish, strong
+from raydiff.report.intervals import shown, student
+from raydiff.report.load import Row
 
 REPRODUCED, NOT, SCALE = "reproduced", "not reproduced", "not tested at this scale"
+NO_TRIALS = "not tested: no such trials or reading"
 PAIRED = ("seed", "data.split_seed", "data.name", "data.train", "partition.xi", "clients", "method.model.steps")
 Where = dict[str, Any]
-"""Column -> value, a set of values, or None where it must be empty."""
+"""Column -> value, or None where it must be empty."""
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(NamedTuple):
     """What came out of a claim."""
 
     outcome: str
@@ -42,138 +63,97 @@ class Verdict:
     """Pairs or trials behind them."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Claim:
-    """What a paper says."""
-
-    says: str
-    """In a sentence."""
-    source: str
-    """Where in the paper."""
-    paper: str
-    """Its numbers."""
-    differs: str
-    """What is not as in the paper, here."""
-    judge: Callable[[pd.DataFrame], Verdict]
-    """From the finished runs."""
+def rows_of(name: str) -> list[dict[str, str]]:
+    """The rows of a table of data beside this file, with nothing for `-`."""
+    path = Path(__file__).parent / f"{name}.tsv"
+    rows = csv.DictReader(path.read_text().splitlines(), delimiter="\t", quoting=csv.QUOTE_NONE)
+    return [{k: "" if v == "-" else v for k, v in row.items()} for row in rows]
 
 
-def judged(runs: pd.DataFrame, claims: Sequence[Claim]) -> pd.DataFrame:
+def where(text: str) -> Where:
+    """`method=PFDM method.epsilon=10 data.size=` as {"method": "PFDM", "method.epsilon": 10.0, "data.size": None}."""
+
+    def value(word: str) -> float | str | None:
+        try:
+            return float(word)
+        except ValueError:
+            return word or None
+
+    return {path: value(word) for path, _, word in (pair.partition("=") for pair in text.split())}
+
+
+def claims_of(runs: pd.DataFrame) -> Iterator[Row]:
+    """The claims of the papers whose methods the runs have, for each data set there is."""
+    for data in sorted(set(runs.get("data.name", ()))):
+        there = runs[runs["data.name"] == data]
+        own = {*there["method"], *there.get("method.model", ())}
+        for row in rows_of("claims"):
+            negated, *names = row["data"].split() if row["data"].startswith("not ") else ("", *row["data"].split())
+            right = not row["data"] or (data in names) != bool(negated)
+            varies = not row["needs"] or (row["needs"] in there and there[row["needs"]].nunique() > 1)
+            if row["about"] in own and right and varies:
+                sides = {side: {"data.name": data, **where(row[side])} for side in ("ours", "others")}
+                yield {k: v.replace("{data}", data) for k, v in row.items()} | sides
+
+
+def judged(runs: pd.DataFrame) -> pd.DataFrame:
     """One row per claim: claim, source, paper, ours, n, outcome, differs."""
-    done = runs[runs["outcome"] == "finished"]
-    rows = []
-    for claim in claims:
-        found = claim.judge(done)
-        rows.append(
-            {
-                "claim": claim.says,
-                "source": claim.source,
-                "paper": claim.paper,
-                "ours": found.ours,
-                "n": found.n,
-                "outcome": found.outcome,
-                "differs": claim.differs,
-            }
-        )
+    done, rows = load.finished(runs), []
+    for claim in claims_of(runs):
+        margin = float(Fraction(claim["margin"] or 0))
+        found = verdict(done, claim["judged"], claim["metric"], claim["ours"], claim["others"], margin)
+        words = {k: claim[k] for k in ("claim", "source", "paper")}
+        rows.append({**words, "ours": found.ours, "n": found.n, "outcome": found.outcome, "differs": claim["differs"]})
     return pd.DataFrame(rows)
 
 
-def text(table: pd.DataFrame) -> str:
-    """As markdown."""
+def shown_table(table: pd.DataFrame) -> Table:
+    """The verdicts for people."""
     header = ["claim", "source", "the paper's", "ours [95 % interval], n", "outcome", "what differs"]
-    lines = (
-        [
-            row["claim"],
-            row["source"],
-            row["paper"],
-            f"{row['ours']}, {row['n']}" if row["n"] else "",
-            f"**{row['outcome']}**",
-            row["differs"],
-        ]
-        for row in table.to_dict("records")
-    )
-    return "\n".join(grid(header, lines))
+    lines = []
+    for row in table.to_dict("records"):
+        ours = f"{row['ours']}, {row['n']}" if row["n"] else ""
+        lines.append([row["claim"], row["source"], row["paper"], ours, strong(row["outcome"]), row["differs"]])
+    return Table(header, lines)
 
 
-# ---------------------------------------------------------------------------------------------------------- judges
+# --------------------------------------------------------------------------------------------------------- verdicts
 
 
-def lower(metric: str, ours: Where, others: Where, *, gain: float) -> Callable[[pd.DataFrame], Verdict]:
-    """Claimed: `metric` is lower in the runs `ours` than in the `others`; `gain` is the paper's, relative to others."""
-    return _difference(metric, ours, others, gain=gain, sign=-1)
+def verdict(runs: pd.DataFrame, how: str, metric: str, ours: Where, others: Where, margin: float) -> Verdict:
+    """Of finished runs; `how` and `margin` as in claims.tsv."""
+    if how.startswith("not tested"):
+        return Verdict(how)
+    if how not in ("lower", "higher", "same"):
+        return _held(runs, how, metric, ours, margin)
+    both = _pairs(runs, metric, ours, others)
+    if isinstance(both, Verdict):
+        return both
+    mine, theirs = both["value"], both["value_other"]
+    if math.inf in (mine.max(), theirs.max()) and how != "same":
+        return Verdict(NOT, f"{mine.max():.3g} against {theirs.max():.3g} at most", len(both))  # and no mean
+    mean, low, high = student(mine - theirs)
+    scale = float(theirs.mean())
+    if how == "same":
+        outcome = REPRODUCED if -margin <= low and high <= margin else NOT if low > 0 or high < 0 else SCALE
+    else:
+        scale, (low_, high_) = abs(scale), (low, high) if how == "higher" else (-high, -low)
+        wide = (high - low) / 2 > margin * scale
+        outcome = REPRODUCED if low_ > 0 else NOT if high_ < 0 or not wide else SCALE
+    means = f"{mine.mean():.3g} against {scale:.3g}"
+    return Verdict(outcome, f"{means}: {shown(mean, low, high, '+.3g')}", len(both))
 
 
-def higher(metric: str, ours: Where, others: Where, *, gain: float) -> Callable[[pd.DataFrame], Verdict]:
-    """Claimed: `metric` is higher in `ours`; `gain` is the paper's, relative to the others."""
-    return _difference(metric, ours, others, gain=gain, sign=1)
-
-
-def _difference(
-    metric: str, ours: Where, others: Where, *, gain: float, sign: int
-) -> Callable[[pd.DataFrame], Verdict]:
-    def judge(runs: pd.DataFrame) -> Verdict:
-        both = _pairs(runs, metric, ours, others)
-        if isinstance(both, Verdict):
-            return both
-        if both[["value", "value_other"]].isin([math.inf]).any(axis=None):
-            least = f"{both['value'].max():.3g} against {both['value_other'].max():.3g} at most"
-            return Verdict(NOT, least, len(both))  # no mean, and no claim of a paper is about infinite bounds
-        mean, low, high = student(both["value"] - both["value_other"])
-        scale = abs(float(both["value_other"].mean()))
-        shown = f"{both['value'].mean():.3g} against {scale:.3g}: {mean:+.3g} [{low:+.3g}, {high:+.3g}]"
-        claimed = (low, high) if sign > 0 else (-high, -low)
-        return Verdict(_outcome(*claimed, gain * scale), shown, len(both))
-
-    return judge
-
-
-def holds(
-    metric: str, where: Where, value: float, *, within: float, at_most: bool = False
-) -> Callable[[pd.DataFrame], Verdict]:
-    """Claimed: the mean of `metric` is `value` (or at most that); an interval wider than `within` cannot tell."""
-
-    def judge(runs: pd.DataFrame) -> Verdict:
-        found = _values(runs, metric, where)
-        if found is None or len(found) < 2:
-            return Verdict("not tested: no such trials or reading")
-        mean, low, high = student(found["value"])
-        shown = f"{mean:.3g} [{low:.3g}, {high:.3g}]"
-        inside = high <= value if at_most else low <= value <= high
-        if inside and (high - low) / 2 > within:
-            return Verdict(SCALE, shown, len(found))
-        return Verdict(REPRODUCED if inside else NOT, shown, len(found))
-
-    return judge
-
-
-def same(metric: str, ours: Where, others: Where, *, within: float) -> Callable[[pd.DataFrame], Verdict]:
-    """Claimed: the mean of `metric` is the same; by no more than `within` different, in its own unit."""
-
-    def judge(runs: pd.DataFrame) -> Verdict:
-        both = _pairs(runs, metric, ours, others)
-        if isinstance(both, Verdict):
-            return both
-        mean, low, high = student(both["value"] - both["value_other"])
-        means = f"{both['value'].mean():.3g} against {both['value_other'].mean():.3g}"
-        shown = f"{means}: {mean:+.3g} [{low:+.3g}, {high:+.3g}]"
-        inside = -within <= low and high <= within
-        beyond = low > 0 or high < 0
-        return Verdict(REPRODUCED if inside else NOT if beyond else SCALE, shown, len(both))
-
-    return judge
-
-
-def untested(why: str) -> Callable[[pd.DataFrame], Verdict]:
-    """A claim that no run of ours can test."""
-    return lambda runs: Verdict(f"not tested: {why}")
-
-
-def _outcome(low: float, high: float, gain: float) -> str:
-    if low > 0:
-        return REPRODUCED
-    if high < 0:
-        return NOT
-    return SCALE if (high - low) / 2 > gain else NOT
+def _held(runs: pd.DataFrame, how: str, metric: str, ours: Where, margin: float) -> Verdict:
+    """Whether the mean is a value, or at most that; an interval wider than the margin cannot tell."""
+    found = _values(runs, metric, ours)
+    if found is None or len(found) < 2:
+        return Verdict(NO_TRIALS)
+    mean, low, high = student(found["value"])
+    value = float(how.split()[-1])
+    inside = high <= value if how.startswith("at most") else low <= value <= high
+    outcome = (SCALE if (high - low) / 2 > margin else REPRODUCED) if inside else NOT
+    return Verdict(outcome, shown(mean, low, high, ".3g"), len(found))
 
 
 def _values(runs: pd.DataFrame, metric: str, where: Where) -> pd.DataFrame | None:
@@ -195,7 +175,7 @@ def _pairs(runs: pd.DataFrame, metric: str, ours: Where, others: Where) -> pd.Da
     """Pairs with `value` and `value_other`, or why there are none."""
     mine, theirs = (_values(runs, metric, where) for where in (ours, others))
     if mine is None or theirs is None:
-        return Verdict("not tested: no such trials or reading")
+        return Verdict(NO_TRIALS)
     on = [c for c in PAIRED if c in mine and c not in {*ours, *others} and _shared(mine[c], theirs[c])]
     if not on or len(both := mine.merge(theirs, on=on, suffixes=("", "_other"))) < 2:
         return Verdict("not tested: fewer than two pairs")
@@ -211,14 +191,8 @@ def _shared(mine: pd.Series, theirs: pd.Series) -> bool:
 
 def main(argv: Sequence[str]) -> None:
     """Print the table, write the files and say where."""
-    from raydiff.report.papers.claims_made import of
-
-    sweep, out = load.arguments(__doc__, argv)
-    runs = load.runs(sweep)
-    table = judged(runs, of(runs))
+    given = load.arguments(__doc__, argv)
+    table = judged(load.runs(given.sweep))
     if table.empty:
-        raise ValueError(f"{sweep} has no finished trial of a method that a paper's claims are about")
-    out.mkdir(parents=True, exist_ok=True)
-    table.to_csv(out / "claims.csv", index=False)
-    (out / "claims.md").write_text(text(table) + "\n")
-    print(f"{text(table)}\n\n{out}")
+        raise ValueError(f"{given.sweep} has no finished trial of a method that a paper's claims are about")
+    publish(given.out, "claims", str(shown_table(table)), {"claims": table})

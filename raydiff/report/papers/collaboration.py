@@ -11,7 +11,6 @@ distance is smaller. A prediction of the oracle
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,12 +19,11 @@ from typing import Any
 
 import pandas as pd
 
-from raydiff.report import load
-from raydiff.report.frontier.table import network_of
-from raydiff.report.intervals import student
-from raydiff.report.papers.collaboration_plot import plot
+from raydiff.report import load, plots
+from raydiff.report.cells import Table, publish, strong
+from raydiff.report.frontier.rows import SAMPLERS, network_of
+from raydiff.report.intervals import decided, shown, student
 
-SAMPLERS = ("ddim", "ancestral")
 PFDM = {"noise": "no-server", "shuffled": "shuffled", "gaussian": "gaussian", "denoiser": "pfdm"}
 PAIRS = (
     ("pfdm", "localonly"),
@@ -41,6 +39,8 @@ PAIRS = (
 )
 """(arm, what it is compared with)."""
 CELL = ["minority", "epsilon", "sampler"]
+NONE = -1.0
+"""In a group's key: the epsilon of arms that have none."""
 
 
 def distances(sweep: Path) -> pd.DataFrame:
@@ -48,8 +48,7 @@ def distances(sweep: Path) -> pd.DataFrame:
 
     Raises ValueError where the sweep is not of such a preset.
     """
-    runs = load.runs(sweep)
-    runs = runs[runs["outcome"] == "finished"]
+    runs = load.finished(load.runs(sweep))
     network = network_of(runs)
     if network is None or "partition.minority" not in runs or runs["partition.minority"].isna().all():
         raise ValueError(f"{sweep} has no finished trials with feature distances and a partition.minority")
@@ -132,35 +131,30 @@ def with_oracle(table: pd.DataFrame, oracle: pd.DataFrame) -> pd.DataFrame:
     known = known.merge(oracle, on=[*CELL, "arm"], how="left")
     known = known.merge(oracle.rename(columns={"arm": "other", "w2": "w2_other"}), on=[*CELL, "other"], how="left")
     known["oracle"] = known["w2"] - known["w2_other"]
-    decided = (known["low"] > 0) | (known["high"] < 0)
+    clear = (known["low"] > 0) | (known["high"] < 0)
     agrees = (known["oracle"] * known["mean"] > 0).astype(object)
-    known["agrees"] = agrees.where(decided & known["oracle"].notna())
+    known["agrees"] = agrees.where(clear & known["oracle"].notna())
     return known.drop(columns=["other", "w2", "w2_other"])
 
 
 # ------------------------------------------------------------------------------------------------------- for people
 
 
-def markdown(table: pd.DataFrame) -> str:
+def shown_table(table: pd.DataFrame) -> Table:
     """A row per cell, a column per pair: the difference, its interval, the oracle's sign beside it."""
-    pairs = [pair for pair in PAIRS if ((table["arm"] == pair[0]) & (table["against"] == pair[1])).any()]
-    header = ["minority", "epsilon", "sampler", "local", *(f"{a} - {_short(b)}" for a, b in pairs)]
-    lines = [f"| {' | '.join(header)} |", "|" + "---|" * len(header)]
-    cells = table[table["epsilon"].notna()]
-    for (minority, epsilon, sampler), rows in cells.groupby(CELL):
-        local = rows.loc[rows["against"] == "localonly", "against_mean"]
-        shown = [f"{minority:g}", _epsilon(epsilon), str(sampler), f"{local.iloc[0]:.2f}" if len(local) else ""]
-        shown += [_cell(rows[(rows["arm"] == a) & (rows["against"] == b)]) for a, b in pairs]
-        lines.append("| " + " | ".join(shown) + " |")
-    for (minority, sampler), rows in table[table["epsilon"].isna()].groupby(["minority", "sampler"]):
-        shown = [f"{minority:g}", "-", str(sampler), f"{rows['against_mean'].iloc[0]:.2f}"]
-        shown += [_cell(rows[(rows["arm"] == a) & (rows["against"] == b)]) for a, b in pairs]
-        lines.append("| " + " | ".join(shown) + " |")
-    return "\n".join(lines)
-
-
-def _short(arm: str) -> str:
-    return {"localonly": "local", "centre-localonly": "its local"}.get(arm, arm)
+    known = set(zip(table["arm"], table["against"], strict=True))
+    pairs = [pair for pair in PAIRS if pair in known]
+    short = {"localonly": "local", "centre-localonly": "its local"}
+    header = ["minority", "epsilon", "sampler", "local", *(f"{a} - {short.get(b, b)}" for a, b in pairs)]
+    lines = []
+    # Arms without an epsilon are the same in every cell of a minority and a sampler: they stand below the others.
+    groups = table.fillna({"epsilon": NONE}).groupby(["minority", "epsilon", "sampler"])
+    for (minority, epsilon, sampler), rows in sorted(groups, key=lambda group: group[0][1] == NONE):
+        local = rows[rows["against"] == "localonly"] if epsilon != NONE else rows
+        first = f"{local['against_mean'].iloc[0]:.2f}" if len(local) else ""
+        cells = [_cell(rows[(rows["arm"] == a) & (rows["against"] == b)]) for a, b in pairs]
+        lines.append([f"{minority:g}", "-" if epsilon == NONE else _epsilon(epsilon), str(sampler), first, *cells])
+    return Table(header, lines)
 
 
 def _epsilon(value: Any) -> str:
@@ -172,10 +166,10 @@ def _cell(rows: pd.DataFrame) -> str:
     if rows.empty:
         return ""
     row = rows.iloc[0]
-    says = f"{row['mean']:+.2f} [{row['low']:+.2f}, {row['high']:+.2f}]"
-    says = f"**{says}**" if row["low"] > 0 or row["high"] < 0 else says
+    ends = row["low"], row["high"]
+    says = strong(shown(row["mean"], *ends, "+.2f"), when=decided(*ends))
     oracle = row.get("oracle", math.nan)
-    return says if math.isnan(oracle) else f"{says} ({'+' if oracle > 0 else '-'})"
+    return says if math.isnan(oracle) else says + f" ({'+' if oracle > 0 else '-'})"
 
 
 def disagreements(table: pd.DataFrame) -> Iterator[str]:
@@ -187,23 +181,67 @@ def disagreements(table: pd.DataFrame) -> Iterator[str]:
 
 def main(argv: Sequence[str]) -> None:
     """Print the table, write the files and say where."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("sweep", metavar="SWEEP", type=Path, help="a sweep's folder, the one that holds trials/")
-    parser.add_argument("--oracle", metavar="FILE.csv", type=Path, help="predictions to put beside the differences")
-    parser.add_argument("--out", metavar="DIR", type=Path, help="where to write (default: SWEEP/report)")
-    given = parser.parse_args(argv)
-    sweep = given.sweep.expanduser()
-    out = given.out.expanduser() if given.out else sweep / "report"
-    found = distances(sweep)
-    table = differences(found)
-    notes = []
+    oracle = {"metavar": "FILE.csv", "type": Path, "help": "predictions to put beside the differences"}
+    given = load.arguments(__doc__, argv, oracle=oracle)
+    found = distances(given.sweep)
+    table, notes = differences(found), []
     if given.oracle:
         table = with_oracle(table, pd.read_csv(given.oracle, na_values="", keep_default_na=False))
         counted = table["agrees"].dropna()
         notes = [f"the oracle agrees in {int(counted.sum())} of {len(counted)} decided cells", *disagreements(table)]
-    out.mkdir(parents=True, exist_ok=True)
-    table.to_csv(out / "paired.csv", index=False)
-    text = "\n".join([markdown(table), "", *notes])
-    (out / "paired.md").write_text(text + "\n")
-    plot(found, out / "paired.png")
-    print(f"{text}\n\n{out}")
+    publish(given.out, "paired", "\n".join([str(shown_table(table)), "", *notes]), {"paired": table})
+    draw(found, given.out / "paired.png")
+
+
+# --------------------------------------------------------------------------------------------------------- picture
+
+LOOKS = {
+    "localonly": ("0.35", "--"),
+    "no-server": ("#E69F00", ":"),
+    "shuffled": ("#CC79A7", ":"),
+    "collafuse": ("#56B4E9", "-."),
+    "pfdm": ("#0072B2", "-"),
+    "gaussian": ("#009E73", "-"),
+    "centre-localonly": ("0.35", ":"),
+    "centre": ("#D55E00", "-"),
+    "centre-gaussian": ("#F0E442", "-"),
+    "fedavg": ("#000000", "-."),
+    "centralised": ("0.6", "-."),
+}
+"""Arm -> colour (Okabe and Ito's, which the colour-blind tell apart) and line; grey and black have no epsilon."""
+
+
+def draw(found: pd.DataFrame, path: Path) -> None:
+    """Distance over epsilon, a panel per minority's size (columns) and sampler (rows); mean over seeds, bars from least
+    to greatest."""
+    minorities = sorted(found["minority"].dropna().unique())
+    samplers = list(dict.fromkeys(found["sampler"]))
+    levels = sorted(found["epsilon"].dropna().unique())
+    size = (3.6 * len(minorities) + 1.6, 3.0 * len(samplers))
+    figure, panels = plots.panels(len(samplers), len(minorities), size=size, sharex=True)
+    for axes, (sampler, minority) in zip(panels.flat, itertools.product(samplers, minorities), strict=True):
+        here = found[(found["sampler"] == sampler) & ((found["minority"] == minority) | found["minority"].isna())]
+        _panel(axes, here, levels)
+        axes.set_title(f"{minority:g} records a minority class, {sampler}", fontsize=9)
+    figure.supxlabel("epsilon of an upload", fontsize=9)
+    figure.supylabel("Fréchet distance, minority classes", fontsize=9)
+    plots.legend(figure, panels.flat)
+    plots.save(figure, path)
+
+
+def _panel(axes: Any, found: pd.DataFrame, levels: list[float]) -> None:
+    for arm, (colour, line) in LOOKS.items():
+        rows = found[found["arm"] == arm]
+        if rows.empty:
+            continue
+        if rows["epsilon"].isna().all():
+            axes.axhline(rows["distance"].mean(), color=colour, linestyle=line, linewidth=1.2, label=arm)
+            continue
+        at = rows.groupby("epsilon")["distance"].agg(["mean", "min", "max"])
+        look = {"color": colour, "linestyle": line, "marker": "o", "ms": 3, "capsize": 2, "label": arm}
+        plots.points(axes, [levels.index(e) for e in at.index], at["mean"], (at["min"], at["max"]), **look)
+    axes.set_xticks(range(len(levels)), [_epsilon(e) for e in levels])
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter("{x:g}")
+    axes.tick_params(which="both", labelsize=8)

@@ -11,16 +11,17 @@ seed, drawn from the same noise by every method.
 
 from __future__ import annotations
 
-import argparse
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from raydiff.report import load
-from raydiff.report.intervals import student
+from raydiff.report import load, plots
+from raydiff.report.cells import Table, publish, strong
+from raydiff.report.frontier.rows import SAMPLERS
+from raydiff.report.intervals import decided, shown, student
+from raydiff.report.load import column
 
 GROUPS = {"eval": "clients", "new": "newcomers"}
 """Prefix of a reading -> whom it is of."""
@@ -31,8 +32,7 @@ def readings(sweep: Path, sampler: str | None = None) -> pd.DataFrame:
 
     `sampler` names the chain (ddim or ancestral); None: the configured one. Raises ValueError where nobody joined.
     """
-    runs = load.runs(sweep)
-    runs = runs[runs["outcome"] == "finished"]
+    runs = load.finished(load.runs(sweep))
     named = f"{sampler}/kd_cnn/all" if sampler else "kd_cnn/all"
     if f"final/new/{named}" not in runs or not len(runs):
         raise ValueError(f"{sweep} has no finished trials that measured clients which joined later")
@@ -41,8 +41,8 @@ def readings(sweep: Path, sampler: str | None = None) -> pd.DataFrame:
     for prefix, group in GROUPS.items():
         out[group] = runs[f"final/{prefix}/{named}"]
         out[f"{group}_floor"] = runs[f"final/{prefix}/kd_cnn/all_floor"]
-    for column, name in (("parameters", "new/parameters"), ("share", "new/parameters_share")):
-        out[column] = runs.get(f"final/{name}", pd.Series(math.nan, runs.index))
+    for name, source in (("parameters", "final/new/parameters"), ("share", "final/new/parameters_share")):
+        out[name] = column(runs, source)
     return out.assign(seconds=runs["final/time/seconds"])
 
 
@@ -70,58 +70,46 @@ def table(found: pd.DataFrame, first: str) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def markdown(rows: pd.DataFrame, floors: Sequence[float]) -> str:
+def shown_table(found: pd.DataFrame, rows: pd.DataFrame) -> Table:
     """The table for people, and the floors below it."""
     first = rows["method"].iloc[0]
     header = ["method", "clients", f"{first} - method", "newcomers", f"{first} - method", "newcomer trains", "seconds"]
-    lines = [f"| {' | '.join(header)} |", "|" + "---|" * len(header)]
+    lines = []
     for row in rows.to_dict("records"):
         own = [cell for g in GROUPS.values() for cell in (f"{row[g]:.3f}", _gap(row, g, first))]
         trains = "all" if pd.isna(row["parameters"]) else f"{row['parameters']:,.0f} ({row['share']:.3%})"
-        lines.append(f"| {' | '.join([row['method'], *own, trains, format(row['seconds'], '.0f')])} |")
-    words = "; ".join(f"{group} {floor:.3f}" for group, floor in zip(GROUPS.values(), floors, strict=True))
-    return "\n".join([*lines, "", f"{rows['n'].min()} seeds; floors (real against real): {words}"])
+        lines.append([row["method"], *own, trains, format(row["seconds"], ".0f")])
+    floors = "; ".join(f"{group} {found[f'{group}_floor'].mean():.3f}" for group in GROUPS.values())
+    return Table(header, lines, note=f"{rows['n'].min()} seeds; floors (real against real): {floors}")
 
 
 def _gap(row: Mapping[Any, Any], group: str, first: str) -> str:
     if row["method"] == first:
         return ""
-    low, high = row[f"{group}_low"], row[f"{group}_high"]
-    words = f"{row[f'{group}_gap']:+.3f} [{low:+.3f}, {high:+.3f}]"
-    return f"**{words}**" if low > 0 or high < 0 else words
+    gap, low, high = (row[f"{group}_{end}"] for end in ("gap", "low", "high"))
+    return strong(shown(gap, low, high, "+.3f"), when=decided(low, high))
 
 
 def draw(sweep: Path, found: pd.DataFrame, methods: Sequence[str], path: Path) -> None:
     """Samples of the smallest seed, a row per method: clients of the federation on the left, newcomers on the right."""
-    from matplotlib.figure import Figure
     from matplotlib.image import imread
 
     one = found[found["seed"] == found["seed"].min()].set_index("method")
-    figure = Figure(figsize=(9, 2.6 * len(methods)), dpi=150, layout="constrained")
-    grids = figure.subplots(len(methods), 2, squeeze=False)
-    for (left, right), method in zip(grids, methods, strict=True):
-        for axes, name, group in ((left, "samples", "clients"), (right, "newcomers", "newcomers")):
+    figure, grids = plots.panels(len(methods), 2, size=(9, 2.6 * len(methods)), dpi=150)
+    for line, method in zip(grids, methods, strict=True):
+        for axes, name, group in zip(line, ("samples", "newcomers"), GROUPS.values(), strict=True):
             axes.imshow(imread(sweep / "trials" / one.loc[method, "digest"] / "artifacts" / f"{name}.png"), cmap="gray")
             axes.set(xticks=[], yticks=[])
             axes.set_title(f"{method}, {group}: {one.loc[method, group]:.2f}", fontsize=9)
-    figure.savefig(path, metadata={"Software": None})
+    plots.save(figure, path)
 
 
 def main(argv: Sequence[str]) -> None:
     """Print the table, write the files and say where."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("sweep", metavar="SWEEP", type=Path, help="a sweep's folder, the one that holds trials/")
-    parser.add_argument("--sampler", choices=("ddim", "ancestral"), help="the chain (default: the configured one)")
-    parser.add_argument("--first", default="SPIRE", help="the method that the others are compared with")
-    parser.add_argument("--out", metavar="DIR", type=Path, help="where to write (default: SWEEP/report)")
-    given = parser.parse_args(argv)
-    sweep = given.sweep.expanduser()
-    out = given.out.expanduser() if given.out else sweep / "report"
-    found = readings(sweep, given.sampler)
+    sampler = {"choices": SAMPLERS, "help": "the chain (default: the configured one)"}
+    first = {"default": "SPIRE", "help": "the method that the others are compared with"}
+    given = load.arguments(__doc__, argv, sampler=sampler, first=first)
+    found = readings(given.sweep, given.sampler)
     rows = table(found, given.first)
-    text = markdown(rows, [found[f"{group}_floor"].mean() for group in GROUPS.values()])
-    out.mkdir(parents=True, exist_ok=True)
-    rows.to_csv(out / "newcomers.csv", index=False)
-    (out / "newcomers.md").write_text(text + "\n")
-    draw(sweep, found, list(rows["method"]), out / "newcomers.png")
-    print(f"{text}\n\n{out}")
+    publish(given.out, "newcomers", str(shown_table(found, rows)), {"newcomers": rows})
+    draw(given.sweep, found, list(rows["method"]), given.out / "newcomers.png")

@@ -10,11 +10,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from raydiff.report import html
-from raydiff.report.frontier.table import column, has
-from raydiff.report.frontier.text import number, short
-from raydiff.report.load import Row
-from raydiff.report.sweep import Section, Sweep, spoken
+from raydiff.report.cells import number, short
+from raydiff.report.frontier.rows import has
+from raydiff.report.html import html
+from raydiff.report.load import Row, column
+from raydiff.report.plots import panels, save
+from raydiff.report.sweep_view import Section, SweepView, spoken
 
 LEAST = 10
 """Finished trials below which no importance is given."""
@@ -24,12 +25,11 @@ AXES = 7
 """Fields of the parallel coordinates, the most important ones."""
 
 
-def importance(sweep: Sweep, out: Path) -> Section:
+def importance(sweep: SweepView, out: Path) -> Section:
     """The share of the measure's variance that each field explains alone, and the parallel coordinates."""
-    title = "What matters"
     done = sweep.finished
     if sweep.measure is None or done[sweep.measure].notna().sum() < 2:
-        return Section(title, [html.paragraph("There are not two finished trials with a measure of quality.")])
+        return Section([html.paragraph("There are not two finished trials with a measure of quality.")])
     done = done[done[sweep.measure].notna()]
     name = spoken(sweep.measure)
     blocks, tables, fields = [], {}, [*sweep.fields]
@@ -37,37 +37,28 @@ def importance(sweep: Sweep, out: Path) -> Section:
         words = f"No importance: {len(done)} finished trials are too few to tell fields apart ({LEAST} are asked for)."
         blocks.append(html.paragraph(words))
     else:
-        found = explained(sweep, done)
+        found = tables["importance"] = explained(sweep, done)
         says = f"Share of the variance of {name} that one field explains by itself, among the trials that have it; "
         says += "adjusted for the number of its values (epsilon squared), so that a field without effect is at 0 on "
         says += "average. Fields that were swept together share what they explain, and what acts only in company of "
         says += "another field is not seen. The seed and the data's split show what chance alone gives."
         cells = [
-            [
-                r["field"],
-                str(r["trials"]),
-                str(r["values"]),
-                f"{r['share']:.0%}",
-                html.bar(r["share"]),
-            ]
+            [r["field"], str(r["trials"]), str(r["values"]), f"{r['share']:.0%}", html.bar(r["share"])]
             for r in found.to_dict("records")
         ]
         header = ["field", "trials", "values", "share", ""]
         blocks += [html.paragraph(says, note=True), html.table(header, cells, name="importance")]
-        tables["importance"] = found
         fields = [f for f in found["field"] if f in sweep.fields]
-    if len(lines := coordinates(sweep, done, fields)) > 0:
+    if lines := coordinates(sweep, done, fields):
         caption = f"A line is a finished trial, dark where {name} is low (better)."
         blocks.append(html.picture(lines, alt=f"trials over parallel axes, coloured by {name}", caption=caption))
-    return Section(title, blocks, tables)
+    return Section(blocks, tables)
 
 
-def explained(sweep: Sweep, done: pd.DataFrame) -> pd.DataFrame:
+def explained(sweep: SweepView, done: pd.DataFrame) -> pd.DataFrame:
     """field, trials, values, share: of the variance of the measure, of each field that varies; greatest first."""
     rows: list[Row] = []
-    for path in ("method", *sweep.fields, "seed", "data.split_seed"):
-        if path not in done:
-            continue
+    for path in (c for c in ("method", *sweep.fields, "seed", "data.split_seed") if c in done):
         of = done[has(done, path)] if path in sweep.fields else done
         levels = _levels(of[path])
         if len(of) >= LEAST and 1 < levels.nunique() < len(of):
@@ -97,10 +88,9 @@ def _levels(values: pd.Series) -> pd.Series:
 # ------------------------------------------------------------------------------------------ parallel coordinates
 
 
-def coordinates(sweep: Sweep, done: pd.DataFrame, fields: Sequence[str]) -> bytes:
+def coordinates(sweep: SweepView, done: pd.DataFrame, fields: Sequence[str]) -> bytes:
     """A PNG: an axis for the method, the fields, the server's epsilon and the measure. Empty where nothing varies."""
     from matplotlib import colormaps
-    from matplotlib.figure import Figure
 
     assert sweep.measure is not None
     wanted = ["method", *fields[:AXES], "server/epsilon"]
@@ -112,28 +102,23 @@ def coordinates(sweep: Sweep, done: pd.DataFrame, fields: Sequence[str]) -> byte
     low, high = float(values.min()), float(values.max())
     share = (values - low) / (high - low) if high > low else values * 0
     axes.append((list(share), [(0.0, number(low)), (1.0, number(high))]))
-    labels = [*(_heading(n, sweep.fields) for n in names), spoken(sweep.measure)]
-    figure = Figure(figsize=(max(5.0, 1.5 * len(axes)), 3.8), dpi=130, layout="constrained")
-    plot = figure.subplots()
+    called = {**sweep.fields, "server/epsilon": "epsilon,\nserver"}
+    labels = [*(called.get(n, n).replace(".", ".\n") for n in names), spoken(sweep.measure)]
+    figure, ((plot,),) = panels(1, 1, size=(max(5.0, 1.5 * len(axes)), 3.8), dpi=130)
     paths = np.array([points for points, _ in axes]).T
     for line, at in sorted(zip(paths, share, strict=True), key=lambda both: -both[1]):
         plot.plot(range(len(axes)), line, color=colormaps["viridis"](0.95 * at), linewidth=0.9, alpha=0.75)
+    box = {"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.75}
     for x, (_, ticks) in enumerate(axes):
         plot.axvline(x, color="0.25", linewidth=0.8)
         for y, words in ticks:
-            plot.annotate(words, (x, y), xytext=(3, 1), textcoords="offset points", fontsize=7,
-                          bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.75})  # fmt: skip
+            plot.annotate(words, (x, y), xytext=(3, 1), textcoords="offset points", fontsize=7, bbox=box)
     plot.set_xticks(range(len(axes)), labels, fontsize=8)
     plot.set(yticks=[], xlim=(-0.15, len(axes) - 0.55), ylim=(-0.06, 1.06))
     plot.spines[:].set_visible(False)
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", metadata={"Software": None})
+    save(figure, buffer)
     return buffer.getvalue()
-
-
-def _heading(path: str, fields: dict[str, str]) -> str:
-    name = {"server/epsilon": "epsilon,\nserver"}.get(path, fields.get(path, path))
-    return name.replace(".", ".\n")
 
 
 def _axis(values: pd.Series, there: pd.Series) -> tuple[list[float], list[tuple[float, str]]]:
@@ -141,6 +126,5 @@ def _axis(values: pd.Series, there: pd.Series) -> tuple[list[float], list[tuple[
     known = [("none" if has_it else "-") if pd.isna(v) else v for v, has_it in zip(values, there, strict=True)]
     order = sorted(set(known), key=lambda v: (isinstance(v, str), v))
     at = {v: i / max(1, len(order) - 1) for i, v in enumerate(order)}
-    every = math.ceil(len(order) / 9)
-    ticks = [(at[v], f"{v:.3g}" if isinstance(v, float) else short(v)) for v in order[::every]]
+    ticks = [(at[v], f"{v:.3g}" if isinstance(v, float) else short(v)) for v in order[:: math.ceil(len(order) / 9)]]
     return [at[v] for v in known], ticks

@@ -4,30 +4,31 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
-from raydiff.report import html
-from raydiff.report.frontier.table import DONE
-from raydiff.report.frontier.text import number
-from raydiff.report.sweep import Section, Sweep, spoken
+from raydiff.report.cells import number, with_deviation
+from raydiff.report.frontier.rows import DONE
+from raydiff.report.html import html
+from raydiff.report.sweep_view import Section, SweepView, spoken
 
 APART = re.compile(r"/(ddim|ancestral)/|(_low|_high|_floor|_spread)$|/n_\w+$")
 """Readings that qualify another one."""
-CLASS = re.compile(r"(?:(?P<before>.+)/)?class/(?P<which>[^/]+)(?:/(?P<after>.+))?")
-CLIENT = re.compile(r"(?:(?P<before>.+)/)?client/(?P<which>\d+)(?:/(?P<after>.+))?")
-"""Names of readings that are of one class, or of one client."""
+PART = re.compile(r"(?:(.+)/)?(?:(class)/([^/]+)|(client)/(\d+))(?:/(.+))?")
+"""The name of a reading that is of one class, or of one client."""
 LAST = " (last round)"
 PLURAL = {"class": "classes", "client": "clients"}
 WIDE = 24
 """Classes or clients that have a column each; of more, the table has the least, the mean and the greatest."""
 
 
-def quality(sweep: Sweep, out: Path) -> Section:
+def quality(sweep: SweepView, out: Path) -> Section:
     """Means over seeds of all that the evaluation read, with floors; then by class and by client where it was read."""
     long = _readings(sweep)
     one = long[long["which"].isna()]
-    blocks, tables = [], {}
+    blocks: list[str] = []
+    tables = {}
     if one.empty:
         blocks.append(html.paragraph("No trial has a reading of quality."))
     else:
@@ -39,42 +40,42 @@ def quality(sweep: Sweep, out: Path) -> Section:
         late = own["measure"].str.endswith(LAST)
         words = f"Quality by {kind} was not recorded: the trials have means over {PLURAL[kind]} only."
         blocks += [html.heading(f"By {kind}")]
-        blocks += _each(sweep, own[~late], kind) if len(own[~late]) else [html.paragraph(words)]
+        blocks.append(_each(sweep, own[~late], kind) if len(own[~late]) else html.paragraph(words))
         if late.any():
-            blocks.append(html.folded(f"What each {kind} reported in its last round", _each(sweep, own[late], kind)))
+            blocks.append(html.folded(f"What each {kind} reported in its last round", [_each(sweep, own[late], kind)]))
         if len(own):
             tables[f"quality-{kind}"] = own.drop(columns="kind").rename(columns={"which": kind})
-    return Section("Quality", blocks, tables)
+    return Section(blocks, tables)
 
 
-def _readings(sweep: Sweep) -> pd.DataFrame:
+def _readings(sweep: SweepView) -> pd.DataFrame:
     """setting, digest, seed, kind (class, client or empty), which, measure, value: from the final numbers, and a
     client's from the last round where it has no final ones."""
-    names = [
-        c for c in map(str, sweep.runs) if re.match(r"final/(eval/|.*\b(class|client)/)", c) and "attack/" not in c
-    ]
+    found = re.compile(r"final/(?!.*attack/)(eval/|.*\b(class|client)/)")
+    names = [c for c in map(str, sweep.runs) if found.match(c)]
     done = sweep.runs[sweep.runs["outcome"].isin(DONE)]
     final = done.melt(id_vars="digest", value_vars=names, var_name="metric").dropna(subset="value")
-    last = sweep.rounds[sweep.rounds["metric"].str.match(CLIENT) & sweep.rounds["digest"].isin(done["digest"])]
+    of_client = sweep.rounds["metric"].str.match(r"(?:.+/)?client/\d+(?:/|$)")
+    last = sweep.rounds[of_client & sweep.rounds["digest"].isin(done["digest"])]
     last = last.sort_values("step").groupby(["digest", "metric"], as_index=False).last()
     last = last.assign(metric=last["metric"] + LAST)
     both = pd.concat([final.assign(metric=final["metric"].map(spoken)), last[["digest", "metric", "value"]]])
     parts = [_part(m) for m in both["metric"]]
     both[["kind", "which", "measure"]] = pd.DataFrame(parts, index=both.index, columns=["kind", "which", "measure"])
     of = pd.DataFrame({"digest": sweep.runs["digest"], "setting": sweep.settings, "seed": sweep.trials["seed"]})
-    found = of.merge(both, on="digest")[["setting", "digest", "seed", "kind", "which", "measure", "value"]]
-    return found.astype({"value": float}).reset_index(drop=True)
+    long = of.merge(both, on="digest")[["setting", "digest", "seed", "kind", "which", "measure", "value"]]
+    return long.astype({"value": float}).reset_index(drop=True)
 
 
 def _part(metric: str) -> tuple[str | None, str | None, str]:
-    for kind, pattern in (("class", CLASS), ("client", CLIENT)):
-        if found := pattern.fullmatch(metric.removesuffix(LAST)):
-            name = "/".join(p for p in (found["before"], found["after"]) if p)
-            return kind, found["which"], name + LAST * metric.endswith(LAST)
-    return None, None, metric
+    """(class or client, which one, the reading's name without these)."""
+    if not (found := PART.fullmatch(metric.removesuffix(LAST))):
+        return None, None, metric
+    name = "/".join(filter(None, (found[1], found[6])))
+    return found[2] or found[4], found[3] or found[5], name + LAST * metric.endswith(LAST)
 
 
-def _by_setting(sweep: Sweep, one: pd.DataFrame) -> str:
+def _by_setting(sweep: SweepView, one: pd.DataFrame) -> Any:
     measures = [m for m in dict.fromkeys(one["measure"]) if not APART.search(f"/{m}")]
     wide = one.groupby(["setting", "measure"])["value"].agg(["mean", "std", "count"])
     rows = []
@@ -82,14 +83,14 @@ def _by_setting(sweep: Sweep, one: pd.DataFrame) -> str:
         cells = []
         for name in measures:
             at, floor = (setting, name), (setting, f"{name}_floor")
-            shown = html.mean_and_deviation(*wide.loc[at, ["mean", "std"]]) if at in wide.index else "-"
+            shown = with_deviation(*wide.loc[at, ["mean", "std"]]) if at in wide.index else "-"
             cells.append(f"{shown} [{number(float(wide['mean'].loc[floor]))}]" if floor in wide.index else shown)
         count = one[one["setting"] == setting]["digest"].nunique()
         rows.append([setting, str(count), *cells])
     return html.table(["setting", "n", *measures], rows, name="quality by setting")
 
 
-def _each(sweep: Sweep, own: pd.DataFrame, kind: str) -> list[str]:
+def _each(sweep: SweepView, own: pd.DataFrame, kind: str) -> Any:
     """A row per measure and setting, means over seeds: a column per class or client, or their range."""
     which = sorted(own["which"].unique(), key=lambda w: (not w.isdigit(), int(w) if w.isdigit() else 0, w))
     wide = own.pivot_table(index=["measure", "setting"], columns="which", values="value")[which]
@@ -101,4 +102,4 @@ def _each(sweep: Sweep, own: pd.DataFrame, kind: str) -> list[str]:
         spread = [str(len(values)), *(number(v) for v in (values.min(), values.mean(), values.max()))]
         each = [number(v) for v in wide.loc[(measure, setting)]]
         rows.append([measure, setting, *(each if few else spread)])
-    return [html.table(header, rows, name=f"quality by {kind}")]
+    return html.table(header, rows, name=f"quality by {kind}")

@@ -9,47 +9,44 @@ from pathlib import Path
 
 import pandas as pd
 
-from raydiff.report import html
+from raydiff.report.cells import short
 from raydiff.report.frontier.kinds import spread
-from raydiff.report.frontier.plot import drawable, plot
-from raydiff.report.frontier.table import DONE, ranked_by, table
-from raydiff.report.frontier.text import cells_of, floor_cells, meanings, short, without_row
-from raydiff.report.sweep import Section, Sweep
+from raydiff.report.frontier.rows import DONE
+from raydiff.report.frontier.rows import frontier as rows_of
+from raydiff.report.frontier.scatter import draw, drawable
+from raydiff.report.frontier.text import columns_of, meanings, without_row
+from raydiff.report.html import html
+from raydiff.report.load import column
+from raydiff.report.sweep_view import Section, SweepView
 
 SHOWN = 12
 """Values of a field that are listed; of more, how many there are."""
 
 
-def what_was_run(sweep: Sweep, out: Path) -> Section:
+def what_was_run(sweep: SweepView, out: Path) -> Section:
     """What varies among the trials, and folded, what does not."""
-    counts = sweep.runs["outcome"].value_counts()
+    counts, command = sweep.runs["outcome"].value_counts(), sweep.about.get("command")
     planned = len(sweep.about.get("trials", ()))
     blocks = [html.paragraph(f"{len(sweep.runs)} trials: {', '.join(f'{n} {o}' for o, n in counts.items())}.")]
     if planned > len(sweep.runs):
         blocks.append(html.paragraph(f"{planned - len(sweep.runs)} of {planned} planned trials have not begun."))
-    if command := sweep.about.get("command"):
-        blocks.append(html.paragraph(f"Preset {sweep.preset}, by: python {' '.join(command)}"))
+    if command:
+        preset = f"Preset {sweep.preset}, by" if sweep.preset else "By"
+        blocks.append(html.paragraph(f"{preset}: {'python ' * command[0].endswith('.py')}{' '.join(command)}"))
     else:
         blocks.append(html.paragraph("Which command made it was not recorded: there is no sweep.json."))
-    varied = _varied(sweep)
-    if varied:
+    names = {"method": "method", **sweep.fields, **({"seed": "seed"} if "seed" in sweep.runs else {})}
+    found = {path: sweep.trials[name].dropna() for path, name in names.items()}
+    if varied := [[path, _listed(of), str(len(of))] for path, of in found.items() if of.nunique() > 1]:
         blocks.append(html.table(["field", "values", "trials that have it"], varied, name="what varies"))
     else:
         blocks.append(html.paragraph("Nothing varies: there is one setting and one seed."))
-    common = _common(sweep)
+    others = {"digest", "outcome", "reason", *sweep.fields}
+    values = {c: sweep.runs[c].dropna().unique() for c in map(str, sweep.runs) if "/" not in c and c not in others}
+    common = [[path, str(of[0])] for path, of in values.items() if len(of) == 1]
     grid = html.table(["field", "value"], common, name="what is common")
     blocks.append(html.folded(f"{len(common)} fields that do not vary among the trials that have them", [grid]))
-    return Section("What was run", blocks, {"runs": sweep.runs})
-
-
-def _varied(sweep: Sweep) -> list[list[str]]:
-    rows = []
-    names = {"method": "method", **sweep.fields, **({"seed": "seed"} if "seed" in sweep.runs else {})}
-    for path, name in names.items():
-        values = sweep.trials[name].dropna()
-        if values.nunique() > 1:
-            rows.append([path, _listed(values), str(len(values))])
-    return rows
+    return Section(blocks, {"runs": sweep.runs})
 
 
 def _listed(values: pd.Series) -> str:
@@ -59,34 +56,21 @@ def _listed(values: pd.Series) -> str:
     return few if len(known) <= SHOWN else f"{few}, … ({len(known)} values)"
 
 
-def _common(sweep: Sweep) -> list[list[str]]:
-    varied = {"digest", "outcome", "reason", *sweep.fields}
-    rows = []
-    for path in (c for c in map(str, sweep.runs) if "/" not in c and c not in varied):
-        values = sweep.runs[path].dropna().unique()
-        if len(values) == 1:
-            rows.append([path, str(values[0])])
-    return rows
-
-
 # ----------------------------------------------------------------------------------------------- the frontier
 
 
-def frontier(sweep: Sweep, out: Path) -> Section:
+def frontier(sweep: SweepView, out: Path) -> Section:
     """The frontier's plot and table, what its numbers mean, and the epsilon of all trials composed."""
-    rows = table(sweep.runs)
+    rows = rows_of(sweep.runs)
     done, others = rows[rows["outcome"].isin(DONE)], rows[~rows["outcome"].isin(DONE)]
-    blocks = []
-    if ranked_by(drawable(rows)) is not None:
-        plot(sweep.runs, out / "frontier.png")
-        blocks.append(html.picture_of(out / "frontier.png", alt="feature distance over epsilon; stopped trials hollow"))
-    else:
-        blocks.append(html.paragraph("There is no plot: no trial has a feature distance."))
+    blocks = [html.paragraph("There is no plot: no trial has a feature distance.")]
+    if drawable(rows):
+        draw(rows, path := out / "frontier.png")
+        blocks = [html.picture(path.read_bytes(), alt="feature distance over epsilon; stopped trials hollow")]
     if len(done):
-        columns = [c for c in cells_of(done) if set(c[2]) != {"-"}]
-        header = [_title(above, name) for above, name, _ in columns]
-        below = floor_cells(done, columns)
-        lines = list(zip(*([*c[2], *floors] for c, floors in zip(columns, below, strict=True)), strict=True))
+        columns = columns_of(done)
+        header = [above + name if above.endswith(".") else f"{above} {name}".strip() for above, name, _ in columns]
+        lines = list(zip(*(cells for *_, cells in columns), strict=True))
         blocks += [html.table(header, lines, name="the frontier"), html.bullets(meanings(done), note=True)]
     else:
         blocks.append(html.paragraph("No trial finished or was stopped with results: there is no frontier."))
@@ -95,26 +79,20 @@ def frontier(sweep: Sweep, out: Path) -> Section:
     if len(others):
         blocks += [html.heading("Settings without a row"), html.bullets(without_row(others))]
     blocks += [html.heading("All trials together"), *composed(sweep)]
-    return Section("Frontier", blocks, {"frontier": spread(rows)})
+    return Section(blocks, {"frontier": spread(rows)})
 
 
-def _title(above: str, name: str) -> str:
-    return above + name if above.endswith(".") else f"{above} {name}".strip()
-
-
-def composed(sweep: Sweep) -> Iterator[str]:
+def composed(sweep: SweepView) -> Iterator[str]:
     """The epsilon of the sweep: as its end computed it, else what follows without an accountant."""
-    path, found = sweep.folder / "composed.json", None
-    if path.exists():
-        found = json.loads(path.read_text())
-        covered = set(found["trials"])
+    path = sweep.folder / "composed.json"
+    if found := json.loads(path.read_text()) if path.exists() else None:
         yield html.bullets(found["says"])
-        if missing := len(set(sweep.runs["digest"]) - covered):
+        if missing := len(set(sweep.runs["digest"]) - set(found["trials"])):
             yield html.paragraph(f"That leaves out {missing} of {len(sweep.runs)} trials, which came later.")
     yield html.paragraph("All trials ran on the same records, so together they have spent more than each.", note=True)
     if found:
         return
-    known = sweep.runs.get("server/epsilon", pd.Series(dtype=float)).dropna().astype(float)
+    known = column(sweep.runs, "server/epsilon")
     if (known == math.inf).any():
         yield html.paragraph("Composed, epsilon is inf against the server: that of a trial is.")
     elif (known > 0).any():

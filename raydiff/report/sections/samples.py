@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
-from raydiff.report import html
-from raydiff.report.frontier.text import short
-from raydiff.report.sweep import Section, Sweep
+from raydiff.report.cells import short
+from raydiff.report.html import html
+from raydiff.report.sweep_view import Section, SweepView
+
+Grid = tuple[Path, str, str]
+"""A picture, its caption, its setting."""
 
 THUMBNAILS = 24
 """Sample grids that are shown unfolded: one of each setting first."""
@@ -19,34 +23,28 @@ SIDE = 288
 """Longest side of a thumbnail, pixels."""
 
 
-def samples(sweep: Sweep, out: Path) -> Section:
+def samples(sweep: SweepView, out: Path) -> Section:
     """Thumbnails of the sample grids: the first seed of each setting, the others folded."""
-    grids = [
+    grids: list[Grid] = [
         (path, setting if pd.isna(seed) else f"{setting}, seed {short(seed)}", setting)
         for digest, setting, seed in zip(sweep.runs["digest"], sweep.settings, sweep.trials["seed"], strict=True)
         if (path := sweep.folder / "trials" / str(digest) / "artifacts" / "samples.png").exists()
     ]
     if not grids:
-        return Section("Samples", [html.paragraph("No trial has a sample grid: classifiers and tables make none.")])
+        return Section([html.paragraph("No trial has a sample grid: classifiers and tables make none.")])
     grids.sort(key=lambda grid: (sweep.order.index(grid[2]), grid[1]))
-    firsts: dict[str, tuple[Path, str, str]] = {}
-    for grid in grids:
-        firsts.setdefault(grid[2], grid)
-    first = set(list(firsts.values())[:THUMBNAILS])
+    firsts = {grid[2]: grid for grid in reversed(grids)}
+    first = [grid for grid in grids if grid in firsts.values()][:THUMBNAILS]
     rest = [grid for grid in grids if grid not in first][: FOLDED - len(first)]
-    blocks = [_thumbs([grid for grid in grids if grid in first])]
+    blocks = [html.thumbnails([_thumbnail(*grid) for grid in first])]
     if rest:
-        blocks.append(html.folded(f"{len(rest)} more", [_thumbs(rest)]))
+        blocks.append(html.folded(f"{len(rest)} more", [html.thumbnails([_thumbnail(*grid) for grid in rest])]))
     if left := len(grids) - len(first) - len(rest):
         blocks.append(html.paragraph(f"{left} more are in the trials' folders, as artifacts/samples.png."))
-    return Section("Samples", blocks)
+    return Section(blocks)
 
 
-def _thumbs(grids: list[tuple[Path, str, str]]) -> str:
-    return f'<div class="thumbs">{"".join(_thumbnail(path, caption) for path, caption, _ in grids)}</div>'
-
-
-def _thumbnail(path: Path, caption: str) -> str:
+def _thumbnail(path: Path, caption: str, _: str) -> Any:
     """The picture made smaller, with what its file says of privacy."""
     from PIL import Image, UnidentifiedImageError
 

@@ -9,20 +9,19 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from raydiff.report import html
-from raydiff.report.frontier.table import column, records
-from raydiff.report.frontier.text import number, short
+from raydiff.report.cells import number, short
+from raydiff.report.html import html
 from raydiff.report.intervals import student
-from raydiff.report.sweep import Section, Sweep, setting, spoken
+from raydiff.report.load import Row, column, records
+from raydiff.report.sweep_view import Section, SweepView, setting, spoken
 
 RESAMPLES = 10_000
-COLUMNS = ["cell", "setting", "rank", "n", "mean", "std", "against", "common", "difference", "low", "high",
-           "student_low", "student_high"]  # fmt: skip
+COLUMNS = ["cell", "setting", "rank", "n", "mean", "std", "against", "common", "difference", "low", "high"]
+COLUMNS += ["student_low", "student_high"]
 
 
 def bootstrap(gaps: pd.Series, *, resamples: int = RESAMPLES) -> tuple[float, float]:
@@ -35,7 +34,7 @@ def bootstrap(gaps: pd.Series, *, resamples: int = RESAMPLES) -> tuple[float, fl
     return float(low), float(high)
 
 
-def ranking(sweep: Sweep) -> pd.DataFrame:
+def ranking(sweep: SweepView) -> pd.DataFrame:
     """A row per cell and setting, best first: n, mean and std of the sweep's measure; the paired difference to the
     leader of its rank with both intervals.
 
@@ -55,41 +54,32 @@ def ranking(sweep: Sweep) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
-def _ranked(cell: str, trials: pd.DataFrame) -> list[dict[str, Any]]:
+def _ranked(cell: str, trials: pd.DataFrame) -> list[Row]:
     """The rows of one cell."""
     values = {str(s): of.groupby("seed")["value"].mean() for s, of in trials.groupby("setting")}
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     leader, rank = "", 0
     for place, name in enumerate(sorted(values, key=lambda s: values[s].mean()), 1):
         mine = values[name]
         row = {"cell": cell, "setting": name, "n": len(mine), "mean": mine.mean(), "std": mine.std()}
         if leader:
             gaps = (mine - values[leader]).dropna()
-            row |= {"against": leader, "common": len(gaps), **_intervals(gaps)}
-        if not leader or _clear(row):
+            found = (*(student(gaps) if len(gaps) else [math.nan] * 3), *bootstrap(gaps))
+            names = ("difference", "student_low", "student_high", "low", "high")
+            row |= {"against": leader, "common": len(gaps), **dict(zip(names, found, strict=True))}
+        if not leader or (row["common"] > 1 and row["low"] > 0 and row["student_low"] > 0):
             leader, rank = name, place
         rows.append({**row, "rank": rank})
     return rows
 
 
-def _intervals(gaps: pd.Series) -> dict[str, float]:
-    names = ("difference", "student_low", "student_high")
-    found = dict(zip(names, student(gaps), strict=True)) if len(gaps) else {}
-    return {**found, **dict(zip(("low", "high"), bootstrap(gaps), strict=True))}
-
-
-def _clear(row: dict[str, Any]) -> bool:
-    return bool(row["low"] > 0 and row["student_low"] > 0) if row["common"] > 1 else False
-
-
 # --------------------------------------------------------------------------------------------------- for people
 
 
-def seeds(sweep: Sweep, out: Path) -> Section:
+def seeds(sweep: SweepView, out: Path) -> Section:
     """The ranking as a table; a rank without a clear interval is a tie."""
-    title = "Seeds, intervals and ranks"
     if sweep.measure is None:
-        return Section(title, [html.paragraph("There is nothing to rank: no finished trial has a measure of quality.")])
+        return Section([html.paragraph("There is nothing to rank: no finished trial has a measure of quality.")])
     found = ranking(sweep)
     says = [
         f"By {spoken(sweep.measure)}, lower is better; mean and standard deviation over n seeds; settings are compared "
@@ -102,25 +92,16 @@ def seeds(sweep: Sweep, out: Path) -> Section:
     shared = found.groupby(["cell", "rank"])["setting"].transform("count") > 1
     alone = found.groupby("cell")["setting"].transform("count") == 1
     header = ["cell", "rank", "setting", "n", "mean", "std", "minus leader", "bootstrap", "Student", "leader"]
-    cells = [
-        [
-            row["cell"],
-            "-" if single else f"{row['rank']} (tie)" if tied else str(row["rank"]),
-            row["setting"],
-            str(row["n"]),
-            number(row["mean"]),
-            number(row["std"]),
-            _signed(row["difference"]),
-            _interval(row["low"], row["high"]),
-            _interval(row["student_low"], row["student_high"]),
-            row["against"] or "-",
-        ]
-        for row, tied, single in zip(records(found), shared, alone, strict=True)
-    ]
+    cells = []
+    for row, tied, single in zip(records(found), shared, alone, strict=True):
+        rank = "-" if single else f"{row['rank']} (tie)" if tied else str(row["rank"])
+        of = [row["cell"], rank, row["setting"], str(row["n"]), number(row["mean"]), number(row["std"])]
+        both = [_interval(row["low"], row["high"]), _interval(row["student_low"], row["student_high"])]
+        cells.append([*of, _signed(row["difference"]), *both, row["against"] or "-"])
     grid = html.table(header, cells, name="ranks")
     if found["n"].max() == 1:
         says.insert(0, "Every setting has one seed: there are no intervals, and nothing is ranked.")
-    return Section(title, [html.bullets(says, note=True), grid], {"seeds": found})
+    return Section([html.bullets(says, note=True), grid], {"seeds": found})
 
 
 def _signed(value: float | None) -> str:

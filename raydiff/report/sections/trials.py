@@ -5,15 +5,16 @@ from __future__ import annotations
 import itertools
 import json
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
 from raydiff.experiment import tracking
-from raydiff.report import html, load
-from raydiff.report.frontier.table import column, records
-from raydiff.report.frontier.text import number, short, shown_epsilon, size
-from raydiff.report.sweep import Section, Sweep
+from raydiff.report import load
+from raydiff.report.cells import number, short, size, span
+from raydiff.report.frontier.kinds import shown
+from raydiff.report.html import html
+from raydiff.report.load import Row, column, records
+from raydiff.report.sweep_view import Section, SweepView
 
 OPEN = 12
 """Trials whose ledgers are shown unfolded."""
@@ -24,7 +25,7 @@ STILL_S = 2.0
 # -------------------------------------------------------------------------------------------------- the ledgers
 
 
-def ledgers(sweep: Sweep, out: Path) -> Section:
+def ledgers(sweep: SweepView, out: Path) -> Section:
     """Who sent what, how many bytes, and which epsilon under which trust."""
     rows, without, damaged = [], 0, []
     for digest, setting in zip(sweep.runs["digest"], sweep.settings, strict=True):
@@ -42,96 +43,76 @@ def ledgers(sweep: Sweep, out: Path) -> Section:
     if without:
         blocks.append(html.paragraph(f"Trials without a ledger, which is written at a trial's end: {without}."))
     if not rows:
-        return Section("Ledgers", [*blocks, html.paragraph("There is no ledger to show.")])
+        return Section([*blocks, html.paragraph("There is no ledger to show.")])
     found = pd.DataFrame(rows)
     says = "Clients whose messages and epsilons are equal share a row. The events say unit, relation and trust: local "
-    says += (
-        "trust holds against the server, central trust against outsiders only. Client -1 is what the server published."
-    )
+    says += "trust holds against the server, central trust against outsiders only. "
+    says += "Client -1 is what the server published."
     cells = _grouped(found)
-    accountants = [c for c in map(str, found) if c.startswith("epsilon_")]
-    names = [f"epsilon, {c.removeprefix('epsilon_')}" for c in accountants]
+    names = [c.replace("epsilon_", "epsilon, ") for c in map(str, found) if c.startswith("epsilon_")]
     header = ["trial", "setting", "clients", "rounds", "events", *names, "bytes"]
     grid = html.table(header, cells, name="ledgers")
-    blocks += [
-        html.paragraph(says, note=True),
-        grid if len(sweep.runs) <= OPEN else html.folded(f"{len(cells)} rows", [grid]),
-    ]
-    return Section("Ledgers", blocks, {"ledger": found})
+    few = len(sweep.runs) <= OPEN
+    blocks += [html.paragraph(says, note=True), grid if few else html.folded(f"{len(cells)} rows", [grid])]
+    return Section(blocks, {"ledger": found})
 
 
 def _grouped(found: pd.DataFrame) -> list[list[str]]:
     alike = [c for c in map(str, found) if c not in ("client", "bytes")]
     rows = []
     for key, own in found.groupby(alike, sort=False, dropna=False):
-        of: dict[str, Any] = dict(zip(alike, key, strict=True))
+        of: Row = dict(zip(alike, key, strict=True))
         sent = own["bytes"].astype(float).sum()
-        epsilons = [_epsilon(of[c]) for c in alike if c.startswith("epsilon_")]
+        known = [of[c] for c in alike if c.startswith("epsilon_")]
+        epsilons = ["no theorem" if text == "None" else shown(float(text)) for text in known]
         clients = _ranges(sorted(own["client"].astype(int)))
         rows.append([of["digest"][:8], of["setting"], clients, of["rounds"], of["events"], *epsilons, size(sent)])
     return rows
 
 
-def _epsilon(text: str) -> str:
-    return "no theorem" if text == "None" else shown_epsilon(float(text))
-
-
 def _ranges(numbers: list[int]) -> str:
     """`0 to 3, 7`."""
-    runs: list[list[int]] = []
-    for n in numbers:
-        if runs and n == runs[-1][-1] + 1:
-            runs[-1].append(n)
-        else:
-            runs.append([n])
-    return ", ".join(f"{r[0]} to {r[-1]}" if len(r) > 1 else str(r[0]) for r in runs)
+    runs = itertools.groupby(enumerate(numbers), lambda at: at[1] - at[0])
+    return ", ".join(span(n for _, n in run) for _, run in runs)
 
 
 # ------------------------------------------------------------------------------------------------ cost and ends
 
 
-def cost(sweep: Sweep, out: Path) -> Section:
+def cost(sweep: SweepView, out: Path) -> Section:
     """Seconds and bytes of every trial, how it ended and why, and how often it was interrupted."""
     found = ends(sweep)
     hours = found["seconds"].sum() / 3600
     sums = f"Together {hours:.2f} hours of trials and {size(float(found['bytes_up'].sum()))} sent."
-    bad = found[found["outcome"].isin(["failed", "killed", "unfinished"])]
-    blocks = [html.paragraph(sums)]
-    resumed = found[found["interruptions"] > 0]
+    bad, resumed = found[found["outcome"].isin(["failed", "killed", "unfinished"])], found[found["interruptions"] > 0]
+    words = f"{len(resumed)} trials were interrupted and continued, {found['interruptions'].sum()} times in all."
+    words = words if len(resumed) else "No trial was seen to be interrupted and continued."
     still = "An interruption: between two rounds the clock went on and the trial did not, so it died and was continued "
     still += "from its last commit. One before the first round's end leaves no trace here."
-    words = f"{len(resumed)} trials were interrupted and continued, {found['interruptions'].sum()} times in all."
-    blocks.append(html.paragraph(words if len(resumed) else "No trial was seen to be interrupted and continued."))
-    blocks.append(html.paragraph(still, note=True))
+    blocks = [html.paragraph(sums), html.paragraph(words), html.paragraph(still, note=True)]
     if unread := load.cut_short(sweep.folder):
         blocks.append(html.bullets(unread))
     if len(bad):
-        lines = [f"{r['outcome']}: {r['setting']} ({r['digest'][:8]}): {_why(r)}" for r in records(bad)]
+        still = "still running, or its process ended without a word; {rounds} rounds recorded"
+        lines = []
+        for r in records(bad):
+            why = still.format(**r) if r["outcome"] == "unfinished" else r["reason"] or "no reason recorded"
+            lines.append(f"{r['outcome']}: {r['setting']} ({r['digest'][:8]}): {why}")
         blocks += [html.heading("Trials without final numbers"), html.bullets(lines[:OPEN])]
         blocks += [html.folded(f"{len(lines) - OPEN} more", [html.bullets(lines[OPEN:])])] if lines[OPEN:] else []
-    header = ["trial", "setting", "seed", "outcome", "reason", "epsilon, server", "epsilon, outsiders", "rounds",
-              "seconds", "sent", "interruptions"]  # fmt: skip
-    cells = [
-        [
-            r["digest"][:8],
-            r["setting"],
-            short(r["seed"]),
-            r["outcome"],
-            r["reason"] or "",
-            *(shown_epsilon(r[f"epsilon_{view}"]) for view in load.VIEWS),
-            str(r["rounds"]),
-            number(r["seconds"], 3),
-            size(r["bytes_up"]),
-            str(r["interruptions"]),
-        ]
-        for r in records(found)
-    ]
+    header = ["trial", "setting", "seed", "outcome", "reason", "epsilon, server", "epsilon, outsiders", "rounds"]
+    header += ["seconds", "sent", "interruptions"]
+    cells = []
+    for r in records(found):
+        epsilons = [shown(r[f"epsilon_{view}"]) for view in load.VIEWS]
+        of = [r["digest"][:8], r["setting"], short(r["seed"]), r["outcome"], r["reason"] or "", *epsilons]
+        cells.append([*of, str(r["rounds"]), number(r["seconds"], 3), size(r["bytes_up"]), str(r["interruptions"])])
     grid = html.table(header, cells, name="trials")
     blocks.append(grid if len(cells) <= OPEN else html.folded(f"all {len(cells)} trials", [grid]))
-    return Section("Cost, failures and resumes", blocks, {"trials": found})
+    return Section(blocks, {"trials": found})
 
 
-def ends(sweep: Sweep) -> pd.DataFrame:
+def ends(sweep: SweepView) -> pd.DataFrame:
     """A row per trial: how it ended, its epsilon against the server and outsiders, rounds recorded, seconds, bytes."""
     out = pd.DataFrame({"digest": sweep.runs["digest"], "setting": sweep.settings, "seed": sweep.trials["seed"]})
     out = out.assign(outcome=sweep.runs["outcome"], reason=sweep.runs["reason"])
@@ -142,21 +123,11 @@ def ends(sweep: Sweep) -> pd.DataFrame:
     out["seconds"] = column(sweep.runs, "final/time/seconds")
     out["bytes_up"] = column(sweep.runs, "final/comm/bytes_up")
     out["interruptions"] = [_interruptions(sweep.folder / "trials" / str(d)) for d in out["digest"]]
-    return _in_order(sweep, out)
-
-
-def _in_order(sweep: Sweep, trials: pd.DataFrame) -> pd.DataFrame:
-    place = trials["setting"].map({words: i for i, words in enumerate(sweep.order)})
-    return trials.assign(place=place).sort_values(["place", "seed"], ignore_index=True).drop(columns="place")
+    place = out["setting"].map({words: i for i, words in enumerate(sweep.order)})
+    return out.assign(place=place).sort_values(["place", "seed"], ignore_index=True).drop(columns="place")
 
 
 def _interruptions(folder: Path) -> int:
-    lines: list[dict[str, Any]] = tracking.read_lines(folder / "metrics.jsonl")
+    lines: list[Row] = tracking.read_lines(folder / "metrics.jsonl")
     pairs = [(a, b) for a, b in itertools.pairwise(lines) if "time" in a and {"time", "time/seconds"} <= {*b}]
     return sum(b["time"] - a["time"] - b["time/seconds"] > STILL_S for a, b in pairs)
-
-
-def _why(row: dict[str, Any]) -> str:
-    if row["outcome"] == "unfinished":
-        return f"still running, or its process ended without a word; {row['rounds']} rounds recorded"
-    return str(row["reason"] or "no reason recorded")

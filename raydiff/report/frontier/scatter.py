@@ -4,91 +4,79 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from raydiff.report.cells import short
 from raydiff.report.frontier.kinds import NOTHING, against, kinds
-from raydiff.report.frontier.table import DONE, floors_of, is_budget, network_of, ranked_by, records, swept, table
-from raydiff.report.frontier.text import short
-from raydiff.report.load import Row
+from raydiff.report.frontier.rows import DONE, floors_of, is_budget, network_of, ranked_by, swept
+from raydiff.report.load import Row, records
+from raydiff.report.plots import COLOURS, LINES, MARKERS, panels, save
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-"""Okabe and Ito's, which the colour-blind tell apart."""
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "*")
-LINES = ("-", "--", "-.", ":")
 WIDTH = 34
 """Of the legend's lines, in characters."""
 FLOOR: Row = {"linestyle": (0, (6, 3)), "color": "0.45", "linewidth": 0.9}
 
-Style = tuple[str, str, str]
-"""Colour of the series; marker and line of the setting, the marker of the series where there is one setting."""
-Styles = dict[tuple[str, str], Style]
+
+def drawable(rows: pd.DataFrame) -> bool:
+    """Whether there is something to plot: a trial with a distance and an epsilon."""
+    return ranked_by(_placed(rows)) is not None
 
 
-def plot(runs: pd.DataFrame, path: Path) -> None:
+def draw(rows: pd.DataFrame, path: Path) -> None:
     """The frontier as a PNG: distance over epsilon, 0 and infinity in bands beyond a broken axis.
 
     Raises ValueError where no trial has a distance.
     """
-    from matplotlib.figure import Figure
-
-    rows = drawable(table(runs))
+    rows = _placed(rows)
     ranked, network = ranked_by(rows), network_of(rows)
     if ranked is None:
         raise ValueError("there is nothing to plot: no trial has a feature distance")
-    rows = rows.assign(series=_series(rows), setting=_setting(rows)).assign(x=lambda known: _places(known))
+    rows = _styled(rows)
     distances = list(dict.fromkeys([ranked, f"fd_{network}/all"]))
-    styles = _styles(rows)
-    legend = _legend(rows, distances, styles)
+    legend = _legend(rows, distances)
     height = 0.3 + 0.17 * sum(entry.get_label().count("\n") + 1 for entry in legend)
     size = (4.6 * len(distances) + 2.2, max(4.4, height))
-    figure = Figure(figsize=size, dpi=200, layout="constrained")
-    for axes, name in zip(figure.subplots(1, len(distances), squeeze=False)[0], distances, strict=True):
+    figure, ((*every,),) = panels(1, len(distances), size=size, dpi=200)
+    for axes, name in zip(every, distances, strict=True):
         classes = "minority classes" if name.endswith("minor") else "all classes"
         axes.set_ylabel(f"Fréchet distance of {network} features, {classes}", fontsize=9)
-        _draw_points(axes, rows, name, styles)
+        _draw_points(axes, rows, name)
         for _, (floor,) in floors_of(rows, [name]):
             axes.axhline(floor, zorder=1, **FLOOR)
         _draw_axis(axes, rows)
     figure.supxlabel(textwrap.fill(_axis_title(rows), 80 * len(distances)), fontsize=9)
     figure.legend(handles=legend, loc="outside right upper", fontsize=8, frameon=False, handlelength=3.2)
-    figure.savefig(path, metadata={"Software": None})
+    save(figure, path)
 
 
-def drawable(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows of the table that have a place in the plot, if there is a distance to plot."""
+def _placed(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[rows["outcome"].isin(DONE) & rows["epsilon"].notna()]
 
 
-def _series(rows: pd.DataFrame) -> list[str]:
-    """The method; where there are several kinds of epsilon, with its kind."""
-    names = kinds(rows)
-    if len(names) < 2:
-        return list(rows["method"])
-    names[NOTHING] = NOTHING
-    return [f"{m}, {names.get(k, 'no guarantee')}" for m, k in zip(rows["method"], rows["kind"], strict=True)]
-
-
-def _setting(rows: pd.DataFrame) -> list[str]:
-    """In words, what was swept apart from the budget, which is the axis, and from what the kind says."""
+def _styled(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows with their series, setting, x, colour (of the series), marker and line (of the setting)."""
+    names, known = kinds(rows), records(rows)
+    series = [r["method"] for r in known]
+    if len(names) > 1:  # then a series is a method with its kind of epsilon
+        names[NOTHING] = NOTHING
+        series = [f"{r['method']}, {names.get(r['kind'], 'no guarantee')}" for r in known]
+    # The axis tells the budget, and the kind tells privacy and trust.
     fields = [f for f in swept(rows) if not is_budget(f) and f.rpartition(".")[2] not in ("privacy", "trust")]
-    return [", ".join(f"{f} {short(r[f])}" for f in fields if r[f] is not None) for r in records(rows)]
-
-
-def _styles(rows: pd.DataFrame) -> Styles:
-    keys = list(dict.fromkeys(zip(rows["series"], rows["setting"], strict=True)))
-    names = list(dict.fromkeys(name for name, _ in keys))
-    settings = sorted({setting for _, setting in keys}, key=lambda words: (not words, words))
-    out = {}
-    for name, setting in keys:
-        i = settings.index(setting)
-        marker = i if len(settings) > 1 else names.index(name)
-        colour = COLOURS[names.index(name) % len(COLOURS)]
-        out[name, setting] = (colour, MARKERS[marker % len(MARKERS)], LINES[i % len(LINES)])
-    return out
+    setting = [", ".join(f"{f} {short(r[f])}" for f in fields if r[f] is not None) for r in known]
+    first, others = list(dict.fromkeys(series)), sorted(set(setting), key=lambda words: (not words, words))
+    colour, line = [first.index(s) for s in series], [others.index(s) for s in setting]
+    marker = line if len(others) > 1 else colour
+    rows = rows.assign(
+        series=series,
+        setting=setting,
+        colour=[COLOURS[i % len(COLOURS)] for i in colour],
+        marker=[MARKERS[i % len(MARKERS)] for i in marker],
+        line=[LINES[i % len(LINES)] for i in line],
+    )
+    return rows.assign(x=_places(rows))
 
 
 def _range(rows: pd.DataFrame) -> tuple[float, float, float]:
@@ -113,17 +101,16 @@ def _places(rows: pd.DataFrame) -> list[float]:
     return out
 
 
-def _draw_points(axes: Any, rows: pd.DataFrame, name: str, styles: Styles) -> None:
-    rings = rows[rows["pareto"] & (name == ranked_by(rows))]
-    for (series, setting), (colour, marker, line) in styles.items():
-        own = (rows["series"] == series) & (rows["setting"] == setting)
+def _draw_points(axes: Any, rows: pd.DataFrame, name: str) -> None:
+    by = ["series", "setting", "colour", "marker", "line"]
+    for (_, _, colour, marker, line), own in rows.groupby(by, sort=False):
         for outcome, face, edge, width in (("finished", colour, "white", 0.5), ("stopped", "none", colour, 1.4)):
-            points = rows[own & (rows["outcome"] == outcome)].sort_values("x")
+            points = own[own["outcome"] == outcome].sort_values("x")
             look = {"marker": marker, "markersize": 6.5, "mfc": face, "mec": edge, "mew": width}
             bars = {"ecolor": colour, "elinewidth": 0.8, "capsize": 2, "yerr": points[f"{name}_std"]}
             joined = {"linestyle": line if outcome == "finished" else "none", "linewidth": 0.9, "color": colour}
             axes.errorbar(points["x"], points[name], zorder=3, **look, **bars, **joined)
-        best = rings[own.loc[rings.index]]
+        best = own[own["pareto"] & (name == ranked_by(rows))]
         axes.plot(best["x"], best[name], marker, markersize=7, mfc="none", mec="black", mew=1.5, zorder=4)
 
 
@@ -131,18 +118,14 @@ def _draw_axis(axes: Any, rows: pd.DataFrame) -> None:
     """Ticks at 1, 2, 5 x 10^n; a shaded band and a break for each of 0 and infinity that occurs."""
     low, high, width = _range(rows)
     ends, epsilons = [low, high], set(rows["epsilon"])
-    steps = (1, 2, 5) if high - low < 2.5 else (1,)
-    ticks = {math.log10(m * 10.0**n): f"{m * 10.0**n:g}" for n in range(-9, 15) for m in steps}
-    finite = any(0 < e < math.inf for e in epsilons)
-    ticks = {x: words for x, words in ticks.items() if finite and low <= x <= high}
-    bands = (
-        (0.0, low, low - width, "0\n(nothing\nsent)"),
-        (math.inf, high, high + width, "inf\n(no\nguarantee)"),
-    )
+    ticks: dict[float, str] = {}
+    if any(0 < e < math.inf for e in epsilons):
+        steps = (1, 2, 5) if high - low < 2.5 else (1,)
+        every = {math.log10(m * 10.0**n): f"{m * 10.0**n:g}" for n in range(-9, 15) for m in steps}
+        ticks = {x: words for x, words in every.items() if low <= x <= high}
+    bands = ((0.0, low, low - width, "0\n(nothing\nsent)"), (math.inf, high, high + width, "inf\n(no\nguarantee)"))
     slash: Row = {"marker": [(-0.5, -1), (0.5, 1)], "markersize": 9, "color": "black", "linestyle": "none"}
-    for epsilon, inner, outer, words in bands:
-        if epsilon not in epsilons:
-            continue
+    for _, inner, outer, words in (band for band in bands if band[0] in epsilons):
         ends.append(outer)
         ticks[(inner + outer) / 2] = words
         axes.axvspan(inner, outer, color="0.95", zorder=0, linewidth=0)
@@ -166,20 +149,23 @@ def _greek(kind: str) -> str:
     return kind.replace("delta ", "δ = ")
 
 
-def _legend(rows: pd.DataFrame, distances: Sequence[str], styles: Styles) -> list[Any]:
+def _legend(rows: pd.DataFrame, distances: list[str]) -> list[Any]:
     from matplotlib.lines import Line2D
 
     def entry(words: str = "", **look: Any) -> Any:
         usual = {"linestyle": "none", "linewidth": 0.9, "color": "0.35", "markersize": 6.5}
         return Line2D([], [], label=words, **{**usual, **look})
 
-    settings = {setting: (marker, line) for (_, setting), (_, marker, line) in sorted(styles.items())}
-    several = len(settings) > 1  # then the marker tells the setting
-    looks = {name: (colour, "o" if several else marker) for (name, _), (colour, marker, _) in styles.items()}
-    out = [entry(textwrap.fill(name, WIDTH), color=c, marker=m) for name, (c, m) in looks.items()]
-    if any(settings):
-        named = [(setting or "none of these", m if several else "", line) for setting, (m, line) in settings.items()]
-        out += [entry(), *(entry(words, marker=m, linestyle=line) for words, m, line in sorted(named))]
+    several = rows["setting"].nunique() > 1  # then the marker tells the setting
+    out = []
+    for row in rows.drop_duplicates("series").to_dict("records"):
+        marker = "o" if several else row["marker"]
+        out.append(entry(textwrap.fill(row["series"], WIDTH), color=row["colour"], marker=marker))
+    if any(rows["setting"]):
+        out.append(entry())
+        shown = rows.drop_duplicates("setting").assign(words=lambda r: r["setting"].replace("", "none of these"))
+        for row in shown.sort_values("words").to_dict("records"):
+            out.append(entry(row["words"], marker=row["marker"] if several else "", linestyle=row["line"]))
     out.append(entry())
     if rows["pareto"].any():
         out.append(entry("Pareto-optimal", marker="o", mfc="0.8", mec="black", mew=1.5))

@@ -14,27 +14,26 @@ from pathlib import Path
 
 from raydiff.report import load
 from raydiff.report.frontier.kinds import spread
-from raydiff.report.frontier.plot import drawable, plot
-from raydiff.report.frontier.table import ranked_by, table
+from raydiff.report.frontier.rows import frontier
+from raydiff.report.frontier.scatter import draw, drawable
 from raydiff.report.frontier.text import text
 
 
 def write(sweep: Path, out: Path) -> str:
     """Write frontier.csv and, where distances were measured, frontier.png into `out`; returns the text.
 
-    Raises ValueError where `load.runs` or `table` does.
+    Raises ValueError where `load.runs` or `frontier` does.
     """
-    runs = load.runs(sweep)
-    frontier = table(runs)
+    rows = frontier(load.runs(sweep))
     out.mkdir(parents=True, exist_ok=True)
-    spread(frontier).to_csv(out / "frontier.csv", index=False)
-    if ranked_by(drawable(frontier)) is None:
-        return f"{text(frontier)}\n\nno plot: no trial has a feature distance"
-    plot(runs, out / "frontier.png")
-    return text(frontier)
+    spread(rows).to_csv(out / "frontier.csv", index=False)
+    if not drawable(rows):
+        return f"{text(rows)}\n\nno plot: no trial has a feature distance"
+    draw(rows, out / "frontier.png")
+    return text(rows)
 
 
 def main(argv: Sequence[str]) -> None:
     """Print the table, write the files and say where."""
-    sweep, out = load.arguments(__doc__, argv)
-    print(f"{write(sweep, out)}\n\n{out}")
+    given = load.arguments(__doc__, argv)
+    print(f"{write(given.sweep, given.out)}\n\n{given.out}")

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from raydiff.report.papers import pdp
-from raydiff.report.papers.pdp_table import AS_ONE, GROUPS, attacks, removal
+from raydiff.report.papers.pdp import AS_ONE, GROUPS, attacks, removal
 
 TRIAL: dict[str, Any] = {
     "outcome": "finished",
@@ -33,6 +33,11 @@ TRIAL: dict[str, Any] = {
 def trials(axes: dict[str, list[Any]], **more: Any) -> pd.DataFrame:
     rows = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
     return pd.DataFrame([{**TRIAL, **more, **row} for row in rows])
+
+
+def said(runs: pd.DataFrame, out: Path) -> str:
+    pdp.write(runs, out, what="x")
+    return (out / "pdp.md").read_text()
 
 
 @pytest.fixture
@@ -79,7 +84,7 @@ def test_the_attack_has_a_row_for_each_rate_and_the_papers_number_where_it_has_o
         ["Linear", 0.25, 2],
         ["Linear", 0.21, 2],
     ]
-    says = pdp.sweep(frame, tmp_path, what="x")
+    says = said(frame, tmp_path)
     cells = [[c.strip() for c in line.split("|")[1:-1]] for line in says.splitlines() if line.startswith("| LocalOnly")]
     assert [(row[3], row[4], row[7]) for row in cells] == [
         ("Cosine", "", ""),
@@ -91,19 +96,19 @@ def test_the_attack_has_a_row_for_each_rate_and_the_papers_number_where_it_has_o
 
 
 def test_removal_is_drawn_and_written(removed: pd.DataFrame, tmp_path: Path) -> None:
-    says = pdp.sweep(removed, tmp_path, what="x")
+    says = said(removed, tmp_path)
     assert "-0.040 [-0.090, +0.010]" in says
     assert {path.name for path in tmp_path.iterdir()} == {"pdp.md", "pdp-removal.csv", "pdp-removal.png"}
 
 
 def test_bounds_from_before_the_audit_was_by_label_are_named(removed: pd.DataFrame, tmp_path: Path) -> None:
-    assert AS_ONE in pdp.sweep(removed, tmp_path, what="x")
-    assert AS_ONE not in pdp.sweep(removed.assign(**{GROUPS: 2.0}), tmp_path, what="x")
+    assert AS_ONE in said(removed, tmp_path)
+    assert AS_ONE not in said(removed.assign(**{GROUPS: 2.0}), tmp_path)
     mixed = removed.assign(**{GROUPS: [2.0, 2.0, None, None, None, None]})
-    assert AS_ONE in pdp.sweep(mixed, tmp_path, what="x")
+    assert AS_ONE in said(mixed, tmp_path)
 
 
 def test_a_sweep_without_tables_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="here has no finished trial on a table that was audited or attacked"):
-        pdp.sweep(pd.DataFrame([TRIAL]), tmp_path / "none", what="here")
+        pdp.write(pd.DataFrame([TRIAL]), tmp_path / "none", what="here")
     assert not (tmp_path / "none").exists()

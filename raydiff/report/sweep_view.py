@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -13,16 +14,16 @@ import pandas as pd
 
 from raydiff.experiment.tracking import read_json
 from raydiff.report import load
-from raydiff.report.frontier.table import has, network_of, records, settings
-from raydiff.report.frontier.text import short
-from raydiff.report.load import Row
+from raydiff.report.cells import short
+from raydiff.report.frontier.rows import has, network_of, settings
+from raydiff.report.load import Row, records
 
 DEFAULT_PRESET = "digits"
 """What `raydiff sweep` runs where its command names no preset."""
 
 
 @dataclass(frozen=True, eq=False)
-class Sweep:
+class SweepView:
     """A sweep's folder, read once."""
 
     folder: Path
@@ -35,14 +36,17 @@ class Sweep:
 
     @property
     def preset(self) -> str | None:
-        """The preset that the sweep's command named, None where no command was recorded; reproduce-PAPER-SCALE."""
-        words = self.about.get("command", [])
-        if not words:
-            return None
-        if words[1:2] == ["reproduce"]:
+        """The preset that the sweep's command named, or reproduce-PAPER-SCALE; None where no command was recorded, or
+        one that is neither `raydiff sweep` nor `jobs/sweep.py`."""
+        program, *words = self.about.get("command") or [""]
+        if Path(program).name != "sweep.py":
+            if words[:1] != ["sweep"]:
+                return None
+            words = words[1:]
+        if words[:1] == ["reproduce"]:
             given = dict(itertools.pairwise(words)) | dict(w.split("=", 1) for w in words if "=" in w)
             return f"reproduce-{given.get('--paper')}-{given.get('--scale', 'cpu')}"
-        return words[1] if len(words) > 1 and not words[1].startswith("-") else DEFAULT_PRESET
+        return words[0] if words and not words[0].startswith("-") else DEFAULT_PRESET
 
     @cached_property
     def fields(self) -> dict[str, str]:
@@ -84,15 +88,14 @@ class Sweep:
     @property
     def finished(self) -> pd.DataFrame:
         """The rows of `runs` that finished."""
-        return self.runs[self.runs["outcome"] == "finished"]
+        return load.finished(self.runs)
 
     @cached_property
     def measure(self) -> str | None:
         """The column that ranks settings, lower is better: the first of a list that a finished trial has."""
         network = network_of(self.runs)
-        names = [f"fd_{network}/minor", f"fd_{network}/all"] if network else []
-        kernel = sorted(c for c in map(str, self.runs) if re.fullmatch(r"final/eval/kd_\w+/all", c))
-        known = [*(f"final/eval/{n}" for n in names), *kernel]
+        known = [f"final/eval/fd_{network}/{group}" for group in ("minor", "all")]
+        known += sorted(c for c in map(str, self.runs) if re.fullmatch(r"final/eval/kd_\w+/all", c))
         known += ["final/eval/tv_pairs", "final/eval/utility_loss"]
         return next((c for c in known if c in self.finished and self.finished[c].notna().any()), None)
 
@@ -101,18 +104,17 @@ class Sweep:
 class Section:
     """One part of the report."""
 
-    title: str
-    blocks: list[str] = field(default_factory=list)
+    blocks: Sequence[str]
     """HTML, in order."""
     tables: dict[str, pd.DataFrame] = field(default_factory=dict)
     """File name without its ending -> what is also written as CSV and parquet."""
 
 
-def open_sweep(folder: Path) -> Sweep:
+def open_sweep(folder: Path) -> SweepView:
     """Read a sweep. Raises ValueError, in one sentence, where it has no trial or a file is damaged."""
     path = folder / "sweep.json"
     about = read_json(path) if path.exists() else {}
-    return Sweep(folder, load.runs(folder), load.rounds(folder), about)
+    return SweepView(folder, load.runs(folder), load.rounds(folder), about)
 
 
 def setting(row: Row, names: list[str]) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pandas as pd
 
 from raydiff.report.frontier.kinds import kind_of, stated
-from raydiff.report.load import Row
+from raydiff.report.load import VIEWS, Row, column, records
 
 DONE = ("finished", "stopped")
 """Outcomes that have a row; the other trials are listed below the table."""
@@ -21,7 +21,7 @@ RESOLVED = ("data_digest", "method.model.shape", "method.model.labels")
 """Config columns that follow from the data, of no interest where the data are swept."""
 TAKEN = ("method", "n", "outcome", "reason", "pareto", "epsilon", "kind", "digests", "seconds")
 """Names that no swept column may take."""
-MEANS = {
+KNOWN = {
     "label_accuracy": "final/eval/label_accuracy/all",
     "auc_global": "final/attack/global/best/auc",
     "auc_client": "final/attack/client/best/auc",
@@ -31,9 +31,16 @@ MEANS = {
     "seconds": "final/time/seconds",
 }
 """Column of the table -> column of runs."""
+OWN = re.compile(
+    r"final/eval/(?:(?:fd|kd|tv)_|(?:ddim|ancestral|class|client|downstream|blackbox)/"
+    r"|(?:precision|recall|density|coverage|label_accuracy)/"
+    r"|(?:accuracy|utility_loss|own_classes|memorized_fraction)(?:/|$))"
+)
+"""Readings of raydiff's own instruments, which the report has in full: of them, the frontier shows those above."""
+EVAL = "final/eval/"
 
 
-def table(runs: pd.DataFrame) -> pd.DataFrame:
+def frontier(runs: pd.DataFrame) -> pd.DataFrame:
     """One row per setting and outcome, sorted by method and what was swept, from `load.runs`.
 
     Columns: method; what was swept, under short names (text "none" where the field is empty, NaN where there is no
@@ -41,9 +48,10 @@ def table(runs: pd.DataFrame) -> pd.DataFrame:
     server; where that is infinite, against outsiders), both against outsiders, `fd_<network>/<group>` with `_std`
     and `_floor`, minor_ddim and minor_ancestral (by each sampler of the client's chain), label_accuracy, auc_global
     and auc_client, tpr_global and tpr_client (at 1 % false positives, empty where there are too few non-members)
-    with `_low` and `_high` (95 %, of a single seed), bytes_up, seconds, auc_ceiling, digests. Epsilon and
-    auc_ceiling are guarantees: the largest over seeds. The others are means, with `_std`. A stopped trial's
-    distances are from the validation split. Raises ValueError where trials used several feature networks.
+    with `_low` and `_high` (95 %, of a single seed), bytes_up, seconds, auc_ceiling, digests; then whatever metrics
+    others have added. Epsilon and auc_ceiling are guarantees: the largest over seeds. The others are means, with
+    `_std`. A stopped trial's distances are from the validation split. Raises ValueError where trials used several
+    feature networks.
     """
     fields = settings(runs)
     by = ["method", *fields.values(), "outcome", "reason"]
@@ -74,9 +82,7 @@ def settings(runs: pd.DataFrame) -> dict[str, str]:
 def has(runs: pd.DataFrame, path: str) -> pd.Series:
     """The trials whose config has this field, empty or not: their part of this class has it somewhere."""
     part = path.rpartition(".")[0]
-    if not part:
-        return pd.Series(True, runs.index)
-    return runs[part].isin(runs.loc[runs[path].notna(), part])
+    return runs[part].isin(runs.loc[runs[path].notna(), part]) if part else pd.Series(True, runs.index)
 
 
 def _short_name(path: str, others: Sequence[str]) -> str:
@@ -87,11 +93,17 @@ def _short_name(path: str, others: Sequence[str]) -> str:
     return free[0] if free else path
 
 
+def added(names: Sequence[str]) -> list[str]:
+    """Of the columns of runs, metrics that raydiff itself does not have, without what qualifies another one."""
+    ours = (n for n in names if n.startswith(EVAL) and not OWN.match(n))
+    return [n.removeprefix(EVAL) for n in ours if not n.endswith(("_low", "_high", "_floor"))]
+
+
 def _numbers(runs: pd.DataFrame) -> pd.DataFrame:
     """Per trial, the columns of the table from `outcome` on."""
     network = network_of(runs)
     out = runs[["outcome", "reason"]].copy()
-    for view, suffix in (("server", ""), ("outsiders", "_outsiders")):
+    for view, suffix in zip(VIEWS, ("", "_outsiders"), strict=True):
         out[f"epsilon{suffix}"] = column(runs, f"{view}/epsilon")
         out[f"kind{suffix}"] = [kind_of(run, view) for run in records(runs)]
     out = stated(out)
@@ -101,38 +113,32 @@ def _numbers(runs: pd.DataFrame) -> pd.DataFrame:
         out[name] = test.where(runs["outcome"] == "finished", validation)
     for sampler in SAMPLERS if network else ():
         out[f"minor_{sampler}"] = column(runs, f"final/eval/{sampler}/fd_{network}/minor")
-    for name, source in MEANS.items():
+    for name, source in KNOWN.items():
         for suffix in ("", "_low", "_high") if name.startswith(("auc", "tpr")) else ("",):
             out[name + suffix] = column(runs, source + suffix)
     out["auc_ceiling"] = column(runs, "final/privacy/auc_ceiling")
     out["digests"] = runs["digest"]
-    return out
-
-
-def column(runs: pd.DataFrame, name: str) -> pd.Series:
-    """A column of numbers, NaN where no trial has it."""
-    return runs[name].astype(float) if name in runs else pd.Series(math.nan, runs.index)
+    return out.assign(**{name: column(runs, EVAL + name) for name in added([*runs])})
 
 
 def _row(group: pd.DataFrame, by: Sequence[str]) -> Row:
     """One row of the table from the trials of one setting."""
     first = records(group[list(by)].head(1))[0]
     row = {k: first[k] for k in by[:-2]}
-    row.update(n=len(group), outcome=first["outcome"], reason=first["reason"])
+    row |= {"n": len(group), "outcome": first["outcome"], "reason": first["reason"]}
     for name in group.columns.drop(list(by)):
         values = group[name]
-        if name.startswith("kind"):
+        if name in ("kind", "kind_outsiders"):
             row[name] = " or ".join(values.unique())
         elif name == "digests":
             row[name] = " ".join(values)
-        elif name.startswith("epsilon") or name == "auc_ceiling":
+        elif name in ("epsilon", "epsilon_outsiders", "auc_ceiling"):
             row[name] = values.max(skipna=False)
         elif name.endswith(("_low", "_high")):
             row[name] = values.iloc[0] if len(group) == 1 else math.nan
         else:
             row[name] = values.mean()
-            if not name.endswith("_floor"):
-                row[f"{name}_std"] = values.std()
+            row |= {} if name.endswith("_floor") else {f"{name}_std": values.std()}
     return row
 
 
@@ -143,19 +149,13 @@ def _pareto(rows: pd.DataFrame) -> list[bool]:
         return [False] * len(rows)
     points = rows[(rows["outcome"] == "finished") & rows["epsilon"].notna() & rows[distance].notna()]
     known = list(zip(points["kind"], points["epsilon"], points[distance], strict=True))
-    best = {i for i, b in zip(points.index, known, strict=True) if not any(_dominates(a, b) for a in known)}
+
+    def dominates(a: tuple[str, float, float], b: tuple[str, float, float]) -> bool:
+        comparable = a[0] == b[0] or a[1] == 0 or b[1] == math.inf  # across kinds, only 0 and infinity can be compared
+        return comparable and a[1] <= b[1] and a[2] <= b[2] and a[1:] != b[1:]
+
+    best = {i for i, b in zip(points.index, known, strict=True) if not any(dominates(a, b) for a in known)}
     return [i in best for i in rows.index]
-
-
-def _dominates(a: tuple[str, float, float], b: tuple[str, float, float]) -> bool:
-    """For (kind, epsilon, distance). Across kinds, only an epsilon of 0 or of infinity can be compared."""
-    comparable = a[0] == b[0] or a[1] == 0 or b[1] == math.inf
-    return comparable and a[1] <= b[1] and a[2] <= b[2] and a[1:] != b[1:]
-
-
-def records(rows: pd.DataFrame) -> list[Row]:
-    """A dict per row, with None for what is missing."""
-    return [{str(k): None if pd.isna(v) else v for k, v in row.items()} for row in rows.to_dict("records")]
 
 
 def network_of(frame: pd.DataFrame) -> str | None:

@@ -151,7 +151,7 @@ def test_the_oracle_agrees_by_sign_where_the_interval_decides(sweep: Path) -> No
 def test_bold_cells_are_those_whose_interval_excludes_0(sweep: Path) -> None:
     table = collaboration.differences(collaboration.distances(sweep))
     table.loc[table["arm"] == "pfdm", ["low", "high"]] = [-2.0, -1.0]
-    text = collaboration.markdown(table)
+    text = str(collaboration.shown_table(table))
     assert "**-1.50 [-2.00, -1.00]**" in text and "| 3 | 10 | ddim | 6.00 |" in text
     assert "**-0.75" not in text
 
@@ -164,5 +164,5 @@ def test_another_sweep_is_refused_in_a_sentence(tmp_path: Path) -> None:
 
 
 def test_the_picture_has_a_panel_per_minority_and_sampler(sweep: Path, tmp_path: Path) -> None:
-    collaboration.plot(collaboration.distances(sweep), tmp_path / "curves.png")
+    collaboration.draw(collaboration.distances(sweep), tmp_path / "curves.png")
     assert (tmp_path / "curves.png").stat().st_size > 5000

@@ -1,0 +1,84 @@
+"""The cells of every table, and tables that are printed as markdown or shown in the page."""
+
+from __future__ import annotations
+
+import html
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+from markupsafe import Markup
+
+
+class Table(NamedTuple):
+    """A cell is text, or `Markup`, which is HTML already; of its tags, markdown knows <strong>."""
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    title: str = ""
+    note: str = ""
+
+    def __str__(self) -> str:
+        """As markdown: the title as a heading, the rows, the note below."""
+        head, *below = (f"| {' | '.join(map(_plain, line))} |" for line in (self.header, *self.rows))
+        text = "\n".join([head, "|" + "---|" * len(self.header), *below])
+        return "\n\n".join(block for block in (f"## {self.title}" if self.title else "", text, self.note) if block)
+
+
+def _plain(cell: str) -> str:
+    return html.unescape(re.sub("</?strong>", "**", cell)) if isinstance(cell, Markup) else cell
+
+
+def strong(text: str, *, when: bool = True) -> str:
+    """A cell in bold."""
+    return Markup("<strong>{}</strong>").format(text) if when else text
+
+
+def publish(out: Path, name: str, text: str, tables: Mapping[str, pd.DataFrame]) -> None:
+    """Write the text as `name`.md and the tables as CSV into `out`, print the text, and say where."""
+    out.mkdir(parents=True, exist_ok=True)
+    for stem, table in tables.items():
+        table.to_csv(out / f"{stem}.csv", index=False)
+    (out / f"{name}.md").write_text(text + "\n")
+    print(f"{text}\n\n{out}")
+
+
+# -------------------------------------------------------------------------------------------------- the cells
+
+
+def number(value: float | None, digits: int = 4) -> str:
+    """So many digits in all, as far as they are decimals: 0.863, 1.863, 18.63, 186.3, 12345."""
+    if value is None or math.isnan(value):
+        return "-"
+    before = len(str(int(abs(value)))) if math.isfinite(value) else 0
+    return f"{value:.{max(0, digits - before)}f}"
+
+
+def with_deviation(mean: float, deviation: float | None) -> str:
+    """`0.863±0.012`, `0.863` for a single value, `-` for none."""
+    return number(mean) if deviation is None or math.isnan(deviation) else f"{number(mean)}±{number(deviation)}"
+
+
+def short(value: Any) -> str:
+    """The value of a swept field, 16 characters at most."""
+    if value is None or pd.isna(value):
+        return "-"
+    shown = f"{value:g}" if isinstance(value, (int, float)) and not isinstance(value, bool) else str(value)
+    return shown if len(shown) <= 16 else f"{shown[:15]}…"
+
+
+def size(count: float | None) -> str:
+    """Of a number of bytes: 999 B, 224 kB, 72.8 MB."""
+    if count is None:
+        return "-"
+    power = min(4, int(math.log10(count) / 3)) if count >= 1 else 0
+    return f"{count / 1000**power:.3g} {('B', 'kB', 'MB', 'GB', 'TB')[power]}"
+
+
+def span(values: Iterable[float]) -> str:
+    """`3`, or `2 to 3` where they differ."""
+    known = sorted(values)
+    return " to ".join(dict.fromkeys(f"{v:g}" for v in (known[0], known[-1])))

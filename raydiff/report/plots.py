@@ -1,0 +1,41 @@
+"""What the pictures share: panels, points with intervals, one legend for all panels, files without a date."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pandas as pd
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+"""Okabe and Ito's, which the colour-blind tell apart."""
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "*")
+LINES = ("-", "--", "-.", ":")
+
+
+def panels(rows: int, columns: int, *, size: tuple[float, float], dpi: int = 160, **shared: Any) -> tuple[Any, Any]:
+    """A figure of this size in inches, and its axes as an array (rows, columns)."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=size, dpi=dpi, layout="constrained")
+    return figure, figure.subplots(rows, columns, squeeze=False, **shared)
+
+
+def points(axes: Any, x: Any, y: pd.Series, ends: tuple[pd.Series, pd.Series], **look: Any) -> None:
+    """Joined points with the interval between `ends` (low, high); none where an end is NaN."""
+    bars = [(y - ends[0]).clip(lower=0).fillna(0), (ends[1] - y).clip(lower=0).fillna(0)]
+    axes.errorbar(x, y, yerr=bars, **look)
+
+
+def legend(figure: Any, every: Sequence[Any], *, first: Sequence[str] = (), **look: Any) -> None:
+    """One legend for all these axes, beside them; the names in `first` lead, in that order."""
+    drawn = [axes.get_legend_handles_labels() for axes in every]
+    of = {name: handle for handles, names in drawn for handle, name in zip(handles, names, strict=True)}
+    names = [*(name for name in first if name in of), *(name for name in of if name not in first)]
+    usual = {"loc": "outside right upper", "fontsize": 8, "frameon": False}
+    figure.legend([of[name] for name in names], names, **{**usual, **look})
+
+
+def save(figure: Any, path: Any) -> None:
+    """Write a PNG, the same bytes from the same numbers."""
+    figure.savefig(path, format="png", metadata={"Software": None})
