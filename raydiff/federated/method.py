@@ -16,7 +16,7 @@ from torch import Tensor
 
 from raydiff.data.records import Records
 from raydiff.models.training import Model, Training
-from raydiff.privacy.release import Event, Release
+from raydiff.privacy.release import UNSEEN, Event, Release
 from raydiff.seeding import NoiseStream
 from raydiff.tree import Params
 
@@ -148,6 +148,11 @@ class Method(Protocol):
     def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
         """The client's part of a round ("client executes")."""
 
+    def upload_event(self, records: int, number: int) -> Event:
+        """What a client with this many records reveals by its upload of round `number`, known before it is sent: what
+        a client that is late is charged. Never an event that reveals less than the upload's own."""
+        return UNSEEN
+
     def objection(self, server: Params, upload: Upload, number: int) -> str | None:
         """Why `aggregate` cannot use an upload of round `number`, in words; None: it can.
 
@@ -163,14 +168,6 @@ class Method(Protocol):
 
     def deploy(self, server: Params, state: Params, data: Records, rng: torch.Generator) -> Deployed:
         """Personalise for one client, then be ready to sample."""
-
-
-@runtime_checkable
-class Foretelling(Protocol):
-    """A method that knows what an upload will cost before it is made: a client that is late is charged that."""
-
-    def foretold(self, records: int, number: int) -> Event:
-        """The event of what a client with this many records sends in round `number`; not one that reveals less."""
 
 
 @runtime_checkable

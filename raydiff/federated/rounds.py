@@ -17,10 +17,10 @@ from raydiff import seeding, tree
 from raydiff.data.datasets import Records
 from raydiff.federated.checkpoint import Store
 from raydiff.federated.client import Client, Evaluate, Failed, Keys, run_clients
-from raydiff.federated.method import HELD, Foretelling, Method, Metrics, Round, Upload
+from raydiff.federated.method import HELD, Method, Metrics, Round, Upload
 from raydiff.models.training import MEETING, Diverged, Train
 from raydiff.privacy.ledger import Ledger
-from raydiff.privacy.release import UNACCOUNTED, UNSEEN, Event, accountable
+from raydiff.privacy.release import UNACCOUNTED, Event, accountable
 from raydiff.seeding import NoiseStream
 from raydiff.tree import Params
 
@@ -232,7 +232,7 @@ def _round(
         for came in pool.run(ids, sent, number) if closing is None else pool.race(ids, sent, number, closing):
             if isinstance(came, Late):
                 late.append(came.client)
-                spent.append((came.client, _foretold(method, came, number), 0))
+                spent.append((came.client, method.upload_event(came.examples, number), 0))
                 continue
             upload, metrics = came
             upload = replace(upload, release=accountable(upload.release))
@@ -269,11 +269,6 @@ def _objection(method: Method, server: Params, upload: Upload, number: int) -> s
     if not tree.is_finite(upload.release.value):
         return "it is not finite"
     return method.objection(server, upload, number)
-
-
-def _foretold(method: Method, late: Late, number: int) -> Event:
-    """What a late client is charged, whose upload nobody has seen."""
-    return method.foretold(late.examples, number) if isinstance(method, Foretelling) else UNSEEN
 
 
 def _too_few(good: int, wanted: int, rejected: Mapping[int, str], late: int) -> str:

@@ -79,9 +79,9 @@ class Averaging:
         assert rnd.noise is not None  # a client always has some
         return self.privacy.release(update, rounds=rounds, noise=rnd.noise)
 
-    def foretold(self, *, rounds: int) -> Event:
+    def upload_event(self, *, rounds: int) -> Event:
         """The event of any update's release."""
-        return NonPrivate(AS_THEY_ARE) if self.privacy is None else self.privacy.foretold(rounds)
+        return NonPrivate(AS_THEY_ARE) if self.privacy is None else self.privacy.upload_event(rounds)
 
     def objection(self, update: Tensors, before: Tensors) -> str | None:
         """Whether the update of the parameters `before` is too long, in words."""
@@ -244,9 +244,9 @@ class Averaged(Protocol):
         """The part of the server's state of which clients send updates in this round."""
         return tree.without(HELD, server)
 
-    def foretold(self, records: int, number: int) -> Event:
+    def upload_event(self, records: int, number: int) -> Event:
         """That of every update."""
-        return self.averaging.foretold(rounds=self.rounds)
+        return self.averaging.upload_event(rounds=self.rounds)
 
     def objection(self, server: Params, upload: Upload, number: int) -> str | None:
         """An update has the form of what it updates, and a norm within bounds."""

@@ -139,7 +139,7 @@ class DPSGD(Averaged):
         metrics = {"train/loss": loss, "upload/noise_multiplier": mechanism.noise_multiplier}
         return LocalResult(state, already_private(tree.sub(params, weights), event), metrics)
 
-    def foretold(self, records: int, number: int) -> Event:
+    def upload_event(self, records: int, number: int) -> Event:
         """The round's steps, each on a Poisson sample of the client's records."""
         _, steps = span(self.local.steps, self.rounds, number)
         sigma, rate = self.mechanism(records).noise_multiplier, sampling_rate(self.local.batch, records)

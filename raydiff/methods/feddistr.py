@@ -199,7 +199,7 @@ class FedDistr:
         what = "prompt vectors, labels and counts, as they are"
         return f"{what}; their number by silhouette" if self.silhouette else what
 
-    def foretold(self, records: int, number: int) -> Event:
+    def upload_event(self, records: int, number: int) -> Event:
         """The budget is spent on a client's vectors together, however many they are."""
         if self.epsilon is None:
             return NonPrivate(self._bare)

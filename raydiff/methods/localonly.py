@@ -90,7 +90,7 @@ class LocalOnly:
         """Send nothing."""
         return LocalResult(state, nothing())
 
-    def foretold(self, records: int, number: int) -> Event:
+    def upload_event(self, records: int, number: int) -> Event:
         """Nothing is sent."""
         return Nothing()
 

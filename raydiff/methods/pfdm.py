@@ -192,7 +192,7 @@ class PFDM:
             center=center,
         )
 
-    def foretold(self, records: int, number: int) -> Event:
+    def upload_event(self, records: int, number: int) -> Event:
         """One upload, in round 0."""
         if number > 0 or self.start == "noise":
             return Nothing()

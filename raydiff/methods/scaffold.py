@@ -83,7 +83,7 @@ class Scaffold(Averaged):
         release = disclose(sent, AS_THEY_ARE)
         return LocalResult(tree.prefixed(f"{HELD}/{CONTROL}", tree.add(c_i, change)), release, metrics)
 
-    def foretold(self, records: int, number: int) -> Event:
+    def upload_event(self, records: int, number: int) -> Event:
         """Nothing is protected."""
         return NonPrivate(AS_THEY_ARE)
 

@@ -22,7 +22,7 @@ from raydiff.federated import checkpoint
 from raydiff.federated import rounds as federation
 from raydiff.federated.checkpoint import INITIAL, Overtaken, Store, write_tensors
 from raydiff.federated.client import Client, Failed, Keys
-from raydiff.federated.method import Deployed, LocalResult, Metrics, Round, Upload
+from raydiff.federated.method import Deployed, LocalResult, Method, Metrics, Round, Upload
 from raydiff.federated.rounds import LocalPool, Progress, rounds
 from raydiff.models.training import Diverged
 from raydiff.privacy.ledger import Ledger
@@ -41,7 +41,7 @@ def own_records(number: int, count: int = 3) -> Records:
 
 
 @dataclass(frozen=True)
-class Walk:
+class Walk(Method):
     """A client's state counts its rounds; it sends the count, noised. The server lists what it got."""
 
     rounds: int = 4
@@ -580,7 +580,7 @@ class Timed(Walk):
         self.now[0] += self.takes[int(data.images[0, 0, 0, 0])]
         return result
 
-    def foretold(self, records: int, number: int) -> Event:
+    def upload_event(self, records: int, number: int) -> Event:
         return Gaussian(1.0, "example", "replace_one", "local")
 
 

@@ -18,7 +18,7 @@ from raydiff.experiment import overrides
 from raydiff.experiment.config import Experiment
 from raydiff.federated.checkpoint import Store
 from raydiff.federated.client import Client, Keys
-from raydiff.federated.method import Deployed, Foretelling, Method, Round, Upload
+from raydiff.federated.method import Deployed, Method, Round, Upload
 from raydiff.federated.rounds import LocalPool, Progress, rounds
 from raydiff.methods import METHODS, FedDistr, Scaffold
 from raydiff.models.classifier import Classifier
@@ -218,7 +218,7 @@ def test_every_event_is_accounted_for(method: Method) -> None:
 
 @pytest.mark.parametrize("private", [True, False])
 def test_a_late_client_is_charged_what_its_upload_costs(experiment: Experiment, private: bool) -> None:
-    """The event that is foretold is that of the upload, to rounding, at any number of records."""
+    """The event that `upload_event` tells is that of the upload, to rounding, at any number of records."""
     method = experiment.method
     if overrides.has_path(experiment, "method.epsilon"):
         budget: dict[str, Any] = {"method.epsilon": 10.0 if private else None}
@@ -226,11 +226,10 @@ def test_a_late_client_is_charged_what_its_upload_costs(experiment: Experiment, 
         method = overrides.override(experiment, budget | clip).method
     elif overrides.has_path(experiment, "method.averaging.privacy") and not isinstance(method, Scaffold):
         method = overrides.override(method, {"averaging.privacy": ClientPrivacy() if private else None})
-    assert isinstance(method, Foretelling)
     entries = run(method)[-1].ledger.entries
     assert entries
     for entry in entries:
-        told = method.foretold(12, entry.round)
+        told = method.upload_event(12, entry.round)
         if isinstance(entry.event, Gaussian):
             assert isinstance(told, Gaussian)
             ratio = pytest.approx(entry.event.std_over_sensitivity, rel=1e-12)

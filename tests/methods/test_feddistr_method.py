@@ -142,7 +142,7 @@ def test_each_clients_epsilon_is_the_budget_however_many_vectors_it_sends(
     event = next(e.event for e in last.ledger.entries if e.client == 0)
     assert isinstance(event, Gaussian)
     assert (event.unit, event.relation, event.trust) == ("client", "replace_one", "local")
-    assert event.declared == ("label", "examples") == asked.foretold(6, 0).declared  # type: ignore[union-attr]
+    assert event.declared == ("label", "examples") == asked.upload_event(6, 0).declared  # type: ignore[union-attr]
 
 
 def in_groups(*sizes: int, n: int = 12) -> Records:
