@@ -12,7 +12,7 @@ import torch
 from raydiff import seeding, tree
 from raydiff.data.datasets import Records
 from raydiff.federated.checkpoint import INITIAL, Store
-from raydiff.federated.method import Deployed, Method, Metrics, Personalizing, Round, Upload
+from raydiff.federated.method import Deployed, Method, Metrics, Round, Upload, WithNewClients
 from raydiff.models.lockstep import in_step
 from raydiff.models.training import Diverged, fit_personal
 from raydiff.privacy.release import Release, accountable
@@ -94,11 +94,15 @@ class Client:
         return self._upload(release), metrics
 
     def deploy(self, server: Params, number: int) -> Deployed:
-        """The personalised model after round `number`; a newcomer personalises the server's now."""
+        """The personalised model after round `number`."""
+        return self.method.deploy(server, self.personalized(server, number))
+
+    def personalized(self, server: Params, number: int) -> Params:
+        """The personalised state after round `number`, which `deploy` takes; a newcomer's is trained now."""
+        if self.newcomer and isinstance(self.method, WithNewClients):
+            return self._joined(self.method, server)
         rng = seeding.generator(self.keys.seed, "client", self.number, "deploy", number)
-        joins = self.newcomer and isinstance(self.method, Personalizing)
-        state = self._joined(server) if joins else self.state(number)
-        return self.method.deploy(server, state, self.data, rng)
+        return self.method.personalize(server, self.state(number), self.data, rng)
 
     def state(self, number: int) -> Params:
         """The private state after round `number`; trained (again) where `is_trained` says no."""
@@ -115,22 +119,22 @@ class Client:
         """The experimenter's instrument: `evaluate(deployed, own records, rng)`, outside the protocol."""
         rng = seeding.generator(self.keys.seed, "client", self.number, "evaluate")
         deployed = self.deploy(server, number)
-        if deployed.upload is not None:  # by the same noise as in round 0: the bits that were sent, not others
-            deployed = replace(deployed, sent=deployed.upload(self.data, self._noise(0)))
+        if deployed.uploads is not None:  # the noise of round 0 gives the very bits that the client sent then
+            sent = deployed.uploads.make(self.data, self._noise(0))
+            deployed = replace(deployed, uploads=replace(deployed.uploads, sent=sent))
         return evaluate(deployed, self.data, rng)
 
     def _noise(self, number: int) -> NoiseStream:
         """The noise of this client's upload in a round."""
         return NoiseStream(self.keys.secret, (self.keys.digest, "client", self.number, "round", number))
 
-    def _joined(self, server: Params) -> Params:
+    def _joined(self, method: WithNewClients, server: Params) -> Params:
         """The personal part of the server's model, trained on this client's records."""
-        assert isinstance(self.method, Personalizing)
         rng = seeding.generator(self.keys.seed, "client", self.number, "join")
-        personal, fixed = self.method.join(server, rng)
-        data, training = (self.data.images, self.data.labels), self.method.joining
+        personal, fixed = method.join(server, rng)
+        data, training = (self.data.images, self.data.labels), method.joining
         try:
-            personal, _, _ = fit_personal(self.method.trained_model, personal, fixed, data, training=training, rng=rng)
+            personal, _, _ = fit_personal(method.trained_model, personal, fixed, data, training=training, rng=rng)
         except Diverged as e:
             raise Failed(f"client {self.number}, which joins", self.method.rounds, str(e)) from None
         return personal

@@ -17,7 +17,7 @@ from raydiff import seeding, tree
 from raydiff.data.datasets import Records
 from raydiff.federated.checkpoint import Store
 from raydiff.federated.client import Client, Evaluate, Failed, Keys, run_clients
-from raydiff.federated.method import HELD, Method, Metrics, Round, Upload
+from raydiff.federated.method import SERVER_ONLY, Method, Metrics, Round, Upload
 from raydiff.models.training import MEETING, Diverged, Train
 from raydiff.privacy.ledger import Ledger
 from raydiff.privacy.release import UNACCOUNTED, Event, accountable
@@ -130,7 +130,7 @@ class Progress:
     @property
     def sent(self) -> Params:
         """The server's state without what it holds back."""
-        return tree.without(HELD, self.server)
+        return tree.without(SERVER_ONLY, self.server)
 
 
 def rounds(
@@ -226,7 +226,7 @@ def _round(
     rejected: dict[int, str] = {}
     late: list[int] = []
     spent: list[tuple[int, Event, int]] = []
-    sent = tree.without(HELD, server)
+    sent = tree.without(SERVER_ONLY, server)
 
     def stream() -> Iterator[Upload]:
         for came in pool.run(ids, sent, number) if closing is None else pool.race(ids, sent, number, closing):
@@ -268,7 +268,7 @@ def _objection(method: Method, server: Params, upload: Upload, number: int) -> s
         return f"its number of records is {upload.examples}"
     if not tree.is_finite(upload.release.value):
         return "it is not finite"
-    return method.objection(server, upload, number)
+    return method.form(server, upload.examples, number).unlike(upload.release.value)
 
 
 def _too_few(good: int, wanted: int, rejected: Mapping[int, str], late: int) -> str:

@@ -1,6 +1,6 @@
 """Clients of one process that train in lock-step: a step of all is one `torch.func.vmap` over their stacked parameters.
 
-Each client's round runs as it always does until it calls `local.fit`. There it waits until every other one of its
+Each client's round runs as it always does until it calls `training.fit`. There it waits until every other one of its
 cohort waits too, or has ended. Tasks that are alike are then done together, the others one by one, and every client
 goes on with its own result. Batches, timesteps and noise come from each client's own generator, in the order that they
 have when it trains by itself; the results are the same up to the order in which floats are added.
@@ -161,7 +161,6 @@ def together(tasks: Sequence[Task]) -> list[Fitted]:
         _stacked([task.params for task in tasks]),
         gradient,
         training=one.training,
-        first=one.first,
         steps=one.steps,
         moments=moments,
     )
@@ -207,7 +206,7 @@ def _kind(task: Task) -> Any:
     trees = (task.params, task.moments, task.extras, {"images": task.images[0], "labels": task.labels[0]})
     shapes = [{k: (v.shape, v.dtype) for k, v in tree.items()} for tree in trees]
     counts = {k: float(v) for k, v in task.moments.items() if k.startswith(COUNT)}
-    return (task.model, task.objective, task.training, task.first, task.steps, shapes, counts)
+    return (task.model, task.objective, task.training, task.steps, shapes, counts)
 
 
 def _stacked(trees: Sequence[Params]) -> Params:

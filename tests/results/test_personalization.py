@@ -138,7 +138,7 @@ def test_only_the_personal_part_is_trained(joining) -> None:
         assert set(stage.state) == set(zero.state) == wanted
         assert all(not torch.equal(stage.state[k], v) for k, v in zero.state.items())
         fixed = {k: v for k, v in server.items() if not k.startswith("start/")}
-        z = joined.deploy(stage.state).denoisers["client"]
+        z = joined.deploy(stage.state).targets["client"].denoisers[0]
         x, t = torch.randn(3, 1, 8, 8, generator=generator(1)), torch.tensor([1, 7, 20])
         assert torch.equal(z(x, t, LABELS), method.trained_model.denoiser({**fixed, **stage.state})(x, t, LABELS))
 
