@@ -18,7 +18,7 @@ from raydiff.evaluation import suite
 from raydiff.evaluation.quality import distances, features
 from raydiff.evaluation.suite import Evaluation, Instruments
 from raydiff.experiment.config import Experiment
-from raydiff.federated.method import Personalizing
+from raydiff.federated.method import WithNewClients
 from raydiff.methods import METHODS, SPIRE, SharedRep
 from raydiff.models.training import Training, fit, fit_personal
 from raydiff.results import personalize
@@ -300,7 +300,7 @@ def test_old_clients_are_measured_by_their_own_classes_and_model(joining, instru
 def test_whose_place_the_new_client_s_parameters_take(tiny: Experiment, name: str) -> None:
     """Of every method: the whole model's if that is trained, then joining starts from it; else nobody's."""
     method = METHODS[name](model=tiny.method.model)
-    if not isinstance(method, Personalizing):
+    if not isinstance(method, WithNewClients):
         assert name in ("pfdm", "localonly", "feddistr")
         return
     server = method.init_server(None, generator(0))
