@@ -67,8 +67,8 @@ class Client:
     ) -> None:
         self.number, self.method, self.data, self.public = number, method, data, public
         self.keys, self.store, self.newcomer, self.vectorize = keys, store, newcomer, vectorize
-        self.instruments = instruments  # else the metrics of `local_update` stay here
-        self._states: dict[int, Params] = {}  # by the round after which they hold
+        self.instruments = instruments  # Without them the metrics of `local_update` stay here.
+        self._states: dict[int, Params] = {}  # The key is the round after which a state holds.
 
     def run(self, server: Params, number: int) -> tuple[Upload, Metrics]:
         """This client's part of round `number`. Asked again for it, a noised release is resent, not drawn again; for a
@@ -76,7 +76,7 @@ class Client:
         if self.store:
             self.store.check_open(number)
         if self.store and (stored := self.store.load_sent(self.number, number)):
-            self._states.clear()  # the round's own state is in the store: one in memory may be older
+            self._states.clear()  # The store has this round's state; the one in memory may be older.
             release, metrics = stored
             return self._upload(release), {**metrics, "upload/resent": 1.0}
         state = self._state_before(number)
@@ -119,7 +119,7 @@ class Client:
         """The experimenter's instrument: `evaluate(deployed, own records, rng)`, outside the protocol."""
         rng = seeding.generator(self.keys.seed, "client", self.number, "evaluate")
         deployed = self.deploy(server, number)
-        if deployed.uploads is not None:  # the noise of round 0 gives the very bits that the client sent then
+        if deployed.uploads is not None:  # Round 0's noise gives the very bits that the client sent then.
             sent = deployed.uploads.make(self.data, self._noise(0))
             deployed = replace(deployed, uploads=replace(deployed.uploads, sent=sent))
         return evaluate(deployed, self.data, rng)
@@ -165,7 +165,7 @@ class Client:
             for part in range(first, parts - 1):
                 state = store.cached(f"{key}-{part}", functools.partial(self._init_part, state, part))
                 store.forget([f"{key}-{part - 1}"])
-                if (whole := store.load_cached(key)) is not None:  # a trial beside this one was faster
+                if (whole := store.load_cached(key)) is not None:  # Another trial was faster.
                     return whole
             return self._init_part(state, parts - 1)
 
@@ -177,7 +177,7 @@ class Client:
         """What `init_client` depends on, as the name of its result in the store."""
         assert self.store is not None
         digests = [tree.digest({"images": d.images, "labels": d.labels}) for d in (self.data, self.public) if d]
-        how = ("vectorize",) if self.vectorize else ()  # its bits are not those of a training by itself
+        how = ("vectorize",) if self.vectorize else ()  # Lock-step training gives other bits.
         parts = (self.method.init_key, self.keys.seed, self.number, *digests, torch.get_num_threads(), *how)
         return self.store.cache_key("client", self.keys.secret, parts)
 

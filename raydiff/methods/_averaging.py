@@ -77,7 +77,7 @@ class Averaging:
         """A client's update on its way to the server; `rounds` is how often a client sends one at most."""
         if self.privacy is None:
             return disclose(update, AS_THEY_ARE)
-        assert rnd.noise is not None  # a client always has some
+        assert rnd.noise is not None  # A client's round always has a noise stream.
         return self.privacy.release(update, rounds=rounds, noise=rnd.noise)
 
     def upload_event(self, *, rounds: int) -> Event:
@@ -85,10 +85,9 @@ class Averaging:
         return NonPrivate(AS_THEY_ARE) if self.privacy is None else self.privacy.upload_event(rounds)
 
     def form(self, before: Tensors) -> Form:
-        """What an update of the parameters `before` looks like: like them, and not too long."""
-        if self.max_update_norm is None or not (norm := tree.norm(before)):  # relative to 0 any length is too long
-            return form_of(before)
-        return form_of(before, longest=self.max_update_norm * norm)
+        """What an update of the parameters `before` looks like: like them, and not too long, unless they are all 0."""
+        longest = self.max_update_norm * tree.norm(before) if self.max_update_norm is not None else 0.0
+        return form_of(before, longest=longest or math.inf)
 
     def mean(self, uploads: Iterable[Upload], rnd: Round, *, rounds: int) -> tuple[Params, int, list[Event]]:
         """(the mean update as it may be published, number of updates, what publishing it reveals)."""
@@ -103,7 +102,7 @@ class Averaging:
         mean = tree.weighted_mean(weighted())
         if self.privacy is None or self.privacy.trust == "local":
             return mean, count, []
-        assert rnd.noise is not None  # the server's, for what it publishes
+        assert rnd.noise is not None  # The server's round always has a noise stream.
         mean, event = self.privacy.publish(mean, count=count, rounds=rounds, noise=rnd.noise)
         return mean, count, [event]
 

@@ -63,7 +63,7 @@ class Pool:
         for i in torch.nonzero(partner >= 0)[:, 0].tolist():
             p = int(partner[i])
             counts[p] += sent.counts[i]
-            if sent.counts[i] > largest[p]:  # on a tie the earlier client's stays
+            if sent.counts[i] > largest[p]:  # On a tie the earlier client's vector stays.
                 vectors[p], largest[p] = sent.vectors[i], sent.counts[i]
         merged = Prompts(
             torch.cat([vectors, sent.vectors[fresh]]),

@@ -103,7 +103,7 @@ class DPSGD(Averaged):
 
     def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
         """Train privately from the server's weights on the client's records; send the difference."""
-        assert rnd.noise is not None  # a client always has some
+        assert rnd.noise is not None  # A client's round always has a noise stream.
         if not (steps := self.steps(rnd.number)):
             return LocalResult(state, nothing())
         weights, mechanism = tree.without(EMA, server), self.mechanism(len(data))

@@ -250,7 +250,7 @@ class FedDistr(Method):
             value = upload.release.value
             counts = value.get("count", _equal_shares(upload.examples, len(value["label"])))
             prompts = Prompts(model.start + value["x"], value["label"], counts)
-            # of two noised vectors the squared distance grows by 2 width std^2, which everybody knows
+            # Noise on both vectors adds 2 width std^2 to their squared distance, a number that everybody knows.
             known = 2 * model.width * self._std(len(prompts.labels)) ** 2
             pool = pool.with_prompts(upload.client, prompts, threshold=math.sqrt(threshold**2 + known))
             sent += len(prompts.labels)

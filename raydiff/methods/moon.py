@@ -90,5 +90,6 @@ class Moon(Averaged):
         """l_sup + mu l_con; `extras` are the global and the previous model."""
         models = (params, tree.under("global", extras), tree.under("previous", extras))
         z, z_glob, z_prev = (normalize(self.model.features(model, batch, draws)) for model in models)
-        nearer_prev = (z * (z_prev - z_glob)).sum(1) / self.temperature  # of cosines: exactly 0 where these are equal
+        # This difference of cosines is exactly 0 where z_prev equals z_glob.
+        nearer_prev = (z * (z_prev - z_glob)).sum(1) / self.temperature
         return self.model.loss(params, batch, draws, {}) + self.mu * softplus(nearer_prev).mean()

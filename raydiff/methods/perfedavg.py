@@ -100,7 +100,7 @@ class PerFedAvg(Averaged):
         """F_i(w) on the two halves of the batch."""
         (images, labels), half, second = batch, len(batch[0]) // 2, self.order == "second"
         inner, outer = slice(half), slice(half, None)
-        # fused attention's backward has no backward of its own
+        # Fused attention's backward pass cannot itself be differentiated.
         with sdpa_kernel(SDPBackend.MATH) if second else nullcontext():
             before = self.model.loss(params, (images[inner], labels[inner]), _rows(draws, inner), {})
             gradients = torch.autograd.grad(

@@ -15,8 +15,7 @@ denoiser and what it samples; labels and the number of records, which are public
 | Dtilde, z_w, stage 2 | the server's `held/pool/` and `model/`; `server`, `server_rounds` |
 | Algorithm 2 | `deploy`; `sampling` for the server's chain, `client_sampling` for the client's |
 
-`start` replaces the global denoiser: by another model of the same uploads, or by a control that a comparison needs
-(`_pfdm_controls`).
+`start` replaces the global denoiser by another model of the same uploads, or by a control (`_pfdm_controls`).
 
 Deviations and choices where the paper is silent:
 - The client's denoiser trains on all T timesteps (as Algorithm 1 has it), so sampling it from pure noise is the

@@ -91,7 +91,7 @@ class Scaffold(Averaged):
             extras=tree.sub(c, c_i),
         )
         rates = sum(self.local.rate(step) for step in self.steps(rnd.number))
-        change = tree.sub(tree.scale(tree.sub(x, y), 1 / rates), c) if rates else none  # no steps, no gradients
+        change = tree.sub(tree.scale(tree.sub(x, y), 1 / rates), c) if rates else none  # No steps, no gradient.
         sent = {**tree.prefixed(MODEL, tree.sub(y, x)), **tree.prefixed(CONTROL, change)}
         release = disclose(sent, AS_THEY_ARE)
         return LocalResult(tree.prefixed(f"{SCRATCH}/{CONTROL}", tree.add(c_i, change)), release, {"train/loss": loss})

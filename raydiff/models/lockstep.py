@@ -26,12 +26,12 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from raydiff.models.ddpm import device, device_lost
-from raydiff.models.training import MEETING, Diverged, Fitted, Task, optimize
+from raydiff.models.training import TRAIN, Diverged, Fitted, Task, optimize
 from raydiff.tree import Params
 
 T = TypeVar("T")
 
-COUNT = "step/"  # below it AdamW keeps the steps that it has taken
+COUNT = "step/"  # AdamW keeps the number of its steps in the leaves below this prefix.
 
 
 class Abandoned(BaseException):
@@ -51,7 +51,7 @@ def in_step(calls: Sequence[Callable[[], T]]) -> Iterator[tuple[T, list[int]]]:
         while waiting := [(turn, turn.task) for turn in turns if turn.task is not None]:
             for (turn, _), answer in zip(waiting, answers([task for _, task in waiting]), strict=True):
                 turn.go_on(answer)
-    finally:  # an interrupt: no thread is left behind
+    finally:  # An interrupt must leave no thread behind.
         for turn in turns:
             if turn.task is not None:
                 turn.go_on((Abandoned(), 0))
@@ -86,7 +86,7 @@ class _Turn(Generic[T]):
         self.task = self._tasks.get()
 
     def _run(self) -> None:
-        MEETING.set(self._meet)  # of this thread alone
+        TRAIN.set(self._meet)  # This thread alone sees it.
         try:
             self.outcome.set_result(self._call())
         except BaseException as e:
@@ -145,18 +145,18 @@ def together(tasks: Sequence[Task]) -> list[Fitted]:
         batches, draws = zip(*(task.draw() for task in tasks), strict=True)
         images, labels = (torch.stack(parts) for parts in zip(*batches, strict=True))
         try:
-            with sdpa_kernel(SDPBackend.MATH):  # vmap does fused attention client by client
+            with sdpa_kernel(SDPBackend.MATH):  # vmap would do fused attention client by client.
                 loss = each(theta, (images, labels), _stacked(draws), extras)
-            loss.sum().backward()  # a client's parameters are in no loss but its own
+            loss.sum().backward()  # The sum mixes nothing: no client's parameters are in another's loss.
         except RuntimeError as e:
             if losses or _of_the_machine(e):
                 raise
-            raise NotTogether(" ".join(str(e).split())) from e  # the same loss has just been a client's own
+            raise NotTogether(" ".join(str(e).split())) from e  # `_build` has just evaluated this loss.
         losses.append(loss.detach())
         return {k: v.grad for k, v in theta.items() if v.grad is not None}, losses[-1].sum()
 
     moments = _stacked([task.moments for task in tasks])
-    moments |= {k: v for k, v in one.moments.items() if k.startswith(COUNT)}  # a number, the same for all
+    moments |= {k: v for k, v in one.moments.items() if k.startswith(COUNT)}  # All clients have taken as many steps.
     params, moments, _ = optimize(
         _stacked([task.params for task in tasks]),
         gradient,
@@ -183,7 +183,7 @@ def _of_the_machine(error: RuntimeError) -> bool:
 def _alone(task: Task) -> Answer:
     try:
         return task.alone(), 1
-    except Exception as e:  # raised where the client called `fit`
+    except Exception as e:  # It is raised again where the client called `fit`.
         return e, 1
 
 

@@ -24,7 +24,7 @@ Gradient = Callable[[Params], tuple[Params, Tensor]]
 Optimizer = Literal["adamw", "sgd"]
 Decay = Literal["cosine", "constant"]
 
-CHECK_EVERY = 50  # steps between looks at the loss: each look waits for the accelerator
+CHECK_EVERY = 50  # The loss is looked at after so many steps, for each look waits for the accelerator.
 
 
 class Model(Protocol):
@@ -154,9 +154,9 @@ class Task:
 Train = Callable[[Task], Fitted]
 """Does a task: `Task.alone`, or something faster."""
 
-MEETING: ContextVar[Train | None] = ContextVar("meeting", default=None)
-"""Who does the tasks that `fit` is asked for, in place of `Task.alone`: `lockstep` does those of several clients
-together, `runtime.data_parallel` does the server's on several processes. So no method needs to know of either."""
+TRAIN: ContextVar[Train | None] = ContextVar("train", default=None)
+"""What does the tasks of `fit` in place of `Task.alone`. `lockstep` sets it to train several clients together, and the
+round loop sets it to train on several processes (`runtime.data_parallel`): so no method needs to know of either."""
 
 
 def fit(
@@ -195,7 +195,7 @@ def fit(
         objective=objective,
         extras=extras or {},
     )
-    return (MEETING.get() or Task.alone)(task)
+    return (TRAIN.get() or Task.alone)(task)
 
 
 def optimize(
@@ -216,7 +216,7 @@ def optimize(
         optimizer.step()
         if step % CHECK_EVERY == 0 or step == steps[-1]:
             _check_finite(losses[: i + 1], steps[0])
-    if not torch.stack([v.detach().sum() for v in theta.values()]).isfinite().all():  # the last update is in no loss
+    if not torch.stack([v.detach().sum() for v in theta.values()]).isfinite().all():  # No loss shows the last update.
         raise Diverged(steps[-1], math.nan)
     mean = float(losses.double().mean())
     return {k: v.detach().cpu() for k, v in theta.items()}, _moments(optimizer, theta), mean
