@@ -127,7 +127,9 @@ def test_the_shared_model_has_embedding_zero(method: SPIRE) -> None:
     server, labels = run(method)[-1].sent, torch.zeros(3, 1, dtype=torch.int64)
     zero = {CLIENT: torch.zeros(method.model.network.embedding_width)}
     expected = method.deploy(server, zero).sample(labels, generator(2))
-    assert torch.equal(method.deploy(server).sample(labels, generator(2)), expected)
+    alone = method.deploy(server)
+    assert torch.equal(alone.sample(labels, generator(2)), expected)
+    assert alone.about == "images of the backbone with embedding 0"
 
 
 def test_bad_values_are_refused() -> None:
