@@ -323,8 +323,8 @@ def test_the_servers_model_alone_has_nothing_of_a_client(method: Method) -> None
 
 def test_a_personalised_state_is_all_that_deploy_needs(method: Method) -> None:
     """Twice the same samples from it, also where it was kept without the client's scratch."""
-    last = run(method)[-1]
-    client = Client(1, method, records(1), keys=KEYS)
+    clients = [Client(i, method, records(i), keys=KEYS) for i in range(2)]
+    last, client = list(rounds(method, LocalPool(clients), keys=KEYS))[-1], clients[1]
     state = client.personalized(last.sent, last.number)
     kept = method.deploy(last.sent, tree.without(SCRATCH, state))
     images = client.deploy(last.sent, last.number).sample(LABELS, generator(0))
