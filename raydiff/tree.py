@@ -15,8 +15,6 @@ from torch import Tensor
 Params = dict[str, Tensor]
 Tensors = Mapping[str, Tensor]
 """A tree that is only read."""
-Form = dict[str, tuple[tuple[int, ...], torch.dtype]]
-"""What a tree looks like: shape and type of each leaf, by name."""
 PIECE = 2**18  # entries
 
 
@@ -114,21 +112,6 @@ def without(prefix: str, a: Params) -> Params:
 def nbytes(a: Tensors) -> int:
     """Bytes of all leaves: what a message costs on the wire, headers apart."""
     return sum(v.numel() * v.element_size() for v in a.values())
-
-
-def form(a: Tensors) -> Form:
-    """The tree's form."""
-    return {k: (tuple(v.shape), v.dtype) for k, v in a.items()}
-
-
-def unlike(a: Tensors, wanted: Form) -> str | None:
-    """In which leaf `a` is not of the form that is wanted, in words; None: it is."""
-    for k in sorted(a.keys() ^ wanted.keys()):
-        return f"it has a leaf {k!r} that nobody asked for" if k in a else f"its leaf {k!r} is missing"
-    for k, (shape, dtype) in wanted.items():
-        if (tuple(a[k].shape), a[k].dtype) != (shape, dtype):
-            return f"its leaf {k!r} is {a[k].dtype} {tuple(a[k].shape)} in place of {dtype} {shape}"
-    return None
 
 
 def is_finite(a: Tensors) -> bool:

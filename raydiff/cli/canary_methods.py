@@ -12,7 +12,7 @@ from torch import Tensor
 
 from raydiff import tree
 from raydiff.data.records import Records
-from raydiff.federated.method import HELD, Round, Upload
+from raydiff.federated.method import SCRATCH, Round, Upload
 from raydiff.methods import DPSGD, PFDM, AnyMethod, FedDistr
 from raydiff.methods._averaging import Averaging
 from raydiff.privacy.canaries import Send, one_by_one
@@ -97,7 +97,7 @@ def _feddistr(method: FedDistr) -> Subject:
         def one(canary: Tensor, noise: NoiseStream) -> Tensor:
             m = len(canary)
             vectors = {"v": start + canary, "label": torch.zeros(m, dtype=torch.int64), "count": torch.ones(m)}
-            state = tree.prefixed(HELD, {**vectors, "loss": torch.zeros(())})
+            state = tree.prefixed(SCRATCH, {**vectors, "loss": torch.zeros(())})
             nobody = Records(torch.zeros(0, 1, 1, 1), torch.zeros(0, 1, dtype=torch.int64), torch.arange(0))
             release = method.local_update({}, state, nobody, Round(0, generator(0), noise)).release
             ledgers.append(Ledger().with_upload(0, 0, release.event, release.nbytes))

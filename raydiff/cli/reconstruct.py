@@ -25,7 +25,7 @@ from raydiff.evaluation.attacks.reconstruction import Denoise, Reconstruction, c
 from raydiff.evaluation.grids import sample_grid
 from raydiff.experiment.trial import make_clients
 from raydiff.federated.checkpoint import read_tensors, write_tensors, write_text
-from raydiff.federated.method import HELD
+from raydiff.federated.method import SERVER_ONLY
 from raydiff.methods import PFDM
 from raydiff.models.ddpm import DDPM
 from raydiff.models.training import Diverged, fit
@@ -90,7 +90,7 @@ def sent(finished: Finished, method: PFDM, count: int) -> tuple[Tensor, Records]
     trial = finished.trial
     last = trial.store.last_commit()
     assert last is not None  # an opened trial has one
-    pool = trial.store.load_server(last[0])[f"{HELD}/pool/x"]
+    pool = trial.store.load_server(last[0])[f"{SERVER_ONLY}/pool/x"]
     took_part = sorted(trial.store.ledger().bytes_by_client)
     parts = [c.data for c in make_clients(trial, took_part, keys=dataclasses.replace(trial.keys, secret=b""))]
     if len(pool) != sum(map(len, parts)):

@@ -15,7 +15,7 @@ from raydiff.evaluation import grids, suite, table_audit
 from raydiff.evaluation.suite import ClientReport
 from raydiff.experiment.client_records import shares
 from raydiff.experiment.config import Experiment
-from raydiff.federated.method import Metrics, Personalizing
+from raydiff.federated.method import Metrics, WithNewClients
 from raydiff.federated.rounds import Pool, Progress
 from raydiff.models.d3pm import DiscreteDiffusion
 from raydiff.privacy import ceilings
@@ -100,7 +100,7 @@ def _newcomers(experiment: Experiment, pool: Pool, progress: Progress, artifacts
     reports = [r.of_outsider() for r in pool.evaluate(late, progress.sent, progress.number, "test")]
     _draw_samples(reports, late, artifacts / "newcomers.png")
     found = {f"new/{k.removeprefix('eval/')}": v for k, v in suite.summarise(reports).items()}
-    if isinstance(method, Personalizing):
+    if isinstance(method, WithNewClients):
         parts = method.join(progress.sent, seeding.generator(experiment.seed, "newcomers"))
         personal, fixed = (float(sum(v.numel() for v in part.values())) for part in parts)
         found |= {"new/parameters": personal, "new/parameters_share": personal / (personal + fixed)}

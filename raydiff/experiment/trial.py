@@ -38,7 +38,7 @@ from raydiff.experiment.owner import Owner
 from raydiff.experiment.tracking import Jsonl, read_json
 from raydiff.federated.checkpoint import INITIAL, Store, write_text
 from raydiff.federated.client import Client, Keys
-from raydiff.federated.method import Demanding, Metrics, Tabling
+from raydiff.federated.method import Metrics, WithRequirements, WithTables
 from raydiff.federated.rounds import LocalPool, Pool, Progress, rounds
 from raydiff.models.training import Train
 from raydiff.privacy.ledger import Guarantee, Ledger, Spent
@@ -125,7 +125,7 @@ def resolve(experiment: Experiment, secret: bytes | None = None) -> Experiment:
     dataset = datasets.load(experiment.data)
     resolved = config.resolve(experiment, dataset)
     parts = shares(resolved, dataset)
-    if isinstance(resolved.method, Demanding):
+    if isinstance(resolved.method, WithRequirements):
         for part in sorted(parts[: resolved.clients], key=len):
             resolved.method.check_records(dataset.splits["train"].select(part))
     if resolved.evaluation is not None:
@@ -278,7 +278,7 @@ def _finish(trial: Trial, pool: Pool, progress: Progress, spent: Spent, *, log: 
     table = ledger.table(experiment.method.delta)
     columns = list(table[0]) if table else []
     tables = {"ledger": (columns, [[str(row[c]) for c in columns] for row in table])}
-    if isinstance(experiment.method, Tabling) and experiment.evaluation is not None:
+    if isinstance(experiment.method, WithTables) and experiment.evaluation is not None:
         tables |= experiment.method.tables(progress.server)
     for name, (columns, rows) in tables.items():
         write_text(trial.folder / "artifacts" / f"{name}.json", json.dumps({"columns": columns, "data": rows}))

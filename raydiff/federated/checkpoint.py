@@ -101,17 +101,17 @@ class Store:
             return release
         note = {"event": event_to_dict(release.event), "bytes": release.nbytes}
         if not isinstance(release.event, Gaussian):
-            # a file for each node: on storage of a network two nodes' additions to one may overwrite each other
+            # Each node has a file of its own: on a network's storage two nodes may overwrite each other's lines.
             path = self.root / "releases" / f"{number:05d}-{platform.node()}.jsonl"
             path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("a") as f:  # the line break first: what a full disk left of a line stays by itself
+            with path.open("a") as f:  # The line break comes first, so that half a line (full disk) stays by itself.
                 f.write("\n" + json.dumps({"client": client, **note}))
             return release
         path = self._numbered("releases", client, number)
         told = json.dumps({**note, "metrics": dict(metrics)})
         write_tensors(path, release.value, note=told, durable=True, first=True)
         kept = self.load_release(client, number)
-        self.check_open(number)  # last: a commit that came before the line above may have taken another value away
+        self.check_open(number)  # This is last: an earlier commit may have taken away another value than `kept`.
         if kept is None:
             raise Overtaken(f"what client {client} sends in round {number} has gone from {path.parent}")
         return kept
@@ -124,7 +124,7 @@ class Store:
         """The same with the client's metrics (none where it was stored before 2026-11-22)."""
         try:
             value, text = read_tensors(self._numbered("releases", client, number))
-        except FileNotFoundError:  # it was never stored, or has just been taken away by its round's commit
+        except FileNotFoundError:  # Nothing was stored, or the round's commit has just removed it.
             return None
         note = json.loads(text)
         return already_private(value, event_from_dict(note["event"]), copy=False), note.get("metrics", {})
@@ -139,7 +139,7 @@ class Store:
             client, later = _numbers(path)
             if later > number:
                 notes[later, client] = json.loads(read_tensors(path)[1])
-        for path in (self.root / "releases").glob("*.jsonl"):  # last: where both were sent, the unprotected one counts
+        for path in (self.root / "releases").glob("*.jsonl"):  # They are last: the unprotected one of two counts.
             if (later := _first(path)) > number:
                 notes |= {(later, note["client"]): note for note in _lines(path)}
         return [
@@ -214,7 +214,7 @@ class Store:
         made = make()
         if self.cache is None:
             return made
-        if (found := self.load_cached(key)) is not None:  # a trial beside this one was first, and its result counts
+        if (found := self.load_cached(key)) is not None:  # Another trial was faster: its result counts.
             return found
         write_tensors(self.cache / f"{key}.safetensors", made)
         return made
@@ -255,7 +255,7 @@ class Store:
             if number != there:
                 raise ValueError(f"{self.root} has lost commit {number}: what it has spent is not known")
             record = seals.read_json(self._commit(number))
-            if record.get("previous", before) != before:  # none is said in commits from before 2026-11-22
+            if record.get("previous", before) != before:  # Commits from before 2026-11-22 do not tell.
                 raise ValueError(f"{self._commit(number - 1)} is damaged: it is not what round {number} followed")
             before = seals.digest(self._commit(number))
             yield number, record
@@ -280,7 +280,7 @@ class Store:
         """The digests that a commit carries; none where there is no such commit, or it is from before 2026-11-22."""
         if number not in self._known:
             path = self._commit(number)
-            if not path.exists():  # it may come
+            if not path.exists():  # The file may still come.
                 return {}
             self._known[number] = seals.read_json(path).get("states", {})
         return self._known[number]
@@ -373,7 +373,7 @@ def appearing(path: Path, *, durable: bool = False, first: bool = False) -> Iter
             os.link(temporary, path)
         else:
             temporary.replace(path)
-        if durable:  # the name too
+        if durable:  # The folder is synced too, for it holds the file's name.
             _sync(path.parent)
     finally:
         temporary.unlink(missing_ok=True)

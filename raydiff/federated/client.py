@@ -12,7 +12,7 @@ import torch
 from raydiff import seeding, tree
 from raydiff.data.datasets import Records
 from raydiff.federated.checkpoint import INITIAL, Store
-from raydiff.federated.method import Deployed, Method, Metrics, Personalizing, Round, Upload
+from raydiff.federated.method import Deployed, Method, Metrics, Round, Upload, WithNewClients
 from raydiff.models.lockstep import in_step
 from raydiff.models.training import Diverged, fit_personal
 from raydiff.privacy.release import Release, accountable
@@ -67,8 +67,8 @@ class Client:
     ) -> None:
         self.number, self.method, self.data, self.public = number, method, data, public
         self.keys, self.store, self.newcomer, self.vectorize = keys, store, newcomer, vectorize
-        self.instruments = instruments  # else the metrics of `local_update` stay here
-        self._states: dict[int, Params] = {}  # by the round after which they hold
+        self.instruments = instruments  # Without them the metrics of `local_update` stay here.
+        self._states: dict[int, Params] = {}  # The key is the round after which a state holds.
 
     def run(self, server: Params, number: int) -> tuple[Upload, Metrics]:
         """This client's part of round `number`. Asked again for it, a noised release is resent, not drawn again; for a
@@ -76,7 +76,7 @@ class Client:
         if self.store:
             self.store.check_open(number)
         if self.store and (stored := self.store.load_sent(self.number, number)):
-            self._states.clear()  # the round's own state is in the store: one in memory may be older
+            self._states.clear()  # The store has this round's state; the one in memory may be older.
             release, metrics = stored
             return self._upload(release), {**metrics, "upload/resent": 1.0}
         state = self._state_before(number)
@@ -94,11 +94,15 @@ class Client:
         return self._upload(release), metrics
 
     def deploy(self, server: Params, number: int) -> Deployed:
-        """The personalised model after round `number`; a newcomer personalises the server's now."""
+        """The personalised model after round `number`."""
+        return self.method.deploy(server, self.personalized(server, number))
+
+    def personalized(self, server: Params, number: int) -> Params:
+        """The personalised state after round `number`, which `deploy` takes; a newcomer's is trained now."""
+        if self.newcomer and isinstance(self.method, WithNewClients):
+            return self._joined(self.method, server)
         rng = seeding.generator(self.keys.seed, "client", self.number, "deploy", number)
-        joins = self.newcomer and isinstance(self.method, Personalizing)
-        state = self._joined(server) if joins else self.state(number)
-        return self.method.deploy(server, state, self.data, rng)
+        return self.method.personalize(server, self.state(number), self.data, rng)
 
     def state(self, number: int) -> Params:
         """The private state after round `number`; trained (again) where `is_trained` says no."""
@@ -115,22 +119,22 @@ class Client:
         """The experimenter's instrument: `evaluate(deployed, own records, rng)`, outside the protocol."""
         rng = seeding.generator(self.keys.seed, "client", self.number, "evaluate")
         deployed = self.deploy(server, number)
-        if deployed.upload is not None:  # by the same noise as in round 0: the bits that were sent, not others
-            deployed = replace(deployed, sent=deployed.upload(self.data, self._noise(0)))
+        if deployed.uploads is not None:  # Round 0's noise gives the very bits that the client sent then.
+            sent = deployed.uploads.make(self.data, self._noise(0))
+            deployed = replace(deployed, uploads=replace(deployed.uploads, sent=sent))
         return evaluate(deployed, self.data, rng)
 
     def _noise(self, number: int) -> NoiseStream:
         """The noise of this client's upload in a round."""
         return NoiseStream(self.keys.secret, (self.keys.digest, "client", self.number, "round", number))
 
-    def _joined(self, server: Params) -> Params:
+    def _joined(self, method: WithNewClients, server: Params) -> Params:
         """The personal part of the server's model, trained on this client's records."""
-        assert isinstance(self.method, Personalizing)
         rng = seeding.generator(self.keys.seed, "client", self.number, "join")
-        personal, fixed = self.method.join(server, rng)
-        data, training = (self.data.images, self.data.labels), self.method.joining
+        personal, fixed = method.join(server, rng)
+        data, training = (self.data.images, self.data.labels), method.joining
         try:
-            personal, _, _ = fit_personal(self.method.trained_model, personal, fixed, data, training=training, rng=rng)
+            personal, _, _ = fit_personal(method.trained_model, personal, fixed, data, training=training, rng=rng)
         except Diverged as e:
             raise Failed(f"client {self.number}, which joins", self.method.rounds, str(e)) from None
         return personal
@@ -161,7 +165,7 @@ class Client:
             for part in range(first, parts - 1):
                 state = store.cached(f"{key}-{part}", functools.partial(self._init_part, state, part))
                 store.forget([f"{key}-{part - 1}"])
-                if (whole := store.load_cached(key)) is not None:  # a trial beside this one was faster
+                if (whole := store.load_cached(key)) is not None:  # Another trial was faster.
                     return whole
             return self._init_part(state, parts - 1)
 
@@ -173,7 +177,7 @@ class Client:
         """What `init_client` depends on, as the name of its result in the store."""
         assert self.store is not None
         digests = [tree.digest({"images": d.images, "labels": d.labels}) for d in (self.data, self.public) if d]
-        how = ("vectorize",) if self.vectorize else ()  # its bits are not those of a training by itself
+        how = ("vectorize",) if self.vectorize else ()  # Lock-step training gives other bits.
         parts = (self.method.init_key, self.keys.seed, self.number, *digests, torch.get_num_threads(), *how)
         return self.store.cache_key("client", self.keys.secret, parts)
 

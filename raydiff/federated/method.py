@@ -1,13 +1,13 @@
-"""The seam: what a federated method is. Read this file first, `federation.py` second.
+"""The seam: what a federated method is. Read this file first, `rounds.py` second.
 
-A method is a frozen dataclass of hyper-parameters with six pure functions in plain torch: no Ray, no logging, no
+A method is a frozen dataclass of hyper-parameters with eight pure functions in plain torch: no Ray, no logging, no
 global randomness, no clock; inputs are never mutated. The same object runs in a unit test, in one process and on a
-cluster.
+cluster. What only some methods can do is at the end of this file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -15,14 +15,16 @@ import torch
 from torch import Tensor
 
 from raydiff.data.records import Records
+from raydiff.federated.form import Form
 from raydiff.models.training import Model, Training
-from raydiff.privacy.release import Event, Release
+from raydiff.privacy.release import UNSEEN, Event, Release
 from raydiff.seeding import NoiseStream
 from raydiff.tree import Params
 
-HELD = "held"
-"""Leaves of the server's state below this prefix stay on the server: clients and `deploy` never see them. Below it in
-a client's state is what its own next rounds need, and no sampler."""
+SERVER_ONLY = "held"
+"""Leaves of the server's state below this prefix stay on the server: neither clients nor `deploy` see them."""
+SCRATCH = "held"
+"""Leaves of a client's state below this prefix are for its own next rounds: no saved sampler has them."""
 
 Metrics = dict[str, float]
 Denoiser = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -69,33 +71,51 @@ class Upload:
 
 
 @dataclass(frozen=True)
+class Target:
+    """A model that a membership attack may query."""
+
+    denoisers: tuple[Denoiser, ...]
+    """Usually one. An attack asks all of several, and takes the one that knows a record best."""
+    alphas_bar: Tensor
+    """Of these denoisers: abar_0 = 1, abar_1, ..., abar_T, (T + 1,) float64."""
+    encode: Callable[[Tensor], Tensor] | None = None
+    """Images (N, C, H, W) to the latents that the denoisers see; None: they see images."""
+
+    @property
+    def timesteps(self) -> int:
+        """T."""
+        return len(self.alphas_bar) - 1
+
+
+@dataclass(frozen=True)
+class Uploads:
+    """Where uploads are records: what an attack on them is given."""
+
+    make: Callable[[Records, NoiseStream | None], Records]
+    """These records as a client sends them; without noise, their expectation."""
+    sent: Records | None = None
+    """What the client itself has sent of its records, row by row; its evaluation fills it in, for the experimenter."""
+
+
+@dataclass(frozen=True)
 class Deployed:
-    """A personalised model, ready to be sampled and attacked, or a classifier."""
+    """A model that is ready to be sampled, to classify, and to be attacked."""
 
     samplers: Mapping[str, Sampler] = field(default_factory=dict)
     """Ways to draw from it by name (ddim, ancestral); the first is the one that was configured. Empty: it makes no
     pictures."""
-    denoisers: Mapping[str, Denoiser] = field(default_factory=dict)
-    """The models behind it by name ("client", "global"): what a membership attack may query."""
-    timesteps: int = 0
-    """T of these denoisers."""
-    alphas_bar: Tensor = field(default_factory=lambda: torch.ones(1, dtype=torch.float64))
-    """abar_0 = 1, abar_1, ..., abar_T: (T + 1,) float64."""
     classify: Classify | None = None
     """Tells label column 0."""
-    privacy: str = "none"
-    """What is guaranteed for this client's own records when its samples are published."""
     conditional: bool = True
     """Whether it samples what the labels ask for; else it samples the client's distribution."""
-    upload: Callable[[Records, NoiseStream | None], Records] | None = None
-    """Where uploads are records: these as a client sends them; without noise, their expectation."""
-    sent: Records | None = None
-    """What the client itself sends of its records, row by row: filled in by its evaluation, for the experimenter."""
-    prompted: Sequence[Denoiser] = ()
-    """Denoisers of latents (N, c, h, w), whose labels each stands for by a prompt of its own: an attack asks them all,
-    and takes the one that knows a record best."""
-    encode: Callable[[Tensor], Tensor] | None = None
-    """Images (N, C, H, W) to the latents that `prompted` sees."""
+    about: str = ""
+    """What its samples are, in words."""
+    privacy: str = "none"
+    """What is guaranteed for this client's own records when its samples are published."""
+    targets: Mapping[str, Target] = field(default_factory=dict)
+    """What membership attacks may query, by name: client, global, pool."""
+    uploads: Uploads | None = None
+    """What an attack on the uploads is given; None: uploads are no records."""
 
     @property
     def sample(self) -> Sampler:
@@ -106,7 +126,8 @@ class Deployed:
 
 
 class Method(Protocol):
-    """Six pure functions. `S` (server state) and `C` (client state) are both `Params`."""
+    """Eight pure functions, and the numbers by which they are called. `S` (server state) and `C` (client state) are
+    both `Params`. A method that inherits from this class has the defaults that are written here."""
 
     @property
     def rounds(self) -> int:
@@ -115,10 +136,12 @@ class Method(Protocol):
     @property
     def participating_rounds(self) -> int:
         """Clients take part in rounds 0 .. participating_rounds - 1; later rounds are the server's alone."""
+        return self.rounds
 
     @property
     def init_parts(self) -> int:
         """Pieces into which `init_client` is cut; each is kept, so that a crash loses one at most."""
+        return 1
 
     @property
     def init_key(self) -> Hashable:
@@ -127,14 +150,17 @@ class Method(Protocol):
         Client states with equal (init_key, data, public data, seed, client) are equal, so a sweep trains them once.
         None: not worth keeping.
         """
+        return None
 
     @property
     def delta(self) -> float:
         """The delta at which this method's epsilon is stated."""
+        return 1e-5
 
     @property
     def accountant(self) -> str:
         """The accountant by which this method's epsilon is stated (`privacy.accountants.ACCOUNTANTS`)."""
+        return "exact"
 
     def init_server(self, public: Records | None, rng: torch.Generator) -> Params:
         """The server's state before round 0; `public` are the records declared public, which everybody has."""
@@ -144,16 +170,19 @@ class Method(Protocol):
 
         `state` is the piece before's, {} at first; the last one's is the client's private state.
         """
+        return {}
 
     def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
         """The client's part of a round ("client executes")."""
 
-    def objection(self, server: Params, upload: Upload, number: int) -> str | None:
-        """Why `aggregate` cannot use an upload of round `number`, in words; None: it can.
+    def upload_event(self, records: int, number: int) -> Event:
+        """What a client with this many records reveals by its upload of round `number`, known before it is sent: what
+        a client that is late is charged. Never an event that reveals less than the upload's own."""
+        return UNSEEN
 
-        Its release holds the leaves that this method sends, and no others, of these shapes and types (`tree.unlike`);
-        that they are finite is looked at for every method.
-        """
+    def form(self, server: Params, examples: int, number: int) -> Form:
+        """What the upload of a client with this many examples looks like in round `number`: any other one is rejected
+        before `aggregate` (`rounds`)."""
 
     def aggregate(self, server: Params, uploads: Iterable[Upload], rnd: Round) -> tuple[Params, Metrics, list[Event]]:
         """The server's part ("server executes"): uploads come as a stream in client order, folded as they come.
@@ -161,20 +190,20 @@ class Method(Protocol):
         The events are those of what the server publishes beyond the uploads' own (central trust); usually none.
         """
 
-    def deploy(self, server: Params, state: Params, data: Records, rng: torch.Generator) -> Deployed:
-        """Personalise for one client, then be ready to sample."""
+    def personalize(self, server: Params, state: Params, data: Records, rng: torch.Generator) -> Params:
+        """What a client makes of the server's model by itself after a round: the private state that `deploy` takes."""
+        return state
+
+    def deploy(self, server: Params, state: Params | None = None) -> Deployed:
+        """A client's model from its personalised state; without a state the server's model alone, in which there is
+        nothing of a client but what it sent. Raises ValueError where the server has no model."""
+
+
+# --- what only some methods can do; `isinstance` tells whether one can ---
 
 
 @runtime_checkable
-class Foretelling(Protocol):
-    """A method that knows what an upload will cost before it is made: a client that is late is charged that."""
-
-    def foretold(self, records: int, number: int) -> Event:
-        """The event of what a client with this many records sends in round `number`; not one that reveals less."""
-
-
-@runtime_checkable
-class Personalizing(Protocol):
+class WithNewClients(Protocol):
     """A method whose shared model a client that joins later can make its own: from its own records, without any other
     client, and without sending anything."""
 
@@ -188,11 +217,11 @@ class Personalizing(Protocol):
 
     def join(self, server: Params, rng: torch.Generator) -> tuple[Params, Params]:
         """(the personal part before it is trained, the other parameters of the model, which stay as the server sent
-        them). Trained, the personal part is the client's private state, which `deploy` takes."""
+        them). Trained, the personal part is a personalised state, which `deploy` takes."""
 
 
 @runtime_checkable
-class Demanding(Protocol):
+class WithRequirements(Protocol):
     """A method that not every client can take part in, such as one with too few records: refused before anything is
     trained."""
 
@@ -201,26 +230,8 @@ class Demanding(Protocol):
 
 
 @runtime_checkable
-class Tabling(Protocol):
+class WithTables(Protocol):
     """A method whose server's state says something as tables."""
 
     def tables(self, server: Params) -> dict[str, tuple[list[str], list[list[str]]]]:
         """{name: (columns, rows of text)}: kept with the trial, for the experimenter."""
-
-
-@dataclass(frozen=True)
-class Shared:
-    """The server's model by itself, ready to be sampled: no client's private state is in it."""
-
-    sample: Callable[[Tensor, torch.Generator], Tensor]
-    """(labels (N, K), rng) -> images (N, C, H, W) on [-1, 1]."""
-    about: str
-    """What these images are, in words."""
-
-
-@runtime_checkable
-class Sharing(Protocol):
-    """A method whose server ends with a model that can be sampled alone: its samples carry the run's guarantee."""
-
-    def shared(self, server: Params) -> Shared:
-        """The server's model."""

@@ -17,10 +17,10 @@ from raydiff import seeding, tree
 from raydiff.data.datasets import Records
 from raydiff.federated.checkpoint import Store
 from raydiff.federated.client import Client, Evaluate, Failed, Keys, run_clients
-from raydiff.federated.method import HELD, Foretelling, Method, Metrics, Round, Upload
-from raydiff.models.training import MEETING, Diverged, Train
+from raydiff.federated.method import SERVER_ONLY, Method, Metrics, Round, Upload
+from raydiff.models.training import TRAIN, Diverged, Train
 from raydiff.privacy.ledger import Ledger
-from raydiff.privacy.release import UNACCOUNTED, UNSEEN, Event, accountable
+from raydiff.privacy.release import UNACCOUNTED, Event, accountable
 from raydiff.seeding import NoiseStream
 from raydiff.tree import Params
 
@@ -130,7 +130,7 @@ class Progress:
     @property
     def sent(self) -> Params:
         """The server's state without what it holds back."""
-        return tree.without(HELD, self.server)
+        return tree.without(SERVER_ONLY, self.server)
 
 
 def rounds(
@@ -185,7 +185,7 @@ def rounds(
     for number in range(first, method.rounds):
         drawn = _participants(pool.clients, count + overcommit, keys.seed, number)
         ids = drawn if number < method.participating_rounds else []
-        meeting = MEETING.set(train)
+        before = TRAIN.set(train)
         try:
             progress = _round(
                 method,
@@ -200,11 +200,12 @@ def rounds(
                 instruments=instruments,
             )
         finally:
-            MEETING.reset(meeting)
+            TRAIN.reset(before)
         server, ledger = progress.server, progress.ledger
         if store:
             store.save_server(number, server)
-            spent = Ledger(tuple(e for e in ledger.entries if max(e.round, 0) == number)).to_json()  # SETUP's with 0
+            # What was spent before round 0 (SETUP, -1) is committed with round 0.
+            spent = Ledger(tuple(e for e in ledger.entries if max(e.round, 0) == number)).to_json()
             store.commit(number, {"ledger": spent, "metrics": progress.metrics, "rejected": dict(progress.rejected)})
         yield progress
 
@@ -226,13 +227,13 @@ def _round(
     rejected: dict[int, str] = {}
     late: list[int] = []
     spent: list[tuple[int, Event, int]] = []
-    sent = tree.without(HELD, server)
+    sent = tree.without(SERVER_ONLY, server)
 
     def stream() -> Iterator[Upload]:
         for came in pool.run(ids, sent, number) if closing is None else pool.race(ids, sent, number, closing):
             if isinstance(came, Late):
                 late.append(came.client)
-                spent.append((came.client, _foretold(method, came, number), 0))
+                spent.append((came.client, method.upload_event(came.examples, number), 0))
                 continue
             upload, metrics = came
             upload = replace(upload, release=accountable(upload.release))
@@ -242,7 +243,7 @@ def _round(
                 continue
             seen.append((upload.client, metrics))
             yield upload
-        if ids and len(seen) < min_clients:  # before `aggregate` makes a model of too few
+        if ids and len(seen) < min_clients:  # `aggregate` must not make a model of too few.
             raise Failed("the server", number, _too_few(len(seen), min_clients, rejected, len(late)))
 
     uploads = stream()
@@ -252,7 +253,7 @@ def _round(
         after, metrics, events = method.aggregate(server, uploads, Round(number, rng, noise, len(pool.clients)))
     except Diverged as e:
         raise Failed("the server", number, str(e)) from None
-    for _ in uploads:  # what the method left unread was sent all the same
+    for _ in uploads:  # Uploads that the method did not read were sent all the same, and are charged.
         pass
     left_out = {**_counted("rejected", rejected, len(ids)), **_counted("late", late, len(ids))}
     metrics = {**_client_metrics(seen), **left_out, **(metrics if instruments else {})}
@@ -268,12 +269,7 @@ def _objection(method: Method, server: Params, upload: Upload, number: int) -> s
         return f"its number of records is {upload.examples}"
     if not tree.is_finite(upload.release.value):
         return "it is not finite"
-    return method.objection(server, upload, number)
-
-
-def _foretold(method: Method, late: Late, number: int) -> Event:
-    """What a late client is charged, whose upload nobody has seen."""
-    return method.foretold(late.examples, number) if isinstance(method, Foretelling) else UNSEEN
+    return method.form(server, upload.examples, number).unlike(upload.release.value)
 
 
 def _too_few(good: int, wanted: int, rejected: Mapping[int, str], late: int) -> str:

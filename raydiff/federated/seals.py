@@ -17,7 +17,7 @@ from typing import Any
 
 _LAST = b', "sha256": "'
 _BLANK = b"0" * 64
-_START = b'{"__metadata__":{"seal":"{\\"sha256\\": \\"'  # the header begins so, after 8 bytes that give its length
+_START = b'{"__metadata__":{"seal":"{\\"sha256\\": \\"'  # The header begins so, after 8 bytes for its length.
 _AT = 8 + len(_START)
 _CHUNK = 2**20
 
@@ -33,11 +33,11 @@ def read_json(path: Path) -> dict[str, Any]:
     data = path.read_bytes()
     try:
         fields = json.loads(data)
-    except ValueError as e:  # JSONDecodeError and UnicodeDecodeError are both
+    except ValueError as e:  # JSONDecodeError and UnicodeDecodeError are ValueErrors.
         raise ValueError(f"{path} is damaged: it is not valid JSON ({e})") from None
     if not isinstance(fields, dict):
         raise ValueError(f"{path} is damaged: it is not a JSON object")
-    if "sha256" not in fields and "previous" not in fields:  # from before 2026-11-22; one flip cannot take both away
+    if "sha256" not in fields and "previous" not in fields:  # One flip cannot remove both: an old file.
         return fields
     fields.pop("sha256", None)
     body, _, end = data.rpartition(_LAST)
@@ -90,7 +90,7 @@ def note_of(path: Path, metadata: Mapping[str, str] | None) -> str:
     explains what is there."""
     if not metadata:
         return ""
-    if "note" in metadata:  # before 2026-11-22 there was one, if an empty one
+    if "note" in metadata:  # Files from before 2026-11-22 always have one.
         return metadata["note"]
     if seal_of(path) is None:
         raise ValueError(f"{path} is damaged: its header has no seal")

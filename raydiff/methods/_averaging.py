@@ -7,7 +7,7 @@ does not depend on what a client does in its round.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol, get_args
 
@@ -15,12 +15,13 @@ import torch
 
 from raydiff import tree
 from raydiff.data.records import Records
-from raydiff.federated.method import HELD, Deployed, Metrics, Round, Shared, Upload
+from raydiff.federated.form import Form, form_of
+from raydiff.federated.method import SCRATCH, SERVER_ONLY, Deployed, Method, Metrics, Round, Target, Upload
 from raydiff.models.classifier import Classifier
 from raydiff.models.d3pm import DiscreteDiffusion
 from raydiff.models.ddpm import DDPM, Sampling
-from raydiff.models.training import Objective, Training, fit, span
-from raydiff.privacy.client_level import DELTA, ClientPrivacy
+from raydiff.models.training import Training, fit
+from raydiff.privacy.client_level import ClientPrivacy
 from raydiff.privacy.release import Event, NonPrivate, Release, disclose
 from raydiff.tree import Params, Tensors
 
@@ -76,21 +77,17 @@ class Averaging:
         """A client's update on its way to the server; `rounds` is how often a client sends one at most."""
         if self.privacy is None:
             return disclose(update, AS_THEY_ARE)
-        assert rnd.noise is not None  # a client always has some
+        assert rnd.noise is not None  # A client's round always has a noise stream.
         return self.privacy.release(update, rounds=rounds, noise=rnd.noise)
 
-    def foretold(self, *, rounds: int) -> Event:
+    def upload_event(self, *, rounds: int) -> Event:
         """The event of any update's release."""
-        return NonPrivate(AS_THEY_ARE) if self.privacy is None else self.privacy.foretold(rounds)
+        return NonPrivate(AS_THEY_ARE) if self.privacy is None else self.privacy.upload_event(rounds)
 
-    def objection(self, update: Tensors, before: Tensors) -> str | None:
-        """Whether the update of the parameters `before` is too long, in words."""
-        if self.max_update_norm is None:
-            return None
-        length, limit = tree.norm(update), self.max_update_norm * tree.norm(before)
-        if length <= limit or limit == 0:  # nothing has a length relative to nothing
-            return None
-        return f"its norm is {length:.4g}, above max_update_norm times the norm of what it updates, {limit:.4g}"
+    def form(self, before: Tensors) -> Form:
+        """What an update of the parameters `before` looks like: like them, and not too long, unless they are all 0."""
+        longest = self.max_update_norm * tree.norm(before) if self.max_update_norm is not None else 0.0
+        return form_of(before, longest=longest or math.inf)
 
     def mean(self, uploads: Iterable[Upload], rnd: Round, *, rounds: int) -> tuple[Params, int, list[Event]]:
         """(the mean update as it may be published, number of updates, what publishing it reveals)."""
@@ -105,7 +102,7 @@ class Averaging:
         mean = tree.weighted_mean(weighted())
         if self.privacy is None or self.privacy.trust == "local":
             return mean, count, []
-        assert rnd.noise is not None  # the server's, for what it publishes
+        assert rnd.noise is not None  # The server's round always has a noise stream.
         mean, event = self.privacy.publish(mean, count=count, rounds=rounds, noise=rnd.noise)
         return mean, count, [event]
 
@@ -128,20 +125,16 @@ def _decayed(before: Params, value: Params, beta: float, *, share: float) -> Par
     return {k: (beta * before[k] if before else 0) + share * v for k, v in value.items()}
 
 
-class Averaged(Protocol):
+class Averaged(Method, Protocol):
     """A method whose server keeps one model and averages what clients make of it. A subclass says what they do.
 
-    The server's state is the model's parameters, and `held/averaging/` for the server's optimiser. A client's state is
-    its own model, where it has one, and below `held/` what it needs in its next rounds.
+    The server's state is the model's parameters, and `SERVER_ONLY`/averaging/ for the server's optimiser. A client's
+    state is its own model, where it has one, and below `SCRATCH` what it needs in its next rounds.
     """
 
     @property
     def model(self) -> AnyModel:
         """What is trained."""
-
-    @property
-    def rounds(self) -> int:
-        """Communication rounds."""
 
     @property
     def local(self) -> Training:
@@ -164,30 +157,9 @@ class Averaged(Protocol):
         if self.rounds < 1:
             raise ValueError(f"rounds must be at least 1, got {self.rounds}")
 
-    @property
-    def participating_rounds(self) -> int:
-        """All of them."""
-        return self.rounds
-
-    @property
-    def init_parts(self) -> int:
-        """Nothing is trained before the first round."""
-        return 1
-
-    @property
-    def init_key(self) -> Hashable:
-        """Nothing worth keeping."""
-        return None
-
-    @property
-    def delta(self) -> float:
-        """The delta of a client-level epsilon."""
-        return DELTA
-
-    @property
-    def accountant(self) -> str:
-        """Gaussian noise, not sampled."""
-        return "exact"
+    def steps(self, number: int) -> range:
+        """Which steps of `local` a client takes in this round."""
+        return self.local.part(number, self.rounds)
 
     @property
     def trained_model(self) -> AnyModel:
@@ -200,94 +172,56 @@ class Averaged(Protocol):
         tenth = replace(self.local, steps=100, learning_rate=self.local.learning_rate / 10, decay="constant")
         return self.finetune or tenth
 
+    def shared(self, server: Params) -> Params:
+        """The parameters of the model that all share."""
+        return server
+
     def join(self, server: Params, rng: torch.Generator) -> tuple[Params, Params]:
-        """All of the model."""
-        return server, {}
+        """All of the shared model."""
+        return self.shared(server), {}
 
     def init_server(self, public: Records | None, rng: torch.Generator) -> Params:
         """The shared model's first weights."""
         return self.model.init(rng)
 
-    def init_client(self, state: Params, data: Records, public: Records | None, rnd: Round) -> Params:
-        """Nothing is kept between rounds."""
-        return {}
-
-    def train(
-        self,
-        params: Params,
-        data: Records,
-        rnd: Round,
-        *,
-        objective: Objective | None = None,
-        extras: Params | None = None,
-    ) -> tuple[Params, Metrics]:
-        """A client's steps of this round from `params` on its records: (its parameters, the mean of the objective).
-
-        `objective` and its constants `extras` are those of `fit`.
-        """
-        first, steps = span(self.local.steps, self.rounds, rnd.number)
-        params, _, loss = fit(
-            self.model,
-            params,
-            data.images,
-            data.labels,
-            training=self.local,
-            rng=rnd.rng,
-            first=first,
-            steps=steps,
-            objective=objective,
-            extras=extras,
-        )
-        return params, {"train/loss": loss}
-
-    def updated(self, server: Params, number: int) -> Params:
-        """The part of the server's state of which clients send updates in this round."""
-        return tree.without(HELD, server)
-
-    def foretold(self, records: int, number: int) -> Event:
+    def upload_event(self, records: int, number: int) -> Event:
         """That of every update."""
-        return self.averaging.foretold(rounds=self.rounds)
+        return self.averaging.upload_event(rounds=self.rounds)
 
-    def objection(self, server: Params, upload: Upload, number: int) -> str | None:
-        """An update has the form of what it updates, and a norm within bounds."""
-        update, before = upload.release.value, self.updated(server, number)
-        return tree.unlike(update, tree.form(before)) or self.averaging.objection(update, before)
+    def form(self, server: Params, examples: int, number: int) -> Form:
+        """An update of all that clients see."""
+        return self.averaging.form(tree.without(SERVER_ONLY, server))
 
     def aggregate(self, server: Params, uploads: Iterable[Upload], rnd: Round) -> tuple[Params, Metrics, list[Event]]:
         """The server's optimiser takes one step along the clients' mean update."""
         mean, _, events = self.averaging.mean(uploads, rnd, rounds=self.rounds)
-        held, before = f"{HELD}/averaging", {k: server[k] for k in mean}
-        after, moments = self.averaging.step(before, mean, tree.under(held, server))
-        return {**server, **after, **tree.prefixed(held, moments)}, {"server/update_norm": tree.norm(mean)}, events
+        moments, before = f"{SERVER_ONLY}/averaging", {k: server[k] for k in mean}
+        after, moved = self.averaging.step(before, mean, tree.under(moments, server))
+        return {**server, **after, **tree.prefixed(moments, moved)}, {"server/update_norm": tree.norm(mean)}, events
 
-    def deploy(self, server: Params, state: Params, data: Records, rng: torch.Generator) -> Deployed:
-        """Sample the shared model, fine-tuned first if asked for; or what a client that joined later made of it."""
-        own = tree.without(HELD, state)
-        if not own and self.finetune is not None:
-            own, _, _ = fit(self.model, server, data.images, data.labels, training=self.finetune, rng=rng)
-        return deployed(self.model, self.sampling, shared=server, own=own or None)
+    def personalize(self, server: Params, state: Params, data: Records, rng: torch.Generator) -> Params:
+        """The shared model fine-tuned, where that is asked for; a client that joined later has its own already."""
+        if self.finetune is None or tree.without(SCRATCH, state):
+            return state
+        return fit(self.model, self.shared(server), data.images, data.labels, training=self.finetune, rng=rng)[0]
 
-    def shared(self, server: Params) -> Shared:
-        """The shared model, as no client has changed it. Raises ValueError for a classifier: it makes no pictures."""
-        if isinstance(self.model, Classifier):
-            raise ValueError("a classifier makes no pictures")
-        if isinstance(self.model, DiscreteDiffusion):
-            return Shared(self.model.sampler(server), "rows of the shared model")
-        samplers = self.sampling.samplers(self.model, self.model.denoiser(server))
-        return Shared(samplers[self.sampling.sampler], "images of the shared model")
+    def deploy(self, server: Params, state: Params | None = None) -> Deployed:
+        """The client's own model where it has one, else the shared model."""
+        own = tree.without(SCRATCH, state or {})
+        return deployed(self.model, self.sampling, shared=self.shared(server), own=own or None)
 
 
 def deployed(model: AnyModel, sampling: Sampling, *, shared: Params | None, own: Params | None) -> Deployed:
     """A client's own model, or without one the shared one, ready to be sampled or to classify; an attack may query
     both denoisers of pictures. Those of a table have a chain of their own in place of `sampling`."""
-    if not isinstance(model, DDPM):
-        params = shared if own is None else own
-        assert params is not None
-        if isinstance(model, Classifier):
-            return Deployed(classify=model.classify(params))
-        return Deployed({"ancestral": model.sampler(params)}, conditional=model.conditional)
+    params, whose = (shared, "the shared model") if own is None else (own, "a client's model")
+    assert params is not None
+    if isinstance(model, Classifier):
+        return Deployed(classify=model.classify(params))
+    if isinstance(model, DiscreteDiffusion):
+        rows = {"ancestral": model.sampler(params)}
+        return Deployed(rows, conditional=model.conditional, about=f"rows of {whose}")
     known = {"global": shared, "client": own}
-    denoisers = {name: model.denoiser(params) for name, params in known.items() if params is not None}
-    sampled = denoisers["global" if own is None else "client"]
-    samplers = sampling.samplers(model, sampled)
-    return Deployed(samplers, denoisers, model.timesteps, model.abar, conditional=model.conditional)
+    targets = {name: Target((model.denoiser(p),), model.abar) for name, p in known.items() if p is not None}
+    samplers = sampling.samplers(model, targets["global" if own is None else "client"].denoisers[0])
+    return Deployed(samplers, conditional=model.conditional, about=f"images of {whose}", targets=targets)

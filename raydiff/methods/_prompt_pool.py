@@ -16,7 +16,11 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from raydiff import tree
+from raydiff.federated.method import Denoiser
+from raydiff.models.latent.model import LatentDiffusion
 from raydiff.tree import Params
+
+HALVES = 200  # public records of each label in each half from which a threshold is taken, at most
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +63,7 @@ class Pool:
         for i in torch.nonzero(partner >= 0)[:, 0].tolist():
             p = int(partner[i])
             counts[p] += sent.counts[i]
-            if sent.counts[i] > largest[p]:  # on a tie the earlier client's stays
+            if sent.counts[i] > largest[p]:  # On a tie the earlier client's vector stays.
                 vectors[p], largest[p] = sent.vectors[i], sent.counts[i]
         merged = Prompts(
             torch.cat([vectors, sent.vectors[fresh]]),
@@ -113,6 +117,46 @@ def threshold_between(one: Prompts, other: Prompts) -> tuple[float, float, float
         raise ValueError("a threshold needs at least two public prompts: give method.threshold")
     same, different = float(distances[matched].median()), float(distances[apart].median())
     return (same + different) / 2, same, different
+
+
+def halves(classes: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Positions of two disjoint random halves, each with the same number of every class, at most `HALVES`."""
+    halves: tuple[list[Tensor], list[Tensor]] = ([], [])
+    for c in classes.unique().tolist():
+        rows = torch.nonzero(classes == c)[:, 0]
+        rows = rows[torch.randperm(len(rows), generator=rng)]
+        n = min(len(rows) // 2, HALVES)
+        for half, own in zip(halves, rows[: 2 * n].split(max(n, 1)), strict=False):
+            half.append(own)
+    return torch.cat(halves[0]), torch.cat(halves[1])
+
+
+def shares(counts: Tensor, images: int) -> Tensor:
+    """(n,) rows, each repeated in proportion to its count, at least once; n is `images` to within rounding."""
+    each = (counts.double() * images / counts.sum()).round().long().clamp_min(1)
+    return torch.arange(len(counts)).repeat_interleave(each)
+
+
+def drawn(model: LatentDiffusion, prompts: Prompts, labels: Tensor, rng: torch.Generator) -> Tensor:
+    """(n, width): for each of these labels (n, K) a prompt of its class, drawn by the records behind it; the public
+    start for a class of which nobody sent one."""
+    weights = (prompts.labels[None] == labels[:, :1]) * prompts.counts.double()
+    weights = torch.cat([weights, (weights.sum(1, keepdim=True) == 0).double()], dim=1)
+    rows = torch.multinomial(weights, 1, generator=rng)[:, 0]
+    return torch.cat([prompts.vectors, model.start[None]])[rows]
+
+
+def denoisers(model: LatentDiffusion, prompts: Prompts, classes: int) -> tuple[Denoiser, ...]:
+    """The frozen denoiser with the first prompt of each class, with the second, ...; a class that has fewer begins
+    again, and one that has none has the public start."""
+    rows = [torch.nonzero(prompts.labels == label)[:, 0] for label in range(classes)]
+    vectors = torch.cat([prompts.vectors, model.start[None]])
+
+    def denoiser(k: int) -> Denoiser:
+        chosen = torch.stack([vectors[own[k % len(own)] if len(own) else -1] for own in rows])
+        return lambda z_t, t, labels: model.predict(z_t, t, chosen[labels[:, 0]])
+
+    return tuple(denoiser(k) for k in range(max(map(len, rows))))
 
 
 def table(pool: Pool) -> tuple[list[str], list[list[str]]]:

@@ -24,23 +24,21 @@ label dropout. A client that takes part in fewer rounds spends less than the bud
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from torch import Generator
-
 from raydiff import tree
 from raydiff.data.records import Records
-from raydiff.federated.method import HELD, Deployed, LocalResult, Metrics, Round, Shared, Upload
-from raydiff.methods._averaging import Averaged, Averaging, deployed
+from raydiff.federated.form import Form
+from raydiff.federated.method import SERVER_ONLY, LocalResult, Metrics, Round, Upload
+from raydiff.methods._averaging import Averaged, Averaging
 from raydiff.models.d3pm import DiscreteDiffusion
 from raydiff.models.ddpm import DDPM, Sampling, device
 from raydiff.models.networks import UNet
-from raydiff.models.training import Training, optimize, span
+from raydiff.models.training import Training, optimize
 from raydiff.privacy import accountants
-from raydiff.privacy.private_gradient import Mechanism, PrivateGradient, noise_multiplier_for, sampling_rate
+from raydiff.privacy.private_gradient import Mechanism, PrivateGradient, noise_multiplier, sampling_rate
 from raydiff.privacy.release import Event, Gaussian, Nothing, already_private, nothing
 from raydiff.tree import Params
 
@@ -79,8 +77,7 @@ class DPSGD(Averaged):
     accountant: ClassVar[str] = "rdp"
 
     def __post_init__(self) -> None:
-        if self.rounds < 1:
-            raise ValueError(f"rounds must be at least 1, got {self.rounds}")
+        super().__post_init__()
         accountants.check_budget(1.0 if self.epsilon is None else self.epsilon, self.delta)
         self._mechanism(self.noise_multiplier or 0.0)
         if not 0 <= self.ema < 1:
@@ -96,32 +93,18 @@ class DPSGD(Averaged):
 
     def check_records(self, records: Records) -> None:
         """Raises ValueError for a client with fewer records than its batch, or a given sigma that breaks the budget."""
-        self._check(len(records))
-
-    def _check(self, records: int) -> None:
-        rate, sigma = sampling_rate(self.local.batch, records), self.noise_multiplier
-        if self.epsilon is None or sigma is None:
-            return
-        event = Gaussian(sigma, "example", "zero_out", "local", rate, max(1, self.local.steps))
-        if (spent := accountants.rdp([event], self.delta)) > self.epsilon:
-            raise ValueError(
-                f"noise_multiplier = {sigma:g} spends epsilon {spent:.4g} > {self.epsilon:g} on a client's "
-                f"{records} records: it must be at least {math.ceil(1000 * self._needed(records)) / 1000:g}"
-            )
+        self.mechanism(len(records))
 
     def mechanism(self, records: int) -> Mechanism:
         """What a client with this many records does. Raises ValueError as `check_records`."""
-        self._check(records)
-        sigma = self.noise_multiplier
-        if sigma is None:
-            sigma = 0.0 if self.epsilon is None else self._needed(records)
+        budget, steps = (self.epsilon, self.delta), max(1, self.local.steps)
+        sigma = noise_multiplier(self.noise_multiplier, budget, batch=self.local.batch, records=records, steps=steps)
         return self._mechanism(sigma)
 
     def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
         """Train privately from the server's weights on the client's records; send the difference."""
-        assert rnd.noise is not None  # a client always has some
-        first, steps = span(self.local.steps, self.rounds, rnd.number)
-        if steps == 0:
+        assert rnd.noise is not None  # A client's round always has a noise stream.
+        if not (steps := self.steps(rnd.number)):
             return LocalResult(state, nothing())
         weights, mechanism = tree.without(EMA, server), self.mechanism(len(data))
         gradient = PrivateGradient(
@@ -134,54 +117,34 @@ class DPSGD(Averaged):
             rng=rnd.rng,
             noise=rnd.noise,
         )
-        params, _, loss = optimize(weights, gradient, training=self.local, first=first, steps=steps)
-        event = replace(gradient.event, declared=DECLARED)
+        params, _, loss = optimize(weights, gradient, training=self.local, steps=steps)
+        sent = already_private(tree.sub(params, weights), replace(gradient.event, declared=DECLARED))
         metrics = {"train/loss": loss, "upload/noise_multiplier": mechanism.noise_multiplier}
-        return LocalResult(state, already_private(tree.sub(params, weights), event), metrics)
+        return LocalResult(state, sent, metrics)
 
-    def foretold(self, records: int, number: int) -> Event:
+    def upload_event(self, records: int, number: int) -> Event:
         """The round's steps, each on a Poisson sample of the client's records."""
-        _, steps = span(self.local.steps, self.rounds, number)
-        sigma, rate = self.mechanism(records).noise_multiplier, sampling_rate(self.local.batch, records)
+        steps, sigma = len(self.steps(number)), self.mechanism(records).noise_multiplier
+        rate = sampling_rate(self.local.batch, records)
         return Gaussian(sigma, "example", "zero_out", "local", rate, steps, DECLARED) if steps else Nothing()
 
-    def updated(self, server: Params, number: int) -> Params:
-        """The model, in a round that has steps."""
-        _, steps = span(self.local.steps, self.rounds, number)
-        return tree.without(EMA, super().updated(server, number)) if steps else {}
+    def form(self, server: Params, examples: int, number: int) -> Form:
+        """An update of the model, in a round that has steps."""
+        return super().form(tree.without(EMA, server), examples, number) if self.steps(number) else Form()
 
     def aggregate(self, server: Params, uploads: Iterable[Upload], rnd: Round) -> tuple[Params, Metrics, list[Event]]:
         """FedAvg's, and the moving average: bias-corrected, so that it starts as the first round's model."""
         after, metrics, events = super().aggregate(server, uploads, rnd)
-        first, steps = span(self.local.steps, self.rounds, rnd.number)
-        if self.ema and steps:
-            share = (1 - self.ema**steps) / (1 - self.ema ** (first + steps))
-            now = tree.without(EMA, tree.without(HELD, after))
-            mean = tree.under(EMA, after) or now
-            moved = {k: v + share * (now[k] - v) for k, v in mean.items()}
+        if self.ema and (steps := self.steps(rnd.number)):
+            share = (1 - self.ema ** len(steps)) / (1 - self.ema**steps.stop)
+            now = tree.without(EMA, tree.without(SERVER_ONLY, after))
+            moved = {k: v + share * (now[k] - v) for k, v in (tree.under(EMA, after) or now).items()}
             after = {**after, **tree.prefixed(EMA, moved)}
         return after, metrics, events
 
-    def join(self, server: Params, rng: Generator) -> tuple[Params, Params]:
-        """All of the shared model, or of its moving average."""
-        return self._sampled(server), {}
-
-    def deploy(self, server: Params, state: Params, data: Records, rng: Generator) -> Deployed:
-        """Sample the shared model, or its moving average; or what a client that joined later has made of it."""
-        return deployed(self.model, self.sampling, shared=self._sampled(server), own=tree.without(HELD, state) or None)
-
-    def shared(self, server: Params) -> Shared:
+    def shared(self, server: Params) -> Params:
         """The shared model, or its moving average."""
-        return super().shared(self._sampled(server))
-
-    def _sampled(self, server: Params) -> Params:
         return tree.under(EMA, server) or server
 
     def _mechanism(self, sigma: float) -> Mechanism:
         return Mechanism(noise_multiplier=sigma, max_grad_norm=self.max_grad_norm, multiplicity=self.multiplicity)
-
-    def _needed(self, records: int) -> float:
-        """The smallest sigma that keeps to the budget of a client with this many records."""
-        assert self.epsilon is not None
-        rate, steps = sampling_rate(self.local.batch, records), max(1, self.local.steps)
-        return noise_multiplier_for(epsilon=self.epsilon, delta=self.delta, sampling_rate=rate, steps=steps)

@@ -7,9 +7,10 @@ Adversary: none without `averaging.privacy`: weights are sent as they are, so ep
 | paper | here |
 |---|---|
 | w_t | the server's state |
-| E local epochs | `local.steps / rounds` steps in each round |
+| w <- w - eta grad l(w; b), E local epochs | `fit`: `local.steps / rounds` steps in each round |
+| w_{t+1} | `aggregate`: w_t and the mean of the clients' updates, `averaging` |
 | n_k / n | `averaging.weights`: by number of records, or uniform |
-| fine-tuning | `finetune`: in `deploy`, on the client's own records; by a client that joins later, of the whole model |
+| fine-tuning | `finetune`: in `personalize`, on the client's own records; of a client that joins later, too |
 
 Deviations: the client's optimiser starts anew in each round; the learning rate decays over all rounds together.
 """
@@ -23,7 +24,7 @@ from raydiff.data.records import Records
 from raydiff.federated.method import LocalResult, Round
 from raydiff.methods._averaging import AnyModel, Averaged, Averaging
 from raydiff.models.ddpm import DDPM, Sampling
-from raydiff.models.training import Training
+from raydiff.models.training import Training, fit
 from raydiff.tree import Params
 
 
@@ -45,7 +46,8 @@ class FedAvg(Averaged):
     """The chain from T to 0."""
 
     def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
-        """Train from the server's weights on the client's records; send the difference."""
-        params, metrics = self.train(server, data, rnd)
-        release = self.averaging.release(tree.sub(params, server), rnd, rounds=self.rounds)
-        return LocalResult(state, release, metrics)
+        """Gradient steps from the server's weights on the client's own records; send the difference."""
+        steps = self.steps(rnd.number)
+        w, _, loss = fit(self.model, server, data.images, data.labels, training=self.local, rng=rnd.rng, steps=steps)
+        release = self.averaging.release(tree.sub(w, server), rnd, rounds=self.rounds)
+        return LocalResult(state, release, {"train/loss": loss})

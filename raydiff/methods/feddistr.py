@@ -35,6 +35,7 @@ and the budget is spent on all of a client's vectors together: sensitivity 2 cli
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
@@ -44,7 +45,8 @@ from torch import Tensor
 
 from raydiff import tree
 from raydiff.data.records import Records
-from raydiff.federated.method import HELD, Denoiser, Deployed, LocalResult, Metrics, Round, Shared, Upload
+from raydiff.federated.form import Form, Leaf
+from raydiff.federated.method import SCRATCH, Deployed, LocalResult, Method, Metrics, Round, Target, Upload
 from raydiff.methods import _prompt_pool
 from raydiff.methods._prompt_pool import Pool, Prompts
 from raydiff.models.classifier import Classifier
@@ -56,11 +58,10 @@ from raydiff.privacy.release import Event, Gaussian, NonPrivate, Release, disclo
 from raydiff.tree import Params
 
 Sent = Literal["prompts", "latents"]
-HALVES = 200  # public records of each label in each half from which a threshold is taken, at most
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedDistr:
+class FedDistr(Method):
     """Prompt vectors to the server, once; a classifier trained on what they generate."""
 
     model: LatentModel = LatentModel()
@@ -96,9 +97,6 @@ class FedDistr:
     """Its training."""
 
     rounds: ClassVar[int] = 1
-    participating_rounds: ClassVar[int] = 1
-    init_parts: ClassVar[int] = 1
-    accountant: ClassVar[str] = "exact"
 
     def __post_init__(self) -> None:
         if self.upload not in get_args(Sent):
@@ -150,7 +148,9 @@ class FedDistr:
         if public is None or not len(public):
             raise ValueError("threshold must be given where there are no public records: data.public is 0")
         model = self.model.load()
-        halves = [self._prompts(model, public.select(rows), rng) for rows in _halves(public.labels[:, 0], rng)]
+        halves = [
+            self._prompts(model, public.select(rows), rng) for rows in _prompt_pool.halves(public.labels[:, 0], rng)
+        ]
         threshold, same, different = _prompt_pool.threshold_between(*(prompts for prompts, _ in halves))
         norm = float((halves[0][0].vectors - model.start).norm(dim=1).median())
         found = {"threshold": threshold, "public/same": same, "public/different": different, "public/norm": norm}
@@ -162,7 +162,7 @@ class FedDistr:
             return {}
         prompts, loss = self._prompts(self.model.load(), data, rnd.rng)
         state = {"v": prompts.vectors, "label": prompts.labels, "count": prompts.counts, "loss": torch.tensor(loss)}
-        return tree.prefixed(HELD, state)  # not a part of any sampler
+        return tree.prefixed(SCRATCH, state)
 
     def _prompts(self, model: LatentDiffusion, data: Records, rng: torch.Generator) -> tuple[Prompts, float]:
         z, labels = model.encode(data.images), data.labels[:, 0]
@@ -175,7 +175,7 @@ class FedDistr:
         if self.upload == "latents":
             sent = {"z": self.model.load().encode(data.images), "label": data.labels[:, 0]}
             return LocalResult(state, disclose(sent, self._bare))
-        own = tree.under(HELD, state)
+        own = tree.under(SCRATCH, state)
         offsets = own["v"] - self.model.load().start
         metrics = {"inversion/loss": float(own["loss"]), "prompts": float(len(offsets))}
         if self.clip is not None:
@@ -199,7 +199,7 @@ class FedDistr:
         what = "prompt vectors, labels and counts, as they are"
         return f"{what}; their number by silhouette" if self.silhouette else what
 
-    def foretold(self, records: int, number: int) -> Event:
+    def upload_event(self, records: int, number: int) -> Event:
         """The budget is spent on a client's vectors together, however many they are."""
         if self.epsilon is None:
             return NonPrivate(self._bare)
@@ -214,28 +214,17 @@ class FedDistr:
         assert self.clip is not None
         return 2 * self.clip * math.sqrt(vectors) / accountants.mu_for(self.epsilon, self.delta)
 
-    def objection(self, server: Params, upload: Upload, number: int) -> str | None:
+    def form(self, server: Params, examples: int, number: int) -> Form:
         """Vectors with their labels, and counts or as many for each label; or a latent and a label for each record."""
-        value, model = upload.release.value, self.model.load()
-        labels = value.get("label", torch.zeros(0, dtype=torch.int64))
-        wanted: tree.Form
+        model, known = self.model.load(), (range(self.model.labels[0]),)
         if self.upload == "latents":
-            rows = upload.examples
-            wanted = {"z": ((rows, *model.latent_shape(self.model.shape)), torch.float32)}
-        else:
-            rows = len(labels) if labels.dim() else 0
-            wanted = {"x": ((rows, model.width), torch.float32)}
-            if self.epsilon is None:
-                wanted["count"] = ((rows,), torch.int64)
-        if unlike := tree.unlike(value, {**wanted, "label": ((rows,), torch.int64)}):
-            return unlike
-        if not bool(((labels >= 0) & (labels < self.model.labels[0])).all()):
-            return "it has labels that there are not"
-        if self.epsilon is not None and not bool((labels.unique(return_counts=True)[1] == self.clusters).all()):
-            return f"it has labels with other than {self.clusters} vectors"
-        if "count" in wanted and not bool((value["count"] > 0).all()):
-            return "it has counts below 1"
-        return None
+            latent = (examples, *model.latent_shape(self.model.shape))
+            return Form({"z": Leaf(latent, torch.float32), "label": Leaf((examples,), torch.int64, known)})
+        vectors = {"x": Leaf(("m", model.width), torch.float32)}
+        if self.epsilon is not None:
+            return Form({**vectors, "label": Leaf(("m",), torch.int64, known, each=self.clusters)})
+        counts = Leaf(("m",), torch.int64, (range(1, sys.maxsize),))
+        return Form({**vectors, "label": Leaf(("m",), torch.int64, known), "count": counts})
 
     def aggregate(self, server: Params, uploads: Iterable[Upload], rnd: Round) -> tuple[Params, Metrics, list[Event]]:
         """Align, make pictures of all that was kept, and train the classifier on them."""
@@ -246,7 +235,7 @@ class FedDistr:
             after, metrics = server, Metrics()
         else:
             pool, metrics = self._aligned(model, server, uploads)
-            rows = _shares(pool.prompts.counts, self.images)
+            rows = _prompt_pool.shares(pool.prompts.counts, self.images)
             images, labels = self._pictures(model, pool.prompts.vectors[rows], rnd.rng), pool.prompts.labels[rows]
             after = {**server, **tree.prefixed("pool", pool.to_params())}
         params, _, loss = fit(
@@ -261,7 +250,7 @@ class FedDistr:
             value = upload.release.value
             counts = value.get("count", _equal_shares(upload.examples, len(value["label"])))
             prompts = Prompts(model.start + value["x"], value["label"], counts)
-            # of two noised vectors the squared distance grows by 2 width std^2, which everybody knows
+            # Noise on both vectors adds 2 width std^2 to their squared distance, a number that everybody knows.
             known = 2 * model.width * self._std(len(prompts.labels)) ** 2
             pool = pool.with_prompts(upload.client, prompts, threshold=math.sqrt(threshold**2 + known))
             sent += len(prompts.labels)
@@ -272,58 +261,26 @@ class FedDistr:
     def _pictures(self, model: LatentDiffusion, vectors: Tensor, rng: torch.Generator) -> Tensor:
         return model.sample(vectors, rng, shape=self.model.shape, steps=self.steps, guidance=self.guidance)
 
-    def deploy(self, server: Params, state: Params, data: Records, rng: torch.Generator) -> Deployed:
+    def deploy(self, server: Params, state: Params | None = None) -> Deployed:
         """The classifier, and the pool: pictures of each label, and prompts to attack. The same for every client."""
         classifier = self.classifier.for_data(self.model.shape, self.model.labels)
         classify = classifier.classify(tree.under("classifier", server))
         if self.upload == "latents":
             return Deployed(classify=classify)
-        model = self.model.load()
-        prompted = self._prompted(model, Pool.from_params(tree.under("pool", server)).prompts)
-        return Deployed(
-            {"ddim": self.shared(server).sample},
-            prompted=prompted,
-            encode=model.encode,
-            timesteps=model.timesteps,
-            alphas_bar=model.abar,
-            classify=classify,
-        )
-
-    def _prompted(self, model: LatentDiffusion, prompts: Prompts) -> list[Denoiser]:
-        """The frozen denoiser with the first prompt of each label, with the second, ...; a label that has fewer begins
-        again, and one that has none has the public start."""
-        rows = [torch.nonzero(prompts.labels == label)[:, 0] for label in range(self.model.labels[0])]
-        vectors = torch.cat([prompts.vectors, model.start[None]])
-
-        def denoiser(k: int) -> Denoiser:
-            chosen = torch.stack([vectors[own[k % len(own)] if len(own) else -1] for own in rows])
-            return lambda z_t, t, labels: model.predict(z_t, t, chosen[labels[:, 0]])
-
-        return [denoiser(k) for k in range(max(map(len, rows)))]
-
-    def shared(self, server: Params) -> Shared:
-        """Pictures from the pool: a prompt of the label that is asked for, drawn by the records behind it; the public
-        start for a label of which nobody sent one."""
-        if self.upload == "latents":
-            raise ValueError("upload latents keeps no prompts to make pictures from")
         model, prompts = self.model.load(), Pool.from_params(tree.under("pool", server)).prompts
-        vectors = torch.cat([prompts.vectors, model.start[None]])
+        target = Target(_prompt_pool.denoisers(model, prompts, self.model.labels[0]), model.abar, encode=model.encode)
 
         def sample(labels: Tensor, rng: torch.Generator) -> Tensor:
-            weights = (prompts.labels[None] == labels[:, :1]) * prompts.counts.double()
-            weights = torch.cat([weights, (weights.sum(1, keepdim=True) == 0).double()], dim=1)
-            rows = torch.multinomial(weights, 1, generator=rng)[:, 0]
-            return self._pictures(model, vectors[rows], rng)
+            return self._pictures(model, _prompt_pool.drawn(model, prompts, labels, rng), rng)
 
-        return Shared(sample, "pictures from the pool of prompts")
+        about = "pictures from the pool of prompts"
+        return Deployed({"ddim": sample}, classify=classify, about=about, targets={"pool": target})
 
     def tables(self, server: Params) -> dict[str, tuple[list[str], list[list[str]]]]:
         """The pool with its provenance: which client's prompts each of its rows stands for."""
-        return (
-            {}
-            if self.upload == "latents"
-            else {"pool": _prompt_pool.table(Pool.from_params(tree.under("pool", server)))}
-        )
+        if self.upload == "latents":
+            return {}
+        return {"pool": _prompt_pool.table(Pool.from_params(tree.under("pool", server)))}
 
 
 def _as_many(labels: Tensor, each: int) -> Tensor:
@@ -334,21 +291,3 @@ def _as_many(labels: Tensor, each: int) -> Tensor:
 def _equal_shares(records: int, prompts: int) -> Tensor:
     """(prompts,) of so many records, rounded down, at least 1."""
     return torch.full((prompts,), max(1, records // max(1, prompts)))
-
-
-def _shares(counts: Tensor, images: int) -> Tensor:
-    """(n,) rows, each repeated in proportion to its count, at least once; n is `images` to within rounding."""
-    each = (counts.double() * images / counts.sum()).round().long().clamp_min(1)
-    return torch.arange(len(counts)).repeat_interleave(each)
-
-
-def _halves(classes: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Positions of two disjoint random halves, each with the same number of every class, at most `HALVES`."""
-    halves: tuple[list[Tensor], list[Tensor]] = ([], [])
-    for c in classes.unique().tolist():
-        rows = torch.nonzero(classes == c)[:, 0]
-        rows = rows[torch.randperm(len(rows), generator=rng)]
-        n = min(len(rows) // 2, HALVES)
-        for half, own in zip(halves, rows[: 2 * n].split(max(n, 1)), strict=False):
-            half.append(own)
-    return torch.cat(halves[0]), torch.cat(halves[1])

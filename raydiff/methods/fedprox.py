@@ -30,7 +30,7 @@ from raydiff.data.records import Records
 from raydiff.federated.method import LocalResult, Round
 from raydiff.methods._averaging import AnyModel, Averaged, Averaging
 from raydiff.models.ddpm import DDPM, Sampling
-from raydiff.models.training import Training
+from raydiff.models.training import Training, fit
 from raydiff.tree import Params
 
 
@@ -60,9 +60,19 @@ class FedProx(Averaged):
 
     def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
         """Minimise h_k from the server's weights; send the difference."""
-        params, metrics = self.train(server, data, rnd, objective=self._proximal, extras=server)
-        release = self.averaging.release(tree.sub(params, server), rnd, rounds=self.rounds)
-        return LocalResult(state, release, metrics)
+        w, _, loss = fit(
+            self.model,
+            server,
+            data.images,
+            data.labels,
+            training=self.local,
+            rng=rnd.rng,
+            steps=self.steps(rnd.number),
+            objective=self._proximal,
+            extras=server,
+        )
+        release = self.averaging.release(tree.sub(w, server), rnd, rounds=self.rounds)
+        return LocalResult(state, release, {"train/loss": loss})
 
     def _proximal(self, params: Params, batch: tuple[Tensor, Tensor], draws: Params, extras: Params) -> Tensor:
         """h_k(w; w^t); `extras` is w^t."""

@@ -17,9 +17,9 @@ from typing import ClassVar
 
 import torch
 
-from raydiff import tree
 from raydiff.data.records import Records, public_mean
-from raydiff.federated.method import Deployed, LocalResult, Metrics, Round, Upload
+from raydiff.federated.form import Form
+from raydiff.federated.method import Deployed, LocalResult, Method, Metrics, Round, Target, Upload
 from raydiff.methods._averaging import AnyModel, deployed
 from raydiff.models.classifier import Classifier
 from raydiff.models.ddpm import DDPM, Sampling
@@ -29,7 +29,7 @@ from raydiff.tree import Params
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalOnly:
+class LocalOnly(Method):
     """Each client alone."""
 
     model: AnyModel = DDPM()
@@ -46,9 +46,6 @@ class LocalOnly:
     """The chain from T to 0."""
 
     rounds: ClassVar[int] = 1
-    participating_rounds: ClassVar[int] = 1
-    delta: ClassVar[float] = 1e-5
-    accountant: ClassVar[str] = "exact"
 
     def __post_init__(self) -> None:
         if self.clip is not None and not 0 < self.clip < math.inf:
@@ -90,13 +87,13 @@ class LocalOnly:
         """Send nothing."""
         return LocalResult(state, nothing())
 
-    def foretold(self, records: int, number: int) -> Event:
+    def upload_event(self, records: int, number: int) -> Event:
         """Nothing is sent."""
         return Nothing()
 
-    def objection(self, server: Params, upload: Upload, number: int) -> str | None:
+    def form(self, server: Params, examples: int, number: int) -> Form:
         """Nothing is sent."""
-        return tree.unlike(upload.release.value, {})
+        return Form()
 
     def aggregate(self, server: Params, uploads: Iterable[Upload], rnd: Round) -> tuple[Params, Metrics, list[Event]]:
         """Nothing was sent."""
@@ -104,12 +101,14 @@ class LocalOnly:
             pass
         return server, {}, []
 
-    def deploy(self, server: Params, state: Params, data: Records, rng: torch.Generator) -> Deployed:
+    def deploy(self, server: Params, state: Params | None = None) -> Deployed:
         """Sample the client's own denoiser from pure noise; or classify."""
+        if state is None:
+            raise ValueError("LocalOnly has no model that its clients share: sample a client's")
         model = self.model
         if self.clip is None:
             return deployed(model, self.sampling, shared=None, own=state)
         assert isinstance(model, DDPM)
         own = with_clipped_flag(model).denoiser(state, fixed=(0,))
         samplers = self.sampling.samplers(model, own)
-        return Deployed(samplers, {"client": own}, model.timesteps, model.abar, conditional=model.conditional)
+        return Deployed(samplers, conditional=model.conditional, targets={"client": Target((own,), model.abar)})

@@ -29,13 +29,13 @@ from torch.nn.functional import normalize, softplus
 
 from raydiff import tree
 from raydiff.data.records import Records
-from raydiff.federated.method import HELD, LocalResult, Round
+from raydiff.federated.method import SCRATCH, LocalResult, Round
 from raydiff.methods._averaging import AnyModel, Averaged, Averaging
 from raydiff.models.ddpm import DDPM, Sampling
-from raydiff.models.training import Training
+from raydiff.models.training import Training, fit
 from raydiff.tree import Params
 
-PREVIOUS = f"{HELD}/previous"
+PREVIOUS = f"{SCRATCH}/previous"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,13 +72,24 @@ class Moon(Averaged):
         """Train from the server's weights on both terms; send the difference, and keep the model for the next round."""
         previous = tree.under(PREVIOUS, state) or server
         extras = {**tree.prefixed("global", server), **tree.prefixed("previous", previous)}
-        params, metrics = self.train(server, data, rnd, objective=self._contrastive, extras=extras)
-        release = self.averaging.release(tree.sub(params, server), rnd, rounds=self.rounds)
-        return LocalResult(tree.prefixed(PREVIOUS, params), release, metrics)
+        w, _, loss = fit(
+            self.model,
+            server,
+            data.images,
+            data.labels,
+            training=self.local,
+            rng=rnd.rng,
+            steps=self.steps(rnd.number),
+            objective=self._contrastive,
+            extras=extras,
+        )
+        release = self.averaging.release(tree.sub(w, server), rnd, rounds=self.rounds)
+        return LocalResult(tree.prefixed(PREVIOUS, w), release, {"train/loss": loss})
 
     def _contrastive(self, params: Params, batch: tuple[Tensor, Tensor], draws: Params, extras: Params) -> Tensor:
         """l_sup + mu l_con; `extras` are the global and the previous model."""
         models = (params, tree.under("global", extras), tree.under("previous", extras))
         z, z_glob, z_prev = (normalize(self.model.features(model, batch, draws)) for model in models)
-        nearer_prev = (z * (z_prev - z_glob)).sum(1) / self.temperature  # of cosines: exactly 0 where these are equal
+        # This difference of cosines is exactly 0 where z_prev equals z_glob.
+        nearer_prev = (z * (z_prev - z_glob)).sum(1) / self.temperature
         return self.model.loss(params, batch, draws, {}) + self.mu * softplus(nearer_prev).mean()

@@ -11,7 +11,7 @@ Adversary: none without `averaging.privacy`: weights are sent as they are, so ep
 | D, D' | the first half of a batch, for the inner gradient, and the second, for the loss after it |
 | (I - alpha hess f_i(w)) | `order` second; first leaves the Hessian out (FO) |
 | tau local steps of rate beta | `local`: `local.steps / rounds` steps in each round |
-| w - alpha grad f_i(w), after training | `deploy`, also by a client that joins later: `adapt_steps` SGD steps |
+| w - alpha grad f_i(w), after training | `personalize`, also by a client that joins later: `adapt_steps` SGD steps |
 
 Deviations: the paper draws a third batch for the Hessian; here it is that of D, so that a step follows the gradient of
 one number, the loss on D' after a step on D. Of an odd batch the second half gets the rest. The outer step is the
@@ -35,7 +35,7 @@ from raydiff.data.records import Records
 from raydiff.federated.method import LocalResult, Round
 from raydiff.methods._averaging import Averaged, Averaging
 from raydiff.models.ddpm import DDPM, Sampling
-from raydiff.models.training import Training
+from raydiff.models.training import Training, fit
 from raydiff.tree import Params
 
 Order = Literal["first", "second"]
@@ -83,15 +83,24 @@ class PerFedAvg(Averaged):
 
     def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
         """Train the loss after adaptation from the server's weights; send the difference."""
-        params, metrics = self.train(server, data, rnd, objective=self._adapted)
-        release = self.averaging.release(tree.sub(params, server), rnd, rounds=self.rounds)
-        return LocalResult(state, release, metrics)
+        w, _, loss = fit(
+            self.model,
+            server,
+            data.images,
+            data.labels,
+            training=self.local,
+            rng=rnd.rng,
+            steps=self.steps(rnd.number),
+            objective=self._adapted,
+        )
+        release = self.averaging.release(tree.sub(w, server), rnd, rounds=self.rounds)
+        return LocalResult(state, release, {"train/loss": loss})
 
     def _adapted(self, params: Params, batch: tuple[Tensor, Tensor], draws: Params, extras: Params) -> Tensor:
         """F_i(w) on the two halves of the batch."""
         (images, labels), half, second = batch, len(batch[0]) // 2, self.order == "second"
         inner, outer = slice(half), slice(half, None)
-        # fused attention's backward has no backward of its own
+        # Fused attention's backward pass cannot itself be differentiated.
         with sdpa_kernel(SDPBackend.MATH) if second else nullcontext():
             before = self.model.loss(params, (images[inner], labels[inner]), _rows(draws, inner), {})
             gradients = torch.autograd.grad(

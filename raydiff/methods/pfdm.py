@@ -15,7 +15,7 @@ denoiser and what it samples; labels and the number of records, which are public
 | Dtilde, z_w, stage 2 | the server's `held/pool/` and `model/`; `server`, `server_rounds` |
 | Algorithm 2 | `deploy`; `sampling` for the server's chain, `client_sampling` for the client's |
 
-`start` replaces the global denoiser: by another model of the same uploads, or by a control that a comparison needs.
+`start` replaces the global denoiser by another model of the same uploads, or by a control (`_pfdm_controls`).
 
 Deviations and choices where the paper is silent:
 - The client's denoiser trains on all T timesteps (as Algorithm 1 has it), so sampling it from pure noise is the
@@ -36,30 +36,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Literal, get_args
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from raydiff import tree
 from raydiff.data.records import Records, public_mean
-from raydiff.federated.method import HELD, Denoiser, Deployed, LocalResult, Metrics, Round, Sampler, Shared, Upload
-from raydiff.models import class_gaussians
+from raydiff.federated.form import Form, Leaf
+from raydiff.federated.method import SERVER_ONLY, Deployed, LocalResult, Method, Metrics, Round, Target, Upload, Uploads
+from raydiff.methods import _pfdm_controls as controls
+from raydiff.methods._noised_copies import NoisedCopies
 from raydiff.models.ddpm import DDPM, Sampling
-from raydiff.models.training import Training, fit, fit_part, span, with_clipped_copies, with_clipped_flag
+from raydiff.models.training import Training, fit, fit_part, with_clipped_copies, with_clipped_flag
 from raydiff.privacy import accountants
-from raydiff.privacy.release import Event, Gaussian, NonPrivate, Nothing, Release, disclose, gaussian_records, nothing
-from raydiff.seeding import NoiseStream
+from raydiff.privacy.release import Event, Nothing, nothing
 from raydiff.tree import Params
-
-Start = Literal["denoiser", "gaussian", "noise", "shuffled"]
-AS_THEY_ARE = "images sent as they are"
 
 
 @dataclass(frozen=True, kw_only=True)
-class PFDM:
+class PFDM(Method):
     """Algorithm 1 (training) and Algorithm 2 (sampling)."""
 
     model: DDPM = DDPM()
@@ -80,10 +78,8 @@ class PFDM:
     """Training of each client's denoiser."""
     server: Training = Training()
     """Training of the global denoiser."""
-    start: Start = "denoiser"
-    """What gives x_{t0}. denoiser: the global denoiser; gaussian: a Gaussian for each class, fitted to the uploads and
-    freed of their noise; noise: pure noise, nothing is sent; shuffled: a global denoiser trained with labels that say
-    nothing."""
+    start: controls.Start = "denoiser"
+    """What gives x_{t0}: denoiser, the global denoiser; gaussian, noise, shuffled: a control."""
     local_parts: int = 1
     """Pieces into which a client's training is cut; each is kept, so that a crash loses one at most."""
     server_rounds: int = 4
@@ -93,20 +89,18 @@ class PFDM:
     client_sampling: Sampling = Sampling()
     """The client's chain, t0 to 0."""
 
+    participating_rounds: ClassVar[int] = 1
+
     def __post_init__(self) -> None:
         if not (self.clip > 0 and math.isfinite(self.clip)):
             raise ValueError(f"clip must be a positive number, got {self.clip}")
         if self.t0 is not None and not 1 <= self.t0 <= self.model.timesteps:
             raise ValueError(f"t0 must be in 1..{self.model.timesteps} (the model's timesteps), got {self.t0}")
         accountants.check_budget(1.0 if self.epsilon is None else self.epsilon, self.delta)
-        if self.server_rounds < 1:
-            raise ValueError(f"server_rounds must be at least 1, got {self.server_rounds}")
-        if self.local_parts < 1:
-            raise ValueError(f"local_parts must be at least 1, got {self.local_parts}")
-        if self.start not in get_args(Start):
-            raise ValueError(f"start must be one of {', '.join(get_args(Start))}, got {self.start!r}")
-        if self.start == "gaussian" and self.epsilon is None:
-            raise ValueError("start = gaussian takes the noise out of the uploads: it needs an epsilon")
+        for field in ("server_rounds", "local_parts"):
+            if getattr(self, field) < 1:
+                raise ValueError(f"{field} must be at least 1, got {getattr(self, field)}")
+        controls.check(self.start, self.epsilon)
         _ = self.depth
 
     @cached_property
@@ -114,33 +108,17 @@ class PFDM:
         """t_0. Raises ValueError when no depth, or not the given one, keeps to the budget."""
         if self.epsilon is None:
             return self.t0 or 1
-        needed = accountants.depth(
-            epsilon=self.epsilon,
-            delta=self.delta,
-            clip=self.clip,
-            alphas_bar=self.model.abar,
-            accountant=self.accountant,
-        )
-        if self.t0 is not None and self.t0 < needed:
-            raise ValueError(
-                f"t0 = {self.t0} spends more than epsilon = {self.epsilon:g} at clip {self.clip:g}, "
-                f"delta {self.delta:g} ({self.accountant} accountant): it must be at least {needed}"
-            )
-        return self.t0 or needed
+        budget = {"epsilon": self.epsilon, "delta": self.delta, "clip": self.clip}
+        return accountants.depth(**budget, alphas_bar=self.model.abar, accountant=self.accountant, given=self.t0)
+
+    @cached_property
+    def _copies(self) -> NoisedCopies:
+        return NoisedCopies(self.clip, None if self.epsilon is None else float(self.model.abar[self.depth]))
 
     @property
     def rounds(self) -> int:
         """One upload, then the server alone, if it has something to train."""
-        return 1 + self.server_rounds * self._trains
-
-    @property
-    def _trains(self) -> bool:
-        return self.start in ("denoiser", "shuffled")
-
-    @property
-    def participating_rounds(self) -> int:
-        """Clients take part once."""
-        return 1
+        return 1 + self.server_rounds * controls.trains(self.start)
 
     @property
     def init_key(self) -> Hashable:
@@ -154,7 +132,7 @@ class PFDM:
 
     def init_server(self, public: Records | None, rng: torch.Generator) -> Params:
         """w, and the center of the clipping where there is one."""
-        model = tree.prefixed("model", self.model.init(rng)) if self._trains else {}
+        model = tree.prefixed("model", self.model.init(rng)) if controls.trains(self.start) else {}
         return {**model, "center": public_mean(public)} if self.center else model
 
     def init_client(self, state: Params, data: Records, public: Records | None, rnd: Round) -> Params:
@@ -166,55 +144,24 @@ class PFDM:
 
     def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
         """Stage 1, the rest: one clipped and noised copy of each record, with its labels."""
+        center, metrics = server.get("center"), {"t0": float(self.depth)}
         if rnd.number > 0 or self.start == "noise":
-            return LocalResult(state, nothing(), {"t0": float(self.depth)})
-        center = server.get("center")
+            return LocalResult(state, nothing(), metrics)
         norms = (data.images if center is None else data.images - center).flatten(1).norm(dim=1)
-        clipped = float((norms > self.clip).float().mean())
-        metrics = {"t0": float(self.depth), "upload/clipped_fraction": clipped}
-        return LocalResult(state, self._release(data, center, rnd.noise), metrics)
+        metrics["upload/clipped_fraction"] = float((norms > self.clip).float().mean())
+        return LocalResult(state, self._copies.release(data, center, rnd.noise), metrics)
 
-    def _release(self, data: Records, center: Tensor | None, noise: NoiseStream | None) -> Release:
-        public = {"labels": data.labels}
-        if self.epsilon is None:
-            return disclose({"x": data.images, **public}, AS_THEY_ARE)
-        if noise is None:
-            raise ValueError("PFDM's upload needs the round's noise stream")
-        abar = float(self.model.abar[self.depth])
-        return gaussian_records(
-            data.images,
-            clip=self.clip,
-            scale=math.sqrt(abar),
-            std=math.sqrt(1 - abar),
-            noise=noise,
-            records=range(len(data)),
-            public=public,
-            center=center,
-        )
-
-    def foretold(self, records: int, number: int) -> Event:
+    def upload_event(self, records: int, number: int) -> Event:
         """One upload, in round 0."""
-        if number > 0 or self.start == "noise":
-            return Nothing()
-        if self.epsilon is None:
-            return NonPrivate(AS_THEY_ARE)
-        abar = float(self.model.abar[self.depth])
-        ratio = math.sqrt(1 - abar) / (2 * self.clip * math.sqrt(abar))
-        return Gaussian(ratio, "example", "replace_one", "local", declared=("labels",))
+        return Nothing() if number > 0 or self.start == "noise" else self._copies.event
 
-    def objection(self, server: Params, upload: Upload, number: int) -> str | None:
+    def form(self, server: Params, examples: int, number: int) -> Form:
         """An image and its labels for each record, or nothing."""
-        value = upload.release.value
         if self.start == "noise":
-            return tree.unlike(value, {})
-        rows, known = upload.examples, self.model.labels if self.model.conditional else None
-        columns = len(known) if known is not None else value["labels"].shape[-1] if "labels" in value else 0
-        wanted = {"x": ((rows, *self.model.shape), torch.float32), "labels": ((rows, columns), torch.int64)}
-        if (unlike := tree.unlike(value, wanted)) or known is None:
-            return unlike
-        labels = value["labels"]
-        inside = bool(((labels >= 0) & (labels < torch.tensor(known))).all())
-        return None if inside else "it has labels that there are not"
+            return Form()
+        known = tuple(map(range, self.model.labels)) if self.model.conditional else ()
+        labels = Leaf((examples, len(known) if self.model.conditional else "columns"), torch.int64, known)
+        return Form({"x": Leaf((examples, *self.model.shape), torch.float32), "labels": labels})
 
     def aggregate(self, server: Params, uploads: Iterable[Upload], rnd: Round) -> tuple[Params, Metrics, list[Event]]:
         """Round 0: Dtilde = union of the uploads. Later: z_w trains on Dtilde as if it were clean (stage 2)."""
@@ -223,100 +170,34 @@ class PFDM:
             if self.start == "noise":
                 return server, {}, []
             pool = {k: torch.cat([value[k] for value in sent]) for k in ("x", "labels")}
-            if self.start == "shuffled":
-                pool["labels"] = pool["labels"][torch.randperm(len(pool["labels"]), generator=rnd.rng)]
-            after = tree.prefixed(f"{HELD}/pool", pool)
-            if self.start == "gaussian":
-                after = tree.prefixed("classes", class_gaussians.fit_classes(**pool, noise_std=self._noise_std))
+            after = controls.pooled(self.start, pool, noise_std=self._copies.std, rng=rnd.rng)
             return {**server, **after}, {"server/pooled": float(len(pool["x"]))}, []
-        first, steps = span(self.server.steps, self.server_rounds, rnd.number - 1)
-        params, moments, loss = fit(
-            self.model,
-            tree.under("model", server),
-            server[f"{HELD}/pool/x"],
-            server[f"{HELD}/pool/labels"],
-            training=self.server,
-            rng=rnd.rng,
-            first=first,
-            steps=steps,
-            moments=tree.under(f"{HELD}/moments", server),
-        )
-        after = {**tree.prefixed("model", params), **tree.prefixed(f"{HELD}/moments", moments)}
-        return {**server, **after}, {"server/loss": loss}, []
+        own = f"{SERVER_ONLY}/moments"
+        w, moments, pool = (tree.under(name, server) for name in ("model", own, controls.POOL))
+        x, y, steps = pool["x"], pool["labels"], self.server.part(rnd.number - 1, self.server_rounds)
+        w, moments, loss = fit(self.model, w, x, y, training=self.server, rng=rnd.rng, steps=steps, moments=moments)
+        return {**server, **tree.prefixed("model", w), **tree.prefixed(own, moments)}, {"server/loss": loss}, []
 
-    def deploy(self, server: Params, state: Params, data: Records, rng: torch.Generator) -> Deployed:
+    def deploy(self, server: Params, state: Params | None = None) -> Deployed:
         """Algorithm 2: the global chain gives x_{t0}, the client's own chain takes it to x_0, flag = unclipped."""
-        model = self.model
+        model, t0, copies = self.model, self.depth, self._copies
+        z_w = model.denoiser(tree.under("model", server)) if controls.trains(self.start) else None
+        stop = t0 if state is not None and self.epsilon is None else 0
+
+        def x_t0(labels: Tensor, rng: torch.Generator) -> Tensor:
+            if z_w is None:
+                return controls.x_t0(self.start, server, labels, model=model, noise_std=copies.std, rng=rng)
+            x, T = torch.randn(len(labels), *model.shape, generator=rng), model.timesteps
+            return self.sampling.run(model, z_w, x, labels=labels, start=T, stop=stop, bound=copies.reach, rng=rng)
+
+        if state is None:
+            return controls.alone(self.start, x_t0, copies, depth=t0, center=self.center)
         z_m = with_clipped_flag(model).denoiser(state, fixed=(0,))
-        denoisers = {"client": z_m}
-        if self._trains:
-            denoisers["global"] = model.denoiser(tree.under("model", server))
-        stop = self.depth if self.epsilon is None else 0
-        hand_over = self._server_chain(server, denoisers.get("global"), stop=stop)
 
         def sample(chain: Sampling, labels: Tensor, rng: torch.Generator) -> Tensor:
-            x = hand_over(labels, rng)
-            return chain.run(model, z_m, x, labels=labels, start=self.depth, bound=1.0, rng=rng)
+            return chain.run(model, z_m, x_t0(labels, rng), labels=labels, start=t0, bound=1.0, rng=rng)
 
         samplers = {name: partial(sample, chain) for name, chain in self.client_sampling.variants().items()}
-        return Deployed(
-            samplers,
-            denoisers,
-            model.timesteps,
-            model.abar,
-            conditional=model.conditional,
-            upload=None if self.start == "noise" else partial(self._uploaded, server.get("center")),
-        )
-
-    def _uploaded(self, center: Tensor | None, records: Records, noise: NoiseStream | None) -> Records:
-        """Records as a client sends them; without noise, sqrt(abar_{t0}) CLIP(x)."""
-        if noise is None and self.epsilon is not None:
-            abar = float(self.model.abar[self.depth])
-            images = math.sqrt(abar) * tree.clip_records(records.images, self.clip, center)
-        else:
-            images = self._release(records, center, noise).value["x"]
-        return replace(records, images=images)
-
-    def shared(self, server: Params) -> Shared:
-        """The global model's own samples: x_{t0}, as noisy as what it was fitted to, scaled into [-1, 1].
-
-        Nothing but a client's denoiser takes the noise off; divided by `sqrt(abar)` they are unbiased, and the noisier
-        the smaller epsilon is. Raises ValueError where there is no global model.
-        """
-        if self.start == "noise":
-            raise ValueError("the clients of this run were on their own: the server has no model")
-        z_w = self.model.denoiser(tree.under("model", server)) if self._trains else None
-        draw, reach = self._server_chain(server, z_w, stop=0), self._reach
-        about = "images of the global denoiser"
-        if self.epsilon is not None:
-            std, around = self._noise_std, " around the public mean" if self.center else ""
-            about = (
-                f"x_t0 of the global model at t0 = {self.depth}, divided by {reach:.6g}: still noised, x_t0 = "
-                f"{math.sqrt(1 - std**2):.6g} x + {std:.6g} z of images x clipped{around} to norm {self.clip:g}"
-            )
-        about += "; labels say nothing: they were shuffled" if self.start == "shuffled" else ""
-        return Shared(lambda labels, rng: (draw(labels, rng) / reach).clamp(-1, 1), about)
-
-    def _server_chain(self, server: Params, z_w: Denoiser | None, *, stop: int) -> Sampler:
-        """What gives x_{t0}."""
-        model, std, reach = self.model, self._noise_std, self._reach
-
-        def draw(labels: Tensor, rng: torch.Generator) -> Tensor:
-            if self.start == "gaussian":
-                return class_gaussians.draw(tree.under("classes", server), labels, noise_std=std, rng=rng)
-            x, T = torch.randn(len(labels), *model.shape, generator=rng), model.timesteps
-            if z_w is None:
-                return x
-            return self.sampling.run(model, z_w, x, labels=labels, start=T, stop=stop, bound=reach, rng=rng)
-
-        return draw
-
-    @property
-    def _noise_std(self) -> float:
-        """Of the uploads: what the server's model is fitted to."""
-        return 0.0 if self.epsilon is None else math.sqrt(1 - float(self.model.abar[self.depth]))
-
-    @property
-    def _reach(self) -> float:
-        """The uploads' range: the data's plus 4 standard deviations of the noise."""
-        return math.sqrt(1 - self._noise_std**2) + 4 * self._noise_std
+        targets = {name: Target((z,), model.abar) for name, z in (("client", z_m), ("global", z_w)) if z is not None}
+        uploads = None if self.start == "noise" else Uploads(partial(copies.make, server.get("center")))
+        return Deployed(samplers, conditional=model.conditional, targets=targets, uploads=uploads)

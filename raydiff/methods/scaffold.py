@@ -30,10 +30,10 @@ from torch import Tensor
 
 from raydiff import tree
 from raydiff.data.records import Records
-from raydiff.federated.method import HELD, Deployed, LocalResult, Metrics, Round, Shared, Upload
+from raydiff.federated.method import SCRATCH, SERVER_ONLY, LocalResult, Metrics, Round, Upload
 from raydiff.methods._averaging import AnyModel, Averaged, Averaging
 from raydiff.models.ddpm import DDPM, Sampling
-from raydiff.models.training import Training, span
+from raydiff.models.training import Training, fit
 from raydiff.privacy.release import Event, NonPrivate, disclose
 from raydiff.tree import Params
 
@@ -70,20 +70,33 @@ class Scaffold(Averaged):
         model = self.model.init(rng)
         return {**tree.prefixed(MODEL, model), **tree.prefixed(CONTROL, tree.scale(model, 0.0))}
 
+    def shared(self, server: Params) -> Params:
+        """x: the control variates are for training alone."""
+        return tree.under(MODEL, server)
+
     def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
         """K corrected steps from x; send y - x and c_i+ - c_i."""
         x, c = tree.under(MODEL, server), tree.under(CONTROL, server)
         none = tree.scale(c, 0.0)
-        c_i = tree.under(f"{HELD}/{CONTROL}", state) or none
-        y, metrics = self.train(x, data, rnd, objective=self._corrected, extras=tree.sub(c, c_i))
-        first, steps = span(self.local.steps, self.rounds, rnd.number)
-        rates = sum(self.local.rate(step) for step in range(first, first + steps))
-        change = tree.sub(tree.scale(tree.sub(x, y), 1 / rates), c) if rates else none  # no steps, no gradients
+        c_i = tree.under(f"{SCRATCH}/{CONTROL}", state) or none
+        y, _, loss = fit(
+            self.model,
+            x,
+            data.images,
+            data.labels,
+            training=self.local,
+            rng=rnd.rng,
+            steps=self.steps(rnd.number),
+            objective=self._corrected,
+            extras=tree.sub(c, c_i),
+        )
+        rates = sum(self.local.rate(step) for step in self.steps(rnd.number))
+        change = tree.sub(tree.scale(tree.sub(x, y), 1 / rates), c) if rates else none  # No steps, no gradient.
         sent = {**tree.prefixed(MODEL, tree.sub(y, x)), **tree.prefixed(CONTROL, change)}
         release = disclose(sent, AS_THEY_ARE)
-        return LocalResult(tree.prefixed(f"{HELD}/{CONTROL}", tree.add(c_i, change)), release, metrics)
+        return LocalResult(tree.prefixed(f"{SCRATCH}/{CONTROL}", tree.add(c_i, change)), release, {"train/loss": loss})
 
-    def foretold(self, records: int, number: int) -> Event:
+    def upload_event(self, records: int, number: int) -> Event:
         """Nothing is protected."""
         return NonPrivate(AS_THEY_ARE)
 
@@ -96,20 +109,8 @@ class Scaffold(Averaged):
         """The server's optimiser takes one step with x; c follows the clients' control variates."""
         mean, count, events = self.averaging.mean(uploads, rnd, rounds=self.rounds)
         update, change = tree.under(MODEL, mean), tree.under(CONTROL, mean)
-        held = f"{HELD}/averaging"
-        x, moments = self.averaging.step(tree.under(MODEL, server), update, tree.under(held, server))
+        moments = f"{SERVER_ONLY}/averaging"
+        x, moved = self.averaging.step(tree.under(MODEL, server), update, tree.under(moments, server))
         c = tree.add(tree.under(CONTROL, server), tree.scale(change, count / rnd.clients))
-        after = {**tree.prefixed(MODEL, x), **tree.prefixed(CONTROL, c), **tree.prefixed(held, moments)}
+        after = {**tree.prefixed(MODEL, x), **tree.prefixed(CONTROL, c), **tree.prefixed(moments, moved)}
         return after, {"server/update_norm": tree.norm(update), "server/control_norm": tree.norm(c)}, events
-
-    def join(self, server: Params, rng: torch.Generator) -> tuple[Params, Params]:
-        """All of the model."""
-        return tree.under(MODEL, server), {}
-
-    def deploy(self, server: Params, state: Params, data: Records, rng: torch.Generator) -> Deployed:
-        """As FedAvg: the control variates are for training alone."""
-        return super().deploy(tree.under(MODEL, server), state, data, rng)
-
-    def shared(self, server: Params) -> Shared:
-        """The shared model, as no client has changed it."""
-        return super().shared(tree.under(MODEL, server))

@@ -22,10 +22,11 @@ import torch
 
 from raydiff import tree
 from raydiff.data.records import Records
-from raydiff.federated.method import Deployed, LocalResult, Round, Shared
+from raydiff.federated.form import Form
+from raydiff.federated.method import Deployed, LocalResult, Round
 from raydiff.methods._averaging import Averaged, Averaging, deployed
 from raydiff.models.ddpm import DDPM, Sampling
-from raydiff.models.training import Training
+from raydiff.models.training import Training, fit
 from raydiff.tree import Params
 
 START = "start"
@@ -68,23 +69,22 @@ class SharedRep(Averaged):
     def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
         """Train all; send the shared part's difference."""
         shared, before = tree.without(START, server), state or tree.under(START, server)
-        params, metrics = self.train({**shared, **before}, data, rnd)
-        private, after = self._split(params)
+        steps, whole = self.steps(rnd.number), {**shared, **before}
+        w, _, loss = fit(self.model, whole, data.images, data.labels, training=self.local, rng=rnd.rng, steps=steps)
+        private, after = self._split(w)
         release = self.averaging.release(tree.sub(after, shared), rnd, rounds=self.rounds)
-        return LocalResult(private, release, metrics)
+        return LocalResult(private, release, {"train/loss": loss})
 
-    def updated(self, server: Params, number: int) -> Params:
-        """The shared part."""
-        return tree.without(START, super().updated(server, number))
+    def form(self, server: Params, examples: int, number: int) -> Form:
+        """An update of the shared part."""
+        return super().form(tree.without(START, server), examples, number)
 
-    def deploy(self, server: Params, state: Params, data: Records, rng: torch.Generator) -> Deployed:
-        """Sample the shared part with the client's own middle."""
+    def deploy(self, server: Params, state: Params | None = None) -> Deployed:
+        """Sample the shared part with the client's own middle, which the server does not have."""
+        if state is None:
+            raise ValueError("the server of a SharedRep run has no whole model: the middle is with the clients")
         own = {**tree.without(START, server), **(state or tree.under(START, server))}
         return deployed(self.model, self.sampling, shared=None, own=own)
-
-    def shared(self, server: Params) -> Shared:
-        """Raises ValueError: the shared part is no whole model."""
-        raise ValueError("the server of a SharedRep run has no whole model: the middle is with the clients")
 
     @property
     def _prefixes(self) -> tuple[str, ...]:

@@ -32,11 +32,11 @@ import torch
 
 from raydiff import tree
 from raydiff.data.records import Records
-from raydiff.federated.method import Deployed, LocalResult, Round, Shared
+from raydiff.federated.method import Deployed, LocalResult, Round
 from raydiff.methods._averaging import Averaged, Averaging, deployed
 from raydiff.models.ddpm import DDPM, Sampling
 from raydiff.models.networks import CLIENT
-from raydiff.models.training import Training, fit_personal, span
+from raydiff.models.training import Training, fit_personal
 from raydiff.tree import Params
 
 
@@ -85,7 +85,6 @@ class SPIRE(Averaged):
 
     def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
         """Train backbone and embedding together; send the backbone's difference."""
-        first, steps = span(self.local.steps, self.rounds, rnd.number)
         trained, fixed = ({**server, **state}, {}) if self.train_embedding else (server, state)
         params, _, loss = fit_personal(
             self.trained_model,
@@ -94,26 +93,21 @@ class SPIRE(Averaged):
             (data.images, data.labels),
             training=self.local,
             rng=rnd.rng,
-            first=first,
-            steps=steps,
+            steps=self.steps(rnd.number),
         )
         update = tree.sub({k: params[k] for k in server}, server)
         release = self.averaging.release(update, rnd, rounds=self.rounds)
         return LocalResult({CLIENT: params.get(CLIENT, state[CLIENT])}, release, {"train/loss": loss})
 
-    def deploy(self, server: Params, state: Params, data: Records, rng: torch.Generator) -> Deployed:
-        """Sample the backbone with the client's embedding."""
-        shared, own = self._with_zero(server), {**server, **state}
-        return deployed(self.trained_model, self.sampling, shared=shared, own=own)
-
-    def shared(self, server: Params) -> Shared:
+    def shared(self, server: Params) -> Params:
         """The backbone with embedding 0."""
-        model = self.trained_model
-        samplers = self.sampling.samplers(model, model.denoiser(self._with_zero(server)))
-        return Shared(samplers[self.sampling.sampler], "images of the backbone with embedding 0")
+        return {**server, CLIENT: torch.zeros(self.model.network.embedding_width)}
+
+    def deploy(self, server: Params, state: Params | None = None) -> Deployed:
+        """Sample the backbone with the client's embedding, or with 0."""
+        shared, own = self.shared(server), None if state is None else {**server, **state}
+        made = deployed(self.trained_model, self.sampling, shared=shared, own=own)
+        return made if own else replace(made, about="images of the backbone with embedding 0")
 
     def _fresh(self, rng: torch.Generator) -> Params:
         return {CLIENT: self.embedding_std * torch.randn(self.model.network.embedding_width, generator=rng)}
-
-    def _with_zero(self, server: Params) -> Params:
-        return {**server, CLIENT: torch.zeros(self.model.network.embedding_width)}

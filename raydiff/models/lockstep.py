@@ -1,6 +1,6 @@
 """Clients of one process that train in lock-step: a step of all is one `torch.func.vmap` over their stacked parameters.
 
-Each client's round runs as it always does until it calls `local.fit`. There it waits until every other one of its
+Each client's round runs as it always does until it calls `training.fit`. There it waits until every other one of its
 cohort waits too, or has ended. Tasks that are alike are then done together, the others one by one, and every client
 goes on with its own result. Batches, timesteps and noise come from each client's own generator, in the order that they
 have when it trains by itself; the results are the same up to the order in which floats are added.
@@ -26,12 +26,12 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from raydiff.models.ddpm import device, device_lost
-from raydiff.models.training import MEETING, Diverged, Fitted, Task, optimize
+from raydiff.models.training import TRAIN, Diverged, Fitted, Task, optimize
 from raydiff.tree import Params
 
 T = TypeVar("T")
 
-COUNT = "step/"  # below it AdamW keeps the steps that it has taken
+COUNT = "step/"  # AdamW keeps the number of its steps in the leaves below this prefix.
 
 
 class Abandoned(BaseException):
@@ -51,7 +51,7 @@ def in_step(calls: Sequence[Callable[[], T]]) -> Iterator[tuple[T, list[int]]]:
         while waiting := [(turn, turn.task) for turn in turns if turn.task is not None]:
             for (turn, _), answer in zip(waiting, answers([task for _, task in waiting]), strict=True):
                 turn.go_on(answer)
-    finally:  # an interrupt: no thread is left behind
+    finally:  # An interrupt must leave no thread behind.
         for turn in turns:
             if turn.task is not None:
                 turn.go_on((Abandoned(), 0))
@@ -86,7 +86,7 @@ class _Turn(Generic[T]):
         self.task = self._tasks.get()
 
     def _run(self) -> None:
-        MEETING.set(self._meet)  # of this thread alone
+        TRAIN.set(self._meet)  # This thread alone sees it.
         try:
             self.outcome.set_result(self._call())
         except BaseException as e:
@@ -145,23 +145,22 @@ def together(tasks: Sequence[Task]) -> list[Fitted]:
         batches, draws = zip(*(task.draw() for task in tasks), strict=True)
         images, labels = (torch.stack(parts) for parts in zip(*batches, strict=True))
         try:
-            with sdpa_kernel(SDPBackend.MATH):  # vmap does fused attention client by client
+            with sdpa_kernel(SDPBackend.MATH):  # vmap would do fused attention client by client.
                 loss = each(theta, (images, labels), _stacked(draws), extras)
-            loss.sum().backward()  # a client's parameters are in no loss but its own
+            loss.sum().backward()  # The sum mixes nothing: no client's parameters are in another's loss.
         except RuntimeError as e:
             if losses or _of_the_machine(e):
                 raise
-            raise NotTogether(" ".join(str(e).split())) from e  # the same loss has just been a client's own
+            raise NotTogether(" ".join(str(e).split())) from e  # `_build` has just evaluated this loss.
         losses.append(loss.detach())
         return {k: v.grad for k, v in theta.items() if v.grad is not None}, losses[-1].sum()
 
     moments = _stacked([task.moments for task in tasks])
-    moments |= {k: v for k, v in one.moments.items() if k.startswith(COUNT)}  # a number, the same for all
+    moments |= {k: v for k, v in one.moments.items() if k.startswith(COUNT)}  # All clients have taken as many steps.
     params, moments, _ = optimize(
         _stacked([task.params for task in tasks]),
         gradient,
         training=one.training,
-        first=one.first,
         steps=one.steps,
         moments=moments,
     )
@@ -184,7 +183,7 @@ def _of_the_machine(error: RuntimeError) -> bool:
 def _alone(task: Task) -> Answer:
     try:
         return task.alone(), 1
-    except Exception as e:  # raised where the client called `fit`
+    except Exception as e:  # It is raised again where the client called `fit`.
         return e, 1
 
 
@@ -207,7 +206,7 @@ def _kind(task: Task) -> Any:
     trees = (task.params, task.moments, task.extras, {"images": task.images[0], "labels": task.labels[0]})
     shapes = [{k: (v.shape, v.dtype) for k, v in tree.items()} for tree in trees]
     counts = {k: float(v) for k, v in task.moments.items() if k.startswith(COUNT)}
-    return (task.model, task.objective, task.training, task.first, task.steps, shapes, counts)
+    return (task.model, task.objective, task.training, task.steps, shapes, counts)
 
 
 def _stacked(trees: Sequence[Params]) -> Params:

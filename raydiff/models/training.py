@@ -24,7 +24,7 @@ Gradient = Callable[[Params], tuple[Params, Tensor]]
 Optimizer = Literal["adamw", "sgd"]
 Decay = Literal["cosine", "constant"]
 
-CHECK_EVERY = 50  # steps between looks at the loss: each look waits for the accelerator
+CHECK_EVERY = 50  # The loss is looked at after so many steps, for each look waits for the accelerator.
 
 
 class Model(Protocol):
@@ -88,6 +88,10 @@ class Training:
             return self.learning_rate
         return self.learning_rate * 0.5 * (1 + math.cos(math.pi * min(1.0, step / max(self.steps, 1))))
 
+    def part(self, number: int, of: int) -> range:
+        """The steps of part 0 .. of - 1 of this training, as even as can be."""
+        return range(self.steps * number // of, self.steps * (number + 1) // of)
+
 
 Fitted = tuple[Params, Params, float]
 """(parameters, the optimiser's state, mean loss)."""
@@ -109,15 +113,13 @@ class Task:
     """How it is trained."""
     rng: torch.Generator = field(repr=False)
     """Of batches and draws; each step moves it on."""
-    first: int
-    """The first step, of `training`."""
-    steps: int
-    """Number of steps."""
-    moments: Params
+    steps: range
+    """Which steps of `training`."""
+    moments: Params = field(default_factory=dict)
     """The optimiser's state, {} at first."""
-    objective: Objective | None
+    objective: Objective | None = None
     """What is minimised; None: the model's own loss."""
-    extras: Params
+    extras: Params = field(default_factory=dict)
     """Its constants."""
 
     def to(self, where: torch.device) -> Task:
@@ -136,33 +138,25 @@ class Task:
         """The objective, or without one the model's own loss."""
         return (self.objective or self.model.loss)(params, batch, draws, extras)
 
+    def gradient(self, theta: Params) -> tuple[Params, Tensor]:
+        """That of the loss on the next batch."""
+        batch, draws = self.draw()
+        loss = self.loss(theta, batch, draws, self.extras)
+        loss.backward()
+        return {k: v.grad for k, v in theta.items() if v.grad is not None}, loss.detach()
+
     def alone(self) -> Fitted:
-        """Do it."""
-        task = self.to(device())
-
-        def gradient(theta: Params) -> tuple[Params, Tensor]:
-            batch, draws = task.draw()
-            loss = task.loss(theta, batch, draws, task.extras)
-            loss.backward()
-            return {k: v.grad for k, v in theta.items() if v.grad is not None}, loss.detach()
-
-        return optimize(
-            self.params, gradient, training=self.training, first=self.first, steps=self.steps, moments=self.moments
-        )
+        """Do it, in this process and without any other task."""
+        here = self.to(device())
+        return optimize(self.params, here.gradient, training=self.training, steps=self.steps, moments=self.moments)
 
 
 Train = Callable[[Task], Fitted]
 """Does a task: `Task.alone`, or something faster."""
 
-MEETING: ContextVar[Train | None] = ContextVar("meeting", default=None)
-"""Who does the tasks of the clients that train in lock-step (`cohort`), or the server's (`rounds`), so that no method
-needs to know of it; None: each does its own."""
-
-
-def span(steps: int, parts: int, part: int) -> tuple[int, int]:
-    """(first step, number of steps) of part 0 .. parts - 1 of a training of `steps`, as even as can be."""
-    first = steps * part // parts
-    return first, steps * (part + 1) // parts - first
+TRAIN: ContextVar[Train | None] = ContextVar("train", default=None)
+"""What does the tasks of `fit` in place of `Task.alone`. `lockstep` sets it to train several clients together, and the
+round loop sets it to train on several processes (`runtime.data_parallel`): so no method needs to know of either."""
 
 
 def fit(
@@ -173,20 +167,19 @@ def fit(
     *,
     training: Training,
     rng: torch.Generator,
-    first: int = 0,
-    steps: int | None = None,
+    steps: range | None = None,
     moments: Params | None = None,
     objective: Objective | None = None,
     extras: Params | None = None,
 ) -> Fitted:
-    """Take steps first, first + 1, ..., first + steps - 1 of `training` on images (N, C, H, W) and labels (N, K).
+    """Take these steps of `training` (None: all) on images (N, C, H, W) and labels (N, K).
 
     Gives (params, moments, mean loss). `moments` is the optimiser's state: handing it back continues the optimisation
     as if it had not been interrupted. `objective` defaults to the model's own loss; `extras` are its constants. Raises
     Diverged when the loss is no longer finite, ValueError without records.
     """
-    steps = training.steps - first if steps is None else steps
-    if steps == 0:
+    steps = range(training.steps) if steps is None else steps
+    if not steps:
         return params, moments or {}, 0.0
     if not len(images):
         raise ValueError("there are no records to train on")
@@ -197,42 +190,34 @@ def fit(
         labels=labels,
         training=training,
         rng=rng,
-        first=first,
         steps=steps,
         moments=moments or {},
         objective=objective,
         extras=extras or {},
     )
-    meet = MEETING.get()
-    return task.alone() if meet is None else meet(task)
+    return (TRAIN.get() or Task.alone)(task)
 
 
 def optimize(
-    params: Params,
-    gradient: Gradient,
-    *,
-    training: Training,
-    first: int,
-    steps: int,
-    moments: Params | None = None,
-) -> tuple[Params, Params, float]:
-    """`fit` along a gradient, wherever it comes from: at least one step of `training`'s optimiser at its rates."""
-    where = device()
+    params: Params, gradient: Gradient, *, training: Training, steps: range | None = None, moments: Params | None = None
+) -> Fitted:
+    """Steps of `training`'s optimiser (None: all, else one at least) along a gradient, wherever it comes from."""
+    where, steps = device(), range(training.steps) if steps is None else steps
     theta = {k: v.detach().to(where, copy=True).requires_grad_() for k, v in params.items()}
     optimizer = _optimizer(theta, training, moments)
-    losses = torch.zeros(steps, device=where)
-    for step in range(first, first + steps):
+    losses = torch.zeros(len(steps), device=where)
+    for i, step in enumerate(steps):
         for group in optimizer.param_groups:
             group["lr"] = training.rate(step)
         optimizer.zero_grad()
-        gradients, losses[step - first] = gradient(theta)
+        gradients, losses[i] = gradient(theta)
         for name, g in gradients.items():
             theta[name].grad = g
         optimizer.step()
-        if step % CHECK_EVERY == 0 or step == first + steps - 1:
-            _check_finite(losses[: step - first + 1], first)
-    if not torch.stack([v.detach().sum() for v in theta.values()]).isfinite().all():  # the last update is in no loss
-        raise Diverged(first + steps - 1, math.nan)
+        if step % CHECK_EVERY == 0 or step == steps[-1]:
+            _check_finite(losses[: i + 1], steps[0])
+    if not torch.stack([v.detach().sum() for v in theta.values()]).isfinite().all():  # No loss shows the last update.
+        raise Diverged(steps[-1], math.nan)
     mean = float(losses.double().mean())
     return {k: v.detach().cpu() for k, v in theta.items()}, _moments(optimizer, theta), mean
 
@@ -245,28 +230,16 @@ def fit_personal(
     *,
     training: Training,
     rng: torch.Generator,
-    first: int = 0,
-    steps: int | None = None,
+    steps: range | None = None,
     moments: Params | None = None,
-) -> tuple[Params, Params, float]:
+) -> Fitted:
     """`fit` of the parameters in `personal` alone; the model's others are `fixed`.
 
     `data` is (images (N, C, H, W), labels (N, K)).
     """
-
-    images, labels = data
+    loss = _Completed(model)
     return fit(
-        model,
-        personal,
-        images,
-        labels,
-        training=training,
-        rng=rng,
-        first=first,
-        steps=steps,
-        moments=moments,
-        objective=_Completed(model),
-        extras=fixed,
+        model, personal, *data, training=training, rng=rng, steps=steps, moments=moments, objective=loss, extras=fixed
     )
 
 
@@ -302,18 +275,8 @@ def fit_part(
     The last part gives the parameters, those before it also the optimiser's state.
     """
     params = tree.under("model", state) if part else model.init(rng)
-    first, steps = span(training.steps, parts, part)
-    params, moments, _ = fit(
-        model,
-        params,
-        images,
-        labels,
-        training=training,
-        rng=rng,
-        first=first,
-        steps=steps,
-        moments=tree.under("moments", state),
-    )
+    moments, steps = tree.under("moments", state), training.part(part, parts)
+    params, moments, _ = fit(model, params, images, labels, training=training, rng=rng, steps=steps, moments=moments)
     return params if part == parts - 1 else {**tree.prefixed("model", params), **tree.prefixed("moments", moments)}
 
 

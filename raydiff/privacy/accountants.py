@@ -188,11 +188,13 @@ def release_event(clip: float, abar: float) -> Gaussian:
     return Gaussian(ratio, "example", "replace_one", "local")
 
 
-def depth(*, epsilon: float, delta: float, clip: float, alphas_bar: Tensor, accountant: str) -> int:
-    """The smallest t0 in 1..T at which PFDM's upload is (epsilon, delta)-DP by `accountant`.
+def depth(
+    *, epsilon: float, delta: float, clip: float, alphas_bar: Tensor, accountant: str, given: int | None = None
+) -> int:
+    """The smallest t0 in 1..T at which PFDM's upload is (epsilon, delta)-DP by `accountant`, or the given one.
 
-    `alphas_bar` is (T + 1,) with abar_0 = 1. Raises ValueError when no depth keeps to the budget, and for a
-    budget, clip or schedule that is none.
+    `alphas_bar` is (T + 1,) with abar_0 = 1. Raises ValueError when no depth, or not the given one, keeps to the
+    budget, and for a budget, clip or schedule that is none.
     """
     check_budget(epsilon, delta)
     abar = alphas_bar.double().tolist()
@@ -202,8 +204,13 @@ def depth(*, epsilon: float, delta: float, clip: float, alphas_bar: Tensor, acco
     smallest = math.inf
     for t in range(1, len(abar)):
         spent = epsilon_of([release_event(clip, abar[t])], delta, accountant)
+        if spent <= epsilon and given is not None and given < t:
+            raise ValueError(
+                f"t0 = {given} spends more than epsilon = {epsilon:g} at clip {clip:g}, delta {delta:g} ({accountant} "
+                f"accountant): it must be at least {t}"
+            )
         if spent <= epsilon:
-            return t
+            return given or t
         smallest = min(smallest, spent)
     raise ValueError(
         f"no depth reaches epsilon {epsilon:g} at clip {clip:g}, delta {delta:g} ({accountant} accountant): "

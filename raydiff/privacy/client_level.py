@@ -66,7 +66,7 @@ class ClientPrivacy:
             return gaussian_update(update, clip=self.clip, std=self.std(rounds), noise=noise)
         return disclose(clipped_update(update, self.clip), TRUSTED)
 
-    def foretold(self, rounds: int) -> Event:
+    def upload_event(self, rounds: int) -> Event:
         """The event of any release, which no update changes."""
         if self.trust == "local":
             ratio = self.std(rounds) / (2 * self.clip)

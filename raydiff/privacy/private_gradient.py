@@ -201,6 +201,29 @@ def sampling_rate(batch: int, records: int) -> float:
     return batch / records
 
 
+def noise_multiplier(
+    given: float | None, budget: tuple[float | None, float], *, batch: int, records: int, steps: int
+) -> float:
+    """The sigma of a client with this many records: the given one, or the smallest that keeps to the budget.
+
+    `budget` is (epsilon, delta); without an epsilon sigma is 0 unless given. Raises ValueError for a given sigma that
+    breaks the budget, and for a batch larger than the records.
+    """
+    rate, (epsilon, delta) = sampling_rate(batch, records), budget
+    if epsilon is None:
+        return given or 0.0
+    needed = noise_multiplier_for(epsilon=epsilon, delta=delta, sampling_rate=rate, steps=steps)
+    if given is None:
+        return needed
+    spent = accountants.rdp([Gaussian(given, "example", "zero_out", "local", rate, steps)], delta)
+    if spent > epsilon:
+        raise ValueError(
+            f"noise_multiplier = {given:g} spends epsilon {spent:.4g} > {epsilon:g} on a client's "
+            f"{records} records: it must be at least {math.ceil(1000 * needed) / 1000:g}"
+        )
+    return given
+
+
 @functools.lru_cache
 def noise_multiplier_for(*, epsilon: float, delta: float, sampling_rate: float, steps: int) -> float:
     """The smallest sigma, to within a relative 1e-4, whose `steps` steps are (epsilon, delta)-DP by `accountants.rdp`.

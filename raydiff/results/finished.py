@@ -20,7 +20,7 @@ from raydiff.experiment import config
 from raydiff.experiment.tracking import KEYED, read_json
 from raydiff.experiment.trial import Trial, guarantees, ledger_of, make_clients, planned_secret, setup_of
 from raydiff.federated.client import Client, Keys
-from raydiff.federated.method import HELD, Sharing
+from raydiff.federated.method import SCRATCH, SERVER_ONLY, Deployed
 from raydiff.privacy.ledger import Guarantee, Spent
 from raydiff.results import sampler
 from raydiff.results.sampler import Card, Sample
@@ -108,21 +108,19 @@ class Finished:
         return Source(number, deployed.sample, labels, deployed.privacy, f"samples of client {number}", draw)
 
     def _shared(self, draw: Draw) -> Source:
-        method, guarantee = self._sharing, self.published
-        made, everyone = method.shared(self.server), range(self.trial.experiment.clients)
+        deployed, guarantee = self._servers, self.published
+        sample, everyone = deployed.sample, range(self.trial.experiment.clients)
         if draw == "as-data":
             labels = torch.cat([c.data.labels for c in make_clients(self.trial, everyone, keys=self._keys)])
             guarantee = replace(guarantee, epsilon=math.inf, unprotected=(*guarantee.unprotected, AS_DATA))
         else:
             labels = self._labels(draw)
-        return Source(None, made.sample, labels, str(guarantee), made.about, draw, guarantee)
+        return Source(None, sample, labels, str(guarantee), deployed.about, draw, guarantee)
 
     @property
-    def _sharing(self) -> Sharing:
-        method = self.trial.experiment.method
-        if not isinstance(method, Sharing):
-            raise ValueError(f"{type(method).__name__} has no model that its clients share: sample a client's")
-        return method
+    def _servers(self) -> Deployed:
+        """The server's model alone. Raises ValueError where it has none."""
+        return self.trial.experiment.method.deploy(self.server)
 
     def _labels(self, draw: Draw) -> Tensor:
         """(n, K) label rows that no client's record has a part in."""
@@ -144,8 +142,9 @@ class Finished:
         """`sampler.save` of one client, of all (None), or of the server's model. Raises ValueError as `source` does."""
         experiment = self.trial.experiment
         numbers = () if shared else range(experiment.clients) if client is None else (client,)
-        states = {number: tree.without(HELD, self.client(number).state(self.round)) for number in numbers}
-        about = self._sharing.shared(self.server).about if shared else "samples of the clients' own models"
+        clients = {number: self.client(number) for number in numbers}
+        states = {n: tree.without(SCRATCH, c.personalized(self.server, self.round)) for n, c in clients.items()}
+        about = self._servers.about if shared else "samples of the clients' own models"
         card = Card(
             trial=experiment.digest,
             seed=experiment.seed,
@@ -201,7 +200,7 @@ def open_finished(folder: Path) -> Finished:
     dataset = datasets.load(experiment.data)
     if experiment.data_digest != _data_digest(trial, dataset):
         raise ValueError(f"the data set {experiment.data.name} is no longer the one that {folder} was trained on")
-    server = tree.without(HELD, trial.store.load_server(last[0]))
+    server = tree.without(SERVER_ONLY, trial.store.load_server(last[0]))
     views = tuple(_guarantee(outcome[view]) for view in ("server", "outsiders"))
     if dataset.learned and any(math.isfinite(view.epsilon) for view in views):  # before there was an event for it
         ledger = ledger_of(folder).with_setup(range(experiment.clients), setup_of(experiment))

@@ -27,7 +27,7 @@ from raydiff.evaluation.quality.distances import half_counts
 from raydiff.evaluation.suite import Evaluation, Instruments
 from raydiff.experiment import overrides
 from raydiff.federated.checkpoint import read_tensors, write_tensors, write_text
-from raydiff.federated.method import Deployed, Metrics, Personalizing
+from raydiff.federated.method import Deployed, Metrics, WithNewClients
 from raydiff.models.classifier import Classifier
 from raydiff.models.d3pm import DiscreteDiffusion
 from raydiff.models.training import Training, fit_personal
@@ -110,8 +110,7 @@ class Joining:
                 (own.images, own.labels),
                 training=training,
                 rng=rng,
-                first=done,
-                steps=steps - done,
+                steps=range(done, steps),
                 moments=moments,
             )
             done, seconds = steps, seconds + time.perf_counter() - started
@@ -125,7 +124,7 @@ class Joining:
 
     def deploy(self, state: Params) -> Deployed:
         """The client's model with this personal part."""
-        return _deploy(self.finished, state, self.client.records)
+        return self.finished.trial.experiment.method.deploy(self.finished.server, state)
 
     def measure(self, state: Params) -> Metrics:
         """`READINGS` of the client's model with this personal part: its samples beside the held-out records.
@@ -207,19 +206,19 @@ def _change(before: Metrics, after: Metrics) -> Row:
     return row
 
 
-def method_of(finished: Finished) -> Personalizing:
+def method_of(finished: Finished) -> WithNewClients:
     """The run's method. Raises ValueError where it has nothing that a new client could personalise."""
     method = finished.trial.experiment.method
     if isinstance(method.model, Classifier):
         raise ValueError("a classifier makes no pictures, by which a new client's model is judged")
     if isinstance(method.model, DiscreteDiffusion):
         raise ValueError("a new client's model is judged by its pictures, and this method makes rows of a table")
-    if not isinstance(method, Personalizing):
+    if not isinstance(method, WithNewClients):
         raise ValueError(f"{type(method).__name__} has no shared model that a new client could make its own")
     return method
 
 
-def replaced(method: Personalizing, server: Params, state: Params) -> Params:
+def replaced(method: WithNewClients, server: Params, state: Params) -> Params:
     """The server's state with the model of a new client, whose trained personal part is `state`, as the shared one.
 
     A method that personalises a part of the model leaves the shared part, the other one, as the server sent it: then
@@ -290,13 +289,4 @@ def reopen(finished: Finished, path: Path) -> Deployed:
     if (trial, server) != (finished.trial.experiment.digest, tree.digest(finished.server)):
         here = finished.trial.experiment.digest
         raise ValueError(f"the personal part {path} is of the trial {trial}, with another server's state than {here}'s")
-    shape, none = finished.dataset.shape, torch.empty(0, dtype=torch.long)
-    records = Records(torch.empty(0, *shape), none.new_empty(0, len(finished.dataset.label_names)), none)
-    return _deploy(finished, state, records)
-
-
-def _deploy(finished: Finished, state: Params, records: Records) -> Deployed:
-    """The personal part has been trained: the method needs neither records nor randomness to deploy it."""
-    experiment = finished.trial.experiment
-    rng = seeding.generator(experiment.seed, "newcomer", "deploy")
-    return experiment.method.deploy(finished.server, state, records, rng)
+    return finished.trial.experiment.method.deploy(finished.server, state)

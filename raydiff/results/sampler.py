@@ -5,7 +5,7 @@ MLflow. The folder is a small `Store` and a card:
 
     sampler.json                          the method, and the keys of the card below: enough to deploy it again
     server-00004.safetensors              the server's state, without what it holds back
-    clients/00000-00004.safetensors       a client's private state; none where the source is "global"
+    clients/00000-00004.safetensors       a client's personalised state; none where the source is "global"
     latent/                               the frozen latent diffusion model, where the method has one
     mapping.json                          of a table: what the codes of its columns mean
 """
@@ -25,15 +25,12 @@ import torch
 from torch import Tensor
 
 from raydiff import seeding, tree
-from raydiff.data.datasets import Records
 from raydiff.data.tables import encode
 from raydiff.evaluation.grids import to_bytes
 from raydiff.experiment import overrides
 from raydiff.federated.checkpoint import Store, write_text
-from raydiff.federated.client import Client, Keys
-from raydiff.federated.method import Deployed, Method, Sharing
+from raydiff.federated.method import Method
 from raydiff.methods import AnyMethod
-from raydiff.models.classifier import Classifier
 from raydiff.models.d3pm import codes_of
 from raydiff.models.ddpm import DDPM
 from raydiff.models.latent.folder import locate
@@ -61,7 +58,7 @@ class Card:
     trial: str
     """The trial's digest."""
     seed: int
-    """The experiment's seed: a method may personalise in `deploy`."""
+    """The experiment's seed."""
     round: int
     """The round after which the states hold."""
     clients: tuple[int, ...]
@@ -87,9 +84,10 @@ def save(
     states: Mapping[int, Params],
     mapping: encode.Mapping | None = None,
 ) -> None:
-    """Write the folder; `mapping` is a table's. Raises ValueError for weights larger than `LARGEST`, for a method that
-    needs records, and for a classifier."""
-    if isinstance(method.model, Classifier):
+    """Write the folder: `states` are the clients' personalised ones, `mapping` is a table's. Raises ValueError for
+    weights larger than `LARGEST`, and for a model that makes no pictures."""
+    models = [method.deploy(server, state) for state in states.values()] or [method.deploy(server)]
+    if not all(model.samplers for model in models):
         raise ValueError("a classifier makes no pictures")
     latent = locate(method.model.path) if isinstance(method.model, LatentModel) else None
     size = tree.nbytes(server) + sum(map(tree.nbytes, states.values()))
@@ -107,8 +105,8 @@ def save(
     store.save_server(card.round, server)
     for client, state in states.items():
         store.save_client(client, card.round, state)
-    said = {_deploy(store, card, method, client).privacy for client in states}  # refused now, not when it is loaded
-    if said:
+    if states:
+        said = {model.privacy for model in models}
         card = replace(card, privacy=said.pop() if len(said) == 1 else "none")
     if latent is not None:
         shutil.copytree(latent, folder / LATENT)
@@ -122,17 +120,6 @@ def save(
 
 def _bytes_below(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-
-
-def _deploy(store: Store, card: Card, method: Method, client: int) -> Deployed:
-    """A client's personalised model from its state alone: its records are not here."""
-    none = torch.empty(0, dtype=torch.long)
-    data = Records(torch.empty(0, *card.shape), none.new_empty(0, len(card.labels)), none)
-    keys = Keys(card.seed, b"", card.trial)  # nothing is uploaded: no noise, no secret
-    try:
-        return Client(client, method, data, keys=keys, store=store).deploy(store.load_server(card.round), card.round)
-    except ValueError as e:
-        raise ValueError(f"a saved sampler carries no records, but {type(method).__name__} needs them: {e}") from None
 
 
 class Sampler:
@@ -160,13 +147,15 @@ class Sampler:
         return self._made[client]
 
     def _shared(self) -> Sample:
-        assert isinstance(self.method, Sharing)  # else it could not be saved
-        return self.method.shared(self._store.load_server(self.card.round)).sample
+        return self.method.deploy(self._store.load_server(self.card.round)).sample
 
     def _personal(self, client: int) -> Sample:
         if client not in self.card.clients:
             raise ValueError(f"there is no client {client} in this sampler; it has {_listed(self.card.clients)}")
-        return _deploy(self._store, self.card, self.method, client).sample
+        state = self._store.load_client(client, before=self.card.round + 1)
+        if state is None:
+            raise ValueError(f"the state of client {client} is gone from {self._store.root}")
+        return self.method.deploy(self._store.load_server(self.card.round), state).sample
 
     def predict(
         self, model_input: pd.DataFrame, params: Mapping[str, Any] | None = None

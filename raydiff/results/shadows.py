@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -78,7 +78,7 @@ class Attacked:
     @property
     def timesteps(self) -> tuple[int, ...]:
         """Where the loss is taken."""
-        return self.request.timesteps or tuple(scores.grid(self.deployed.timesteps))
+        return self.request.timesteps or tuple(scores.grid(self.deployed.targets[self.request.source].timesteps))
 
     def target(self) -> Tensor:
         """The attacked model's statistics, (N, S)."""
@@ -97,13 +97,15 @@ class Attacked:
         server = self.finished.server if self.alone else tree.under("server", trained)
         mine, rng = self._records_in(number, self.request.client), seeding.generator(self._seed(number), "deploy")
         method = self.finished.trial.experiment.method
-        return self._statistics(method.deploy(server, tree.under("state", trained), mine, rng))
+        state = method.personalize(server, tree.under("state", trained), mine, rng)
+        return self._statistics(method.deploy(server, state))
 
     def _statistics(self, deployed: Deployed) -> Tensor:
+        target = deployed.targets[self.request.source]
         return lira.statistics(
-            deployed.denoisers[self.request.source],
+            target.denoisers[0],
             self.records,
-            alphas_bar=deployed.alphas_bar,
+            alphas_bar=target.alphas_bar,
             timesteps=self.timesteps,
             draws=self.request.draws,
             rng=seeding.generator(self.request.seed, "statistics"),
@@ -118,7 +120,7 @@ class Attacked:
         return self.request.source == "client" and experiment.method.init_key is not None and kept is None
 
     def _train(self, number: int) -> Params:
-        """What `deploy` takes: state/ of the client and, unless it is `alone`, server/ of the server."""
+        """What `personalize` takes: state/ of the client and, unless it is `alone`, server/ of the server."""
         experiment, one = self.finished.trial.experiment, self.request.client
         # Other keys than the trial's, whose noise must not be drawn twice.
         keys = Keys(self._seed(number), b"shadow", f"shadow {number}")
@@ -180,8 +182,9 @@ def open_attacked(request: Request) -> Attacked:
     to attack it with."""
     finished = open_finished(request.trial)
     deployed = finished.client(request.client).deploy(finished.server, finished.round)
-    if request.source not in deployed.denoisers:
-        method, known = type(finished.trial.experiment.method).__name__, " or ".join(deployed.denoisers)
+    if request.source not in deployed.targets:
+        method = type(finished.trial.experiment.method).__name__
+        known = " or ".join(source for source in get_args(Source) if source in deployed.targets)
         raise ValueError(
             f"{method} ends with no {request.source} denoiser of pictures to attack"
             + (f"; it has {known}" if known else "")

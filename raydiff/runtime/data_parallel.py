@@ -130,7 +130,6 @@ def share(task: Task) -> Fitted | Diverged:
             task.params,
             lambda theta: _gradient(task, theta),
             training=task.training,
-            first=task.first,
             steps=task.steps,
             moments=task.moments,
         )

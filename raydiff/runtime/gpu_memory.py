@@ -20,7 +20,7 @@ from raydiff.experiment.config import Experiment
 from raydiff.experiment.overrides import override
 from raydiff.federated.checkpoint import INITIAL
 from raydiff.federated.client import COHORT, run_clients
-from raydiff.federated.method import HELD, Round
+from raydiff.federated.method import SERVER_ONLY, Round
 from raydiff.models.latent.model import LatentModel
 from raydiff.models.training import Training
 from raydiff.runtime.slots import CAP, slot
@@ -141,7 +141,7 @@ def _peak(this: trial.Trial, meter: Meter, cohort: int) -> int:
     server, _, _ = method.aggregate(server, uploads, Round(0, rng, noise, this.experiment.clients))
     meter.start()
     if instruments is not None:
-        client.evaluate(tree.without(HELD, server), 0, instruments.of_client("test"))
+        client.evaluate(tree.without(SERVER_ONLY, server), 0, instruments.of_client("test"))
     return max(trained, meter.peak())
 
 

@@ -225,9 +225,7 @@ def _trainings(
     params, moments, done = model.init(generator(seed, "pdp", "model")), None, 0
     for mark in marks:
         if mark > done:
-            params, moments, _ = optimize(
-                params, gradient, training=training, first=done, steps=mark - done, moments=moments
-            )
+            params, moments, _ = optimize(params, gradient, training=training, steps=range(done, mark), moments=moments)
             done = mark
         yield params
 

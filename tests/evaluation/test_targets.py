@@ -14,7 +14,7 @@ from raydiff.data.records import Records
 from raydiff.evaluation.attacks import membership, targets
 from raydiff.evaluation.attacks import scores as attacks
 from raydiff.federated.client import Client, Keys
-from raydiff.federated.method import Deployed, Upload
+from raydiff.federated.method import Deployed, Target, Upload, Uploads
 from raydiff.federated.rounds import LocalPool, rounds
 from raydiff.methods import PFDM, FedAvg, LocalOnly
 from raydiff.models.ddpm import DDPM
@@ -76,12 +76,14 @@ def test_what_is_attacked_as_uploaded_is_what_was_uploaded() -> None:
     upload: Upload = client.run(server, 0)[0]
 
     def instrument(deployed: Deployed, own: Records, rng: torch.Generator) -> None:
-        seen.update(sent=deployed.sent, plain=deployed.upload(own, None), upload=deployed.upload)
+        uploads = deployed.uploads
+        assert uploads is not None
+        seen.update(sent=uploads.sent, plain=uploads.make(own, None), make=uploads.make)
 
     client.evaluate(server, 0, instrument)
     assert torch.equal(seen["sent"].images, upload.release.value["x"])
     assert torch.equal(seen["sent"].labels, upload.release.value["labels"])
-    many = torch.stack([seen["upload"](pictures(10, 0), NoiseStream(b"n", (i,))).images for i in range(200)])
+    many = torch.stack([seen["make"](pictures(10, 0), NoiseStream(b"n", (i,))).images for i in range(200)])
     apart = (many.mean(0) - seen["plain"].images).abs().max()
     assert apart < 5 * many.std(0).max() / 200**0.5
 
@@ -100,11 +102,14 @@ def test_a_record_is_scored_by_the_prompt_that_knows_it_best() -> None:
 
         return z
 
-    schedule = {"timesteps": 20, "alphas_bar": torch.cat([torch.ones(1), SMALL.abar[1:]]).double()}
+    def pool(*denoisers: Any) -> Deployed:
+        abar = torch.cat([torch.ones(1), SMALL.abar[1:]]).double()
+        return Deployed(targets={"pool": Target(denoisers, abar, encode=lambda images: 2 * images)})
+
     splits = {"names": ("sima",), "members": 20, "calibration": pictures(6, 1), "test": pictures(8, 2)}
-    deployed = Deployed(prompted=[right_for(True), right_for(False)], encode=lambda images: 2 * images, **schedule)
+    deployed = pool(right_for(True), right_for(False))
     assert all((scores == 0).all() for scores in targets.scores(deployed, own, **splits)["pool"]["sima"].values())
-    alone = Deployed(prompted=[right_for(True)], encode=lambda images: 2 * images, **schedule)
+    alone = pool(right_for(True))
     scores = targets.scores(alone, own, **splits)["pool"]["sima"]["nonmembers"][:, 0]
     assert torch.equal(scores == 0, splits["test"].images[:, 0, 0, 0] > 0)
 
@@ -114,14 +119,14 @@ def test_a_record_is_scored_by_the_prompt_that_knows_it_best() -> None:
 
 def test_the_distance_is_to_the_nearest_upload_of_the_class() -> None:
     own, candidates = pictures(6, 0), pictures(4, 1)
-    deployed = Deployed(upload=lambda r, noise: replace(r, images=0.5 * r.images), sent=own)
-    found = targets.distances(deployed, candidates)
+    uploads = Uploads(lambda r, noise: replace(r, images=0.5 * r.images), sent=own)
+    found = targets.distances(uploads, candidates)
     for i in range(4):
         alike = [j for j in range(6) if own.labels[j, 0] == candidates.labels[i, 0]]
         by_hand = min(float((own.images[j] - 0.5 * candidates.images[i]).norm()) for j in alike)
         assert float(found[i]) == pytest.approx(by_hand, rel=1e-6)
     other = replace(candidates, labels=candidates.labels + 7)
-    assert targets.distances(deployed, other).isinf().all()
+    assert targets.distances(uploads, other).isinf().all()
 
 
 def test_uploads_without_protection_give_every_record_away_and_noised_ones_keep_to_their_ceiling() -> None:
@@ -212,13 +217,13 @@ def overfitted() -> dict[str, float]:
     own, strangers = (splits["train"].select(torch.arange(80) % 2 == k) for k in (0, 1))
     model = DDPM(network=MLP(width=128, depth=2), timesteps=100)
     training = Training(steps=800, batch=30, learning_rate=2e-3)
-    denoisers = {}
+    attacked = {}
     for name, seen in (("client", own), ("global", strangers)):
         params, _, _ = fit(
             model, model.init(generator(0)), seen.images, seen.labels, training=training, rng=generator(1)
         )
-        denoisers[name] = model.denoiser(params)
-    deployed = Deployed({}, denoisers, model.timesteps, model.abar)
+        attacked[name] = Target((model.denoiser(params),), model.abar)
+    deployed = Deployed(targets=attacked)
     given = {"calibration": splits["calibration"], "test": splits["test"]}
     return targets.summary([targets.scores(deployed, own, names=tuple(attacks.ATTACKS), members=40, **given)])
 

@@ -22,7 +22,8 @@ from raydiff.federated import checkpoint
 from raydiff.federated import rounds as federation
 from raydiff.federated.checkpoint import INITIAL, Overtaken, Store, write_tensors
 from raydiff.federated.client import Client, Failed, Keys
-from raydiff.federated.method import Deployed, LocalResult, Metrics, Round, Upload
+from raydiff.federated.form import Form, Leaf
+from raydiff.federated.method import Deployed, LocalResult, Method, Metrics, Round, Upload
 from raydiff.federated.rounds import LocalPool, Progress, rounds
 from raydiff.models.training import Diverged
 from raydiff.privacy.ledger import Ledger
@@ -41,7 +42,7 @@ def own_records(number: int, count: int = 3) -> Records:
 
 
 @dataclass(frozen=True)
-class Walk:
+class Walk(Method):
     """A client's state counts its rounds; it sends the count, noised. The server lists what it got."""
 
     rounds: int = 4
@@ -90,9 +91,8 @@ class Walk:
         release = already_private(message, event) if self.private else disclose(message, "it")
         return LocalResult({**state, "count": state["count"] + 1}, release, {"train/loss": float(client)})
 
-    def objection(self, server: Params, upload: Upload, number: int) -> str | None:
-        wanted = {"value": ((1,), torch.float32), "client": ((1,), torch.int64)}
-        return tree.unlike(upload.release.value, wanted if upload.release.value else {})
+    def form(self, server: Params, examples: int, number: int) -> Form:
+        return Form({"value": Leaf((1,), torch.float32), "client": Leaf((1,), torch.int64)})
 
     def aggregate(self, server: Params, uploads: Iterable[Upload], rnd: Round) -> tuple[Params, Metrics, list[Event]]:
         if self.fails[0] == "server" and self.fails[2] == rnd.number:
@@ -103,13 +103,14 @@ class Walk:
             total = total + upload.release.value["value"]
         return {"sum": total, "held/who": torch.cat(who)}, {"server/sum": float(total)}, []
 
-    def deploy(self, server: Params, state: Params, data: Records, rng: torch.Generator) -> Deployed:
+    def deploy(self, server: Params, state: Params | None = None) -> Deployed:
+        assert state is not None
         self.seen.append(("deploy", tuple(server), float(state["count"])))
 
         def sample(labels: Tensor, rng: torch.Generator) -> Tensor:
             return torch.zeros(len(labels), 1, 2, 2)
 
-        return Deployed({"only": sample}, {}, 1, torch.ones(2))
+        return Deployed({"only": sample})
 
 
 def pool(method: Any, store: Store | None = None, *, clients: Iterable[int] = range(3)) -> LocalPool:
@@ -237,6 +238,9 @@ def test_a_client_that_sends_nothing_is_in_the_ledger_too() -> None:
     class Silent(Walk):
         def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
             return LocalResult(state, nothing())
+
+        def form(self, server: Params, examples: int, number: int) -> Form:
+            return Form()
 
     entries = run(Silent(rounds=1, participating_rounds=1, reads=0))[-1].ledger.entries
     assert [(e.client, e.event, e.bytes) for e in entries] == [(c, Nothing(), 0) for c in range(3)]
@@ -580,7 +584,7 @@ class Timed(Walk):
         self.now[0] += self.takes[int(data.images[0, 0, 0, 0])]
         return result
 
-    def foretold(self, records: int, number: int) -> Event:
+    def upload_event(self, records: int, number: int) -> Event:
         return Gaussian(1.0, "example", "replace_one", "local")
 
 

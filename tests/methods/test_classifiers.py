@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from toys import records, run
+from toys import deployed_of, records, run
 
 from raydiff import tree
 from raydiff.federated.method import Deployed, Round
@@ -24,7 +24,7 @@ X = records(5).images
 
 def assert_only_classifies(deployed: Deployed) -> None:
     assert deployed.classify is not None and deployed.classify(X).shape == (12, 10)
-    assert not deployed.samplers and not deployed.denoisers
+    assert not deployed.samplers and not deployed.targets
     with pytest.raises(ValueError, match=r"^a classifier makes no pictures$"):
         _ = deployed.sample
 
@@ -34,17 +34,17 @@ def test_fedavg_trains_it() -> None:
     progress = run(method, DATA)
     assert progress[1].metrics["train/loss"] < progress[0].metrics["train/loss"]
     server = progress[-1].server
-    deployed = method.deploy(server, {}, DATA[0], generator(0))
+    deployed = method.deploy(server)
     assert_only_classifies(deployed)
     assert deployed.classify is not None and torch.equal(deployed.classify(X), MODEL.classify(server)(X))
     with pytest.raises(ValueError, match=r"^a classifier makes no pictures$"):
-        method.shared(server)
+        _ = deployed.sample
 
 
 def test_finetuning_makes_it_the_clients_own() -> None:
     method = FedAvg(model=MODEL, local=ADAMW, rounds=1, finetune=Training(steps=4, batch=4))
     server = run(method, DATA)[-1].server
-    own, shared = (m.deploy(server, {}, DATA[0], generator(0)) for m in (method, replace(method, finetune=None)))
+    own, shared = (deployed_of(m, server, DATA[0]) for m in (method, replace(method, finetune=None)))
     assert_only_classifies(own)
     assert own.classify is not None and shared.classify is not None
     assert not torch.equal(own.classify(X), shared.classify(X))
@@ -64,7 +64,7 @@ def test_scaffold_is_fedavg_until_it_has_control_variates() -> None:
     corrected = run(method, DATA)
     first, second = (tree.digest(tree.under("model", progress.server)) for progress in corrected)
     assert first == tree.digest(plain[0].server) and second != tree.digest(plain[1].server)
-    deployed = method.deploy(corrected[-1].server, {}, DATA[0], generator(0))
+    deployed = method.deploy(corrected[-1].server)
     assert_only_classifies(deployed)
     trained = tree.under("model", corrected[-1].server)
     assert deployed.classify is not None and torch.equal(deployed.classify(X), MODEL.classify(trained)(X))
@@ -74,7 +74,7 @@ def test_each_client_alone_has_one_of_its_own() -> None:
     method = LocalOnly(model=MODEL, local=ADAMW)
     states = [method.init_client({}, own, None, Round(0, generator(i))) for i, own in enumerate(DATA)]
     assert states[0].keys() == MODEL.init(generator(0)).keys()
-    deployed = [method.deploy({}, state, own, generator(0)) for state, own in zip(states, DATA, strict=True)]
+    deployed = [method.deploy({}, state) for state in states]
     for one, state in zip(deployed, states, strict=True):
         assert_only_classifies(one)
         assert one.classify is not None and torch.equal(one.classify(X), MODEL.classify(state)(X))

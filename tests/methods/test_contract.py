@@ -18,16 +18,16 @@ from raydiff.experiment import overrides
 from raydiff.experiment.config import Experiment
 from raydiff.federated.checkpoint import Store
 from raydiff.federated.client import Client, Keys
-from raydiff.federated.method import Deployed, Foretelling, Method, Round, Upload
+from raydiff.federated.method import SCRATCH, Deployed, Method, Round, Upload
 from raydiff.federated.rounds import LocalPool, Progress, rounds
-from raydiff.methods import METHODS, FedDistr, Scaffold
+from raydiff.methods import METHODS, FedDistr, LocalOnly, Scaffold, SharedRep
 from raydiff.models.classifier import Classifier
 from raydiff.models.ddpm import Sampling
 from raydiff.models.latent.model import LatentModel
 from raydiff.models.networks import UNet
 from raydiff.models.training import Training
 from raydiff.privacy.client_level import ClientPrivacy
-from raydiff.privacy.release import Gaussian, NonPrivate, Nothing, disclose
+from raydiff.privacy.release import Gaussian, NonPrivate, Nothing
 from raydiff.seeding import NoiseStream, generator
 from raydiff.tree import Params
 
@@ -182,7 +182,8 @@ def test_nothing_is_changed_in_place(method: Method) -> None:
         assert digests() == before
         everything.append(server)
     before = digests()
-    method.deploy(server, states[0], data[0], generator(4)).sample(LABELS, generator(5))
+    personal = method.personalize(server, states[0], data[0], generator(4))
+    method.deploy(server, personal).sample(LABELS, generator(5))
     assert digests() == before
 
 
@@ -218,7 +219,7 @@ def test_every_event_is_accounted_for(method: Method) -> None:
 
 @pytest.mark.parametrize("private", [True, False])
 def test_a_late_client_is_charged_what_its_upload_costs(experiment: Experiment, private: bool) -> None:
-    """The event that is foretold is that of the upload, to rounding, at any number of records."""
+    """The event that `upload_event` tells is that of the upload, to rounding, at any number of records."""
     method = experiment.method
     if overrides.has_path(experiment, "method.epsilon"):
         budget: dict[str, Any] = {"method.epsilon": 10.0 if private else None}
@@ -226,11 +227,10 @@ def test_a_late_client_is_charged_what_its_upload_costs(experiment: Experiment, 
         method = overrides.override(experiment, budget | clip).method
     elif overrides.has_path(experiment, "method.averaging.privacy") and not isinstance(method, Scaffold):
         method = overrides.override(method, {"averaging.privacy": ClientPrivacy() if private else None})
-    assert isinstance(method, Foretelling)
     entries = run(method)[-1].ledger.entries
     assert entries
     for entry in entries:
-        told = method.foretold(12, entry.round)
+        told = method.upload_event(12, entry.round)
         if isinstance(entry.event, Gaussian):
             assert isinstance(told, Gaussian)
             ratio = pytest.approx(entry.event.std_over_sensitivity, rel=1e-12)
@@ -245,7 +245,8 @@ def test_what_a_method_sends_is_all_that_it_accepts(method: Method) -> None:
     assert all(p.rejected == {} for p in run(method))
     for upload, _ in pool(method).run([0, 1], server, 0):
         value = upload.release.value
-        assert method.objection(server, upload, 0) is None
+        form = method.form(server, upload.examples, 0)
+        assert form.unlike(value) is None
         spoiled = [{**value, "more": torch.zeros(1)}]
         for k, v in value.items():
             longer = torch.cat([v, v]) if v.dim() else v[None]
@@ -253,7 +254,7 @@ def test_what_a_method_sends_is_all_that_it_accepts(method: Method) -> None:
             spoiled += [{name: leaf for name, leaf in value.items() if name != k}]
             spoiled += [{**value, k: v - 100} for _ in range(not v.is_floating_point())]  # labels, counts
         for other in spoiled:
-            assert method.objection(server, replace(upload, release=disclose(other, "it")), 0), list(other)
+            assert form.unlike(other), list(other)
 
 
 def test_trials_of_different_epsilon_do_not_share_noise(experiment: Experiment) -> None:
@@ -297,14 +298,37 @@ def test_deploy_gives_images(experiment: Experiment, sampler: str, schedule: str
 
 
 def test_the_denoisers_can_be_asked(method: Method) -> None:
-    if isinstance(method, FedDistr):
-        pytest.skip("its denoiser is public, and trained on no client's records")
     model = deployed(method, run(method)[-1])
-    assert set(model.denoisers) <= {"global", "client"} and model.denoisers
-    assert model.alphas_bar.shape == (model.timesteps + 1,) and float(model.alphas_bar[0]) == 1
-    for z in model.denoisers.values():
-        out = z(torch.randn(10, 1, 8, 8, generator=generator(0)), torch.arange(1, 11), LABELS)
-        assert out.shape == (10, 1, 8, 8) and bool(out.isfinite().all()) and not out.requires_grad
+    assert set(model.targets) <= {"global", "client", "pool"} and model.targets
+    for target in model.targets.values():
+        assert target.alphas_bar.shape == (target.timesteps + 1,) and float(target.alphas_bar[0]) == 1
+        x = torch.randn(10, 1, 8, 8, generator=generator(0))
+        x = x if target.encode is None else target.encode(x)
+        for z in target.denoisers:
+            out = z(x, torch.arange(1, 11), LABELS)
+            assert out.shape == x.shape and bool(out.isfinite().all()) and not out.requires_grad
+
+
+def test_the_servers_model_alone_has_nothing_of_a_client(method: Method) -> None:
+    last = run(method)[-1]
+    try:
+        model = method.deploy(last.sent)
+    except ValueError as e:  # it has none, and says so
+        assert "\n" not in str(e) and isinstance(method, LocalOnly | SharedRep)
+        return
+    images = model.sample(LABELS, generator(0))
+    assert images.shape == (10, 1, 8, 8) and bool(images.isfinite().all()) and float(images.abs().max()) <= 1 + 1e-4
+    assert model.about and "client" not in model.targets and model.uploads is None
+
+
+def test_a_personalised_state_is_all_that_deploy_needs(method: Method) -> None:
+    """Twice the same samples from it, also where it was kept without the client's scratch."""
+    clients = [Client(i, method, records(i), keys=KEYS) for i in range(2)]
+    last, client = list(rounds(method, LocalPool(clients), keys=KEYS))[-1], clients[1]
+    state = client.personalized(last.sent, last.number)
+    kept = method.deploy(last.sent, tree.without(SCRATCH, state))
+    images = client.deploy(last.sent, last.number).sample(LABELS, generator(0))
+    assert torch.equal(kept.sample(LABELS, generator(0)), images)
 
 
 def test_init_key_has_all_that_a_first_state_depends_on(experiment: Experiment) -> None:

@@ -72,12 +72,12 @@ def test_the_rounds_are_one_training_cut_in_pieces(method: DPSGD, monkeypatch: p
     asked = []
 
     def spy(*args: Any, **options: Any) -> Any:
-        asked.append((options["first"], options["steps"], options["training"]))
+        asked.append((options["steps"], options["training"]))
         return optimize(*args, **options)
 
     monkeypatch.setattr(dpsgd, "optimize", spy)
     last = run(method, records(0))[-1]
-    assert asked == [(0, 2, method.local), (2, 3, method.local), (5, 3, method.local)]
+    assert asked == [(range(0, 2), method.local), (range(2, 5), method.local), (range(5, 8), method.local)]
     assert [e.event.steps for e in last.ledger.entries] == [2, 3, 3]  # type: ignore[union-attr]
 
 
@@ -211,9 +211,10 @@ def test_the_average_is_sampled_and_the_last_model_trained(method: DPSGD) -> Non
     assert tree.digest(raw) == tree.digest(plain.server) != tree.digest(mean)
     labels = torch.arange(4)[:, None]
     for server, params in ((averaged.sent, mean), (plain.sent, raw)):
-        model, x, t = averaging.deploy(server, {}, data, generator(1)), data.images[:4], torch.tensor([1, 5, 9, 20])
-        assert torch.equal(model.denoisers["global"](x, t, labels), method.model.denoiser(params)(x, t, labels))
-        shared = averaging.shared(server).sample(labels, generator(2))
+        model, x, t = averaging.deploy(server, {}), data.images[:4], torch.tensor([1, 5, 9, 20])
+        (z,) = model.targets["global"].denoisers
+        assert torch.equal(z(x, t, labels), method.model.denoiser(params)(x, t, labels))
+        shared = averaging.deploy(server).sample(labels, generator(2))
         assert torch.equal(model.sample(labels, generator(2)), shared)
 
 

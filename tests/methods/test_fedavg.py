@@ -15,7 +15,7 @@ from raydiff.experiment.config import Experiment
 from raydiff.federated.client import Client, Keys
 from raydiff.federated.method import Round, Upload
 from raydiff.federated.rounds import LocalPool, Progress, rounds
-from raydiff.methods import FedAvg, _averaging
+from raydiff.methods import FedAvg, fedavg
 from raydiff.models.training import Training, fit
 from raydiff.privacy.release import NonPrivate, disclose
 from raydiff.seeding import generator
@@ -73,12 +73,12 @@ def test_the_rounds_are_one_training_cut_in_pieces(method: FedAvg, monkeypatch: 
     asked = []
 
     def spy(*args: Any, **options: Any) -> Any:
-        asked.append((options["first"], options["steps"], options["training"]))
+        asked.append((options["steps"], options["training"]))
         return fit(*args, **options)
 
-    monkeypatch.setattr(_averaging, "fit", spy)
+    monkeypatch.setattr(fedavg, "fit", spy)
     run(method, records(0))
-    assert asked == [(0, 2, method.local), (2, 3, method.local), (5, 3, method.local)]
+    assert asked == [(range(0, 2), method.local), (range(2, 5), method.local), (range(5, 8), method.local)]
 
 
 def test_weights_go_as_they_are_and_the_ledger_says_so(method: FedAvg) -> None:
@@ -90,13 +90,14 @@ def test_weights_go_as_they_are_and_the_ledger_says_so(method: FedAvg) -> None:
 
 
 def deployed(method: FedAvg, server: Params, client: int) -> Any:
-    return method.deploy(server, {}, records(client), generator(1))
+    state = method.personalize(server, {}, records(client), generator(1))
+    return method.deploy(server, state)
 
 
 def test_without_fine_tuning_all_clients_sample_the_shared_model(method: FedAvg) -> None:
     server, labels = run(method, records(0))[-1].sent, torch.arange(4)[:, None]
     first, second = (deployed(method, server, client) for client in (0, 1))
-    assert list(first.denoisers) == ["global"]
+    assert list(first.targets) == ["global"]
     assert torch.equal(first.sample(labels, generator(2)), second.sample(labels, generator(2)))
 
 
@@ -106,8 +107,8 @@ def test_fine_tuning_is_local_training_from_the_shared_model(method: FedAvg) -> 
     tuned = deployed(replace(method, finetune=tuning), server, 0)
     params, _, _ = fit(method.model, server, data.images, data.labels, training=tuning, rng=generator(1))
     x, t, labels = data.images[:4], torch.tensor([1, 5, 9, 20]), data.labels[:4]
-    assert torch.equal(tuned.denoisers["client"](x, t, labels), method.model.denoiser(params)(x, t, labels))
-    assert torch.equal(tuned.denoisers["global"](x, t, labels), method.model.denoiser(server)(x, t, labels))
+    assert torch.equal(tuned.targets["client"].denoisers[0](x, t, labels), method.model.denoiser(params)(x, t, labels))
+    assert torch.equal(tuned.targets["global"].denoisers[0](x, t, labels), method.model.denoiser(server)(x, t, labels))
     by_hand = deployed(method, params, 0).sample(labels, generator(2))
     assert torch.equal(tuned.sample(labels, generator(2)), by_hand)
 
@@ -122,7 +123,7 @@ def test_the_shared_model_is_that_of_no_client(method: FedAvg) -> None:
     server, labels = run(method, records(0))[-1].sent, torch.arange(4)[:, None]
     plain = deployed(method, server, 0).sample(labels, generator(2))
     tuned = replace(method, finetune=Training(steps=3, batch=4))
-    assert torch.equal(tuned.shared(server).sample(labels, generator(2)), plain)
+    assert torch.equal(tuned.deploy(server).sample(labels, generator(2)), plain)
     assert not torch.equal(deployed(tuned, server, 0).sample(labels, generator(2)), plain)
 
 

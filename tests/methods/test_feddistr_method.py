@@ -21,7 +21,7 @@ from raydiff.data.records import Records
 from raydiff.evaluation.suite import Evaluation
 from raydiff.experiment import trial
 from raydiff.experiment.config import Experiment
-from raydiff.federated.method import HELD, LocalResult, Round, Upload
+from raydiff.federated.method import SCRATCH, LocalResult, Round, Upload
 from raydiff.methods import FedAvg, FedDistr
 from raydiff.methods._prompt_pool import Pool, Prompts
 from raydiff.models.classifier import Classifier
@@ -77,7 +77,7 @@ def test_the_clients_pictures_and_vectors_stay_where_they_are(method: FedDistr) 
     data = of_labels(0, 1)
     result = sent(method, data)
     assert set(result.release.value) == {"x", "label", "count"}
-    assert all(name.startswith(f"{HELD}/") for name in result.state)  # no saved sampler has them
+    assert all(name.startswith(f"{SCRATCH}/") for name in result.state)  # no saved sampler has them
 
 
 def test_a_permuted_copy_of_the_same_prompts_is_aligned_exactly(method: FedDistr) -> None:
@@ -142,7 +142,7 @@ def test_each_clients_epsilon_is_the_budget_however_many_vectors_it_sends(
     event = next(e.event for e in last.ledger.entries if e.client == 0)
     assert isinstance(event, Gaussian)
     assert (event.unit, event.relation, event.trust) == ("client", "replace_one", "local")
-    assert event.declared == ("label", "examples") == asked.foretold(6, 0).declared  # type: ignore[union-attr]
+    assert event.declared == ("label", "examples") == asked.upload_event(6, 0).declared  # type: ignore[union-attr]
 
 
 def in_groups(*sizes: int, n: int = 12) -> Records:
@@ -158,14 +158,13 @@ def test_what_is_sent_under_an_epsilon_does_not_tell_the_sizes_of_clusters(metho
     """Names, types, shapes, labels, and the bytes on the wire are the same; the vectors are clipped and noised."""
     asked = replace(private(method, epsilon), clusters=2)
     results = [sent(asked, data) for data in (in_groups(1, 7), in_groups(4, 4), in_groups(8))]
-    sizes = [result.state[f"{HELD}/count"].tolist()[:-2] for result in results]
+    sizes = [result.state[f"{SCRATCH}/count"].tolist()[:-2] for result in results]
     assert [sorted(s) for s in sizes] == [[1, 7], [4, 4], [8]]  # equal pictures are one cluster
     for result in results:
         value = result.release.value
         assert set(value) == {"x", "label"} and value["label"].tolist() == [0, 0, 1, 1]
         assert result.release.event == results[0].release.event
-        upload = Upload(0, 12, result.release)
-        assert asked.objection(asked.init_server(None, generator(0)), upload, 0) is None
+        assert asked.form(asked.init_server(None, generator(0)), 12, 0).unlike(result.release.value) is None
 
 
 def test_under_an_epsilon_prompts_have_equal_shares_of_their_clients_records(method: FedDistr) -> None:
@@ -177,7 +176,7 @@ def test_under_an_epsilon_prompts_have_equal_shares_of_their_clients_records(met
 @pytest.mark.parametrize(
     ("value", "says"),
     [
-        ({"label": torch.tensor([0, 0, 1])}, "it has labels with other than 2 vectors"),
+        ({"label": torch.tensor([0, 0, 1])}, "its leaf 'label' has values that are not there 2 times"),
         ({"label": torch.tensor([0, 0]), "count": torch.tensor([4, 4])}, "it has a leaf 'count' that nobody asked for"),
     ],
 )
@@ -185,8 +184,8 @@ def test_an_upload_that_tells_of_cluster_sizes_is_refused_under_an_epsilon(
     method: FedDistr, value: Params, says: str
 ) -> None:
     asked = replace(private(method), clusters=2)
-    bad = Upload(0, 8, disclose({"x": torch.zeros(len(value["label"]), 8), **value}, "prompts"))
-    assert asked.objection(asked.init_server(None, generator(0)), bad, 0) == says
+    sent = {"x": torch.zeros(len(value["label"]), 8), **value}
+    assert asked.form(asked.init_server(None, generator(0)), 8, 0).unlike(sent) == says
 
 
 def test_the_noise_that_is_added_is_the_noise_that_is_accounted_for(method: FedDistr) -> None:
@@ -284,17 +283,17 @@ def test_the_upper_bound_trains_on_the_decoded_latents(method: FedDistr) -> None
     last = run(bound, data)[-1]
     latents = sum(len(d) for d in data) * (4 * 4 * 4 * 4 + 8)  # float32 of (4, 4, 4), and a label
     assert last.ledger.bytes_up == latents and last.metrics["server/images"] == sum(len(d) for d in data)
-    deployed = bound.deploy(last.sent, {}, data[0], generator(0))
+    deployed = bound.deploy(last.sent)
     assert deployed.classify is not None and not deployed.samplers and bound.tables(last.server) == {}
-    with pytest.raises(ValueError, match="keeps no prompts"):
-        bound.shared(last.sent)
+    with pytest.raises(ValueError, match="makes no pictures"):
+        _ = deployed.sample
 
 
 def test_labels_are_sampled_from_their_own_prompts(method: FedDistr) -> None:
     """With guidance 1 and one prompt a label, a label's pictures are those of its vector."""
     last = run(replace(method, guidance=1.0), [of_labels(0, 1), of_labels(2, seed=1)])[-1]
     prompts, model = pool_of(last.server).prompts, method.model.load()
-    shared = replace(method, guidance=1.0).shared(last.sent)
+    shared = replace(method, guidance=1.0).deploy(last.sent)
     asked = torch.tensor([[2], [0], [7]])
     rng = generator(4)
     images = shared.sample(asked, rng)
@@ -324,7 +323,7 @@ def test_a_saved_sampler_has_the_latent_model_in_it(method: FedDistr, tmp_path: 
     card = Card(trial="t", seed=0, round=0, clients=(), labels=labels, shape=(1, 8, 8), about="the pool")
     save(tmp_path / "sampler", card, own, server=last.sent, states={})
     asked = torch.tensor([[0], [1], [2]])
-    expected = own.shared(last.sent).sample(asked, generator(0))
+    expected = own.deploy(last.sent).sample(asked, generator(0))
     shutil.rmtree(tmp_path / "moved")
     assert torch.equal(Sampler(tmp_path / "sampler").of(None)(asked, generator(0)), expected)
 
@@ -383,11 +382,11 @@ def test_clients_that_hold_a_public_picture_are_refused(method: FedDistr, tmp_pa
 def test_every_prompt_of_the_pool_is_asked_about_records_of_its_label(method: FedDistr) -> None:
     last = run(replace(method, clusters=2), [of_labels(0, 1), of_labels(1, seed=1)])[-1]
     prompts, model = pool_of(last.server).prompts, method.model.load()
-    deployed = method.deploy(last.sent, {}, of_labels(0), generator(0))
-    assert prompts.labels.bincount().tolist() == [2, 4] == [2, len(deployed.prompted)]
+    deployed = method.deploy(last.sent)
+    assert prompts.labels.bincount().tolist() == [2, 4] == [2, len(deployed.targets["pool"].denoisers)]
     z_t, t = torch.randn(2, *model.latent_shape((1, 8, 8)), generator=generator(3)), torch.tensor([3, 9])
     ones, zeros = torch.nonzero(prompts.labels == 1)[:, 0], torch.nonzero(prompts.labels == 0)[:, 0]
-    for k, z in enumerate(deployed.prompted):
+    for k, z in enumerate(deployed.targets["pool"].denoisers):
         vectors = prompts.vectors[torch.stack([ones[k], zeros[k % 2]])]
         assert torch.equal(z(z_t, t, torch.tensor([[1], [0]])), model.predict(z_t, t, vectors))
         unknown = model.predict(z_t, t, model.start.expand(2, -1))  # a label of which nobody sent a prompt

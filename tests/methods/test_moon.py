@@ -100,7 +100,7 @@ def test_the_objective_compares_with_the_servers_model_and_the_clients_last(meth
         towards, away = ((z * g).sum(1) / 0.5).exp(), ((z * p).sum(1) / 0.5).exp()
         return model.loss(params, batch, draws, {}) - (towards / (towards + away)).log().mean()
 
-    more: Any = {"training": method.local, "rng": generator(2), "first": 2, "steps": 3, "objective": objective}
+    more: Any = {"training": method.local, "rng": generator(2), "steps": range(2, 5), "objective": objective}
     by_hand, _, loss = fit(model, server, data.images, data.labels, **more)
     state = tree.prefixed("held/previous", last)
     result = method.local_update(server, state, data, Round(1, generator(2)))
@@ -135,10 +135,10 @@ def test_the_last_model_is_the_servers_and_the_update(method: Moon) -> None:
 
 def test_the_last_model_is_for_training_alone(method: Moon) -> None:
     server = run(method, [records(0)])[-1].sent
-    plain = method.deploy(server, tree.prefixed("held/previous", server), records(0), generator(1))
-    assert list(plain.denoisers) == ["global"]
+    plain = method.deploy(server, tree.prefixed("held/previous", server))
+    assert list(plain.targets) == ["global"]
     own, deployed = joined(method, server, records(7))
-    assert own.keys() == server.keys() and set(deployed.denoisers) == {"client", "global"}
+    assert own.keys() == server.keys() and set(deployed.targets) == {"client", "global"}
     assert not torch.equal(asked(deployed, "client"), asked(plain, "global"))
 
 

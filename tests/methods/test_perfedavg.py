@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from toys import QUADRATIC, asked, joined, records, run, values
+from toys import QUADRATIC, asked, deployed_of, joined, records, run, values
 
 from raydiff import tree
 from raydiff.experiment.config import Experiment
@@ -42,7 +42,7 @@ def test_at_inner_rate_0_it_trains_on_the_second_halves(method: PerFedAvg, order
     def halved(params: Params, batch: tuple[Tensor, Tensor], draws: Params, extras: Params) -> Tensor:
         return model.loss(params, (batch[0][2:], batch[1][2:]), {k: v[2:] for k, v in draws.items()}, {})
 
-    more: Any = {"training": method.local, "rng": generator(1), "first": 4, "steps": 4, "objective": halved}
+    more: Any = {"training": method.local, "rng": generator(1), "steps": range(4, 8), "objective": halved}
     by_hand, _, loss = fit(model, server, data.images, data.labels, **more)
     result = method.local_update(server, {}, data, Round(1, generator(1)))
     assert tree.digest(result.release.value) == tree.digest(tree.sub(by_hand, server))
@@ -145,7 +145,7 @@ def test_it_learns_to_adapt() -> None:
 def test_clients_adapt_the_shared_model_and_newcomers_do_the_same(method: PerFedAvg) -> None:
     method = replace(method, adapt_steps=3)
     server = run(method, [records(0)])[-1].sent
-    adapted = method.deploy(server, {}, records(7), generator(1))
+    adapted = deployed_of(method, server, records(7))
     own, newcomer = joined(method, server, records(7))
     training = Training(optimizer="sgd", learning_rate=0.1, decay="constant", steps=3, batch=8)
     assert method.joining == training
@@ -155,7 +155,7 @@ def test_clients_adapt_the_shared_model_and_newcomers_do_the_same(method: PerFed
     assert torch.equal(asked(adapted, "client"), asked(newcomer, "client"))
     assert not torch.equal(asked(adapted, "client"), asked(adapted, "global"))
     labels = torch.arange(4)[:, None]
-    shared = method.shared(server).sample(labels, generator(2))
+    shared = method.deploy(server).sample(labels, generator(2))
     assert not torch.equal(shared, adapted.sample(labels, generator(2)))
 
 
@@ -163,8 +163,8 @@ def test_clients_adapt_the_shared_model_and_newcomers_do_the_same(method: PerFed
 def test_without_steps_or_rate_it_samples_the_shared_model(method: PerFedAvg, change: dict[str, Any]) -> None:
     method = replace(method, **change)
     server, labels = run(method, [records(0)])[-1].sent, torch.arange(4)[:, None]
-    deployed = method.deploy(server, {}, records(0), generator(1))
-    expected = method.shared(server).sample(labels, generator(2))
+    deployed = deployed_of(method, server, records(0))
+    expected = method.deploy(server).sample(labels, generator(2))
     assert torch.equal(deployed.sample(labels, generator(2)), expected)
     assert torch.equal(joined(method, server, records(7))[1].sample(labels, generator(2)), expected)
 

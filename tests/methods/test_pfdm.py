@@ -168,7 +168,7 @@ def test_the_servers_training_is_one_training_cut_into_rounds(method: PFDM, monk
     asked = []
 
     def spy(*args: Any, **options: Any) -> Any:
-        asked.append((options["first"], options["steps"], options["training"]))
+        asked.append((options["steps"], options["training"]))
         return fit(*args, **options)
 
     monkeypatch.setattr(pfdm, "fit", spy)
@@ -176,7 +176,7 @@ def test_the_servers_training_is_one_training_cut_into_rounds(method: PFDM, monk
     assert [p.number for p in progress] == [0, 1, 2, 3]
     steps = [float(p.server["held/moments/step/enter.weight"]) for p in progress[1:]]
     assert steps == [2.0, 5.0, 8.0]
-    assert asked == [(0, 2, method.server), (2, 3, method.server), (5, 3, method.server)]
+    assert asked == [(range(0, 2), method.server), (range(2, 5), method.server), (range(5, 8), method.server)]
     digests = [tree.digest(tree.under("model", p.server)) for p in progress]
     assert len(set(digests)) == 4
     assert {tree.digest(tree.under("held/pool", p.server)) for p in progress} == {
@@ -202,7 +202,7 @@ def test_samples_come_through_both_chains(
 ) -> None:
     """Algorithm 2: the global denoiser's whole chain, then the client's from t0, flag "unclipped"."""
     method = replace(method, epsilon=epsilon, t0=t0)
-    deployed, asked = method.deploy(*trained(method), records(), generator(0)), []
+    deployed, asked = method.deploy(*trained(method)), []
     predict = DDPM.predict
 
     def spy(model: DDPM, params: Params, x: Tensor, t: Tensor, labels: Tensor) -> Tensor:
@@ -223,14 +223,14 @@ def test_the_servers_chain_may_leave_the_range_of_clean_images(method: PFDM) -> 
     method = replace(method, sampling=Sampling(sampler="ddim"), client_sampling=Sampling(sampler="ddim"))
     server, state = trained(method)
     loud = {k: v * 50 if k == "model/leave.1.weight" else v for k, v in server.items()}
-    deployed, model = method.deploy(loud, state, records(), generator(0)), method.model
+    deployed, model = method.deploy(loud, state), method.model
     labels, abar, rng = torch.zeros(6, 1, dtype=torch.long), float(model.abar[method.depth]), generator(3)
     x = torch.randn(6, 1, 8, 8, generator=rng)
     reach = math.sqrt(abar) + 4 * math.sqrt(1 - abar)
     chain = {"labels": labels, "abar": model.abar, "sampler": "ddim"}
-    x = denoise(deployed.denoisers["global"], x, start=20, bound=reach, rng=rng, **chain)  # type: ignore[arg-type]
+    x = denoise(deployed.targets["global"].denoisers[0], x, start=20, bound=reach, rng=rng, **chain)  # type: ignore[arg-type]
     assert 1.5 < float(x.abs().max()) <= reach + 1e-5
-    x = denoise(deployed.denoisers["client"], x, start=method.depth, bound=1.0, rng=rng, **chain)  # type: ignore[arg-type]
+    x = denoise(deployed.targets["client"].denoisers[0], x, start=method.depth, bound=1.0, rng=rng, **chain)  # type: ignore[arg-type]
     assert torch.equal(deployed.sample(labels, generator(3)), x)
 
 
@@ -242,11 +242,11 @@ def test_the_client_model_from_pure_noise_is_the_non_collaborative_baseline(meth
     assert alone.init_key == method.init_key
     state = alone.init_client({}, data, None, Round(0, generator(5)))
     assert tree.digest(state) == tree.digest(method.init_client({}, data, None, Round(0, generator(5))))
-    own = method.deploy(method.init_server(None, generator(0)), state, data, generator(0)).denoisers["client"]
+    own = method.deploy(method.init_server(None, generator(0)), state).targets["client"].denoisers[0]
     rng, labels = generator(7), torch.arange(5)[:, None]
     x = torch.randn(5, 1, 8, 8, generator=rng)
     x = method.client_sampling.run(method.model, own, x, labels=labels, start=20, bound=1.0, rng=rng)
-    assert torch.equal(alone.deploy({}, state, data, generator(0)).sample(labels, generator(7)), x)
+    assert torch.equal(alone.deploy({}, state).sample(labels, generator(7)), x)
 
 
 # --- what replaces the global denoiser ---
@@ -258,11 +258,12 @@ def test_started_from_noise_nothing_is_sent_and_the_chain_is_the_clients_alone(m
     assert len(progress) == 1 and progress[0].ledger.bytes_up == 0
     assert progress[0].ledger.server.epsilon(method.delta, "exact") == 0
     state = method.init_client({}, records(), None, Round(0, generator(5)))
-    deployed = method.deploy(progress[0].sent, state, records(), generator(0))
-    assert set(deployed.denoisers) == {"client"}
+    deployed = method.deploy(progress[0].sent, state)
+    assert set(deployed.targets) == {"client"}
     rng, labels = generator(7), torch.arange(5)[:, None]
     x, chain = torch.randn(5, 1, 8, 8, generator=rng), method.client_sampling
-    x = chain.run(method.model, deployed.denoisers["client"], x, labels=labels, start=method.depth, bound=1.0, rng=rng)
+    (z,) = deployed.targets["client"].denoisers
+    x = chain.run(method.model, z, x, labels=labels, start=method.depth, bound=1.0, rng=rng)
     assert torch.equal(deployed.sample(labels, generator(7)), x)
 
 
@@ -371,7 +372,7 @@ def test_the_servers_own_samples_are_what_the_clients_chain_begins_with(
 ) -> None:
     server, labels = run(method)[-1].sent, torch.arange(4)[:, None]
     data = records()
-    deployed = method.deploy(server, method.init_client({}, data, None, Round(0, generator(1))), data, generator(0))
+    deployed = method.deploy(server, method.init_client({}, data, None, Round(0, generator(1))))
     begun: list[Tensor] = []
     denoised = ddpm.denoise
 
@@ -381,7 +382,7 @@ def test_the_servers_own_samples_are_what_the_clients_chain_begins_with(
 
     monkeypatch.setattr(ddpm, "denoise", spy)
     deployed.sample(labels, generator(2))
-    shared = method.shared(server)
+    shared = method.deploy(server)
     own = shared.sample(labels, generator(2))
     abar = float(method.model.abar[method.depth])
     reach = math.sqrt(abar) + 4 * math.sqrt(1 - abar)
@@ -392,7 +393,7 @@ def test_the_servers_own_samples_are_what_the_clients_chain_begins_with(
 def test_without_noise_the_servers_own_samples_are_images(method: PFDM) -> None:
     plain = replace(method, epsilon=None, t0=5)
     server, labels = run(plain)[-1].sent, torch.arange(4)[:, None]
-    shared = plain.shared(server)
+    shared = plain.deploy(server)
     x = torch.randn(4, 1, 8, 8, generator=(rng := generator(2)))
     z_w = plain.model.denoiser(tree.under("model", server))
     whole = plain.sampling.run(plain.model, z_w, x, labels=labels, start=20, bound=1.0, rng=rng)

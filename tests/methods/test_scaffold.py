@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from toys import QUADRATIC, asked, joined, records, run, values
+from toys import QUADRATIC, asked, deployed_of, joined, records, run, values
 
 from raydiff import tree
 from raydiff.experiment.config import Experiment
@@ -131,15 +131,15 @@ def test_a_message_is_twice_fedavgs_and_the_ledger_says_what_it_is(method: Scaff
 def test_clients_sample_the_shared_model_or_make_it_their_own(method: Scaffold) -> None:
     server = run(method, [records(0)])[-1].sent
     state = {"held/control/w": torch.ones(1)}
-    plain = method.deploy(server, state, records(0), generator(1))
-    assert list(plain.denoisers) == ["global"]
+    plain = deployed_of(method, server, records(0), state=state)
+    assert list(plain.targets) == ["global"]
     own, deployed = joined(method, server, records(7))
-    assert own.keys() == tree.under("model", server).keys() and set(deployed.denoisers) == {"client", "global"}
+    assert own.keys() == tree.under("model", server).keys() and set(deployed.targets) == {"client", "global"}
     assert torch.equal(asked(deployed, "global"), asked(plain, "global"))
     assert not torch.equal(asked(deployed, "client"), asked(plain, "global"))
     labels = torch.arange(4)[:, None]
-    assert torch.equal(method.shared(server).sample(labels, generator(2)), plain.sample(labels, generator(2)))
-    tuned = replace(method, finetune=method.joining).deploy(server, state, records(7), generator(1))
+    assert torch.equal(method.deploy(server).sample(labels, generator(2)), plain.sample(labels, generator(2)))
+    tuned = deployed_of(replace(method, finetune=method.joining), server, records(7), state=state)
     assert torch.equal(asked(tuned, "client"), asked(deployed, "client"))
 
 

@@ -70,7 +70,7 @@ def test_a_client_that_joins_trains_the_middle_alone(method: SharedRep) -> None:
     newcomer = Client(7, method, records(7), keys=KEYS, newcomer=True)
     labels = torch.zeros(5, 1, dtype=torch.int64)
     drawn = newcomer.deploy(server, 2).sample(labels, generator(2))
-    untrained = method.deploy(server, personal, records(7), generator(0)).sample(labels, generator(2))
+    untrained = method.deploy(server, personal).sample(labels, generator(2))
     assert not torch.equal(drawn, untrained)
 
 
@@ -79,6 +79,6 @@ def test_what_cannot_be_split_is_refused(method: SharedRep) -> None:
         with pytest.raises(ValueError, match=r"^private must name some of the model's parameters, not all, got "):
             replace(method, private=private).init_server(None, generator(0))
     with pytest.raises(ValueError, match=r"^the server of a SharedRep run has no whole model"):
-        method.shared({})
+        method.deploy({})
     with pytest.raises(ValueError, match=r"^rounds must be at least 1, got 0$"):
         SharedRep(rounds=0)

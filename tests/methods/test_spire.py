@@ -107,11 +107,11 @@ def test_a_client_that_joins_trains_an_embedding_alone(method: SPIRE) -> None:
     personal, fixed = method.join(server, rng)
     trained, _, _ = fit_personal(method.trained_model, personal, fixed, data, training=method.joining, rng=rng)
     assert trained.keys() == {CLIENT} and not torch.equal(trained[CLIENT], personal[CLIENT])
-    by_hand = method.deploy(server, trained, records(7), generator(0))
+    by_hand = method.deploy(server, trained)
     labels = torch.zeros(5, 1, dtype=torch.int64)
     drawn = newcomer.deploy(server, 2).sample(labels, generator(2))
     assert torch.equal(drawn, by_hand.sample(labels, generator(2)))
-    untrained = method.deploy(server, personal, records(7), generator(0))
+    untrained = method.deploy(server, personal)
     assert not torch.equal(drawn, untrained.sample(labels, generator(2)))
 
 
@@ -126,8 +126,10 @@ def test_without_labels_what_is_asked_for_changes_nothing(method: SPIRE) -> None
 def test_the_shared_model_has_embedding_zero(method: SPIRE) -> None:
     server, labels = run(method)[-1].sent, torch.zeros(3, 1, dtype=torch.int64)
     zero = {CLIENT: torch.zeros(method.model.network.embedding_width)}
-    expected = method.deploy(server, zero, records(0), generator(0)).sample(labels, generator(2))
-    assert torch.equal(method.shared(server).sample(labels, generator(2)), expected)
+    expected = method.deploy(server, zero).sample(labels, generator(2))
+    alone = method.deploy(server)
+    assert torch.equal(alone.sample(labels, generator(2)), expected)
+    assert alone.about == "images of the backbone with embedding 0"
 
 
 def test_bad_values_are_refused() -> None:

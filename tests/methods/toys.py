@@ -11,7 +11,7 @@ from torch import Tensor
 
 from raydiff.data.datasets import Records
 from raydiff.federated.client import Client, Keys
-from raydiff.federated.method import Deployed, Method, Personalizing
+from raydiff.federated.method import Deployed, Method, WithNewClients
 from raydiff.federated.rounds import LocalPool, Progress, rounds
 from raydiff.models.training import fit_personal
 from raydiff.seeding import generator
@@ -60,14 +60,19 @@ def run(method: Method, data: Sequence[Records], *, participation: float = 1.0) 
 
 def joined(method: Method, server: Params, data: Records) -> tuple[Params, Deployed]:
     """A client that joins later, trained as the method says: its state, and its model."""
-    assert isinstance(method, Personalizing)
+    assert isinstance(method, WithNewClients)
     personal, fixed = method.join(server, generator(0))
     own, more = (data.images, data.labels), {"training": method.joining, "rng": generator(1)}
     state, _, _ = fit_personal(method.trained_model, personal, fixed, own, **more)  # type: ignore[arg-type]
-    return state, method.deploy(server, state, data, generator(2))
+    return state, method.deploy(server, state)
+
+
+def deployed_of(method: Method, server: Params, data: Records, seed: int = 1, state: Params | None = None) -> Deployed:
+    """The model of a client with this state ({}) after it has personalised what the server sent."""
+    return method.deploy(server, method.personalize(server, state or {}, data, generator(seed)))
 
 
 def asked(deployed: Deployed, name: str) -> Tensor:
     """What one of its denoisers makes of the same noise."""
     x = torch.randn(4, 1, 8, 8, generator=generator(5))
-    return deployed.denoisers[name](x, torch.tensor([1, 5, 9, 20]), torch.arange(4)[:, None])
+    return deployed.targets[name].denoisers[0](x, torch.tensor([1, 5, 9, 20]), torch.arange(4)[:, None])

@@ -123,10 +123,8 @@ def test_moments_and_losses_are_each_clients_own() -> None:
 
     def train(i: int, first: int, before: tuple[tree.Params, tree.Params]) -> Any:
         data, rng = records(i), torch.Generator().manual_seed(100 * first + i)
-        params, moments = before
-        return fit(
-            MODEL, params, data.images, data.labels, training=ADAMW, rng=rng, first=first, steps=2, moments=moments
-        )
+        (params, moments), two = before, range(first, first + 2)
+        return fit(MODEL, params, data.images, data.labels, training=ADAMW, rng=rng, steps=two, moments=moments)
 
     def twice(i: int) -> Any:
         params, moments, loss = train(i, 0, (MODEL.init(torch.Generator().manual_seed(i)), {}))

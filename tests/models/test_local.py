@@ -16,7 +16,7 @@ from raydiff import tree
 from raydiff.models import training as local
 from raydiff.models.ddpm import DDPM, denoise
 from raydiff.models.networks import MLP, UNet
-from raydiff.models.training import Diverged, Training, fit, span, with_clipped_copies
+from raydiff.models.training import Diverged, Training, fit, with_clipped_copies
 from raydiff.seeding import generator
 from raydiff.tree import Params
 
@@ -88,12 +88,12 @@ def test_continuing_with_the_moments_is_as_if_uninterrupted(model: DDPM, at: int
     training = Training(steps=4, batch=4)
     whole, whole_moments, _ = train(training, model=model)
     rng = generator(1)
-    half, moments, _ = train(training, model=model, rng=rng, steps=at)
+    half, moments, _ = train(training, model=model, rng=rng, steps=range(at))
     state = rng.get_state()
-    rest, rest_moments, _ = train(training, model=model, rng=rng, params=half, first=at, moments=moments)
+    rest, rest_moments, _ = train(training, model=model, rng=rng, params=half, steps=range(at, 4), moments=moments)
     assert tree.digest(rest) == tree.digest(whole)
     assert tree.digest(rest_moments) == tree.digest(whole_moments)
-    forgetful, _, _ = train(training, model=model, rng=rng.set_state(state), params=half, first=at)
+    forgetful, _, _ = train(training, model=model, rng=rng.set_state(state), params=half, steps=range(at, 4))
     assert tree.digest(forgetful) != tree.digest(whole)
 
 
@@ -109,7 +109,7 @@ def test_fit_leaves_its_arguments_alone() -> None:
         labels,
         training=Training(steps=4),
         rng=generator(1),
-        first=2,
+        steps=range(2, 4),
         moments=moments,
         extras=extras,
     )
@@ -162,7 +162,7 @@ def test_a_loss_that_is_no_number_stops_the_training(
         return loss + bad if now == at or (lasting and now > at) else loss
 
     with pytest.raises(Diverged) as failure:
-        train(Training(steps=steps, batch=1), objective=objective, first=first)
+        train(Training(steps=steps, batch=1), objective=objective, steps=range(first, steps))
     assert failure.value.step == at and next(step) == seen_at + 1
     assert str(failure.value) == f"the loss became {bad} at step {at}"
 
@@ -184,9 +184,9 @@ def test_a_last_step_that_ruins_the_model_is_noticed() -> None:
 
 @pytest.mark.parametrize(("steps", "parts"), [(8, 3), (10, 10), (3, 5), (0, 2), (1000, 7)])
 def test_parts_of_a_training_are_the_whole(steps: int, parts: int) -> None:
-    spans = [span(steps, parts, part) for part in range(parts)]
-    assert [step for first, count in spans for step in range(first, first + count)] == list(range(steps))
-    counts = [count for _, count in spans]
+    cut = [Training(steps=steps).part(part, parts) for part in range(parts)]
+    assert [step for part in cut for step in part] == list(range(steps))
+    counts = [len(part) for part in cut]
     assert max(counts) - min(counts) <= 1
 
 
@@ -248,7 +248,7 @@ def test_a_training_in_parts_is_the_same_training_with_other_draws(monkeypatch: 
     training, asked = Training(steps=7, batch=4), []
 
     def spy(*args: Any, **options: Any) -> Any:
-        asked.append((options["first"], options["steps"], tree.digest(options["moments"])))
+        asked.append((options["steps"], tree.digest(options["moments"])))
         return fit(*args, **options)
 
     monkeypatch.setattr(local, "fit", spy)
@@ -258,10 +258,10 @@ def test_a_training_in_parts_is_the_same_training_with_other_draws(monkeypatch: 
         state = local.fit_part(MODEL, state, images, labels, **more)
         if part < parts - 1:
             assert set(tree.under("model", state)) == names
-            assert sum(asked[-1][:2]) == float(state["moments/step/enter.weight"])
-    assert [first for first, _, _ in asked] == [7 * p // parts for p in range(parts)]
-    assert sum(steps for _, steps, _ in asked) == 7
-    assert len({moments for _, _, moments in asked}) == parts
+            assert asked[-1][0].stop == float(state["moments/step/enter.weight"])
+    assert [steps.start for steps, _ in asked] == [7 * p // parts for p in range(parts)]
+    assert sum(len(steps) for steps, _ in asked) == 7
+    assert len({moments for _, moments in asked}) == parts
     assert set(state) == names
 
 

@@ -402,7 +402,7 @@ def test_without_noise_and_clip_it_is_plain_training_on_all_records(optimizer: A
     training = Training(steps=5, batch=6, learning_rate=1e-2, optimizer=optimizer)
     start, (images, labels) = SMALL.init(generator(1)), pictures(SMALL, 6)
     gradient = small(mechanism=replace(EXACT, multiplicity=multiplicity))
-    params, _, loss = optimize(start, gradient, training=training, first=0, steps=5)
+    params, _, loss = optimize(start, gradient, training=training)
     draws = {k: torch.cat([v] * 6) for k, v in fixed_draws(multiplicity, generator(0)).items()}
     batch = images.repeat_interleave(multiplicity, 0), labels.repeat_interleave(multiplicity, 0)
 
@@ -410,7 +410,7 @@ def test_without_noise_and_clip_it_is_plain_training_on_all_records(optimizer: A
         loss = SMALL.loss(theta, batch, draws, {})
         return dict(zip(theta, torch.autograd.grad(loss, list(theta.values())), strict=True)), loss.detach()
 
-    expected, _, expected_loss = optimize(start, plain, training=training, first=0, steps=5)
+    expected, _, expected_loss = optimize(start, plain, training=training)
     for k, v in expected.items():
         torch.testing.assert_close(params[k], v, rtol=1e-4, atol=2e-6)
         assert not torch.equal(v, start[k]) or not v.numel()

@@ -18,7 +18,7 @@ from raydiff.evaluation import suite
 from raydiff.evaluation.quality import distances, features
 from raydiff.evaluation.suite import Evaluation, Instruments
 from raydiff.experiment.config import Experiment
-from raydiff.federated.method import Personalizing
+from raydiff.federated.method import WithNewClients
 from raydiff.methods import METHODS, SPIRE, SharedRep
 from raydiff.models.training import Training, fit, fit_personal
 from raydiff.results import personalize
@@ -138,7 +138,7 @@ def test_only_the_personal_part_is_trained(joining) -> None:
         assert set(stage.state) == set(zero.state) == wanted
         assert all(not torch.equal(stage.state[k], v) for k, v in zero.state.items())
         fixed = {k: v for k, v in server.items() if not k.startswith("start/")}
-        z = joined.deploy(stage.state).denoisers["client"]
+        z = joined.deploy(stage.state).targets["client"].denoisers[0]
         x, t = torch.randn(3, 1, 8, 8, generator=generator(1)), torch.tensor([1, 7, 20])
         assert torch.equal(z(x, t, LABELS), method.trained_model.denoiser({**fixed, **stage.state})(x, t, LABELS))
 
@@ -300,7 +300,7 @@ def test_old_clients_are_measured_by_their_own_classes_and_model(joining, instru
 def test_whose_place_the_new_client_s_parameters_take(tiny: Experiment, name: str) -> None:
     """Of every method: the whole model's if that is trained, then joining starts from it; else nobody's."""
     method = METHODS[name](model=tiny.method.model)
-    if not isinstance(method, Personalizing):
+    if not isinstance(method, WithNewClients):
         assert name in ("pfdm", "localonly", "feddistr")
         return
     server = method.init_server(None, generator(0))

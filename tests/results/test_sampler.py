@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from raydiff import tree
 from raydiff.evaluation.grids import to_bytes
 from raydiff.experiment.config import Experiment
 from raydiff.methods import FedAvg, LocalOnly
@@ -128,16 +129,26 @@ def test_other_methods(storage, tmp_path: Path, name: str) -> None:
     assert np.array_equal(Sampler(tmp_path).predict(table(label=LABELS), {"seed": 0}), to_bytes(own).numpy())
 
 
-def test_fine_tuning_needs_records(tiny: Experiment, copied, tmp_path: Path) -> None:
+def test_a_fine_tuned_sampler_needs_no_records(tiny: Experiment, copied, tmp_path: Path) -> None:
     short = Training(steps=2, batch=4)
     method = FedAvg(model=tiny.method.model, local=short, rounds=1, finetune=short)
     finished = open_finished(copied.finish("finetuned", replace(tiny, method=method, evaluation=None)))
-    assert finished.source(0).sample(torch.tensor([[1]]), generator(0)).isfinite().all()
-    with pytest.raises(ValueError) as e:
-        finished.save_sampler(tmp_path)
-    says = "a saved sampler carries no records, but FedAvg needs them: there are no records to train on"
-    assert str(e.value) == says and not (tmp_path / "sampler.json").exists()
+    labels = torch.tensor(LABELS)[:, None]
+    own = {client: finished.source(client).sample(labels, generator(4)) for client in (0, 1, None)}
+    finished.save_sampler(tmp_path / "own")
     finished.save_sampler(tmp_path / "shared", shared=True)
+    for client, images in own.items():
+        loaded = Sampler(tmp_path / ("shared" if client is None else "own"))
+        assert torch.equal(loaded.of(client)(labels, generator(4)), images)
+    assert len({tree.digest({"x": images}) for images in own.values()}) == 3
+
+
+def test_a_client_whose_state_is_gone_is_no_sample_of_the_servers(storage, tmp_path: Path) -> None:
+    open_finished(storage.folder("fedavg")).save_sampler(tmp_path)
+    (tmp_path / "clients" / "00001-00001.safetensors").unlink()
+    assert Sampler(tmp_path).of(0) is not None
+    with pytest.raises(ValueError, match=r"^the state of client 1 is gone from "):
+        Sampler(tmp_path).of(1)
 
 
 def test_too_many_weights(storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

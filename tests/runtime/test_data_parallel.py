@@ -30,14 +30,13 @@ def task(*, batch: int) -> Task:
         labels=labels,
         training=Training(steps=10, batch=batch),
         rng=rng,
-        first=0,
-        steps=4,
+        steps=range(4),
         moments={},
         objective=None,
         extras={},
     )
     params, moments, _ = whole.alone()
-    return replace(whole, params=params, moments=moments, first=4, steps=6)
+    return replace(whole, params=params, moments=moments, steps=range(4, 10))
 
 
 @pytest.fixture

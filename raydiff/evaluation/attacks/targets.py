@@ -8,8 +8,8 @@
 | pool | FedDistr's pool: the prompt of the record's label that knows it best | the records of all clients |
 | uploads | nothing: the distance to the nearest upload of the same class and client | the client's own records |
 
-A target is there where the method has it: `Deployed.denoisers` by name, the pool where it has prompts, and what is said
-of uploads where uploads are records. An AUC
+A target is there where the method has it: `Deployed.targets` by name, and what is said of uploads where uploads are
+records (`Deployed.uploads`). An AUC
 near 1 on `global_uploaded` tells the server only which uploads it has; what it can learn from these about the records
 themselves is `uploads`, whose ceiling is the ledger's.
 
@@ -31,7 +31,7 @@ from raydiff import seeding
 from raydiff.data.records import Records
 from raydiff.evaluation.attacks import membership
 from raydiff.evaluation.attacks import scores as attacks
-from raydiff.federated.method import Denoiser, Deployed, Metrics
+from raydiff.federated.method import Denoiser, Deployed, Metrics, Target, Uploads
 from raydiff.seeding import NoiseStream
 
 Roles = dict[str, Records]
@@ -68,21 +68,22 @@ def scores(
     inside = {role: own.select(rows) for role, rows in halves.items()}
     alike = inside | {role: in_proportion(records, own.labels[:, 0]) for role, records in others.items()}
 
-    def asked(z: Denoiser, roles: Roles) -> dict[str, dict[str, Tensor]]:
-        return {name: _asked(deployed, z, name, roles) for name in names}
+    def asked(target: Target, roles: Roles) -> dict[str, dict[str, Tensor]]:
+        if (encode := target.encode) is not None:
+            roles = {role: replace(records, images=encode(records.images)) for role, records in roles.items()}
+        each = [{name: _asked(target, z, name, roles) for name in names} for z in target.denoisers]
+        return _least(each)
 
     found = {
-        target: asked(z, inside | others if target in SHARED else alike) for target, z in deployed.denoisers.items()
+        name: asked(target, inside | others if name in SHARED else alike) for name, target in deployed.targets.items()
     }
-    if deployed.prompted and deployed.encode is not None:
-        latent = {k: replace(v, images=deployed.encode(v.images)) for k, v in (inside | others).items()}
-        found["pool"] = _least([asked(z, latent) for z in deployed.prompted])
-    if deployed.sent is not None and deployed.upload is not None:
-        found["uploads"] = {DISTANCE: {k: distances(deployed, records) for k, records in alike.items()}}
-        if "global" in deployed.denoisers:
-            sent = {role: deployed.sent.select(rows) for role, rows in halves.items()}
-            made = {k: deployed.upload(v, NoiseStream(b"instruments", (k,))) for k, v in others.items()}
-            found["global_uploaded"] = asked(deployed.denoisers["global"], sent | made)
+    uploads = deployed.uploads
+    if uploads is not None and uploads.sent is not None:
+        found["uploads"] = {DISTANCE: {k: distances(uploads, records) for k, records in alike.items()}}
+        if "global" in deployed.targets:
+            sent = {role: uploads.sent.select(rows) for role, rows in halves.items()}
+            made = {k: uploads.make(v, NoiseStream(b"instruments", (k,))) for k, v in others.items()}
+            found["global_uploaded"] = asked(deployed.targets["global"], sent | made)
     return found
 
 
@@ -95,34 +96,34 @@ def _least(each: Sequence[dict[str, dict[str, Tensor]]]) -> dict[str, dict[str, 
     }
 
 
-def _asked(deployed: Deployed, denoiser: Denoiser, name: str, roles: Roles) -> dict[str, Tensor]:
+def _asked(target: Target, denoiser: Denoiser, name: str, roles: Roles) -> dict[str, Tensor]:
     return {
         role: attacks.scores(
             attacks.ATTACKS[name],
             denoiser,
             records,
-            alphas_bar=deployed.alphas_bar,
-            timesteps=attacks.grid(deployed.timesteps),
+            alphas_bar=target.alphas_bar,
+            timesteps=attacks.grid(target.timesteps),
             rng=seeding.generator(0, "attack noise"),  # the same for members and non-members, in every trial
         )
         for role, records in roles.items()
     }
 
 
-def distances(deployed: Deployed, records: Records) -> Tensor:
+def distances(uploads: Uploads, records: Records) -> Tensor:
     """What an honest-but-curious server can do with a candidate record: ||x~_i - E[upload of the candidate]||, the
     smallest over the client's uploads x~_i of the candidate's class, (N, 1) float64.
 
     For PFDM E is sqrt(abar_t0) CLIP(x), so this is sqrt(abar_t0) times the distance of CLIP(x) to x~ / sqrt(abar_t0).
     Infinite for a class of which the client uploaded nothing.
     """
-    assert deployed.sent is not None and deployed.upload is not None
-    expected, sent = deployed.upload(records, None), deployed.sent
+    assert uploads.sent is not None
+    expected, sent = uploads.make(records, None), uploads.sent
     out = torch.full((len(records), 1), torch.inf, dtype=torch.float64)
     for c in records.labels[:, 0].unique():
-        rows, uploads = records.labels[:, 0] == c, sent.images[sent.labels[:, 0] == c]
-        if len(uploads):
-            apart = torch.cdist(expected.images[rows].double().flatten(1), uploads.double().flatten(1))
+        rows, alike = records.labels[:, 0] == c, sent.images[sent.labels[:, 0] == c]
+        if len(alike):
+            apart = torch.cdist(expected.images[rows].double().flatten(1), alike.double().flatten(1))
             out[rows] = apart.min(dim=1, keepdim=True).values
     return out
 

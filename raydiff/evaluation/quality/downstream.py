@@ -111,8 +111,7 @@ def train(name: str, images: Tensor, of: Tensor, *, classes: int, rng: torch.Gen
             of[trained, None],
             training=training,
             rng=rng,
-            first=epoch * steps,
-            steps=steps,
+            steps=training.part(epoch, EPOCHS),
             moments=moments,
         )
         loss = float(F.cross_entropy(model.classify(params)(images[held]), of[held]))

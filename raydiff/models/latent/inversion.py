@@ -85,7 +85,7 @@ def invert(
         return {"v": theta["v"].grad}, losses.detach().mean()
 
     start = {"v": model.start.expand(words, -1)}
-    fitted, _, loss = optimize(start, gradient, training=training, first=0, steps=training.steps)
+    fitted, _, loss = optimize(start, gradient, training=training)
     return fitted["v"], loss
 
 

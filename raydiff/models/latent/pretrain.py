@@ -313,9 +313,9 @@ def _fit(module: nn.Module, gradient: Gradient, plan: Training, name: str, say: 
     moments: Params | None = None
     loss = math.nan
     for first in range(0, plan.steps, EVERY):
-        steps = min(EVERY, plan.steps - first)
-        params, moments, loss = optimize(params, gradient, training=plan, first=first, steps=steps, moments=moments)
-        say(name, first + steps, plan.steps, loss)
+        steps = range(first, min(first + EVERY, plan.steps))
+        params, moments, loss = optimize(params, gradient, training=plan, steps=steps, moments=moments)
+        say(name, steps.stop, plan.steps, loss)
     module.load_state_dict(params)
     module.eval().requires_grad_(False)
     return loss

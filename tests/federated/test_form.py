@@ -1,0 +1,73 @@
+"""The form of an upload: what is refused, and that the leaf is named."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+
+import pytest
+import torch
+from torch import Tensor
+
+from raydiff.federated.form import Form, Leaf, form_of
+
+INT = torch.int64
+PROMPTS = Form(
+    {
+        "x": Leaf(("m", 2), torch.float32),
+        "label": Leaf(("m",), INT, (range(3),), each=2),
+        "count": Leaf(("m",), INT, (range(1, sys.maxsize),)),
+    }
+)
+"""Any number of vectors, two of each label 0, 1, 2, each with a count."""
+
+
+def prompts(**other: Tensor) -> Mapping[str, Tensor]:
+    labels = torch.tensor([0, 2, 2, 0])
+    return {"x": torch.zeros(4, 2), "label": labels, "count": torch.ones(4, dtype=INT), **other}
+
+
+def test_a_leaf_that_is_unlike_is_named() -> None:
+    a = {"x": torch.zeros(3, 5), "y": torch.zeros((), dtype=INT)}
+    assert form_of(a) == Form({"x": Leaf((3, 5), torch.float32), "y": Leaf((), INT)})
+    assert form_of(a).unlike(a) is None and Form().unlike({}) is None
+    for other in ({**a, "x": a["x"].t()}, {**a, "x": a["x"].half()}, {"x": a["x"]}, {**a, "z": a["y"]}):
+        (leaf,) = {k for k in {*a, *other} if k not in a or k not in other or a[k] is not other[k]}
+        assert repr(leaf) in str(form_of(a).unlike(other))
+
+
+def test_a_named_size_is_any_but_the_same_everywhere() -> None:
+    assert PROMPTS.unlike(prompts()) is None
+    empty = {"x": torch.zeros(0, 2), "label": torch.zeros(0, dtype=INT), "count": torch.zeros(0, dtype=INT)}
+    assert PROMPTS.unlike(empty) is None
+    says = PROMPTS.unlike(prompts(count=torch.ones(3, dtype=INT)))
+    assert says == "its leaf 'count' is torch.int64 (3,) in place of torch.int64 (4,)"
+
+
+@pytest.mark.parametrize(
+    ("leaf", "value"),
+    [
+        ("x", torch.zeros(4, 3)),
+        ("x", torch.zeros(4)),
+        ("label", torch.tensor([0, 3, 3, 0])),
+        ("label", torch.tensor([0, -1, -1, 0])),
+        ("label", torch.tensor([0, 2, 2, 1])),
+        ("label", torch.tensor([2, 2, 2, 2])),
+        ("count", torch.tensor([1, 1, 0, 1])),
+        ("count", torch.tensor(1)),
+    ],
+)
+def test_what_is_outside_is_refused(leaf: str, value: Tensor) -> None:
+    assert repr(leaf) in str(PROMPTS.unlike(prompts(**{leaf: value})))
+
+
+def test_each_column_has_its_own_values() -> None:
+    form = Form({"labels": Leaf(("n", 2), INT, (range(10), range(2)))})
+    assert form.unlike({"labels": torch.tensor([[9, 1], [0, 0]])}) is None
+    assert form.unlike({"labels": torch.tensor([[1, 9]])}) == "its leaf 'labels' has entries outside 0 .. 9, 0 .. 1"
+
+
+def test_the_norm_is_over_all_leaves() -> None:
+    form = form_of({"a": torch.zeros(1), "b": torch.zeros(1)}, longest=5.0)
+    assert form.unlike({"a": torch.tensor([3.0]), "b": torch.tensor([4.0])}) is None
+    assert form.unlike({"a": torch.tensor([3.0]), "b": torch.tensor([4.1])}) == "its norm is 5.08, above 5"
