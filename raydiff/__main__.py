@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
-import difflib
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import NoReturn
+
+from raydiff.lookup import nearest
 
 COMMANDS = {
     "experiments": {
@@ -58,8 +59,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         print(__version__)
         sys.exit(0)
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
-        hint = f"; did you mean {near[0]}?" if near else "; `raydiff` alone lists them"
+        hint = nearest(name, known) or "; `raydiff` alone lists them"
         print(f"error: there is no command {name!r}{hint}", file=sys.stderr)
         sys.exit(2)
     leave(import_module(f"raydiff.{known[name]}").main, arguments)

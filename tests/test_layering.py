@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 LAYERS = (
-    ("tree", "seeding", "report"),
+    ("tree", "seeding", "lookup", "report"),
     ("data", "privacy"),
     ("models",),
     ("federated",),

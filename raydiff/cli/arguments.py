@@ -6,12 +6,13 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from raydiff.cli.parser import Parser, nearest
+from raydiff.cli.parser import Parser
 from raydiff.experiment import fields
 from raydiff.experiment import overrides as paths
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.presets import names
 from raydiff.experiment.study import Study
+from raydiff.lookup import nearest
 
 REPRODUCE = "reproduce"
 """A preset that takes two options: `reproduce`."""

@@ -21,13 +21,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from raydiff.cli import arguments, canary_methods
-from raydiff.cli.parser import Parser, nearest
+from raydiff.cli.parser import Parser
 from raydiff.data import datasets
 from raydiff.experiment import config, trial
 from raydiff.experiment import overrides as settings
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.presets import names
 from raydiff.experiment.tracking import read_json
+from raydiff.lookup import nearest
 from raydiff.methods import DPSGD
 from raydiff.privacy import canaries, one_run
 from raydiff.privacy.ledger import Ledger

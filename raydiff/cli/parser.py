@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
-from collections.abc import Iterable
 from typing import NoReturn
 
 
@@ -37,9 +35,3 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raises ValueError."""
         raise ValueError(message)
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """`; did you mean x?`, or nothing."""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.4)
-    return f"; did you mean {close[0]}?" if close else ""

@@ -2,7 +2,7 @@
 
 Five splits, so that nothing is chosen on the rows that judge it: clients hold `train`; `public` is what the
 parameters of a mechanism may be taken from; `validation` chooses checkpoints; `calibration` sets attack
-thresholds; `test` gives the final numbers. What a name can be is in `names`.
+thresholds; `test` gives the final numbers. What a name can be is in `sources`.
 
 Shapes: N records, C channels, H x W pixels, K label columns.
 """
@@ -36,7 +36,8 @@ class Data:
 
     name: str = "digits"
     """digits, mnist, colour-mnist, cifar10, cifar100, faces, another folder below the root, a path (it has a /), or
-    hub:owner/name, a data set of the Hugging Face hub. Or a table: adult, german, loan, a .csv or .parquet file."""
+    hub:owner/name, a data set of the Hugging Face hub. Or a table: adult, german, loan, a .csv or .parquet file. Or
+    module:name, a function like those of `sources.SOURCES` from anywhere."""
     root: str | None = None
     """Folder of data sets; None: the environment variable RAYDIFF_DATA."""
     size: int | None = None

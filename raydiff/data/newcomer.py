@@ -124,8 +124,9 @@ def _source(name: str, config: Data) -> Source:
 
 def _is_own(name: str, config: Data) -> bool:
     """Whether the name means the run's data set; colour-mnist lies in the folder of mnist."""
-    folders = {sources.folder_of(n, config.root) for n in (name, config.name)}
-    return len(folders) == 1 and (name == "colour-mnist") == (config.name == "colour-mnist")
+    folders = [sources.folder_of(n, config.root) for n in (name, config.name)]
+    named = sources.is_outside(name) or sources.is_outside(config.name) or "colour-mnist" in (name, config.name)
+    return folders[0] == folders[1] and (name == config.name or not named)
 
 
 def _values(classes: Sequence[str], dataset: Dataset) -> list[int]:

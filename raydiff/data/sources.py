@@ -1,11 +1,11 @@
-"""What a data set's name means: embedded digits, colour-mnist, a folder of parquet files or of pictures, the hub."""
+"""What a data set's name means: an entry of SOURCES, a folder of parquet files or of pictures, a data set of the hub, a
+table (`tables.presets`), or `module:name`, a function from anywhere."""
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,15 +19,7 @@ from raydiff.data.source import Picture, Source
 from raydiff.data.tables import as_source as tables
 from raydiff.data.tables import read
 from raydiff.data.tables.presets import PRESETS
-
-FOLDERS = {
-    "mnist": "mnist",
-    "cifar10": "cifar10",
-    "cifar100": "cifar100",
-    "faces": "orl_faces_64",
-    "colour-mnist": "mnist",
-}
-"""Known names -> folder below the root. Any other folder goes by its own name."""
+from raydiff.lookup import imported, is_outside, nearest
 
 
 def source(
@@ -53,8 +45,12 @@ def source(
         return tables.source(name, folder, labels, bins=bins, public=public, seed=seed)
     if bins is not None:
         raise ValueError(f"data set {name!r} is no table: data.bins must be none")
-    found = _source(name, folder, labels)
-    if name in FOLDERS:  # everybody knows their classes
+    make = imported(name) if is_outside(name) else SOURCES.get(name, files)
+    found = make(folder, labels) if callable(make) else None
+    if not isinstance(found, Source):
+        raise ValueError(f"{name} must be a function of (folder, labels) that gives a raydiff.data.source.Source")
+    found = found.select(labels)
+    if name in SOURCES:  # everybody knows their classes
         found = dataclasses.replace(found, found=())
     return found if table is None else superclasses.applied(found, table)
 
@@ -63,30 +59,24 @@ def is_known(name: str, labels: Sequence[str]) -> bool:
     """Whether all categories and classes of a data set of this name are known without a look at its records."""
     if name in PRESETS:
         return tuple(labels) in ((), (PRESETS[name].label,))
-    return name == "digits" or name in FOLDERS
-
-
-def _source(name: str, folder: Path | None, labels: Sequence[str]) -> Source:
-    if folder is None:
-        return digits().select(labels)
-    if name == "colour-mnist":
-        return colour_mnist(folder).select(labels)
-    if any(folder.glob("*.parquet")):
-        return parquet.source(folder, labels)
-    return folders.source(folder).select(labels)
+    return name in SOURCES
 
 
 def folder_of(name: str, root: str | None) -> Path | None:
-    """The folder, or of a table the file, that `name` means; None for embedded data.
+    """The folder, or of a table the file, that `name` means; None for embedded data. A source from outside gets the
+    folder of data sets itself, if there is one.
 
     Raises ValueError, in one sentence, where there is none.
     """
-    if name == "digits":
+    if name in SOURCES and name not in FOLDERS:
         return None
     if read.is_table(name):
         return read.locate(name, root)
     if name.startswith(hub.PREFIX):
         return hub.folder(name)
+    if is_outside(name):
+        root = root or os.environ.get("RAYDIFF_DATA")
+        return Path(root).expanduser().absolute() if root else None
     if is_path(name):
         if not (path := Path(name).expanduser()).is_dir():
             hint = f" (a data set of the hub is hub:{name})" if hub.NAME.fullmatch(f"hub:{name}") else ""
@@ -105,8 +95,9 @@ def is_path(name: str) -> bool:
 def _below_root(name: str, root: str | None) -> Path:
     root = root or os.environ.get("RAYDIFF_DATA")
     if not root:
-        what = f"data set {name!r}" if name in FOLDERS else f"unknown data set {name!r}{_hint(name, FOLDERS)}"
-        raise ValueError(f"{what}: all but digits need a folder of data sets, set RAYDIFF_DATA or data.root")
+        what, hint = ("", "") if name in FOLDERS else ("unknown ", _hint(name, ()))
+        need = "all but digits need a folder of data sets, set RAYDIFF_DATA or data.root"
+        raise ValueError(f"{what}data set {name!r}: {need}{hint}")
     parent = Path(root).expanduser()
     if not parent.is_dir():
         raise ValueError(f"the folder of data sets (data.root, else RAYDIFF_DATA) does not exist: {root}")
@@ -117,18 +108,23 @@ def _below_root(name: str, root: str | None) -> Path:
     if name in FOLDERS:
         raise ValueError(f"data set {name!r} is missing: {where}")
     there = (file.parent.name for file in sorted(parent.glob("*/*.parquet")))
-    raise ValueError(f"unknown data set {name!r}{_hint(name, [*FOLDERS, *there])}: {where}")
+    raise ValueError(f"unknown data set {name!r}: {where}{_hint(name, there)}")
 
 
 def _hint(name: str, known: Iterable[str]) -> str:
     if Path(name).is_dir():
-        return f" (the folder here is ./{name})"
-    names = list(dict.fromkeys(["digits", *known, *PRESETS]))
-    near = difflib.get_close_matches(name, names, n=1)
-    return f" (did you mean {near[0]!r}?)" if near else f" (known: {', '.join(names)})"
+        return f"; the folder here is ./{name}"
+    names = dict.fromkeys([*SOURCES, *known, *PRESETS])
+    return nearest(name, names) or f"; known: {', '.join(names)}"
 
 
-def digits() -> Source:
+def files(folder: Path | None, labels: Sequence[str]) -> Source:
+    """A folder of parquet files, else of pictures."""
+    assert folder is not None
+    return parquet.source(folder, labels) if any(folder.glob("*.parquet")) else folders.source(folder)
+
+
+def digits(folder: Path | None, labels: Sequence[str]) -> Source:
     """scikit-learn's digits: 1797 pictures of 8 x 8 pixels in 0..16."""
     from sklearn.datasets import load_digits
 
@@ -144,14 +140,14 @@ def digits() -> Source:
     return Source(labels, ("digit",), (tuple("0123456789"),), own_test=0, pictures=pictures, says=says, top=16)
 
 
-def colour_mnist(folder: Path) -> Source:
+def colour_mnist(folder: Path | None, labels: Sequence[str]) -> Source:
     """MNIST with the digit drawn in one colour channel and zero in the others; labels (digit, colour).
 
     PFDM's Figure 6 shows client 1 with red 0, 1, 6, 7, 9 as majority and blue 2, 3, 4, 5, 8 as minority; what colours
     its other clients have is not stated. Here the colour goes with the digit, at every client: the first cluster is
     red, the second blue.
     """
-    mnist = parquet.source(folder, ())
+    mnist = files(folder, ())
     digit = mnist.labels[:, 0]
     blue = (~torch.isin(digit, torch.tensor(TEN_CLASSES))).long()
 
@@ -170,3 +166,23 @@ def colour_mnist(folder: Path) -> Source:
         says=f"MNIST in colour, from {mnist.says}",
         notes=(*mnist.notes, f"coloured by digit: {' '.join(map(str, TEN_CLASSES))} red, the others blue"),
     )
+
+
+SOURCES: dict[str, Callable[[Path | None, Sequence[str]], Source]] = {
+    "digits": digits,
+    "mnist": files,
+    "cifar10": files,
+    "cifar100": files,
+    "faces": files,
+    "colour-mnist": colour_mnist,
+}
+"""Name -> a function of the set's folder (None: it is embedded) and the label columns that are asked for (none: its own
+choice). Whoever reads one of these knows its classes."""
+FOLDERS = {
+    "mnist": "mnist",
+    "cifar10": "cifar10",
+    "cifar100": "cifar100",
+    "faces": "orl_faces_64",
+    "colour-mnist": "mnist",
+}
+"""Name -> folder below the root, of those that are not embedded. Any other folder goes by its own name."""

@@ -9,13 +9,13 @@ Shapes: N rows, n of them kept.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from raydiff.data.source import Picture, Source
+from raydiff.lookup import nearest
 
 CIFAR100: dict[str, tuple[str, ...]] = {
     "aquatic_mammals": ("beaver", "dolphin", "otter", "seal", "whale"),
@@ -54,9 +54,8 @@ TABLES: dict[str, dict[str, tuple[str, ...]]] = {
 def check(name: str) -> None:
     """Raises ValueError, in one sentence with the nearest name, unless there is a table of this name."""
     if name not in TABLES:
-        near = difflib.get_close_matches(name, TABLES, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(TABLES)}"
-        raise ValueError(f"data.superclasses has no table {name!r} ({hint})")
+        hint = nearest(name, TABLES) or f"; known: {', '.join(TABLES)}"
+        raise ValueError(f"data.superclasses has no table {name!r}{hint}")
 
 
 def applied(source: Source, name: str) -> Source:

@@ -8,13 +8,14 @@ new one refuses them, those below that were never set are its own.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import io
 import types
 import typing
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from typing import Any, Literal
+
+from raydiff.lookup import nearest
 
 UNIONS = (types.UnionType, typing.Union)
 SECRET = "RAYDIFF_NOISE_SECRET"
@@ -265,8 +266,3 @@ def short(value: Any) -> str:
     if isinstance(value, tuple):
         return " ".join(map(str, value))
     return "none" if value is None else str(value)
-
-
-def nearest(name: str, known: Any) -> str:
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f"; did you mean {close[0]}?" if close else ""

@@ -13,6 +13,7 @@ from raydiff.evaluation.suite import Evaluation
 from raydiff.experiment import overrides, trial
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.study import Study, trials
+from raydiff.lookup import nearest
 from raydiff.runtime import sweep_folder
 
 METRICS = (
@@ -119,9 +120,9 @@ def plan(preset: str, study: Study, asked: Asked, *, name: str | None = None) ->
 def _check(asked: Asked, base: Experiment, metric: str) -> None:
     for path in asked.grid or {}:
         if not overrides.has_path(base, path):
-            raise ValueError(f"unknown field --{path}{overrides.nearest(path, overrides.flat(base))}")
+            raise ValueError(f"unknown field --{path}{nearest(path, overrides.flat(base))}")
     if metric not in METRICS:
-        raise ValueError(f"unknown metric {metric!r}{overrides.nearest(metric, METRICS)}")
+        raise ValueError(f"unknown metric {metric!r}{nearest(metric, METRICS)}")
     numbers = {"--samples": asked.samples, "--max-concurrent": asked.concurrent, "--time-budget": asked.budget_s}
     for option, value in numbers.items():
         if value is not None and not value > 0:

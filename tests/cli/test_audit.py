@@ -154,7 +154,7 @@ def test_a_column_to_leave_out_that_is_not_there(file: Path) -> None:
     done = subprocess.run([*command, "--exclude", "colours"], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stderr.strip().splitlines() == [
-        "error: exclude names 'colours', which is not among the columns of people.csv: did you mean 'colour'?"
+        "error: exclude names 'colours', which is not among the columns of people.csv; did you mean colour?"
     ]
 
 

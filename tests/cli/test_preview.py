@@ -116,7 +116,7 @@ def test_the_default_folder_is_below_the_storage(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["digit"], r"unknown data set 'digit' \(did you mean 'digits'\?\)"),
+        (["digit"], r"unknown data set 'digit'.*; did you mean digits\?"),
         (["digits", "--data.nme", "x"], r"unknown field --data\.nme; did you mean data\.name"),
         (["gone/away"], "data set 'gone/away' has a /, so it is a path, but there is no folder"),
         (["digits", "--data.labels", "hue"], "scikit-learn's digits has no label column 'hue'; it has digit"),

@@ -138,12 +138,12 @@ def test_select_keeps_it_and_without_base_drops_it() -> None:
 
 @pytest.mark.parametrize(
     ("name", "hint"),
-    [("pair", "did you mean 'pairs'"), ("zebra", "known: parity, pairs, cifar100, cifar100-10x2")],
+    [("pair", "did you mean pairs"), ("zebra", "known: parity, pairs, cifar100, cifar100-10x2")],
 )
 def test_an_unknown_table_is_one_sentence_with_the_nearest(name: str, hint: str) -> None:
     with pytest.raises(ValueError) as error:
         Data(superclasses=name)
-    assert str(error.value).startswith(f"data.superclasses has no table {name!r} ({hint}")
+    assert str(error.value).startswith(f"data.superclasses has no table {name!r}; {hint}")
 
 
 def test_a_table_that_does_not_fit_the_data_is_one_sentence() -> None:

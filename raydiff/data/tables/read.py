@@ -15,7 +15,6 @@ Shapes: s rows, n columns, k categories at most.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import hashlib
 import itertools
 import math
@@ -34,6 +33,7 @@ from torch import Tensor
 from raydiff import tree
 from raydiff.data.tables.encode import MISSING, Column, Mapping, bins_of, groups_of, texts_of
 from raydiff.data.tables.presets import PRESETS, Preset
+from raydiff.lookup import nearest
 from raydiff.seeding import generator
 
 Missing = Literal["category", "drop"]
@@ -204,9 +204,8 @@ def locate(source: str, root: str | None, *, part: int = 0) -> Path:
     if source not in PRESETS:
         path = Path(source).expanduser().absolute()
         if path.suffix.lower() not in SUFFIXES:
-            near = difflib.get_close_matches(source, PRESETS, n=1)
-            hint = f" (did you mean {near[0]!r}?)" if near else ""
-            raise ValueError(f"a table is {', '.join(PRESETS)}, or a .csv or .parquet file, got {source!r}{hint}")
+            known = f"{', '.join(PRESETS)}, or a .csv or .parquet file"
+            raise ValueError(f"a table is {known}, got {source!r}{nearest(source, PRESETS)}")
     else:
         root = root or os.environ.get("RAYDIFF_DATA")
         if not root:
@@ -269,9 +268,8 @@ def _chosen(config: Table, frame: pd.DataFrame, path: Path) -> tuple[tuple[str, 
 def _without(columns: Sequence[str], exclude: Sequence[str], path: Path) -> tuple[str, ...]:
     for name in exclude:
         if name not in columns:
-            near = difflib.get_close_matches(name, columns, n=1, cutoff=0.4)
-            hint = f"did you mean {near[0]!r}?" if near else f"they are {', '.join(columns)}"
-            raise ValueError(f"exclude names {name!r}, which is not among the columns of {path.name}: {hint}")
+            hint = nearest(name, columns) or f"; they are {', '.join(columns)}"
+            raise ValueError(f"exclude names {name!r}, which is not among the columns of {path.name}{hint}")
     kept = tuple(c for c in columns if c not in exclude)
     if exclude and not kept:
         raise ValueError(f"exclude leaves no column of {path.name}")
@@ -281,9 +279,8 @@ def _without(columns: Sequence[str], exclude: Sequence[str], path: Path) -> tupl
 def _check_there(names: Sequence[str], frame: pd.DataFrame, path: Path) -> None:
     for name in names:
         if name not in frame.columns:
-            near = difflib.get_close_matches(name, frame.columns, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(frame.columns)}"
-            raise ValueError(f"{path.name} has no column {name!r}: {hint}")
+            hint = nearest(name, frame.columns) or f"; it has {', '.join(frame.columns)}"
+            raise ValueError(f"{path.name} has no column {name!r}{hint}")
 
 
 def _complete(

@@ -1,0 +1,62 @@
+"""What a name means: an entry of a table, or `module:name`, which is imported; and which one was meant where it is
+neither. It stands on the lowest floor and imports nothing, for every room and the command itself look names up."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from importlib import import_module
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+OUTSIDE = re.compile(r"\w+(\.\w+)*:\w+")
+"""`module:name`, such as mylab.ditto:Ditto."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """`; did you mean x?`, or "" where nothing known is like it."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def is_outside(name: str) -> bool:
+    """Whether the name says where to import something from."""
+    return OUTSIDE.fullmatch(name) is not None
+
+
+def own_name(name: str) -> str:
+    """What people call it: `vendi` of `mylab.metrics:vendi`."""
+    return name.rpartition(":")[2]
+
+
+def imported(name: str) -> Any:
+    """What `module:name` names. Raises ValueError, in one sentence, where it cannot be imported."""
+    path, _, attribute = name.partition(":")
+    try:
+        module = import_module(path)
+    except Exception as e:  # a module of somebody else may fail in any way
+        why = " ".join(str(e).split())
+        raise ValueError(f"{name} cannot be imported: {type(e).__name__}: {why}") from e
+    if not hasattr(module, attribute):
+        raise ValueError(f"{name} cannot be imported: {path} has no {attribute}{nearest(attribute, vars(module))}")
+    return getattr(module, attribute)
+
+
+def entries(field: str, table: Mapping[str, T], names: Iterable[str]) -> dict[str, T]:
+    """The functions of these names by what people call them, each an entry of the table or a `module:name`.
+
+    Raises ValueError naming the field where a name is neither, and where two functions are called the same.
+    """
+    found: dict[str, T] = {}
+    for name in names:
+        own = own_name(name)
+        if name not in table and not is_outside(name):
+            known = f"{', '.join(table)}, or module:name of another"
+            raise ValueError(f"{field} must be some of {known}, got {name!r}{nearest(name, table)}")
+        if own in found or (own in table and name not in table):
+            raise ValueError(f"{field} must be called differently, each once, and {name} is called {own} like another")
+        found[own] = table[name] if name in table else imported(name)
+        if not callable(found[own]):
+            raise ValueError(f"{field} must be functions, and {name} is none")
+    return found
