@@ -7,12 +7,11 @@ new one refuses them, those below that were never set are its own.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import io
 import types
 import typing
 from collections.abc import Mapping, Sequence
-from contextlib import redirect_stderr, redirect_stdout
 from typing import Any, Literal
 
 from raydiff.lookup import nearest
@@ -231,18 +230,33 @@ def _moved(value: Any, before: Any, now: Any) -> Any:
 
 
 def _typed(declared: Any, path: str, tokens: Sequence[str]) -> Any:
-    import tyro
-
-    words = {"none": "None", "true": "True", "false": "False"}
-    literal = typing.get_args(declared) if typing.get_origin(declared) is Literal else ()
-    tokens = [t if t in literal else words.get(t.lower(), t) for t in tokens]
-    if any(t.startswith("-") for t in tokens):  # a negative number would read as an option
-        tokens = ["--", *tokens]
     try:
-        with redirect_stderr(io.StringIO()), redirect_stdout(io.StringIO()):
-            return tyro.cli(declared, args=tokens, console_outputs=False)
-    except SystemExit:
+        return _value(declared, tokens)
+    except ValueError:
         raise ValueError(f"--{path} must be {_readable(declared)}, got {' '.join(tokens)!r}") from None
+
+
+def _value(declared: Any, tokens: Sequence[str]) -> Any:
+    """The words as this type: a number, a truth value, text, none, one of a `Literal`, a tuple, or the first of a union
+    that they can be. Raises ValueError where they cannot."""
+    kind, options = typing.get_origin(declared), typing.get_args(declared)
+    if kind in (types.UnionType, typing.Union):
+        for option in sorted(options, key=lambda option: option is not type(None)):  # "none" is no text
+            with contextlib.suppress(ValueError):
+                return _value(option, tokens)
+        raise ValueError
+    if kind is tuple:
+        each = [options[0]] * len(tokens) if options[-1] is Ellipsis else options
+        return tuple(_value(option, [token]) for option, token in zip(each, tokens, strict=True))
+    (word,) = tokens
+    if kind is Literal:
+        return options[options.index(word)]
+    if declared in (int, float, str):
+        return declared(word)
+    words = {"true": True, "false": False} if declared is bool else {"none": None}
+    if word.lower() not in words:
+        raise ValueError
+    return words[word.lower()]
 
 
 def _readable(declared: Any) -> str:
