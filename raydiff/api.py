@@ -27,7 +27,7 @@ from raydiff.experiment.presets.names import PRESETS
 from raydiff.experiment.study import Arm, Study
 from raydiff.experiment.tracking import read_lines
 from raydiff.experiment.trial import ledger_of
-from raydiff.methods import AnyMethod
+from raydiff.methods import Method
 from raydiff.models.d3pm import codes_of
 from raydiff.privacy.ledger import Guarantee
 from raydiff.results import personalize
@@ -235,7 +235,7 @@ def sweep(
     base: Experiment | Study,
     *,
     grid: Mapping[str, Sequence[Any]] | None = None,
-    beside: Sequence[Arm | AnyMethod] = (),
+    beside: Sequence[Arm | Method] = (),
     search: Search = "grid",
     sample: Space | None = None,
     samples: int = 16,

@@ -25,7 +25,7 @@ from raydiff.data.datasets import Data
 from raydiff.evaluation.quality import features
 from raydiff.evaluation.suite import Evaluation
 from raydiff.experiment.config import Experiment, Runtime
-from raydiff.methods import PFDM, AnyMethod, FedAvg, LocalOnly
+from raydiff.methods import PFDM, FedAvg, LocalOnly, Method
 from raydiff.models.ddpm import DDPM
 from raydiff.models.latent.model import LatentModel
 from raydiff.models.networks import MLP
@@ -92,7 +92,7 @@ def storage(tiny: Experiment, tmp_path_factory: pytest.TempPathFactory) -> Stora
     """The sweeps pfdm, localonly and fedavg, of `tiny` without instruments. Shared: not to be written to."""
     made = Storage(tmp_path_factory.mktemp("storage"))
     model, short = tiny.method.model, Training(steps=8, batch=8)
-    methods: dict[str, AnyMethod] = {
+    methods: dict[str, Method] = {
         "pfdm": tiny.method,
         "localonly": LocalOnly(model=model, local=short),
         "fedavg": FedAvg(model=model, local=short, rounds=2),

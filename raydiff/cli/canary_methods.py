@@ -13,7 +13,7 @@ from torch import Tensor
 from raydiff import tree
 from raydiff.data.records import Records
 from raydiff.federated.method import SCRATCH, Round, Upload
-from raydiff.methods import DPSGD, PFDM, AnyMethod, FedDistr
+from raydiff.methods import DPSGD, PFDM, FedDistr, Method
 from raydiff.methods._averaging import Averaging
 from raydiff.privacy.canaries import Send, one_by_one
 from raydiff.privacy.client_level import ClientPrivacy
@@ -51,7 +51,7 @@ class Subject:
         return self.transcript(torch.zeros(1, *self.shape), NoiseStream(b"of an empty upload", ()))[1]
 
 
-def subject(method: AnyMethod, public: Records | None) -> Subject:
+def subject(method: Method, public: Records | None) -> Subject:
     """The canaries' way through this method's own code. Raises ValueError where it adds no noise to its uploads."""
     if isinstance(method, PFDM) and method.epsilon is not None and method.start != "noise":
         return _pfdm(method, public)
@@ -64,7 +64,7 @@ def subject(method: AnyMethod, public: Records | None) -> Subject:
     raise _silent(method)
 
 
-def _silent(method: AnyMethod) -> ValueError:
+def _silent(method: Method) -> ValueError:
     fields = {PFDM: "method.epsilon", FedDistr: "method.epsilon and method.clip", DPSGD: "method.epsilon"}
     field = fields.get(type(method), "method.averaging.privacy, where the method has it")
     says = f"{type(method).__name__} adds no noise to what its clients send as it is set up here"

@@ -18,6 +18,7 @@ from raydiff.data.datasets import Data, Dataset
 from raydiff.data.records import Records
 from raydiff.data.source import Source
 from raydiff.data.splits import cut, stratified
+from raydiff.lookup import is_outside
 from raydiff.seeding import generator
 
 PURPOSE = other_source.Purpose(
@@ -125,7 +126,7 @@ def _source(name: str, config: Data) -> Source:
 def _is_own(name: str, config: Data) -> bool:
     """Whether the name means the run's data set; colour-mnist lies in the folder of mnist."""
     folders = [sources.folder_of(n, config.root) for n in (name, config.name)]
-    named = sources.is_outside(name) or sources.is_outside(config.name) or "colour-mnist" in (name, config.name)
+    named = is_outside(name) or is_outside(config.name) or "colour-mnist" in (name, config.name)
     return folders[0] == folders[1] and (name == config.name or not named)
 
 

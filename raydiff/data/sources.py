@@ -135,9 +135,9 @@ def digits(folder: Path | None, labels: Sequence[str]) -> Source:
         for row in rows.tolist():
             yield f"row {row} of digits", Image.fromarray(pixels[row])
 
-    labels = torch.from_numpy(bunch.target.astype(np.int64)).unsqueeze(1)
+    classes = torch.from_numpy(bunch.target.astype(np.int64)).unsqueeze(1)
     says = "scikit-learn's digits"
-    return Source(labels, ("digit",), (tuple("0123456789"),), own_test=0, pictures=pictures, says=says, top=16)
+    return Source(classes, ("digit",), (tuple("0123456789"),), own_test=0, pictures=pictures, says=says, top=16)
 
 
 def colour_mnist(folder: Path | None, labels: Sequence[str]) -> Source:

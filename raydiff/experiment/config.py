@@ -21,7 +21,7 @@ from raydiff.evaluation.suite import Evaluation
 from raydiff.evaluation.table_audit import RowAudit
 from raydiff.experiment import overrides
 from raydiff.experiment.tracking import KEYED
-from raydiff.methods import PFDM, AnyMethod
+from raydiff.methods import PFDM, Method
 from raydiff.models.d3pm import DiscreteDiffusion
 
 
@@ -121,8 +121,8 @@ class Runtime:
 class Experiment:
     """One trial."""
 
-    method: AnyMethod = PFDM()
-    """What is trained, and what is sent."""
+    method: Method = PFDM()
+    """What is trained, and what is sent: one of `methods.METHODS`, or module:Class from anywhere."""
     data: Data = Data()
     """The data set and its splits."""
     clients: int = 2
@@ -224,7 +224,7 @@ def resolve(experiment: Experiment, dataset: Dataset) -> Experiment:
         model = model.for_table(counts, dataset.cardinalities)
     else:
         model = model.for_data(dataset.shape, dataset.cardinalities)
-    method: AnyMethod = overrides.override(experiment.method, {"model": model})
+    method: Method = overrides.override(experiment.method, {"model": model})
     if experiment.audit is not None:
         _check_audit(experiment.audit, method, dataset)
     if getattr(method, "center", False):
@@ -241,7 +241,7 @@ def keyed(dataset: Dataset, secret: bytes) -> str:
     return KEYED + seeding.keyed_digest(secret, "data", dataset.digest)
 
 
-def _check_audit(audit: RowAudit, method: AnyMethod, dataset: Dataset) -> None:
+def _check_audit(audit: RowAudit, method: Method, dataset: Dataset) -> None:
     if dataset.mapping is None:
         raise ValueError(f"data set {dataset.name!r} is no table: audit must be none")
     private = [f for f in ("epsilon", "noise_multiplier") if getattr(method, f, None) is not None]

@@ -14,7 +14,9 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from raydiff.lookup import nearest
+from raydiff import methods
+from raydiff.federated.method import Method
+from raydiff.lookup import is_outside, nearest
 
 UNIONS = (types.UnionType, typing.Union)
 SECRET = "RAYDIFF_NOISE_SECRET"
@@ -24,11 +26,20 @@ SECRET = "RAYDIFF_NOISE_SECRET"
 
 
 def to_dict(obj: Any) -> Any:
-    """JSON-ready tree; each dataclass carries its class name under "kind"."""
+    """JSON-ready tree; each dataclass carries its class name under "kind", of another package `module:Class`."""
     if dataclasses.is_dataclass(obj):
         fields = {f.name: to_dict(getattr(obj, f.name)) for f in dataclasses.fields(obj)}
-        return {"kind": type(obj).__name__, **fields}
+        return {"kind": kind(type(obj)), **fields}
     return list(obj) if isinstance(obj, tuple) else obj
+
+
+def kind(cls: type) -> str:
+    """What a class is called on disk. Raises ValueError where no other process could import it."""
+    if cls.__module__.startswith("raydiff."):
+        return cls.__name__
+    if cls.__module__ == "__main__" or "." in cls.__qualname__:
+        raise ValueError(f"{cls.__name__} must be in a module that workers can import, at its top level")
+    return f"{cls.__module__}:{cls.__qualname__}"
 
 
 def from_dict(data: Mapping[str, Any], declared: Any) -> Any:
@@ -36,10 +47,11 @@ def from_dict(data: Mapping[str, Any], declared: Any) -> Any:
 
     Raises ValueError on names that this version does not know.
     """
-    known = {c.__name__: c for c in _dataclasses_of(declared)}
-    cls = known.get(data.get("kind", ""))
-    if cls is None:
+    known = {kind(c): c for c in _dataclasses_of(declared)}
+    name = str(data.get("kind"))
+    if name not in known and not (declared is Method and is_outside(name)):
         raise ValueError(f"unknown kind {data.get('kind')!r}; known here: {', '.join(known)}")
+    cls = known.get(name) or methods.imported(name)
     hints, values = typing.get_type_hints(cls), {}
     for name, value in data.items():
         if name == "kind":
@@ -61,7 +73,7 @@ def flat(obj: Any, prefix: str = "") -> dict[str, Any]:
             out[path] = "given" if value else "random"
         elif dataclasses.is_dataclass(value):
             if len(_dataclasses_of(typing.get_type_hints(type(obj))[f.name])) > 1:
-                out[path] = type(value).__name__
+                out[path] = kind(type(value))
             out.update(flat(value, path + "."))
         else:
             out[path] = value
@@ -186,6 +198,8 @@ def parse_overrides(obj: Any, argv: Sequence[str]) -> dict[str, Any]:
 def _choice(declared: Any, choices: Sequence[type], path: str, text: str) -> type | None:
     if text.lower() == "none" and type(None) in typing.get_args(declared):
         return None
+    if declared is Method and is_outside(text):
+        return methods.imported(text)
     names = {c.__name__.lower(): c for c in choices}
     wanted = text.lower().replace("_", "").replace("-", "")
     if wanted not in names:
@@ -269,6 +283,8 @@ def _readable(declared: Any) -> str:
 
 
 def _dataclasses_of(declared: Any) -> list[type]:
+    if declared is Method:
+        return list(methods.METHODS.values())
     options = typing.get_args(declared) if isinstance(declared, types.UnionType) else (declared,)
     return [o for o in options if dataclasses.is_dataclass(o) and isinstance(o, type)]
 

@@ -10,14 +10,14 @@ from typing import Any
 
 from raydiff.experiment import overrides
 from raydiff.experiment.config import Experiment
-from raydiff.methods import AnyMethod, FedAvg, LocalOnly
+from raydiff.methods import FedAvg, LocalOnly, Method
 
 
 @dataclass(frozen=True, kw_only=True)
 class Arm:
     """Something to run beside a study's experiment. It takes those of the study's axes that it has."""
 
-    method: AnyMethod | type | None = None
+    method: Method | type | None = None
     """Another method. Its fields that are at their default are those of the study's method, where that has them, so
     arms share its model and its training. A class is a method with every field at its default."""
     changes: Mapping[str, Any] = field(default_factory=dict)
@@ -41,7 +41,7 @@ class Arm:
             return {}
         if isinstance(self.method, type):
             return {"method": self.method}
-        given = dataclasses.fields(self.method)
+        given = dataclasses.fields(self.method)  # type: ignore[arg-type]  # every method is a dataclass
         differs = {f.name: getattr(self.method, f.name) for f in given if getattr(self.method, f.name) != f.default}
         return {"method": type(self.method)} | {f"method.{name}": value for name, value in differs.items()}
 
@@ -97,7 +97,7 @@ def _combinations(start: Experiment, of: Mapping[str, Sequence[Any]]) -> list[Ex
 
 def _without_noise(experiment: Experiment) -> Experiment:
     """The same depth, without the noise that asked for it."""
-    depth = experiment.method.depth  # type: ignore[union-attr]
+    depth = experiment.method.depth  # type: ignore[attr-defined]
     changed: Experiment = overrides.override(experiment, {"method.epsilon": None, "method.t0": depth})
     return changed
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -128,6 +128,10 @@ class Deployed:
 class Method(Protocol):
     """Eight pure functions, and the numbers by which they are called. `S` (server state) and `C` (client state) are
     both `Params`. A method that inherits from this class has the defaults that are written here."""
+
+    @property
+    def model(self) -> Any:
+        """What is trained: a denoiser (`models.ddpm`), a classifier, or of tables a `models.d3pm.DiscreteDiffusion`."""
 
     @property
     def rounds(self) -> int:

@@ -1,7 +1,12 @@
-"""The methods, one file each; adding one is a file and its name in `AnyMethod`."""
+"""The methods, one file each. A new one is a file and a line of METHODS; from another package no line at all, but its
+name: `module:Class`."""
 
-from typing import get_args
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
 
+from raydiff import lookup
+from raydiff.federated.method import Method
 from raydiff.methods.dpsgd import DPSGD
 from raydiff.methods.fedavg import FedAvg
 from raydiff.methods.feddistr import FedDistr
@@ -14,19 +19,59 @@ from raydiff.methods.scaffold import Scaffold
 from raydiff.methods.sharedrep import SharedRep
 from raydiff.methods.spire import SPIRE
 
-AnyMethod = PFDM | LocalOnly | FedAvg | FedProx | Scaffold | Moon | PerFedAvg | SPIRE | SharedRep | DPSGD | FedDistr
-METHODS = {method.__name__.lower(): method for method in get_args(AnyMethod)}
+METHODS: dict[str, type[Method]] = {
+    "pfdm": PFDM,
+    "localonly": LocalOnly,
+    "fedavg": FedAvg,
+    "fedprox": FedProx,
+    "scaffold": Scaffold,
+    "moon": Moon,
+    "perfedavg": PerFedAvg,
+    "spire": SPIRE,
+    "sharedrep": SharedRep,
+    "dpsgd": DPSGD,
+    "feddistr": FedDistr,
+}
+"""Name on the command line -> class. Files on disk have the class's own name."""
+MEMBERS = [name for name in vars(Method) if not name.startswith("_")]
+
+
+def imported(name: str) -> type[Method]:
+    """The method `module:Class` of another package. Raises ValueError, in one sentence, where it is none."""
+    cls: Any = lookup.imported(name)
+    dataclass: Any = getattr(cls, "__dataclass_params__", None)
+    if not (isinstance(cls, type) and dataclass is not None and dataclass.frozen):
+        raise ValueError(f"{name} is no method: it must be a frozen dataclass with the members of {Method.__module__}")
+    if needed := [f.name for f in dataclasses.fields(cls) if f.default is f.default_factory is dataclasses.MISSING]:
+        raise ValueError(f"{name} is no method: its field {needed[0]} must have a default")
+    made = cls()
+    if missing := [member for member in MEMBERS if not hasattr(made, member)]:
+        raise ValueError(f"{name} is no method: it has no {', '.join(missing)}")
+    if cls.__name__.lower() in METHODS:
+        raise ValueError(f"{name} is called like a method of raydiff's own: give it another name")
+    found: type[Method] = cls
+    return found
+
+
+def check_names(classes: Sequence[type]) -> None:
+    """Raises ValueError where two of a sweep's methods are called the same: its tables could not tell them apart."""
+    found: dict[str, type] = {}
+    for cls in classes:
+        if found.setdefault(cls.__name__, cls) is not cls:
+            both = " and ".join(f"{c.__module__}:{c.__qualname__}" for c in (found[cls.__name__], cls))
+            raise ValueError(f"{both} are methods of one name: give one another name")
+
 
 __all__ = [
     "DPSGD",
     "METHODS",
     "PFDM",
     "SPIRE",
-    "AnyMethod",
     "FedAvg",
     "FedDistr",
     "FedProx",
     "LocalOnly",
+    "Method",
     "Moon",
     "PerFedAvg",
     "Scaffold",

@@ -30,7 +30,6 @@ from raydiff.evaluation.grids import to_bytes
 from raydiff.experiment import overrides
 from raydiff.federated.checkpoint import Store, write_text
 from raydiff.federated.method import Method
-from raydiff.methods import AnyMethod
 from raydiff.models.d3pm import codes_of
 from raydiff.models.ddpm import DDPM
 from raydiff.models.latent.folder import locate
@@ -78,7 +77,7 @@ class Card:
 def save(
     folder: Path,
     card: Card,
-    method: AnyMethod,
+    method: Method,
     *,
     server: Params,
     states: Mapping[int, Params],
@@ -127,7 +126,7 @@ class Sampler:
 
     def __init__(self, folder: Path) -> None:
         fields: dict[str, Any] = json.loads((folder / "sampler.json").read_text())
-        method: AnyMethod = overrides.from_dict(fields.pop("method"), AnyMethod)
+        method: Method = overrides.from_dict(fields.pop("method"), Method)
         if (folder / LATENT).is_dir():
             method = overrides.override(method, {"model.path": str(folder / LATENT)})
         self.method: Method = method

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from raydiff import methods
 from raydiff.evaluation.suite import Evaluation
 from raydiff.experiment import overrides, trial
 from raydiff.experiment.config import Experiment
@@ -108,6 +109,7 @@ def plan(preset: str, study: Study, asked: Asked, *, name: str | None = None) ->
     else:
         of = {k: v for k, v in study.grid.items() if k not in asked.given and overrides.has_path(base, k)}
         found = trials(base, of, beside) + study.others(asked.given, baselines=asked.baselines)
+    methods.check_names([type(e.method) for e in found])
     name = name or sweep_folder.fresh_name("new")  # A new sweep has no secret yet, whatever it will be called.
     secret = trial.planned_secret(sweep_folder.place(base, name), base)
     unique = {e.digest: e for e in (trial.resolve(e, secret) for e in found)}

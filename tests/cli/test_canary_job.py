@@ -10,7 +10,7 @@ import torch
 
 from raydiff.cli import canary, canary_methods
 from raydiff.data.records import Records
-from raydiff.methods import DPSGD, PFDM, SPIRE, AnyMethod, FedAvg, FedDistr
+from raydiff.methods import DPSGD, PFDM, SPIRE, FedAvg, FedDistr, Method
 from raydiff.methods._averaging import Averaging
 from raydiff.models.ddpm import DDPM
 from raydiff.models.latent.model import LatentModel
@@ -71,7 +71,7 @@ def _averaged(trust: str) -> FedAvg:
 @pytest.mark.parametrize("name", ["pfdm", "feddistr", "local", "central"])
 def test_what_is_made_of_an_antipode_is_minus_what_is_made_of_its_canary(name: str, latent_model: LatentModel) -> None:
     """So the threshold between the two is 0, whatever the noise, for it is symmetric."""
-    methods: dict[str, Callable[[], AnyMethod]] = {
+    methods: dict[str, Callable[[], Method]] = {
         "pfdm": lambda: PFDM(model=DDPM(timesteps=100), epsilon=10.0, clip=6.8, center=True),
         "feddistr": lambda: FedDistr(model=latent_model, clusters=3, epsilon=5.0, clip=2.0),
         "local": lambda: _averaged("local"),

@@ -19,7 +19,7 @@ from raydiff.evaluation.grids import sample_grid
 from raydiff.experiment import overrides, tracking
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.tracking import Jsonl, Mlflow, read_lines
-from raydiff.methods import METHODS, AnyMethod, FedAvg, FedDistr
+from raydiff.methods import METHODS, FedAvg, FedDistr, Method
 from raydiff.models.classifier import Classifier
 from raydiff.models.d3pm import DiscreteDiffusion
 from raydiff.models.d3pm_kernel import Sigmoid
@@ -149,7 +149,7 @@ def finish(folder: Path, outcome: str = "finished", **more: Any) -> None:
         (FedAvg(model=DiscreteDiffusion()), "Linear"),
     ],
 )
-def test_every_method_has_a_run_name(experiment: Experiment, method: AnyMethod, model: str) -> None:
+def test_every_method_has_a_run_name(experiment: Experiment, method: Method, model: str) -> None:
     name = tracking._run_name(overrides.to_dict(replace(experiment, method=method)))
     assert name.startswith(type(method).__name__) and name.endswith(f"2 clients, {model}")
 

@@ -77,7 +77,7 @@ def pfdm_gpu() -> Study:
     grid = {"seed": SEEDS[:3]}
     parts = []
     for made in (pfdm.colour_mnist(), pfdm.cifar10()):
-        central = {**CENTRAL, "method.local.steps": 2 * made.experiment.method.local.steps}  # type: ignore[union-attr]
+        central = {**CENTRAL, "method.local.steps": 2 * made.experiment.method.local.steps}  # type: ignore[attr-defined]
         parts.append(Study(experiment=made.experiment, grid=grid, beside=(*made.beside, Arm(changes=central))))
         exact = override(made.experiment, {"method.model.precision": "float32"})  # per-example gradients need it
         private = override(exact, PRIVATE)
