@@ -85,7 +85,7 @@ def _options() -> Parser:
     p.add_argument(
         "--metric",
         default=None,
-        help="what is best, and what Optuna and ASHA minimise (default: eval/fd_cnn/all, kd_cnn or utility_loss)",
+        help="what is best, and what Optuna and ASHA search for (default: eval/fd_cnn/all, kd_cnn or utility_loss)",
     )
     p.add_argument("--no-baselines", action="store_true", help="leave out what the preset compares with")
     p.add_argument("--max-concurrent", type=int, default=None, help="trials side by side (default: as many as fit)")

@@ -17,13 +17,12 @@ from torch import Tensor
 from raydiff import tree
 from raydiff.data.datasets import Dataset, Records
 from raydiff.data.partition import clusters, groups
-from raydiff.evaluation.attacks import blackbox, targets
-from raydiff.evaluation.attacks import scores as attacks
-from raydiff.evaluation.quality import distances, downstream, features, inception, memorization, tables
+from raydiff.evaluation import metrics
+from raydiff.evaluation.attacks import targets
+from raydiff.evaluation.metrics import Drawn
+from raydiff.evaluation.quality import distances, downstream, features, inception
 from raydiff.evaluation.quality.coverage import NEIGHBOURS
-from raydiff.evaluation.quality.images import of_samples, reader
 from raydiff.federated.method import Deployed, Metrics
-from raydiff.models.d3pm import codes_of
 from raydiff.tree import Params
 
 GRID_COLUMNS = 2  # pictures of each class in a sample grid
@@ -63,7 +62,18 @@ class Evaluation:
     rows of a client's model (`blackbox`): members are its own rows, non-members those of the test split in its mix of
     labels."""
     attacks: tuple[str, ...] = ("pia", "sima")
-    """Membership attacks on denoisers: any of loss, pia, pian, secmi, sima."""
+    """Membership attacks on denoisers: any of loss, pia, pian, secmi, sima, or module:name from anywhere."""
+    metrics: tuple[str, ...] = (
+        "accuracy",
+        "distances",
+        "coverage",
+        "labels",
+        "memorization",
+        "downstream",
+        "table",
+        "blackbox",
+    )
+    """What is measured (`metrics.METRICS`), or module:name from anywhere."""
     clients: int | None = None
     """Measure the first so many clients only; None: every one."""
     members: int = 500
@@ -74,10 +84,10 @@ class Evaluation:
             raise ValueError(
                 f"dim must be >= 1, every >= 0 and members >= 4, got {self.dim}, {self.every} and {self.members}"
             )
-        unknown = [name for name in self.attacks if name not in attacks.ATTACKS]
-        if unknown or not self.attacks or len(set(self.attacks)) < len(self.attacks):
-            given = " ".join(self.attacks) or "none (attack = false attacks nothing)"
-            raise ValueError(f"attacks must be some of {', '.join(attacks.ATTACKS)}, each once, got {given}")
+        if not self.attacks:
+            raise ValueError("attacks must name at least one; attack = false attacks nothing")
+        targets.check(self.attacks)
+        metrics.check(self.metrics)
         if self.neighbours < 1 or (self.per_class is not None and self.per_class < 2):
             raise ValueError(f"neighbours must be >= 1 and per_class >= 2, got {self.neighbours} and {self.per_class}")
         downstream.check(self.downstream)
@@ -130,54 +140,52 @@ class Instruments:
         """The client's part, as a function of (deployed, own records, rng)."""
 
         def evaluate(deployed: Deployed, own: Records, rng: torch.Generator) -> ClientReport:
-            if self.config.distance == "tables":
-                metrics = self._of_rows(deployed, split, own, rng)
-                return ClientReport(metrics, {}, own.images[:0], deployed.privacy)
-            metrics = {}
-            if deployed.classify is not None:
-                records = self.dataset.splits[split]
-                right = distances.label_accuracy(deployed.classify(records.images), records.labels[:, 0])
-                metrics |= {"accuracy": right, "utility_loss": 1 - right}
-            scores = self._attacked(deployed, split, own)
-            if not deployed.samplers:
-                return ClientReport(metrics, scores, own.images[:0], deployed.privacy)
-            major, minor = groups(own)
-            reference = _of_classes(self.dataset.splits[split], (*major, *minor))
-            labels = _labels_to_sample(reference)
-            if self.config.distance == "none":
-                labels = labels[_first_of_each(labels)] if deployed.conditional else labels[:PICTURES]
-                return ClientReport(metrics, scores, deployed.sample(labels, rng), deployed.privacy)
-            drawn = {name: sample(labels, rng) for name, sample in deployed.samplers.items()}
-            images = next(iter(drawn.values()))
-            halves = distances.half_counts(reference.labels[:, 0])
-            of = {"all": (*major, *minor), "major": major, "minor": minor}
-            if self.config.clusters:
-                of["cluster_a"], of["cluster_b"] = clusters(sorted(of["all"]))
-            if not deployed.conditional:
-                of = {"all": of["all"]}
-            enough = {k: v for k, v in of.items() if sum(halves[c] for c in v) >= self.config.least}
-            read = reader(
-                self.config.features,
-                self.cnn,
-                weights=self.config.weights,
-                gaussian=self.config.distance == "frechet",
-                neighbours=self.config.neighbours,
-            ).read
-            metrics |= read(images, labels, reference, enough)
-            for name, others in drawn.items():
-                found = metrics if others is images else read(others, labels, reference, enough)
-                metrics = {**metrics, **{f"{name}/{k}": v for k, v in found.items() if of_samples(k)}}
-            if not deployed.conditional:
-                metrics = {k: v for k, v in metrics.items() if "label_accuracy" not in k}
-            if split == "test":
-                metrics["memorized_fraction"] = memorization.memorized_fraction(images, own.images)
-                metrics["memorized_fraction/sanity"] = memorization.sanity(own.images)
-                if self.config.downstream and deployed.conditional:
-                    metrics |= self._downstream(deployed, (images, labels), own, reference, rng, of)
-            shown = images[_first_of_each(labels)] if deployed.conditional else images[:PICTURES]
-            return ClientReport(metrics, scores, shown, deployed.privacy)
+            drawn, by_sampler, shown = self._drawn(deployed, split, own, rng)
+            found = metrics.measured(drawn)
+            for name, images in by_sampler.items():
+                each = found if images is drawn.images else metrics.of_sampler(replace(drawn, images=images))
+                found = found | {f"{name}/{k}": v for k, v in each.items() if metrics.of_samples(k)}
+            return ClientReport(found, self._attacked(deployed, split, own), shown, deployed.privacy)
 
         return evaluate
+
+    def _drawn(
+        self, deployed: Deployed, split: str, own: Records, rng: torch.Generator
+    ) -> tuple[Drawn, dict[str, Tensor], Tensor]:
+        """(what is measured, the pictures of each sampler, the pictures to be shown). Of a table as many rows as the
+        client has, with its labels; of pictures as many of each class as one half of the reference has."""
+        major, minor = groups(own)
+        of = {"all": (*major, *minor), "major": major, "minor": minor}
+        if self.config.clusters:
+            of["cluster_a"], of["cluster_b"] = clusters(sorted(of["all"]))
+        reference = _of_classes(self.dataset.splits[split], of["all"])
+        images, labels, shown = own.images[:0], own.labels[:0], own.images[:0]
+        by_sampler: dict[str, Tensor] = {}
+        if self.dataset.mapping is not None:
+            labels = own.labels
+            images = deployed.sample(labels, rng)
+        elif deployed.samplers and self.config.distance == "none":
+            wanted = _labels_to_sample(reference)
+            shown = deployed.sample(wanted[_to_show(wanted, deployed)], rng)
+        elif deployed.samplers:
+            labels = _labels_to_sample(reference)
+            by_sampler = {name: sample(labels, rng) for name, sample in deployed.samplers.items()}
+            images = next(iter(by_sampler.values()))
+            shown = images[_to_show(labels, deployed)]
+        drawn = Drawn(
+            images=images,
+            labels=labels,
+            reference=reference,
+            own=own,
+            groups=of if deployed.conditional else {"all": of["all"]},
+            deployed=deployed,
+            dataset=self.dataset,
+            split=split,
+            config=self.config,
+            cnn=self.cnn,
+            rng=rng,
+        )
+        return drawn, by_sampler, shown
 
     def _attacked(self, deployed: Deployed, split: str, own: Records) -> targets.Scores:
         if split != "test" or not self.config.attack:
@@ -189,50 +197,6 @@ class Instruments:
             members=self.config.members,
             calibration=self.dataset.splits["calibration"],
             test=self.dataset.splits["test"],
-        )
-
-    def _of_rows(self, deployed: Deployed, split: str, own: Records, rng: torch.Generator) -> Metrics:
-        """As many rows as the client has records, with its labels, against those of the split that have its classes."""
-        labels = own.labels[:, 0]
-        real = _of_classes(self.dataset.splits[split], labels.unique().tolist())
-        made = codes_of(deployed.sample(own.labels, rng))
-        metrics = tables.quality(
-            made,
-            labels,
-            own=codes_of(own.images),
-            own_labels=labels,
-            real=codes_of(real.images),
-            real_labels=real.labels[:, 0],
-            classes=self.dataset.cardinalities[0],
-        )
-        if split == "test" and self.config.attack:
-            others = targets.in_proportion(real, labels)
-            members, nonmembers = ((codes_of(r.images), r.labels[:, 0]) for r in (own, others))
-            found = blackbox.attack((made, labels), members=members, nonmembers=nonmembers, rng=rng)
-            metrics |= found.metrics("blackbox")
-        return metrics
-
-    def _downstream(
-        self,
-        deployed: Deployed,
-        made: tuple[Tensor, Tensor],
-        own: Records,
-        reference: Records,
-        rng: torch.Generator,
-        of: dict[str, tuple[int, ...]],
-    ) -> Metrics:
-        """Of as many samples of each class as are asked for, or of those `made`: (images, labels)."""
-        images, labels = made
-        if self.config.per_class is not None:
-            labels = downstream.labels_per_class(own.labels, self.config.per_class)
-            images = deployed.sample(labels, rng)
-        return downstream.readings(
-            self.config.downstream,
-            (images, labels[:, 0]),
-            (own.images, own.labels[:, 0]),
-            (reference.images, reference.labels[:, 0]),
-            groups=of,
-            classes=self.dataset.cardinalities[0],
         )
 
 
@@ -307,6 +271,8 @@ def _labels_to_sample(reference: Records) -> Tensor:
     return torch.cat(rows)
 
 
-def _first_of_each(labels: Tensor) -> Tensor:
-    """Positions of the first rows of each class."""
+def _to_show(labels: Tensor, deployed: Deployed) -> Tensor:
+    """Positions of the first rows of each class; of a model that knows no classes, of the first rows."""
+    if not deployed.conditional:
+        return torch.arange(min(PICTURES, len(labels)))
     return torch.cat([torch.nonzero(labels[:, 0] == c)[:GRID_COLUMNS, 0] for c in labels[:, 0].unique()])

@@ -184,25 +184,30 @@ class Experiment:
 
     @property
     def digest(self) -> str:
-        """16 hex digits over all that can change a number: the tree without where it runs and where the data lie."""
+        """16 hex digits over all that can change a number: the tree without where it runs and where the data lie.
+
+        A field that was added later is left out where it is at its default, so that digests on disk stay what they are.
+        """
         tree = overrides.to_dict(self)
         tree["runtime"] = {"threads": self.runtime.threads}
-        if self.runtime.vectorize:  # without it a digest is as it was before there was such a thing
+        if self.runtime.vectorize:
             tree["runtime"]["vectorize"] = True
-        if self.runtime.server_workers > 1:  # likewise
+        if self.runtime.server_workers > 1:
             tree["runtime"]["server_workers"] = self.runtime.server_workers
-        if self.runtime.races:  # likewise
+        if self.runtime.races:
             tree["runtime"] |= {name: getattr(self.runtime, name) for name in ("overcommit", "round_deadline_s")}
         tree["data"].pop("root")
         if self.data.fitted_on == "all" or sources.is_known(self.data.name, self.data.labels):
-            tree["data"].pop("fitted_on")  # as before there was a choice, or it changes nothing
-        if tree["evaluation"]:
-            tree["evaluation"].pop("weights")  # of one network, wherever they lie
-        if tree["method"]["model"].get("digest"):  # of a frozen model: it says all but where it lies
+            tree["data"].pop("fitted_on")  # All was the only choice once, and where all is known it changes nothing.
+        if self.evaluation is not None:
+            tree["evaluation"].pop("weights")  # There is one network of these weights, wherever its file lies.
+            if self.evaluation.metrics == Evaluation.metrics:
+                tree["evaluation"].pop("metrics")
+        if tree["method"]["model"].get("digest"):  # A frozen model's digest says all but where it lies.
             tree["method"]["model"].pop("path")
         for field in ("name", "public_from"):
             if (place := tree["data"][field]) is not None:
-                tree["data"][field] = Path(place).name  # the digest of the data says the rest
+                tree["data"][field] = Path(place).name  # The digest of the data says the rest.
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:16]
 
 

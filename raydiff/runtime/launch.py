@@ -224,6 +224,7 @@ def _on_ray(sweep: _Sweep, *, retry: bool, since: float | None) -> bool:
     shown = functools.partial(
         Progress,
         metric=planned.metric,
+        lower_is_better=planned.lower_is_better,
         name=lambda values: named(tuner.experiment_of(values)),
         stop_on_error=asked.stop_on_error,
     )
@@ -239,6 +240,7 @@ def _on_ray(sweep: _Sweep, *, retry: bool, since: float | None) -> bool:
             samples=planned.suggested,
             search=asked.search,
             metric=planned.metric,
+            lower_is_better=planned.lower_is_better,
             concurrent=asked.concurrent,
             budget_s=asked.budget_s,
         )

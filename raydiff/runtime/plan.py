@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from raydiff import methods
+from raydiff.evaluation.metrics import lower_is_better
 from raydiff.evaluation.suite import Evaluation
 from raydiff.experiment import overrides, trial
 from raydiff.experiment.config import Experiment
@@ -17,16 +18,6 @@ from raydiff.experiment.study import Study, trials
 from raydiff.lookup import nearest
 from raydiff.runtime import sweep_folder
 
-METRICS = (
-    "eval/utility_loss",
-    "eval/tv_pairs",
-    "eval/tv_columns",
-    *(
-        f"eval/{name}/{group}"
-        for name in ("fd_cnn", "kd_cnn", "fid", "kid", "label_accuracy")
-        for group in ("all", "major", "minor")
-    ),
-)
 Search = Literal["grid", "random", "optuna", "asha"]
 Space = Mapping[str, tuple[str, tuple[Any, ...]]]
 """Field path -> (uniform, loguniform, randint or choice; its numbers or values)."""
@@ -49,7 +40,7 @@ class Asked:
     samples: int = 16
     """How many samples of it."""
     metric: str | None = None
-    """What Optuna and ASHA minimise; None: the evaluation's own."""
+    """What is best, and what Optuna and ASHA search for; None: the evaluation's own."""
     concurrent: int | None = None
     """Trials side by side; None: as many as fit."""
     budget_s: float | None = None
@@ -73,6 +64,8 @@ class Planned:
     """The sweep's noise secret."""
     asked: Asked
     metric: str
+    lower_is_better: bool
+    """Of the metric."""
 
     @property
     def space(self) -> Space:
@@ -96,7 +89,10 @@ def plan(preset: str, study: Study, asked: Asked, *, name: str | None = None) ->
     Raises ValueError for whatever does not fit together.
     """
     base: Experiment = overrides.override(study.experiment, asked.given)
-    metric = asked.metric or (base.evaluation or Evaluation()).metric
+    evaluation = base.evaluation or Evaluation()
+    metric, lower = asked.metric or evaluation.metric, True
+    if asked.metric is not None or asked.search in ("asha", "optuna"):  # Else it is only shown, if it is there.
+        lower = lower_is_better(metric, evaluation)
     _check(asked, base, metric)
     if asked.search in ("asha", "optuna") and base.evaluation is not None and base.evaluation.every == 0:
         base = overrides.override(base, {"evaluation.every": 1 if asked.search == "asha" else base.method.rounds})
@@ -115,7 +111,13 @@ def plan(preset: str, study: Study, asked: Asked, *, name: str | None = None) ->
     unique = {e.digest: e for e in (trial.resolve(e, secret) for e in found)}
     resolved = trial.resolve(base, secret)
     return Planned(
-        preset=preset, base=resolved, trials=tuple(unique.values()), secret=secret, asked=asked, metric=metric
+        preset=preset,
+        base=resolved,
+        trials=tuple(unique.values()),
+        secret=secret,
+        asked=asked,
+        metric=metric,
+        lower_is_better=lower,
     )
 
 
@@ -123,8 +125,6 @@ def _check(asked: Asked, base: Experiment, metric: str) -> None:
     for path in asked.grid or {}:
         if not overrides.has_path(base, path):
             raise ValueError(f"unknown field --{path}{nearest(path, overrides.flat(base))}")
-    if metric not in METRICS:
-        raise ValueError(f"unknown metric {metric!r}{nearest(metric, METRICS)}")
     numbers = {"--samples": asked.samples, "--max-concurrent": asked.concurrent, "--time-budget": asked.budget_s}
     for option, value in numbers.items():
         if value is not None and not value > 0:

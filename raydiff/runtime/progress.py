@@ -3,6 +3,7 @@ log reads well."""
 
 from __future__ import annotations
 
+import operator
 import os
 import signal
 import time
@@ -33,8 +34,17 @@ class _Stop(tune.Stopper):
 class Progress(tune.Callback):
     """Tune's events as lines: what runs, what is done, the best so far, the time left."""
 
-    def __init__(self, *, total: int, metric: str, name: Callable[[dict[str, Any]], str], stop_on_error: bool) -> None:
+    def __init__(
+        self,
+        *,
+        total: int,
+        metric: str,
+        name: Callable[[dict[str, Any]], str],
+        stop_on_error: bool,
+        lower_is_better: bool = True,
+    ) -> None:
         self.total, self.metric, self.name, self.stop_on_error = total, metric, name, stop_on_error
+        self._is_better = operator.lt if lower_is_better else operator.gt
         self.running: dict[str, tuple[str, int]] = {}  # Tune's trial id -> (name, last round)
         self._furthest: dict[str, int] = {}  # Tune's trial id -> its latest round ever
         self.stopped: set[str] = set()  # digests of trials that a scheduler ended early
@@ -131,7 +141,7 @@ class Progress(tune.Callback):
         self._working.append(result["time/seconds"])
         self._ends.append(time.monotonic())
         value = result.get(self.metric)
-        if value is not None and (self.best is None or value < self.best[0]):
+        if value is not None and (self.best is None or self._is_better(value, self.best[0])):
             self.best = (value, name)
         shown = f", {self.metric.removeprefix('eval/')} {value:.3f}" if value is not None else ""
         self._say(f"[{self.done + self.failed}/{self.total}] {name}: {result['time/seconds']:.0f} s{shown}")

@@ -82,7 +82,7 @@ class Federation(tune.Trainable):
         except Exception as e:
             result = _failed(self._trial, e)
         self._round = result.get("round", self._round)
-        # Searchers want their metric in every result: the last one measured, infinite before the first.
+        # Searchers want their metric in every result: the last one measured, the worst before the first.
         self._measured = result.get(self._metric, self._measured)
         return {self._metric: self._measured, "done": result["finished"], **result}
 
@@ -93,7 +93,7 @@ class Federation(tune.Trainable):
         """Nothing: the store has everything."""
 
     def _begin(self, config: dict[str, Any]) -> None:
-        self._trial, self._metric, self._measured, self._round = None, config["metric"], math.inf, -1
+        self._trial, self._metric, self._measured, self._round = None, config["metric"], config["worst"], -1
         # A generator: its errors are raised in `step`, which knows what to do with them.
         self._results = self._run(config)
 
@@ -156,7 +156,9 @@ class Plan:
     search: Search = "grid"
     """grid, random, optuna or asha."""
     metric: str = "eval/fd_cnn/all"
-    """What Optuna and ASHA minimise, read on the validation split."""
+    """What Optuna and ASHA search for, read on the validation split."""
+    lower_is_better: bool = True
+    """Whether they minimise it."""
     concurrent: int | None = None
     """Trials side by side; default: as many slots as fit."""
     budget_s: float | None = None
@@ -286,6 +288,7 @@ def fitted(plan: Plan, found: Sequence[Mapping[str, float]], *, most: int | None
 def _has_lost_its_room(plan: Plan, shape: Slot, progress: Progress) -> bool:
     """Run what has no outcome yet; True when it ended because no node that is left has room for the slot."""
     fixed: dict[str, Any] = {"sweep": str(plan.folder), "slot": asdict(shape), "metric": _validated(plan.metric)}
+    fixed["worst"] = math.inf if plan.lower_is_better else -math.inf
     fixed["owner"] = plan.owner.number if plan.owner else None
     suggested = _suggested_before(plan)
     known = [*plan.trials, *suggested]
@@ -363,7 +366,8 @@ def _asha(plan: Plan) -> Any:
     from ray.tune.schedulers import ASHAScheduler
 
     longest = max(e.method.rounds for e in plan.trials)
-    return ASHAScheduler(time_attr="round", metric=_validated(plan.metric), mode="min", max_t=longest, grace_period=1)
+    metric = _validated(plan.metric)
+    return ASHAScheduler(time_attr="round", metric=metric, mode=_mode(plan), max_t=longest, grace_period=1)
 
 
 def _optuna(plan: Plan, done: int) -> Any:
@@ -376,7 +380,7 @@ def _optuna(plan: Plan, done: int) -> Any:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = JournalStorage(JournalFileBackend(str(plan.folder / "optuna.log")))
     seed = plan.base.seed + done  # The same seed would suggest the same points again.
-    return OptunaSearch(metric=_validated(plan.metric), mode="min", seed=seed, storage=study, study_name="sweep")
+    return OptunaSearch(metric=_validated(plan.metric), mode=_mode(plan), seed=seed, storage=study, study_name="sweep")
 
 
 def _suggested_before(plan: Plan) -> list[Experiment]:
@@ -392,6 +396,10 @@ def _distributions(plan: Plan) -> dict[str, Any]:
         path: tune.choice(list(values)) if kind == "choice" else kinds[kind](*values)
         for path, (kind, values) in plan.space.items()
     }
+
+
+def _mode(plan: Plan) -> str:
+    return "min" if plan.lower_is_better else "max"
 
 
 def _validated(metric: str) -> str:

@@ -61,7 +61,7 @@ CASES = {
     "superclasses": ("--data.superclasses pears", "pears.*did you mean '?pairs"),
     "entangled": ("--partition entangled --clients 3", "a number that divides that of the base distributions, got 3"),
     "classifier": ("--method localonly --method.model classifier", "clip must be none for a classifier"),
-    "unknown attack": ("--evaluation.attacks pia lira", "attacks must be some of loss, pia, .*each once, got pia lira"),
+    "unknown attack": ("--evaluation.attacks pia lira", "attacks must be some of loss, pia, .*, got 'lira'"),
     "stray": ("digits oops", "unexpected argument 'oops'"),
 }
 SWEEP_ONLY = {

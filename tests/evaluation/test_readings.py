@@ -11,10 +11,10 @@ from torch import Tensor
 
 from raydiff.data.datasets import Dataset
 from raydiff.data.records import Records
+from raydiff.evaluation.metrics import Drawn, of_samples, sample_coverage
 from raydiff.evaluation.quality import downstream, features
 from raydiff.evaluation.quality.coverage import coverage
 from raydiff.evaluation.quality.distances import halves
-from raydiff.evaluation.quality.images import Reader, of_samples
 from raydiff.evaluation.suite import Evaluation, Instruments
 from raydiff.federated.method import Deployed
 from raydiff.seeding import generator
@@ -82,13 +82,24 @@ def test_coverage_is_read_for_groups_with_enough_records(cnn: Params) -> None:
 
 
 def test_coverage_is_the_mean_over_both_halves() -> None:
-    reader = Reader("raw", {}, lambda x: x.flatten(1), neighbours=2)
-    made, real, of = (
-        torch.randn(6, 2, generator=generator(0)),
-        torch.arange(24.0).view(12, 2) / 10,
-        torch.zeros(12).long(),
+    made, real = torch.randn(6, 2, generator=generator(0)), torch.arange(24.0).view(12, 2) / 10
+    of = torch.zeros(12).long()
+    reference = Records(torch.zeros(12, 1, 8, 8), of[:, None], torch.arange(12))
+    drawn = Drawn(
+        images=torch.zeros(6, 1, 8, 8),
+        labels=of[:6, None],
+        reference=reference,
+        own=OWN,
+        groups={"all": (0,)},
+        deployed=Deployed(),
+        dataset=DATASET,
+        split="test",
+        config=KERNEL,
+        cnn={},
+        rng=generator(0),
     )
-    found = reader._coverage(made, of[:6], real, of, {"all": (0,)})
+    vars(drawn)["features"] = (made, real)
+    found = sample_coverage(drawn)
     a, b = (real[half] for half in halves(of, generator(0, "reference halves")))
     each = [coverage(made, half, neighbours=2) for half in (a, b)]
     assert found["recall/all"] == sum(c.recall for c in each) / 2

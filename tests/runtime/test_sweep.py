@@ -235,7 +235,13 @@ def test_who_lost_the_sweep_to_another_driver_says_nothing_of_its_trials(tmp_pat
     with pytest.raises(Overtaken):
         sweep._close(plan, progress, out_of_time=False)
     coordinator = object.__new__(sweep.Federation)
-    config = {"experiment": sweep._written(opened.experiment), "sweep": str(tmp_path), "owner": 1, "metric": "m"}
+    config = {
+        "experiment": sweep._written(opened.experiment),
+        "sweep": str(tmp_path),
+        "owner": 1,
+        "metric": "m",
+        "worst": 1.0,
+    }
     coordinator._begin(config)
     with pytest.raises(Overtaken):
         coordinator.step()

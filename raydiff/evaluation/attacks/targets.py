@@ -27,7 +27,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from raydiff import seeding
+from raydiff import lookup, seeding
 from raydiff.data.records import Records
 from raydiff.evaluation.attacks import membership
 from raydiff.evaluation.attacks import scores as attacks
@@ -46,6 +46,12 @@ COMBINED, BEST = "combined", "best"
 """The attacks that are made of the others."""
 DISTANCE = "distance"
 """The attack on uploads."""
+
+
+def check(names: Sequence[str]) -> None:
+    """Raises ValueError unless each of these is an attack, and none is called like what is made of them."""
+    if taken := {COMBINED, BEST, DISTANCE} & lookup.entries("attacks", attacks.ATTACKS, names).keys():
+        raise ValueError(f"attacks must not be called {min(taken)}, which is what is made of the others' scores")
 
 
 def scores(
@@ -68,10 +74,14 @@ def scores(
     inside = {role: own.select(rows) for role, rows in halves.items()}
     alike = inside | {role: in_proportion(records, own.labels[:, 0]) for role, records in others.items()}
 
+    each_attack = lookup.entries("attacks", attacks.ATTACKS, names)
+
     def asked(target: Target, roles: Roles) -> dict[str, dict[str, Tensor]]:
         if (encode := target.encode) is not None:
             roles = {role: replace(records, images=encode(records.images)) for role, records in roles.items()}
-        each = [{name: _asked(target, z, name, roles) for name in names} for z in target.denoisers]
+        each = [
+            {name: _asked(target, z, attack, roles) for name, attack in each_attack.items()} for z in target.denoisers
+        ]
         return _least(each)
 
     found = {
@@ -96,10 +106,10 @@ def _least(each: Sequence[dict[str, dict[str, Tensor]]]) -> dict[str, dict[str, 
     }
 
 
-def _asked(target: Target, denoiser: Denoiser, name: str, roles: Roles) -> dict[str, Tensor]:
+def _asked(target: Target, denoiser: Denoiser, attack: attacks.Attack, roles: Roles) -> dict[str, Tensor]:
     return {
         role: attacks.scores(
-            attacks.ATTACKS[name],
+            attack,
             denoiser,
             records,
             alphas_bar=target.alphas_bar,

@@ -1,0 +1,280 @@
+"""METRICS: what is measured of what a client's model has made. A metric is a function of `Drawn` that gives numbers by
+name, and {} where there is nothing for it to measure. One of another package is called by `module:name`: its numbers
+have its own name, or begin with it (`vendi`, `vendi/minor`), and its attribute `lower_is_better` says which way is up.
+
+Shapes: n samples, N records, K label columns; column 0 is the class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from raydiff import lookup, seeding
+from raydiff.data.datasets import Dataset, Records
+from raydiff.evaluation.attacks import blackbox, targets
+from raydiff.evaluation.quality import distances, downstream, features, inception, memorization, tables
+from raydiff.evaluation.quality.coverage import coverage
+from raydiff.federated.method import Deployed, Metrics
+from raydiff.models.d3pm import codes_of
+from raydiff.tree import Params
+
+if TYPE_CHECKING:
+    from raydiff.evaluation.suite import Evaluation
+
+Groups = Mapping[str, tuple[int, ...]]
+"""Classes by the name of their group."""
+
+
+@dataclass(frozen=True, eq=False)
+class Drawn:
+    """What a client's model has made, and what it is measured beside. A metric changes nothing of it."""
+
+    images: Tensor
+    """(n, C, H, W) on [-1, 1], of a table the codes of its rows (n, 1, 1, columns); n is 0 of a classifier, and where
+    the evaluation's distance is none."""
+    labels: Tensor
+    """(n, K): what the samples were made for."""
+    reference: Records
+    """Real records of the client's classes that nobody trained on: of the test split, during training of the
+    validation split."""
+    own: Records
+    """The records that the client trained on."""
+    groups: Groups
+    """all, major, minor: classes that the client has, those it has many of, and the others."""
+    deployed: Deployed
+    """The model itself."""
+    dataset: Dataset
+    """All splits."""
+    split: str
+    """test at the end, validation during training."""
+    config: Evaluation
+    """What was asked for."""
+    cnn: Params
+    """The network that tells classes (`quality.features`)."""
+    rng: torch.Generator
+    """For a metric that draws."""
+
+    @property
+    def pictures(self) -> bool:
+        """Whether there are pictures to measure."""
+        return len(self.images) > 0 and self.dataset.mapping is None
+
+    @property
+    def is_final(self) -> bool:
+        """Whether training is over."""
+        return self.split == "test"
+
+    @property
+    def large_groups(self) -> Groups:
+        """The groups with enough records for a distance."""
+        halves = distances.half_counts(self.reference.labels[:, 0])
+        sizes = {name: sum(halves.get(c, 0) for c in group) for name, group in self.groups.items()}
+        return {name: group for name, group in self.groups.items() if group and sizes[name] >= self.config.least}
+
+    @cached_property
+    def features(self) -> tuple[Tensor, Tensor]:
+        """(n, dim) of the samples and (N, dim) of the reference. Raises ValueError where the network's weights are
+        missing."""
+        network = features.cnn_features
+        if self.config.features == "inception":
+            inside = inception.load(self.config.weights)
+            return inside(self.images), inside(self.reference.images)
+        return network(self.cnn, self.images), network(self.cnn, self.reference.images)
+
+
+def accuracy(drawn: Drawn) -> Metrics:
+    """Of a classifier, on the whole split: `accuracy` and, lower for better, `utility_loss`."""
+    if drawn.deployed.classify is None:
+        return {}
+    records = drawn.dataset.splits[drawn.split]
+    right = distances.label_accuracy(drawn.deployed.classify(records.images), records.labels[:, 0])
+    return {"accuracy": right, "utility_loss": 1 - right}
+
+
+def feature_distances(drawn: Drawn) -> Metrics:
+    """`distances.class_distances` of the large groups, with floors."""
+    if not drawn.pictures:
+        return {}
+    made, real = drawn.features
+    return distances.class_distances(
+        made,
+        drawn.labels[:, 0],
+        real,
+        drawn.reference.labels[:, 0],
+        groups=drawn.large_groups,
+        features=drawn.config.features,
+        gaussian=drawn.config.distance == "frechet",
+        rng=_halves_rng(),
+    )
+
+
+def sample_coverage(drawn: Drawn) -> Metrics:
+    """Precision, recall, density and coverage: the mean over both halves of the reference, so at equal counts; `_real`
+    is what one half has beside the other. A group with too few records for the neighbours is left out."""
+    if not drawn.pictures:
+        return {}
+    (made, real), of_real, neighbours = drawn.features, drawn.reference.labels[:, 0], drawn.config.neighbours
+    halves = distances.halves(of_real, _halves_rng())
+    metrics: Metrics = {}
+    for name, members in drawn.large_groups.items():
+        wanted = torch.tensor(members)
+        a, b = (real[half[torch.isin(of_real[half], wanted)]] for half in halves)
+        if len(a) <= neighbours:
+            continue
+        own = made[torch.isin(drawn.labels[:, 0], wanted)]
+        found = [coverage(own, half, neighbours=neighbours).metrics(name) for half in (a, b)]
+        metrics |= {k: (found[0][k] + found[1][k]) / 2 for k in found[0]}
+        metrics |= coverage(a, b, neighbours=neighbours).metrics(f"{name}_real")
+    return metrics
+
+
+def label_accuracy(drawn: Drawn) -> Metrics:
+    """Whether the network that tells classes finds in the samples what was asked for: `label_accuracy/<group>`, for
+    real records `label_accuracy/real`, its ceiling; `own_classes`: how many are of a class that the client has."""
+    if not drawn.pictures:
+        return {}
+    classes, of_real = drawn.labels[:, 0], drawn.reference.labels[:, 0]
+    logits, logits_real = (features.cnn_logits(drawn.cnn, x) for x in (drawn.images, drawn.reference.images))
+    metrics = {"own_classes": float(torch.isin(logits.argmax(1), of_real.unique()).double().mean())}
+    if not drawn.deployed.conditional:
+        return metrics
+    metrics["label_accuracy/real"] = distances.label_accuracy(logits_real, of_real)
+    for name, members in drawn.large_groups.items():
+        mask = torch.isin(classes, torch.tensor(members))
+        if mask.any():
+            metrics[f"label_accuracy/{name}"] = distances.label_accuracy(logits[mask], classes[mask])
+    return metrics
+
+
+def memorized(drawn: Drawn) -> Metrics:
+    """`memorized_fraction` of the final samples, with `/sanity`: of the client's own records, fed back."""
+    if not drawn.pictures or not drawn.is_final:
+        return {}
+    fraction = memorization.memorized_fraction(drawn.images, drawn.own.images)
+    return {"memorized_fraction": fraction, "memorized_fraction/sanity": memorization.sanity(drawn.own.images)}
+
+
+def downstream_accuracy(drawn: Drawn) -> Metrics:
+    """`downstream.readings` of the final samples, or of as many of each class as `per_class` asks for."""
+    names, count = drawn.config.downstream, drawn.config.per_class
+    if not (drawn.pictures and drawn.is_final and names and drawn.deployed.conditional):
+        return {}
+    images, labels, own, real = drawn.images, drawn.labels, drawn.own, drawn.reference
+    if count is not None:
+        labels = downstream.labels_per_class(own.labels, count)
+        images = drawn.deployed.sample(labels, drawn.rng)
+    return downstream.readings(
+        names,
+        (images, labels[:, 0]),
+        (own.images, own.labels[:, 0]),
+        (real.images, real.labels[:, 0]),
+        groups=drawn.groups,
+        classes=drawn.dataset.cardinalities[0],
+    )
+
+
+def table_quality(drawn: Drawn) -> Metrics:
+    """`tables.quality` of rows."""
+    if drawn.dataset.mapping is None:
+        return {}
+    return tables.quality(
+        codes_of(drawn.images),
+        drawn.labels[:, 0],
+        own=codes_of(drawn.own.images),
+        own_labels=drawn.own.labels[:, 0],
+        real=codes_of(drawn.reference.images),
+        real_labels=drawn.reference.labels[:, 0],
+        classes=drawn.dataset.cardinalities[0],
+    )
+
+
+def blackbox_attack(drawn: Drawn) -> Metrics:
+    """What a classifier learns from the final rows of whether a record was among the client's (`blackbox`): members are
+    its own rows, non-members those of the test split in its mix of labels."""
+    if drawn.dataset.mapping is None or not drawn.is_final or not drawn.config.attack:
+        return {}
+    others = targets.in_proportion(drawn.reference, drawn.own.labels[:, 0])
+    members, nonmembers = ((codes_of(r.images), r.labels[:, 0]) for r in (drawn.own, others))
+    made = codes_of(drawn.images), drawn.labels[:, 0]
+    return blackbox.attack(made, members=members, nonmembers=nonmembers, rng=drawn.rng).metrics("blackbox")
+
+
+METRICS: dict[str, Callable[[Drawn], Metrics]] = {
+    "accuracy": accuracy,
+    "distances": feature_distances,
+    "coverage": sample_coverage,
+    "labels": label_accuracy,
+    "memorization": memorized,
+    "downstream": downstream_accuracy,
+    "table": table_quality,
+    "blackbox": blackbox_attack,
+}
+"""By name, in the order in which they are asked."""
+BY_SAMPLER = ("distances", "coverage", "labels")
+"""Those that are also asked of each of the model's samplers by itself."""
+OF_COVERAGE = ("precision/", "recall/", "density/", "coverage/")
+SAMPLED = ("fd_", "kd_", "fid/", "kid/", *OF_COVERAGE, "label_accuracy/", "own_classes")
+OF_REAL = ("_floor", "_real", "/real")
+GROUPS = ("all", "major", "minor")
+RANKED = {
+    "accuracy": {"utility_loss": True, "accuracy": False},
+    "distances": {f"{distance}/{group}": True for distance in ("fd_cnn", "kd_cnn", "fid", "kid") for group in GROUPS},
+    "labels": {f"label_accuracy/{group}": False for group in GROUPS},
+    "table": {"tv_pairs": True, "tv_columns": True, "utility_loss": True, "accuracy": False},
+}
+"""Metric -> the numbers of it that trials may be ranked by, and whether lower is better."""
+
+
+def of_samples(name: str) -> bool:
+    """Whether this number changes with the sampler, and is not one of the real records alone."""
+    return name.startswith(SAMPLED) and not name.endswith(OF_REAL)
+
+
+def lower_is_better(metric: str, config: Evaluation) -> bool:
+    """Of a number by which trials are to be ranked, `eval/...`. Raises ValueError where the evaluation has none of this
+    name."""
+    known = {f"eval/{k}": lower for name in config.metrics for k, lower in RANKED.get(name, {}).items()}
+    for name in filter(lookup.is_outside, config.metrics):
+        own = f"eval/{lookup.own_name(name)}"
+        known |= {k: lookup.imported(name).lower_is_better for k in (own, metric) if f"{k}/".startswith(f"{own}/")}
+    if metric not in known:
+        raise ValueError(f"unknown metric {metric!r}{lookup.nearest(metric, known)}")
+    return known[metric]
+
+
+def check(names: tuple[str, ...]) -> None:
+    """Raises ValueError unless each is a metric, and each of another package says which way is up."""
+    for own, metric in lookup.entries("metrics", METRICS, names).items():
+        if own not in METRICS and not isinstance(getattr(metric, "lower_is_better", None), bool):
+            raise ValueError(f"the metric {own} must have an attribute lower_is_better, True or False")
+
+
+def measured(drawn: Drawn) -> Metrics:
+    """All that the evaluation's metrics give. Raises ValueError where one of another package takes a name that is not
+    its own."""
+    out: Metrics = {}
+    for own, metric in lookup.entries("metrics", METRICS, drawn.config.metrics).items():
+        found = metric(drawn)
+        if own not in METRICS and (stray := [k for k in found if not f"{k}/".startswith(f"{own}/")]):
+            raise ValueError(f"the metric {own} must call its numbers {own} or {own}/..., not {stray[0]!r}")
+        out |= found
+    return out
+
+
+def of_sampler(drawn: Drawn) -> Metrics:
+    """What is measured of each sampler's pictures by itself."""
+    found: Metrics = {}
+    for name in drawn.config.metrics:
+        found |= METRICS[name](drawn) if name in BY_SAMPLER else {}
+    return found
+
+
+def _halves_rng() -> torch.Generator:
+    """The same halves of the reference in every trial."""
+    return seeding.generator(0, "reference halves")
