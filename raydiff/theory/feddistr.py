@@ -41,7 +41,7 @@ from torch import Tensor
 
 from raydiff.data import entangled
 from raydiff.seeding import generator
-from raydiff.theory.shown import bracket, grid, panels
+from raydiff.theory.shown import Rows, bracket, grid, panels
 
 CHUNK = 4_000_000  # records drawn at once
 CLIENTS, RECORDS, XIS = (5, 10, 20), (10, 50), (0.0, 0.003, 0.057, 0.385)
@@ -251,16 +251,16 @@ def _many_bases(repetitions: int) -> list[str]:
     setting = Setting(clients=2, bases=800, records=1)
     losses = _losses(setting, repetitions)
     eps = losses.quantile(torch.tensor([0.01], dtype=torch.float64))
-    measured = bracket(*(float(v) for v in probability(losses, eps)))
+    share, low, high = (float(v) for v in probability(losses, eps))
     bound = float(theorem1(setting.fewest, eps, width=1.0))
     return [
         "Theorem 1 in the appendix's form, with n_k records of 400 bases at each of two clients, one of each base: at",
-        f"epsilon = {float(eps):.4f} it says {bound:.3f}; measured {measured}",
+        f"epsilon = {float(eps):.4f} it says {bound:.3f}; measured {bracket(share, low, high)}",
     ]
 
 
 def _counter_examples() -> list[str]:
-    rows = [("K", "own", "xi", "1/(K-1)^2", "share", "Lemma 3", "xi m/K")]
+    rows: Rows = [("K", "own", "xi", "1/(K-1)^2", "share", "Lemma 3", "xi m/K")]
     for clients, own in ((2, 1), (5, 1), (5, 4), (20, 1)):
         xi, *shares = (f"{value:.4f}" for value in dominant_share(one_shared(clients, own)))
         rows.append((str(clients), str(own), xi, f"{1 / (clients - 1) ** 2:.4f}", *shares))

@@ -54,7 +54,7 @@ from raydiff.theory.pdp_exact import (
     variation,
 )
 from raydiff.theory.random_tables import RandomTable
-from raydiff.theory.shown import grid
+from raydiff.theory.shown import Rows, grid
 from raydiff.tree import Params
 
 Predictions = Callable[[int], Floats]
@@ -237,7 +237,7 @@ def report() -> list[str]:
     more = {m: exact(table, 0, replace(one, samples=m)) for m in (1, 2, 5, 10)}
     rule = Training(steps=MARKS[-1], learning_rate=5e-3, decay="constant")
     runs = [list(stages(TINY, table, MARKS, training=rule, seed=run)) for run in range(RUNS)]
-    rows = [("steps", "delta", "KL bound", "gamma_t", "mean KL", "gammatilde_t")]
+    rows: Rows = [("steps", "delta", "KL bound", "gamma_t", "mean KL", "gammatilde_t")]
     for steps, stage in zip(MARKS, zip(*runs, strict=True), strict=True):
         values = [(r.delta, r.path, float(r.gamma.max()), float(r.mean.max()), float(r.gap.max())) for r in stage]
         rows.append((str(steps), *(f"{value:.3g}" for value in np.mean(values, axis=0))))

@@ -35,7 +35,7 @@ from raydiff.privacy.accountants import depth
 from raydiff.report.intervals import student
 from raydiff.seeding import generator
 from raydiff.theory.pfdm import Gauss, fitted, measured_weight, refine, uploads, w2_squared, weight
-from raydiff.theory.shown import bracket, grid
+from raydiff.theory.shown import Rows, bracket, grid
 
 SAMPLERS: tuple[Sampler, ...] = get_args(Sampler)
 TIMESTEPS = 1000  # of the linear schedule
@@ -110,7 +110,8 @@ def report(trials: int = 200) -> list[str]:
 
 
 def _weights() -> list[str]:
-    abar, rows = alphas_bar("linear", TIMESTEPS), [("t0", "lambda", "sampler", "limit", "all steps", "50 steps")]
+    abar = alphas_bar("linear", TIMESTEPS)
+    rows: Rows = [("t0", "lambda", "sampler", "limit", "all steps", "50 steps")]
     for (t0, value), sampler in itertools.product(((740, 1.0), (690, 5.0)), SAMPLERS):
         limit = float(weight(torch.tensor(value, dtype=torch.float64), float(abar[t0]), sampler))
         chains = (measured_weight(value, abar, t0, sampler=sampler, steps=steps) for steps in (None, 50))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+Rows = list[tuple[str, ...]]
+
 
 def grid(widths: Sequence[int], rows: Sequence[Sequence[str]]) -> list[str]:
     """Lines of right-aligned cells."""

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from raydiff.report.intervals import student
 from raydiff.seeding import generator
-from raydiff.theory.shown import bracket, grid, panels
+from raydiff.theory.shown import Rows, bracket, grid, panels
 
 W_MIN = 0.1
 """Estimated weights are cut to [W_MIN, 1 - W_MIN]: Theorem 4.3's proof has a w_min, without giving it."""
@@ -228,7 +228,7 @@ def report(out: Path, *, seeds: int = 10, trials: int = 5, steps: int = 1000) ->
 def _figure3(seeds: int, steps: int) -> list[str]:
     mean, w = torch.tensor([MU], dtype=torch.float64), torch.full((seeds,), W, dtype=torch.float64)
     x0 = sample(RECORDS, mean, w, rng=generator(0, "spire", "figure 3"))
-    rows = [("t", "w", "mu", "RMSE of w", "bound", "minimum")]
+    rows: Rows = [("t", "w", "mu", "RMSE of w", "bound", "minimum")]
     for t in TIMES:
         weights, means = learn(x0, t=t, steps=steps, rate=0.05, rng=generator(0, "spire", "noise", str(t)))
         found = (bracket(*student(v.tolist())) for v in (weights[-1], means[-1, :, 0]))
@@ -244,7 +244,7 @@ def _figure3(seeds: int, steps: int) -> list[str]:
 
 
 def _moments(seeds: int, trials: int) -> list[str]:
-    rows = [("d", "n", "measured", "exact", "bound")]
+    rows: Rows = [("d", "n", "measured", "exact", "bound")]
     for d, n in itertools.product((1, 4, 16), (10, 100, 1000, 10_000)):
         mean, w = even_mean(d, SQUARE), torch.full((trials,), W, dtype=torch.float64)
         each = []
@@ -258,7 +258,7 @@ def _moments(seeds: int, trials: int) -> list[str]:
 
 
 def _minimum() -> list[str]:
-    rows = [("mu", "t", "minimum", "moments", "bound")]
+    rows: Rows = [("mu", "t", "minimum", "moments", "bound")]
     for mu, t in itertools.product((2.0, MU), (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)):
         square = (math.exp(-t) * mu) ** 2
         values = ddpm_variance(W, mu, t), weight_variance(W, square, 1), weight_bound(W, square, 1, d=1)
@@ -284,7 +284,7 @@ def _orders(path: Path, seeds: int, trials: int) -> list[str]:
     rows = [("n", *(f"m = {m}" for m in CLIENTS))]
     for n, row in itertools.groupby(lattice, lambda s: s.records):
         rows.append((str(n), *("{:.5f} ({:.5f} | {:.5f})".format(*parts[s]) for s in row)))
-    fitted = [("in", "all", "only the mean", "only the weights")]
+    fitted: Rows = [("in", "all", "only the mean", "only the weights")]
     for axis, settings in axes.items():
         title, *orders = AXES[axis]
         x = [float(getattr(s, axis)) for s in settings]
