@@ -1,4 +1,7 @@
-"""What the pictures share: panels, points with intervals, one legend for all panels, files without a date."""
+"""What the pictures share: panels, points with intervals, one legend for all panels, files without a date.
+
+Figures are made without pyplot, which keeps global state.
+"""
 
 from __future__ import annotations
 

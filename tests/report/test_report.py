@@ -18,8 +18,10 @@ from pages import Page, Part, Table
 from PIL import Image, PngImagePlugin
 from written import ROOT, finished, line, stop, write_trial
 
+from raydiff.report import cells
 from raydiff.report import page as report
-from raydiff.report.html import html
+from raydiff.report.cells import strong
+from raydiff.report.html import html, sheet
 from raydiff.report.papers.claims import rows_of
 from raydiff.report.sections import importance, seeds, studies
 from raydiff.report.sections.importance import epsilon_squared
@@ -244,6 +246,15 @@ def test_the_page_needs_nothing_from_elsewhere(page: Page) -> None:
     assert [link[:30] for link in links if not link.startswith(("data:", "#"))] == []
     style = next(t for t, _ in page.tags if t == "style")
     assert style and not any(k.startswith("on") for _, a in page.tags for k in a)
+
+
+def test_a_printed_table_is_shown_without_its_empty_columns_and_with_its_bold_cells(tmp_path: Path) -> None:
+    table = cells.Table(["a", "none", "b"], [["<i>", "", strong("+1 & 2")], ["x", "", ""]], "A title", "A note")
+    assert str(table) == "## A title\n\n| a | none | b |\n|---|---|---|\n| <i> |  | **+1 & 2** |\n| x |  |  |\n\nA note"
+    (tmp_path / "page.html").write_text(html.page("x", [], [("x", [*sheet(table, "a table")])]))
+    own = Page(tmp_path / "page.html").sections["x"]
+    assert (own.tables[0].header, own.tables[0].rows) == (["a", "b"], [["<i>", "+1 & 2"], ["x", ""]])
+    assert own.text == "A title\nA note\n" and "<strong>+1 &amp; 2</strong>" in (tmp_path / "page.html").read_text()
 
 
 # ------------------------------------------------------------------------------------------ the papers' numbers
