@@ -40,8 +40,9 @@ import torch
 from torch import Tensor
 
 from raydiff.data import entangled
+from raydiff.report.plots import panels
 from raydiff.seeding import generator
-from raydiff.theory.shown import Rows, bracket, grid, panels
+from raydiff.theory.shown import Rows, bracket, grid
 
 CHUNK = 4_000_000  # records drawn at once
 CLIENTS, RECORDS, XIS = (5, 10, 20), (10, 50), (0.0, 0.003, 0.057, 0.385)
@@ -275,7 +276,7 @@ def _counter_examples() -> list[str]:
 def _draw(path: Path, found: Mapping[Setting, Tensor]) -> None:
     """The probability by epsilon at two widths, measured and bounded; epsilon at probability 0.95 by xi."""
     drawn = Setting(clients=20, records=50)  # With one base per client all of Theorem 1 can hold.
-    losses, (figure, ((*curves, blow_up),)) = found[drawn], panels(1, 3, 14, 4.4)
+    losses, (figure, ((*curves, blow_up),)) = found[drawn], panels(1, 3, size=(14, 4.4))
     for axes, width in zip(curves, WIDTHS, strict=True):
         low, high = width * float(losses.min()) / 2, max(3.0, 5 * width) / math.sqrt(drawn.records)
         eps = torch.logspace(math.log10(min(low, 0.02)), math.log10(high), 200, dtype=torch.float64)

@@ -29,8 +29,9 @@ import torch
 from torch import Tensor
 
 from raydiff.report.intervals import student
+from raydiff.report.plots import panels
 from raydiff.seeding import generator
-from raydiff.theory.shown import Rows, bracket, grid, panels
+from raydiff.theory.shown import Rows, bracket, grid
 
 W_MIN = 0.1
 """Estimated weights are cut to [W_MIN, 1 - W_MIN]: Theorem 4.3's proof has a w_min, without giving it."""
@@ -313,7 +314,7 @@ def _losses(setting: Federation, seeds: int, trials: int) -> Tensor:
 
 def _draw(path: Path, found: Mapping[int, Sequence[Sequence[float]]]) -> None:
     """Clients -> for each of COUNTS the loss in all, the mean's part and the weights'."""
-    figure, ((ax,),) = panels(1, 1, 6.5, 4.8)
+    figure, ((ax,),) = panels(1, 1, size=(6.5, 4.8))
     for colour, (m, losses) in enumerate(found.items()):
         ax.loglog(COUNTS, [every for every, _, _ in losses], "o-", color=f"C{colour}", label=f"m = {m}")
         constant = losses[-1][1] * m * COUNTS[-1]  # of the mean's part, from its last point
