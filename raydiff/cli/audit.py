@@ -45,6 +45,7 @@ from raydiff.privacy.pdp.histograms import OnProgress
 from raydiff.privacy.pdp.kernel import Ints, Kernel
 from raydiff.privacy.pdp.radius import Condition
 from raydiff.privacy.pdp.summary import QUANTILES, REMOVED, Removal, Summary, most_exposed, removals, summarize
+from raydiff.report.plots import panels
 
 SHARES = (0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.3, 0.5)
 FILES = ("report.txt", "records.parquet", "removals.json", "audit.png")
@@ -216,11 +217,8 @@ def _summary_lines(found: Summary) -> list[str]:
 
 def _draw(found: Audit | None, after: Sequence[Removal], path: Path) -> None:
     """Figure 6 without its accuracy: delta over the share removed, and of each record of `found` against overlap."""
-    from matplotlib.figure import Figure
-
-    panels = 1 if found is None else 2
-    figure = Figure(figsize=(5 * panels, 4), layout="constrained")
-    left, *others = figure.subplots(1, panels, squeeze=False)[0]
+    count = 1 if found is None else 2
+    figure, ((left, *others),) = panels(1, count, size=(5 * count, 4))
     shares = [r.share for r in after]
     left.plot(shares, [r.left.mean for r in after], "o-", label="mean (finite)")
     left.plot(shares, [r.left.largest for r in after], "s-", label="largest")

@@ -183,7 +183,7 @@ def _draw(
         overview.draw_norms(measured, folder / "norms.png", clip=clip)
         files += ["pictures.png", "norms.png"]
     if counts is not None:
-        partition.draw(counts, dataset.base_names, folder / "partition.png")
+        figures.draw_counts(counts, dataset.base_names, folder / "partition.png")
         files.append("partition.png")
     return files
 

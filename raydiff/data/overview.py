@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from raydiff.data.records import Records
+from raydiff.report.plots import panels
 
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 CLASSES_SHOWN, PICTURES_SHOWN = 48, 6
@@ -60,17 +61,14 @@ def quantiles(values: Tensor) -> list[float]:
 
 def draw_pictures(public: Records, class_names: Sequence[str], path: Path) -> None:
     """Write a contact sheet as a PNG: the first pictures of each of at most CLASSES_SHOWN classes, with its name."""
-    from matplotlib.figure import Figure  # not pyplot, which keeps global state
-
     shown = min(len(class_names), CLASSES_SHOWN)
     columns = 1 if shown <= 5 else 2 if shown <= 20 else 4
     rows = math.ceil(shown / columns)
     classes = public.labels[:, 0]
     width = min(PICTURES_SHOWN, int(classes.bincount().max()))
-    figure = Figure(figsize=(max(0.87 * width, 1.6) * columns, 0.6 + 0.95 * rows), layout="constrained")
+    figure, grid = panels(rows, columns, size=(max(0.87 * width, 1.6) * columns, 0.6 + 0.95 * rows))
     more = f" (the first {shown} of {len(class_names)} classes)" if shown < len(class_names) else ""
     figure.suptitle(f"public pictures of each class{more}")
-    grid = figure.subplots(rows, columns, squeeze=False)
     for place, axes in enumerate(grid.T.flat):
         axes.axis("off")
         if place < shown:
@@ -93,10 +91,7 @@ def _strip(images: Tensor, count: int) -> Tensor:
 
 def draw_norms(norms: Norms, path: Path, *, clip: float | None) -> None:
     """Write a histogram of the norms as a PNG, with the median and, where it is given, the clip."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 3.6), layout="constrained")
-    axes = figure.add_subplot()
+    figure, ((axes,),) = panels(1, 1, size=(7, 3.6))
     bins = max(8, min(40, len(norms.plain) // 6))
     axes.hist(norms.plain.numpy(), bins=bins, alpha=0.6, color="tab:blue", label="pictures on [-1, 1]")
     axes.hist(norms.centred.numpy(), bins=bins, alpha=0.6, color="tab:grey", label="less the public mean")

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -282,38 +281,3 @@ def groups(records: Records) -> tuple[tuple[int, ...], tuple[int, ...]]:
 def counts(records: Records, parts: Sequence[Tensor], classes: int) -> Tensor:
     """(M, classes) int64: records of each class, or hidden class, that each client holds; these are below `classes`."""
     return torch.stack([records.bases[part].bincount(minlength=classes) for part in parts])
-
-
-def draw(counts: Tensor, class_names: Sequence[str], path: Path) -> None:
-    """Write `counts` (M, K) as a PNG: a heat map, clients by classes, with numbers while they are legible."""
-    from matplotlib.colors import PowerNorm
-    from matplotlib.figure import Figure  # not pyplot, which keeps global state
-    from matplotlib.ticker import MaxNLocator
-
-    clients, classes = counts.shape
-    few_clients, few_classes = clients <= 32, classes <= 32
-    top, total = max(int(counts.max()), 1), int(counts.sum())
-    width, height = min(0.5 * classes, 14), min(0.3 * clients, 9)  # inches
-    figure = Figure(figsize=(max(4.0, 1.6 + width), max(2.0, 1.4 + height)), layout="constrained")
-    axes = figure.add_subplot()
-    norm = PowerNorm(0.5, vmin=0, vmax=top)  # on a linear scale a few records would look like none
-    line = 0.5 if few_clients and few_classes else 0
-    cells = axes.pcolormesh(counts.numpy(), cmap="Blues", norm=norm, edgecolors="white", linewidth=line)
-    axes.invert_yaxis()
-    axes.set(title=f"records per client and class ({total:,} in all)", xlabel="class", ylabel="client")
-    if few_clients:
-        sizes = [f"{m}  ({n:,})" for m, n in enumerate(counts.sum(1).tolist())]
-        axes.set_yticks([m + 0.5 for m in range(clients)], sizes)
-    if few_classes:
-        axes.set_xticks([k + 0.5 for k in range(classes)], class_names)
-        if max(len(name) for name in class_names) > 3:
-            for label in axes.get_xticklabels():
-                label.set(rotation=45, ha="right", rotation_mode="anchor")
-    if few_clients and few_classes:
-        for m, k in counts.nonzero().tolist():
-            n = int(counts[m, k])
-            colour = "white" if n > 0.4 * top else "black"
-            axes.text(k + 0.5, m + 0.5, str(n), ha="center", va="center", fontsize=8, color=colour)
-    else:
-        figure.colorbar(cells, label="records", ticks=MaxNLocator(integer=True))
-    figure.savefig(path, dpi=150)

@@ -1,7 +1,5 @@
-"""What the commands draw of what was measured, as PNGs: distances over a training, ROC curves of attacks, clusters.
-
-Figures are made without pyplot, which keeps global state.
-"""
+"""What the commands draw of what was measured, as PNGs: how records are dealt, distances over a training,
+ROC curves of attacks, clusters."""
 
 from __future__ import annotations
 
@@ -10,6 +8,8 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+
+from raydiff.report.plots import panels
 
 DISTANCES = {"kd_cnn": "kernel distance (kd_cnn)", "fd_cnn": "Fréchet distance (fd_cnn)"}
 CUT = 2.0
@@ -23,13 +23,11 @@ def draw_curves(rows: Sequence[Mapping[str, float]], path: Path, *, title: str) 
 
     Each row has `learning_rate`, `epoch`, and the distances with `_floor`; kd_cnn with `_spread`, which is shaded.
     """
-    from matplotlib.figure import Figure
-
     shown = [name for name in DISTANCES if name in rows[0]]
-    figure = Figure(figsize=(4.4 * len(shown) + 1.6, 4.2), layout="constrained")
+    figure, (every,) = panels(1, len(shown), size=(4.4 * len(shown) + 1.6, 4.2))
     figure.suptitle(title, fontsize=9)
     times = sorted({row["epoch"] for row in rows})
-    for axes, name in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
+    for axes, name in zip(every, shown, strict=True):
         for i, rate in enumerate(sorted({row["learning_rate"] for row in rows})):
             mine = sorted((row for row in rows if row["learning_rate"] == rate), key=lambda row: row["epoch"])
             epochs, values = [row["epoch"] for row in mine], [row[name] for row in mine]
@@ -63,10 +61,7 @@ def roc(members: Tensor, nonmembers: Tensor) -> tuple[Tensor, Tensor]:
 def draw_roc(scores: Mapping[str, tuple[Tensor, Tensor]], path: Path, *, title: str) -> None:
     """Write a curve for each attack's (members, nonmembers), on logarithmic axes as Carlini et al. (arXiv 2112.03570)
     draw them, which begin below one record of either."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(5.0, 4.6), layout="constrained")
-    axes = figure.subplots()
+    figure, ((axes,),) = panels(1, 1, size=(5.0, 4.6))
     least = min(1 / (2 * len(s)) for pair in scores.values() for s in pair)
     for name, (members, nonmembers) in scores.items():
         fpr, tpr = roc(members, nonmembers)
@@ -98,21 +93,19 @@ def draw_clusters(
 ) -> list[float]:
     """Write a panel for each of the first labels (FedDistr, Figure 6): the two main directions of its latents (N, c, h,
     w), coloured by base distribution (N,), marked by cluster (N,). Gives the agreement within each label, in order."""
-    from matplotlib.figure import Figure
-
     present = labels.unique().tolist()
     shown = present[:PANELS]
     columns = min(3, len(shown))
     rows = -(-len(shown) // columns)
-    figure = Figure(figsize=(4 * columns, 3.6 * rows), layout="constrained")
-    panels = figure.subplots(rows, columns, squeeze=False).ravel()
+    figure, grid = panels(rows, columns, size=(4 * columns, 3.6 * rows))
+    places = grid.ravel()
     found = []
     for label in present:
         own = torch.nonzero(labels == label)[:, 0]
         found.append(agreement(base[own], members[own]))
         if label not in shown:
             continue
-        axes, (x, y) = panels[shown.index(label)], _main_directions(latents[own].flatten(1)).T
+        axes, (x, y) = places[shown.index(label)], _main_directions(latents[own].flatten(1)).T
         groups = members[own].unique().tolist()
         for k, b in enumerate(base[own].unique().tolist()):
             for g, group in enumerate(groups):
@@ -122,7 +115,7 @@ def draw_clusters(
             axes.scatter([], [], c=f"C{k % 10}", label=base_names[b])
         axes.set(title=f"{label_names[label]}: adjusted Rand index {found[-1]:.2f}", xticks=[], yticks=[])
         axes.legend(fontsize=8)
-    for axes in panels[len(shown) :]:
+    for axes in places[len(shown) :]:
         axes.set_axis_off()
     figure.suptitle("latents of held-out records: colour is the hidden class, the mark the cluster")
     figure.savefig(path, dpi=110)
@@ -134,3 +127,36 @@ def _main_directions(x: Tensor) -> Tensor:
     centred = (x - x.mean(0)).double()
     _, _, v = torch.linalg.svd(centred, full_matrices=False)
     return torch.mm(centred, v[:2].T)
+
+
+def draw_counts(counts: Tensor, class_names: Sequence[str], path: Path) -> None:
+    """Write `counts` (M, K) as a PNG: a heat map, clients by classes, with numbers while they are legible."""
+    from matplotlib.colors import PowerNorm
+    from matplotlib.ticker import MaxNLocator
+
+    clients, classes = counts.shape
+    few_clients, few_classes = clients <= 32, classes <= 32
+    top, total = max(int(counts.max()), 1), int(counts.sum())
+    width, height = min(0.5 * classes, 14), min(0.3 * clients, 9)  # inches
+    figure, ((axes,),) = panels(1, 1, size=(max(4.0, 1.6 + width), max(2.0, 1.4 + height)))
+    norm = PowerNorm(0.5, vmin=0, vmax=top)  # on a linear scale a few records would look like none
+    line = 0.5 if few_clients and few_classes else 0
+    cells = axes.pcolormesh(counts.numpy(), cmap="Blues", norm=norm, edgecolors="white", linewidth=line)
+    axes.invert_yaxis()
+    axes.set(title=f"records per client and class ({total:,} in all)", xlabel="class", ylabel="client")
+    if few_clients:
+        sizes = [f"{m}  ({n:,})" for m, n in enumerate(counts.sum(1).tolist())]
+        axes.set_yticks([m + 0.5 for m in range(clients)], sizes)
+    if few_classes:
+        axes.set_xticks([k + 0.5 for k in range(classes)], class_names)
+        if max(len(name) for name in class_names) > 3:
+            for label in axes.get_xticklabels():
+                label.set(rotation=45, ha="right", rotation_mode="anchor")
+    if few_clients and few_classes:
+        for m, k in counts.nonzero().tolist():
+            n = int(counts[m, k])
+            colour = "white" if n > 0.4 * top else "black"
+            axes.text(k + 0.5, m + 0.5, str(n), ha="center", va="center", fontsize=8, color=colour)
+    else:
+        figure.colorbar(cells, label="records", ticks=MaxNLocator(integer=True))
+    figure.savefig(path, dpi=150)

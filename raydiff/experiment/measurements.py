@@ -11,7 +11,7 @@ import torch
 
 from raydiff import seeding
 from raydiff.data import datasets, entangled, partition
-from raydiff.evaluation import grids, suite, table_audit
+from raydiff.evaluation import figures, grids, suite, table_audit
 from raydiff.evaluation.suite import ClientReport
 from raydiff.experiment.client_records import shares
 from raydiff.experiment.config import Experiment
@@ -116,4 +116,4 @@ def _draw_samples(reports: Sequence[ClientReport], clients: Sequence[int], path:
 def _draw_partition(experiment: Experiment, path: Path) -> None:
     dataset = datasets.load(experiment.data)
     sizes = partition.counts(dataset.splits["train"], shares(experiment, dataset), len(dataset.base_names))
-    partition.draw(sizes, dataset.base_names, path)
+    figures.draw_counts(sizes, dataset.base_names, path)

@@ -1,4 +1,4 @@
-"""How theory is shown: grids of text."""
+"""How theory is printed."""
 
 from __future__ import annotations
 

@@ -23,11 +23,11 @@ from raydiff.data.partition import (
     Pooled,
     clusters,
     counts,
-    draw,
     groups,
     newcomers,
     partition,
 )
+from raydiff.evaluation.figures import draw_counts
 from raydiff.seeding import generator
 
 
@@ -269,7 +269,7 @@ def test_counts_hold_every_class() -> None:
 def test_draw_names_and_numbers_the_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     figures: list[Figure] = []
     monkeypatch.setattr(Figure, "savefig", lambda figure, path, **options: figures.append(figure))
-    draw(torch.tensor([[1500, 0], [7, 20]]), ["ant", "butterfly"], tmp_path / "a.png")
+    draw_counts(torch.tensor([[1500, 0], [7, 20]]), ["ant", "butterfly"], tmp_path / "a.png")
     axes = figures[0].axes[0]
     assert [(text.get_position(), text.get_text()) for text in axes.texts] == [
         ((0.5, 0.5), "1500"), ((0.5, 1.5), "7"), ((1.5, 1.5), "20"),
@@ -280,7 +280,7 @@ def test_draw_names_and_numbers_the_cells(tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("shape", [(4, 10), (128, 10), (3, 100), (1, 1)])
 def test_draw_writes_a_png_of_sane_size(tmp_path: Path, shape: tuple[int, int]) -> None:
-    draw(torch.full(shape, 50), [str(k) for k in range(shape[1])], tmp_path / "a.png")
+    draw_counts(torch.full(shape, 50), [str(k) for k in range(shape[1])], tmp_path / "a.png")
     with Image.open(tmp_path / "a.png") as image:
         assert image.format == "PNG" and min(image.size) >= 200 and max(image.size) <= 3000
         colours = image.convert("RGB").getcolors(2**24) or []
