@@ -18,6 +18,7 @@ denoiser and what it samples; labels and the number of records, which are public
 `start` replaces the global denoiser by another model of the same uploads, or by a control (`_pfdm_controls`).
 
 Deviations and choices where the paper is silent:
+
 - The client's denoiser trains on all T timesteps (as Algorithm 1 has it), so sampling it from pure noise is the
   non-collaborative baseline.
 - Clipped and unclipped images are mixed half and half, and the flag says "unclipped" in all t0 refinement steps

@@ -16,6 +16,7 @@ paper's future work. The embedding, and what is sampled with it, is not covered.
 | Algorithm 2, fresh e | `join`; K steps at rate 0.01: `joining` |
 
 Deviations and choices where the paper is silent:
+
 - The paper feeds the embedding through the class-label interface; here it is added to the time embedding beside those
   of the labels, which is the same, and leaves room for labels (`model.conditional`; the paper has none).
 - Both updates are written without a step size; here `local`, Adam by default, with the learning rate decayed over all

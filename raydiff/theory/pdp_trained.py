@@ -13,6 +13,7 @@ delta is that of two given models. Where training is random, what is released is
 delta is at most the expectation of this one (the hockey stick is jointly convex), whichever runs are paired.
 
 Deviations:
+
 - f_1 is twice the printed one: the last line of Lemma K.3's proof loses a factor of 2. It is that of Appendix J.3,
   mu-_t, not Lemma A.3's, mubar-_t.
 - f_1 and f_2 are infinite at t = 1, where Rbar_0 is: with the constants of its proof, Theorem 1's error term says

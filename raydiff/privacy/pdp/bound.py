@@ -21,6 +21,7 @@ is m. The only record of a label has an infinite bound. Without `labels` all row
 | (1 + c_t) eta_t | Audit.radius |
 
 Deviations, where the paper disagrees with itself (Theorem 1, the appendices and Algorithms 1 and 2):
+
 - The sum runs over t = T_rl + 1 .. T (Lemma A.2), not from T_rl.
 - A_t is Eq. 8's; the proof's is smaller by mu+_t (`proved`).
 - The second term is n (1 - 1 / Rbar_{t-1}) / s^2, barred.
