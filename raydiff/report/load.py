@@ -92,6 +92,8 @@ def _trials(sweep: Path) -> list[Path]:
 
 def _run(folder: Path) -> Row:
     config = flatten(tracking.published(tracking.read_json(folder / "config.json", needs="method")))
+    if "data" in config:
+        config.setdefault("data.fitted_on", "all")  # a trial from before 2026-11-23 had no choice
     path = folder / "outcome.json"
     end: Row = tracking.read_json(path, needs="outcome") if path.exists() else {"outcome": "unfinished"}
     lines = tracking.read_lines(folder / "metrics.jsonl")
