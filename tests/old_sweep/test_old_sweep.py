@@ -1,7 +1,7 @@
 """A sweep that an earlier version (commit 8c6302a) began is opened, reported, sampled and finished by this one.
 
-`old/` is what its command, the one in sweep.json, left behind when it was killed: PFDM and LocalOnly finished, FedAvg in
-round 4 of 10. Without the secret, which the fixture writes, and without pictures and the report.
+`old/` is what its command, the one in sweep.json, left behind when it was killed: PFDM and LocalOnly finished, FedAvg
+in round 4 of 10. Without the secret, which the fixture writes, and without pictures and the report.
 """
 
 from __future__ import annotations
@@ -80,7 +80,17 @@ def test_it_opens_and_samples(old: Path) -> None:
 
 @pytest.mark.parametrize("source", ["client", "global"])
 def test_it_generates(old: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], source: str) -> None:
-    arguments = [f"old/{PFDM}", "--num", "3", "--source", source, "--storage", str(tmp_path), "--out", str(tmp_path / "o")]
+    arguments = [
+        f"old/{PFDM}",
+        "--num",
+        "3",
+        "--source",
+        source,
+        "--storage",
+        str(tmp_path),
+        "--out",
+        str(tmp_path / "o"),
+    ]
     assert generate.main(arguments) == 0
     assert ("epsilon 5.97" in capsys.readouterr().out) == (source == "global")
 

@@ -99,6 +99,7 @@ def refusal(call: Any, *arguments: Any) -> str:
 # --- finding them ---
 
 
+@pytest.mark.slow
 def test_a_run_leads_to_its_trial_and_back(mine: Runs) -> None:
     run, sweeps = mine.follow("pfdm"), mine.storage.sweeps
     assert mlflow_models.find_trial(mine.uri, run, sweeps) == f"pfdm/{mine.storage.folder('pfdm').name}"
@@ -272,6 +273,7 @@ def test_the_servers_sampler_stands_beside_it_and_carries_the_guarantee(mine: Ru
     assert not list(folder.rglob("clients")) and list(folder.rglob("server-*.safetensors"))
 
 
+@pytest.mark.slow
 def test_logged_again_it_takes_the_others_place(mine: Runs) -> None:
     run, finished, client = (
         mine.follow("pfdm", samplers=True),
