@@ -10,57 +10,117 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 if "RAYDIFF_DATA" in os.environ:  # tests change the working directory
     os.environ["RAYDIFF_DATA"] = os.path.abspath(os.environ["RAYDIFF_DATA"])
 
+import fcntl
 import functools
+import hashlib
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import latents
 import pytest
 import torch
 from storages import Storage
 
-from raydiff.data.datasets import Data
+from raydiff import tree
+from raydiff.__main__ import main
+from raydiff.data.datasets import Data, Records
 from raydiff.evaluation.quality import features
 from raydiff.evaluation.suite import Evaluation
 from raydiff.experiment.config import Experiment, Runtime
+from raydiff.federated.checkpoint import read_tensors, write_tensors
 from raydiff.methods import PFDM, FedAvg, LocalOnly, Method
 from raydiff.models.ddpm import DDPM
 from raydiff.models.latent.model import LatentModel
 from raydiff.models.networks import MLP
 from raydiff.models.training import Training
+from raydiff.tree import Params
 
 torch.set_num_threads(1)
+RAY = Path(__file__).parent / "runtime"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With pytest-xdist the tests of a file share a process, and so do all on Ray: what they share is made once.
+    """Those on Ray come first, being the longest group: see `pytest_xdist_make_scheduler`."""
+    items.sort(key=lambda item: item.path.parent != RAY)
 
-    Those on Ray come first, being the largest such group."""
-    items.sort(key=lambda item: item.get_closest_marker("ray") is None)
-    for item in items:
-        group = "ray" if item.get_closest_marker("ray") else str(item.path)
-        item.add_marker(pytest.mark.xdist_group(group))
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """The tests of a file share a process, and so do all in `runtime`, with its Ray: what they share is made once.
+
+    By hand, since pytest 9.2 ignores the names that xdist 3.8 gives to `--dist loadgroup`'s groups.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            path = nodeid.partition("::")[0]
+            return "ray" if Path(path).parent.name == RAY.name else path
+
+    return ByFile(config, log)
+
+
+@pytest.fixture(scope="session")
+def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[Path], object]], Path]:
+    """(name, what makes a file or folder) -> where it is: made by one of pytest-xdist's processes, for all of them."""
+    base = tmp_path_factory.getbasetemp()
+    shared = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "once"
+    shared.mkdir(exist_ok=True)
+
+    def made(name: str, make: Callable[[Path], object]) -> Path:
+        with (shared / f"{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not (shared / name).exists():
+                make(shared / f"{name}.part")
+                (shared / f"{name}.part").rename(shared / name)
+        return shared / name
+
+    return made
 
 
 @pytest.fixture(scope="session", autouse=True)
-def one_feature_network() -> Iterator[None]:
-    """Trials in this process share the feature network of the same public records: it takes a second to train."""
+def one_feature_network(once: Callable[[str, Callable[[Path], object]], Path]) -> Iterator[None]:
+    """Trials share the feature network of the same public records: it takes a second to train."""
+    train = features.train_cnn
+
+    def shared(records: Records, **given: Any) -> Params:
+        of = tree.digest({**records.leaves, "labels": records.labels})
+        key = hashlib.sha256(f"{of} {sorted(given.items())}".encode()).hexdigest()
+        path = once(f"cnn-{key}", lambda path: write_tensors(path, train(records, **given)))
+        return read_tensors(path)[0]
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(features, "train_cnn", functools.lru_cache(maxsize=16)(features.train_cnn))
+        patch.setattr(features, "train_cnn", functools.lru_cache(maxsize=16)(shared))
         yield
 
 
 @pytest.fixture(autouse=True)
-def visible_gpus() -> Iterator[None]:
-    """What keeps a worker's process off the GPU must not keep the tests' off it: a Ray is started here later."""
-    before = os.environ.get("CUDA_VISIBLE_DEVICES")
+def own_process() -> Iterator[None]:
+    """What a command or a worker does to its process, it does not to the tests': files are its user's alone, and a
+    worker without a share keeps off the GPU."""
+    before, umask = os.environ.get("CUDA_VISIBLE_DEVICES"), os.umask(0o022)
+    os.umask(umask)
     yield
+    os.umask(umask)
     if before is None:
         os.environ.pop("CUDA_VISIBLE_DEVICES", None)
     else:
         os.environ["CUDA_VISIBLE_DEVICES"] = before
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """The `raydiff` command in this process: its arguments -> (exit code, stdout, stderr)."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as end:
+            main([str(argument) for argument in arguments])
+        return int(end.value.code or 0), *capsys.readouterr()
+
+    return run
 
 
 @pytest.fixture(scope="session")
@@ -82,9 +142,9 @@ def tiny() -> Experiment:
 
 
 @pytest.fixture(scope="session")
-def latent_model(tmp_path_factory: pytest.TempPathFactory) -> LatentModel:
+def latent_model(once: Callable[[str, Callable[[Path], object]], Path]) -> LatentModel:
     """A latent diffusion model that has learned nothing, for digits."""
-    return LatentModel(path=str(latents.write(tmp_path_factory.mktemp("latent")))).for_data((1, 8, 8), (10,))
+    return LatentModel(path=str(once("latent", latents.write))).for_data((1, 8, 8), (10,))
 
 
 @pytest.fixture(scope="session")
@@ -110,13 +170,11 @@ def copied(storage: Storage, tmp_path: Path) -> Storage:
 
 
 @pytest.fixture(scope="session")
-def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def migrated(once: Callable[[str, Callable[[Path], object]], Path]) -> Path:
     """An MLflow store with its tables; making them takes seconds, so they are made once."""
     from mlflow import MlflowClient
 
-    path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
-    MlflowClient(f"sqlite:///{path}").search_experiments()
-    return path
+    return once("mlflow.db", lambda path: MlflowClient(f"sqlite:///{path}").search_experiments())
 
 
 @pytest.fixture(scope="session")

@@ -117,10 +117,11 @@ def end(folder: Path, outcome: str, **more: Any) -> None:
     write_text(folder / "outcome.json", json.dumps({"outcome": outcome, **more}, indent=1), durable=True)
 
 
-def resolve(experiment: Experiment, secret: bytes | None = None) -> Experiment:
+def resolve(experiment: Experiment, secret: bytes | None = None, sweep: Path | None = None) -> Experiment:
     """Load the data and fill in what only they can tell. Raises ValueError on anything that does not fit together.
 
-    `secret` is the sweep's; without it the digest of the data stays empty, and so the trial's is no sweep's.
+    `secret` is the sweep's; without it the digest of the data stays empty, and so the trial's is no sweep's. `sweep` is
+    its folder: a trial that it has from before 2026-11-23 keeps its name.
     """
     dataset = datasets.load(experiment.data)
     resolved = config.resolve(experiment, dataset)
@@ -130,16 +131,25 @@ def resolve(experiment: Experiment, secret: bytes | None = None) -> Experiment:
             resolved.method.check_records(dataset.splits["train"].select(part))
     if resolved.evaluation is not None:
         suite.check(resolved.evaluation, dataset, [dataset.splits["train"].select(part) for part in parts])
-    return resolved if secret is None else replace(resolved, data_digest=config.keyed(dataset, secret))
+    return resolved if secret is None else _named(resolved, secret, sweep)
+
+
+def _named(resolved: Experiment, secret: bytes, sweep: Path | None) -> Experiment:
+    """With the digest of its data, which is part of the trial's name."""
+    dataset = datasets.load(resolved.data)
+    plain, keyed = (replace(resolved, data_digest=d) for d in (dataset.digest, config.keyed(dataset, secret)))
+    if sweep is None:
+        return keyed
+    planned = read_json(path).get("trials", []) if (path := sweep / "sweep.json").exists() else []
+    if plain.digest not in planned and not (Trial(plain, sweep).folder / "config.json").exists():
+        return keyed
+    return replace(plain, data=replace(plain.data, fitted_on="all"))  # as its config.json is read: it had no choice
 
 
 def open_trial(experiment: Experiment, sweep: Path, owner: Owner | None = None) -> Trial:
     """Resolve the experiment and write its config.json. Raises Overtaken where `owner` no longer owns the sweep."""
     resolved = resolve(experiment)  # first: what is refused has left nothing
-    dataset = datasets.load(experiment.data)
-    digests = dataset.digest, config.keyed(dataset, noise_secret(sweep, experiment))
-    plain, keyed = (Trial(replace(resolved, data_digest=digest), sweep, owner) for digest in digests)
-    trial = plain if (plain.folder / "config.json").exists() else keyed  # begun before 2026-11-23, it goes on there
+    trial = Trial(_named(resolved, noise_secret(sweep, experiment), sweep), sweep, owner)
     if owner is not None:
         owner()
     write_text(trial.folder / "config.json", json.dumps(overrides.to_dict(without_secret(trial.experiment)), indent=1))

@@ -107,6 +107,8 @@ def _trials(sweep: Path) -> list[Path]:
 def _run(folder: Path) -> Row:
     tree = tracking.published(tracking.read_json(folder / "config.json", needs="method"))
     config = {k: json.dumps(v) if isinstance(v, list) else v for k, v in tracking.flatten(tree).items()}
+    if "data" in config:
+        config.setdefault("data.fitted_on", "all")  # A trial from before 2026-11-23 had no choice.
     path = folder / "outcome.json"
     end: Row = tracking.read_json(path, needs="outcome") if path.exists() else {"outcome": "unfinished"}
     lines = tracking.read_lines(folder / "metrics.jsonl")

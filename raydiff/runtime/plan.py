@@ -107,8 +107,9 @@ def plan(preset: str, study: Study, asked: Asked, *, name: str | None = None) ->
         found = trials(base, of, beside) + study.others(asked.given, baselines=asked.baselines)
     methods.check_names([type(e.method) for e in found])
     name = name or sweep_folder.fresh_name("new")  # A new sweep has no secret yet, whatever it will be called.
-    secret = trial.planned_secret(sweep_folder.place(base, name), base)
-    unique = {e.digest: e for e in (trial.resolve(e, secret) for e in found)}
+    folder = sweep_folder.place(base, name)
+    secret = trial.planned_secret(folder, base)
+    unique = {e.digest: e for e in (trial.resolve(e, secret, folder) for e in found)}
     resolved = trial.resolve(base, secret)
     return Planned(
         preset=preset,

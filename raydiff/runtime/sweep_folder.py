@@ -67,10 +67,12 @@ def plan(
     """What sweep.json is to say; nothing is written yet.
 
     Raises ValueError if the sweep exists, or with `resume`, saying the difference, under other code or another space;
-    with `extend` the space may be larger than it was.
+    with `extend` the space may be larger than it was. Under another version of raydiff a sweep of the same trials is
+    resumed, and that is printed and noted.
     """
     now: Plan = {
         "id": uuid.uuid4().hex,
+        "version": raydiff.__version__,
         "code": _code(),
         "trials": sorted(e.digest for e in trials),
         "space": json.loads(json.dumps(space)),
@@ -84,7 +86,8 @@ def plan(
         raise ValueError(f"{at.name} exists already: continue it with --resume, or give another --name")
     then: Plan = read_json(path, needs="trials")
     changed = sorted(f for f in {*then["code"], *now["code"]} if then["code"].get(f) != now["code"].get(f))
-    if changed:
+    other = then.get("version") != now["version"]
+    if changed and not other:
         raise ValueError(f"{at.name} was started under other code; changed since: {', '.join(changed)}")
     old, new = set(then["trials"]), set(now["trials"])
     same = all(then[k] == now[k] for k in ("space", "search"))
@@ -95,7 +98,26 @@ def plan(
             f"{at.name} has another space: {len(new - old)} trials are new and {len(old - new)} are gone "
             f"(it was started by: {' '.join(then['command'])}){advice}"
         )
-    return {**then, **{k: now[k] for k in ("trials", "command")}} if new - old else then
+    this = {**then, **{k: now[k] for k in ("trials", "command")}} if new - old else then
+    return _under_another_version(at, this, now) if other else this
+
+
+def _under_another_version(at: Path, then: Plan, now: Plan) -> Plan:
+    """The plan of a sweep that another version began: which, and what trials have rounds of both, is kept in "before".
+
+    Code that has moved cannot be compared file by file; that trials are the same is what their digests say.
+    """
+    done = {path.parent.name for path in at.glob("trials/*/outcome.json") if read_json(path)["outcome"] == "finished"}
+    both = sorted({path.parent.name for path in at.glob("trials/*/commit-*.json")} - done)
+    began = f"raydiff {then['version']}" if "version" in then else "an earlier raydiff"
+    print(
+        f"{at.name} was begun under other code, by {began}, and this is {now['version']}: {len(done)} finished trials "
+        f"keep their numbers; with rounds of both, which one version alone might not have given: "
+        f"{', '.join(both) or 'none'}",
+        flush=True,
+    )
+    before = {"version": then.get("version"), "code": then["code"], "both": both}
+    return {**then, **{k: now[k] for k in ("version", "code")}, "before": [*then.get("before", []), before]}
 
 
 def ended(at: Path, *outcomes: str) -> list[Experiment]:

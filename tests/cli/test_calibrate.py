@@ -97,6 +97,7 @@ def test_bad_input_is_one_sentence(capsys: pytest.CaptureFixture[str], arguments
     assert message in err and err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_it_starts_without_heavy_libraries() -> None:
     """As a user runs it; imports take most of the time of so short a job."""
     done = subprocess.run(

@@ -44,6 +44,7 @@ def test_the_theory_shows_the_chains_weights() -> None:
     assert sum(line[:2] == ["10", "528"] for line in lines) == 8  # (n, N) at epsilon 10
 
 
+@pytest.mark.slow
 def test_the_mixture_writes_its_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pfdm_mixture, "STEPS", 10)
     lines = pfdm_mixture.report(tmp_path, seeds=1)
@@ -51,6 +52,7 @@ def test_the_mixture_writes_its_pictures(tmp_path: Path, monkeypatch: pytest.Mon
     assert written == {str(path) for path in tmp_path.iterdir()} and len(written) == 5
 
 
+@pytest.mark.slow
 def test_spire_measures_the_orders(tmp_path: Path) -> None:
     lines = spire.report(tmp_path, seeds=3, trials=1, steps=10)
     written = {line.removeprefix("written: ") for line in lines if line.startswith("written")}
@@ -62,6 +64,7 @@ def test_spire_measures_the_orders(tmp_path: Path) -> None:
     assert float(in_m[5]) == pytest.approx(-1, abs=0.2) and in_m[8] == "(-1)"
 
 
+@pytest.mark.slow
 def test_feddistr_measures_the_theorems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feddistr, "XIS", (0.0, 0.057))
     monkeypatch.setattr(feddistr, "CLIENTS", (5, 20))
@@ -76,6 +79,7 @@ def test_feddistr_measures_the_theorems(tmp_path: Path, monkeypatch: pytest.Monk
         assert (fails == "-") == (row[2] != "0") and (fails == "-" or 10 < float(fails) < 100)
 
 
+@pytest.mark.slow
 def test_pdp_shows_the_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(random_tables, "CONFIGURATIONS", ((5, 5, 20),))
     monkeypatch.setattr(random_tables, "COLUMNS", (5, 20))

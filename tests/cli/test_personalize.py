@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -219,13 +216,6 @@ def test_a_folder_that_holds_something_else(shop, tmp_path: Path) -> None:
         personalize.main(call(shop, f"fedavg --no-mlflow --records 5 --out {tmp_path}"))
 
 
-def test_the_process_says_one_line_and_exits_with_2(shop) -> None:
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "jobs" / "personalize.py"), *call(shop, "pfdm")],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    assert done.returncode == 2 and done.stdout == ""
-    assert done.stderr == "error: PFDM has no shared model that a new client could make its own\n"
+def test_what_it_refuses_is_one_line_and_code_2(shop, command) -> None:
+    said = "error: PFDM has no shared model that a new client could make its own\n"
+    assert command("personalize", *call(shop, "pfdm")) == (2, "", said)

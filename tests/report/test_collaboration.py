@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -156,11 +154,9 @@ def test_bold_cells_are_those_whose_interval_excludes_0(sweep: Path) -> None:
     assert "**-0.75" not in text
 
 
-def test_another_sweep_is_refused_in_a_sentence(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "analysis/paired.py", str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "has no trials" in done.stderr
+def test_another_sweep_is_refused_in_a_sentence(tmp_path: Path, command) -> None:
+    code, _, said = command("collaboration", tmp_path)
+    assert code == 2 and said.count("\n") == 1 and "has no trials" in said
 
 
 def test_the_picture_has_a_panel_per_minority_and_sampler(sweep: Path, tmp_path: Path) -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
-from written import ROOT, finished, line, write_trial
+from written import finished, line, write_trial
 
 from raydiff.report import load
 from raydiff.report.papers import feddistr
@@ -204,6 +202,7 @@ def test_what_else_was_swept_tells_arms_apart_and_twins_are_refused(tmp_path: Pa
         feddistr.readings(load.runs(tmp_path))
 
 
+@pytest.mark.slow
 def test_the_job_writes_what_the_sweep_has_an_answer_to(
     sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -224,10 +223,10 @@ def test_pictures_without_an_answer_are_left_out(found: pd.DataFrame, tmp_path: 
     assert [p.name for p in paths] == ["feddistr-rounds.png", "feddistr-bytes.png"]
 
 
-def test_what_is_no_such_sweep_is_refused_in_one_sentence(tmp_path: Path) -> None:
+def test_what_is_no_such_sweep_is_refused_in_one_sentence(tmp_path: Path, command) -> None:
     with pytest.raises(ValueError, match=r"^there is no folder "):
         feddistr.main([str(tmp_path / "none")])
     trial(tmp_path, "FedDistr", None, upload="prompts")
-    ran = subprocess.run([sys.executable, ROOT / "analysis/feddistr.py", tmp_path], capture_output=True, text=True)
-    assert ran.returncode == 2 and ran.stderr.count("\n") == 1
-    assert "there are no finished trials with a final eval/accuracy and a partition.xi" in ran.stderr
+    code, _, said = command("feddistr", tmp_path)
+    assert code == 2 and said.count("\n") == 1
+    assert "there are no finished trials with a final eval/accuracy and a partition.xi" in said

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -72,9 +70,8 @@ def test_what_is_printed_says_which_differences_count(sweep: Path) -> None:
     assert text.endswith("1 seeds; floors (real against real): clients 0.010; newcomers 0.010")
 
 
-def test_the_job_writes_its_files(sweep: Path) -> None:
-    ran = subprocess.run([sys.executable, ROOT / "analysis/newcomers.py", sweep], capture_output=True, text=True)
-    assert ran.returncode == 0, ran.stderr
+def test_the_job_writes_its_files(sweep: Path, command) -> None:
+    assert command("newcomers", sweep)[0] == 0
     assert {p.name for p in (sweep / "report").iterdir()} == {"newcomers.csv", "newcomers.md", "newcomers.png"}
 
 
@@ -86,13 +83,11 @@ def test_the_job_writes_its_files(sweep: Path) -> None:
     ],
 )
 def test_what_cannot_be_compared_is_refused_in_one_sentence(
-    sweep: Path, tmp_path: Path, arguments: list[str], says: str
+    sweep: Path, tmp_path: Path, arguments: list[str], says: str, command
 ) -> None:
     where = sweep
     if not arguments:
         where = tmp_path / "other"
         trial(where, "SPIRE", 0, new=None)
-    ran = subprocess.run(
-        [sys.executable, ROOT / "analysis/newcomers.py", where, *arguments], capture_output=True, text=True
-    )
-    assert ran.returncode == 2 and says in ran.stderr and "Traceback" not in ran.stderr
+    code, _, said = command("newcomers", where, *arguments)
+    assert code == 2 and says in said and said.count("\n") == 1

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import math
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,7 @@ import pandas as pd
 import pytest
 from pages import Page, Part, Table
 from PIL import Image, PngImagePlugin
-from written import ROOT, finished, line, stop, write_trial
+from written import finished, line, stop, write_trial
 
 from raydiff.report import cells
 from raydiff.report import page as report
@@ -373,13 +371,9 @@ def test_fewer_than_ten_trials_have_no_importance(tmp_path: Path) -> None:
     assert found.tables == [] and "9 finished trials are too few" in found.text
 
 
-def test_a_folder_without_trials_is_one_sentence(tmp_path: Path) -> None:
-    command = [sys.executable, str(ROOT / "analysis" / "report.py"), str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT.anchor)
-    assert (
-        done.returncode == 2
-        and done.stderr == f"error: {tmp_path} has no trials: nothing matches trials/*/config.json\n"
-    )
+def test_a_folder_without_trials_is_one_sentence(tmp_path: Path, command) -> None:
+    said = f"error: {tmp_path} has no trials: nothing matches trials/*/config.json\n"
+    assert command("report", tmp_path) == (2, "", said)
 
 
 # --------------------------------------------------------------------------------------------------- the numbers
@@ -433,6 +427,7 @@ def test_epsilon_squared_is_one_for_a_cause_and_small_for_none() -> None:
 # ---------------------------------------------------------------------------------------------------- many trials
 
 
+@pytest.mark.slow
 def test_two_hundred_trials_stay_small_and_folded(large: Path) -> None:
     page = Page(large)
     assert large.stat().st_size < 3_000_000

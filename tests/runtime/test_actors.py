@@ -142,6 +142,7 @@ def test_what_clients_in_actors_keep_is_their_users_alone(tmp_path, workers):
     assert kept and {stat.S_IMODE(p.stat().st_mode) for p in kept} == {0o600}
 
 
+@pytest.mark.survival
 def test_a_worker_that_was_restarted_between_rounds_is_hosted_again(tmp_path, workers):
     import ray
 
@@ -202,6 +203,7 @@ def test_states_larger_than_an_inlined_result_arrive_whole(tmp_path, workers):
     assert tree.digest(server) == before
 
 
+@pytest.mark.survival
 def test_a_worker_that_dies_idle_is_revived_by_the_next_trial(tmp_path, workers):
     import ray
 
@@ -279,6 +281,7 @@ def test_a_round_is_closed_at_its_deadline(tmp_path, workers):
     assert not any(isinstance(came, Late) for came in pool.race(pool.clients, held.server, 1, Closing(enough=4)))
 
 
+@pytest.mark.survival
 def test_a_worker_that_dies_in_a_race_is_asked_again(tmp_path, workers, monkeypatch):
     import ray
 

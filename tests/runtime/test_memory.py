@@ -134,9 +134,18 @@ def test_a_probe_that_a_whole_gpu_is_too_small_for(tiny: Experiment, monkeypatch
         gpu_memory.probe(tiny, Fake(0))
 
 
+@pytest.mark.parametrize("ray", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["here", "in a task"])
 def test_auto_becomes_the_number_that_was_measured(
-    tiny: Experiment, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tiny: Experiment,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    request: pytest.FixtureRequest,
+    ray: bool,
 ) -> None:
+    if ray:
+        request.getfixturevalue("workers")
+    else:
+        monkeypatch.setattr("ray.is_initialized", lambda: False)
     auto = trial.resolve(replace(tiny, runtime=Runtime(gpu_per_worker="auto")))
     monkeypatch.setattr(gpu_memory, "probe", lambda experiment, cohort: (19 * GB, 80 * GB))
     base, (one,) = tuner.sized(auto, [auto], [{"CPU": 1.0, "GPU": 1.0}])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import os
 import signal
 from types import SimpleNamespace
@@ -169,57 +168,92 @@ def hungry(sweep, *, seed: int, least: float):
     return Trainable
 
 
-@pytest.mark.ray
-def test_a_failing_trial_is_named_and_the_others_finish(tmp_path, tiny, workers, monkeypatch):
-    """Then what failed is retried: what always fails fails again, and what ran out of memory has a larger slice."""
-    from raydiff.runtime import retry
+@pytest.fixture
+def planned(tmp_path, tiny, workers, monkeypatch):
+    """(experiments -> a sweep of them in `tmp_path`, trainable -> what runs them in place of `Federation`)."""
     from raydiff.runtime import tuner as sweep
-    from raydiff.runtime.progress import Progress
 
     monkeypatch.setattr("signal.signal", lambda *_: None)  # pytest keeps its own handlers
-    of, trainable = sweep.tune.with_resources, hungry(sweep, seed=2, least=0.5)
-    monkeypatch.setattr(sweep.tune, "with_resources", lambda _, bundles: of(trainable, bundles))
+
+    def plan(*experiments, **more):
+        trial.keep_secret(tmp_path / "s", b"the noise secret")
+        trials = [trial.resolve(e, b"the noise secret") for e in experiments]
+        return sweep.Plan(folder=tmp_path / "s", trials=trials, base=trials[0], concurrent=1, **more)
+
+    def runs_by(trainable):
+        of = sweep.tune.with_resources
+        monkeypatch.setattr(sweep.tune, "with_resources", lambda _, bundles: of(trainable, bundles))
+
+    return plan, runs_by
+
+
+def shown(total: int):
+    from raydiff.runtime.progress import Progress
+
+    return Progress(total=total, metric="eval/fd_cnn/all", name=lambda c: "trial", stop_on_error=False)
+
+
+def outcomes(plan) -> list[dict]:
+    return [trial.Trial(e, plan.folder).outcome() for e in plan.trials]
+
+
+@pytest.mark.ray
+def test_a_failing_trial_is_named_and_the_others_finish(tmp_path, tiny, planned):
+    """In a warm slot a trial has the bits that it has alone, and what has an outcome is not run again."""
+    from raydiff.runtime import tuner as sweep
+
+    base = dataclasses.replace(tiny, evaluation=None, runtime=Runtime(workers=1))
+    base = override(base, {"method.server_rounds": 1})
+    wild = Training(steps=8, batch=8, learning_rate=1e30)
+    plan = planned[0](override(base, {"method.server": wild}), base)
+    progress, shape = shown(2), sweep.check(plan, [{"CPU": 2.0}])
+    assert sweep.run(plan, shape, progress) is False
+    failed, finished = outcomes(plan)
+    assert (failed["outcome"], finished["outcome"]) == ("failed", "finished")
+    assert "the server, in round 1: the loss became" in failed["reason"]
+    assert (progress.done, progress.failed) == (1, 1)
+
+    trial.keep_secret(tmp_path / "alone", b"the noise secret")
+    alone = trial.open_trial(plan.trials[1], tmp_path / "alone")
+    final = list(trial.run(alone, trial.local_pool(alone)))[-1]
+    same = {k: v for k, v in finished["final"].items() if not k.startswith("time/")}
+    assert same == {k: final[k] for k in same}
+    warm = trial.Trial(plan.trials[1], plan.folder)
+    assert warm.store.last_commit()[0] == alone.store.last_commit()[0] == 1
+    assert all(torch.equal(v, warm.store.load_server(1)[k]) for k, v in alone.store.load_server(1).items())
+
+    written = {f: f.stat().st_mtime_ns for f in plan.folder.glob("trials/*/outcome.json")}
+    assert sweep.run(plan, shape, shown(2)) is False
+    assert len(written) == 2 and written == {f: f.stat().st_mtime_ns for f in written}
+
+
+@pytest.mark.survival
+@pytest.mark.ray
+def test_what_ran_out_of_memory_is_retried_on_a_larger_slice_and_what_always_fails_fails_again(tiny, planned):
+    from raydiff.runtime import retry
+    from raydiff.runtime import tuner as sweep
+
+    plan, runs_by = planned
+    runs_by(hungry(sweep, seed=2, least=0.5))
     base = dataclasses.replace(tiny, runtime=Runtime(workers=1, gpu_per_worker=0.25))
     wild = Training(steps=8, batch=8, learning_rate=1e30)
-    for name in ("s", "alone"):
-        trial.keep_secret(tmp_path / name, b"the noise secret")
-    experiments = [
-        trial.resolve(e, b"the noise secret")
-        for e in (base, override(base, {"method.server": wild}), *(override(base, {"seed": s}) for s in (1, 2)))
-    ]
-    progress = Progress(total=4, metric="eval/fd_cnn/all", name=lambda c: "trial", stop_on_error=False)
-    plan = sweep.Plan(folder=tmp_path / "s", trials=experiments, base=experiments[0], concurrent=1)
-    shape = sweep.check(plan, [{"CPU": 2.0, "GPU": 1.0}])
-    assert sweep.run(plan, shape, progress) is False
-    outcomes = [trial.Trial(e, plan.folder).outcome() for e in experiments]
-    assert [o["outcome"] for o in outcomes] == ["finished", "failed", "finished", "failed"]
-    assert "the server, in round 1: the loss became" in outcomes[1]["reason"]
-    small = outcomes[3]
-    assert "slice is 0 GB (0.25 of a GPU): give --runtime.gpu-per-worker 0.5" in small["reason"]
-    assert small["slice"] == {"field": "gpu_per_worker", "share": 0.25} and "slice" not in outcomes[1]
-    assert (progress.done, progress.failed) == (2, 2)
-
-    # the second finished trial ran in the warm slot of the first two: the same numbers as alone, in this process
-    alone = trial.open_trial(experiments[2], tmp_path / "alone")
-    final = list(trial.run(alone, trial.local_pool(alone)))[-1]
-    same = {k: v for k, v in outcomes[2]["final"].items() if not k.startswith("time/")}
-    assert same == {k: final[k] for k in same}
-
-    times = {f: f.stat().st_mtime_ns for f in plan.folder.glob("trials/*/outcome.json")}
-    again = Progress(total=3, metric="eval/fd_cnn/all", name=lambda c: "trial", stop_on_error=False)
-    assert sweep.run(plan, shape, again) is False
-    assert times == {f: f.stat().st_mtime_ns for f in plan.folder.glob("trials/*/outcome.json")}
-
-    shown: list[int] = []
-    failed = dataclasses.replace(plan, trials=[experiments[1], experiments[3]])
-    new = functools.partial(Progress, metric="eval/fd_cnn/all", name=lambda c: "trial", stop_on_error=False)
+    plan = plan(base, override(base, {"method.server": wild}), override(base, {"seed": 2}))
     nodes = [{"CPU": 2.0, "GPU": 1.0}]
-    assert retry.run(failed, nodes, lambda total: shown.append(total) or new(total=total)) is False
-    now = [trial.Trial(e, plan.folder).outcome() for e in experiments]
-    assert [o["outcome"] for o in now] == ["finished", "failed", "finished", "finished"]
-    assert now[1]["reason"] == outcomes[1]["reason"] and shown == [1, 1]
+    assert sweep.run(plan, sweep.check(plan, nodes), shown(3)) is False
+    before = outcomes(plan)
+    assert [o["outcome"] for o in before] == ["finished", "failed", "failed"]
+    assert "slice is 0 GB (0.25 of a GPU): give --runtime.gpu-per-worker 0.5" in before[2]["reason"]
+    assert before[2]["slice"] == {"field": "gpu_per_worker", "share": 0.25} and "slice" not in before[1]
+    times = {f: f.stat().st_mtime_ns for f in plan.folder.glob("trials/*/outcome.json")}
+
+    asked: list[int] = []
+    failed = dataclasses.replace(plan, trials=plan.trials[1:])
+    assert retry.run(failed, nodes, lambda total: asked.append(total) or shown(total)) is False
+    now = outcomes(plan)
+    assert [o["outcome"] for o in now] == ["finished", "failed", "finished"]
+    assert now[1]["reason"] == before[1]["reason"] and asked == [1, 1]
     again = {f for f, at in times.items() if f.stat().st_mtime_ns != at}
-    assert again == {trial.Trial(experiments[i], plan.folder).folder / "outcome.json" for i in (1, 3)}
+    assert again == {trial.Trial(e, plan.folder).folder / "outcome.json" for e in plan.trials[1:]}
 
 
 def test_who_lost_the_sweep_to_another_driver_says_nothing_of_its_trials(tmp_path, tiny, progress):
@@ -297,26 +331,18 @@ def losing_the_device(sweep, folder):
     return Trainable
 
 
+@pytest.mark.survival
 @pytest.mark.ray
-def test_processes_whose_device_is_lost_end_and_their_trials_and_later_ones_finish(
-    tmp_path, tiny, workers, monkeypatch
-):
+def test_processes_whose_device_is_lost_end_and_their_trials_and_later_ones_finish(tmp_path, tiny, planned):
     from raydiff.runtime import tuner as sweep
-    from raydiff.runtime.progress import Progress
 
-    monkeypatch.setattr("signal.signal", lambda *_: None)  # pytest keeps its own handlers
-    of, trainable = sweep.tune.with_resources, losing_the_device(sweep, tmp_path)
-    monkeypatch.setattr(sweep.tune, "with_resources", lambda _, bundles: of(trainable, bundles))
+    plan, runs_by = planned
+    runs_by(losing_the_device(sweep, tmp_path))
     base = dataclasses.replace(tiny, evaluation=None, runtime=Runtime(workers=1))
-    trial.keep_secret(tmp_path / "s", b"the noise secret")
-    experiments = [trial.resolve(override(base, {"seed": s}), b"the noise secret") for s in (1, 2, 0)]
-    progress = Progress(total=3, metric="eval/fd_cnn/all", name=lambda c: "trial", stop_on_error=False)
-    plan = sweep.Plan(folder=tmp_path / "s", trials=experiments, base=experiments[0], concurrent=1)
-    assert sweep.run(plan, sweep.check(plan, [{"CPU": 2.0}]), progress) is False
-    trials = [trial.Trial(e, plan.folder) for e in experiments]
-    assert [this.outcome()["outcome"] for this in trials] == ["finished"] * 3
-    said = [lost.last_words(this.folder) for this in trials]
-    assert said == [
+    plan = plan(*(override(base, {"seed": s}) for s in (1, 2, 0)))
+    assert sweep.run(plan, sweep.check(plan, [{"CPU": 2.0}]), shown(3)) is False
+    assert [outcome["outcome"] for outcome in outcomes(plan)] == ["finished"] * 3
+    assert [lost.last_words(trial.Trial(e, plan.folder).folder) for e in plan.trials] == [
         "a worker: CUDA error: device-side assert triggered",
         "the coordinator: CUDA error: an illegal memory access was encountered",
         "",

@@ -105,6 +105,7 @@ def test_after_a_deep_one_only_the_clients_records_are_left(case: Case) -> None:
         hand_overs(minority=0, depths=(10,), abar=ABAR, sampler="ddim")
 
 
+@pytest.mark.slow
 def test_the_pictures_have_something_on_them(case: Case, tmp_path: Path) -> None:
     draw_hierarchy(tmp_path / "a.png", abar=alphas_bar("linear", 100), count=60)
     draw_hand_overs(case, tmp_path / "b.png", title="3 records")
