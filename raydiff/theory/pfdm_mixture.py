@@ -23,9 +23,10 @@ from torch import Tensor
 
 from raydiff.models.ddpm import Denoiser, Sampler, alphas_bar, denoise
 from raydiff.report.intervals import student
+from raydiff.report.plots import panels
 from raydiff.seeding import generator
 from raydiff.theory.pfdm_theorems import SAMPLERS, TIMESTEPS
-from raydiff.theory.shown import grid, panels
+from raydiff.theory.shown import grid
 
 RADII = (4.0, 1.2, 0.36)
 LEAF = 0.08
@@ -218,7 +219,7 @@ def draw_hierarchy(path: Path, *, abar: Tensor, count: int = 1500, seed: int = 0
     for start, stop in itertools.pairwise(stops):
         points.append(reverse(target, points[-1], abar=abar, start=start, stop=stop, sampler="ancestral", rng=rng))
     colours = [f"C{leaf // 9}" for leaf in torch.cdist(points[-1], target.means).argmin(1).tolist()]
-    figure, axes = panels(2, 4, 4 * 3.2, 2 * 3.4)
+    figure, axes = panels(2, 4, size=(4 * 3.2, 2 * 3.4))
     for ax, x, (t, what) in zip(axes.flat, points, stages.items(), strict=True):
         ax.scatter(*x.T.numpy(), s=3, c=colours, linewidths=0)
         ax.set(title=f"t = {t}: {what}", xlim=(-6.5, 6.5), ylim=(-6.5, 6.5), aspect="equal")
@@ -228,7 +229,7 @@ def draw_hierarchy(path: Path, *, abar: Tensor, count: int = 1500, seed: int = 0
 
 def draw_hand_overs(case: Case, path: Path, *, title: str) -> None:
     """Write a PNG: above, what the global chain hands over at each t0; below, what the client's chain makes of it."""
-    figure, axes = panels(2, len(case.depths), 3.1 * len(case.depths), 6.8)
+    figure, axes = panels(2, len(case.depths), size=(3.1 * len(case.depths), 6.8))
     for (above, below), hand in zip(axes.T, case.depths, strict=True):
         for ax, points, colour in ((above, hand.x_t0, "tab:blue"), (below, hand.samples, "tab:green")):
             ax.scatter(*points.T.numpy(), s=4, color=colour, linewidths=0, alpha=0.6)

@@ -61,7 +61,7 @@ def _ranked(cell: str, trials: pd.DataFrame) -> list[Row]:
     leader, rank = "", 0
     for place, name in enumerate(sorted(values, key=lambda s: values[s].mean()), 1):
         mine = values[name]
-        row = {"cell": cell, "setting": name, "n": len(mine), "mean": mine.mean(), "std": mine.std()}
+        row: Row = {"cell": cell, "setting": name, "n": len(mine), "mean": mine.mean(), "std": mine.std()}
         if leader:
             gaps = (mine - values[leader]).dropna()
             found = (*(student(gaps) if len(gaps) else [math.nan] * 3), *bootstrap(gaps))
