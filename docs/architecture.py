@@ -68,13 +68,13 @@ def described(arrows: Iterable[tuple[str, str]]) -> str:
 
 
 def shown(arrows: set[tuple[str, str]]) -> set[tuple[str, str]]:
-    """Without those that a longer way says too, which would be lines over lines."""
+    """Without those that a longer way says too, which would be lines over lines; none leads through the room aside."""
     below: dict[str, set[str]] = {}
     for importer, imported in arrows:
         below.setdefault(importer, set()).add(imported)
 
     def reach(room: str) -> set[str]:
-        return set().union(*({n} | reach(n) for n in below.get(room, ())))
+        return set().union(*({n} | reach(n) for n in below.get(room, ()))) if room != ASIDE else set()
 
     return {(a, b) for a, b in arrows if not any(b in reach(n) for n in below[a] - {b})}
 
