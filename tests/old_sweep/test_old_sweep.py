@@ -19,7 +19,7 @@ import torch
 
 from raydiff.cli import generate, sweep
 from raydiff.report import page
-from raydiff.report.frontier import write
+from raydiff.report.frontier.command import write
 from raydiff.results.finished import open_finished
 
 PFDM, LOCAL, FEDAVG = "d86e79c47aaef484", "d846d30d60ebe340", "b6ffa7f8f6040722"
@@ -96,7 +96,7 @@ def test_it_generates(old: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_it_is_reported(old: Path, tmp_path: Path) -> None:
-    table = write.write(old, tmp_path / "out")
+    table = write(old, tmp_path / "out")
     rows = [line.split() for line in table.splitlines()]
     assert [row[:2] for row in rows if "PFDM" in row] == [["PFDM", "5.97"]]
     assert f"unfinished: FedAvg: no reason recorded (epsilon spent inf; {FEDAVG})" in table
