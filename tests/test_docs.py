@@ -37,6 +37,7 @@ def command_of(launcher: str) -> str:
 
 def called(text: str) -> Iterator[tuple[str, list[str]]]:
     """(command, arguments) of every command line in a text."""
+    text = text.replace("\\\n", " ")
     for launcher, rest in LAUNCHED.findall(text):
         yield command_of(launcher), _arguments(rest)
     for name, rest in SHORT.findall(text):

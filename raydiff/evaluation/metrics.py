@@ -221,6 +221,9 @@ BY_SAMPLER = ("distances", "coverage", "labels")
 OF_COVERAGE = ("precision/", "recall/", "density/", "coverage/")
 SAMPLED = ("fd_", "kd_", "fid/", "kid/", *OF_COVERAGE, "label_accuracy/", "own_classes")
 OF_REAL = ("_floor", "_real", "/real")
+FIRST_WORDS = ("fid", "kid", "precision", "recall", "density", "label_accuracy", "own_classes", "memorized_fraction")
+TAKEN = (*FIRST_WORDS, "utility_loss", "ddim", "ancestral", "class", "client")
+"""First words of numbers that no metric of another package may take."""
 GROUPS = ("all", "major", "minor")
 RANKED = {
     "accuracy": {"utility_loss": True, "accuracy": False},
@@ -249,9 +252,14 @@ def lower_is_better(metric: str, config: Evaluation) -> bool:
 
 
 def check(names: tuple[str, ...]) -> None:
-    """Raises ValueError unless each is a metric, and each of another package says which way is up."""
+    """Raises ValueError unless each is a metric, and each of another package says which way is up and has a name that
+    none of raydiff's numbers begins with."""
     for own, metric in lookup.entries("metrics", METRICS, names).items():
-        if own not in METRICS and not isinstance(getattr(metric, "lower_is_better", None), bool):
+        if own in METRICS:
+            continue
+        if own in TAKEN or own.startswith(("fd_", "kd_", "tv_")):
+            raise ValueError(f"the metric {own} is called like numbers of raydiff's own: give it another name")
+        if not isinstance(getattr(metric, "lower_is_better", None), bool):
             raise ValueError(f"the metric {own} must have an attribute lower_is_better, True or False")
 
 

@@ -1,0 +1,200 @@
+"""What is in no table is imported, `module:name`: the package that docs/extending.md shows, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import optuna
+import pytest
+import torch
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+
+from raydiff.__main__ import main
+from raydiff.evaluation import metrics
+from raydiff.evaluation.suite import Evaluation
+from raydiff.experiment import config, overrides, trial
+from raydiff.methods import FedAvg, check_names
+from raydiff.report import load
+from raydiff.report.frontier.rows import frontier
+from raydiff.results.finished import open_finished
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "extending.md").read_text()
+BLOCK = re.compile(r"```python\n# (\S+)\n(.*?)```", re.DOTALL)
+MODULES = dict(BLOCK.findall(PAGE))
+WRONG = """
+from dataclasses import dataclass
+from raydiff.methods import FedAvg
+
+@dataclass(frozen=True, kw_only=True)
+class Pfdm(FedAvg): pass
+
+@dataclass(frozen=True, kw_only=True)
+class Ditto(FedAvg): pass
+
+@dataclass
+class Thawed: rounds: int = 1
+
+@dataclass(frozen=True)
+class Bare: rounds: int = 1
+
+@dataclass(frozen=True)
+class Needy: rounds: int
+
+def source(folder, labels): return "no source"
+
+def nameless(drawn): return {}
+
+def fd_mine(drawn): return {}
+fd_mine.lower_is_better = True
+
+def stray(drawn): return {"other": 1.0}
+stray.lower_is_better = True
+
+def best(z, x0, *, abar, timesteps, noise): return []
+
+def pia(z, x0, *, abar, timesteps, noise): return []
+"""
+TINY = """
+    --data.train 60 --data.public 80 --data.validation 60 --data.calibration 20 --data.test 100 --method.rounds 2
+    --method.local.steps 8 --method.local.batch 8 --method.model.timesteps 20 --method.model.network.width 32
+    --method.model.network.depth 1 --method.sampling.steps 5 --evaluation.dim 4 --evaluation.members 20
+    --runtime.workers 2 --no-baselines --samples 2 --name mine
+"""
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The page's package, and one with mistakes, where Python finds them."""
+    for name, code in {**MODULES, "wrong.py": WRONG}.items():
+        path = tmp_path / "lib" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(code)
+    monkeypatch.syspath_prepend(tmp_path / "lib")
+    yield tmp_path / "lib"
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("mylab", "wrong")]:
+        del sys.modules[name]
+
+
+def command() -> list[str]:
+    """The page's command, without its program's name."""
+    (line,) = re.findall(r"^    raydiff (sweep digits .*(?:\n {8}.*)*)", PAGE, re.MULTILINE)
+    return line.replace("\\\n", " ").split()
+
+
+def test_the_page_is_short_and_has_one_of_each() -> None:
+    assert len(PAGE.splitlines()) < 80 and sum(code.count("\n") for code in MODULES.values()) <= 60
+    assert all(f"**{kind}**" in PAGE for kind in ("method", "data set", "metric", "attack"))
+
+
+def test_a_trial_of_things_from_outside_is_like_any_other(package: Path, tmp_path: Path, tiny) -> None:
+    values = [
+        "--method",
+        "mylab.ditto:Ditto",
+        "--method.rounds",
+        "2",
+        "--data.name",
+        "mylab.bars:source",
+        "--evaluation.attacks",
+        "pia",
+        "mylab.measures:jump",
+        "--evaluation.metrics",
+        "distances",
+        "mylab.measures:vendi",
+    ]
+    experiment = overrides.override(tiny, overrides.parse_overrides(tiny, values))
+    opened = trial.open_trial(experiment, tmp_path / "sweep")
+    *_, final = trial.run(opened, trial.local_pool(opened))
+    assert 1 < final["eval/vendi"] < 100 and 0 <= final["attack/client/jump/auc"] <= 1
+    assert "eval/fd_cnn/all" in final and "eval/coverage/all" not in final
+    written = json.loads((opened.folder / "config.json").read_text())
+    assert written["method"]["kind"] == "mylab.ditto:Ditto" and written["data"]["name"] == "mylab.bars:source"
+    assert config.from_dict(written).digest == opened.experiment.digest
+    finished = open_finished(opened.folder)
+    labels = torch.tensor([[0], [3]])
+    made = [finished.source(i).sample(labels, torch.Generator().manual_seed(0)) for i in (0, 1)]
+    assert made[0].shape == (2, 1, 8, 8) and not torch.equal(*made)  # Each client has a model of its own.
+
+
+@pytest.mark.ray
+def test_a_sweep_on_two_workers_imports_it_and_optuna_maximises_its_metric(package: Path, tmp_path: Path) -> None:
+    env = {**os.environ, "PYTHONPATH": f"{ROOT}:{package}", "MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path}/mlflow.db"}
+    arguments = [*command(), *TINY.split(), "--runtime.storage", str(tmp_path)]
+    done = subprocess.run([sys.executable, "-m", "raydiff", *arguments], env=env, cwd=tmp_path, capture_output=True)
+    assert done.returncode == 0, done.stdout.decode()[-2000:] + done.stderr.decode()[-2000:]
+    sweep = tmp_path / "sweeps" / "mine"
+    rows = frontier(load.runs(sweep))
+    assert set(rows["method"]) == {"mylab.ditto:Ditto"} and rows["vendi"].between(1, 100).all()
+    assert "vendi" in done.stdout.decode() and "vendi" in (sweep / "report" / "report.html").read_text()
+    (study,) = optuna.get_all_study_summaries(JournalStorage(JournalFileBackend(str(sweep / "optuna.log"))))
+    assert study.direction == optuna.study.StudyDirection.MAXIMIZE and study.n_trials == 2
+    assert study.best_trial.value > 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ("--method os:path", "os:path is no method"),
+        ("--method wrong:Thawed", "wrong:Thawed is no method: it must be a frozen dataclass"),
+        ("--method wrong:Bare", "wrong:Bare is no method: it has no .*aggregate"),
+        ("--method wrong:Needy", "wrong:Needy is no method: its field rounds"),
+        ("--method wrong:Pfdm", "wrong:Pfdm is called like"),
+        ("--method gone.away:Ditto", "gone.away:Ditto cannot be imported: ModuleNotFoundError"),
+        ("--method mylab.ditto:Dito", "mylab.ditto has no Dito; did you mean Ditto"),
+        ("--data.name wrong:source", "wrong:source must be a function .* that gives a .*Source"),
+        ("--data.name wrong:sauce", "wrong has no sauce; did you mean source"),
+        ("--evaluation.metrics wrong:nameless", "nameless must .* lower_is_better"),
+        ("--evaluation.metrics wrong:fd_mine", "metric fd_mine"),
+        ("--evaluation.metrics vendi", "metrics must be some of .*, got 'vendi'"),
+        ("--evaluation.metrics mylab.measures:vendi mylab.measures:vendi", "metrics .* called vendi like another"),
+        ("--evaluation.metrics os:sep", "metrics .*os:sep is none"),
+        ("--evaluation.attacks wrong:best", "attacks .* best"),
+        ("--evaluation.attacks pia wrong:pia", "attacks .* called pia like another"),
+        ("--metric eval/vendi", "unknown metric 'eval/vendi'"),
+        ("--grid method=mylab.ditto:Ditto,wrong:Ditto", "mylab.ditto:Ditto and wrong:Ditto are methods of one name"),
+    ],
+)
+def test_what_does_not_fit_is_one_sentence(
+    package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: str, says: str
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["sweep", "digits", *arguments.split(), "--no-baselines", "--runtime.storage", str(tmp_path / "s")])
+    refusal = capsys.readouterr().err
+    assert left.value.code == 2 and refusal.count("\n") == 1, refusal
+    assert re.match(f"error: .*{says}", refusal) and not (tmp_path / "s").exists()
+
+
+def test_a_number_of_another_name_is_refused_when_it_is_measured(package: Path, tmp_path: Path, tiny) -> None:
+    evaluation = replace(tiny.evaluation, metrics=("wrong:stray",))
+    opened = trial.open_trial(replace(tiny, evaluation=evaluation), tmp_path)
+    with pytest.raises(ValueError, match=r"the metric stray must call its numbers stray or stray/\.\.\., not 'other'"):
+        list(trial.run(opened, trial.local_pool(opened)))
+
+
+def test_a_class_that_no_worker_could_import_has_no_name_on_disk() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Here(FedAvg):
+        pass
+
+    with pytest.raises(ValueError, match="Here must be in a module"):
+        overrides.to_dict(Here())
+    check_names([Here, FedAvg, Here])
+
+
+def test_which_way_is_up(package: Path) -> None:
+    evaluation = Evaluation(metrics=(*Evaluation.metrics, "mylab.measures:vendi"))
+    found = {name: metrics.lower_is_better(f"eval/{name}", evaluation) for name in ("vendi", "vendi/all", "fd_cnn/all")}
+    assert found == {"vendi": False, "vendi/all": False, "fd_cnn/all": True}
+    assert not metrics.lower_is_better("eval/label_accuracy/all", evaluation)
+    for name in ("vendis", "fd_cnn/al", "coverage"):
+        with pytest.raises(ValueError, match="unknown metric"):
+            metrics.lower_is_better(f"eval/{name}", evaluation)
+    assert Evaluation.metrics == tuple(metrics.METRICS)
