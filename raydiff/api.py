@@ -25,11 +25,11 @@ from raydiff.data.records import Records
 from raydiff.experiment.config import Experiment, Runtime
 from raydiff.experiment.presets.names import PRESETS
 from raydiff.experiment.study import Arm, Study
-from raydiff.experiment.tracking import read_lines
 from raydiff.experiment.trial import ledger_of
 from raydiff.methods import Method
 from raydiff.models.d3pm import codes_of
 from raydiff.privacy.ledger import Guarantee
+from raydiff.report.files import read_lines
 from raydiff.results import personalize
 from raydiff.results.finished import Finished, open_finished
 from raydiff.runtime import launch, sweep_folder
@@ -290,7 +290,7 @@ def open(name: str | Path, *, storage: str | Path = STORAGE) -> Run | Sweep:
 
 
 def _has_finished(folder: Path) -> bool:
-    from raydiff.experiment.tracking import read_json
+    from raydiff.report.files import read_json
 
     return bool(read_json(folder / "outcome.json", needs="outcome")["outcome"] == "finished")
 

@@ -32,7 +32,7 @@ HOMES = {
     "huggingface_hub": "raydiff/data/hub.py",
     "skimage": "raydiff/evaluation/attacks/reconstruction.py",
 }
-TORCHLESS = ("raydiff.experiment.tracking", "raydiff.report")
+TORCHLESS = ("raydiff.report", "raydiff.lookup")
 
 
 def imports(path: Path) -> Iterator[str]:

@@ -27,11 +27,11 @@ from raydiff.experiment import config, trial
 from raydiff.experiment import overrides as settings
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.presets import names
-from raydiff.experiment.tracking import read_json
 from raydiff.lookup import nearest
 from raydiff.methods import DPSGD
 from raydiff.privacy import canaries, one_run
 from raydiff.privacy.ledger import Ledger
+from raydiff.report.files import read_json
 from raydiff.runtime import sweep_folder
 from raydiff.seeding import generator
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from raydiff.cli.parser import Parser
-from raydiff.experiment.tracking import read_json, read_lines
+from raydiff.report.files import read_json, read_lines
 from raydiff.runtime import sweep_folder
 
 PERIOD_S = 1.0  # between looks at the files

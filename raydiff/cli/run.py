@@ -16,7 +16,7 @@ from raydiff.cli.parser import Parser
 from raydiff.experiment import config, trial
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.study import Study
-from raydiff.experiment.tracking import read_json
+from raydiff.report.files import read_json
 
 
 def main(argv: Sequence[str]) -> int:

@@ -20,9 +20,9 @@ from raydiff.data.records import public_mean
 from raydiff.evaluation.suite import Evaluation
 from raydiff.evaluation.table_audit import RowAudit
 from raydiff.experiment import overrides
-from raydiff.experiment.tracking import KEYED
 from raydiff.methods import PFDM, Method
 from raydiff.models.d3pm import DiscreteDiffusion
+from raydiff.report.files import KEYED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +148,7 @@ class Experiment:
     runtime: Runtime = Runtime()
     """Where it runs."""
     data_digest: str = ""
-    """Digest of all records, keyed by the sweep's secret: `tracking.KEYED`, then 64 hex digits. Filled in by
+    """Digest of all records, keyed by the sweep's secret: `files.KEYED`, then 64 hex digits. Filled in by
     `trial.resolve`; trials made before 2026-11-23 have a plain SHA-256."""
 
     def __post_init__(self) -> None:

@@ -35,7 +35,7 @@ from raydiff.experiment import config, measurements, overrides
 from raydiff.experiment.client_records import shares
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.owner import Owner
-from raydiff.experiment.tracking import Jsonl, read_json
+from raydiff.experiment.tracking import Jsonl
 from raydiff.federated.checkpoint import INITIAL, Store, write_text
 from raydiff.federated.client import Client, Keys
 from raydiff.federated.method import Metrics, WithRequirements, WithTables
@@ -43,6 +43,7 @@ from raydiff.federated.rounds import LocalPool, Pool, Progress, rounds
 from raydiff.models.training import Train
 from raydiff.privacy.ledger import Guarantee, Ledger, Spent
 from raydiff.privacy.release import Event, NonPrivate
+from raydiff.report.files import read_json
 
 
 @dataclass(frozen=True)

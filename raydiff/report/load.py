@@ -22,7 +22,7 @@ from typing import Any
 
 import pandas as pd
 
-from raydiff.experiment import tracking
+from raydiff.report import files
 
 Row = dict[str, Any]
 
@@ -44,7 +44,7 @@ def rounds(sweep: Path) -> pd.DataFrame:
     rows = [
         (folder.name, line["step"], metric, float(value))
         for folder in _trials(sweep)
-        for line in tracking.read_lines(folder / "metrics.jsonl")
+        for line in files.read_lines(folder / "metrics.jsonl")
         for metric, value in line.items()
         if metric not in ("step", "time") and isinstance(value, (int, float))
     ]
@@ -105,13 +105,13 @@ def _trials(sweep: Path) -> list[Path]:
 
 
 def _run(folder: Path) -> Row:
-    tree = tracking.published(tracking.read_json(folder / "config.json", needs="method"))
-    config = {k: json.dumps(v) if isinstance(v, list) else v for k, v in tracking.flatten(tree).items()}
+    tree = files.published(files.read_json(folder / "config.json", needs="method"))
+    config = {k: json.dumps(v) if isinstance(v, list) else v for k, v in files.flatten(tree).items()}
     if "data" in config:
         config.setdefault("data.fitted_on", "all")  # A trial from before 2026-11-23 had no choice.
     path = folder / "outcome.json"
-    end: Row = tracking.read_json(path, needs="outcome") if path.exists() else {"outcome": "unfinished"}
-    lines = tracking.read_lines(folder / "metrics.jsonl")
+    end: Row = files.read_json(path, needs="outcome") if path.exists() else {"outcome": "unfinished"}
+    lines = files.read_lines(folder / "metrics.jsonl")
     row: Row = {"digest": folder.name, "outcome": end["outcome"], "reason": end.get("reason"), **config}
     for view in VIEWS:
         guarantee = end.get(view) or _so_far(view, lines, config)
@@ -144,7 +144,7 @@ def _so_far(view: str, lines: Sequence[Row], config: Row) -> Row:
 
 def cut_short(sweep: Path) -> list[str]:
     """A sentence for each trial whose metrics have lines that cannot be read, and are left out of both tables."""
-    found = ((path, tracking.cut_short(path)) for path in sorted((sweep / "trials").glob("*/metrics.jsonl")))
+    found = ((path, files.cut_short(path)) for path in sorted((sweep / "trials").glob("*/metrics.jsonl")))
     why = "cannot be read, as after a crash: left out"
     return [f"line {', '.join(map(str, numbers))} of {path} {why}" for path, numbers in found if numbers]
 

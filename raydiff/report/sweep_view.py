@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from raydiff.experiment.tracking import read_json
 from raydiff.report import load
 from raydiff.report.cells import short
+from raydiff.report.files import read_json
 from raydiff.report.frontier.rows import has, network_of, settings
 from raydiff.report.load import Row, records
 

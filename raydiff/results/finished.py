@@ -17,11 +17,11 @@ from raydiff.data import datasets
 from raydiff.data.datasets import Dataset
 from raydiff.data.tables.encode import OTHER
 from raydiff.experiment import config
-from raydiff.experiment.tracking import KEYED, read_json
 from raydiff.experiment.trial import Trial, guarantees, ledger_of, make_clients, planned_secret, setup_of
 from raydiff.federated.client import Client, Keys
 from raydiff.federated.method import SCRATCH, SERVER_ONLY, Deployed
 from raydiff.privacy.ledger import Guarantee, Spent
+from raydiff.report.files import KEYED, read_json
 from raydiff.results import sampler
 from raydiff.results.sampler import Card, Sample
 from raydiff.tree import Params

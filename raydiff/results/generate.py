@@ -27,10 +27,10 @@ from raydiff import seeding
 from raydiff.data.tables import rows_file
 from raydiff.evaluation.grids import picture, to_bytes
 from raydiff.experiment import overrides
-from raydiff.experiment.tracking import KEYED
 from raydiff.federated.checkpoint import appearing, write_text
 from raydiff.models.d3pm import DiscreteDiffusion, codes_of
 from raydiff.models.ddpm import device
+from raydiff.report.files import KEYED
 from raydiff.results.finished import DRAWN, Draw, Finished, Source, words
 
 PART = 1000

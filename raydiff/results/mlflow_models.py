@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from raydiff.experiment import tracking
+from raydiff.report import files
 from raydiff.results.finished import Finished
 from raydiff.results.sampler import Sampler
 
@@ -35,14 +36,14 @@ def find_trial(uri: str, run: str, sweeps: Path) -> str:
     path = sweeps / tags["raydiff.sweep"] / "sweep.json"
     if not path.exists():
         raise ValueError(f"the sweep {tags['raydiff.sweep']} of the run {run} is not in {sweeps}: say its --storage")
-    if tracking.read_json(path, needs="id")["id"] != tags["raydiff.id"]:
+    if files.read_json(path, needs="id")["id"] != tags["raydiff.id"]:
         raise ValueError(f"the sweep {tags['raydiff.sweep']} in {sweeps} is another one than that of the run {run}")
     return "/".join(tags[k] for k in ("raydiff.sweep", "raydiff.trial") if k in tags)
 
 
 def find_run(uri: str, folder: Path) -> str:
     """The MLflow run of a trial's folder. Raises ValueError if there is none."""
-    identity = tracking.read_json(folder.parents[1] / "sweep.json", needs="id")["id"]
+    identity = files.read_json(folder.parents[1] / "sweep.json", needs="id")["id"]
     client, query = open_client(uri), f"tags.`raydiff.id` = '{identity}' and tags.`raydiff.trial` = '{folder.name}'"
     experiments = [e.experiment_id for e in client.search_experiments()]
     for run in client.search_runs(experiments, query, max_results=1):

@@ -18,8 +18,9 @@ from typing import Any
 import raydiff
 from raydiff.experiment import config, trial
 from raydiff.experiment.config import Experiment
-from raydiff.experiment.tracking import ARTIFACTS, Mlflow, read_json, redacted
+from raydiff.experiment.tracking import ARTIFACTS, Mlflow, redacted
 from raydiff.federated.checkpoint import write_text
+from raydiff.report.files import read_json
 from raydiff.results import mlflow_models
 from raydiff.results.finished import find, open_finished
 from raydiff.runtime.slots import cap_memory

@@ -34,9 +34,10 @@ from raydiff.experiment import overrides
 from raydiff.experiment import trial as trials
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.owner import Owner
-from raydiff.experiment.tracking import keep_private, read_json
+from raydiff.experiment.tracking import keep_private
 from raydiff.experiment.trial import Trial, cut_short, without_secret
 from raydiff.federated.checkpoint import Overtaken
+from raydiff.report.files import read_json
 from raydiff.runtime import gpu_memory, lost
 from raydiff.runtime.actors import RayPool, WorkersLost, start_workers
 from raydiff.runtime.progress import Progress

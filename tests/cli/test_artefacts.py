@@ -19,8 +19,8 @@ from raydiff import tree
 from raydiff.cli import generate, run
 from raydiff.data import datasets
 from raydiff.experiment import config, tracking
-from raydiff.experiment.tracking import read_json
 from raydiff.report import page
+from raydiff.report.files import read_json
 
 CANARY = {"income": "987654.25", "job": "lighthouse keeper", "diagnosis": "hiv"}
 TOLD = re.compile(r"987654|lighthouse|\bhiv\b")

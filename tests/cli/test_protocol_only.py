@@ -12,7 +12,7 @@ import pytest
 
 from raydiff.cli import run
 from raydiff.experiment import config, tracking, trial
-from raydiff.experiment.tracking import flatten, read_lines
+from raydiff.report.files import flatten, read_lines
 
 LEDGER = {"privacy/epsilon_server", "privacy/epsilon_outsiders", "privacy/mu", "privacy/auc_ceiling"}
 COSTS = {"comm/bytes_up", "time/seconds"}

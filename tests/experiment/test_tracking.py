@@ -18,11 +18,13 @@ import torch
 from raydiff.evaluation.grids import sample_grid
 from raydiff.experiment import overrides, tracking
 from raydiff.experiment.config import Experiment
-from raydiff.experiment.tracking import Jsonl, Mlflow, read_lines
+from raydiff.experiment.tracking import Jsonl, Mlflow
 from raydiff.methods import METHODS, FedAvg, FedDistr, Method
 from raydiff.models.classifier import Classifier
 from raydiff.models.d3pm import DiscreteDiffusion
 from raydiff.models.d3pm_kernel import Sigmoid
+from raydiff.report import files
+from raydiff.report.files import read_lines
 from raydiff.seeding import generator
 
 # --- JSON lines ---
@@ -191,7 +193,7 @@ def test_a_trial_becomes_a_nested_run(sweep: Sweep, experiment: Experiment) -> N
         "method.model.network": "MLP",
         "clients": "2",
     }.items() <= run.data.params.items()
-    assert set(run.data.params) == set(tracking.flatten(overrides.to_dict(experiment)))
+    assert set(run.data.params) == set(files.flatten(overrides.to_dict(experiment)))
 
 
 @pytest.mark.parametrize(
@@ -427,7 +429,7 @@ def test_the_parent_run_ends_with_the_sweep(sweep: Sweep, tmp_path: Path) -> Non
 
 def test_flat_names_are_those_of_the_config(experiment: Experiment) -> None:
     printed = overrides.flat(experiment)
-    flat = tracking.flatten(overrides.to_dict(experiment))
+    flat = files.flatten(overrides.to_dict(experiment))
     kinds = {
         "method.model",
         "method.local",

@@ -21,7 +21,7 @@ from raydiff.data.entangled import measured
 from raydiff.data.partition import Entangled, Iid, Newcomers, Pooled
 from raydiff.evaluation import suite as evaluate
 from raydiff.evaluation.suite import Evaluation
-from raydiff.experiment import config, overrides, tracking, trial
+from raydiff.experiment import config, overrides, trial
 from raydiff.experiment.config import Experiment, Runtime
 from raydiff.experiment.trial import Trial, end, make_clients, noise_secret, open_trial
 from raydiff.federated.client import Failed
@@ -33,6 +33,7 @@ from raydiff.privacy import accountants
 from raydiff.privacy.ceilings import AboveCeiling
 from raydiff.privacy.ledger import Ledger
 from raydiff.privacy.release import disclose
+from raydiff.report import files
 from raydiff.results.finished import open_finished
 
 SECRET = "00112233445566778899aabbccddeeff"
@@ -73,7 +74,7 @@ def test_there_is_a_result_per_round_and_a_last_one(finished: tuple[Trial, list[
         (3, False),
         (4, True),
     ]
-    lines = tracking.read_lines(opened.folder / "metrics.jsonl")
+    lines = files.read_lines(opened.folder / "metrics.jsonl")
     assert [line["step"] for line in lines] == [0, 1, 2, 3]
     for line, result in zip(lines, results, strict=False):
         told = {k: v for k, v in line.items() if k not in ("step", "time", "server", "outsiders")}
@@ -194,7 +195,7 @@ def test_a_killed_trial_ends_with_the_same_numbers(
     second = open_trial(opened.experiment, tmp_path)
     rest = execute(second)
     assert [numbers(r) for r in rest] == [numbers(r) for r in results[done - 1 :]]
-    assert [line["step"] for line in tracking.read_lines(second.folder / "metrics.jsonl")] == [0, 1, 2, 3]
+    assert [line["step"] for line in files.read_lines(second.folder / "metrics.jsonl")] == [0, 1, 2, 3]
 
 
 def test_a_round_committed_but_not_logged_is_logged_by_the_next_process(protocol: Experiment, tmp_path: Path) -> None:
@@ -205,7 +206,7 @@ def test_a_round_committed_but_not_logged_is_logged_by_the_next_process(protocol
     log = first.folder / "metrics.jsonl"
     log.write_text("".join(log.read_text().splitlines(keepends=True)[:1]) + '{"step": 1, "ti')  # cut short
     execute(open_trial(protocol, tmp_path))
-    assert [line["step"] for line in tracking.read_lines(log)] == [0, 1, 2, 3]
+    assert [line["step"] for line in files.read_lines(log)] == [0, 1, 2, 3]
 
 
 def test_what_was_sent_in_a_round_that_never_committed_is_spent(protocol: Experiment, tmp_path: Path) -> None:
@@ -551,7 +552,7 @@ def test_rejected_uploads_are_counted_and_named(
     assert [list(r["rejected"]) for r in results[:-1]] == [[], ["client 1"]]
     assert "clients/rejected" not in results[0] and results[1]["clients/rejected"] == 1.0
     assert results[-1]["clients/rejected"] == 1.0 and "rejected" not in results[-1]
-    (line,) = tracking.read_lines(opened.folder / "rejected.jsonl")
+    (line,) = files.read_lines(opened.folder / "rejected.jsonl")
     assert line["step"] == 1 and line["client 1"] == results[1]["rejected"]["client 1"]
     assert re.match("its leaf .* is missing", line["client 1"])
     with pytest.raises(Failed, match="1 of 2 uploads can be used, fewer than min_clients = 2"):

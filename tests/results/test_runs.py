@@ -23,6 +23,7 @@ from raydiff.experiment.client_records import shares
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.tracking import Mlflow
 from raydiff.federated.checkpoint import Store
+from raydiff.report import files
 from raydiff.report.frontier import command as frontier
 from raydiff.results import mlflow_models, sampler
 from raydiff.results.finished import Finished, open_finished
@@ -199,7 +200,7 @@ def test_a_trial_of_before_goes_on_and_its_digest_is_published_no_more(
     text = published(mine, "old", tmp_path / "out")
     assert opened.folder.name.encode() in text and opened.experiment.data_digest[:8].encode() not in text
     elsewhere = trial.open_trial(opened.experiment, tmp_path / "new").experiment
-    assert elsewhere.data_digest.startswith(tracking.KEYED) and elsewhere.digest != opened.experiment.digest
+    assert elsewhere.data_digest.startswith(files.KEYED) and elsewhere.digest != opened.experiment.digest
 
 
 # --- samplers ---

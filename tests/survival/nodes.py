@@ -169,7 +169,7 @@ class Federated(Sweep):
 
     def resent(self) -> int:
         """Releases that were sent again, as the metrics have it."""
-        from raydiff.experiment.tracking import read_lines
+        from raydiff.report.files import read_lines
 
         lines = [line for path in self.folder.glob("trials/*/metrics.jsonl") for line in read_lines(path)]
         return sum(key.endswith("upload/resent") and key.startswith("client/") for line in lines for key in line)

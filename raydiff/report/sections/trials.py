@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from raydiff.experiment import tracking
-from raydiff.report import load
+from raydiff.report import files, load
 from raydiff.report.cells import number, short, size, span
 from raydiff.report.frontier.kinds import shown
 from raydiff.report.html import html
@@ -128,6 +127,6 @@ def ends(sweep: SweepView) -> pd.DataFrame:
 
 
 def _interruptions(folder: Path) -> int:
-    lines: list[Row] = tracking.read_lines(folder / "metrics.jsonl")
+    lines: list[Row] = files.read_lines(folder / "metrics.jsonl")
     pairs = [(a, b) for a, b in itertools.pairwise(lines) if "time" in a and {"time", "time/seconds"} <= {*b}]
     return sum(b["time"] - a["time"] - b["time/seconds"] > STILL_S for a, b in pairs)
