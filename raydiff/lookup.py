@@ -35,7 +35,7 @@ def imported(name: str) -> Any:
     path, _, attribute = name.partition(":")
     try:
         module = import_module(path)
-    except Exception as e:  # a module of somebody else may fail in any way
+    except Exception as e:  # Somebody else's module may fail in any way.
         why = " ".join(str(e).split())
         raise ValueError(f"{name} cannot be imported: {type(e).__name__}: {why}") from e
     if not hasattr(module, attribute):

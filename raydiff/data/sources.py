@@ -50,7 +50,7 @@ def source(
     if not isinstance(found, Source):
         raise ValueError(f"{name} must be a function of (folder, labels) that gives a raydiff.data.source.Source")
     found = found.select(labels)
-    if name in SOURCES:  # everybody knows their classes
+    if name in SOURCES:  # Everybody knows the classes of these.
         found = dataclasses.replace(found, found=())
     return found if table is None else superclasses.applied(found, table)
 

@@ -25,9 +25,11 @@ from raydiff.evaluation.quality.coverage import NEIGHBOURS
 from raydiff.federated.method import Deployed, Metrics
 from raydiff.tree import Params
 
-GRID_COLUMNS = 2  # pictures of each class in a sample grid
+GRID_COLUMNS = 2
+"""Pictures of each class in a sample grid."""
 WITHOUT_CNN = ("none", "tables")
-PICTURES = 10  # of a model that knows no classes
+PICTURES = 10
+"""Pictures in a sample grid of a model that knows no classes."""
 
 
 @dataclass(frozen=True, kw_only=True)

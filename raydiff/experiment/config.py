@@ -72,11 +72,11 @@ class Runtime:
             share = getattr(self, name)
             if share == "auto" and name == "gpu_per_worker":
                 continue
-            if isinstance(share, str) or not 0 <= share <= 1:  # a process computes on one GPU
+            if isinstance(share, str) or not 0 <= share <= 1:  # A process computes on one GPU.
                 raise ValueError(f"{name} must be a share in [0, 1], got {share}")
         if self.server_workers < 1:
             raise ValueError(f"server_workers must be at least 1, got {self.server_workers}")
-        if self.server_workers > 1 and 0 < self.gpu_server <= 0.5:  # two might get the same one
+        if self.server_workers > 1 and 0 < self.gpu_server <= 0.5:  # Two processes might get the same GPU.
             raise ValueError(
                 f"gpu_server must be 0 or above 0.5 with server_workers, each needs its own GPU: got {self.gpu_server}"
             )
@@ -233,7 +233,7 @@ def resolve(experiment: Experiment, dataset: Dataset) -> Experiment:
     if experiment.audit is not None:
         _check_audit(experiment.audit, method, dataset)
     if getattr(method, "center", False):
-        public_mean(dataset.splits["public"])  # refused now, not when it is used
+        public_mean(dataset.splits["public"])  # It raises where there is no public record: now, not when it is used.
     data, evaluation = _anywhere(experiment.data), experiment.evaluation
     if evaluation is not None and evaluation.weights is not None:
         path = str(Path(evaluation.weights).expanduser().absolute())
@@ -250,7 +250,7 @@ def _check_audit(audit: RowAudit, method: Method, dataset: Dataset) -> None:
     if dataset.mapping is None:
         raise ValueError(f"data set {dataset.name!r} is no table: audit must be none")
     private = [f for f in ("epsilon", "noise_multiplier") if getattr(method, f, None) is not None]
-    if audit.remove and private:  # a client's own privacy is of all it has, so what it leaves out is covered
+    if audit.remove and private:  # A client's guarantee covers all it has, also what it leaves out.
         raise ValueError(
             f"audit.remove must be 0 where the method has {private[0]}, got {audit.remove:g}: which records are left "
             "out depends on the others, and its guarantee does not cover that"
@@ -276,7 +276,7 @@ def _absolute(name: str) -> str:
 def from_dict(data: Mapping[str, Any]) -> Experiment:
     """The experiment of a config.json. Raises ValueError on names that this version does not know."""
     own = data.get("data", {})
-    if own and "fitted_on" not in own:  # written when everything was fitted on all records
+    if own and "fitted_on" not in own:  # This was written when everything was fitted on all records.
         data = {**data, "data": {**own, "fitted_on": "all"}}
     found: Experiment = overrides.from_dict(data, Experiment)
     return found

@@ -121,7 +121,7 @@ def _exact(value: Any, declared: Any, path: str) -> Any:
     Raises ValueError for a number or text that the field does not take.
     """
     options = typing.get_args(declared) if typing.get_origin(declared) in UNIONS else (declared,)
-    if hasattr(value, "item"):  # one of numpy's
+    if hasattr(value, "item"):  # It is one of numpy's numbers.
         value = value.item()
     if type(value) is int and float in options and int not in options:
         return float(value)
@@ -187,7 +187,7 @@ def parse_overrides(obj: Any, argv: Sequence[str]) -> dict[str, Any]:
     if any(path.endswith("noise_secret") for path, _ in pairs):
         raise ValueError(f"the noise secret must not be on a command line, which others can read: set {SECRET}")
     values: dict[str, Any] = {}
-    for path, tokens in sorted(pairs, key=lambda pair: pair[0].count(".")):  # --method before --method.epsilon
+    for path, tokens in sorted(pairs, key=lambda pair: pair[0].count(".")):  # --method is read before --method.epsilon.
         value = convert(obj, path, tokens or ["True"])
         values[path] = value
         if isinstance(value, type) or value is None:
@@ -219,7 +219,7 @@ def switched(current: Any, cls: type) -> Any:
         kept = {name: value for name, value in values.items() if _fits(value, hints[name])}
     try:
         return cls(**kept)
-    except ValueError:  # such as AdamW, where only SGD will do, and nobody asked for AdamW
+    except ValueError:  # The class may refuse a default of the old one, such as AdamW where only SGD will do.
         before, now = _defaults(type(current)), _defaults(cls)
         return cls(**{name: _moved(value, before[name], now[name]) for name, value in kept.items()})
 
@@ -255,7 +255,7 @@ def _value(declared: Any, tokens: Sequence[str]) -> Any:
     that they can be. Raises ValueError where they cannot."""
     kind, options = typing.get_origin(declared), typing.get_args(declared)
     if kind in (types.UnionType, typing.Union):
-        for option in sorted(options, key=lambda option: option is not type(None)):  # "none" is no text
+        for option in sorted(options, key=lambda option: option is not type(None)):  # Text would take "none" too.
             with contextlib.suppress(ValueError):
                 return _value(option, tokens)
         raise ValueError

@@ -71,6 +71,12 @@ TINY = """
 """
 
 
+OUTSIDE = """
+    --method mylab.ditto:Ditto --method.rounds 2 --data.name mylab.bars:source
+    --evaluation.metrics distances mylab.measures:vendi --evaluation.attacks pia mylab.measures:jump
+"""
+
+
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The page's package, and one with mistakes, where Python finds them."""
@@ -96,21 +102,7 @@ def test_the_page_is_short_and_has_one_of_each() -> None:
 
 
 def test_a_trial_of_things_from_outside_is_like_any_other(package: Path, tmp_path: Path, tiny) -> None:
-    values = [
-        "--method",
-        "mylab.ditto:Ditto",
-        "--method.rounds",
-        "2",
-        "--data.name",
-        "mylab.bars:source",
-        "--evaluation.attacks",
-        "pia",
-        "mylab.measures:jump",
-        "--evaluation.metrics",
-        "distances",
-        "mylab.measures:vendi",
-    ]
-    experiment = overrides.override(tiny, overrides.parse_overrides(tiny, values))
+    experiment = overrides.override(tiny, overrides.parse_overrides(tiny, OUTSIDE.split()))
     opened = trial.open_trial(experiment, tmp_path / "sweep")
     *_, final = trial.run(opened, trial.local_pool(opened))
     assert 1 < final["eval/vendi"] < 100 and 0 <= final["attack/client/jump/auc"] <= 1
@@ -166,7 +158,17 @@ def test_what_does_not_fit_is_one_sentence(
     package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: str, says: str
 ) -> None:
     with pytest.raises(SystemExit) as left:
-        main(["sweep", "digits", *arguments.split(), "--no-baselines", "--runtime.storage", str(tmp_path / "s")])
+        main(
+            [
+                "sweep",
+                "digits",
+                *arguments.split(),
+                "--no-baselines",
+                "--dry-run",
+                "--runtime.storage",
+                str(tmp_path / "s"),
+            ]
+        )
     refusal = capsys.readouterr().err
     assert left.value.code == 2 and refusal.count("\n") == 1, refusal
     assert re.match(f"error: .*{says}", refusal) and not (tmp_path / "s").exists()

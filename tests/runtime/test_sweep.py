@@ -49,6 +49,17 @@ def test_progress_tells_finished_from_failed_from_stopped(progress, capsys):
     assert "FAILED, client 0, in round 1: boom" in out and "trial 2: stopped after round 3" in out
 
 
+def test_the_best_is_the_greatest_of_a_metric_that_is_better_when_higher():
+    from raydiff.runtime.progress import Progress
+
+    for lower, best in ((True, 1.5), (False, 2.5)):
+        shown = Progress(total=2, metric="m", name=lambda _: "t", stop_on_error=False, lower_is_better=lower)
+        for number, value in enumerate((1.5, 2.5)):
+            shown.on_trial_start(0, [], fake_trial(number))
+            shown.on_trial_result(0, [], fake_trial(number), {"finished": True, "time/seconds": 1.0, "m": value})
+        assert shown.best == (best, "t")
+
+
 def test_where_the_slots_time_went(progress, monkeypatch):
     """Two slots: 0 to 10 and 12 to 20 in the first, 0 to 14 in the second."""
     from raydiff.runtime import progress as module

@@ -114,7 +114,7 @@ def _asked(target: Target, denoiser: Denoiser, attack: attacks.Attack, roles: Ro
             records,
             alphas_bar=target.alphas_bar,
             timesteps=attacks.grid(target.timesteps),
-            rng=seeding.generator(0, "attack noise"),  # the same for members and non-members, in every trial
+            rng=seeding.generator(0, "attack noise"),  # Members and non-members get the same noise, in every trial.
         )
         for role, records in roles.items()
     }
