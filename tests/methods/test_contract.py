@@ -106,9 +106,9 @@ ALSO: dict[str, dict[str, Any]] = {
 def experiment(request: pytest.FixtureRequest, tiny: Experiment, latent_model: LatentModel) -> Experiment:
     """The tiny experiment with each method in turn, which takes over the fields that PFDM has too."""
     switched: Experiment = overrides.override(tiny, {"method": overrides.convert(tiny, "method", request.param)})
-    for path in ("method.local.steps", "method.server.steps"):  # as much to promise as in eight
+    for path in ("method.local.steps", "method.server.steps"):  # what DPSGD does in four rounds: one in each
         if overrides.has_path(switched, path):
-            switched = overrides.override(switched, {path: 3})
+            switched = overrides.override(switched, {path: 4})
     if overrides.has_path(switched, "method.rounds"):
         switched = overrides.override(switched, {"method.rounds": 4})
     if isinstance(switched.method, FedDistr):
