@@ -179,6 +179,7 @@ def test_bad_clients_are_rejected_as_in_one_process(tmp_path, workers):
             sends = dict(zip(firsts, [result.release.value, lost], strict=False))
             return dataclasses.replace(result, release=sends.get(int(data.numbers[0]), result.release))
 
+    Betrayed.__module__ = FedAvg.__module__  # On disk it is one of raydiff's; workers get it by value.
     found = []
     for name in ("local", "ray"):
         this = trial.open_trial(experiment(METHODS["fedavg"], 4), tmp_path / name)
@@ -231,6 +232,7 @@ class Held:
                     fcntl.flock((folder / f"gate-{me}").open(), fcntl.LOCK_SH)
                 return super().local_update(server, state, data, rnd)
 
+        Waiting.__module__ = FedAvg.__module__  # On disk it is one of raydiff's; workers get it by value.
         self.folder, this = folder, trial.open_trial(experiment(METHODS["fedavg"], 4), folder)
         clients = trial.make_clients(this, range(4))
         numbers = [int(client.data.numbers[0]) for client in clients]
@@ -333,6 +335,7 @@ def test_a_client_that_kills_its_worker_each_time_ends_the_trial(tmp_path, worke
         def local_update(self, server, state, data, rnd):
             os._exit(1)
 
+    Poison.__module__ = FedAvg.__module__  # On disk it is one of raydiff's; workers get it by value.
     this = trial.open_trial(experiment(METHODS["fedavg"], 2), tmp_path)
     poisoned = Poison(model=MODEL, rounds=2, local=TRAINING)
     this = dataclasses.replace(this, experiment=dataclasses.replace(this.experiment, method=poisoned))
