@@ -54,7 +54,7 @@ def test_the_probe_is_one_step_and_one_evaluation(tiny: Experiment, monkeypatch:
     alone, evaluate = Task.alone, Client.evaluate
 
     def spied(self):
-        seen.append(f"{self.steps} step of {self.training.batch}, {len(self.images)} records")
+        seen.append(f"{len(self.steps)} step of {self.training.batch}, {len(self.images)} records")
         return alone(self)
 
     def spied_evaluate(self, server, number, how):
