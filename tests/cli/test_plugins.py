@@ -117,6 +117,7 @@ def test_a_trial_of_things_from_outside_is_like_any_other(package: Path, tmp_pat
 
 
 @pytest.mark.ray
+@pytest.mark.slow
 def test_a_sweep_on_two_workers_imports_it_and_optuna_maximises_its_metric(package: Path, tmp_path: Path) -> None:
     env = {**os.environ, "PYTHONPATH": f"{ROOT}:{package}", "MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path}/mlflow.db"}
     arguments = [*command(), *TINY.split(), "--runtime.storage", str(tmp_path)]
