@@ -13,6 +13,7 @@ import pytest
 
 import raydiff as rd
 from raydiff.__main__ import COMMANDS, main
+from raydiff.cli import sweep as cli_sweep
 
 
 def local(experiment: rd.Experiment, storage: Path) -> rd.Experiment:
@@ -101,6 +102,26 @@ def test_a_sweep_without_ray(tiny: rd.Experiment, tmp_path: Path) -> None:
         local(tiny, tmp_path), grid={"method.epsilon": [10.0, None]}, beside=arms, track=False, name="s", resume=True
     )
     assert [run.folder for run in again.trials] == [run.folder for run in sweep.trials]
+
+
+def test_a_sweep_without_ray_stops_at_a_failure_and_retries_it(
+    tiny: rd.Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("poisoned")
+
+    storage = ["--runtime.storage", str(tmp_path), "--name", "s"]
+    given = ["digits", "--runtime.pool", "local", "--protocol-only", "--no-baselines", "--grid", "seed=0,1", *storage]
+    given += ["--method.local.steps", "2", "--method.server.steps", "2", "--data.train", "60"]
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    with monkeypatch.context() as patch:
+        patch.setattr(rd.PFDM, "local_update", fails)
+        assert cli_sweep.main([*given, "--on-error", "stop"]) == 1
+    assert [r["outcome"] for r in rd.Sweep(tmp_path / "sweeps" / "s").runs.to_dict("records")] == ["failed"]
+    assert cli_sweep.main([*given, "--resume", "--retry", "failed"]) == 0
+    assert [r["outcome"] for r in rd.Sweep(tmp_path / "sweeps" / "s").runs.to_dict("records")] == ["finished"]
+    with pytest.raises(ValueError, match="--time-budget"):
+        cli_sweep.main([*given, "--resume", "--time-budget", "5"])
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ class Runtime:
     `overcommit` and `round_deadline_s`."""
 
     pool: Literal["ray", "local"] = "ray"
-    """ray: clients in actors; local: all in this process (raydiff run only)."""
+    """ray: clients in actors; local: all in this process, one trial after the other."""
     threads: int = 1
     """CPU threads of each process; part of the digest, since sums depend on it."""
     vectorize: bool = False

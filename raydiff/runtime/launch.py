@@ -118,7 +118,7 @@ def start(
         sweep, interrupted = _Sweep(planned, folder, owner, begin, None if extend else this.get("share")), False
         try:
             if _is_here(planned.base):
-                _here(sweep)
+                _here(sweep, retry=retry)
             else:
                 interrupted = _on_ray(sweep, retry=retry, since=since if report else None)
         except KeyboardInterrupt:
@@ -154,26 +154,32 @@ def _is_here(experiment: Experiment) -> bool:
     return experiment.runtime.pool == "local" or experiment.runtime.server_workers > 1
 
 
-def _here(sweep: _Sweep) -> None:
+def _here(sweep: _Sweep, *, retry: bool) -> None:
     """One trial after the other, with the coordinator in this process."""
-    planned = sweep.planned
-    if planned.asked.search in ("optuna", "asha"):
-        raise ValueError(f"--search {planned.asked.search} is Ray Tune's: set runtime.pool to ray")
+    planned, asked = sweep.planned, sweep.planned.asked
+    if asked.search in ("optuna", "asha"):
+        raise ValueError(f"--search {asked.search} is Ray Tune's: set runtime.pool to ray")
+    if asked.budget_s is not None:
+        raise ValueError("--time-budget is Ray Tune's: set runtime.pool to ray")
     if planned.base.runtime.server_workers > 1 and len(planned.trials) > 1:
         raise ValueError("runtime.server_workers must be 1 in a sweep: several train the server of raydiff run alone")
     named, begun = varying(planned.trials), False
     for number, experiment in enumerate(planned.trials, 1):
         this = trial.Trial(experiment, sweep.folder, sweep.owner)
-        if begun and this.outcome() is not None:
+        if begun and not retry and this.outcome() is not None:
             continue
         with _means(this) as (pool, train):
             if not begun:
                 sweep.begin(None)
                 begun = True
+            if retry:
+                (this.folder / "outcome.json").unlink()
             if this.outcome() is None:
                 if len(planned.trials) > 1:
                     print(f"[{number}/{len(planned.trials)}] {named(experiment)}", flush=True)
                 _rounds(this, pool, train)
+        if asked.stop_on_error and (this.outcome() or {}).get("outcome") == "failed":
+            return
 
 
 def _rounds(this: trial.Trial, pool: Callable[[], Pool], train: Train | None) -> None:

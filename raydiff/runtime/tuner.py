@@ -22,7 +22,7 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import ray
 import torch
@@ -40,11 +40,11 @@ from raydiff.federated.checkpoint import Overtaken
 from raydiff.report.files import read_json
 from raydiff.runtime import gpu_memory, lost
 from raydiff.runtime.actors import RayPool, WorkersLost, start_workers
+from raydiff.runtime.plan import Search
 from raydiff.runtime.progress import Progress
 from raydiff.runtime.room import Room, nodes
 from raydiff.runtime.slots import Slot, cap_memory, fitting, slot, storage_is_shared, this_machine
 
-Search = Literal["grid", "random", "optuna", "asha"]
 NOT_WRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG, errno.EIO)
 
 
