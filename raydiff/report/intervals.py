@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 import pandas as pd
 
+from raydiff.report.cells import strong
+
 
 def student(values: Sequence[float] | pd.Series) -> tuple[float, float, float]:
     """Mean and 95 % Student interval; NaN bounds for a single value."""
@@ -18,9 +20,14 @@ def student(values: Sequence[float] | pd.Series) -> tuple[float, float, float]:
     return mean, mean - half, mean + half
 
 
-def shown(mean: float, low: float, high: float, form: str) -> str:
-    """`-0.40 [-0.65, -0.15]`, each number in a format such as `+.2f`."""
-    return f"{mean:{form}} [{low:{form}}, {high:{form}}]"
+def interval(values: pd.Series, name: str = "mean", ends: str = "") -> dict[str, float]:
+    """`student` as the columns of a table: `name`, and low and high with what their names begin with."""
+    return dict(zip((name, f"{ends}low", f"{ends}high"), student(values), strict=True))
+
+
+def shown(mean: float, low: float, high: float, form: str, *, bold: bool = False) -> str:
+    """`-0.40 [-0.65, -0.15]`, each number in a format such as `+.2f`; if `bold`, in bold where it excludes 0."""
+    return strong(f"{mean:{form}} [{low:{form}}, {high:{form}}]", when=bold and decided(low, high))
 
 
 def decided(low: float, high: float) -> bool:

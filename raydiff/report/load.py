@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +65,12 @@ def column(runs: pd.DataFrame, name: str) -> pd.Series:
 def records(rows: pd.DataFrame) -> list[Row]:
     """A dict per row, with None for what is missing."""
     return [{str(k): None if pd.isna(v) else v for k, v in row.items()} for row in rows.to_dict("records")]
+
+
+def groups(rows: pd.DataFrame, by: Sequence[str]) -> Iterator[tuple[Row, pd.DataFrame]]:
+    """(column -> value, the rows that have these values), in their order; a missing value is one too."""
+    for key, own in rows.groupby([*by], dropna=False):
+        yield dict(zip(by, key, strict=True)), own
 
 
 def arguments(doc: str | None, argv: Sequence[str], **more: dict[str, Any]) -> argparse.Namespace:

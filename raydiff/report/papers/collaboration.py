@@ -20,9 +20,10 @@ from typing import Any
 import pandas as pd
 
 from raydiff.report import load, plots
-from raydiff.report.cells import Table, publish, strong
+from raydiff.report.cells import Table, publish
 from raydiff.report.frontier.rows import SAMPLERS, network_of
-from raydiff.report.intervals import decided, shown, student
+from raydiff.report.intervals import shown, student
+from raydiff.report.load import column
 
 PFDM = {"noise": "no-server", "shuffled": "shuffled", "gaussian": "gaussian", "denoiser": "pfdm"}
 PAIRS = (
@@ -66,12 +67,8 @@ def distances(sweep: Path) -> pd.DataFrame:
 def _budgets(runs: pd.DataFrame, rounds: pd.DataFrame) -> dict[float, list[float]]:
     """Depth -> the epsilons that need it, around no center: CollaFuse is at the depth of each of them."""
     depths = rounds[rounds["metric"] == "t0"].set_index("digest")["value"]
-    out: dict[float, list[float]] = {}
-    for run in runs.to_dict("records"):
-        if run["digest"] in depths and not pd.isna(run["method.epsilon"]) and not run["method.center"]:
-            known = out.setdefault(depths[run["digest"]], [])
-            known += [] if run["method.epsilon"] in known else [run["method.epsilon"]]
-    return out
+    epsilons = column(runs, "method.epsilon").mask(column(runs, "method.center") == 1).dropna()
+    return {depth: list(of.unique()) for depth, of in epsilons.groupby(runs["digest"].map(depths))}
 
 
 def _epsilons(run: Mapping[Any, Any], arm: str, budgets: dict[float, list[float]]) -> list[float]:
@@ -103,12 +100,11 @@ def differences(found: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for arm, against in PAIRS:
         mine, theirs = found[found["arm"] == arm], found[found["arm"] == against]
-        on = ["seed", "sampler"]
-        on += [c for c in ("minority", "epsilon") if mine[c].notna().any() and theirs[c].notna().any()]
-        both = mine.merge(theirs, on=on, suffixes=("", "_other"))
-        for column in ("minority", "epsilon"):
-            if f"{column}_other" in both:  # the arm that has none is the same in every cell
-                both[column] = both[column].fillna(both[f"{column}_other"])
+        on = [c for c in CELL[:2] if mine[c].notna().any() and theirs[c].notna().any()]
+        both = mine.merge(theirs, on=["seed", "sampler", *on], suffixes=("", "_other"))
+        for name in CELL[:2]:
+            if f"{name}_other" in both:  # the arm that has none is the same in every cell
+                both[name] = both[name].fillna(both[f"{name}_other"])
         for cell, pairs in both.groupby(CELL, dropna=False):
             gap = pairs["distance"] - pairs["distance_other"]
             means = pairs["distance"].mean(), pairs["distance_other"].mean()
@@ -124,17 +120,15 @@ def with_oracle(table: pd.DataFrame, oracle: pd.DataFrame) -> pd.DataFrame:
     """
     if missing := {*CELL, "arm", "w2_squared"} - {*oracle}:
         raise ValueError(f"the oracle's file has no column {min(missing)}: make it with raydiff theory")
-    oracle = oracle.rename(columns={"w2_squared": "w2"})[[*CELL, "arm", "w2"]]
     oracle = oracle.assign(epsilon=oracle["epsilon"].replace("none", "inf").astype(float))
-    base = {"centre-localonly": "localonly"}  # the oracle's client models do not depend on the clip
-    known = table.assign(other=table["against"].replace(base))
-    known = known.merge(oracle, on=[*CELL, "arm"], how="left")
-    known = known.merge(oracle.rename(columns={"arm": "other", "w2": "w2_other"}), on=[*CELL, "other"], how="left")
-    known["oracle"] = known["w2"] - known["w2_other"]
+    w2 = oracle.set_index([*CELL, "arm"])["w2_squared"]
+    against = table["against"].replace({"centre-localonly": "localonly"})  # its client models do not depend on the clip
+    cells = (pd.MultiIndex.from_frame(table[CELL].assign(arm=arm)) for arm in (table["arm"], against))
+    mine, theirs = (w2.reindex(cell).to_numpy() for cell in cells)
+    known = table.assign(oracle=mine - theirs)
     clear = (known["low"] > 0) | (known["high"] < 0)
     agrees = (known["oracle"] * known["mean"] > 0).astype(object)
-    known["agrees"] = agrees.where(clear & known["oracle"].notna())
-    return known.drop(columns=["other", "w2", "w2_other"])
+    return known.assign(agrees=agrees.where(clear & known["oracle"].notna()))
 
 
 # ------------------------------------------------------------------------------------------------------- for people
@@ -148,7 +142,7 @@ def shown_table(table: pd.DataFrame) -> Table:
     header = ["minority", "epsilon", "sampler", "local", *(f"{a} - {short.get(b, b)}" for a, b in pairs)]
     lines = []
     # Arms without an epsilon are the same in every cell of a minority and a sampler: they stand below the others.
-    groups = table.fillna({"epsilon": NONE}).groupby(["minority", "epsilon", "sampler"])
+    groups = table.fillna({"epsilon": NONE}).groupby(CELL)
     for (minority, epsilon, sampler), rows in sorted(groups, key=lambda group: group[0][1] == NONE):
         local = rows[rows["against"] == "localonly"] if epsilon != NONE else rows
         first = f"{local['against_mean'].iloc[0]:.2f}" if len(local) else ""
@@ -166,8 +160,7 @@ def _cell(rows: pd.DataFrame) -> str:
     if rows.empty:
         return ""
     row = rows.iloc[0]
-    ends = row["low"], row["high"]
-    says = strong(shown(row["mean"], *ends, "+.2f"), when=decided(*ends))
+    says = shown(row["mean"], row["low"], row["high"], "+.2f", bold=True)
     oracle = row.get("oracle", math.nan)
     return says if math.isnan(oracle) else says + f" ({'+' if oracle > 0 else '-'})"
 

@@ -22,11 +22,11 @@ from typing import Any
 import pandas as pd
 
 from raydiff.report import load, plots
-from raydiff.report.cells import Table, publish, span, strong
+from raydiff.report.cells import Table, publish, span
 from raydiff.report.frontier.kinds import kind_of
 from raydiff.report.frontier.rows import settings
-from raydiff.report.intervals import decided, shown, student
-from raydiff.report.load import Row, column, finished, records
+from raydiff.report.intervals import decided, interval, shown
+from raydiff.report.load import Row, column, finished, groups, records
 from raydiff.report.plots import COLOURS, LINES, MARKERS
 
 CELL = ["xi", "clients"]
@@ -110,13 +110,12 @@ def _told_apart(found: pd.DataFrame, runs: pd.DataFrame) -> pd.Series:
     """
     names, by = found["base"].copy(), ["base", "rounds", "asked"]
     for _, own in found.groupby(by, dropna=False):
-        if not own.duplicated([*CELL, "seed"]).any():
-            continue
-        trials = runs.loc[own.index]
-        fields = {path: short for path, short in settings(trials).items() if path not in AXES}
-        for index, run in zip(own.index, records(trials), strict=True):
-            says = (f"{short} {'none' if run[path] is None else run[path]}" for path, short in fields.items())
-            names[index] = ", ".join([names[index], *says])
+        if own.duplicated([*CELL, "seed"]).any():
+            trials = runs.loc[own.index]
+            fields = {path: short for path, short in settings(trials).items() if path not in AXES}
+            for index, run in zip(own.index, records(trials), strict=True):
+                says = (f"{short} {'none' if run[path] is None else run[path]}" for path, short in fields.items())
+                names[index] = ", ".join([names[index], *says])
     twice = found[found.assign(base=names).duplicated([*by, *CELL, "seed"])]
     if len(twice):
         raise ValueError(f"trial {twice['digest'].iloc[0]} has the settings and the seed of another one: remove one")
@@ -127,24 +126,22 @@ def curves(rounds: pd.DataFrame) -> pd.DataFrame:
     """digest, round (from 1), loss on the validation split, bytes so far; from `load.rounds`."""
     named = {"validation/accuracy": "accuracy", "comm/bytes_up": "bytes"}
     found = rounds[rounds["metric"].isin(named)].assign(metric=lambda f: f["metric"].map(named))
-    wide = found.pivot_table(index=["digest", "step"], columns="metric", values="value").reset_index()
-    wide = wide.reindex(columns=["digest", "step", *named.values()]).dropna(subset="accuracy")
+    wide = found.pivot_table(index=["digest", "step"], columns="metric", values="value")
+    wide = wide.reindex(columns=[*named.values()]).dropna(subset="accuracy").reset_index()
     wide = wide.assign(round=wide["step"].astype(int) + 1, loss=1 - wide["accuracy"])
-    return wide[["digest", "round", "loss", "bytes"]].reset_index(drop=True)
+    return wide[["digest", "round", "loss", "bytes"]]
 
 
 def summary(found: pd.DataFrame) -> pd.DataFrame:
     """A row per arm and cell: n, loss with its 95 % interval, epsilon (the largest over seeds) and its kind, mean bytes
     of all clients and per client, parameters (bytes / 4)."""
-    rows: list[Row] = []
-    for key, own in found.groupby([*ARM, *CELL], dropna=False):
-        row: Row = dict(zip([*ARM, *CELL], key, strict=True))
-        row |= {"n": len(own), **dict(zip(("loss", "low", "high"), student(own["loss"]), strict=True))}
+    rows = []
+    for arm, own in groups(found, [*ARM, *CELL]):
+        row = arm | {"n": len(own), **interval(own["loss"], "loss")}
         row |= {"epsilon": own["epsilon"].max(skipna=False), "kind": own["kind"].iloc[0]}
-        row |= {"bytes": own["bytes"].mean(), "per_client": own["per_client"].mean()}
+        row |= {name: own[name].mean() for name in ("bytes", "per_client")}
         rows.append({**row, "parameters": row["bytes"] / PARAMETER_BYTES})
-    rows.sort(key=order)
-    return pd.DataFrame(rows)
+    return pd.DataFrame(sorted(rows, key=order))
 
 
 def order(row: Mapping[Any, Any]) -> tuple[Any, ...]:
@@ -160,16 +157,13 @@ def differences(found: pd.DataFrame) -> pd.DataFrame:
 
     Negative: FedDistr loses less. An arm without a seed in common has no row.
     """
-    rows: list[Row] = []
+    rows = []
     for name, mine in found[found["ours"]].groupby("name"):
-        for key, other in found.drop(index=mine.index).groupby([*ARM, *CELL], dropna=False):
+        for arm, other in groups(found.drop(index=mine.index), [*ARM, *CELL]):
             both = mine.merge(other, on=[*CELL, "seed"], suffixes=("_ours", ""))
-            if both.empty:
-                continue
-            row: Row = {"ours": name, **dict(zip([*ARM, *CELL], key, strict=True))}
-            row |= {"epsilon": other["epsilon"].max(skipna=False), "n": len(both)}
-            gap = student(both["loss_ours"] - both["loss"])
-            rows.append(row | dict(zip(("mean", "low", "high"), gap, strict=True)))
+            if len(both):
+                about = {"ours": name, "epsilon": other["epsilon"].max(skipna=False), "n": len(both)}
+                rows.append(arm | about | interval(both["loss_ours"] - both["loss"]))
     rows.sort(key=lambda row: (row["ours"], *order(row)))
     return pd.DataFrame(rows, columns=["ours", *ARM, "epsilon", *CELL, "n", "mean", "low", "high"])
 
@@ -181,9 +175,9 @@ def convergence(found: pd.DataFrame, curve: pd.DataFrame) -> pd.DataFrame:
     run, by their loss on the test split. Columns: base, name, xi, clients, rounds, last, split, points (of the curve),
     parameters (of all clients until then), per_message (of one client and round), paper_rounds, paper_parameters.
     """
-    rows: list[Row] = []
+    rows = []
     own_cell = found[found["asked"].isna() & ~found["base"].isin(POOLED.values())]
-    for key, own in own_cell.groupby(by := ["base", "name", *CELL]):
+    for row, own in groups(own_cell, ["base", "name", *CELL]):
         longest = own[own["rounds"] == own["rounds"].max()]
         known = curve[curve["digest"].isin(longest["digest"])]
         split, points = ("validation", known) if len(known) else ("test", own.assign(round=own["rounds"]))
@@ -191,9 +185,8 @@ def convergence(found: pd.DataFrame, curve: pd.DataFrame) -> pd.DataFrame:
         at = int(means.index[means["loss"] <= means["loss"].iloc[-1] + TOLERANCE + 1e-9][0])
         senders = (longest["bytes"] / longest["per_client"]).iloc[0]
         parameters = float(means["bytes"].loc[at]) / PARAMETER_BYTES
-        row: Row = {**dict(zip(by, key, strict=True)), "rounds": at, "last": int(means.index[-1]), "split": split}
-        row |= {"points": len(means), "parameters": parameters}
-        row["per_message"] = parameters / senders / at if parameters else parameters
+        row |= {"rounds": at, "last": int(means.index[-1]), "split": split, "points": len(means)}
+        row |= {"parameters": parameters, "per_message": parameters / senders / at if parameters else parameters}
         row["paper_rounds"], row["paper_parameters"] = PAPER.get((row["base"], row["xi"]), (None, None))
         rows.append(row)
     rows.sort(key=lambda row: (row["xi"], row["clients"], order({**row, "asked": math.nan})))
@@ -233,9 +226,8 @@ def _by_cell(rows: pd.DataFrame, shown: Any, title: str, note: str, more: Mappin
     """A row per arm, a column per cell and for `more` (title -> column, whose range over the cells is given)."""
     cells = sorted(set(rows[CELL].itertuples(index=False, name=None)))
     header = ["method", "rounds", "epsilon", *(f"xi {xi:g}, K {clients}" for xi, clients in cells), *(more or ())]
-    arms = sorted((own for _, own in rows.groupby(ARM, dropna=False)), key=lambda own: order(own.iloc[0].to_dict()))
     lines = []
-    for own in arms:
+    for _, own in rows.groupby(ARM, dropna=False, sort=False):  # the rows stand in their order already
         at, first, epsilon = own.set_index(CELL), own.iloc[0], own["epsilon"].max(skipna=False)
         arm = [first["name"], str(first["rounds"] or "none"), "" if math.isnan(epsilon) else f"{epsilon:.3g}"]
         values = [shown(at.loc[cell]) if cell in at.index else "" for cell in cells]
@@ -268,8 +260,8 @@ def _gap(row: pd.Series) -> str:
     """`**-0.200 [-0.250, -0.150]**`, `+0.010 [-0.020, +0.040] tie`, or `-0.100 (1 seed)`, which has no interval."""
     if row["n"] == 1:
         return f"{row['mean']:+.3f} (1 seed)"
-    words = shown(row["mean"], row["low"], row["high"], "+.3f")
-    return strong(words) if decided(row["low"], row["high"]) else f"{words} tie"
+    words = shown(row["mean"], row["low"], row["high"], "+.3f", bold=True)
+    return words if decided(row["low"], row["high"]) else f"{words} tie"
 
 
 def _number(value: float) -> str:
@@ -305,11 +297,11 @@ def main(argv: Sequence[str]) -> None:
 # -------------------------------------------------------------------------------------------------------- pictures
 
 LEVELS: dict[str, Row] = {
-    "centralised": {"color": "black", "linestyle": (0, (6, 2))},
-    "one pooled client": {"color": "0.55", "linestyle": (0, (6, 2))},
-    "one pooled client, decoded latents": {"color": "0.7", "linestyle": (0, (3, 2))},
-    LATENTS: {"color": "#8C510A", "linestyle": (0, (3, 2))},
-    ALONE: {"color": "0.35", "linestyle": (0, (1, 2))},
+    "centralised": {"color": "black", "linestyle": (0, (6, 2)), "marker": ""},
+    "one pooled client": {"color": "0.55", "linestyle": (0, (6, 2)), "marker": ""},
+    "one pooled client, decoded latents": {"color": "0.7", "linestyle": (0, (3, 2)), "marker": ""},
+    LATENTS: {"color": "#8C510A", "linestyle": (0, (3, 2)), "marker": ""},
+    ALONE: {"color": "0.35", "linestyle": (0, (1, 2)), "marker": ""},
 }
 """Look of an arm that is a level: the upper bounds, dashed, and each client alone, which sends nothing, dotted."""
 VALIDATION = "thin: validation split, most rounds"
@@ -319,15 +311,15 @@ APART = 1.04
 
 def draw(rows: pd.DataFrame, found: pd.DataFrame, curve: pd.DataFrame, out: Path) -> list[Path]:
     """A PNG per question that the rows of `summary` answer, into `out`; returns them."""
-    names = list(dict.fromkeys(rows.loc[~rows["base"].isin(LEVELS), "name"]))
-    numbers = [names.index(name) if name in names else -1 for name in rows["name"]]
-    rows = rows.assign(series=rows["name"], number=numbers, kind=rows["kind"].where(rows["asked"].notna(), ""))
+    numbers = pd.Categorical(rows["name"], rows.loc[~rows["base"].isin(LEVELS), "name"].unique()).codes
+    full = [f"{n}, {r} round{'s' if r > 1 else ''}" for n, r in zip(rows["name"], rows["rounds"], strict=True)]
+    rows = rows.assign(series=rows["name"], full=full, number=numbers)
+    rows["kind"] = rows["kind"].where(rows["asked"].notna(), "")
     plain, noisy = rows[rows["asked"].isna()], rows[(rows["epsilon"] > 0) & (rows["epsilon"] < math.inf)]
     is_level = plain["base"].isin(LEVELS)
     levels, lines = plain[is_level], plain[~is_level]
-    noisy, same = _with_rounds(noisy[~noisy["base"].isin(BOUNDS)]), _with_rounds(lines)
-    same = same[same["series"].isin(noisy["series"])]
-    same = same.assign(series=same["series"] + ", without noise")
+    noisy = noisy[~noisy["base"].isin(BOUNDS)].assign(series=noisy["full"])
+    same = lines[lines["full"].isin(noisy["full"])].assign(series=lines["full"] + ", without noise")
     pictures = {
         "rounds": (lines, levels, "rounds of communication"),
         "bytes": (lines[lines["bytes"] > 0], levels, "bytes sent by all clients in all rounds"),
@@ -344,11 +336,6 @@ def draw(rows: pd.DataFrame, found: pd.DataFrame, curve: pd.DataFrame, out: Path
     return [out / f"feddistr-{name}.png" for name in pictures]
 
 
-def _with_rounds(rows: pd.DataFrame) -> pd.DataFrame:
-    words = [f"{n}, {r} round{'s' if r > 1 else ''}" for n, r in zip(rows["name"], rows["rounds"], strict=True)]
-    return rows.assign(series=words)
-
-
 def _longest(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[rows["rounds"] == rows.groupby(["name", *CELL])["rounds"].transform("max")]
 
@@ -362,16 +349,12 @@ def _validation(found: pd.DataFrame, curve: pd.DataFrame) -> pd.DataFrame:
 
 def _looks(series: pd.DataFrame, flat: pd.DataFrame) -> dict[str, Row]:
     """{series: look}: a colour and a marker per method, a line per series of one method; of a level, its own."""
-    of: dict[str, int] = {}
+    every = pd.concat([series, flat]).drop_duplicates("series")
     out: dict[str, Row] = {}
-    for row in pd.concat([series, flat]).drop_duplicates("series").to_dict("records"):
-        if row["base"] in LEVELS:
-            out[row["series"]] = {"marker": "", **LEVELS[row["base"]]}
-            continue
-        i, variant = row["number"], of.setdefault(row["name"], 0)
-        of[row["name"]] += 1
-        look = {"marker": MARKERS[i % len(MARKERS)], "linestyle": LINES[variant % len(LINES)]}
-        out[row["series"]] = {"color": COLOURS[(i + 1) % len(COLOURS)], **look}  # FedDistr is red, as in the paper
+    for row, variant in zip(every.to_dict("records"), every.groupby("name").cumcount(), strict=True):
+        i, line = row["number"], LINES[variant % len(LINES)]
+        look = {"marker": MARKERS[i % len(MARKERS)], "linestyle": line, "color": COLOURS[(i + 1) % len(COLOURS)]}
+        out[row["series"]] = LEVELS.get(row["base"], look)  # FedDistr is red, as in the paper
     return out
 
 
@@ -379,23 +362,18 @@ def _picture(
     series: pd.DataFrame, flat: pd.DataFrame, x: str, title: str, thin: pd.DataFrame | None, path: Path
 ) -> None:
     """One panel per xi (columns), and per K and kind of epsilon (rows); mean over seeds, bars the 95 % interval."""
-    looks, kinds, columns = _looks(series, flat), sorted(series["kind"].unique()), sorted(series["xi"].unique())
+    looks, (kinds, xis) = _looks(series, flat), (sorted(series[c].unique()) for c in ("kind", "xi"))
     rows = list(itertools.product(kinds, [None] if x == "clients" else sorted(series["clients"].unique())))
-    size = (3.1 * len(columns) + 2.6, 2.7 * len(rows) + 0.6)
-    figure, grid = plots.panels(len(rows), len(columns), size=size, sharex=True, sharey=True)
-    for line, (kind, clients) in zip(grid, rows, strict=True):
-        for axes, xi in zip(line, columns, strict=True):
-
-            def here(of: pd.DataFrame, xi: float = xi, clients: int | None = clients) -> pd.DataFrame:
-                return of[(of["xi"] == xi) & (True if clients is None else of["clients"] == clients)]
-
-            _panel(axes, here(series[series["kind"] == kind]), here(flat), x, looks)
-            if thin is not None and len(curves := here(thin)):
-                for name, own in curves.groupby("name"):
-                    axes.plot(own["rounds"], own["loss"], color=looks[str(name)]["color"], linewidth=0.6, alpha=0.6)
-                axes.plot([], [], color="0.5", linewidth=0.6, label=VALIDATION)
-            says = f"xi {xi:g}" if clients is None else f"xi {xi:g}, K {clients}"
-            axes.set_title(f"{says}\n{kind}" if len(kinds) > 1 else says, fontsize=9)
+    size = (3.1 * len(xis) + 2.6, 2.7 * len(rows) + 0.6)
+    figure, grid = plots.panels(len(rows), len(xis), size=size, sharex=True, sharey=True)
+    for axes, ((kind, clients), xi) in zip(grid.flat, itertools.product(rows, xis), strict=True):
+        _panel(axes, _cell(series[series["kind"] == kind], xi, clients), _cell(flat, xi, clients), x, looks)
+        if thin is not None and len(curves := _cell(thin, xi, clients)):
+            for name, own in curves.groupby("name"):
+                axes.plot(own["rounds"], own["loss"], color=looks[str(name)]["color"], linewidth=0.6, alpha=0.6)
+            axes.plot([], [], color="0.5", linewidth=0.6, label=VALIDATION)
+        says = f"xi {xi:g}" if clients is None else f"xi {xi:g}, K {clients}"
+        axes.set_title(f"{says}\n{kind}" if len(kinds) > 1 else says, fontsize=9)
     _axes(grid[0, 0], series, x)
     figure.supxlabel(title + (f" ({kinds[0]})" if len(kinds) == 1 and kinds[0] else ""), fontsize=9)
     figure.supylabel("utility loss (1 - accuracy)", fontsize=9)
@@ -403,9 +381,14 @@ def _picture(
     plots.save(figure, path)
 
 
+def _cell(rows: pd.DataFrame, xi: float, clients: int | None) -> pd.DataFrame:
+    """The rows of a panel, with any number of clients for None."""
+    return rows[(rows["xi"] == xi) & (True if clients is None else rows["clients"] == clients)]
+
+
 def _panel(axes: Any, series: pd.DataFrame, flat: pd.DataFrame, x: str, looks: dict[str, Row]) -> None:
     for name, own in flat.groupby("series"):
-        axes.axhline(own["loss"].iloc[0], linewidth=1.1, label=name, **{**looks[str(name)], "marker": ""})
+        axes.axhline(own["loss"].iloc[0], linewidth=1.1, label=name, **looks[str(name)] | {"marker": ""})
     drawn = [name for name in looks if name in set(series["series"])]
     for i, name in enumerate(drawn):
         own = series[series["series"] == name].sort_values(x)

@@ -18,9 +18,9 @@ from typing import Any
 import pandas as pd
 
 from raydiff.report import load, plots
-from raydiff.report.cells import Table, publish, strong
+from raydiff.report.cells import Table, publish
 from raydiff.report.frontier.rows import SAMPLERS
-from raydiff.report.intervals import decided, shown, student
+from raydiff.report.intervals import interval, shown
 from raydiff.report.load import column
 
 GROUPS = {"eval": "clients", "new": "newcomers"}
@@ -36,13 +36,11 @@ def readings(sweep: Path, sampler: str | None = None) -> pd.DataFrame:
     named = f"{sampler}/kd_cnn/all" if sampler else "kd_cnn/all"
     if f"final/new/{named}" not in runs or not len(runs):
         raise ValueError(f"{sweep} has no finished trials that measured clients which joined later")
-    out = pd.DataFrame({"digest": runs["digest"], "method": [_name(r) for r in runs.to_dict("records")]})
-    out["seed"] = runs["seed"]
+    out = runs[["digest", "method", "seed"]].assign(method=[_name(r) for r in runs.to_dict("records")])
     for prefix, group in GROUPS.items():
         out[group] = runs[f"final/{prefix}/{named}"]
         out[f"{group}_floor"] = runs[f"final/{prefix}/kd_cnn/all_floor"]
-    for name, source in (("parameters", "final/new/parameters"), ("share", "final/new/parameters_share")):
-        out[name] = column(runs, source)
+    out["parameters"], out["share"] = (column(runs, f"final/new/parameters{end}") for end in ("", "_share"))
     return out.assign(seconds=runs["final/time/seconds"])
 
 
@@ -64,7 +62,7 @@ def table(found: pd.DataFrame, first: str) -> pd.DataFrame:
         both = mine.merge(own, on="seed", suffixes=("_first", ""))
         for group in GROUPS.values():
             gap = both[f"{group}_first"] - both[group]
-            row |= dict(zip((f"{group}_{k}" for k in ("gap", "low", "high")), student(gap), strict=True))
+            row |= interval(gap, f"{group}_gap", f"{group}_")
         rows.append(row)
     rows.sort(key=lambda row: (row["method"] != first, row["newcomers"]))
     return pd.DataFrame(rows)
@@ -87,7 +85,7 @@ def _gap(row: Mapping[Any, Any], group: str, first: str) -> str:
     if row["method"] == first:
         return ""
     gap, low, high = (row[f"{group}_{end}"] for end in ("gap", "low", "high"))
-    return strong(shown(gap, low, high, "+.3f"), when=decided(low, high))
+    return shown(gap, low, high, "+.3f", bold=True)
 
 
 def draw(sweep: Path, found: pd.DataFrame, methods: Sequence[str], path: Path) -> None:

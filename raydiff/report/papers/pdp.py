@@ -22,8 +22,8 @@ import pandas as pd
 
 from raydiff.report import load, plots
 from raydiff.report.cells import Table, publish, span
-from raydiff.report.intervals import shown, student
-from raydiff.report.load import Row, column, finished
+from raydiff.report.intervals import interval, shown
+from raydiff.report.load import column, finished, groups
 
 BOUND = "pdp-bound.csv"
 CAVEAT = (
@@ -55,20 +55,20 @@ def removal(runs: pd.DataFrame) -> pd.DataFrame:
     if REMOVE not in runs or LARGEST not in runs:
         return pd.DataFrame()
     rows = []
-    for arm, own in finished(runs).dropna(subset=LARGEST).groupby(ARM):
+    for arm, own in groups(finished(runs).dropna(subset=LARGEST), ARM):
         if own[REMOVE].nunique() < 2:
             continue
         whole = own[own[REMOVE] == 0].set_index(SPLIT)["final/eval/accuracy"]
         for share, part in own.groupby(REMOVE):
             accuracy = part.set_index(SPLIT)["final/eval/accuracy"]
             less = (accuracy - whole).dropna()
-            row: Row = {**dict(zip(ARM, arm, strict=True)), "removed": share, "n": len(part)}
+            row = {**arm, "removed": share, "n": len(part)}
             row |= {f"bound_{name}": part[f"final/pdp/own/{name}"].mean() for name in ("largest", "mean")}
             row["by_label"] = GROUPS in part and bool(part[GROUPS].notna().all())
             row["vacuous_share"] = part["final/pdp/own/vacuous_share"].mean()
-            row |= _interval("accuracy", accuracy) | (_interval("difference", less) if share and len(less) else {})
-            pairs = {name: name for name in ("tv_pairs", "tv_pairs_floor")}
-            rows.append(row | _means(part, QUALITY | pairs))
+            row |= interval(accuracy, "accuracy", "accuracy_")
+            row |= interval(less, "difference", "difference_") if share and len(less) else {}
+            rows.append(row | _means(part, QUALITY | {"tv_pairs": "tv_pairs", "tv_pairs_floor": "tv_pairs_floor"}))
     return pd.DataFrame(rows)
 
 
@@ -78,21 +78,16 @@ def attacks(runs: pd.DataFrame) -> pd.DataFrame:
         return pd.DataFrame()
     keys = [*ARM, "method.model.steps", *(k for k in SCHEDULE if k in runs)]
     rows = []
-    key: Any
-    for key, own in finished(runs).dropna(subset=ATTACK).groupby(keys, dropna=False):
-        row: Row = {**dict(zip(keys, key, strict=True)), "n": len(own), **_interval("attack", own[ATTACK])}
+    for arm, own in groups(finished(runs).dropna(subset=ATTACK), keys):
+        row = {**arm, "n": len(own), **interval(own[ATTACK], "attack", "attack_")}
         row |= _means(own, {"random": "blackbox/random", "members": "blackbox/n_members"})
-        row |= _interval("tv_pairs", own["final/eval/tv_pairs"])
+        row |= interval(own["final/eval/tv_pairs"], "tv_pairs", "tv_pairs_")
         rows.append(row | _means(own, {"tv_pairs_floor": "tv_pairs_floor", "accuracy": "accuracy", **QUALITY}))
     return pd.DataFrame(rows)
 
 
 def _means(rows: pd.DataFrame, readings: dict[str, str]) -> dict[str, float]:
     return {name: column(rows, f"final/eval/{reading}").mean() for name, reading in readings.items()}
-
-
-def _interval(name: str, values: pd.Series) -> dict[str, float]:
-    return dict(zip((name, f"{name}_low", f"{name}_high"), student(values), strict=True))
 
 
 def tables(removed: pd.DataFrame, attacked: pd.DataFrame) -> Iterator[Table]:
@@ -156,14 +151,12 @@ def main(argv: Sequence[str]) -> None:
 def write(runs: pd.DataFrame, out: Path, *, what: str) -> None:
     """Print and write what the runs of a sweep have of Figures 6 and 7. Raises ValueError for neither."""
     removed, attacked = removal(runs), attacks(runs)
-    found = {"pdp-removal": (removed, draw_removal), "pdp-attack": (attacked, draw_attack)}
-    found = {name: both for name, both in found.items() if len(both[0])}
+    found = {name: t for name, t in (("pdp-removal", removed), ("pdp-attack", attacked)) if len(t)}
     if not found:
         raise ValueError(f"{what} has no finished trial on a table that was audited or attacked")
-    says = "\n\n".join([*map(str, tables(removed, attacked)), CAVEAT])
-    publish(out, "pdp", says, {name: table for name, (table, _) in found.items()})
-    for name, (table, draw) in found.items():
-        draw(table, out / f"{name}.png")
+    publish(out, "pdp", "\n\n".join([*map(str, tables(removed, attacked)), CAVEAT]), found)
+    for name, table in found.items():
+        (draw_removal if table is removed else draw_attack)(table, out / f"{name}.png")
 
 
 # -------------------------------------------------------------------------------------------------------- pictures

@@ -15,7 +15,7 @@ from raydiff.report.sweep_view import Section, SweepView, spoken
 
 APART = re.compile(r"/(ddim|ancestral)/|(_low|_high|_floor|_spread)$|/n_\w+$")
 """Readings that qualify another one."""
-PART = re.compile(r"(?:(.+)/)?(?:(class)/([^/]+)|(client)/(\d+))(?:/(.+))?")
+PART = r"^(?:(.+)/)?(class|client(?=/\d+(?:/|$)))/([^/]+)(?:/(.+))?$"
 """The name of a reading that is of one class, or of one client."""
 LAST = " (last round)"
 PLURAL = {"class": "classes", "client": "clients"}
@@ -60,19 +60,13 @@ def _readings(sweep: SweepView) -> pd.DataFrame:
     last = last.sort_values("step").groupby(["digest", "metric"], as_index=False).last()
     last = last.assign(metric=last["metric"] + LAST)
     both = pd.concat([final.assign(metric=final["metric"].map(spoken)), last[["digest", "metric", "value"]]])
-    parts = [_part(m) for m in both["metric"]]
-    both[["kind", "which", "measure"]] = pd.DataFrame(parts, index=both.index, columns=["kind", "which", "measure"])
+    late = both["metric"].str.endswith(LAST)
+    parts = both["metric"].str.removesuffix(LAST).str.extract(PART)
+    name = (parts[0].fillna("") + "/" + parts[3].fillna("")).str.strip("/") + late.map({True: LAST, False: ""})
+    both = both.assign(kind=parts[1], which=parts[2], measure=name.where(parts[1].notna(), both["metric"]))
     of = pd.DataFrame({"digest": sweep.runs["digest"], "setting": sweep.settings, "seed": sweep.trials["seed"]})
     long = of.merge(both, on="digest")[["setting", "digest", "seed", "kind", "which", "measure", "value"]]
     return long.astype({"value": float}).reset_index(drop=True)
-
-
-def _part(metric: str) -> tuple[str | None, str | None, str]:
-    """(class or client, which one, the reading's name without these)."""
-    if not (found := PART.fullmatch(metric.removesuffix(LAST))):
-        return None, None, metric
-    name = "/".join(filter(None, (found[1], found[6])))
-    return found[2] or found[4], found[3] or found[5], name + LAST * metric.endswith(LAST)
 
 
 def _by_setting(sweep: SweepView, one: pd.DataFrame) -> Any:
