@@ -67,9 +67,9 @@ def records(rows: pd.DataFrame) -> list[Row]:
     return [{str(k): None if pd.isna(v) else v for k, v in row.items()} for row in rows.to_dict("records")]
 
 
-def groups(rows: pd.DataFrame, by: Sequence[str]) -> Iterator[tuple[Row, pd.DataFrame]]:
-    """(column -> value, the rows that have these values), in their order; a missing value is one too."""
-    for key, own in rows.groupby([*by], dropna=False):
+def groups(rows: pd.DataFrame, by: Sequence[str], *, sort: bool = True) -> Iterator[tuple[Row, pd.DataFrame]]:
+    """(column -> value, the rows that have these values); a missing value is one too."""
+    for key, own in rows.groupby([*by], dropna=False, sort=sort):
         yield dict(zip(by, key, strict=True)), own
 
 

@@ -13,7 +13,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, get_args
+from typing import get_args
 
 import numpy as np
 import pandas as pd
@@ -41,6 +41,10 @@ STEP = 5  # at which Figure 3's similarity is taken
 EXPECTED = {1: -1, 50: -2}  # slopes over s, by step
 CONFIGURATIONS = ((5, 5, 20), (10, 5, 20), (20, 5, 100))
 """(n, k, T) of Figure 11."""
+Interval = tuple[float, float, float]
+"""Mean and 95 % interval over table seeds."""
+Point = tuple[str, str, str, float, float, float, float]
+"""A row of the csv: figure, quantity, curve, x, and the interval of y."""
 Grown = dict[int, list[tuple[Floats, Ints]]]  # by n: of each table, the main terms and the radii
 
 
@@ -117,19 +121,9 @@ def slopes(values: Floats, sizes: Sequence[int]) -> Floats:
 # --- what `raydiff theory pdp` prints of it ---
 
 
-class Curve(NamedTuple):
-    """One line of a panel."""
-
-    figure: str
-    """The paper's."""
-    quantity: str
-    """What is on the y axis."""
-    over: str
-    """What is on the x axis."""
-    label: str
-    x: Sequence[float]
-    y: Sequence[tuple[float, float, float]]
-    """Mean and 95 % interval over table seeds."""
+def curve(figure: str, quantity: str, label: str, x: Sequence[float], y: Sequence[Interval]) -> Iterator[Point]:
+    """One line of a panel of the paper's `figure`, y over x: `quantity` says both."""
+    return ((figure, quantity, label, float(at), *of) for at, of in zip(x, y, strict=True))
 
 
 def report(out: Path, *, seeds: int = 5) -> list[str]:
@@ -138,15 +132,10 @@ def report(out: Path, *, seeds: int = 5) -> list[str]:
     for n in COLUMNS:
         setting = RandomTable(columns=n, steps=100)
         grown[n] = [growing(setting, SIZES, generator(seed, "pdp", "table")) for seed in range(seeds)]
-    curves = [*by_similarity(), *by_step(seeds), *by_size(grown), *by_parameter(seeds), *by_skew(seeds)]
+    points = [*by_similarity(), *by_step(seeds), *by_size(grown), *by_parameter(seeds), *by_skew(seeds)]
     table, picture = out / "pdp-bound.csv", out / "pdp-bound.png"
-    rows = [
-        (c.figure, f"{c.quantity} over {c.over}", c.label, f"{x:g}", *y)
-        for c in curves
-        for x, y in zip(c.x, c.y, strict=True)
-    ]
-    names = ["figure", "quantity", "curve", "x", "mean", "low", "high"]
-    pd.DataFrame(rows, columns=names).to_csv(table, index=False, float_format="%.6g", lineterminator="\n")
+    curves = pd.DataFrame(points, columns=["figure", "quantity", "curve", "x", "mean", "low", "high"])
+    curves.to_csv(table, index=False, float_format="%.6g", lineterminator="\n")
     draw_bound(pd.read_csv(table, keep_default_na=False, dtype={"figure": str}), picture)
     return [
         f"The pDP bound on delta of one record of random tables, mean [95 % interval] of {seeds} tables.",
@@ -169,15 +158,15 @@ def audits(setting: RandomTable, seeds: int, *, alone: bool) -> list[Audit]:
     return [audit(table, setting.release, records=np.array([0]) if alone else None) for table in tables]
 
 
-def by_similarity() -> Iterator[Curve]:
+def by_similarity() -> Iterator[Point]:
     """Figure 3: all records of one table, for each p."""
     for p in PS:
         (found,) = audits(RandomTable(p=p), 1, alone=False)
         y = [(d, d, d) for d in found.delta.tolist()]
-        yield Curve("3", "delta", "similarity", f"p = {p}", found.similarity[:, STEP - 1].tolist(), y)
+        yield from curve("3", "delta over similarity", f"p = {p}", found.similarity[:, STEP - 1].tolist(), y)
 
 
-def by_step(seeds: int) -> Iterator[Curve]:
+def by_step(seeds: int) -> Iterator[Point]:
     """Figures 4 and 8: leak, radius and contribution of each step."""
     settings = [("4", f"p = {p}", RandomTable(p=p)) for p in PS]
     for p, condition in itertools.product((0.3, 0.9), get_args(Condition)):
@@ -186,35 +175,36 @@ def by_step(seeds: int) -> Iterator[Curve]:
     for figure, label, setting in settings:
         found = audits(setting, seeds, alone=True)
         for quantity, name in (("n / s^psi_t", "leak"), ("radius", "radius"), ("contribution", "terms")):
-            columns = zip(*(getattr(each, name)[0].tolist() for each in found), strict=True)
-            yield Curve(figure, quantity, "t", label, list(setting.release.steps), [student(v) for v in columns])
+            y = [student(v) for v in zip(*(getattr(each, name)[0].tolist() for each in found), strict=True)]
+            yield from curve(figure, f"{quantity} over t", label, setting.release.steps, y)
 
 
-def by_size(grown: Grown) -> Iterator[Curve]:
+def by_size(grown: Grown) -> Iterator[Point]:
     """Figure 5, left and middle: the main term of two steps over s, when rows that agree nowhere are added."""
     for (n, found), t in itertools.product(grown.items(), EXPECTED):
         y = [student([float(values[i, t - 1]) for values, _ in found]) for i in range(len(SIZES))]
-        yield Curve("5", "main term", "s", f"t = {t}, n = {n}", SIZES, y)
+        yield from curve("5", "main term over s", f"t = {t}, n = {n}", SIZES, y)
 
 
-def by_parameter(seeds: int) -> Iterator[Curve]:
+def by_parameter(seeds: int) -> Iterator[Point]:
     """Figure 5, right: delta over the schedules' rate; delta over m."""
     for name, schedules in RATES.items():
         y = [_delta(RandomTable(schedule=schedule), seeds) for schedule in schedules]
-        yield Curve("5", "delta", "rate", name, [schedule.rate for schedule in schedules], y)
-    yield Curve("", "delta", "m", "p = 0.5", SAMPLES, [_delta(RandomTable(samples=m), seeds) for m in SAMPLES])
+        yield from curve("5", "delta over rate", name, [schedule.rate for schedule in schedules], y)
+    y = [_delta(RandomTable(samples=m), seeds) for m in SAMPLES]
+    yield from curve("", "delta over m", "p = 0.5", SAMPLES, y)
 
 
-def by_skew(seeds: int) -> Iterator[Curve]:
+def by_skew(seeds: int) -> Iterator[Point]:
     """Figure 11: delta of the most and the least exposed record of each table, over p."""
     for n, k, steps in CONFIGURATIONS:
         found = [audits(RandomTable(p=p, columns=n, categories=k, steps=steps), seeds, alone=False) for p in PS]
         for which, of in (("most", np.max), ("least", np.min)):
             y = [student([float(of(each.delta)) for each in tables]) for tables in found]
-            yield Curve("11", "delta", "p", f"n = {n}, k = {k}, T = {steps}, {which}", PS, y)
+            yield from curve("11", "delta over p", f"n = {n}, k = {k}, T = {steps}, {which}", PS, y)
 
 
-def _delta(setting: RandomTable, seeds: int) -> tuple[float, float, float]:
+def _delta(setting: RandomTable, seeds: int) -> Interval:
     return student([float(found.delta[0]) for found in audits(setting, seeds, alone=True)])
 
 
@@ -230,14 +220,16 @@ def _similarity(seeds: int) -> str:
     return f"Rank correlation of all records' similarity at t = {STEP} and delta (Figure 3): " + ", ".join(cells)
 
 
-def _tables(curves: Sequence[Curve]) -> Iterator[str]:
-    for curve in curves:
-        if curve.over in ("rate", "m", "p"):
-            said = ", ".join(f"{x:g}: {bracket(*y, '.3g')}" for x, y in zip(curve.x, curve.y, strict=True))
-            yield f"delta over {curve.over} ({curve.label}): {said}"
-        elif curve.figure == "4":
-            said = ", ".join(f"{t}: {curve.y[t - 1][0]:.2g}" for t in (1, 2, 3, 5, 8, 12))
-            yield f"{curve.quantity} over t ({curve.label}): {said}"
+def _tables(curves: pd.DataFrame) -> Iterator[str]:
+    for (figure, quantity, label), own in curves.groupby(["figure", "quantity", "curve"], sort=False):
+        cells = []
+        for x, mean, low, high in own[["x", "mean", "low", "high"]].itertuples(index=False):
+            if figure != "4":
+                cells.append(f"{x:g}: {bracket(mean, low, high, '.3g')}")
+            elif x in (1, 2, 3, 5, 8, 12):
+                cells.append(f"{x:g}: {mean:.2g}")
+        if figure == "4" or quantity in ("delta over rate", "delta over m", "delta over p"):
+            yield f"{quantity} ({label}): {', '.join(cells)}"
 
 
 def _slopes(grown: Grown) -> Iterator[str]:

@@ -29,6 +29,7 @@ KNOWN = {
     "tpr_client": "final/attack/client/best/tpr_at_1pct_fpr",
     "bytes_up": "final/comm/bytes_up",
     "seconds": "final/time/seconds",
+    "auc_ceiling": "final/privacy/auc_ceiling",
 }
 """Column of the table -> column of runs."""
 OWN = re.compile(
@@ -114,9 +115,8 @@ def _numbers(runs: pd.DataFrame) -> pd.DataFrame:
     for sampler in SAMPLERS if network else ():
         out[f"minor_{sampler}"] = column(runs, f"final/eval/{sampler}/fd_{network}/minor")
     for name, source in KNOWN.items():
-        for suffix in ("", "_low", "_high") if name.startswith(("auc", "tpr")) else ("",):
+        for suffix in ("", "_low", "_high") if source.startswith("final/attack/") else ("",):
             out[name + suffix] = column(runs, source + suffix)
-    out["auc_ceiling"] = column(runs, "final/privacy/auc_ceiling")
     out["digests"] = runs["digest"]
     return out.assign(**{name: column(runs, EVAL + name) for name in added([*runs])})
 

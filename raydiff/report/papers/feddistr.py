@@ -35,11 +35,15 @@ FEDDISTR = "FedDistr"
 LATENTS = "FedDistr, decoded latents"
 POOLED = {"LocalOnly": "centralised", FEDDISTR: "one pooled client", LATENTS: "one pooled client, decoded latents"}
 """What a method is on pooled data."""
-BOUNDS = (*POOLED.values(), LATENTS)
-"""Arms that no federation can be: they bound the others from above."""
-ALONE = "LocalOnly"
-FIRST = (FEDDISTR, *BOUNDS, ALONE)
-"""The first arms of a table; the others follow by name."""
+LEVELS: dict[str, Row] = {
+    "centralised": {"color": "black", "linestyle": (0, (6, 2)), "marker": ""},
+    "one pooled client": {"color": "0.55", "linestyle": (0, (6, 2)), "marker": ""},
+    "one pooled client, decoded latents": {"color": "0.7", "linestyle": (0, (3, 2)), "marker": ""},
+    LATENTS: {"color": "#8C510A", "linestyle": (0, (3, 2)), "marker": ""},
+    "LocalOnly": {"color": "0.35", "linestyle": (0, (1, 2)), "marker": ""},
+}
+"""Look of an arm that is a level of the pictures: the bounds from above that no federation can be, dashed, and each
+client alone, which sends nothing, dotted. In the tables they follow FedDistr, and the others follow by name."""
 AXES = ("clients", "partition", "partition.xi", "method.rounds", "method.upload", "method.epsilon")
 PRIVACY = "method.averaging.privacy"
 PARTITION = ("entanglement_mean", "entanglement_max", "theorem2")
@@ -135,20 +139,20 @@ def curves(rounds: pd.DataFrame) -> pd.DataFrame:
 def summary(found: pd.DataFrame) -> pd.DataFrame:
     """A row per arm and cell: n, loss with its 95 % interval, epsilon (the largest over seeds) and its kind, mean bytes
     of all clients and per client, parameters (bytes / 4)."""
-    rows = []
+    rows: list[Row] = []
     for arm, own in groups(found, [*ARM, *CELL]):
         row = arm | {"n": len(own), **interval(own["loss"], "loss")}
         row |= {"epsilon": own["epsilon"].max(skipna=False), "kind": own["kind"].iloc[0]}
         row |= {name: own[name].mean() for name in ("bytes", "per_client")}
         rows.append({**row, "parameters": row["bytes"] / PARAMETER_BYTES})
-    return pd.DataFrame(sorted(rows, key=order))
+    rows.sort(key=order)
+    return pd.DataFrame(rows)
 
 
 def order(row: Mapping[Any, Any]) -> tuple[Any, ...]:
     """Where a row stands: FedDistr, the bounds, each client alone, then the others; without noise before with it."""
-    first = FIRST.index(row["base"]) if row["base"] in FIRST else len(FIRST)
-    private = not pd.isna(row["asked"])
-    return private, first, row["name"], row["rounds"], row["asked"], row["xi"], row["clients"]
+    place = [FEDDISTR, *LEVELS, row["base"]].index(row["base"])
+    return not pd.isna(row["asked"]), place, row["name"], row["rounds"], row["asked"], row["xi"], row["clients"]
 
 
 def differences(found: pd.DataFrame) -> pd.DataFrame:
@@ -227,11 +231,11 @@ def _by_cell(rows: pd.DataFrame, shown: Any, title: str, note: str, more: Mappin
     cells = sorted(set(rows[CELL].itertuples(index=False, name=None)))
     header = ["method", "rounds", "epsilon", *(f"xi {xi:g}, K {clients}" for xi, clients in cells), *(more or ())]
     lines = []
-    for _, own in rows.groupby(ARM, dropna=False, sort=False):  # the rows stand in their order already
-        at, first, epsilon = own.set_index(CELL), own.iloc[0], own["epsilon"].max(skipna=False)
-        arm = [first["name"], str(first["rounds"] or "none"), "" if math.isnan(epsilon) else f"{epsilon:.3g}"]
+    for arm, own in groups(rows, ARM, sort=False):  # the rows stand in their order already
+        at, epsilon = own.set_index(CELL), own["epsilon"].max(skipna=False)
+        first = [arm["name"], str(arm["rounds"] or "none"), "" if math.isnan(epsilon) else f"{epsilon:.3g}"]
         values = [shown(at.loc[cell]) if cell in at.index else "" for cell in cells]
-        lines.append([*arm, *values, *(_range(own[c]) for c in (more or {}).values())])
+        lines.append([*first, *values, *(_range(own[c]) for c in (more or {}).values())])
     return Table(header, lines, title, note)
 
 
@@ -296,15 +300,6 @@ def main(argv: Sequence[str]) -> None:
 
 # -------------------------------------------------------------------------------------------------------- pictures
 
-LEVELS: dict[str, Row] = {
-    "centralised": {"color": "black", "linestyle": (0, (6, 2)), "marker": ""},
-    "one pooled client": {"color": "0.55", "linestyle": (0, (6, 2)), "marker": ""},
-    "one pooled client, decoded latents": {"color": "0.7", "linestyle": (0, (3, 2)), "marker": ""},
-    LATENTS: {"color": "#8C510A", "linestyle": (0, (3, 2)), "marker": ""},
-    ALONE: {"color": "0.35", "linestyle": (0, (1, 2)), "marker": ""},
-}
-"""Look of an arm that is a level: the upper bounds, dashed, and each client alone, which sends nothing, dotted."""
-VALIDATION = "thin: validation split, most rounds"
 APART = 1.04
 """Factor by which series at one place of a logarithmic axis stand apart."""
 
@@ -318,7 +313,7 @@ def draw(rows: pd.DataFrame, found: pd.DataFrame, curve: pd.DataFrame, out: Path
     plain, noisy = rows[rows["asked"].isna()], rows[(rows["epsilon"] > 0) & (rows["epsilon"] < math.inf)]
     is_level = plain["base"].isin(LEVELS)
     levels, lines = plain[is_level], plain[~is_level]
-    noisy = noisy[~noisy["base"].isin(BOUNDS)].assign(series=noisy["full"])
+    noisy = noisy[~noisy["base"].isin(LEVELS)].assign(series=noisy["full"])
     same = lines[lines["full"].isin(noisy["full"])].assign(series=lines["full"] + ", without noise")
     pictures = {
         "rounds": (lines, levels, "rounds of communication"),
@@ -371,7 +366,7 @@ def _picture(
         if thin is not None and len(curves := _cell(thin, xi, clients)):
             for name, own in curves.groupby("name"):
                 axes.plot(own["rounds"], own["loss"], color=looks[str(name)]["color"], linewidth=0.6, alpha=0.6)
-            axes.plot([], [], color="0.5", linewidth=0.6, label=VALIDATION)
+            axes.plot([], [], color="0.5", linewidth=0.6, label="thin: validation split, most rounds")
         says = f"xi {xi:g}" if clients is None else f"xi {xi:g}, K {clients}"
         axes.set_title(f"{says}\n{kind}" if len(kinds) > 1 else says, fontsize=9)
     _axes(grid[0, 0], series, x)

@@ -12,7 +12,7 @@ from raydiff.report import files, load
 from raydiff.report.cells import number, short, size, span
 from raydiff.report.frontier.kinds import shown
 from raydiff.report.html import html
-from raydiff.report.load import Row, column, records
+from raydiff.report.load import Row, column, groups, records
 from raydiff.report.sweep_view import Section, SweepView
 
 OPEN = 12
@@ -59,12 +59,10 @@ def ledgers(sweep: SweepView, out: Path) -> Section:
 def _grouped(found: pd.DataFrame) -> list[list[str]]:
     alike = [c for c in map(str, found) if c not in ("client", "bytes")]
     rows = []
-    for key, own in found.groupby(alike, sort=False, dropna=False):
-        of: Row = dict(zip(alike, key, strict=True))
-        sent = own["bytes"].astype(float).sum()
-        known = [of[c] for c in alike if c.startswith("epsilon_")]
+    for of, own in groups(found, alike, sort=False):
+        sent, clients = own["bytes"].astype(float).sum(), _ranges(sorted(own["client"].astype(int)))
+        known = [text for c, text in of.items() if c.startswith("epsilon_")]
         epsilons = ["no theorem" if text == "None" else shown(float(text)) for text in known]
-        clients = _ranges(sorted(own["client"].astype(int)))
         rows.append([of["digest"][:8], of["setting"], clients, of["rounds"], of["events"], *epsilons, size(sent)])
     return rows
 
