@@ -11,7 +11,7 @@ from raydiff.report.cells import strong
 
 
 def student(values: Sequence[float] | pd.Series) -> tuple[float, float, float]:
-    """Mean and 95 % Student interval; NaN bounds for a single value."""
+    """Mean and 95 % Student interval; NaN bounds for a single value, NaN for none."""
     from scipy import stats
 
     known = pd.Series(values, dtype=float)

@@ -41,7 +41,7 @@ import torch
 from torch import Tensor
 
 from raydiff.data import entangled
-from raydiff.report.plots import panels
+from raydiff.report.plots import panels, save
 from raydiff.seeding import generator
 from raydiff.theory.shown import Rows, bracket, grid
 
@@ -273,7 +273,7 @@ def _counter_examples() -> list[str]:
 def _draw(path: Path, found: Mapping[Setting, Tensor]) -> None:
     """The probability by epsilon at two widths, measured and bounded; epsilon at probability 0.95 by xi."""
     drawn = Setting(clients=20, records=50)  # With one base per client all of Theorem 1 can hold.
-    losses, (figure, ((*curves, blow_up),)) = found[drawn], panels(1, 3, size=(14, 4.4))
+    losses, (figure, ((*curves, blow_up),)) = found[drawn], panels(1, 3, size=(14, 4.4), dpi=110)
     for axes, width in zip(curves, WIDTHS, strict=True):
         low, high = width * float(losses.min()) / 2, max(3.0, 5 * width) / math.sqrt(drawn.records)
         eps = torch.logspace(math.log10(min(low, 0.02)), math.log10(high), 200, dtype=torch.float64)
@@ -295,4 +295,4 @@ def _draw(path: Path, found: Mapping[Setting, Tensor]) -> None:
     blow_up.set(xscale="log", yscale="log", ylim=(5e-4, 20), xlabel="xi + 0.001", ylabel="epsilon")
     blow_up.set_title(f"epsilon at probability 0.95, n/m = {drawn.records}, b - a = 1")
     blow_up.legend(fontsize=8)
-    figure.savefig(path, dpi=110)
+    save(figure, path)

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from raydiff.models.ddpm import Denoiser, Sampler, alphas_bar, denoise
 from raydiff.report.intervals import student
-from raydiff.report.plots import panels
+from raydiff.report.plots import panels, save
 from raydiff.seeding import generator
 from raydiff.theory.pfdm_theorems import SAMPLERS, TIMESTEPS
 from raydiff.theory.shown import grid
@@ -219,17 +219,17 @@ def draw_hierarchy(path: Path, *, abar: Tensor, count: int = 1500, seed: int = 0
     for start, stop in itertools.pairwise(stops):
         points.append(reverse(target, points[-1], abar=abar, start=start, stop=stop, sampler="ancestral", rng=rng))
     colours = [f"C{leaf // 9}" for leaf in torch.cdist(points[-1], target.means).argmin(1).tolist()]
-    figure, axes = panels(2, 4, size=(4 * 3.2, 2 * 3.4))
+    figure, axes = panels(2, 4, size=(4 * 3.2, 2 * 3.4), dpi=110)
     for ax, x, (t, what) in zip(axes.flat, points, stages.items(), strict=True):
         ax.scatter(*x.T.numpy(), s=3, c=colours, linewidths=0)
         ax.set(title=f"t = {t}: {what}", xlim=(-6.5, 6.5), ylim=(-6.5, 6.5), aspect="equal")
     figure.suptitle("The chain of the exact score, stopped at t. Colour: the branch in which a sample ends.")
-    figure.savefig(path, dpi=110)
+    save(figure, path)
 
 
 def draw_hand_overs(case: Case, path: Path, *, title: str) -> None:
     """Write a PNG: above, what the global chain hands over at each t0; below, what the client's chain makes of it."""
-    figure, axes = panels(2, len(case.depths), size=(3.1 * len(case.depths), 6.8))
+    figure, axes = panels(2, len(case.depths), size=(3.1 * len(case.depths), 6.8), dpi=110)
     for (above, below), hand in zip(axes.T, case.depths, strict=True):
         for ax, points, colour in ((above, hand.x_t0, "tab:blue"), (below, hand.samples, "tab:green")):
             ax.scatter(*points.T.numpy(), s=4, color=colour, linewidths=0, alpha=0.6)
@@ -240,4 +240,4 @@ def draw_hand_overs(case: Case, path: Path, *, title: str) -> None:
         below.set(title=f"after the client's: W2² {hand.w2_squared:.3f}", xlim=(-2.2, 2.2), ylim=(1.8, 6.2))
     axes[1, 0].legend(loc="lower left", fontsize=8)
     figure.suptitle(f"{title}; W2² of local training {case.local:.3f}, floor {case.floor:.3f}")
-    figure.savefig(path, dpi=110)
+    save(figure, path)

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from raydiff.report.intervals import student
-from raydiff.report.plots import panels
+from raydiff.report.plots import panels, save
 from raydiff.seeding import generator
 from raydiff.theory.shown import Rows, bracket, grid
 
@@ -314,7 +314,7 @@ def _losses(setting: Federation, seeds: int, trials: int) -> Tensor:
 
 def _draw(path: Path, found: Mapping[int, Sequence[Sequence[float]]]) -> None:
     """Clients -> for each of COUNTS the loss in all, the mean's part and the weights'."""
-    figure, ((ax,),) = panels(1, 1, size=(6.5, 4.8))
+    figure, ((ax,),) = panels(1, 1, size=(6.5, 4.8), dpi=110)
     for colour, (m, losses) in enumerate(found.items()):
         ax.loglog(COUNTS, [every for every, _, _ in losses], "o-", color=f"C{colour}", label=f"m = {m}")
         constant = losses[-1][1] * m * COUNTS[-1]  # of the mean's part, from its last point
@@ -324,4 +324,4 @@ def _draw(path: Path, found: Mapping[int, Sequence[Sequence[float]]]) -> None:
     ax.set(xlabel="records of each client, n", ylabel="squared error of the score")
     ax.set(title="Theorem 4.3: measured, and the mean's part, 1 / (m n), dashed")
     ax.legend()
-    figure.savefig(path, dpi=110)
+    save(figure, path)

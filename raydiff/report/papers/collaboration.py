@@ -146,8 +146,9 @@ def shown_table(table: pd.DataFrame) -> Table:
     for (minority, epsilon, sampler), rows in sorted(groups, key=lambda group: group[0][1] == NONE):
         local = rows[rows["against"] == "localonly"] if epsilon != NONE else rows
         first = f"{local['against_mean'].iloc[0]:.2f}" if len(local) else ""
-        cells = [_cell(rows[(rows["arm"] == a) & (rows["against"] == b)]) for a, b in pairs]
-        lines.append([f"{minority:g}", "-" if epsilon == NONE else _epsilon(epsilon), str(sampler), first, *cells])
+        of = {(row["arm"], row["against"]): _cell(row) for row in rows.to_dict("records")}
+        cell = [f"{minority:g}", "-" if epsilon == NONE else _epsilon(epsilon), str(sampler), first]
+        lines.append([*cell, *(of.get(pair, "") for pair in pairs)])
     return Table(header, lines)
 
 
@@ -155,11 +156,8 @@ def _epsilon(value: Any) -> str:
     return "none" if math.isinf(value) else f"{value:g}"
 
 
-def _cell(rows: pd.DataFrame) -> str:
+def _cell(row: Mapping[Any, Any]) -> str:
     """`-0.68 [-0.91, -0.45]`, bold where the interval excludes 0; then the oracle's sign, where there is one."""
-    if rows.empty:
-        return ""
-    row = rows.iloc[0]
     says = shown(row["mean"], row["low"], row["high"], "+.2f", bold=True)
     oracle = row.get("oracle", math.nan)
     return says if math.isnan(oracle) else says + f" ({'+' if oracle > 0 else '-'})"

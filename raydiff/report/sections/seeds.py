@@ -15,7 +15,7 @@ import pandas as pd
 
 from raydiff.report.cells import number, short
 from raydiff.report.html import html
-from raydiff.report.intervals import student
+from raydiff.report.intervals import interval
 from raydiff.report.load import Row, column, records
 from raydiff.report.sweep_view import Section, SweepView, setting, spoken
 
@@ -64,9 +64,8 @@ def _ranked(cell: str, trials: pd.DataFrame) -> list[Row]:
         row: Row = {"cell": cell, "setting": name, "n": len(mine), "mean": mine.mean(), "std": mine.std()}
         if leader:
             gaps = (mine - values[leader]).dropna()
-            found = (*(student(gaps) if len(gaps) else [math.nan] * 3), *bootstrap(gaps))
-            names = ("difference", "student_low", "student_high", "low", "high")
-            row |= {"against": leader, "common": len(gaps), **dict(zip(names, found, strict=True))}
+            row |= {"against": leader, "common": len(gaps), **interval(gaps, "difference", "student_")}
+            row["low"], row["high"] = bootstrap(gaps)
         if not leader or (row["common"] > 1 and row["low"] > 0 and row["student_low"] > 0):
             leader, rank = name, place
         rows.append({**row, "rank": rank})

@@ -120,8 +120,8 @@ def ends(sweep: SweepView) -> pd.DataFrame:
     out["seconds"] = column(sweep.runs, "final/time/seconds")
     out["bytes_up"] = column(sweep.runs, "final/comm/bytes_up")
     out["interruptions"] = [_interruptions(sweep.folder / "trials" / str(d)) for d in out["digest"]]
-    place = out["setting"].map({words: i for i, words in enumerate(sweep.order)})
-    return out.assign(place=place).sort_values(["place", "seed"], ignore_index=True).drop(columns="place")
+    out["place"] = out["setting"].map(sweep.order.index)
+    return out.sort_values(["place", "seed"], ignore_index=True).drop(columns="place")
 
 
 def _interruptions(folder: Path) -> int:
