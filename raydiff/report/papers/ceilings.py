@@ -74,14 +74,12 @@ def _draw(axes: Any, attack: str, rows: pd.DataFrame, colour: str, marker: str) 
     aucs = rows[rows["fpr"].astype(str) == "auc"].astype({"tpr": float})
     points = rows.drop(aucs.index).astype(dict.fromkeys(COLUMNS[1:], float)).sort_values("fpr")
     bounds = aucs[["tpr", "low", "high"]].astype(float).to_numpy()
-    shown = "".join(f", AUC {auc:.3f}{_interval(low, high)}" for auc, low, high in bounds)
+    shown = ""
+    for auc, low, high in bounds:
+        shown += f", AUC {auc:.3f}" + f" [{low:.3f} {high:.3f}]" * (not math.isnan(low + high))
     look = {"marker": marker, "markersize": 4, "linewidth": 0.9, "color": colour, "capsize": 2}
     ends = points["low"], points["high"]
     plots.points(axes, points["fpr"], points["tpr"], ends, label=attack + shown, **look)
-
-
-def _interval(low: float, high: float) -> str:
-    return "" if math.isnan(low) or math.isnan(high) else f" [{low:.3f} {high:.3f}]"
 
 
 def main(argv: Sequence[str]) -> None:
