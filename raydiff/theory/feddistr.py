@@ -35,7 +35,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -196,13 +195,17 @@ def literal_limit(mu: float = 0.0, sigma: float = 0.5, a: float = 0.0, b: float 
     """
     from scipy.stats import truncnorm
 
-    def phi(mu: float) -> Any:
-        return truncnorm((a - mu) / sigma, (b - mu) / sigma, mu, sigma)
-
-    truth = phi(mu)
-    w, best = float(phi(truth.mean()).median()), float(truth.median())
+    truth, found = (truncnorm((a - c) / sigma, (b - c) / sigma, c, sigma) for c in (mu, _mean(mu, sigma, a, b)))
+    w, best = float(found.median()), float(truth.median())
     t = torch.linspace(best, w, 1001, dtype=torch.float64)
     return float(torch.trapezoid(torch.from_numpy(2 * truth.cdf(t.numpy()) - 1), t))
+
+
+def _mean(mu: float, sigma: float, a: float, b: float) -> float:
+    """Of a truncated normal distribution."""
+    low, high = (a - mu) / sigma, (b - mu) / sigma
+    ends = (math.exp(-low * low / 2) - math.exp(-high * high / 2)) / math.sqrt(2 * math.pi)
+    return mu + sigma * 2 * ends / (math.erf(high / math.sqrt(2)) - math.erf(low / math.sqrt(2)))
 
 
 # --- what `raydiff theory feddistr` prints ---
