@@ -46,8 +46,8 @@ def norm(a: Tensors) -> float:
 
 def largest(a: Tensors) -> float:
     """The largest size of an entry; 0.0 of no entries, NaN where one is."""
-    ends = [float(end) for v in a.values() if v.numel() for end in v.aminmax()]
-    return max((abs(end) for end in ends), default=0.0)
+    ends = [abs(float(end)) for v in a.values() if v.numel() for end in v.aminmax()]
+    return math.nan if any(map(math.isnan, ends)) else max(ends, default=0.0)
 
 
 def prefixed(prefix: str, a: Params) -> Params:
@@ -133,7 +133,7 @@ def _same_keys(a: Tensors, b: Tensors) -> None:
 
 SUM_BITS = 62  # of a whole sum, so that int64 holds it with its sign
 SUMMAND_BITS = 51  # of one summand: float64 rounds to whole numbers of this size (see ROUND)
-ROUND = 1.5 * 2.0**52  # float64s of this size are whole: adding it rounds to nearest, and leaves the number in the bits
+ROUND = 1.5 * 2.0**52  # float64s of so many steps are whole steps: adding them rounds, and the bits count the steps
 BLOCK = 2**16  # entries whose float64 copies stay in a CPU's cache
 
 
@@ -185,7 +185,6 @@ class ExactSum:
         self.multiples = torch.empty(0, dtype=torch.int64)
         """The sum in steps of the grid, (entries,) in the leaves' order. What secure aggregation would mask: whole
         numbers, added modulo 2**64."""
-        self._flat = torch.empty(0)  # One summand's entries: fresh memory for each would take longer than the sum.
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _exact_sum, (self.grid, self.count, self.leaves, self.multiples.numpy())
@@ -197,20 +196,20 @@ class ExactSum:
         """
         leaves = {k: (value[k].shape, value[k].dtype) for k in sorted(value)}
         self._expect(leaves, 1)
-        if leaves:
-            self._start(leaves)
-            flat = torch.cat([value[k].reshape(-1) for k in leaves], out=self._flat)
-            low, high = (float(v) for v in flat.aminmax()) if flat.numel() else (0.0, 0.0)
-            if not max(-low, high) * weight <= self.grid.largest:  # Nor where it is NaN.
-                raise OutOfRange(
-                    f"an entry times its weight is {max(-low, high) * weight:.4g}, not within the sum's "
-                    f"range of {self.grid.largest:.4g}"
-                )
-            factor, whole = math.ldexp(weight, -self.grid.exponent), torch.tensor(ROUND, dtype=torch.float64)
-            buffer = torch.empty(min(BLOCK, flat.numel()), dtype=torch.float64)
-            for part, total in zip(flat.split(BLOCK), self.multiples.split(BLOCK), strict=True):
-                rounded = buffer[: len(part)].copy_(part).mul_(factor).add_(whole)
-                total.add_(rounded.view(torch.int64).sub_(whole.view(torch.int64)))
+        parts = [value[k].reshape(-1) for k in leaves]
+        if 0 < sum(len(part) for part in parts) <= BLOCK:  # Many small leaves would cost a call each.
+            parts = [torch.cat(parts)]
+        for end in (float(end) * weight for part in parts if len(part) for end in part.aminmax()):
+            if not abs(end) <= self.grid.largest:  # Nor where it is NaN.
+                room = f"the sum's range of {self.grid.largest:.4g}"
+                raise OutOfRange(f"an entry times its weight is {end:.4g}, not within {room}")
+        self._start(leaves)
+        whole = torch.tensor(math.ldexp(ROUND, self.grid.exponent), dtype=torch.float64)
+        buffer = torch.empty(min(BLOCK, len(self.multiples)), dtype=torch.float64)
+        for part, total in zip(parts, self.multiples.split([len(part) for part in parts]), strict=True):
+            for entries, sums in zip(part.split(BLOCK), total.split(BLOCK), strict=True):
+                rounded = buffer[: len(entries)].copy_(entries).mul_(weight).add_(whole)
+                sums.add_(rounded.view(torch.int64).sub_(whole.view(torch.int64)))
         self.count += 1
 
     def merge(self, other: ExactSum) -> None:
@@ -244,8 +243,6 @@ class ExactSum:
         if leaves != self.leaves:  # There is no summand yet.
             self.leaves = dict(leaves)
             self.multiples = torch.zeros(sum(shape.numel() for shape, _ in leaves.values()), dtype=torch.int64)
-            wide = any(dtype == torch.float64 for _, dtype in leaves.values())
-            self._flat = torch.empty(len(self.multiples), dtype=torch.float64 if wide else torch.float32)
 
 
 def _exact_sum(grid: Grid, count: int, leaves: dict[str, tuple[torch.Size, torch.dtype]], multiples: Any) -> ExactSum:

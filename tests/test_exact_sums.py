@@ -128,6 +128,10 @@ def test_a_summand_beyond_the_range_is_refused_whole(bad: float) -> None:
     with pytest.raises(OutOfRange, match="not within the sum's range of 8"):
         total.add(leaf([1.0, bad]))
     assert torch.equal(total.multiples, before) and total.count == 1
+    long = torch.ones(BLOCK + 1)
+    for values in ({"v": long, "w": torch.tensor([1.0, bad])}, {"v": torch.cat([long, torch.tensor([bad])])}):
+        with pytest.raises(OutOfRange):  # Whichever leaf it is in.
+            ExactSum(total.grid).add(values)
     with pytest.raises(OutOfRange):
         total.add(leaf([3.0, 0.0]), weight=3.0)
 

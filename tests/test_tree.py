@@ -63,6 +63,12 @@ def test_norm_is_that_of_all_leaves_together() -> None:
     assert tree.norm({"x": torch.full((4,), 1e30)}) == pytest.approx(2e30)  # its square is beyond float32
 
 
+def test_the_largest_entry_of_all_leaves() -> None:
+    assert tree.largest({"a": torch.tensor([1.0, -3.0]), "b": torch.tensor(2.0), "c": torch.zeros(0)}) == 3
+    assert tree.largest({}) == 0
+    assert math.isnan(tree.largest({"a": torch.tensor([1.0]), "b": torch.tensor([0.0, math.nan])}))
+
+
 def test_prefixes() -> None:
     a = params(0)
     both = {**tree.prefixed("own", a), **tree.prefixed("owner", params(1)), "free": torch.ones(1)}
