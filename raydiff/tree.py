@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,24 +44,10 @@ def norm(a: Tensors) -> float:
     return math.sqrt(sum(n * n for n in norms))
 
 
-def weighted_mean(pairs: Iterable[tuple[Tensors, float]]) -> Params:
-    """sum w_i a_i / sum w_i over a stream of (params, weight), folded in the order given.
-
-    Keeps one running sum, so memory does not grow with the number of clients. Raises ValueError when the stream
-    is empty or its weights do not sum to something positive.
-    """
-    total, weight = None, 0.0
-    for params, w in pairs:
-        if total is None:
-            total = scale(params, w)
-        else:
-            _same_keys(total, params)
-            for k, v in params.items():
-                total[k].add_(v, alpha=w)  # in place on our own running sum only
-        weight += w
-    if total is None or weight <= 0:
-        raise ValueError("weighted_mean needs at least one entry and a positive total weight")
-    return {k: v / weight for k, v in total.items()}
+def largest(a: Tensors) -> float:
+    """The largest size of an entry; 0.0 of no entries, NaN where one is."""
+    ends = [abs(float(end)) for v in a.values() if v.numel() for end in v.aminmax()]
+    return math.nan if any(map(math.isnan, ends)) else max(ends, default=0.0)
 
 
 def prefixed(prefix: str, a: Params) -> Params:
@@ -138,3 +127,128 @@ def digests(x: Tensor) -> list[str]:
 def _same_keys(a: Tensors, b: Tensors) -> None:
     if a.keys() != b.keys():
         raise ValueError(f"trees differ in their keys: {sorted(a.keys() ^ b.keys())}")
+
+
+# --- exact sums ---
+
+SUM_BITS = 62  # of a whole sum, so that int64 holds it with its sign
+SUMMAND_BITS = 51  # of one summand: float64 rounds to whole numbers of this size (see ROUND)
+ROUND = 1.5 * 2.0**52  # float64s of so many steps are whole steps: adding them rounds, and the bits count the steps
+BLOCK = 2**16  # entries whose float64 copies stay in a CPU's cache
+
+
+class OutOfRange(ValueError):
+    """A summand is not finite, or larger than the grid has room for."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Whole multiples of 2**exponent: what the summands of an `ExactSum` are rounded to, each once, to the nearest.
+
+    Whole numbers of 64 bits add without error, so that no sum depends on the order of its summands or on how they are
+    grouped. Whoever adds has to know the grid beforehand, so it may depend on what is public alone.
+    """
+
+    exponent: int
+    summands: int
+    """How many there may be."""
+    largest: float
+    """Size of an entry of a summand, at most."""
+
+    @classmethod
+    def of(cls, largest: float, summands: int) -> Grid:
+        """The finest grid on which so many summands fit, none larger than `largest`.
+
+        With up to 2,048 of them an entry is off by 2**-51 of `largest` at most, and by as much more as they are more.
+        """
+        if not (0 < largest < math.inf and summands >= 1):
+            raise ValueError(f"a grid needs a positive size and one summand at least, got {largest} and {summands}")
+        bits = min(SUMMAND_BITS, SUM_BITS - math.ceil(math.log2(summands)))
+        mantissa, exponent = math.frexp(largest)  # In [0.5, 1): a power of two is the half of the one above.
+        return cls(exponent - (mantissa == 0.5) - bits, summands, largest)
+
+    @property
+    def error(self) -> float:
+        """By how much an entry of a summand moves, at most: half a step."""
+        return math.ldexp(0.5, self.exponent)
+
+
+class ExactSum:
+    """sum of w_i a_i over trees with the same leaves: the same bits in any order, in any grouping."""
+
+    def __init__(self, grid: Grid) -> None:
+        self.grid = grid
+        self.count = 0
+        """Summands so far."""
+        self.leaves: dict[str, tuple[torch.Size, torch.dtype]] = {}
+        """Shape and type of each leaf, by its name; {} without summands."""
+        self.multiples = torch.empty(0, dtype=torch.int64)
+        """The sum in steps of the grid, (entries,) in the leaves' order. What secure aggregation would mask: whole
+        numbers, added modulo 2**64."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _exact_sum, (self.grid, self.count, self.leaves, self.multiples.numpy())
+
+    def add(self, value: Tensors, weight: float = 1.0) -> None:
+        """One more summand, weight * value.
+
+        Raises OutOfRange, and adds nothing, where it does not fit; ValueError where it has other leaves.
+        """
+        leaves = {k: (value[k].shape, value[k].dtype) for k in sorted(value)}
+        self._expect(leaves, 1)
+        parts = [value[k].reshape(-1) for k in leaves]
+        if 0 < sum(len(part) for part in parts) <= BLOCK:  # Many small leaves would cost a call each.
+            parts = [torch.cat(parts)]
+        for end in (float(end) * weight for part in parts if len(part) for end in part.aminmax()):
+            if not abs(end) <= self.grid.largest:  # Nor where it is NaN.
+                room = f"the sum's range of {self.grid.largest:.4g}"
+                raise OutOfRange(f"an entry times its weight is {end:.4g}, not within {room}")
+        self._start(leaves)
+        whole = torch.tensor(math.ldexp(ROUND, self.grid.exponent), dtype=torch.float64)
+        buffer = torch.empty(min(BLOCK, len(self.multiples)), dtype=torch.float64)
+        for part, total in zip(parts, self.multiples.split([len(part) for part in parts]), strict=True):
+            for entries, sums in zip(part.split(BLOCK), total.split(BLOCK), strict=True):
+                rounded = buffer[: len(entries)].copy_(entries).mul_(weight).add_(whole)
+                sums.add_(rounded.view(torch.int64).sub_(whole.view(torch.int64)))
+        self.count += 1
+
+    def merge(self, other: ExactSum) -> None:
+        """The summands of another sum on the same grid. Raises ValueError where it is none."""
+        if other.grid != self.grid:
+            raise ValueError(f"sums on unlike grids do not add: {other.grid} and {self.grid}")
+        if not other.count:
+            return
+        self._expect(other.leaves, other.count)
+        self._start(other.leaves)
+        self.multiples.add_(other.multiples)
+        self.count += other.count
+
+    def over(self, weight: float) -> Params:
+        """The sum over `weight`, every leaf in its own type. Raises ValueError unless the weight is positive."""
+        if not weight > 0:
+            raise ValueError(f"a mean needs one summand at least and a positive weight, got {weight}")
+        sizes = [shape.numel() for shape, _ in self.leaves.values()]
+        steps, out = math.ldexp(weight, -self.grid.exponent), dict[str, Tensor]()
+        for (k, (shape, dtype)), part in zip(self.leaves.items(), self.multiples.split(sizes), strict=True):
+            out[k] = part.double().div_(steps).to(dtype).view(shape)
+        return out
+
+    def _expect(self, leaves: Mapping[str, tuple[torch.Size, torch.dtype]], count: int) -> None:
+        if self.count + count > self.grid.summands:
+            raise ValueError(f"a grid for {self.grid.summands} summands has no room for {self.count + count}")
+        if self.count and leaves != self.leaves:
+            raise ValueError(f"summands differ in their leaves: {sorted(leaves)} and {sorted(self.leaves)}")
+
+    def _start(self, leaves: Mapping[str, tuple[torch.Size, torch.dtype]]) -> None:
+        if leaves != self.leaves:  # There is no summand yet.
+            self.leaves = dict(leaves)
+            self.multiples = torch.zeros(sum(shape.numel() for shape, _ in leaves.values()), dtype=torch.int64)
+
+
+def _exact_sum(grid: Grid, count: int, leaves: dict[str, tuple[torch.Size, torch.dtype]], multiples: Any) -> ExactSum:
+    """A sum that has travelled; nothing is added to it, for its memory may be read-only."""
+    made = ExactSum(grid)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        made.count, made.leaves, made.multiples = count, leaves, torch.from_numpy(multiples)
+    return made

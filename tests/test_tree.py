@@ -13,7 +13,7 @@ from torch import Tensor
 
 from raydiff import tree
 from raydiff.seeding import generator
-from raydiff.tree import Params
+from raydiff.tree import ExactSum, Grid, Params
 
 
 def params(seed: int) -> Params:
@@ -23,6 +23,13 @@ def params(seed: int) -> Params:
 
 def equal(a: Params, b: Params) -> bool:
     return tree.digest(a) == tree.digest(b)
+
+
+def mean_of(pairs: list[tuple[Params, float]]) -> Params:
+    total = ExactSum(Grid.of(64.0, len(pairs)))
+    for params, weight in pairs:
+        total.add(params, weight)
+    return total.over(sum(weight for _, weight in pairs))
 
 
 def test_leaf_by_leaf() -> None:
@@ -35,15 +42,14 @@ def test_leaf_by_leaf() -> None:
 def test_arguments_are_left_alone_and_results_are_new() -> None:
     a, b = params(0), params(1)
     before = tree.digest(a), tree.digest(b)
-    results = [tree.add(a, b), tree.sub(a, b), tree.scale(a, 1.0), tree.weighted_mean([(a, 1.0), (b, 2.0)])]
-    results.append(tree.weighted_mean([(a, 1.0)]))
+    results = [tree.add(a, b), tree.sub(a, b), tree.scale(a, 1.0), mean_of([(a, 1.0), (b, 2.0)]), mean_of([(a, 1.0)])]
     for result in results:
         for leaf in result.values():
             leaf.fill_(7.0)
     assert (tree.digest(a), tree.digest(b)) == before
 
 
-@pytest.mark.parametrize("f", [tree.add, tree.sub, lambda a, b: tree.weighted_mean([(a, 1.0), (b, 1.0)])])
+@pytest.mark.parametrize("f", [tree.add, tree.sub])
 def test_trees_of_different_keys_are_refused(f: Callable[[Params, Params], Params]) -> None:
     with pytest.raises(ValueError, match=r"differ in their keys: \['extra'\]"):
         f(params(0), {**params(1), "extra": torch.ones(1)})
@@ -57,17 +63,10 @@ def test_norm_is_that_of_all_leaves_together() -> None:
     assert tree.norm({"x": torch.full((4,), 1e30)}) == pytest.approx(2e30)  # its square is beyond float32
 
 
-def test_weighted_mean_of_a_stream() -> None:
-    trees, weights = [params(i) for i in range(3)], [1.0, 2.0, 5.0]
-    mean = tree.weighted_mean((t, w) for t, w in zip(trees, weights, strict=True))
-    expected = sum(w * t["a"] for t, w in zip(trees, weights, strict=True)) / 8
-    torch.testing.assert_close(mean["a"], expected)
-
-
-@pytest.mark.parametrize("pairs", [[], [({"a": torch.ones(1)}, 0.0)]])
-def test_weighted_mean_of_nothing_is_refused(pairs: list[tuple[Params, float]]) -> None:
-    with pytest.raises(ValueError, match="at least one entry and a positive total weight"):
-        tree.weighted_mean(pairs)
+def test_the_largest_entry_of_all_leaves() -> None:
+    assert tree.largest({"a": torch.tensor([1.0, -3.0]), "b": torch.tensor(2.0), "c": torch.zeros(0)}) == 3
+    assert tree.largest({}) == 0
+    assert math.isnan(tree.largest({"a": torch.tensor([1.0]), "b": torch.tensor([0.0, math.nan])}))
 
 
 def test_prefixes() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -12,16 +12,16 @@ from torch import Tensor
 
 from raydiff import tree
 from raydiff.data.records import Records
-from raydiff.federated.method import SCRATCH, Round, Upload
+from raydiff.federated.method import SCRATCH, Mean, Round
 from raydiff.methods import DPSGD, PFDM, FedDistr, Method
 from raydiff.methods._averaging import Averaging
 from raydiff.privacy.canaries import Send, one_by_one
 from raydiff.privacy.client_level import ClientPrivacy
 from raydiff.privacy.ledger import Ledger
 from raydiff.privacy.one_run import Pulls
-from raydiff.privacy.release import Event
+from raydiff.privacy.release import Event, Release
 from raydiff.seeding import NoiseStream, generator
-from raydiff.tree import Params
+from raydiff.tree import ExactSum, Grid, Params, Tensors
 
 Transcript = Callable[[Tensor, NoiseStream], tuple[Tensor, Ledger]]
 """(canaries, noise) -> (what the adversary sees of them, what the ledger says of one)."""
@@ -118,23 +118,29 @@ def _averaged(averaging: Averaging, privacy: ClientPrivacy, rounds: int) -> Tran
         def one(canary: Tensor, noise: NoiseStream) -> Tensor:
             ledger, seen = Ledger(), torch.zeros_like(canary, dtype=torch.float64)
             for r in range(rounds):
-                sent = [_upload(0, canary, noise, r)]
-                value, events = sent[0].release.value, list[Event]()
+                sent = _release(0, canary, noise, r)
+                value, events = sent.value, list[Event]()
                 if central:
-                    sent.append(_upload(1, torch.zeros_like(canary), noise, r))
+                    both = [value, _release(1, torch.zeros_like(canary), noise, r).value]
                     rnd = Round(r, generator(0), replace(noise, path=(*noise.path, r, "server")))
-                    value, _, events = averaging.mean(sent, rnd, rounds=rounds)
+                    value, events = averaging.publish(_mean(both), rnd, rounds=rounds)
                 seen += torch.cat([value["a"], value["b"]]).double()
-                ledger = ledger.with_upload(r, 0, sent[0].release.event, 0).with_published(r, events)
+                ledger = ledger.with_upload(r, 0, sent.event, 0).with_published(r, events)
             ledgers.append(ledger.outsiders if central else ledger.server)
             return seen
 
         return one_by_one(one)(canaries, noise), ledgers[0]
 
-    def _upload(client: int, canary: Tensor, noise: NoiseStream, r: int) -> Upload:
+    def _mean(updates: Sequence[Tensors]) -> Mean:
+        total = ExactSum(Grid.of(averaging.summand(updates[0], rounds=rounds).largest, len(updates)))
+        for update in updates:
+            total.add(update)
+        return Mean(total.over(len(updates)), len(updates))
+
+    def _release(client: int, canary: Tensor, noise: NoiseStream, r: int) -> Release:
         value = {"a": canary[0, : WIDTH // 3], "b": canary[0, WIDTH // 3 :]}
         rnd = Round(r, generator(0), replace(noise, path=(*noise.path, r, client)))
-        return Upload(client, 1, averaging.release(value, rnd, rounds=rounds))
+        return averaging.release(value, rnd, rounds=rounds)
 
     return transcript
 

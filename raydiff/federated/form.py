@@ -28,6 +28,8 @@ class Leaf:
     def unlike(self, x: Tensor, sizes: dict[str, int]) -> str | None:
         """Why `x` is no such leaf, in words that follow "its leaf ..."; None: it is. `sizes` are those of the names so
         far, and this leaf's are added."""
+        if x.shape == self.shape and x.dtype == self.dtype and not self.values and self.each is None:
+            return None  # As nearly all are: an upload may have hundreds of leaves.
         known = len(x.shape) == len(self.shape) and [
             sizes.setdefault(n, size) if isinstance(n, str) else n for n, size in zip(self.shape, x.shape, strict=True)
         ]

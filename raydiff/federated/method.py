@@ -1,15 +1,15 @@
 """The seam: what a federated method is. Read this file first, `rounds.py` second.
 
-A method is a frozen dataclass of hyper-parameters with eight pure functions in plain torch: no Ray, no logging, no
+A method is a frozen dataclass of hyper-parameters with nine pure functions in plain torch: no Ray, no logging, no
 global randomness, no clock; inputs are never mutated. The same object runs in a unit test, in one process and on a
 cluster. What only some methods can do is at the end of this file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -70,6 +70,33 @@ class Upload:
     release: Release
 
 
+Weights = Literal["examples", "uniform"]
+
+
+@dataclass(frozen=True)
+class Summand:
+    """What the uploads of a method are whose server needs no more than their weighted mean."""
+
+    weights: Weights
+    """Of the clients in the mean: examples, by their number of records; uniform, all the same."""
+    largest: float
+    """Size of an upload's entries times its weight, at most: a larger one is rejected. The same number in every worker,
+    and a public one, such as what the server's state says; the sum is as exact as this is small (`tree.Grid`)."""
+
+    def weight(self, examples: int) -> float:
+        """Of a client with so many records."""
+        return float(examples) if self.weights == "examples" else 1.0
+
+
+@dataclass(frozen=True)
+class Mean:
+    """The weighted mean of a round's uploads, each rounded once to the grid of `tree.ExactSum`, then summed exactly."""
+
+    value: Params
+    count: int
+    """Uploads in it."""
+
+
 @dataclass(frozen=True)
 class Target:
     """A model that a membership attack may query."""
@@ -126,7 +153,7 @@ class Deployed:
 
 
 class Method(Protocol):
-    """Eight pure functions, and the numbers by which they are called. `S` (server state) and `C` (client state) are
+    """Nine pure functions, and the numbers by which they are called. `S` (server state) and `C` (client state) are
     both `Params`. A method that inherits from this class has the defaults that are written here."""
 
     @property
@@ -188,8 +215,15 @@ class Method(Protocol):
         """What the upload of a client with this many examples looks like in round `number`: any other one is rejected
         before `aggregate` (`rounds`)."""
 
-    def aggregate(self, server: Params, uploads: Iterable[Upload], rnd: Round) -> tuple[Params, Metrics, list[Event]]:
-        """The server's part ("server executes"): uploads come as a stream in client order, folded as they come.
+    def summand(self, server: Params) -> Summand | None:
+        """How uploads are averaged where their weighted mean is all that `aggregate` needs: then every worker adds up
+        its own clients', and sends one sum a round. None: `aggregate` gets the uploads one by one. `server` is the
+        state that clients see."""
+        return None
+
+    def aggregate(self, server: Params, uploads: Any, rnd: Round) -> tuple[Params, Metrics, list[Event]]:
+        """The server's part ("server executes"). `uploads` is their `Mean` where there is a `summand`; else an
+        Iterable[Upload], a stream in client order, to be folded as it comes.
 
         The events are those of what the server publishes beyond the uploads' own (central trust); usually none.
         """

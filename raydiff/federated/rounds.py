@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -17,10 +17,11 @@ from raydiff import seeding, tree
 from raydiff.data.datasets import Records
 from raydiff.federated.checkpoint import Store
 from raydiff.federated.client import Client, Evaluate, Failed, Keys, run_clients
-from raydiff.federated.method import SERVER_ONLY, Method, Metrics, Round, Upload
+from raydiff.federated.method import SERVER_ONLY, Mean, Method, Metrics, Round, Upload
+from raydiff.federated.sums import Desk, Late, Partial, Sent, partial_sums
 from raydiff.models.training import TRAIN, Diverged, Train
 from raydiff.privacy.ledger import Ledger
-from raydiff.privacy.release import UNACCOUNTED, Event, accountable
+from raydiff.privacy.release import Event
 from raydiff.seeding import NoiseStream
 from raydiff.tree import Params
 
@@ -38,15 +39,6 @@ class Closing:
     """How long they are, from the round's start."""
 
 
-@dataclass(frozen=True)
-class Late:
-    """A client whose upload had not come when the round was closed. It may still send it."""
-
-    client: int
-    examples: int
-    """Its number of records."""
-
-
 class Pool(Protocol):
     """Runs clients somewhere; results come back in the order of `ids`, one at a time."""
 
@@ -61,6 +53,9 @@ class Pool(Protocol):
         self, ids: Sequence[int], server: Params, number: int, closing: Closing
     ) -> Iterator[tuple[Upload, Metrics] | Late]:
         """`Client.run` of each that comes before the round is closed; the others are late."""
+
+    def sums(self, ids: Sequence[int], desk: Desk, closing: Closing | None) -> Iterator[Partial | Late]:
+        """The sum of what `Client.run` of each sends, in parts that come in any order; of a method with a `summand`."""
 
     def evaluate(self, ids: Sequence[int], server: Params, number: int, split: str) -> Iterator[Any]:
         """`Client.evaluate` of each, against a split that no client holds."""
@@ -104,6 +99,11 @@ class LocalPool:
             else:
                 came += 1
                 yield result
+
+    def sums(self, ids: Sequence[int], desk: Desk, closing: Closing | None) -> Iterator[Partial | Late]:
+        """The sum of what `Client.run` of each sends, and who is late."""
+        asked = ids, desk.server, desk.number
+        yield from partial_sums(desk, self.run(*asked) if closing is None else self.race(*asked, closing))
 
     def evaluate(self, ids: Sequence[int], server: Params, number: int, split: str) -> Iterator[Any]:
         """`Client.evaluate` of each, against a split that no client holds."""
@@ -223,53 +223,59 @@ def _round(
     closing: Closing | None,
     instruments: bool,
 ) -> Progress:
-    seen: list[tuple[int, Metrics]] = []
-    rejected: dict[int, str] = {}
-    late: list[int] = []
-    spent: list[tuple[int, Event, int]] = []
     sent = tree.without(SERVER_ONLY, server)
+    desk = Desk(method, sent, number, len(pool.clients))
+    told: list[Sent] = []
+    late: list[Late] = []
+
+    def checked() -> None:
+        """`aggregate` must not make a model of too few."""
+        good = sum(s.rejected is None for s in told)
+        if ids and good < min_clients:
+            rejected = {s.client: s.rejected for s in sorted(told, key=lambda s: s.client) if s.rejected}
+            raise Failed("the server", number, _too_few(good, min_clients, rejected, len(late)))
 
     def stream() -> Iterator[Upload]:
         for came in pool.run(ids, sent, number) if closing is None else pool.race(ids, sent, number, closing):
             if isinstance(came, Late):
-                late.append(came.client)
-                spent.append((came.client, method.upload_event(came.examples, number), 0))
+                late.append(came)
                 continue
-            upload, metrics = came
-            upload = replace(upload, release=accountable(upload.release))
-            spent.append((upload.client, upload.release.event, upload.release.nbytes))
-            if why := _objection(method, server, upload, number):
-                rejected[upload.client] = why
-                continue
-            seen.append((upload.client, metrics))
-            yield upload
-        if ids and len(seen) < min_clients:  # `aggregate` must not make a model of too few.
-            raise Failed("the server", number, _too_few(len(seen), min_clients, rejected, len(late)))
+            upload, about = desk.check(*came)
+            told.append(about)
+            if about.rejected is None:
+                yield upload
+        checked()
 
-    uploads = stream()
+    def mean() -> Mean:
+        whole = desk.partial()
+        for part in pool.sums(ids, desk, closing):
+            if isinstance(part, Late):
+                late.append(part)
+            else:
+                told.extend(part.sent)
+                whole.merge(part)
+        checked()
+        return whole.mean
+
     path = ("server", "round", number)
     rng, noise = seeding.generator(keys.seed, *path), NoiseStream(keys.secret, (keys.digest, *path))
+    uploads: Any = stream() if desk.summand is None else mean()
     try:
         after, metrics, events = method.aggregate(server, uploads, Round(number, rng, noise, len(pool.clients)))
     except Diverged as e:
         raise Failed("the server", number, str(e)) from None
-    for _ in uploads:  # Uploads that the method did not read were sent all the same, and are charged.
-        pass
-    left_out = {**_counted("rejected", rejected, len(ids)), **_counted("late", late, len(ids))}
+    if isinstance(uploads, Iterator):
+        for _ in uploads:  # Uploads that the method did not read were sent all the same, and are charged.
+            pass
+    told.sort(key=lambda s: s.client)  # Sums come in any order.
+    spent = [(s.client, s.event, s.bytes) for s in told]
+    spent += [(x.client, method.upload_event(x.examples, number), 0) for x in late]
+    rejected = {s.client: s.rejected for s in told if s.rejected is not None}
+    left_out = {**_counted("rejected", rejected, len(ids)), **_counted("late", [x.client for x in late], len(ids))}
+    seen = [(s.client, s.metrics) for s in told if s.rejected is None]
     metrics = {**_client_metrics(seen), **left_out, **(metrics if instruments else {})}
-    ledger = ledger.with_uploads(number, spent).with_published(number, events)
+    ledger = ledger.with_uploads(number, sorted(spent, key=lambda s: s[0])).with_published(number, events)
     return Progress(number, after, ledger, metrics, rejected)
-
-
-def _objection(method: Method, server: Params, upload: Upload, number: int) -> str | None:
-    """Why an upload may not reach `aggregate`, in words; None: it may."""
-    if upload.release.event == UNACCOUNTED:
-        return "it sent what is no release of local trust"
-    if not (isinstance(upload.examples, int) and upload.examples >= 0):
-        return f"its number of records is {upload.examples}"
-    if not tree.is_finite(upload.release.value):
-        return "it is not finite"
-    return method.form(server, upload.examples, number).unlike(upload.release.value)
 
 
 def _too_few(good: int, wanted: int, rejected: Mapping[int, str], late: int) -> str:

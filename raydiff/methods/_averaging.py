@@ -7,7 +7,6 @@ does not depend on what a client does in its round.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol, get_args
 
@@ -16,7 +15,18 @@ import torch
 from raydiff import tree
 from raydiff.data.records import Records
 from raydiff.federated.form import Form, form_of
-from raydiff.federated.method import SCRATCH, SERVER_ONLY, Deployed, Method, Metrics, Round, Target, Upload
+from raydiff.federated.method import (
+    SCRATCH,
+    SERVER_ONLY,
+    Deployed,
+    Mean,
+    Method,
+    Metrics,
+    Round,
+    Summand,
+    Target,
+    Weights,
+)
 from raydiff.models.classifier import Classifier
 from raydiff.models.d3pm import DiscreteDiffusion
 from raydiff.models.ddpm import DDPM, Sampling
@@ -27,9 +37,11 @@ from raydiff.tree import Params, Tensors
 
 AnyModel = DDPM | Classifier | DiscreteDiffusion
 """What can be averaged: a denoiser of pictures, a classifier, a denoiser of a table's rows."""
-Weights = Literal["examples", "uniform"]
 Update = Literal["mean", "momentum", "adam"]
 AS_THEY_ARE = "weights sent as they are"
+TIMES = 64.0  # the largest weight of the server, which no update is expected to be beyond
+RECORDS = 2**16  # of a client whose update may be so large; one with more has less room
+DEVIATIONS = 16.0  # of noise that none of all the draws there will ever be goes beyond
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,22 +101,24 @@ class Averaging:
         longest = self.max_update_norm * tree.norm(before) if self.max_update_norm is not None else 0.0
         return form_of(before, longest=longest or math.inf)
 
-    def mean(self, uploads: Iterable[Upload], rnd: Round, *, rounds: int) -> tuple[Params, int, list[Event]]:
-        """(the mean update as it may be published, number of updates, what publishing it reveals)."""
-        count = 0
+    def summand(self, before: Tensors, *, rounds: int) -> Summand:
+        """How updates of the parameters `before` are averaged, and how large they may be."""
+        if self.privacy is None:
+            size = TIMES * max(1.0, tree.largest(before))
+            size = size if math.isfinite(size) else TIMES  # No update of such a model is finite either.
+        else:
+            # No clipped update is beyond the range, so who is in a mean never depends on what is in an update.
+            noise = self.privacy.std(rounds) if self.privacy.trust == "local" else 0.0
+            size = self.privacy.clip + DEVIATIONS * noise
+        return Summand(self.weights, size * (RECORDS if self.weights == "examples" else 1))
 
-        def weighted() -> Iterable[tuple[Tensors, float]]:
-            nonlocal count
-            for upload in uploads:
-                count += 1
-                yield upload.release.value, float(upload.examples) if self.weights == "examples" else 1.0
-
-        mean = tree.weighted_mean(weighted())
+    def publish(self, mean: Mean, rnd: Round, *, rounds: int) -> tuple[Params, list[Event]]:
+        """(the mean update as it may be published, what publishing it reveals)."""
         if self.privacy is None or self.privacy.trust == "local":
-            return mean, count, []
+            return mean.value, []
         assert rnd.noise is not None  # The server's round always has a noise stream.
-        mean, event = self.privacy.publish(mean, count=count, rounds=rounds, noise=rnd.noise)
-        return mean, count, [event]
+        value, event = self.privacy.publish(mean.value, count=mean.count, rounds=rounds, noise=rnd.noise)
+        return value, [event]
 
     def step(self, params: Params, mean: Params, moments: Params) -> tuple[Params, Params]:
         """(next parameters, next moments) from the mean update; `moments` are {} at first."""
@@ -192,9 +206,13 @@ class Averaged(Method, Protocol):
         """An update of all that clients see."""
         return self.averaging.form(tree.without(SERVER_ONLY, server))
 
-    def aggregate(self, server: Params, uploads: Iterable[Upload], rnd: Round) -> tuple[Params, Metrics, list[Event]]:
+    def summand(self, server: Params) -> Summand:
+        """Updates are averaged."""
+        return self.averaging.summand(server, rounds=self.rounds)
+
+    def aggregate(self, server: Params, uploads: Mean, rnd: Round) -> tuple[Params, Metrics, list[Event]]:
         """The server's optimiser takes one step along the clients' mean update."""
-        mean, _, events = self.averaging.mean(uploads, rnd, rounds=self.rounds)
+        mean, events = self.averaging.publish(uploads, rnd, rounds=self.rounds)
         moments, before = f"{SERVER_ONLY}/averaging", {k: server[k] for k in mean}
         after, moved = self.averaging.step(before, mean, tree.under(moments, server))
         return {**server, **after, **tree.prefixed(moments, moved)}, {"server/update_norm": tree.norm(mean)}, events

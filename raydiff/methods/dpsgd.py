@@ -24,14 +24,13 @@ label dropout. A client that takes part in fewer rounds spends less than the bud
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from raydiff import tree
 from raydiff.data.records import Records
 from raydiff.federated.form import Form
-from raydiff.federated.method import SERVER_ONLY, LocalResult, Metrics, Round, Upload
+from raydiff.federated.method import SERVER_ONLY, LocalResult, Mean, Metrics, Round
 from raydiff.methods._averaging import Averaged, Averaging
 from raydiff.models.d3pm import DiscreteDiffusion
 from raydiff.models.ddpm import DDPM, Sampling, device
@@ -132,7 +131,7 @@ class DPSGD(Averaged):
         """An update of the model, in a round that has steps."""
         return super().form(tree.without(EMA, server), examples, number) if self.steps(number) else Form()
 
-    def aggregate(self, server: Params, uploads: Iterable[Upload], rnd: Round) -> tuple[Params, Metrics, list[Event]]:
+    def aggregate(self, server: Params, uploads: Mean, rnd: Round) -> tuple[Params, Metrics, list[Event]]:
         """FedAvg's, and the moving average: bias-corrected, so that it starts as the first round's model."""
         after, metrics, events = super().aggregate(server, uploads, rnd)
         if self.ema and (steps := self.steps(rnd.number)):

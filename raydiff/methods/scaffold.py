@@ -22,7 +22,6 @@ paper, though the server could work it out from y - x, c and the learning rates.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -30,7 +29,7 @@ from torch import Tensor
 
 from raydiff import tree
 from raydiff.data.records import Records
-from raydiff.federated.method import SCRATCH, SERVER_ONLY, LocalResult, Metrics, Round, Upload
+from raydiff.federated.method import SCRATCH, SERVER_ONLY, LocalResult, Mean, Metrics, Round
 from raydiff.methods._averaging import AnyModel, Averaged, Averaging
 from raydiff.models.ddpm import DDPM, Sampling
 from raydiff.models.training import Training, fit
@@ -105,12 +104,11 @@ class Scaffold(Averaged):
         linear = torch.stack([(params[k] * extras[k]).sum() for k in params]).sum()
         return self.model.loss(params, batch, draws, {}) + (linear - linear.detach())
 
-    def aggregate(self, server: Params, uploads: Iterable[Upload], rnd: Round) -> tuple[Params, Metrics, list[Event]]:
+    def aggregate(self, server: Params, uploads: Mean, rnd: Round) -> tuple[Params, Metrics, list[Event]]:
         """The server's optimiser takes one step with x; c follows the clients' control variates."""
-        mean, count, events = self.averaging.mean(uploads, rnd, rounds=self.rounds)
-        update, change = tree.under(MODEL, mean), tree.under(CONTROL, mean)
+        update, change = tree.under(MODEL, uploads.value), tree.under(CONTROL, uploads.value)
         moments = f"{SERVER_ONLY}/averaging"
         x, moved = self.averaging.step(tree.under(MODEL, server), update, tree.under(moments, server))
-        c = tree.add(tree.under(CONTROL, server), tree.scale(change, count / rnd.clients))
+        c = tree.add(tree.under(CONTROL, server), tree.scale(change, uploads.count / rnd.clients))
         after = {**tree.prefixed(MODEL, x), **tree.prefixed(CONTROL, c), **tree.prefixed(moments, moved)}
-        return after, {"server/update_norm": tree.norm(update), "server/control_norm": tree.norm(c)}, events
+        return after, {"server/update_norm": tree.norm(update), "server/control_norm": tree.norm(c)}, []

@@ -28,7 +28,8 @@ from raydiff.experiment.tracking import keep_private
 from raydiff.experiment.trial import Trial, make_clients, make_instruments
 from raydiff.federated.client import Client, run_clients
 from raydiff.federated.method import Metrics, Upload
-from raydiff.federated.rounds import Closing, Late
+from raydiff.federated.rounds import Closing
+from raydiff.federated.sums import Desk, Late, Partial, partial_sums
 from raydiff.privacy.release import already_private
 from raydiff.runtime import gpu_memory, lost
 from raydiff.runtime.slots import Slot, cap_memory
@@ -39,6 +40,7 @@ Arrays = dict[str, np.ndarray[Any, Any]]
 ATTEMPTS = 4  # deaths of a worker without a result between them that are put up with
 IN_FLIGHT = 2  # messages that a worker may be ahead of the coordinator: bounds memory by workers, not clients
 MESSAGE_BYTES = 8 * 2**20  # a message takes 2 ms of CPU time whatever it carries, so small uploads travel together:
+PART_S = 30.0  # of a partial sum: what a worker that dies has to do again
 MESSAGE_S = 0.05  # it is sent once it holds so much, or is so old that the coordinator should not wait for more
 
 
@@ -66,6 +68,7 @@ class Worker:
         self._trial: str | None = None
         self._clients: dict[int, Client] = {}
         self._instruments: Any = None
+        self._federation = 0  # Its number of clients, newcomers apart.
         self._gpu = 0.0
         self._folder = Path()
 
@@ -79,7 +82,7 @@ class Worker:
                 meter.start()  # The peak of an earlier trial is not this one's.
             self._instruments = make_instruments(trial)
             self._clients = {c.number: c for c in make_clients(trial, ids)}
-        self._trial = trial.experiment.digest
+        self._trial, self._federation = trial.experiment.digest, trial.experiment.clients
         return {number: len(client.data) for number, client in self._clients.items()}
 
     def run(self, trial: str, ids: Sequence[int], server: Arrays, number: int) -> Iterator[Any]:
@@ -92,6 +95,13 @@ class Worker:
         params = tensors(server)
         results = self._in_its_slice(ids, number, run_clients(self._of(trial, ids), params, number))
         yield from _messages(results, seconds=0.0)
+
+    def sums(self, trial: str, ids: Sequence[int], server: Arrays, number: int, seconds: float) -> Iterator[Any]:
+        """The sum of what `Client.run` of each sends, in parts that are so old at least."""
+        clients, params = self._of(trial, ids), tensors(server)
+        desk = Desk(clients[0].method, params, number, self._federation)
+        results = self._in_its_slice(ids, number, run_clients(clients, params, number))
+        yield from partial_sums(desk, results, seconds=seconds)
 
     def evaluate(self, trial: str, ids: Sequence[int], server: Arrays, number: int, split: str) -> Iterator[Any]:
         """`Client.evaluate` of each, streamed."""
@@ -172,14 +182,36 @@ class RayPool:
         """
         if not ids:
             return
-        ref = ray.put(arrays(server))
-        came = self._arrivals(ids, lambda w, part: _streaming(w.race).remote(self._digest, part, ref, number), closing)
+        ref, came = ray.put(arrays(server)), dict[int, Any]()
+        for message in self._arrivals(
+            ids, lambda w, part, _: _streaming(w.race).remote(self._digest, part, ref, number), closing, _clients
+        ):
+            came |= {result[0]: result for result in message}
         for client in ids:
             if client in came:
                 _, examples, value, event, metrics = came[client]
                 yield Upload(client, examples, already_private(tensors(value), event, copy=False)), metrics
             else:
                 yield Late(client, self._records[client])
+
+    def sums(self, ids: Sequence[int], desk: Desk, closing: Closing | None) -> Iterator[Partial | Late]:
+        """The sum of what `Client.run` of each sends: one part of each worker, or more where its clients take long.
+
+        Where a round may be closed, and in a worker that has died, each client is a part by itself.
+        """
+        if not ids:
+            return
+        ref, missing = ray.put(arrays(desk.server)), set(ids)
+
+        def ask(worker: Any, part: list[int], deaths: int) -> Any:
+            seconds = 0.0 if closing or deaths else PART_S
+            return _streaming(worker.sums).remote(self._digest, part, ref, desk.number, seconds)
+
+        everyone = Closing(enough=len(ids))
+        for part in self._arrivals(ids, ask, closing or everyone, _clients_of_part):
+            missing -= {sent.client for sent in part.sent}
+            yield part
+        yield from (Late(client, self._records[client]) for client in sorted(missing))
 
     def evaluate(self, ids: Sequence[int], server: Params, number: int, split: str) -> Iterator[Any]:
         """`Client.evaluate` of each, against a split that no client holds."""
@@ -211,36 +243,47 @@ class RayPool:
             parts[i].remove(client)
             yield arrived[i].popleft()
 
-    def _arrivals(self, ids: Sequence[int], ask: Callable[[Any, list[int]], Any], closing: Closing) -> dict[int, Any]:
-        """The results that have come when the round is closed, by client.
+    def _arrivals(
+        self,
+        ids: Sequence[int],
+        ask: Callable[[Any, list[int], int], Any],
+        closing: Closing,
+        clients_of: Callable[[Any], set[int]],
+    ) -> Iterator[Any]:
+        """Messages as they come, in any order, until the round is closed. `ask` is told how often the worker has died
+        since its last message, `clients_of` tells whose results are in a message.
 
         A worker that dies before is waited for, whatever the deadline, then asked for what has not arrived.
         """
-        deadline, came = time.monotonic() + closing.seconds, dict[int, Any]()
+        deadline, came = time.monotonic() + closing.seconds, 0
         parts = {i: [c for c in ids if c % len(self.workers) == i] for i in range(len(self.workers))}
-        streams = {i: ask(self.workers[i], part) for i, part in parts.items() if part}
-        deaths = dict.fromkeys(streams, 0)  # Deaths since the worker's last result.
-        while streams and len(came) < closing.enough:
-            left = max(0.0, deadline - time.monotonic())
-            ready, _ = ray.wait(list(streams.values()), timeout=None if left == math.inf else left)
-            if not ready:
-                break
-            i = next(i for i, stream in streams.items() if stream is ready[0])
-            try:
-                came |= {result[0]: result for result in ray.get(next(streams[i]))}
-                deaths[i] = 0
-            except LOST:
-                deaths[i] += 1
-                if deaths[i] == ATTEMPTS:
-                    raise self._poisoned(i, parts[i][0]) from None
-                self._revive(i)
-                streams[i] = ask(self.workers[i], parts[i])
-            parts[i] = [c for c in parts[i] if c not in came]
-            if not parts[i]:
-                del streams[i]
-        for stream in streams.values():
-            ray.cancel(stream)
-        return came
+        streams = {i: ask(self.workers[i], part, 0) for i, part in parts.items() if part}
+        deaths = dict.fromkeys(streams, 0)
+        try:
+            while streams and came < closing.enough:
+                left = max(0.0, deadline - time.monotonic())
+                ready, _ = ray.wait(list(streams.values()), timeout=None if left == math.inf else left)
+                if not ready:
+                    break
+                i = next(i for i, stream in streams.items() if stream is ready[0])
+                try:
+                    message = ray.get(next(streams[i]))
+                except LOST:
+                    deaths[i] += 1
+                    if deaths[i] == ATTEMPTS:
+                        raise self._poisoned(i, parts[i][0]) from None
+                    self._revive(i)
+                    streams[i] = ask(self.workers[i], parts[i], deaths[i])
+                    continue
+                clients = clients_of(message)
+                parts[i] = [c for c in parts[i] if c not in clients]
+                came, deaths[i] = came + len(clients), 0
+                if not parts[i]:
+                    del streams[i]
+                yield message
+        finally:
+            for stream in streams.values():
+                ray.cancel(stream)
 
     def _revive(self, i: int) -> None:
         """Host worker i's clients again, waiting for Ray to restart it. Raises WorkersLost at the deadline."""
@@ -263,6 +306,16 @@ class RayPool:
 
     def _ids_of(self, i: int) -> list[int]:
         return [c for c in self.trial.experiment.everyone if c % len(self.workers) == i]
+
+
+def _clients(message: list[Any]) -> set[int]:
+    """Whose results are in a message of `race`."""
+    return {result[0] for result in message}
+
+
+def _clients_of_part(part: Partial) -> set[int]:
+    """Whose uploads a partial sum tells of."""
+    return {sent.client for sent in part.sent}
 
 
 def _streaming(method: Any) -> Any:

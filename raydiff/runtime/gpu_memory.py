@@ -21,6 +21,7 @@ from raydiff.experiment.overrides import override
 from raydiff.federated.checkpoint import INITIAL
 from raydiff.federated.client import COHORT, run_clients
 from raydiff.federated.method import SERVER_ONLY, Round
+from raydiff.federated.sums import Desk
 from raydiff.models.latent.model import LatentModel
 from raydiff.models.training import Training
 from raydiff.runtime.slots import CAP, slot
@@ -138,7 +139,9 @@ def _peak(this: trial.Trial, meter: Meter, cohort: int) -> int:
     uploads = [upload for upload, _ in run_clients(clients, server, 0)] if method.participating_rounds else []
     trained = meter.peak()
     noise = NoiseStream(this.keys.secret, ("probe",))
-    server, _, _ = method.aggregate(server, uploads, Round(0, rng, noise, this.experiment.clients))
+    desk = Desk(method, server, 0, this.experiment.clients)
+    received: Any = uploads if desk.summand is None else desk.mean(uploads)
+    server, _, _ = method.aggregate(server, received, Round(0, rng, noise, this.experiment.clients))
     meter.start()
     if instruments is not None:
         client.evaluate(tree.without(SERVER_ONLY, server), 0, instruments.of_client("test"))

@@ -15,6 +15,7 @@ from raydiff.experiment.config import Experiment
 from raydiff.federated.client import Client, Keys
 from raydiff.federated.method import Round, Upload
 from raydiff.federated.rounds import LocalPool, Progress, rounds
+from raydiff.federated.sums import Desk
 from raydiff.methods import FedAvg
 from raydiff.methods._averaging import Averaging
 from raydiff.privacy import accountants
@@ -36,8 +37,9 @@ def server_round(noise: NoiseStream | None = None) -> Round:
 
 
 def mean_of(averaging: Averaging, *sent: tuple[int, list[float]]) -> list[float]:
-    mean, count, events = averaging.mean(uploads(*sent), server_round(), rounds=1)
-    assert count == len(sent) and events == []
+    desk = Desk(FedAvg(averaging=averaging), {"w": torch.zeros(2)}, 0, len(sent))
+    mean, events = averaging.publish(desk.mean(uploads(*sent)), server_round(), rounds=1)
+    assert events == []
     return mean["w"].tolist()
 
 
@@ -96,7 +98,8 @@ def test_the_servers_moments_stay_with_it(fedavg: FedAvg, update: str) -> None:
 
 @pytest.mark.parametrize("trust", ["local", "central"])
 def test_without_noise_and_with_a_wide_clip_it_is_fedavg(fedavg: FedAvg, trust: str) -> None:
-    wide = run(private(fedavg, epsilon=math.inf, clip=1e6, trust=trust))[-1]
+    room = fedavg.summand(fedavg.init_server(None, generator(KEYS.seed, "server", "init"))).largest
+    wide = run(private(fedavg, epsilon=math.inf, clip=room, trust=trust))[-1]  # The same grid for the sums.
     assert tree.digest(wide.server) == tree.digest(run(fedavg)[-1].server)
     assert wide.ledger.epsilon(DELTA, "exact") == math.inf
 

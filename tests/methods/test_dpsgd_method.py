@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from scipy.stats import kstest
+from toys import aggregated
 
 from raydiff import tree
 from raydiff.data.datasets import Records
@@ -184,16 +185,16 @@ def test_a_replayed_round_resends_the_stored_bytes(
 # --- the moving average ------------------------------------------------------------------------------------
 
 
-def aggregated(method: DPSGD, server: Params, number: int, update: float) -> Params:
+def moved_by(method: DPSGD, server: Params, number: int, update: float) -> Params:
     uploads = [Upload(0, 10, disclose({"w": torch.tensor([update])}, "w"))]
-    return method.aggregate(server, iter(uploads), Round(number, generator(0)))[0]
+    return aggregated(method, server, uploads, Round(number, generator(0)))[0]
 
 
 def test_the_average_weighs_rounds_by_their_steps(method: DPSGD) -> None:
     d, averaging = 0.5, replace(method, ema=0.5)  # rounds of 2, 3 and 3 steps
     server = {"w": torch.tensor([1.0])}
     for number, update in enumerate((1.0, 2.0, 4.0)):  # models 2, 4, 8
-        server = aggregated(averaging, server, number, update)
+        server = moved_by(averaging, server, number, update)
         if number == 0:
             assert float(server["ema/w"]) == 2.0  # nothing of the random start
     each = [2.0] * 2 + [4.0] * 3 + [8.0] * 3
@@ -201,7 +202,7 @@ def test_the_average_weighs_rounds_by_their_steps(method: DPSGD) -> None:
     expected = sum(w * x for w, x in zip(weights, each, strict=True)) / sum(weights)
     assert float(server["ema/w"]) == pytest.approx(expected, rel=1e-6)
     assert float(server["w"]) == 8.0  # what training goes on from
-    assert set(aggregated(method, {"w": torch.tensor([1.0])}, 0, 1.0)) == {"w"}
+    assert set(moved_by(method, {"w": torch.tensor([1.0])}, 0, 1.0)) == {"w"}
 
 
 def test_the_average_is_sampled_and_the_last_model_trained(method: DPSGD) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from toys import aggregated
 
 from raydiff import tree
 from raydiff.data.datasets import Records
@@ -55,7 +56,7 @@ def test_the_update_is_the_mean_weighted_by_records(method: FedAvg) -> None:
     server = {"w": torch.tensor([1.0, 1.0])}
     sent = [torch.tensor([4.0, 0.0]), torch.tensor([0.0, 8.0])]
     uploads = [Upload(i, n, disclose({"w": w}, "w")) for i, (n, w) in enumerate(zip((30, 10), sent, strict=True))]
-    after, metrics, events = method.aggregate(server, iter(uploads), Round(0, generator(0)))
+    after, metrics, events = aggregated(method, server, uploads, Round(0, generator(0)))
     assert after["w"].tolist() == [1 + 3.0, 1 + 2.0]
     assert metrics["server/update_norm"] == pytest.approx(math.sqrt(13))
     assert events == []
@@ -65,7 +66,7 @@ def test_clients_that_agree_move_the_server_to_where_they_are(method: FedAvg) ->
     server = method.init_server(None, generator(0))
     result = method.local_update(server, {}, records(0), Round(0, generator(1)))
     uploads = [Upload(i, 5 + i, result.release) for i in range(3)]
-    after, _, _ = method.aggregate(server, iter(uploads), Round(0, generator(0)))
+    after, _, _ = aggregated(method, server, uploads, Round(0, generator(0)))
     torch.testing.assert_close(after, tree.add(server, result.release.value))
 
 

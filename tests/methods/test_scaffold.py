@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from toys import QUADRATIC, asked, deployed_of, joined, records, run, values
+from toys import QUADRATIC, aggregated, asked, deployed_of, joined, records, run, values
 
 from raydiff import tree
 from raydiff.experiment.config import Experiment
@@ -90,7 +90,7 @@ def test_control_variates_follow_the_share_of_clients_that_took_part() -> None:
     server = {"model/w": torch.tensor([1.0]), "control/w": torch.tensor([10.0])}
     sent = [{"model/w": torch.tensor([v]), "control/w": torch.tensor([w])} for v, w in ((4.0, -8.0), (8.0, 16.0))]
     uploads = [Upload(i, 5, disclose(value, "w")) for i, value in enumerate(sent)]
-    after, _, events = method.aggregate(server, iter(uploads), Round(3, generator(0), clients=8))
+    after, _, events = aggregated(method, server, uploads, Round(3, generator(0), clients=8))
     assert after["model/w"].item() == 1 + 0.5 * 6 and after["control/w"].item() == 10 + 2 / 8 * 4
     assert events == [] and after.keys() == server.keys()
 

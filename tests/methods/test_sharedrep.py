@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from toys import KEYS, records
+from toys import KEYS, aggregated, records
 
 from raydiff import tree
 from raydiff.experiment.config import Experiment
@@ -48,7 +48,7 @@ def test_the_middle_never_leaves_its_client(method: SharedRep, unet: bool) -> No
         result = method.local_update(server, state, records(0), Round(number, generator(1)))
         assert result.release.value.keys() == whole - middle
         assert result.state.keys() == middle
-        server, _, _ = method.aggregate(server, iter([Upload(0, 12, result.release)]), Round(number, generator(2)))
+        server, _, _ = aggregated(method, server, [Upload(0, 12, result.release)], Round(number, generator(2)))
         state = result.state
 
 

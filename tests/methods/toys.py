@@ -9,11 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from raydiff import tree
 from raydiff.data.datasets import Records
 from raydiff.federated.client import Client, Keys
-from raydiff.federated.method import Deployed, Method, WithNewClients
+from raydiff.federated.method import SERVER_ONLY, Deployed, Method, Metrics, Round, Upload, WithNewClients
 from raydiff.federated.rounds import LocalPool, Progress, rounds
+from raydiff.federated.sums import Desk
 from raydiff.models.training import fit_personal
+from raydiff.privacy.release import Event
 from raydiff.seeding import generator
 from raydiff.tree import Params
 
@@ -76,3 +79,12 @@ def asked(deployed: Deployed, name: str) -> Tensor:
     """What one of its denoisers makes of the same noise."""
     x = torch.randn(4, 1, 8, 8, generator=generator(5))
     return deployed.targets[name].denoisers[0](x, torch.tensor([1, 5, 9, 20]), torch.arange(4)[:, None])
+
+
+def aggregated(
+    method: Method, server: Params, uploads: Sequence[Upload], rnd: Round
+) -> tuple[Params, Metrics, list[Event]]:
+    """`aggregate` as the round loop calls it."""
+    desk = Desk(method, tree.without(SERVER_ONLY, server), rnd.number, max(rnd.clients, len(uploads)))
+    assert all(desk.check(upload, {})[1].rejected is None for upload in uploads)
+    return method.aggregate(server, iter(uploads) if desk.summand is None else desk.mean(uploads), rnd)

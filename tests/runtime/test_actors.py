@@ -17,7 +17,8 @@ from raydiff.evaluation.suite import Evaluation
 from raydiff.experiment import trial
 from raydiff.experiment.config import Experiment, Runtime
 from raydiff.experiment.trial import Trial
-from raydiff.federated.rounds import Closing, Late, rounds
+from raydiff.federated.rounds import Closing, rounds
+from raydiff.federated.sums import Late
 from raydiff.methods import DPSGD, PFDM, SPIRE, FedAvg, LocalOnly, Moon, Scaffold, SharedRep
 from raydiff.models.ddpm import DDPM, Sampling
 from raydiff.models.networks import MLP

@@ -1,0 +1,136 @@
+"""The sum of a round's uploads, made where the clients are hosted.
+
+Where all that a method needs of its uploads is their weighted mean (`Method.summand`), a worker checks its clients'
+uploads itself, adds them up, and sends one sum. Beside it travels a line about each client: what it sent, what that
+costs, and why it is not in the sum if it is not. `tree.ExactSum` gives the same bits however clients are dealt.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+
+from raydiff import tree
+from raydiff.federated.form import Form
+from raydiff.federated.method import Mean, Method, Metrics, Upload
+from raydiff.privacy.release import UNACCOUNTED, Event, accountable
+from raydiff.tree import ExactSum, Grid, OutOfRange, Params
+
+
+@dataclass(frozen=True)
+class Late:
+    """A client whose upload had not come when the round was closed. It may still send it."""
+
+    client: int
+    examples: int
+    """Its number of records."""
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What is known of an upload beside its value."""
+
+    client: int
+    event: Event
+    bytes: int
+    metrics: Metrics
+    rejected: str | None = None
+    """Why `aggregate` must not see it, in words; None: it may."""
+
+
+@dataclass
+class Partial:
+    """The sum of some clients' uploads."""
+
+    total: ExactSum
+    weight: float = 0.0
+    sent: list[Sent] = field(default_factory=list)
+    """A line for each of these clients; those that are rejected are not in the sum."""
+
+    def merge(self, other: Partial) -> None:
+        """Those clients' uploads too."""
+        self.total.merge(other.total)
+        self.weight += other.weight
+        self.sent += other.sent
+
+    @property
+    def mean(self) -> Mean:
+        """Raises ValueError where the weights of its uploads add up to nothing."""
+        if not self.total.count:
+            return Mean({}, 0)
+        return Mean(self.total.over(self.weight), self.total.count)
+
+
+class Desk:
+    """Where a round's uploads are checked, and added up."""
+
+    def __init__(self, method: Method, server: Params, number: int, clients: int) -> None:
+        self.method, self.server, self.number, self.clients = method, server, number, clients
+        self.summand = method.summand(server)
+        self._forms: dict[int, Form] = {}
+
+    def check(self, upload: Upload, metrics: Metrics) -> tuple[Upload, Sent]:
+        """The upload as it is accounted for."""
+        upload = replace(upload, release=accountable(upload.release))
+        why = self._objection(upload)
+        return upload, Sent(upload.client, upload.release.event, upload.release.nbytes, metrics, why)
+
+    def partial(self) -> Partial:
+        """The sum of no uploads yet, of a method with a summand."""
+        assert self.summand is not None
+        return Partial(ExactSum(Grid.of(self.summand.largest, self.clients)))
+
+    def add(self, partial: Partial, upload: Upload, metrics: Metrics) -> None:
+        """One more upload: into the sum, or rejected."""
+        upload, sent = self.check(upload, metrics)
+        if sent.rejected is None:
+            assert self.summand is not None
+            weight = self.summand.weight(upload.examples)
+            try:
+                partial.total.add(upload.release.value, weight)
+                partial.weight += weight
+            except OutOfRange as e:
+                sent = replace(sent, rejected=_not_finite(upload) or str(e))
+        partial.sent.append(sent)
+
+    def mean(self, uploads: Iterable[Upload]) -> Mean:
+        """Of all these, in one go."""
+        partial = self.partial()
+        for upload in uploads:
+            self.add(partial, upload, {})
+        return partial.mean
+
+    def _objection(self, upload: Upload) -> str | None:
+        """Why an upload may not reach `aggregate`, in words; None: it may."""
+        if upload.release.event == UNACCOUNTED:
+            return "it sent what is no release of local trust"
+        if not (isinstance(upload.examples, int) and upload.examples >= 0):
+            return f"its number of records is {upload.examples}"
+        if self.summand is None and (why := _not_finite(upload)):  # A sum's range tells that too.
+            return why
+        if (form := self._forms.get(upload.examples)) is None:
+            form = self._forms[upload.examples] = self.method.form(self.server, upload.examples, self.number)
+        return form.unlike(upload.release.value)
+
+
+def _not_finite(upload: Upload) -> str | None:
+    return None if tree.is_finite(upload.release.value) else "it is not finite"
+
+
+def partial_sums(
+    desk: Desk, results: Iterable[tuple[Upload, Metrics] | Late], *, seconds: float = math.inf
+) -> Iterator[Partial | Late]:
+    """The results' sum, in parts that are so old at least; who is late goes by itself."""
+    partial, started = desk.partial(), time.monotonic()
+    for result in results:
+        if isinstance(result, Late):
+            yield result
+            continue
+        desk.add(partial, *result)
+        if time.monotonic() - started >= seconds:
+            yield partial
+            partial, started = desk.partial(), time.monotonic()
+    if partial.sent:
+        yield partial

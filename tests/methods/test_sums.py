@@ -1,0 +1,143 @@
+"""The uploads of averaging methods as sums: dealt to workers in any way, in any order, the same bits."""
+
+from __future__ import annotations
+
+import math
+import pickle
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from toys import KEYS, QUADRATIC, values
+
+from raydiff import tree
+from raydiff.data.records import Records
+from raydiff.federated.client import Client, Failed
+from raydiff.federated.method import LocalResult, Round
+from raydiff.federated.rounds import Closing, LocalPool, Progress, rounds
+from raydiff.federated.sums import Desk, Late, Partial, partial_sums
+from raydiff.methods import FedAvg, Scaffold
+from raydiff.methods._averaging import RECORDS, TIMES, Averaging
+from raydiff.models.training import Training
+from raydiff.privacy.client_level import ClientPrivacy
+from raydiff.privacy.release import disclose
+from raydiff.seeding import generator
+from raydiff.tree import Params
+
+LOCAL = Training(steps=12, batch=4, optimizer="sgd", learning_rate=0.1, decay="constant")
+METHODS: dict[str, Any] = {
+    "fedavg": FedAvg(model=QUADRATIC, local=LOCAL, rounds=3),
+    "uniform": FedAvg(model=QUADRATIC, local=LOCAL, rounds=3, averaging=Averaging(weights="uniform", update="adam")),
+    "scaffold": Scaffold(model=QUADRATIC, local=LOCAL, rounds=3),
+    "local noise": FedAvg(model=QUADRATIC, local=LOCAL, rounds=3, averaging=Averaging(privacy=ClientPrivacy(clip=0.5))),
+    "server noise": FedAvg(
+        model=QUADRATIC,
+        local=LOCAL,
+        rounds=3,
+        averaging=Averaging(weights="uniform", privacy=ClientPrivacy(clip=0.5, trust="central")),
+    ),
+}
+CLIENTS = 9
+
+
+class Dealt(LocalPool):
+    """Clients dealt to so many workers anew in every round; their sums come as they come, and travel."""
+
+    def __init__(self, clients: Sequence[Client], workers: int, seed: int) -> None:
+        super().__init__(clients)
+        self.workers, self.rng = workers, random.Random(seed)
+
+    def sums(self, ids: Sequence[int], desk: Desk, closing: Closing | None) -> Iterator[Partial | Late]:
+        mixed = self.rng.sample(list(ids), len(ids))
+        for i in range(self.workers):
+            own = mixed[i :: self.workers]
+            there = Desk(desk.method, desk.server, desk.number, desk.clients)  # A worker has its own.
+            parts = partial_sums(there, self.run(own, desk.server, desk.number), seconds=0.0 if i == 0 else math.inf)
+            yield from pickle.loads(pickle.dumps(list(parts)))
+
+
+def clients(method: Any) -> list[Client]:
+    """Client i has 4 + i records."""
+    rng = generator(5, "records")
+    data = [Records(torch.randn(n, 1, generator=rng), torch.ones(n, 1), torch.arange(n)) for n in range(4, 4 + CLIENTS)]
+    return [Client(i, method, records, keys=KEYS) for i, records in enumerate(data)]
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize("name", METHODS)
+def test_however_clients_are_dealt_the_bits_are_the_same(name: str, workers: int) -> None:
+    method = METHODS[name]
+    expected = list(rounds(method, LocalPool(clients(method)), keys=KEYS))
+    found = list(rounds(method, Dealt(clients(method), workers, seed=workers), keys=KEYS))
+    for a, b in zip(expected, found, strict=True):
+        assert tree.digest(a.server) == tree.digest(b.server)
+        assert a.ledger == b.ledger and len(b.ledger.server.entries) == CLIENTS * (b.number + 1)
+        assert a.metrics == b.metrics
+
+
+def test_it_is_the_mean_to_more_than_floats_have() -> None:
+    method, rng = METHODS["fedavg"], generator(1)
+    before = {"w": torch.zeros(1000)}
+    sent = [{"w": torch.randn(1000, generator=rng) * 1e-3} for _ in range(20)]
+    weights = [1 + 7 * i for i in range(20)]
+    releases = [
+        replace(_upload(method, i), examples=w, release=disclose(x, "it"))
+        for i, (w, x) in enumerate(zip(weights, sent, strict=True))
+    ]
+    mean = Desk(method, before, 0, 20).mean(releases).value["w"]
+    summands = torch.stack([x["w"] for x in sent]) * torch.tensor(weights).view(-1, 1)
+    exact, float32 = ((summands.to(dtype).sum(0) / sum(weights)) for dtype in (torch.float64, torch.float32))
+    assert float((mean - exact).abs().max()) <= 2.0**-24 * float(exact.abs().max())  # The result's own rounding.
+    assert float((mean - exact).norm()) < float((float32 - exact).norm())
+
+
+def _upload(method: FedAvg, client: int) -> Any:
+    return Client(client, method, values(1.0), keys=KEYS).run({"w": torch.zeros(1)}, 0)[0]
+
+
+# --- what does not fit ---
+
+
+@dataclass(frozen=True, kw_only=True)
+class Huge(FedAvg):
+    """Its client with a record of 100 sends something of this size."""
+
+    size: float
+
+    def local_update(self, server: Params, state: Params, data: Any, rnd: Round) -> LocalResult:
+        result = super().local_update(server, state, data, rnd)
+        if float(data.images.max()) < 100:
+            return result
+        return replace(result, release=disclose({"w": torch.full((1,), self.size)}, "it"))
+
+
+def run(method: FedAvg, *x: float, **options: Any) -> Progress:
+    pool = LocalPool([Client(i, method, values(v), keys=KEYS) for i, v in enumerate(x)])
+    return next(rounds(method, pool, keys=KEYS, **options))
+
+
+def test_an_update_beyond_the_range_is_rejected_by_name() -> None:
+    room = TIMES * RECORDS / 4  # Each client has four records.
+    one = Huge(model=QUADRATIC, local=LOCAL, rounds=3, size=room)
+    assert run(one, 1.0, 100.0).rejected == {}
+    more = replace(one, size=2 * room)
+    after = run(more, 1.0, 100.0)
+    assert "not within the sum's range" in after.rejected[1]
+    assert tree.digest(after.server) == tree.digest(run(METHODS["fedavg"], 1.0).server)
+    assert {e.client for e in after.ledger.entries} == {0, 1}  # It was sent all the same.
+    with pytest.raises(Failed, match="client 1: an entry times its weight"):
+        run(more, 1.0, 100.0, min_clients=2)
+
+
+@pytest.mark.parametrize("trust", ["local", "central"])
+@pytest.mark.parametrize("clip", [1e-3, 1.0, 1e5])
+def test_who_is_in_a_private_mean_does_not_depend_on_the_update(trust: Any, clip: float) -> None:
+    """No update is too large once it is clipped, however far the clip is beyond what weights are like."""
+    averaging = Averaging(weights="uniform", privacy=ClientPrivacy(clip=clip, epsilon=0.1, trust=trust))
+    far = replace(LOCAL, learning_rate=1.9)
+    method = FedAvg(model=QUADRATIC, local=far, averaging=averaging)
+    for x in (0.0, 1.0, 1e7):
+        assert run(method, x, -x).rejected == {}
