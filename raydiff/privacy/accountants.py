@@ -18,6 +18,7 @@ composition mu^2 and tau add up, also where a value depends on those before it (
 
 from __future__ import annotations
 
+import bisect
 import functools
 import itertools
 import math
@@ -201,21 +202,23 @@ def depth(
     falling = all(later <= earlier for earlier, later in itertools.pairwise(abar))
     if len(abar) < 2 or abar[0] != 1 or not falling or abar[-1] < 0:
         raise ValueError("alphas_bar must start at 1 and fall within [0, 1], with at least two entries")
-    smallest = math.inf
-    for t in range(1, len(abar)):
-        spent = epsilon_of([release_event(clip, abar[t])], delta, accountant)
-        if spent <= epsilon and given is not None and given < t:
-            raise ValueError(
-                f"t0 = {given} spends more than epsilon = {epsilon:g} at clip {clip:g}, delta {delta:g} ({accountant} "
-                f"accountant): it must be at least {t}"
-            )
-        if spent <= epsilon:
-            return given or t
-        smallest = min(smallest, spent)
-    raise ValueError(
-        f"no depth reaches epsilon {epsilon:g} at clip {clip:g}, delta {delta:g} ({accountant} accountant): "
-        f"the smallest reachable with this schedule is {smallest:.4g}"
-    )
+
+    def spent(t: int) -> float:
+        return epsilon_of([release_event(clip, abar[t])], delta, accountant)
+
+    # What is spent falls with abar, so the first depth that keeps to the budget is found by halving.
+    t = 1 + bisect.bisect_left(range(1, len(abar)), True, key=lambda t: spent(t) <= epsilon)
+    if t == len(abar):
+        raise ValueError(
+            f"no depth reaches epsilon {epsilon:g} at clip {clip:g}, delta {delta:g} ({accountant} accountant): "
+            f"the smallest reachable with this schedule is {spent(t - 1):.4g}"
+        )
+    if given is not None and given < t:
+        raise ValueError(
+            f"t0 = {given} spends more than epsilon = {epsilon:g} at clip {clip:g}, delta {delta:g} ({accountant} "
+            f"accountant): it must be at least {t}"
+        )
+    return given or t
 
 
 def _gaussians(events: Sequence[Event]) -> list[Gaussian] | None:
