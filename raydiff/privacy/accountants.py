@@ -36,6 +36,8 @@ Group = tuple[str, str, str]
 
 ORDERS = [1 + n / 10 for n in range(1, 100)] + [float(n) for n in (*range(11, 64), 96, 128, 192, 256, 512)]
 """Renyi orders for Poisson-sampled steps, whose divergence has no closed form in the order."""
+ROUNDING = 1e-6
+"""More than an epsilon is off by the rounding of its divergence."""
 
 
 class Unsupported(ValueError):
@@ -315,22 +317,42 @@ def _rdp_sampled(gaussians: Sequence[Gaussian], delta: float) -> float:
     itself, so that the two distributions are the same ones; the rate, which n decides, stays.
     """
     steps = _counted(gaussians)
-    total = [0.0] * len(ORDERS)
-    for (rate, noise), n in steps.items():
-        total = [sofar + n * d for sofar, d in zip(total, _sampled_divergences(rate, noise), strict=True)]
-    sampled = min(_converted(d, order - 1, delta) for order, d in zip(ORDERS, total, strict=True))
+
+    def divergence(order: float) -> float:
+        total = 0.0
+        for (rate, noise), n in steps.items():
+            total += n * _sampled_divergence(rate, noise, order)
+        return total
+
     tau = sum(n / noise / noise for (_, noise), n in steps.items()) / 2
-    return max(0.0, min(sampled, _rdp(tau, delta)))  # sampling never hurts
+    return max(0.0, min(_best_order(divergence, delta), _rdp(tau, delta)))  # sampling never hurts
 
 
-@functools.lru_cache(maxsize=256)
-def _sampled_divergences(rate: float, noise: float) -> tuple[float, ...]:
-    """Renyi divergences of one sampled step, at each of ORDERS."""
+def _best_order(divergence: Callable[[float], float], delta: float) -> float:
+    """The least epsilon over ORDERS of divergences that rise with the order, most of which are not asked for.
+
+    Each takes milliseconds. Between two orders none is below that of the lower one: where with that an order's epsilon
+    would not be the least, the order is passed over.
+    """
+    best, waiting = math.inf, [(0, len(ORDERS), 0.0)]
+    while waiting:
+        first, end, least = waiting.pop()
+        orders = ORDERS[first:end]
+        if not orders or min(_converted(least, order - 1, delta) for order in orders) > best + ROUNDING:
+            continue
+        middle = (first + end) // 2
+        here = divergence(ORDERS[middle])
+        best = min(best, _converted(here, ORDERS[middle] - 1, delta))
+        waiting += [(middle + 1, end, here), (first, middle, least)]
+    return best
+
+
+@functools.lru_cache(maxsize=2**15)
+def _sampled_divergence(rate: float, noise: float, order: float) -> float:
+    """Renyi divergence of one sampled step."""
     from opacus.accountants.analysis.rdp import compute_rdp
 
-    if noise == math.inf:
-        return (0.0,) * len(ORDERS)
-    return tuple(float(d) for d in compute_rdp(q=rate, noise_multiplier=noise, steps=1, orders=ORDERS))
+    return 0.0 if noise == math.inf else float(compute_rdp(q=rate, noise_multiplier=noise, steps=1, orders=order))
 
 
 def _converted(divergence: float, u: float, delta: float) -> float:
