@@ -18,8 +18,6 @@ import pytest
 import torch
 
 from raydiff.cli import generate, sweep
-from raydiff.evaluation.quality import features
-from raydiff.evaluation.quality.features import train_cnn
 from raydiff.report import page
 from raydiff.report.frontier.command import write
 from raydiff.results.finished import open_finished
@@ -34,7 +32,6 @@ def old(tmp_path: Path, migrated: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     """The sweep in a storage folder of its own."""
     for name in ("RAYDIFF_DATA", "RAYDIFF_NOISE_SECRET"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(features, "train_cnn", train_cnn)  # in all its steps, for the numbers of then
     folder = shutil.copytree(Path(__file__).parent / "old", tmp_path / "sweeps" / "old")
     (folder / "secret").write_bytes(bytes.fromhex("00112233445566778899aabbccddeeff"))
     shutil.copy(migrated, tmp_path / "mlflow.db")
