@@ -85,9 +85,8 @@ def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[P
 
 @pytest.fixture(scope="session", autouse=True)
 def one_feature_network(once: Callable[[str, Callable[[Path], object]], Path]) -> Iterator[None]:
-    """Trials share the feature network of the same public records, and its training is a tenth of the real one: how
-    well it tells pictures apart is asked in `test_features` alone, of the real one."""
-    train = functools.partial(features.train_cnn, steps=40)
+    """Trials share the feature network of the same public records: it takes a second to train."""
+    train = features.train_cnn
 
     def shared(records: Records, **given: Any) -> Params:
         of = tree.digest({**records.leaves, "labels": records.labels})
