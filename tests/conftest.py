@@ -7,6 +7,8 @@ import os
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # before anything imports ray
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("MPLBACKEND", "Agg")
+os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's default is 15: a busy machine would not let them run at all
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # images set it: each run would rewrite all asserts anew, 8 s a process
 if "RAYDIFF_DATA" in os.environ:  # tests change the working directory
     os.environ["RAYDIFF_DATA"] = os.path.abspath(os.environ["RAYDIFF_DATA"])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -105,8 +106,10 @@ def test_a_sweep_without_ray(tiny: rd.Experiment, tmp_path: Path) -> None:
 
 
 def test_a_sweep_without_ray_stops_at_a_failure_and_retries_it(
-    tiny: rd.Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    migrated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    shutil.copy(migrated, tmp_path / "mlflow.db")
+
     def fails(*_: object) -> None:
         raise RuntimeError("poisoned")
 

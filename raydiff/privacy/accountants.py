@@ -18,6 +18,7 @@ composition mu^2 and tau add up, also where a value depends on those before it (
 
 from __future__ import annotations
 
+import bisect
 import functools
 import itertools
 import math
@@ -35,6 +36,8 @@ Group = tuple[str, str, str]
 
 ORDERS = [1 + n / 10 for n in range(1, 100)] + [float(n) for n in (*range(11, 64), 96, 128, 192, 256, 512)]
 """Renyi orders for Poisson-sampled steps, whose divergence has no closed form in the order."""
+ROUNDING = 1e-6
+"""More than an epsilon is off by the rounding of its divergence."""
 
 
 class Unsupported(ValueError):
@@ -201,21 +204,23 @@ def depth(
     falling = all(later <= earlier for earlier, later in itertools.pairwise(abar))
     if len(abar) < 2 or abar[0] != 1 or not falling or abar[-1] < 0:
         raise ValueError("alphas_bar must start at 1 and fall within [0, 1], with at least two entries")
-    smallest = math.inf
-    for t in range(1, len(abar)):
-        spent = epsilon_of([release_event(clip, abar[t])], delta, accountant)
-        if spent <= epsilon and given is not None and given < t:
-            raise ValueError(
-                f"t0 = {given} spends more than epsilon = {epsilon:g} at clip {clip:g}, delta {delta:g} ({accountant} "
-                f"accountant): it must be at least {t}"
-            )
-        if spent <= epsilon:
-            return given or t
-        smallest = min(smallest, spent)
-    raise ValueError(
-        f"no depth reaches epsilon {epsilon:g} at clip {clip:g}, delta {delta:g} ({accountant} accountant): "
-        f"the smallest reachable with this schedule is {smallest:.4g}"
-    )
+
+    def spent(t: int) -> float:
+        return epsilon_of([release_event(clip, abar[t])], delta, accountant)
+
+    # What is spent falls with abar, so the first depth that keeps to the budget is found by halving.
+    t = 1 + bisect.bisect_left(range(1, len(abar)), True, key=lambda t: spent(t) <= epsilon)
+    if t == len(abar):
+        raise ValueError(
+            f"no depth reaches epsilon {epsilon:g} at clip {clip:g}, delta {delta:g} ({accountant} accountant): "
+            f"the smallest reachable with this schedule is {spent(t - 1):.4g}"
+        )
+    if given is not None and given < t:
+        raise ValueError(
+            f"t0 = {given} spends more than epsilon = {epsilon:g} at clip {clip:g}, delta {delta:g} ({accountant} "
+            f"accountant): it must be at least {t}"
+        )
+    return given or t
 
 
 def _gaussians(events: Sequence[Event]) -> list[Gaussian] | None:
@@ -312,22 +317,42 @@ def _rdp_sampled(gaussians: Sequence[Gaussian], delta: float) -> float:
     itself, so that the two distributions are the same ones; the rate, which n decides, stays.
     """
     steps = _counted(gaussians)
-    total = [0.0] * len(ORDERS)
-    for (rate, noise), n in steps.items():
-        total = [sofar + n * d for sofar, d in zip(total, _sampled_divergences(rate, noise), strict=True)]
-    sampled = min(_converted(d, order - 1, delta) for order, d in zip(ORDERS, total, strict=True))
+
+    def divergence(order: float) -> float:
+        total = 0.0
+        for (rate, noise), n in steps.items():
+            total += n * _sampled_divergence(rate, noise, order)
+        return total
+
     tau = sum(n / noise / noise for (_, noise), n in steps.items()) / 2
-    return max(0.0, min(sampled, _rdp(tau, delta)))  # sampling never hurts
+    return max(0.0, min(_best_order(divergence, delta), _rdp(tau, delta)))  # sampling never hurts
 
 
-@functools.lru_cache(maxsize=256)
-def _sampled_divergences(rate: float, noise: float) -> tuple[float, ...]:
-    """Renyi divergences of one sampled step, at each of ORDERS."""
+def _best_order(divergence: Callable[[float], float], delta: float) -> float:
+    """The least epsilon over ORDERS of divergences that rise with the order, most of which are not asked for.
+
+    Each takes milliseconds. Between two orders none is below that of the lower one: where with that an order's epsilon
+    would not be the least, the order is passed over.
+    """
+    best, waiting = math.inf, [(0, len(ORDERS), 0.0)]
+    while waiting:
+        first, end, least = waiting.pop()
+        orders = ORDERS[first:end]
+        if not orders or min(_converted(least, order - 1, delta) for order in orders) > best + ROUNDING:
+            continue
+        middle = (first + end) // 2
+        here = divergence(ORDERS[middle])
+        best = min(best, _converted(here, ORDERS[middle] - 1, delta))
+        waiting += [(middle + 1, end, here), (first, middle, least)]
+    return best
+
+
+@functools.lru_cache(maxsize=2**15)
+def _sampled_divergence(rate: float, noise: float, order: float) -> float:
+    """Renyi divergence of one sampled step."""
     from opacus.accountants.analysis.rdp import compute_rdp
 
-    if noise == math.inf:
-        return (0.0,) * len(ORDERS)
-    return tuple(float(d) for d in compute_rdp(q=rate, noise_multiplier=noise, steps=1, orders=ORDERS))
+    return 0.0 if noise == math.inf else float(compute_rdp(q=rate, noise_multiplier=noise, steps=1, orders=order))
 
 
 def _converted(divergence: float, u: float, delta: float) -> float:

@@ -212,14 +212,14 @@ def noise_multiplier(
     rate, (epsilon, delta) = sampling_rate(batch, records), budget
     if epsilon is None:
         return given or 0.0
-    needed = noise_multiplier_for(epsilon=epsilon, delta=delta, sampling_rate=rate, steps=steps)
+    needed = functools.partial(noise_multiplier_for, epsilon=epsilon, delta=delta, sampling_rate=rate, steps=steps)
     if given is None:
-        return needed
+        return needed()
     spent = accountants.rdp([Gaussian(given, "example", "zero_out", "local", rate, steps)], delta)
-    if spent > epsilon:
+    if spent > epsilon:  # only then is it worth its search, which takes seconds
         raise ValueError(
             f"noise_multiplier = {given:g} spends epsilon {spent:.4g} > {epsilon:g} on a client's "
-            f"{records} records: it must be at least {math.ceil(1000 * needed) / 1000:g}"
+            f"{records} records: it must be at least {math.ceil(1000 * needed()) / 1000:g}"
         )
     return given
 

@@ -212,11 +212,11 @@ def test_proportions_are_kept_and_classes_that_are_not_there_are_left_out() -> N
 
 @pytest.fixture(scope="module")
 def overfitted() -> dict[str, float]:
-    """A non-private denoiser of 40 digits, shown 600 times each, and one that saw neither set."""
-    splits = load(Data(train=80, public=0, validation=0, calibration=100, test=200)).splits
+    """A non-private denoiser of 40 digits, shown 300 times each, and one that saw neither set."""
+    splits = load(Data(train=80, public=0, validation=0, calibration=60, test=100)).splits
     own, strangers = (splits["train"].select(torch.arange(80) % 2 == k) for k in (0, 1))
     model = DDPM(network=MLP(width=128, depth=2), timesteps=100)
-    training = Training(steps=800, batch=30, learning_rate=2e-3)
+    training = Training(steps=400, batch=30, learning_rate=2e-3)
     attacked = {}
     for name, seen in (("client", own), ("global", strangers)):
         params, _, _ = fit(

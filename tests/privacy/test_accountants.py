@@ -160,6 +160,21 @@ def test_less_noise_more_steps_and_a_smaller_delta_cost_more(
     assert once <= epsilon([gaussian(mu)], delta / factor)
 
 
+@pytest.mark.parametrize("delta", [1e-7, 1e-2])
+@pytest.mark.parametrize("noise", [0.3, 1.1, 20.0])
+@pytest.mark.parametrize("rate", [1e-3, 0.1, 0.9])
+def test_orders_that_are_passed_over_would_not_have_been_the_best(rate: float, noise: float, delta: float) -> None:
+    asked: list[float] = []
+
+    def divergence(order: float) -> float:
+        asked.append(order)
+        return 50 * accountants._sampled_divergence(rate, noise, order)
+
+    found = accountants._best_order(divergence, delta)
+    assert len(asked) == len(set(asked)) < len(accountants.ORDERS) / 2
+    assert found == min(accountants._converted(divergence(o), o - 1, delta) for o in accountants.ORDERS)
+
+
 @settings(max_examples=8, deadline=None)
 @given(noise=st.floats(0.3, 20), rate=st.floats(1e-4, 0.99), factor=st.floats(1.01, 5), steps=st.integers(1, 500))
 def test_sampled_rdp_is_monotone(noise: float, rate: float, factor: float, steps: int) -> None:

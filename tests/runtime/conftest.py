@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
-os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's default is 15: a busy machine would not let them run at all
-
 import pytest
 
 

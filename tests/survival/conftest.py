@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-
-os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's default is 15: a busy machine would not let them run at all
-
+import shutil
 import signal
 import subprocess
 import sys
@@ -46,10 +44,21 @@ def one_secret() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def one_store(migrated: Path) -> Iterator[None]:
+    """Sweeps begin with an MLflow store that has its tables: making them takes each its seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Sweep, "tables", migrated, raising=False)
+        yield
+
+
 class Sweep:
     """The sweep's command in a storage folder of its own."""
 
+    tables: Path
+
     def __init__(self, storage: Path) -> None:
+        shutil.copy(self.tables, storage / "mlflow.db")
         self.storage, self.folder = storage, storage / "sweeps" / "survivor"
         self.arguments = [*SWEEP, "--runtime.storage", str(storage)]
         self.mlflow = f"sqlite:///{storage}/mlflow.db"

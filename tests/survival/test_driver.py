@@ -41,6 +41,7 @@ def test_a_killed_driver_is_resumed(tmp_path, undisturbed):
 
 def test_of_two_drivers_started_at_once_one_runs(tmp_path, undisturbed):
     sweep = Sweep(tmp_path)
+    (tmp_path / "mlflow.db").unlink()  # its tables they make at once, too
     processes = [sweep.start(), sweep.start()]
     outputs = [sweep.end_of(process) for process in processes]
     codes = [process.returncode for process in processes]

@@ -71,7 +71,8 @@ def settings(runs: pd.DataFrame) -> dict[str, str]:
     Of a part that is there or not, its fields tell which.
     """
     config = [c for c in map(str, runs) if "/" not in c and c not in ("digest", "outcome", "reason", "method")]
-    varying = [c for c in config if runs.loc[has(runs, c), c].nunique(dropna=False) > 1]
+    varying = [c for c in config if runs[c].nunique(dropna=False) > 1]  # most do not: asked first, it is quick
+    varying = [c for c in varying if runs.loc[has(runs, c), c].nunique(dropna=False) > 1]
     if any(c.startswith("data.") and c != "data.root" for c in varying):
         varying = [c for c in varying if c not in RESOLVED]
     varying = [c for c in varying if not NOT_SETTINGS.match(c)]
