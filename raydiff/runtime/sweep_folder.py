@@ -52,8 +52,8 @@ def folder(base: Experiment, name: str) -> Path:
 
 
 def fresh_name(preset: str) -> str:
-    """A name that no earlier sweep has."""
-    return f"{preset}-{time.strftime('%Y%m%d-%H%M%S')}"
+    """A name that no other sweep has, be it begun in the same second."""
+    return f"{preset}-{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:8]}"
 
 
 def plan(

@@ -16,6 +16,7 @@ import pytest
 from raydiff.__main__ import leave
 from raydiff.cli import run, sweep
 from raydiff.experiment import overrides as settings
+from raydiff.experiment.config import Experiment
 from raydiff.experiment.presets import names
 from raydiff.federated.checkpoint import write_text
 from raydiff.runtime import sweep_folder
@@ -173,6 +174,13 @@ def test_a_name_is_used_once_unless_resumed_with_the_same_space(tmp_path):
     assert sweep_folder.plan(at, **grown, resume=True) == extended
     with pytest.raises(ValueError, match=r"0 trials are new and 1 are gone .*: --extend adds trials and takes none"):
         sweep_folder.plan(at, **same, resume=True, extend=True)
+
+
+def test_sweeps_that_begin_in_one_second_have_names_of_their_own(monkeypatch):
+    monkeypatch.setattr(sweep_folder.time, "strftime", lambda _: "20261123-120000")
+    names = {sweep_folder.fresh_name("digits") for _ in range(1000)}
+    assert len(names) == 1000
+    assert all(sweep_folder.place(Experiment(), name).name.startswith("digits-20261123-120000-") for name in names)
 
 
 def test_other_code_is_refused_by_file_name(tmp_path, monkeypatch):
