@@ -111,17 +111,15 @@ def _about(attacked: Attacked) -> str:
 
 def _trained(attacked: Attacked, workers: int) -> Iterator[int]:
     """Each shadow's number when it is there."""
-    numbers = range(attacked.request.shadows)
     if workers == 1:
-        for number in numbers:
+        for number in range(attacked.request.shadows):
             attacked.losses(number)
             yield number
         return
-    from raydiff.runtime import shadow_tasks, tuner
+    from raydiff.runtime import tasks, tuner
 
     with tuner.cluster() as nodes:
-        shadow_tasks.check(attacked, nodes)
-        yield from shadow_tasks.train(attacked, numbers, workers=workers)
+        yield from tasks.of_shadows(attacked, workers=workers, nodes=nodes)
 
 
 def _read(attacked: Attacked, target: Tensor, out: Path) -> None:

@@ -85,10 +85,10 @@ def _generate(finished: Finished, client: int | None, out: Path, request: Reques
 
 
 def _on_ray(write: Callable[..., str], workers: int) -> str:
-    from raydiff.runtime import sample_tasks, tuner
+    from raydiff.runtime import tasks, tuner
 
     with tuner.cluster() as nodes:
-        return write(spread=sample_tasks.over(workers, nodes))
+        return write(spread=tasks.of_samples(workers, nodes))
 
 
 def _as_data(finished: Finished, out: Path) -> str:
