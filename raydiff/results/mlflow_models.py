@@ -4,9 +4,7 @@ only home of mlflow."""
 from __future__ import annotations
 
 import json
-import math
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -132,8 +130,6 @@ def log_newcomer(
     `key` says what was asked for: the run of an earlier client with this key gives way. `metrics` are (name, epoch,
     value).
     """
-    from mlflow.entities import Metric, Param
-
     experiment = client.get_run(parent).info.experiment_id
     query = f"tags.`raydiff.newcomer` = '{key}' and tags.`mlflow.parentRunId` = '{parent}'"
     for earlier in client.search_runs([experiment], query):
@@ -141,11 +137,8 @@ def log_newcomer(
     # not raydiff.id and raydiff.trial: by these the trial's own run is found again
     own = {"mlflow.parentRunId": parent, "raydiff.kind": "newcomer", "raydiff.newcomer": key, **tags}
     run = str(client.create_run(experiment, run_name=name, tags=own).info.run_id)
-    client.log_batch(run, params=[Param(k, str(v)[:6000]) for k, v in params.items()])
-    now = int(time.time() * 1000)
-    usable = [Metric(k, value, now, epoch) for k, epoch, value in metrics if math.isfinite(value)]
-    for i in range(0, len(usable), tracking.BATCH):
-        client.log_batch(run, metrics=usable[i : i + tracking.BATCH])
+    tracking.log_params(client, run, params)
+    tracking.log_values(client, run, metrics)
     for path in files:
         client.log_artifact(run, str(path))
     client.set_terminated(run, "FINISHED")
