@@ -50,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
     if options.out.is_dir() and any(options.out.iterdir()):
         raise ValueError(f"{options.out} is not empty: give another --out")
     asked = Request(
-        trial=sweep_folder.trial_folder(options.run, Path(options.storage).expanduser().absolute()),
+        trial=sweep_folder.trial_folder(options.run, options.storage),
         source=options.source,
         client=options.client or 0,
         shadows=options.shadows,

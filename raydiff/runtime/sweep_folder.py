@@ -184,10 +184,13 @@ def trial_folder(run: str, storage: Path) -> Path:
 
 def version() -> dict[str, str]:
     """What files are made by: the version, and the commit where this is a checkout."""
-    here = Path(raydiff.__file__).parent
-    describe = ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=40", "--match", ""]
-    git = subprocess.run(describe, capture_output=True, text=True, check=False)
-    return {"raydiff": metadata.version("raydiff")} | ({"git": git.stdout.strip()} if git.returncode == 0 else {})
+    return {"raydiff": metadata.version("raydiff")} | ({"git": git} if (git := _git()) else {})
+
+
+def _git() -> str:
+    here = str(Path(raydiff.__file__).parent)
+    describe = ["git", "-C", here, "describe", "--always", "--dirty", "--abbrev=40", "--match", ""]
+    return subprocess.run(describe, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def _log_sampler(client: Any, run: str, folder: Path) -> None:
@@ -214,11 +217,9 @@ def _code() -> dict[str, str]:
 
 
 def _tags(preset: str, base: Experiment) -> dict[str, str]:
-    here = Path(raydiff.__file__).parent
-    git = subprocess.run(["git", "-C", str(here), "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
     tags = {
         "raydiff.preset": preset,
         "raydiff.accountant": base.method.accountant,
         "raydiff.replayable": str(base.runtime.noise_secret is not None and not base.runtime.races).lower(),
     }
-    return tags | ({"raydiff.git": git.stdout.strip()} if git.returncode == 0 else {})
+    return tags | ({"raydiff.git": git.removesuffix("-dirty")} if (git := _git()) else {})
