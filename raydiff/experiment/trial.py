@@ -147,13 +147,23 @@ def _named(resolved: Experiment, secret: bytes, sweep: Path | None) -> Experimen
 
 
 def open_trial(experiment: Experiment, sweep: Path, owner: Owner | None = None) -> Trial:
-    """Resolve the experiment and write its config.json. Raises Overtaken where `owner` no longer owns the sweep."""
+    """Resolve the experiment and `begin`."""
     resolved = resolve(experiment)  # first: what is refused has left nothing
     trial = Trial(_named(resolved, noise_secret(sweep, experiment), sweep), sweep, owner)
-    if owner is not None:
-        owner()
-    write_text(trial.folder / "config.json", json.dumps(overrides.to_dict(without_secret(trial.experiment)), indent=1))
+    begin(trial)
     return trial
+
+
+def begin(trial: Trial) -> None:
+    """Write the trial's config.json. Raises Overtaken where its owner no longer owns the sweep, and ValueError where
+    the data are others here than where its experiment was resolved."""
+    if not config.is_of(trial.experiment, datasets.load(trial.experiment.data), trial.keys.secret):
+        raise ValueError(
+            f"the data set {trial.experiment.data.name} is not the one here that the trial was planned for"
+        )
+    if trial.owner is not None:
+        trial.owner()
+    write_text(trial.folder / "config.json", json.dumps(overrides.to_dict(without_secret(trial.experiment)), indent=1))
 
 
 def noise_secret(sweep: Path, experiment: Experiment) -> bytes:

@@ -171,7 +171,7 @@ def _here(planned: Planned, begin: Begin, *, retry: bool) -> None:
 
 
 def _rounds(this: trial.Trial, pool: Callable[[], Pool], train: Train | None) -> None:
-    this = trial.open_trial(this.experiment, this.sweep, this.owner)
+    trial.begin(this)
     try:
         for result in trial.run(this, pool(), train=train):
             if not result["finished"]:

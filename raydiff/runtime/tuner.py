@@ -103,7 +103,10 @@ class Federation(tune.Trainable):
         sweep, number = Path(config["sweep"]), config["owner"]
         owner = None if number is None else Owner(sweep, number)
         self._trial = Trial(experiment, sweep, owner)
-        self._trial = trials.open_trial(experiment, sweep, owner)
+        if config.get("values"):  # What Optuna has chosen is resolved here; the driver has resolved all else.
+            self._trial = trials.open_trial(experiment, sweep, owner)
+        else:
+            trials.begin(self._trial)
         with lost.ending(self._trial.folder, "the coordinator"):
             pool = RayPool(self._workers, self._trial, gpu=self._gpu)
             for result in trials.run(self._trial, pool):
