@@ -19,6 +19,7 @@ from raydiff.experiment import trial
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.owner import held
 from raydiff.experiment.study import varying
+from raydiff.experiment.tracking import redacted
 from raydiff.federated.checkpoint import Overtaken, write_text
 from raydiff.federated.rounds import Pool
 from raydiff.models.training import Train
@@ -38,8 +39,8 @@ class Ended:
     @property
     def opened_by(self) -> str:
         """What opens its runs in the MLflow UI, to be said after "open the runs "."""
-        uri, _ = sweep_folder.tracking_store(self.folder.parents[1])
-        return sweep_folder.opened_by(uri)
+        uri = redacted(sweep_folder.tracking_store(self.folder.parents[1])[0])
+        return f"at {uri}" if uri.startswith("http") else f"with: mlflow ui --backend-store-uri {uri}"
 
     @property
     def code(self) -> int:
@@ -85,10 +86,10 @@ def start(
             extend=extend,
         )
         if retry:
-            planned = replace(planned, trials=_failed(folder, planned.base), asked=replace(asked, search="grid"))
-        if retry and not planned.trials:
-            print(f"no trial of {folder.name} has failed")
-            return Ended(folder, False)
+            planned = replace(planned, trials=_failed(planned), asked=replace(asked, search="grid"))
+            if not planned.trials:
+                print(f"no trial of {folder.name} has failed")
+                return Ended(folder, False)
         for remark in sorted({e.runtime.remark for e in (planned.base, *planned.trials)} - {""}):
             print(remark, flush=True)
         if report:
@@ -117,7 +118,8 @@ def start(
             if not (folder / "sweep.json").exists():
                 raise
             interrupted = True
-            _cut_short(folder)
+            for digest in sweep_folder.open_ended(folder):
+                trial.cut_short(folder / "trials" / digest, "killed", reason="interrupted")
         if mlflow:
             mlflow.close()
         out = folder / "report"
@@ -128,15 +130,10 @@ def start(
         return Ended(folder, interrupted)
 
 
-def _failed(folder: Path, base: Experiment) -> tuple[Experiment, ...]:
+def _failed(planned: Planned) -> tuple[Experiment, ...]:
     """The sweep's failed trials, to be run where this command says."""
-    found = sweep_folder.ended(folder, "failed")
-    return tuple(replace(e, runtime=replace(base.runtime, threads=e.runtime.threads)) for e in found)
-
-
-def _cut_short(folder: Path) -> None:
-    for digest in sweep_folder.open_ended(folder):
-        trial.cut_short(folder / "trials" / digest, "killed", reason="interrupted")
+    found, here = sweep_folder.ended(planned.folder, "failed"), planned.base.runtime
+    return tuple(replace(e, runtime=replace(here, threads=e.runtime.threads)) for e in found)
 
 
 # --- in this process ---

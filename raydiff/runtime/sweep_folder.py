@@ -18,7 +18,7 @@ from typing import Any
 import raydiff
 from raydiff.experiment import config, trial
 from raydiff.experiment.config import Experiment
-from raydiff.experiment.tracking import ARTIFACTS, Mlflow, redacted
+from raydiff.experiment.tracking import ARTIFACTS, Mlflow
 from raydiff.federated.checkpoint import write_text
 from raydiff.report.files import read_json
 from raydiff.results import mlflow_models
@@ -167,12 +167,6 @@ def tracking_store(storage: Path) -> tuple[str, str | None]:
     uri = os.environ.get("MLFLOW_TRACKING_URI", f"sqlite:///{storage}/mlflow.db")
     # A server says where artifacts go; a database does not, and MLflow's own choice is the working directory.
     return uri, None if uri.startswith(("http", "databricks")) else f"file://{storage}/{ARTIFACTS}"
-
-
-def opened_by(uri: str) -> str:
-    """What opens the MLflow UI on this store, to be said after "open the runs "."""
-    shown = redacted(uri)
-    return f"at {shown}" if uri.startswith("http") else f"with: mlflow ui --backend-store-uri {shown}"
 
 
 def trial_folder(run: str, storage: Path) -> Path:
