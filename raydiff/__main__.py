@@ -69,7 +69,7 @@ def leave(run: Callable[[Sequence[str]], int | None], arguments: Sequence[str]) 
 
     keep_private()
     try:
-        code = run(arguments)
+        code = run(arguments) or 0
         sys.stdout.flush()  # What is still to be written is written here, where it is known what to do if it cannot.
         sys.exit(code)
     except KeyboardInterrupt:
