@@ -155,7 +155,7 @@ def test_a_name_is_used_once_unless_resumed_with_the_same_space(tmp_path):
     from raydiff.experiment import trial
 
     at = tmp_path / "sweeps" / "mine"
-    same = {"trials": [trial.resolve(names.digits().experiment)], "space": {}, "search": "grid"}
+    same = {"trials": [trial.resolve(names.PRESETS["digits"]().experiment)], "space": {}, "search": "grid"}
     first = sweep_folder.plan(at, **same, resume=False)
     assert not at.exists()
     sweep_folder.write(at, first, SECRET)
@@ -244,7 +244,7 @@ def test_what_only_a_resumed_sweep_has(given, says):
 def test_nothing_to_retry_is_said(tmp_path, capsys):
     given = ["digits", "--grid", "seed=0", "--no-baselines", "--runtime.storage", str(tmp_path)]
     options, overrides = sweep._options().parse_known_args(given[1:])
-    planned = sweep.planned("digits", names.digits(), options, overrides)
+    planned = sweep.planned("digits", names.PRESETS["digits"](), options, overrides)
     at = sweep_folder.folder(planned.base, "none")
     this = sweep_folder.plan(at, trials=planned.trials, space={}, search="grid", resume=False)
     sweep_folder.write(at, this, planned.secret)
@@ -305,14 +305,14 @@ def test_what_a_command_writes_is_its_users_alone(shell, tmp_path):
 
 def test_the_sweeps_of_a_storage_that_is_open_to_others_are_closed(tmp_path):
     (tmp_path / "sweeps").mkdir(mode=0o755)
-    sweep_folder.folder(settings.override(names.digits().experiment, {"runtime.storage": str(tmp_path)}), "mine")
+    sweep_folder.folder(settings.override(names.PRESETS["digits"]().experiment, {"runtime.storage": str(tmp_path)}), "mine")
     assert stat.S_IMODE((tmp_path / "sweeps").stat().st_mode) == 0o700
 
 
 def test_a_secret_of_the_environment_reaches_the_experiment(monkeypatch):
     monkeypatch.setenv("RAYDIFF_NOISE_SECRET", "ab" * 16)
     options, overrides = sweep._options().parse_known_args(["--grid", "seed=0"])
-    planned = sweep.planned("digits", names.digits(), options, overrides)
+    planned = sweep.planned("digits", names.PRESETS["digits"](), options, overrides)
     assert {e.runtime.noise_secret for e in (planned.base, *planned.trials)} == {"ab" * 16}
 
 
