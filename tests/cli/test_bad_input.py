@@ -305,7 +305,9 @@ def test_what_a_command_writes_is_its_users_alone(shell, tmp_path):
 
 def test_the_sweeps_of_a_storage_that_is_open_to_others_are_closed(tmp_path):
     (tmp_path / "sweeps").mkdir(mode=0o755)
-    sweep_folder.folder(settings.override(names.PRESETS["digits"]().experiment, {"runtime.storage": str(tmp_path)}), "mine")
+    sweep_folder.folder(
+        settings.override(names.PRESETS["digits"]().experiment, {"runtime.storage": str(tmp_path)}), "mine"
+    )
     assert stat.S_IMODE((tmp_path / "sweeps").stat().st_mode) == 0o700
 
 
