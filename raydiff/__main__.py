@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+import select
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -51,13 +53,9 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     name, *arguments = (sys.argv[1:] if argv is None else argv) or ["--help"]
     known = {name: module for group in COMMANDS.values() for name, (module, _) in group.items()}
     if name in ("--help", "-h"):
-        print(_overview())
-        sys.exit(0)
+        leave(_print_overview, arguments)
     if name == "--version":
-        from raydiff import __version__
-
-        print(__version__)
-        sys.exit(0)
+        leave(_print_version, arguments)
     if name not in known:
         hint = nearest(name, known) or "; `raydiff` alone lists them"
         print(f"error: there is no command {name!r}{hint}", file=sys.stderr)
@@ -71,20 +69,38 @@ def leave(run: Callable[[Sequence[str]], int | None], arguments: Sequence[str]) 
 
     keep_private()
     try:
-        sys.exit(run(arguments))
+        code = run(arguments) or 0
+        sys.stdout.flush()  # What is still to be written is written here, where it is known what to do if it cannot.
+        sys.exit(code)
     except KeyboardInterrupt:
         print("interrupted before any trial began; the same command starts again", file=sys.stderr)
         sys.exit(130)
     except (ValueError, OSError) as e:
+        if isinstance(e, BrokenPipeError) and _nobody_reads():
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Else the exit would try once more to write what is left.
+            sys.exit(141)  # as a shell says of a process that SIGPIPE has ended
         print(f"error: {redacted(str(e))}", file=sys.stderr)
         sys.exit(2)
 
 
-def _overview() -> str:
+def _nobody_reads() -> bool:
+    """Whether standard output is a pipe whose reader, such as `head`, has seen enough."""
+    output = select.poll()
+    output.register(1, 0)
+    return bool(output.poll(0))
+
+
+def _print_version(arguments: Sequence[str]) -> None:
+    from raydiff import __version__
+
+    print(__version__)
+
+
+def _print_overview(arguments: Sequence[str]) -> None:
     lines = ["usage: raydiff COMMAND ...      raydiff COMMAND --help says more"]
     for about, commands in COMMANDS.items():
         lines += ["", f"{about}:", *(f"  {name:<14} {line}" for name, (_, line) in commands.items())]
-    return "\n".join(lines)
+    print("\n".join(lines))
 
 
 if __name__ == "__main__":

@@ -224,7 +224,7 @@ def run(experiment: Experiment, *, name: str | None = None, resume: bool = False
     name = name or sweep_folder.fresh_name("run")
     with _private():
         planned = plan("run", Study(experiment=experiment), Asked(samplers=track), name=name)
-        ended = launch.start(planned, name=name, resume=resume, report=False, track=track)
+        ended = launch.start(planned, resume=resume, report=False, track=track)
     (trial,) = planned.trials
     done = Run(ended.folder / "trials" / trial.digest)
     done.finished  # noqa: B018  # raises where it is not
@@ -267,7 +267,7 @@ def sweep(
     name = name or sweep_folder.fresh_name("sweep")
     with _private():
         planned = plan("sweep", study, asked, name=name)
-        return Sweep(launch.start(planned, name=name, resume=resume, track=track).folder)
+        return Sweep(launch.start(planned, resume=resume, track=track).folder)
 
 
 def preset(name: str) -> Study:

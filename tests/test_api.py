@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import shutil
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 import raydiff as rd
-from raydiff.__main__ import COMMANDS, main
+from raydiff.__main__ import COMMANDS, leave, main
 from raydiff.cli import sweep as cli_sweep
 
 
@@ -159,6 +160,43 @@ def test_an_unknown_command_is_one_sentence(capsys: pytest.CaptureFixture[str]) 
         main(["sweeep"])
     out, err = capsys.readouterr()
     assert (end.value.code, out) == (2, "") and "did you mean sweep?" in err and err.count("\n") == 1
+
+
+def unread(*command: str) -> tuple[int, str]:
+    """(exit code, standard error) of a command whose standard output nobody reads any more, with what it imports."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-X", "importtime", "-m", "raydiff", *command],
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    finally:
+        os.close(writer)
+    return done.returncode, done.stderr
+
+
+def test_a_reader_that_has_seen_enough_ends_a_command_quietly() -> None:
+    code, said = unread()
+    assert code == 141 and all(line.startswith("import time:") for line in said.splitlines())
+
+
+def test_another_broken_pipe_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    def lost(arguments: object) -> int:
+        raise BrokenPipeError("a worker's pipe is broken")
+
+    with pytest.raises(SystemExit) as end:
+        leave(lost, [])
+    assert end.value.code == 2 and capsys.readouterr().err == "error: a worker's pipe is broken\n"
+
+
+def test_help_needs_neither_tables_nor_ray() -> None:
+    code, said = unread("sweep", "--help")
+    imported = {line.rpartition("|")[2].strip() for line in said.splitlines()}
+    assert code == 141 and all(line.startswith("import time:") for line in said.splitlines())
+    assert "torch" in imported and not {"pandas", "pyarrow", "matplotlib", "ray", "mlflow"} & imported
 
 
 def test_help_shows_what_each_field_means(capsys: pytest.CaptureFixture[str]) -> None:

@@ -50,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
     if options.out.is_dir() and any(options.out.iterdir()):
         raise ValueError(f"{options.out} is not empty: give another --out")
     asked = Request(
-        trial=sweep_folder.trial_folder(options.run, Path(options.storage).expanduser().absolute()),
+        trial=sweep_folder.trial_folder(options.run, options.storage),
         source=options.source,
         client=options.client or 0,
         shadows=options.shadows,
@@ -111,17 +111,15 @@ def _about(attacked: Attacked) -> str:
 
 def _trained(attacked: Attacked, workers: int) -> Iterator[int]:
     """Each shadow's number when it is there."""
-    numbers = range(attacked.request.shadows)
     if workers == 1:
-        for number in numbers:
+        for number in range(attacked.request.shadows):
             attacked.losses(number)
             yield number
         return
-    from raydiff.runtime import shadow_tasks, tuner
+    from raydiff.runtime import tasks, tuner
 
     with tuner.cluster() as nodes:
-        shadow_tasks.check(attacked, nodes)
-        yield from shadow_tasks.train(attacked, numbers, workers=workers)
+        yield from tasks.of_shadows(attacked, workers=workers, nodes=nodes)
 
 
 def _read(attacked: Attacked, target: Tensor, out: Path) -> None:

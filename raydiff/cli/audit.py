@@ -21,7 +21,6 @@ among the rows of its label.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import shutil
@@ -85,8 +84,17 @@ def main(argv: Sequence[str]) -> int:
     records(encoded, release, found).to_parquet(given.out / "records.parquet")
     print(f"\nfiles in {given.out}: {', '.join(FILES)}")
     if given.log or given.log_confidential:
-        summary = report(encoded, release, found, after, how=how, exposed=0, labels=labels)
-        print(_log(given, encoded, release, found, after, labels=labels, summary=summary))
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = Path(temporary) / "audit"
+            if given.log_confidential:  # these files alone, whatever else is in the folder
+                folder.mkdir()
+                for name in FILES:
+                    shutil.copy(given.out / name, folder)
+            else:
+                summary = report(encoded, release, found, after, how=how, exposed=0, labels=labels)
+                _save(folder, summary, after, None)
+            of_all = summarize(found.of_records(found.delta))
+            print(audit_log.log(folder, given, encoded, release, of_all, after, conditional=labels is not None))
     return 0
 
 
@@ -96,46 +104,6 @@ def _save(out: Path, text: str, after: Sequence[Removal], found: Audit | None) -
     (out / "report.txt").write_text(text + "\n")
     (out / "removals.json").write_text(json.dumps([dataclasses.asdict(r) for r in after], indent=1))
     _draw(found, after, out / "audit.png")
-
-
-def _log(
-    given: argparse.Namespace,
-    encoded: Encoded,
-    release: ReleasedRows,
-    found: Audit,
-    after: Sequence[Removal],
-    *,
-    labels: Ints | None,
-    summary: str,
-) -> str:
-    """Log the audit as a run; only with --log-confidential what is a record's own. Says where it is."""
-    settings = ("label", "unconditional", "steps", "schedule", "rate", "release_step", "condition")
-    params = {
-        "table": Path(given.table).name,
-        "columns": " ".join(encoded.columns),
-        "k": encoded.k,
-        "m": " ".join(given.release),
-        "pdp_epsilon": release.epsilon,
-        **{name: getattr(given, name) for name in settings},
-    }
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary) / "audit"
-        if given.log_confidential:  # these files alone, whatever else is in the folder
-            folder.mkdir()
-            for name in FILES:
-                shutil.copy(given.out / name, folder)
-        else:
-            _save(folder, summary, after, None)
-        return audit_log.log(
-            folder,
-            summarize(found.of_records(found.delta)),
-            after,
-            params=params,
-            says=caveats(release, conditional=labels is not None),
-            confidential=given.log_confidential,
-            name=given.out.absolute().name,
-            storage=Path(given.storage).expanduser().absolute(),
-        )
 
 
 def report(

@@ -121,15 +121,8 @@ def main(argv: Sequence[str]) -> int:
 
 def say(what: str, **fields: Any) -> None:
     """One JSON line, floats to four digits."""
-    print(json.dumps(_short({"what": what, **fields})), flush=True)
-
-
-def _short(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {k: _short(v) for k, v in value.items()}
-    if isinstance(value, list):
-        return [_short(v) for v in value]
-    return float(f"{value:.4g}") if isinstance(value, float) else value
+    line = json.dumps({"what": what, **fields})
+    print(json.dumps(json.loads(line, parse_float=lambda text: float(f"{float(text):.4g}"))), flush=True)
 
 
 def machine() -> Fields:

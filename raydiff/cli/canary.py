@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
     options, rest = _options().parse_known_args(argv)
     if options.seeds < 1:
         raise ValueError(f"--seeds must be at least 1, got {options.seeds}")
-    experiment = _experiment(options.what, rest, Path(options.storage).expanduser().absolute())
+    experiment = _experiment(options.what, rest, options.storage)
     audit = _one_run if isinstance(experiment.method, DPSGD) else _gaussian
     began = time.perf_counter()
     print(f"{options.what}: {type(experiment.method).__name__}{', with half its noise' if options.halve else ''}")

@@ -39,11 +39,10 @@ def main(argv: Sequence[str]) -> int:
         raise ValueError("--client has no meaning with --source global: the server's model is nobody's own")
     if options.log_model and (asked or options.out):
         raise ValueError("--log-model makes no samples: leave --num, --per-class, --seed, --labels and --out away")
-    storage = Path(options.storage).expanduser().absolute()
-    folder = sweep_folder.trial_folder(options.run, storage)
+    folder = sweep_folder.trial_folder(options.run, options.storage)
     finished = open_finished(folder)
     if options.log_model:
-        return _log_model(finished, options.client, shared, sweep_folder.tracking_store(storage)[0])
+        return _log_model(finished, options.client, shared, sweep_folder.tracking_store(options.storage)[0])
     if options.workers < 1:
         raise ValueError(f"--workers must be at least 1, got {options.workers}")
     client = None if shared else options.client or 0
@@ -85,10 +84,10 @@ def _generate(finished: Finished, client: int | None, out: Path, request: Reques
 
 
 def _on_ray(write: Callable[..., str], workers: int) -> str:
-    from raydiff.runtime import sample_tasks, tuner
+    from raydiff.runtime import tasks, tuner
 
     with tuner.cluster() as nodes:
-        return write(spread=sample_tasks.over(workers, nodes))
+        return write(spread=tasks.of_samples(workers, nodes))
 
 
 def _as_data(finished: Finished, out: Path) -> str:

@@ -25,7 +25,7 @@ PERIOD_S = 1.0  # between looks at the files
 def main(argv: Sequence[str]) -> int:
     """Find the trial, print, and with --follow wait for more."""
     options = _options().parse_args(argv)
-    folder = sweep_folder.trial_folder(options.trial, Path(options.storage).expanduser().absolute())
+    folder = sweep_folder.trial_folder(options.trial, options.storage)
     try:
         for line in lines(folder, follow=options.follow, clients=options.clients):
             print(line, flush=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import NoReturn
 
 
@@ -29,9 +30,14 @@ class Parser(argparse.ArgumentParser):
         """It takes the folder in which sweeps and the default MLflow store are, too."""
         from raydiff.experiment.config import Runtime
 
-        self.add_argument("--storage", default=Runtime().storage, help="where sweeps are (default: %(default)s)")
+        where, shown = Runtime().storage, "where sweeps are (default: %(default)s)"
+        self.add_argument("--storage", type=_folder, default=where, help=shown)
         return self
 
     def error(self, message: str) -> NoReturn:
         """Raises ValueError."""
         raise ValueError(message)
+
+
+def _folder(text: str) -> Path:
+    return Path(text).expanduser().absolute()

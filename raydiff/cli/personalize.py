@@ -30,9 +30,8 @@ from __future__ import annotations
 import csv
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from raydiff.cli.parser import Parser
 from raydiff.data.newcomer import Choice, newcomer
@@ -44,9 +43,6 @@ from raydiff.results.finished import Finished, open_finished
 from raydiff.results.personalize import Joining, Row
 from raydiff.runtime import sweep_folder
 
-COUNTED = ("learning_rate", "epoch", "steps", "client")
-"""Columns that are no readings."""
-
 
 def main(argv: Sequence[str]) -> int:
     """Find the run, join it, measure, keep."""
@@ -55,10 +51,9 @@ def main(argv: Sequence[str]) -> int:
     rates = list(dict.fromkeys(_rate(r) for r in options.lr.split(","))) if options.lr is not None else []
     classes = tuple(options.classes.split(",")) if options.classes is not None else ()
     choice = Choice(data=options.data, classes=classes, records=options.records, seed=options.seed)
-    storage = Path(options.storage).expanduser().absolute()
-    finished = open_finished(sweep_folder.trial_folder(options.run, storage))
+    finished = open_finished(sweep_folder.trial_folder(options.run, options.storage))
     rates = rates or [personalize.method_of(finished).joining.learning_rate]
-    uri = sweep_folder.tracking_store(storage)[0]
+    uri = sweep_folder.tracking_store(options.storage)[0]
     parent = None if options.no_mlflow else _parent(uri, finished)
     joining = _join(finished, choice, batch=options.batch)
     out = _folder(options.out, joining, joining.key(epochs, rates))
@@ -71,7 +66,8 @@ def main(argv: Sequence[str]) -> int:
     files = _write(out, rows, lost, title=_about(joining))
     print(f"files in {out}; {time.monotonic() - started:.0f} s in all")
     if parent is not None:
-        run = _log(uri, parent, joining, joining.key(epochs, rates), rows, lost, files)
+        about = {"key": joining.key(epochs, rates), "name": _about(joining)}
+        run = mlflow_models.log_newcomer(uri, parent, joining, [*rows, *lost], files, **about)
         print(f"MLflow run {run}, below {parent} in {redacted(uri)}")
     return 0
 
@@ -192,39 +188,3 @@ def _write(out: Path, rows: Sequence[Row], lost: Sequence[Row], *, title: str) -
                 writer.writeheader()
                 writer.writerows({k: "" if math.isnan(v) else v for k, v in row.items()} for row in table)
     return [out / "curves.png", out / "curves.csv", *([out / "forgetting.csv"] if lost else [])]
-
-
-def _log(
-    uri: str,
-    parent: str,
-    joining: Joining,
-    key: str,
-    rows: Sequence[Row],
-    lost: Sequence[Row],
-    files: Sequence[Path],
-) -> str:
-    """A metric for each reading and learning rate, with the epoch as its step; the forgetting at the last epoch."""
-    last = int(max(row["epoch"] for row in rows))
-    metrics: list[tuple[str, int, float]] = []
-    for row in [*rows, *lost]:
-        end = f"lr_{row['learning_rate']:g}"
-        if "client" in row:
-            end = f"client_{row['client']:.0f}/{end}"
-        step = int(row.get("epoch", last))
-        metrics += [(f"{name}/{end}", step, value) for name, value in row.items() if name not in COUNTED]
-    touched, whole = joining.touched()
-    params: Mapping[str, Any] = {
-        "data": joining.client.says,
-        "classes": " ".join(joining.classes),
-        "records": len(joining.client.records),
-        "held_out": len(joining.client.held_out),
-        "seed": joining.seed,
-        "batch": joining.training(1.0, 1).batch,
-        "parameters": touched,
-        "parameters_share": touched / whole,
-    }
-    tags = {"raydiff.privacy": "none", "raydiff.folder": str(files[0].parent)}
-    name, client = _about(joining)[:200], mlflow_models.open_client(uri)
-    return mlflow_models.log_newcomer(
-        client, parent, key, name=name, tags=tags, params=params, metrics=metrics, files=files
-    )

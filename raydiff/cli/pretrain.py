@@ -76,7 +76,7 @@ def main(argv: Sequence[str]) -> int:
     _draw(plan, dataset, made, images, out)
     print(f"files in {out}: {', '.join(sorted(p.name for p in out.iterdir()))}")
     if options.mlflow:
-        print(_log(out, dataset, Path(options.storage).expanduser().absolute()))
+        print(_log(out, dataset, options.storage))
     print(f"use it: --method.model.path {out}")
     return 0
 

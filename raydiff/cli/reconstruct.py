@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
         raise ValueError(f"--records must be at least 2, got {given.records}")
     if given.public_steps is not None and (given.public_steps < 1 or given.pretrained):
         raise ValueError("--public-steps must be at least 1, and has no meaning with --pretrained")
-    finished = open_finished(sweep_folder.trial_folder(given.run, Path(given.storage).expanduser().absolute()))
+    finished = open_finished(sweep_folder.trial_folder(given.run, given.storage))
     method = method_of(finished)
     uploads, originals = sent(finished, method, given.records)
     attackers: dict[str, Denoise] = {}

@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
     given = arguments.overrides(start, fields)
     name = options.name or sweep_folder.fresh_name(f"run-{preset}")
     planned = plan(preset, Study(experiment=start), Asked(given=given, samplers=True), name=name)
-    ended = launch.start(planned, name=name, resume=options.resume, report=False)
+    ended = launch.start(planned, resume=options.resume, report=False)
     if ended.interrupted:
         print(f"interrupted; continue with: {sweep_folder.resume_command(name)}")
     outcome = trial.Trial(planned.trials[0], ended.folder).outcome() or {}

@@ -15,6 +15,7 @@ ray job submit --working-dir . --runtime-env cluster/runtime_env.yaml -- python 
 from __future__ import annotations
 
 import argparse
+import functools
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -42,18 +43,18 @@ def main(argv: Sequence[str]) -> int:
     plan = planned(preset, study, options, fields)
     if options.dry_run:
         return _dry_run(plan)
-    name = options.name or sweep_folder.fresh_name(preset)
     more = {"resume": options.resume, "extend": options.extend, "retry": options.retry is not None}
-    ended = launch.start(plan, name=name, since=since, **more)
+    ended = launch.start(plan, since=since, **more)
     print(f"whole run: {time.monotonic() - since:.0f} s")
     if ended.interrupted:
-        print(f"\ninterrupted; continue with: {sweep_folder.resume_command(name)}")
+        print(f"\ninterrupted; continue with: {sweep_folder.resume_command(plan.folder.name)}")
     print(f"open the runs {ended.opened_by}")
     return ended.code
 
 
 def planned(preset: str, study: Study, options: argparse.Namespace, fields: Sequence[str]) -> Planned:
     """What the command line asks for. Raises ValueError for what does not fit together."""
+    from raydiff.runtime import sweep_folder
     from raydiff.runtime.plan import Asked, plan
 
     given = arguments.overrides(study.experiment, fields)
@@ -73,7 +74,7 @@ def planned(preset: str, study: Study, options: argparse.Namespace, fields: Sequ
         stop_on_error=options.on_error == "stop",
         samplers=options.log_samplers,
     )
-    return plan(preset, study, asked, name=options.name)
+    return plan(preset, study, asked, name=options.name or sweep_folder.fresh_name(preset))
 
 
 def _options() -> Parser:
@@ -120,13 +121,13 @@ def _dry_run(plan: Planned) -> int:
     """Say what the sweep would need and about how long it would take; nothing is kept, and no Ray is started."""
     from raydiff.runtime import estimate, tuner
     from raydiff.runtime.progress import duration
-    from raydiff.runtime.slots import fitting, say, total_of
+    from raydiff.runtime.slots import called, fitting, say, total_of
 
     print(f"{plan.total} trials" + (f", {plan.suggested} of them Optuna's" if plan.suggested else ""))
     with tuner.cluster(only_join=True) as nodes:
-        base, experiments = tuner.sized(plan.base, plan.trials, nodes)
-        trials = experiments + [base] * plan.suggested
-        slot = tuner.slot_of(base, experiments, nodes)
+        plan = tuner.sized(plan, nodes)
+        trials = [*plan.trials, *[plan.base] * plan.suggested]
+        slot = tuner.slot_of(plan, nodes)
         slots = min(fitting(slot, nodes), plan.asked.concurrent or len(trials), len(trials))
         print(f"a trial: {slot.workers} worker(s), {say(slot.total)}")
         print(f"needed: {say({k: slots * v for k, v in slot.total.items()})}, for {slots} trial(s) side by side")
@@ -134,7 +135,8 @@ def _dry_run(plan: Planned) -> int:
         probed: dict[str, tuple[int, estimate.Times]] = {}
         for experiment in estimate.representatives(trials):
             name = type(experiment.method).__name__
-            times = estimate.probe_where_it_will_run(experiment, slot)
+            work = functools.partial(estimate.probe, experiment)
+            times: estimate.Times = called(work, threads=slot.threads, gpu=slot.gpu_per_worker)
             probed[name] = experiment.clients, times
             later = f", then {times[1]:.1f} s each" if experiment.method.rounds > 1 else ""
             print(f"{name}, {experiment.clients} clients, one process: first round {times[0]:.1f} s{later}", flush=True)

@@ -246,6 +246,13 @@ def keyed(dataset: Dataset, secret: bytes) -> str:
     return KEYED + seeding.keyed_digest(secret, "data", dataset.digest)
 
 
+def is_of(experiment: Experiment, dataset: Dataset, secret: bytes) -> bool:
+    """Whether these are the data that the experiment was resolved with, in the sweep with this secret. In a trial made
+    before 2026-11-23 their digest is not keyed."""
+    recorded = experiment.data_digest
+    return recorded == (keyed(dataset, secret) if recorded.startswith(KEYED) else dataset.digest)
+
+
 def _check_audit(audit: RowAudit, method: Method, dataset: Dataset) -> None:
     if dataset.mapping is None:
         raise ValueError(f"data set {dataset.name!r} is no table: audit must be none")

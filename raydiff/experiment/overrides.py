@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -161,9 +162,7 @@ def convert(obj: Any, path: str, text: str | Sequence[str]) -> Any:
     if not has_path(obj, path):
         raise ValueError(f"unknown field --{path}{nearest(path, flat(obj))}")
     *parents, name = path.split(".")
-    owner = obj
-    for parent in parents:
-        owner = getattr(owner, parent)
+    owner = functools.reduce(getattr, parents, obj)
     declared = typing.get_type_hints(type(owner))[name]
     tokens = text.split() if isinstance(text, str) else list(text)
     choices = _dataclasses_of(declared)

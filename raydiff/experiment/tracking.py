@@ -18,7 +18,7 @@ import sqlite3
 import threading
 import time
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ MOVED = (("experiments", "artifact_location"), ("runs", "artifact_uri"), ("logge
 """(table, column) in which MLflow 3 keeps whole paths of that folder."""
 PERIOD_S = 2.0  # between looks at the files
 LONGEST_WAIT_S = 60.0  # between attempts while MLflow cannot be reached
-BATCH = 900  # metrics per request; MLflow takes 1000
+BATCH, PARAMS = 900, 100  # metrics and params per request; MLflow takes 1000 and 100
 LogSampler = Callable[[Any, str, Path], object]
 """(MlflowClient, run id, a finished trial's folder): log its sampler; raises ValueError where there is none to log."""
 
@@ -212,8 +212,9 @@ class Mlflow(threading.Thread):
             self._ended.pop(digest, None)
         lines = [line for line in read_lines(folder / "metrics.jsonl") if line["step"] > self._logged[digest]]
         for line in sorted(lines, key=lambda line: line["step"]):
-            values = {k: v for k, v in line.items() if k not in ("step", "time")} | {"round": line["step"]}
-            self._log(run, values, step=line["step"], at=line["time"])
+            step, at = line["step"], line["time"]
+            values = {k: v for k, v in line.items() if k not in ("step", "time")} | {"round": step}
+            log_values(self._client, run, ((k, step, v) for k, v in values.items()), at=at)
             self._logged[digest] = line["step"]
         if outcome is not None:
             self._finish(folder, run, outcome)
@@ -221,8 +222,6 @@ class Mlflow(threading.Thread):
 
     def _attach(self, folder: Path) -> None:
         """Find or create the trial's run, log its config, and see how far MLflow has got."""
-        from mlflow.entities import Param
-
         digest, c = folder.name, self._client
         tree = published(read_json(folder / "config.json", needs="method"))
         if digest not in self._runs:
@@ -238,16 +237,14 @@ class Mlflow(threading.Thread):
         run = self._runs[digest]
         data = c.get_run(run).data
         self._told[digest] = data.tags.get("raydiff.outcome", "")
-        new = {k: v for k, v in flatten(tree).items() if k not in data.params}  # params are write-once
-        params = [Param(k, str(v)[:6000]) for k, v in new.items()]
-        for i in range(0, len(params), 100):
-            c.log_batch(run, params=params[i : i + 100])
+        log_params(c, run, {k: v for k, v in flatten(tree).items() if k not in data.params})  # They are write-once.
         self._logged[digest] = max((m.step for m in c.get_metric_history(run, "round")), default=-1)
 
     def _finish(self, folder: Path, run: str, outcome: dict[str, Any]) -> None:
         c = self._client
-        final = {f"final/{k}": v for k, v in outcome.get("final", {}).items()}
-        self._log(run, final, step=self._logged[folder.name] + 1, at=folder.stat().st_mtime)
+        last = self._logged[folder.name] + 1
+        final = ((f"final/{k}", last, v) for k, v in outcome.get("final", {}).items())
+        log_values(c, run, final, at=folder.stat().st_mtime)
         c.set_tag(run, "raydiff.outcome", outcome["outcome"])
         c.set_tag(run, "raydiff.privacy", outcome["says"])
         c.set_tag(run, "raydiff.reason", outcome.get("reason", ""))
@@ -279,14 +276,28 @@ class Mlflow(threading.Thread):
                     c.set_tag(run, f"raydiff.privacy.{name}", image.info.get("privacy", "none"))
                     c.log_image(run, image.convert("RGB"), key=name, step=0)
 
-    def _log(self, run: str, values: Mapping[str, float], *, step: int, at: float) -> None:
-        from mlflow.entities import Metric
 
-        # An infinite epsilon would be stored as 1.8e308 and flatten every chart: it is the tag raydiff.epsilon instead.
-        usable = [(k, v) for k, v in values.items() if isinstance(v, (int, float)) and math.isfinite(v)]
-        metrics = [Metric(k, float(v), int(at * 1000), step) for k, v in usable]
-        for i in range(0, len(metrics), BATCH):
-            self._client.log_batch(run, metrics=metrics[i : i + BATCH])
+def log_params(client: Any, run: str, params: Mapping[str, object]) -> None:
+    """Log these, of each what MLflow has room for."""
+    from mlflow.entities import Param
+
+    found = [Param(k, str(v)[:6000]) for k, v in params.items()]
+    for i in range(0, len(found), PARAMS):
+        client.log_batch(run, params=found[i : i + PARAMS])
+
+
+def log_values(client: Any, run: str, values: Iterable[tuple[str, int, object]], *, at: float | None = None) -> None:
+    """Log those of (name, step, value) that are finite numbers, as of the time `at`, by default now.
+
+    An infinite epsilon would be stored as 1.8e308 and flatten every chart: it is the tag raydiff.epsilon instead.
+    """
+    from mlflow.entities import Metric
+
+    ms = int((time.time() if at is None else at) * 1000)
+    usable = [(k, step, v) for k, step, v in values if isinstance(v, (int, float)) and math.isfinite(v)]
+    metrics = [Metric(k, float(v), ms, step) for k, step, v in usable]
+    for i in range(0, len(metrics), BATCH):
+        client.log_batch(run, metrics=metrics[i : i + BATCH])
 
 
 def log_folder(
@@ -306,20 +317,17 @@ def log_folder(
     Raises ValueError, in one sentence, if MLflow cannot be written.
     """
     try:
-        from mlflow.entities import Metric, Param
-
         client = connect(uri)
         found = client.get_experiment_by_name(experiment)
         at = found.experiment_id if found else client.create_experiment(experiment, artifact_location=artifacts)
-        run = client.create_run(at, run_name=name, tags=dict(tags)).info.run_id
-        now = int(time.time() * 1000)
-        finite = [Metric(k, value, now, step) for k, step, value in metrics if math.isfinite(value)]
-        client.log_batch(run, metrics=finite, params=[Param(k, str(v)[:6000]) for k, v in params.items()])
+        run = str(client.create_run(at, run_name=name, tags=dict(tags)).info.run_id)
+        log_params(client, run, params)
+        log_values(client, run, metrics)
         client.log_artifacts(run, str(folder), folder.name)
         client.set_terminated(run, "FINISHED")
+        return run
     except Exception as e:  # whatever MLflow raises
         raise ValueError(f"the MLflow store {redacted(uri)} cannot be written: {_first_line(e)}") from e
-    return str(run)
 
 
 def _written(path: Path) -> int:

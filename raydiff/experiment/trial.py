@@ -14,13 +14,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import math
-import os
 import secrets
 import time
-import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -36,7 +35,7 @@ from raydiff.experiment.client_records import shares
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.owner import Owner
 from raydiff.experiment.tracking import Jsonl
-from raydiff.federated.checkpoint import INITIAL, Store, write_text
+from raydiff.federated.checkpoint import INITIAL, Store, appearing, write_text
 from raydiff.federated.client import Client, Keys
 from raydiff.federated.method import Metrics, WithRequirements, WithTables
 from raydiff.federated.rounds import LocalPool, Pool, Progress, rounds
@@ -148,13 +147,23 @@ def _named(resolved: Experiment, secret: bytes, sweep: Path | None) -> Experimen
 
 
 def open_trial(experiment: Experiment, sweep: Path, owner: Owner | None = None) -> Trial:
-    """Resolve the experiment and write its config.json. Raises Overtaken where `owner` no longer owns the sweep."""
+    """Resolve the experiment and `begin`."""
     resolved = resolve(experiment)  # first: what is refused has left nothing
     trial = Trial(_named(resolved, noise_secret(sweep, experiment), sweep), sweep, owner)
-    if owner is not None:
-        owner()
-    write_text(trial.folder / "config.json", json.dumps(overrides.to_dict(without_secret(trial.experiment)), indent=1))
+    begin(trial)
     return trial
+
+
+def begin(trial: Trial) -> None:
+    """Write the trial's config.json. Raises Overtaken where its owner no longer owns the sweep, and ValueError where
+    the data are others here than where its experiment was resolved."""
+    if not config.is_of(trial.experiment, datasets.load(trial.experiment.data), trial.keys.secret):
+        raise ValueError(
+            f"the data set {trial.experiment.data.name} is not the one here that the trial was planned for"
+        )
+    if trial.owner is not None:
+        trial.owner()
+    write_text(trial.folder / "config.json", json.dumps(overrides.to_dict(without_secret(trial.experiment)), indent=1))
 
 
 def noise_secret(sweep: Path, experiment: Experiment) -> bytes:
@@ -184,21 +193,11 @@ def planned_secret(sweep: Path, experiment: Experiment) -> bytes:
 
 def keep_secret(sweep: Path, secret: bytes) -> None:
     """Write a sweep's secret, unless another process was first: then its secret counts."""
-    path = sweep / "secret"
-    if path.exists():
+    if (sweep / "secret").exists():
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".secret.{uuid.uuid4().hex}")
-    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as f:
-        f.write(secret)
-        f.flush()
-        os.fsync(f.fileno())
-    try:
-        os.link(temporary, path)
-    except FileExistsError:
-        pass
-    finally:
-        temporary.unlink()
+    with contextlib.suppress(FileExistsError), appearing(sweep / "secret", durable=True, first=True) as temporary:
+        temporary.touch(0o600)
+        temporary.write_bytes(secret)
 
 
 def make_clients(trial: Trial, ids: Sequence[int], *, keys: Keys | None = None) -> list[Client]:

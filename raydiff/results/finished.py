@@ -198,7 +198,7 @@ def open_finished(folder: Path) -> Finished:
         raise ValueError(f"the server's state is gone from {folder}")
     torch.set_num_threads(experiment.runtime.threads)  # part of the name of a client's model
     dataset = datasets.load(experiment.data)
-    if experiment.data_digest != _data_digest(trial, dataset):
+    if not config.is_of(experiment, dataset, _secret(trial)):
         raise ValueError(f"the data set {experiment.data.name} is no longer the one that {folder} was trained on")
     server = tree.without(SERVER_ONLY, trial.store.load_server(last[0]))
     views = tuple(_guarantee(outcome[view]) for view in ("server", "outsiders"))
@@ -213,12 +213,6 @@ def _secret(trial: Trial) -> bytes:
     if not path.exists() and trial.experiment.data_digest.startswith(KEYED):
         raise ValueError(f"{path} is gone: the digest of the data and the names of clients' models are keyed by it")
     return planned_secret(trial.sweep, trial.experiment) if path.exists() else b""
-
-
-def _data_digest(trial: Trial, dataset: Dataset) -> str:
-    """What `data_digest` is for this data set: keyed, but in a trial made before 2026-11-23."""
-    recorded = trial.experiment.data_digest
-    return config.keyed(dataset, _secret(trial)) if recorded.startswith(KEYED) else dataset.digest
 
 
 def _finished(trial: Trial) -> dict[str, Any]:

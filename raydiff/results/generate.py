@@ -198,6 +198,8 @@ def _card(
     """What is said of the samples. Nothing in it changes when they are made again."""
     experiment, names = finished.trial.experiment, finished.dataset.label_names[0]
     shared, uploads = source.client is None, str(finished.uploads)
+    # From a digest that is not keyed, as in trials made before 2026-11-23, records can be found.
+    digest = {"digest": experiment.data_digest} if experiment.data_digest.startswith(KEYED) else {}
     return {
         "about": source.about,
         "privacy": source.privacy,
@@ -213,7 +215,7 @@ def _card(
         "method": overrides.to_dict(experiment.method),
         "experiment_seed": experiment.seed,
         "clients": experiment.clients,
-        "data": {"name": Path(experiment.data.name).name, **_digest(experiment.data_digest)},
+        "data": {"name": Path(experiment.data.name).name, **digest},
         "made_by": {
             **code,
             "torch": torch.__version__,
@@ -222,11 +224,6 @@ def _card(
             "threads": torch.get_num_threads(),
         },
     }
-
-
-def _digest(of_data: str) -> dict[str, str]:
-    """Of the data, where it is keyed: from a plain one, as in trials made before 2026-11-23, records can be found."""
-    return {"digest": of_data} if of_data.startswith(KEYED) else {}
 
 
 def _kind(finished: Finished, rows: int) -> dict[str, Any]:

@@ -4,9 +4,7 @@ only home of mlflow."""
 from __future__ import annotations
 
 import json
-import math
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -15,7 +13,11 @@ from typing import Any
 from raydiff.experiment import tracking
 from raydiff.report import files
 from raydiff.results.finished import Finished
+from raydiff.results.personalize import Joining, Row
 from raydiff.results.sampler import Sampler
+
+COUNTED = ("learning_rate", "epoch", "steps", "client")
+"""Columns of a newcomer's table that are no readings."""
 
 
 def find_trial(uri: str, run: str, sweeps: Path) -> str:
@@ -117,35 +119,46 @@ def _save_model(path: Path, files: Path, card: Mapping[str, Any], model: Any) ->
 
 
 def log_newcomer(
-    client: Any,
-    parent: str,
-    key: str,
-    *,
-    name: str,
-    tags: Mapping[str, str],
-    params: Mapping[str, Any],
-    metrics: Sequence[tuple[str, int, float]],
-    files: Sequence[Path],
+    uri: str, parent: str, joining: Joining, rows: Sequence[Row], files: Sequence[Path], *, key: str, name: str
 ) -> str:
     """Log a client that joined the run `parent` as a finished run below it, and give its id.
 
-    `key` says what was asked for: the run of an earlier client with this key gives way. `metrics` are (name, epoch,
-    value).
+    A metric for each reading and learning rate, with the epoch as its step; what the old clients lose at the last one.
+    `key` says what was asked for: the run of an earlier client with this key gives way.
     """
-    from mlflow.entities import Metric, Param
-
+    client = open_client(uri)
     experiment = client.get_run(parent).info.experiment_id
     query = f"tags.`raydiff.newcomer` = '{key}' and tags.`mlflow.parentRunId` = '{parent}'"
     for earlier in client.search_runs([experiment], query):
         client.delete_run(earlier.info.run_id)
-    # not raydiff.id and raydiff.trial: by these the trial's own run is found again
-    own = {"mlflow.parentRunId": parent, "raydiff.kind": "newcomer", "raydiff.newcomer": key, **tags}
-    run = str(client.create_run(experiment, run_name=name, tags=own).info.run_id)
-    client.log_batch(run, params=[Param(k, str(v)[:6000]) for k, v in params.items()])
-    now = int(time.time() * 1000)
-    usable = [Metric(k, value, now, epoch) for k, epoch, value in metrics if math.isfinite(value)]
-    for i in range(0, len(usable), tracking.BATCH):
-        client.log_batch(run, metrics=usable[i : i + tracking.BATCH])
+    tags = {  # not raydiff.id and raydiff.trial: by these the trial's own run is found again
+        "mlflow.parentRunId": parent,
+        "raydiff.kind": "newcomer",
+        "raydiff.newcomer": key,
+        "raydiff.privacy": "none",
+        "raydiff.folder": str(files[0].parent),
+    }
+    run = str(client.create_run(experiment, run_name=name[:200], tags=tags).info.run_id)
+    touched, whole = joining.touched()
+    params = {
+        "data": joining.client.says,
+        "classes": " ".join(joining.classes),
+        "records": len(joining.client.records),
+        "held_out": len(joining.client.held_out),
+        "seed": joining.seed,
+        "batch": joining.training(1.0, 1).batch,
+        "parameters": touched,
+        "parameters_share": touched / whole,
+    }
+    tracking.log_params(client, run, params)
+    last, values = max(row.get("epoch", 0) for row in rows), list[tuple[str, int, float]]()
+    for row in rows:
+        end = f"lr_{row['learning_rate']:g}"
+        if "client" in row:
+            end = f"client_{row['client']:.0f}/{end}"
+        step = int(row.get("epoch", last))
+        values += [(f"{reading}/{end}", step, value) for reading, value in row.items() if reading not in COUNTED]
+    tracking.log_values(client, run, values)
     for path in files:
         client.log_artifact(run, str(path))
     client.set_terminated(run, "FINISHED")

@@ -9,8 +9,6 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-import ray
-
 from raydiff.experiment import trial
 from raydiff.experiment.config import Experiment
 from raydiff.runtime.slots import Slot, cap_memory
@@ -36,15 +34,6 @@ def probe(experiment: Experiment) -> Times:
         results = trial.run(this, trial.local_pool(this))
         first = next(results)["time/seconds"]
         return first, next(results)["time/seconds"] if this.experiment.method.rounds > 1 else first
-
-
-def probe_where_it_will_run(experiment: Experiment, slot: Slot) -> Times:
-    """`probe` on a node of the cluster that has been joined; where there is none, here."""
-    if not ray.is_initialized():
-        return probe(experiment)
-    task = ray.remote(num_cpus=slot.threads, num_gpus=slot.gpu_per_worker, max_retries=0)(probe)
-    times: Times = ray.get(task.remote(experiment))
-    return times
 
 
 def representatives(trials: Sequence[Experiment]) -> Iterator[Experiment]:

@@ -8,10 +8,10 @@ import dataclasses
 import math
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import ray
 import torch
 
 from raydiff import seeding, tree
@@ -24,28 +24,15 @@ from raydiff.federated.method import SERVER_ONLY, Round
 from raydiff.federated.sums import Desk
 from raydiff.models.latent.model import LatentModel
 from raydiff.models.training import Training
-from raydiff.runtime.slots import CAP, slot
+from raydiff.runtime.slots import CAP, called, slot
 from raydiff.seeding import NoiseStream
 
 SPARE = 1.2  # The peak of one step is measured; a fifth is added for safety.
 GB = 2**30
 
 
-class Meter(Protocol):
-    """Tells what this process has taken of its GPU's memory, in bytes."""
-
-    def start(self) -> None:
-        """Forget the peak so far."""
-
-    def peak(self) -> int:
-        """The most that tensors held at once since then."""
-
-    def total(self) -> int:
-        """What the GPU has."""
-
-
-class Cuda:
-    """The meter of the one GPU that this process sees."""
+class Meter:
+    """Tells what this process has taken, in bytes, of the one GPU that it sees."""
 
     def start(self) -> None:
         """Forget the peak so far."""
@@ -61,13 +48,18 @@ class Cuda:
         return torch.cuda.get_device_properties(0).total_memory
 
 
+@dataclasses.dataclass(eq=False)
 class OutOfMemory(RuntimeError):
     """A process needed more of the GPU's memory than its slice has."""
 
-    def __init__(self, who: str, number: int, field: str, share: float, peak: int, total: int) -> None:
-        super().__init__(who, number, field, share, peak, total)
-        self.who, self.number, self.field = who, number, field
-        self.share, self.peak, self.total = share, peak, total
+    who: str
+    number: int
+    """Of the round."""
+    field: str
+    """Of `Runtime`, that gave it its share."""
+    share: float
+    peak: int
+    total: int
 
     def __str__(self) -> str:
         when = "before round 0" if self.number == INITIAL else f"in round {self.number}"
@@ -84,7 +76,7 @@ def doubled(share: float) -> float:
 
 def here() -> Meter | None:
     """The meter of this process; None: it computes on the CPU."""
-    return Cuda() if torch.cuda.is_available() else None
+    return Meter() if torch.cuda.is_available() else None
 
 
 def exceeded(who: str, number: int, field: str, share: float) -> OutOfMemory:
@@ -119,7 +111,7 @@ def probe(experiment: Experiment, meter: Meter | None = None, *, cohort: int = 1
 
     What the server does in between is not counted. Raises ValueError where the whole GPU is not enough.
     """
-    meter = meter or Cuda()
+    meter = meter or Meter()
     with tempfile.TemporaryDirectory(prefix="raydiff-probe-") as folder:
         this = trial.open_trial(one_step(experiment), Path(folder) / "sweep")
         torch.set_num_threads(experiment.runtime.threads)
@@ -204,7 +196,7 @@ def measure(trials: Sequence[Experiment], nodes: Sequence[Mapping[str, float]]) 
         raise ValueError("runtime.gpu_per_worker auto is measured on a GPU, and there is none: give a number")
     share, asked = 1e-4, _asked(trials, 1e-4, nodes)
     while True:  # A larger slice leaves room for fewer workers, so each then has more clients.
-        found = [_probe_there(e, threads, cohort) for e, cohort in asked]
+        found = [called(partial(probe, e, cohort=cohort), threads=threads, gpu=1) for e, cohort in asked]
         peak, total = max(found, key=lambda f: f[0] / f[1])
         share = max(share, share_of(peak, total))
         measured, asked = asked, _asked(trials, share, nodes)
@@ -220,17 +212,3 @@ def _asked(
     runtime = dataclasses.replace(trials[0].runtime, gpu_per_worker=share)
     workers = slot(runtime, clients=max(e.clients for e in trials), nodes=nodes).workers
     return [(e, cohort_of(e, workers)) for e in largest(trials, workers)]
-
-
-def _probe_there(experiment: Experiment, threads: int, cohort: int) -> tuple[int, int]:
-    """Raises ValueError where a GPU is not enough."""
-    if not ray.is_initialized():
-        return probe(experiment, cohort=cohort)
-    task: Any = ray.remote(num_cpus=threads, num_gpus=1, max_retries=0)(probe)
-    try:
-        found: tuple[int, int] = ray.get(task.remote(experiment, cohort=cohort))
-    except ray.exceptions.RayTaskError as e:
-        if isinstance(e.cause, ValueError):
-            raise ValueError(str(e.cause)) from None
-        raise
-    return found

@@ -17,8 +17,9 @@ from typing import Any
 
 from raydiff.experiment import trial
 from raydiff.experiment.config import Experiment
-from raydiff.experiment.owner import Owner, held
+from raydiff.experiment.owner import held
 from raydiff.experiment.study import varying
+from raydiff.experiment.tracking import redacted
 from raydiff.federated.checkpoint import Overtaken, write_text
 from raydiff.federated.rounds import Pool
 from raydiff.models.training import Train
@@ -38,8 +39,8 @@ class Ended:
     @property
     def opened_by(self) -> str:
         """What opens its runs in the MLflow UI, to be said after "open the runs "."""
-        uri, _ = sweep_folder.tracking_store(self.folder.parents[1])
-        return sweep_folder.opened_by(uri)
+        uri = redacted(sweep_folder.tracking_store(self.folder.parents[1])[0])
+        return f"at {uri}" if uri.startswith("http") else f"with: mlflow ui --backend-store-uri {uri}"
 
     @property
     def code(self) -> int:
@@ -50,23 +51,13 @@ class Ended:
         return int(bool(failed))
 
 
-@dataclass(frozen=True)
-class _Sweep:
-    """A plan in its folder, run by this driver."""
-
-    planned: Planned
-    folder: Path
-    owner: Owner
-    begin: Callable[[float | None], None]
-    """To be called once nothing is refused any more; takes the share of a GPU that was measured."""
-    share: float | None
-    """The share that an earlier start has measured."""
+Begin = Callable[[float | None], None]
+"""To be called once nothing is refused any more; takes the share of a GPU that was measured."""
 
 
 def start(
     planned: Planned,
     *,
-    name: str,
     resume: bool = False,
     extend: bool = False,
     retry: bool = False,
@@ -81,10 +72,11 @@ def start(
     for (`time.monotonic`).
     """
     since, asked = since or time.monotonic(), planned.asked
-    folder = sweep_folder.folder(planned.base, name)
+    folder = sweep_folder.folder(planned.base, planned.folder.name)
     if (retry or extend) and not (folder / "sweep.json").exists():
         raise ValueError(f"there is no sweep {folder.name} in {folder.parent} to retry or extend")
     with held(folder) as owner:
+        planned = replace(planned, owner=owner)
         this = sweep_folder.plan(
             folder,
             trials=planned.trials,
@@ -94,10 +86,10 @@ def start(
             extend=extend,
         )
         if retry:
-            planned = replace(planned, trials=_failed(folder, planned.base), asked=replace(asked, search="grid"))
-        if retry and not planned.trials:
-            print(f"no trial of {folder.name} has failed")
-            return Ended(folder, False)
+            planned = replace(planned, trials=_failed(planned), asked=replace(asked, search="grid"))
+            if not planned.trials:
+                print(f"no trial of {folder.name} has failed")
+                return Ended(folder, False)
         for remark in sorted({e.runtime.remark for e in (planned.base, *planned.trials)} - {""}):
             print(remark, flush=True)
         if report:
@@ -115,17 +107,19 @@ def start(
             if mlflow:
                 mlflow.begin()
 
-        sweep, interrupted = _Sweep(planned, folder, owner, begin, None if extend else this.get("share")), False
+        interrupted = False
         try:
-            if _is_here(planned.base):
-                _here(sweep, retry=retry)
+            if planned.base.runtime.pool == "local" or planned.base.runtime.server_workers > 1:
+                _here(planned, begin, retry=retry)
             else:
-                interrupted = _on_ray(sweep, retry=retry, since=since if report else None)
+                share = None if extend else this.get("share")  # What an earlier start has measured.
+                interrupted = _on_ray(planned, begin, share, retry=retry, since=since if report else None)
         except KeyboardInterrupt:
             if not (folder / "sweep.json").exists():
                 raise
             interrupted = True
-            _cut_short(folder)
+            for digest in sweep_folder.open_ended(folder):
+                trial.cut_short(folder / "trials" / digest, "killed", reason="interrupted")
         if mlflow:
             mlflow.close()
         out = folder / "report"
@@ -136,27 +130,18 @@ def start(
         return Ended(folder, interrupted)
 
 
-def _failed(folder: Path, base: Experiment) -> tuple[Experiment, ...]:
+def _failed(planned: Planned) -> tuple[Experiment, ...]:
     """The sweep's failed trials, to be run where this command says."""
-    found = sweep_folder.ended(folder, "failed")
-    return tuple(replace(e, runtime=replace(base.runtime, threads=e.runtime.threads)) for e in found)
-
-
-def _cut_short(folder: Path) -> None:
-    for digest in sweep_folder.open_ended(folder):
-        trial.cut_short(folder / "trials" / digest, "killed", reason="interrupted")
+    found, here = sweep_folder.ended(planned.folder, "failed"), planned.base.runtime
+    return tuple(replace(e, runtime=replace(here, threads=e.runtime.threads)) for e in found)
 
 
 # --- in this process ---
 
 
-def _is_here(experiment: Experiment) -> bool:
-    return experiment.runtime.pool == "local" or experiment.runtime.server_workers > 1
-
-
-def _here(sweep: _Sweep, *, retry: bool) -> None:
+def _here(planned: Planned, begin: Begin, *, retry: bool) -> None:
     """One trial after the other, with the coordinator in this process."""
-    planned, asked = sweep.planned, sweep.planned.asked
+    asked = planned.asked
     if asked.search in ("optuna", "asha"):
         raise ValueError(f"--search {asked.search} is Ray Tune's: set runtime.pool to ray")
     if asked.budget_s is not None:
@@ -165,12 +150,12 @@ def _here(sweep: _Sweep, *, retry: bool) -> None:
         raise ValueError("runtime.server_workers must be 1 in a sweep: several train the server of raydiff run alone")
     named, begun = varying(planned.trials), False
     for number, experiment in enumerate(planned.trials, 1):
-        this = trial.Trial(experiment, sweep.folder, sweep.owner)
+        this = trial.Trial(experiment, planned.folder, planned.owner)
         if begun and not retry and this.outcome() is not None:
             continue
         with _means(this) as (pool, train):
             if not begun:
-                sweep.begin(None)
+                begin(None)
                 begun = True
             if retry:
                 (this.folder / "outcome.json").unlink()
@@ -183,8 +168,7 @@ def _here(sweep: _Sweep, *, retry: bool) -> None:
 
 
 def _rounds(this: trial.Trial, pool: Callable[[], Pool], train: Train | None) -> None:
-    assert this.owner is not None
-    this = trial.open_trial(this.experiment, this.sweep, this.owner)
+    trial.begin(this)
     try:
         for result in trial.run(this, pool(), train=train):
             if not result["finished"]:
@@ -219,47 +203,33 @@ def _means(this: trial.Trial) -> Iterator[tuple[Callable[[], Pool], Train | None
 # --- on Ray ---
 
 
-def _on_ray(sweep: _Sweep, *, retry: bool, since: float | None) -> bool:
+def _on_ray(planned: Planned, begin: Begin, share: float | None, *, retry: bool, since: float | None) -> bool:
     """Through Ray Tune; True after an interrupt."""
     from raydiff.runtime import retry as again
     from raydiff.runtime import tuner
     from raydiff.runtime.progress import Progress
 
-    planned, asked = sweep.planned, sweep.planned.asked
     named = varying([planned.base, *planned.trials], planned.space)
     shown = functools.partial(
         Progress,
         metric=planned.metric,
         lower_is_better=planned.lower_is_better,
         name=lambda values: named(tuner.experiment_of(values)),
-        stop_on_error=asked.stop_on_error,
+        stop_on_error=planned.asked.stop_on_error,
     )
     with tuner.cluster() as nodes:
         measured = planned.base.runtime.gpu_per_worker == "auto"
-        base, known = tuner.sized(planned.base, planned.trials, nodes, share=sweep.share)
-        of = tuner.Plan(
-            folder=sweep.folder,
-            owner=sweep.owner,
-            trials=known,
-            base=base,
-            space=planned.space,
-            samples=planned.suggested,
-            search=asked.search,
-            metric=planned.metric,
-            lower_is_better=planned.lower_is_better,
-            concurrent=asked.concurrent,
-            budget_s=asked.budget_s,
-        )
-        slot = tuner.check(of, nodes)
-        sweep.begin(base.runtime.worker_share if measured else None)
+        planned = tuner.sized(planned, nodes, share=share)
+        slot = tuner.check(planned, nodes)
+        begin(planned.base.runtime.worker_share if measured else None)
         if since is not None:
             print(f"ready after {time.monotonic() - since:.0f} s: {slot.workers} worker(s) per trial", flush=True)
         if retry:
-            return again.run(of, nodes, lambda total: shown(total=total))
+            return again.run(planned, nodes, lambda total: shown(total=total))
         progress = shown(total=planned.total)
-        interrupted = tuner.run(of, slot, progress)
+        interrupted = tuner.run(planned, slot, progress)
         if since is not None and (split := progress.split()):
-            _say_split(sweep.folder, split)
+            _say_split(planned.folder, split)
         return interrupted
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -14,6 +15,7 @@ from raydiff.evaluation.metrics import lower_is_better
 from raydiff.evaluation.suite import Evaluation
 from raydiff.experiment import overrides, trial
 from raydiff.experiment.config import Experiment
+from raydiff.experiment.owner import Owner
 from raydiff.experiment.study import Study, trials
 from raydiff.lookup import nearest
 from raydiff.runtime import sweep_folder
@@ -57,14 +59,19 @@ class Planned:
 
     preset: str
     """What the sweep is of: MLflow's experiment is called so."""
+    folder: Path
+    """Where it is, or is to be; its name is the sweep's."""
+    owner: Owner | None = None
+    """The driver that runs it, by its number in that folder; None: no other can come by."""
     base: Experiment
     trials: tuple[Experiment, ...]
-    """Every trial that is known beforehand."""
+    """Every trial that is known beforehand: of a grid or random search all of them, with Optuna the baselines."""
     secret: bytes
     """The sweep's noise secret."""
-    asked: Asked
+    asked: Asked = Asked()
     metric: str
-    lower_is_better: bool
+    """What is best, and what Optuna and ASHA search for, read on the validation split."""
+    lower_is_better: bool = True
     """Of the metric."""
 
     @property
@@ -83,7 +90,7 @@ class Planned:
         return len(self.trials) + self.suggested
 
 
-def plan(preset: str, study: Study, asked: Asked, *, name: str | None = None) -> Planned:
+def plan(preset: str, study: Study, asked: Asked, *, name: str) -> Planned:
     """Every trial of the study, resolved. `name` is the sweep's, which may exist and have a secret; nothing is written.
 
     Raises ValueError for whatever does not fit together.
@@ -106,13 +113,13 @@ def plan(preset: str, study: Study, asked: Asked, *, name: str | None = None) ->
         of = {k: v for k, v in study.grid.items() if k not in asked.given and overrides.has_path(base, k)}
         found = trials(base, of, beside) + study.others(asked.given, baselines=asked.baselines)
     methods.check_names([type(e.method) for e in found])
-    name = name or sweep_folder.fresh_name("new")  # A new sweep has no secret yet, whatever it will be called.
     folder = sweep_folder.place(base, name)
     secret = trial.planned_secret(folder, base)
     unique = {e.digest: e for e in (trial.resolve(e, secret, folder) for e in found)}
     resolved = trial.resolve(base, secret)
     return Planned(
         preset=preset,
+        folder=folder,
         base=resolved,
         trials=tuple(unique.values()),
         secret=secret,

@@ -16,23 +16,9 @@ EVERY_S = 15.0  # between lines of state
 ONE_S = 1.0  # `timeout` signals its command, then the group that it is in: signals within a second are one
 
 
-class _Stop(tune.Stopper):
-    """Ends the whole sweep once told to."""
-
-    def __init__(self) -> None:
-        self.now = False
-
-    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
-        """No trial is stopped for its result here."""
-        return False
-
-    def stop_all(self) -> bool:
-        """Asked by Tune in every turn of its loop."""
-        return self.now
-
-
-class Progress(tune.Callback):
-    """Tune's events as lines: what runs, what is done, the best so far, the time left."""
+class Progress(tune.Callback, tune.Stopper):
+    """Tune's events as lines: what runs, what is done, the best so far, the time left. Ends Tune's loop after an
+    interrupt, or an error that is to stop the sweep."""
 
     def __init__(
         self,
@@ -50,10 +36,9 @@ class Progress(tune.Callback):
         self.stopped: set[str] = set()  # digests of trials that a scheduler ended early
         self.done, self.failed = 0, 0
         self.best: tuple[float, str] | None = None
-        self.interrupted = False
+        self.interrupted = self.ending = False
         self._asked = 0.0  # When the interrupt came.
         self.slots = 1  # trials side by side
-        self.stopper = _Stop()
         self._start = self._spoke = time.monotonic()
         self._began: float | None = None  # When the first trial began.
         self._working: list[float] = []  # Seconds of each trial that has ended.
@@ -83,7 +68,7 @@ class Progress(tune.Callback):
         """The trial has left its slot; if it was still running, a scheduler or the clock has stopped it."""
         if entry := self.running.pop(trial.trial_id, None):
             digest = (trial.last_result or {}).get("digest")
-            if digest and not self.stopper.now:
+            if digest and not self.ending:
                 self.stopped.add(digest)
                 self.done += 1
                 self._say(f"[{self.done + self.failed}/{self.total}] {entry[0]}: stopped after round {entry[1] + 1}")
@@ -102,6 +87,14 @@ class Progress(tune.Callback):
         """Say where things are, now and then."""
         if time.monotonic() - self._spoke >= EVERY_S and self.running:
             self._say("  " + self._state())
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        """No trial is stopped for its result here."""
+        return False
+
+    def stop_all(self) -> bool:
+        """Asked by Tune in every turn of its loop."""
+        return self.ending
 
     def split(self) -> dict[str, float] | None:
         """Where the slots' seconds went since the first trial began; None where not every trial was run here, whole.
@@ -125,7 +118,7 @@ class Progress(tune.Callback):
     def interrupt(self, number: int, *_: Any) -> None:
         """Signal handler: end the sweep in order; a second signal, later than ONE_S, ends it at once."""
         if not self.interrupted:
-            self.interrupted = self.stopper.now = True
+            self.interrupted = self.ending = True
             self._asked = time.monotonic()
             self._say("interrupted: ending the running trials; what they have committed is kept")
         elif time.monotonic() - self._asked > ONE_S:
@@ -148,7 +141,7 @@ class Progress(tune.Callback):
 
     def _fail(self, name: str, reason: str) -> None:
         self.failed += 1
-        self.stopper.now = self.stopper.now or self.stop_on_error
+        self.ending = self.ending or self.stop_on_error
         self._say(f"[{self.done + self.failed}/{self.total}] {name}: FAILED, {reason}")
 
     def _state(self) -> str:

@@ -3,28 +3,28 @@ larger slot."""
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.overrides import override
 from raydiff.experiment.trial import Trial
 from raydiff.runtime import tuner
 from raydiff.runtime.gpu_memory import doubled
+from raydiff.runtime.plan import Planned
 from raydiff.runtime.progress import Progress
-from raydiff.runtime.tuner import Plan
 
 DOUBLINGS = 2  # A slice is doubled this often in one command.
 
 
-def run(plan: Plan, nodes: Sequence[Mapping[str, float]], progress: Callable[[int], Progress]) -> bool:
+def run(plan: Planned, nodes: Sequence[Mapping[str, float]], progress: Callable[[int], Progress]) -> bool:
     """Run the plan's trials again, all of which have failed; True after an interrupt.
 
     Where a slice of a GPU was too small it is doubled, and doubled once more if it is too small again. `progress(n)`
     shows n trials. What fits on no node stays failed, and one line says why.
     """
-    deadline = None if plan.budget_s is None else time.monotonic() + plan.budget_s
+    deadline = None if plan.asked.budget_s is None else time.monotonic() + plan.asked.budget_s
     waiting = list(plan.trials)
     for _ in range(DOUBLINGS):
         slots: dict[tuple[float, float], list[Experiment]] = {}
@@ -35,7 +35,8 @@ def run(plan: Plan, nodes: Sequence[Mapping[str, float]], progress: Callable[[in
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
                 return False
-            if _again(dataclasses.replace(plan, trials=trials, budget_s=left), nodes, progress):
+            asked = replace(plan.asked, budget_s=left)
+            if _again(replace(plan, trials=tuple(trials), asked=asked), nodes, progress):
                 return True
         waiting = [e for e in waiting if _too_small(Trial(e, plan.folder))]
     return False
@@ -56,15 +57,16 @@ def _too_small(this: Trial) -> bool:
     return float(slice_.get("share", 1.0)) < 1
 
 
-def _again(plan: Plan, nodes: Sequence[Mapping[str, float]], progress: Callable[[int], Progress]) -> bool:
+def _again(plan: Planned, nodes: Sequence[Mapping[str, float]], progress: Callable[[int], Progress]) -> bool:
     """One slot's trials."""
     runtime = plan.trials[0].runtime
-    base = override(plan.base, {f"runtime.{k}": getattr(runtime, k) for k in ("gpu_per_worker", "gpu_server")})
+    slices = {f"runtime.{k}": getattr(runtime, k) for k in ("gpu_per_worker", "gpu_server")}
+    plan = replace(plan, base=override(plan.base, slices))
     try:
-        shape = tuner.fitted(dataclasses.replace(plan, base=base), nodes, most=base.runtime.workers)
+        shape = tuner.fitted(plan, nodes, most=plan.base.runtime.workers)
     except ValueError as e:
         print(f"{len(plan.trials)} trial(s) stay failed: {e}", flush=True)
         return False
     for experiment in plan.trials:
         (Trial(experiment, plan.folder).folder / "outcome.json").unlink(missing_ok=True)
-    return tuner.run(dataclasses.replace(plan, base=base), shape, progress(len(plan.trials)))
+    return tuner.run(plan, shape, progress(len(plan.trials)))

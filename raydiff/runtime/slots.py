@@ -6,17 +6,20 @@ workers. All trials of a sweep have the same slot, so that the next one starts i
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 
 from raydiff.experiment.config import Runtime
 
+T = TypeVar("T")
 CAP = 0.95  # Torch may take this share of a slice; CUDA itself needs the rest.
 COORDINATOR = 0.1  # of one process's CPUs: it works while its workers wait, so a slot is booked as its workers alone
 
@@ -117,6 +120,37 @@ def storage_is_shared(folder: Path) -> None:
                 )
     finally:
         path.unlink(missing_ok=True)
+
+
+def called(work: Callable[[], T], *, threads: int, gpu: float) -> T:
+    """What this gives as a task on the cluster that has been joined; where there is none, in this process.
+
+    Raises ValueError where it does.
+    """
+    import ray
+
+    if not ray.is_initialized():
+        return work()
+    with in_one_sentence():
+        found: T = ray.get(ray.remote(num_cpus=threads, num_gpus=gpu, max_retries=0)(_call).remote(work))
+        return found
+
+
+def _call(work: Callable[[], Any]) -> Any:
+    return work()
+
+
+@contextlib.contextmanager
+def in_one_sentence() -> Iterator[None]:
+    """Within, a ValueError or OSError of a task is a ValueError in its own words, without the task's traceback."""
+    from ray.exceptions import RayTaskError
+
+    try:
+        yield
+    except RayTaskError as e:
+        if isinstance(e.cause, (ValueError, OSError)):
+            raise ValueError(str(e.cause)) from None
+        raise
 
 
 def unplaced(bundles: Sequence[Mapping[str, float]], nodes: Sequence[Mapping[str, float]]) -> int:

@@ -18,7 +18,7 @@ from typing import Any
 import raydiff
 from raydiff.experiment import config, trial
 from raydiff.experiment.config import Experiment
-from raydiff.experiment.tracking import ARTIFACTS, Mlflow, redacted
+from raydiff.experiment.tracking import ARTIFACTS, Mlflow
 from raydiff.federated.checkpoint import write_text
 from raydiff.report.files import read_json
 from raydiff.results import mlflow_models
@@ -52,8 +52,8 @@ def folder(base: Experiment, name: str) -> Path:
 
 
 def fresh_name(preset: str) -> str:
-    """A name that no earlier sweep has."""
-    return f"{preset}-{time.strftime('%Y%m%d-%H%M%S')}"
+    """A name that no other sweep has, be it begun in the same second."""
+    return f"{preset}-{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:8]}"
 
 
 def plan(
@@ -169,12 +169,6 @@ def tracking_store(storage: Path) -> tuple[str, str | None]:
     return uri, None if uri.startswith(("http", "databricks")) else f"file://{storage}/{ARTIFACTS}"
 
 
-def opened_by(uri: str) -> str:
-    """What opens the MLflow UI on this store, to be said after "open the runs "."""
-    shown = redacted(uri)
-    return f"at {shown}" if uri.startswith("http") else f"with: mlflow ui --backend-store-uri {shown}"
-
-
 def trial_folder(run: str, storage: Path) -> Path:
     """The trial that is called so: an MLflow run, or as in `finished.find`. Raises ValueError where there is none."""
     if re.fullmatch("[0-9a-f]{32}", run):
@@ -184,10 +178,13 @@ def trial_folder(run: str, storage: Path) -> Path:
 
 def version() -> dict[str, str]:
     """What files are made by: the version, and the commit where this is a checkout."""
-    here = Path(raydiff.__file__).parent
-    describe = ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=40", "--match", ""]
-    git = subprocess.run(describe, capture_output=True, text=True, check=False)
-    return {"raydiff": metadata.version("raydiff")} | ({"git": git.stdout.strip()} if git.returncode == 0 else {})
+    return {"raydiff": metadata.version("raydiff")} | ({"git": git} if (git := _git()) else {})
+
+
+def _git() -> str:
+    here = str(Path(raydiff.__file__).parent)
+    describe = ["git", "-C", here, "describe", "--always", "--dirty", "--abbrev=40", "--match", ""]
+    return subprocess.run(describe, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def _log_sampler(client: Any, run: str, folder: Path) -> None:
@@ -214,11 +211,9 @@ def _code() -> dict[str, str]:
 
 
 def _tags(preset: str, base: Experiment) -> dict[str, str]:
-    here = Path(raydiff.__file__).parent
-    git = subprocess.run(["git", "-C", str(here), "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
     tags = {
         "raydiff.preset": preset,
         "raydiff.accountant": base.method.accountant,
         "raydiff.replayable": str(base.runtime.noise_secret is not None and not base.runtime.races).lower(),
     }
-    return tags | ({"raydiff.git": git.stdout.strip()} if git.returncode == 0 else {})
+    return tags | ({"raydiff.git": git.removesuffix("-dirty")} if (git := _git()) else {})

@@ -20,7 +20,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ from raydiff.federated.checkpoint import Overtaken
 from raydiff.report.files import read_json
 from raydiff.runtime import gpu_memory, lost
 from raydiff.runtime.actors import RayPool, WorkersLost, start_workers
-from raydiff.runtime.plan import Search
+from raydiff.runtime.plan import Planned
 from raydiff.runtime.progress import Progress
 from raydiff.runtime.room import Room, nodes
 from raydiff.runtime.slots import Slot, cap_memory, fitting, slot, storage_is_shared, this_machine
@@ -103,7 +103,10 @@ class Federation(tune.Trainable):
         sweep, number = Path(config["sweep"]), config["owner"]
         owner = None if number is None else Owner(sweep, number)
         self._trial = Trial(experiment, sweep, owner)
-        self._trial = trials.open_trial(experiment, sweep, owner)
+        if config.get("values"):  # What Optuna has chosen is resolved here; the driver has resolved all else.
+            self._trial = trials.open_trial(experiment, sweep, owner)
+        else:
+            trials.begin(self._trial)
         with lost.ending(self._trial.folder, "the coordinator"):
             pool = RayPool(self._workers, self._trial, gpu=self._gpu)
             for result in trials.run(self._trial, pool):
@@ -136,34 +139,6 @@ def _failed(trial: Trial | None, error: Exception) -> dict[str, Any]:
             cut_short(trial.folder, "failed", reason=reason, **({"slice": slice_} if slice_ else {}))
             (trial.folder / "error.txt").write_text("".join(traceback.format_exception(error)))
     return {"finished": True, "failed": reason, "digest": trial.experiment.digest if trial else ""}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """What is to be run, and how it is searched."""
-
-    folder: Path
-    """The sweep's folder; its name is the sweep's name."""
-    owner: Owner | None = None
-    """This driver, by its number in that folder; None: no other can come by."""
-    trials: Sequence[Experiment]
-    """Every trial of a grid or random search (ASHA: the candidates); for Optuna the baselines only."""
-    base: Experiment
-    """The experiment from which the trials differ; what Optuna's suggestions modify."""
-    space: Mapping[str, Any] = field(default_factory=dict)
-    """Optuna: path -> Tune distribution."""
-    samples: int = 0
-    """Optuna: number of suggestions."""
-    search: Search = "grid"
-    """grid, random, optuna or asha."""
-    metric: str = "eval/fd_cnn/all"
-    """What Optuna and ASHA search for, read on the validation split."""
-    lower_is_better: bool = True
-    """Whether they minimise it."""
-    concurrent: int | None = None
-    """Trials side by side; default: as many slots as fit."""
-    budget_s: float | None = None
-    """Stop starting and running trials after this many seconds."""
 
 
 @contextlib.contextmanager
@@ -222,39 +197,37 @@ def _leave() -> None:
             gc.enable()
 
 
-def slot_of(base: Experiment, known: Sequence[Experiment], nodes: Sequence[Mapping[str, float]]) -> Slot:
-    """The slot of a sweep of these trials, and of what may be searched from its base."""
-    return slot(base.runtime, clients=max(e.clients for e in (base, *known)), nodes=nodes)
+def slot_of(plan: Planned, nodes: Sequence[Mapping[str, float]]) -> Slot:
+    """The slot of all its trials, and of what may be searched from its base."""
+    return slot(plan.base.runtime, clients=max(e.clients for e in (plan.base, *plan.trials)), nodes=nodes)
 
 
-def sized(
-    base: Experiment, trials: Sequence[Experiment], nodes: Sequence[Mapping[str, float]], *, share: float | None = None
-) -> tuple[Experiment, list[Experiment]]:
+def sized(plan: Planned, nodes: Sequence[Mapping[str, float]], *, share: float | None = None) -> Planned:
     """The same, with a number where the base's `runtime.gpu_per_worker` is auto: the share given, or one measured now.
 
     Raises ValueError where it cannot be measured.
     """
-    if base.runtime.gpu_per_worker != "auto":
-        return base, list(trials)
+    if plan.base.runtime.gpu_per_worker != "auto":
+        return plan
     if share is None:
-        share, says = gpu_memory.measure(trials or [base], nodes)
+        share, says = gpu_memory.measure(plan.trials or [plan.base], nodes)
         print(says, flush=True)
-    found, *others = (overrides.override(e, {"runtime.gpu_per_worker": share}) for e in (base, *trials))
-    return found, others
+    base, *trials = (overrides.override(e, {"runtime.gpu_per_worker": share}) for e in (plan.base, *plan.trials))
+    return replace(plan, base=base, trials=tuple(trials))
 
 
-def check(plan: Plan, nodes: Sequence[Mapping[str, float]]) -> Slot:
+def check(plan: Planned, nodes: Sequence[Mapping[str, float]]) -> Slot:
     """The sweep's slot. Raises ValueError when it cannot run here: too large, or storage that not all nodes share."""
     if plan.base.runtime.server_workers > 1:
         raise ValueError("runtime.server_workers must be 1 in a sweep: several train the server of raydiff run alone")
-    shape = slot_of(plan.base, plan.trials, nodes)
+    shape = slot_of(plan, nodes)
     fitting(shape, nodes)
     if len(nodes) > 1:
         storage_is_shared(plan.folder.parents[1])
     return shape
 
 
-def run(plan: Plan, shape: Slot, progress: Progress) -> bool:
+def run(plan: Planned, shape: Slot, progress: Progress) -> bool:
     """Run what has no outcome yet; returns when all is done, the time is up, or after an interrupt (True)."""
     _quiet()
     cap_memory(0)  # The driver keeps off the GPUs, which belong to the trials.
@@ -262,10 +235,10 @@ def run(plan: Plan, shape: Slot, progress: Progress) -> bool:
     signal.signal(signal.SIGINT, progress.interrupt)
     signal.signal(signal.SIGTERM, progress.interrupt)  # `ray job stop`
     started = time.monotonic()
-    left: float | None = plan.budget_s
-    while _has_lost_its_room(replace(plan, budget_s=left), shape, progress):
-        left = None if plan.budget_s is None else plan.budget_s - (time.monotonic() - started)
-        if progress.stopper.now or (left is not None and left <= 0):
+    left = budget = plan.asked.budget_s
+    while _has_lost_its_room(plan, shape, progress, budget_s=left):
+        left = None if budget is None else budget - (time.monotonic() - started)
+        if progress.ending or (left is not None and left <= 0):
             break
         try:
             shape = fitted(plan, nodes(), most=shape.workers)
@@ -273,11 +246,11 @@ def run(plan: Plan, shape: Slot, progress: Progress) -> bool:
             print(f"no trial can go on: {e}; continue with --resume once there is room", flush=True)
             break
         print(f"nodes were lost: going on with {shape.workers} worker(s) per trial", flush=True)
-    _close(plan, progress, out_of_time=plan.budget_s is not None and time.monotonic() - started >= plan.budget_s)
+    _close(plan, progress, out_of_time=budget is not None and time.monotonic() - started >= budget)
     return progress.interrupted
 
 
-def fitted(plan: Plan, found: Sequence[Mapping[str, float]], *, most: int | None) -> Slot:
+def fitted(plan: Planned, found: Sequence[Mapping[str, float]], *, most: int | None) -> Slot:
     """The sweep's slot with as many workers as still fit, at most so many: their number changes no result.
 
     Raises ValueError where no slot fits.
@@ -286,7 +259,7 @@ def fitted(plan: Plan, found: Sequence[Mapping[str, float]], *, most: int | None
     return replace(shape, workers=min(shape.workers, most or shape.workers))
 
 
-def _has_lost_its_room(plan: Plan, shape: Slot, progress: Progress) -> bool:
+def _has_lost_its_room(plan: Planned, shape: Slot, progress: Progress, *, budget_s: float | None) -> bool:
     """Run what has no outcome yet; True when it ended because no node that is left has room for the slot."""
     fixed: dict[str, Any] = {"sweep": str(plan.folder), "slot": asdict(shape), "metric": _validated(plan.metric)}
     fixed["worst"] = math.inf if plan.lower_is_better else -math.inf
@@ -297,16 +270,18 @@ def _has_lost_its_room(plan: Plan, shape: Slot, progress: Progress) -> bool:
     progress.done = len(known) - len(waiting) - progress.failed
     if waiting:
         space = {"experiment": tune.grid_search([_written(e) for e in waiting]), **fixed}
-        if _fit(plan, shape, space, progress, scheduler=_asha(plan) if plan.search == "asha" else None):
+        asha = _asha(plan) if plan.asked.search == "asha" else None
+        if _fit(plan, shape, space, progress, budget_s=budget_s, scheduler=asha):
             return True
-    left = plan.samples - len(suggested)
-    if plan.search == "optuna" and left > 0 and not progress.stopper.now:
+    left = plan.suggested - len(suggested)
+    if left > 0 and not progress.ending:
         space = {"experiment": _written(plan.base), "values": _distributions(plan), **fixed}
-        return _fit(plan, shape, space, progress, search=_optuna(plan, len(suggested)), samples=left)
+        optuna = _optuna(plan, len(suggested))
+        return _fit(plan, shape, space, progress, budget_s=budget_s, search=optuna, samples=left)
     return False
 
 
-def _close(plan: Plan, progress: Progress, *, out_of_time: bool) -> None:
+def _close(plan: Planned, progress: Progress, *, out_of_time: bool) -> None:
     """Every trial that began has an outcome: what is left over was stopped by the scheduler or the clock, or killed."""
     if plan.owner is not None:
         plan.owner()  # It raises where another driver owns the sweep by now: the trials are that one's.
@@ -323,11 +298,12 @@ def _close(plan: Plan, progress: Progress, *, out_of_time: bool) -> None:
 
 
 def _fit(
-    plan: Plan,
+    plan: Planned,
     shape: Slot,
     space: dict[str, Any],
     progress: Progress,
     *,
+    budget_s: float | None,
     scheduler: Any = None,
     search: Any = None,
     samples: int = 1,
@@ -335,7 +311,7 @@ def _fit(
     """Through Tune; True when it ended because there was no room any more."""
     room = Room(shape, plan.base.runtime.revive_s)
     fits = fitting(shape, nodes())
-    progress.slots = min(plan.concurrent or fits, fits, progress.total)
+    progress.slots = min(plan.asked.concurrent or fits, fits, progress.total)
     trainable = tune.with_resources(Federation, tune.PlacementGroupFactory(shape.bundles, strategy="PACK"))
     # Tune's own notes lie elsewhere: on a full storage folder it would raise for want of them.
     with tempfile.TemporaryDirectory(prefix="raydiff-tune-", ignore_cleanup_errors=True) as own:
@@ -348,14 +324,14 @@ def _fit(
                 reuse_actors=True,
                 scheduler=scheduler,
                 search_alg=search,
-                time_budget_s=plan.budget_s,
+                time_budget_s=budget_s,
             ),
             run_config=tune.RunConfig(
                 name="tune",
                 storage_path=own,
                 verbose=0,
                 callbacks=[progress, room],
-                stop=CombinedStopper(progress.stopper, room),
+                stop=CombinedStopper(progress, room),
                 failure_config=tune.FailureConfig(max_failures=plan.base.runtime.failures),
             ),
         )
@@ -363,7 +339,7 @@ def _fit(
     return room.none_left
 
 
-def _asha(plan: Plan) -> Any:
+def _asha(plan: Planned) -> Any:
     from ray.tune.schedulers import ASHAScheduler
 
     longest = max(e.method.rounds for e in plan.trials)
@@ -371,7 +347,7 @@ def _asha(plan: Plan) -> Any:
     return ASHAScheduler(time_attr="round", metric=metric, mode=_mode(plan), max_t=longest, grace_period=1)
 
 
-def _optuna(plan: Plan, done: int) -> Any:
+def _optuna(plan: Planned, done: int) -> Any:
     """Optuna over a study that lives in the sweep's folder, so that a resumed sweep knows what it has learned."""
     import optuna
     from optuna.storages import JournalStorage
@@ -384,14 +360,14 @@ def _optuna(plan: Plan, done: int) -> Any:
     return OptunaSearch(metric=_validated(plan.metric), mode=_mode(plan), seed=seed, storage=study, study_name="sweep")
 
 
-def _suggested_before(plan: Plan) -> list[Experiment]:
+def _suggested_before(plan: Planned) -> list[Experiment]:
     """What Optuna has suggested before the sweep was resumed: the trials that are not in the plan."""
     planned = {e.digest for e in plan.trials}
     folders = sorted(f for f in (plan.folder / "trials").glob("*/config.json") if f.parent.name not in planned)
-    return [configuration.from_dict(read_json(f, needs="method")) for f in (folders if plan.search == "optuna" else [])]
+    return [configuration.from_dict(read_json(f, needs="method")) for f in (folders if plan.suggested else [])]
 
 
-def _distributions(plan: Plan) -> dict[str, Any]:
+def _distributions(plan: Planned) -> dict[str, Any]:
     kinds = {"uniform": tune.uniform, "loguniform": tune.loguniform, "randint": tune.randint}
     return {
         path: tune.choice(list(values)) if kind == "choice" else kinds[kind](*values)
@@ -399,7 +375,7 @@ def _distributions(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _mode(plan: Plan) -> str:
+def _mode(plan: Planned) -> str:
     return "min" if plan.lower_is_better else "max"
 
 

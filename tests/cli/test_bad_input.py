@@ -16,6 +16,7 @@ import pytest
 from raydiff.__main__ import leave
 from raydiff.cli import run, sweep
 from raydiff.experiment import overrides as settings
+from raydiff.experiment.config import Experiment
 from raydiff.experiment.presets import names
 from raydiff.federated.checkpoint import write_text
 from raydiff.runtime import sweep_folder
@@ -154,7 +155,7 @@ def test_a_name_is_used_once_unless_resumed_with_the_same_space(tmp_path):
     from raydiff.experiment import trial
 
     at = tmp_path / "sweeps" / "mine"
-    same = {"trials": [trial.resolve(names.digits().experiment)], "space": {}, "search": "grid"}
+    same = {"trials": [trial.resolve(names.PRESETS["digits"]().experiment)], "space": {}, "search": "grid"}
     first = sweep_folder.plan(at, **same, resume=False)
     assert not at.exists()
     sweep_folder.write(at, first, SECRET)
@@ -173,6 +174,13 @@ def test_a_name_is_used_once_unless_resumed_with_the_same_space(tmp_path):
     assert sweep_folder.plan(at, **grown, resume=True) == extended
     with pytest.raises(ValueError, match=r"0 trials are new and 1 are gone .*: --extend adds trials and takes none"):
         sweep_folder.plan(at, **same, resume=True, extend=True)
+
+
+def test_sweeps_that_begin_in_one_second_have_names_of_their_own(monkeypatch):
+    monkeypatch.setattr(sweep_folder.time, "strftime", lambda _: "20261123-120000")
+    names = {sweep_folder.fresh_name("digits") for _ in range(1000)}
+    assert len(names) == 1000
+    assert all(sweep_folder.place(Experiment(), name).name.startswith("digits-20261123-120000-") for name in names)
 
 
 def test_other_code_is_refused_by_file_name(tmp_path, monkeypatch):
@@ -236,7 +244,7 @@ def test_what_only_a_resumed_sweep_has(given, says):
 def test_nothing_to_retry_is_said(tmp_path, capsys):
     given = ["digits", "--grid", "seed=0", "--no-baselines", "--runtime.storage", str(tmp_path)]
     options, overrides = sweep._options().parse_known_args(given[1:])
-    planned = sweep.planned("digits", names.digits(), options, overrides)
+    planned = sweep.planned("digits", names.PRESETS["digits"](), options, overrides)
     at = sweep_folder.folder(planned.base, "none")
     this = sweep_folder.plan(at, trials=planned.trials, space={}, search="grid", resume=False)
     sweep_folder.write(at, this, planned.secret)
@@ -297,14 +305,16 @@ def test_what_a_command_writes_is_its_users_alone(shell, tmp_path):
 
 def test_the_sweeps_of_a_storage_that_is_open_to_others_are_closed(tmp_path):
     (tmp_path / "sweeps").mkdir(mode=0o755)
-    sweep_folder.folder(settings.override(names.digits().experiment, {"runtime.storage": str(tmp_path)}), "mine")
+    sweep_folder.folder(
+        settings.override(names.PRESETS["digits"]().experiment, {"runtime.storage": str(tmp_path)}), "mine"
+    )
     assert stat.S_IMODE((tmp_path / "sweeps").stat().st_mode) == 0o700
 
 
 def test_a_secret_of_the_environment_reaches_the_experiment(monkeypatch):
     monkeypatch.setenv("RAYDIFF_NOISE_SECRET", "ab" * 16)
     options, overrides = sweep._options().parse_known_args(["--grid", "seed=0"])
-    planned = sweep.planned("digits", names.digits(), options, overrides)
+    planned = sweep.planned("digits", names.PRESETS["digits"](), options, overrides)
     assert {e.runtime.noise_secret for e in (planned.base, *planned.trials)} == {"ab" * 16}
 
 

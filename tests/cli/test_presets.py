@@ -33,7 +33,7 @@ def test_clip_is_the_median_norm_of_the_public_split(name, data_root):
 
 def test_digits_needs_no_data_folder(monkeypatch):
     monkeypatch.delenv("RAYDIFF_DATA", raising=False)
-    assert trial.resolve(names.digits().experiment).method.model.shape == (1, 8, 8)
+    assert trial.resolve(names.PRESETS["digits"]().experiment).method.model.shape == (1, 8, 8)
 
 
 @pytest.mark.parametrize("name", ["collaboration", "collaboration-colour"])
@@ -106,7 +106,7 @@ def test_the_arms_of_a_comparison_for_newcomers_differ_in_the_method_alone(name)
 
 
 def test_the_frontier_has_every_kind_of_guarantee_and_differs_in_method_and_privacy_alone():
-    study = names.frontier()
+    study = names.PRESETS["frontier"]()
     assert study.grid == {"seed": (0, 1, 2)}
     methods = [trial.resolve(e).method for e in trials_of(study.experiment, {}, study.beside)]
     assert len({(m.local, m.model, m.sampling) for m in methods}) == 1
@@ -145,7 +145,7 @@ def test_every_arm_on_a_table_resolves_with_a_fifth_of_the_rows_as_members(name,
 
 
 def test_arms_keep_to_the_axes_that_were_asked_for():
-    study = names.collaboration()
+    study = names.PRESETS["collaboration"]()
     base = overrides.override(study.experiment, {"method.clip": 5.0})
     trials = trials_of(base, {"method.epsilon": (20.0, None)}, study.beside)
     methods = [e.method for e in trials if isinstance(e.method, PFDM)]
@@ -155,7 +155,7 @@ def test_arms_keep_to_the_axes_that_were_asked_for():
 
 
 def test_feddistr_is_compared_on_the_same_clients_and_classifier():
-    study = names.feddistr_cifar100()
+    study = names.PRESETS["feddistr-cifar100"]()
     axes = {"seed": (0,), "partition.xi": (0.0, 0.385), "clients": (5, 10)}
     trials = trials_of(study.experiment, axes, study.beside)
     pooled = [e for e in trials if isinstance(e.partition, Pooled)]
@@ -171,7 +171,7 @@ def test_feddistr_is_compared_on_the_same_clients_and_classifier():
 
 
 def test_the_arms_of_a_collaboration_share_depths_and_client_models():
-    study = names.collaboration()
+    study = names.PRESETS["collaboration"]()
     trials = trials_of(study.experiment, {**study.grid, "partition.minority": (3,), "seed": (0,)}, study.beside)
     methods = [e.method for e in trials]
     pfdm = [m for m in methods if isinstance(m, PFDM) and not m.center]

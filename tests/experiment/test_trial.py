@@ -183,6 +183,21 @@ def test_config_json_is_enough_to_run_it_again(finished: tuple[Trial, list[dict[
 # --- resuming ---
 
 
+def test_a_trial_begins_as_it_was_resolved_and_on_the_same_data_alone(
+    tiny: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver resolves, once; a coordinator that finds other data under the name refuses, and writes nothing."""
+    trial.keep_secret(tmp_path, b"the noise secret")
+    planned = Trial(trial.resolve(tiny, b"the noise secret"), tmp_path)
+    other = Trial(replace(planned.experiment, data_digest=f"hmac:{'0' * 64}"), tmp_path)
+    monkeypatch.setattr(trial, "resolve", lambda *_: pytest.fail("it is resolved again"))
+    with pytest.raises(ValueError, match=r"^the data set digits is not the one here that the trial was planned for$"):
+        trial.begin(other)
+    assert not (tmp_path / "trials").exists()
+    trial.begin(planned)
+    assert (planned.folder / "config.json").exists()
+
+
 @pytest.mark.parametrize("done", [1, 3, 4])
 def test_a_killed_trial_ends_with_the_same_numbers(
     finished: tuple[Trial, list[dict[str, Any]]], tmp_path: Path, done: int

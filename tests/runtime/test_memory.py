@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from raydiff.models import lockstep as cohort
 from raydiff.models.training import Task
 from raydiff.runtime import gpu_memory, tuner
 from raydiff.runtime.actors import Worker
+from raydiff.runtime.plan import Planned
 from raydiff.runtime.slots import slot
 
 GB = 2**30
@@ -140,6 +142,7 @@ def test_auto_becomes_the_number_that_was_measured(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     request: pytest.FixtureRequest,
+    tmp_path: Path,
     ray: bool,
 ) -> None:
     if ray:
@@ -148,15 +151,16 @@ def test_auto_becomes_the_number_that_was_measured(
         monkeypatch.setattr("ray.is_initialized", lambda: False)
     auto = trial.resolve(replace(tiny, runtime=Runtime(gpu_per_worker="auto")))
     monkeypatch.setattr(gpu_memory, "probe", lambda experiment, cohort: (19 * GB, 80 * GB))
-    base, (one,) = tuner.sized(auto, [auto], [{"CPU": 1.0, "GPU": 1.0}])
-    assert base.runtime.gpu_per_worker == one.runtime.gpu_per_worker == 0.3 and one.digest == auto.digest
+    plan = Planned(preset="p", folder=tmp_path, base=auto, trials=(auto,), secret=b"", metric="m")
+    found = tuner.sized(plan, [{"CPU": 1.0, "GPU": 1.0}])
+    (one,) = found.trials
+    assert found.base.runtime.gpu_per_worker == one.runtime.gpu_per_worker == 0.3 and one.digest == auto.digest
     assert capsys.readouterr().out == "a worker's peak is 19 GB: its slice is 0.3 of a GPU of 80 GB\n"
-    known, _ = tuner.sized(auto, [], [], share=0.25)
-    assert known.runtime.gpu_per_worker == 0.25
+    known = tuner.sized(plan, [], share=0.25)
+    assert known.base.runtime.gpu_per_worker == 0.25
     with pytest.raises(ValueError, match=r"auto is measured on a GPU, and there is none: give a number"):
-        tuner.sized(auto, [], [{"CPU": 64.0, "GPU": 0.0}])
-    given = tuner.sized(tiny, [], [])[0]
-    assert given is tiny
+        tuner.sized(plan, [{"CPU": 64.0, "GPU": 0.0}])
+    assert tuner.sized(known, []) is known
 
 
 def test_auto_is_no_number_before_it_is_measured() -> None:
@@ -176,7 +180,7 @@ def test_cuda_is_there_before_it_is_asked(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(torch.cuda, "init", lambda: there.append(True))
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", reset)
-    gpu_memory.Cuda().start()
+    gpu_memory.Meter().start()
     assert there
 
 

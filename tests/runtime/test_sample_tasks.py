@@ -9,7 +9,7 @@ import pytest
 from raydiff.results import generate
 from raydiff.results.finished import open_finished
 from raydiff.results.generate import Request
-from raydiff.runtime import sample_tasks
+from raydiff.runtime import tasks
 
 CODE = {"raydiff": "0.1.0"}
 NODES = [{"CPU": 2.0}]
@@ -33,22 +33,22 @@ def test_workers_write_the_files_of_one_process(storage, tmp_path: Path, workers
     there = "train-00001-of-00004.parquet"
     (out / there).write_bytes(expected[there])
     before = (out / there).stat().st_mtime_ns
-    spread = sample_tasks.over(2, NODES)
+    spread = tasks.of_samples(2, NODES)
     generate.write(finished, 1, out, asked, code=CODE, say=lambda *x: seen.append(x), spread=spread)
     assert files(out) == expected and (out / there).stat().st_mtime_ns == before
     assert seen[0] == (1000, 3005) and seen[-1] == (3005, 3005) and len(seen) == 4
     lost = generate.maker(finished, 1, tmp_path / "\0", asked)
     with pytest.raises(ValueError, match="null byte"):
-        list(sample_tasks.over(1, NODES)(lost, [0]))
+        list(tasks.of_samples(1, NODES)(lost, [0]))
 
 
 def test_more_workers_than_fit_are_refused(storage, tmp_path: Path) -> None:
     make = generate.maker(open_finished(storage.folder("pfdm")), 0, tmp_path, Request(num=4000))
     with pytest.raises(ValueError, match=r"^3 workers were asked for, but the nodes have room for 2: --workers$"):
-        list(sample_tasks.over(3, NODES)(make, range(4)))
+        list(tasks.of_samples(3, NODES)(make, range(4)))
 
 
 def test_gpus_are_shared_by_the_workers() -> None:
     two = [{"GPU": 1.0}, {"GPU": 1.0}]
-    assert [sample_tasks._share(n, two) for n in (1, 2, 3, 6)] == [1.0, 1.0, 0.5, 0.3333]
-    assert sample_tasks._share(2, NODES) == 0.0
+    assert [tasks._share(n, two) for n in (1, 2, 3, 6)] == [1.0, 1.0, 0.5, 0.3333]
+    assert tasks._share(2, NODES) == 0.0

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from raydiff.results.shadows import Attacked, Request, open_attacked
-from raydiff.runtime import shadow_tasks
+from raydiff.runtime import tasks
 
 pytestmark = pytest.mark.ray
 
@@ -21,8 +21,7 @@ def test_ray_gives_the_bits_of_one_process(storage, copied, workers, monkeypatch
     shutil.copy(here.finished.trial.sweep / "secret", elsewhere / "secret")
     alone = replace(here, finished=replace(here.finished, trial=replace(here.finished.trial, sweep=elsewhere)))
     expected = [alone.losses(i) for i in range(4)]
-    shadow_tasks.check(there, [{"CPU": 4.0}])
-    assert sorted(shadow_tasks.train(there, range(4), workers=2)) == [0, 1, 2, 3]
+    assert sorted(tasks.of_shadows(there, workers=2, nodes=[{"CPU": 4.0}])) == [0, 1, 2, 3]
     monkeypatch.setattr(Attacked, "_train", lambda *_: pytest.fail("it was not kept"))
     for i in range(4):
         assert torch.equal(there.losses(i), expected[i])
@@ -32,11 +31,11 @@ def test_a_failed_training_is_one_sentence(copied, workers) -> None:
     there = open_attacked(Request(trial=copied.folder("localonly"), shadows=4, draws=1))
     lost = replace(there, request=replace(there.request, client=7))
     with pytest.raises(ValueError) as e:
-        list(shadow_tasks.train(lost, [0], workers=1))
+        list(tasks.of_shadows(lost, workers=1, nodes=[{"CPU": 1.0}]))
     assert str(e.value) == "there is no client 7: this trial has clients 0 to 1"
 
 
 def test_no_room_is_refused(storage) -> None:
     attacked = open_attacked(Request(trial=storage.folder("localonly"), shadows=4))
     with pytest.raises(ValueError, match=r"^a shadow needs 1 CPU on one node, and no node has it: --workers 1 trains"):
-        shadow_tasks.check(attacked, [{"CPU": 0.5, "GPU": 1.0}, {"memory": 9.0}])
+        list(tasks.of_shadows(attacked, workers=1, nodes=[{"CPU": 0.5, "GPU": 1.0}, {"memory": 9.0}]))

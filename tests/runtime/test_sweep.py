@@ -15,6 +15,7 @@ from raydiff.experiment.config import Runtime
 from raydiff.experiment.overrides import override
 from raydiff.models.training import Training
 from raydiff.runtime import lost
+from raydiff.runtime.plan import Asked, Planned
 
 
 @pytest.fixture
@@ -84,7 +85,7 @@ def test_where_the_slots_time_went(progress, monkeypatch):
 def test_an_interrupt_ends_the_sweep_and_counts_nothing_as_stopped(progress):
     progress.on_trial_start(0, [], fake_trial(0))
     progress.interrupt(signal.SIGINT)
-    assert progress.stopper.stop_all()
+    assert progress.stop_all()
     progress.on_trial_complete(0, [], fake_trial(0, digest="a"))
     assert progress.interrupted and not progress.stopped
 
@@ -186,16 +187,30 @@ def planned(tmp_path, tiny, workers, monkeypatch):
 
     monkeypatch.setattr("signal.signal", lambda *_: None)  # pytest keeps its own handlers
 
-    def plan(*experiments, **more):
+    def plan(*experiments):
         trial.keep_secret(tmp_path / "s", b"the noise secret")
         trials = [trial.resolve(e, b"the noise secret") for e in experiments]
-        return sweep.Plan(folder=tmp_path / "s", trials=trials, base=trials[0], concurrent=1, **more)
+        return planned_as(tmp_path / "s", trials)
 
     def runs_by(trainable):
         of = sweep.tune.with_resources
         monkeypatch.setattr(sweep.tune, "with_resources", lambda _, bundles: of(trainable, bundles))
 
     return plan, runs_by
+
+
+def planned_as(folder, trials, **more) -> Planned:
+    """A sweep of these, one after the other, in this folder."""
+    more = {"base": trials[0] if trials else None} | more
+    return Planned(
+        preset="p",
+        folder=folder,
+        trials=tuple(trials),
+        secret=b"the noise secret",
+        metric="eval/fd_cnn/all",
+        asked=Asked(concurrent=1),
+        **more,
+    )
 
 
 def shown(total: int):
@@ -276,7 +291,7 @@ def test_who_lost_the_sweep_to_another_driver_says_nothing_of_its_trials(tmp_pat
     opened = trial.open_trial(tiny, tmp_path, Owner(tmp_path, 1))
     (tmp_path / "owners").mkdir()
     (tmp_path / "owners" / "00002.json").write_text("{}")
-    plan = sweep.Plan(folder=tmp_path, owner=opened.owner, trials=[opened.experiment], base=opened.experiment)
+    plan = planned_as(tmp_path, [opened.experiment], owner=opened.owner)
     with pytest.raises(Overtaken):
         sweep._close(plan, progress, out_of_time=False)
     coordinator = object.__new__(sweep.Federation)
@@ -387,7 +402,7 @@ def test_a_trial_whose_processes_are_always_lost_says_why(tmp_path, tiny, progre
 
     this = trial.open_trial(dataclasses.replace(tiny, evaluation=None), tmp_path / "s")
     (this.folder / lost.FILE).write_text("a worker: one\nthe coordinator: CUDA error: unspecified launch failure\n")
-    plan = sweep.Plan(folder=tmp_path / "s", trials=[], base=this.experiment)
+    plan = planned_as(tmp_path / "s", [], base=this.experiment)
     sweep._close(plan, progress, out_of_time=False)
     assert this.outcome()["outcome"] == "killed"
     assert this.outcome()["reason"].endswith(": the coordinator: CUDA error: unspecified launch failure")
@@ -416,7 +431,7 @@ def test_a_slice_is_doubled_twice_at_most(tmp_path, tiny, monkeypatch, capsys):
     for this, more in zip(trials, ({}, {"slice": {"field": "gpu_per_worker", "share": 0.2}}), strict=True):
         trial.end(this.folder, "failed", **more)
     experiments = [this.experiment for this in trials]
-    plan = sweep.Plan(folder=tmp_path / "s", trials=experiments, base=experiments[0])
+    plan = planned_as(tmp_path / "s", experiments)
     retry.run(plan, [{"CPU": 4.0, "GPU": 1.0}], lambda total: None)
     assert asked == [(0.2, 2, [0]), (0.4, 2, [1]), (0.8, 1, [1])]
     trial.end(trials[1].folder, "failed", slice={"field": "gpu_per_worker", "share": 0.4})

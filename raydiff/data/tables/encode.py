@@ -15,11 +15,13 @@ from collections.abc import Mapping as Dictionary
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 MISSING = "(missing)"
 """Name of the category of missing values."""
@@ -100,6 +102,8 @@ class Mapping:
         A bin of numbers becomes the text of its interval, not a midpoint: the outermost bins have none, and a made-up
         number would look like a measured one. Texts encode to the same codes; intervals are not read back as numbers.
         """
+        import pandas as pd  # Half a second, which commands that read no table do without.
+
         made = {column.name: column.names(codes[:, i]) for i, column in enumerate(self.columns)}
         if self.label is not None and labels is not None:
             made[self.label.name] = self.label.names(labels)
@@ -200,6 +204,8 @@ def numbers(values: pd.Series, name: str) -> NDArray[np.float64]:
 
 def texts_of(values: pd.Series) -> pd.Series:
     """Values as text; a whole number is written without a point, whatever its type."""
+    import pandas as pd
+
     if pd.api.types.is_float_dtype(values.dtype):
         return values.map(number_text).astype(object)
     return values.astype(str).astype(object)

@@ -22,10 +22,9 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
-import pandas as pd
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -35,6 +34,9 @@ from raydiff.data.tables.encode import MISSING, Column, Mapping, bins_of, groups
 from raydiff.data.tables.presets import PRESETS, Preset
 from raydiff.lookup import nearest
 from raydiff.seeding import generator
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Missing = Literal["category", "drop"]
 Rare = Literal["merge", "refuse"]
@@ -231,6 +233,8 @@ def edges_in(cut: str) -> tuple[str, tuple[float, ...]]:
 
 def _frame(path: Path) -> pd.DataFrame:
     """The whole file, with missing values as such. Raises ValueError where it cannot be read."""
+    import pandas as pd  # Half a second, which commands that read no table do without.
+
     try:
         if path.suffix.lower() == ".parquet":
             frame = pd.read_parquet(path).reset_index(drop=True).replace(dict.fromkeys(MARKS))
@@ -322,6 +326,8 @@ def _drawn(frame: pd.DataFrame, order: Ints, public: int, path: Path, found: Seq
 def _typed(frame: pd.DataFrame, rows: Ints, found: Sequence[str], *, typed: bool) -> pd.DataFrame:
     """Numbers where all public values are such, whatever the others have made of a column that comes without a type;
     what is then no number, or not finite, is missing."""
+    import pandas as pd
+
     frame = frame.copy()
     for name in found:
         seen = pd.to_numeric(frame[name].iloc[rows].dropna(), errors="coerce")
@@ -379,6 +385,8 @@ def _label(values: pd.Series, name: str, preset: Preset | None, *, public: bool)
 
 
 def _numeric(values: pd.Series) -> bool:
+    import pandas as pd
+
     return pd.api.types.is_numeric_dtype(values.dtype) and not pd.api.types.is_bool_dtype(values.dtype)
 
 

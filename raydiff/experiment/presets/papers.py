@@ -48,6 +48,10 @@ def _smoke(made: Study) -> Study:
     return Study(experiment=start, grid=grid, beside=beside, also=tuple(map(_smoke, made.also)))
 
 
+def _three_seeds(made: Study) -> Study:
+    return replace(made, grid={**made.grid, "seed": SEEDS[:3]})
+
+
 def pfdm_cpu() -> Study:
     """Tables 1 and 2 (quality of majority and minority, DP-SGD), the attack on the global model, memorisation.
 
@@ -87,21 +91,18 @@ def pfdm_gpu() -> Study:
 
 def spire_cpu() -> Study:
     """Table 1: clients of the federation and clients that join, five methods, on digits."""
-    made = spire.spire_digits()
-    return replace(made, grid={"seed": SEEDS[:3]})
+    return _three_seeds(spire.spire_digits())
 
 
 def spire_gpu() -> Study:
     """Table 1 on MNIST and CIFAR-10, with the paper's widths, clients and rounds."""
-    first, second = (replace(made, grid={"seed": SEEDS[:3]}) for made in (spire.spire_mnist(), spire.spire_cifar10()))
-    return replace(first, also=(second,))
+    return replace(_three_seeds(spire.spire_mnist()), also=(_three_seeds(spire.spire_cifar10()),))
 
 
 def feddistr_cpu() -> Study:
     """Figures 4, 5 and 7: one round against fifty, disentangled and not, with and without noise, on digits."""
-    made = feddistr.feddistr_digits()
-    wanted = tuple(arm for arm in made.beside if _is_compared(arm.changes))
-    return replace(made, grid={**made.grid, "seed": SEEDS[:3]}, beside=wanted)
+    made = _three_seeds(feddistr.feddistr_digits())
+    return replace(made, beside=tuple(arm for arm in made.beside if _is_compared(arm.changes)))
 
 
 def _is_compared(changes: Mapping[str, Any]) -> bool:
@@ -115,8 +116,7 @@ def _is_compared(changes: Mapping[str, Any]) -> bool:
 
 def feddistr_gpu() -> Study:
     """CIFAR-100 with ResNet-18, K = 5, 10, 20; needs a latent diffusion model (`--method.model.path`)."""
-    made = feddistr.feddistr_cifar100()
-    return replace(made, grid={**made.grid, "seed": SEEDS[:3]})
+    return _three_seeds(feddistr.feddistr_cifar100())
 
 
 def pdp_cpu() -> Study:

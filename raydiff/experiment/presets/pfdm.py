@@ -145,13 +145,7 @@ def collaboration() -> Study:
 
     35 records a class is the largest minority that is still one: there are 113 of each class in the training split.
     """
-    base = override(
-        digits().experiment,
-        {
-            "data": Data(name="digits", validation=0, calibration=10, test=400),
-            "evaluation": Evaluation(attack=False, clusters=True),
-        },
-    )
+    base = replace(digits().experiment, data=Data(name="digits", validation=0, calibration=10, test=400))
     return _collaboration(base, minorities=(3, 20, 35), centred_clip=4.26)
 
 
@@ -161,7 +155,6 @@ def collaboration_colour() -> Study:
         digits().experiment,
         {
             "data": replace(SMALL_MNIST, name="colour-mnist", train=4000, test=400),
-            "evaluation": Evaluation(attack=False, clusters=True),
             "method.model.network": MLP(width=256, skip=True),
             "method.clip": 23.7,
         },
@@ -174,6 +167,7 @@ def _collaboration(base: Experiment, *, minorities: tuple[int, ...], centred_cli
 
     Clips are median norms of the public split, for the centred arms of the differences from its mean.
     """
+    base = replace(base, evaluation=Evaluation(attack=False, clusters=True))
     centred = {"method.clip": centred_clip, "method.center": True}
     beside = (
         Arm(method=LocalOnly),

@@ -14,28 +14,32 @@ from raydiff.models.d3pm_kernel import Cosine, Sigmoid
 from raydiff.models.training import Training
 
 
+def _alone(data: Data, *, timesteps: int, epochs: int, evaluation: Evaluation) -> Experiment:
+    """One client that has all rows of a table: Wei et al.'s training, batch 30, rate 1e-3, weight decay 5e-4 (here
+    decoupled)."""
+    assert data.train is not None
+    steps = data.train * epochs // 30
+    local = Training(steps=steps, batch=30, learning_rate=1e-3, weight_decay=5e-4, decay="constant")
+    return Experiment(
+        method=LocalOnly(model=DiscreteDiffusion(steps=timesteps), local=local),
+        data=data,
+        clients=1,
+        partition=Pooled(),
+        evaluation=evaluation,
+        audit=RowAudit(),
+        runtime=Runtime(workers=1),
+    )
+
+
 def _tabular(data: Data) -> Study:
     """The black-box attack over T and the decay rate (Wei et al., Figure 7): a fifth of the rows are members, the same
     under all seeds. Beside it the other schedules, and FedAvg on four clients, each with a quarter of the rows.
 
-    The paper's training: batch 30, rate 1e-3, 100 epochs, weight decay 5e-4 (here decoupled). FedAvg takes as many
-    epochs in ten rounds; a client's members are then its own rows, 6 % of the records it is attacked with.
+    100 epochs as in the paper. FedAvg takes as many in ten rounds; a client's members are then its own rows, 6 % of the
+    records it is attacked with.
     """
-    assert data.train is not None
-    steps = data.train * 100 // 30
-    method = LocalOnly(
-        model=DiscreteDiffusion(steps=20),
-        local=Training(steps=steps, batch=30, learning_rate=1e-3, weight_decay=5e-4, decay="constant"),
-    )
-    base = Experiment(
-        method=method,
-        data=data,
-        clients=1,
-        partition=Pooled(),
-        evaluation=Evaluation(distance="tables"),
-        audit=RowAudit(),
-        runtime=Runtime(workers=1),
-    )
+    base = _alone(data, timesteps=20, epochs=100, evaluation=Evaluation(distance="tables"))
+    steps = base.method.local.steps  # type: ignore[attr-defined]
     shared = {"method": FedAvg, "partition": Iid, "clients": 4, "method.local.steps": steps // 4}
     sigmoid = {"method.model.schedule": Sigmoid}
     beside = (
@@ -63,23 +67,8 @@ def tabular_adult() -> Study:
 
 def _removal(data: Data, *, epochs: int) -> Experiment:
     """Leave the most exposed records out, train on the rest, and train a classifier on what that model makes (Wei et
-    al., Figure 6: T = 10, linear schedule, batch 30, rate 1e-3, weight decay 5e-4, here decoupled)."""
-    assert data.train is not None
-    method = LocalOnly(
-        model=DiscreteDiffusion(steps=10),
-        local=Training(
-            steps=data.train * epochs // 30, batch=30, learning_rate=1e-3, weight_decay=5e-4, decay="constant"
-        ),
-    )
-    return Experiment(
-        method=method,
-        data=data,
-        clients=1,
-        partition=Pooled(),
-        evaluation=Evaluation(distance="tables", attack=False),
-        audit=RowAudit(),
-        runtime=Runtime(workers=1),
-    )
+    al., Figure 6: T = 10, linear schedule)."""
+    return _alone(data, timesteps=10, epochs=epochs, evaluation=Evaluation(distance="tables", attack=False))
 
 
 def removal_german() -> Study:

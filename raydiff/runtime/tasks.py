@@ -1,0 +1,114 @@
+"""Numbered pieces of work on a Ray cluster, such as the parts of a data set or shadow models: each worker opens what it
+works on once, and does the pieces that it is dealt. They are those of one process: a piece has streams of its own, and
+what it makes lies in the storage."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import ray
+from ray.exceptions import RayActorError
+from ray.util import ActorPool
+
+from raydiff.experiment.tracking import keep_private
+from raydiff.models.ddpm import device
+from raydiff.results import generate, shadows
+from raydiff.results.finished import open_finished
+from raydiff.results.generate import Maker, Request, Spread
+from raydiff.results.shadows import Attacked, open_attacked
+from raydiff.runtime.slots import cap_memory, in_one_sentence, say, storage_is_shared, unplaced
+
+Do = Callable[[int], object]
+RESTARTS = 3  # of a worker that died, and of the piece that it was at
+
+
+def of_samples(workers: int, nodes: Sequence[Mapping[str, float]]) -> Spread:
+    """Parts over so many workers on these nodes, on the kind of device that this process has: GPUs are shared among
+    them."""
+
+    def spread(make: Maker, parts: Sequence[int]) -> Iterator[int]:
+        trial, out = make.finished.trial, make.out.absolute()
+        count = min(workers, len(parts))
+        if count == 0:
+            return
+        gpu = _share(count, nodes) if device().type == "cuda" else 0.0
+        needed = _needed(trial.experiment.runtime.threads, gpu)
+        if left := unplaced([needed] * count, nodes):
+            raise ValueError(f"{count} workers were asked for, but the nodes have room for {count - left}: --workers")
+        opened = functools.partial(_writer, trial.folder, make.source.client, out, make.request)
+        yield from _done(opened, parts, needed, workers=count, nodes=nodes, folders=(trial.sweep, out))
+
+    return spread
+
+
+def of_shadows(attacked: Attacked, *, workers: int, nodes: Sequence[Mapping[str, float]]) -> Iterator[int]:
+    """Train all shadows, as many at a time as were asked for and fit; gives each one's number when it is in the cache.
+
+    Raises ValueError where no node has room for one, and where a training fails.
+    """
+    trial, request = attacked.finished.trial, attacked.request
+    needed = _needed(trial.experiment.runtime.threads, trial.experiment.runtime.worker_share)  # as the trial's workers
+    most = min(workers, request.shadows)
+    count = most - unplaced([needed] * most, nodes)
+    if not count:
+        raise ValueError(f"a shadow needs {say(needed)} on one node, and no node has it: --workers 1 trains them here")
+    opened = functools.partial(_trainer, request)
+    yield from _done(opened, range(request.shadows), needed, workers=count, nodes=nodes, folders=(trial.sweep,))
+
+
+class _Hand:
+    """One worker."""
+
+    def __init__(self, opened: Callable[[], Do], gpu: float) -> None:
+        keep_private()
+        cap_memory(gpu)
+        self._opened = functools.cache(opened)  # Where it fails, the piece does.
+
+    def do(self, number: int) -> int:
+        """Do a piece, and give its number."""
+        self._opened()(number)
+        return number
+
+
+def _done(
+    opened: Callable[[], Do],
+    numbers: Sequence[int],
+    needed: Mapping[str, float],
+    *,
+    workers: int,
+    nodes: Sequence[Mapping[str, float]],
+    folders: Sequence[Path],
+) -> Iterator[int]:
+    """The numbers of the pieces as they are done. Raises ValueError where one fails, where a worker is lost, and where
+    not all nodes share the folders."""
+    for folder in folders if len(nodes) > 1 else ():
+        storage_is_shared(folder)
+    gpu = needed.get("GPU", 0.0)
+    hand = ray.remote(num_cpus=needed["CPU"], num_gpus=gpu, max_restarts=RESTARTS, max_task_retries=RESTARTS)(_Hand)
+    pool = ActorPool([hand.remote(opened, gpu) for _ in range(workers)])
+    try:
+        with in_one_sentence():
+            yield from pool.map_unordered(lambda one, number: one.do.remote(number), list(numbers))
+    except RayActorError as e:
+        cause = getattr(e, "cause", None)
+        raise ValueError(f"a worker was lost ({cause or 'it died'}): the same command goes on with what is left") from e
+
+
+def _writer(trial: Path, client: int | None, out: Path, request: Request) -> Do:
+    return generate.maker(open_finished(trial), client, out, request).write
+
+
+def _trainer(request: shadows.Request) -> Do:
+    return open_attacked(request).losses
+
+
+def _needed(threads: int, gpu: float) -> dict[str, float]:
+    return {"CPU": float(threads)} | ({"GPU": gpu} if gpu else {})
+
+
+def _share(workers: int, nodes: Sequence[Mapping[str, float]]) -> float:
+    gpus = sum(node.get("GPU", 0.0) for node in nodes)
+    return math.floor(1e4 / math.ceil(workers / gpus)) / 1e4 if gpus >= 1 else 0.0
