@@ -43,6 +43,12 @@ def imported(name: str) -> Any:
     return getattr(module, attribute)
 
 
+def check_one_of(field: str, value: object, known: Iterable[str]) -> None:
+    """Raises ValueError naming the field unless its value is one of these."""
+    if value not in (known := tuple(known)):
+        raise ValueError(f"{field} must be one of {', '.join(known)}, got {value!r}")
+
+
 def entries(field: str, table: Mapping[str, T], names: Iterable[str]) -> dict[str, T]:
     """The functions of these names by what people call them, each an entry of the table or a `module:name`.
 

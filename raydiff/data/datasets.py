@@ -26,6 +26,7 @@ from raydiff.data.splits import SPLITS as SPLITS
 from raydiff.data.splits import cut
 from raydiff.data.tables import read
 from raydiff.data.tables.encode import Mapping
+from raydiff.lookup import check_one_of
 
 FittedOn = Literal["public", "all"]
 
@@ -83,8 +84,7 @@ class Data:
                 raise ValueError(f"data.{field} must be at least {low}, got {value}")
         if self.bins is not None and self.bins < 2:
             raise ValueError(f"data.bins must be at least 2, got {self.bins}")
-        if self.fitted_on not in get_args(FittedOn):
-            raise ValueError(f"data.fitted_on must be one of {', '.join(get_args(FittedOn))}, got {self.fitted_on!r}")
+        check_one_of("data.fitted_on", self.fitted_on, get_args(FittedOn))
         if self.public_from is not None and (read.is_table(self.name) or read.is_table(self.public_from)):
             raise ValueError("data.public_from must be none where a data set is a table")
         if self.superclasses is not None:

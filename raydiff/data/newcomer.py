@@ -87,7 +87,8 @@ def _of_run(choice: Choice, config: Data, dataset: Dataset, classes: Sequence[in
     rows = _first(rows, choice.records, where, usual=usual)
     read, _ = pictures.read(source, {"own": rows}, size=config.size, colour=config.colour)
     says = f"{source.says}: rows of no split, then of the validation split; held out: the test split"
-    return Newcomer(read["own"].without_base(), _of_classes(splits["test"], read["own"]).without_base(), says)
+    held_out = splits["test"].of_classes(read["own"].labels[:, 0].tolist())
+    return Newcomer(read["own"].without_base(), held_out.without_base(), says)
 
 
 def _of_other(choice: Choice, config: Data, dataset: Dataset, classes: Sequence[int]) -> Newcomer:
@@ -116,7 +117,7 @@ def _of_other(choice: Choice, config: Data, dataset: Dataset, classes: Sequence[
         purpose=PURPOSE,
     )
     says = f"{other.says}; held out: {what}, at most as many as the run's test split has"
-    return Newcomer(read["own"], _of_classes(read["held out"], read["own"]), says, notes)
+    return Newcomer(read["own"], read["held out"].of_classes(read["own"].labels[:, 0].tolist()), says, notes)
 
 
 def _source(name: str, config: Data) -> Source:
@@ -152,11 +153,6 @@ def _first(rows: Tensor, count: int | None, where: str, *, usual: int | None) ->
         wanted = "a new client needs at least 1" if count is None else f"a new client is to have {count}"
         raise ValueError(f"there are {len(rows)} records of its classes {where}, and {wanted}")
     return rows[: usual if count is None else count]
-
-
-def _of_classes(records: Records, own: Records) -> Records:
-    """The records of the classes that `own` has."""
-    return records.select(torch.isin(records.labels[:, 0], own.labels[:, 0].unique()))
 
 
 def _check_held_out(found: Newcomer, dataset: Dataset) -> None:

@@ -5,8 +5,10 @@ Shapes: N records, C channels, H x W pixels, K label columns.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from raydiff.tree import Params
@@ -43,6 +45,10 @@ class Records:
         """The records at `index` (positions or a boolean mask), in that order."""
         base = None if self.base is None else self.base[index]
         return Records(self.images[index], self.labels[index], self.numbers[index], base)
+
+    def of_classes(self, classes: Sequence[int]) -> Records:
+        """The records of these classes."""
+        return self.select(torch.isin(self.labels[:, 0], torch.tensor(classes, dtype=torch.int64)))
 
     def without_base(self) -> Records:
         """The records as a client, or anybody but the experimenter, has them."""

@@ -119,15 +119,12 @@ def sample_coverage(drawn: Drawn) -> Metrics:
     is what one half has beside the other. A group with too few records for the neighbours is left out."""
     if not drawn.pictures:
         return {}
-    (made, real), of_real, neighbours = drawn.features, drawn.reference.labels[:, 0], drawn.config.neighbours
-    halves = distances.halves(of_real, _halves_rng())
+    (made, real), neighbours = drawn.features, drawn.config.neighbours
+    every = (made, drawn.labels[:, 0], real, drawn.reference.labels[:, 0])
     metrics: Metrics = {}
-    for name, members in drawn.large_groups.items():
-        wanted = torch.tensor(members)
-        a, b = (real[half[torch.isin(of_real[half], wanted)]] for half in halves)
+    for name, own, a, b in distances.beside_halves(*every, groups=drawn.large_groups, rng=_halves_rng()):
         if len(a) <= neighbours:
             continue
-        own = made[torch.isin(drawn.labels[:, 0], wanted)]
         found = [coverage(own, half, neighbours=neighbours).metrics(name) for half in (a, b)]
         metrics |= {k: (found[0][k] + found[1][k]) / 2 for k in found[0]}
         metrics |= coverage(a, b, neighbours=neighbours).metrics(f"{name}_real")

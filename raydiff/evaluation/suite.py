@@ -19,7 +19,7 @@ from raydiff.data.datasets import Dataset, Records
 from raydiff.data.partition import clusters, groups
 from raydiff.evaluation import metrics
 from raydiff.evaluation.attacks import targets
-from raydiff.evaluation.metrics import Drawn
+from raydiff.evaluation.metrics import METRICS, Drawn
 from raydiff.evaluation.quality import distances, downstream, features, inception
 from raydiff.evaluation.quality.coverage import NEIGHBOURS
 from raydiff.federated.method import Deployed, Metrics
@@ -65,16 +65,7 @@ class Evaluation:
     labels."""
     attacks: tuple[str, ...] = ("pia", "sima")
     """Membership attacks on denoisers: any of loss, pia, pian, secmi, sima, or module:name from anywhere."""
-    metrics: tuple[str, ...] = (
-        "accuracy",
-        "distances",
-        "coverage",
-        "labels",
-        "memorization",
-        "downstream",
-        "table",
-        "blackbox",
-    )
+    metrics: tuple[str, ...] = tuple(METRICS)
     """What is measured (`metrics.METRICS`), or module:name from anywhere."""
     clients: int | None = None
     """Measure the first so many clients only; None: every one."""
@@ -160,7 +151,7 @@ class Instruments:
         of = {"all": (*major, *minor), "major": major, "minor": minor}
         if self.config.clusters:
             of["cluster_a"], of["cluster_b"] = clusters(sorted(of["all"]))
-        reference = _of_classes(self.dataset.splits[split], of["all"])
+        reference = self.dataset.splits[split].of_classes(of["all"])
         images, labels, shown = own.images[:0], own.labels[:0], own.images[:0]
         by_sampler: dict[str, Tensor] = {}
         if self.dataset.mapping is not None:
@@ -259,10 +250,6 @@ def summarise(reports: Sequence[ClientReport]) -> Metrics:
             values.setdefault(k, []).append(v)
     out = {f"eval/{k}": sum(v) / len(v) for k, v in values.items()}
     return out | targets.summary([report.scores for report in reports])
-
-
-def _of_classes(records: Records, classes: Sequence[int]) -> Records:
-    return records.select(torch.isin(records.labels[:, 0], torch.tensor(classes)))
 
 
 def _labels_to_sample(reference: Records) -> Tensor:

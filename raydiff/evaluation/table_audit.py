@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import get_args
 
 import numpy as np
 import torch
@@ -28,7 +27,7 @@ from torch import Tensor
 from raydiff.data.records import Records
 from raydiff.federated.method import Metrics
 from raydiff.models.d3pm import DiscreteDiffusion, codes_of
-from raydiff.privacy.pdp.bound import ReleasedRows, audit
+from raydiff.privacy.pdp.bound import ReleasedRows, audit, check
 from raydiff.privacy.pdp.kernel import Floats, Ints, Kernel
 from raydiff.privacy.pdp.radius import Condition
 from raydiff.privacy.pdp.summary import most_exposed, summarize
@@ -50,12 +49,7 @@ class RowAudit:
     def __post_init__(self) -> None:
         if not 0 <= self.remove < 1:
             raise ValueError(f"remove must be a share in [0, 1), got {self.remove}")
-        if not self.epsilon > 0 or not np.isfinite(self.epsilon):
-            raise ValueError(f"epsilon must be a positive number, got {self.epsilon}")
-        if self.samples < 1:
-            raise ValueError(f"samples must be at least 1, got {self.samples}")
-        if self.condition not in get_args(Condition):
-            raise ValueError(f"condition must be one of {', '.join(get_args(Condition))}, got {self.condition!r}")
+        check(self.epsilon, (self.samples,), self.condition)
 
     def bounds(self, records: Records, model: DiscreteDiffusion) -> Floats:
         """delta of each record, (N,). Raises ValueError for fewer than two."""

@@ -6,7 +6,6 @@ so that they can be averaged, noised and taken apart like a denoiser's.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -15,9 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from raydiff import seeding
-from raydiff.models.ddpm import CHUNK, device
-from raydiff.models.functional import Stateless
+from raydiff.models.ddpm import frozen
+from raydiff.models.functional import fresh, stateless
 from raydiff.tree import Params
 
 
@@ -119,9 +117,11 @@ class Classifier:
 
     def init(self, rng: torch.Generator) -> Params:
         """Fresh parameters."""
-        with seeding.forked(rng):
-            module = self.network.build(self.shape, self.labels[0])
-        return {k: v.detach().clone() for k, v in module.state_dict().items()}
+        return fresh(self, rng)
+
+    def build(self) -> nn.Module:
+        """The module, initialised from the global generator."""
+        return self.network.build(self.shape, self.labels[0])
 
     def draws(self, count: int, rng: torch.Generator) -> Params:
         """Nothing in a training step is random but the batch."""
@@ -129,25 +129,15 @@ class Classifier:
 
     def loss(self, params: Params, batch: tuple[Tensor, Tensor], draws: Params, extras: Params) -> Tensor:
         """Cross-entropy, mean over the batch: images (B, C, H, W), labels (B, K). Needs no extras."""
-        return F.cross_entropy(self._call(params, batch[0]), batch[1][:, 0])
+        return F.cross_entropy(stateless(self)(params, batch[0]), batch[1][:, 0])
 
     def features(self, params: Params, batch: tuple[Tensor, Tensor], draws: Params) -> Tensor:
         """What the last layer sees, (B, dim), for methods that compare models by it (MOON)."""
-        return self._call(params, batch[0], features=True)
+        return stateless(self)(params, batch[0], True)
 
     def classify(self, params: Params) -> Callable[[Tensor], Tensor]:
         """Images (N, C, H, W) -> logits (N, classes), without gradients, on the accelerator where there is one."""
-        where = device()
-        bound = {k: v.to(where) for k, v in params.items()}
-
-        @torch.no_grad()
-        def call(images: Tensor) -> Tensor:
-            return torch.cat([self._call(bound, part.to(where)).cpu() for part in images.split(CHUNK)])
-
-        return call
-
-    def _call(self, params: Params, x: Tensor, *, features: bool = False) -> Tensor:
-        return _stateless(self)(params, x, features)
+        return frozen(stateless(self), params)
 
 
 class _Classifier(nn.Module):
@@ -171,9 +161,3 @@ class _Residual(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         h = F.relu(self.norms[0](self.first(x)))
         return F.relu(self.norms[1](self.second(h)) + self.short(x))
-
-
-@functools.lru_cache(maxsize=16)
-def _stateless(model: Classifier) -> Stateless:
-    with torch.random.fork_rng(devices=[]):
-        return Stateless(model.network.build(model.shape, model.labels[0]))

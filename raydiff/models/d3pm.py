@@ -28,10 +28,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from raydiff import seeding
+from raydiff import lookup
 from raydiff.models.d3pm_kernel import Cosine, Linear, Sigmoid, abar
-from raydiff.models.ddpm import CHUNK, device
-from raydiff.models.functional import Stateless
+from raydiff.models.ddpm import frozen
+from raydiff.models.functional import fresh, stateless
 from raydiff.tree import Params
 
 Objective = Literal["cross_entropy", "variational"]
@@ -68,8 +68,7 @@ class DiscreteDiffusion:
             raise ValueError(f"schedule must be linear, sigmoid or cosine, got {self.schedule!r}")
         if self.steps < 1:
             raise ValueError(f"steps must be at least 1, got {self.steps}")
-        if self.objective not in get_args(Objective):
-            raise ValueError(f"objective must be one of {', '.join(get_args(Objective))}, got {self.objective!r}")
+        lookup.check_one_of("objective", self.objective, get_args(Objective))
         if not 0 <= self.release <= self.steps:
             raise ValueError(f"release must be in 0..{self.steps} (steps), got {self.release}")
         if not self.counts or min(self.counts) < 1:
@@ -97,9 +96,11 @@ class DiscreteDiffusion:
 
     def init(self, rng: torch.Generator) -> Params:
         """Fresh parameters."""
-        with seeding.forked(rng):
-            module = _Denoiser(self)
-        return {k: v.detach().clone() for k, v in module.state_dict().items()}
+        return fresh(self, rng)
+
+    def build(self) -> nn.Module:
+        """The module, initialised from the global generator."""
+        return _Denoiser(self)
 
     def draws(self, count: int, rng: torch.Generator) -> Params:
         """The random part of one step: t ~ Uniform{1..T} (B,), and for each column what decides whether its value stays
@@ -149,17 +150,7 @@ class DiscreteDiffusion:
 
         Without gradients, on the accelerator where there is one.
         """
-        where = device()
-        bound = {k: v.to(where) for k, v in params.items()}
-
-        @torch.no_grad()
-        def call(noised: Tensor, t: Tensor, labels: Tensor) -> Tensor:
-            parts = zip(noised.split(CHUNK), t.split(CHUNK), labels.split(CHUNK), strict=True)
-            return torch.cat(
-                [self._call(bound, *(p.to(where) for p in part)).double().softmax(-1).cpu() for part in parts]
-            )
-
-        return call
+        return frozen(lambda bound, *inputs: self._call(bound, *inputs).double().softmax(-1), params)
 
     def sample(self, predict: Predict, labels: Tensor, rng: torch.Generator, *, release: int | None = None) -> Tensor:
         """Rows (N, n) int64 of step `release` (default: the field) that a `denoiser` makes of uniform ones, for labels
@@ -183,8 +174,7 @@ class DiscreteDiffusion:
         return call
 
     def _call(self, params: Params, noised: Tensor, t: Tensor, labels: Tensor, *, features: bool = False) -> Tensor:
-        labels = labels[:, : len(self.labels)]
-        return _stateless(self)(params, noised, t, labels, features)
+        return stateless(self)(params, noised, t, labels[:, : len(self.labels)], features)
 
 
 def codes_of(images: Tensor) -> Tensor:
@@ -195,11 +185,6 @@ def codes_of(images: Tensor) -> Tensor:
 def images_of(codes: Tensor) -> Tensor:
     """(N, n) codes -> (N, 1, 1, n) float32, as records hold them."""
     return codes.float()[:, None, None, :]
-
-
-def kernel(stay: float, k: int) -> Tensor:
-    """Q = stay I + (1 - stay) 11^T / k, (k, k) float64: Q_t for stay = alpha_t, Qbar_t for abar_t."""
-    return stay * torch.eye(k, dtype=torch.float64) + (1 - stay) / k
 
 
 def drawn(probabilities: Tensor, rng: torch.Generator) -> Tensor:
@@ -245,9 +230,3 @@ class _Denoiser(nn.Module):
 def _schedule(model: DiscreteDiffusion) -> tuple[Tensor, Tensor]:
     """alpha_0 .. alpha_T and abar_0 .. abar_T, (T + 1,) float64."""
     return model.schedule.alpha(model.steps), abar(model.schedule, model.steps)
-
-
-@functools.lru_cache(maxsize=16)
-def _stateless(model: DiscreteDiffusion) -> Stateless:
-    with torch.random.fork_rng(devices=[]):
-        return Stateless(_Denoiser(model))

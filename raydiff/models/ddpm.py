@@ -18,8 +18,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from raydiff import seeding
-from raydiff.models.functional import Stateless
+from raydiff import lookup
+from raydiff.models.functional import fresh, stateless
 from raydiff.models.networks import MLP, UNet
 from raydiff.tree import Params
 
@@ -27,7 +27,8 @@ ScheduleName = Literal["linear", "cosine", "sigmoid", "scaled_linear"]
 Sampler = Literal["ancestral", "ddim"]
 Precision = Literal["float32", "bfloat16"]
 Denoiser = Callable[[Tensor, Tensor, Tensor], Tensor]
-Network = Callable[[Params, Tensor, Tensor, Tensor], Tensor]
+Network = Callable[[Params, Tensor, Tensor, Tensor, bool], Tensor]
+"""(parameters, x_t, t, labels, whether its features are asked for) -> the predicted noise, or the features."""
 
 CHUNK = 4096  # records per forward pass when nothing is trained: bounds memory, does not change results
 
@@ -40,8 +41,7 @@ def alphas_bar(schedule: str, timesteps: int) -> Tensor:
     1000 / T, so that abar covers the same range. cosine is Nichol & Dhariwal's (arXiv 2102.09672).
     Raises ValueError for an unknown schedule or T < 1.
     """
-    if schedule not in get_args(ScheduleName):
-        raise ValueError(f"schedule must be one of {', '.join(get_args(ScheduleName))}, got {schedule!r}")
+    lookup.check_one_of("schedule", schedule, get_args(ScheduleName))
     if timesteps < 1:
         raise ValueError(f"timesteps must be at least 1, got {timesteps}")
     T = timesteps
@@ -88,8 +88,7 @@ class DDPM:
             raise ValueError(f"shape must be three positive numbers (channels, height, width), got {self.shape}")
         if any(n < 1 for n in self.labels):
             raise ValueError(f"labels must be counts of at least 1, got {self.labels}")
-        if self.precision not in get_args(Precision):
-            raise ValueError(f"precision must be one of {', '.join(get_args(Precision))}, got {self.precision!r}")
+        lookup.check_one_of("precision", self.precision, get_args(Precision))
         self.network.check(self.shape)
 
     @property
@@ -103,9 +102,7 @@ class DDPM:
 
     def init(self, rng: torch.Generator) -> Params:
         """Fresh parameters."""
-        with seeding.forked(rng):
-            module = self._build()
-        return {k: v.detach().clone() for k, v in module.state_dict().items()}
+        return fresh(self, rng)
 
     def draws(self, count: int, rng: torch.Generator) -> Params:
         """The random part of one training step: t ~ Uniform{1..T} (B,) and z ~ N(0, I) (B, C, H, W)."""
@@ -117,50 +114,44 @@ class DDPM:
     def loss(self, params: Params, batch: tuple[Tensor, Tensor], draws: Params, extras: Params) -> Tensor:
         """Mean of ||z - z_theta(sqrt(abar_t) x_0 + sqrt(1 - abar_t) z, t)||^2 per pixel (Algorithm 3). Needs no
         extras."""
-        x_t = self._noised(batch[0], draws)
+        x_t = noised(batch[0], draws["z"], self.abar, draws["t"])
         return (draws["z"] - self.predict(params, x_t, draws["t"], batch[1])).square().mean()
 
     def predict(self, params: Params, x_t: Tensor, t: Tensor, labels: Tensor) -> Tensor:
         """z_theta(x_t, t | labels), (B, C, H, W); differentiable in params and x_t."""
-        network = _compiled(self) if self.compile else _network(self)
-        return self._call(network, params, x_t, t, labels)
+        return self._call(_compiled(self) if self.compile else stateless(self), params, x_t, t, labels)
 
     def features(self, params: Params, batch: tuple[Tensor, Tensor], draws: Params) -> Tensor:
         """What the network makes of the noised images on the way, (B, dim): its last hidden layer (MLP) or its middle
         block (UNet), for methods that compare models by it (MOON)."""
-        x_t, labels = self._noised(batch[0], draws), batch[1]
-        return self._call(_network(self, features=True), params, x_t, draws["t"], labels)
+        x_t = noised(batch[0], draws["z"], self.abar, draws["t"])
+        return self._call(stateless(self), params, x_t, draws["t"], batch[1], features=True)
 
     def denoiser(self, params: Params, *, fixed: tuple[int, ...] = ()) -> Denoiser:
         """`predict` with the parameters bound, without gradients, on the accelerator where there is one.
 
         `fixed` are label columns with the same value for all records, appended to those that the caller gives.
         """
-        where = device()
-        bound = {k: v.to(where) for k, v in params.items()}
+        predict = frozen(self.predict, params)
 
-        @torch.no_grad()
         def call(x_t: Tensor, t: Tensor, labels: Tensor) -> Tensor:
             extra = torch.tensor(fixed, dtype=torch.long).expand(len(labels), -1)
-            labels = torch.cat([labels, extra], dim=1)
-            parts = zip(x_t.split(CHUNK), t.split(CHUNK), labels.split(CHUNK), strict=True)
-            return torch.cat([self.predict(bound, *(p.to(where) for p in part)).cpu() for part in parts])
+            return predict(x_t, t, torch.cat([labels, extra], dim=1))
 
         return call
 
-    def _noised(self, x: Tensor, draws: Params) -> Tensor:
-        abar = self.abar.to(x.device, x.dtype)[draws["t"]].view(-1, 1, 1, 1)
-        return abar.sqrt() * x + (1 - abar).sqrt() * draws["z"]
-
-    def _call(self, network: Network, params: Params, x_t: Tensor, t: Tensor, labels: Tensor) -> Tensor:
+    def _call(
+        self, network: Network, params: Params, x_t: Tensor, t: Tensor, labels: Tensor, *, features: bool = False
+    ) -> Tensor:
         if not self.conditional:  # What a method appends to the data's labels stays.
             labels = labels[:, labels.shape[1] - len(self.labels) :]
         if self.precision == "float32":
-            return network(params, x_t, t, labels)
+            return network(params, x_t, t, labels, features)
         with torch.autocast(x_t.device.type, dtype=torch.bfloat16):
-            return network(params, x_t, t, labels).float()
+            return network(params, x_t, t, labels, features).float()
 
-    def _build(self) -> nn.Module:
+    def build(self) -> nn.Module:
+        """The module, initialised from the global generator."""
         return self.network.build(self.shape, self.labels, self.timesteps, client=self.embedding)
 
 
@@ -174,8 +165,7 @@ class Sampling:
     """Steps of a whole chain from T to 0 (default: T); a part of the chain takes its share."""
 
     def __post_init__(self) -> None:
-        if self.sampler not in get_args(Sampler):
-            raise ValueError(f"sampler must be one of {', '.join(get_args(Sampler))}, got {self.sampler!r}")
+        lookup.check_one_of("sampler", self.sampler, get_args(Sampler))
         if self.steps is not None and self.steps < 1:
             raise ValueError(f"steps must be at least 1, got {self.steps}")
 
@@ -222,23 +212,11 @@ class Sampling:
 
 
 @functools.lru_cache(maxsize=16)
-def _stateless(model: DDPM) -> Stateless:
-    with torch.random.fork_rng(devices=[]):
-        return Stateless(model._build())
-
-
-def _network(model: DDPM, *, features: bool = False) -> Network:
-    """The network, or its features, as a pure function of (parameters, x_t, t, labels)."""
-    stateless = _stateless(model)
-    return lambda params, x_t, t, labels: stateless(params, x_t, t, labels, features)
-
-
-@functools.lru_cache(maxsize=16)
 def _compiled(model: DDPM) -> Network:
-    module = _stateless(model).module  # The compiler knows `functional_call`.
+    module = stateless(model).module  # The compiler knows `functional_call`.
 
-    def predict(params: Params, x_t: Tensor, t: Tensor, labels: Tensor) -> Tensor:
-        out: Tensor = torch.func.functional_call(module, params, (x_t, t, labels, False))
+    def predict(params: Params, x_t: Tensor, t: Tensor, labels: Tensor, features: bool) -> Tensor:
+        out: Tensor = torch.func.functional_call(module, params, (x_t, t, labels, features))
         return out
 
     return torch.compile(predict)
@@ -255,6 +233,26 @@ def device_lost(error: BaseException) -> bool:
     says = str(error)
     of_device = isinstance(error, torch.AcceleratorError) or (isinstance(error, RuntimeError) and "CUDA error" in says)
     return of_device and not isinstance(error, torch.OutOfMemoryError) and "out of memory" not in says
+
+
+def frozen(call: Callable[..., Tensor], params: Params) -> Callable[..., Tensor]:
+    """`call(params, *inputs)` as a function of inputs (N, ...) alone, `CHUNK` rows at a time: without gradients, on the
+    accelerator where there is one, the results on the CPU."""
+    where = device()
+    bound = {k: v.to(where) for k, v in params.items()}
+
+    @torch.no_grad()
+    def of(*inputs: Tensor) -> Tensor:
+        parts = zip(*(x.split(CHUNK) for x in inputs), strict=True)
+        return torch.cat([call(bound, *(p.to(where) for p in part)).cpu() for part in parts])
+
+    return of
+
+
+def noised(x: Tensor, eps: Tensor, abar: Tensor, t: Tensor) -> Tensor:
+    """sqrt(abar_t) x + sqrt(1 - abar_t) eps for pictures x (B, C, H, W), abar (T + 1,) and t (B,)."""
+    share = abar.to(x.device)[t].to(x.dtype).view(-1, 1, 1, 1)
+    return share.sqrt() * x + (1 - share).sqrt() * eps
 
 
 def chain(start: int, stop: int, steps: int | None) -> list[int]:

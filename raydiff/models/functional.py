@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 
+from raydiff import seeding
 from raydiff.tree import Params
+
+
+class Buildable(Protocol):
+    """A description of a network: frozen, so that equal ones share a module."""
+
+    def build(self) -> nn.Module:
+        """The module, initialised from the global generator."""
+
+
+def fresh(model: Buildable, rng: torch.Generator) -> Params:
+    """Fresh parameters of the model's network."""
+    with seeding.forked(rng):
+        module = model.build()
+    return {k: v.detach().clone() for k, v in module.state_dict().items()}
 
 
 class Stateless:
@@ -38,3 +55,10 @@ class Stateless:
         finally:
             for held, key, own in self._own.values():
                 held[key] = own
+
+
+@functools.lru_cache(maxsize=48)
+def stateless(model: Buildable) -> Stateless:
+    """The model's network, made once in a process; its own weights are of no use."""
+    with torch.random.fork_rng(devices=[]):
+        return Stateless(model.build())

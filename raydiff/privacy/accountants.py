@@ -170,16 +170,6 @@ def auc_ceiling(mu: float) -> float:
     return _normal_cdf(mu / math.sqrt(2))
 
 
-def tpr_ceiling(mu: float, fpr: float) -> float:
-    """The largest true-positive rate of any attack at that false-positive rate, Phi(mu + Phi^-1(fpr))."""
-    from scipy.special import ndtri
-
-    _check_mu(mu)
-    if not 0 <= fpr <= 1:
-        raise ValueError(f"fpr must be in [0, 1], got {fpr}")
-    return 1.0 if mu == math.inf else _normal_cdf(mu + float(ndtri(fpr)))
-
-
 def release_event(clip: float, abar: float) -> Gaussian:
     """PFDM's upload at a depth with that abar: sqrt(abar) CLIP(x, clip) + sqrt(1 - abar) z, per record."""
     if not (clip > 0 and math.isfinite(clip)):

@@ -1,4 +1,4 @@
-"""What the ledger's noise allows to any attack on what was released: a trade-off curve, and a check of attacks.
+"""What the ledger's noise allows to any attack on what was released: the largest AUC, and a check of attacks.
 
 Under mu-Gaussian DP no test of one record or client has a true positive rate above Phi(mu + Phi^-1(FPR)), nor an AUC
 above Phi(mu / sqrt 2) (Dong, Roth & Su 2019, arXiv 1905.02383). Sampled Gaussians (DP-SGD) have a curve instead of a mu
@@ -9,11 +9,11 @@ uploads themselves (`attack/uploads/`). A client's own model is never sent to th
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from fnmatch import fnmatch
 
-from raydiff.privacy import accountants, losses
-from raydiff.privacy.ledger import PUBLISHED, Exposed, Ledger, Spent
+from raydiff.privacy import accountants
+from raydiff.privacy.ledger import Spent
 
 MU = "privacy/mu"
 """Metric: mu of Gaussian DP of the client that fares worst; absent where the ledger has no closed form."""
@@ -25,17 +25,6 @@ ATTACKS = ("attack/global/*/auc_low", "attack/pool/*/auc_low", "attack/uploads/*
 
 class AboveCeiling(RuntimeError):
     """An attack does what the ledger's noise rules out: the mechanism, the ledger or the attack's rows are wrong."""
-
-
-def curve(ledger: Ledger, client: int, fprs: Sequence[float]) -> list[float]:
-    """The largest true positive rate of any attack on a client's records at each of these false positive rates.
-
-    Of a view (`ledger.server`, `ledger.outsiders`) against that adversary, of the whole ledger against the stronger.
-    Raises ValueError where the client's events do not compose, Unsupported where there is no theorem.
-    """
-    one = Ledger(tuple(e for e in ledger.entries if e.client in (client, PUBLISHED)))
-    views = [[e for events in Exposed(view).events() for e in events] for view in (one.server, one.outsiders)]
-    return [max(losses.tpr_ceiling(events, fpr) for events in views) for fpr in fprs]
 
 
 def of_ledger(spent: Spent) -> dict[str, float]:

@@ -15,6 +15,7 @@ import math
 from dataclasses import dataclass
 from typing import get_args
 
+from raydiff.lookup import check_one_of
 from raydiff.privacy import accountants
 from raydiff.privacy.release import (
     Event,
@@ -50,8 +51,7 @@ class ClientPrivacy:
         accountants.check_budget(self.epsilon, DELTA)
         if not (self.clip > 0 and math.isfinite(self.clip)):
             raise ValueError(f"clip must be a positive number, got {self.clip}")
-        if self.trust not in get_args(Trust):
-            raise ValueError(f"trust must be one of {', '.join(get_args(Trust))}, got {self.trust!r}")
+        check_one_of("trust", self.trust, get_args(Trust))
 
     def std(self, rounds: int) -> float:
         """Standard deviation of each round's noise, on one update (local) or on their sum (central), such that

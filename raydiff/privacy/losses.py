@@ -53,16 +53,6 @@ class Roc:
         """The area below."""
         return min(1.0, float(np.trapezoid(self.tpr, self.fpr)))
 
-    def at(self, fpr: float) -> float:
-        """The largest true positive rate at this false positive rate. Raises ValueError for one that is none."""
-        if not 0 <= fpr <= 1:
-            raise ValueError(f"fpr must be in [0, 1], got {fpr}")
-        right = int(np.searchsorted(self.fpr, fpr, side="right"))
-        if right == len(self.fpr):
-            return 1.0
-        (x, beyond), (low, high) = self.fpr[right - 1 : right + 1], self.tpr[right - 1 : right + 1]
-        return float(low + (high - low) * (fpr - x) / (beyond - x))
-
 
 def roc(events: Sequence[Event]) -> Roc | None:
     """The curve of Gaussians of which some are sampled; None where every attack is allowed.
@@ -82,14 +72,6 @@ def auc_ceiling(events: Sequence[Event]) -> float:
         return accountants.auc_ceiling(accountants.gaussian_dp_mu(events))
     except accountants.Unsupported:
         return 1.0 if (curve := roc(events)) is None else curve.auc
-
-
-def tpr_ceiling(events: Sequence[Event], fpr: float) -> float:
-    """The largest true positive rate of any attack at that false positive rate, as `auc_ceiling`."""
-    try:
-        return accountants.tpr_ceiling(accountants.gaussian_dp_mu(events), fpr)
-    except accountants.Unsupported:
-        return 1.0 if (curve := roc(events)) is None else curve.at(fpr)
 
 
 @functools.lru_cache(maxsize=1024)

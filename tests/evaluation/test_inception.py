@@ -61,7 +61,7 @@ def test_pictures_are_resized_and_scaled_as_clean_fid_does_it(file: Path) -> Non
     """From 8 bits, by PIL's bicubic filter without rounding, to (x - 128) / 128."""
     images = torch.rand(3, 1, 8, 8, generator=torch.Generator().manual_seed(0)) * 2 - 1
     found = inception.load(str(file))(images)
-    assert found.shape == (3, inception.DIM)
+    assert found.shape == (3, 2048)
     for picture, features in zip(images, found, strict=True):
         pixels = ((picture[0] + 1) * 127.5).round().numpy().astype(np.float32)
         large = np.asarray(Image.fromarray(pixels, mode="F").resize((299, 299), Image.Resampling.BICUBIC)).clip(0, 255)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from raydiff import tree
-from raydiff.models import classifier
+from raydiff.models import ddpm
 from raydiff.models.classifier import CNN, Classifier, ResNet18
 from raydiff.models.training import Training, fit
 from raydiff.seeding import generator
@@ -63,7 +63,7 @@ def test_an_answer_does_not_depend_on_what_else_is_asked(network: str, monkeypat
     model = Classifier(network=NETWORKS[network])
     classify, x = model.classify(model.init(generator(1))), images((1, 8, 8), 11)
     whole = classify(x)
-    monkeypatch.setattr(classifier, "CHUNK", 3)
+    monkeypatch.setattr(ddpm, "CHUNK", 3)
     assert torch.allclose(classify(x), whole, rtol=1e-4, atol=1e-6)
     assert torch.allclose(torch.cat([classify(x[i : i + 1]) for i in range(11)]), whole, rtol=1e-4, atol=1e-6)
 

@@ -20,7 +20,7 @@ from raydiff.federated.client import Client, Failed, Keys
 from raydiff.federated.method import LocalResult
 from raydiff.federated.rounds import LocalPool, rounds
 from raydiff.methods import PFDM, FedAvg, FedProx, LocalOnly, Moon, PerFedAvg, Scaffold
-from raydiff.models import classifier, d3pm, ddpm, lockstep
+from raydiff.models import functional, lockstep
 from raydiff.models.classifier import Classifier
 from raydiff.models.ddpm import DDPM
 from raydiff.models.networks import MLP, UNet
@@ -99,8 +99,7 @@ def test_together_equals_one_after_the_other(name: str) -> None:
 
 def fresh() -> None:
     """As a process is that has not used a network yet."""
-    for module in (classifier, d3pm, ddpm):
-        module._stateless.cache_clear()
+    functional.stateless.cache_clear()
 
 
 FIRST = {**METHODS, "classifier": FedAvg(model=Classifier(), rounds=1, local=ADAMW)}

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from raydiff.models.d3pm import DiscreteDiffusion, codes_of, drawn, images_of, kernel
+from raydiff.models.d3pm import DiscreteDiffusion, codes_of, drawn, images_of
 from raydiff.models.d3pm_kernel import Cosine, Linear, Sigmoid
 from raydiff.models.training import Training, fit
 from raydiff.privacy.private_gradient import per_record
@@ -18,6 +18,11 @@ from raydiff.seeding import generator
 
 SCHEDULES = [Linear(), Linear(rate=0.4), Sigmoid(rate=2.5), Cosine()]
 SMALL = DiscreteDiffusion(hidden=32, layers=3, steps=4, counts=(3, 2), labels=(2,))
+
+
+def kernel(stay: float, k: int) -> Tensor:
+    """Q = stay I + (1 - stay) 11^T / k, (k, k) float64: Q_t for stay = alpha_t, Qbar_t for abar_t."""
+    return stay * torch.eye(k, dtype=torch.float64) + (1 - stay) / k
 
 
 def test_rows_of_a_kernel_are_distributions_that_compose() -> None:

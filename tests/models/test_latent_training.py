@@ -15,6 +15,7 @@ from raydiff.data import datasets
 from raydiff.data.datasets import Data
 from raydiff.models.latent import model as latent
 from raydiff.models.latent import pretrain
+from raydiff.models.latent.inversion import Clusters
 from raydiff.models.latent.pretrain import Pretrained, Pretraining
 
 TINY = Pretraining(
@@ -98,7 +99,8 @@ def test_clusters_are_cut_within_a_label() -> None:
     centres = torch.tensor([0.0, 10.0, 0.2, 10.2]).repeat_interleave(5)
     latents = centres.view(-1, 1, 1, 1) + 0.01 * torch.randn(20, 4, 2, 2, generator=rng())
     classes = torch.tensor([3, 3, 7, 7]).repeat_interleave(5)
-    found, owners = pretrain.cluster(latents, classes, 2, rng())
+    clusters = pretrain.cluster(latents, classes, count=2, least=1, fewer=True, rng=rng())
+    found, owners = clusters.members, clusters.labels
     assert owners.tolist() == [3, 3, 7, 7]
     assert [found[5 * i : 5 * i + 5].unique().numel() for i in range(4)] == [1] * 4 and found.unique().numel() == 4
     assert torch.equal(owners[found], classes)
@@ -107,13 +109,14 @@ def test_clusters_are_cut_within_a_label() -> None:
 def test_fewer_records_than_words() -> None:
     latents = torch.zeros(3, 4, 2, 2)  # two equal ones, and one
     latents[2] = 1
-    found, owners = pretrain.cluster(latents, torch.zeros(3, dtype=torch.long), 8, rng())
+    clusters = pretrain.cluster(latents, torch.zeros(3, dtype=torch.long), count=8, least=1, fewer=True, rng=rng())
+    found, owners = clusters.members, clusters.labels
     assert found.tolist() in ([0, 0, 1], [1, 1, 0]) and owners.tolist() == [0, 0]
 
 
 def test_alike_clusters_begin_with_alike_words() -> None:
     latents = torch.tensor([0.0, 0.1, 5.0]).view(-1, 1, 1, 1) * torch.randn(1, 4, 2, 2, generator=rng())
-    words = pretrain._first_words(latents, torch.arange(3), 3, 8)
+    words = pretrain._first_words(latents, Clusters(torch.arange(3), torch.arange(3), torch.ones(3)), 8)
     assert (words[0] - words[1]).norm() < 0.1 * (words[0] - words[2]).norm()
     assert float(words.std()) == pytest.approx(1, rel=1e-3)
 

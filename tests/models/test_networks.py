@@ -54,7 +54,7 @@ def test_channels_last_is_another_layout_of_the_same_numbers() -> None:
     params, (x, t, labels) = plain.init(generator(0)), arguments(plain)
     seen: list[bool] = []
     for model in (plain, last):
-        module: Any = model._build()
+        module: Any = model.build()
         convolutions = [layer for layer in module.modules() if isinstance(layer, torch.nn.Conv2d)]
         for conv in convolutions:
             conv.register_forward_hook(

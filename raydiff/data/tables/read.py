@@ -32,7 +32,7 @@ from torch import Tensor
 from raydiff import tree
 from raydiff.data.tables.encode import MISSING, Column, Mapping, bins_of, groups_of, texts_of
 from raydiff.data.tables.presets import PRESETS, Preset
-from raydiff.lookup import nearest
+from raydiff.lookup import check_one_of, nearest
 from raydiff.seeding import generator
 
 if TYPE_CHECKING:
@@ -75,14 +75,13 @@ class Table:
     def __post_init__(self) -> None:
         if not self.source:
             raise ValueError("source must name a table or a file, got ''")
-        if self.preset is not None and self.preset not in PRESETS:
-            raise ValueError(f"preset must be one of {', '.join(PRESETS)}, got {self.preset!r}")
+        if self.preset is not None:
+            check_one_of("preset", self.preset, PRESETS)
         if self.bins is not None and self.bins < 2:
             raise ValueError(f"bins must be at least 2, got {self.bins}")
-        if self.rare not in get_args(Rare):
-            raise ValueError(f"rare must be one of {', '.join(get_args(Rare))}, got {self.rare!r}")
-        if self.missing is not None and self.missing not in get_args(Missing):
-            raise ValueError(f"missing must be one of {', '.join(get_args(Missing))}, got {self.missing!r}")
+        check_one_of("rare", self.rare, get_args(Rare))
+        if self.missing is not None:
+            check_one_of("missing", self.missing, get_args(Missing))
         if len(set(self.columns)) < len(self.columns):
             raise ValueError(f"columns must name each column once, got {' '.join(self.columns)}")
         if self.label is not None and self.label in self.columns:

@@ -12,20 +12,16 @@ Shapes: s made rows, m members, o others, n columns, k categories at most.
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from raydiff.evaluation.attacks.membership import Interval, wilson
+from raydiff.evaluation.quality.tables import classifier_of, one_hot
 from raydiff.federated.method import Metrics
 
-HIDDEN = (256, 256, 256)
-MOST_ITERATIONS = 1000
-RATE = 0.01
-TOLERANCE = 1e-6
+NETWORK = {"hidden_layer_sizes": (256, 256, 256), "learning_rate_init": 0.01, "max_iter": 1000, "tol": 1e-6}
 SEEDS = 2**31  # scikit-learn's seeds are below 2^32
 
 Rows = tuple[Tensor, Tensor]
@@ -82,23 +78,13 @@ def attack(made: Rows, *, members: Rows, nonmembers: Rows, rng: torch.Generator)
 def confidence(made: Rows, records: Rows, rng: torch.Generator) -> Tensor:
     """What a classifier trained on `made` gives the true label of each record: (N,) float64, 0 for a label that was
     never made. Equal records have equal ones, to the bit."""
-    from sklearn.exceptions import ConvergenceWarning  # a second to import: only where it is used
-    from sklearn.neural_network import MLPClassifier
-
     k = int(max(made[0].max(), records[0].max())) + 1
     seed = int(torch.randint(SEEDS, (), generator=rng))
-    network = MLPClassifier(HIDDEN, learning_rate_init=RATE, max_iter=MOST_ITERATIONS, tol=TOLERANCE, random_state=seed)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # enough is enough
-        network.fit(_one_hot(made[0], k), made[1].numpy())
+    network = classifier_of(*made, k, seed=seed, **NETWORK)
     different, which = records[0].unique(dim=0, return_inverse=True)
-    told = torch.from_numpy(network.predict_proba(_one_hot(different, k))).double()[which]
+    told = torch.from_numpy(network.predict_proba(one_hot(different, k))).double()[which]
     column = torch.from_numpy(network.classes_) == records[1][:, None]  # (N, classes)
     return (told * column).sum(1)
-
-
-def _one_hot(rows: Tensor, k: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
-    return torch.nn.functional.one_hot(rows, k).flatten(1).float().numpy()
 
 
 def _check(made: Rows, members: Rows, nonmembers: Rows) -> None:

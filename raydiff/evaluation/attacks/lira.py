@@ -21,7 +21,6 @@ Shapes: N records, M shadows, S timesteps.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Literal, get_args
 
@@ -29,7 +28,9 @@ import torch
 from torch import Tensor
 
 from raydiff.data.records import Records
+from raydiff.evaluation.attacks.scores import check_asked, noised
 from raydiff.federated.method import Denoiser
+from raydiff.lookup import check_one_of
 
 Variance = Literal["auto", "shared", "record"]
 MANY = 64
@@ -70,22 +71,17 @@ def statistics(
     The same records, timesteps, draws and state of `rng` give every model the same eps. `alphas_bar` is (T + 1,) with
     abar_0 = 1. Raises ValueError on a timestep outside 1 .. T, and without a timestep, draw or record.
     """
-    steps = len(alphas_bar) - 1
-    if not timesteps or any(not 1 <= t <= steps for t in timesteps):
-        raise ValueError(f"timesteps must be one or more numbers in 1 .. {steps}, got {list(timesteps)}")
+    check_asked(records, alphas_bar, timesteps)
     if draws < 1:
         raise ValueError(f"draws must be at least 1, got {draws}")
-    if len(records) == 0:
-        raise ValueError("records must hold at least one record to score")
     rows = []
     for x0, labels in zip(records.images.split(BATCH), records.labels.split(BATCH), strict=True):
         columns = []
         for t in timesteps:
-            abar, losses = float(alphas_bar[t]), torch.zeros(len(x0), dtype=torch.float64)
+            losses = torch.zeros(len(x0), dtype=torch.float64)
             for _ in range(draws):
                 eps = torch.randn(x0.shape, generator=rng)
-                x_t = math.sqrt(abar) * x0 + math.sqrt(1 - abar) * eps
-                error = eps - denoiser(x_t, torch.full((len(x0),), t), labels)
+                error = eps - denoiser(noised(x0, eps, alphas_bar, t), torch.full((len(x0),), t), labels)
                 losses += error.double().square().flatten(1).mean(1)
             columns.append((losses / draws).clamp_min(TINY).log())
         rows.append(torch.stack(columns, dim=1))
@@ -104,8 +100,7 @@ def scores(
     together, and where a record has fewer than 2 shadows with or without it.
     """
     _check(target, shadows, inside)
-    if variance not in get_args(Variance):
-        raise ValueError(f"variance must be one of {', '.join(get_args(Variance))}, got {variance!r}")
+    check_one_of("variance", variance, get_args(Variance))
     own = variance == "record" or (variance == "auto" and len(shadows) >= MANY)
     mean, deviation = _fitted(shadows, ~inside, own=own)
     z = (target - mean) / deviation

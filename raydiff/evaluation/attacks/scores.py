@@ -44,7 +44,7 @@ class Attack(Protocol):
 
 def loss(z: Query, x0: Tensor, *, abar: Tensor, timesteps: Sequence[int], noise: Tensor) -> list[Tensor]:
     """The training loss at t, by the same noises for all records and timesteps."""
-    return [torch.stack([_power(eps - z(_noised(x0, eps, abar, t), t), 2) for eps in noise]).mean(0) for t in timesteps]
+    return [torch.stack([_power(eps - z(noised(x0, eps, abar, t), t), 2) for eps in noise]).mean(0) for t in timesteps]
 
 
 def pia(z: Query, x0: Tensor, *, abar: Tensor, timesteps: Sequence[int], noise: Tensor) -> list[Tensor]:
@@ -103,17 +103,22 @@ def scores(
     `alphas_bar` is (T + 1,) with abar_0 = 1. The noise comes from `rng`, the same for all records: scores that are to
     be compared need generators that are equal. Raises ValueError on a timestep outside 1 .. T and without records.
     """
-    steps = len(alphas_bar) - 1
-    if not timesteps or any(not 1 <= t <= steps for t in timesteps):
-        raise ValueError(f"timesteps must be one or more numbers in 1 .. {steps}, got {list(timesteps)}")
-    if len(records) == 0:
-        raise ValueError("records must hold at least one record to score")
+    check_asked(records, alphas_bar, timesteps)
     noise = torch.randn(DRAWS, *records.images.shape[1:], generator=rng)
     rows = []
     for x0, labels in zip(records.images.split(batch), records.labels.split(batch), strict=True):
         columns = attack(_asked(denoiser, labels), x0, abar=alphas_bar, timesteps=timesteps, noise=noise)
         rows.append(torch.stack(columns, dim=1))
     return torch.cat(rows)
+
+
+def check_asked(records: Records, alphas_bar: Tensor, timesteps: Sequence[int]) -> None:
+    """Raises ValueError on a timestep outside 1 .. T, without a timestep and without records."""
+    steps = len(alphas_bar) - 1
+    if not timesteps or any(not 1 <= t <= steps for t in timesteps):
+        raise ValueError(f"timesteps must be one or more numbers in 1 .. {steps}, got {list(timesteps)}")
+    if len(records) == 0:
+        raise ValueError("records must hold at least one record to score")
 
 
 def grid(timesteps: int) -> list[int]:
@@ -130,10 +135,11 @@ def _asked(denoiser: Denoiser, labels: Tensor) -> Query:
 
 
 def _proximal(z: Query, x0: Tensor, e0: Tensor, abar: Tensor, timesteps: Sequence[int]) -> list[Tensor]:
-    return [_power(e0 - z(_noised(x0, e0, abar, t), t), 4) for t in timesteps]
+    return [_power(e0 - z(noised(x0, e0, abar, t), t), 4) for t in timesteps]
 
 
-def _noised(x0: Tensor, eps: Tensor, abar: Tensor, t: int) -> Tensor:
+def noised(x0: Tensor, eps: Tensor, abar: Tensor, t: int) -> Tensor:
+    """x_t of records (n, C, H, W) and their noise."""
     a = float(abar[t])
     return math.sqrt(a) * x0 + math.sqrt(1 - a) * eps
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -82,6 +82,24 @@ def halves(classes: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
     return torch.cat([none, *a]), torch.cat([none, *b])
 
 
+def beside_halves(
+    samples: Tensor,
+    sample_classes: Tensor,
+    reference: Tensor,
+    reference_classes: Tensor,
+    *,
+    groups: Mapping[str, Sequence[int]],
+    rng: torch.Generator,
+) -> Iterator[tuple[str, Tensor, Tensor, Tensor]]:
+    """(name, samples, half A, half B) of each group of classes that has a half; the cut is `halves`."""
+    both = halves(reference_classes, rng)
+    for name, members in groups.items():
+        wanted = torch.tensor(list(members), dtype=torch.int64)
+        a, b = (reference[half[torch.isin(reference_classes[half], wanted)]] for half in both)
+        if len(a):
+            yield name, samples[torch.isin(sample_classes, wanted)], a, b
+
+
 def class_distances(
     samples: Tensor,
     sample_classes: Tensor,
@@ -103,15 +121,10 @@ def class_distances(
     give all methods the same floor. A group without a half is left out. Raises ValueError unless the samples hold
     exactly `half_counts` of each class in a group, and where a half has fewer than 2 records.
     """
-    half_a, half_b = halves(reference_classes, rng)
     _check_counts(sample_classes, half_counts(reference_classes), set().union(*groups.values()))
     out: dict[str, float] = {}
-    for name, members in groups.items():
-        wanted = torch.tensor(list(members), dtype=torch.int64)
-        a, b = (reference[half[torch.isin(reference_classes[half], wanted)]] for half in (half_a, half_b))
-        own = samples[torch.isin(sample_classes, wanted)]
-        if len(a) == 0:
-            continue
+    every = (samples, sample_classes, reference, reference_classes)
+    for name, own, a, b in beside_halves(*every, groups=groups, rng=rng):
         fd, kd = (f"{distance}/{name}" for distance in distance_names(features))
         if gaussian:
             out[fd] = (frechet(own, a) + frechet(own, b)) / 2

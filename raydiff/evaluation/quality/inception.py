@@ -21,7 +21,6 @@ from torch import Tensor
 from raydiff.evaluation.grids import to_bytes
 from raydiff.models.ddpm import device
 
-DIM = 2048
 FILE = "inception-2015-12-05.pt"
 USUAL = Path("/tmp")  # where clean-fid keeps it
 PATIENCE_S = 20.0  # for a server that does not answer

@@ -9,12 +9,16 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from raydiff.federated.method import Metrics
+
+if TYPE_CHECKING:
+    from sklearn.neural_network import MLPClassifier
 
 HIDDEN = (64,)  # the paper (Wei et al., appendix H.2.2) gives no width
 MOST_ITERATIONS = 60
@@ -73,17 +77,24 @@ def downstream_accuracy(
 
     One class among the labels is what is then always told.
     """
-    from sklearn.exceptions import ConvergenceWarning
-    from sklearn.neural_network import MLPClassifier
-
     if len(labels.unique()) < 2:
         return float((real_labels == labels[0]).double().mean())
     k = int(max(rows.max(), real.max())) + 1
-    network = MLPClassifier(tuple(hidden), max_iter=MOST_ITERATIONS, n_iter_no_change=5, random_state=seed)
+    how = {"hidden_layer_sizes": tuple(hidden), "max_iter": MOST_ITERATIONS, "n_iter_no_change": 5}
+    network = classifier_of(rows, labels, k, seed=seed, **how)
+    return float(np.mean(network.predict(one_hot(real, k)) == real_labels.numpy()))
+
+
+def classifier_of(rows: Tensor, labels: Tensor, k: int, *, seed: int, **how: Any) -> MLPClassifier:
+    """scikit-learn's MLP of these options, trained on one-hot rows (s, n) of codes below k with labels (s,)."""
+    from sklearn.exceptions import ConvergenceWarning  # a second to import: only where it is used
+    from sklearn.neural_network import MLPClassifier
+
+    network = MLPClassifier(random_state=seed, **how)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # So many iterations are enough.
-        network.fit(_one_hot(rows, k), labels.numpy())
-    return float(np.mean(network.predict(_one_hot(real, k)) == real_labels.numpy()))
+        network.fit(one_hot(rows, k), labels.numpy())
+    return network
 
 
 def _distance(codes: Tensor, others: Tensor, size: int) -> Tensor:
@@ -91,5 +102,6 @@ def _distance(codes: Tensor, others: Tensor, size: int) -> Tensor:
     return (one - other).abs().sum() / 2
 
 
-def _one_hot(rows: Tensor, k: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+def one_hot(rows: Tensor, k: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+    """(s, n) codes below k as (s, n k)."""
     return torch.nn.functional.one_hot(rows, k).flatten(1).float().numpy()

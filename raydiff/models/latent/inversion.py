@@ -32,12 +32,19 @@ class Clusters:
 
 
 def cluster(
-    latents: Tensor, labels: Tensor, *, count: int, least: int, silhouette: bool, rng: torch.Generator
+    latents: Tensor,
+    labels: Tensor,
+    *,
+    count: int,
+    least: int,
+    silhouette: bool = False,
+    fewer: bool = False,
+    rng: torch.Generator,
 ) -> Clusters:
     """K-means within each label that has at least `least` latents (Eq. 11), `count` groups in each.
 
     With `silhouette` the number is, for each label, that of 2 .. count with the best mean silhouette. Raises ValueError
-    where a label has fewer latents than groups.
+    where a label has fewer latents than groups, unless it may have `fewer` groups then.
     """
     x, members = latents.flatten(1).double().numpy(), torch.full((len(labels),), -1)
     found: list[tuple[int, int]] = []
@@ -45,14 +52,14 @@ def cluster(
         rows = torch.nonzero(labels == label)[:, 0]
         if len(rows) < least:
             continue
-        if len(rows) < count:
+        if len(rows) < count and not fewer:
             raise ValueError(
                 f"there are {len(rows)} records of label {label} for {count} clusters: lower method.clusters, or set "
                 f"method.least above {len(rows)}, so that such labels are left out"
             )
         seed = int(torch.randint(2**31, (1,), generator=rng))
         own = x[rows.numpy()]
-        groups = _silhouette(own, count, seed) if silhouette else k_means(own, count, seed)
+        groups = _silhouette(own, count, seed) if silhouette else _k_means(own, min(count, len(rows)), seed)
         members[rows] = groups + len(found)
         found += [(label, int((groups == g).sum())) for g in range(int(groups.max()) + 1)]
     if not found:
@@ -89,7 +96,7 @@ def invert(
     return fitted["v"], loss
 
 
-def k_means(x: np.ndarray[Any, Any], count: int, seed: int) -> Tensor:
+def _k_means(x: np.ndarray[Any, Any], count: int, seed: int) -> Tensor:
     """(N,) int64: the group 0 .. V - 1 of each row of x (N, dim), V at most `count`: equal rows may give fewer."""
     from sklearn.cluster import KMeans  # a second to import: only where it is used
     from threadpoolctl import threadpool_limits
@@ -101,7 +108,7 @@ def k_means(x: np.ndarray[Any, Any], count: int, seed: int) -> Tensor:
 
 
 def _silhouette(x: np.ndarray[Any, Any], most: int, seed: int) -> Tensor:
-    return max((k_means(x, count, seed) for count in range(2, most + 1)), key=lambda groups: _score(x, groups))
+    return max((_k_means(x, count, seed) for count in range(2, most + 1)), key=lambda groups: _score(x, groups))
 
 
 def _score(x: np.ndarray[Any, Any], groups: Tensor) -> float:

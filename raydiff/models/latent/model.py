@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from raydiff import tree
-from raydiff.models.ddpm import denoise, device
+from raydiff.models.ddpm import denoise, device, noised
 from raydiff.models.latent import folder as folders
 from raydiff.models.networks import Shape
 from raydiff.tree import Params
@@ -119,8 +119,7 @@ class LatentDiffusion:
         Eq. 12, (B,)."""
         where = device()
         eps = draws["z"].to(where)
-        abar = self._at(draws["t"].to(where), eps)
-        z_t = abar.sqrt() * latents.to(where) + (1 - abar).sqrt() * eps
+        z_t = noised(latents.to(where), eps, self.abar, draws["t"].to(where))
         return (eps.cpu() - self.predict(z_t, draws["t"], v)).square().mean(dim=(1, 2, 3))
 
     def sample(self, v: Tensor, rng: torch.Generator, *, shape: Shape, steps: int, guidance: float) -> Tensor:
@@ -160,11 +159,8 @@ class LatentDiffusion:
         out: Tensor = _there(self.unet)(z_t, t - 1, encoder_hidden_states=condition).sample  # diffusers counts from 0
         if self.prediction == "epsilon":
             return out
-        abar = self._at(t, out)
+        abar = self.abar.to(out.device)[t].to(out.dtype).view(-1, 1, 1, 1)
         return abar.sqrt() * out + (1 - abar).sqrt() * z_t
-
-    def _at(self, t: Tensor, like: Tensor) -> Tensor:
-        return self.abar.to(like.device)[t].to(like.dtype).view(-1, 1, 1, 1)
 
 
 def _there(module: nn.Module) -> Any:

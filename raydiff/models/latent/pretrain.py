@@ -21,9 +21,9 @@ import torch
 from torch import Tensor, nn
 
 from raydiff import seeding, tree
-from raydiff.models.ddpm import alphas_bar, device
+from raydiff.models.ddpm import alphas_bar, device, noised
 from raydiff.models.latent import folder as folders
-from raydiff.models.latent.inversion import k_means
+from raydiff.models.latent.inversion import Clusters, cluster
 from raydiff.models.networks import Shape
 from raydiff.models.training import Gradient, Training, optimize
 from raydiff.tree import Params
@@ -138,33 +138,18 @@ def pretrain(images: Tensor, labels: Tensor, *, training: Pretraining, rng: torc
         latents = torch.cat([vae.encode(x).latent_dist.mean.cpu() for x in images.to(device()).split(1024)])
     vae.register_to_config(scaling_factor=float(1 / latents.double().std()))
     latents = latents * vae.config.scaling_factor
-    clusters, word_labels = cluster(latents, labels[:, 0], training.words, rng)
-    denoiser, loss = _denoiser(latents, clusters, len(word_labels), training, rng, say)
+    clusters = cluster(latents, labels[:, 0], count=training.words, least=1, fewer=True, rng=rng)
+    denoiser, loss = _denoiser(latents, clusters, training, rng, say)
     return Pretrained(
         vae=vae,
         unet=denoiser.unet,
         prefix=denoiser.prefix.detach().cpu(),
         empty=denoiser.table[-1:].detach().cpu(),
         words=denoiser.table[:-1].detach().cpu(),
-        word_labels=word_labels,
-        counts=clusters.bincount(minlength=len(word_labels)),
+        word_labels=clusters.labels,
+        counts=clusters.counts,
         losses={"auto-encoder": vae_loss, "denoiser": loss},
     )
-
-
-def cluster(latents: Tensor, classes: Tensor, words: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-    """(N,): the cluster 0 .. V - 1 of each latent (N, c, h, w), cut by K-means within each class (N,) into at most
-    `words`; and (V,): the class of each cluster."""
-    out = torch.zeros(len(latents), dtype=torch.long)
-    owners: list[int] = []
-    for label in classes.unique().tolist():
-        mine = (classes == label).nonzero()[:, 0]
-        flat = latents[mine].flatten(1).double().numpy()
-        state = int(torch.randint(2**31, (1,), generator=rng))
-        found = k_means(flat, min(words, len(mine)), state)
-        out[mine] = found + len(owners)
-        owners += [label] * (int(found.max()) + 1)
-    return out, torch.tensor(owners)
 
 
 def save(made: Pretrained, folder: Path, *, images: Tensor, card: dict[str, Any]) -> None:
@@ -266,35 +251,35 @@ def _autoencoder(images: Tensor, training: Pretraining, rng: torch.Generator, sa
 
 
 def _denoiser(
-    latents: Tensor, clusters: Tensor, count: int, training: Pretraining, rng: torch.Generator, say: Say
+    latents: Tensor, clusters: Clusters, training: Pretraining, rng: torch.Generator, say: Say
 ) -> tuple[_Denoiser, float]:
     shape = (latents.shape[1], latents.shape[2], latents.shape[3])
     with seeding.forked(rng):
-        module = _Denoiser(shape, _first_words(latents, clusters, count, training.width), training)
-    where, batch = device(), training.batch
-    latents, abar = latents.to(where), alphas_bar("scaled_linear", T).float()
+        module = _Denoiser(shape, _first_words(latents, clusters, training.width), training)
+    where, batch, empty = device(), training.batch, len(clusters.counts)
+    latents, abar = latents.to(where), alphas_bar("scaled_linear", T)
 
     def gradient(theta: Params) -> tuple[Params, Tensor]:
         rows = torch.randint(len(latents), (batch,), generator=rng)
         t = torch.randint(1, T + 1, (batch,), generator=rng)
         eps = torch.randn(batch, *shape, generator=rng).to(where)
-        word = torch.where(torch.rand(batch, generator=rng) < training.empty, count, clusters[rows]).to(where)
-        share = abar[t].to(where).view(-1, 1, 1, 1)
-        z_t = share.sqrt() * latents[rows.to(where)] + (1 - share).sqrt() * eps
-        return _backward(module, theta, lambda call: (call(z_t, t.to(where), word) - eps).square().mean())
+        word = torch.where(torch.rand(batch, generator=rng) < training.empty, empty, clusters.members[rows]).to(where)
+        t = t.to(where)
+        z_t = noised(latents[rows.to(where)], eps, abar, t)
+        return _backward(module, theta, lambda call: (call(z_t, t, word) - eps).square().mean())
 
     plan = Training(steps=training.steps, batch=batch, learning_rate=training.learning_rate)
     loss = _fit(module, gradient, plan, "denoiser", say)
     return module, loss
 
 
-def _first_words(latents: Tensor, clusters: Tensor, count: int, width: int) -> Tensor:
-    """(count, width): the clusters' centres, projected at random, of deviation 1. So clusters that are alike begin
+def _first_words(latents: Tensor, clusters: Clusters, width: int) -> Tensor:
+    """(V, width): the clusters' centres, projected at random, of deviation 1. So clusters that are alike begin
     with words that are, and a word between two of them means something."""
     flat = latents.flatten(1)
-    centres = torch.stack([flat[clusters == i].mean(0) for i in range(count)])
+    centres = torch.stack([flat[clusters.members == i].mean(0) for i in range(len(clusters.counts))])
     words = (centres - centres.mean(0)) @ torch.randn(flat.shape[1], width)
-    scaled: Tensor = words / words.std().clamp_min(1e-6) if count > 1 else torch.randn(1, width)
+    scaled: Tensor = words / words.std().clamp_min(1e-6) if len(centres) > 1 else torch.randn(1, width)
     return scaled
 
 

@@ -42,6 +42,7 @@ from typing import TypeVar, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from raydiff.lookup import check_one_of
 from raydiff.privacy.pdp.histograms import Counts, Histograms, OnProgress, check_table, distinct, histograms
 from raydiff.privacy.pdp.kernel import Floats, Ints, Kernel
 from raydiff.privacy.pdp.radius import Condition, radius
@@ -83,14 +84,9 @@ class ReleasedRows:
     """Use A_t as it is proved (Lemma A.5), not the larger one that Eq. 8 prints."""
 
     def __post_init__(self) -> None:
-        if not (self.epsilon > 0 and math.isfinite(self.epsilon)):
-            raise ValueError(f"epsilon must be a positive number, got {self.epsilon}")
-        if fewest := [m for m in (self.samples, *self.by_label) if m < 1]:
-            raise ValueError(f"samples must be at least 1, got {fewest[0]}")
+        check(self.epsilon, (self.samples, *self.by_label), self.condition)
         if not 0 <= self.step <= self.kernel.steps:
             raise ValueError(f"step must be in 0..{self.kernel.steps}, got {self.step}")
-        if self.condition not in get_args(Condition):
-            raise ValueError(f"condition must be one of {', '.join(get_args(Condition))}, got {self.condition!r}")
 
     @property
     def steps(self) -> range:
@@ -105,6 +101,15 @@ class ReleasedRows:
     def of_label(self, label: int) -> ReleasedRows:
         """What is given away of one label's model."""
         return replace(self, samples=self.by_label[label], by_label=()) if self.by_label else self
+
+
+def check(epsilon: float, samples: Sequence[int], condition: str) -> None:
+    """Raises ValueError unless epsilon is positive, each number of samples too, and the condition a `Condition`."""
+    if not (epsilon > 0 and math.isfinite(epsilon)):
+        raise ValueError(f"epsilon must be a positive number, got {epsilon}")
+    if fewest := [m for m in samples if m < 1]:
+        raise ValueError(f"samples must be at least 1, got {fewest[0]}")
+    check_one_of("condition", condition, get_args(Condition))
 
 
 def caveats(release: ReleasedRows, *, conditional: bool = False) -> tuple[str, ...]:
