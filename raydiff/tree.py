@@ -182,12 +182,16 @@ class ExactSum:
         """Summands so far."""
         self.leaves: dict[str, tuple[torch.Size, torch.dtype]] = {}
         """Shape and type of each leaf, by its name; {} without summands."""
-        self.multiples = torch.empty(0, dtype=torch.int64)
-        """The sum in steps of the grid, (entries,) in the leaves' order. What secure aggregation would mask: whole
-        numbers, added modulo 2**64."""
+        self._bits = torch.empty(0, dtype=torch.int64)  # Each summand's `_origin` is in it, too, modulo 2**64.
+
+    @property
+    def multiples(self) -> Tensor:
+        """The sum in steps of the grid, (entries,) int64 in the leaves' order. What secure aggregation would mask:
+        whole numbers, added modulo 2**64."""
+        return self._bits - self._offset()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _exact_sum, (self.grid, self.count, self.leaves, self.multiples.numpy())
+        return _exact_sum, (self.grid, self.count, self.leaves, self._bits.numpy())
 
     def add(self, value: Tensors, weight: float = 1.0) -> None:
         """One more summand, weight * value.
@@ -196,20 +200,20 @@ class ExactSum:
         """
         leaves = {k: (value[k].shape, value[k].dtype) for k in sorted(value)}
         self._expect(leaves, 1)
-        parts = [value[k].reshape(-1) for k in leaves]
-        if 0 < sum(len(part) for part in parts) <= BLOCK:  # Many small leaves would cost a call each.
-            parts = [torch.cat(parts)]
+        parts = _joined([value[k].reshape(-1) for k in leaves])
         for end in (float(end) * weight for part in parts if len(part) for end in part.aminmax()):
             if not abs(end) <= self.grid.largest:  # Nor where it is NaN.
                 room = f"the sum's range of {self.grid.largest:.4g}"
                 raise OutOfRange(f"an entry times its weight is {end:.4g}, not within {room}")
         self._start(leaves)
-        whole = torch.tensor(math.ldexp(ROUND, self.grid.exponent), dtype=torch.float64)
-        buffer = torch.empty(min(BLOCK, len(self.multiples)), dtype=torch.float64)
-        for part, total in zip(parts, self.multiples.split([len(part) for part in parts]), strict=True):
+        origin = self._origin()
+        buffer = torch.empty(min(BLOCK, len(self._bits)), dtype=torch.float64)
+        for part, total in zip(parts, self._bits.split([len(part) for part in parts]), strict=True):
             for entries, sums in zip(part.split(BLOCK), total.split(BLOCK), strict=True):
-                rounded = buffer[: len(entries)].copy_(entries).mul_(weight).add_(whole)
-                sums.add_(rounded.view(torch.int64).sub_(whole.view(torch.int64)))
+                rounded = buffer[: len(entries)].copy_(entries)
+                if weight != 1:
+                    rounded.mul_(weight)
+                sums.add_(rounded.add_(origin).view(torch.int64))
         self.count += 1
 
     def merge(self, other: ExactSum) -> None:
@@ -219,19 +223,27 @@ class ExactSum:
         if not other.count:
             return
         self._expect(other.leaves, other.count)
-        self._start(other.leaves)
-        self.multiples.add_(other.multiples)
-        self.count += other.count
+        # Out of place: the memory of a sum that has travelled may be read-only.
+        self._bits = self._bits + other._bits if self.count else other._bits
+        self.leaves, self.count = other.leaves, self.count + other.count
 
     def over(self, weight: float) -> Params:
         """The sum over `weight`, every leaf in its own type. Raises ValueError unless the weight is positive."""
         if not weight > 0:
             raise ValueError(f"a mean needs one summand at least and a positive weight, got {weight}")
-        sizes = [shape.numel() for shape, _ in self.leaves.values()]
-        steps, out = math.ldexp(weight, -self.grid.exponent), dict[str, Tensor]()
-        for (k, (shape, dtype)), part in zip(self.leaves.items(), self.multiples.split(sizes), strict=True):
-            out[k] = part.double().div_(steps).to(dtype).view(shape)
+        steps, offset = math.ldexp(weight, -self.grid.exponent), self._offset()
+        out = {k: torch.empty(shape, dtype=dtype) for k, (shape, dtype) in self.leaves.items()}
+        totals = self._bits.split([v.numel() for v in out.values()])
+        for leaf, total in zip(out.values(), totals, strict=True):
+            for entries, sums in zip(leaf.view(-1).split(BLOCK), total.split(BLOCK), strict=True):
+                entries.copy_((sums - offset).double().div_(steps))
         return out
+
+    def _origin(self) -> Tensor:
+        return torch.tensor(math.ldexp(ROUND, self.grid.exponent), dtype=torch.float64)
+
+    def _offset(self) -> Tensor:
+        return self._origin().view(torch.int64) * self.count
 
     def _expect(self, leaves: Mapping[str, tuple[torch.Size, torch.dtype]], count: int) -> None:
         if self.count + count > self.grid.summands:
@@ -240,15 +252,28 @@ class ExactSum:
             raise ValueError(f"summands differ in their leaves: {sorted(leaves)} and {sorted(self.leaves)}")
 
     def _start(self, leaves: Mapping[str, tuple[torch.Size, torch.dtype]]) -> None:
-        if leaves != self.leaves:  # There is no summand yet.
+        if not self.count:
             self.leaves = dict(leaves)
-            self.multiples = torch.zeros(sum(shape.numel() for shape, _ in leaves.values()), dtype=torch.int64)
+            self._bits = torch.zeros(sum(shape.numel() for shape, _ in leaves.values()), dtype=torch.int64)
 
 
-def _exact_sum(grid: Grid, count: int, leaves: dict[str, tuple[torch.Size, torch.dtype]], multiples: Any) -> ExactSum:
+def _joined(parts: list[Tensor]) -> list[Tensor]:
+    """The same entries in fewer parts: leaves that are small together cost one call, not one each."""
+    groups: list[list[Tensor]] = []
+    room = 0
+    for part in parts:
+        if len(part) > room:
+            groups.append([])
+            room = BLOCK
+        groups[-1].append(part)
+        room -= len(part)
+    return [torch.cat(group) if len(group) > 1 else group[0] for group in groups]
+
+
+def _exact_sum(grid: Grid, count: int, leaves: dict[str, tuple[torch.Size, torch.dtype]], bits: Any) -> ExactSum:
     """A sum that has travelled; nothing is added to it, for its memory may be read-only."""
     made = ExactSum(grid)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        made.count, made.leaves, made.multiples = count, leaves, torch.from_numpy(multiples)
+        made.count, made.leaves, made._bits = count, leaves, torch.from_numpy(bits)
     return made

@@ -21,6 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import latents
 import pytest
 import torch
@@ -39,6 +40,9 @@ from raydiff.models.latent.model import LatentModel
 from raydiff.models.networks import MLP
 from raydiff.models.training import Training
 from raydiff.tree import Params
+
+hypothesis.settings.register_profile("raydiff", deadline=None)  # Timings are benchmarks, not tests.
+hypothesis.settings.load_profile("raydiff")
 
 torch.set_num_threads(1)
 RAY = Path(__file__).parent / "runtime"

@@ -13,6 +13,7 @@ Shapes: s made rows, m members, o others, n columns, k categories at most.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +22,12 @@ from raydiff.evaluation.attacks.membership import Interval, wilson
 from raydiff.evaluation.quality.tables import classifier_of, one_hot
 from raydiff.federated.method import Metrics
 
-NETWORK = {"hidden_layer_sizes": (256, 256, 256), "learning_rate_init": 0.01, "max_iter": 1000, "tol": 1e-6}
+NETWORK: dict[str, Any] = {
+    "hidden_layer_sizes": (256, 256, 256),
+    "learning_rate_init": 0.01,
+    "max_iter": 1000,
+    "tol": 1e-6,
+}
 SEEDS = 2**31  # scikit-learn's seeds are below 2^32
 
 Rows = tuple[Tensor, Tensor]
