@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -223,59 +223,78 @@ def _round(
     closing: Closing | None,
     instruments: bool,
 ) -> Progress:
-    sent = tree.without(SERVER_ONLY, server)
-    desk = Desk(method, sent, number, len(pool.clients))
-    told: list[Sent] = []
-    late: list[Late] = []
-
-    def checked() -> None:
-        """`aggregate` must not make a model of too few."""
-        good = sum(s.rejected is None for s in told)
-        if ids and good < min_clients:
-            rejected = {s.client: s.rejected for s in sorted(told, key=lambda s: s.client) if s.rejected}
-            raise Failed("the server", number, _too_few(good, min_clients, rejected, len(late)))
-
-    def stream() -> Iterator[Upload]:
-        for came in pool.run(ids, sent, number) if closing is None else pool.race(ids, sent, number, closing):
-            if isinstance(came, Late):
-                late.append(came)
-                continue
-            upload, about = desk.check(*came)
-            told.append(about)
-            if about.rejected is None:
-                yield upload
-        checked()
-
-    def mean() -> Mean:
-        whole = desk.partial()
-        for part in pool.sums(ids, desk, closing):
-            if isinstance(part, Late):
-                late.append(part)
-            else:
-                told.extend(part.sent)
-                whole.merge(part)
-        checked()
-        return whole.mean
-
+    desk = Desk(method, tree.without(SERVER_ONLY, server), number, len(pool.clients))
+    heard = _Heard(min_clients if ids else 0)
+    uploads: Any
+    if desk.summand is not None:
+        uploads = heard.mean(desk, pool.sums(ids, desk, closing))
+    else:
+        asked = ids, desk.server, number
+        uploads = heard.stream(desk, pool.run(*asked) if closing is None else pool.race(*asked, closing))
     path = ("server", "round", number)
     rng, noise = seeding.generator(keys.seed, *path), NoiseStream(keys.secret, (keys.digest, *path))
-    uploads: Any = stream() if desk.summand is None else mean()
     try:
-        after, metrics, events = method.aggregate(server, uploads, Round(number, rng, noise, len(pool.clients)))
+        after, metrics, events = method.aggregate(server, uploads, Round(number, rng, noise, desk.clients))
     except Diverged as e:
         raise Failed("the server", number, str(e)) from None
-    if isinstance(uploads, Iterator):
+    if desk.summand is None:
         for _ in uploads:  # Uploads that the method did not read were sent all the same, and are charged.
             pass
-    told.sort(key=lambda s: s.client)  # Sums come in any order.
+    told = sorted(heard.sent, key=lambda s: s.client)  # Sums come in any order.
+    rejected, late = heard.rejected, [x.client for x in heard.late]
+    metrics = {
+        **_client_metrics([(s.client, s.metrics) for s in told if s.rejected is None]),
+        **_counted("rejected", rejected, len(ids)),
+        **_counted("late", late, len(ids)),
+        **(metrics if instruments else {}),
+    }
     spent = [(s.client, s.event, s.bytes) for s in told]
-    spent += [(x.client, method.upload_event(x.examples, number), 0) for x in late]
-    rejected = {s.client: s.rejected for s in told if s.rejected is not None}
-    left_out = {**_counted("rejected", rejected, len(ids)), **_counted("late", [x.client for x in late], len(ids))}
-    seen = [(s.client, s.metrics) for s in told if s.rejected is None]
-    metrics = {**_client_metrics(seen), **left_out, **(metrics if instruments else {})}
+    spent += [(x.client, method.upload_event(x.examples, number), 0) for x in heard.late]
     ledger = ledger.with_uploads(number, sorted(spent, key=lambda s: s[0])).with_published(number, events)
     return Progress(number, after, ledger, metrics, rejected)
+
+
+class _Heard:
+    """Who has sent something in a round, and who is late; `aggregate` must not make a model of fewer than `enough`."""
+
+    def __init__(self, enough: int) -> None:
+        self.enough = enough
+        self.sent: list[Sent] = []
+        self.late: list[Late] = []
+
+    @property
+    def rejected(self) -> dict[int, str]:
+        """Why, by client."""
+        return {s.client: s.rejected for s in sorted(self.sent, key=lambda s: s.client) if s.rejected is not None}
+
+    def stream(self, desk: Desk, results: Iterable[tuple[Upload, Metrics] | Late]) -> Iterator[Upload]:
+        """The uploads, one by one. Raises Failed at the end where they are too few."""
+        for came in results:
+            if isinstance(came, Late):
+                self.late.append(came)
+                continue
+            upload, about = desk.check(*came)
+            self.sent.append(about)
+            if about.rejected is None:
+                yield upload
+        self._check(desk.number)
+
+    def mean(self, desk: Desk, parts: Iterable[Partial | Late]) -> Mean:
+        """Of the uploads whose sum comes in parts. Raises Failed where they are too few."""
+        whole = desk.partial()
+        for part in parts:
+            if isinstance(part, Late):
+                self.late.append(part)
+            else:
+                whole.merge(part)
+        self.sent = whole.sent
+        self._check(desk.number)
+        return whole.mean
+
+    def _check(self, number: int) -> None:
+        rejected = self.rejected
+        if (good := len(self.sent) - len(rejected)) < self.enough:
+            raise Failed("the server", number, _too_few(good, self.enough, rejected, len(self.late)))
 
 
 def _too_few(good: int, wanted: int, rejected: Mapping[int, str], late: int) -> str:

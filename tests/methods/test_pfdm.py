@@ -202,7 +202,7 @@ def test_samples_come_through_both_chains(
 ) -> None:
     """Algorithm 2: the global denoiser's whole chain, then the client's from t0, flag "unclipped"."""
     method = replace(method, epsilon=epsilon, t0=t0)
-    deployed, asked = method.deploy(*trained(method)), []
+    states, asked = trained(method), []
     predict = DDPM.predict
 
     def spy(model: DDPM, params: Params, x: Tensor, t: Tensor, labels: Tensor) -> Tensor:
@@ -211,7 +211,7 @@ def test_samples_come_through_both_chains(
         return predict(model, params, x, t, labels)
 
     monkeypatch.setattr(ddpm.DDPM, "predict", spy)
-    deployed.sample(torch.tensor([[3], [8]]), generator(0))
+    method.deploy(*states).sample(torch.tensor([[3], [8]]), generator(0))
     last = 1 if t0 is None else t0 + 1
     by_server: list[Any] = [(t, [3, 8], []) for t in range(20, last - 1, -1)]
     by_client = [(t, [3, 8], [0]) for t in range(method.depth, 0, -1)]
