@@ -73,9 +73,23 @@ class Nodes:
                     found.append((int(folder.name), parent))
         return found
 
+    def only(self, title: str) -> tuple[int, int]:
+        """The only such process, waited for: one of an earlier sweep may be ending, and a title can be misread while
+        it is written."""
+        found: list[tuple[int, int]] = []
+
+        def alone() -> bool:
+            found[:] = self.processes(title)
+            return len(found) == 1
+
+        wait_until(alone, f"a single {title}", every=0.002)
+        return found[0]
+
     def one(self, title: str) -> int:
         """Kill one such process; gives its id."""
-        pid, _ = min(self.processes(title))
+        found: list[tuple[int, int]] = []
+        wait_until(lambda: bool(found.extend(self.processes(title)) or found), f"a {title}", every=0.002)
+        pid, _ = min(found)
         _kill(pid)
         return pid
 

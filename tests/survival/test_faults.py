@@ -87,8 +87,7 @@ def test_an_mlflow_server_is_away_for_a_while(tmp_path, nodes, expected, migrate
 
         def meanwhile():
             wait_until(lambda: sweep.progress()[0] >= 2, "two commits", every=0.002)
-            wait_until(lambda: len(nodes.processes(COORDINATOR)) == 1, "the end of an earlier sweep's", every=0.002)
-            ((coordinator, _),) = nodes.processes(COORDINATOR)
+            coordinator, _ = nodes.only(COORDINATOR)
             os.kill(coordinator, signal.SIGSTOP)  # so that the sweep has not ended when it is gone
             first.close()
             os.kill(coordinator, signal.SIGCONT)

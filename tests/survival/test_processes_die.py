@@ -50,7 +50,7 @@ def test_a_coordinator_is_killed_before_it_commits(tmp_path, nodes, expected):
 
     def kill():
         in_round(sweep, 1, 0)
-        ((pid, _),) = nodes.processes(COORDINATOR)
+        pid, _ = nodes.only(COORDINATOR)
         os.kill(pid, signal.SIGSTOP)  # so that it cannot commit while the others store
         in_round(sweep, 1, *range(CLIENTS))
         assert sweep.progress() == (1, 0)
@@ -86,7 +86,7 @@ def test_the_node_with_the_trial_is_killed(tmp_path, nodes, expected, capsys):
 
     def kill():
         in_round(sweep, 1, 0)
-        ((_, node),) = nodes.processes(COORDINATOR)
+        _, node = nodes.only(COORDINATOR)
         assert {of for _, of in nodes.processes(WORKER)} == {node}
         nodes.kill(node)
         assert sweep.progress() == (1, 0)
@@ -102,7 +102,7 @@ def test_a_node_with_workers_is_killed_and_what_is_left_has_no_room_for_as_many(
 
     def kill():
         in_round(sweep, 1, 0)
-        ((coordinator, node),) = nodes.processes(COORDINATOR)
+        coordinator, node = nodes.only(COORDINATOR)
         os.kill(coordinator, signal.SIGSTOP)  # so that it fetches nothing
         in_round(sweep, 1, *range(CLIENTS))
         (other,) = {of for _, of in nodes.processes(WORKER)} - {node}
@@ -136,7 +136,7 @@ def test_where_training_is_not_deterministic_the_stored_bytes_are_resent(tmp_pat
     def kill():
         last = ROUNDS - 1
         in_round(sweep, last, 0)
-        ((coordinator, _),) = nodes.processes(COORDINATOR)
+        coordinator, _ = nodes.only(COORDINATOR)
         os.kill(coordinator, signal.SIGSTOP)
         in_round(sweep, last, *range(CLIENTS))
         (folder,) = sweep.folder.glob("trials/*")
