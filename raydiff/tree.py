@@ -12,12 +12,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 Params = dict[str, Tensor]
 Tensors = Mapping[str, Tensor]
 """A tree that is only read."""
+Arrays = dict[str, np.ndarray[Any, Any]]
 PIECE = 2**18  # entries
 
 
@@ -109,6 +111,18 @@ def is_finite(a: Tensors) -> bool:
     return all(math.isfinite(float(v.sum())) or bool(v.isfinite().all()) for v in a.values())
 
 
+def arrays(a: Tensors) -> Arrays:
+    """As they travel between processes: numpy arrays over the same memory."""
+    return {k: v.detach().cpu().numpy() for k, v in a.items()}
+
+
+def tensors(given: Arrays) -> Params:
+    """The inverse. Ray's memory is read-only; nothing writes to it, since no method mutates its inputs."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return {k: torch.from_numpy(v) for k, v in given.items()}
+
+
 def digest(a: Tensors) -> str:
     """Hex SHA-256 over names, shapes, types and bits: equal digests mean bit-equal trees."""
     h = hashlib.sha256()
@@ -134,6 +148,7 @@ def _same_keys(a: Tensors, b: Tensors) -> None:
 SUM_BITS = 62  # of a whole sum, so that int64 holds it with its sign
 SUMMAND_BITS = 51  # of one summand: float64 rounds to whole numbers of this size (see ROUND)
 ROUND = 1.5 * 2.0**52  # float64s of so many steps are whole steps: adding them rounds, and the bits count the steps
+MERGED = 8  # sums that are kept side by side, for adding them all at the end reads each but once
 BLOCK = 2**16  # entries whose float64 copies stay in a CPU's cache
 
 
@@ -182,16 +197,27 @@ class ExactSum:
         """Summands so far."""
         self.leaves: dict[str, tuple[torch.Size, torch.dtype]] = {}
         """Shape and type of each leaf, by its name; {} without summands."""
-        self._bits = torch.empty(0, dtype=torch.int64)  # Each summand's `_origin` is in it, too, modulo 2**64.
+        self._bits: Tensor | None = None  # Each summand's `_origin` is in it, too, modulo 2**64.
+        self._merged: list[Tensor] = []  # The same of other sums. Their memory may be read-only.
+
+    @property
+    def entries(self) -> int:
+        """Of all leaves together."""
+        return sum(shape.numel() for shape, _ in self.leaves.values())
+
+    @property
+    def nbytes(self) -> int:
+        """What the sum takes on the wire, headers apart."""
+        return 8 * self.entries
 
     @property
     def multiples(self) -> Tensor:
         """The sum in steps of the grid, (entries,) int64 in the leaves' order. What secure aggregation would mask:
         whole numbers, added modulo 2**64."""
-        return self._bits - self._offset()
+        return self._whole() - self._offset()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _exact_sum, (self.grid, self.count, self.leaves, self._bits.numpy())
+        return _exact_sum, (self.grid, self.count, self.leaves, self._whole().numpy())
 
     def add(self, value: Tensors, weight: float = 1.0) -> None:
         """One more summand, weight * value.
@@ -205,7 +231,9 @@ class ExactSum:
             if not abs(end) <= self.grid.largest:  # Nor where it is NaN.
                 room = f"the sum's range of {self.grid.largest:.4g}"
                 raise OutOfRange(f"an entry times its weight is {end:.4g}, not within {room}")
-        self._start(leaves)
+        self.leaves = leaves
+        if first := self._bits is None:
+            self._bits = torch.empty(self.entries, dtype=torch.int64)
         origin = self._origin()
         buffer = torch.empty(min(BLOCK, len(self._bits)), dtype=torch.float64)
         for part, total in zip(parts, self._bits.split([len(part) for part in parts]), strict=True):
@@ -213,19 +241,22 @@ class ExactSum:
                 rounded = buffer[: len(entries)].copy_(entries)
                 if weight != 1:
                     rounded.mul_(weight)
-                sums.add_(rounded.add_(origin).view(torch.int64))
+                bits = rounded.add_(origin).view(torch.int64)
+                _ = sums.copy_(bits) if first else sums.add_(bits)
         self.count += 1
 
     def merge(self, other: ExactSum) -> None:
-        """The summands of another sum on the same grid. Raises ValueError where it is none."""
+        """The summands of another sum on the same grid, to which nothing is added any more: its memory is kept. Raises
+        ValueError where it is none."""
         if other.grid != self.grid:
             raise ValueError(f"sums on unlike grids do not add: {other.grid} and {self.grid}")
         if not other.count:
             return
         self._expect(other.leaves, other.count)
-        # Out of place: the memory of a sum that has travelled may be read-only.
-        self._bits = self._bits + other._bits if self.count else other._bits
+        self._merged += other._parts()
         self.leaves, self.count = other.leaves, self.count + other.count
+        if len(self._merged) > MERGED:
+            self._bits, self._merged = self._whole(), []
 
     def over(self, weight: float) -> Params:
         """The sum over `weight`, every leaf in its own type. Raises ValueError unless the weight is positive."""
@@ -233,11 +264,25 @@ class ExactSum:
             raise ValueError(f"a mean needs one summand at least and a positive weight, got {weight}")
         steps, offset = math.ldexp(weight, -self.grid.exponent), self._offset()
         out = {k: torch.empty(shape, dtype=dtype) for k, (shape, dtype) in self.leaves.items()}
-        totals = self._bits.split([v.numel() for v in out.values()])
-        for leaf, total in zip(out.values(), totals, strict=True):
-            for entries, sums in zip(leaf.view(-1).split(BLOCK), total.split(BLOCK), strict=True):
-                entries.copy_((sums - offset).double().div_(steps))
+        sizes = [v.numel() for v in out.values()]
+        for leaf, *parts in zip(out.values(), *(part.split(sizes) for part in self._parts()), strict=True):
+            for entries, first, *more in zip(*(x.view(-1).split(BLOCK) for x in (leaf, *parts)), strict=True):
+                sums = first - offset
+                for bits in more:
+                    sums.add_(bits)
+                entries.copy_(sums.double().div_(steps))
         return out
+
+    def _parts(self) -> list[Tensor]:
+        return [*([] if self._bits is None else [self._bits]), *self._merged]
+
+    def _whole(self) -> Tensor:
+        """All in one: this sum's own memory, or another's, where there is but one part."""
+        first, *more = self._parts() or [torch.zeros(0, dtype=torch.int64)]
+        whole = first.clone() if more else first
+        for part in more:
+            whole.add_(part)
+        return whole
 
     def _origin(self) -> Tensor:
         return torch.tensor(math.ldexp(ROUND, self.grid.exponent), dtype=torch.float64)
@@ -250,11 +295,6 @@ class ExactSum:
             raise ValueError(f"a grid for {self.grid.summands} summands has no room for {self.count + count}")
         if self.count and leaves != self.leaves:
             raise ValueError(f"summands differ in their leaves: {sorted(leaves)} and {sorted(self.leaves)}")
-
-    def _start(self, leaves: Mapping[str, tuple[torch.Size, torch.dtype]]) -> None:
-        if not self.count:
-            self.leaves = dict(leaves)
-            self._bits = torch.zeros(sum(shape.numel() for shape, _ in leaves.values()), dtype=torch.int64)
 
 
 def _joined(parts: list[Tensor]) -> list[Tensor]:
@@ -271,9 +311,7 @@ def _joined(parts: list[Tensor]) -> list[Tensor]:
 
 
 def _exact_sum(grid: Grid, count: int, leaves: dict[str, tuple[torch.Size, torch.dtype]], bits: Any) -> ExactSum:
-    """A sum that has travelled; nothing is added to it, for its memory may be read-only."""
+    """A sum that has travelled."""
     made = ExactSum(grid)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        made.count, made.leaves, made._bits = count, leaves, torch.from_numpy(bits)
+    made.count, made.leaves, made._merged = count, leaves, list(tensors({"bits": bits}).values())
     return made

@@ -1,20 +1,22 @@
 """What does the orchestration cost, and what do more clients and larger models cost?
 
-    raydiff bench overhead [--quick]   raydiff against FedAvg in plain torch (`plain_fedavg`), minutes
-    raydiff bench scale [--quick]      1,000 clients on two workers, models of 100 MB, minutes
+    raydiff bench overhead [--quick] [--plot FILE.png]   raydiff beside FedAvg in plain torch (`plain_fedavg`), minutes
+    raydiff bench scale [--quick]      10,000 clients, 1,000 clients of 10 MB, 2,000 rounds, half an hour
     raydiff bench first-round          one round on a fresh Ray: what `overhead` times from outside
 
-JSON lines: the machine, then what was measured. With --quick each is short, to see that it runs: no figure counts.
+JSON lines: the machine, then what was measured; `overhead` ends with its cases as a table, and draws them with --plot.
+With --quick each is short, to see that it runs: no figure counts.
 
 `overhead`: each way of doing the work is an iterator over the server's weights after every round. Its first round is
 not timed, for processes are warm and clients hosted by its end. The ways are interleaved, and the best repetition of
 each counts. Compare ratios of one run only.
 
-`scale`: seconds per round are those of a whole trial, from its data to its outcome, over its rounds. Lines `scale` are
-training of a tiny network, at the largest number also in lock-step; `idle` and `size` are rounds without training, so
-that only weights move: down to every client, up again, and to the disk. In the second `idle` line two clients take
-part and the others sit out. `floor_s` is what a plain loop takes for as many as take part. `packed` trains the largest
-number once more without Ray, one client after the other, and compares the server's weights bit for bit.
+`scale`: seconds per round are those of a whole trial, from its data to its outcome, over its rounds; each round is
+committed. Lines `scale` are training of a tiny network. `packed` trains the first of them once more without Ray, one
+client after the other, and compares the server's weights bit for bit. `size` are rounds without training, so that only
+weights move: down to every client, up again, and to the disk. In lines `idle` some or all of 32 clients take part, and
+`floor_s` is what a plain loop takes for them. `soak` is many short rounds: by how much a hundred more of them make the
+driver grow.
 """
 
 from __future__ import annotations
@@ -30,26 +32,33 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from PIL import Image
 
 from raydiff import tree
-from raydiff.cli.plain_fedavg import PROCESSES, floor, plain_processes, two_processes
+from raydiff.cli.parser import Parser
+from raydiff.cli.plain_fedavg import PROCESSES, floor, plain_processes, two_actors, two_processes
 from raydiff.data.datasets import Data
 from raydiff.data.partition import Iid
+from raydiff.data.source import Source
 from raydiff.experiment import trial as trials
 from raydiff.experiment.config import Experiment, Runtime
 from raydiff.experiment.trial import Trial, make_clients
 from raydiff.federated.client import Client
 from raydiff.federated.rounds import LocalPool, rounds
+from raydiff.federated.sums import Partial
 from raydiff.methods import FedAvg
 from raydiff.models.ddpm import DDPM
 from raydiff.models.networks import MLP
 from raydiff.models.training import Training
+from raydiff.report import cells, plots
+from raydiff.report.cells import Table
 from raydiff.tree import Params
 
 Fields = dict[str, Any]
@@ -58,10 +67,13 @@ Way = Callable[[Trial], Iterator[Params]]
 
 AGREEMENT = 1e-4  # of the weights after one round: the ways add floats in different orders
 TINY = MLP(width=64, depth=1)
-SCALE_MB = 6144.0  # what the driver and the workers may hold with 1,000 clients
-NOISE_MB = 16.0  # what a process grows by anyway
+SCALE_MB = 6144.0  # what the driver and the workers may hold with 10,000 clients
+DRIVER_MB = 1536.0  # what the driver may hold with 1,000 clients of 10 MB
+RECEIVED_MB = 100.0  # what it may receive in a round then
+GROWTH_MB = 1.0  # what the driver may grow by in a hundred rounds
 IDLE = 32  # clients that do not train
 IDLE_SECONDS = 0.02  # what a round with them may take
+RECORDS = 10_000  # of `scale`, so that so many clients have one each
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,13 +88,16 @@ class Work:
     """Train the clients of a worker in lock-step."""
     participants: int | None = None
     """How many take part in a round; None: all."""
+    data: Data = Data(train=1500, public=100, validation=0, calibration=0, test=100)
+    aim: float = 1.10
+    """What RayPool may take, in times of two plain processes."""
 
     def trial(self, rounds: int, sweep: Path) -> Trial:
         """The trial; its noise secret is given, for no noise is drawn."""
         model = DDPM(network=self.network, timesteps=100)
         experiment = Experiment(
             method=FedAvg(model=model, rounds=rounds, local=Training(steps=self.steps * rounds)),
-            data=Data(train=1500, public=100, validation=0, calibration=0, test=100),  # 1,000 clients have one each
+            data=self.data,
             clients=self.clients,
             participants=self.participants,
             partition=Iid(),
@@ -94,29 +109,99 @@ class Work:
 
 CASES = (
     Work(clients=8, steps=10),
-    Work(clients=32, steps=1),
+    Work(clients=32, steps=1, aim=1.25),
     Work(clients=8, steps=1, network=MLP(width=248, depth=2)),
-    Work(clients=8, steps=0, network=MLP(width=768, depth=4)),
+    Work(clients=8, steps=0, network=MLP(width=768, depth=4), aim=1.05),
 )
 SMALL = Work(clients=4, steps=1, network=MLP(width=16, depth=1))
-SIZES = (MLP(width=16, depth=1), MLP(width=128, depth=3), MLP(width=768, depth=4), MLP(width=1216, depth=4))
-"""From 20 kB to 100 MB of weights."""
+SQUARES = Data(name="raydiff.cli.bench:squares", train=RECORDS, public=100, validation=0, calibration=0, test=100)
+MB_10, MB_100 = MLP(width=380, depth=4), MLP(width=1216, depth=4)
+WAYS = {
+    "floor": "plain loop",
+    "local": "LocalPool",
+    "two_processes": "two plain processes",
+    "bare_ray": "bare Ray",
+    "ray": "RayPool",
+    "ray_stored": "RayPool, rounds stored",
+}
+
+
+def squares(folder: Path | None, labels: Sequence[str]) -> Source:
+    """A data set of noise, larger than those that are embedded."""
+    pixels = np.random.default_rng(0).integers(0, 256, (RECORDS + 200, 8, 8), dtype=np.uint8)
+    classes = torch.arange(len(pixels)) % 10
+    names = (tuple(f"class {c}" for c in range(10)),)
+    return Source(
+        classes[:, None],
+        ("class",),
+        names,
+        0,
+        lambda rows: ((f"square {row}", Image.fromarray(pixels[row])) for row in rows.tolist()),
+        "noise",
+    )
 
 
 def main(argv: Sequence[str]) -> int:
     """Run a measurement."""
-    if not argv or argv[0] not in ("overhead", "scale", "first-round") or set(argv[1:]) - {"--quick"}:
-        raise ValueError(f"say what to measure: raydiff bench overhead, scale [--quick]; got {' '.join(argv)!r}")
+    parser = Parser("bench", __doc__)
+    parser.add_argument("what", choices=("overhead", "scale", "first-round"), help="what to measure")
+    parser.add_argument("--quick", action="store_true", help="a short run, to see that it works")
+    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the cases of overhead")
+    given = parser.parse_args(argv)
+    if given.plot and given.what != "overhead":
+        raise ValueError(f"--plot draws overhead, and {given.what} has no picture")
     os.environ.pop("RAY_ADDRESS", None)  # the plain processes run on this machine, so Ray does too
     torch.set_num_threads(1)
-    if argv[0] == "first-round":
+    if given.what == "first-round":
         first_round()
         return 0
-    quick = "--quick" in argv
     say("machine", **machine())
-    for what, fields in overhead(quick) if argv[0] == "overhead" else scale(quick):
+    cases: list[Fields] = []
+    for what, fields in overhead(given.quick) if given.what == "overhead" else scale(given.quick):
         say(what, **fields)
+        cases += [fields] if what == "overhead" else []
+    if cases:
+        print(f"\n{table(cases)}")
+    if given.plot:
+        draw(cases, given.plot)
+        print(f"\npicture: {given.plot}")
     return 0
+
+
+def table(cases: Sequence[Fields]) -> Table:
+    """Seconds per round of every way, and the two ratios."""
+    header = ["case", *WAYS.values(), "LocalPool / plain loop", "RayPool / two plain processes"]
+    rows = [
+        [
+            _case(found),
+            *(cells.number(found[f"{way}_s"]) for way in WAYS),
+            cells.number(found["local_over_floor"], 3),
+            cells.number(found["ray_over_two_processes"], 3),
+        ]
+        for found in cases
+    ]
+    return Table(header, rows, note="Seconds per round, the best repetition.")
+
+
+def draw(cases: Sequence[Fields], path: Path) -> None:
+    """A panel a case: seconds per round of every way."""
+    figure, ((*every,),) = plots.panels(1, len(cases), size=(3.2 * len(cases) + 1.5, 2.6))
+    for axes, found in zip(every, cases, strict=True):
+        seconds = [found[f"{way}_s"] for way in WAYS]
+        colours = [plots.COLOURS[0] if name.endswith(("Pool", "stored")) else "0.7" for name in WAYS.values()]
+        bars = axes.barh(list(WAYS.values()), seconds, color=colours)
+        axes.bar_label(bars, [cells.number(value) for value in seconds], padding=3, fontsize=8)
+        axes.margins(x=0.25)
+        axes.invert_yaxis()
+        axes.set_title(_case(found), fontsize=8)
+        axes.set_xlabel("seconds per round", fontsize=8)
+        axes.tick_params(labelsize=8, labelleft=axes is every[0])
+        axes.spines[["top", "right"]].set_visible(False)
+    plots.save(figure, path)
+
+
+def _case(found: Fields) -> str:
+    return f"{found['clients']} clients x {found['steps']} steps, {cells.size(4 * found['parameters'])}"
 
 
 def say(what: str, **fields: Any) -> None:
@@ -188,6 +273,11 @@ def memory(workers: Sequence[Any]) -> Fields:
     return {"driver_mb": peak_mb(), "workers_mb": [r.future().result() for r in references]}
 
 
+def resident_mb() -> float:
+    """Memory that this process has now."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 2**20
+
+
 def peak_mb() -> float:
     """Peak resident memory of this process."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024  # KB on Linux
@@ -211,6 +301,7 @@ def overhead(quick: bool) -> Lines:
             "ray": lambda trial: on_ray(trial, workers),
             "ray_stored": lambda trial: on_ray(trial, workers, stored=True),
             "two_processes": lambda trial: two_processes(trial, pipes),
+            "bare_ray": lambda trial: two_actors(trial, workers),
         }
         for number, case in enumerate((SMALL,) if quick else CASES):
             seconds = 0.01 if quick else 2.0
@@ -232,7 +323,7 @@ def compare(case: Work, ways: dict[str, Way], folder: Path, *, repetitions: int,
         "local_over_floor": best["local"] / best["floor"],
         "ray_over_two_processes": best["ray"] / best["two_processes"],
     }
-    targets = {"local_over_floor": 1.05, "ray_over_two_processes": 1.15 if case.steps else 1.5}  # 0: copies alone
+    targets = {"local_over_floor": 1.05, "ray_over_two_processes": case.aim}
     return {
         "clients": case.clients,
         "steps": case.steps,
@@ -296,45 +387,39 @@ def first_round() -> None:
 
 
 def scale(quick: bool) -> Lines:
-    """More clients, clients that do not train, larger models, and the largest number without Ray."""
-    counts, count = ((4, 20), 2) if quick else ((8, 32, 128, 1000), 5)  # clients, rounds
+    """More clients, clients that do not train, larger models, and many rounds."""
+    few, many, count, long = (4, 20, 2, 20) if quick else (1000, 10_000, 10, 2000)  # clients, then rounds
     with tempfile.TemporaryDirectory(prefix="raydiff-bench-") as name, ray_workers() as workers:
         folder = Path(name)
-        _whole(Work(clients=2, steps=2, network=TINY), 2, folder / "warm", workers)
-        for clients, vectorize in [*((clients, False) for clients in counts), (counts[-1], True)]:
-            case = Work(clients=clients, steps=2, network=TINY, vectorize=vectorize)
-            found, server = _whole(case, count, folder / f"scale-{clients}-{vectorize}", workers)
-            if not vectorize:  # lock-step adds in another order, so its bits are others
-                packed = case, server
-            targets = {"total_mb": SCALE_MB, "driver_grown_mb": max(found["uploads_mb"], NOISE_MB)}
-            yield "scale", {**found, **_judged(found, targets)}
+        _whole(Work(clients=2, steps=2, network=TINY, data=SQUARES), 2, folder / "warm", workers)
+        yield "soak", _soak(Work(clients=8, steps=1, network=TINY, data=SQUARES), long, folder / "soak", workers)
         for participants in (IDLE, PROCESSES):
             case = Work(clients=IDLE, steps=0, network=TINY, participants=participants)
-            found, _ = _whole(case, 10 * count, folder / f"idle-{participants}", workers)
-            alone = Work(clients=participants, steps=0, network=TINY).trial(
-                10 * count, folder / f"floor-{participants}"
-            )
+            found, _ = _whole(case, 5 * count, folder / f"idle-{participants}", workers)
+            alone = Work(clients=participants, steps=0, network=TINY).trial(5 * count, folder / f"floor-{participants}")
             found |= {"participants": participants, "floor_s": per_round(floor(alone))}
             yield "idle", {**found, **_judged(found, {"seconds_per_round": IDLE_SECONDS})}
-        for network in (MLP(width=8, depth=1),) if quick else SIZES:
-            case = Work(clients=8, steps=0, network=network)
-            yield "size", _whole(case, count, folder / f"size-{network.width}", workers)[0]
-        case, server = packed  # comes last, for its clients would count as the driver's memory
-        *_, here = in_process(case.trial(count, folder / "here"))
-        same = tree.digest(here) == tree.digest(server)
-        yield "packed", {"clients": case.clients, "rounds": count, "same_bits": same}
+        tiny = Work(clients=few, steps=2, network=TINY, data=SQUARES)
+        found, server = _whole(tiny, count, folder / "few", workers)
+        yield "scale", {**found, **_judged(found, {"total_mb": SCALE_MB})}
+        yield "scale", _whole(replace(tiny, vectorize=True), count, folder / "lock-step", workers)[0]
+        found, _ = _whole(replace(tiny, clients=many), count, folder / "many", workers)
+        yield "scale", {**found, **_judged(found, {"total_mb": SCALE_MB})}
+        network = MLP(width=8, depth=1) if quick else MB_10
+        found, _ = _whole(Work(clients=few, steps=0, network=network, data=SQUARES), 5, folder / "size", workers)
+        yield "size", {**found, **_judged(found, {"driver_mb": DRIVER_MB, "received_mb": RECEIVED_MB})}
+        network = MLP(width=8, depth=1) if quick else MB_100
+        yield "size", _whole(Work(clients=8, steps=0, network=network), 5, folder / "large", workers)[0]
+        *_, here = in_process(tiny.trial(count, folder / "here"))  # It is last: its clients are this process's memory.
+        yield "packed", {"clients": few, "rounds": count, "same_bits": tree.digest(here) == tree.digest(server)}
 
 
 def _whole(case: Work, rounds: int, folder: Path, workers: Sequence[Any]) -> tuple[Fields, Params]:
-    """A whole trial: seconds, and peak memory so far; and the server's last weights.
-
-    A coordinator that kept the uploads of a round would hold `uploads_mb`; its peak must grow by less.
-    """
-    from raydiff.runtime.actors import RayPool
-
+    """A whole trial: seconds, what the coordinator received in a round, and peak memory so far; and the server's last
+    weights."""
     before, started = peak_mb(), time.perf_counter()
-    trial = trials.open_trial(case.trial(rounds, folder).experiment, folder)
-    *_, last = trials.run(trial, RayPool(workers, trial))
+    trial, pool = _opened(case, rounds, folder, workers)
+    *_, last = trials.run(trial, pool)
     assert last["finished"]
     seconds, held = time.perf_counter() - started, memory(workers)
     server = trial.store.load_server(rounds - 1)
@@ -348,9 +433,45 @@ def _whole(case: Work, rounds: int, folder: Path, workers: Sequence[Any]) -> tup
         **held,
         "total_mb": held["driver_mb"] + sum(held["workers_mb"]),
         "uploads_mb": (case.participants or case.clients) * tree.nbytes(server) / 2**20,
+        "received_mb": pool.received / rounds / 2**20,
         "driver_grown_mb": held["driver_mb"] - before,
     }
     return fields, server
+
+
+def _soak(case: Work, rounds: int, folder: Path, workers: Sequence[Any]) -> Fields:
+    """Many rounds: seconds of one, early and late, and the driver's growth in the second half."""
+    trial, pool = _opened(case, rounds, folder, workers)
+    clock, held = [time.perf_counter()], []
+    for _ in trials.run(trial, pool):
+        clock.append(time.perf_counter())
+        held.append(resident_mb())
+    half, tenth = rounds // 2, rounds // 10
+    slope = float(np.polyfit(np.arange(half, rounds), held[half:rounds], 1)[0])
+    found = {
+        "clients": case.clients,
+        "rounds": rounds,
+        "early_seconds_per_round": (clock[2 * tenth] - clock[tenth]) / tenth,
+        "late_seconds_per_round": (clock[rounds] - clock[rounds - tenth]) / tenth,
+        "growth_mb": 100 * slope,
+    }
+    return {**found, **_judged(found, {"growth_mb": GROWTH_MB})}
+
+
+def _opened(case: Work, rounds: int, folder: Path, workers: Sequence[Any]) -> tuple[Trial, Any]:
+    """A new trial, and its pool, which counts the bytes of the sums that come."""
+    from raydiff.runtime.actors import RayPool
+
+    class Counting(RayPool):
+        received = 0
+
+        def sums(self, *asked: Any) -> Iterator[Any]:
+            for part in super().sums(*asked):
+                self.received += part.total.nbytes if isinstance(part, Partial) else 0
+                yield part
+
+    trial = trials.open_trial(case.trial(rounds, folder).experiment, folder)
+    return trial, Counting(workers, trial)
 
 
 def _judged(found: Fields, targets: dict[str, float]) -> Fields:

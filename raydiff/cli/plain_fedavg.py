@@ -1,5 +1,9 @@
-"""FedAvg on digits as one writes it without a framework: in one process, or in two that talk through pipes. The work
-that `bench` compares raydiff with."""
+"""FedAvg on digits as one writes it without a framework: in one process, in two that talk through pipes, or in two
+actors of Ray. The work that `bench` compares raydiff with.
+
+Each process adds up its own clients' weights and sends one sum a round, in float32: what is added in another order has
+other bits.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +12,12 @@ import math
 import multiprocessing as mp
 from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from raydiff import seeding
+from raydiff import seeding, tree
 from raydiff.data.datasets import Records
 from raydiff.experiment.trial import Trial, make_clients
 from raydiff.methods import FedAvg
@@ -55,6 +60,16 @@ class Plain:
             total += loss.detach()
         return len(data), float(total) / max(steps, 1)
 
+    def round(self, server: Params, number: int) -> tuple[Params, int]:
+        """(the sum of its clients' weights, each times its number of records; their records)."""
+        total, records = {k: torch.zeros_like(v) for k, v in server.items()}, 0
+        for client in self.records:
+            examples, _ = self.train(client, server, number)
+            for name, value in self.net.state_dict().items():
+                total[name].add_(value, alpha=examples)
+            records += examples
+        return total, records
+
     def loss(self, data: Records, batch: int, rng: torch.Generator) -> Tensor:
         """The denoising loss on a batch."""
         model = self.model
@@ -72,10 +87,13 @@ def first_weights(trial: Trial) -> Params:
     return trial.experiment.method.init_server(None, seeding.generator(trial.experiment.seed, "server", "init"))
 
 
-def add(total: Params, weights: Params, examples: int) -> None:
-    """Add a client's weights to the running sum."""
-    for name, value in weights.items():
-        total[name].add_(value, alpha=examples)
+def mean(sums: Sequence[tuple[Params, int]]) -> Params:
+    """The next weights, from the sum of each process."""
+    (total, records), *others = sums
+    for more, count in others:
+        total = {k: v + more[k] for k, v in total.items()}
+        records += count
+    return {k: v / records for k, v in total.items()}
 
 
 def floor(trial: Trial) -> Iterator[Params]:
@@ -83,29 +101,20 @@ def floor(trial: Trial) -> Iterator[Params]:
     plain = Plain(trial, range(trial.experiment.clients))
     server = first_weights(trial)
     for number in range(trial.experiment.method.rounds):
-        total, weight = {k: torch.zeros_like(v) for k, v in server.items()}, 0
-        for client in plain.records:
-            examples, _ = plain.train(client, server, number)
-            add(total, plain.net.state_dict(), examples)
-            weight += examples
-        server = {k: v.div_(weight) for k, v in total.items()}
+        server = mean([plain.round(server, number)])
         yield server
 
 
 def two_processes(trial: Trial, pipes: Sequence[Connection]) -> Iterator[Params]:
-    """Half of the clients in each of two processes; weights go through pipes."""
+    """Half of the clients in each of two processes; weights and sums go through pipes."""
     server = first_weights(trial)  # before the others begin: in tests they are threads, and share torch's generator
     for pipe in pipes:
         pipe.send(trial)
     for number in range(trial.experiment.method.rounds):
         for pipe in pipes:
-            pipe.send((number, {k: v.numpy() for k, v in server.items()}))
-        total, weight = {k: torch.zeros_like(v) for k, v in server.items()}, 0
-        for client in range(trial.experiment.clients):
-            weights, examples, _ = pipes[client % len(pipes)].recv()
-            add(total, {k: torch.from_numpy(v) for k, v in weights.items()}, examples)
-            weight += examples
-        server = {k: v.div_(weight) for k, v in total.items()}
+            pipe.send((number, tree.arrays(server)))
+        sums = [pipe.recv() for pipe in pipes]
+        server = mean([(tree.tensors(total), records) for total, records in sums])
         yield server
 
 
@@ -118,10 +127,34 @@ def serve(pipe: Connection, index: int) -> None:
                 plain = Plain(message, range(index, message.experiment.clients, PROCESSES))
                 continue
             number, weights = message
-            server = {k: torch.from_numpy(v) for k, v in weights.items()}
-            for client in plain.records:
-                examples, loss = plain.train(client, server, number)
-                pipe.send(({k: v.numpy() for k, v in plain.net.state_dict().items()}, examples, loss))
+            total, records = plain.round(tree.tensors(weights), number)
+            pipe.send((tree.arrays(total), records))
+
+
+def two_actors(trial: Trial, actors: Sequence[Any]) -> Iterator[Params]:
+    """Half of the clients in each of two actors of Ray, any that are there; weights and sums are Ray's objects."""
+    import ray
+
+    server = first_weights(trial)
+    ray.get([actor.__ray_call__.remote(_host, trial, index) for index, actor in enumerate(actors)])
+    for number in range(trial.experiment.method.rounds):
+        weights = ray.put(tree.arrays(server))
+        sums = ray.get([actor.__ray_call__.remote(_sum, weights, number) for actor in actors])
+        server = mean([(tree.tensors(total), records) for total, records in sums])
+        yield server
+
+
+_HOSTED: list[Plain] = []
+"""The clients of this actor."""
+
+
+def _host(_: Any, trial: Trial, index: int) -> None:
+    _HOSTED[:] = [Plain(trial, range(index, trial.experiment.clients, PROCESSES))]
+
+
+def _sum(_: Any, weights: dict[str, Any], number: int) -> tuple[dict[str, Any], int]:
+    total, records = _HOSTED[0].round(tree.tensors(weights), number)
+    return tree.arrays(total), records
 
 
 @contextlib.contextmanager

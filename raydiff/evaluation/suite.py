@@ -130,7 +130,8 @@ class Instruments:
     cnn: Params
 
     def of_client(self, split: str) -> Callable[[Deployed, Records, torch.Generator], ClientReport]:
-        """The client's part, as a function of (deployed, own records, rng)."""
+        """The client's part, as a function of (deployed, own records, rng), for any number of clients of one server."""
+        known: targets.Scores = {}
 
         def evaluate(deployed: Deployed, own: Records, rng: torch.Generator) -> ClientReport:
             drawn, by_sampler, shown = self._drawn(deployed, split, own, rng)
@@ -138,7 +139,7 @@ class Instruments:
             for name, images in by_sampler.items():
                 each = found if images is drawn.images else metrics.of_sampler(replace(drawn, images=images))
                 found = found | {f"{name}/{k}": v for k, v in each.items() if metrics.of_samples(k)}
-            return ClientReport(found, self._attacked(deployed, split, own), shown, deployed.privacy)
+            return ClientReport(found, self._attacked(deployed, split, own, known), shown, deployed.privacy)
 
         return evaluate
 
@@ -180,7 +181,7 @@ class Instruments:
         )
         return drawn, by_sampler, shown
 
-    def _attacked(self, deployed: Deployed, split: str, own: Records) -> targets.Scores:
+    def _attacked(self, deployed: Deployed, split: str, own: Records, known: targets.Scores) -> targets.Scores:
         if split != "test" or not self.config.attack:
             return {}
         return targets.scores(
@@ -190,6 +191,7 @@ class Instruments:
             members=self.config.members,
             calibration=self.dataset.splits["calibration"],
             test=self.dataset.splits["test"],
+            known=known,
         )
 
 

@@ -109,8 +109,9 @@ class LocalPool:
         """`Client.evaluate` of each, against a split that no client holds."""
         if self._evaluate is None:
             raise ValueError("this pool was made without instruments")
+        read = self._evaluate(split)
         for i in ids:
-            yield self._clients[i].evaluate(server, number, self._evaluate(split))
+            yield self._clients[i].evaluate(server, number, read)
 
 
 @dataclass(frozen=True)
@@ -178,9 +179,11 @@ def rounds(
         server, ledger, first = store.load_server(number), store.ledger(), number + 1
         rejected = {int(client): why for client, why in record["rejected"].items()}
         ledger = ledger.with_setup(pool.clients, setup)
+        committed = len(ledger.entries)
         yield Progress(number, server, ledger, record["metrics"], rejected, resumed=True)
     else:
         ledger = ledger.with_setup(pool.clients, setup)
+        committed = 0  # What was spent before round 0 (SETUP) is committed with it.
         server = method.init_server(public, seeding.generator(keys.seed, "server", "init"))
     for number in range(first, method.rounds):
         drawn = _participants(pool.clients, count + overcommit, keys.seed, number)
@@ -204,8 +207,7 @@ def rounds(
         server, ledger = progress.server, progress.ledger
         if store:
             store.save_server(number, server)
-            # What was spent before round 0 (SETUP, -1) is committed with round 0.
-            spent = Ledger(tuple(e for e in ledger.entries if max(e.round, 0) == number)).to_json()
+            spent, committed = Ledger(ledger.entries[committed:]).to_json(), len(ledger.entries)
             store.commit(number, {"ledger": spent, "metrics": progress.metrics, "rejected": dict(progress.rejected)})
         yield progress
 

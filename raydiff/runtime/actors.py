@@ -11,13 +11,11 @@ from __future__ import annotations
 import itertools
 import math
 import time
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
 import ray
 import torch
 from ray.exceptions import ObjectLostError, RayActorError
@@ -33,10 +31,9 @@ from raydiff.federated.sums import Desk, Late, Partial, partial_sums
 from raydiff.privacy.release import already_private
 from raydiff.runtime import gpu_memory, lost
 from raydiff.runtime.slots import Slot, cap_memory
-from raydiff.tree import Params, Tensors
+from raydiff.tree import Arrays, Params, arrays, tensors
 
 T = TypeVar("T")
-Arrays = dict[str, np.ndarray[Any, Any]]
 ATTEMPTS = 4  # deaths of a worker without a result between them that are put up with
 IN_FLIGHT = 2  # messages that a worker may be ahead of the coordinator: bounds memory by workers, not clients
 MESSAGE_BYTES = 8 * 2**20  # a message takes 2 ms of CPU time whatever it carries, so small uploads travel together:
@@ -335,15 +332,3 @@ def _messages(results: Iterable[tuple[Upload, Metrics]], *, seconds: float = MES
             message, size, started = [], 0, time.monotonic()
     if message:
         yield message
-
-
-def arrays(params: Tensors) -> Arrays:
-    """As they travel."""
-    return {k: v.detach().cpu().numpy() for k, v in params.items()}
-
-
-def tensors(given: Arrays) -> Params:
-    """Tensors over the same memory. Ray's is read-only; nothing writes to it, since no method mutates its inputs."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        return {k: torch.from_numpy(v) for k, v in given.items()}

@@ -28,10 +28,10 @@ from raydiff.experiment.trial import Trial, local_pool
 from raydiff.federated.rounds import Pool
 from raydiff.models.ddpm import device
 from raydiff.models.training import Diverged, Fitted, Task, optimize
-from raydiff.runtime.actors import RayPool, arrays, start_workers, tensors
+from raydiff.runtime.actors import RayPool, start_workers
 from raydiff.runtime.slots import COORDINATOR, cap_memory, say, slot, storage_is_shared, total_of, unplaced
 from raydiff.runtime.tuner import cluster
-from raydiff.tree import Params
+from raydiff.tree import Params, arrays, tensors
 
 
 @dataclass(frozen=True)

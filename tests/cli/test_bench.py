@@ -47,7 +47,10 @@ def test_the_ways_do_the_same_work_and_other_work_is_noticed(tmp_path: Path, mon
     assert bench.difference(first, third) > bench.AGREEMENT
 
 
-@pytest.mark.parametrize("arguments", [[], ["throughput"], ["overhead", "--fast"], ["--quick"], ["overhead", "digits"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [[], ["throughput"], ["overhead", "--fast"], ["--quick"], ["overhead", "digits"], ["scale", "--plot", "x.png"]],
+)
 def test_what_to_measure_must_be_said(arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         main(["bench", *arguments])
@@ -57,9 +60,20 @@ def test_what_to_measure_must_be_said(arguments: list[str]) -> None:
 @pytest.mark.slow
 def test_more_clients_and_larger_models() -> None:
     lines = measured("scale", dict(os.environ))
-    assert [line["what"] for line in lines] == ["machine", "scale", "scale", "scale", "idle", "idle", "size", "packed"]
+    assert [line["what"] for line in lines] == [
+        "machine",
+        "soak",
+        "idle",
+        "idle",
+        *["scale"] * 3,
+        *["size"] * 2,
+        "packed",
+    ]
     assert lines[-1] == {"what": "packed", "clients": 20, "rounds": 2, "same_bits": True}
-    assert all(line["met"]["total_mb"] for line in lines[1:4])
+    assert lines[1]["rounds"] == 20 and math.isfinite(lines[1]["growth_mb"])
+    assert all(line["met"]["total_mb"] for line in (lines[4], lines[6]))
+    one = 8 / 2**20  # MB of a number in a sum, of which each worker sends one a round
+    assert lines[4]["received_mb"] == pytest.approx(plain_fedavg.PROCESSES * one * lines[4]["parameters"])
 
 
 @pytest.mark.slow
@@ -67,7 +81,8 @@ def test_the_overhead_is_measured_and_nothing_is_left_behind() -> None:
     mark = f"RAYDIFF_TEST_MARK={uuid.uuid4().hex}"
     with tempfile.TemporaryDirectory(prefix="rb") as folder:  # the path is short, for Ray's sockets lie below it
         marked = dict([mark.split("=")], TMPDIR=folder, RAY_ADDRESS="127.0.0.1:1")
-        lines = measured("overhead", {**os.environ, **marked})
+        lines = measured("overhead", {**os.environ, **marked}, "--plot", f"{folder}/cases.png")
+        assert Path(folder, "cases.png").read_bytes().startswith(b"\x89PNG")
         assert not list(Path(folder).glob("raydiff-bench-*"))
     assert [line["what"] for line in lines] == ["machine", "start", "overhead", "switch", "memory"]
     assert lines[2]["agree"] is True and all(math.isfinite(v) for k, v in lines[2].items() if k.endswith("_s"))
@@ -75,7 +90,7 @@ def test_the_overhead_is_measured_and_nothing_is_left_behind() -> None:
     assert left.stdout == b""
 
 
-def measured(what: str, environment: dict[str, str]) -> list[dict]:
-    command = [sys.executable, "-m", "raydiff", "bench", what, "--quick"]
+def measured(what: str, environment: dict[str, str], *more: str) -> list[dict]:
+    command = [sys.executable, "-m", "raydiff", "bench", what, "--quick", *more]
     text = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, timeout=300, check=True).stdout
-    return [json.loads(line) for line in text.splitlines()]
+    return [json.loads(line) for line in text.splitlines() if line.startswith("{")]

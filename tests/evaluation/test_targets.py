@@ -44,6 +44,17 @@ def evaluated(method: Any, own: list[Records], **changes: Any) -> list[targets.S
     return list(pool.evaluate(pool.clients, last.sent, last.number, "test"))
 
 
+def test_non_members_of_a_shared_model_are_scored_for_the_first_client_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two attacks: four roles of each of three targets for the first client, then two of the shared targets'."""
+    method, own = PFDM(model=SMALL, clip=3.0, **BRIEF), [pictures(10, i) for i in range(3)]
+    each, asked, scores = evaluated(method, own), [], attacks.scores
+    monkeypatch.setattr(attacks, "scores", lambda *given, **more: asked.append(0) or scores(*given, **more))
+    together = evaluated(method, own, known={})
+    assert len(asked) == 2 * (3 * 4 + 2 * (4 + 2 * 2))
+    for one, other in zip(each, together, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
 # --- which targets there are ---
 
 

@@ -69,6 +69,27 @@ def test_ray_gives_the_bits_of_one_process(tmp_path, workers, name, clients, sha
     assert local.ledger == remote.ledger
 
 
+@pytest.mark.slow
+def test_however_many_workers_there_are_the_bits_are_those_of_one_process(tmp_path, workers):
+    """Five rounds of nine clients that are dealt to one worker, two, three and four."""
+    import ray
+
+    from raydiff.runtime.actors import RayPool, start_workers
+    from raydiff.runtime.slots import Slot
+
+    method = FedAvg(model=MODEL, rounds=5, local=Training(steps=10, batch=8), sampling=DDIM)
+    here = trial.open_trial(experiment(method, 9), tmp_path / "local")
+    expected = tree.digest(last(trial.local_pool(here), here).server)
+    more = start_workers(Slot(workers=2, threads=1, gpu_per_worker=0.0, gpu_server=0.0), None)
+    for count in (1, 2, 3, 4):
+        there = trial.open_trial(experiment(method, 9), tmp_path / f"ray-{count}")
+        end = last(RayPool([*workers, *more][:count], there), there)
+        assert tree.digest(end.server) == expected
+        assert [entry.client for entry in end.ledger.entries] == 5 * list(range(9))
+    for worker in more:
+        ray.kill(worker)
+
+
 def test_clients_in_lock_step_share_a_worker(tmp_path, workers):
     """The same cohort has the same bits in an actor as in one process. Halved over two it is equal to rounding."""
     from raydiff.runtime.actors import RayPool

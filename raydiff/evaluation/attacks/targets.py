@@ -21,8 +21,9 @@ rows by cross-validation. Both are read on the other rows like any attack.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -62,12 +63,15 @@ def scores(
     members: int,
     calibration: Records,
     test: Records,
+    known: Scores | None = None,
 ) -> Scores:
     """A client's scores by the attacks of these names, of all targets that its method has.
 
     `members` is how many of its `own` records are used at most, half of them for calibration. Where a target is the
-    client's alone its non-members have the client's mix of classes: else the attack would tell classes apart.
+    client's alone its non-members have the client's mix of classes: else the attack would tell classes apart. Those of
+    `SHARED` targets are the same for all clients of one server: they are left in `known` for the next one.
     """
+    known = {} if known is None else known
     order = torch.randperm(len(own), generator=seeding.generator(0, "attacked members"))[:members]
     halves = {"calibration_members": order[: len(order) // 2], "members": order[len(order) // 2 :]}
     others = {"calibration_nonmembers": calibration, "nonmembers": test}
@@ -84,16 +88,26 @@ def scores(
         ]
         return _least(each)
 
+    def of_shared(name: str, target: Target, members: Roles, nonmembers: Callable[[], Roles]) -> dict[str, Any]:
+        if name not in known:
+            known[name] = asked(target, nonmembers())
+        return {attack: of | known[name][attack] for attack, of in asked(target, members).items()}
+
     found = {
-        name: asked(target, inside | others if name in SHARED else alike) for name, target in deployed.targets.items()
+        name: of_shared(name, target, inside, lambda: others) if name in SHARED else asked(target, alike)
+        for name, target in deployed.targets.items()
     }
     uploads = deployed.uploads
     if uploads is not None and uploads.sent is not None:
         found["uploads"] = {DISTANCE: {k: distances(uploads, records) for k, records in alike.items()}}
         if "global" in deployed.targets:
             sent = {role: uploads.sent.select(rows) for role, rows in halves.items()}
-            made = {k: uploads.make(v, NoiseStream(b"instruments", (k,))) for k, v in others.items()}
-            found["global_uploaded"] = asked(deployed.targets["global"], sent | made)
+            found["global_uploaded"] = of_shared(
+                "global_uploaded",
+                deployed.targets["global"],
+                sent,
+                lambda: {k: uploads.make(v, NoiseStream(b"instruments", (k,))) for k, v in others.items()},
+            )
     return found
 
 
