@@ -169,14 +169,16 @@ def main(argv: Sequence[str]) -> int:
 
 
 def table(cases: Sequence[Fields]) -> Table:
-    """Seconds per round of every way, and the two ratios."""
-    header = ["case", *WAYS.values(), "LocalPool / plain loop", "RayPool / two plain processes"]
+    """Seconds per round of every way, and their ratios."""
+    header = ["case", *WAYS.values(), "LocalPool / plain loop", "RayPool / two plain processes", "RayPool / bare Ray"]
     rows = [
         [
             _case(found),
             *(cells.number(found[f"{way}_s"]) for way in WAYS),
-            cells.number(found["local_over_floor"], 3),
-            cells.number(found["ray_over_two_processes"], 3),
+            *(
+                cells.number(found[ratio], 3)
+                for ratio in ("local_over_floor", "ray_over_two_processes", "ray_over_bare")
+            ),
         ]
         for found in cases
     ]
@@ -195,13 +197,15 @@ def draw(cases: Sequence[Fields], path: Path) -> None:
         axes.invert_yaxis()
         axes.set_title(_case(found), fontsize=8)
         axes.set_xlabel("seconds per round", fontsize=8)
+        axes.locator_params(axis="x", nbins=4)
         axes.tick_params(labelsize=8, labelleft=axes is every[0])
         axes.spines[["top", "right"]].set_visible(False)
     plots.save(figure, path)
 
 
 def _case(found: Fields) -> str:
-    return f"{found['clients']} clients x {found['steps']} steps, {cells.size(4 * found['parameters'])}"
+    steps = f"{found['steps']} step{'s' if found['steps'] != 1 else ''}"
+    return f"{found['clients']} clients x {steps}, {cells.size(4 * found['parameters'])}"
 
 
 def say(what: str, **fields: Any) -> None:
@@ -322,6 +326,7 @@ def compare(case: Work, ways: dict[str, Way], folder: Path, *, repetitions: int,
     ratios = {
         "local_over_floor": best["local"] / best["floor"],
         "ray_over_two_processes": best["ray"] / best["two_processes"],
+        "ray_over_bare": best["ray"] / best["bare_ray"],
     }
     targets = {"local_over_floor": 1.05, "ray_over_two_processes": case.aim}
     return {

@@ -23,7 +23,7 @@ from raydiff.models.training import TRAIN, Diverged, Train
 from raydiff.privacy.ledger import Ledger
 from raydiff.privacy.release import Event
 from raydiff.seeding import NoiseStream
-from raydiff.tree import Params
+from raydiff.tree import Bits, Params
 
 PER_CLIENT_METRICS = 32  # above this many participants only the means are recorded
 NAMED = 5  # rejected clients that the reason of a failed trial names
@@ -73,6 +73,7 @@ class LocalPool:
     ) -> None:
         self._clients = {c.number: c for c in sorted(clients, key=lambda c: c.number)}
         self._evaluate, self._clock = evaluate, clock
+        self._spare: list[Bits] = []
 
     @property
     def clients(self) -> Sequence[int]:
@@ -103,7 +104,8 @@ class LocalPool:
     def sums(self, ids: Sequence[int], desk: Desk, closing: Closing | None) -> Iterator[Partial | Late]:
         """The sum of what `Client.run` of each sends, and who is late."""
         asked = ids, desk.server, desk.number
-        yield from partial_sums(desk, self.run(*asked) if closing is None else self.race(*asked, closing))
+        results = self.run(*asked) if closing is None else self.race(*asked, closing)
+        yield from partial_sums(desk, results, spare=self._spare)
 
     def evaluate(self, ids: Sequence[int], server: Params, number: int, split: str) -> Iterator[Any]:
         """`Client.evaluate` of each, against a split that no client holds."""

@@ -16,7 +16,7 @@ from raydiff import tree
 from raydiff.federated.form import Form
 from raydiff.federated.method import Mean, Method, Metrics, Upload
 from raydiff.privacy.release import UNACCOUNTED, Event, accountable
-from raydiff.tree import ExactSum, Grid, OutOfRange, Params
+from raydiff.tree import Bits, ExactSum, Grid, OutOfRange, Params
 
 
 @dataclass(frozen=True)
@@ -77,10 +77,10 @@ class Desk:
         why = self._objection(upload)
         return upload, Sent(upload.client, upload.release.event, upload.release.nbytes, metrics, why)
 
-    def partial(self) -> Partial:
-        """The sum of no uploads yet, of a method with a summand."""
+    def partial(self, spare: Bits | None = None) -> Partial:
+        """The sum of no uploads yet, of a method with a summand; `spare` is memory for it."""
         assert self.summand is not None
-        return Partial(ExactSum(Grid.of(self.summand.largest, self.clients)))
+        return Partial(ExactSum(Grid.of(self.summand.largest, self.clients), spare))
 
     def add(self, partial: Partial, upload: Upload, metrics: Metrics) -> None:
         """One more upload: into the sum, or rejected."""
@@ -120,10 +120,13 @@ def _not_finite(upload: Upload) -> str | None:
 
 
 def partial_sums(
-    desk: Desk, results: Iterable[tuple[Upload, Metrics] | Late], *, seconds: float = math.inf
+    desk: Desk, results: Iterable[tuple[Upload, Metrics] | Late], *, spare: list[Bits], seconds: float = math.inf
 ) -> Iterator[Partial | Late]:
-    """The results' sum, in parts that are so old at least; who is late goes by itself."""
-    partial, started = desk.partial(), time.monotonic()
+    """The results' sum, in parts that are so old at least; who is late goes by itself.
+
+    The memory in `spare` is used; the last part's is left there for the next round, when no part is needed any more.
+    """
+    partial, started = desk.partial(spare.pop() if spare else None), time.monotonic()
     for result in results:
         if isinstance(result, Late):
             yield result
@@ -134,3 +137,5 @@ def partial_sums(
             partial, started = desk.partial(), time.monotonic()
     if partial.sent:
         yield partial
+    if partial.total.spare is not None:
+        spare.append(partial.total.spare)

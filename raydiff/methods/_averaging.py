@@ -86,9 +86,10 @@ class Averaging:
             raise ValueError("max_update_norm must be none where privacy is given: its clip bounds updates already")
 
     def release(self, update: Params, rnd: Round, *, rounds: int) -> Release:
-        """A client's update on its way to the server; `rounds` is how often a client sends one at most."""
+        """A client's update on its way to the server; `rounds` is how often a client sends one at most. The update is
+        the release's from now on: nobody may write to it."""
         if self.privacy is None:
-            return disclose(update, AS_THEY_ARE)
+            return disclose(update, AS_THEY_ARE, copy=False)
         assert rnd.noise is not None  # A client's round always has a noise stream.
         return self.privacy.release(update, rounds=rounds, noise=rnd.noise)
 

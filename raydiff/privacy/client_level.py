@@ -64,7 +64,7 @@ class ClientPrivacy:
         """What a client sends."""
         if self.trust == "local":
             return gaussian_update(update, clip=self.clip, std=self.std(rounds), noise=noise)
-        return disclose(clipped_update(update, self.clip), TRUSTED)
+        return disclose(clipped_update(update, self.clip), TRUSTED, copy=False)
 
     def upload_event(self, rounds: int) -> Event:
         """The event of any release, which no update changes."""

@@ -256,8 +256,8 @@ class Exposed:
     def events(self) -> dict[tuple[Event, ...], int]:
         """What clients are exposed to, and how many to the same: of thousands of clients it is mostly the same."""
         alike = Counter(tuple(own.items()) for own in self._own.values()) or Counter([()])
-        everyone = tuple(self._published.elements())
-        return {(*(e for e, times in own for _ in range(times)), *everyone): n for own, n in alike.items()}
+        everyone = _repeated(self._published.items())
+        return {(*_repeated(own), *everyone): n for own, n in alike.items()}
 
     def guarantees(self, delta: float, accountant: str) -> list[Guarantee]:
         """One per (unit, relation, trust), side by side, for these are never composed; never empty.
@@ -312,6 +312,11 @@ class Exposed:
         Raises ValueError where events do not compose, Unsupported where there is no theorem.
         """
         return max(losses.auc_ceiling(events) for events in [*self.events(), ()])
+
+
+def _repeated(counted: Iterable[tuple[Event, int]]) -> list[Event]:
+    """Each as often as it was counted, but what is unprotected once: no guarantee is left to it the first time."""
+    return [e for e, times in counted for _ in range(1 if isinstance(e, NonPrivate) else times)]
 
 
 @functools.lru_cache(maxsize=1024)

@@ -113,8 +113,9 @@ _KEY = object()
 class Release:
     """A value that has left its client, with its event. Made by this module's functions only.
 
-    It holds copies, by names that nobody can change: a view's pickle carries the whole storage behind it (other
-    records too), and a tensor shared with the client could change after it was accounted for.
+    It holds copies, or tensors that were just made for it, by names that nobody can change: a view's pickle carries the
+    whole storage behind it (other records too), and a tensor shared with the client could change after it was accounted
+    for.
     """
 
     value: Tensors
@@ -152,9 +153,12 @@ def nothing() -> Release:
     return Release({}, Nothing(), _KEY)
 
 
-def disclose(value: Tensors, what: str, *, trust: Trust = "local") -> Release:
-    """Send `value` as it is. Its epsilon is infinite, and the ledger says `what`."""
-    return Release(_copied(value), NonPrivate(what, trust), _KEY)
+def disclose(value: Tensors, what: str, *, trust: Trust = "local", copy: bool = True) -> Release:
+    """Send `value` as it is. Its epsilon is infinite, and the ledger says `what`.
+
+    Without `copy` nobody else may write to its tensors: they were just made.
+    """
+    return Release(_copied(value) if copy else value, NonPrivate(what, trust), _KEY)
 
 
 def already_private(value: Tensors, event: Event, *, copy: bool = True) -> Release:

@@ -31,7 +31,7 @@ from raydiff.federated.sums import Desk, Late, Partial, partial_sums
 from raydiff.privacy.release import already_private
 from raydiff.runtime import gpu_memory, lost
 from raydiff.runtime.slots import Slot, cap_memory
-from raydiff.tree import Arrays, Params, arrays, tensors
+from raydiff.tree import Arrays, Bits, Params, arrays, tensors
 
 T = TypeVar("T")
 ATTEMPTS = 4  # deaths of a worker without a result between them that are put up with
@@ -68,6 +68,7 @@ class Worker:
         self._federation = 0  # Its number of clients, newcomers apart.
         self._gpu = 0.0
         self._folder = Path()
+        self._spare: list[Bits] = []
 
     def host(self, trial: Trial, ids: Sequence[int], gpu: float) -> dict[int, int]:
         """Become the home of these clients of this trial: how many records each has."""
@@ -98,7 +99,7 @@ class Worker:
         clients, params = self._of(trial, ids), tensors(server)
         desk = Desk(clients[0].method, params, number, self._federation)
         results = self._in_its_slice(ids, number, run_clients(clients, params, number))
-        yield from partial_sums(desk, results, seconds=seconds)
+        yield from partial_sums(desk, results, spare=self._spare, seconds=seconds)
 
     def evaluate(self, trial: str, ids: Sequence[int], server: Arrays, number: int, split: str) -> Iterator[Any]:
         """`Client.evaluate` of each, streamed."""

@@ -27,7 +27,7 @@ def test_the_ways_do_the_same_work_and_other_work_is_noticed(tmp_path: Path, mon
     ours, theirs = multiprocessing.Pipe()
     served = threading.Thread(target=plain_fedavg.serve, args=(theirs, 0))
     served.start()
-    ways: dict[str, bench.Way] = dict.fromkeys(("local", "ray"), bench.in_process) | {"floor": bench.floor}
+    ways: dict[str, bench.Way] = dict.fromkeys(("local", "ray", "bare_ray"), bench.in_process) | {"floor": bench.floor}
     ways |= {"two_processes": lambda trial: bench.two_processes(trial, [ours])}
     try:
         line = bench.compare(bench.SMALL, ways, tmp_path / "same", repetitions=1, seconds=0.01)
@@ -69,11 +69,13 @@ def test_more_clients_and_larger_models() -> None:
         *["size"] * 2,
         "packed",
     ]
-    assert lines[-1] == {"what": "packed", "clients": 20, "rounds": 2, "same_bits": True}
+    assert lines[-1] == {"what": "packed", "clients": 4, "rounds": 2, "same_bits": True}
     assert lines[1]["rounds"] == 20 and math.isfinite(lines[1]["growth_mb"])
     assert all(line["met"]["total_mb"] for line in (lines[4], lines[6]))
     one = 8 / 2**20  # MB of a number in a sum, of which each worker sends one a round
-    assert lines[4]["received_mb"] == pytest.approx(plain_fedavg.PROCESSES * one * lines[4]["parameters"])
+    assert lines[4]["received_mb"] == pytest.approx(
+        plain_fedavg.PROCESSES * one * lines[4]["parameters"], rel=1e-3
+    )  # four digits are said
 
 
 @pytest.mark.slow

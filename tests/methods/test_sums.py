@@ -49,13 +49,15 @@ class Dealt(LocalPool):
     def __init__(self, clients: Sequence[Client], workers: int, seed: int) -> None:
         super().__init__(clients)
         self.workers, self.rng = workers, random.Random(seed)
+        self.spare: list[list[Any]] = [[] for _ in range(workers)]
 
     def sums(self, ids: Sequence[int], desk: Desk, closing: Closing | None) -> Iterator[Partial | Late]:
         mixed = self.rng.sample(list(ids), len(ids))
         for i in range(self.workers):
             own = mixed[i :: self.workers]
             there = Desk(desk.method, desk.server, desk.number, desk.clients)  # A worker has its own.
-            parts = partial_sums(there, self.run(own, desk.server, desk.number), seconds=0.0 if i == 0 else math.inf)
+            results = self.run(own, desk.server, desk.number)
+            parts = partial_sums(there, results, spare=self.spare[i], seconds=0.0 if i == 0 else math.inf)
             yield from pickle.loads(pickle.dumps(list(parts)))
 
 
