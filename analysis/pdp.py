@@ -7,4 +7,5 @@ sys.path[0] = str(Path(__file__).resolve().parents[1])  # in place of this folde
 
 from raydiff.__main__ import main
 
-main(["pdp", *sys.argv[1:]])
+if __name__ == "__main__":  # A process that this one spawns imports it again.
+    main(["pdp", *sys.argv[1:]])

@@ -1,7 +1,7 @@
 """What does the orchestration cost, and what do more clients and larger models cost?
 
     raydiff bench overhead [--quick] [--plot FILE.png]   raydiff beside FedAvg in plain torch (`plain_fedavg`), minutes
-    raydiff bench scale [--quick]      10,000 clients, 1,000 clients of 10 MB, 2,000 rounds, half an hour
+    raydiff bench scale [--quick]      10,000 clients, 1,000 clients of 10 MB, 2,000 rounds, ten minutes or more
     raydiff bench first-round          one round on a fresh Ray: what `overhead` times from outside
 
 JSON lines: the machine, then what was measured; `overhead` ends with its cases as a table, and draws them with --plot.
@@ -16,7 +16,7 @@ committed. Lines `scale` are training of a tiny network. `packed` trains the fir
 client after the other, and compares the server's weights bit for bit. `size` are rounds without training, so that only
 weights move: down to every client, up again, and to the disk. In lines `idle` some or all of 32 clients take part, and
 `floor_s` is what a plain loop takes for them. `soak` is many short rounds: by how much a hundred more of them make the
-driver grow.
+driver grow. `coordinator` is its own part of a round alone, on messages that are there already.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import contextlib
 import json
 import math
 import os
+import pickle
 import platform
 import resource
 import subprocess
@@ -51,12 +52,14 @@ from raydiff.experiment import trial as trials
 from raydiff.experiment.config import Experiment, Runtime
 from raydiff.experiment.trial import Trial, make_clients
 from raydiff.federated.client import Client
+from raydiff.federated.method import Upload
 from raydiff.federated.rounds import LocalPool, rounds
-from raydiff.federated.sums import Partial
+from raydiff.federated.sums import Desk, Partial
 from raydiff.methods import FedAvg
 from raydiff.models.ddpm import DDPM
 from raydiff.models.networks import MLP
 from raydiff.models.training import Training
+from raydiff.privacy.release import disclose
 from raydiff.report import cells, plots
 from raydiff.report.cells import Table
 from raydiff.tree import Params
@@ -415,6 +418,8 @@ def scale(quick: bool) -> Lines:
         yield "size", {**found, **_judged(found, {"driver_mb": DRIVER_MB, "received_mb": RECEIVED_MB})}
         network = MLP(width=8, depth=1) if quick else MB_100
         yield "size", _whole(Work(clients=8, steps=0, network=network), 5, folder / "large", workers)[0]
+        for clients, workers_of, network in ((10 * many, 2, TINY), (100, 100, TINY if quick else MB_10)):
+            yield "coordinator", _coordinator(clients, workers_of, network, folder / f"alone-{clients}")
         *_, here = in_process(tiny.trial(count, folder / "here"))  # It is last: its clients are this process's memory.
         yield "packed", {"clients": few, "rounds": count, "same_bits": tree.digest(here) == tree.digest(server)}
 
@@ -461,6 +466,29 @@ def _soak(case: Work, rounds: int, folder: Path, workers: Sequence[Any]) -> Fiel
         "growth_mb": 100 * slope,
     }
     return {**found, **_judged(found, {"growth_mb": GROWTH_MB})}
+
+
+def _coordinator(clients: int, workers: int, network: MLP, folder: Path) -> Fields:
+    """A round of what these many send through these many workers, none of which is there: no time but the driver's."""
+    messages: list[tuple[bytes, list[pickle.PickleBuffer]]] = []
+
+    class Heard(LocalPool):
+        @property
+        def clients(self) -> Sequence[int]:
+            return range(clients)
+
+        def sums(self, ids: Sequence[int], desk: Desk, closing: Any) -> Iterator[Partial]:
+            for own in () if messages else np.array_split(list(ids), workers):
+                part, nothing = desk.partial(), disclose(tree.sub(desk.server, desk.server), "")
+                desk.add(part, Upload(0, 1, nothing), {"train/loss": 0.0})
+                part.sent = [replace(part.sent[0], client=i) for i in own.tolist()]
+                buffers: list[pickle.PickleBuffer] = []
+                messages.append((pickle.dumps(part, protocol=5, buffer_callback=buffers.append), buffers))
+            yield from (pickle.loads(message, buffers=buffers) for message, buffers in messages)
+
+    trial = trials.open_trial(Work(clients=1, steps=0, network=network).trial(4, folder).experiment, folder)
+    done = rounds(trial.experiment.method, Heard([]), keys=trial.keys, store=trial.store)
+    return {"clients": clients, "workers": workers, "seconds_per_round": per_round(p.server for p in done)}
 
 
 def _opened(case: Work, rounds: int, folder: Path, workers: Sequence[Any]) -> tuple[Trial, Any]:

@@ -22,6 +22,7 @@ from raydiff.evaluation.table_audit import RowAudit
 from raydiff.experiment import overrides
 from raydiff.methods import PFDM, Method
 from raydiff.models.d3pm import DiscreteDiffusion
+from raydiff.models.ddpm import DDPM
 from raydiff.report.files import KEYED
 
 
@@ -205,6 +206,8 @@ class Experiment:
                 tree["evaluation"].pop("metrics")
         if tree["method"]["model"].get("digest"):  # A frozen model's digest says all but where it lies.
             tree["method"]["model"].pop("path")
+        if tree["method"]["model"].get("prediction") == DDPM.prediction:
+            tree["method"]["model"].pop("prediction")
         for field in ("name", "public_from"):
             if (place := tree["data"][field]) is not None:
                 tree["data"][field] = Path(place).name  # The digest of the data says the rest.

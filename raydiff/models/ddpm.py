@@ -12,7 +12,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Literal, get_args
 
 import torch
@@ -26,9 +26,10 @@ from raydiff.tree import Params
 ScheduleName = Literal["linear", "cosine", "sigmoid", "scaled_linear"]
 Sampler = Literal["ancestral", "ddim"]
 Precision = Literal["float32", "bfloat16"]
+Prediction = Literal["epsilon", "v", "x0"]
 Denoiser = Callable[[Tensor, Tensor, Tensor], Tensor]
 Network = Callable[[Params, Tensor, Tensor, Tensor, bool], Tensor]
-"""(parameters, x_t, t, labels, whether its features are asked for) -> the predicted noise, or the features."""
+"""(parameters, x_t, t, labels, whether its features are asked for) -> what it predicts, or the features."""
 
 CHUNK = 4096  # records per forward pass when nothing is trained: bounds memory, does not change results
 
@@ -61,7 +62,7 @@ def alphas_bar(schedule: str, timesteps: int) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class DDPM:
-    """An epsilon-prediction DDPM: a network, a schedule, and nothing learned."""
+    """A DDPM: a network, a schedule, and nothing learned."""
 
     network: MLP | UNet = MLP()
     """The denoiser."""
@@ -77,6 +78,9 @@ class DDPM:
     """Condition on the data's labels; false: on none of them."""
     embedding: bool = False
     """A vector of the client beside the time embedding, among the parameters as `networks.CLIENT`; SPIRE sets it."""
+    prediction: Prediction = "epsilon"
+    """What the network gives: the noise z (epsilon), the picture x_0, or sqrt(abar) z - sqrt(1 - abar) x_0 (v: Salimans
+    & Ho 2022, arXiv 2202.00512, appendix D). `predict` and the denoiser give the noise in each case."""
     precision: Precision = "float32"
     """Arithmetic of the network; parameters, losses and chains are float32 in either."""
     compile: bool = False
@@ -88,8 +92,14 @@ class DDPM:
             raise ValueError(f"shape must be three positive numbers (channels, height, width), got {self.shape}")
         if any(n < 1 for n in self.labels):
             raise ValueError(f"labels must be counts of at least 1, got {self.labels}")
+        lookup.check_one_of("prediction", self.prediction, get_args(Prediction))
         lookup.check_one_of("precision", self.precision, get_args(Precision))
         self.network.check(self.shape)
+
+    def __repr__(self) -> str:
+        """Without `prediction` where it is the noise: the names of cached models are made of this."""
+        given = ((f.name, getattr(self, f.name)) for f in fields(self))
+        return f"DDPM({', '.join(f'{k}={v!r}' for k, v in given if (k, v) != ('prediction', 'epsilon'))})"
 
     @property
     def abar(self) -> Tensor:
@@ -112,14 +122,21 @@ class DDPM:
         }
 
     def loss(self, params: Params, batch: tuple[Tensor, Tensor], draws: Params, extras: Params) -> Tensor:
-        """Mean of ||z - z_theta(sqrt(abar_t) x_0 + sqrt(1 - abar_t) z, t)||^2 per pixel (Algorithm 3). Needs no
-        extras."""
-        x_t = noised(batch[0], draws["z"], self.abar, draws["t"])
-        return (draws["z"] - self.predict(params, x_t, draws["t"], batch[1])).square().mean()
+        """Mean over pixels of ||z - z_theta(sqrt(abar_t) x_0 + sqrt(1 - abar_t) z, t)||^2 (Algorithm 3), or of the
+        same for v or x_0. Needs no extras."""
+        x, z, t = batch[0], draws["z"], draws["t"]
+        target = noised(z, -x, self.abar, t) if self.prediction == "v" else z if self.prediction == "epsilon" else x
+        return (target - self._output(params, noised(x, z, self.abar, t), t, batch[1])).square().mean()
 
     def predict(self, params: Params, x_t: Tensor, t: Tensor, labels: Tensor) -> Tensor:
         """z_theta(x_t, t | labels), (B, C, H, W); differentiable in params and x_t."""
-        return self._call(_compiled(self) if self.compile else stateless(self), params, x_t, t, labels)
+        out = self._output(params, x_t, t, labels)
+        if self.prediction == "epsilon":
+            return out
+        if self.prediction == "v":
+            return noised(out, x_t, self.abar, t)
+        signal, noise = _shares(x_t, self.abar, t)
+        return (x_t - signal * out) / noise
 
     def features(self, params: Params, batch: tuple[Tensor, Tensor], draws: Params) -> Tensor:
         """What the network makes of the noised images on the way, (B, dim): its last hidden layer (MLP) or its middle
@@ -139,6 +156,9 @@ class DDPM:
             return predict(x_t, t, torch.cat([labels, extra], dim=1))
 
         return call
+
+    def _output(self, params: Params, x_t: Tensor, t: Tensor, labels: Tensor) -> Tensor:
+        return self._call(_compiled(self) if self.compile else stateless(self), params, x_t, t, labels)
 
     def _call(
         self, network: Network, params: Params, x_t: Tensor, t: Tensor, labels: Tensor, *, features: bool = False
@@ -251,8 +271,14 @@ def frozen(call: Callable[..., Tensor], params: Params) -> Callable[..., Tensor]
 
 def noised(x: Tensor, eps: Tensor, abar: Tensor, t: Tensor) -> Tensor:
     """sqrt(abar_t) x + sqrt(1 - abar_t) eps for pictures x (B, C, H, W), abar (T + 1,) and t (B,)."""
+    signal, noise = _shares(x, abar, t)
+    return signal * x + noise * eps
+
+
+def _shares(x: Tensor, abar: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+    """(sqrt(abar_t), sqrt(1 - abar_t)) for pictures x (B, C, H, W)."""
     share = abar.to(x.device)[t].to(x.dtype).view(-1, 1, 1, 1)
-    return share.sqrt() * x + (1 - share).sqrt() * eps
+    return share.sqrt(), (1 - share).sqrt()
 
 
 def chain(start: int, stop: int, steps: int | None) -> list[int]:

@@ -1,6 +1,6 @@
 """Denoiser networks: a small class-conditional MLP, and diffusers' UNet2DModel.
 
-Both take x (B, C, H, W), t (B,) in 1..T and labels (B, K), and give the predicted noise (B, C, H, W). Each of the K
+Both take x (B, C, H, W), t (B,) in 1..T and labels (B, K), and give a prediction (B, C, H, W). Each of the K
 conditions has its own embedding, added to the time embedding (PFDM, appendix D). So is the client's own embedding,
 where there is one: the parameter CLIENT, of the time embedding's width (SPIRE).
 

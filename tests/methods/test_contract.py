@@ -45,6 +45,7 @@ OTHER: dict[str, Any] = {
     "start": "noise",
     "local_parts": 2,
     "skip": True,
+    "prediction": "v",
     "precision": "bfloat16",
     "compile": True,
     "channels_last": True,

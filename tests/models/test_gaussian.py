@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -70,8 +71,9 @@ def test_bad_schedules_are_refused(schedule: Any, timesteps: int) -> None:
 # --- the model ---
 
 
-def test_loss_is_algorithm_3_by_hand() -> None:
-    model = SMALL
+@pytest.mark.parametrize("prediction", ["epsilon", "v", "x0"])
+def test_loss_is_algorithm_3_by_hand(prediction: Any) -> None:
+    model = replace(SMALL, prediction=prediction)
     params, (x, labels) = model.init(generator(0)), batch(SMALL, 6)
     draws = model.draws(6, generator(1))
     module = model.network.build(model.shape, model.labels, model.timesteps)
@@ -83,8 +85,31 @@ def test_loss_is_algorithm_3_by_hand() -> None:
             abar *= 1 - min(0.999, (1e-4 + (0.02 - 1e-4) * (s - 1) / 19) * 50)
         x_t = math.sqrt(abar) * x[i] + math.sqrt(1 - abar) * draws["z"][i]
         predicted = module(x_t[None], draws["t"][i : i + 1], labels[i : i + 1])[0]
-        errors.append(float((draws["z"][i] - predicted.detach()).square().mean()))
+        z = draws["z"][i]
+        target = {"epsilon": z, "v": math.sqrt(abar) * z - math.sqrt(1 - abar) * x[i], "x0": x[i]}[prediction]
+        errors.append(float((target - predicted.detach()).square().mean()))
     assert float(model.loss(params, (x, labels), draws, {})) == pytest.approx(sum(errors) / 6, rel=1e-5)
+
+
+@pytest.mark.parametrize("prediction", ["epsilon", "v", "x0"])
+def test_whatever_is_predicted_the_noise_is_what_one_gets(prediction: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A network that is right about its own target is right about the noise, at every depth."""
+    model = replace(SMALL, prediction=prediction)
+    x, t = torch.randn(20, 1, 4, 4, generator=generator(0)), torch.arange(1, 21)
+    z, abar = torch.randn(20, 1, 4, 4, generator=generator(1)), model.abar[1:].float().view(-1, 1, 1, 1)
+    x_t = abar.sqrt() * x + (1 - abar).sqrt() * z
+    right = {"epsilon": z, "v": abar.sqrt() * z - (1 - abar).sqrt() * x, "x0": x}[prediction]
+    monkeypatch.setattr(DDPM, "_output", lambda self, *_: right)
+    torch.testing.assert_close(model.predict({}, x_t, t, torch.zeros(20, 2)), z, rtol=1e-4, atol=1e-4)
+    assert float(model.loss({}, (x, torch.zeros(20, 2)), {"t": t, "z": z}, {})) < 1e-10
+
+
+def test_a_model_of_the_noise_is_written_as_before_it_could_be_another() -> None:
+    assert repr(SMALL) == (
+        "DDPM(network=MLP(width=16, depth=1, skip=False), schedule='linear', timesteps=20, shape=(1, 4, 4), "
+        "labels=(3, 2), conditional=True, embedding=False, precision='float32', compile=False)"
+    )
+    assert "prediction='v'" in repr(replace(SMALL, prediction="v"))
 
 
 def test_init_is_its_streams_alone() -> None:

@@ -125,6 +125,24 @@ def test_a_sweep_without_minorities_and_a_file_that_is_no_oracles_are_refused(
         collaboration.distances(sweep)
 
 
+def test_each_arm_is_paired_with_itself_in_another_sweep(sweep: Path, tmp_path: Path, command) -> None:
+    before = collaboration.distances(sweep)
+    here = before.assign(distance=before["distance"] - [1.0, 3.0] * (len(before) // 2))
+    table = collaboration.since(here, before).set_index("arm")
+    assert set(table.index) == set(before["arm"])
+    assert table.loc["localonly", ["arm_mean", "against_mean", "n", "mean"]].tolist() == [4.0, 6.0, 2, -2.0]
+    half = 12.706205 * 2**0.5 / 2**0.5  # t(0.975, 1) s / sqrt(n) of the differences -1 and -3
+    assert table.loc["fedavg", ["low", "high"]].tolist() == pytest.approx([-2 - half, -2 + half])
+    with pytest.raises(
+        ValueError, match=r"^the two sweeps have no arm, minority, epsilon, sampler and seed in common$"
+    ):
+        collaboration.since(here.assign(seed=7), before)
+    code, said, _ = command("collaboration", sweep, "--before", sweep, "--out", tmp_path)
+    assert code == 0 and f"Beside {sweep}:" in said
+    assert "| localonly | 3 | - | ddim | 6.00 | 6.00 | +0.00 [+0.00, +0.00] |" in said
+    assert len(pd.read_csv(tmp_path / "since.csv")) == len(before) // 2
+
+
 def test_a_seed_that_one_arm_lacks_is_left_out(sweep: Path) -> None:
     found = collaboration.distances(sweep)
     found = found[~((found["arm"] == "pfdm") & (found["seed"] == 1))]

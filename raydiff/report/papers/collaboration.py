@@ -1,6 +1,7 @@
 """When does collaboration help? Paired differences between the arms of a sweep of a `collaboration` preset.
 
     raydiff collaboration SWEEP [--oracle FILE.csv] [--out DIR]     prints, and writes paired.csv, .md and .png
+    raydiff collaboration SWEEP --before SWEEP                      and by how much each arm differs from another sweep
 
 An arm is what a trial does for the minority; a cell is a minority's size, an epsilon and a sampler. Arms of one cell
 share seeds and partitions, and the arms of a pair their client models where both have some, so differences are taken
@@ -40,6 +41,7 @@ PAIRS = (
 )
 """(arm, what it is compared with)."""
 CELL = ["minority", "epsilon", "sampler"]
+PAIRED = ["arm_mean", "against_mean", "n", "mean", "low", "high"]
 NONE = -1.0
 """In a group's key: the epsilon of arms that have none."""
 
@@ -105,12 +107,25 @@ def differences(found: pd.DataFrame) -> pd.DataFrame:
         for name in CELL[:2]:
             if f"{name}_other" in both:  # the arm that has none is the same in every cell
                 both[name] = both[name].fillna(both[f"{name}_other"])
-        for cell, pairs in both.groupby(CELL, dropna=False):
-            gap = pairs["distance"] - pairs["distance_other"]
-            means = pairs["distance"].mean(), pairs["distance_other"].mean()
-            rows.append((*cell, arm, against, *means, len(gap), *student(gap)))
-    columns = [*CELL, "arm", "against", "arm_mean", "against_mean", "n", "mean", "low", "high"]
-    return pd.DataFrame(rows, columns=columns)
+        rows += [(*cell, arm, against, *_paired(pairs)) for cell, pairs in both.groupby(CELL, dropna=False)]
+    return pd.DataFrame(rows, columns=[*CELL, "arm", "against", *PAIRED])
+
+
+def since(found: pd.DataFrame, before: pd.DataFrame) -> pd.DataFrame:
+    """One row per arm and cell of two sweeps: the distance here less that in the other one, as in `differences`. Raises
+    ValueError where they have none in common."""
+    both = found.merge(before, on=["arm", "seed", *CELL], suffixes=("", "_other"))
+    if both.empty:
+        raise ValueError("the two sweeps have no arm, minority, epsilon, sampler and seed in common")
+    by = ["arm", *CELL]
+    rows = [(*cell, *_paired(pairs)) for cell, pairs in both.groupby(by, dropna=False, sort=False)]
+    return pd.DataFrame(rows, columns=[*by, *PAIRED])
+
+
+def _paired(pairs: pd.DataFrame) -> tuple[float, ...]:
+    """`PAIRED` of rows of one pair, a seed each."""
+    gap = pairs["distance"] - pairs["distance_other"]
+    return pairs["distance"].mean(), pairs["distance_other"].mean(), len(gap), *student(gap)
 
 
 def with_oracle(table: pd.DataFrame, oracle: pd.DataFrame) -> pd.DataFrame:
@@ -147,13 +162,31 @@ def shown_table(table: pd.DataFrame) -> Table:
         local = rows[rows["against"] == "localonly"] if epsilon != NONE else rows
         first = f"{local['against_mean'].iloc[0]:.2f}" if len(local) else ""
         of = {(row["arm"], row["against"]): _cell(row) for row in rows.to_dict("records")}
-        cell = [f"{minority:g}", "-" if epsilon == NONE else _epsilon(epsilon), str(sampler), first]
+        cell = [f"{minority:g}", _epsilon(math.nan if epsilon == NONE else epsilon), str(sampler), first]
         lines.append([*cell, *(of.get(pair, "") for pair in pairs)])
     return Table(header, lines)
 
 
+def shown_since(table: pd.DataFrame) -> Table:
+    """A row per arm and cell."""
+    header = ["arm", *CELL, "before", "here", "here - before"]
+    rows = [
+        [
+            row["arm"],
+            f"{row['minority']:g}",
+            _epsilon(row["epsilon"]),
+            row["sampler"],
+            f"{row['against_mean']:.2f}",
+            f"{row['arm_mean']:.2f}",
+            _cell(row),
+        ]
+        for row in table.to_dict("records")
+    ]
+    return Table(header, rows)
+
+
 def _epsilon(value: Any) -> str:
-    return "none" if math.isinf(value) else f"{value:g}"
+    return "none" if math.isinf(value) else "-" if math.isnan(value) else f"{value:g}"
 
 
 def _cell(row: Mapping[Any, Any]) -> str:
@@ -173,14 +206,19 @@ def disagreements(table: pd.DataFrame) -> Iterator[str]:
 def main(argv: Sequence[str]) -> None:
     """Print the table, write the files and say where."""
     oracle = {"metavar": "FILE.csv", "type": Path, "help": "predictions to put beside the differences"}
-    given = load.arguments(__doc__, argv, oracle=oracle)
+    before = {"metavar": "SWEEP", "type": Path, "help": "a sweep of the same arms and seeds under other settings"}
+    given = load.arguments(__doc__, argv, oracle=oracle, before=before)
     found = distances(given.sweep)
     table, notes = differences(found), []
     if given.oracle:
         table = with_oracle(table, pd.read_csv(given.oracle, na_values="", keep_default_na=False))
         counted = table["agrees"].dropna()
         notes = [f"the oracle agrees in {int(counted.sum())} of {len(counted)} decided cells", *disagreements(table)]
-    publish(given.out, "paired", "\n".join([str(shown_table(table)), "", *notes]), {"paired": table})
+    files = {"paired": table}
+    if given.before:
+        files["since"] = since(found, distances(given.before.expanduser()))
+        notes += [f"Beside {given.before}:", "", str(shown_since(files["since"]))]
+    publish(given.out, "paired", "\n".join([str(shown_table(table)), "", *notes]), files)
     draw(found, given.out / "paired.png")
 
 
