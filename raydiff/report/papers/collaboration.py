@@ -162,7 +162,7 @@ def shown_table(table: pd.DataFrame) -> Table:
         local = rows[rows["against"] == "localonly"] if epsilon != NONE else rows
         first = f"{local['against_mean'].iloc[0]:.2f}" if len(local) else ""
         of = {(row["arm"], row["against"]): _cell(row) for row in rows.to_dict("records")}
-        cell = [f"{minority:g}", _epsilon(math.nan if epsilon == NONE else epsilon), str(sampler), first]
+        cell = [f"{minority:g}", _level(math.nan if epsilon == NONE else epsilon), str(sampler), first]
         lines.append([*cell, *(of.get(pair, "") for pair in pairs)])
     return Table(header, lines)
 
@@ -173,8 +173,8 @@ def shown_since(table: pd.DataFrame) -> Table:
     rows = [
         [
             row["arm"],
-            f"{row['minority']:g}",
-            _epsilon(row["epsilon"]),
+            _level(row["minority"]),
+            _level(row["epsilon"]),
             row["sampler"],
             f"{row['against_mean']:.2f}",
             f"{row['arm_mean']:.2f}",
@@ -185,7 +185,7 @@ def shown_since(table: pd.DataFrame) -> Table:
     return Table(header, rows)
 
 
-def _epsilon(value: Any) -> str:
+def _level(value: Any) -> str:
     return "none" if math.isinf(value) else "-" if math.isnan(value) else f"{value:g}"
 
 
@@ -199,7 +199,7 @@ def _cell(row: Mapping[Any, Any]) -> str:
 def disagreements(table: pd.DataFrame) -> Iterator[str]:
     """The cells whose interval excludes 0 and whose direction the oracle gets wrong, a sentence each."""
     for row in table[table["agrees"] == False].to_dict("records"):  # noqa: E712
-        cell = f"minority {row['minority']:g}, epsilon {_epsilon(row['epsilon'])}, {row['sampler']}"
+        cell = f"minority {row['minority']:g}, epsilon {_level(row['epsilon'])}, {row['sampler']}"
         yield f"{cell}: {row['arm']} - {row['against']} is {row['mean']:+.2f}, the oracle has {row['oracle']:+.3g}"
 
 
@@ -269,7 +269,7 @@ def _panel(axes: Any, found: pd.DataFrame, levels: list[float]) -> None:
         at = rows.groupby("epsilon")["distance"].agg(["mean", "min", "max"])
         look = {"color": colour, "linestyle": line, "marker": "o", "ms": 3, "capsize": 2, "label": arm}
         plots.points(axes, [levels.index(e) for e in at.index], at["mean"], (at["min"], at["max"]), **look)
-    axes.set_xticks(range(len(levels)), [_epsilon(e) for e in levels])
+    axes.set_xticks(range(len(levels)), [_level(e) for e in levels])
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_minor_formatter("{x:g}")
