@@ -20,8 +20,9 @@ from raydiff.experiment import overrides
 from raydiff.experiment.config import Experiment
 from raydiff.federated.checkpoint import Store
 from raydiff.federated.client import Client, Keys
-from raydiff.federated.method import SCRATCH, Deployed, Method, Round, Upload
+from raydiff.federated.method import SCRATCH, SERVER_ONLY, Deployed, Method, Round, Upload
 from raydiff.federated.rounds import LocalPool, Progress, rounds
+from raydiff.federated.sums import Desk
 from raydiff.methods import METHODS, FedDistr, LocalOnly, Scaffold, SharedRep
 from raydiff.models.classifier import Classifier
 from raydiff.models.ddpm import Sampling
@@ -170,6 +171,30 @@ def test_the_number_of_rounds_is_what_it_says(method: Method) -> None:
     assert [p.number for p in progress] == list(range(method.rounds))
     took_part = {e.round for e in progress[-1].ledger.entries}
     assert took_part == set(range(method.participating_rounds))
+
+
+def test_an_exact_mean_is_that_of_floats_to_rounding(method: Method) -> None:
+    server = tree.without(SERVER_ONLY, method.init_server(None, generator(0)))
+    desk = Desk(method, server, 0, 5)
+    if desk.summand is None:
+        pytest.skip("its uploads are not averaged")
+    uploads = [Client(i, method, records(i), keys=KEYS).run(server, 0)[0] for i in range(5)]
+    weights = [desk.summand.weight(upload.examples) for upload in uploads]
+    summands = [tree.scale(u.release.value, weight) for u, weight in zip(uploads, weights, strict=True)]
+    floats = tree.scale(functools.reduce(tree.add, summands), 1 / sum(weights))
+    assert tree.norm(floats) > 0 and tree.norm(tree.sub(desk.mean(uploads).value, floats)) <= 1e-6 * tree.norm(floats)
+
+
+def test_a_release_shares_no_memory_with_what_stays(method: Method) -> None:
+    """What a client keeps may change later, and a view's pickle carries all that lies in the same memory."""
+    server, data = method.init_server(None, generator(0)), records(0)
+    state = method.init_client({}, data, None, Round(0, generator(1)))
+    result = method.local_update(server, state, data, Round(0, generator(2), NoiseStream(KEYS.secret, (0,))))
+    kept = [*server.values(), *state.values(), *result.state.values(), data.images, data.labels]
+    elsewhere = {v.untyped_storage().data_ptr() for v in kept if v.numel()}
+    for leaf in result.release.value.values():
+        assert leaf.untyped_storage().data_ptr() not in elsewhere
+        assert leaf.untyped_storage().nbytes() == leaf.numel() * leaf.element_size()
 
 
 def test_nothing_is_changed_in_place(method: Method) -> None:
