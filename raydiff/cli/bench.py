@@ -190,8 +190,10 @@ def table(cases: Sequence[Fields]) -> Table:
 
 def draw(cases: Sequence[Fields], path: Path) -> None:
     """A panel a case: seconds per round of every way."""
-    figure, ((*every,),) = plots.panels(1, len(cases), size=(3.2 * len(cases) + 1.5, 2.6))
-    for axes, found in zip(every, cases, strict=True):
+    columns = min(2, len(cases))
+    rows = math.ceil(len(cases) / columns)
+    figure, panels = plots.panels(rows, columns, size=(3.6 * columns + 1.5, 2.6 * rows + 0.6))
+    for axes, found in zip(panels.flat, cases, strict=True):
         seconds = [found[f"{way}_s"] for way in WAYS]
         colours = [plots.COLOURS[0] if name.endswith(("Pool", "stored")) else "0.7" for name in WAYS.values()]
         bars = axes.barh(list(WAYS.values()), seconds, color=colours)
@@ -201,7 +203,7 @@ def draw(cases: Sequence[Fields], path: Path) -> None:
         axes.set_title(_case(found), fontsize=8)
         axes.set_xlabel("seconds per round", fontsize=8)
         axes.locator_params(axis="x", nbins=4)
-        axes.tick_params(labelsize=8, labelleft=axes is every[0])
+        axes.tick_params(labelsize=8, labelleft=axes in panels[:, 0])
         axes.spines[["top", "right"]].set_visible(False)
     plots.save(figure, path)
 
