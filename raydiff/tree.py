@@ -284,8 +284,9 @@ class ExactSum:
         return out
 
     @property
-    def spare(self) -> Bits | None:
-        """The memory of what was added, for another sum once this one and those that it was merged into are gone."""
+    def memory(self) -> Bits | None:
+        """Where the summands were added: `spare` for another sum once this one and those that it was merged into are
+        gone."""
         return self._bits
 
     def _parts(self) -> list[Bits]:

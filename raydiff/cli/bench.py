@@ -420,8 +420,8 @@ def scale(quick: bool) -> Lines:
         yield "size", {**found, **_judged(found, {"driver_mb": DRIVER_MB, "received_mb": RECEIVED_MB})}
         network = MLP(width=8, depth=1) if quick else MB_100
         yield "size", _whole(Work(clients=8, steps=0, network=network), 5, folder / "large", workers)[0]
-        for clients, workers_of, network in ((10 * many, 2, TINY), (100, 100, TINY if quick else MB_10)):
-            yield "coordinator", _coordinator(clients, workers_of, network, folder / f"alone-{clients}")
+        for clients, senders, network in ((10 * many, 2, TINY), (100, 100, TINY if quick else MB_10)):
+            yield "coordinator", _coordinator(clients, senders, network, folder / f"alone-{clients}")
         *_, here = in_process(tiny.trial(count, folder / "here"))  # It is last: its clients are this process's memory.
         yield "packed", {"clients": few, "rounds": count, "same_bits": tree.digest(here) == tree.digest(server)}
 
@@ -470,8 +470,8 @@ def _soak(case: Work, rounds: int, folder: Path, workers: Sequence[Any]) -> Fiel
     return {**found, **_judged(found, {"growth_mb": GROWTH_MB})}
 
 
-def _coordinator(clients: int, workers: int, network: MLP, folder: Path) -> Fields:
-    """A round of what these many send through these many workers, none of which is there: no time but the driver's."""
+def _coordinator(clients: int, senders: int, network: MLP, folder: Path) -> Fields:
+    """The driver's time alone: a round's messages of so many clients, from so many workers, are made before it."""
     messages: list[tuple[bytes, list[pickle.PickleBuffer]]] = []
 
     class Heard(LocalPool):
@@ -480,7 +480,7 @@ def _coordinator(clients: int, workers: int, network: MLP, folder: Path) -> Fiel
             return range(clients)
 
         def sums(self, ids: Sequence[int], desk: Desk, closing: Any) -> Iterator[Partial]:
-            for own in () if messages else np.array_split(list(ids), workers):
+            for own in () if messages else np.array_split(list(ids), senders):
                 part, nothing = desk.partial(), disclose(tree.sub(desk.server, desk.server), "")
                 desk.add(part, Upload(0, 1, nothing), {"train/loss": 0.0})
                 part.sent = [replace(part.sent[0], client=i) for i in own.tolist()]
@@ -490,7 +490,7 @@ def _coordinator(clients: int, workers: int, network: MLP, folder: Path) -> Fiel
 
     trial = trials.open_trial(Work(clients=1, steps=0, network=network).trial(4, folder).experiment, folder)
     done = rounds(trial.experiment.method, Heard([]), keys=trial.keys, store=trial.store)
-    return {"clients": clients, "workers": workers, "seconds_per_round": per_round(p.server for p in done)}
+    return {"clients": clients, "workers": senders, "seconds_per_round": per_round(p.server for p in done)}
 
 
 def _opened(case: Work, rounds: int, folder: Path, workers: Sequence[Any]) -> tuple[Trial, Any]:

@@ -137,5 +137,5 @@ def partial_sums(
             partial, started = desk.partial(), time.monotonic()
     if partial.sent:
         yield partial
-    if partial.total.spare is not None:
-        spare.append(partial.total.spare)
+    if partial.total.memory is not None:
+        spare.append(partial.total.memory)

@@ -76,9 +76,8 @@ def test_more_clients_and_larger_models() -> None:
     assert lines[1]["rounds"] == 20 and math.isfinite(lines[1]["growth_mb"])
     assert all(line["met"]["total_mb"] for line in (lines[4], lines[6]))
     one = 8 / 2**20  # MB of a number in a sum, of which each worker sends one a round
-    assert lines[4]["received_mb"] == pytest.approx(
-        plain_fedavg.PROCESSES * one * lines[4]["parameters"], rel=1e-3
-    )  # four digits are said
+    expected = plain_fedavg.PROCESSES * one * lines[4]["parameters"]
+    assert lines[4]["received_mb"] == pytest.approx(expected, rel=1e-3)  # A line has four digits.
 
 
 @pytest.mark.slow
