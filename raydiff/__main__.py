@@ -15,6 +15,7 @@ from raydiff.lookup import nearest
 COMMANDS = {
     "experiments": {
         "sweep": ("cli.sweep", "trials side by side on Ray, recorded in MLflow, compared in a report"),
+        "tune": ("cli.tune", "the settings of a preset's arms, chosen alike on the validation split"),
         "run": ("cli.run", "one trial, round by round"),
         "preview": ("cli.preview", "a data set as a trial would use it"),
         "calibrate": ("cli.calibrate", "how deep PFDM's noise must be for an epsilon"),
@@ -42,6 +43,7 @@ COMMANDS = {
         "newcomers": ("report.papers.newcomers", "how well new clients are served"),
         "feddistr": ("report.papers.feddistr", "utility over entanglement"),
         "pdp": ("report.papers.pdp", "the figures of the per-instance bounds"),
+        "referees": ("report.papers.referees", "a benchmark's accuracies beside those that others published"),
         "ceilings": ("report.papers.ceilings", "attacks beside the most that the ledger allows"),
     },
 }

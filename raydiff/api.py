@@ -10,7 +10,7 @@ import functools
 import os
 import signal
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -254,7 +254,7 @@ def sweep(
     """
     study = base if isinstance(base, Study) else Study(experiment=base)
     arms = tuple(arm if isinstance(arm, Arm) else Arm(method=arm) for arm in beside)
-    study = Study(experiment=study.experiment, grid=study.grid, beside=(*study.beside, *arms), also=study.also)
+    study = replace(study, beside=(*study.beside, *arms))
     asked = Asked(
         grid=grid,
         search=search,

@@ -158,7 +158,7 @@ def one_run(method: DPSGD, included: Tensor, rng: torch.Generator, noise: NoiseS
     post-processing. Raises ValueError where the method's batch is larger than the number of canaries.
     """
     pulls, ledger = Pulls(len(included)), Ledger()
-    sgd = replace(method.local, optimizer="sgd", decay="constant", weight_decay=0.0, learning_rate=1.0)
+    sgd = replace(method.local, optimizer="sgd", decay="constant", weight_decay=0.0, momentum=0.0, learning_rate=1.0)
     audited = replace(method, model=cast(Any, pulls), local=sgd)
     images, labels = pulls.records(included, clip=method.max_grad_norm)
     data = Records(images, labels, torch.arange(len(included)))

@@ -143,7 +143,8 @@ def _pretrained(finished: Finished, method: PFDM, path: Path | None, steps: int 
             raise ValueError("--public-steps needs public records: the run's data.public is 0")
         print("no pretrained attacker: the run has no public split")
         return {}
-    training = method.local if steps is None else dataclasses.replace(method.local, steps=steps)
+    training = method.local if steps is None else dataclasses.replace(method.local, steps=steps, epochs=None)
+    training = training.of(len(public))
     print(f"training a denoiser on {len(public)} public records, {training.steps} steps", flush=True)
     try:
         return fit(method.model, fresh, public.images, public.labels, training=training, rng=rng)[0]

@@ -18,6 +18,7 @@ from torch import Tensor
 from raydiff import seeding
 from raydiff.data import entangled
 from raydiff.data.records import Records
+from raydiff.later import later
 
 TEN_CLASSES = (0, 1, 6, 7, 9)
 """PFDM's first cluster of the ten digits; the second is 2, 3, 4, 5, 8."""
@@ -47,6 +48,9 @@ class Dirichlet:
 
     alpha: float = 0.5
     """Concentration: near 0 each class goes to one client, at infinity the clients are alike."""
+    balanced: bool = later(False)
+    """A client that has its equal share of all records, or more, gets none of the classes that come after, as in
+    NIID-Bench (arXiv 2102.02079) and others."""
 
     def __post_init__(self) -> None:
         if not 1e-6 <= self.alpha <= 1e6:
@@ -193,7 +197,7 @@ def _shares(
         case ByClass():
             return _by_class(sizes, clients)
         case Dirichlet():
-            return _dirichlet(sizes, clients, how.alpha, rng)
+            return _dirichlet(sizes, clients, how, rng)
         case MajorityMinority():
             return _majority_minority(classes.tolist(), sizes, clients, how)
         case Entangled():
@@ -218,13 +222,26 @@ def _by_class(sizes: Tensor, clients: int) -> Tensor:
     return shares
 
 
-def _dirichlet(sizes: Tensor, clients: int, alpha: float, rng: torch.Generator) -> Tensor:
+def _dirichlet(sizes: Tensor, clients: int, how: Dirichlet, rng: torch.Generator) -> Tensor:
+    alpha = how.alpha
     with seeding.forked(rng):
         ones = torch.ones(len(sizes), clients, dtype=torch.float64)
         # Gamma(alpha) = Gamma(alpha + 1) U^(1 / alpha), in logs: torch's Dirichlet underflows at small alpha
         gamma = torch.distributions.Gamma((alpha + 1) * ones, ones).sample()
         log_gamma = gamma.log() + torch.rand_like(ones).log() / alpha
-    proportions = log_gamma.softmax(1)
+    if not how.balanced:
+        return _cut(log_gamma.softmax(1), sizes)
+    shares: list[Tensor] = []
+    held = torch.zeros(clients, dtype=torch.int64)
+    for of_class, size in zip(log_gamma, sizes, strict=True):
+        open_to = of_class.masked_fill(held * clients >= sizes.sum(), -torch.inf)
+        shares.append(_cut(open_to.softmax(0)[None], size[None])[0])
+        held += shares[-1]
+    return torch.stack(shares)
+
+
+def _cut(proportions: Tensor, sizes: Tensor) -> Tensor:
+    """(K, M) whole parts of each of the sizes (K,), in these proportions (K, M)."""
     cuts = (proportions.cumsum(1) * sizes.unsqueeze(1)).round().long()
     cuts[:, -1] = sizes
     return cuts.diff(dim=1, prepend=torch.zeros_like(cuts[:, :1]))

@@ -41,8 +41,8 @@ class Drawn:
     labels: Tensor
     """(n, K): what the samples were made for."""
     reference: Records
-    """Real records of the client's classes that nobody trained on: of the test split, during training of the
-    validation split."""
+    """Real records of the client's classes that nobody trained on: of the test split, or of the validation split where
+    something is chosen by the numbers."""
     own: Records
     """The records that the client trained on."""
     groups: Groups
@@ -52,7 +52,7 @@ class Drawn:
     dataset: Dataset
     """All splits."""
     split: str
-    """test at the end, validation during training."""
+    """test at the end; validation during training, and at the end of a trial by which settings are chosen."""
     config: Evaluation
     """What was asked for."""
     cnn: Params
@@ -67,7 +67,7 @@ class Drawn:
 
     @property
     def is_final(self) -> bool:
-        """Whether training is over."""
+        """Whether these numbers are a trial's last word, by which nothing is chosen."""
         return self.split == "test"
 
     @property
@@ -219,7 +219,7 @@ OF_COVERAGE = ("precision/", "recall/", "density/", "coverage/")
 SAMPLED = ("fd_", "kd_", "fid/", "kid/", *OF_COVERAGE, "label_accuracy/", "own_classes")
 OF_REAL = ("_floor", "_real", "/real")
 FIRST_WORDS = ("fid", "kid", "precision", "recall", "density", "label_accuracy", "own_classes", "memorized_fraction")
-TAKEN = (*FIRST_WORDS, "utility_loss", "ddim", "ancestral", "class", "client")
+TAKEN = (*FIRST_WORDS, "utility_loss", "ddim", "ancestral", "dpmsolver", "class", "client")
 """First words of numbers that no metric of another package may take."""
 GROUPS = ("all", "major", "minor")
 RANKED = {

@@ -2,14 +2,14 @@
 
 All of it is outside the protocol. A client's part (`Instruments.of_client`) runs where the client's data lie; the
 summary over clients runs at the coordinator. Distances during training use the validation split, the final ones the
-test split.
+test split; settings are chosen by trials whose final ones use the validation split too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -23,11 +23,13 @@ from raydiff.evaluation.metrics import METRICS, Drawn
 from raydiff.evaluation.quality import distances, downstream, features, inception
 from raydiff.evaluation.quality.coverage import NEIGHBOURS
 from raydiff.federated.method import Deployed, Metrics
+from raydiff.later import later
 from raydiff.tree import Params
 
 GRID_COLUMNS = 2
 """Pictures of each class in a sample grid."""
 WITHOUT_CNN = ("none", "tables")
+Split = Literal["test", "validation"]
 PICTURES = 10
 """Pictures in a sample grid of a model that knows no classes."""
 
@@ -65,8 +67,11 @@ class Evaluation:
     labels."""
     attacks: tuple[str, ...] = ("pia", "sima")
     """Membership attacks on denoisers: any of loss, pia, pian, secmi, sima, or module:name from anywhere."""
-    metrics: tuple[str, ...] = tuple(METRICS)
+    metrics: tuple[str, ...] = later(tuple(METRICS))
     """What is measured (`metrics.METRICS`), or module:name from anywhere."""
+    split: Split = later("test")
+    """Whose records the final models are measured beside. validation: for a trial by which settings are chosen, which
+    reads no test record: nothing is attacked, and downstream and memorization are left out."""
     clients: int | None = None
     """Measure the first so many clients only; None: every one."""
     members: int = 500
@@ -77,6 +82,8 @@ class Evaluation:
             raise ValueError(
                 f"dim must be >= 1, every >= 0 and members >= 4, got {self.dim}, {self.every} and {self.members}"
             )
+        if self.split not in get_args(Split):
+            raise ValueError(f"split must be one of {', '.join(get_args(Split))}, got {self.split!r}")
         if not self.attacks:
             raise ValueError("attacks must name at least one; attack = false attacks nothing")
         targets.check(self.attacks)
@@ -200,24 +207,28 @@ def check(config: Evaluation, dataset: Dataset, clients: Sequence[Records]) -> N
     if (config.distance == "tables") != (dataset.mapping is not None):
         kind, wanted = ("a table", "tables") if dataset.mapping else ("no table", "one of pictures")
         raise ValueError(f"data set {dataset.name!r} is {kind}: evaluation.distance must be {wanted}")
-    denoisers = config.attack and config.distance != "tables"
-    needed = {"public": config.distance not in WITHOUT_CNN, "test": True, "calibration": denoisers}
+    attack = config.attack and config.split == "test"
+    denoisers = attack and config.distance != "tables"
+    needed = {"public": config.distance not in WITHOUT_CNN, config.split: True, "calibration": denoisers}
     for split in (name for name, wanted in needed.items() if wanted):
         if len(dataset.splits[split]) == 0:
             raise ValueError(f"the evaluation needs records in the split {split}: data.{split} is 0")
     if config.features == "inception" and config.distance not in WITHOUT_CNN:
         inception.check(config.weights)
-    halves = distances.half_counts(dataset.splits["test"].labels[:, 0])
+    halves = distances.half_counts(dataset.splits[config.split].labels[:, 0])
     for number, own in enumerate(clients):
         if denoisers:
             _check_attacked(number, own, dataset)
-        if config.attack and not denoisers and len(own.labels[:, 0].unique()) < 2:
+        if attack and not denoisers and len(own.labels[:, 0].unique()) < 2:
             raise ValueError(f"client {number} has rows of one label only: evaluation.attack must be false")
         compared = sum(halves.get(c, 0) for group in groups(own) for c in group)
         if config.distance == "frechet" and config.features == "cnn":
             features.check_dim(config.dim, compared)
         elif not compared:
-            raise ValueError(f"the test split has not two records of any class of client {number}: raise data.test")
+            raise ValueError(
+                f"the {config.split} split has not two records of any class of client {number}: "
+                f"raise data.{config.split}"
+            )
 
 
 def _check_attacked(number: int, own: Records, dataset: Dataset) -> None:

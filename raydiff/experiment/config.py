@@ -22,7 +22,6 @@ from raydiff.evaluation.table_audit import RowAudit
 from raydiff.experiment import overrides
 from raydiff.methods import PFDM, Method
 from raydiff.models.d3pm import DiscreteDiffusion
-from raydiff.models.ddpm import DDPM
 from raydiff.report.files import KEYED
 
 
@@ -187,9 +186,9 @@ class Experiment:
     def digest(self) -> str:
         """16 hex digits over all that can change a number: the tree without where it runs and where the data lie.
 
-        A field that was added later is left out where it is at its default, so that digests on disk stay what they are.
+        A field that was added later (`later`) is left out at its default, so that digests on disk stay what they are.
         """
-        tree = overrides.to_dict(self)
+        tree = overrides.to_dict(self, whole=False)
         tree["runtime"] = {"threads": self.runtime.threads}
         if self.runtime.vectorize:
             tree["runtime"]["vectorize"] = True
@@ -202,12 +201,8 @@ class Experiment:
             tree["data"].pop("fitted_on")  # All was the only choice once, and where all is known it changes nothing.
         if self.evaluation is not None:
             tree["evaluation"].pop("weights")  # There is one network of these weights, wherever its file lies.
-            if self.evaluation.metrics == Evaluation.metrics:
-                tree["evaluation"].pop("metrics")
         if tree["method"]["model"].get("digest"):  # A frozen model's digest says all but where it lies.
             tree["method"]["model"].pop("path")
-        if tree["method"]["model"].get("prediction") == DDPM.prediction:
-            tree["method"]["model"].pop("prediction")
         for field in ("name", "public_from"):
             if (place := tree["data"][field]) is not None:
                 tree["data"][field] = Path(place).name  # The digest of the data says the rest.

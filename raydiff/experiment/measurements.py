@@ -58,9 +58,10 @@ def of_models(experiment: Experiment, pool: Pool, progress: Progress, known: Met
 
     Raises `tradeoff.AboveCeiling` where an attack does better than the ledger allows, of which `known` tells.
     """
-    measured = _measured(experiment, pool)
+    assert experiment.evaluation is not None
+    measured, split = _measured(experiment, pool), experiment.evaluation.split
     senders = {client for client, size in progress.ledger.bytes_by_client.items() if size}
-    found = zip(measured, pool.evaluate(measured, progress.sent, progress.number, "test"), strict=True)
+    found = zip(measured, pool.evaluate(measured, progress.sent, progress.number, split), strict=True)
     reports = [report if c in senders else report.of_outsider() for c, report in found]
     final = suite.summarise(reports)
     ceilings.check_attacks({**known, **final}, unlike=_unlike(experiment, sorted(senders & set(measured))))
@@ -94,10 +95,11 @@ def _unlike(experiment: Experiment, clients: Sequence[int]) -> float:
 
 def _newcomers(experiment: Experiment, pool: Pool, progress: Progress, artifacts: Path) -> Metrics:
     """What is measured of the clients that join now, and how much of the model they train."""
-    method = experiment.method
+    assert experiment.evaluation is not None
+    method, split = experiment.method, experiment.evaluation.split
     if not (late := experiment.everyone[experiment.clients :]):
         return {}
-    reports = [r.of_outsider() for r in pool.evaluate(late, progress.sent, progress.number, "test")]
+    reports = [r.of_outsider() for r in pool.evaluate(late, progress.sent, progress.number, split)]
     _draw_samples(reports, late, artifacts / "newcomers.png")
     found = {f"new/{k.removeprefix('eval/')}": v for k, v in suite.summarise(reports).items()}
     if isinstance(method, WithNewClients):

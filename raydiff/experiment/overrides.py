@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from raydiff import methods
 from raydiff.federated.method import Method
+from raydiff.later import counted
 from raydiff.lookup import is_outside, nearest
 
 UNIONS = (types.UnionType, typing.Union)
@@ -26,10 +27,12 @@ SECRET = "RAYDIFF_NOISE_SECRET"
 # ---------------------------------------------------------------------------------------------- JSON and flat forms
 
 
-def to_dict(obj: Any) -> Any:
-    """JSON-ready tree; each dataclass carries its class name under "kind", of another package `module:Class`."""
+def to_dict(obj: Any, *, whole: bool = True) -> Any:
+    """JSON-ready tree; each dataclass carries its class name under "kind", of another package `module:Class`. Not
+    whole: without fields that came later and are at their default."""
     if dataclasses.is_dataclass(obj):
-        fields = {f.name: to_dict(getattr(obj, f.name)) for f in dataclasses.fields(obj)}
+        known = dataclasses.fields(obj) if whole else counted(obj)
+        fields = {f.name: to_dict(getattr(obj, f.name), whole=whole) for f in known}
         return {"kind": kind(type(obj)), **fields}
     return list(obj) if isinstance(obj, tuple) else obj
 

@@ -12,6 +12,11 @@ from raydiff.experiment import overrides
 from raydiff.experiment.config import Experiment
 from raydiff.methods import FedAvg, LocalOnly, Method
 
+Settings = Mapping[str, Any]
+"""Field path -> its value."""
+Choices = Mapping[str | tuple[str, ...], Sequence[Any]]
+"""Field path -> the values that `raydiff tune` draws from; of several paths, the values that they take together."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Arm:
@@ -26,6 +31,10 @@ class Arm:
     """Only where there is an epsilon."""
     at_depths: bool = False
     """In place of each epsilon, the depth t0 that it needs, without noise."""
+    space: Choices = field(default_factory=dict)
+    """What `raydiff tune` chooses by this arm, for all arms of its method."""
+    as_written: bool = False
+    """It keeps the settings that the preset is written with, whatever is chosen for its method."""
 
     def apply(self, base: Experiment) -> Experiment:
         """The arm's experiment. Raises ValueError for a field that does not exist, or that refuses the value."""
@@ -35,6 +44,10 @@ class Arm:
     def sets(self, path: str) -> bool:
         """Whether the arm itself says what the field at this path is."""
         return path in self.changes or path in self._of_method()
+
+    def axes(self, start: Experiment, of: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
+        """Those of these axes that its experiment, `start`, has and that the arm does not set itself."""
+        return {path: values for path, values in of.items() if overrides.has_path(start, path) and not self.sets(path)}
 
     def _of_method(self) -> dict[str, Any]:
         if self.method is None:
@@ -58,6 +71,10 @@ class Study:
     """What to compare it with."""
     also: tuple[Study, ...] = ()
     """Studies with axes of their own, run in the same sweep."""
+    space: Choices = field(default_factory=dict)
+    """What `raydiff tune` chooses by `experiment`, for all arms of its method."""
+    tuned: Mapping[str, Settings] = field(default_factory=dict)
+    """Method -> what `raydiff tune` has chosen for it, which `experiment` and the arms have already."""
 
     def others(self, given: Mapping[str, Any], *, baselines: bool = True) -> list[Experiment]:
         """The trials of `also`, each under those of the fields that it has."""
@@ -80,7 +97,7 @@ def trials(base: Experiment, of: Mapping[str, Sequence[Any]], beside: Sequence[A
     found = _combinations(base, of)
     for arm in beside:
         start = arm.apply(base)
-        mine = {path: values for path, values in of.items() if overrides.has_path(start, path) and not arm.sets(path)}
+        mine = arm.axes(start, of)
         if (arm.private or arm.at_depths) and "method.epsilon" in mine:
             mine["method.epsilon"] = [epsilon for epsilon in mine["method.epsilon"] if epsilon is not None]
         own = _combinations(start, mine)

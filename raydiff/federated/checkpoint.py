@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from raydiff.federated import seals
+from raydiff.later import spelled
 from raydiff.privacy.ledger import SETUP, Entry, Ledger
 from raydiff.privacy.release import Event, Gaussian, Nothing, Release, already_private, event_from_dict, event_to_dict
 from raydiff.seeding import keyed_digest
@@ -238,8 +239,9 @@ class Store:
     def cache_key(self, kind: str, secret: bytes, parts: tuple[object, ...]) -> str:
         """The name of a cached result that depends on `parts`, digests of records among them: keyed by the sweep's
         secret, for it is a file's name; plain where one was made before 2026-11-23."""
-        plain = f"{kind}-{hashlib.sha256(repr(parts).encode()).hexdigest()[:32]}"
-        return plain if self.has_cached(plain) else f"{kind}-{keyed_digest(secret, kind, repr(parts))[:32]}"
+        text = spelled(parts)
+        plain = f"{kind}-{hashlib.sha256(text.encode()).hexdigest()[:32]}"
+        return plain if self.has_cached(plain) else f"{kind}-{keyed_digest(secret, kind, text)[:32]}"
 
     def has_server(self, number: int) -> bool:
         """Whether the server's state after this round is there."""

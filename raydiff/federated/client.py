@@ -12,7 +12,7 @@ import torch
 from raydiff import seeding, tree
 from raydiff.data.datasets import Records
 from raydiff.federated.checkpoint import INITIAL, Store
-from raydiff.federated.method import Deployed, Method, Metrics, Round, Upload, WithNewClients
+from raydiff.federated.method import Deployed, Method, Metrics, Round, Upload, WithKinds, WithNewClients
 from raydiff.models.lockstep import in_step
 from raydiff.models.training import Diverged, fit_personal
 from raydiff.privacy.release import Release, accountable
@@ -132,12 +132,13 @@ class Client:
         """The personal part of the server's model, trained on this client's records."""
         rng = seeding.generator(self.keys.seed, "client", self.number, "join")
         personal, fixed = method.join(server, rng)
-        data, training = (self.data.images, self.data.labels), method.joining
+        own, kinds = method.kinds(self.data, rng) if isinstance(method, WithKinds) else (self.data, {})
+        data, training = (own.images, own.labels), method.joining
         try:
             personal, _, _ = fit_personal(method.trained_model, personal, fixed, data, training=training, rng=rng)
         except Diverged as e:
             raise Failed(f"client {self.number}, which joins", self.method.rounds, str(e)) from None
-        return personal
+        return {**kinds, **personal}
 
     def _upload(self, release: Release) -> Upload:
         return Upload(self.number, len(self.data), release)

@@ -259,6 +259,15 @@ class WithNewClients(Protocol):
 
 
 @runtime_checkable
+class WithKinds(WithNewClients, Protocol):
+    """One whose new client tells kinds of its own records apart before it trains."""
+
+    def kinds(self, data: Records, rng: torch.Generator) -> tuple[Records, Params]:
+        """(the records with their kind as one more label column, as `trained_model` takes them; what the personalised
+        state says of the kinds beside what is trained)."""
+
+
+@runtime_checkable
 class WithRequirements(Protocol):
     """A method that not every client can take part in, such as one with too few records: refused before anything is
     trained."""

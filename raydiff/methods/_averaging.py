@@ -171,10 +171,12 @@ class Averaged(Method, Protocol):
     def __post_init__(self) -> None:
         if self.rounds < 1:
             raise ValueError(f"rounds must be at least 1, got {self.rounds}")
+        if self.local.ema:
+            raise ValueError(f"local.ema must be 0 where the server averages after each round, got {self.local.ema}")
 
-    def steps(self, number: int) -> range:
-        """Which steps of `local` a client takes in this round."""
-        return self.local.part(number, self.rounds)
+    def steps(self, number: int, records: int) -> range:
+        """Which steps of `local` a client with so many records takes in this round."""
+        return self.local.of(records).part(number, self.rounds)
 
     @property
     def trained_model(self) -> AnyModel:
@@ -184,7 +186,9 @@ class Averaged(Method, Protocol):
     @property
     def joining(self) -> Training:
         """Fine-tuning; if not given 100 steps at a tenth of the learning rate (SPIRE's comparison, appendix B)."""
-        tenth = replace(self.local, steps=100, learning_rate=self.local.learning_rate / 10, decay="constant")
+        tenth = replace(
+            self.local, steps=100, epochs=None, learning_rate=self.local.learning_rate / 10, decay="constant"
+        )
         return self.finetune or tenth
 
     def shared(self, server: Params) -> Params:

@@ -78,6 +78,7 @@ class DPSGD(Averaged):
     def __post_init__(self) -> None:
         super().__post_init__()
         accountants.check_budget(1.0 if self.epsilon is None else self.epsilon, self.delta)
+        self.local.refuse_epochs("local", "each step draws every record with a probability of its own")
         self._mechanism(self.noise_multiplier or 0.0)
         if not 0 <= self.ema < 1:
             raise ValueError(f"ema must be in [0, 1), got {self.ema}")
@@ -103,7 +104,7 @@ class DPSGD(Averaged):
     def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
         """Train privately from the server's weights on the client's records; send the difference."""
         assert rnd.noise is not None  # A client's round always has a noise stream.
-        if not (steps := self.steps(rnd.number)):
+        if not (steps := self._steps(rnd.number)):
             return LocalResult(state, nothing())
         weights, mechanism = tree.without(EMA, server), self.mechanism(len(data))
         gradient = PrivateGradient(
@@ -123,18 +124,18 @@ class DPSGD(Averaged):
 
     def upload_event(self, records: int, number: int) -> Event:
         """The round's steps, each on a Poisson sample of the client's records."""
-        steps, sigma = len(self.steps(number)), self.mechanism(records).noise_multiplier
+        steps, sigma = len(self._steps(number)), self.mechanism(records).noise_multiplier
         rate = sampling_rate(self.local.batch, records)
         return Gaussian(sigma, "example", "zero_out", "local", rate, steps, DECLARED) if steps else Nothing()
 
     def form(self, server: Params, examples: int, number: int) -> Form:
         """An update of the model, in a round that has steps."""
-        return super().form(tree.without(EMA, server), examples, number) if self.steps(number) else Form()
+        return super().form(tree.without(EMA, server), examples, number) if self._steps(number) else Form()
 
     def aggregate(self, server: Params, uploads: Mean, rnd: Round) -> tuple[Params, Metrics, list[Event]]:
         """FedAvg's, and the moving average: bias-corrected, so that it starts as the first round's model."""
         after, metrics, events = super().aggregate(server, uploads, rnd)
-        if self.ema and (steps := self.steps(rnd.number)):
+        if self.ema and (steps := self._steps(rnd.number)):
             share = (1 - self.ema ** len(steps)) / (1 - self.ema**steps.stop)
             now = tree.without(EMA, tree.without(SERVER_ONLY, after))
             moved = {k: v + share * (now[k] - v) for k, v in (tree.under(EMA, after) or now).items()}
@@ -144,6 +145,9 @@ class DPSGD(Averaged):
     def shared(self, server: Params) -> Params:
         """The shared model, or its moving average."""
         return tree.under(EMA, server) or server
+
+    def _steps(self, number: int) -> range:
+        return self.local.part(number, self.rounds)
 
     def _mechanism(self, sigma: float) -> Mechanism:
         return Mechanism(noise_multiplier=sigma, max_grad_norm=self.max_grad_norm, multiplicity=self.multiplicity)

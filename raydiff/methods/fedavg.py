@@ -7,7 +7,7 @@ Adversary: none without `averaging.privacy`: weights are sent as they are, so ep
 | paper | here |
 |---|---|
 | w_t | the server's state |
-| w <- w - eta grad l(w; b), E local epochs | `fit`: `local.steps / rounds` steps in each round |
+| w <- w - eta grad l(w; b), E local epochs | `fit`: a share of `local` in each round |
 | w_{t+1} | `aggregate`: w_t and the mean of the clients' updates, `averaging` |
 | n_k / n | `averaging.weights`: by number of records, or uniform |
 | fine-tuning | `finetune`: in `personalize`, on the client's own records; of a client that joins later, too |
@@ -47,7 +47,7 @@ class FedAvg(Averaged):
 
     def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
         """Gradient steps from the server's weights on the client's own records; send the difference."""
-        steps = self.steps(rnd.number)
+        steps = self.steps(rnd.number, len(data))
         w, _, loss = fit(self.model, server, data.images, data.labels, training=self.local, rng=rnd.rng, steps=steps)
         release = self.averaging.release(tree.sub(w, server), rnd, rounds=self.rounds)
         return LocalResult(state, release, {"train/loss": loss})

@@ -101,6 +101,7 @@ class FedDistr(Method):
     def __post_init__(self) -> None:
         if self.upload not in get_args(Sent):
             raise ValueError(f"upload must be one of {', '.join(get_args(Sent))}, got {self.upload!r}")
+        self.inversion.refuse_epochs("inversion", "each vector is fitted on batches of its own group")
         if self.clusters < (2 if self.silhouette else 1):
             raise ValueError(f"clusters must be at least 1 (2 with silhouette), got {self.clusters}")
         if self.least < 0 or self.images < 1 or self.steps < 1:

@@ -9,12 +9,12 @@ Adversary: none without `averaging.privacy`: weights are sent as they are, so ep
 | w^t | the server's state |
 | F_k(w) | the model's loss |
 | h_k(w; w^t) = F_k(w) + mu / 2 norm(w - w^t)^2 | the clients' objective, `mu` |
-| gamma-inexact minimiser of h_k | `local.steps / rounds` steps in each round |
+| gamma-inexact minimiser of h_k | a share of `local` in each round |
 | K devices, drawn with probability p_k, averaged alike | drawn uniformly, weighted by `averaging.weights` |
 
-Deviations: all clients take the same number of steps, so there are no stragglers whose partial work is kept; the term
-goes through the client's optimiser with the rest of the gradient, AdamW by default; the optimiser starts anew in each
-round; the learning rate decays over all rounds together.
+Deviations: all clients take the same number of steps, or of epochs, so there are no stragglers whose partial work is
+kept; the term goes through the client's optimiser with the rest of the gradient, AdamW by default, and through its
+momentum where it has one; the optimiser starts anew in each round; the learning rate decays over all rounds together.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class FedProx(Averaged):
             data.labels,
             training=self.local,
             rng=rnd.rng,
-            steps=self.steps(rnd.number),
+            steps=self.steps(rnd.number, len(data)),
             objective=self._proximal,
             extras=server,
         )

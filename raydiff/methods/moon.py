@@ -15,8 +15,8 @@ Adversary: none without `averaging.privacy`: weights are sent as they are, so ep
 
 Deviations: the features are the denoiser's own (last hidden layer, or middle block), without the paper's projection
 head. In the first round that a client takes part in it has no last model, and the server's takes its place: then
-z_prev = z_glob, l_con is log 2 whatever z is, and its gradient is 0, as if there were no term. The client's optimiser
-starts anew in each round; the learning rate decays over all rounds together.
+z_prev = z_glob, l_con is log 2 whatever z is, and its gradient is 0, as if there were no term. The client's optimiser,
+its momentum among it, starts anew in each round; the learning rate decays over all rounds together.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Moon(Averaged):
             data.labels,
             training=self.local,
             rng=rnd.rng,
-            steps=self.steps(rnd.number),
+            steps=self.steps(rnd.number, len(data)),
             objective=self._contrastive,
             extras=extras,
         )

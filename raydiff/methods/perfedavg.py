@@ -10,7 +10,7 @@ Adversary: none without `averaging.privacy`: weights are sent as they are, so ep
 | F_i(w) = f_i(w - alpha grad f_i(w)) | the clients' objective, `inner_rate` |
 | D, D' | the first half of a batch, for the inner gradient, and the second, for the loss after it |
 | (I - alpha hess f_i(w)) | `order` second; first leaves the Hessian out (FO) |
-| tau local steps of rate beta | `local`: `local.steps / rounds` steps in each round |
+| tau local steps of rate beta | `local`: a share of `local` in each round |
 | w - alpha grad f_i(w), after training | `personalize`, also by a client that joins later: `adapt_steps` SGD steps |
 
 Deviations: the paper draws a third batch for the Hessian; here it is that of D, so that a step follows the gradient of
@@ -70,6 +70,8 @@ class PerFedAvg(Averaged):
             raise ValueError(f"inner_rate must be a number of at least 0, got {self.inner_rate}")
         if self.adapt_steps < 0:
             raise ValueError(f"adapt_steps must be at least 0, got {self.adapt_steps}")
+        if not self.local.replacement:
+            raise ValueError("local.replacement must be true: batches are halved, and a pass's last may be one record")
         if self.local.batch < 2:
             raise ValueError(f"local.batch must be at least 2, for it is halved, got {self.local.batch}")
         if self.order == "second" and self.model.compile:
@@ -90,7 +92,7 @@ class PerFedAvg(Averaged):
             data.labels,
             training=self.local,
             rng=rnd.rng,
-            steps=self.steps(rnd.number),
+            steps=self.steps(rnd.number, len(data)),
             objective=self._adapted,
         )
         release = self.averaging.release(tree.sub(w, server), rnd, rounds=self.rounds)

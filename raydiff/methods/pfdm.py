@@ -76,7 +76,7 @@ class PFDM(Method):
     accountant: accountants.Accountant = "exact"
     """Which bound turns the noise into an epsilon: exact, rdp or theorem."""
     local: Training = Training()
-    """Training of each client's denoiser."""
+    """Training of each client's denoiser, on its images and their clipped copies."""
     server: Training = Training()
     """Training of the global denoiser."""
     start: controls.Start = "denoiser"
@@ -175,7 +175,7 @@ class PFDM(Method):
             return {**server, **after}, {"server/pooled": float(len(pool["x"]))}, []
         own = f"{SERVER_ONLY}/moments"
         w, moments, pool = (tree.under(name, server) for name in ("model", own, controls.POOL))
-        x, y, steps = pool["x"], pool["labels"], self.server.part(rnd.number - 1, self.server_rounds)
+        x, y, steps = pool["x"], pool["labels"], self.server.of(len(pool["x"])).part(rnd.number - 1, self.server_rounds)
         w, moments, loss = fit(self.model, w, x, y, training=self.server, rng=rnd.rng, steps=steps, moments=moments)
         return {**server, **tree.prefixed("model", w), **tree.prefixed(own, moments)}, {"server/loss": loss}, []
 

@@ -8,14 +8,18 @@ refused: it has no guarantee for the control variates. A message is twice as lon
 |---|---|
 | x, c | the server's `model/` and `control/` |
 | c_i | the client's `held/control/`; 0 before its first round |
-| K, eta_l | `local`: `local.steps / rounds` steps in each round |
+| K, eta_l | `local`: a share of it in each round |
 | y <- y - eta_l (g(y) - c_i + c) | `_corrected`: the loss, and a linear term |
-| c_i+, option II | c_i - c + (x - y) / (the sum of the learning rates of the round's steps) |
+| c_i+, option II | c_i - c + (x - y) / (how far a gradient of 1 would have carried) |
 | x <- x + eta_g mean of (y - x) | `averaging`, its `rate` |
 | c <- c + S / N mean of (c_i+ - c_i) | the same mean, over the S clients of the round, of the N of the federation |
 
-Deviations: the learning rate may decay, over all rounds together, hence the sum instead of K eta_l: (x - y) over it is
-still the mean corrected gradient, each weighted by its rate. The paper's means are uniform; here both are weighted by
+Deviations: the learning rate may decay, over all rounds together, and sgd may have momentum, which the paper has not;
+hence not K eta_l, but the way of the same K steps along a constant gradient of 1: the sum of the rates, and with
+momentum up to 1 / (1 - momentum) times that. (x - y) over it is still a mean of the corrected gradients, weight decay
+among them. NIID-Bench (arXiv 2102.02079) divides by K eta_l with momentum too, and takes eta_l (c - c_i) from y after
+each step, past the momentum; here it is in the gradient, as in the paper. Clients that train by epochs take different
+numbers of steps, and each divides by its own. The paper's means are uniform; here both are weighted by
 `averaging.weights`, so that the corrections of all clients cancel in the model's mean. c_i+ - c_i is sent as in the
 paper, though the server could work it out from y - x, c and the learning rates.
 """
@@ -76,7 +80,7 @@ class Scaffold(Averaged):
     def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
         """K corrected steps from x; send y - x and c_i+ - c_i."""
         x, c = tree.under(MODEL, server), tree.under(CONTROL, server)
-        none = tree.scale(c, 0.0)
+        none, steps = tree.scale(c, 0.0), self.steps(rnd.number, len(data))
         c_i = tree.under(f"{SCRATCH}/{CONTROL}", state) or none
         y, _, loss = fit(
             self.model,
@@ -85,12 +89,12 @@ class Scaffold(Averaged):
             data.labels,
             training=self.local,
             rng=rnd.rng,
-            steps=self.steps(rnd.number),
+            steps=steps,
             objective=self._corrected,
             extras=tree.sub(c, c_i),
         )
-        rates = sum(self.local.rate(step) for step in self.steps(rnd.number))
-        change = tree.sub(tree.scale(tree.sub(x, y), 1 / rates), c) if rates else none  # No steps, no gradient.
+        far = _carried(self.local.of(len(data)), steps)
+        change = tree.sub(tree.scale(tree.sub(x, y), 1 / far), c) if far else none  # No steps, no gradient.
         sent = {**tree.prefixed(MODEL, tree.sub(y, x)), **tree.prefixed(CONTROL, change)}
         release = disclose(sent, AS_THEY_ARE)
         return LocalResult(tree.prefixed(f"{SCRATCH}/{CONTROL}", tree.add(c_i, change)), release, {"train/loss": loss})
@@ -112,3 +116,12 @@ class Scaffold(Averaged):
         c = tree.add(tree.under(CONTROL, server), tree.scale(change, uploads.count / rnd.clients))
         after = {**tree.prefixed(MODEL, x), **tree.prefixed(CONTROL, c), **tree.prefixed(moments, moved)}
         return after, {"server/update_norm": tree.norm(update), "server/control_norm": tree.norm(c)}, []
+
+
+def _carried(training: Training, steps: range) -> float:
+    """How far sgd goes in these steps along a gradient that is always 1."""
+    velocity = far = 0.0
+    for step in steps:
+        velocity = training.momentum * velocity + 1
+        far += training.rate(step) * velocity
+    return far

@@ -69,7 +69,7 @@ class SharedRep(Averaged):
     def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
         """Train all; send the shared part's difference."""
         shared, before = tree.without(START, server), state or tree.under(START, server)
-        steps, whole = self.steps(rnd.number), {**shared, **before}
+        steps, whole = self.steps(rnd.number, len(data)), {**shared, **before}
         w, _, loss = fit(self.model, whole, data.images, data.labels, training=self.local, rng=rnd.rng, steps=steps)
         private, after = self._split(w)
         release = self.averaging.release(tree.sub(after, shared), rnd, rounds=self.rounds)

@@ -5,13 +5,14 @@ sent. A client that joins later fits an embedding alone, to the backbone as it i
 
 Adversary: an honest-but-curious server; it sees the backbones' updates, which are sent as they are: epsilon is infinite
 (the paper gives no guarantee). With `averaging.privacy` they are clipped and noised, and the unit is a client: the
-paper's future work. The embedding, and what is sampled with it, is not covered.
+paper's future work. The embedding, and what is sampled with it, is not covered. Of several embeddings the shares of the
+clusters are the client's own like these: nothing of them is sent.
 
 | paper | here |
 |---|---|
 | theta_bb | the server's state |
 | e_j | the client's state, `networks.CLIENT` among the model's parameters |
-| Algorithm 1, tau local steps | `local_update`: `local.steps / rounds` steps |
+| Algorithm 1, tau local steps | `local_update`: a share of `local` in each round |
 | 1/m sum of theta_bb | `averaging`, uniform |
 | Algorithm 2, fresh e | `join`; K steps at rate 0.01: `joining` |
 
@@ -22,23 +23,36 @@ Deviations and choices where the paper is silent:
 - Both updates are written without a step size; here `local`, Adam by default, with the learning rate decayed over all
   rounds. The optimiser starts anew in each round.
 - A fresh embedding is drawn from N(0, embedding_std^2); torch's embeddings have standard deviation 1.
+- A client that joins may have several `embeddings`: K-means parts its pictures without a look at labels, each record
+  trains its cluster's embedding, and a picture is sampled with one that is drawn by the clusters' shares. For one
+  embedding is one place in a space whose places the backbone knows from clients of one kind each; a client of several
+  kinds is none of them. The federation's clients have one each, as in the paper: they say what the backbone knows.
 - The paper's synchronisation step ("tau divides k" and "tau divides t + 1") is read as: every tau steps.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
+from torch import Tensor
 
 from raydiff import tree
 from raydiff.data.records import Records
-from raydiff.federated.method import Deployed, LocalResult, Round
+from raydiff.federated.method import Deployed, LocalResult, Round, Sampler, Target
+from raydiff.later import later
 from raydiff.methods._averaging import Averaged, Averaging, deployed
 from raydiff.models.ddpm import DDPM, Sampling
-from raydiff.models.networks import CLIENT
+from raydiff.models.k_means import k_means
+from raydiff.models.networks import CLIENT, table
 from raydiff.models.training import Training, fit_personal
 from raydiff.tree import Params
+
+KINDS = table(0)
+"""A joining client's several embeddings, (k, dim), in its state and among the model's parameters."""
+SHARES = "shares"
+"""In its state: how large each one's cluster is, (k,), summing to 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,40 +75,56 @@ class SPIRE(Averaged):
     """How a client that joins later fits its embedding."""
     sampling: Sampling = Sampling()
     """The chain from T to 0."""
+    embeddings: int = later(1)
+    """Embeddings of a client that joins later, one for each cluster of its pictures."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.embeddings < 1:
+            raise ValueError(f"embeddings must be at least 1, got {self.embeddings}")
+        if self.embeddings > 1 and self.model.conditional:
+            raise ValueError(f"embeddings must be 1 where model.conditional is true, got {self.embeddings}")
         if not self.embedding_std >= 0:
             raise ValueError(f"embedding_std must be >= 0, got {self.embedding_std}")
 
     @property
     def trained_model(self) -> DDPM:
-        """The model with an embedding."""
-        return replace(self.model, embedding=True)
+        """The model with an embedding; with several, a record's kind is a label, and they are the embeddings of it."""
+        return self._with_one if self.embeddings == 1 else replace(self.model, labels=(self.embeddings,))
 
     def init_server(self, public: Records | None, rng: torch.Generator) -> Params:
         """The backbone's first weights."""
-        return {k: v for k, v in self.trained_model.init(rng).items() if k != CLIENT}
+        return {k: v for k, v in self._with_one.init(rng).items() if k != CLIENT}
 
     def init_client(self, state: Params, data: Records, public: Records | None, rnd: Round) -> Params:
         """A fresh embedding, (dim,)."""
-        return self._fresh(rnd.rng)
+        return {CLIENT: self._fresh(rnd.rng)}
 
     def join(self, server: Params, rng: torch.Generator) -> tuple[Params, Params]:
-        """A fresh embedding: all that a new client trains."""
-        return self._fresh(rng), server
+        """A fresh embedding, or several: all that a new client trains."""
+        fresh = {CLIENT: self._fresh(rng)} if self.embeddings == 1 else {KINDS: self._fresh(rng, self.embeddings)}
+        return fresh, server
+
+    def kinds(self, data: Records, rng: torch.Generator) -> tuple[Records, Params]:
+        """Clusters of the client's pictures where there are several embeddings, and the share of each."""
+        if self.embeddings == 1:
+            return data, {}
+        seed = int(torch.randint(2**31, (1,), generator=rng))
+        found = k_means(data.images.flatten(1).double().numpy(), min(self.embeddings, len(data)), seed)
+        shares = found.bincount(minlength=self.embeddings) / len(found)
+        return replace(data, labels=torch.cat([data.labels, found[:, None]], dim=1)), {SHARES: shares}
 
     def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
         """Train backbone and embedding together; send the backbone's difference."""
         trained, fixed = ({**server, **state}, {}) if self.train_embedding else (server, state)
         params, _, loss = fit_personal(
-            self.trained_model,
+            self._with_one,
             trained,
             fixed,
             (data.images, data.labels),
             training=self.local,
             rng=rnd.rng,
-            steps=self.steps(rnd.number),
+            steps=self.steps(rnd.number, len(data)),
         )
         update = tree.sub({k: params[k] for k in server}, server)
         release = self.averaging.release(update, rnd, rounds=self.rounds)
@@ -105,10 +135,34 @@ class SPIRE(Averaged):
         return {**server, CLIENT: torch.zeros(self.model.network.embedding_width)}
 
     def deploy(self, server: Params, state: Params | None = None) -> Deployed:
-        """Sample the backbone with the client's embedding, or with 0."""
-        shared, own = self.shared(server), None if state is None else {**server, **state}
-        made = deployed(self.trained_model, self.sampling, shared=shared, own=own)
-        return made if own else replace(made, about="images of the backbone with embedding 0")
+        """Sample the backbone with the client's embedding, with one of several for each picture, or with 0."""
+        own = None if state is None or SHARES in state else {**server, **state}
+        made = deployed(self._with_one, self.sampling, shared=self.shared(server), own=own)
+        if state is None:
+            return replace(made, about="images of the backbone with embedding 0")
+        return made if own else self._mixed(made, {**server, KINDS: state[KINDS]}, state[SHARES])
 
-    def _fresh(self, rng: torch.Generator) -> Params:
-        return {CLIENT: self.embedding_std * torch.randn(self.model.network.embedding_width, generator=rng)}
+    def _mixed(self, shared: Deployed, params: Params, shares: Tensor) -> Deployed:
+        """A client's model with several embeddings; an attack may ask it with each that a record has."""
+        model = self.trained_model
+        chains = self.sampling.samplers(model, model.denoiser(params))
+        each = tuple(model.denoiser(params, fixed=(kind,)) for kind in shares.nonzero()[:, 0].tolist())
+        return replace(
+            shared,
+            samplers={name: partial(_of_kinds, chain, shares) for name, chain in chains.items()},
+            about="images of a client's model",
+            targets={**shared.targets, "client": Target(each, model.abar)},
+        )
+
+    @property
+    def _with_one(self) -> DDPM:
+        return replace(self.model, embedding=True)
+
+    def _fresh(self, rng: torch.Generator, *count: int) -> Tensor:
+        return self.embedding_std * torch.randn(*count, self.model.network.embedding_width, generator=rng)
+
+
+def _of_kinds(chain: Sampler, shares: Tensor, labels: Tensor, rng: torch.Generator) -> Tensor:
+    """As many pictures as there are labels, each of a kind drawn by these shares."""
+    kinds = torch.multinomial(shares, len(labels), replacement=True, generator=rng)
+    return chain(torch.cat([labels, kinds[:, None]], dim=1), rng)

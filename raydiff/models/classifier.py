@@ -45,6 +45,37 @@ class CNN:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LeNet:
+    """Convolutions of 5x5 without padding, each followed by pooling of 2x2, then hidden layers: for pictures of 16x16
+    and more, whose pixels it takes from 0 to 1. By default NIID-Bench's (arXiv 2102.02079), after LeCun et al. 1998."""
+
+    widths: tuple[int, ...] = (6, 16)
+    """Channels of each convolution."""
+    hidden: tuple[int, ...] = (120, 84)
+    """Units of each hidden layer."""
+
+    def __post_init__(self) -> None:
+        if not self.widths or not self.hidden or min(*self.widths, *self.hidden) < 1:
+            raise ValueError(f"widths and hidden must be positive, got {self.widths} and {self.hidden}")
+
+    def build(self, shape: tuple[int, int, int], classes: int) -> nn.Module:
+        """The module, initialised from the global generator. Raises ValueError where a picture is too small."""
+        layers: list[nn.Module] = [_FromZero()]
+        channels, height, width = shape
+        for out in self.widths:
+            layers += [nn.Conv2d(channels, out, 5), nn.ReLU(), nn.MaxPool2d(2)]
+            channels, height, width = out, (height - 4) // 2, (width - 4) // 2
+        if min(height, width) < 1:
+            raise ValueError(f"shape must be larger for {len(self.widths)} convolutions of 5x5, got {shape}")
+        layers.append(nn.Flatten())
+        units = channels * height * width
+        for out in self.hidden:
+            layers += [nn.Linear(units, out), nn.ReLU()]
+            units = out
+        return _Classifier(nn.Sequential(*layers), nn.Linear(units, classes))
+
+
+@dataclass(frozen=True, kw_only=True)
 class Perceptron:
     """Fully connected layers: the simplest classifiers, by which synthetic pictures are judged."""
 
@@ -98,7 +129,7 @@ class ResNet18:
 class Classifier:
     """A classifier of label column 0, and nothing learned."""
 
-    network: CNN | Perceptron | ResNet18 = CNN()
+    network: CNN | Perceptron | ResNet18 | LeNet = CNN()
     """The network."""
     shape: tuple[int, int, int] = (1, 8, 8)
     """(channels, height, width) of a picture; filled in from the data when an experiment is built."""
@@ -148,6 +179,13 @@ class _Classifier(nn.Module):
     def forward(self, x: Tensor, features: bool = False) -> Tensor:
         h: Tensor = self.trunk(x)
         return h if features else self.head(h)
+
+
+class _FromZero(nn.Module):
+    """[-1, 1] -> [0, 1]."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x + 1) / 2
 
 
 class _Residual(nn.Module):

@@ -1,9 +1,10 @@
-"""Gaussian diffusion (DDPM): noise schedules, the training loss, ancestral and DDIM sampling.
+"""Gaussian diffusion (DDPM): noise schedules, the training loss, ancestral, DDIM and DPM-Solver++ sampling.
 
 Shapes: x (B, C, H, W) on the data's scale; labels (B, K), one column per condition; t (B,) in 1..T.
 abar has T + 1 entries with abar_0 = 1, so that abar[t] is the paper's abar_t.
 
-References: Ho et al. 2020 (arXiv 2006.11239); Song et al. 2021 (DDIM, arXiv 2010.02502); PFDM, Algorithms 3 and 4.
+References: Ho et al. 2020 (arXiv 2006.11239); Song et al. 2021 (DDIM, arXiv 2010.02502); Lu et al. 2022 (DPM-Solver++,
+arXiv 2211.01095); Karras et al. 2022 (EDM, arXiv 2206.00364); PFDM, Algorithms 3 and 4.
 """
 
 from __future__ import annotations
@@ -12,21 +13,24 @@ import functools
 import itertools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from raydiff import lookup
+from raydiff.later import later
 from raydiff.models.functional import fresh, stateless
 from raydiff.models.networks import MLP, UNet
 from raydiff.tree import Params
 
 ScheduleName = Literal["linear", "cosine", "sigmoid", "scaled_linear"]
-Sampler = Literal["ancestral", "ddim"]
+Sampler = Literal["ancestral", "ddim", "dpmsolver"]
+MEASURED: tuple[Sampler, ...] = ("ancestral", "ddim")
+"""What every model is measured with, beside the configured one."""
 Precision = Literal["float32", "bfloat16"]
-Prediction = Literal["epsilon", "v", "x0"]
+Prediction = Literal["epsilon", "v", "x0", "edm"]
 Denoiser = Callable[[Tensor, Tensor, Tensor], Tensor]
 Network = Callable[[Params, Tensor, Tensor, Tensor, bool], Tensor]
 """(parameters, x_t, t, labels, whether its features are asked for) -> what it predicts, or the features."""
@@ -78,9 +82,13 @@ class DDPM:
     """Condition on the data's labels; false: on none of them."""
     embedding: bool = False
     """A vector of the client beside the time embedding, among the parameters as `networks.CLIENT`; SPIRE sets it."""
-    prediction: Prediction = "epsilon"
-    """What the network gives: the noise z (epsilon), the picture x_0, or sqrt(abar) z - sqrt(1 - abar) x_0 (v: Salimans
-    & Ho 2022, arXiv 2202.00512, appendix D). `predict` and the denoiser give the noise in each case."""
+    prediction: Prediction = later("epsilon")
+    """What the network gives: the noise z (epsilon), the picture x_0, sqrt(abar) z - sqrt(1 - abar) x_0 (v: Salimans
+    & Ho 2022, arXiv 2202.00512, appendix D), or F of EDM's preconditioning (edm: Karras et al. 2022, Table 1; t is
+    drawn uniformly as for the others). `predict` and the denoiser give the noise in each case."""
+    sigma_data: float = later(0.5)
+    """Standard deviation of the data's pixels, of which EDM's preconditioning is made; at 1 it is v up to sign. A
+    public number."""
     precision: Precision = "float32"
     """Arithmetic of the network; parameters, losses and chains are float32 in either."""
     compile: bool = False
@@ -93,13 +101,10 @@ class DDPM:
         if any(n < 1 for n in self.labels):
             raise ValueError(f"labels must be counts of at least 1, got {self.labels}")
         lookup.check_one_of("prediction", self.prediction, get_args(Prediction))
+        if not (self.sigma_data > 0 and math.isfinite(self.sigma_data)):
+            raise ValueError(f"sigma_data must be a positive number, got {self.sigma_data}")
         lookup.check_one_of("precision", self.precision, get_args(Precision))
         self.network.check(self.shape)
-
-    def __repr__(self) -> str:
-        """Without `prediction` where it is the noise: the names of cached models are made of this."""
-        given = ((f.name, getattr(self, f.name)) for f in fields(self))
-        return f"DDPM({', '.join(f'{k}={v!r}' for k, v in given if (k, v) != ('prediction', 'epsilon'))})"
 
     @property
     def abar(self) -> Tensor:
@@ -123,9 +128,9 @@ class DDPM:
 
     def loss(self, params: Params, batch: tuple[Tensor, Tensor], draws: Params, extras: Params) -> Tensor:
         """Mean over pixels of ||z - z_theta(sqrt(abar_t) x_0 + sqrt(1 - abar_t) z, t)||^2 (Algorithm 3), or of the
-        same for v or x_0. Needs no extras."""
+        same for what else is predicted. Needs no extras."""
         x, z, t = batch[0], draws["z"], draws["t"]
-        target = noised(z, -x, self.abar, t) if self.prediction == "v" else z if self.prediction == "epsilon" else x
+        target = self._target(x, z, t)
         return (target - self._output(params, noised(x, z, self.abar, t), t, batch[1])).square().mean()
 
     def predict(self, params: Params, x_t: Tensor, t: Tensor, labels: Tensor) -> Tensor:
@@ -133,10 +138,28 @@ class DDPM:
         out = self._output(params, x_t, t, labels)
         if self.prediction == "epsilon":
             return out
-        if self.prediction == "v":
-            return noised(out, x_t, self.abar, t)
         signal, noise = _shares(x_t, self.abar, t)
-        return (x_t - signal * out) / noise
+        if self.prediction == "v":
+            return signal * out + noise * x_t
+        if self.prediction == "x0":
+            return (x_t - signal * out) / noise
+        std = self._std(signal, noise)
+        return (noise * x_t / std - self.sigma_data * signal * out) / std
+
+    def _target(self, x: Tensor, z: Tensor, t: Tensor) -> Tensor:
+        """What the network should give for sqrt(abar_t) x + sqrt(1 - abar_t) z."""
+        signal, noise = _shares(x, self.abar, t)
+        if self.prediction == "epsilon":
+            return z
+        if self.prediction == "v":
+            return signal * z - noise * x
+        if self.prediction == "x0":
+            return x
+        return (noise * x / self.sigma_data - self.sigma_data * signal * z) / self._std(signal, noise)
+
+    def _std(self, signal: Tensor, noise: Tensor) -> Tensor:
+        """Standard deviation of x_t's pixels."""
+        return ((self.sigma_data * signal).square() + noise.square()).sqrt()
 
     def features(self, params: Params, batch: tuple[Tensor, Tensor], draws: Params) -> Tensor:
         """What the network makes of the noised images on the way, (B, dim): its last hidden layer (MLP) or its middle
@@ -163,6 +186,8 @@ class DDPM:
     def _call(
         self, network: Network, params: Params, x_t: Tensor, t: Tensor, labels: Tensor, *, features: bool = False
     ) -> Tensor:
+        if self.prediction == "edm":
+            x_t = x_t / self._std(*_shares(x_t, self.abar, t))
         if not self.conditional:  # What a method appends to the data's labels stays.
             labels = labels[:, labels.shape[1] - len(self.labels) :]
         if self.precision == "float32":
@@ -180,7 +205,8 @@ class Sampling:
     """How a reverse chain is run."""
 
     sampler: Sampler = "ancestral"
-    """ancestral: the papers' Algorithm 4; ddim: deterministic, eta = 0."""
+    """ancestral: the papers' Algorithm 4; ddim: deterministic, eta = 0; dpmsolver: DPM-Solver++(2M), deterministic, of
+    second order, for few steps."""
     steps: int | None = None
     """Steps of a whole chain from T to 0 (default: T); a part of the chain takes its share."""
 
@@ -190,9 +216,8 @@ class Sampling:
             raise ValueError(f"steps must be at least 1, got {self.steps}")
 
     def variants(self) -> dict[str, Sampling]:
-        """The same chain under each sampler, by name; this one first."""
-        names = sorted(get_args(Sampler), key=lambda name: name != self.sampler)
-        return {name: replace(self, sampler=name) for name in names}
+        """The same chain under each sampler that models are measured with, by name; this one first."""
+        return {name: replace(self, sampler=name) for name in dict.fromkeys((self.sampler, *MEASURED))}
 
     def samplers(self, model: DDPM, z_theta: Denoiser) -> dict[str, Callable[[Tensor, torch.Generator], Tensor]]:
         """The whole chain from pure noise to 0 as functions of (labels, rng), by sampler; this one first."""
@@ -281,6 +306,10 @@ def _shares(x: Tensor, abar: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
     return share.sqrt(), (1 - share).sqrt()
 
 
+def _half_log_snr(abar: float) -> float:
+    return 0.5 * math.log(abar / (1 - abar))
+
+
 def chain(start: int, stop: int, steps: int | None) -> list[int]:
     """The timesteps start = t_0 > t_1 > ... > t_n = stop of a reverse chain, evenly spaced; all of them if steps is
     None."""
@@ -305,10 +334,12 @@ def denoise(
 
     `ancestral` is Algorithm 4 with sigma_t^2 = beta_t ("fixedlarge"), generalised to skipped steps by
     beta = 1 - abar_t / abar_s; no noise in the step that reaches 0. `ddim` is Song et al., Eq. 12 with eta = 0.
+    `dpmsolver` is Lu et al., Algorithm 2; its first step, and that to 0, are of first order.
     `bound` clamps the predicted x_0 to [-bound, bound] in each step: where abar_t is nearly 0 (the cosine schedule at
     T) a small error of the network is divided by sqrt(abar_t) and the chain is lost without it.
     """
     times = chain(start, stop, steps)
+    last: tuple[Tensor, float] | None = None  # The predicted x_0 of the step before, and that step's length.
     for t, s in itertools.pairwise(times):
         z = z_theta(x, torch.full((len(x),), t), labels)
         a_t, a_s = float(abar[t]), float(abar[s])
@@ -316,7 +347,12 @@ def denoise(
         if bound is not None:
             x0 = x0.clamp(-bound, bound)
             z = (x - math.sqrt(a_t) * x0) / math.sqrt(1 - a_t)
-        if sampler == "ddim":
+        if sampler == "dpmsolver" and s > 0:
+            length = _half_log_snr(a_s) - _half_log_snr(a_t)
+            ahead = x0 if last is None else x0 + (x0 - last[0]) * (length / (2 * last[1]))
+            x = math.sqrt((1 - a_s) / (1 - a_t)) * x - math.sqrt(a_s) * math.expm1(-length) * ahead
+            last = x0, length
+        elif sampler != "ancestral":
             x = math.sqrt(a_s) * x0 + math.sqrt(1 - a_s) * z
         else:
             beta = 1 - a_t / a_s

@@ -138,11 +138,11 @@ def together(tasks: Sequence[Task]) -> list[Fitted]:
     one, tasks = tasks[0], [task.to(device()) for task in tasks]
     _build(tasks[0])
     extras = _stacked([task.extras for task in tasks])
-    each = torch.func.vmap(one.loss)
+    each, drawn = torch.func.vmap(one.loss), zip(*(task.batches() for task in tasks), strict=True)
     losses: list[Tensor] = []
 
     def gradient(theta: Params) -> tuple[Params, Tensor]:
-        batches, draws = zip(*(task.draw() for task in tasks), strict=True)
+        batches, draws = zip(*next(drawn), strict=True)
         images, labels = (torch.stack(parts) for parts in zip(*batches, strict=True))
         try:
             with sdpa_kernel(SDPBackend.MATH):  # vmap would do fused attention client by client.
@@ -172,7 +172,7 @@ def _build(task: Task) -> None:
     """Evaluate the loss of one client, as in a training by itself: what a process makes when it is first used is made
     here. Within vmap a module's first weights cannot be drawn, so that the first cohort of a process would fail."""
     theta = {k: v.detach().to(device()).requires_grad_() for k, v in task.params.items()}
-    task.loss(theta, *replace(task, rng=torch.Generator().manual_seed(0)).draw(), task.extras)
+    task.loss(theta, *next(replace(task, rng=torch.Generator().manual_seed(0)).batches()), task.extras)
 
 
 def _of_the_machine(error: RuntimeError) -> bool:
@@ -202,11 +202,13 @@ def _alike(tasks: Sequence[Task]) -> list[list[int]]:
 
 
 def _kind(task: Task) -> Any:
-    """What tasks must agree in: all but numbers of records, and values other than AdamW's count of steps."""
+    """What tasks must agree in: all but numbers of records, unless passes are cut by them, and values other than
+    AdamW's count of steps."""
     trees = (task.params, task.moments, task.extras, {"images": task.images[0], "labels": task.labels[0]})
     shapes = [{k: (v.shape, v.dtype) for k, v in tree.items()} for tree in trees]
     counts = {k: float(v) for k, v in task.moments.items() if k.startswith(COUNT)}
-    return (task.model, task.objective, task.training, task.steps, shapes, counts)
+    records = None if task.training.replacement else len(task.images)
+    return (task.model, task.objective, task.training, task.steps, shapes, counts, records)
 
 
 def _stacked(trees: Sequence[Params]) -> Params:

@@ -23,6 +23,11 @@ CLIENT = "client"
 """Name of the client's embedding among the parameters."""
 
 
+def table(column: int) -> str:
+    """Name of a label column's embeddings among the parameters: a row for each of its values."""
+    return f"conditions.tables.{column}.weight"
+
+
 @dataclass(frozen=True, kw_only=True)
 class MLP:
     """A residual MLP on the flattened image, for 8x8 and 14x14 images on a CPU, where a UNet is many times slower."""

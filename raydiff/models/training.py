@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol, get_args
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from raydiff import tree
+from raydiff.later import later
 from raydiff.models.ddpm import DDPM, device
 from raydiff.tree import Params
 
@@ -24,6 +25,11 @@ Gradient = Callable[[Params], tuple[Params, Tensor]]
 Optimizer = Literal["adamw", "sgd"]
 Decay = Literal["cosine", "constant"]
 
+Draw = tuple[tuple[Tensor, Tensor], Params]
+"""(batch, draws) of a step."""
+
+STATE = ("exp_avg", "exp_avg_sq", "step", "momentum_buffer")  # AdamW's and SGD's, by torch's names.
+AVERAGE = "average"  # Among the moments: the moving average of the weights, below this prefix.
 CHECK_EVERY = 50  # The loss is looked at after so many steps, for each look waits for the accelerator.
 
 
@@ -53,20 +59,31 @@ class Diverged(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """How a model is trained: batches drawn with replacement, an optimiser, a learning rate over time."""
+    """How a model is trained: batches, an optimiser, a learning rate over time."""
 
     steps: int = 1000
-    """Optimisation steps in all."""
+    """Optimisation steps in all, where `epochs` does not count them."""
     batch: int = 64
     """Records per step."""
     learning_rate: float = 2e-3
     """Initial learning rate."""
     weight_decay: float = 0.0
-    """Decoupled weight decay of adamw; sgd has none."""
+    """Weight decay: adamw's is decoupled from the gradient, sgd's is added to it, as torch has them."""
     optimizer: Optimizer = "adamw"
-    """adamw, or sgd without momentum."""
+    """adamw or sgd."""
     decay: Decay = "cosine"
     """Of the learning rate over all steps: to zero along a cosine, or constant."""
+    epochs: int | None = later(None)
+    """Passes over the records in all: epochs * ceil(records / batch) steps; where given, `steps` is not used."""
+    momentum: float = later(0.0)
+    """Of sgd: v <- momentum * v + gradient, and a step goes along v; it starts anew where the optimiser does."""
+    replacement: bool = later(True)
+    """Draw each batch from all records; false: each pass takes every record once, in a random order of its own, and its
+    last batch is what is left. A training that is continued, or another round's, begins a new pass."""
+
+    ema: float = later(0.0)
+    """Decay per step of a moving average of the weights, with which a whole training ends in place of its last weights;
+    the average of the first k steps decays by (1 + k) / (10 + k) where that is less."""
 
     def __post_init__(self) -> None:
         if self.steps < 0 or self.batch < 1:
@@ -79,18 +96,41 @@ class Training:
             raise ValueError(f"optimizer must be one of {', '.join(get_args(Optimizer))}, got {self.optimizer!r}")
         if self.decay not in get_args(Decay):
             raise ValueError(f"decay must be one of {', '.join(get_args(Decay))}, got {self.decay!r}")
-        if self.optimizer == "sgd" and self.weight_decay:
-            raise ValueError(f"weight_decay must be 0 with optimizer sgd, got {self.weight_decay}")
+        if self.epochs is not None and self.epochs < 0:
+            raise ValueError(f"epochs must be >= 0 or none, got {self.epochs}")
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum must be in [0, 1), got {self.momentum}")
+        if not 0 <= self.ema < 1:
+            raise ValueError(f"ema must be in [0, 1), got {self.ema}")
+        if self.momentum and self.optimizer != "sgd":
+            raise ValueError(f"momentum must be 0 with optimizer {self.optimizer}, got {self.momentum}")
+
+    def of(self, records: int) -> Training:
+        """The same on so many records: with `steps` in place of `epochs`."""
+        if self.epochs is None:
+            return self
+        return replace(self, steps=self.epochs * math.ceil(records / self.batch), epochs=None)
 
     def rate(self, step: int) -> float:
         """The learning rate of step 0 .. steps - 1."""
         if self.decay == "constant":
             return self.learning_rate
-        return self.learning_rate * 0.5 * (1 + math.cos(math.pi * min(1.0, step / max(self.steps, 1))))
+        return self.learning_rate * 0.5 * (1 + math.cos(math.pi * min(1.0, step / max(self._counted, 1))))
 
     def part(self, number: int, of: int) -> range:
         """The steps of part 0 .. of - 1 of this training, as even as can be."""
-        return range(self.steps * number // of, self.steps * (number + 1) // of)
+        return range(self._counted * number // of, self._counted * (number + 1) // of)
+
+    def refuse_epochs(self, name: str, why: str) -> None:
+        """Raises ValueError where batches are not drawn by `Task`: there epochs and passes mean nothing."""
+        if self.epochs is not None or not self.replacement:
+            raise ValueError(f"{name}.epochs must be none and {name}.replacement true: {why}")
+
+    @property
+    def _counted(self) -> int:
+        if self.epochs is not None:
+            raise ValueError("epochs are no number of steps before the records are known: ask `of`")
+        return self.steps
 
 
 Fitted = tuple[Params, Params, float]
@@ -127,28 +167,37 @@ class Task:
         extras = {k: v.to(where) for k, v in self.extras.items()}
         return replace(self, images=self.images.to(where), labels=self.labels.to(where), extras=extras)
 
-    def draw(self) -> tuple[tuple[Tensor, Tensor], Params]:
-        """(batch, draws) of the next step, where the records are."""
-        where, count = self.images.device, self.training.batch
-        rows = torch.randint(len(self.images), (count,), generator=self.rng).to(where)
-        draws = {k: v.to(where) for k, v in self.model.draws(count, self.rng).items()}
-        return (self.images[rows], self.labels[rows]), draws
+    def batches(self) -> Iterator[Draw]:
+        """(batch, draws) of one step after the other, without end, where the records are."""
+        where = self.images.device
+        for rows in self._rows():
+            draws = {k: v.to(where) for k, v in self.model.draws(len(rows), self.rng).items()}
+            there = rows.to(where)
+            yield (self.images[there], self.labels[there]), draws
+
+    def _rows(self) -> Iterator[Tensor]:
+        records, count = len(self.images), self.training.batch
+        while True:
+            if self.training.replacement:
+                yield torch.randint(records, (count,), generator=self.rng)
+            else:
+                yield from torch.randperm(records, generator=self.rng).split(count)
 
     def loss(self, params: Params, batch: tuple[Tensor, Tensor], draws: Params, extras: Params) -> Tensor:
         """The objective, or without one the model's own loss."""
         return (self.objective or self.model.loss)(params, batch, draws, extras)
 
-    def gradient(self, theta: Params) -> tuple[Params, Tensor]:
-        """That of the loss on the next batch."""
-        batch, draws = self.draw()
-        loss = self.loss(theta, batch, draws, self.extras)
-        loss.backward()
-        return {k: v.grad for k, v in theta.items() if v.grad is not None}, loss.detach()
-
     def alone(self) -> Fitted:
         """Do it, in this process and without any other task."""
         here = self.to(device())
-        return optimize(self.params, here.gradient, training=self.training, steps=self.steps, moments=self.moments)
+        batches = here.batches()
+
+        def gradient(theta: Params) -> tuple[Params, Tensor]:
+            loss = here.loss(theta, *next(batches), here.extras)
+            loss.backward()
+            return {k: v.grad for k, v in theta.items() if v.grad is not None}, loss.detach()
+
+        return optimize(self.params, gradient, training=self.training, steps=self.steps, moments=self.moments)
 
 
 Train = Callable[[Task], Fitted]
@@ -172,13 +221,15 @@ def fit(
     objective: Objective | None = None,
     extras: Params | None = None,
 ) -> Fitted:
-    """Take these steps of `training` (None: all) on images (N, C, H, W) and labels (N, K).
+    """Take these steps of `training.of(N)` (None: all) on images (N, C, H, W) and labels (N, K).
 
     Gives (params, moments, mean loss). `moments` is the optimiser's state: handing it back continues the optimisation
-    as if it had not been interrupted. `objective` defaults to the model's own loss; `extras` are its constants. Raises
-    Diverged when the loss is no longer finite, ValueError without records.
+    as if it had not been interrupted, save that without replacement a new pass begins. `objective` defaults to the
+    model's own loss; `extras` are its constants. Raises Diverged when the loss is no longer finite, ValueError without
+    records.
     """
-    steps = range(training.steps) if steps is None else steps
+    training = training.of(len(images))
+    steps = training.part(0, 1) if steps is None else steps
     if not steps:
         return params, moments or {}, 0.0
     if not len(images):
@@ -202,9 +253,10 @@ def optimize(
     params: Params, gradient: Gradient, *, training: Training, steps: range | None = None, moments: Params | None = None
 ) -> Fitted:
     """Steps of `training`'s optimiser (None: all, else one at least) along a gradient, wherever it comes from."""
-    where, steps = device(), range(training.steps) if steps is None else steps
+    where, steps = device(), training.part(0, 1) if steps is None else steps
     theta = {k: v.detach().to(where, copy=True).requires_grad_() for k, v in params.items()}
     optimizer = _optimizer(theta, training, moments)
+    average = _average(theta, moments or {}) if training.ema else {}
     losses = torch.zeros(len(steps), device=where)
     for i, step in enumerate(steps):
         for group in optimizer.param_groups:
@@ -214,12 +266,17 @@ def optimize(
         for name, g in gradients.items():
             theta[name].grad = g
         optimizer.step()
+        if average:
+            share = 1 - min(training.ema, (1 + step) / (10 + step))
+            torch._foreach_lerp_(list(average.values()), [v.detach() for v in theta.values()], share)
         if step % CHECK_EVERY == 0 or step == steps[-1]:
             _check_finite(losses[: i + 1], steps[0])
     if not torch.stack([v.detach().sum() for v in theta.values()]).isfinite().all():  # No loss shows the last update.
         raise Diverged(steps[-1], math.nan)
-    mean = float(losses.double().mean())
-    return {k: v.detach().cpu() for k, v in theta.items()}, _moments(optimizer, theta), mean
+    mean, over = float(losses.double().mean()), steps.stop == training.part(0, 1).stop
+    weights = average if average and over else theta
+    moments = _moments(optimizer, theta) | tree.prefixed(AVERAGE, {k: v.cpu() for k, v in average.items()})
+    return {k: v.detach().cpu() for k, v in weights.items()}, moments, mean
 
 
 def fit_personal(
@@ -275,7 +332,7 @@ def fit_part(
     The last part gives the parameters, those before it also the optimiser's state.
     """
     params = tree.under("model", state) if part else model.init(rng)
-    moments, steps = tree.under("moments", state), training.part(part, parts)
+    moments, steps = tree.under("moments", state), training.of(len(images)).part(part, parts)
     params, moments, _ = fit(model, params, images, labels, training=training, rng=rng, steps=steps, moments=moments)
     return params if part == parts - 1 else {**tree.prefixed("model", params), **tree.prefixed("moments", moments)}
 
@@ -290,19 +347,27 @@ def with_clipped_copies(
 
 
 def _optimizer(theta: Params, training: Training, moments: Params | None) -> torch.optim.Optimizer:
-    leaves = list(theta.values())
+    leaves, rate, decay = list(theta.values()), training.learning_rate, training.weight_decay
+    optimizer: torch.optim.Optimizer
     if training.optimizer == "sgd":
-        return torch.optim.SGD(leaves, lr=training.learning_rate, fused=True)
-    optimizer = torch.optim.AdamW(leaves, lr=training.learning_rate, weight_decay=training.weight_decay, fused=True)
+        optimizer = torch.optim.SGD(leaves, lr=rate, momentum=training.momentum, weight_decay=decay, fused=True)
+    else:
+        optimizer = torch.optim.AdamW(leaves, lr=rate, weight_decay=decay, fused=True)
     if moments:
         for name, leaf in theta.items():
-            state = {k: moments[f"{k}/{name}"].to(leaf.device, copy=True) for k in ("exp_avg", "exp_avg_sq", "step")}
-            optimizer.state[leaf] = state
+            kept = {k: moments.get(f"{k}/{name}") for k in STATE}
+            optimizer.state[leaf] = {k: v.to(leaf.device, copy=True) for k, v in kept.items() if v is not None}
     return optimizer
 
 
+def _average(theta: Params, moments: Params) -> Params:
+    """The weights' moving average, as far as it has come; at first the weights."""
+    kept = tree.under(AVERAGE, moments)
+    return {k: kept.get(k, v.detach()).to(v.device, copy=True) for k, v in theta.items()}
+
+
 def _moments(optimizer: torch.optim.Optimizer, theta: Params) -> Params:
-    """AdamW's state; SGD has none (its `momentum_buffer` is None)."""
+    """The optimiser's state; SGD has one with momentum alone (else its `momentum_buffer` is None)."""
     states = ((name, k, v) for name, leaf in theta.items() for k, v in optimizer.state[leaf].items())
     return {f"{k}/{name}": v.detach().cpu() for name, k, v in states if v is not None}
 

@@ -26,7 +26,10 @@ def interval(values: pd.Series, name: str = "mean", ends: str = "") -> dict[str,
 
 
 def shown(mean: float, low: float, high: float, form: str, *, bold: bool = False) -> str:
-    """`-0.40 [-0.65, -0.15]`, each number in a format such as `+.2f`; if `bold`, in bold where it excludes 0."""
+    """`-0.40 [-0.65, -0.15]`, each number in a format such as `+.2f`; if `bold`, in bold where it excludes 0. Of a
+    single value `-0.40`, of none `-`."""
+    if math.isnan(low):
+        return "-" if math.isnan(mean) else f"{mean:{form}}"
     return strong(f"{mean:{form}} [{low:{form}}, {high:{form}}]", when=bold and decided(low, high))
 
 

@@ -73,16 +73,20 @@ def groups(rows: pd.DataFrame, by: Sequence[str], *, sort: bool = True) -> Itera
         yield dict(zip(by, key, strict=True)), own
 
 
-def arguments(doc: str | None, argv: Sequence[str], **more: dict[str, Any]) -> argparse.Namespace:
+def arguments(
+    doc: str | None, argv: Sequence[str], *, several: bool = False, **more: dict[str, Any]
+) -> argparse.Namespace:
     """`sweep` and `out` (SWEEP/report unless given) from a command line, and what else it takes: name -> how argparse
-    is to read it."""
+    is to read it. With `several`, `sweeps` are all that were given, the first of them `sweep`."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("sweep", metavar="SWEEP", type=Path, help="a sweep's folder, the one that holds trials/")
+    says = "a sweep's folder, the one that holds trials/"
+    parser.add_argument("sweeps", metavar="SWEEP", type=Path, help=says, nargs="+" if several else 1)
     for name, how in more.items():
         parser.add_argument(f"--{name}", **how)
     parser.add_argument("--out", metavar="DIR", type=Path, help="where to write (default: SWEEP/report)")
     given = parser.parse_args(argv)
-    given.sweep = given.sweep.expanduser()
+    given.sweeps = [path.expanduser() for path in given.sweeps]
+    given.sweep = given.sweeps[0]
     given.out = given.out.expanduser() if given.out else given.sweep / "report"
     return given
 

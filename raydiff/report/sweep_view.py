@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import json
 import math
 import re
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +17,7 @@ import pandas as pd
 
 from raydiff.report import load
 from raydiff.report.cells import short
-from raydiff.report.files import read_json
+from raydiff.report.files import read_json, read_lines
 from raydiff.report.frontier.rows import has, network_of, settings
 from raydiff.report.load import Row, records
 
@@ -38,15 +41,40 @@ class SweepView:
     def preset(self) -> str | None:
         """The preset that the sweep's command named, or reproduce-PAPER-SCALE; None where no command was recorded, or
         one that is neither `raydiff sweep` nor `jobs/sweep.py`."""
-        program, *words = self.about.get("command") or [""]
-        if Path(program).name != "sweep.py":
-            if words[:1] != ["sweep"]:
-                return None
-            words = words[1:]
+        words = self.words
+        if words is None:
+            return None
         if words[:1] == ["reproduce"]:
             given = dict(itertools.pairwise(words)) | dict(w.split("=", 1) for w in words if "=" in w)
             return f"reproduce-{given.get('--paper')}-{given.get('--scale', 'cpu')}"
         return words[0] if words and not words[0].startswith("-") else DEFAULT_PRESET
+
+    @property
+    def words(self) -> list[str] | None:
+        """The command's words after `raydiff sweep`; None where none was recorded, or another command."""
+        program, *words = self.about.get("command") or [""]
+        if Path(program).name == "sweep.py":
+            return list(words)
+        return words[1:] if words[:1] == ["sweep"] else None
+
+    @property
+    def origin(self) -> str:
+        """Where the numbers come from, as markdown: the command without names of this machine, version and code, how
+        many trials finished, the time of all together, and the day."""
+        words = [
+            w
+            for w in _without(("--name", "--runtime.storage", "--runtime.noise-secret"), self.words or [])
+            if w != "--resume"
+        ]
+        code = hashlib.sha256(json.dumps(self.about.get("code", {}), sort_keys=True).encode()).hexdigest()[:8]
+        command = f"`{' '.join(['raydiff sweep', *words])}`" if self.words is not None else "Not by `raydiff sweep`"
+        minutes = load.column(self.finished, "final/time/seconds").sum() / 60
+        times = [line["time"] for path in self.folder.glob("trials/*/metrics.jsonl") for line in read_lines(path)[-1:]]
+        day = time.strftime("%Y-%m-%d", time.gmtime(max(times))) if times else "an unknown day"
+        return (
+            f"{command}: {len(self.finished)} of {len(self.runs)} trials finished, {minutes:.0f} minutes in all, on "
+            f"{day}, by raydiff {self.about.get('version', '(unknown)')}, code {code}."
+        )
 
     @cached_property
     def fields(self) -> dict[str, str]:
@@ -115,6 +143,17 @@ def open_sweep(folder: Path) -> SweepView:
     path = folder / "sweep.json"
     about = read_json(path) if path.exists() else {}
     return SweepView(folder, load.runs(folder), load.rounds(folder), about)
+
+
+def _without(options: Sequence[str], words: Sequence[str]) -> Iterator[str]:
+    """The words but for these options and their values."""
+    rest = iter(words)
+    for word in rest:
+        name, given, _ = word.partition("=")
+        if name not in options:
+            yield word
+        elif not given:
+            next(rest, None)
 
 
 def setting(row: Row, names: list[str]) -> str:

@@ -27,7 +27,7 @@ from raydiff.evaluation.quality.distances import half_counts
 from raydiff.evaluation.suite import Evaluation, Instruments
 from raydiff.experiment import overrides
 from raydiff.federated.checkpoint import read_tensors, write_tensors, write_text
-from raydiff.federated.method import Deployed, Metrics, WithNewClients
+from raydiff.federated.method import Deployed, Metrics, WithKinds, WithNewClients
 from raydiff.models.classifier import Classifier
 from raydiff.models.d3pm import DiscreteDiffusion
 from raydiff.models.training import Training, fit_personal
@@ -86,9 +86,8 @@ class Joining:
         An epoch is as many steps as batches cover the records once.
         """
         joining = method_of(self.finished).joining
-        batch = self.batch or joining.batch
-        steps = epochs * math.ceil(len(self.client.records) / batch)
-        return replace(joining, steps=steps, batch=batch, learning_rate=rate, decay="constant")
+        asked = replace(joining, epochs=epochs, batch=self.batch or joining.batch, learning_rate=rate, decay="constant")
+        return asked.of(len(self.client.records))
 
     def stages(self, rate: float, epochs: Sequence[int]) -> Iterator[Stage]:
         """One training, seen before it begins and after each of these numbers of epochs, ascending.
@@ -97,15 +96,16 @@ class Joining:
         """
         method, own = method_of(self.finished), self.client.records
         training, rng = self.training(rate, max(epochs)), self._rng("join")
-        state, fixed = method.join(self.finished.server, rng)
+        part, fixed = method.join(self.finished.server, rng)
+        own, kinds = method.kinds(own, rng) if isinstance(method, WithKinds) else (own, {})
         moments: Params = {}
         done, seconds = 0, 0.0
-        yield Stage(0, 0, state, math.nan, 0.0)
+        yield Stage(0, 0, {**kinds, **part}, math.nan, 0.0)
         for epoch in sorted({*epochs} - {0}):
             steps, started = self.training(rate, epoch).steps, time.perf_counter()
-            state, moments, loss = fit_personal(
+            part, moments, loss = fit_personal(
                 method.trained_model,
-                state,
+                part,
                 fixed,
                 (own.images, own.labels),
                 training=training,
@@ -114,7 +114,7 @@ class Joining:
                 moments=moments,
             )
             done, seconds = steps, seconds + time.perf_counter() - started
-            yield Stage(epoch, done, state, loss, seconds)
+            yield Stage(epoch, done, {**kinds, **part}, loss, seconds)
 
     def rows(self, rate: float, epochs: Sequence[int]) -> Iterator[tuple[Row, Stage]]:
         """`stages`, each with what is measured of it."""

@@ -27,7 +27,7 @@ from raydiff.experiment.tracking import keep_private
 from raydiff.experiment.trial import Trial, local_pool
 from raydiff.federated.rounds import Pool
 from raydiff.models.ddpm import device
-from raydiff.models.training import Diverged, Fitted, Task, optimize
+from raydiff.models.training import Diverged, Draw, Fitted, Task, optimize
 from raydiff.runtime.actors import RayPool, start_workers
 from raydiff.runtime.slots import COORDINATOR, cap_memory, say, slot, storage_is_shared, total_of, unplaced
 from raydiff.runtime.tuner import cluster
@@ -125,10 +125,11 @@ def _process(config: dict[str, Any]) -> Any:
 def share(task: Task) -> Fitted | Diverged:
     """This process's part in a process group; the result is the same in all of them."""
     task = task.to(device())
+    batches = task.batches()
     try:
         return optimize(
             task.params,
-            lambda theta: _gradient(task, theta),
+            lambda theta: _gradient(task, theta, next(batches)),
             training=task.training,
             steps=task.steps,
             moments=task.moments,
@@ -137,9 +138,9 @@ def share(task: Task) -> Fitted | Diverged:
         return e
 
 
-def _gradient(task: Task, theta: Params) -> tuple[Params, Tensor]:
+def _gradient(task: Task, theta: Params, drawn: Draw) -> tuple[Params, Tensor]:
     """The gradient of a whole batch, and its loss: the sum over all processes, weighted by their records."""
-    (images, labels), draws = task.draw()
+    (images, labels), draws = drawn
     rank, size, count = dist.get_rank(), dist.get_world_size(), len(images)
     # A process without records still needs a graph for the collective: one record counts 0.
     mine = slice(rank, None, size) if rank < count else slice(0, 1)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from raydiff.experiment import trial
 from raydiff.experiment.config import Experiment
+from raydiff.runtime.gpu_memory import trainings
 from raydiff.runtime.slots import Slot, cap_memory
 
 Times = tuple[float, float]
@@ -47,15 +48,17 @@ def representatives(trials: Sequence[Experiment]) -> Iterator[Experiment]:
 def seconds(trials: Sequence[Experiment], probed: Mapping[str, tuple[int, Times]], *, slot: Slot, slots: int) -> float:
     """A whole sweep's time. `probed`: method -> (clients of the trial that was probed, its times).
 
-    A round's time goes with its clients, and is divided by the workers among which they are dealt. Trials are spread
-    over the slots; evaluation, and the 10 to 20 s in which processes start, come on top.
+    A round's time goes with its clients, and is divided by the workers among which they are dealt; with epochs it goes
+    with the records, which more clients only share. Trials are spread over the slots; evaluation, and the 10 to 20 s in
+    which processes start, come on top.
     """
 
     def of(experiment: Experiment) -> float:
         clients, (first, later) = probed[type(experiment.method).__name__]
         # The busiest worker has this many clients, which train one after the other.
         turns = math.ceil(experiment.clients / slot.workers)
-        return (first + later * (experiment.method.rounds - 1)) * turns / clients
+        shares = experiment.clients if any(t.epochs is not None for _, t in trainings(experiment.method)) else clients
+        return (first + later * (experiment.method.rounds - 1)) * turns / shares
 
     every = [of(experiment) for experiment in trials]
     return max(sum(every) / slots, *every) if every else 0.0

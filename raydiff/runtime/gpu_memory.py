@@ -136,16 +136,17 @@ def _peak(this: trial.Trial, meter: Meter, cohort: int) -> int:
     server, _, _ = method.aggregate(server, received, Round(0, rng, noise, this.experiment.clients))
     meter.start()
     if instruments is not None:
-        client.evaluate(tree.without(SERVER_ONLY, server), 0, instruments.of_client("test"))
+        client.evaluate(tree.without(SERVER_ONLY, server), 0, instruments.of_client(instruments.config.split))
     return max(trained, meter.peak())
 
 
 def one_step(experiment: Experiment) -> Experiment:
     """The same trial, with each of its trainings cut to one step in each round at its own batch size."""
     rounds = experiment.method.rounds  # A training of fewer steps than rounds has no step in the first round.
-    steps = {
-        f"method.{path}.steps": rounds if training.steps else 0 for path, training in _trainings(experiment.method)
-    }
+    steps: dict[str, int | None] = {}
+    for path, training in trainings(experiment.method):
+        none = training.of(1).steps == 0
+        steps |= {f"method.{path}.steps": 0 if none else rounds, f"method.{path}.epochs": None}
     cut: Experiment = override(experiment, {**steps, "newcomers": None, "runtime.noise_secret": None})
     return cut
 
@@ -167,7 +168,7 @@ def largest(trials: Sequence[Experiment], workers: int = 1) -> list[Experiment]:
         # A latent model is frozen and the same one in all trials, so it tells nothing apart.
         fresh = {} if isinstance(model, LatentModel) else model.init(torch.Generator())
         weights = max(1, sum(v.numel() for v in fresh.values()))
-        batch = max((t.batch for _, t in _trainings(experiment.method)), default=1)
+        batch = max((t.batch for _, t in trainings(experiment.method)), default=1)
         return weights * batch * cohort_of(experiment, workers), -experiment.clients
 
     of: dict[str, list[Experiment]] = {}
@@ -176,13 +177,14 @@ def largest(trials: Sequence[Experiment], workers: int = 1) -> list[Experiment]:
     return [max(group, key=size) for group in of.values()]
 
 
-def _trainings(obj: Any, prefix: str = "") -> Iterator[tuple[str, Training]]:
+def trainings(obj: Any, prefix: str = "") -> Iterator[tuple[str, Training]]:
+    """(path, training) of each that a method has."""
     for field in dataclasses.fields(obj):
         value = getattr(obj, field.name)
         if isinstance(value, Training):
             yield prefix + field.name, value
         elif dataclasses.is_dataclass(value):
-            yield from _trainings(value, f"{prefix}{field.name}.")
+            yield from trainings(value, f"{prefix}{field.name}.")
 
 
 def measure(trials: Sequence[Experiment], nodes: Sequence[Mapping[str, float]]) -> tuple[float, str]:

@@ -85,6 +85,8 @@ def start(
             resume=resume,
             extend=extend,
         )
+        if planned.tuned:
+            this["tuned"] = planned.tuned
         if retry:
             planned = replace(planned, trials=_failed(planned), asked=replace(asked, search="grid"))
             if not planned.trials:
@@ -94,6 +96,8 @@ def start(
             print(remark, flush=True)
         if report:
             print(f"sweep {folder.name}: {planned.total} trials in {folder}", flush=True)
+            for line in planned.tuned:
+                print(f"tuned: {line}", flush=True)
         mlflow = sweep_folder.mlflow(folder, planned.preset, planned.base, samplers=asked.samplers) if track else None
         if mlflow:
             mlflow.start()  # Opening a new store takes 10 s, in which Ray starts.

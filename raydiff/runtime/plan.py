@@ -73,6 +73,8 @@ class Planned:
     """What is best, and what Optuna and ASHA search for, read on the validation split."""
     lower_is_better: bool = True
     """Of the metric."""
+    tuned: tuple[str, ...] = ()
+    """What `raydiff tune` has chosen for its trials, a line for each method."""
 
     @property
     def space(self) -> Space:
@@ -126,7 +128,20 @@ def plan(preset: str, study: Study, asked: Asked, *, name: str) -> Planned:
         asked=asked,
         metric=metric,
         lower_is_better=lower,
+        tuned=_tuned(study, asked),
     )
+
+
+def _tuned(study: Study, asked: Asked) -> tuple[str, ...]:
+    """A line for each method with settings that were chosen for it, and are not given anew."""
+    own = overrides.kind(type(study.experiment.method))
+    found = []
+    for name, settings in study.tuned.items() if "method" not in asked.given else ():
+        left = {path: v for path, v in settings.items() if name != own or path not in asked.given}
+        if left and (name == own or asked.baselines):
+            shown = (f"{path.removeprefix('method.')} {overrides.short(value)}" for path, value in left.items())
+            found.append(f"{name}: {', '.join(shown)}")
+    return tuple(found)
 
 
 def _check(asked: Asked, base: Experiment, metric: str) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import raydiff
-from raydiff.experiment import config, trial
+from raydiff.experiment import config, overrides, trial
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.tracking import ARTIFACTS, Mlflow
 from raydiff.federated.checkpoint import write_text
@@ -25,6 +25,8 @@ from raydiff.results import mlflow_models
 from raydiff.results.finished import find, open_finished
 from raydiff.runtime.slots import cap_memory
 
+ELSEWHERE = ("runtime.", "data_digest", "data.fitted_on")
+"""Fields that tell no old trial from a new one: where it runs, and what only the data or a later version knows."""
 Plan = dict[str, Any]
 """The content of sweep.json."""
 
@@ -98,9 +100,24 @@ def plan(
         raise ValueError(
             f"{at.name} has another space: {len(new - old)} trials are new and {len(old - new)} are gone "
             f"(it was started by: {' '.join(then['command'])}){advice}"
+            f"{_apart(at, old - new, [e for e in trials if e.digest not in old])}"
         )
     this = {**then, **{k: now[k] for k in ("trials", "command")}} if new - old else then
     return _under_another_version(at, this, now) if other else this
+
+
+def _apart(at: Path, gone: set[str], new: Sequence[Experiment]) -> str:
+    """By which fields to have a trial that is gone again, said by the new one that is nearest to it; "" where none is
+    on disk: a preset that has changed is told so from a grid that was."""
+    for path in (at / "trials" / digest / "config.json" for digest in sorted(gone)):
+        if not path.exists() or not new:
+            continue
+        then = overrides.flat(config.from_dict(read_json(path, needs="method")))
+        news = map(overrides.flat, new)
+        apart = [[k for k, v in now.items() if then.get(k, v) != v and not k.startswith(ELSEWHERE)] for now in news]
+        fields = " ".join(f"--{k} {overrides.short(then[k])}" for k in min(apart, key=len))
+        return f"; trial {path.parent.name} had {fields}" if fields else ""
+    return ""
 
 
 def _under_another_version(at: Path, then: Plan, now: Plan) -> Plan:

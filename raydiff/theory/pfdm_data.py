@@ -43,12 +43,12 @@ from torch import Tensor
 
 from raydiff.data.datasets import Data, Dataset, load
 from raydiff.data.partition import TEN_CLASSES
-from raydiff.models.ddpm import Sampler, alphas_bar
+from raydiff.models.ddpm import MEASURED, Sampler, alphas_bar
 from raydiff.privacy.accountants import depth
 from raydiff.report.intervals import student
 from raydiff.seeding import generator
 from raydiff.theory.pfdm import Gauss, deconvolved, fitted, fitted_classes, refine, uploads, w2_squared
-from raydiff.theory.pfdm_theorems import SAMPLERS, TIMESTEPS
+from raydiff.theory.pfdm_theorems import TIMESTEPS
 from raydiff.theory.shown import grid
 
 ARMS = ("localonly", "pfdm", "no-server", "shuffled", "collafuse", "gaussian", "centre")
@@ -148,9 +148,9 @@ def predict(
     out = {}
     for budget in budgets:
         starts = _server(world, x, noise, budget, shared)
-        of_class: dict[Key, list[Tensor]] = {(s, a): [] for s in SAMPLERS for a in ARMS}
+        of_class: dict[Key, list[Tensor]] = {(s, a): [] for s in MEASURED for a in ARMS}
         for classes, client, target, local in clients:
-            for sampler in SAMPLERS:
+            for sampler in MEASURED:
                 of_class[sampler, "localonly"].append(local)
                 for arm, (start, abar) in starts.items():
                     got = refine(start[classes], client, abar=abar, sampler=sampler)
@@ -207,7 +207,7 @@ def predictions(
     for minority in minorities:
         runs = [predict(world, minority=minority, budgets=budgets, shared=shared, seed=s) for s in range(seeds)]
         for budget in budgets:
-            for sampler in SAMPLERS:
+            for sampler in MEASURED:
                 local = [run[budget.epsilon][sampler, "localonly"] for run in runs]
                 for arm in ARMS:
                     mine = [run[budget.epsilon][sampler, arm] for run in runs]

@@ -21,11 +21,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from raydiff.models.ddpm import Denoiser, Sampler, alphas_bar, denoise
+from raydiff.models.ddpm import MEASURED, Denoiser, Sampler, alphas_bar, denoise
 from raydiff.report.intervals import student
 from raydiff.report.plots import panels, save
 from raydiff.seeding import generator
-from raydiff.theory.pfdm_theorems import SAMPLERS, TIMESTEPS
+from raydiff.theory.pfdm_theorems import TIMESTEPS
 from raydiff.theory.shown import grid
 
 RADII = (4.0, 1.2, 0.36)
@@ -186,7 +186,7 @@ def report(out: Path, *, seeds: int = 4) -> list[str]:
     branches, twigs, leaves = merge_times(abar)
     draw_hierarchy(hierarchy := out / "hierarchy.png", abar=abar)
     paths, rows = [hierarchy], [("n", "sampler", "local", *(f"t0 = {t0}" for t0 in t0s), "floor")]
-    for n, sampler in itertools.product((3, 20), SAMPLERS):
+    for n, sampler in itertools.product((3, 20), MEASURED):
         cases = [hand_overs(minority=n, depths=t0s, abar=abar, sampler=sampler, seed=seed) for seed in range(seeds)]
         columns = zip(*([c.local, *(hand.w2_squared for hand in c.depths), c.floor] for c in cases), strict=True)
         found = (student(column) for column in columns)

@@ -25,19 +25,17 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from typing import get_args
 
 import torch
 from torch import Tensor
 
-from raydiff.models.ddpm import Sampler, alphas_bar
+from raydiff.models.ddpm import MEASURED, Sampler, alphas_bar
 from raydiff.privacy.accountants import depth
 from raydiff.report.intervals import student
 from raydiff.seeding import generator
 from raydiff.theory.pfdm import Gauss, fitted, measured_weight, refine, uploads, w2_squared, weight
 from raydiff.theory.shown import Rows, bracket, grid
 
-SAMPLERS: tuple[Sampler, ...] = get_args(Sampler)
 TIMESTEPS = 1000  # of the linear schedule
 DIMENSIONS = 8  # of the table
 
@@ -88,7 +86,7 @@ def trials(
     x = truth.sample(pooled, rng)
     noise = torch.randn(x.shape, dtype=torch.float64, generator=rng)
     client, start = fitted(x[:, :n]), fitted(uploads(x, noise, abar=abar, clip=clip))
-    pfdm = {s: w2_squared(refine(start, client, abar=abar, sampler=s), truth) for s in SAMPLERS}
+    pfdm = {s: w2_squared(refine(start, client, abar=abar, sampler=s), truth) for s in MEASURED}
     return w2_squared(client, truth), pfdm
 
 
@@ -112,7 +110,7 @@ def report(trials: int = 200) -> list[str]:
 def _weights() -> list[str]:
     abar = alphas_bar("linear", TIMESTEPS)
     rows: Rows = [("t0", "lambda", "sampler", "limit", "all steps", "50 steps")]
-    for (t0, value), sampler in itertools.product(((740, 1.0), (690, 5.0)), SAMPLERS):
+    for (t0, value), sampler in itertools.product(((740, 1.0), (690, 5.0)), MEASURED):
         limit = float(weight(torch.tensor(value, dtype=torch.float64), float(abar[t0]), sampler))
         chains = (measured_weight(value, abar, t0, sampler=sampler, steps=steps) for steps in (None, 50))
         rows.append((str(t0), f"{value:g}", sampler, *(f"{share:.4f}" for share in (limit, *chains))))
@@ -123,13 +121,13 @@ def _weights() -> list[str]:
 def _gains(count: int) -> list[str]:
     d, abar = DIMENSIONS, alphas_bar("linear", TIMESTEPS)
     clip = math.sqrt(2 * d)  # about the median norm of N(mean, I)
-    widths = (8, 5, 5, 6, 8, *(26, 11, 26) * len(SAMPLERS))
-    head = ("epsilon", "t0", "n", "N", "local", *("gain", "order 1/n", "clipped") * len(SAMPLERS))
+    widths = (8, 5, 5, 6, 8, *(26, 11, 26) * len(MEASURED))
+    head = ("epsilon", "t0", "n", "N", "local", *("gain", "order 1/n", "clipped") * len(MEASURED))
     lines = [
         f"A class N(mu, I) in {d} dimensions, |mu|^2 = {d}: W2^2 of local training, and what PFDM takes off it (gain).",
         f"[95 % interval of {count} draws]; order 1/n: the formula, for n well above {d} only; clipped: the gain with",
         f"images clipped to C = {clip:.2f}, for which t0 is chosen (exact accountant, delta 1e-5) in either case",
-        *grid((32, *(63,) * len(SAMPLERS)), [("", *SAMPLERS)]),
+        *grid((32, *(63,) * len(MEASURED)), [("", *MEASURED)]),
         *grid(widths, [head]),
     ]
     for epsilon in (10.0, 50.0, 200.0):
@@ -149,7 +147,7 @@ def _gain_cells(n: int, pooled: int, abar: float, clip: float, count: int) -> It
         for c in (None, clip)
     )
     yield f"{float(plain[0].mean()):.3f}"
-    for sampler in SAMPLERS:
+    for sampler in MEASURED:
         gains = (bracket(*student((local - mine[sampler]).tolist()), "+.3f") for local, mine in (plain, clipped))
         yield next(gains)
         yield f"{first_order_gain(d, n, pooled, abar=abar, sampler=sampler):+.3f}"
@@ -158,7 +156,7 @@ def _gain_cells(n: int, pooled: int, abar: float, clip: float, count: int) -> It
 
 def _regime(epsilon: float, abar: float) -> list[str]:
     sigma2 = (1 - abar) / abar
-    ratios = {s: break_even(abar, s) for s in SAMPLERS}
+    ratios = {s: break_even(abar, s) for s in MEASURED}
     promised, pooled, least = eq9(DIMENSIONS, 1, sigma2)
     weights = theorem_weights(sigma2).items()
     on = "; ".join(f"as {name} {few:.3f} d^2/N + {own:.3f} d^2/n" for name, (few, own) in weights)

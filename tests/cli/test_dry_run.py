@@ -55,6 +55,8 @@ def test_a_sweep_takes_its_work_divided_by_workers_and_slots(tiny: Experiment) -
     assert estimate.seconds([eight], probed, slot=one, slots=2) == 4 * 7.0  # one trial is in one slot
     assert estimate.seconds([eight], probed, slot=four, slots=2) == 7.0  # two clients one after the other
     assert estimate.seconds([], {}, slot=one, slots=1) == 0.0
+    passes = replace(eight, method=replace(fedavg, local=Training(epochs=3)))  # as many records in all, shared by eight
+    assert estimate.seconds([passes], probed, slot=one, slots=2) == 7.0
 
 
 def test_a_probe_runs_two_rounds_and_leaves_nothing(

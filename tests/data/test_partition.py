@@ -28,6 +28,7 @@ from raydiff.data.partition import (
     partition,
 )
 from raydiff.evaluation.figures import draw_counts
+from raydiff.later import spelled
 from raydiff.seeding import generator
 
 
@@ -134,6 +135,23 @@ def test_dirichlet_has_the_moments_of_its_law(alpha: float) -> None:
     variance = 0.25 * 0.75 / (4 * alpha + 1)
     assert shares.mean(dim=1).tolist() == pytest.approx([0.25] * 4, abs=5 * (variance / 1000) ** 0.5)
     assert shares.var(dim=1).mean().item() == pytest.approx(variance, rel=0.1)
+
+
+def test_balanced_dirichlet_gives_no_more_to_who_has_enough() -> None:
+    """Ten classes of 100 for five clients: whoever has 200 after a class gets none of the next ones, and no field is
+    said where it is not set."""
+    data = equal_classes(10, 100)
+    stopped = 0
+    for seed in range(20):
+        parts = partition(data, 5, how=Dirichlet(alpha=0.5, balanced=True), rng=generator(seed))
+        table = counts(data, parts, 10)  # (5, 10)
+        before = table.cumsum(1) - table
+        assert not table[before >= 200].any() and int(table.sum()) == 1000
+        stopped += int((before >= 200).sum())
+        free = partition(data, 5, how=Dirichlet(alpha=0.5), rng=generator(seed))
+        assert torch.equal(counts(data, free, 10)[:, 0], table[:, 0])  # the same draws
+    assert stopped > 20
+    assert spelled(Dirichlet()) == "Dirichlet(alpha=0.5)"
 
 
 def test_dirichlet_leaves_the_global_stream_alone() -> None:

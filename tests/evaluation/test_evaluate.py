@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -109,6 +109,20 @@ def test_without_a_distance_no_feature_network_is_trained_and_no_public_split_ne
     assert prepare(DATASET, NONE, never).cnn == {}
     with pytest.raises(ValueError, match=r"^the evaluation needs records in the split public: data.public is 0$"):
         check(Evaluation(distance="kernel", attack=False), DATASET, [OWN])
+
+
+def test_a_trial_for_the_choice_of_settings_needs_the_validation_split_alone() -> None:
+    """The split has one record of each class; there is neither a test split nor one for thresholds."""
+    config, splits = Evaluation(distance="kernel", split="validation"), {**SPLITS, "public": split(0)}
+    few = Dataset("made", splits, DATASET.label_names, "digest")
+    made = replace(few, splits={**splits, "validation": splits["test"], "test": split()})
+    check(config, made, [OWN])
+    with pytest.raises(ValueError, match=r"^the validation split has not two records of any class of client 0: raise"):
+        check(config, few, [OWN])
+    with pytest.raises(ValueError, match=r"^the evaluation needs records in the split test: data.test is 0$"):
+        check(Evaluation(distance="kernel"), made, [OWN])
+    with pytest.raises(ValueError, match=r"^split must be one of test, validation, got 'public'$"):
+        Evaluation(split="public")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("distance", ["kernel", "none"])

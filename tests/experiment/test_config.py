@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import hashlib
+import itertools
 import json
 import math
 from collections.abc import Callable, Iterator
@@ -41,6 +42,7 @@ OTHER: dict[str, Any] = {
     "method.model.conditional": False,
     "method.model.embedding": True,
     "method.model.prediction": "v",
+    "method.model.sigma_data": 1.0,
     "method.model.precision": "bfloat16",
     "method.model.compile": True,
     "method.epsilon": None,
@@ -54,12 +56,20 @@ OTHER: dict[str, Any] = {
     "method.local.weight_decay": 0.5,
     "method.local.optimizer": "sgd",
     "method.local.decay": "constant",
+    "method.local.epochs": 2,
+    "method.local.momentum": 0.5,
+    "method.local.replacement": False,
+    "method.local.ema": 0.5,
     "method.server.steps": 5,
     "method.server.batch": 4,
     "method.server.learning_rate": 1e-2,
     "method.server.weight_decay": 0.5,
     "method.server.optimizer": "sgd",
     "method.server.decay": "constant",
+    "method.server.epochs": 2,
+    "method.server.momentum": 0.5,
+    "method.server.replacement": False,
+    "method.server.ema": 0.5,
     "method.center": True,
     "method.start": "shuffled",
     "method.local_parts": 2,
@@ -104,6 +114,7 @@ OTHER: dict[str, Any] = {
     "evaluation.attack": False,
     "evaluation.attacks": ("loss", "pia"),
     "evaluation.metrics": ("accuracy",),
+    "evaluation.split": "validation",
     "evaluation.clients": 1,
     "evaluation.members": 10,
     "data.fitted_on": "all",
@@ -124,6 +135,12 @@ OTHER: dict[str, Any] = {
     "data_digest": "another",
 }
 """Another value for every field of the tiny experiment."""
+FIRST: dict[str, dict[str, Any]] = {
+    "runtime.overcommit": {"participants": 1},
+    "method.local.momentum": {"method.local.optimizer": "sgd"},
+    "method.server.momentum": {"method.server.optimizer": "sgd"},
+}
+"""What must be so before these fields may have it."""
 COUNTS = {f"runtime.{name}" for name in ("threads", "vectorize", "server_workers", "overcommit", "round_deadline_s")}
 ELSEWHERE = {path for path in OTHER if path.startswith("runtime.")} - COUNTS | {
     "data.root",
@@ -173,7 +190,7 @@ EXPERIMENTS: dict[str, Callable[[Experiment], Experiment]] = {
 def test_the_digest_is_of_all_that_can_change_a_number(tiny: Experiment) -> None:
     assert set(fields(tiny)) == set(OTHER)
     for path, value in OTHER.items():
-        start = override(tiny, {"participants": 1}) if path == "runtime.overcommit" else tiny
+        start = override(tiny, FIRST.get(path, {}))
         other = override(start, {path: value})
         assert other != start, path
         assert (other.digest == start.digest) == (path in ELSEWHERE), path
@@ -363,7 +380,11 @@ def test_a_digest_without_a_deadline_is_as_it_was(tiny: Experiment) -> None:
     as_it_was["data"].pop("fitted_on")
     as_it_was["evaluation"].pop("weights")
     as_it_was["evaluation"].pop("metrics")
+    as_it_was["evaluation"].pop("split")
     as_it_was["method"]["model"].pop("prediction")
+    as_it_was["method"]["model"].pop("sigma_data")
+    for training, field in itertools.product(("local", "server"), ("epochs", "momentum", "replacement", "ema")):
+        as_it_was["method"][training].pop(field)
     assert tiny.digest == hashlib.sha256(json.dumps(as_it_was, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -447,7 +468,10 @@ def test_a_method_that_refuses_a_default_has_its_own(tiny: Experiment) -> None:
     ("changes", "says"),
     [
         ({"averaging": Averaging(privacy=ClientPrivacy())}, "averaging.privacy must be none: SCAFFOLD's control"),
-        ({"local": Training(weight_decay=0.1)}, "weight_decay must be 0 with optimizer sgd, got 0.1"),
+        (
+            {"averaging": Averaging(privacy=ClientPrivacy(clip=2.0))},
+            "averaging.privacy must be none: SCAFFOLD's control",
+        ),
     ],
 )
 def test_what_a_method_refuses_is_not_dropped(tiny: Experiment, changes: dict[str, Any], says: str) -> None:
@@ -461,6 +485,7 @@ def test_what_a_method_refuses_is_not_dropped(tiny: Experiment, changes: dict[st
     [
         (["--method.epsilon", "5", "--seed=3"], {"method.epsilon": 5.0, "seed": 3}),
         (["--evaluation.attack"], {"evaluation.attack": True}),
+        (["--method.local.epochs", "10"], {"method.local.epochs": 10}),
         (["--seed", "-2"], {"seed": -2}),
         (["--method.server-rounds", "2"], {"method.server_rounds": 2}),
         (["--evaluation", "none"], {"evaluation": None}),

@@ -20,7 +20,7 @@ from raydiff.data.datasets import Data, load
 from raydiff.data.entangled import measured
 from raydiff.data.partition import Entangled, Iid, Newcomers, Pooled
 from raydiff.evaluation import suite as evaluate
-from raydiff.evaluation.suite import Evaluation
+from raydiff.evaluation.suite import Evaluation, Instruments
 from raydiff.experiment import config, overrides, trial
 from raydiff.experiment.config import Experiment, Runtime
 from raydiff.experiment.trial import Trial, end, make_clients, noise_secret, open_trial
@@ -146,6 +146,28 @@ def test_validation_is_every_so_many_rounds(finished: tuple[Trial, list[dict[str
     _, results = finished
     assert ["validation/fd_cnn/all" in r for r in results] == [False, True, False, True, False]
     assert not [k for r in results[:-1] for k in r if k.startswith(("eval/", "attack/"))]
+
+
+def test_a_trial_for_the_choice_of_settings_reads_no_test_record(
+    tiny: Experiment, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """Its last numbers are those of the validation split, of clients that join too; nothing is attacked."""
+    read: list[str] = []
+    of_client = Instruments.of_client
+    monkeypatch.setattr(Instruments, "of_client", lambda self, split: read.append(split) or of_client(self, split))
+    method = FedAvg(model=tiny.method.model, rounds=2, local=Training(steps=4, batch=4))
+    given = {"method": method, "newcomers": Newcomers(clients=1, classes=3, records=10)}
+    given |= {
+        "evaluation.split": "validation",
+        "evaluation.every": 2,
+        "evaluation.distance": "kernel",
+        "data.train": 100,
+    }
+    *_, last, final = execute(open_trial(overrides.override(tiny, given), tmp_path))
+    assert set(read) == {"validation"} and "new/kd_cnn/all" in final
+    found = {k.removeprefix("eval/"): v for k, v in final.items() if k.startswith("eval/")}
+    assert found == {k.removeprefix("validation/"): v for k, v in last.items() if k.startswith("validation/")}
+    assert "kd_cnn/all" in found and not [k for k in final if k.startswith("attack/")]
 
 
 def test_artifacts(finished: tuple[Trial, list[dict[str, Any]]]) -> None:
@@ -497,6 +519,26 @@ def test_newcomers_are_measured_and_send_nothing(joined: Experiment, tmp_path: P
     assert final["new/parameters_share"] == 32 / tree_size(joined)
     assert set(trial.ledger_of(opened.folder).bytes_by_client) == {0, 1}
     assert (opened.folder / "artifacts" / "newcomers.png").exists()
+
+
+@pytest.mark.parametrize("vectorize", [False, True])
+def test_newcomers_with_several_embeddings_send_nothing_and_are_attacked(
+    joined: Experiment, tmp_path: Path, vectorize: bool
+) -> None:
+    """The federation's numbers and bytes are those of one embedding; a trial that was stopped goes on to the same."""
+    given = {"evaluation.attack": True, "evaluation.members": 8, "runtime.vectorize": vectorize}
+    one, several = (overrides.override(joined, {**given, "method.embeddings": k}) for k in (1, 3))
+    before = execute(open_trial(one, tmp_path / "a"))[-1]
+    stopped = open_trial(several, tmp_path / "a")
+    running = trial.run(stopped, trial.local_pool(stopped))
+    next(running)
+    running.close()  # type: ignore[attr-defined]
+    final = execute(stopped)[-1]
+    assert numbers(final) == numbers(execute(open_trial(several, tmp_path / "b"))[-1])
+    same = [k for k in final if not k.startswith(("new/", "time/"))]
+    assert {k: final[k] for k in same} == {k: before[k] for k in same} and "comm/bytes_up" in same
+    assert final["new/parameters"] == 3 * 32 and final["new/kd_cnn/all"] != before["new/kd_cnn/all"]
+    assert "new/attack/client/pia/auc" in final and set(trial.ledger_of(stopped.folder).bytes_by_client) == {0, 1}
 
 
 def test_newcomers_records_are_nobody_elses(joined: Experiment, tmp_path: Path) -> None:

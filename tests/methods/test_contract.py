@@ -6,6 +6,7 @@ import copy
 import functools
 import itertools
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from raydiff.federated.client import Client, Keys
 from raydiff.federated.method import SCRATCH, SERVER_ONLY, Deployed, Method, Round, Upload
 from raydiff.federated.rounds import LocalPool, Progress, rounds
 from raydiff.federated.sums import Desk
-from raydiff.methods import METHODS, FedDistr, LocalOnly, Scaffold, SharedRep
+from raydiff.methods import DPSGD, METHODS, FedDistr, LocalOnly, PerFedAvg, Scaffold, SharedRep
 from raydiff.models.classifier import Classifier
 from raydiff.models.ddpm import Sampling
 from raydiff.models.latent.model import LatentModel
@@ -47,6 +48,7 @@ OTHER: dict[str, Any] = {
     "local_parts": 2,
     "skip": True,
     "prediction": "v",
+    "sigma_data": 1.0,
     "precision": "bfloat16",
     "compile": True,
     "channels_last": True,
@@ -65,6 +67,7 @@ OTHER: dict[str, Any] = {
     "learning_rate": 1e-2,
     "weight_decay": 0.5,
     "embedding_std": 0.5,
+    "embeddings": 3,
     "train_embedding": False,
     "private": ("enter.",),
     "mu": 0.5,
@@ -73,6 +76,10 @@ OTHER: dict[str, Any] = {
     "inner_rate": 0.5,
     "adapt_steps": 2,
     "optimizer": "sgd",
+    "epochs": 2,
+    "momentum": 0.5,
+    "replacement": False,
+    "ema": 0.5,
     "decay": "constant",
     "conditional": False,
     "embedding": True,
@@ -102,8 +109,11 @@ ALSO: dict[str, dict[str, Any]] = {
     "model": {"clip": None},
     "upload": {"epsilon": None},
     "silhouette": {"epsilon": None, "clusters": 2},
+    **{f"{path}.momentum": {f"{path}.optimizer": "sgd"} for path in ("local", "server", "inversion", "training")},
 }
-"""What else these fields need."""
+"""What else these fields need, by their path or name."""
+REFUSED = ("inversion.epochs", "inversion.replacement")
+"""Fields that the method they are in refuses: it draws its own batches."""
 
 
 @pytest.fixture(params=METHODS)
@@ -379,13 +389,47 @@ def test_init_key_has_all_that_a_first_state_depends_on(experiment: Experiment) 
         name = path.rpartition(".")[2]
         if name == "shape" or path in ("model.path", "model.digest"):  # the data's; the model as it is, see FedDistr
             continue
-        both = ALSO.get(name, {})
+        both = ALSO.get(path) or ALSO.get(name, {})
+        if path in REFUSED:
+            with pytest.raises(ValueError, match=r"^--inversion: |^inversion\.epochs must be none"):
+                overrides.override(method, {path: OTHER[name]})
+            continue
         other = overrides.override(method, {**both, path: OTHER[name]})
         assert other != method, path
         if other.init_key == method.init_key:
             assert tree.digest(other.init_client({}, data, public, Round(0, generator(1)))) == digest, path
             same.append(path)
     assert {"sampling.steps", "steps"} & set(same)  # sampling comes later
+
+
+def test_a_moving_average_of_the_weights_is_of_whole_trainings_alone(experiment: Experiment) -> None:
+    if not overrides.has_path(experiment, "method.averaging"):
+        return
+    with pytest.raises(ValueError, match=r"^--method: local\.ema must be 0 where the server averages .*, got 0\.5$"):
+        overrides.override(experiment, {"method.local.ema": 0.5})
+
+
+def test_epochs_passes_and_momentum_have_the_same_bits_resumed(experiment: Experiment, tmp_path: Path) -> None:
+    """Two clients of 12 and of 7 records, so that they take different numbers of steps; or it says that it has none."""
+    sgd = {"optimizer": "sgd", "momentum": 0.9, "learning_rate": 1e-3, "epochs": 4, "batch": 5, "replacement": False}
+    paths = [p for p in ("method.local", "method.server") if overrides.has_path(experiment, p)]
+    try:
+        method = overrides.override(experiment, {f"{p}.{k}": v for p in paths for k, v in sgd.items()}).method
+    except ValueError as e:
+        assert isinstance(experiment.method, DPSGD | PerFedAvg) and "replacement" in str(e)
+        return
+    data = [records(0), records(1).select(torch.arange(7))]
+
+    def run_on(store: Store | None) -> Iterator[Progress]:
+        clients = [Client(i, method, own, keys=KEYS, store=store) for i, own in enumerate(data)]
+        return rounds(method, LocalPool(clients), keys=KEYS, store=store)
+
+    store = Store(tmp_path / "trial")
+    *_, whole = run_on(None)
+    for _ in itertools.islice(run_on(store), max(1, method.rounds // 2)):
+        pass
+    *_, resumed = run_on(store)
+    assert tree.digest(resumed.server) == tree.digest(whole.server) and resumed.ledger == whole.ledger
 
 
 def test_a_shared_first_state_is_a_fresh_one(method: Method, tmp_path: Path) -> None:

@@ -237,6 +237,8 @@ def test_the_servers_optimiser_is_no_part_of_the_average(method: DPSGD, update: 
         ({"delta": 1.0}, r"^delta must be in \(0, 1\), got 1\.0$"),
         ({"noise_multiplier": -1.0}, r"^noise_multiplier must be a number >= 0, got -1\.0$"),
         ({"max_grad_norm": 0.0}, r"^max_grad_norm must be a positive number, got 0\.0$"),
+        ({"local": Training(epochs=3)}, r"^local\.epochs must be none and local\.replacement true: each step draws"),
+        ({"local": Training(replacement=False)}, r"^local\.epochs must be none and local\.replacement true: each step"),
         ({"multiplicity": 0}, r"^multiplicity must be at least 1, got 0$"),
         ({"ema": 1.0}, r"^ema must be in \[0, 1\), got 1\.0$"),
         ({"averaging": Averaging(privacy=ClientPrivacy())}, r"^averaging\.privacy must be none"),

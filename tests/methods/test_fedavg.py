@@ -118,6 +118,8 @@ def test_a_client_that_joins_later_fine_tunes_100_steps_at_a_tenth_of_the_rate_u
     tuning = Training(steps=3, batch=4)
     assert method.joining == replace(method.local, steps=100, learning_rate=2e-4, decay="constant")
     assert replace(method, finetune=tuning).joining == tuning
+    passes = replace(method, local=replace(method.local, epochs=7))
+    assert passes.joining == method.joining and passes.steps(1, 30) == passes.local.of(30).part(1, passes.rounds)
 
 
 def test_the_shared_model_is_that_of_no_client(method: FedAvg) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from toys import QUADRATIC, asked, joined, records, run, values
+from toys import PASSES, QUADRATIC, asked, joined, records, run, values
 
 from raydiff import tree
 from raydiff.experiment.config import Experiment
@@ -21,7 +21,9 @@ def method(tiny: Experiment) -> FedProx:
     return FedProx(model=tiny.method.model, local=tiny.method.local, rounds=2)
 
 
-def test_without_the_term_it_is_fedavg(method: FedProx) -> None:
+@pytest.mark.parametrize("local", [None, PASSES])
+def test_without_the_term_it_is_fedavg(method: FedProx, local: Training | None) -> None:
+    method = replace(method, local=local or method.local)
     data = [records(0), records(1, 9)]
     fedavg = FedAvg(model=method.model, local=method.local, rounds=2)
     plain, without, with_term = (run(m, data)[-1] for m in (fedavg, replace(method, mu=0.0), replace(method, mu=1.0)))
@@ -38,6 +40,13 @@ def test_two_rounds_of_two_steps_by_hand() -> None:
     assert first.metrics["train/loss"] == pytest.approx((0.5 + 0.125 + 0.0625) / 2)
     # from 0.625: gradient -0.375 to 0.8125, then -0.1875 + 0.09375 to 0.859375
     assert second.server["w"].tolist() == [0.859375]
+
+
+def test_the_term_goes_through_the_momentum_by_hand() -> None:
+    """Target 1, rate 1/2, mu 1/2, momentum 1/2, from 0: v = -1 to 1/2; then -1/2 + 1/4 - 1/2 = -3/4 to 7/8."""
+    training = Training(steps=2, batch=2, learning_rate=0.5, optimizer="sgd", decay="constant", momentum=0.5)
+    (only,) = run(FedProx(model=QUADRATIC, local=training, rounds=1, mu=0.5), [values(1.0)])
+    assert only.server["w"].tolist() == [0.875]
 
 
 def test_the_term_holds_clients_near_the_server(method: FedProx) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from toys import KEYS, QUADRATIC, Quadratic, asked, joined, records, run
+from toys import KEYS, PASSES, QUADRATIC, Quadratic, asked, joined, records, run
 
 from raydiff import tree
 from raydiff.experiment.config import Experiment
@@ -38,7 +38,9 @@ def fedavg(method: Moon) -> FedAvg:
 # --- identities ---
 
 
-def test_without_the_term_it_is_fedavg(method: Moon) -> None:
+@pytest.mark.parametrize("local", [None, PASSES])
+def test_without_the_term_it_is_fedavg(method: Moon, local: Training | None) -> None:
+    method = replace(method, local=local or method.local)
     data = [records(0), records(1, 9)]
     plain, without = run(fedavg(method), data)[-1], run(replace(method, mu=0.0), data)[-1]
     assert tree.digest(without.server) == tree.digest(plain.server)

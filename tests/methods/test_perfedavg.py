@@ -179,6 +179,10 @@ def test_without_steps_or_rate_it_samples_the_shared_model(method: PerFedAvg, ch
         ({"inner_rate": -0.1}, "inner_rate must be a number of at least 0, got -0.1"),
         ({"inner_rate": math.nan}, "inner_rate must be a number of at least 0, got nan"),
         ({"adapt_steps": -1}, "adapt_steps must be at least 0, got -1"),
+        (
+            {"local": Training(replacement=False)},
+            "local.replacement must be true: batches are halved, and a pass's last may be one record",
+        ),
         ({"local": Training(batch=1)}, "local.batch must be at least 2, for it is halved, got 1"),
         (
             {"order": "second", "model": DDPM(compile=True)},

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
 import torch
-from toys import QUADRATIC, aggregated, asked, deployed_of, joined, records, run, values
+from toys import PASSES, QUADRATIC, aggregated, asked, deployed_of, joined, records, run, values
 
 from raydiff import tree
+from raydiff.data.records import Records
 from raydiff.experiment.config import Experiment
 from raydiff.federated.method import Round, Upload
 from raydiff.methods import FedAvg, Scaffold
@@ -30,8 +32,10 @@ def method(tiny: Experiment) -> Scaffold:
 # --- the identity ---
 
 
-def test_the_first_round_is_fedavgs_by_sgd(method: Scaffold) -> None:
-    data = [records(0), records(1)]
+@pytest.mark.parametrize("local", [None, PASSES])
+def test_the_first_round_is_fedavgs_by_sgd(method: Scaffold, local: Training | None) -> None:
+    method = replace(method, local=local or method.local)
+    data = [records(0), records(1, 9)]
     fedavg = FedAvg(model=method.model, local=method.local, rounds=2)
     plain, corrected = run(fedavg, data), run(method, data)
     models = [tree.under("model", progress.server) for progress in corrected]
@@ -72,6 +76,37 @@ def test_a_decaying_rate_weighs_the_gradients() -> None:
     (only,) = run(method, [values(1.0)])
     assert only.server["model/w"].item() == pytest.approx(0.625)
     assert only.server["control/w"].item() == pytest.approx(-0.625 / 0.75)
+
+
+def test_momentum_carries_further_and_c_is_still_a_mean_gradient() -> None:
+    """Momentum 1/2, rate 1/4: gradients -1 and -3/4, velocities -1 and -5/4; a gradient of 1 goes (1 + 3/2) / 4.
+
+    c_i weighs the first gradient by (1 + 1/2) / 4, the second by 1/4: -(1.5 + 0.75) / 2.5 = -0.9.
+    """
+    training = replace(HALVES, steps=2, learning_rate=0.25, momentum=0.5)
+    (only,) = run(Scaffold(model=QUADRATIC, local=training, rounds=1), [values(1.0)])
+    assert only.server["model/w"].item() == pytest.approx(0.5625)
+    assert only.server["control/w"].item() == pytest.approx(-0.9)
+
+
+def test_it_finds_the_optimum_with_momentum_too() -> None:
+    training = replace(HALVES, steps=600, learning_rate=0.05, momentum=0.9)
+    clients = [values(0.0, 1.0), values(4.0, 0.1)]
+    corrected = run(Scaffold(model=QUADRATIC, local=training, rounds=60), clients)[-1].server["model/w"]
+    assert corrected.item() == pytest.approx(0.4 / 1.1, abs=1e-3)
+
+
+def test_each_client_divides_by_its_own_steps() -> None:
+    """Two epochs of 4 and of 8 records in batches of 2: 4 steps and 8, along a cosine each."""
+    training = replace(HALVES, epochs=2, learning_rate=0.25, decay="cosine")
+    large = Records(torch.full((8, 1), 3.0), torch.ones(8, 1), torch.arange(8))
+    method = Scaffold(model=QUADRATIC, local=training, rounds=1, averaging=Averaging(weights="uniform"))
+    (only,) = run(method, [values(1.0), large])
+    rates = [[0.125 * (1 + math.cos(math.pi * step / steps)) for step in range(steps)] for steps in (4, 8)]
+    ways = [target * (1 - math.prod(1 - rate for rate in own)) for target, own in zip((1, 3), rates, strict=True)]
+    assert only.server["model/w"].item() == pytest.approx(sum(ways) / 2)
+    means = [way / sum(own) for way, own in zip(ways, rates, strict=True)]
+    assert only.server["control/w"].item() == pytest.approx(-sum(means) / 2)
 
 
 def test_a_round_without_steps_changes_nothing() -> None:

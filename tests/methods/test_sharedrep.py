@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from toys import KEYS, aggregated, records
+from toys import KEYS, PASSES, aggregated, records
 
 from raydiff import tree
 from raydiff.experiment.config import Experiment
@@ -17,6 +17,7 @@ from raydiff.federated.method import Method, Round, Upload
 from raydiff.federated.rounds import LocalPool, Progress, rounds
 from raydiff.methods import FedAvg, SharedRep
 from raydiff.models.networks import UNet
+from raydiff.models.training import Training
 from raydiff.seeding import generator
 
 
@@ -31,7 +32,9 @@ def run(method: Method, store: Path | None = None) -> list[Progress]:
     return list(rounds(method, LocalPool(clients), keys=KEYS, store=kept))
 
 
-def test_with_all_shared_it_is_fedavg(method: SharedRep) -> None:
+@pytest.mark.parametrize("local", [None, PASSES])
+def test_with_all_shared_it_is_fedavg(method: SharedRep, local: Training | None) -> None:
+    method = replace(method, local=local or method.local)
     fedavg = FedAvg(model=method.model, local=method.local, rounds=3)
     assert tree.digest(run(replace(method, private=()))[-1].server) == tree.digest(run(fedavg)[-1].server)
 

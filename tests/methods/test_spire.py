@@ -10,12 +10,15 @@ import torch
 from toys import KEYS, records
 
 from raydiff import tree
+from raydiff.data.records import Records
 from raydiff.experiment.config import Experiment
 from raydiff.federated.client import Client
 from raydiff.federated.method import Method, Metrics, Round, Upload
 from raydiff.federated.rounds import LocalPool, Progress, rounds
 from raydiff.methods import SPIRE, FedAvg
 from raydiff.methods._averaging import Averaging
+from raydiff.methods.spire import KINDS, SHARES
+from raydiff.models.ddpm import DDPM
 from raydiff.models.networks import CLIENT, MLP, UNet
 from raydiff.models.training import Training, fit_personal
 from raydiff.seeding import generator
@@ -48,6 +51,13 @@ class Watching(LocalPool):
 
 def pool(method: Method) -> Watching:
     return Watching([Client(i, method, records(i, 8 + 4 * i), keys=KEYS) for i in range(3)])
+
+
+def two_kinds() -> Records:
+    """Four dark pictures and eight light ones; their labels say nothing."""
+    shade = torch.tensor([-0.8] * 4 + [0.8] * 8).view(-1, 1, 1, 1)
+    own = records(7)
+    return replace(own, images=(shade + own.images * 0.1).clamp(-1, 1))
 
 
 def run(method: Method) -> list[Progress]:
@@ -115,6 +125,86 @@ def test_a_client_that_joins_trains_an_embedding_alone(method: SPIRE) -> None:
     assert not torch.equal(drawn, untrained.sample(labels, generator(2)))
 
 
+def test_a_client_that_joins_with_several_embeddings_trains_one_for_each_cluster(method: SPIRE) -> None:
+    """By hand: K-means of the pictures, labels unseen; a record's loss reaches the embedding of its cluster alone."""
+    several, server = replace(method, embeddings=3), run(method)[-1].sent
+    data, rng = two_kinds(), generator(KEYS.seed, "client", 7, "join")
+    personal, fixed = several.join(server, rng)
+    own, shares = several.kinds(data, rng)
+    assert personal.keys() == {KINDS} and personal[KINDS].shape == (3, 32) and fixed is server
+    kinds = own.labels[:, -1]
+    assert torch.equal(own.labels[:, :-1], data.labels) and torch.equal(own.images, data.images)
+    assert shares[SHARES].tolist() == pytest.approx([float((kinds == k).sum()) / 12 for k in range(3)])
+    assert not {*kinds[:4].tolist()} & {*kinds[4:].tolist()} and len(kinds.unique()) == 3  # dark and light lie apart
+    (again, _), (other, _) = (
+        several.kinds(replace(data, labels=labels), generator(1)) for labels in (data.labels, data.labels * 0)
+    )
+    assert torch.equal(again.labels[:, -1], other.labels[:, -1])
+    params = {k: v.clone().requires_grad_() for k, v in personal.items()}
+    draws = several.trained_model.draws(4, generator(2))
+    several.trained_model.loss({**fixed, **params}, (own.images[:4], own.labels[:4]), draws, {}).backward()
+    gradient = params[KINDS].grad
+    assert gradient is not None
+    assert {k for k in range(3) if float(gradient[k].norm()) > 0} == {*kinds[:4].tolist()}
+    rows = (own.images, own.labels)
+    trained, _, _ = fit_personal(several.trained_model, personal, fixed, rows, training=several.joining, rng=rng)
+    state = Client(7, several, data, keys=KEYS, newcomer=True).personalized(server, 2)
+    assert tree.digest(state) == tree.digest({**trained, **shares})
+
+
+def test_a_picture_is_sampled_with_an_embedding_drawn_by_the_clusters_shares(method: SPIRE) -> None:
+    """Of equal embeddings the mixture is the one, from the noise that is left; of others each kind has its share."""
+    several, server = replace(method, embeddings=3), run(method)[-1].sent
+    same, shares = torch.randn(32, generator=generator(4)), torch.tensor([0.25, 0.75, 0.0])
+    labels = torch.zeros(400, 1, dtype=torch.int64)
+    rng = generator(2)
+    kinds = torch.multinomial(shares, 400, replacement=True, generator=rng)
+    assert kinds.bincount(minlength=3).tolist()[2] == 0 and 70 < int((kinds == 0).sum()) < 130
+    mixed = several.deploy(server, {KINDS: same.expand(3, -1), SHARES: shares})
+    expected = method.deploy(server, {CLIENT: same}).sample(labels, rng)
+    torch.testing.assert_close(mixed.sample(labels, generator(2)), expected)
+    apart = several.deploy(server, {KINDS: torch.stack([same, -5 * same, same]), SHARES: shares})
+    moved = (apart.sample(labels, generator(2)) - expected).flatten(1).norm(dim=1) > 1e-3
+    assert torch.equal(moved, kinds == 1)
+    assert set(apart.samplers) == {"ancestral", "ddim"} and not apart.conditional
+
+
+def test_an_attack_asks_with_every_embedding_that_a_record_has(method: SPIRE) -> None:
+    several, server = replace(method, embeddings=3), run(method)[-1].sent
+    table, shares = torch.randn(3, 32, generator=generator(4)), torch.tensor([0.5, 0.0, 0.5])
+    targets = several.deploy(server, {KINDS: table, SHARES: shares}).targets
+    x, t, labels = torch.randn(5, 1, 8, 8, generator=generator(1)), torch.tensor([1, 3, 7, 11, 20]), torch.zeros(5, 1)
+    answers = [z(x, t, labels.long()) for z in targets["client"].denoisers]
+    one = [method.deploy(server, {CLIENT: e}).targets["client"].denoisers[0](x, t, labels.long()) for e in table]
+    assert len(answers) == 2
+    torch.testing.assert_close(answers[0], one[0])
+    torch.testing.assert_close(answers[1], one[2])
+    shared = method.deploy(server).targets["global"].denoisers[0](x, t, labels.long())
+    assert torch.equal(targets["global"].denoisers[0](x, t, labels.long()), shared)
+
+
+def test_several_embeddings_change_nothing_for_the_federation(method: SPIRE) -> None:
+    """Its clients have one, and what they send is to the bit what it was."""
+    several = replace(method, embeddings=3)
+    clients, server = pool(several), run(method)[-1].sent
+    last = list(rounds(several, clients, keys=KEYS))[-1]
+    assert tree.digest(last.sent) == tree.digest(server) and set(clients.state(0, 2)) == {CLIENT}
+    labels = torch.zeros(3, 1, dtype=torch.int64)
+    drawn = [m.deploy(server, clients.state(0, 2)).sample(labels, generator(2)) for m in (method, several)]
+    assert torch.equal(*drawn) and torch.equal(
+        several.deploy(server).sample(labels, generator(2)), *(method.deploy(server).sample(labels, generator(2)),)
+    )
+
+
+def test_fewer_records_than_embeddings(method: SPIRE) -> None:
+    several, server = replace(method, embeddings=5), run(method)[-1].sent
+    newcomer = Client(7, several, records(7, 2), keys=KEYS, newcomer=True)
+    state = newcomer.personalized(server, 2)
+    assert state[SHARES].tolist() == [0.5, 0.5, 0, 0, 0] and state[KINDS].shape == (5, 32)
+    labels = torch.zeros(3, 1, dtype=torch.int64)
+    assert bool(newcomer.deploy(server, 2).sample(labels, generator(0)).isfinite().all())
+
+
 def test_without_labels_what_is_asked_for_changes_nothing(method: SPIRE) -> None:
     server = run(method)[-1].sent
     deployed = Client(0, method, records(0), keys=KEYS).deploy(server, 2)
@@ -135,5 +225,9 @@ def test_the_shared_model_has_embedding_zero(method: SPIRE) -> None:
 def test_bad_values_are_refused() -> None:
     with pytest.raises(ValueError, match=r"^embedding_std must be >= 0, got -1$"):
         SPIRE(embedding_std=-1)
+    with pytest.raises(ValueError, match=r"^embeddings must be at least 1, got 0$"):
+        SPIRE(embeddings=0)
+    with pytest.raises(ValueError, match=r"^embeddings must be 1 where model.conditional is true, got 2$"):
+        SPIRE(model=DDPM(), embeddings=2)
     with pytest.raises(ValueError, match=r"^rounds must be at least 1, got 0$"):
         SPIRE(rounds=0)

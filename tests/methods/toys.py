@@ -15,12 +15,17 @@ from raydiff.federated.client import Client, Keys
 from raydiff.federated.method import SERVER_ONLY, Deployed, Method, Metrics, Round, Upload, WithNewClients
 from raydiff.federated.rounds import LocalPool, Progress, rounds
 from raydiff.federated.sums import Desk
-from raydiff.models.training import fit_personal
+from raydiff.models.training import Training, fit_personal
 from raydiff.privacy.release import Event
 from raydiff.seeding import generator
 from raydiff.tree import Params
 
 KEYS = Keys(3, b"0123456789abcdef", "digest")
+PASSES = Training(
+    epochs=4, batch=5, replacement=False, optimizer="sgd", momentum=0.9, learning_rate=0.02, weight_decay=0.01
+)
+"""Over records by passes, with momentum: clients of 12 and of 9 records take 12 and 8 steps, with last batches of 2 and
+4."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from raydiff import tree
 from raydiff.models import ddpm
-from raydiff.models.classifier import CNN, Classifier, ResNet18
+from raydiff.models.classifier import CNN, Classifier, LeNet, ResNet18
 from raydiff.models.training import Training, fit
 from raydiff.seeding import generator
 
@@ -47,6 +47,24 @@ def test_the_parameters_of_a_resnet18_for_cifar() -> None:
     assert total == 11_220_132 - 2 * (128 + 256 + 512)
     params = ResNet18(width=64).build((3, 32, 32), 100).state_dict()
     assert sum(v.numel() for v in params.values()) == total
+
+
+def test_lenet_is_niid_benchs_by_hand() -> None:
+    """6 and 16 channels of 5x5, 120 and 84 units: 44,426 numbers for MNIST; pixels from 0 to 1."""
+    model = Classifier(network=LeNet()).for_data((1, 28, 28), (10,))
+    params, x = model.init(generator(0)), images((1, 28, 28))
+    sizes = 6 * 25 + 6, 16 * 6 * 25 + 16, 120 * 16 * 4 * 4 + 120, 84 * 120 + 84, 10 * 84 + 10
+    assert sum(v.numel() for v in params.values()) == sum(sizes) == 44_426
+    w = list(params.values())
+    h = F.max_pool2d(F.relu(F.conv2d((x + 1) / 2, w[0], w[1])), 2)
+    h = F.max_pool2d(F.relu(F.conv2d(h, w[2], w[3])), 2).flatten(1)
+    h = F.relu(F.linear(F.relu(F.linear(h, w[4], w[5])), w[6], w[7]))
+    torch.testing.assert_close(model.classify(params)(x), F.linear(h, w[8], w[9]))
+    assert model.features(params, (x, x), {}).shape == (5, 84)
+    with pytest.raises(ValueError, match=r"^shape must be larger for 2 convolutions of 5x5, got \(1, 15, 28\)$"):
+        Classifier(network=LeNet()).for_data((1, 15, 28), (10,)).init(generator(0))
+    with pytest.raises(ValueError, match=r"^widths and hidden must be positive, got \(\) and \(120, 84\)$"):
+        LeNet(widths=())
 
 
 @pytest.mark.parametrize("network", NETWORKS)

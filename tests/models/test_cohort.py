@@ -30,6 +30,7 @@ MODEL = DDPM(network=MLP(width=16, depth=1), timesteps=20)
 UNET = DDPM(network=UNet(widths=(8, 16)), timesteps=20)
 ADAMW = Training(steps=4, batch=8, weight_decay=0.1)
 SGD = Training(steps=4, batch=8, optimizer="sgd", learning_rate=0.03)
+MOMENTUM = dataclasses.replace(SGD, momentum=0.9, weight_decay=0.1)
 METHODS = {
     "fedavg": FedAvg(model=MODEL, rounds=2, local=ADAMW),
     "fedavg-sgd-unet": FedAvg(model=UNET, rounds=1, local=SGD),
@@ -38,6 +39,8 @@ METHODS = {
     "fedprox": FedProx(model=MODEL, rounds=2, local=ADAMW, mu=1.0),
     "moon": Moon(model=MODEL, rounds=2, local=ADAMW),
     "scaffold": Scaffold(model=MODEL, rounds=2, local=SGD),
+    "momentum": Scaffold(model=MODEL, rounds=2, local=MOMENTUM),
+    "epochs": FedAvg(model=MODEL, rounds=2, local=dataclasses.replace(MOMENTUM, epochs=2)),  # 20 .. 23 records: 3 steps
 }
 KEYS = Keys(0, b"secret" * 4, "digest")
 SECONDS = 120  # what takes longer hangs, also on a busy machine
@@ -117,13 +120,14 @@ def test_the_first_cohort_of_a_process_trains_together_and_has_the_bits_of_a_lat
     assert first[-1].metrics == again[-1].metrics
 
 
-def test_moments_and_losses_are_each_clients_own() -> None:
+@pytest.mark.parametrize("training", [ADAMW, MOMENTUM, dataclasses.replace(ADAMW, ema=0.5)])
+def test_moments_and_losses_are_each_clients_own(training: Training) -> None:
     """A training that is continued in lock-step, as PFDM's parts are, on the optimiser's whole state."""
 
     def train(i: int, first: int, before: tuple[tree.Params, tree.Params]) -> Any:
         data, rng = records(i), torch.Generator().manual_seed(100 * first + i)
         (params, moments), two = before, range(first, first + 2)
-        return fit(MODEL, params, data.images, data.labels, training=ADAMW, rng=rng, steps=two, moments=moments)
+        return fit(MODEL, params, data.images, data.labels, training=training, rng=rng, steps=two, moments=moments)
 
     def twice(i: int) -> Any:
         params, moments, loss = train(i, 0, (MODEL.init(torch.Generator().manual_seed(i)), {}))
@@ -136,6 +140,23 @@ def test_moments_and_losses_are_each_clients_own() -> None:
         assert (first, loss) == pytest.approx((one, mean), abs=1e-6)
         assert difference(params, expected) < 1e-5
         assert moments.keys() == state.keys() and difference(moments, state) < 1e-5
+
+
+def test_passes_are_taken_together_by_clients_with_as_many_records() -> None:
+    """Their last batches are of one size then: 21 and 20 records in batches of 8, the same steps."""
+    passes = dataclasses.replace(MOMENTUM, epochs=2, replacement=False)
+
+    def train(i: int) -> Any:
+        data, rng = records(min(i, 1)), torch.Generator().manual_seed(i)
+        start = MODEL.init(torch.Generator().manual_seed(0))
+        return fit(MODEL, start, data.images, data.labels, training=passes, rng=rng)
+
+    found = within(lambda: list(lockstep.in_step([lambda i=i: train(i) for i in range(3)])))
+    assert [sizes for _, sizes in found] == [[1], [2], [2]]
+    for i, ((params, moments, loss), _) in enumerate(found):
+        expected, state, mean = train(i)
+        assert difference(params, expected) < 1e-5 and difference(moments, state) < 1e-5
+        assert loss == pytest.approx(mean, abs=1e-6)
 
 
 def test_unequal_clients_are_not_padded() -> None:

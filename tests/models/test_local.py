@@ -5,18 +5,21 @@ from __future__ import annotations
 import itertools
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from raydiff import tree
 from raydiff.models import training as local
+from raydiff.models.classifier import Classifier, Perceptron
 from raydiff.models.ddpm import DDPM, denoise
 from raydiff.models.networks import MLP, UNet
-from raydiff.models.training import Diverged, Training, fit, with_clipped_copies
+from raydiff.models.training import Diverged, Training, fit, fit_part, with_clipped_copies
 from raydiff.seeding import generator
 from raydiff.tree import Params
 
@@ -95,6 +98,128 @@ def test_continuing_with_the_moments_is_as_if_uninterrupted(model: DDPM, at: int
     assert tree.digest(rest_moments) == tree.digest(whole_moments)
     forgetful, _, _ = train(training, model=model, rng=rng.set_state(state), params=half, steps=range(at, 4))
     assert tree.digest(forgetful) != tree.digest(whole)
+
+
+SGD = Training(
+    epochs=3, batch=5, learning_rate=0.05, optimizer="sgd", momentum=0.9, weight_decay=0.1, replacement=False
+)
+
+
+def test_passes_by_sgd_with_momentum_are_torchs_along_a_data_loader() -> None:
+    """12 records in batches of 5: 5, 5 and 2 in each of three passes, at the rates of 9 steps."""
+    model, seen = Classifier(network=Perceptron(widths=(6,)), shape=MODEL.shape, labels=MODEL.labels), list[int]()
+
+    def objective(params: Params, batch: tuple[Tensor, Tensor], draws: Params, extras: Params) -> Tensor:
+        seen.append(len(batch[0]))
+        return model.loss(params, batch, draws, extras)
+
+    images, labels = records()
+    fitted, _, _ = fit(
+        model, model.init(generator(0)), images, labels, training=SGD, rng=generator(1), objective=objective
+    )
+    theta, rng = {k: v.requires_grad_() for k, v in model.init(generator(0)).items()}, generator(1)
+    optimizer = torch.optim.SGD(list(theta.values()), lr=0.05, momentum=0.9, weight_decay=0.1)
+    steps = 0
+    for _ in range(3):
+        order = torch.randperm(12, generator=rng).tolist()
+        for rows in DataLoader(range(12), batch_size=5, sampler=order):  # type: ignore[arg-type]
+            optimizer.param_groups[0]["lr"] = 0.05 * (1 + math.cos(math.pi * steps / 9)) / 2
+            optimizer.zero_grad()
+            model.loss(theta, (images[rows], labels[rows]), {}, {}).backward()
+            optimizer.step()
+            steps += 1
+    assert seen == [5, 5, 2] * 3 and steps == SGD.of(12).steps == 9
+    for k in theta:
+        torch.testing.assert_close(fitted[k], theta[k].detach(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("records", [1, 5, 11, 12])
+def test_epochs_are_a_data_loaders_batches(records: int) -> None:
+    training = Training(epochs=7, batch=5, steps=3)
+    assert training.of(records) == Training(steps=7 * len(DataLoader(range(records), batch_size=5)), batch=5)  # type: ignore[arg-type]
+    parts = [training.of(records).part(i, 3) for i in range(3)]
+    assert [step for part in parts for step in part] == list(range(training.of(records).steps))
+    with pytest.raises(ValueError, match=r"^epochs are no number of steps before the records are known: ask `of`$"):
+        training.part(0, 3)
+
+
+def test_each_pass_takes_every_record_once_and_a_continued_training_begins_a_new_one() -> None:
+    def batches(rng: torch.Generator, steps: range) -> list[list[float]]:
+        seen: list[list[float]] = []
+
+        def objective(params: Params, batch: tuple[Tensor, Tensor], draws: Params, extras: Params) -> Tensor:
+            seen.append(batch[0][:, 0, 0, 0].tolist())
+            return MODEL.loss(params, batch, draws, extras)
+
+        train(replace(SGD, learning_rate=1e-3), rng=rng, objective=objective, steps=steps)
+        return seen
+
+    every = sorted(records()[0][:, 0, 0, 0].tolist())
+    whole = batches(generator(1), range(9))
+    passes = [[*itertools.chain(*whole[i : i + 3])] for i in (0, 3, 6)]
+    assert [sorted(p) for p in passes] == [every] * 3 and len({tuple(p) for p in passes}) == 3
+    rng = generator(1)
+    assert batches(rng, range(2)) == whole[:2]
+    rest = batches(rng, range(2, 9))
+    assert [len(b) for b in rest] == [5, 5, 2, 5, 5, 2, 5] and sorted(itertools.chain(*rest[:3])) == every
+
+
+@pytest.mark.parametrize("at", [1, 3])
+def test_sgd_continues_with_its_momentum(at: int) -> None:
+    training = Training(steps=4, batch=4, optimizer="sgd", momentum=0.9, weight_decay=0.1, learning_rate=0.05)
+    whole, whole_moments, _ = train(training)
+    rng = generator(1)
+    half, moments, _ = train(training, rng=rng, steps=range(at))
+    assert {k.partition("/")[0] for k in moments} == {"momentum_buffer"}
+    state = rng.get_state()
+    rest, rest_moments, _ = train(training, rng=rng, params=half, steps=range(at, 4), moments=moments)
+    assert tree.digest(rest) == tree.digest(whole) and tree.digest(rest_moments) == tree.digest(whole_moments)
+    forgetful, _, _ = train(training, rng=rng.set_state(state), params=half, steps=range(at, 4))
+    assert tree.digest(forgetful) != tree.digest(whole)
+
+
+def test_a_training_ends_with_the_moving_average_of_its_weights() -> None:
+    """By hand, from the weights after each step; in parts it is the same."""
+    training = Training(steps=9, batch=4, ema=0.6)
+    average, rng, state = MODEL.init(generator(0)), generator(1), (MODEL.init(generator(0)), {})
+    for step in range(9):
+        weights, moments, _ = train(
+            replace(training, ema=0.0), rng=rng, params=state[0], steps=range(step, step + 1), moments=state[1]
+        )
+        state, decay = (weights, moments), min(0.6, (1 + step) / (10 + step))
+        average = {k: decay * v + (1 - decay) * weights[k] for k, v in average.items()}
+    whole, _, _ = train(training)
+    for k in whole:
+        torch.testing.assert_close(whole[k], average[k], rtol=1e-5, atol=1e-7)
+    rng = generator(1)
+    half, moments, _ = train(training, rng=rng, steps=range(4))
+    assert tree.digest(half) == tree.digest(train(replace(training, ema=0.0), steps=range(4))[0])
+    rest, _, _ = train(training, rng=rng, params=half, steps=range(4, 9), moments=moments)
+    assert tree.digest(rest) == tree.digest(whole) != tree.digest(weights)
+
+
+def test_parts_of_epochs_are_one_training() -> None:
+    images, labels = records()
+    for training in (SGD, replace(SGD, optimizer="adamw", momentum=0.0, ema=0.5)):
+        whole = fit_part(MODEL, {}, images, labels, training=training, rng=generator(1), part=0, parts=1)
+        rng, state = generator(1), dict[str, Tensor]()
+        for part in range(3):  # of a pass each
+            state = fit_part(MODEL, state, images, labels, training=training, rng=rng, part=part, parts=3)
+        assert tree.digest(state) == tree.digest(whole)
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"momentum": 0.5}, r"^momentum must be 0 with optimizer adamw, got 0\.5$"),
+        ({"momentum": 1.0, "optimizer": "sgd"}, r"^momentum must be in \[0, 1\), got 1\.0$"),
+        ({"epochs": -1}, r"^epochs must be >= 0 or none, got -1$"),
+        ({"ema": 1.0}, r"^ema must be in \[0, 1\), got 1\.0$"),
+    ],
+)
+def test_what_no_optimiser_can_do_is_refused(fields: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        Training(**fields)
 
 
 def test_fit_leaves_its_arguments_alone() -> None:

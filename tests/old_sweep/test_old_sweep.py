@@ -39,13 +39,17 @@ def old(tmp_path: Path, migrated: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     return folder
 
 
+AS_IT_WAS = ("--method.model.network.skip", "False", "--method.model.prediction", "epsilon")
+"""The preset's network has become another one since."""
+
+
 def again(old: Path) -> list[str]:
     """The sweep's own arguments, in this storage folder. The secret was an option then, and lies in the folder now."""
     command: list[str] = json.loads((old / "sweep.json").read_text())["command"][1:]
     at = command.index("--runtime.noise-secret")
     arguments = command[:at] + command[at + 2 :]
     arguments[arguments.index("--runtime.storage") + 1] = str(old.parents[1])
-    return [*arguments, "--resume"]
+    return [*arguments, *AS_IT_WAS, "--resume"]
 
 
 def committed(old: Path) -> dict[str, str]:
@@ -117,6 +121,14 @@ def test_it_is_resumed(old: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
 def test_other_trials_are_refused(old: Path) -> None:
     with pytest.raises(ValueError, match="another space: 1 trials are new and 1 are gone"):
         sweep.main([*again(old), "--grid", "method.epsilon=20"])
+
+
+def test_a_preset_that_has_changed_says_how_it_was(old: Path) -> None:
+    arguments = [word for word in again(old) if word not in AS_IT_WAS]
+    with pytest.raises(
+        ValueError, match=rf"3 trials are new and 3 are gone .*; trial {FEDAVG} had {' '.join(AS_IT_WAS)}$"
+    ):
+        sweep.main(arguments)
 
 
 @pytest.mark.slow

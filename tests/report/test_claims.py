@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -15,6 +17,7 @@ from raydiff.report.papers.claims import (
     Verdict,
     claims_of,
     judged,
+    main,
     rows_of,
     shown_table,
     verdict,
@@ -138,3 +141,41 @@ def test_every_claim_can_be_judged() -> None:
         assert how in ("lower", "higher", "same", "is", "at most") or how.startswith("not tested: ")
         assert all(float(v) >= 0 for v in value) and row["claim"] and row["source"]
         assert bool(row["metric"]) == bool(row["ours"]) == bool(row["margin"]) == (not how.startswith("not tested"))
+
+
+def test_several_sweeps_are_one_page_each_with_its_origin(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sweeps = [kept(tmp_path / str(i), ["jobs/sweep.py", preset, *more]) for i, (preset, more) in enumerate(ORIGINS)]
+    main([*map(str, sweeps), "--out", str(tmp_path / "out")])
+    page = (tmp_path / "out" / "claims.md").read_text()
+    assert page.strip() in capsys.readouterr().out
+    assert [line for line in page.splitlines() if line.startswith("## ")] == [
+        "## spire-digits",
+        "## reproduce-spire-cpu",
+    ]
+    first, second = (line for line in page.splitlines() if line.startswith("`raydiff"))
+    assert first.startswith("`raydiff sweep spire-digits --clients 3`: 1 of 2 trials finished, 2 minutes in all, on ")
+    assert " on 2001-09-09, by raydiff 9.9, code " in first
+    assert second.startswith("`raydiff sweep reproduce --paper spire --grid seed=0`: 1 of 2")
+    assert first.rpartition(" ")[2] == second.rpartition(" ")[2]  # the same code
+
+
+ORIGINS = (
+    ("spire-digits", ["--name", "mine", "--clients", "3", "--runtime.storage=/some/where", "--resume"]),
+    ("reproduce", ["--paper", "spire", "--name=x", "--grid", "seed=0", "--runtime.storage", "/else"]),
+)
+
+
+def kept(folder: Path, command: list[str]) -> Path:
+    """A sweep of two trials, one of which has finished."""
+    for seed in (0, 1):
+        trial = folder / "trials" / f"{seed:016x}"
+        trial.mkdir(parents=True)
+        config = {"method": {"kind": "SPIRE"}, "data": {"kind": "Data", "name": "digits"}, "seed": seed}
+        (trial / "config.json").write_text(json.dumps({"kind": "Experiment", **config}))
+        (trial / "metrics.jsonl").write_text(json.dumps({"step": 0, "time": 1e9, "loss": 1.0}) + "\n")
+        if seed == 0:
+            end = {"outcome": "finished", "says": {}, "final": {"time/seconds": 100.0}}
+            (trial / "outcome.json").write_text(json.dumps(end))
+    about = {"command": command, "version": "9.9", "code": {"a.py": "1"}, "trials": ["0", "1"]}
+    (folder / "sweep.json").write_text(json.dumps(about))
+    return folder

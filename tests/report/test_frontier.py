@@ -268,7 +268,9 @@ def test_text_of_one_trial_in_full(tmp_path: Path) -> None:
     kind = "per example, replace-one, local trust, delta 1e-05, exact accountant; public by declaration: labels"
     assert said(table)[0] == f"epsilon (against the server): {kind}"
     lines = texts.text(table).splitlines()
-    assert all(word in lines[3] for word in shown.values())
+    fits = shown | {"attack AUC global": "0.550", "attack AUC client": "0.848", "its ceiling": ""}
+    assert lines[3].split() == " ".join(fits.values()).split()
+    assert lines[-1] == "not shown, but in the report and in frontier.csv: intervals, its ceiling"
     assert not any(words in "".join(lines) for words in ("stopped", "n: seeds", "outsiders"))
 
 
@@ -290,13 +292,25 @@ def test_both_samplers_have_a_column_where_they_were_measured(tmp_path: Path) ->
 def test_nothing_sent_and_no_guarantee_say_so(grid: pd.DataFrame) -> None:
     table = rows.frontier(grid)
     epsilons = cells(table)["epsilon server"]
-    assert epsilons.count("0 (nothing sent)") == 4 and epsilons.count("inf") == 8
+    assert epsilons.count("0") == 4 and epsilons.count("inf") == 8 and "epsilon 0: nothing sent" in said(table)
     assert "epsilon inf: no guarantee (weights sent as they are)" in said(table)
 
 
 def test_it_fits(grid: pd.DataFrame, seeded: pd.DataFrame) -> None:
     for runs in (grid, seeded):
-        assert max(map(len, texts.text(rows.frontier(runs)).splitlines())) <= 160
+        assert max(map(len, texts.text(rows.frontier(runs)).splitlines())) <= 100
+
+
+def test_what_goes_first_is_said(grid: pd.DataFrame, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = rows.frontier(grid)
+    monkeypatch.setattr(texts, "WIDTH", 10_000)
+    whole = texts.text(table)
+    assert "its ceiling: what" in whole and "not shown" not in whole and "its" in whole.splitlines()[0]
+    monkeypatch.setattr(texts, "WIDTH", 10)
+    least = texts.text(table)
+    head = " ".join(least.splitlines()[0:40])
+    assert not any(name in head for name in ("ceiling  ", "seconds  ", "accuracy"))
+    assert "method" in head and "minor" in head and "its ceiling: what" not in " ".join(least.split())
 
 
 def test_floors_stand_with_what_decides_them(grid: pd.DataFrame) -> None:

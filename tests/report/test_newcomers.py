@@ -17,10 +17,14 @@ ROOT = Path(__file__).resolve().parents[2]
 NEW = {"SPIRE": (0.5, 0.7, 0.6), "FedAvg": (0.9, 1.0, 1.1)}
 
 
-def trial(sweep: Path, method: str, seed: int, *, new: float | None, finetune: bool = False) -> None:
+def trial(
+    sweep: Path, method: str, seed: int, *, new: float | None, finetune: bool = False, embeddings: int | None = None
+) -> None:
     folder = sweep / "trials" / f"{method.lower()}{seed}"
     tuning = {"kind": "Training", "steps": 100} if finetune else None
     config: dict[str, Any] = {"kind": "Experiment", "method": {"kind": method, "finetune": tuning}, "seed": seed}
+    if embeddings is not None:
+        config["method"]["embeddings"] = embeddings
     final: dict[str, float] = {"time/seconds": 60.0 + seed}
     for prefix, value in (("eval", 2.0 + seed), ("new", new)):
         if value is not None:
@@ -58,6 +62,13 @@ def test_differences_are_taken_seed_by_seed(sweep: Path) -> None:
     assert rows.loc["LocalOnly", "newcomers_gap"] == pytest.approx(0.2)  # of the one seed that both have
 
 
+def test_several_embeddings_are_another_method(sweep: Path) -> None:
+    trial(sweep, "SPIRE", 3, new=0.2, embeddings=3)
+    trial(sweep, "SPIRE", 4, new=0.2, embeddings=1)
+    names = newcomers.readings(sweep).set_index("seed")["method"]
+    assert (names[3], names[4]) == ("SPIRE, 3 embeddings", "SPIRE")
+
+
 def test_the_sampler_can_be_chosen(sweep: Path) -> None:
     plain, other = (newcomers.readings(sweep, sampler)["newcomers"] for sampler in (None, "ancestral"))
     assert (other - plain).tolist() == pytest.approx([1.0] * 7)
@@ -67,7 +78,7 @@ def test_what_is_printed_says_which_differences_count(sweep: Path) -> None:
     found = newcomers.readings(sweep)
     text = str(newcomers.shown_table(found, newcomers.table(found, "SPIRE")))
     assert "**-0.400 [-0.648, -0.152]**" in text and "10 (25.000%)" in text and "| all |" in text
-    assert text.endswith("1 seeds; floors (real against real): clients 0.010; newcomers 0.010")
+    assert text.endswith("n = 1 to 3 seeds; floors (real against real): clients 0.010; newcomers 0.010")
 
 
 def test_the_job_writes_its_files(sweep: Path, command) -> None:
@@ -91,3 +102,12 @@ def test_what_cannot_be_compared_is_refused_in_one_sentence(
         trial(where, "SPIRE", 0, new=None)
     code, _, said = command("newcomers", where, *arguments)
     assert code == 2 and says in said and said.count("\n") == 1
+
+
+def test_a_sweep_that_is_not_over_is_shown_as_far_as_it_goes(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A method of one seed has a difference without an interval, one whose seeds are its own has none."""
+    trial(sweep, "PerFedAvg", 5, new=0.5)
+    newcomers.main([str(sweep), "--out", str(sweep / "out")])
+    lines = {line.split(" | ")[0].strip("| "): line for line in capsys.readouterr().out.splitlines()}
+    assert " | 0.500 | - | " in lines["PerFedAvg"] and " | 0.300 | +0.200 | " in lines["LocalOnly"]
+    assert any(line.startswith("n = 1 to 3 seeds; floors") for line in lines) and (sweep / "out/newcomers.png").exists()

@@ -32,11 +32,13 @@ RATE = 0.05
 
 @pytest.fixture(scope="session")
 def late(storage, tiny: Experiment, tmp_path_factory: pytest.TempPathFactory):
-    """The sweeps spire and sharedrep, beside those of `storage`."""
+    """The sweeps spire, several (embeddings) and sharedrep, beside those of `storage`."""
     made = type(storage)(tmp_path_factory.mktemp("late"))
     model, short = tiny.method.model, Training(steps=8, batch=8)
+    unlabelled = replace(model, conditional=False)
     for name, method in {
         "spire": SPIRE(model=model, local=short, rounds=2),
+        "several": SPIRE(model=unlabelled, local=short, rounds=2, embeddings=3),
         "sharedrep": SharedRep(model=model, local=short, rounds=2),
     }.items():
         made.finish(name, replace(tiny, method=method, evaluation=None))
@@ -90,7 +92,7 @@ def test_before_any_epoch_fedavg_gives_the_shared_model_s_samples(joining) -> No
     assert not torch.equal(samples, after)
 
 
-@pytest.mark.parametrize("name", ["fedavg", "spire", "sharedrep"])
+@pytest.mark.parametrize("name", ["fedavg", "spire", "several", "sharedrep"])
 def test_looking_along_the_way_changes_nothing(joining, name: str) -> None:
     joined = joining(name)
     zero, one, two = joined.stages(RATE, (1, 2))
@@ -149,7 +151,20 @@ def test_how_much_of_the_model_it_trains(joining) -> None:
     touched, whole = joining("fedavg").touched()
     assert touched == whole == sum(v.numel() for v in joining("fedavg").finished.server.values())
     assert joining("spire").touched() == (embedding, whole + embedding)
+    assert joining("several").touched()[0] == 3 * embedding
     assert joining("sharedrep").touched() == (block, whole)
+
+
+def test_of_several_embeddings_the_shares_are_kept_and_not_trained(joining, tmp_path: Path) -> None:
+    """20 pictures in three clusters; the card, which may be shown, has nothing of their sizes."""
+    joined = joining("several")
+    zero, stage = joined.stages(RATE, (2,))
+    assert set(stage.state) == {"conditions.tables.0.weight", "shares"}
+    counts = stage.state["shares"] * 20
+    torch.testing.assert_close(counts, counts.round())
+    assert torch.equal(zero.state["shares"], stage.state["shares"]) and float(counts.sum()) == pytest.approx(20)
+    path = save(tmp_path, joined, stage, rate=RATE, more={})
+    assert "shares" not in path.with_suffix(".json").read_text() and path.stat().st_size < 1024
 
 
 def test_the_seed_says_where_it_starts(joining) -> None:
@@ -249,7 +264,7 @@ def test_without_public_records_there_is_no_feature_network(storage) -> None:
 
 
 def test_an_embedding_or_a_private_middle_makes_nobody_forget(joining) -> None:
-    for name in ("spire", "sharedrep"):
+    for name in ("spire", "several", "sharedrep"):
         joined = joining(name)
         before = joined.old_clients(joined.finished.server)
         rows = joined.forgetting(last(joined, 3).state, before)
@@ -323,7 +338,7 @@ def kept(joined: Joining, folder: Path) -> tuple[Stage, Path]:
     return stage, save(folder, joined, stage, rate=RATE, more={"measured": {"kd_cnn": 1.5}})
 
 
-@pytest.mark.parametrize("name", ["fedavg", "spire", "sharedrep"])
+@pytest.mark.parametrize("name", ["fedavg", "spire", "several", "sharedrep"])
 def test_deployed_again_it_gives_the_same_samples(joining, tmp_path: Path, name: str) -> None:
     joined = joining(name)
     stage, path = kept(joined, tmp_path)

@@ -23,6 +23,7 @@ from raydiff.experiment.client_records import shares
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.tracking import Mlflow
 from raydiff.federated.checkpoint import Store
+from raydiff.later import spelled
 from raydiff.report import files
 from raydiff.report.frontier import command as frontier
 from raydiff.results import mlflow_models, sampler
@@ -160,7 +161,7 @@ def published(mine: Runs, name: str, out: Path) -> bytes:
 def of_old(monkeypatch: pytest.MonkeyPatch) -> None:
     """As trials were written before digests were keyed."""
     monkeypatch.setattr(config, "keyed", lambda dataset, _: dataset.digest)
-    named = lambda kind, parts: f"{kind}-{hashlib.sha256(repr(parts).encode()).hexdigest()[:32]}"  # noqa: E731
+    named = lambda kind, parts: f"{kind}-{hashlib.sha256(spelled(parts).encode()).hexdigest()[:32]}"  # noqa: E731
     monkeypatch.setattr(Store, "cache_key", lambda _, kind, __, parts: named(kind, parts))
 
 

@@ -19,7 +19,10 @@ from raydiff.models.training import Diverged, Fitted, Task, Training
 MODEL = DDPM(network=MLP(width=16, depth=1), timesteps=20).for_data((1, 8, 8), (10,))
 
 
-def task(*, batch: int) -> Task:
+PASSES = Training(steps=10, optimizer="sgd", momentum=0.9, weight_decay=0.1, replacement=False)
+
+
+def task(*, batch: int, training: Training | None = None) -> Task:
     """Six steps in the middle of a training that has moments already."""
     rng = torch.Generator().manual_seed(0)
     images, labels = torch.rand(40, 1, 8, 8, generator=rng), torch.randint(10, (40, 1), generator=rng)
@@ -28,7 +31,7 @@ def task(*, batch: int) -> Task:
         params=MODEL.init(rng),
         images=images,
         labels=labels,
-        training=Training(steps=10, batch=batch),
+        training=replace(training or Training(steps=10), batch=batch),
         rng=rng,
         steps=range(4),
         moments={},
@@ -53,10 +56,13 @@ def distance(a: Fitted, b: Fitted) -> float:
     return max(tree.norm(tree.sub(x, y)) / tree.norm(y) for x, y in pairs)
 
 
-def test_a_process_by_itself_does_all(alone: None) -> None:
+@pytest.mark.parametrize("training", [None, PASSES])
+def test_a_process_by_itself_does_all(alone: None, training: Training | None) -> None:
+    """Without replacement: batches of 17, 17 and 6."""
     from raydiff.runtime.data_parallel import share
 
-    given, other = task(batch=5), task(batch=5)
+    batch = 17 if training else 5
+    given, other = task(batch=batch, training=training), task(batch=batch, training=training)
     found = share(given)
     assert not isinstance(found, Diverged)
     assert distance(found, other.alone()) == 0
@@ -73,11 +79,14 @@ def test_a_loss_that_is_no_number_is_told(alone: None) -> None:
 
 @pytest.mark.slow
 @pytest.mark.ray
-def test_three_processes_take_the_steps_of_one(workers: object, tmp_path: Path) -> None:
-    """A batch of two: the third has no share of it."""
+@pytest.mark.parametrize(("batch", "training"), [(2, None), (13, PASSES)])
+def test_three_processes_take_the_steps_of_one(
+    workers: object, tmp_path: Path, batch: int, training: Training | None
+) -> None:
+    """A batch of two: the third has no share of it. So is a pass's last one of a record: 13, 13, 13 and 1."""
     from raydiff.runtime.data_parallel import DataParallel
 
-    given, other = task(batch=2), task(batch=2)
+    given, other = task(batch=batch, training=training), task(batch=batch, training=training)
     found = DataParallel(Runtime(server_workers=3), tmp_path / "train")(given)
     assert distance(found, other.alone()) < 1e-5
     assert torch.equal(given.rng.get_state(), other.rng.get_state())

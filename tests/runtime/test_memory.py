@@ -71,6 +71,10 @@ def test_the_probe_is_one_step_and_one_evaluation(tiny: Experiment, monkeypatch:
     assert gpu_memory.probe(fedavg, Fake(3, 5)) == (5, 80 * GB)
     assert seen == ["1 step of 8, 30 records", "evaluation"]
     assert gpu_memory.probe(replace(fedavg, evaluation=None), Fake(3, 0)) == (3, 80 * GB)
+    seen.clear()
+    passes = override(fedavg, {"method.local.epochs": 9, "method.local.replacement": False, "evaluation": None})
+    gpu_memory.probe(passes, Fake(3, 0))
+    assert seen == ["1 step of 8, 30 records"]
 
 
 @pytest.mark.parametrize(("workers", "size"), [(1, 4), (2, 3), (4, 2), (5, 1)])

@@ -15,7 +15,7 @@ from raydiff.seeding import generator
 from raydiff.theory.pfdm import Gauss
 from raydiff.theory.pfdm_data import (
     ARMS,
-    SAMPLERS,
+    MEASURED,
     ArmPrediction,
     Truth,
     depths,
@@ -51,17 +51,17 @@ def found(world: Truth) -> list[ArmPrediction]:
 
 def test_every_combination_has_a_row(found: list[ArmPrediction]) -> None:
     keys = [(p.minority, p.epsilon, p.sampler, p.arm) for p in found]
-    assert len(keys) == len(set(keys)) == 2 * 3 * len(SAMPLERS) * len(ARMS)
+    assert len(keys) == len(set(keys)) == 2 * 3 * len(MEASURED) * len(ARMS)
 
 
-@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("sampler", MEASURED)
 def test_without_noise_three_records_gain_from_three_hundred(found: list[ArmPrediction], sampler: str) -> None:
     assert row(found, 3, None, sampler, "pfdm").gain[1] > 0
     few, many = (row(found, n, None, sampler, "pfdm").gain[0] for n in (3, 150))
     assert many < few / 10
 
 
-@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("sampler", MEASURED)
 def test_what_is_missing_costs(found: list[ArmPrediction], sampler: str) -> None:
     """Without the server, with the wrong labels, with noise on the uploads: each is worse than with."""
     at = {arm: row(found, 3, 200.0, sampler, arm).w2[0] for arm in ARMS}
@@ -71,10 +71,10 @@ def test_what_is_missing_costs(found: list[ArmPrediction], sampler: str) -> None
 
 
 def test_arms_that_coincide(found: list[ArmPrediction]) -> None:
-    for sampler in SAMPLERS:
+    for sampler in MEASURED:
         same = {row(found, 3, None, sampler, arm).w2[0] for arm in ("pfdm", "collafuse", "centre")}
         assert len(same) == 1
-    assert len({row(found, 3, 10.0, sampler, "localonly").w2[0] for sampler in SAMPLERS}) == 1
+    assert len({row(found, 3, 10.0, sampler, "localonly").w2[0] for sampler in MEASURED}) == 1
     assert len({row(found, 3, e, "ddim", "localonly").w2[0] for e in (10.0, 200.0, None)}) == 1
     gain = row(found, 3, 10.0, "ddim", "localonly").gain
     assert gain == (0, 0, 0)
@@ -89,7 +89,7 @@ def test_the_gain_is_paired(found: list[ArmPrediction]) -> None:
 def test_a_client_that_memorised_one_record_forgets_the_server(world: Truth) -> None:
     budgets = depths(world, [10.0, 200.0], schedule="linear", timesteps=1000)
     for cells in predict(world, minority=1, budgets=budgets, shared=False, seed=0).values():
-        for sampler in SAMPLERS:
+        for sampler in MEASURED:
             for arm in ("pfdm", "no-server", "shuffled", "collafuse", "centre"):
                 assert cells[sampler, arm] == pytest.approx(cells[sampler, "localonly"])
 

@@ -10,7 +10,7 @@ from raydiff.data.partition import Entangled, Pooled
 from raydiff.evaluation.suite import Evaluation
 from raydiff.experiment.config import Experiment, Runtime
 from raydiff.experiment.overrides import override
-from raydiff.experiment.study import SEEDS, Arm, Study
+from raydiff.experiment.study import SEEDS, Arm, Choices, Study
 from raydiff.methods import FedAvg, FedDistr, FedProx, LocalOnly, Moon, Scaffold
 from raydiff.models.classifier import CNN, Classifier, ResNet18
 from raydiff.models.latent.model import LatentModel
@@ -19,11 +19,44 @@ from raydiff.privacy.client_level import ClientPrivacy
 
 BUDGETS = (10.0, 100.0, 1000.0, 10_000.0)
 """Client-level epsilons: of the paper's noise none is known."""
+ROUNDS = (1, 10, 50)
+RATE = ("method.local.optimizer", "method.local.learning_rate")
+SLOW, FAST, FASTEST, ADAMW = ("sgd", 0.03), ("sgd", 0.3), ("sgd", 1.0), ("adamw", 1e-3)
+SPACES: dict[type, Choices] = {
+    FedAvg: {RATE: (SLOW, ("sgd", 0.1), FAST, FASTEST, ("adamw", 3e-4), ADAMW)},
+    FedProx: {
+        (*RATE, "method.mu"): (
+            *((*rate, 0.01) for rate in (SLOW, FAST, FASTEST, ADAMW)),
+            *(("sgd", 0.1, mu) for mu in (0.001, 0.1)),
+        )
+    },
+    Scaffold: {
+        (*RATE, "method.averaging.rate"): (
+            *((*rate, 1.0) for rate in (SLOW, FAST, FASTEST)),
+            *(("sgd", 0.1, rate) for rate in (0.5, 1.0)),
+            (*FAST, 0.5),
+        )
+    },
+    Moon: {
+        (*RATE, "method.mu"): (
+            *((*rate, 1.0) for rate in (SLOW, FAST, FASTEST, ADAMW)),
+            *(("sgd", 0.1, mu) for mu in (0.1, 5.0)),
+        )
+    },
+}
+"""Of the averaging methods, chosen by the arm of most rounds for all of a method's: six settings each."""
+PROMPTS: Choices = {
+    ("method.clusters", "method.least", "method.inversion.batch"): ((2, 10, 16), (6, 6, 8)),
+    "method.guidance": (1.0, 2.0),
+    "method.threshold": (0.5, 2.0),
+}
+"""Of FedDistr. Inversion costs most, and settings that agree in it share it."""
 
 
 def _feddistr(base: Experiment, *, clip: float, steps: int, batch: int, bounds: Training, rate: float = 1e-3) -> Study:
     """FedDistr against the averaging methods on the same classifier after 1, 10 and 50 rounds of `steps` local steps,
-    against its upper bounds, and against noise.
+    against its upper bounds, and against noise. What is chosen for a method is chosen without noise, which asks for
+    other settings: arms with noise are as they are written here.
     """
     weights = {
         "method.model": Classifier,
@@ -35,7 +68,8 @@ def _feddistr(base: Experiment, *, clip: float, steps: int, batch: int, bounds: 
 
     def averaged(method: type, rounds: int, **more: Any) -> Arm:
         of = {"method": method, **weights, "method.rounds": rounds, "method.local.steps": rounds * steps}
-        return Arm(changes={**of, **(sgd if method is Scaffold else {}), **more})
+        space = SPACES[method] if rounds == ROUNDS[-1] and not more else {}
+        return Arm(changes={**of, **(sgd if method is Scaffold else {}), **more}, space=space, as_written=bool(more))
 
     alone = {"method": LocalOnly, **weights, "partition": Pooled, "clients": 1}
     central = {
@@ -45,21 +79,23 @@ def _feddistr(base: Experiment, *, clip: float, steps: int, batch: int, bounds: 
     }
     private = {"method.averaging.privacy": ClientPrivacy}
     beside = (
-        *(averaged(m, r) for m in (FedAvg, FedProx, Scaffold, Moon) for r in (1, 10, 50)),
+        *(averaged(m, r) for m in (FedAvg, FedProx, Scaffold, Moon) for r in ROUNDS),
         Arm(changes={**alone, **central}),
         Arm(changes={"method.upload": "latents"}),
         Arm(changes={"partition": Pooled, "clients": 1}),
-        *(Arm(changes={"method.epsilon": e, "method.clip": clip}) for e in BUDGETS),
+        *(Arm(changes={"method.epsilon": e, "method.clip": clip}, as_written=True) for e in BUDGETS),
         *(averaged(FedAvg, 50, **private, **{"method.averaging.privacy.epsilon": e}) for e in BUDGETS),
     )
-    return Study(experiment=base, grid={"seed": SEEDS, "partition.xi": (0.0, 0.385)}, beside=beside)
+    return Study(experiment=base, grid={"seed": SEEDS, "partition.xi": (0.0, 0.385)}, beside=beside, space=PROMPTS)
 
 
 def feddistr_digits() -> Study:
     """FedDistr on digits in five superclasses of two, five clients; its latent model is made first, by
 
-    raydiff pretrain --data.public 500 --data.validation 0 --data.calibration 10 --data.test 400 \
+    raydiff pretrain --data.public 500 --data.validation 200 --data.calibration 10 --data.test 400 \
         --out ~/raydiff/latent-digits
+
+    The settings here are those of before `raydiff tune`: what it has chosen is in tuned/feddistr-digits.json.
     """
     bounds = Training(steps=1000, batch=64, learning_rate=1e-3)
     method = FedDistr(
@@ -72,7 +108,7 @@ def feddistr_digits() -> Study:
     )
     base = Experiment(
         method=method,
-        data=Data(name="digits", superclasses="pairs", public=500, validation=0, calibration=10, test=400),
+        data=Data(name="digits", superclasses="pairs", public=500, validation=200, calibration=10, test=400),
         clients=5,
         partition=Entangled(xi=0.0),
         evaluation=Evaluation(distance="none", attack=False, clients=1),

@@ -1,13 +1,15 @@
-"""Experiments by name. A preset is a function that returns a `Study`.
+"""Experiments by name. A preset is a function that returns a `Study`; what `raydiff tune` has found for it is put in.
 
 Every field can be overridden on the command line; see `raydiff sweep --help`.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
-from raydiff.experiment.presets import feddistr, pfdm, spire, tables
+from raydiff.experiment import tuning
+from raydiff.experiment.presets import feddistr, pfdm, referees, spire, tables
 from raydiff.experiment.study import Study
 
 _FUNCTIONS = (
@@ -23,6 +25,7 @@ _FUNCTIONS = (
     feddistr.feddistr_digits,
     feddistr.feddistr_mnist,
     feddistr.feddistr_cifar100,
+    referees.niid_bench,
     tables.removal_adult,
     tables.removal_german,
     spire.spire_digits,
@@ -32,5 +35,8 @@ _FUNCTIONS = (
     tables.tabular_adult,
     tables.tabular_german,
 )
-PRESETS: dict[str, Callable[[], Study]] = {made.__name__.replace("_", "-"): made for made in _FUNCTIONS}
+PRESETS: dict[str, Callable[[], Study]] = {
+    name: functools.partial(tuning.used, name, made)
+    for name, made in ((made.__name__.replace("_", "-"), made) for made in _FUNCTIONS)
+}
 """Of each function its name, with hyphens: mnist-cpu."""

@@ -16,6 +16,7 @@ from typing import Any
 
 from raydiff.data.partition import Pooled
 from raydiff.evaluation.suite import Evaluation
+from raydiff.experiment import tuning
 from raydiff.experiment.overrides import flat, override
 from raydiff.experiment.presets import feddistr, pfdm, spire, tables
 from raydiff.experiment.study import SEEDS, Arm, Study
@@ -90,8 +91,9 @@ def pfdm_gpu() -> Study:
 
 
 def spire_cpu() -> Study:
-    """Table 1: clients of the federation and clients that join, five methods, on digits."""
-    return _three_seeds(spire.spire_digits())
+    """Table 1: clients of the federation and clients that join, five methods, on digits; one embedding, as there."""
+    made = _three_seeds(spire.spire_digits())
+    return replace(made, beside=tuple(arm for arm in made.beside if "method.embeddings" not in arm.changes))
 
 
 def spire_gpu() -> Study:
@@ -101,7 +103,7 @@ def spire_gpu() -> Study:
 
 def feddistr_cpu() -> Study:
     """Figures 4, 5 and 7: one round against fifty, disentangled and not, with and without noise, on digits."""
-    made = _three_seeds(feddistr.feddistr_digits())
+    made = _three_seeds(tuning.used("feddistr-digits", feddistr.feddistr_digits))
     return replace(made, beside=tuple(arm for arm in made.beside if _is_compared(arm.changes)))
 
 

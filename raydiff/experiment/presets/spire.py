@@ -18,22 +18,27 @@ from raydiff.models.networks import MLP, UNet
 from raydiff.models.training import Training
 
 
-def _fine_tuning(path: str, rate: float) -> dict[str, Any]:
-    """Training after the federation: 100 steps at a constant rate, about the paper's five epochs."""
-    return {f"{path}.steps": 100, f"{path}.learning_rate": rate, f"{path}.decay": "constant"}
+def _trained(path: str, training: Training) -> dict[str, Any]:
+    """What is trained after the federation, in all but its batch."""
+    return {f"{path}.{name}": getattr(training, name) for name in ("steps", "learning_rate", "decay")}
 
 
-def _spire(base: Experiment, *, rounds: int, tau: int, rate: float, batch: int) -> Study:
-    """The paper's five methods, for the clients of the federation and for those that join later.
-
-    Competitors fine-tune at a tenth of the learning rate, SPIRE its embedding at 0.01, as in the paper. Per-FedAvg
-    adapts by as many steps of SGD.
-    """
-    tenth = float(f"{rate / 10:g}")  # 1e-5, not 1.0000000000000001e-05
-    tuning = {"method.finetune": Training, "method.finetune.batch": batch}
-    beside = (
-        Arm(changes={"method": FedAvg, **tuning, **_fine_tuning("method.finetune", tenth)}),
-        Arm(changes={"method": SharedRep, **_fine_tuning("method.joining", tenth)}),
+def _spire(
+    base: Experiment,
+    *,
+    rounds: int,
+    local: Training,
+    joining: Training,
+    others: Training,
+    middle: Training,
+    beside: tuple[Arm, ...],
+) -> Study:
+    """The paper's five methods, for the clients of the federation and for those that join later: SPIRE's `joining` its
+    embedding, `others` fine-tuning, `middle` joining a shared representation; and what else there is `beside`."""
+    tuning = {"method.finetune": Training, "method.finetune.batch": local.batch}
+    arms = (
+        Arm(changes={"method": FedAvg, **tuning, **_trained("method.finetune", others)}),
+        Arm(changes={"method": SharedRep, **_trained("method.joining", middle)}),
         Arm(changes={"method": PerFedAvg, "method.adapt_steps": 100}),
         Arm(method=LocalOnly),
     )
@@ -41,25 +46,53 @@ def _spire(base: Experiment, *, rounds: int, tau: int, rate: float, batch: int) 
     method = SPIRE(
         model=DDPM(conditional=False, timesteps=base.method.model.timesteps, network=base.method.model.network),
         rounds=rounds,
-        local=Training(steps=rounds * tau, batch=batch, learning_rate=rate, decay="constant"),
-        joining=Training(steps=100, batch=batch, learning_rate=1e-2, decay="constant"),
+        local=local,
+        joining=joining,
         sampling=base.method.sampling,
     )
     kernel = Evaluation(distance="kernel", attack=False)
-    return Study(experiment=replace(base, method=method, evaluation=kernel), grid={"seed": SEEDS}, beside=beside)
+    experiment = replace(base, method=method, evaluation=kernel)
+    return Study(experiment=experiment, grid={"seed": SEEDS}, beside=(*beside, *arms))
+
+
+def _as_published(base: Experiment, *, rounds: int, tau: int, rate: float, batch: int) -> Study:
+    """The paper's rates: SPIRE's embedding at 0.01, its competitors at a tenth of the learning rate, 100 steps, about
+    five epochs, all constant. Per-FedAvg adapts by as many steps of SGD.
+    """
+    a_tenth = float(f"{rate / 10:g}")  # 1e-5, not 1.0000000000000001e-05
+    tenth = Training(steps=100, learning_rate=a_tenth, decay="constant")
+    return _spire(
+        base,
+        rounds=rounds,
+        local=Training(steps=rounds * tau, batch=batch, learning_rate=rate, decay="constant"),
+        joining=Training(steps=100, batch=batch, learning_rate=1e-2, decay="constant"),
+        others=tenth,
+        middle=tenth,
+        beside=(),
+    )
 
 
 def spire_digits() -> Study:
-    """Digits: 10 clients with one class each, 5 more that join with three; 100 rounds of 20 steps, half the paper's for
-    MNIST."""
+    """Digits: 10 clients with one class each, 5 more that join with three; SPIRE also with three embeddings for these.
+
+    Rates, decay and rounds are those that validation records chose for SPIRE, FedAvg and shared representations.
+    """
     base = replace(
         override(digits().experiment, {"method.model.network": MLP(width=128)}),
-        data=Data(name="digits", train=900, validation=0, calibration=0, test=600),
+        data=Data(name="digits", train=750, validation=190, calibration=0, test=600),
         clients=10,
         partition=ByClass(),
-        newcomers=Newcomers(clients=5, classes=3, records=60),
+        newcomers=Newcomers(clients=5, classes=3, records=50),
     )
-    return _spire(base, rounds=100, tau=20, rate=1e-3, batch=20)
+    return _spire(
+        base,
+        rounds=400,
+        local=Training(steps=2000, batch=20, learning_rate=2e-3, decay="cosine"),
+        joining=Training(steps=1000, batch=20, learning_rate=0.1, decay="cosine"),
+        others=Training(steps=1000, learning_rate=1e-3, decay="cosine"),
+        middle=Training(steps=1000, learning_rate=3e-4, decay="cosine"),
+        beside=(Arm(changes={"method.embeddings": 3}),),
+    )
 
 
 def spire_mnist() -> Study:
@@ -71,7 +104,7 @@ def spire_mnist() -> Study:
         partition=ByClass(),
         newcomers=Newcomers(clients=30, classes=3, records=400),
     )
-    return _spire(base, rounds=200, tau=20, rate=1e-3, batch=20)
+    return _as_published(base, rounds=200, tau=20, rate=1e-3, batch=20)
 
 
 def spire_cifar10() -> Study:
@@ -84,7 +117,7 @@ def spire_cifar10() -> Study:
         "newcomers": Newcomers(clients=18, classes=2, records=275),
         "method.model.network": UNet(widths=(64, 128, 128, 128), layers=2),
     }
-    return _spire(override(study.experiment, changes), rounds=400, tau=100, rate=1e-4, batch=28)
+    return _as_published(override(study.experiment, changes), rounds=400, tau=100, rate=1e-4, batch=28)
 
 
 def spire_faces() -> Study:
@@ -95,4 +128,4 @@ def spire_faces() -> Study:
         "clients": 6,
         "newcomers": Newcomers(clients=2, classes=5, records=40, own_classes=True),
     }
-    return _spire(override(study.experiment, changes), rounds=800, tau=50, rate=1e-4, batch=25)
+    return _as_published(override(study.experiment, changes), rounds=800, tau=50, rate=1e-4, batch=25)

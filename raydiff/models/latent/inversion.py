@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from raydiff.models.k_means import k_means
 from raydiff.models.latent.model import LatentDiffusion
 from raydiff.models.training import Training, optimize
 from raydiff.tree import Params
@@ -59,7 +60,7 @@ def cluster(
             )
         seed = int(torch.randint(2**31, (1,), generator=rng))
         own = x[rows.numpy()]
-        groups = _silhouette(own, count, seed) if silhouette else _k_means(own, min(count, len(rows)), seed)
+        groups = _silhouette(own, count, seed) if silhouette else k_means(own, min(count, len(rows)), seed)
         members[rows] = groups + len(found)
         found += [(label, int((groups == g).sum())) for g in range(int(groups.max()) + 1)]
     if not found:
@@ -96,19 +97,8 @@ def invert(
     return fitted["v"], loss
 
 
-def _k_means(x: np.ndarray[Any, Any], count: int, seed: int) -> Tensor:
-    """(N,) int64: the group 0 .. V - 1 of each row of x (N, dim), V at most `count`: equal rows may give fewer."""
-    from sklearn.cluster import KMeans  # a second to import: only where it is used
-    from threadpoolctl import threadpool_limits
-
-    with threadpool_limits(1):  # Sums over several threads have no fixed order.
-        found = KMeans(count, n_init=4, random_state=seed).fit(x).labels_
-    _, groups = torch.from_numpy(found).long().unique(return_inverse=True)
-    return torch.as_tensor(groups)
-
-
 def _silhouette(x: np.ndarray[Any, Any], most: int, seed: int) -> Tensor:
-    return max((_k_means(x, count, seed) for count in range(2, most + 1)), key=lambda groups: _score(x, groups))
+    return max((k_means(x, count, seed) for count in range(2, most + 1)), key=lambda groups: _score(x, groups))
 
 
 def _score(x: np.ndarray[Any, Any], groups: Tensor) -> float:

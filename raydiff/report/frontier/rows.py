@@ -33,7 +33,7 @@ KNOWN = {
 }
 """Column of the table -> column of runs."""
 OWN = re.compile(
-    r"final/eval/(?:(?:fd|kd|tv)_|(?:ddim|ancestral|class|client|downstream|blackbox)/"
+    r"final/eval/(?:(?:fd|kd|tv)_|(?:ddim|ancestral|dpmsolver|class|client|downstream|blackbox)/"
     r"|(?:precision|recall|density|coverage|label_accuracy)/"
     r"|(?:accuracy|utility_loss|own_classes|memorized_fraction)(?:/|$))"
 )

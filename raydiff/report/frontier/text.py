@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import textwrap
 from collections.abc import Iterator
 
 import pandas as pd
@@ -15,24 +16,53 @@ from raydiff.report.load import Row, records
 
 Column = tuple[str, str, list[str]]
 """Two header lines, and a cell per row."""
+WIDTH = 100
+"""Characters in a line that a terminal shows without wrapping."""
+INTERVALS = "intervals"
+SPARE = (INTERVALS, "TPR at 1%", "minor by", "its ceiling", "label accuracy", "seconds", "major", "sent")
+"""What goes first where the table is wider: columns, by one of their two headers or by both."""
 
 
 def text(table: pd.DataFrame) -> str:
-    """The table for people, about 160 columns wide; what its numbers mean; the trials that have no row."""
+    """The table for people, as much as fits a terminal; what its numbers mean; the trials that have no row."""
     done, others = table[table["outcome"].isin(DONE)], table[~table["outcome"].isin(DONE)]
-    blocks = [[*_grid(done), "", *meanings(done)] if len(done) else [], without_row(others)]
+    shown, spared = _narrow(columns_of(done)) if len(done) else ([], [])
+    notes = [note for note in (meanings(done) if len(done) else []) if note.partition(":")[0] not in spared]
+    notes += [f"not shown, but in the report and in frontier.csv: {', '.join(spared)}"] if spared else []
+    lines = [line for note in notes for line in textwrap.wrap(note, WIDTH, subsequent_indent="   ")]
+    blocks = [[*_grid(shown, len(done)), "", *lines] if len(done) else [], without_row(others)]
     return "\n\n".join("\n".join(lines) for lines in blocks if lines)
 
 
-def _grid(rows: pd.DataFrame) -> list[str]:
-    """The header, the rows and the floors, ruled off from each other."""
-    columns, end = [[above, name, *cells] for above, name, cells in columns_of(rows)], 2 + len(rows)
-    widths = [max(map(len, column)) for column in columns]
+def _narrow(columns: list[Column]) -> tuple[list[Column], list[str]]:
+    """As many of the columns as fit, and the names of what had to go."""
+    spared: list[str] = []
+    for name in SPARE:
+        if max(map(len, _lines(columns))) <= WIDTH:
+            break
+        if name == INTERVALS:
+            fewer = [(above, head, [re.sub(r" \[.*\]$", "", c) for c in cells]) for above, head, cells in columns]
+        else:
+            fewer = [column for column in columns if name not in (*column[:2], " ".join(column[:2]))]
+        if fewer != columns:
+            columns, spared = fewer, [*spared, name]
+    return columns, spared
+
+
+def _lines(columns: list[Column]) -> list[str]:
+    """The columns side by side."""
+    table = [[above, name, *cells] for above, name, cells in columns]
+    widths = [max(map(len, column)) for column in table]
     sides = [str.ljust] * 2 + [str.rjust] * (len(columns) - 2)  # the mark and the method are words
-    lines = [
+    return [
         "  ".join(side(cell, width) for cell, width, side in zip(line, widths, sides, strict=True)).rstrip()
-        for line in zip(*columns, strict=True)
+        for line in zip(*table, strict=True)
     ]
+
+
+def _grid(columns: list[Column], count: int) -> list[str]:
+    """The header, `count` rows and the floors, ruled off from each other."""
+    lines, end = _lines(columns), 2 + count
     rule = "-" * max(map(len, lines))
     return [*lines[:2], rule, *lines[2:end], *([rule, *lines[end:]] if lines[end:] else [])]
 
@@ -88,7 +118,7 @@ def _epsilons(rows: pd.DataFrame) -> Iterator[Column]:
     known, several = records(rows), _letters(rows)
     if len(several) < 2:
         central = any(against(kind) != "the server" for kind in several)
-        yield "epsilon", "outsiders" if central else "server", [shown(r["epsilon"], r["kind"]) for r in known]
+        yield "epsilon", "outsiders" if central else "server", [shown(r["epsilon"]) for r in known]
         return
     for kind, letter in several.items():
         cells = ["-" if math.isnan(e) else shown(e) for e in epsilons(rows, kind)]
@@ -125,7 +155,7 @@ def meanings(rows: pd.DataFrame) -> list[str]:
     notes = [f"epsilon{f' {a}' if several else ''} (against {against(kind)}): {kind}" for kind, a in letters.items()]
     if several:
         notes.append("epsilons of different kinds are not comparable; -: the row has none of this kind")
-        notes += ["epsilon 0: nothing sent"] if (rows["kind"] == NOTHING).any() else []
+    notes += ["epsilon 0: nothing sent"] if (rows["kind"] == NOTHING).any() else []
     bare = {k.removeprefix("no guarantee: ") for k in rows["kind"] if k.startswith("no guarantee")}
     notes += [f"epsilon inf: no guarantee ({'; '.join(sorted(bare))})"] if bare else []
     if distance is not None:
@@ -135,8 +165,8 @@ def meanings(rows: pd.DataFrame) -> list[str]:
         if rows[[f"minor_{sampler}" for sampler in SAMPLERS]].notna().any(axis=None):
             notes.append("minor by: the same for the minority classes, under each sampler of the client's chain")
         notes.append(f"*  Pareto-optimal: no other finished trial has {better}, and one of them lower")
-        allowed = "its ceiling: what the ledger's noise allows any attack on the uploads"
-        notes.append(f"attack AUC [95 % interval]: membership, by the attack that calibrates best; {allowed}")
+        notes.append("attack AUC [95 % interval]: membership, by the attack that calibrates best")
+        notes.append("its ceiling: what the ledger's noise allows any attack on the uploads")
         takes = "it takes 500 non-members in the calibration split and 500 in the test split"
         if rows[["tpr_global", "tpr_client"]].notna().any(axis=None):
             notes.append(f"TPR at 1%: members found at 1 % false positives [95 % interval]; n too small: {takes}")

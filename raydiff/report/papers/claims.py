@@ -1,6 +1,6 @@
 """Does a sweep show what a paper claims? One row per claim: reproduced, not reproduced, or why it was not tested.
 
-    raydiff claims SWEEP [--out DIR]      of `raydiff sweep reproduce`: prints, writes claims.md and .csv
+    raydiff claims SWEEP [SWEEP ...] [--out DIR]      of `raydiff sweep reproduce`: prints, writes claims.md and .csv
 
 Every claim, with the paper's numbers, is a row of claims.tsv, apart from any result. A difference is paired (by
 seed, split and what else the two sides share), with its 95 % Student interval:
@@ -23,10 +23,10 @@ al. (arXiv 2410.12530), its figures' numbers read off. pDP of discrete diffusion
     margin          lower and higher: the paper's gain, relative to the others; same: the greatest difference;
                     is and at most: the half-width of an interval that can still tell
 
-published.tsv has numbers that the papers print: source, data, method and measure in the paper's words, the value as it
-is printed, and what may stand beside it: the metric `ours` of trials of this preset and config (`column=value ...`),
-with what differs. A number whose data we do not have under the paper's name is not there, nor are those of FedDistr's
-Table 2, which `feddistr` has: a look-alike's number never stands beside it.
+published.tsv has numbers that the papers print, or others who measured the same: source, data, method and measure in
+their words, the value as it is printed, and what may stand beside it: the metric `ours` of trials of this preset and
+config (`column=value ...`), with what differs. A number whose data we do not have under the paper's name is not there,
+nor are those of FedDistr's Table 2, which `feddistr` has: a look-alike's number never stands beside it.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ from raydiff.report import load
 from raydiff.report.cells import Table, publish, strong
 from raydiff.report.intervals import shown, student
 from raydiff.report.load import Row
+from raydiff.report.sweep_view import open_sweep
 
 REPRODUCED, NOT, SCALE = "reproduced", "not reproduced", "not tested at this scale"
 NO_TRIALS = "not tested: no such trials or reading"
@@ -146,7 +147,7 @@ def verdict(runs: pd.DataFrame, how: str, metric: str, ours: Where, others: Wher
 
 def _held(runs: pd.DataFrame, how: str, metric: str, ours: Where, margin: float) -> Verdict:
     """Whether the mean is a value, or at most that; an interval wider than the margin cannot tell."""
-    found = _values(runs, metric, ours)
+    found = values(runs, metric, ours)
     if found is None or len(found) < 2:
         return Verdict(NO_TRIALS)
     mean, low, high = student(found["value"])
@@ -156,7 +157,7 @@ def _held(runs: pd.DataFrame, how: str, metric: str, ours: Where, margin: float)
     return Verdict(outcome, shown(mean, low, high, ".3g"), len(found))
 
 
-def _values(runs: pd.DataFrame, metric: str, where: Where) -> pd.DataFrame | None:
+def values(runs: pd.DataFrame, metric: str, where: Where) -> pd.DataFrame | None:
     """The runs that are meant, with the reading as `value`; None where there are none."""
     if f"final/{metric}" not in runs:
         return None
@@ -173,7 +174,7 @@ def _values(runs: pd.DataFrame, metric: str, where: Where) -> pd.DataFrame | Non
 
 def _pairs(runs: pd.DataFrame, metric: str, ours: Where, others: Where) -> pd.DataFrame | Verdict:
     """Pairs with `value` and `value_other`, or why there are none."""
-    mine, theirs = (_values(runs, metric, where) for where in (ours, others))
+    mine, theirs = (values(runs, metric, where) for where in (ours, others))
     if mine is None or theirs is None:
         return Verdict(NO_TRIALS)
     on = [c for c in PAIRED if c in mine and c not in {*ours, *others} and _shared(mine[c], theirs[c])]
@@ -190,9 +191,14 @@ def _shared(mine: pd.Series, theirs: pd.Series) -> bool:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Print the table, write the files and say where."""
-    given = load.arguments(__doc__, argv)
-    table = judged(load.runs(given.sweep))
-    if table.empty:
-        raise ValueError(f"{given.sweep} has no finished trial of a method that a paper's claims are about")
-    publish(given.out, "claims", str(shown_table(table)), {"claims": table})
+    """Print a table for each sweep and where its numbers come from, write the files and say where."""
+    given = load.arguments(__doc__, argv, several=True)
+    parts, tables = [], []
+    for sweep in map(open_sweep, given.sweeps):
+        table = judged(sweep.runs)
+        if table.empty:
+            raise ValueError(f"{sweep.folder} has no finished trial of a method that a paper's claims are about")
+        name = sweep.preset or sweep.folder.name
+        parts.append(str(shown_table(table)._replace(title=name, note=sweep.origin)))
+        tables.append(table.assign(sweep=name))
+    publish(given.out, "claims", "\n\n".join(parts), {"claims": pd.concat(tables)})

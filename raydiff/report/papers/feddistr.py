@@ -257,7 +257,7 @@ def _convergence(table: pd.DataFrame) -> Table:
 
 def _loss(row: pd.Series) -> str:
     """`0.400 [0.390, 0.410]`; without an interval for a single seed."""
-    return f"{row['loss']:.3f}" if row["n"] == 1 else shown(row["loss"], row["low"], row["high"], ".3f")
+    return shown(row["loss"], row["low"], row["high"], ".3f")
 
 
 def _gap(row: pd.Series) -> str:

@@ -6,7 +6,7 @@ A row is a method: the kernel distance of its samples to real held-out records, 
 clients of the federation and for those that joined; what the first method's distance is less than its own, seed by seed
 (mean and 95 % Student interval; bold where it excludes 0; negative: the first method is nearer to the data); and how
 many parameters a new client trains. The floor is real records against real records. The picture shows samples of one
-seed, drawn from the same noise by every method.
+seed, drawn from the same noise by every method that draws nothing before it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import pandas as pd
 
 from raydiff.report import load, plots
-from raydiff.report.cells import Table, publish
+from raydiff.report.cells import Table, publish, span
 from raydiff.report.frontier.rows import SAMPLERS
 from raydiff.report.intervals import interval, shown
 from raydiff.report.load import column
@@ -28,7 +28,8 @@ GROUPS = {"eval": "clients", "new": "newcomers"}
 
 
 def readings(sweep: Path, sampler: str | None = None) -> pd.DataFrame:
-    """One row per finished trial: digest, method, seed, clients, newcomers, their floors, parameters, share, seconds.
+    """One row per finished trial: digest, method, seed, clients and newcomers, of both the floor, the jackknife spread
+    of a client's distance and the share of samples that are of its classes, then parameters, share and seconds.
 
     `sampler` names the chain (ddim or ancestral); None: the configured one. Raises ValueError where nobody joined.
     """
@@ -40,12 +41,17 @@ def readings(sweep: Path, sampler: str | None = None) -> pd.DataFrame:
     for prefix, group in GROUPS.items():
         out[group] = runs[f"final/{prefix}/{named}"]
         out[f"{group}_floor"] = runs[f"final/{prefix}/kd_cnn/all_floor"]
+        out[f"{group}_spread"] = column(runs, f"final/{prefix}/{named}_spread")
+        own = f"{sampler}/own_classes" if sampler else "own_classes"
+        out[f"{group}_own"] = column(runs, f"final/{prefix}/{own}")
     out["parameters"], out["share"] = (column(runs, f"final/new/parameters{end}") for end in ("", "_share"))
     return out.assign(seconds=runs["final/time/seconds"])
 
 
 def _name(run: Mapping[Any, Any]) -> str:
-    """The method, and whether it fine-tunes."""
+    """The method, whether it fine-tunes, and with how many embeddings a client joins, where there are several."""
+    if (run.get("method.embeddings") or 1) > 1:
+        return f"{run['method']}, {run['method.embeddings']:.0f} embeddings"
     tuned = not pd.isna(run.get("method.finetune.steps"))
     return f"{run['method']} + fine-tuning" if tuned else str(run["method"])
 
@@ -58,7 +64,8 @@ def table(found: pd.DataFrame, first: str) -> pd.DataFrame:
     rows = []
     for method, own in found.groupby("method", sort=False):
         row: dict[str, Any] = {"method": method, "n": len(own)}
-        row |= {c: own[c].mean() for c in (*GROUPS.values(), "parameters", "share", "seconds")}
+        means = [f"{group}{end}" for group in GROUPS.values() for end in ("", "_spread", "_own")]
+        row |= {c: own[c].mean() for c in (*means, "parameters", "share", "seconds")}
         both = mine.merge(own, on="seed", suffixes=("_first", ""))
         for group in GROUPS.values():
             gap = both[f"{group}_first"] - both[group]
@@ -78,7 +85,7 @@ def shown_table(found: pd.DataFrame, rows: pd.DataFrame) -> Table:
         trains = "all" if pd.isna(row["parameters"]) else f"{row['parameters']:,.0f} ({row['share']:.3%})"
         lines.append([row["method"], *own, trains, format(row["seconds"], ".0f")])
     floors = "; ".join(f"{group} {found[f'{group}_floor'].mean():.3f}" for group in GROUPS.values())
-    return Table(header, lines, note=f"{rows['n'].min()} seeds; floors (real against real): {floors}")
+    return Table(header, lines, note=f"n = {span(rows['n'])} seeds; floors (real against real): {floors}")
 
 
 def _gap(row: Mapping[Any, Any], group: str, first: str) -> str:
@@ -89,16 +96,19 @@ def _gap(row: Mapping[Any, Any], group: str, first: str) -> str:
 
 
 def draw(sweep: Path, found: pd.DataFrame, methods: Sequence[str], path: Path) -> None:
-    """Samples of the smallest seed, a row per method: clients of the federation on the left, newcomers on the right."""
+    """Samples of the smallest seed that most methods have, a row for each of these: clients of the federation on the
+    left, newcomers on the right."""
     from matplotlib.image import imread
 
-    one = found[found["seed"] == found["seed"].min()].set_index("method")
-    figure, grids = plots.panels(len(methods), 2, size=(9, 2.6 * len(methods)), dpi=150)
-    for line, method in zip(grids, methods, strict=True):
+    seed = found["seed"].value_counts().sort_index().idxmax()
+    trials = {row["method"]: row for row in found[found["seed"] == seed].to_dict("records")}
+    drawn = [trials[method] for method in methods if method in trials]
+    figure, grids = plots.panels(len(drawn), 2, size=(9, 2.6 * len(drawn)), dpi=150)
+    for line, trial in zip(grids, drawn, strict=True):
         for axes, name, group in zip(line, ("samples", "newcomers"), GROUPS.values(), strict=True):
-            axes.imshow(imread(sweep / "trials" / one.loc[method, "digest"] / "artifacts" / f"{name}.png"), cmap="gray")
+            axes.imshow(imread(sweep / "trials" / trial["digest"] / "artifacts" / f"{name}.png"), cmap="gray")
             axes.set(xticks=[], yticks=[])
-            axes.set_title(f"{method}, {group}: {one.loc[method, group]:.2f}", fontsize=9)
+            axes.set_title(f"{trial['method']}, {group}: {trial[group]:.2f}", fontsize=9)
     plots.save(figure, path)
 
 

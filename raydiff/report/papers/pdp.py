@@ -132,7 +132,7 @@ def _paper(row: Mapping[Any, Any]) -> str:
 
 def _shown(row: Mapping[Any, Any], name: str, form: str = ".3f") -> str:
     mean, low, high = (row[name + end] for end in ("", "_low", "_high"))
-    return f"{mean:{form}}" if math.isnan(low) else shown(mean, low, high, form)
+    return shown(mean, low, high, form)
 
 
 def main(argv: Sequence[str]) -> None:

@@ -13,7 +13,7 @@ from raydiff.report.frontier.rows import DONE
 from raydiff.report.html import html
 from raydiff.report.sweep_view import Section, SweepView, spoken
 
-APART = re.compile(r"/(ddim|ancestral)/|(_low|_high|_floor|_spread)$|/n_\w+$")
+APART = re.compile(r"/(ddim|ancestral|dpmsolver)/|(_low|_high|_floor|_spread)$|/n_\w+$")
 """Readings that qualify another one."""
 PART = r"^(?:(.+)/)?(class|client(?=/\d+(?:/|$)))/([^/]+)(?:/(.+))?$"
 """The name of a reading that is of one class, or of one client."""

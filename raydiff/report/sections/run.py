@@ -35,6 +35,7 @@ def what_was_run(sweep: SweepView, out: Path) -> Section:
         blocks.append(html.paragraph(f"{preset}: {'python ' * command[0].endswith('.py')}{' '.join(command)}"))
     else:
         blocks.append(html.paragraph("Which command made it was not recorded: there is no sweep.json."))
+    blocks.append(html.bullets([f"tuned: {line}" for line in sweep.about.get("tuned", ())]))
     names = {"method": "method", **sweep.fields, **({"seed": "seed"} if "seed" in sweep.runs else {})}
     found = {path: sweep.trials[name].dropna() for path, name in names.items()}
     if varied := [[path, _listed(of), str(len(of))] for path, of in found.items() if of.nunique() > 1]:

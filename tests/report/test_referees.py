@@ -1,0 +1,65 @@
+"""A benchmark beside what others published: which trial stands beside which number, by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from raydiff.experiment.overrides import to_dict
+from raydiff.experiment.presets.referees import niid_bench
+from raydiff.experiment.study import trials
+from raydiff.report import load
+from raydiff.report.papers import referees
+from raydiff.report.papers.claims import rows_of, values, where
+
+
+def write(sweep: Path, number: int, seed: int, accuracy: float | None, **changes: float) -> None:
+    """The preset's trial of this number, of this seed."""
+    study = niid_bench()
+    experiment = trials(study.experiment, {**study.grid, "seed": (seed,)}, study.beside)[number]
+    folder = sweep / "trials" / f"{number}-{seed}"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(to_dict(replace(experiment, **changes))))
+    (folder / "metrics.jsonl").write_text("")
+    if accuracy is not None:
+        end = {"outcome": "finished", "final": {"eval/accuracy": accuracy}, "server": {}, "outsiders": {}}
+        (folder / "outcome.json").write_text(json.dumps(end))
+
+
+def test_the_difference_is_in_points_over_our_seeds(tmp_path: Path) -> None:
+    for seed, accuracy in enumerate((0.9879, 0.9889, 0.9899)):
+        write(tmp_path, 0, seed, accuracy)  # FedAvg, Dirichlet
+    write(tmp_path, 3, 0, 0.1)  # SCAFFOLD, one label a party
+    write(tmp_path, 1, 0, None)  # FedAvg, one label a party: it has not ended
+    found = referees.beside(load.runs(tmp_path)).set_index(["method", "source"])
+    assert len(found) == 4 and set(found.index.get_level_values("method")) == {"FedAvg", "SCAFFOLD"}
+    row = found.loc["FedAvg", "Flower's baseline niid_bench"]
+    half = 4.302652729911275 * 0.1 / math.sqrt(3)  # t at 97.5 %, 2 degrees of freedom
+    assert (row["theirs"], row["printed"], row["n"]) == (98.89, "98.89 ± 0.07", 3)
+    assert row["ours"] == pytest.approx(98.89) and row["difference"] == pytest.approx(0, abs=1e-9)
+    assert (row["low"], row["high"]) == (pytest.approx(-half), pytest.approx(half))
+    alone = found.loc["SCAFFOLD", "FedBench's page"]
+    assert alone["difference"] == pytest.approx(10 - 10.99) and math.isnan(alone["low"])
+    text = str(referees.shown_table(found.reset_index()))
+    assert "| MNIST, Dirichlet 0.5 | FedAvg | Flower's baseline niid_bench | 98.89 ± 0.07 | 98.89 |" in text
+    assert "| 10.00 | -0.99 |" in text and "n = 1 to 3 seeds of ours" in text
+
+
+def test_another_setting_stands_beside_nothing(tmp_path: Path) -> None:
+    write(tmp_path, 0, 0, 0.99, clients=5)
+    with pytest.raises(ValueError, match=r"has no finished trial of a published cell of niid-bench$"):
+        referees.main([str(tmp_path)])
+
+
+def test_every_published_cell_is_one_of_the_preset_s(tmp_path: Path) -> None:
+    for number in range(8):
+        write(tmp_path, number, 0, 0.5)
+    runs = load.runs(tmp_path)
+    cells = [row for row in rows_of("published") if row["preset"] == "niid-bench"]
+    found = [values(runs, row["ours"], where(row["config"])) for row in cells]
+    assert len(cells) == 14 and all(own is not None and len(own) == 1 for own in found)
+    assert {own["digest"].iloc[0] for own in found if own is not None} == set(runs["digest"])
