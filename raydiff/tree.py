@@ -21,6 +21,7 @@ Tensors = Mapping[str, Tensor]
 """A tree that is only read."""
 Arrays = dict[str, np.ndarray[Any, Any]]
 PIECE = 2**18  # entries
+ALIGNMENT = 64  # bytes, of what torch allocates
 
 
 def add(a: Tensors, b: Tensors) -> Params:
@@ -120,7 +121,14 @@ def tensors(given: Arrays) -> Params:
     """The inverse. Ray's memory is read-only; nothing writes to it, since no method mutates its inputs."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        return {k: torch.from_numpy(v) for k, v in given.items()}
+        return {k: aligned(torch.from_numpy(v)) for k, v in given.items()}
+
+
+def aligned(v: Tensor) -> Tensor:
+    """The same numbers where torch would have put them. Files and Ray's messages have them anywhere, and products of a
+    matrix with few columns or rows, as a network's skip has, add in another order at an address that is no multiple
+    of 16: a model that was read would give other bits than the one that was trained."""
+    return v if v.data_ptr() % ALIGNMENT == 0 else v.clone()
 
 
 def digest(a: Tensors) -> str:

@@ -35,7 +35,7 @@ from raydiff.later import spelled
 from raydiff.privacy.ledger import SETUP, Entry, Ledger
 from raydiff.privacy.release import Event, Gaussian, Nothing, Release, already_private, event_from_dict, event_to_dict
 from raydiff.seeding import keyed_digest
-from raydiff.tree import Params, Tensors
+from raydiff.tree import Params, Tensors, aligned
 
 INITIAL = -1  # the "round" of a client's state before its first one
 SYNCING = 8  # files that are brought to the disk at once: together they take a tenth of their time one by one
@@ -349,7 +349,7 @@ def read_tensors(path: Path) -> tuple[Params, str]:
     seals.check_tensors(path)
     try:
         with safe_open(str(path), framework="pt") as f:
-            return {k: f.get_tensor(k) for k in f.keys()}, seals.note_of(path, f.metadata())  # noqa: SIM118
+            return {k: aligned(f.get_tensor(k)) for k in f.keys()}, seals.note_of(path, f.metadata())  # noqa: SIM118
     except SafetensorError as e:
         raise ValueError(f"{path} is damaged: {e}") from None
 

@@ -9,12 +9,15 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from raydiff import tree
 from raydiff.federated import checkpoint
 from raydiff.federated.checkpoint import INITIAL, Store, read_tensors, write_tensors, write_text
+from raydiff.models.ddpm import DDPM, Sampling
+from raydiff.models.networks import MLP
 from raydiff.privacy.ledger import Ledger
 from raydiff.privacy.release import Gaussian, NonPrivate, already_private, disclose, event_to_dict, nothing
 from raydiff.tree import Params
@@ -37,6 +40,28 @@ def crash(*_: object) -> None:
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     return Store(tmp_path / "trial", tmp_path / "cache")
+
+
+@pytest.mark.parametrize("travelled", ["file", "message"])
+def test_a_model_that_was_read_samples_the_bits_of_the_one_that_was_trained(tmp_path: Path, travelled: str) -> None:
+    """Its skip's bias, of 4 bytes, puts what follows it at addresses where products add in another order."""
+    model = DDPM(network=MLP(width=64, skip=True), prediction="v", shape=(1, 8, 8), labels=(10,), timesteps=20)
+    trained = {k: torch.randn(v.shape) / 10 for k, v in model.init(torch.Generator().manual_seed(0)).items()}
+    if travelled == "file":
+        write_tensors(tmp_path / "model.safetensors", trained)
+        read = read_tensors(tmp_path / "model.safetensors")[0]
+    else:
+        flat = np.concatenate([[0.0], *(v.numpy().ravel() for v in trained.values())]).astype(np.float32)
+        ends = np.cumsum([1, *(v.numel() for v in trained.values())])
+        parts = zip(trained.items(), ends, ends[1:], strict=False)
+        read = tree.tensors({k: flat[start:end].reshape(v.shape) for (k, v), start, end in parts})
+
+    def sampled(params: Params, rng: torch.Generator) -> torch.Tensor:
+        labels, x = torch.zeros(33, 1, dtype=torch.int64), torch.randn(33, 1, 8, 8, generator=rng)
+        return Sampling().run(model, model.denoiser(params), x, labels=labels, start=20, bound=1.0, rng=rng)
+
+    expected, found = (sampled(params, torch.Generator().manual_seed(1)) for params in (trained, read))
+    assert torch.equal(found, expected)
 
 
 def test_tensors_come_back_bit_for_bit(tmp_path: Path) -> None:
