@@ -17,6 +17,7 @@ COMMANDS = {
         "sweep": ("cli.sweep", "trials side by side on Ray, recorded in MLflow, compared in a report"),
         "tune": ("cli.tune", "the settings of a preset's arms, chosen alike on the validation split"),
         "run": ("cli.run", "one trial, round by round"),
+        "init": ("cli.init", "an experiment file for a data set of your own"),
         "preview": ("cli.preview", "a data set as a trial would use it"),
         "calibrate": ("cli.calibrate", "how deep PFDM's noise must be for an epsilon"),
         "pretrain": ("cli.pretrain", "a latent diffusion model from public records"),

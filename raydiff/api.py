@@ -23,7 +23,7 @@ from raydiff import seeding
 from raydiff.data.newcomer import Newcomer
 from raydiff.data.records import Records
 from raydiff.experiment.config import Experiment, Runtime
-from raydiff.experiment.presets.names import PRESETS
+from raydiff.experiment.presets import names
 from raydiff.experiment.study import Arm, Study
 from raydiff.experiment.trial import ledger_of
 from raydiff.methods import Method
@@ -271,10 +271,9 @@ def sweep(
 
 
 def preset(name: str) -> Study:
-    """A study that comes with raydiff, such as digits. Raises ValueError for a name that is unknown."""
-    if name not in PRESETS:
-        raise ValueError(f"unknown preset {name!r}; known: {', '.join(PRESETS)}")
-    return PRESETS[name]()
+    """A study that comes with raydiff, such as digits, or that of an experiment file. Raises ValueError for a name that
+    is unknown."""
+    return names.study(name)
 
 
 def open(name: str | Path, *, storage: str | Path = STORAGE) -> Run | Sweep:

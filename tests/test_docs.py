@@ -21,6 +21,7 @@ import pytest
 import raydiff
 from raydiff.__main__ import COMMANDS, main
 from raydiff.cli.arguments import shorthand
+from raydiff.experiment import file
 from raydiff.experiment.presets.names import PRESETS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -91,7 +92,11 @@ def test_commands_and_presets_exist(page: Path) -> None:
     assert [name for name, _ in lines if name not in NAMES] == []
     known = {*PRESETS, "reproduce"}
     presets = [(name, words[0]) for name, words in lines if name == "sweep" and words and words[0][0] not in "-."]
-    assert [preset for _, preset in presets if preset not in known and preset != preset.upper()] == []
+    assert [
+        preset
+        for _, preset in presets
+        if preset not in known and preset != preset.upper() and not preset.endswith(file.SUFFIX)
+    ] == []
 
 
 def test_every_command_is_in_readme_and_in_the_list() -> None:
@@ -209,6 +214,15 @@ def test_all_python_runs(page: str, home: Path) -> None:
     code = [*blocks(ROOT / page), "assert len(sweep.trials) == len(sweep.frontier()) > 2"]
     done = subprocess.run([sys.executable, "-c", "\n".join(code)], cwd=home, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_experiment_files_on_pages_can_be_read() -> None:
+    texts = [
+        (page, text) for page in CURRENT for text in re.findall(r"^```toml\n(.*?)^```", page.read_text(), re.M | re.S)
+    ]
+    assert texts
+    for page, text in texts:
+        assert file.parse(text, str(page), PRESETS).grid
 
 
 def test_no_circle_of_rooms_and_the_picture_is_of_these_imports() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from raydiff.cli.parser import Parser
@@ -12,20 +14,17 @@ from raydiff.experiment import overrides as paths
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.presets import names
 from raydiff.experiment.study import Study
-from raydiff.lookup import nearest
 
 REPRODUCE = "reproduce"
 """A preset that takes two options: `reproduce`."""
 
 
 def preset(argv: Sequence[str], default: str = "digits") -> tuple[str, Study, list[str]]:
-    """(name, study, the other arguments): a first argument that is no option names the preset."""
+    """(name, study, the other arguments): a first argument that is no option is a preset or an experiment file."""
     name, rest = (argv[0], list(argv[1:])) if argv and not argv[0].startswith("-") else (default, list(argv))
     if name == REPRODUCE:
         return _reproduced(rest)
-    if name not in names.PRESETS:
-        raise ValueError(f"unknown preset {name!r}; known: {', '.join(names.PRESETS)}{nearest(name, names.PRESETS)}")
-    return name, names.PRESETS[name](), rest
+    return re.sub(r"[^\w.-]", "-", Path(name).stem), names.study(name), rest
 
 
 def _reproduced(argv: Sequence[str]) -> tuple[str, Study, list[str]]:

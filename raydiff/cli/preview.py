@@ -22,12 +22,11 @@ from raydiff import seeding
 from raydiff.cli import arguments as command
 from raydiff.cli.parser import Parser
 from raydiff.data import datasets, overview, partition
-from raydiff.data import sources as names
 from raydiff.data.datasets import SPLITS, Data, Dataset
 from raydiff.data.pictures import form
 from raydiff.evaluation import figures
 from raydiff.experiment import overrides as settings
-from raydiff.experiment import trial
+from raydiff.experiment import suggested, trial
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.presets import names as presets
 from raydiff.experiment.presets import pfdm
@@ -36,8 +35,6 @@ from raydiff.models.latent.inversion import cluster
 
 MOST_ROWS = 24
 """A table with more rows or columns than this is left to the picture."""
-SHARES = {"public": 0.14, "validation": 0.11, "calibration": 0.06, "test": 0.22}
-"""Splits of a small data set whose sizes nobody gave: those of digits, in proportion."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -51,9 +48,9 @@ def main(argv: Sequence[str]) -> int:
         return 0
     values = settings.parse_overrides(start, overrides)
     experiment: Experiment = settings.override(start, values)
-    sizes: list[str] = []
     if subject not in presets.PRESETS and not any(f"data.{split}" in values for split in SPLITS):
-        experiment, sizes = _fitting(experiment)
+        sizes = suggested.splits(experiment.data)
+        experiment = settings.override(experiment, {f"data.{split}": n for split, n in sizes.items()})
     clips = hasattr(experiment.method, "clip") and not isinstance(experiment.method, FedDistr)  # FedDistr clips vectors
     known = clips and (subject in presets.PRESETS or "method.clip" in values)  # a data set's own is yet to be chosen
     clip = getattr(experiment.method, "clip", None) if known else None
@@ -70,10 +67,7 @@ def main(argv: Sequence[str]) -> int:
         print(f"\n{_draw_latents(experiment.method, dataset, folder / 'latents.png')}")
         files.append("latents.png")
     print(f"\nfiles in {folder}: {', '.join(files) or 'none'}")
-    given = [*overrides, *sizes]
-    if clip is None and measured is not None and clips:
-        given.append(f"--method.clip={measured.suggested_clip:.2f}")
-    print(_train(subject, given))
+    print(_next(subject, overrides, experiment))
     return 0
 
 
@@ -88,22 +82,6 @@ def _start(subject: str) -> Experiment:
     if subject in presets.PRESETS:
         return presets.PRESETS[subject]().experiment
     return dataclasses.replace(pfdm.digits().experiment, data=Data(name=subject))
-
-
-def _fitting(experiment: Experiment) -> tuple[Experiment, list[str]]:
-    """Splits in proportion where the default sizes are too large for the data, and the arguments that say so."""
-    data = experiment.data
-    folder = names.folder_of(data.name, data.root)
-    source = names.source(data.name, folder, data.labels, table=data.superclasses)
-    own = len(source.labels) - source.own_test
-    wanted = sum(getattr(data, split) for split in SHARES if split != "test" or not source.own_test)
-    if wanted < own and (not source.own_test or data.test <= source.own_test):
-        return experiment, []
-    sizes = {split: max(1, int(share * own)) for split, share in SHARES.items()}
-    if source.own_test:
-        sizes["test"] = min(data.test, source.own_test)
-    smaller: Experiment = settings.override(experiment, {f"data.{split}": n for split, n in sizes.items()})
-    return smaller, [f"--data.{split}={n}" for split, n in sizes.items()]
 
 
 def _counts(experiment: Experiment, dataset: Dataset) -> Tensor | None:
@@ -200,13 +178,12 @@ def _draw_latents(method: FedDistr, dataset: Dataset, path: Path) -> str:
     return f"clusters of latents against hidden classes, adjusted Rand index (1: the same, 0: chance): {each}"
 
 
-def _train(subject: str, given: Sequence[str]) -> str:
-    """The command that trains on this, or why it would be refused."""
-    preset = subject if subject in presets.PRESETS else "digits"
-    arguments = [*([] if subject == preset else [f"--data.name={subject}"]), *given]
+def _next(subject: str, given: Sequence[str], experiment: Experiment) -> str:
+    """The command that goes on from here, or why a trial would be refused."""
     try:
-        start = presets.PRESETS[preset]().experiment
-        trial.resolve(settings.override(start, settings.parse_overrides(start, arguments)))
+        trial.resolve(experiment)
     except ValueError as e:
         return f"raydiff run would refuse it: {e}"
-    return f"train on it: raydiff run {shlex.join([preset, *arguments])}"
+    if subject in presets.PRESETS:
+        return f"train on it: raydiff run {shlex.join([subject, *given])}"
+    return f"train on it: raydiff init {shlex.join([subject, *given])}"

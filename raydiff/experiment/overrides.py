@@ -186,11 +186,19 @@ def parse_overrides(obj: Any, argv: Sequence[str]) -> dict[str, Any]:
             pairs[-1][1].append(token)
         else:
             raise ValueError(f"unexpected argument {token!r}; options look like --method.epsilon 5")
+    return typed(obj, [(path, words or ["True"]) for path, words in pairs])
+
+
+def typed(obj: Any, pairs: Sequence[tuple[str, Sequence[str]]]) -> dict[str, Any]:
+    """{path: value} of (path, words), of which the later ones win. Raises ValueError, in one sentence, for a path that
+    does not exist, for words that its field does not take, and for the noise secret, which others could read."""
     if any(path.endswith("noise_secret") for path, _ in pairs):
-        raise ValueError(f"the noise secret must not be on a command line, which others can read: set {SECRET}")
+        raise ValueError(
+            f"--runtime.noise_secret must not be on a command line or in a file, which others can read: set {SECRET}"
+        )
     values: dict[str, Any] = {}
-    for path, tokens in sorted(pairs, key=lambda pair: pair[0].count(".")):  # --method is read before --method.epsilon.
-        value = convert(obj, path, tokens or ["True"])
+    for path, words in sorted(pairs, key=lambda pair: pair[0].count(".")):  # --method is read before --method.epsilon.
+        value = convert(obj, path, words)
         values[path] = value
         if isinstance(value, type) or value is None:
             obj = override(obj, {path: value})
@@ -280,6 +288,8 @@ def _readable(declared: Any) -> str:
         return "one of " + ", ".join(str(a) for a in typing.get_args(declared))
     if typing.get_origin(declared) in UNIONS:
         return " or ".join(_readable(a) for a in typing.get_args(declared))
+    if typing.get_origin(declared) is tuple:
+        return f"some values, each {_readable(typing.get_args(declared)[0])}"
     names = {int: "an integer", float: "a number", bool: "true or false", str: "text", type(None): "none"}
     return names.get(declared, str(declared))
 

@@ -5,15 +5,19 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import math
+import os
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from raydiff.experiment import trial
 from raydiff.experiment.config import Experiment
+from raydiff.experiment.overrides import override
 from raydiff.runtime.gpu_memory import trainings
 from raydiff.runtime.slots import Slot, cap_memory
 
+TRIED = 40  # steps of a training
 Times = tuple[float, float]
 """Seconds of the first round, and of each that follows."""
 
@@ -25,8 +29,7 @@ def probe(experiment: Experiment) -> Times:
     """
     # It hosts all clients and the server, so it may take a whole GPU.
     cap_memory(float(experiment.runtime.gpu_per_worker != 0))
-    # Each process imports this once, at its first optimiser: 2 s that are no training.
-    importlib.import_module("torch._dynamo")
+    _import_what_an_optimiser_does()
     # The probe draws noise of its own, so that the trial's secret noise is drawn only once.
     runtime = dataclasses.replace(experiment.runtime, noise_secret=None)
     alone = dataclasses.replace(experiment, evaluation=None, newcomers=None, runtime=runtime)
@@ -35,6 +38,31 @@ def probe(experiment: Experiment) -> Times:
         results = trial.run(this, trial.local_pool(this))
         first = next(results)["time/seconds"]
         return first, next(results)["time/seconds"] if this.experiment.method.rounds > 1 else first
+
+
+def alone(experiment: Experiment) -> float:
+    """Seconds that the trial takes on this machine, evaluation and all, by one in this process whose trainings are
+    TRIED steps long."""
+    method, runtime = experiment.method, dataclasses.replace(experiment.runtime, noise_secret=None)
+    found = {f"method.{path}.steps": t.steps for path, t in trainings(method) if t.epochs is None}
+    longer = max([steps / TRIED for steps in found.values() if steps > TRIED], default=1.0)
+    short = {path: min(TRIED, steps) for path, steps in found.items()}
+    workers = min(experiment.clients, runtime.workers or os.cpu_count() or 1) if runtime.pool == "ray" else 1
+    _import_what_an_optimiser_does()
+    began, rounds_s, whole_s = time.perf_counter(), 0.0, 0.0
+    with tempfile.TemporaryDirectory(prefix="raydiff-probe-") as folder:
+        this = trial.open_trial(override(dataclasses.replace(experiment, runtime=runtime), short), Path(folder) / "s")
+        for result in trial.run(this, trial.local_pool(this)):
+            if not result["finished"]:
+                clients = result["round"] < method.participating_rounds
+                rounds_s += result["time/seconds"]
+                whole_s += longer * result["time/seconds"] / (workers if clients else 1)
+    return time.perf_counter() - began - rounds_s + whole_s
+
+
+def _import_what_an_optimiser_does() -> None:
+    """Once in each process, at its first optimiser: 2 s that are no training."""
+    importlib.import_module("torch._dynamo")
 
 
 def representatives(trials: Sequence[Experiment]) -> Iterator[Experiment]:

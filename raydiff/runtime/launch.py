@@ -23,6 +23,7 @@ from raydiff.experiment.tracking import redacted
 from raydiff.federated.checkpoint import Overtaken, write_text
 from raydiff.federated.rounds import Pool
 from raydiff.models.training import Train
+from raydiff.results import chance
 from raydiff.results.spent import composed
 from raydiff.runtime import sweep_folder
 from raydiff.runtime.plan import Planned
@@ -126,6 +127,8 @@ def start(
                 trial.cut_short(folder / "trials" / digest, "killed", reason="interrupted")
         if mlflow:
             mlflow.close()
+        if noise := chance.noise(folder):
+            print(noise, flush=True)
         out = folder / "report"
         if report:
             _report(folder, out)

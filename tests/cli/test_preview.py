@@ -65,11 +65,7 @@ def test_a_small_folder_gets_splits_that_fit(tmp_path: Path, capsys: pytest.Capt
     assert "splits: train 21, public 5, validation 4, calibration 2, test 8" in said
     assert "label column class (the class): 2 values" in said
     assert "clips" not in said  # nobody gave a clip
-    command = re.search(r"train on it: raydiff run digits (.*)\n", said)
-    assert command, said
-    again = ["digits", *command[1].split(), "--out", str(tmp_path / "again")]
-    assert preview.main(again) == 0
-    assert "splits: train 21, public 5, validation 4, calibration 2, test 8" in capsys.readouterr().out
+    assert said.endswith(f"train on it: raydiff init {folder} --data.size 4 --evaluation none\n")
 
 
 def test_what_a_run_would_refuse_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

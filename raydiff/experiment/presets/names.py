@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from pathlib import Path
 
-from raydiff.experiment import tuning
+from raydiff.experiment import file, tuning
 from raydiff.experiment.presets import feddistr, pfdm, referees, spire, tables
 from raydiff.experiment.study import Study
+from raydiff.lookup import nearest
 
 _FUNCTIONS = (
     pfdm.digits,
@@ -40,3 +42,13 @@ PRESETS: dict[str, Callable[[], Study]] = {
     for name, made in ((made.__name__.replace("_", "-"), made) for made in _FUNCTIONS)
 }
 """Of each function its name, with hyphens: mnist-cpu."""
+
+
+def study(name: str) -> Study:
+    """The preset of this name, or what an experiment file says. Raises ValueError where there is none."""
+    if name.endswith(file.SUFFIX):
+        return file.read(Path(name).expanduser(), PRESETS)
+    if name not in PRESETS:
+        known = f"{', '.join(PRESETS)}, or a {file.SUFFIX} file"
+        raise ValueError(f"unknown preset {name!r}; known: {known}{nearest(name, PRESETS)}")
+    return PRESETS[name]()

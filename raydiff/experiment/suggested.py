@@ -1,0 +1,141 @@
+"""Settings for a data set that nobody has tuned, by its size and shape, and the experiment file that says them.
+
+The rules are stated, with what came out on data sets of each kind, in docs/how-to/init.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from raydiff.data import sources
+from raydiff.data.datasets import Data, Dataset
+from raydiff.data.overview import norms
+from raydiff.evaluation.suite import Evaluation
+
+SPLITS = {"public": (0.14, 1000), "validation": (0.11, 500), "calibration": (0.06, 500), "test": (0.22, 1000)}
+"""Split -> (share of the rows, most records). The shares are those of digits."""
+RECORDS = 10_000  # training records on a CPU: more cost memory and time to read, and steps are what they are
+ORDER = ("data", "partition", "newcomers", "method", "audit", "evaluation", "runtime")
+FEWEST = 40  # records of a class below which all clients get the same mixture of classes
+TABLE_EPOCHS, TABLE_STEPS = 100, 20_000
+SIZES = ((64, 256, 2000), (256, 384, 4000), (1024, 512, 6000), (math.inf, 1024, 3000))
+"""(values of a picture at most, width of the MLP, steps of each training)."""
+NATURAL = 3072
+"""Values from which on an MLP on a CPU gives colours and outlines, not objects."""
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """What to set, and why."""
+
+    preset: str
+    """What the rest comes from."""
+    values: Mapping[str, Any]
+    """Field path -> value as it stands in an experiment file."""
+    why: Mapping[str, str] = field(default_factory=dict)
+    """Field path -> the comment beside it."""
+    warns: str = ""
+    """What not to expect, and what it would take; "" where there is nothing to say."""
+
+
+def splits(data: Data) -> dict[str, int]:
+    """Sizes of all splits but train, for a data set of which nobody gave them."""
+    folder = sources.folder_of(data.name, data.root)
+    source = sources.source(data.name, folder, data.labels, table=data.superclasses)
+    rows = len(source.labels) - source.own_test
+    sizes = {split: max(1, min(most, int(share * rows))) for split, (share, most) in SPLITS.items()}
+    if source.own_test:
+        sizes["test"] = min(SPLITS["test"][1], source.own_test)
+    return sizes
+
+
+def for_pictures(dataset: Dataset, *, gpu: bool) -> Suggestion:
+    """PFDM on pictures: a network and steps by their size, a clip by the public records' norms."""
+    pixels, public = math.prod(dataset.shape), dataset.splits["public"]
+    values: dict[str, Any] = {"clients": 2}
+    why: dict[str, str] = {}
+    if len(dataset.splits["train"]) > RECORDS and not gpu:
+        values["data.train"] = RECORDS
+        why["data.train"] = f"of {len(dataset.splits['train'])}; without this line, all of them"
+    values["method.epsilon"] = 10.0
+    why["method.epsilon"] = 'per record, local trust; "none": no protection'
+    fewest = int(dataset.splits["train"].labels[:, 0].bincount(minlength=len(dataset.label_names[0])).min())
+    if fewest < FEWEST:
+        values["partition.kind"] = "iid"
+        why["partition.kind"] = f"a class has {fewest} training records: too few to be anybody's minority"
+    if len(public):
+        values["method.clip"] = float(f"{norms(public).suggested_clip:.3g}")
+        why["method.clip"] = "the median L2 norm of the public pictures"
+    if gpu:
+        scales = sum(dataset.shape[1] % 2**n == 0 and dataset.shape[2] % 2**n == 0 for n in range(3))
+        values |= {"method.model.network.kind": "unet", "method.model.network.widths": [64, 128, 128][:scales]}
+        steps = 20_000
+    else:
+        width, steps = next((width, steps) for most, width, steps in SIZES if pixels <= most)
+        values |= {"method.model.network.kind": "mlp", "method.model.network.width": width}
+        values["method.model.network.skip"] = True
+        why["method.model.network.width"] = f"for the {pixels} values of a picture; a UNet is for a GPU"
+    for training in ("local", "server"):
+        values[f"method.{training}.steps"] = steps
+    why["method.local.steps"] = "of each client's own denoiser"
+    why["method.server.steps"] = "of the global one"
+    if (dim := int(len(dataset.splits["test"]) * 0.08)) < Evaluation().dim:
+        values["evaluation.dim"] = max(1, dim)
+        why["evaluation.dim"] = "as much of the features as so few test records can tell"
+    values["runtime.workers"] = "none"
+    why["runtime.workers"] = "as many as fit, at most one for each client"
+    warns = ""
+    if pixels >= NATURAL and not gpu:
+        warns = (
+            f"{pixels} values a picture are many for a CPU: expect colours and outlines, not things that one "
+            "recognises. For these take a GPU (this command, there), or smaller pictures (--data.size 14)."
+        )
+    return Suggestion("digits", values, why, warns)
+
+
+def for_rows(dataset: Dataset) -> Suggestion:
+    """Discrete diffusion on the rows of a table, one client, with the bound of each row."""
+    rows = len(dataset.splits["train"])
+    steps = min(TABLE_STEPS, TABLE_EPOCHS * math.ceil(rows / 30))
+    why = {
+        "data.train": f"all that the others leave: {rows}",
+        "method.local.steps": f"{steps * 30 / rows:.0f} epochs of {rows} rows in batches of 30",
+    }
+    return Suggestion("tabular-german", {"data.train": "none", "method.local.steps": steps}, why)
+
+
+def suggested(dataset: Dataset) -> Suggestion:
+    """Settings for this data set, on this machine."""
+    return for_rows(dataset) if dataset.mapping is not None else for_pictures(dataset, gpu=torch.cuda.is_available())
+
+
+def written(head: str, suggestion: Suggestion, values: Mapping[str, Any]) -> str:
+    """The experiment file: its first lines, the preset, then the values in their tables, with comments where they are
+    as suggested."""
+    lines = [f"# {line}" for line in head.splitlines()]
+    lines += ["", f'preset = "{suggestion.preset}"  # whatever does not stand here is as in this preset']
+    tables: dict[str, list[str]] = {"": []}
+    for path, value in values.items():
+        table, _, key = path.rpartition(".")
+        own = path in suggestion.why and value == suggestion.values.get(path)
+        comment = f"  # {suggestion.why[path]}" if own else ""
+        tables.setdefault(table, []).append(f"{key} = {_toml(value)}{comment}")
+    lines += tables.pop("")
+    for table, rows in sorted(tables.items(), key=lambda one: (ORDER.index(one[0].partition(".")[0]), one[0])):
+        lines += ["", f"[{table}]", *rows]
+    return "\n".join(lines) + "\n"
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, str):
+        return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_toml, value))}]"
+    if value is None:
+        return '"none"'
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,150 @@
+"""`raydiff init`: what it writes for data of different kinds, and that it looks at no private picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import raydiff as rd
+from raydiff.cli import init
+from raydiff.data import datasets
+from raydiff.data.datasets import Data
+from raydiff.experiment import trial
+from raydiff.experiment.overrides import override
+from raydiff.methods import FedAvg, LocalOnly
+from raydiff.models.networks import MLP
+from raydiff.runtime import estimate
+
+
+def zoo(folder: Path) -> Path:
+    """Two classes of 20 grey 6 x 4 pictures, one of one shade each."""
+    for c, name in enumerate(("ant", "bee")):
+        (folder / name).mkdir(parents=True)
+        for i in range(20):
+            Image.fromarray(np.full((4, 6), 10 * i + 5 * c, np.uint8)).save(folder / name / f"{i}.png")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def two_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(estimate, "alone", lambda experiment: 120.0)
+
+
+def test_a_folder_of_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert init.main([str(zoo(tmp_path / "zoo")), "--data.size", "4", "--evaluation", "none"]) == 0
+    said = capsys.readouterr().out
+    assert "wrote zoo.toml\nnext: raydiff run zoo.toml    # about 2:00 min" in said
+    study = rd.preset("zoo.toml")
+    experiment = study.experiment
+    assert experiment.data == Data(name=str(tmp_path / "zoo"), size=4, public=5, validation=4, calibration=2, test=8)
+    public = datasets.load(experiment.data).splits["public"].images
+    assert experiment.method.clip == float(f"{public.flatten(1).norm(dim=1).quantile(0.5):.3g}")
+    assert experiment.method.model.network == MLP(width=256, skip=True)
+    assert type(experiment.partition).__name__ == "Iid"  # of 40 pictures nobody can be given a minority
+    trial.resolve(experiment)
+    text = (tmp_path / "zoo.toml").read_text()
+    assert "width = 256  # for the 16 values of a picture" in text and "about 2:00 min" in text
+
+
+def test_larger_pictures_get_wider_networks_and_more_steps(tmp_path: Path) -> None:
+    found = []
+    for size in (8, 14, 28, 64):
+        file = tmp_path / f"{size}.toml"
+        assert init.main(["digits", "--data.size", str(size), "--out", str(file)]) == 0
+        experiment = rd.preset(str(file)).experiment
+        found.append((experiment.method.model.network.width, experiment.method.local.steps))
+        assert ("colours and outlines" in file.read_text()) == (size == 64)
+    assert found == [(256, 2000), (384, 4000), (512, 6000), (1024, 3000)]
+
+
+def test_what_is_given_stands_in_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "f.toml"
+    given = ["--method", "fedavg", "--clients", "3", "--method.model.network.width", "64", "--partition", "iid"]
+    assert init.main(["digits", *given, "--data.labels", "digit", "--out", str(file)]) == 0
+    experiment = rd.preset(str(file)).experiment
+    assert isinstance(experiment.method, FedAvg) and experiment.clients == 3
+    assert experiment.method.model.network.width == 64 and experiment.data.labels == ("digit",)
+    assert "width = 64\n" in file.read_text()  # without the comment on another width
+
+
+def test_a_table(tmp_path: Path) -> None:
+    rows = "".join(f"{i % 7},{i % 3},{'yes' if i % 2 else 'no'}\n" for i in range(200))
+    (tmp_path / "people.csv").write_text("age,kind,left\n" + rows)
+    file = tmp_path / "people.toml"
+    assert init.main([str(tmp_path / "people.csv"), "--data.labels", "left", "--out", str(file)]) == 0
+    experiment = rd.preset(str(file)).experiment
+    assert isinstance(experiment.method, LocalOnly) and experiment.data.labels == ("left",)
+    assert len(datasets.load(experiment.data).splits["train"]) == 94
+    assert experiment.method.local.steps == 400  # 100 epochs of 94 rows in batches of 30
+    trial.resolve(experiment)
+
+
+def test_no_private_picture_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, texts = datasets.load, []
+    for flip in (1.0, -1.0):
+
+        def load(config: Data, flip: float = flip) -> datasets.Dataset:
+            d = whole(config)
+            other = {
+                k: r if k == "public" else datasets.Records(flip * r.images, r.labels, r.numbers)
+                for k, r in d.splits.items()
+            }
+            return datasets.Dataset(d.name, other, d.label_names, "", d.label_columns, d.says, d.notes)
+
+        monkeypatch.setattr(datasets, "load", load)
+        file = tmp_path / f"{flip}" / "one.toml"
+        file.parent.mkdir()
+        assert init.main(["digits", "--out", str(file)]) == 0
+        texts.append(file.read_text().replace(str(file), ""))
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "raydiff init needs a data set"),
+        (["digit"], r"unknown data set 'digit'.*; did you mean digits\?"),
+        (["digits", "--method.clp", "3"], r"unknown field --method\.clp; did you mean method\.clip"),
+        (["digits", "--clients", "900"], "client|too few"),
+        (["adult.csv"], "adult.csv"),
+    ],
+)
+def test_bad_input_is_refused_in_one_sentence(tmp_path: Path, monkeypatch, arguments: list[str], says: str) -> None:
+    monkeypatch.delenv("RAYDIFF_DATA", raising=False)
+    with pytest.raises(ValueError, match=says) as error:
+        init.main([*arguments, "--out", str(tmp_path / "out.toml")])
+    assert "\n" not in str(error.value) and not (tmp_path / "out.toml").exists()
+
+
+def test_a_file_that_exists_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text("mine")
+    with pytest.raises(ValueError, match="exists already"):
+        init.main(["digits", "--out", str(tmp_path / "mine.toml")])
+    assert (tmp_path / "mine.toml").read_text() == "mine"
+
+
+def test_time_that_a_trial_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trainings of 20 times the steps that were tried; four rounds of the server; two workers for the clients."""
+    monkeypatch.undo()
+    now, steps = [0.0], []
+
+    def run(this: trial.Trial, pool: object) -> object:
+        steps.append((this.experiment.method.local.steps, this.experiment.method.server.steps))  # type: ignore[attr-defined]
+        for number, seconds in enumerate([6.0, 1.0, 1.0, 1.0, 1.0]):
+            now[0] += seconds
+            yield {"round": number, "finished": False, "time/seconds": seconds}
+        now[0] += 30.0  # evaluation
+        yield {"round": 5, "finished": True, "time/seconds": 40.0}
+
+    monkeypatch.setattr(estimate.trial, "run", run)
+    monkeypatch.setattr(estimate.trial, "local_pool", lambda this: None)
+    monkeypatch.setattr(estimate.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(estimate.os, "cpu_count", lambda: 2)
+    base = rd.preset("digits").experiment
+    few = override(base, {"runtime.workers": None, "method.local.steps": 800, "method.server.steps": 800})
+    assert estimate.alone(few) == pytest.approx(20 * 6.0 / 2 + 20 * 4.0 + 30.0)
+    assert steps == [(estimate.TRIED, estimate.TRIED)]
