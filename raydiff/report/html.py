@@ -1,4 +1,5 @@
-"""The report's HTML: one page without a script, a picture or a style sheet from elsewhere.
+"""The report's HTML: one page without a script, a picture or a style sheet from elsewhere. Its own script sorts and
+filters tables, and nothing is missing without it.
 
 `html` has the macros of templates/page.html as functions, which give `Markup`: `html.paragraph("...", note=True)`.
 What they are given is escaped, unless it is `Markup` already.

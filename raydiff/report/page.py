@@ -2,8 +2,8 @@
 
     raydiff report SWEEP [--out DIR]     writes report.html and the tables into DIR (default: SWEEP/report)
 
-What a sweep does not have (an attack, a ledger, a second trial) leaves a sentence in its place. A sweep that is still
-running is reported as far as it is.
+It opens with what came out, in sentences. What a sweep does not have (an attack, a second trial) has no section. A
+sweep that is still running is reported as far as it is.
 """
 
 from __future__ import annotations
@@ -14,20 +14,24 @@ from pathlib import Path
 from raydiff.report import load
 from raydiff.report.html import html
 from raydiff.report.sections.attacks import attacks
+from raydiff.report.sections.conclusion import conclusion
 from raydiff.report.sections.importance import importance
 from raydiff.report.sections.quality import quality
 from raydiff.report.sections.run import frontier, what_was_run
 from raydiff.report.sections.samples import samples
 from raydiff.report.sections.seeds import seeds
 from raydiff.report.sections.studies import claims, papers, studies
+from raydiff.report.sections.training import training
 from raydiff.report.sections.trials import cost, ledgers
 from raydiff.report.sweep_view import Section, SweepView, open_sweep
 
 SECTIONS: dict[str, Callable[[SweepView, Path], Section]] = {
+    "What came out": conclusion,
     "What was run": what_was_run,
     "Frontier": frontier,
     "Seeds, intervals and ranks": seeds,
     "Quality": quality,
+    "Training": training,
     "Attacks against their ceilings": attacks,
     "Ledgers": ledgers,
     "What matters": importance,
@@ -50,7 +54,7 @@ def write(folder: Path, out: Path) -> Path:
         table.to_csv(out / f"{name}.csv", index=False)
         table.apply(load.of_one_type).to_parquet(out / f"{name}.parquet", index=False)
     listed = f"The tables are in the page's folder, as CSV and parquet: {', '.join(tables)}."
-    sections = [(title, section.blocks) for title, section in made.items()]
+    sections = [(title, section.blocks) for title, section in made.items() if section.blocks]
     page = out / "report.html"
     page.write_text(html.page(f"Sweep {folder.resolve().name}", [html.paragraph(listed, note=True)], sections))
     return page

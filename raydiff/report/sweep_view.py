@@ -133,7 +133,7 @@ class Section:
     """One part of the report."""
 
     blocks: Sequence[str]
-    """HTML, in order."""
+    """HTML, in order; none: there is nothing to say, and the page leaves the section out."""
     tables: dict[str, pd.DataFrame] = field(default_factory=dict)
     """File name without its ending -> what is also written as CSV and parquet."""
 

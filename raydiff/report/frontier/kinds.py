@@ -7,7 +7,7 @@ import re
 
 import pandas as pd
 
-from raydiff.report.load import Row
+from raydiff.report.load import VIEWS, Row, column, records
 
 NOTHING = "nothing sent"
 SILENT = "noise of scale 0"
@@ -29,11 +29,16 @@ def kind_of(run: Row, view: str) -> str:
     return f"{stated}; public by declaration: {of['declared']}" if of["declared"] else stated
 
 
-def stated(guarantees: pd.DataFrame) -> pd.DataFrame:
-    """epsilon and kind as stated: the server's; where it has none, the outsiders' (central trust)."""
-    central = (guarantees["epsilon"] == math.inf) & (guarantees["epsilon_outsiders"] < math.inf)
+def guarantees(runs: pd.DataFrame) -> pd.DataFrame:
+    """epsilon and kind of every trial as stated: against the server, and where it has none (central trust) against
+    outsiders; epsilon_outsiders and kind_outsiders."""
+    found = pd.DataFrame(index=runs.index)
+    for view, suffix in zip(VIEWS, ("", "_outsiders"), strict=True):
+        found[f"epsilon{suffix}"] = column(runs, f"{view}/epsilon")
+        found[f"kind{suffix}"] = [kind_of(run, view) for run in records(runs)]
+    central = (found["epsilon"] == math.inf) & (found["epsilon_outsiders"] < math.inf)
     names = ("epsilon", "kind")
-    return guarantees.assign(**{n: guarantees[n].mask(central, guarantees[f"{n}_outsiders"]) for n in names})
+    return found.assign(**{n: found[n].mask(central, found[f"{n}_outsiders"]) for n in names})
 
 
 def kinds(rows: pd.DataFrame) -> dict[str, str]:

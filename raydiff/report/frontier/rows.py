@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from raydiff.report.frontier.kinds import kind_of, stated
-from raydiff.report.load import VIEWS, Row, column, records
+from raydiff.report.frontier.kinds import guarantees
+from raydiff.report.load import Row, column, records
 
 DONE = ("finished", "stopped")
 """Outcomes that have a row; the other trials are listed below the table."""
@@ -104,11 +104,7 @@ def added(names: Sequence[str]) -> list[str]:
 def _numbers(runs: pd.DataFrame) -> pd.DataFrame:
     """Per trial, the columns of the table from `outcome` on."""
     network = network_of(runs)
-    out = runs[["outcome", "reason"]].copy()
-    for view, suffix in zip(VIEWS, ("", "_outsiders"), strict=True):
-        out[f"epsilon{suffix}"] = column(runs, f"{view}/epsilon")
-        out[f"kind{suffix}"] = [kind_of(run, view) for run in records(runs)]
-    out = stated(out)
+    out = runs[["outcome", "reason"]].join(guarantees(runs))
     groups = GROUPS if network else ()
     for name in [f"fd_{network}/{group}{floor}" for group in groups for floor in ("", "_floor")]:
         test, validation = column(runs, f"final/eval/{name}"), column(runs, f"last/validation/{name}")

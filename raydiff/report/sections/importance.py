@@ -29,7 +29,7 @@ def importance(sweep: SweepView, out: Path) -> Section:
     """The share of the measure's variance that each field explains alone, and the parallel coordinates."""
     done = sweep.finished
     if sweep.measure is None or done[sweep.measure].notna().sum() < 2:
-        return Section([html.paragraph("There are not two finished trials with a measure of quality.")])
+        return Section([])
     done = done[done[sweep.measure].notna()]
     name = spoken(sweep.measure)
     blocks, tables, fields = [], {}, [*sweep.fields]

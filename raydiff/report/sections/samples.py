@@ -31,7 +31,7 @@ def samples(sweep: SweepView, out: Path) -> Section:
         if (path := sweep.folder / "trials" / str(digest) / "artifacts" / "samples.png").exists()
     ]
     if not grids:
-        return Section([html.paragraph("No trial has a sample grid: classifiers and tables make none.")])
+        return Section([])
     grids.sort(key=lambda grid: (sweep.order.index(grid[2]), grid[1]))
     firsts = {grid[2]: grid for grid in reversed(grids)}
     first = [grid for grid in grids if grid in firsts.values()][:THUMBNAILS]

@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from raydiff.report.cells import number, short
+from raydiff.report.frontier.kinds import guarantees
 from raydiff.report.html import html
 from raydiff.report.intervals import interval
 from raydiff.report.load import Row, column, records
@@ -34,23 +35,33 @@ def bootstrap(gaps: pd.Series, *, resamples: int = RESAMPLES) -> tuple[float, fl
     return float(low), float(high)
 
 
+def compared(sweep: SweepView) -> pd.DataFrame:
+    """The finished trials with cell, setting, value (the sweep's measure), and epsilon and kind as they are stated.
+
+    Raises ValueError without a measure.
+    """
+    if sweep.measure is None:
+        raise ValueError("there is nothing to rank: no finished trial has a measure of quality")
+    own = [n for p, n in sweep.fields.items() if p.startswith("method")]
+    others = [n for p, n in sweep.fields.items() if not p.startswith("method")]
+    said = guarantees(sweep.runs)
+    trials = sweep.trials.drop(columns=["epsilon", "kind"], errors="ignore")
+    trials = trials.assign(value=column(sweep.runs, sweep.measure), epsilon=said["epsilon"], kind=said["kind"])
+    kept = (trials["outcome"] == "finished") & trials["value"].notna()
+    known = records(sweep.trials[kept])
+    cells = [", ".join(f"{n} {short(r[n])}" for n in others if r[n] is not None) or "all trials" for r in known]
+    trials = trials[kept].assign(cell=cells, setting=[setting(r, own) for r in known])
+    place = [sweep.order.index(s) for s in sweep.settings.loc[trials.index]]
+    return trials.assign(place=place).sort_values("place", kind="stable")
+
+
 def ranking(sweep: SweepView) -> pd.DataFrame:
     """A row per cell and setting, best first: n, mean and std of the sweep's measure; the paired difference to the
     leader of its rank with both intervals.
 
     A setting that is not clearly worse than the leader above it shares its rank. Raises ValueError without a measure.
     """
-    if sweep.measure is None:
-        raise ValueError("there is nothing to rank: no finished trial has a measure of quality")
-    own = [n for p, n in sweep.fields.items() if p.startswith("method")]
-    others = [n for p, n in sweep.fields.items() if not p.startswith("method")]
-    trials = sweep.trials.assign(value=column(sweep.runs, sweep.measure))
-    trials = trials[(trials["outcome"] == "finished") & trials["value"].notna()]
-    trials = trials.assign(place=[sweep.order.index(s) for s in sweep.settings.loc[trials.index]]).sort_values("place")
-    known = records(trials)
-    cells = [", ".join(f"{n} {short(r[n])}" for n in others if r[n] is not None) or "all trials" for r in known]
-    trials = trials.assign(cell=cells, setting=[setting(r, own) for r in known])
-    rows = [row for cell, of in trials.groupby("cell", sort=False) for row in _ranked(str(cell), of)]
+    rows = [row for cell, of in compared(sweep).groupby("cell", sort=False) for row in _ranked(str(cell), of)]
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
@@ -77,9 +88,8 @@ def _ranked(cell: str, trials: pd.DataFrame) -> list[Row]:
 
 def seeds(sweep: SweepView, out: Path) -> Section:
     """The ranking as a table; a rank without a clear interval is a tie."""
-    if sweep.measure is None:
-        return Section([html.paragraph("There is nothing to rank: no finished trial has a measure of quality.")])
-    found = ranking(sweep)
+    if sweep.measure is None or (found := ranking(sweep))["n"].max() == 1:
+        return Section([])  # With one seed of each nothing is ranked, and the first section says so.
     says = [
         f"By {spoken(sweep.measure)}, lower is better; mean and standard deviation over n seeds; settings are compared "
         "within a cell, seed by seed, each with the leader of the rank above it.",
@@ -98,8 +108,6 @@ def seeds(sweep: SweepView, out: Path) -> Section:
         both = [_interval(row["low"], row["high"]), _interval(row["student_low"], row["student_high"])]
         cells.append([*of, _signed(row["difference"]), *both, row["against"] or "-"])
     grid = html.table(header, cells, name="ranks")
-    if found["n"].max() == 1:
-        says.insert(0, "Every setting has one seed: there are no intervals, and nothing is ranked.")
     return Section([html.bullets(says, note=True), grid], {"seeds": found})
 
 

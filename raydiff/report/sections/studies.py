@@ -26,8 +26,7 @@ FEDDISTR_PRESET = "feddistr-cifar100"
 def studies(sweep: SweepView, out: Path) -> Section:
     """What `collaboration`, `feddistr` and `newcomers` print of such a sweep."""
     blocks = [*_paired(sweep, out), *_feddistr(sweep, out), *_newcomers(sweep)]
-    none = "This is no sweep of a collaboration, FedDistr or newcomers preset: "
-    return Section(blocks or [html.paragraph(f"{none}there are no paired tables of their arms.")])
+    return Section(blocks)
 
 
 def _paired(sweep: SweepView, out: Path) -> Iterator[str]:
@@ -72,7 +71,7 @@ def _newcomers(sweep: SweepView) -> Iterator[str]:
 def claims(sweep: SweepView, out: Path) -> Section:
     """Of a sweep that reproduces a paper: a verdict for each of its claims."""
     if not (sweep.preset or "").startswith(REPRODUCE):
-        return Section([html.paragraph("This is no sweep of `raydiff sweep reproduce`.")])
+        return Section([])
     table = paper_claims.judged(sweep.runs)
     says = "Stated apart from any result. Intervals: Student's at 95 %, paired. Not tested at this scale: the interval "
     says += "holds 0 and its half-width is above the paper's own relative gain."
@@ -91,8 +90,7 @@ def papers(sweep: SweepView, out: Path) -> Section:
                 theirs = [entry[name] for name in ("source", "data", "method", "measure", "value")]
                 rows.append([*theirs, setting, spoken(entry["ours"]), ours, entry["differs"]])
     if not rows:
-        none = f"No published number is of preset {sweep.preset} with these data, or no trial that matches one "
-        return Section([html.paragraph(f"{none}finished.")])
+        return Section([])
     header = ["source", "data", "the paper's method", "its measure", "its number", "ours", "our measure", "our number"]
     says = "A paper's number stands beside ours only where preset and data are those it speaks of. None of the pairs "
     says += "is the same experiment: read the last column first."

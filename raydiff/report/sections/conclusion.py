@@ -1,0 +1,73 @@
+"""Section of the report: what came out, in sentences that are made of the paired intervals."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import pandas as pd
+
+from raydiff.report.cells import number
+from raydiff.report.html import html
+from raydiff.report.intervals import decided, shown, student
+from raydiff.report.sections.seeds import compared, ranking
+from raydiff.report.sweep_view import Section, SweepView, spoken
+
+CELLS = 4
+"""Cells that have a sentence of their own."""
+NAMED = 4
+"""Settings without a clear difference that are named."""
+
+
+def conclusion(sweep: SweepView, out: Path) -> Section:
+    """How many trials finished; of each cell which setting is best, and what the best protected one gives up."""
+    says = f"{len(sweep.finished)} of {len(sweep.runs)} trials finished"
+    if sweep.measure is None:
+        return Section([html.paragraph(f"{says}; none has a measure of quality, so nothing is compared.")])
+    ranked, trials = ranking(sweep), compared(sweep)
+    cells = list(dict.fromkeys(ranked["cell"]))
+    lines = []
+    for cell in cells[:CELLS]:
+        where = "" if len(cells) == 1 else f"{cell}: "
+        said = [_best(ranked[ranked["cell"] == cell]), *_protected(trials[trials["cell"] == cell])]
+        lines += [where + line for line in said]
+    if len(cells) > CELLS:
+        lines.append(f"The other {len(cells) - CELLS} of {len(cells)} cells are in the tables below.")
+    return Section([html.paragraph(f"{says}. By {spoken(sweep.measure)}, lower is better:"), html.bullets(lines)])
+
+
+def _best(found: pd.DataFrame) -> str:
+    """Of one cell's ranking, best first."""
+    called = [f"{name} ({number(mean)})" for name, mean in zip(found["setting"], found["mean"], strict=True)]
+    level = int((found["rank"] == found["rank"].iloc[0]).sum())
+    if len(found) == 1:
+        return f"{called[0]} is the only setting."
+    if found["n"].max() == 1:
+        return f"one seed of each setting is too few to rank; {called[0]} has the least."
+    if level == 1:
+        return f"{called[0]} is best; the next, {called[1]}, is worse by a clear interval."
+    others = ", ".join(called[1 : min(level, 1 + NAMED)]) + (
+        f" and {level - 1 - NAMED} more" if level > 1 + NAMED else ""
+    )
+    worse = f"; clearly worse: {len(found) - level} others" if len(found) > level else ""
+    return f"{called[0]} has the least; not clearly worse: {others}{worse}."
+
+
+def _protected(trials: pd.DataFrame) -> Iterator[str]:
+    """Of one cell, for each kind of epsilon: the best setting where it is finite against the best that sends nothing,
+    seed by seed."""
+    by_seed = {str(name): of.groupby("seed")["value"].mean() for name, of in trials.groupby("setting")}
+    silent = {str(name) for name, of in trials.groupby("setting") if of["epsilon"].max() == 0}
+    if not silent:
+        return
+    base = min(silent, key=lambda name: by_seed[name].mean())
+    for kind, own in trials[trials["epsilon"].between(0, math.inf, inclusive="neither")].groupby("kind"):
+        best = min(map(str, own["setting"].unique()), key=lambda name: by_seed[name].mean())
+        spent = own.loc[own["setting"] == best, "epsilon"].max()
+        gap, low, high = student((by_seed[best] - by_seed[base]).dropna())
+        verdict = f"{gap:+.3f}, one seed"
+        if not math.isnan(low):
+            verdict = f"{shown(gap, low, high, '+.3f')}, {'a clear' if decided(low, high) else 'no clear'} difference"
+        which = f"with an epsilon {str(kind).split(', delta')[0]}, {best} is best ({spent:.4g} spent)"
+        yield f"{which}; its difference from {base}, which sends nothing: {verdict}."
