@@ -275,6 +275,9 @@ def _labels_to_sample(reference: Records) -> Tensor:
 
 def _to_show(labels: Tensor, deployed: Deployed) -> Tensor:
     """Positions of the first rows of each class; of a model that knows no classes, of the first rows."""
-    if not deployed.conditional:
-        return torch.arange(min(PICTURES, len(labels)))
-    return torch.cat([torch.nonzero(labels[:, 0] == c)[:GRID_COLUMNS, 0] for c in labels[:, 0].unique()])
+    return first_of_each(labels[:, 0]) if deployed.conditional else torch.arange(min(PICTURES, len(labels)))
+
+
+def first_of_each(classes: Tensor) -> Tensor:
+    """Positions of the first GRID_COLUMNS rows of each class."""
+    return torch.cat([torch.nonzero(classes == c)[:GRID_COLUMNS, 0] for c in classes.unique()])

@@ -65,7 +65,7 @@ def of_models(experiment: Experiment, pool: Pool, progress: Progress, known: Met
     reports = [report if c in senders else report.of_outsider() for c, report in found]
     final = suite.summarise(reports)
     ceilings.check_attacks({**known, **final}, unlike=_unlike(experiment, sorted(senders & set(measured))))
-    _draw_samples(reports, measured, artifacts / "samples.png")
+    _draw_samples(experiment, reports, measured, artifacts / "samples.png")
     _draw_partition(experiment, artifacts / "partition.png")
     return {**final, **_newcomers(experiment, pool, progress, artifacts)}
 
@@ -100,7 +100,7 @@ def _newcomers(experiment: Experiment, pool: Pool, progress: Progress, artifacts
     if not (late := experiment.everyone[experiment.clients :]):
         return {}
     reports = [r.of_outsider() for r in pool.evaluate(late, progress.sent, progress.number, split)]
-    _draw_samples(reports, late, artifacts / "newcomers.png")
+    _draw_samples(experiment, reports, late, artifacts / "newcomers.png")
     found = {f"new/{k.removeprefix('eval/')}": v for k, v in suite.summarise(reports).items()}
     if isinstance(method, WithNewClients):
         parts = method.join(progress.sent, seeding.generator(experiment.seed, "newcomers"))
@@ -109,10 +109,16 @@ def _newcomers(experiment: Experiment, pool: Pool, progress: Progress, artifacts
     return found
 
 
-def _draw_samples(reports: Sequence[ClientReport], clients: Sequence[int], path: Path) -> None:
-    if all(len(r.pictures) for r in reports):  # classifiers make none
-        names = [f"client {client}" for client in clients]
-        grids.sample_grid([r.pictures for r in reports], path, privacy=reports[0].privacy, names=names)
+def _draw_samples(experiment: Experiment, reports: Sequence[ClientReport], clients: Sequence[int], path: Path) -> None:
+    """A row of public pictures, then one of each client's samples."""
+    if not all(len(r.pictures) for r in reports):  # Classifiers make none.
+        return
+    rows = {f"client {c}": r.pictures for c, r in zip(clients[: grids.ROWS], reports, strict=False)}
+    public = datasets.load(experiment.data).splits["public"]
+    if len(public):
+        shown = suite.first_of_each(public.labels[:, 0])[: max(map(len, rows.values()))]
+        rows = {"real, public": public.images[shown], **rows}
+    grids.sample_grid(list(rows.values()), path, privacy=reports[0].privacy, most=len(rows), names=list(rows))
 
 
 def _draw_partition(experiment: Experiment, path: Path) -> None:

@@ -19,6 +19,7 @@ from PIL import Image
 from raydiff.data.datasets import Data, load
 from raydiff.data.entangled import measured
 from raydiff.data.partition import Entangled, Iid, Newcomers, Pooled
+from raydiff.evaluation import grids
 from raydiff.evaluation import suite as evaluate
 from raydiff.evaluation.suite import Evaluation, Instruments
 from raydiff.experiment import config, overrides, trial
@@ -179,6 +180,7 @@ def test_artifacts(finished: tuple[Trial, list[dict[str, Any]]]) -> None:
     )
     with Image.open(folder / "samples.png") as image:
         assert image.info["privacy"] == "none"
+        assert image.height == 3 * 9 * grids.SCALE  # two clients below the public pictures
     assert sorted(p.name for p in folder.iterdir()) == ["ledger.json", "partition.png", "samples.png"]
 
 

@@ -11,6 +11,7 @@ import pandas as pd
 from raydiff.report.cells import number
 from raydiff.report.html import html
 from raydiff.report.intervals import decided, shown, student
+from raydiff.report.load import column
 from raydiff.report.sections.seeds import compared, ranking
 from raydiff.report.sweep_view import Section, SweepView, spoken
 
@@ -26,6 +27,7 @@ def conclusion(sweep: SweepView, out: Path) -> Section:
     if sweep.measure is None:
         return Section([html.paragraph(f"{says}; none has a measure of quality, so nothing is compared.")])
     ranked, trials = ranking(sweep), compared(sweep)
+    floor = column(sweep.finished, f"{sweep.measure}_floor").mean()
     cells = list(dict.fromkeys(ranked["cell"]))
     lines = []
     for cell in cells[:CELLS]:
@@ -34,7 +36,20 @@ def conclusion(sweep: SweepView, out: Path) -> Section:
         lines += [where + line for line in said]
     if len(cells) > CELLS:
         lines.append(f"The other {len(cells) - CELLS} of {len(cells)} cells are in the tables below.")
-    return Section([html.paragraph(f"{says}. By {spoken(sweep.measure)}, lower is better:"), html.bullets(lines)])
+    lines += _recognised(sweep)
+    against = "" if math.isnan(floor) else f" (real records against real ones: {number(floor)})"
+    by = f"By {spoken(sweep.measure)}, lower is better{against}:"
+    return Section([html.paragraph(f"{says}. {by}"), html.bullets(lines)])
+
+
+def _recognised(sweep: SweepView) -> Iterator[str]:
+    """How many of the samples a classifier of real pictures takes for what was asked for."""
+    made, real = (column(sweep.finished, f"final/eval/label_accuracy/{of}").dropna() for of in ("all", "real"))
+    if len(made) and len(real):
+        yield (
+            f"A classifier that is right about {real.mean():.0%} of real pictures finds in {made.min():.0%} to "
+            f"{made.max():.0%} of the samples the class that was asked for."
+        )
 
 
 def _best(found: pd.DataFrame) -> str:

@@ -18,7 +18,6 @@ APART = re.compile(r"/(ddim|ancestral|dpmsolver)/|(_low|_high|_floor|_spread)$|/
 PART = r"^(?:(.+)/)?(class|client(?=/\d+(?:/|$)))/([^/]+)(?:/(.+))?$"
 """The name of a reading that is of one class, or of one client."""
 LAST = " (last round)"
-PLURAL = {"class": "classes", "client": "clients"}
 WIDE = 24
 """Classes or clients that have a column each; of more, the table has the least, the mean and the greatest."""
 
@@ -29,18 +28,17 @@ def quality(sweep: SweepView, out: Path) -> Section:
     one = long[long["which"].isna()]
     blocks: list[str] = []
     tables = {}
-    if one.empty:
-        blocks.append(html.paragraph("No trial has a reading of quality."))
-    else:
+    if len(one):
         says = "Mean over seeds, ± standard deviation; in square brackets the floor, real against real, if it has one."
         blocks += [html.paragraph(says, note=True), _by_setting(sweep, one)]
         tables["quality"] = one.drop(columns=["kind", "which"])
     for kind in ("class", "client"):
         own = long[long["kind"] == kind]
         late = own["measure"].str.endswith(LAST)
-        words = f"Quality by {kind} was not recorded: the trials have means over {PLURAL[kind]} only."
-        blocks += [html.heading(f"By {kind}")]
-        blocks.append(_each(sweep, own[~late], kind) if len(own[~late]) else html.paragraph(words))
+        if len(own):
+            blocks.append(html.heading(f"By {kind}"))
+        if len(own[~late]):
+            blocks.append(_each(sweep, own[~late], kind))
         if late.any():
             blocks.append(html.folded(f"What each {kind} reported in its last round", [_each(sweep, own[late], kind)]))
         if len(own):

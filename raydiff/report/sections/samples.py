@@ -19,8 +19,10 @@ THUMBNAILS = 24
 """Sample grids that are shown unfolded: one of each setting first."""
 FOLDED = 240
 """Sample grids in the page altogether."""
-SIDE = 288
-"""Longest side of a thumbnail, pixels."""
+SIDE, LARGE_SIDE = 288, 1400
+"""Longest side of a thumbnail, and of a picture that stands by itself, pixels."""
+LARGE = 4
+"""Settings up to which each one's picture stands by itself."""
 
 
 def samples(sweep: SweepView, out: Path) -> Section:
@@ -36,15 +38,18 @@ def samples(sweep: SweepView, out: Path) -> Section:
     firsts = {grid[2]: grid for grid in reversed(grids)}
     first = [grid for grid in grids if grid in firsts.values()][:THUMBNAILS]
     rest = [grid for grid in grids if grid not in first][: FOLDED - len(first)]
-    blocks = [html.thumbnails([_thumbnail(*grid) for grid in first])]
+    side = SIDE if len(first) > LARGE else LARGE_SIDE
+    pictures = [_thumbnail(*grid, side=side) for grid in first]
+    blocks = pictures if len(first) <= LARGE else [html.thumbnails(pictures)]
     if rest:
-        blocks.append(html.folded(f"{len(rest)} more", [html.thumbnails([_thumbnail(*grid) for grid in rest])]))
+        folded = html.thumbnails([_thumbnail(*grid, side=SIDE) for grid in rest])
+        blocks.append(html.folded(f"{len(rest)} more", [folded]))
     if left := len(grids) - len(first) - len(rest):
         blocks.append(html.paragraph(f"{left} more are in the trials' folders, as artifacts/samples.png."))
     return Section(blocks)
 
 
-def _thumbnail(path: Path, caption: str, _: str) -> Any:
+def _thumbnail(path: Path, caption: str, _: str, *, side: int) -> Any:
     """The picture made smaller, with what its file says of privacy."""
     from PIL import Image, UnidentifiedImageError
 
@@ -52,7 +57,7 @@ def _thumbnail(path: Path, caption: str, _: str) -> Any:
         with Image.open(path) as image:
             privacy = image.info.get("privacy", "not recorded")
             small = image.convert("RGB")
-            small.thumbnail((SIDE, SIDE))
+            small.thumbnail((side, side))
             buffer = io.BytesIO()
             small.save(buffer, "WEBP", quality=80, method=4)
     except (UnidentifiedImageError, OSError):
