@@ -33,6 +33,16 @@ MOVED = (("experiments", "artifact_location"), ("runs", "artifact_uri"), ("logge
 PERIOD_S = 2.0  # between looks at the files
 LONGEST_WAIT_S = 60.0  # between attempts while MLflow cannot be reached
 BATCH, PARAMS = 900, 100  # metrics and params per request; MLflow takes 1000 and 100
+KIND = ("mlflow.experimentKind", "custom_model_development")  # else MLflow's page opens on traces of language models
+FINAL = "final.json"
+NOTE = 8000  # characters of a tag's value
+QUALIFIES = re.compile(
+    r"_(low|high|spread|real)$|(?<!all)(?<!minor)_floor$|/(ddim|ancestral|dpmsolver|class|client)/(?!best/)|/sanity$"
+    r"|/(major|cluster_[ab])$|/attack/[^/]+/(?!best/)|/(precision|recall|density|coverage)/(?!all)"
+    r"|/(threshold|timestep_index|n_members|n_nonmembers|tpr_calibrated|balanced_accuracy|fpr_reached\S*|tpr_at_0\S*)$"
+)
+"""Final numbers that qualify others: they are in the run's table `final.json`, and no metrics, of which a page shows
+few."""
 LogSampler = Callable[[Any, str, Path], object]
 """(MlflowClient, run id, a finished trial's folder): log its sampler; raises ValueError where there is none to log."""
 
@@ -135,8 +145,16 @@ class Mlflow(threading.Thread):
         if self.is_alive():
             self.error = TimeoutError(f"still writing after {timeout_s:g} s")
 
-    def end(self, status: str, files: tuple[Path, ...] = ()) -> str | None:
-        """After `close`: attach files to the parent run and set its status (FINISHED or KILLED).
+    def end(
+        self,
+        status: str,
+        files: tuple[Path, ...] = (),
+        *,
+        note: str = "",
+        metrics: Mapping[str, float] = types.MappingProxyType({}),
+    ) -> str | None:
+        """After `close`: attach files, a description in Markdown and metrics to the parent run, and set its status
+        (FINISHED or KILLED).
 
         Gives the reason, in a sentence, if MLflow has not got everything; the files have.
         """
@@ -147,6 +165,10 @@ class Mlflow(threading.Thread):
                 if digest not in self._ended:  # its outcome could not be written, as on a full disk
                     self._client.set_tag(run, "raydiff.outcome", "killed")
                     self._client.set_terminated(run, "KILLED")
+            assert self.parent is not None
+            if note:
+                self._client.set_tag(self.parent, "mlflow.note.content", note[:NOTE])
+            log_values(self._client, self.parent, ((spelled(k), 0, v) for k, v in metrics.items()))
             self._client.set_terminated(self.parent, status)
             for path in files:
                 self._client.log_artifact(self.parent, str(path))
@@ -165,6 +187,8 @@ class Mlflow(threading.Thread):
                     raise
             found = client.get_experiment_by_name(self.experiment)
         self.experiment_id = found.experiment_id
+        if KIND[0] not in found.tags:
+            client.set_experiment_tag(found.experiment_id, *KIND)
         self._client = client
 
     def _find_runs(self) -> None:
@@ -234,6 +258,8 @@ class Mlflow(threading.Thread):
                 **self.tags,
             }
             self._runs[digest] = c.create_run(self.experiment_id, run_name=_run_name(tree), tags=tags).info.run_id
+            if "data_digest" in tree:
+                log_data(c, self._runs[digest], tree["data"]["name"], tree["data_digest"].removeprefix(KEYED)[:16])
         run = self._runs[digest]
         data = c.get_run(run).data
         self._told[digest] = data.tags.get("raydiff.outcome", "")
@@ -243,15 +269,16 @@ class Mlflow(threading.Thread):
     def _finish(self, folder: Path, run: str, outcome: dict[str, Any]) -> None:
         c = self._client
         last = self._logged[folder.name] + 1
-        final = ((f"final/{k}", last, v) for k, v in outcome.get("final", {}).items())
-        log_values(c, run, final, at=folder.stat().st_mtime)
+        final = {f"final/{k}": v for k, v in outcome.get("final", {}).items()}
+        telling = ((k, last, v) for k, v in final.items() if not QUALIFIES.search(k))
+        log_values(c, run, telling, at=folder.stat().st_mtime)
         c.set_tag(run, "raydiff.outcome", outcome["outcome"])
         c.set_tag(run, "raydiff.privacy", outcome["says"])
         c.set_tag(run, "raydiff.reason", outcome.get("reason", ""))
         spent = f"{outcome['server']['epsilon']:.4g}"
         c.set_tag(run, "raydiff.epsilon", spent)
         c.update_run(run, name=_run_name(json.loads((folder / "config.json").read_text()), spent))
-        self._attach_artifacts(folder / "artifacts", run)
+        self._attach_artifacts(folder / "artifacts", run, final)
         if outcome["outcome"] == "finished" and self.log_sampler is not None:
             try:
                 self.log_sampler(c, run, folder)
@@ -259,12 +286,15 @@ class Mlflow(threading.Thread):
                 c.set_tag(run, "raydiff.sampler", f"not logged: {e}")
         c.set_terminated(run, ENDED[outcome["outcome"]])
 
-    def _attach_artifacts(self, folder: Path, run: str) -> None:
+    def _attach_artifacts(self, folder: Path, run: str, final: Mapping[str, object]) -> None:
         c = self._client
-        if tables := sorted(folder.glob("*.json")):
-            for table in tables:
-                c.log_artifact(run, str(table))
-            logged = [{"path": table.name, "type": "table"} for table in tables]
+        tables = sorted(folder.glob("*.json"))
+        for table in tables:
+            c.log_artifact(run, str(table))
+        if final:
+            c.log_dict(run, {"columns": ["name", "value"], "data": [[k, str(v)] for k, v in final.items()]}, FINAL)
+        logged = [{"path": name, "type": "table"} for name in (*(t.name for t in tables), *[FINAL] * bool(final))]
+        if logged:
             c.set_tag(run, "mlflow.loggedArtifacts", json.dumps(logged))
         if (partition := folder / "partition.png").exists():
             c.log_artifact(run, str(partition))
@@ -275,6 +305,19 @@ class Mlflow(threading.Thread):
                 with Image.open(grid) as image:
                     c.set_tag(run, f"raydiff.privacy.{name}", image.info.get("privacy", "none"))
                     c.log_image(run, image.convert("RGB"), key=name, step=0)
+
+
+def log_data(client: Any, run: str, name: str, digest: str) -> None:
+    """Name the run's data set, where MLflow has a column for it; the digest is of nobody's records alone (`keyed`)."""
+    from mlflow.entities import Dataset, DatasetInput, InputTag
+
+    dataset = Dataset(name=Path(name).name, digest=digest, source_type="raydiff", source=json.dumps({"name": name}))
+    client.log_inputs(run, [DatasetInput(dataset, [InputTag("mlflow.data.context", "training")])])
+
+
+def spelled(name: str) -> str:
+    """A metric's name in the letters that MLflow takes."""
+    return re.sub(r"[^\w\-. :/]", "", name)[:250]
 
 
 def log_params(client: Any, run: str, params: Mapping[str, object]) -> None:
@@ -402,4 +445,4 @@ def _run_name(tree: Mapping[str, Any], spent: str | None = None) -> str:
         parts.insert(1, f"epsilon {spent}")
     elif "epsilon" in method:
         parts.insert(1, "no noise" if method["epsilon"] is None else f"target epsilon {method['epsilon']:g}")
-    return ", ".join(parts)
+    return ", ".join([*parts, f"seed {tree['seed']}"])

@@ -130,10 +130,12 @@ def start(
         if noise := chance.noise(folder):
             print(noise, flush=True)
         out = folder / "report"
-        if report:
-            _report(folder, out)
-        if mlflow and (behind := mlflow.end("KILLED" if interrupted else "FINISHED", tuple(sorted(out.glob("*"))))):
-            print(behind)
+        table = _report(folder, out) if report else ""
+        if mlflow:
+            status, files = "KILLED" if interrupted else "FINISHED", tuple(sorted(out.glob("*")))
+            says, numbers = _description(folder, table)
+            if behind := mlflow.end(status, files, note=says, metrics=numbers):
+                print(behind)
         return Ended(folder, interrupted)
 
 
@@ -254,19 +256,37 @@ def _say_split(folder: Path, split: Mapping[str, float]) -> None:
 # ------------------------------------------------------------------------------------------------------- reporting
 
 
-def _report(folder: Path, out: Path) -> None:
-    """The table, the picture and the page: the trials are done and recorded, so nothing here can fail the sweep."""
+def _report(folder: Path, out: Path) -> str:
+    """The table, the picture and the page: the trials are done and recorded, so nothing here can fail the sweep. Gives
+    the table."""
     from raydiff.report import load, page
     from raydiff.report.frontier.command import write
 
+    table = ""
     for unread in load.cut_short(folder):
         print(unread)
     try:
-        print("\n" + write(folder, out))
-        print(composed(folder) + (f"\nplot: {png}" if (png := out / "frontier.png").exists() else ""))
+        table = write(folder, out)
+        print(f"\n{table}\n{composed(folder)}" + (f"\nplot: {png}" if (png := out / "frontier.png").exists() else ""))
     except (ValueError, OSError) as e:
         print(f"no table: {e}")
     try:
         print(f"report: {page.write(folder, out)}")
     except Exception as e:
         print(f"no report: {type(e).__name__}: {e}")
+    return table
+
+
+def _description(folder: Path, table: str) -> tuple[str, dict[str, float]]:
+    """(what MLflow shows of the sweep's own run, as Markdown; of each setting the mean over seeds of its measure)."""
+    from raydiff.report.sections.conclusion import means, sentences
+    from raydiff.report.sweep_view import open_sweep
+
+    command = f"To go on: `{sweep_folder.resume_command(folder.name)}`"
+    try:
+        view = open_sweep(folder)
+        said, *lines = sentences(view)
+        says, numbers = "\n".join([said, "", *(f"- {line}" for line in lines)]), means(view)
+    except (ValueError, OSError) as e:
+        says, numbers = f"Nothing to report: {e}", {}
+    return "\n\n".join([says, *[f"```\n{table}\n```"] * bool(table), command]), numbers

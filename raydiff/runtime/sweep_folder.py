@@ -18,7 +18,7 @@ from typing import Any
 import raydiff
 from raydiff.experiment import config, overrides, trial
 from raydiff.experiment.config import Experiment
-from raydiff.experiment.tracking import ARTIFACTS, Mlflow
+from raydiff.experiment.tracking import ARTIFACTS, Mlflow, redacted
 from raydiff.federated.checkpoint import write_text
 from raydiff.report.files import read_json
 from raydiff.results import mlflow_models
@@ -213,11 +213,15 @@ def _log_sampler(client: Any, run: str, folder: Path) -> None:
 
 def resume_command(name: str) -> str:
     """The command line that continues this sweep."""
+    named = any(a == "--name" or a.startswith("--name=") for a in sys.argv)
+    return " ".join([command(), *([] if named else ["--name", name]), "--resume"])
+
+
+def command() -> str:
+    """This command line, without a --resume."""
     script, *argv = sys.argv
-    argv = [a for a in argv if a != "--resume"]
-    if "--name" not in argv and not any(a.startswith("--name=") for a in argv):
-        argv += ["--name", name]
-    return " ".join([f"python {script}" if script.endswith("jobs/sweep.py") else "raydiff", *argv, "--resume"])
+    program = f"python {script}" if script.endswith("jobs/sweep.py") else "raydiff"
+    return " ".join([program, *(a for a in argv if a != "--resume")])
 
 
 def _code() -> dict[str, str]:
@@ -232,5 +236,8 @@ def _tags(preset: str, base: Experiment) -> dict[str, str]:
         "raydiff.preset": preset,
         "raydiff.accountant": base.method.accountant,
         "raydiff.replayable": str(base.runtime.noise_secret is not None and not base.runtime.races).lower(),
+        "mlflow.source.name": redacted(command()),
+        "mlflow.source.type": "JOB",
     }
-    return tags | ({"raydiff.git": git.removesuffix("-dirty")} if (git := _git()) else {})
+    git = _git().removesuffix("-dirty")
+    return tags | ({"raydiff.git": git, "mlflow.source.git.commit": git} if git else {})

@@ -153,13 +153,13 @@ def finish(folder: Path, outcome: str = "finished", **more: Any) -> None:
 )
 def test_every_method_has_a_run_name(experiment: Experiment, method: Method, model: str) -> None:
     name = tracking._run_name(overrides.to_dict(replace(experiment, method=method)))
-    assert name.startswith(type(method).__name__) and name.endswith(f"2 clients, {model}")
+    assert name.startswith(type(method).__name__) and name.endswith(f"2 clients, {model}, seed 0")
 
 
 def test_a_schedule_with_a_rate_has_a_name(experiment: Experiment) -> None:
     method = FedAvg(model=DiscreteDiffusion(schedule=Sigmoid(rate=2.0)))
     name = tracking._run_name(overrides.to_dict(replace(experiment, method=method)))
-    assert name == "FedAvg, 2 clients, Sigmoid"
+    assert name == "FedAvg, 2 clients, Sigmoid, seed 0"
 
 
 def test_a_trial_becomes_a_nested_run(sweep: Sweep, experiment: Experiment) -> None:
@@ -171,7 +171,7 @@ def test_a_trial_becomes_a_nested_run(sweep: Sweep, experiment: Experiment) -> N
     sweep.follow()
     (parent,), (run,) = sweep.runs("sweep"), sweep.runs("trial")
     assert run.data.tags["mlflow.parentRunId"] == parent.info.run_id
-    assert (parent.info.run_name, run.info.run_name) == ("mine", "PFDM, epsilon inf, 2 clients, linear")
+    assert (parent.info.run_name, run.info.run_name) == ("mine", "PFDM, epsilon inf, 2 clients, linear, seed 0")
     assert run.info.status == "FINISHED"
     expected = {
         "raydiff.sweep": "mine",
@@ -221,11 +221,11 @@ def test_a_run_is_named_after_what_it_spent_and_until_then_after_its_target(
     folder = sweep.trial(experiment)
     sweep.follow()
     (run,) = sweep.runs("trial")
-    assert run.info.run_name == "PFDM, target epsilon 10, 2 clients, linear"
+    assert run.info.run_name == "PFDM, target epsilon 10, 2 clients, linear, seed 0"
     finish(folder, says="epsilon 9.51", server={"epsilon": 9.5117})
     sweep.follow()
     (run,) = sweep.runs("trial")
-    assert run.info.run_name == "PFDM, epsilon 9.512, 2 clients, linear"
+    assert run.info.run_name == "PFDM, epsilon 9.512, 2 clients, linear, seed 0"
     assert run.data.tags["raydiff.epsilon"] == "9.512"
 
 
@@ -240,6 +240,54 @@ def test_artifacts_carry_their_privacy(sweep: Sweep, experiment: Experiment) -> 
     assert run.data.tags["raydiff.privacy.samples"] == "none"
     files = [p.name for p in sweep.artifacts.rglob("*") if p.is_file()]
     assert "ledger.json" in files and any(name.startswith("samples") for name in files)
+
+
+def test_what_qualifies_a_number_is_in_the_runs_table_and_no_metric(sweep: Sweep, experiment: Experiment) -> None:
+    telling = {
+        "eval/fd_cnn/minor": 1.0,
+        "eval/fd_cnn/minor_floor": 0.1,
+        "eval/label_accuracy/all": 0.9,
+        "eval/vendi/all": 2.0,
+        "attack/global/best/auc": 0.5,
+        "privacy/epsilon_server": 9.7,
+    }
+    others = {
+        "eval/fd_cnn/major_floor": 0.2,
+        "eval/ddim/fd_cnn/all": 1.0,
+        "eval/kd_cnn/all_spread": 0.1,
+        "attack/global/pia/auc": 0.5,
+        "attack/global/best/auc_low": 0.4,
+        "eval/class/3/fd_cnn": 1.0,
+        "eval/recall/minor": 0.3,
+    }
+    finish(sweep.trial(experiment), final={**telling, **others})
+    sweep.follow()
+    (run,) = sweep.runs("trial")
+    assert set(run.data.metrics) == {f"final/{name}" for name in telling}
+    (file,) = sweep.artifacts.rglob("final.json")
+    assert {k: float(v) for k, v in json.loads(file.read_text())["data"]} == {
+        f"final/{k}": v for k, v in {**telling, **others}.items()
+    }
+    assert {"path": "final.json", "type": "table"} in json.loads(run.data.tags["mlflow.loggedArtifacts"])
+
+
+def test_the_first_look_at_a_store_shows_what_it_is(sweep: Sweep, experiment: Experiment) -> None:
+    """Runs in the page's view for training, with their data; the sweep's own run with a text and numbers."""
+    from mlflow import MlflowClient
+
+    finish(sweep.trial(experiment))
+    follower = sweep.follow()
+    text, numbers = "9 of 9 trials finished" + "." * 9000, {"fd_cnn/minor/PFDM, epsilon 10": 1.5, "none": math.nan}
+    assert follower.end("FINISHED", note=text, metrics=numbers) is None
+    client = MlflowClient(sweep.uri)
+    assert client.get_experiment_by_name("digits").tags["mlflow.experimentKind"] == "custom_model_development"
+    (parent,), (run,) = sweep.runs("sweep"), sweep.runs("trial")
+    assert parent.data.tags["mlflow.note.content"].startswith("9 of 9 trials finished...")
+    assert parent.data.metrics == {"fd_cnn/minor/PFDM epsilon 10": 1.5}
+    (data,) = run.inputs.dataset_inputs
+    assert (data.dataset.name, data.dataset.digest) == (experiment.data.name, "0123456789abcdef")
+    sweep.follow()
+    assert len(sweep.runs("trial")[0].inputs.dataset_inputs) == 1
 
 
 def test_the_next_follower_adds_what_is_missing(sweep: Sweep, experiment: Experiment) -> None:

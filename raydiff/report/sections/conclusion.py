@@ -17,29 +17,46 @@ from raydiff.report.sweep_view import Section, SweepView, spoken
 
 CELLS = 4
 """Cells that have a sentence of their own."""
+CHARTS = 30
+"""Settings whose mean is a metric of the sweep's run in MLflow."""
 NAMED = 4
 """Settings without a clear difference that are named."""
 
 
 def conclusion(sweep: SweepView, out: Path) -> Section:
     """How many trials finished; of each cell which setting is best, and what the best protected one gives up."""
+    said, *lines = sentences(sweep)
+    return Section([html.paragraph(said), html.bullets(lines)])
+
+
+def sentences(sweep: SweepView) -> Iterator[str]:
+    """The same as text: a sentence, then those below it."""
     says = f"{len(sweep.finished)} of {len(sweep.runs)} trials finished"
     if sweep.measure is None:
-        return Section([html.paragraph(f"{says}; none has a measure of quality, so nothing is compared.")])
+        yield f"{says}; none has a measure of quality, so nothing is compared."
+        return
     ranked, trials = ranking(sweep), compared(sweep)
     floor = column(sweep.finished, f"{sweep.measure}_floor").mean()
+    against = "" if math.isnan(floor) else f" (real records against real ones: {number(floor)})"
+    yield f"{says}. By {spoken(sweep.measure)}, lower is better{against}:"
     cells = list(dict.fromkeys(ranked["cell"]))
-    lines = []
     for cell in cells[:CELLS]:
         where = "" if len(cells) == 1 else f"{cell}: "
-        said = [_best(ranked[ranked["cell"] == cell]), *_protected(trials[trials["cell"] == cell])]
-        lines += [where + line for line in said]
+        for line in (_best(ranked[ranked["cell"] == cell]), *_protected(trials[trials["cell"] == cell])):
+            yield where + line
     if len(cells) > CELLS:
-        lines.append(f"The other {len(cells) - CELLS} of {len(cells)} cells are in the tables below.")
-    lines += _recognised(sweep)
-    against = "" if math.isnan(floor) else f" (real records against real ones: {number(floor)})"
-    by = f"By {spoken(sweep.measure)}, lower is better{against}:"
-    return Section([html.paragraph(f"{says}. {by}"), html.bullets(lines)])
+        yield f"The other {len(cells) - CELLS} of {len(cells)} cells are in the tables below."
+    yield from _recognised(sweep)
+
+
+def means(sweep: SweepView) -> dict[str, float]:
+    """{measure/setting: mean over its seeds}, of as many settings as a page of charts shows, best first."""
+    if sweep.measure is None:
+        return {}
+    best = ranking(sweep).sort_values("mean").head(CHARTS)
+    many = best["cell"].nunique() > 1
+    rows = zip(best["cell"], best["setting"], best["mean"], strict=True)
+    return {f"{spoken(str(sweep.measure))}/{of}{f' {cell}' if many else ''}": mean for cell, of, mean in rows}
 
 
 def _recognised(sweep: SweepView) -> Iterator[str]:
