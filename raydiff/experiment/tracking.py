@@ -33,16 +33,15 @@ MOVED = (("experiments", "artifact_location"), ("runs", "artifact_uri"), ("logge
 PERIOD_S = 2.0  # between looks at the files
 LONGEST_WAIT_S = 60.0  # between attempts while MLflow cannot be reached
 BATCH, PARAMS = 900, 100  # metrics and params per request; MLflow takes 1000 and 100
-KIND = ("mlflow.experimentKind", "custom_model_development")  # else MLflow's page opens on traces of language models
 FINAL = "final.json"
 NOTE = 8000  # characters of a tag's value
 QUALIFIES = re.compile(
-    r"_(low|high|spread|real)$|(?<!all)(?<!minor)_floor$|/(ddim|ancestral|dpmsolver|class|client)/(?!best/)|/sanity$"
+    r"_(low|high|spread|real)$|(?<!all)(?<!minor)_floor$|/kd_\w+/\w+_floor$|/(ddim|ancestral|dpmsolver|class|client)/(?!best/)|/sanity$"
     r"|/(major|cluster_[ab])$|/attack/[^/]+/(?!best/)|/(precision|recall|density|coverage)/(?!all)"
     r"|/(threshold|timestep_index|n_members|n_nonmembers|tpr_calibrated|balanced_accuracy|fpr_reached\S*|tpr_at_0\S*)$"
 )
 """Final numbers that qualify others: they are in the run's table `final.json`, and no metrics, of which a page shows
-few."""
+few. Nor are what single clients report of a round, which `raydiff tables` has."""
 LogSampler = Callable[[Any, str, Path], object]
 """(MlflowClient, run id, a finished trial's folder): log its sampler; raises ValueError where there is none to log."""
 
@@ -187,8 +186,6 @@ class Mlflow(threading.Thread):
                     raise
             found = client.get_experiment_by_name(self.experiment)
         self.experiment_id = found.experiment_id
-        if KIND[0] not in found.tags:
-            client.set_experiment_tag(found.experiment_id, *KIND)
         self._client = client
 
     def _find_runs(self) -> None:
@@ -237,7 +234,8 @@ class Mlflow(threading.Thread):
         lines = [line for line in read_lines(folder / "metrics.jsonl") if line["step"] > self._logged[digest]]
         for line in sorted(lines, key=lambda line: line["step"]):
             step, at = line["step"], line["time"]
-            values = {k: v for k, v in line.items() if k not in ("step", "time")} | {"round": step}
+            own = (k for k in line if k not in ("step", "time") and not k.startswith("client/"))
+            values = {k: line[k] for k in own} | {"round": step}
             log_values(self._client, run, ((k, step, v) for k, v in values.items()), at=at)
             self._logged[digest] = line["step"]
         if outcome is not None:
@@ -259,7 +257,9 @@ class Mlflow(threading.Thread):
             }
             self._runs[digest] = c.create_run(self.experiment_id, run_name=_run_name(tree), tags=tags).info.run_id
             if "data_digest" in tree:
-                log_data(c, self._runs[digest], tree["data"]["name"], tree["data_digest"].removeprefix(KEYED)[:16])
+                of = tree["data"]["name"], tree["data_digest"].removeprefix(KEYED)[:16]
+                for run in (self._runs[digest], str(self.parent)):  # The same one again is not logged twice.
+                    log_data(c, run, *of)
         run = self._runs[digest]
         data = c.get_run(run).data
         self._told[digest] = data.tags.get("raydiff.outcome", "")

@@ -36,12 +36,18 @@ class Ended:
 
     folder: Path
     interrupted: bool
+    experiment: str | None = None
+    """MLflow's number of the experiment; None: nothing was logged."""
 
     @property
     def opened_by(self) -> str:
         """What opens its runs in the MLflow UI, to be said after "open the runs "."""
-        uri = redacted(sweep_folder.tracking_store(self.folder.parents[1])[0])
-        return f"at {uri}" if uri.startswith("http") else f"with: mlflow ui --backend-store-uri {uri}"
+        uri, page = redacted(sweep_folder.tracking_store(self.folder.parents[1])[0]), ""
+        if self.experiment is not None:  # Without the last part MLflow 3 opens on traces of language models.
+            page = f"/#/experiments/{self.experiment}/runs?workflowType=machine_learning"
+        if uri.startswith("http"):
+            return f"at {uri.rstrip('/')}{page}"
+        return f"at http://127.0.0.1:5000{page} after: mlflow ui --backend-store-uri {uri}"
 
     @property
     def code(self) -> int:
@@ -136,7 +142,7 @@ def start(
             says, numbers = _description(folder, table)
             if behind := mlflow.end(status, files, note=says, metrics=numbers):
                 print(behind)
-        return Ended(folder, interrupted)
+        return Ended(folder, interrupted, mlflow.experiment_id if mlflow else None)
 
 
 def _failed(planned: Planned) -> tuple[Experiment, ...]:

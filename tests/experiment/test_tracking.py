@@ -272,22 +272,18 @@ def test_what_qualifies_a_number_is_in_the_runs_table_and_no_metric(sweep: Sweep
 
 
 def test_the_first_look_at_a_store_shows_what_it_is(sweep: Sweep, experiment: Experiment) -> None:
-    """Runs in the page's view for training, with their data; the sweep's own run with a text and numbers."""
-    from mlflow import MlflowClient
-
+    """Runs have their data; the sweep's own one has a text and numbers too."""
     finish(sweep.trial(experiment))
+    finish(sweep.trial(replace(experiment, seed=1)))
     follower = sweep.follow()
     text, numbers = "9 of 9 trials finished" + "." * 9000, {"fd_cnn/minor/PFDM, epsilon 10": 1.5, "none": math.nan}
     assert follower.end("FINISHED", note=text, metrics=numbers) is None
-    client = MlflowClient(sweep.uri)
-    assert client.get_experiment_by_name("digits").tags["mlflow.experimentKind"] == "custom_model_development"
-    (parent,), (run,) = sweep.runs("sweep"), sweep.runs("trial")
+    (parent,), runs = sweep.runs("sweep"), sweep.runs("trial")
     assert parent.data.tags["mlflow.note.content"].startswith("9 of 9 trials finished...")
     assert parent.data.metrics == {"fd_cnn/minor/PFDM epsilon 10": 1.5}
-    (data,) = run.inputs.dataset_inputs
-    assert (data.dataset.name, data.dataset.digest) == (experiment.data.name, "0123456789abcdef")
-    sweep.follow()
-    assert len(sweep.runs("trial")[0].inputs.dataset_inputs) == 1
+    for run in (parent, *runs):
+        (data,) = run.inputs.dataset_inputs
+        assert (data.dataset.name, data.dataset.digest) == (experiment.data.name, "0123456789abcdef")
 
 
 def test_the_next_follower_adds_what_is_missing(sweep: Sweep, experiment: Experiment) -> None:

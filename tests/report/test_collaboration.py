@@ -138,7 +138,7 @@ def test_each_arm_is_paired_with_itself_in_another_sweep(sweep: Path, tmp_path: 
     ):
         collaboration.since(here.assign(seed=7), before)
     code, said, _ = command("collaboration", sweep, "--before", sweep, "--out", tmp_path)
-    assert code == 0 and f"Beside {sweep}:" in said
+    assert code == 0 and f"Beside {sweep.name}:" in said
     assert "| localonly | 3 | - | ddim | 6.00 | 6.00 | +0.00 [+0.00, +0.00] |" in said
     assert len(pd.read_csv(tmp_path / "since.csv")) == len(before) // 2
 

@@ -217,7 +217,7 @@ def main(argv: Sequence[str]) -> None:
     files = {"paired": table}
     if given.before:
         files["since"] = since(found, distances(given.before.expanduser()))
-        notes += [f"Beside {given.before}:", "", str(shown_since(files["since"]))]
+        notes += [f"Beside {given.before.name}:", "", str(shown_since(files["since"]))]
     publish(given.out, "paired", "\n".join([str(shown_table(table)), "", *notes]), files)
     draw(found, given.out / "paired.png")
 
