@@ -75,12 +75,8 @@ def _options() -> Parser:
 
 def _as_written(given: Mapping[str, Any]) -> dict[str, Any]:
     """Values as an experiment file has them."""
-    return {
-        f"{path}.kind" if isinstance(value, type) else path: settings.kind(value).lower()
-        if isinstance(value, type)
-        else value
-        for path, value in given.items()
-    }
+    kinds = {f"{path}.kind": settings.kind(value) for path, value in given.items() if isinstance(value, type)}
+    return kinds | {path: value for path, value in given.items() if not isinstance(value, type)}
 
 
 def _fields(start: Experiment, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from raydiff.cli import arguments
 from raydiff.cli.parser import Parser
-from raydiff.experiment import config, trial
+from raydiff.experiment import config, tracking, trial
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.study import Study
 from raydiff.report.files import read_json
@@ -43,7 +43,8 @@ def main(argv: Sequence[str]) -> int:
         print(f"interrupted; continue with: {sweep_folder.resume_command(name)}")
     outcome = trial.Trial(planned.trials[0], ended.folder).outcome() or {}
     _show(outcome)
-    print(f"files: {ended.folder / 'trials' / planned.trials[0].digest}\nopen the run {ended.opened_by}")
+    print(f"files: {ended.folder / 'trials' / planned.trials[0].digest}")
+    print(f"all numbers and samples as a page: raydiff report {ended.folder}\nopen the run {ended.opened_by}")
     return 0 if outcome.get("outcome") == "finished" else 130 if ended.interrupted else 1
 
 
@@ -63,15 +64,5 @@ def _show(outcome: dict[str, object]) -> None:
     print(outcome["says"])
     if "remark" in outcome:
         print(outcome["remark"])
-    details = (
-        "_low",
-        "_high",
-        "threshold",
-        "timestep_index",
-        "n_members",
-        "n_nonmembers",
-        "tpr_calibrated",
-        "fpr_reached",
-    )
-    for key in sorted(k for k in final if not k.endswith(details)):
+    for key in sorted(k for k in final if not tracking.QUALIFIES.search(f"final/{k}")):
         print(f"  {key} {final[key]:.4g}")
