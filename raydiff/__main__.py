@@ -21,6 +21,8 @@ COMMANDS = {
         "preview": ("cli.preview", "a data set as a trial would use it"),
         "calibrate": ("cli.calibrate", "how deep PFDM's noise must be for an epsilon"),
         "pretrain": ("cli.pretrain", "a latent diffusion model from public records"),
+        "ls": ("cli.ls", "the sweeps of a storage folder"),
+        "rm": ("cli.rm", "remove a sweep's files"),
         "logs": ("cli.logs", "what a trial has written so far"),
     },
     "finished trials": {
