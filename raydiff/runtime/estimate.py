@@ -17,7 +17,8 @@ from raydiff.experiment.overrides import override
 from raydiff.runtime.gpu_memory import trainings
 from raydiff.runtime.slots import Slot, cap_memory
 
-TRIED = 40  # steps of a training
+TRIED = 100  # steps of a training
+START_S = 15.0  # until Ray and its workers are there
 Times = tuple[float, float]
 """Seconds of the first round, and of each that follows."""
 
@@ -57,7 +58,7 @@ def alone(experiment: Experiment) -> float:
                 clients = result["round"] < method.participating_rounds
                 rounds_s += result["time/seconds"]
                 whole_s += longer * result["time/seconds"] / (workers if clients else 1)
-    return time.perf_counter() - began - rounds_s + whole_s
+    return time.perf_counter() - began - rounds_s + whole_s + START_S * (runtime.pool == "ray")
 
 
 def _import_what_an_optimiser_does() -> None:

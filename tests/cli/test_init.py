@@ -128,7 +128,7 @@ def test_a_file_that_exists_is_kept(tmp_path: Path) -> None:
 
 
 def test_time_that_a_trial_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Trainings of 20 times the steps that were tried; four rounds of the server; two workers for the clients."""
+    """Trainings of 8 times the steps that were tried; four rounds of the server; two workers for the clients."""
     monkeypatch.undo()
     now, steps = [0.0], []
 
@@ -146,5 +146,5 @@ def test_time_that_a_trial_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(estimate.os, "cpu_count", lambda: 2)
     base = rd.preset("digits").experiment
     few = override(base, {"runtime.workers": None, "method.local.steps": 800, "method.server.steps": 800})
-    assert estimate.alone(few) == pytest.approx(20 * 6.0 / 2 + 20 * 4.0 + 30.0)
+    assert estimate.alone(few) == pytest.approx(8 * 6.0 / 2 + 8 * 4.0 + 30.0 + estimate.START_S)
     assert steps == [(estimate.TRIED, estimate.TRIED)]
