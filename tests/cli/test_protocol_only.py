@@ -12,7 +12,7 @@ import pytest
 
 from raydiff.cli import run
 from raydiff.experiment import config, tracking, trial
-from raydiff.report.files import flatten, read_lines
+from raydiff.report.files import KEYED, flatten, read_lines
 
 LEDGER = {"privacy/epsilon_server", "privacy/epsilon_outsiders", "privacy/mu", "privacy/auc_ceiling"}
 COSTS = {"comm/bytes_up", "time/seconds"}
@@ -20,7 +20,8 @@ METRICS = {"round"} | LEDGER | COSTS | {f"final/{name}" for name in LEDGER | COS
 TAGS = {
     *(f"raydiff.{n}" for n in ("sweep", "id", "trial", "kind", "data", "preset", "accountant", "replayable", "git")),
     *(f"raydiff.{n}" for n in ("outcome", "privacy", "reason", "epsilon", "sampler")),
-    *(f"mlflow.{n}" for n in ("parentRunId", "runName", "loggedArtifacts")),
+    *(f"mlflow.{n}" for n in ("parentRunId", "runName", "loggedArtifacts", "note.content")),
+    *(f"mlflow.source.{n}" for n in ("name", "type", "git.commit")),
 }
 SHORT = "digits --protocol-only --runtime.pool local --data.train 60 --data.public 20 --data.validation 0 --name it"
 SHORT += " --data.calibration 0 --data.test 20 --method.local.steps 4 --method.local.batch 8"
@@ -55,7 +56,14 @@ def test_all_that_leaves(method: str, tmp_path: Path, migrated: Path, monkeypatc
     assert child.data.tags["raydiff.sampler"].startswith("not logged: ")
     assert set(child.data.params) == set(flatten(json.loads((folder / "config.json").read_text())))
     assert not parent.data.params and list(artifacts(client, parent)) == []
-    assert list(artifacts(client, child)) == ["ledger.json"]
+    assert list(artifacts(client, child)) == ["final.json", "ledger.json"]
+    table = json.loads(Path(client.download_artifacts(child.info.run_id, "final.json", str(tmp_path))).read_text())
+    assert {name for name, _ in table["data"]} <= METRICS
+    said = parent.data.tags["mlflow.note.content"]
+    assert said.startswith("1 of 1 trials finished; none has a measure of quality") and said.count("\n\n") == 1
+    tree = config.from_dict(json.loads((folder / "config.json").read_text()))
+    for received_data in (i.dataset for r in (parent, child) for i in r.inputs.dataset_inputs):
+        assert (received_data.name, received_data.digest) == ("digits", tree.data_digest.removeprefix(KEYED)[:16])
 
     lines, commits = read_lines(folder / "metrics.jsonl"), sorted(folder.glob("commit-*.json"))
     assert lines and {key for line in lines for key in line} <= {"step", "time", "server", "outsiders"} | LEDGER | COSTS
