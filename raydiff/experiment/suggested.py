@@ -25,7 +25,7 @@ FEWEST = 40  # records of a class below which all clients get the same mixture o
 TABLE_EPOCHS, TABLE_STEPS = 100, 20_000
 SIZES = ((64, 256, 2000), (256, 384, 4000), (1024, 512, 6000), (math.inf, 1024, 3000))
 """(values of a picture at most, width of the MLP, steps of each training)."""
-NATURAL = 3072
+MANY = 3072
 """Values from which on an MLP on a CPU gives colours and outlines, not objects."""
 
 
@@ -63,7 +63,7 @@ def for_pictures(dataset: Dataset, *, gpu: bool) -> Suggestion:
         values["data.train"] = RECORDS
         why["data.train"] = f"of {len(dataset.splits['train'])}; without this line, all of them"
     values["method.epsilon"] = 10.0
-    why["method.epsilon"] = 'per record, local trust; "none": no protection'
+    why["method.epsilon"] = 'asked for: per record, replace-one, local trust, delta 1e-5, exact accountant; or "none"'
     fewest = int(dataset.splits["train"].labels[:, 0].bincount(minlength=len(dataset.label_names[0])).min())
     if fewest < FEWEST:
         values["partition.kind"] = "iid"
@@ -90,7 +90,7 @@ def for_pictures(dataset: Dataset, *, gpu: bool) -> Suggestion:
     values["runtime.workers"] = "none"
     why["runtime.workers"] = "as many as fit, at most one for each client"
     warns = ""
-    if pixels >= NATURAL and not gpu:
+    if pixels >= MANY and not gpu:
         warns = (
             f"{pixels} values a picture are many for a CPU: expect colours and outlines, not things that one "
             "recognises. For these take a GPU (this command, there), or smaller pictures (--data.size 14)."

@@ -133,8 +133,6 @@ def start(
                 trial.cut_short(folder / "trials" / digest, "killed", reason="interrupted")
         if mlflow:
             mlflow.close()
-        if noise := chance.noise(folder):
-            print(noise, flush=True)
         out = folder / "report"
         table = _report(folder, out) if report else ""
         if mlflow:
@@ -142,6 +140,8 @@ def start(
             says, numbers = _description(folder, table)
             if behind := mlflow.end(status, files, note=says, metrics=numbers):
                 print(behind)
+        if noise := chance.noise(folder):
+            print(noise, flush=True)
         return Ended(folder, interrupted, mlflow.experiment_id if mlflow else None)
 
 
@@ -293,6 +293,6 @@ def _description(folder: Path, table: str) -> tuple[str, dict[str, float]]:
         view = open_sweep(folder)
         said, *lines = sentences(view)
         says, numbers = "\n".join([said, "", *(f"- {line}" for line in lines)]), means(view)
-    except (ValueError, OSError) as e:
-        says, numbers = f"Nothing to report: {e}", {}
+    except Exception as e:  # As of the page: nothing here can fail a sweep that is done and recorded.
+        says, numbers = f"Nothing to report: {type(e).__name__}: {e}", {}
     return "\n\n".join([says, *[f"```\n{table}\n```"] * bool(table), command]), numbers

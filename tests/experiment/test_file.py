@@ -78,7 +78,7 @@ def test_without_axes_those_of_the_preset_stay_that_the_file_leaves_open(tmp_pat
         (
             "[1, 5]",
             '[1, "x"]',
-            "line 18: \\[grid\\] --method.t0 must be none or an integer|an integer or none, got 'x'",
+            r"line 18: \[grid\] --method\.t0 must be an integer or none, got 'x'",
         ),
         ("seed = [0, 1]", "sed = [0, 1]", r"line 19: \[grid\] unknown field --sed; did you mean seed\?"),
         ('"digits"\nclients', '"digit"\nclients', r"line 1: --preset must be one of .*; did you mean digits\?"),
