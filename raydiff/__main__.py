@@ -70,7 +70,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 def leave(run: Callable[[Sequence[str]], int | None], arguments: Sequence[str]) -> NoReturn:
     """Run a command's `main` and exit with its code; what it writes is its user's alone."""
-    from raydiff.experiment.tracking import keep_private, redacted
+    from raydiff.experiment.mlflow_store import redacted
+    from raydiff.experiment.tracking import keep_private
 
     keep_private()
     try:

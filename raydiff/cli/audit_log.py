@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from raydiff.data.tables.read import Encoded
-from raydiff.experiment import tracking
+from raydiff.experiment import mlflow_store
 from raydiff.privacy.pdp.bound import ReleasedRows, caveats
 from raydiff.privacy.pdp.summary import QUANTILES, REMOVED, Removal, Summary
 from raydiff.runtime import sweep_folder
@@ -61,7 +61,7 @@ def log(
     table = {"table": Path(given.table).name, "columns": " ".join(encoded.columns), "k": encoded.k}
     released = {"m": " ".join(given.release), "pdp_epsilon": release.epsilon}
     params = {**table, **released, **{name: getattr(given, name) for name in SETTINGS}}
-    run = tracking.log_folder(
+    run = mlflow_store.log_folder(
         uri,
         folder,
         experiment=EXPERIMENT,
@@ -71,7 +71,7 @@ def log(
         params=params,
         metrics=metrics,
     )
-    return f"logged to {tracking.redacted(uri)}: run {run}, artifact {folder.name}; {confidentiality}"
+    return f"logged to {mlflow_store.redacted(uri)}: run {run}, artifact {folder.name}; {confidentiality}"
 
 
 def _values(found: Summary) -> dict[str, float]:

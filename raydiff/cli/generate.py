@@ -23,7 +23,7 @@ from typing import get_args
 
 from raydiff.cli.parser import Parser
 from raydiff.data.tables import rows_file
-from raydiff.experiment.tracking import redacted
+from raydiff.experiment.mlflow_store import redacted
 from raydiff.results import generate, mlflow_models
 from raydiff.results.finished import Draw, Finished, open_finished
 from raydiff.results.generate import Request

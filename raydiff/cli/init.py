@@ -28,7 +28,7 @@ from raydiff.experiment import overrides as settings
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.presets.names import PRESETS
 from raydiff.runtime import estimate
-from raydiff.runtime.progress import duration
+from raydiff.runtime.left import duration
 
 
 def main(argv: Sequence[str]) -> int:

@@ -36,7 +36,7 @@ from pathlib import Path
 from raydiff.cli.parser import Parser
 from raydiff.data.newcomer import Choice, newcomer
 from raydiff.evaluation.figures import draw_curves
-from raydiff.experiment.tracking import redacted
+from raydiff.experiment.mlflow_store import redacted
 from raydiff.models.training import Diverged
 from raydiff.results import mlflow_models, personalize
 from raydiff.results.finished import Finished, open_finished

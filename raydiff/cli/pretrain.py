@@ -25,8 +25,8 @@ from raydiff.cli.parser import Parser
 from raydiff.data import datasets
 from raydiff.data.datasets import SPLITS, Data, Dataset
 from raydiff.evaluation.grids import sample_grid
+from raydiff.experiment import mlflow_store
 from raydiff.experiment import overrides as settings
-from raydiff.experiment import tracking
 from raydiff.models.latent import model as latent
 from raydiff.models.latent import pretrain
 from raydiff.models.latent.pretrain import Pretrained, Pretraining
@@ -159,5 +159,5 @@ def _log(out: Path, dataset: Dataset, storage: Path) -> str:
         "raydiff.privacy": "public split",
         **{f"raydiff.made_by.{k}": v for k, v in sweep_folder.version().items()},
     }
-    run = tracking.log_folder(uri, out, experiment="raydiff-latent", name=out.name, tags=tags, artifacts=artifacts)
-    return f"logged to {tracking.redacted(uri)}: run {run}, artifact {out.name}"
+    run = mlflow_store.log_folder(uri, out, experiment="raydiff-latent", name=out.name, tags=tags, artifacts=artifacts)
+    return f"logged to {mlflow_store.redacted(uri)}: run {run}, artifact {out.name}"

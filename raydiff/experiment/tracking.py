@@ -2,38 +2,32 @@
 
 Trials never wait for MLflow and never import it (2 to 20 s per process). Because the files are the record, the follower
 may start late, lose its server for a while, or be killed: the next one reads the same files, finds the same runs by
-their tags and adds what is missing. Beside `runs.py` the only home of mlflow.
+their tags and adds what is missing. How it is written is `mlflow_store`'s.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
-import logging
-import math
 import os
 import re
-import sqlite3
 import threading
 import time
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from raydiff.experiment.mlflow_store import connect, first_line, log_data, log_params, log_values, redacted, spelled
+from raydiff.federated import heartbeat
 from raydiff.report.files import KEYED, flatten, published, read_json, read_lines
 
 ENDED = {"finished": "FINISHED", "stopped": "FINISHED", "failed": "FAILED", "killed": "KILLED"}
 """Our outcome -> MLflow's run status. A trial stopped early by a scheduler did what it was asked to."""
-ARTIFACTS = "mlflow-artifacts"
-"""The folder beside a SQLite store in which MLflow keeps files."""
-MOVED = (("experiments", "artifact_location"), ("runs", "artifact_uri"), ("logged_models", "artifact_location"))
-"""(table, column) in which MLflow 3 keeps whole paths of that folder."""
 PERIOD_S = 2.0  # between looks at the files
 LONGEST_WAIT_S = 60.0  # between attempts while MLflow cannot be reached
-BATCH, PARAMS = 900, 100  # metrics and params per request; MLflow takes 1000 and 100
 FINAL = "final.json"
+WITHIN = "training/loss"
 NOTE = 8000  # characters of a tag's value
 QUALIFIES = re.compile(
     r"_(low|high|spread|real)$|(?<!all)(?<!minor)_floor$|/kd_\w+/\w+_floor$|/(ddim|ancestral|dpmsolver|class|client)/(?!best/)|/sanity$"
@@ -100,6 +94,7 @@ class Mlflow(threading.Thread):
         self._ended: dict[str, int] = {}  # trial digest -> when the outcome was written that MLflow now has
         self._told: dict[str, str] = {}  # trial digest -> the outcome that MLflow had when this follower came
         self._id = ""
+        self._told_of: dict[str, int] = {}  # trial digest -> how far within a round MLflow has been told of its loss
         self._ready, self._begun, self._closing = threading.Event(), threading.Event(), threading.Event()
 
     def run(self) -> None:
@@ -130,7 +125,7 @@ class Mlflow(threading.Thread):
         """Wait for the first attempt. Raises ValueError, in one sentence, if MLflow cannot be written."""
         self._ready.wait()
         if self.error is not None:
-            raise ValueError(f"the MLflow store {redacted(self.uri)} cannot be written: {_first_line(self.error)}")
+            raise ValueError(f"the MLflow store {redacted(self.uri)} cannot be written: {first_line(self.error)}")
 
     def begin(self) -> None:
         """From now on there is a sweep to follow."""
@@ -238,9 +233,24 @@ class Mlflow(threading.Thread):
             values = {k: line[k] for k in own} | {"round": step}
             log_values(self._client, run, ((k, step, v) for k, v in values.items()), at=at)
             self._logged[digest] = line["step"]
+        if outcome is None:
+            self._tell_within_a_round(folder, run)
         if outcome is not None:
             self._finish(folder, run, outcome)
             self._ended[digest] = written
+
+    def _tell_within_a_round(self, folder: Path, run: str) -> None:
+        """The mean loss of what is training now, where a round takes long: its step is a hundred for each round, and so
+        much of the next one as is done, in twentieths."""
+        number = self._logged[folder.name] + 1
+        beats = [beat for beat in heartbeat.read(folder) if beat.round == number and beat.loss is not None]
+        if not beats:
+            return
+        share, loss = beats[0].share, sum(beat.loss or 0.0 for beat in beats) / len(beats)
+        step = 100 * number + 5 * int(20 * share)
+        if step > self._told_of.get(folder.name, -1):
+            log_values(self._client, run, [(WITHIN, step, loss)])
+            self._told_of[folder.name] = step
 
     def _attach(self, folder: Path) -> None:
         """Find or create the trial's run, log its config, and see how far MLflow has got."""
@@ -307,72 +317,6 @@ class Mlflow(threading.Thread):
                     c.log_image(run, image.convert("RGB"), key=name, step=0)
 
 
-def log_data(client: Any, run: str, name: str, digest: str) -> None:
-    """Name the run's data set, where MLflow has a column for it; the digest is of nobody's records alone (`keyed`)."""
-    from mlflow.entities import Dataset, DatasetInput, InputTag
-
-    dataset = Dataset(name=Path(name).name, digest=digest, source_type="raydiff", source=json.dumps({"name": name}))
-    client.log_inputs(run, [DatasetInput(dataset, [InputTag("mlflow.data.context", "training")])])
-
-
-def spelled(name: str) -> str:
-    """A metric's name in the letters that MLflow takes."""
-    return re.sub(r"[^\w\-. :/]", "", name)[:250]
-
-
-def log_params(client: Any, run: str, params: Mapping[str, object]) -> None:
-    """Log these, of each what MLflow has room for."""
-    from mlflow.entities import Param
-
-    found = [Param(k, str(v)[:6000]) for k, v in params.items()]
-    for i in range(0, len(found), PARAMS):
-        client.log_batch(run, params=found[i : i + PARAMS])
-
-
-def log_values(client: Any, run: str, values: Iterable[tuple[str, int, object]], *, at: float | None = None) -> None:
-    """Log those of (name, step, value) that are finite numbers, as of the time `at`, by default now.
-
-    An infinite epsilon would be stored as 1.8e308 and flatten every chart: it is the tag raydiff.epsilon instead.
-    """
-    from mlflow.entities import Metric
-
-    ms = int((time.time() if at is None else at) * 1000)
-    usable = [(k, step, v) for k, step, v in values if isinstance(v, (int, float)) and math.isfinite(v)]
-    metrics = [Metric(k, float(v), ms, step) for k, step, v in usable]
-    for i in range(0, len(metrics), BATCH):
-        client.log_batch(run, metrics=metrics[i : i + BATCH])
-
-
-def log_folder(
-    uri: str,
-    folder: Path,
-    *,
-    experiment: str,
-    name: str,
-    tags: Mapping[str, str],
-    artifacts: str | None,
-    params: Mapping[str, object] = types.MappingProxyType({}),
-    metrics: Sequence[tuple[str, int, float]] = (),
-) -> str:
-    """Log a folder's files as the artifact `folder.name` of a new, finished run with this name; gives the run's id.
-
-    `metrics` are (name, step, value); of those that are not finite nothing is logged, MLflow has no number for them.
-    Raises ValueError, in one sentence, if MLflow cannot be written.
-    """
-    try:
-        client = connect(uri)
-        found = client.get_experiment_by_name(experiment)
-        at = found.experiment_id if found else client.create_experiment(experiment, artifact_location=artifacts)
-        run = str(client.create_run(at, run_name=name, tags=dict(tags)).info.run_id)
-        log_params(client, run, params)
-        log_values(client, run, metrics)
-        client.log_artifacts(run, str(folder), folder.name)
-        client.set_terminated(run, "FINISHED")
-        return run
-    except Exception as e:  # whatever MLflow raises
-        raise ValueError(f"the MLflow store {redacted(uri)} cannot be written: {_first_line(e)}") from e
-
-
 def _written(path: Path) -> int:
     """When a file was written last, in ns; 0: it is not there."""
     try:
@@ -385,55 +329,6 @@ def keep_private() -> None:
     """What this process writes from now on, and what those that it starts write, is for its user alone: files 600,
     folders 700, on a mount that others see too."""
     os.umask(0o077)
-
-
-def redacted(text: str) -> str:
-    """The text as it may be printed: without the password of any URL in it."""
-    return re.sub(r"(://[^\s/:@]*:)[^\s@]+@", r"\1***@", text)
-
-
-def _first_line(error: Exception) -> str:
-    return redacted((str(error).strip() or type(error).__name__).splitlines()[0])
-
-
-def connect(uri: str) -> Any:
-    """An MlflowClient that does not talk."""
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")  # we wait and retry ourselves
-    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")  # two lines for each run of a server
-    os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
-    logging.getLogger("alembic").setLevel(logging.WARNING)  # the first opening tells of every migration
-    from mlflow import MlflowClient
-
-    logging.getLogger("mlflow").setLevel(logging.WARNING)
-    if not uri.startswith("sqlite:///"):
-        return MlflowClient(tracking_uri=uri)
-    path = Path(uri.removeprefix("sqlite:///"))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.with_name(f"{path.name}.lock").open("w") as lock:  # two who make a new store's tables would collide
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        client = MlflowClient(tracking_uri=uri)
-        _follow_move(path)
-    return client
-
-
-def _follow_move(path: Path) -> None:
-    """Where the storage folder of this SQLite store was moved, its tables name the old one, which MLflow would make
-    anew: they are told the new one."""
-    here = path.parent / ARTIFACTS
-    if not here.is_dir():
-        return
-    with contextlib.closing(sqlite3.connect(path)) as db, db:
-        for (there,) in db.execute("SELECT DISTINCT artifact_location FROM experiments").fetchall():
-            old = Path(str(there).removeprefix("file://"))
-            if old.name != ARTIFACTS or old == here or old.exists():
-                continue
-            for table, column in MOVED:
-                rest = f"substr({column}, {len(there) + 1})"
-                db.execute(
-                    f"UPDATE {table} SET {column} = ? || {rest} WHERE substr({column}, 1, ?) = ?",
-                    (f"file://{here}", len(there), there),
-                )
 
 
 def _run_name(tree: Mapping[str, Any], spent: str | None = None) -> str:

@@ -35,6 +35,7 @@ from raydiff.experiment.client_records import shares
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.owner import Owner
 from raydiff.experiment.tracking import Jsonl
+from raydiff.federated import heartbeat
 from raydiff.federated.checkpoint import INITIAL, Store, appearing, write_text
 from raydiff.federated.client import Client, Keys
 from raydiff.federated.method import Metrics, WithRequirements, WithTables
@@ -163,6 +164,7 @@ def begin(trial: Trial) -> None:
         )
     if trial.owner is not None:
         trial.owner()
+    heartbeat.forget(trial.folder)
     write_text(trial.folder / "config.json", json.dumps(overrides.to_dict(without_secret(trial.experiment)), indent=1))
 
 

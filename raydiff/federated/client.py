@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,6 +14,7 @@ import torch
 from raydiff import seeding, tree
 from raydiff.data.datasets import Records
 from raydiff.federated.checkpoint import INITIAL, Store
+from raydiff.federated.heartbeat import beating
 from raydiff.federated.method import Deployed, Method, Metrics, Round, Upload, WithKinds, WithNewClients
 from raydiff.models.lockstep import in_step
 from raydiff.models.training import Diverged, fit_personal
@@ -198,10 +201,17 @@ class Client:
 def run_clients(clients: Sequence[Client], server: Params, number: int) -> Iterator[tuple[Upload, Metrics]]:
     """`Client.run` of each, in order: one after the other; or, where they are to be vectorized, COHORT at a time in
     lock-step. Then the metric `cohort/size` says with how many a client trained, itself included; 1 is by itself."""
-    if not any(client.vectorize for client in clients):
-        yield from (client.run(server, number) for client in clients)
-        return
-    for start in range(0, len(clients), COHORT):
-        runs = [functools.partial(client.run, server, number) for client in clients[start : start + COHORT]]
-        for (upload, metrics), sizes in in_step(runs):
+    results: Iterator[tuple[tuple[Upload, Metrics], list[int]]]
+    began, together = time.time(), any(client.vectorize for client in clients)
+    size = COHORT if together else 1
+    cohorts = [clients[start : start + size] for start in range(0, len(clients), size)]
+    for turn, cohort in enumerate(cohorts):
+        names = [client.number for client in cohort]
+        who = f"client {names[0]}" if len(names) == 1 else f"clients {names[0]} to {names[-1]}"
+        folder, told = cohort[0].store.root if cohort[0].store else None, all(client.instruments for client in cohort)
+        with beating(folder, who, number, turn=turn, turns=len(cohorts), began=began, loss=told):
+            runs = [functools.partial(client.run, server, number) for client in cohort]
+            results = in_step(runs) if together else ((run(), []) for run in runs)
+            first = next(results)  # All the work of a cohort is done before its first result.
+        for (upload, metrics), sizes in itertools.chain([first], results):
             yield upload, {**metrics, "cohort/size": sum(sizes) / len(sizes)} if sizes else metrics

@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -17,6 +18,7 @@ from raydiff import seeding, tree
 from raydiff.data.datasets import Records
 from raydiff.federated.checkpoint import Store
 from raydiff.federated.client import Client, Evaluate, Failed, Keys, run_clients
+from raydiff.federated.heartbeat import beating
 from raydiff.federated.method import SERVER_ONLY, Mean, Method, Metrics, Round, Upload
 from raydiff.federated.sums import Desk, Late, Partial, Sent, partial_sums
 from raydiff.models.training import TRAIN, Diverged, Train
@@ -203,6 +205,7 @@ def rounds(
                 min_clients=min_clients,
                 closing=closing,
                 instruments=instruments,
+                folder=store.root if store else None,
             )
         finally:
             TRAIN.reset(before)
@@ -226,6 +229,7 @@ def _round(
     min_clients: int,
     closing: Closing | None,
     instruments: bool,
+    folder: Path | None,
 ) -> Progress:
     desk = Desk(method, tree.without(SERVER_ONLY, server), number, len(pool.clients))
     heard = _Heard(min_clients if ids else 0)
@@ -238,7 +242,8 @@ def _round(
     path = ("server", "round", number)
     rng, noise = seeding.generator(keys.seed, *path), NoiseStream(keys.secret, (keys.digest, *path))
     try:
-        after, metrics, events = method.aggregate(server, uploads, Round(number, rng, noise, desk.clients))
+        with beating(folder, "the server", number, began=time.time(), loss=instruments):
+            after, metrics, events = method.aggregate(server, uploads, Round(number, rng, noise, desk.clients))
     except Diverged as e:
         raise Failed("the server", number, str(e)) from None
     if desk.summand is None:

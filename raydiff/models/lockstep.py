@@ -153,7 +153,7 @@ def together(tasks: Sequence[Task]) -> list[Fitted]:
                 raise
             raise NotTogether(" ".join(str(e).split())) from e  # `_build` has just evaluated this loss.
         losses.append(loss.detach())
-        return {k: v.grad for k, v in theta.items() if v.grad is not None}, losses[-1].sum()
+        return {k: v.grad for k, v in theta.items() if v.grad is not None}, losses[-1].mean()
 
     moments = _stacked([task.moments for task in tasks])
     moments |= {k: v for k, v in one.moments.items() if k.startswith(COUNT)}  # All clients have taken as many steps.

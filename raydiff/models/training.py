@@ -208,6 +208,13 @@ TRAIN: ContextVar[Train | None] = ContextVar("train", default=None)
 round loop sets it to train on several processes (`runtime.data_parallel`): so no method needs to know of either."""
 
 
+Watch = Callable[[int, int, Tensor], None]
+"""Told after each step: how many are done, of how many, and the losses so far (as many entries as steps in all)."""
+
+WATCH: ContextVar[Watch | None] = ContextVar("watch", default=None)
+"""What is told of the steps of `optimize` in this process (`federated.heartbeat`)."""
+
+
 def fit(
     model: Model,
     params: Params,
@@ -257,7 +264,7 @@ def optimize(
     theta = {k: v.detach().to(where, copy=True).requires_grad_() for k, v in params.items()}
     optimizer = _optimizer(theta, training, moments)
     average = _average(theta, moments or {}) if training.ema else {}
-    losses = torch.zeros(len(steps), device=where)
+    losses, watch = torch.zeros(len(steps), device=where), WATCH.get()
     for i, step in enumerate(steps):
         for group in optimizer.param_groups:
             group["lr"] = training.rate(step)
@@ -271,6 +278,8 @@ def optimize(
             torch._foreach_lerp_(list(average.values()), [v.detach() for v in theta.values()], share)
         if step % CHECK_EVERY == 0 or step == steps[-1]:
             _check_finite(losses[: i + 1], steps[0])
+        if watch is not None:
+            watch(i + 1, len(steps), losses)
     if not torch.stack([v.detach().sum() for v in theta.values()]).isfinite().all():  # No loss shows the last update.
         raise Diverged(steps[-1], math.nan)
     mean, over = float(losses.double().mean()), steps.stop == training.part(0, 1).stop

@@ -1,5 +1,5 @@
-"""The MLflow runs of finished trials: found again, and given the trial's sampler as a model. Beside `tracking.py` the
-only home of mlflow."""
+"""The MLflow runs of finished trials: found again, and given the trial's sampler as a model. Beside `mlflow_store.py`
+the only home of mlflow."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from raydiff.experiment import tracking
+from raydiff.experiment import mlflow_store
 from raydiff.report import files
 from raydiff.results.finished import Finished
 from raydiff.results.personalize import Joining, Row
@@ -31,10 +31,10 @@ def find_trial(uri: str, run: str, sweeps: Path) -> str:
     try:
         tags = client.get_run(run).data.tags
     except MlflowException as e:
-        why = tracking.redacted(f"{uri}: {str(e).splitlines()[0]}")
+        why = mlflow_store.redacted(f"{uri}: {str(e).splitlines()[0]}")
         raise ValueError(f"the run {run} cannot be read from {why}") from None
     if "raydiff.sweep" not in tags:
-        raise ValueError(f"the run {run} in {tracking.redacted(uri)} is not one of raydiff's")
+        raise ValueError(f"the run {run} in {mlflow_store.redacted(uri)} is not one of raydiff's")
     path = sweeps / tags["raydiff.sweep"] / "sweep.json"
     if not path.exists():
         raise ValueError(f"the sweep {tags['raydiff.sweep']} of the run {run} is not in {sweeps}: say its --storage")
@@ -50,15 +50,15 @@ def find_run(uri: str, folder: Path) -> str:
     experiments = [e.experiment_id for e in client.search_experiments()]
     for run in client.search_runs(experiments, query, max_results=1):
         return str(run.info.run_id)
-    raise ValueError(f"no run in {tracking.redacted(uri)} is that of {folder}")
+    raise ValueError(f"no run in {mlflow_store.redacted(uri)} is that of {folder}")
 
 
 def open_client(uri: str) -> Any:
-    """`tracking.connect`. Raises ValueError for a SQLite store that does not exist: it would be made."""
+    """`mlflow_store.connect`. Raises ValueError for a SQLite store that does not exist: it would be made."""
     path = uri.removeprefix("sqlite:///")
     if path != uri and not Path(path).exists():
         raise ValueError(f"there is no MLflow store {path}")
-    return tracking.connect(uri)
+    return mlflow_store.connect(uri)
 
 
 def log_sampler(client: Any, run: str, finished: Finished, number: int | None = None, *, shared: bool = False) -> str:
@@ -150,7 +150,7 @@ def log_newcomer(
         "parameters": touched,
         "parameters_share": touched / whole,
     }
-    tracking.log_params(client, run, params)
+    mlflow_store.log_params(client, run, params)
     last, values = max(row.get("epoch", 0) for row in rows), list[tuple[str, int, float]]()
     for row in rows:
         end = f"lr_{row['learning_rate']:g}"
@@ -158,7 +158,7 @@ def log_newcomer(
             end = f"client_{row['client']:.0f}/{end}"
         step = int(row.get("epoch", last))
         values += [(f"{reading}/{end}", step, value) for reading, value in row.items() if reading not in COUNTED]
-    tracking.log_values(client, run, values)
+    mlflow_store.log_values(client, run, values)
     for path in files:
         client.log_artifact(run, str(path))
     client.set_terminated(run, "FINISHED")

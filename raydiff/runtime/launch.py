@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -17,15 +18,17 @@ from typing import Any
 
 from raydiff.experiment import trial
 from raydiff.experiment.config import Experiment
+from raydiff.experiment.mlflow_store import redacted
 from raydiff.experiment.owner import held
 from raydiff.experiment.study import varying
-from raydiff.experiment.tracking import redacted
+from raydiff.federated import heartbeat
 from raydiff.federated.checkpoint import Overtaken, write_text
 from raydiff.federated.rounds import Pool
 from raydiff.models.training import Train
 from raydiff.results import chance
 from raydiff.results.spent import composed
 from raydiff.runtime import sweep_folder
+from raydiff.runtime.left import EVERY_S, duration
 from raydiff.runtime.plan import Planned
 from raydiff.runtime.slots import cap_memory
 
@@ -185,13 +188,34 @@ def _here(planned: Planned, begin: Begin, *, retry: bool) -> None:
 def _rounds(this: trial.Trial, pool: Callable[[], Pool], train: Train | None) -> None:
     trial.begin(this)
     try:
-        for result in trial.run(this, pool(), train=train):
-            if not result["finished"]:
-                _say_round(result, this.experiment.method.rounds)
+        with _told_of(this):
+            for result in trial.run(this, pool(), train=train):
+                if not result["finished"]:
+                    _say_round(result, this.experiment.method.rounds)
     except Overtaken:  # Another driver owns the sweep now, and writes how the trial ends.
         raise
     except Exception as e:  # Every trial that began gets an outcome.
         trial.cut_short(this.folder, "failed", reason=str(e) or type(e).__name__)
+
+
+@contextlib.contextmanager
+def _told_of(this: trial.Trial) -> Iterator[None]:
+    """Within, a line now and then says where a long round is."""
+    over, rounds = threading.Event(), this.experiment.method.rounds
+
+    def tell() -> None:
+        while not over.wait(EVERY_S):
+            for beat in heartbeat.read(this.folder)[:1]:
+                left = f"about {duration(beat.left_s)} left in this round"
+                print(f"  round {beat.round + 1}/{rounds}: {beat}, {left}", flush=True)
+
+    teller = threading.Thread(target=tell, daemon=True)
+    teller.start()
+    try:
+        yield
+    finally:
+        over.set()
+        teller.join()
 
 
 def _say_round(result: dict[str, Any], rounds: int) -> None:
@@ -224,14 +248,6 @@ def _on_ray(planned: Planned, begin: Begin, share: float | None, *, retry: bool,
     from raydiff.runtime import tuner
     from raydiff.runtime.progress import Progress
 
-    named = varying([planned.base, *planned.trials], planned.space)
-    shown = functools.partial(
-        Progress,
-        metric=planned.metric,
-        lower_is_better=planned.lower_is_better,
-        name=lambda values: named(tuner.experiment_of(values)),
-        stop_on_error=planned.asked.stop_on_error,
-    )
     with tuner.cluster() as nodes:
         measured = planned.base.runtime.gpu_per_worker == "auto"
         planned = tuner.sized(planned, nodes, share=share)
@@ -240,8 +256,8 @@ def _on_ray(planned: Planned, begin: Begin, share: float | None, *, retry: bool,
         if since is not None:
             print(f"ready after {time.monotonic() - since:.0f} s: {slot.workers} worker(s) per trial", flush=True)
         if retry:
-            return again.run(planned, nodes, lambda total: shown(total=total))
-        progress = shown(total=planned.total)
+            return again.run(planned, nodes)
+        progress = Progress(planned)
         interrupted = tuner.run(planned, slot, progress)
         if since is not None and (split := progress.split()):
             _say_split(planned.folder, split)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ import numpy as np
 from raydiff import methods
 from raydiff.evaluation.metrics import lower_is_better
 from raydiff.evaluation.suite import Evaluation
+from raydiff.experiment import config as configuration
 from raydiff.experiment import overrides, trial
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.owner import Owner
@@ -90,6 +92,17 @@ class Planned:
     def total(self) -> int:
         """How many trials in all."""
         return len(self.trials) + self.suggested
+
+
+def written(experiment: Experiment) -> str:
+    """As Tune has it, which keeps it on disk: without the noise secret, which lies beside the sweep."""
+    return json.dumps(overrides.to_dict(trial.without_secret(experiment)))
+
+
+def experiment_of(config: Mapping[str, Any]) -> Experiment:
+    """The trial's experiment from what Tune hands it: a `written` base, and the searched values by path."""
+    base: Experiment = configuration.from_dict(json.loads(config["experiment"]))
+    return overrides.override(base, config.get("values", {}))  # type: ignore[no-any-return]
 
 
 def plan(preset: str, study: Study, asked: Asked, *, name: str) -> Planned:

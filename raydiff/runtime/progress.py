@@ -7,31 +7,52 @@ import operator
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ray import tune
 
-EVERY_S = 15.0  # between lines of state
+from raydiff.experiment.config import Experiment
+from raydiff.experiment.study import varying
+from raydiff.federated import heartbeat
+from raydiff.runtime.left import EVERY_S, Left, duration
+from raydiff.runtime.plan import Planned, experiment_of
+
 ONE_S = 1.0  # `timeout` signals its command, then the group that it is in: signals within a second are one
+
+
+@dataclass
+class Running:
+    """A trial in its slot."""
+
+    experiment: Experiment
+    name: str
+    since: float
+    """When it got there."""
+    round: int = -1
+    """The last that is over."""
+
+    def place(self, sweep: Path) -> str:
+        """Where it is, in words."""
+        if (number := self.round + 1) >= self.experiment.method.rounds:
+            return "evaluation"
+        beats = [beat for beat in heartbeat.read(sweep / "trials" / self.experiment.digest) if beat.round == number]
+        return f"round {number + 1}{f': {beats[0]}' if beats else ''}"
 
 
 class Progress(tune.Callback, tune.Stopper):
     """Tune's events as lines: what runs, what is done, the best so far, the time left. Ends Tune's loop after an
     interrupt, or an error that is to stop the sweep."""
 
-    def __init__(
-        self,
-        *,
-        total: int,
-        metric: str,
-        name: Callable[[dict[str, Any]], str],
-        stop_on_error: bool,
-        lower_is_better: bool = True,
-    ) -> None:
-        self.total, self.metric, self.name, self.stop_on_error = total, metric, name, stop_on_error
-        self._is_better = operator.lt if lower_is_better else operator.gt
-        self.running: dict[str, tuple[str, int]] = {}  # Tune's trial id -> (name, last round)
+    def __init__(self, plan: Planned) -> None:
+        self.plan, self.total = plan, plan.total
+        self._is_better = operator.lt if plan.lower_is_better else operator.gt
+        self._named = varying([plan.base, *plan.trials], plan.space)
+        self._waiting = {e.digest: e for e in plan.trials}
+        self._left = Left()
+        self.running: dict[str, Running] = {}  # By Tune's trial id.
         self._furthest: dict[str, int] = {}  # Tune's trial id -> its latest round ever
         self.stopped: set[str] = set()  # digests of trials that a scheduler ended early
         self.done, self.failed = 0, 0
@@ -44,44 +65,59 @@ class Progress(tune.Callback, tune.Stopper):
         self._working: list[float] = []  # Seconds of each trial that has ended.
         self._ends: list[float] = []  # When each trial ended.
 
+    def have_ended(self, trials: Sequence[tuple[Experiment, Mapping[str, Any]]]) -> None:
+        """These have their outcomes already: nothing of them is left to do."""
+        self.done = len(trials) - self.failed
+        for experiment, outcome in trials:
+            if self._waiting.pop(experiment.digest, None) and outcome["outcome"] == "finished":
+                self._left.add(experiment, outcome["final"]["time/seconds"])
+
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """A trial has its slot."""
-        self.running[trial.trial_id] = (self.name(trial.config), -1)
+        self._begin(trial)
+
+    def _begin(self, trial: Any) -> Running:
+        experiment = experiment_of(trial.config)
+        self._waiting.pop(experiment.digest, None)
+        running = Running(experiment, self._named(experiment), time.monotonic())
+        return self.running.setdefault(trial.trial_id, running)
 
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
         """A round is over, or the whole trial."""
-        name, _ = self.running.get(trial.trial_id, (self.name(trial.config), -1))
-        self.running[trial.trial_id] = (name, result.get("round", -1))
+        this = self._begin(trial)
+        this.round = result.get("round", -1)
         if self._began is None:
             self._began = time.monotonic() - result.get("time/seconds", 0.0)
         if result.get("round", -1) > self._furthest.get(trial.trial_id, -1):
             self._furthest[trial.trial_id] = result["round"]
             trial.run_metadata.num_failures = 0  # `runtime.failures` counts losses that have no round between them.
         for who, why in result.get("rejected", {}).items():
-            self._say(f"  {name}, round {result['round'] + 1}: rejected {who}: {why}")
+            self._say(f"  {this.name}, round {result['round'] + 1}: rejected {who}: {why}")
         if result.get("finished") or "failed" in result:  # Tune sets "done" also when a scheduler stops a trial.
-            self._ended(trial, name, result)
+            self._ended(self.running.pop(trial.trial_id), result)
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """The trial has left its slot; if it was still running, a scheduler or the clock has stopped it."""
-        if entry := self.running.pop(trial.trial_id, None):
+        if this := self.running.pop(trial.trial_id, None):
             digest = (trial.last_result or {}).get("digest")
             if digest and not self.ending:
                 self.stopped.add(digest)
                 self.done += 1
-                self._say(f"[{self.done + self.failed}/{self.total}] {entry[0]}: stopped after round {entry[1] + 1}")
+                self._say(f"[{self.done + self.failed}/{self.total}] {this.name}: stopped after round {this.round + 1}")
 
     def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """The trial's processes were lost; it begins again after its last commit."""
-        name, number = self.running.pop(trial.trial_id, (self.name(trial.config), -1))
-        self._say(f"  {name}: its processes were lost; it goes on after round {number + 1}")
+        this = self._begin(trial)
+        del self.running[trial.trial_id]
+        self._say(f"  {this.name}: its processes were lost; it goes on after round {this.round + 1}")
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """The trial's processes were lost for good."""
-        name, _ = self.running.pop(trial.trial_id, (self.name(trial.config), -1))
-        self._fail(name, "its processes were lost more often than runtime.failures allows")
+        this = self._begin(trial)
+        del self.running[trial.trial_id]
+        self._fail(this.name, "its processes were lost more often than runtime.failures allows")
 
     def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
         """Say where things are, now and then."""
@@ -125,38 +161,38 @@ class Progress(tune.Callback, tune.Stopper):
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
 
-    def _ended(self, trial: Any, name: str, result: dict[str, Any]) -> None:
-        del self.running[trial.trial_id]
+    def _ended(self, this: Running, result: dict[str, Any]) -> None:
         if "failed" in result:
-            self._fail(name, result["failed"])
+            self._fail(this.name, result["failed"])
             return
         self.done += 1
         self._working.append(result["time/seconds"])
         self._ends.append(time.monotonic())
-        value = result.get(self.metric)
+        self._left.add(this.experiment, result["time/seconds"])
+        value, metric = result.get(self.plan.metric), self.plan.metric.removeprefix("eval/")
         if value is not None and (self.best is None or self._is_better(value, self.best[0])):
-            self.best = (value, name)
-        shown = f", {self.metric.removeprefix('eval/')} {value:.3f}" if value is not None else ""
-        self._say(f"[{self.done + self.failed}/{self.total}] {name}: {result['time/seconds']:.0f} s{shown}")
+            self.best = (value, this.name)
+        shown = f", {metric} {value:.3f}" if value is not None else ""
+        self._say(f"[{self.done + self.failed}/{self.total}] {this.name}: {result['time/seconds']:.0f} s{shown}")
 
     def _fail(self, name: str, reason: str) -> None:
         self.failed += 1
-        self.ending = self.ending or self.stop_on_error
+        self.ending = self.ending or self.plan.asked.stop_on_error
         self._say(f"[{self.done + self.failed}/{self.total}] {name}: FAILED, {reason}")
 
     def _state(self) -> str:
-        ended, spent = self.done + self.failed, time.monotonic() - self._start
-        running = "; ".join(f"{name} (round {number + 1})" for name, number in self.running.values())
-        left = f", about {duration(spent / ended * (self.total - ended))} left" if ended else ""
+        ended, now = self.done + self.failed, time.monotonic()
+        running = "; ".join(f"{this.name} ({this.place(self.plan.folder)})" for this in self.running.values())
+        suggested = self.total - ended - len(self.running) - len(self._waiting)
+        seconds = self._left.seconds(
+            [*self._waiting.values(), *[self.plan.base] * suggested],
+            [(this.experiment, now - this.since) for this in self.running.values()],
+            slots=self.slots,
+        )
+        left = f", about {duration(seconds)} left" if seconds is not None else ""
         best = f", best {self.best[0]:.3f} ({self.best[1]})" if self.best else ""
-        return f"{ended}/{self.total} done in {duration(spent)}{left}{best} | running: {running}"
+        return f"{ended}/{self.total} done in {duration(now - self._start)}{left}{best} | running: {running}"
 
     def _say(self, text: str) -> None:
         self._spoke = time.monotonic()
         print(text, flush=True)
-
-
-def duration(seconds: float) -> str:
-    """ "2:05 min", or "40 s"."""
-    minutes, seconds = divmod(int(seconds), 60)
-    return f"{minutes}:{seconds:02d} min" if minutes else f"{seconds} s"

@@ -4,7 +4,7 @@ larger slot."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from raydiff.experiment.config import Experiment
@@ -18,11 +18,11 @@ from raydiff.runtime.progress import Progress
 DOUBLINGS = 2  # A slice is doubled this often in one command.
 
 
-def run(plan: Planned, nodes: Sequence[Mapping[str, float]], progress: Callable[[int], Progress]) -> bool:
+def run(plan: Planned, nodes: Sequence[Mapping[str, float]]) -> bool:
     """Run the plan's trials again, all of which have failed; True after an interrupt.
 
-    Where a slice of a GPU was too small it is doubled, and doubled once more if it is too small again. `progress(n)`
-    shows n trials. What fits on no node stays failed, and one line says why.
+    Where a slice of a GPU was too small it is doubled, and doubled once more if it is too small again. What
+    fits on no node stays failed, and one line says why.
     """
     deadline = None if plan.asked.budget_s is None else time.monotonic() + plan.asked.budget_s
     waiting = list(plan.trials)
@@ -36,7 +36,7 @@ def run(plan: Planned, nodes: Sequence[Mapping[str, float]], progress: Callable[
             if left is not None and left <= 0:
                 return False
             asked = replace(plan.asked, budget_s=left)
-            if _again(replace(plan, trials=tuple(trials), asked=asked), nodes, progress):
+            if _again(replace(plan, trials=tuple(trials), asked=asked), nodes):
                 return True
         waiting = [e for e in waiting if _too_small(Trial(e, plan.folder))]
     return False
@@ -57,7 +57,7 @@ def _too_small(this: Trial) -> bool:
     return float(slice_.get("share", 1.0)) < 1
 
 
-def _again(plan: Planned, nodes: Sequence[Mapping[str, float]], progress: Callable[[int], Progress]) -> bool:
+def _again(plan: Planned, nodes: Sequence[Mapping[str, float]]) -> bool:
     """One slot's trials."""
     runtime = plan.trials[0].runtime
     slices = {f"runtime.{k}": getattr(runtime, k) for k in ("gpu_per_worker", "gpu_server")}
@@ -69,4 +69,4 @@ def _again(plan: Planned, nodes: Sequence[Mapping[str, float]], progress: Callab
         return False
     for experiment in plan.trials:
         (Trial(experiment, plan.folder).folder / "outcome.json").unlink(missing_ok=True)
-    return tuner.run(plan, shape, progress(len(plan.trials)))
+    return tuner.run(plan, shape, Progress(plan))

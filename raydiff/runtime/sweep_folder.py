@@ -18,7 +18,8 @@ from typing import Any
 import raydiff
 from raydiff.experiment import config, overrides, trial
 from raydiff.experiment.config import Experiment
-from raydiff.experiment.tracking import ARTIFACTS, Mlflow, redacted
+from raydiff.experiment.mlflow_store import ARTIFACTS, redacted
+from raydiff.experiment.tracking import Mlflow
 from raydiff.federated.checkpoint import write_text
 from raydiff.report.files import read_json
 from raydiff.results import mlflow_models

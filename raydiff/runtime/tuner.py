@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import gc
-import json
 import logging
 import math
 import os
@@ -35,12 +34,12 @@ from raydiff.experiment import trial as trials
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.owner import Owner
 from raydiff.experiment.tracking import keep_private
-from raydiff.experiment.trial import Trial, cut_short, without_secret
+from raydiff.experiment.trial import Trial, cut_short
 from raydiff.federated.checkpoint import Overtaken
 from raydiff.report.files import read_json
 from raydiff.runtime import gpu_memory, lost
 from raydiff.runtime.actors import RayPool, WorkersLost, start_workers
-from raydiff.runtime.plan import Planned
+from raydiff.runtime.plan import Planned, experiment_of, written
 from raydiff.runtime.progress import Progress
 from raydiff.runtime.room import Room, nodes
 from raydiff.runtime.slots import Slot, cap_memory, fitting, slot, storage_is_shared, this_machine
@@ -111,17 +110,6 @@ class Federation(tune.Trainable):
             pool = RayPool(self._workers, self._trial, gpu=self._gpu)
             for result in trials.run(self._trial, pool):
                 yield {"digest": self._trial.experiment.digest, **result}
-
-
-def experiment_of(config: Mapping[str, Any]) -> Experiment:
-    """The trial's experiment from what Tune hands it: a base, and the searched values by path."""
-    base: Experiment = configuration.from_dict(json.loads(config["experiment"]))
-    return overrides.override(base, config.get("values", {}))  # type: ignore[no-any-return]
-
-
-def _written(experiment: Experiment) -> str:
-    """JSON for Tune, which keeps it on disk: without the noise secret, which lies beside the sweep."""
-    return json.dumps(overrides.to_dict(without_secret(experiment)))
 
 
 def _failed(trial: Trial | None, error: Exception) -> dict[str, Any]:
@@ -266,16 +254,17 @@ def _has_lost_its_room(plan: Planned, shape: Slot, progress: Progress, *, budget
     fixed["owner"] = plan.owner.number if plan.owner else None
     suggested = _suggested_before(plan)
     known = [*plan.trials, *suggested]
-    waiting = [e for e in known if Trial(e, plan.folder).outcome() is None]
-    progress.done = len(known) - len(waiting) - progress.failed
+    outcomes = [(e, Trial(e, plan.folder).outcome()) for e in known]
+    waiting = [e for e, outcome in outcomes if outcome is None]
+    progress.have_ended([(e, outcome) for e, outcome in outcomes if outcome is not None])
     if waiting:
-        space = {"experiment": tune.grid_search([_written(e) for e in waiting]), **fixed}
+        space = {"experiment": tune.grid_search([written(e) for e in waiting]), **fixed}
         asha = _asha(plan) if plan.asked.search == "asha" else None
         if _fit(plan, shape, space, progress, budget_s=budget_s, scheduler=asha):
             return True
     left = plan.suggested - len(suggested)
     if left > 0 and not progress.ending:
-        space = {"experiment": _written(plan.base), "values": _distributions(plan), **fixed}
+        space = {"experiment": written(plan.base), "values": _distributions(plan), **fixed}
         optuna = _optuna(plan, len(suggested))
         return _fit(plan, shape, space, progress, budget_s=budget_s, search=optuna, samples=left)
     return False

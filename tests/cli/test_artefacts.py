@@ -18,7 +18,7 @@ import pytest
 from raydiff import tree
 from raydiff.cli import generate, run
 from raydiff.data import datasets
-from raydiff.experiment import config, tracking
+from raydiff.experiment import config, mlflow_store, tracking
 from raydiff.report import page
 from raydiff.report.files import read_json
 
@@ -97,7 +97,7 @@ def published(request: Any, tmp_path_factory: Any, migrated: Path) -> Iterator[t
         shown = ["--num", "400", "--source", "global", "--storage", f"{at}/s", "--out", f"{at}/out/samples"]
         assert generate.main([folder.name, *shown]) == 0
         page.main([str(folder.parents[1]), "--out", str(at / "out" / "report")])
-    if (artifacts := at / "s" / tracking.ARTIFACTS).exists():
+    if (artifacts := at / "s" / mlflow_store.ARTIFACTS).exists():
         shutil.copytree(artifacts, at / "out" / "artifacts")
     yield [("the log", said.text.replace(str(at), "")), *texts(at / "out")], folder
 

@@ -16,7 +16,7 @@ from reference import pdp_reference
 
 from raydiff.cli import audit
 from raydiff.data.tables.read import Table, read
-from raydiff.experiment import tracking
+from raydiff.experiment import mlflow_store
 from raydiff.models.d3pm_kernel import Sigmoid
 from raydiff.privacy.pdp.bound import UNCONDITIONAL, ReleasedRows
 from raydiff.privacy.pdp.kernel import Kernel
@@ -192,7 +192,7 @@ def store(tmp_path: Path, migrated: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
 
 def logged(store: Path) -> tuple[Any, dict[str, Path], dict[str, list[tuple[int, float]]]]:
     """(the run, its artifacts by name, its metrics as (step, value))."""
-    client = tracking.connect(f"sqlite:///{store}/mlflow.db")
+    client = mlflow_store.connect(f"sqlite:///{store}/mlflow.db")
     (run,) = client.search_runs([client.get_experiment_by_name("raydiff-audit").experiment_id])
     at = Path(run.info.artifact_uri.removeprefix("file://"))
     files = {str(p.relative_to(at)): p for p in at.rglob("*") if p.is_file()}
@@ -202,7 +202,7 @@ def logged(store: Path) -> tuple[Any, dict[str, Path], dict[str, list[tuple[int,
 
 def test_without_a_flag_nothing_is_logged(file: Path, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = (store / "mlflow.db").read_bytes()
-    monkeypatch.setattr(tracking, "log_folder", lambda *a, **k: pytest.fail("it logs"))
+    monkeypatch.setattr(mlflow_store, "log_folder", lambda *a, **k: pytest.fail("it logs"))
     run(file, "--remove", "--storage", str(store))
     assert [p.name for p in store.iterdir()] == ["mlflow.db"] and (store / "mlflow.db").read_bytes() == before
 

@@ -13,7 +13,7 @@ from raydiff import tree
 from raydiff.cli import pretrain
 from raydiff.data import datasets
 from raydiff.data.datasets import Data
-from raydiff.experiment import tracking
+from raydiff.experiment import mlflow_store
 from raydiff.models.latent import model
 
 SHORT = ["--training.steps=2", "--training.vae-steps=2", "--training.words=1", "--training.widths", "8", "16"]
@@ -40,7 +40,7 @@ def test_a_short_run(tmp_path: Path, migrated: Path, monkeypatch, capsys: pytest
         assert picture.text["privacy"] == "public split" and picture.height == 10 * 9 * 4
     model.load(str(out)).check((1, 8, 8))
 
-    client = tracking.connect(f"sqlite:///{tmp_path}/mlflow.db")
+    client = mlflow_store.connect(f"sqlite:///{tmp_path}/mlflow.db")
     experiment = client.get_experiment_by_name("raydiff-latent")
     (run,) = client.search_runs([experiment.experiment_id])
     assert run.data.tags["raydiff.latent"] == model.load(str(out)).digest and run.info.status == "FINISHED"

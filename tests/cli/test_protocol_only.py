@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from raydiff.cli import run
-from raydiff.experiment import config, tracking, trial
+from raydiff.experiment import config, mlflow_store, tracking, trial
 from raydiff.report.files import KEYED, flatten, read_lines
 
 LEDGER = {"privacy/epsilon_server", "privacy/epsilon_outsiders", "privacy/mu", "privacy/auc_ceiling"}
@@ -46,7 +46,7 @@ def test_all_that_leaves(method: str, tmp_path: Path, migrated: Path, monkeypatc
     assert run.main([*SHORT.split(), *METHODS[method].split(), "--runtime.storage", str(tmp_path / "s")]) == 0
     (folder,) = (tmp_path / "s" / "sweeps" / "it" / "trials").iterdir()
 
-    client = tracking.connect(uri)
+    client = mlflow_store.connect(uri)
     experiments = [e.experiment_id for e in client.search_experiments()]
     received = {r.data.tags["raydiff.kind"]: r for r in client.search_runs(experiments)}
     assert set(received) == {"sweep", "trial"} and client.search_logged_models(experiments) == []

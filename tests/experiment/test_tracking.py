@@ -8,7 +8,7 @@ import math
 import shutil
 import threading
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,11 @@ import pytest
 import torch
 
 from raydiff.evaluation.grids import sample_grid
-from raydiff.experiment import overrides, tracking
+from raydiff.experiment import mlflow_store, overrides, tracking
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.tracking import Jsonl, Mlflow
+from raydiff.federated import heartbeat
+from raydiff.federated.heartbeat import Beat
 from raydiff.methods import METHODS, FedAvg, FedDistr, Method
 from raydiff.models.classifier import Classifier
 from raydiff.models.d3pm import DiscreteDiffusion
@@ -306,6 +308,26 @@ def test_the_next_follower_adds_what_is_missing(sweep: Sweep, experiment: Experi
     assert (first.info.status, runs[second.name].info.status) == ("FINISHED", "RUNNING")
 
 
+def test_within_a_long_round_the_loss_is_a_chart(sweep: Sweep, experiment: Experiment) -> None:
+    """By twentieths of what the slowest process has done, the mean over those that tell theirs."""
+    folder = sweep.trial(experiment)
+    Jsonl(folder / "metrics.jsonl").log(0, {"train/loss": 1.0})
+    (folder / heartbeat.FOLDER).mkdir()
+    given: dict[str, Any] = {"round": 1, "turn": 0, "turns": 1, "steps": 100, "began": 0.0, "at": 1.0}
+
+    def tell(*said: tuple[int, float | None]) -> None:
+        for number, (step, loss) in enumerate(said):
+            beat = Beat(who=f"client {number}", step=step, loss=loss, **given)
+            (folder / heartbeat.FOLDER / f"{number}.json").write_text(json.dumps(asdict(beat)))
+        sweep.follow()
+
+    tell((32, 0.5), (60, 0.3), (10, None))
+    tell((34, 0.1), (60, 0.1))  # Within the same twentieth.
+    tell((36, 0.2), (60, 0.2))
+    (run,) = sweep.runs("trial")
+    assert sweep.history(run, "training/loss") == [(130, 0.4), (130, 0.1), (135, 0.2)]
+
+
 def test_there_are_no_runs_before_the_sweep_begins(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
     follower = sweep.follower()
     order: list[str] = []
@@ -503,7 +525,7 @@ def test_flat_names_are_those_of_the_config(experiment: Experiment) -> None:
     ],
 )
 def test_a_password_is_not_printed(text: str, shown: str) -> None:
-    assert tracking.redacted(text) == shown
+    assert mlflow_store.redacted(text) == shown
 
 
 def test_a_store_that_cannot_be_opened_is_named_without_its_password(sweep: Sweep, monkeypatch: Any) -> None:
@@ -529,14 +551,14 @@ def test_artifacts_follow_a_storage_that_was_moved(migrated: Path, tmp_path: Pat
     about: dict[str, Any] = {"experiment": "e", "name": "n", "tags": {}}
 
     def log(storage: Path) -> str:
-        artifacts = f"file://{storage}/{tracking.ARTIFACTS}"
-        return tracking.log_folder(f"sqlite:///{storage}/mlflow.db", folder, artifacts=artifacts, **about)
+        artifacts = f"file://{storage}/{mlflow_store.ARTIFACTS}"
+        return mlflow_store.log_folder(f"sqlite:///{storage}/mlflow.db", folder, artifacts=artifacts, **about)
 
     first = log(before)
     before.rename(after)
     second = log(after)
     assert not before.exists()
-    client = tracking.connect(f"sqlite:///{after}/mlflow.db")
+    client = mlflow_store.connect(f"sqlite:///{after}/mlflow.db")
     for run in (first, second):
         assert client.get_run(run).info.artifact_uri.startswith(f"file://{after}/")
         assert [f.path for f in client.list_artifacts(run, "files")] == ["files/a.txt"]
@@ -556,7 +578,7 @@ def test_a_new_store_is_made_by_one_process_at_a_time(tmp_path: Path, monkeypatc
         return tracking_uri
 
     monkeypatch.setattr(mlflow, "MlflowClient", make)
-    tracking.connect(f"sqlite:///{path}")
+    mlflow_store.connect(f"sqlite:///{path}")
     assert refused
     with path.with_name("mlflow.db.lock").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # it is given back

@@ -11,24 +11,28 @@ import pytest
 import torch
 
 from raydiff.experiment import trial
-from raydiff.experiment.config import Runtime
+from raydiff.experiment.config import Experiment, Runtime
 from raydiff.experiment.overrides import override
 from raydiff.models.training import Training
 from raydiff.runtime import lost
-from raydiff.runtime.plan import Asked, Planned
+from raydiff.runtime.plan import Asked, Planned, written
 
 
 @pytest.fixture
-def progress():
+def progress(tmp_path):
     from raydiff.runtime.progress import Progress
 
-    return Progress(total=3, metric="eval/fd_cnn/all", name=lambda config: config["name"], stop_on_error=False)
+    return Progress(planned_as(tmp_path, [seeded(n) for n in range(3)]))
+
+
+def seeded(number: int) -> Experiment:
+    return dataclasses.replace(Experiment(), seed=number)
 
 
 def fake_trial(number: int, **last) -> SimpleNamespace:
     lost = SimpleNamespace(num_failures=2)
     return SimpleNamespace(
-        trial_id=str(number), config={"name": f"trial {number}"}, last_result=last, run_metadata=lost
+        trial_id=str(number), config={"experiment": written(seeded(number))}, last_result=last, run_metadata=lost
     )
 
 
@@ -45,20 +49,21 @@ def test_progress_tells_finished_from_failed_from_stopped(progress, capsys):
     progress.on_trial_result(0, [], fake_trial(2), early)
     progress.on_trial_complete(0, [], fake_trial(2, **early))
     assert (progress.done, progress.failed, progress.stopped, progress.running) == (2, 1, {"c"}, {})
-    assert progress.best == (1.5, "trial 0")
+    assert progress.best == (1.5, "PFDM seed=0")
     out = capsys.readouterr().out
-    assert "FAILED, client 0, in round 1: boom" in out and "trial 2: stopped after round 3" in out
+    assert "FAILED, client 0, in round 1: boom" in out and "seed=2: stopped after round 3" in out
 
 
-def test_the_best_is_the_greatest_of_a_metric_that_is_better_when_higher():
+def test_the_best_is_the_greatest_of_a_metric_that_is_better_when_higher(tmp_path):
     from raydiff.runtime.progress import Progress
 
     for lower, best in ((True, 1.5), (False, 2.5)):
-        shown = Progress(total=2, metric="m", name=lambda _: "t", stop_on_error=False, lower_is_better=lower)
+        plan = planned_as(tmp_path, [seeded(0), seeded(1)], lower_is_better=lower)
+        shown = Progress(dataclasses.replace(plan, metric="m"))
         for number, value in enumerate((1.5, 2.5)):
             shown.on_trial_start(0, [], fake_trial(number))
             shown.on_trial_result(0, [], fake_trial(number), {"finished": True, "time/seconds": 1.0, "m": value})
-        assert shown.best == (best, "t")
+        assert shown.best == (best, f"PFDM seed={int(not lower)}")
 
 
 def test_where_the_slots_time_went(progress, monkeypatch):
@@ -213,10 +218,10 @@ def planned_as(folder, trials, **more) -> Planned:
     )
 
 
-def shown(total: int):
+def shown(plan):
     from raydiff.runtime.progress import Progress
 
-    return Progress(total=total, metric="eval/fd_cnn/all", name=lambda c: "trial", stop_on_error=False)
+    return Progress(plan)
 
 
 def outcomes(plan) -> list[dict]:
@@ -232,7 +237,7 @@ def test_a_failing_trial_is_named_and_the_others_finish(tmp_path, tiny, planned)
     base = override(base, {"method.server_rounds": 1})
     wild = Training(steps=8, batch=8, learning_rate=1e30)
     plan = planned[0](override(base, {"method.server": wild}), base)
-    progress, shape = shown(2), sweep.check(plan, [{"CPU": 2.0}])
+    progress, shape = shown(plan), sweep.check(plan, [{"CPU": 2.0}])
     assert sweep.run(plan, shape, progress) is False
     failed, finished = outcomes(plan)
     assert (failed["outcome"], finished["outcome"]) == ("failed", "finished")
@@ -249,13 +254,15 @@ def test_a_failing_trial_is_named_and_the_others_finish(tmp_path, tiny, planned)
     assert all(torch.equal(v, warm.store.load_server(1)[k]) for k, v in alone.store.load_server(1).items())
 
     written = {f: f.stat().st_mtime_ns for f in plan.folder.glob("trials/*/outcome.json")}
-    assert sweep.run(plan, shape, shown(2)) is False
+    assert sweep.run(plan, shape, shown(plan)) is False
     assert len(written) == 2 and written == {f: f.stat().st_mtime_ns for f in written}
 
 
 @pytest.mark.survival
 @pytest.mark.ray
-def test_what_ran_out_of_memory_is_retried_on_a_larger_slice_and_what_always_fails_fails_again(tiny, planned):
+def test_what_ran_out_of_memory_is_retried_on_a_larger_slice_and_what_always_fails_fails_again(
+    tiny, planned, monkeypatch
+):
     from raydiff.runtime import retry
     from raydiff.runtime import tuner as sweep
 
@@ -265,7 +272,7 @@ def test_what_ran_out_of_memory_is_retried_on_a_larger_slice_and_what_always_fai
     wild = Training(steps=8, batch=8, learning_rate=1e30)
     plan = plan(base, override(base, {"method.server": wild}), override(base, {"seed": 2}))
     nodes = [{"CPU": 2.0, "GPU": 1.0}]
-    assert sweep.run(plan, sweep.check(plan, nodes), shown(3)) is False
+    assert sweep.run(plan, sweep.check(plan, nodes), shown(plan)) is False
     before = outcomes(plan)
     assert [o["outcome"] for o in before] == ["finished", "failed", "failed"]
     assert "slice is 0 GB (0.25 of a GPU): give --runtime.gpu-per-worker 0.5" in before[2]["reason"]
@@ -274,7 +281,8 @@ def test_what_ran_out_of_memory_is_retried_on_a_larger_slice_and_what_always_fai
 
     asked: list[int] = []
     failed = dataclasses.replace(plan, trials=plan.trials[1:])
-    assert retry.run(failed, nodes, lambda total: asked.append(total) or shown(total)) is False
+    monkeypatch.setattr(retry, "Progress", lambda plan: asked.append(plan.total) or shown(plan))
+    assert retry.run(failed, nodes) is False
     now = outcomes(plan)
     assert [o["outcome"] for o in now] == ["finished", "failed", "finished"]
     assert now[1]["reason"] == before[1]["reason"] and asked == [1, 1]
@@ -296,7 +304,7 @@ def test_who_lost_the_sweep_to_another_driver_says_nothing_of_its_trials(tmp_pat
         sweep._close(plan, progress, out_of_time=False)
     coordinator = object.__new__(sweep.Federation)
     config = {
-        "experiment": sweep._written(opened.experiment),
+        "experiment": written(opened.experiment),
         "sweep": str(tmp_path),
         "owner": 1,
         "metric": "m",
@@ -366,7 +374,7 @@ def test_processes_whose_device_is_lost_end_and_their_trials_and_later_ones_fini
     runs_by(losing_the_device(sweep, tmp_path))
     base = dataclasses.replace(tiny, evaluation=None, runtime=Runtime(workers=1))
     plan = plan(*(override(base, {"seed": s}) for s in (1, 2, 0)))
-    assert sweep.run(plan, sweep.check(plan, [{"CPU": 2.0}]), shown(3)) is False
+    assert sweep.run(plan, sweep.check(plan, [{"CPU": 2.0}]), shown(plan)) is False
     assert [outcome["outcome"] for outcome in outcomes(plan)] == ["finished"] * 3
     assert [lost.last_words(trial.Trial(e, plan.folder).folder) for e in plan.trials] == [
         "a worker: CUDA error: device-side assert triggered",
@@ -432,9 +440,9 @@ def test_a_slice_is_doubled_twice_at_most(tmp_path, tiny, monkeypatch, capsys):
         trial.end(this.folder, "failed", **more)
     experiments = [this.experiment for this in trials]
     plan = planned_as(tmp_path / "s", experiments)
-    retry.run(plan, [{"CPU": 4.0, "GPU": 1.0}], lambda total: None)
+    retry.run(plan, [{"CPU": 4.0, "GPU": 1.0}])
     assert asked == [(0.2, 2, [0]), (0.4, 2, [1]), (0.8, 1, [1])]
     trial.end(trials[1].folder, "failed", slice={"field": "gpu_per_worker", "share": 0.4})
-    retry.run(dataclasses.replace(plan, trials=experiments[1:]), [{"CPU": 4.0, "GPU": 0.5}], lambda total: None)
+    retry.run(dataclasses.replace(plan, trials=experiments[1:]), [{"CPU": 4.0, "GPU": 0.5}])
     assert len(asked) == 3 and trials[1].outcome()["outcome"] == "failed"
     assert "1 trial(s) stay failed: one trial needs 1 CPU and 0.8 GPU" in capsys.readouterr().out

@@ -1,0 +1,139 @@
+"""An MLflow store: opening it, and writing to it what has a name there. What is written when is `tracking`'s."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import logging
+import math
+import os
+import re
+import sqlite3
+import time
+import types
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ARTIFACTS = "mlflow-artifacts"
+"""The folder beside a SQLite store in which MLflow keeps files."""
+MOVED = (("experiments", "artifact_location"), ("runs", "artifact_uri"), ("logged_models", "artifact_location"))
+"""(table, column) in which MLflow 3 keeps whole paths of that folder."""
+BATCH, PARAMS = 900, 100  # metrics and params per request; MLflow takes 1000 and 100
+
+
+def connect(uri: str) -> Any:
+    """An MlflowClient that does not talk."""
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")  # we wait and retry ourselves
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")  # two lines for each run of a server
+    os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
+    logging.getLogger("alembic").setLevel(logging.WARNING)  # the first opening tells of every migration
+    from mlflow import MlflowClient
+
+    logging.getLogger("mlflow").setLevel(logging.WARNING)
+    if not uri.startswith("sqlite:///"):
+        return MlflowClient(tracking_uri=uri)
+    path = Path(uri.removeprefix("sqlite:///"))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.with_name(f"{path.name}.lock").open("w") as lock:  # two who make a new store's tables would collide
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        client = MlflowClient(tracking_uri=uri)
+        _follow_move(path)
+    return client
+
+
+def _follow_move(path: Path) -> None:
+    """Where the storage folder of this SQLite store was moved, its tables name the old one, which MLflow would make
+    anew: they are told the new one."""
+    here = path.parent / ARTIFACTS
+    if not here.is_dir():
+        return
+    with contextlib.closing(sqlite3.connect(path)) as db, db:
+        for (there,) in db.execute("SELECT DISTINCT artifact_location FROM experiments").fetchall():
+            old = Path(str(there).removeprefix("file://"))
+            if old.name != ARTIFACTS or old == here or old.exists():
+                continue
+            for table, column in MOVED:
+                rest = f"substr({column}, {len(there) + 1})"
+                db.execute(
+                    f"UPDATE {table} SET {column} = ? || {rest} WHERE substr({column}, 1, ?) = ?",
+                    (f"file://{here}", len(there), there),
+                )
+
+
+def redacted(text: str) -> str:
+    """The text as it may be printed: without the password of any URL in it."""
+    return re.sub(r"(://[^\s/:@]*:)[^\s@]+@", r"\1***@", text)
+
+
+def first_line(error: Exception) -> str:
+    """What an error says first, without passwords."""
+    return redacted((str(error).strip() or type(error).__name__).splitlines()[0])
+
+
+def log_data(client: Any, run: str, name: str, digest: str) -> None:
+    """Name the run's data set, where MLflow has a column for it; the digest is of nobody's records alone (`keyed`)."""
+    from mlflow.entities import Dataset, DatasetInput, InputTag
+
+    dataset = Dataset(name=Path(name).name, digest=digest, source_type="raydiff", source=json.dumps({"name": name}))
+    client.log_inputs(run, [DatasetInput(dataset, [InputTag("mlflow.data.context", "training")])])
+
+
+def spelled(name: str) -> str:
+    """A metric's name in the letters that MLflow takes."""
+    return re.sub(r"[^\w\-. :/]", "", name)[:250]
+
+
+def log_params(client: Any, run: str, params: Mapping[str, object]) -> None:
+    """Log these, of each what MLflow has room for."""
+    from mlflow.entities import Param
+
+    found = [Param(k, str(v)[:6000]) for k, v in params.items()]
+    for i in range(0, len(found), PARAMS):
+        client.log_batch(run, params=found[i : i + PARAMS])
+
+
+def log_values(client: Any, run: str, values: Iterable[tuple[str, int, object]], *, at: float | None = None) -> None:
+    """Log those of (name, step, value) that are finite numbers, as of the time `at`, by default now.
+
+    An infinite epsilon would be stored as 1.8e308 and flatten every chart: it is the tag raydiff.epsilon instead.
+    """
+    from mlflow.entities import Metric
+
+    ms = int((time.time() if at is None else at) * 1000)
+    usable = [(k, step, v) for k, step, v in values if isinstance(v, (int, float)) and math.isfinite(v)]
+    metrics = [Metric(k, float(v), ms, step) for k, step, v in usable]
+    for i in range(0, len(metrics), BATCH):
+        client.log_batch(run, metrics=metrics[i : i + BATCH])
+
+
+def log_folder(
+    uri: str,
+    folder: Path,
+    *,
+    experiment: str,
+    name: str,
+    tags: Mapping[str, str],
+    artifacts: str | None,
+    params: Mapping[str, object] = types.MappingProxyType({}),
+    metrics: Sequence[tuple[str, int, float]] = (),
+) -> str:
+    """Log a folder's files as the artifact `folder.name` of a new, finished run with this name; gives the run's id.
+
+    `metrics` are (name, step, value); of those that are not finite nothing is logged, MLflow has no number for them.
+    Raises ValueError, in one sentence, if MLflow cannot be written.
+    """
+    try:
+        client = connect(uri)
+        found = client.get_experiment_by_name(experiment)
+        at = found.experiment_id if found else client.create_experiment(experiment, artifact_location=artifacts)
+        run = str(client.create_run(at, run_name=name, tags=dict(tags)).info.run_id)
+        log_params(client, run, params)
+        log_values(client, run, metrics)
+        client.log_artifacts(run, str(folder), folder.name)
+        client.set_terminated(run, "FINISHED")
+        return run
+    except Exception as e:  # whatever MLflow raises
+        raise ValueError(f"the MLflow store {redacted(uri)} cannot be written: {first_line(e)}") from e

@@ -1,0 +1,116 @@
+"""Signs of life from within a long training: a process keeps one small file, `beats/<process>.json` in its trial's
+folder, that says which step it is at. Whoever shows progress reads them; a training shorter than EVERY_S has none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from torch import Tensor
+
+from raydiff.models.training import WATCH
+
+EVERY_S = 2.0
+LATEST = 50  # steps that the loss is a mean of
+FOLDER = "beats"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beat:
+    """Where a process is in its part of a round."""
+
+    who: str
+    """A client, several in lock-step, or the server."""
+    round: int
+    """Counted from 0."""
+    turn: int
+    """How many of the process's participants had their turn in this round before."""
+    turns: int
+    """How many have one."""
+    step: int
+    """Steps that this training has done."""
+    steps: int
+    """Of how many."""
+    loss: float | None
+    """Mean over the LATEST steps; None where instruments are off."""
+    began: float
+    """When the process began with its part of the round, in Unix seconds."""
+    at: float
+    """When this was written."""
+
+    @property
+    def share(self) -> float:
+        """How much of the process's part of the round is done, if every training takes as long as this one."""
+        return (self.turn + self.step / self.steps) / self.turns
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until its part of the round is done, at the pace so far."""
+        return (self.at - self.began) * (1 / self.share - 1)
+
+    def __str__(self) -> str:
+        turn = f" ({self.turn + 1} of {self.turns})" if self.turns > 1 else ""
+        loss = "" if self.loss is None else f", loss {self.loss:.4f}"
+        return f"{self.who}{turn}, step {self.step:,} of {self.steps:,}{loss}"
+
+
+def read(trial: Path) -> list[Beat]:
+    """The latest of each process that trains for the trial in this folder, the slowest first."""
+    found = []
+    for path in (trial / FOLDER).glob("*.json"):
+        with contextlib.suppress(FileNotFoundError, ValueError, TypeError):  # It is no record: an odd one is no error.
+            found.append(Beat(**json.loads(path.read_text())))
+    return sorted(found, key=lambda beat: beat.share)
+
+
+def forget(trial: Path) -> None:
+    """Remove what processes that were killed have left."""
+    for path in (trial / FOLDER).glob("*"):
+        path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def beating(
+    trial: Path | None, who: str, number: int, *, turn: int = 0, turns: int = 1, began: float, loss: bool
+) -> Iterator[None]:
+    """Within, trainings tell how far they are, in the folder of their trial (None: nowhere)."""
+    path = None if trial is None else trial / FOLDER / f"{_process(os.getpid())}.json"
+    last, written = time.monotonic(), False
+
+    def watch(step: int, steps: int, losses: Tensor) -> None:
+        nonlocal last, written
+        if path is None or time.monotonic() - last < EVERY_S:
+            return
+        last, mean = time.monotonic(), float(losses[max(0, step - LATEST) : step].mean()) if loss else None
+        written, at = True, {"began": began, "at": time.time()}
+        _write(path, Beat(who=who, round=number, turn=turn, turns=turns, step=step, steps=steps, loss=mean, **at))
+
+    token = WATCH.set(watch)
+    try:
+        yield
+    finally:
+        WATCH.reset(token)
+        if path is not None and written:
+            path.unlink(missing_ok=True)
+
+
+@cache
+def _process(_: int) -> str:
+    return uuid.uuid4().hex[:8]  # Processes of several nodes may have one number.
+
+
+def _write(path: Path, beat: Beat) -> None:
+    with contextlib.suppress(OSError):  # On a full disk the training goes on: what it must keep, it keeps elsewhere.
+        path.parent.mkdir(exist_ok=True)
+        temporary = path.with_suffix(".part")
+        temporary.write_text(json.dumps(dataclasses.asdict(beat)))
+        temporary.replace(path)

@@ -1,0 +1,125 @@
+"""What a long training tells from within: who is at which step, to whoever looks at the trial's folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raydiff.experiment import trial
+from raydiff.experiment.config import Experiment
+from raydiff.experiment.overrides import override
+from raydiff.federated import heartbeat
+from raydiff.federated.heartbeat import Beat
+from raydiff.runtime.progress import Running
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[Beat]:
+    """Every beat that is written, at each step."""
+    beats: list[Beat] = []
+    write = heartbeat._write
+
+    def spy(path: Path, beat: Beat) -> None:
+        write(path, beat)
+        assert heartbeat.read(path.parents[1]) == [beat]
+        beats.append(beat)
+
+    monkeypatch.setattr(heartbeat, "EVERY_S", 0.0)
+    monkeypatch.setattr(heartbeat, "_write", spy)
+    return beats
+
+
+def run(experiment: Experiment, folder: Path) -> Path:
+    this = trial.open_trial(experiment, folder)
+    assert list(trial.run(this, trial.local_pool(this)))[-1]["finished"]
+    return this.folder
+
+
+def test_each_participant_tells_its_steps_and_nothing_is_left(
+    tmp_path: Path, tiny: Experiment, told: list[Beat]
+) -> None:
+    folder = run(dataclasses.replace(tiny, newcomers=None), tmp_path)
+    clients = [beat for beat in told if beat.who != "the server"]
+    assert [(b.who, b.turn, b.turns, b.step, b.steps) for b in clients] == [
+        (f"client {number}", number, 2, step, 8) for number in range(2) for step in range(1, 9)
+    ]
+    server = [(b.round, b.turn, b.turns, b.step, b.steps) for b in told if b.who == "the server"]
+    assert [at[1:3] for at in server] == 8 * [(0, 1)] and {at[0] for at in server} == {1, 2, 3}
+    assert sum(steps for _, _, _, step, steps in server if step == steps) == 8  # all of its parts together
+    assert all(b.loss is not None and 0 < b.loss < 10 for b in told)
+    assert list((folder / heartbeat.FOLDER).iterdir()) == []
+
+
+def test_clients_in_lock_step_tell_their_mean_loss(tmp_path: Path, tiny: Experiment, told: list[Beat]) -> None:
+    """As it is one by one, up to the order in which floats are added."""
+    alone: Experiment = dataclasses.replace(tiny, evaluation=tiny.evaluation)
+    run(alone, tmp_path / "alone")
+    apart = [[b.loss or 0.0 for b in told if b.who == f"client {number}"] for number in range(2)]
+    told.clear()
+    run(override(tiny, {"runtime.vectorize": True}), tmp_path / "together")
+    together = [b for b in told if b.who != "the server"]
+    assert {(b.who, b.turn, b.turns) for b in together} == {("clients 0 to 1", 0, 1)}
+    assert [b.loss for b in together] == pytest.approx([sum(pair) / 2 for pair in zip(*apart, strict=True)], rel=1e-4)
+
+
+def test_without_instruments_no_loss_is_told(tmp_path: Path, tiny: Experiment, told: list[Beat]) -> None:
+    run(dataclasses.replace(tiny, evaluation=None), tmp_path)
+    assert told and {b.loss for b in told} == {None}
+
+
+def test_a_short_training_writes_nothing(tmp_path: Path, tiny: Experiment) -> None:
+    assert not (run(tiny, tmp_path) / heartbeat.FOLDER).exists()
+
+
+def beat(**more: Any) -> Beat:
+    given = {"who": "client 3", "round": 0, "turn": 1, "turns": 4, "step": 500, "steps": 1000, "loss": 0.25}
+    return Beat(**{**given, "began": 100.0, "at": 130.0, **more})
+
+
+def test_what_is_left_follows_from_the_pace() -> None:
+    assert beat().share == 0.375 and beat().left_s == pytest.approx(50)  # 30 s for 3/8 of it
+    assert str(beat()) == "client 3 (2 of 4), step 500 of 1,000, loss 0.2500"
+    assert str(beat(turn=0, turns=1, loss=None)) == "client 3, step 500 of 1,000"
+
+
+def test_the_slowest_is_shown_and_what_is_no_beat_is_not(tmp_path: Path, tiny: Experiment) -> None:
+    folder = tmp_path / "trials" / tiny.digest / heartbeat.FOLDER
+    folder.mkdir(parents=True)
+    for name, step in (("a", 700), ("b", 20)):
+        (folder / f"{name}.json").write_text(json.dumps(dataclasses.asdict(beat(step=step))))
+    (folder / "c.json").write_text("{")
+    assert [b.step for b in heartbeat.read(folder.parent)] == [20, 700]
+    running = Running(tiny, "pfdm", 0.0)
+    assert running.place(tmp_path) == "round 1: client 3 (2 of 4), step 20 of 1,000, loss 0.2500"
+    running.round = 0  # Round 1 has no beats yet: those of round 0 are none of it.
+    assert running.place(tmp_path) == "round 2"
+    running.round = tiny.method.rounds - 1
+    assert running.place(tmp_path) == "evaluation"
+
+
+def test_what_killed_processes_have_left_is_forgotten(tmp_path: Path, tiny: Experiment) -> None:
+    this = trial.open_trial(tiny, tmp_path)
+    left = this.folder / heartbeat.FOLDER / "dead.json"
+    left.parent.mkdir()
+    left.write_text(json.dumps(dataclasses.asdict(beat())))
+    trial.begin(this)
+    assert heartbeat.read(this.folder) == []
+
+
+def test_a_disk_that_is_full_stops_no_training(
+    tmp_path: Path, tiny: Experiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heartbeat, "EVERY_S", 0.0)
+    write = Path.write_text
+
+    def full(path: Path, *args: Any, **options: Any) -> int:
+        if path.parent.name == heartbeat.FOLDER:
+            raise OSError(28, "No space left on device")
+        return write(path, *args, **options)
+
+    monkeypatch.setattr(Path, "write_text", full)
+    run(tiny, tmp_path)
