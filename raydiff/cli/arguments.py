@@ -16,6 +16,7 @@ from raydiff.experiment.presets import names
 from raydiff.experiment.study import Study
 
 REPRODUCE = "reproduce"
+EXPERIMENT = "MLflow's experiment of the runs (default: raydiff- and the name of the data set)"
 """A preset that takes two options: `reproduce`."""
 
 

@@ -37,7 +37,8 @@ def main(argv: Sequence[str]) -> int:
         start = config.from_dict(read_json(options.config, needs="method"))
     given = arguments.overrides(start, fields)
     name = options.name or sweep_folder.fresh_name(f"run-{preset}")
-    planned = plan(preset, Study(experiment=start), Asked(given=given, samplers=True), name=name)
+    asked = Asked(given=given, samplers=True, experiment=options.experiment)
+    planned = plan(preset, Study(experiment=start), asked, name=name)
     ended = launch.start(planned, resume=options.resume, report=False)
     if ended.interrupted:
         print(f"interrupted; continue with: {sweep_folder.resume_command(name)}")
@@ -52,6 +53,7 @@ def _options() -> Parser:
     p = Parser("run [PRESET]", __doc__, fields=True)
     p.add_argument("--config", type=Path, default=None, help="start from a trial's config.json in place of a preset")
     p.add_argument("--name", default=None, help="name of the run (default: preset and time)")
+    p.add_argument("--experiment", default=None, help=arguments.EXPERIMENT)
     p.add_argument("--resume", action="store_true", help="continue the run of this name if it exists")
     return p
 

@@ -108,17 +108,22 @@ def start(
             print(f"sweep {folder.name}: {planned.total} trials in {folder}", flush=True)
             for line in planned.tuned:
                 print(f"tuned: {line}", flush=True)
-        mlflow = sweep_folder.mlflow(folder, planned.preset, planned.base, samplers=asked.samplers) if track else None
-        if mlflow:
+        this["experiment"] = sweep_folder.mlflow_experiment(
+            folder, planned.preset, planned.base, asked=asked.experiment
+        )
+        mlflow = sweep_folder.mlflow(
+            folder, planned.preset, planned.base, experiment=this["experiment"], samplers=asked.samplers
+        )
+        if track:
             mlflow.start()  # Opening a new store takes 10 s, in which Ray starts.
 
         def begin(share: float | None) -> None:
-            if mlflow:
+            if track:
                 mlflow.wait_ready()
             if share is not None:
                 this["share"] = share  # A resumed sweep goes on with this share.
             sweep_folder.write(folder, this, planned.secret, again=not retry)
-            if mlflow:
+            if track:
                 mlflow.begin()
 
         interrupted = False
@@ -134,18 +139,18 @@ def start(
             interrupted = True
             for digest in sweep_folder.open_ended(folder):
                 trial.cut_short(folder / "trials" / digest, "killed", reason="interrupted")
-        if mlflow:
+        if track:
             mlflow.close()
         out = folder / "report"
         table = _report(folder, out) if report else ""
-        if mlflow:
+        if track:
             status, files = "KILLED" if interrupted else "FINISHED", tuple(sorted(out.glob("*")))
             says, numbers = _description(folder, table)
             if behind := mlflow.end(status, files, note=says, metrics=numbers):
                 print(behind)
         if noise := chance.noise(folder):
             print(noise, flush=True)
-        return Ended(folder, interrupted, mlflow.experiment_id if mlflow else None)
+        return Ended(folder, interrupted, mlflow.experiment_id)
 
 
 def _failed(planned: Planned) -> tuple[Experiment, ...]:

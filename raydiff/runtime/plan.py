@@ -53,6 +53,8 @@ class Asked:
     """End the sweep when a trial fails."""
     samplers: bool = False
     """Log every finished trial's sampler to MLflow, with its weights."""
+    experiment: str | None = None
+    """MLflow's experiment in which the runs are; None: raydiff- and the name of the data set."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +62,7 @@ class Planned:
     """Trials that are resolved and checked against the data."""
 
     preset: str
-    """What the sweep is of: MLflow's experiment is called so."""
+    """What the sweep is of."""
     folder: Path
     """Where it is, or is to be; its name is the sweep's."""
     owner: Owner | None = None

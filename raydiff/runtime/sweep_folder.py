@@ -12,7 +12,7 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from importlib import metadata
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import raydiff
@@ -167,12 +167,24 @@ def write(at: Path, this: Plan, secret: bytes, *, again: bool = True) -> None:
             path.unlink()
 
 
-def mlflow(at: Path, preset: str, base: Experiment, *, samplers: bool) -> Mlflow:
+def mlflow_experiment(at: Path, preset: str, base: Experiment, *, asked: str | None) -> str:
+    """MLflow's experiment in which a sweep's runs are, or are to be; by default it is called as the data set is. Raises
+    ValueError where another is asked for than the one they are in."""
+    name = asked or f"raydiff-{PurePath(base.data.name).stem.replace(':', '-')}"
+    if not (at / "sweep.json").exists():
+        return name
+    kept = str(read_json(at / "sweep.json").get("experiment", f"raydiff-{preset}"))  # As it was until 2026-11-24.
+    if asked not in (None, kept):
+        raise ValueError(f"{at.name} logs to MLflow's experiment {kept}, not {asked}: leave --experiment out")
+    return kept
+
+
+def mlflow(at: Path, preset: str, base: Experiment, *, experiment: str, samplers: bool) -> Mlflow:
     """The follower of this folder. `samplers`: it logs those of finished trials too."""
     uri, artifacts = tracking_store(at.parents[1])
     return Mlflow(
         uri,
-        experiment=f"raydiff-{preset}",
+        experiment=experiment,
         sweep=at,
         tags=_tags(preset, base),
         artifacts=artifacts,

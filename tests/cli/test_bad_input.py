@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import re
 import shutil
@@ -325,3 +326,23 @@ def test_a_slot_that_does_not_fit_leaves_no_sweep_behind(tmp_path):
     assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
     assert re.search(r"error: one trial needs 64 CPU .* but the cluster has", done.stderr)
     assert not (tmp_path / "s" / "sweeps" / "big").exists()
+
+
+def test_runs_stand_under_their_data_set_or_what_was_asked_for_and_stay_there(tmp_path, tiny):
+    def of(name: str, asked: str | None = None) -> str:
+        base = dataclasses.replace(tiny, data=dataclasses.replace(tiny.data, name=name))
+        return sweep_folder.mlflow_experiment(tmp_path, "digits", base, asked=asked)
+
+    assert [of("mnist"), of("/there/credit.csv"), of("owner/pets"), of("mine:Source")] == [
+        "raydiff-mnist",
+        "raydiff-credit",
+        "raydiff-pets",
+        "raydiff-mine-Source",
+    ]
+    assert of("mnist", "trial runs") == "trial runs"
+    (tmp_path / "sweep.json").write_text("{}")
+    assert of("mnist") == "raydiff-digits"  # A sweep from before: it was called as its preset.
+    (tmp_path / "sweep.json").write_text('{"experiment": "trial runs"}')
+    assert of("mnist") == of("mnist", "trial runs") == "trial runs"
+    with pytest.raises(ValueError, match="logs to MLflow's experiment trial runs, not other: leave --experiment out"):
+        of("mnist", "other")

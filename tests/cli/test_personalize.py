@@ -116,7 +116,9 @@ def test_its_run_is_the_trial_s_child(shop, migrated: Path, monkeypatch: pytest.
     shutil.copy(migrated, shop.root / "mlflow.db")
     folder = shop.folder("spire")
     experiment = open_finished(folder).trial.experiment
-    follower = sweep_folder.mlflow(shop.sweeps / "spire", "digits", experiment, samplers=False)
+    follower = sweep_folder.mlflow(
+        shop.sweeps / "spire", "digits", experiment, experiment="raydiff-digits", samplers=False
+    )
     follower.start()
     follower.wait_ready()
     follower.begin()
