@@ -212,7 +212,7 @@ class Sweep:
         """A page with all tables and pictures."""
         from raydiff.report import page
 
-        return page.write(self.folder, self.folder / "report")
+        return page.write(self.folder / "report", self.folder)
 
 
 def run(experiment: Experiment, *, name: str | None = None, resume: bool = False, track: bool = True) -> Run:

@@ -86,7 +86,7 @@ def arguments(
     parser.add_argument("--out", metavar="DIR", type=Path, help="where to write (default: SWEEP/report)")
     given = parser.parse_args(argv)
     given.sweeps = [path.expanduser() for path in given.sweeps]
-    given.sweep = given.sweeps[0]
+    given.sweep, given.own_out = given.sweeps[0], given.out is not None
     given.out = given.out.expanduser() if given.out else given.sweep / "report"
     return given
 

@@ -1,6 +1,7 @@
 """A sweep as one HTML page that opens offline, and its tables as CSV and parquet.
 
     raydiff report SWEEP [--out DIR]     writes report.html and the tables into DIR (default: SWEEP/report)
+    raydiff report SWEEP SWEEP ... --out DIR     several on one page, each trial's sweep being one of its settings
 
 It opens with what came out, in sentences. What a sweep does not have (an attack, a second trial) has no section. A
 sweep that is still running is reported as far as it is.
@@ -23,7 +24,7 @@ from raydiff.report.sections.seeds import seeds
 from raydiff.report.sections.studies import claims, papers, studies
 from raydiff.report.sections.training import training
 from raydiff.report.sections.trials import cost, ledgers
-from raydiff.report.sweep_view import Section, SweepView, open_sweep
+from raydiff.report.sweep_view import Section, SweepView, open_sweep, together
 
 SECTIONS: dict[str, Callable[[SweepView, Path], Section]] = {
     "What came out": conclusion,
@@ -44,9 +45,10 @@ SECTIONS: dict[str, Callable[[SweepView, Path], Section]] = {
 """In the order of the page: what makes the blocks of a section, and writes its pictures into a folder."""
 
 
-def write(folder: Path, out: Path) -> Path:
-    """Write report.html and the tables into `out`; returns the page. Raises ValueError as `open_sweep` does."""
-    sweep = open_sweep(folder)
+def write(out: Path, *folders: Path) -> Path:
+    """Write report.html and the tables of these sweeps into `out`; returns the page. Raises ValueError as `open_sweep`
+    and `together` do."""
+    sweep = together([open_sweep(folder) for folder in folders])
     out.mkdir(parents=True, exist_ok=True)
     made = {title: _section(make, sweep, out) for title, make in SECTIONS.items()}
     tables = {name: table for section in made.values() for name, table in section.tables.items()}
@@ -56,7 +58,7 @@ def write(folder: Path, out: Path) -> Path:
     listed = f"The tables are in the page's folder, as CSV and parquet: {', '.join(tables)}."
     sections = [(title, section.blocks) for title, section in made.items() if section.blocks]
     page = out / "report.html"
-    page.write_text(html.page(f"Sweep {folder.resolve().name}", [html.paragraph(listed, note=True)], sections))
+    page.write_text(html.page(f"Sweep {sweep.name}", [html.paragraph(listed, note=True)], sections))
     return page
 
 
@@ -71,5 +73,7 @@ def _section(make: Callable[[SweepView, Path], Section], sweep: SweepView, out: 
 
 def main(argv: Sequence[str]) -> None:
     """Write the report and say where."""
-    given = load.arguments(__doc__, argv)
-    print(write(given.sweep, given.out))
+    given = load.arguments(__doc__, argv, several=True)
+    if len(given.sweeps) > 1 and not given.own_out:
+        raise ValueError("the page of several sweeps is none of theirs: give --out")
+    print(write(given.out, *given.sweeps))

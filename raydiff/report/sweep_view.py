@@ -27,15 +27,24 @@ DEFAULT_PRESET = "digits"
 
 @dataclass(frozen=True, eq=False)
 class SweepView:
-    """A sweep's folder, read once."""
+    """A sweep's folder, or several to be compared, read once."""
 
-    folder: Path
+    folders: tuple[Path, ...]
     runs: pd.DataFrame
     """`load.runs`."""
     rounds: pd.DataFrame
     """`load.rounds`."""
     about: Row
-    """sweep.json; empty where there is none."""
+    """sweep.json; empty where there is none. Of several sweeps `made`, what made each."""
+
+    @property
+    def name(self) -> str:
+        """What its page is called."""
+        return ", ".join(map(called, self.folders))
+
+    def trial(self, digest: str) -> Path:
+        """The folder of one of its trials."""
+        return next(path for folder in self.folders if (path := folder / "trials" / digest).is_dir())
 
     @property
     def preset(self) -> str | None:
@@ -69,7 +78,8 @@ class SweepView:
         code = hashlib.sha256(json.dumps(self.about.get("code", {}), sort_keys=True).encode()).hexdigest()[:8]
         command = f"`{' '.join(['raydiff sweep', *words])}`" if self.words is not None else "Not by `raydiff sweep`"
         minutes = load.column(self.finished, "final/time/seconds").sum() / 60
-        times = [line["time"] for path in self.folder.glob("trials/*/metrics.jsonl") for line in read_lines(path)[-1:]]
+        trials = map(self.trial, map(str, self.runs["digest"]))
+        times = [line["time"] for trial in trials for line in read_lines(trial / "metrics.jsonl")[-1:]]
         day = time.strftime("%Y-%m-%d", time.gmtime(max(times))) if times else "an unknown day"
         return (
             f"{command}: {len(self.finished)} of {len(self.runs)} trials finished, {minutes:.0f} minutes in all, on "
@@ -142,7 +152,36 @@ def open_sweep(folder: Path) -> SweepView:
     """Read a sweep. Raises ValueError, in one sentence, where it has no trial or a file is damaged."""
     path = folder / "sweep.json"
     about = read_json(path) if path.exists() else {}
-    return SweepView(folder, load.runs(folder), load.rounds(folder), about)
+    return SweepView((folder,), load.runs(folder), load.rounds(folder), about)
+
+
+def together(sweeps: Sequence[SweepView]) -> SweepView:
+    """Several sweeps as one, in which the sweep is a field of a trial like any other. Raises ValueError where two have
+    one name, or a trial is in two: it can be compared with nothing."""
+    if len(sweeps) == 1:
+        return sweeps[0]
+    folders = tuple(folder for sweep in sweeps for folder in sweep.folders)
+    if len({*map(called, folders)}) < len(folders):
+        raise ValueError(f"sweeps that are compared need names of their own, got {', '.join(map(called, folders))}")
+    runs = [sweep.runs.assign(sweep=sweep.name) for sweep in sweeps]
+    joined = pd.concat(runs, ignore_index=True).apply(load.of_one_type)
+    if len(twice := joined["digest"][joined["digest"].duplicated()]):
+        raise ValueError(f"trial {twice.iloc[0]} is in more than one of {', '.join(map(called, folders))}")
+    about = {"made": [f"{sweep.name}. {made_by(sweep)}" for sweep in sweeps]}
+    return SweepView(folders, joined, pd.concat([sweep.rounds for sweep in sweeps], ignore_index=True), about)
+
+
+def made_by(sweep: SweepView) -> str:
+    """The command that made a sweep, in a sentence."""
+    if not (command := sweep.about.get("command")):
+        return "Which command made it was not recorded: there is no sweep.json."
+    preset = f"Preset {sweep.preset}, by" if sweep.preset else "By"
+    return f"{preset}: {'python ' * command[0].endswith('.py')}{' '.join(command)}"
+
+
+def called(folder: Path) -> str:
+    """A sweep's name."""
+    return folder.resolve().name
 
 
 def _without(options: Sequence[str], words: Sequence[str]) -> Iterator[str]:

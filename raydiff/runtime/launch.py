@@ -298,7 +298,7 @@ def _report(folder: Path, out: Path) -> str:
     except (ValueError, OSError) as e:
         print(f"no table: {e}")
     try:
-        print(f"report: {page.write(folder, out)}")
+        print(f"report: {page.write(out, folder)}")
     except Exception as e:
         print(f"no report: {type(e).__name__}: {e}")
     return table

@@ -104,7 +104,7 @@ def test_it_is_reported(old: Path, tmp_path: Path) -> None:
     rows = [line.split() for line in table.splitlines()]
     assert [row[:2] for row in rows if "PFDM" in row] == [["PFDM", "5.97"]]
     assert f"unfinished: FedAvg: no reason recorded (epsilon spent inf; {FEDAVG})" in table
-    text = page.write(old, tmp_path / "out").read_text()
+    text = page.write(tmp_path / "out", old).read_text()
     assert "5.97" in text and "could not be" not in text
 
 

@@ -23,7 +23,7 @@ from raydiff.report.html import html, sheet
 from raydiff.report.papers.claims import rows_of
 from raydiff.report.sections import conclusion, importance, seeds, studies, training
 from raydiff.report.sections.importance import epsilon_squared
-from raydiff.report.sweep_view import Section, SweepView, open_sweep
+from raydiff.report.sweep_view import Section, SweepView, open_sweep, together
 
 BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 STATS = ("auc", "auc_low", "auc_high")
@@ -96,7 +96,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def written(sweep: Path) -> Path:
-    return report.write(sweep, sweep / "report")
+    return report.write(sweep / "report", sweep)
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +113,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
         end = finished((9.7, 49.0, 197.0, math.inf)[i % 4], 2 + (i % 7) / 7, **attack("client", "pia", 0.8, 0.7, 0.9))
         write_artifacts(write_trial(sweep, f"{i:016x}", fields=fields, seed=i // 4 % 5, outcome=end))
     write_about(sweep, "digits", trials=200)
-    return report.write(sweep, sweep / "report")
+    return report.write(sweep / "report", sweep)
 
 
 def part(make: Callable[[SweepView, Path], Section], sweep: Path) -> Part:
@@ -359,18 +359,18 @@ def test_a_reproduction_has_a_verdict_for_each_claim(tmp_path: Path) -> None:
     for words in (["reproduce", "--paper", "pfdm"], ["reproduce", "--scale=cpu", "--paper=pfdm"]):
         (tmp_path / "sweep.json").write_text(json.dumps({"command": ["jobs/sweep.py", *words], "trials": []}))
         assert open_sweep(tmp_path).preset == "reproduce-pfdm-cpu"
-        own = Page(report.write(tmp_path, tmp_path / "report")).sections["The paper's claims"]
+        own = Page(report.write(tmp_path / "report", tmp_path)).sections["The paper's claims"]
         outcomes = one(own.tables, "claim", "outcome").column("outcome")
         assert outcomes[:3] == ["reproduced", "reproduced", "not tested: no such trials or reading"]
     (tmp_path / "sweep.json").write_text(json.dumps({"command": ["jobs/sweep.py", "digits"], "trials": []}))
-    assert "The paper's claims" not in Page(report.write(tmp_path, tmp_path / "report")).sections
+    assert "The paper's claims" not in Page(report.write(tmp_path / "report", tmp_path)).sections
 
 
 def test_one_trial_without_anything_else_has_few_sections(tmp_path: Path) -> None:
     end = finished(9.77, 3.0)
     end["final"] = {k: v for k, v in end["final"].items() if not k.startswith("attack")}
     write_trial(tmp_path, "aa", outcome=end)
-    page = Page(report.write(tmp_path, tmp_path / "report"))
+    page = Page(report.write(tmp_path / "report", tmp_path))
     said = {title: part.text for title, part in page.sections.items()}
     assert "could not be made" not in "".join(said.values())
     assert "Nothing varies" in said["What was run"] and "no sweep.json" in said["What was run"]
@@ -385,7 +385,7 @@ def test_one_trial_without_anything_else_has_few_sections(tmp_path: Path) -> Non
 def test_trials_that_all_failed_or_still_run_leave_sentences(tmp_path: Path, outcome: dict[str, Any] | None) -> None:
     for seed in (0, 1):
         write_trial(tmp_path, f"t{seed}", seed=seed, outcome=outcome, lines=[] if outcome else [line(0)])
-    page = Page(report.write(tmp_path, tmp_path / "report"))
+    page = Page(report.write(tmp_path / "report", tmp_path))
     said = {title: part.text for title, part in page.sections.items()}
     assert "could not be made" not in "".join(said.values())
     assert "No trial finished" in said["Frontier"] and "nothing is compared" in said["What came out"]
@@ -398,7 +398,7 @@ def test_damaged_files_of_a_trial_are_named_and_the_rest_stands(tmp_path: Path) 
     (folder / "artifacts" / "ledger.json").write_text('{"columns": ["client"], "data": [["0", "1"]]}')
     (folder / "artifacts" / "samples.png").write_bytes(b"no picture")
     (tmp_path / "composed.json").write_text("{")
-    said = {title: part.text for title, part in Page(report.write(tmp_path, tmp_path / "out")).sections.items()}
+    said = {title: part.text for title, part in Page(report.write(tmp_path / "out", tmp_path)).sections.items()}
     assert "ledger.json cannot be read" in said["Ledgers"] and "cannot be read" in said["Samples"]
     assert "could not be made" in said["Frontier"] and "finished" in said["What was run"]
 
@@ -453,6 +453,54 @@ def test_settings_of_other_data_are_not_ranked_against_each_other(tmp_path: Path
             write_trial(tmp_path, f"{clients}{seed}", clients=clients, seed=seed, outcome=end)
     table = seeds.ranking(open_sweep(tmp_path))
     assert list(table["cell"]) == ["clients 2", "clients 4"] and list(table["rank"]) == [1, 1]
+
+
+def two_sweeps(at: Path) -> tuple[Path, Path]:
+    """PFDM and LocalOnly with four seeds, before and after PFDM became better by 1."""
+    for name, better in (("before", 0.0), ("after", 1.0)):
+        for seed in range(4):
+            for method, distance in (("PFDM", 3.0 - better), ("LocalOnly", 2.5)):
+                end = finished(9.0 if method == "PFDM" else 0.0, distance + 0.01 * seed)
+                lines = [line(s, 9.0) for s in range(2)]
+                common = {"method": method, "seed": seed, "outcome": end, "lines": lines}
+                write_artifacts(write_trial(at / name, f"{name}{method}{seed}", **common))
+        write_about(at / name, "digits", trials=8)
+    return at / "before", at / "after"
+
+
+def test_several_sweeps_on_one_page_are_settings_of_it(tmp_path: Path) -> None:
+    joined = together([open_sweep(folder) for folder in two_sweeps(tmp_path)])
+    assert joined.fields == {"sweep": "sweep"}
+    table = seeds.ranking(joined)
+    assert list(zip(table["setting"], table["rank"], strict=True)) == [
+        ("PFDM, sweep after", 1),
+        ("LocalOnly, sweep after", 2),
+        ("LocalOnly, sweep before", 2),
+        ("PFDM, sweep before", 4),
+    ]
+    assert joined.trial("beforePFDM0") == tmp_path / "before" / "trials" / "beforePFDM0"
+
+
+def test_the_page_of_several_sweeps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before, after = two_sweeps(tmp_path)
+    with pytest.raises(ValueError, match="the page of several sweeps is none of theirs: give --out"):
+        report.main([str(before), str(after)])
+    report.main([str(before), str(after), "--out", str(tmp_path / "out")])
+    page = Page(Path(capsys.readouterr().out.strip()))
+    assert not [title for title, part in page.sections.items() if "could not be made" in part.text]
+    said = page.sections["What was run"].text
+    assert "16 trials: 16 finished" in said
+    assert "before. Preset digits, by: python jobs/sweep.py digits" in said and "after. Preset digits" in said
+    assert not list(before.glob("report")) and len(pd.read_csv(tmp_path / "out" / "runs.csv")) == 16
+
+
+def test_sweeps_that_cannot_be_told_apart_are_not_compared(tmp_path: Path) -> None:
+    before, _ = two_sweeps(tmp_path)
+    with pytest.raises(ValueError, match="need names of their own, got before, before"):
+        report.write(tmp_path / "out", before, before)
+    shutil.copytree(before, tmp_path / "copy")
+    with pytest.raises(ValueError, match="trial beforeLocalOnly0 is in more than one of before, copy"):
+        report.write(tmp_path / "out", before, tmp_path / "copy")
 
 
 def test_epsilon_squared_is_one_for_a_cause_and_small_for_none() -> None:
@@ -521,4 +569,4 @@ def test_what_has_to_be_said_of_the_trials_stands_below_the_frontier(tmp_path: P
     write_artifacts(write_trial(tmp_path, "aa", outcome={**finished(9.77, 3.0), "remark": "not repeatable: a remark"}))
     write_artifacts(write_trial(tmp_path, "bb", seed=1, outcome=finished(9.77, 3.1)))
     write_about(tmp_path, "digits", trials=2)
-    assert report.write(tmp_path, tmp_path / "report").read_text().count("not repeatable: a remark") == 1
+    assert report.write(tmp_path / "report", tmp_path).read_text().count("not repeatable: a remark") == 1

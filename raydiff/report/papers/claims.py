@@ -197,8 +197,8 @@ def main(argv: Sequence[str]) -> None:
     for sweep in map(open_sweep, given.sweeps):
         table = judged(sweep.runs)
         if table.empty:
-            raise ValueError(f"{sweep.folder} has no finished trial of a method that a paper's claims are about")
-        name = sweep.preset or sweep.folder.name
+            raise ValueError(f"{sweep.name} has no finished trial of a method that a paper's claims are about")
+        name = sweep.preset or sweep.name
         parts.append(str(shown_table(table)._replace(title=name, note=sweep.origin)))
         tables.append(table.assign(sweep=name))
     publish(given.out, "claims", "\n\n".join(parts), {"claims": pd.concat(tables)})

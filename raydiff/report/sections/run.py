@@ -17,7 +17,7 @@ from raydiff.report.frontier.scatter import draw, drawable
 from raydiff.report.frontier.text import columns_of, meanings, without_row
 from raydiff.report.html import html
 from raydiff.report.load import column
-from raydiff.report.sweep_view import Section, SweepView
+from raydiff.report.sweep_view import Section, SweepView, made_by
 
 SHOWN = 12
 """Values of a field that are listed; of more, how many there are."""
@@ -25,16 +25,15 @@ SHOWN = 12
 
 def what_was_run(sweep: SweepView, out: Path) -> Section:
     """What varies among the trials, and folded, what does not."""
-    counts, command = sweep.runs["outcome"].value_counts(), sweep.about.get("command")
+    counts = sweep.runs["outcome"].value_counts()
     planned = len(sweep.about.get("trials", ()))
     blocks = [html.paragraph(f"{len(sweep.runs)} trials: {', '.join(f'{n} {o}' for o, n in counts.items())}.")]
     if planned > len(sweep.runs):
         blocks.append(html.paragraph(f"{planned - len(sweep.runs)} of {planned} planned trials have not begun."))
-    if command:
-        preset = f"Preset {sweep.preset}, by" if sweep.preset else "By"
-        blocks.append(html.paragraph(f"{preset}: {'python ' * command[0].endswith('.py')}{' '.join(command)}"))
+    if len(sweep.folders) > 1:
+        blocks.append(html.bullets(sweep.about["made"]))
     else:
-        blocks.append(html.paragraph("Which command made it was not recorded: there is no sweep.json."))
+        blocks.append(html.paragraph(made_by(sweep)))
     blocks.append(html.bullets([f"tuned: {line}" for line in sweep.about.get("tuned", ())]))
     names = {"method": "method", **sweep.fields, **({"seed": "seed"} if "seed" in sweep.runs else {})}
     found = {path: sweep.trials[name].dropna() for path, name in names.items()}
@@ -79,13 +78,14 @@ def frontier(sweep: SweepView, out: Path) -> Section:
         blocks.append(html.bullets(sorted(sweep.runs["outcome/remark"].dropna().unique()), note=True))
     if len(others):
         blocks += [html.heading("Settings without a row"), html.bullets(without_row(others))]
-    blocks += [html.heading("All trials together"), *composed(sweep)]
+    if len(sweep.folders) == 1:
+        blocks += [html.heading("All trials together"), *composed(sweep)]
     return Section(blocks, {"frontier": spread(rows)})
 
 
 def composed(sweep: SweepView) -> Iterator[str]:
     """The epsilon of the sweep: as its end computed it, else what follows without an accountant."""
-    path = sweep.folder / "composed.json"
+    path = sweep.folders[0] / "composed.json"
     if found := json.loads(path.read_text()) if path.exists() else None:
         yield html.bullets(found["says"])
         if missing := len(set(sweep.runs["digest"]) - set(found["trials"])):

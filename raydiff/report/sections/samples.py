@@ -30,7 +30,7 @@ def samples(sweep: SweepView, out: Path) -> Section:
     grids: list[Grid] = [
         (path, setting if pd.isna(seed) else f"{setting}, seed {short(seed)}", setting)
         for digest, setting, seed in zip(sweep.runs["digest"], sweep.settings, sweep.trials["seed"], strict=True)
-        if (path := sweep.folder / "trials" / str(digest) / "artifacts" / "samples.png").exists()
+        if (path := sweep.trial(str(digest)) / "artifacts" / "samples.png").exists()
     ]
     if not grids:
         return Section([])

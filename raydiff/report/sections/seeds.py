@@ -1,7 +1,7 @@
 """Section of the report: mean and interval over seeds, and which settings are better than which.
 
 Settings are compared within a cell: equal in every field that is not the method's (clients, partition, data), and seed
-by seed. A rank counts only where both intervals of the difference exclude 0: the paired percentile bootstrap, which is
+by seed; of several sweeps in one page, each sweep's trials are settings of their own. A rank counts only where both intervals of the difference exclude 0: the paired percentile bootstrap, which is
 too narrow where seeds are few, and Student's, as in the other analyses.
 """
 
@@ -21,6 +21,8 @@ from raydiff.report.load import Row, column, records
 from raydiff.report.sweep_view import Section, SweepView, setting, spoken
 
 RESAMPLES = 10_000
+OWN = ("method", "sweep")
+"""How fields begin that make a setting; the others make a cell."""
 COLUMNS = ["cell", "setting", "rank", "n", "mean", "std", "against", "common", "difference", "low", "high"]
 COLUMNS += ["student_low", "student_high"]
 
@@ -42,8 +44,8 @@ def compared(sweep: SweepView) -> pd.DataFrame:
     """
     if sweep.measure is None:
         raise ValueError("there is nothing to rank: no finished trial has a measure of quality")
-    own = [n for p, n in sweep.fields.items() if p.startswith("method")]
-    others = [n for p, n in sweep.fields.items() if not p.startswith("method")]
+    own = [n for p, n in sweep.fields.items() if p.startswith(OWN)]
+    others = [n for p, n in sweep.fields.items() if not p.startswith(OWN)]
     said = guarantees(sweep.runs)
     trials = sweep.trials.drop(columns=["epsilon", "kind"], errors="ignore")
     trials = trials.assign(value=column(sweep.runs, sweep.measure), epsilon=said["epsilon"], kind=said["kind"])

@@ -32,7 +32,7 @@ def studies(sweep: SweepView, out: Path) -> Section:
 def _paired(sweep: SweepView, out: Path) -> Iterator[str]:
     if "collaboration" not in (sweep.preset or ""):
         return
-    found = collaboration.distances(sweep.folder)
+    found = collaboration.distances(sweep.folders[0])
     table = collaboration.differences(found)
     table.to_csv(out / "paired.csv", index=False)
     collaboration.draw(found, path := out / "paired.png")
@@ -46,7 +46,11 @@ def _paired(sweep: SweepView, out: Path) -> Iterator[str]:
 
 
 def _feddistr(sweep: SweepView, out: Path) -> Iterator[str]:
-    if "partition.xi" not in sweep.runs or column(sweep.finished, "final/eval/accuracy").isna().all():
+    if (
+        "partition.xi" not in sweep.runs
+        or len(sweep.folders) > 1
+        or column(sweep.finished, "final/eval/accuracy").isna().all()
+    ):
         return
     found = feddistr.readings(sweep.runs)
     rows, curve = feddistr.summary(found), feddistr.curves(sweep.rounds)
@@ -60,9 +64,9 @@ def _feddistr(sweep: SweepView, out: Path) -> Iterator[str]:
 
 
 def _newcomers(sweep: SweepView) -> Iterator[str]:
-    if "final/new/kd_cnn/all" not in sweep.finished:
+    if "final/new/kd_cnn/all" not in sweep.finished or len(sweep.folders) > 1:
         return
-    found = newcomers.readings(sweep.folder)
+    found = newcomers.readings(sweep.folders[0])
     first = "SPIRE" if "SPIRE" in set(found["method"]) else str(found["method"].iloc[0])
     yield html.heading("Clients that joined later")
     yield from sheet(newcomers.shown_table(found, newcomers.table(found, first)), "newcomers")

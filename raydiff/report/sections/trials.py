@@ -28,7 +28,7 @@ def ledgers(sweep: SweepView, out: Path) -> Section:
     """Who sent what, how many bytes, and which epsilon under which trust."""
     rows, without, damaged = [], 0, []
     for digest, setting in zip(sweep.runs["digest"], sweep.settings, strict=True):
-        path = sweep.folder / "trials" / str(digest) / "artifacts" / "ledger.json"
+        path = sweep.trial(str(digest)) / "artifacts" / "ledger.json"
         if not path.exists():
             without += 1
             continue
@@ -87,7 +87,7 @@ def cost(sweep: SweepView, out: Path) -> Section:
     still = "An interruption: between two rounds the clock went on and the trial did not, so it died and was continued "
     still += "from its last commit. One before the first round's end leaves no trace here."
     blocks = [html.paragraph(sums), html.paragraph(words), html.paragraph(still, note=True)]
-    if unread := load.cut_short(sweep.folder):
+    if unread := [line for folder in sweep.folders for line in load.cut_short(folder)]:
         blocks.append(html.bullets(unread))
     if len(bad):
         still = "still running, or its process ended without a word; {rounds} rounds recorded"
@@ -119,7 +119,7 @@ def ends(sweep: SweepView) -> pd.DataFrame:
     out["rounds"] = out["digest"].map(steps).fillna(0).astype(int)
     out["seconds"] = column(sweep.runs, "final/time/seconds")
     out["bytes_up"] = column(sweep.runs, "final/comm/bytes_up")
-    out["interruptions"] = [_interruptions(sweep.folder / "trials" / str(d)) for d in out["digest"]]
+    out["interruptions"] = [_interruptions(sweep.trial(str(d))) for d in out["digest"]]
     out["place"] = out["setting"].map(sweep.order.index)
     return out.sort_values(["place", "seed"], ignore_index=True).drop(columns="place")
 
