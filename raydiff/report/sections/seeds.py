@@ -1,8 +1,9 @@
 """Section of the report: mean and interval over seeds, and which settings are better than which.
 
 Settings are compared within a cell: equal in every field that is not the method's (clients, partition, data), and seed
-by seed; of several sweeps in one page, each sweep's trials are settings of their own. A rank counts only where both intervals of the difference exclude 0: the paired percentile bootstrap, which is
-too narrow where seeds are few, and Student's, as in the other analyses.
+by seed; of several sweeps on one page, the sweep is a field of the method's. A rank counts only where both intervals of
+the difference exclude 0: the paired percentile bootstrap, which is too narrow where seeds are few, and Student's, as in
+the other analyses.
 """
 
 from __future__ import annotations
