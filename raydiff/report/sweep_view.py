@@ -6,7 +6,6 @@ import hashlib
 import itertools
 import json
 import math
-import re
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ import pandas as pd
 from raydiff.report import load
 from raydiff.report.cells import short
 from raydiff.report.files import read_json, read_lines
-from raydiff.report.frontier.rows import has, network_of, settings
+from raydiff.report.frontier.rows import EVAL, has, ranked_by, settings
 from raydiff.report.load import Row, records
 
 DEFAULT_PRESET = "digits"
@@ -130,12 +129,9 @@ class SweepView:
 
     @cached_property
     def measure(self) -> str | None:
-        """The column that ranks settings, lower is better: the first of a list that a finished trial has."""
-        network = network_of(self.runs)
-        known = [f"final/eval/fd_{network}/{group}" for group in ("minor", "all")]
-        known += sorted(c for c in map(str, self.runs) if re.fullmatch(r"final/eval/kd_\w+/all", c))
-        known += ["final/eval/tv_pairs", "final/eval/utility_loss"]
-        return next((c for c in known if c in self.finished and self.finished[c].notna().any()), None)
+        """The column that ranks settings, lower is better."""
+        found = ranked_by(self.finished.rename(columns=lambda name: str(name).removeprefix(EVAL)))
+        return found and EVAL + found
 
 
 @dataclass(frozen=True)

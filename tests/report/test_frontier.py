@@ -595,3 +595,27 @@ def test_the_kind_of_a_trial_without_outcome_whose_method_has_no_delta() -> None
     of = {"epsilon": 3.0, "unit": "client", "relation": "replace_one", "trust": "local", **dict.fromkeys(names)}
     found = kinds.kind_of({f"server/{k}": v for k, v in of.items()}, "server")
     assert found == "per client, replace-one, local trust, delta not recorded"
+
+
+@pytest.mark.parametrize(
+    ("measure", "header", "meant"),
+    [
+        ("kd_cnn/all", "kd_cnn", "kd_cnn: kernel distance of cnn features, mean over clients"),
+        ("fid/all", "fid", "fid: Fréchet distance of Inception's features, mean over clients"),
+        ("utility_loss", "utility_loss", "utility_loss: 1 - accuracy on the test split"),
+    ],
+)
+def test_what_is_measured_in_place_of_that_distance_has_a_column_and_ranks(
+    tmp_path: Path, measure: str, header: str, meant: str
+) -> None:
+    for method, value in (("PFDM", 0.5), ("LocalOnly", 0.25)):
+        for seed in range(2):
+            end = finished(9.77, 3.0)
+            end["final"] = {"time/seconds": 2.0, f"eval/{measure}": value + 0.1 * seed}
+            write_trial(tmp_path, f"{method}{seed}", method=method, seed=seed, outcome=end)
+    table = rows.frontier(load.runs(tmp_path))
+    assert list(table[measure]) == pytest.approx([0.3, 0.55]) and list(table["pareto"]) == [True, False]
+    said = texts.text(table).splitlines()
+    assert header in said[0] and said[3].split()[:4] == ["*", "LocalOnly", "2", "9.77"] and "0.300±.071" in said[3]
+    assert meant in said
+    assert not scatter.drawable(table)

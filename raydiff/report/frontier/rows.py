@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import pandas as pd
 
@@ -39,6 +39,9 @@ OWN = re.compile(
 )
 """Readings of raydiff's own instruments, which the report has in full: of them, the frontier shows those above."""
 EVAL = "final/eval/"
+OTHER = re.compile(
+    r"fid/all|kd_\w+/all|kid/all|tv_pairs|utility_loss"
+)  # In the order in which they count, which is the alphabet's.
 
 
 def frontier(runs: pd.DataFrame) -> pd.DataFrame:
@@ -47,12 +50,12 @@ def frontier(runs: pd.DataFrame) -> pd.DataFrame:
     Columns: method; what was swept, under short names (text "none" where the field is empty, NaN where there is no
     such field); then n (seeds, splits), outcome, reason, pareto, epsilon and its kind as stated (against the
     server; where that is infinite, against outsiders), both against outsiders, `fd_<network>/<group>` with `_std`
-    and `_floor`, minor_ddim and minor_ancestral (by each sampler of the client's chain), label_accuracy, auc_global
-    and auc_client, tpr_global and tpr_client (at 1 % false positives, empty where there are too few non-members)
-    with `_low` and `_high` (95 %, of a single seed), bytes_up, seconds, auc_ceiling, digests; then whatever metrics
-    others have added. Epsilon and auc_ceiling are guarantees: the largest over seeds. The others are means, with
-    `_std`. A stopped trial's distances are from the validation split. Raises ValueError where trials used several
-    feature networks.
+    and `_floor`, minor_ddim and minor_ancestral (by each sampler of the client's chain) or, without such distances,
+    `measures`; label_accuracy, auc_global and auc_client, tpr_global and tpr_client (at 1 % false positives, empty
+    where there are too few non-members) with `_low` and `_high` (95 %, of a single seed), bytes_up, seconds,
+    auc_ceiling, digests; then whatever metrics others have added. Epsilon and auc_ceiling are guarantees: the largest
+    over seeds. The others are means, with `_std`. A stopped trial's distances are from the validation split. Raises
+    ValueError where trials used several feature networks.
     """
     fields = settings(runs)
     by = ["method", *fields.values(), "outcome", "reason"]
@@ -111,6 +114,8 @@ def _numbers(runs: pd.DataFrame) -> pd.DataFrame:
         out[name] = test.where(runs["outcome"] == "finished", validation)
     for sampler in SAMPLERS if network else ():
         out[f"minor_{sampler}"] = column(runs, f"final/eval/{sampler}/fd_{network}/minor")
+    for name in () if network else measures(str(c).removeprefix(EVAL) for c in runs):
+        out[name] = column(runs, EVAL + name)
     for name, source in KNOWN.items():
         for suffix in ("", "_low", "_high") if source.startswith("final/attack/") else ("",):
             out[name + suffix] = column(runs, source + suffix)
@@ -165,9 +170,16 @@ def network_of(frame: pd.DataFrame) -> str | None:
 
 
 def ranked_by(rows: pd.DataFrame) -> str | None:
-    """The distance of the frontier: on the minority classes, on all where clients have no minority."""
+    """The measure of the frontier, lower is better: the distance on the minority classes, on all where clients have no
+    minority; what trials without a Fréchet distance measure."""
     names = [f"fd_{network_of(rows)}/{group}" for group in ("minor", "all")]
+    names += measures(map(str, rows))
     return next((n for n in names if n in rows and rows[n].notna().any()), None)
+
+
+def measures(names: Iterable[str]) -> list[str]:
+    """Of these columns, those that rank trials without a Fréchet distance: the first one that is there counts."""
+    return sorted(name for name in names if OTHER.fullmatch(name))
 
 
 def swept(table: pd.DataFrame) -> list[str]:

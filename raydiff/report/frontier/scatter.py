@@ -22,7 +22,7 @@ FLOOR: Row = {"linestyle": (0, (6, 3)), "color": "0.45", "linewidth": 0.9}
 
 def drawable(rows: pd.DataFrame) -> bool:
     """Whether there is something to plot: a trial with a distance and an epsilon."""
-    return ranked_by(_placed(rows)) is not None
+    return network_of(rows) is not None and ranked_by(_placed(rows)) is not None
 
 
 def draw(rows: pd.DataFrame, path: Path) -> None:

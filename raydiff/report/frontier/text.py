@@ -11,7 +11,7 @@ import pandas as pd
 
 from raydiff.report.cells import number, short, size
 from raydiff.report.frontier.kinds import NOTHING, against, epsilons, kinds, shown
-from raydiff.report.frontier.rows import DONE, GROUPS, SAMPLERS, floors_of, network_of, ranked_by, swept
+from raydiff.report.frontier.rows import DONE, GROUPS, SAMPLERS, floors_of, measures, network_of, ranked_by, swept
 from raydiff.report.load import Row, records
 
 Column = tuple[str, str, list[str]]
@@ -19,6 +19,15 @@ Column = tuple[str, str, list[str]]
 WIDTH = 100
 """Characters in a line that a terminal shows without wrapping."""
 INTERVALS = "intervals"
+MEANT = {
+    "fd_": "Fréchet distance of {} features, mean over clients; floor: real half against real half",
+    "fid": "Fréchet distance of Inception's features, mean over clients",
+    "kd_": "kernel distance of {} features, mean over clients",
+    "kid": "kernel distance of Inception's features, mean over clients",
+    "tv_pairs": "total variation between pairs of columns, real and generated, mean over pairs and clients",
+    "utility_loss": "1 - accuracy on the test split",
+}
+"""What the measures mean, by how their names begin."""
 SPARE = (INTERVALS, "TPR at 1%", "minor by", "its ceiling", "label accuracy", "seconds", "major", "sent")
 """What goes first where the table is wider: columns, by one of their two headers or by both."""
 
@@ -99,6 +108,9 @@ def _columns(rows: pd.DataFrame) -> Iterator[Column]:
         yield means(f"fd_{network}", group, f"fd_{network}/{group}")
     for sampler in SAMPLERS if network else ():
         yield means("minor by", sampler, f"minor_{sampler}")
+    for name in () if network else measures(map(str, rows)):
+        above, slash, last = name.rpartition("/")
+        yield means(above or name, last if slash else "", name)
     yield means("label", "accuracy", "label_accuracy")
     yield means("attack AUC", "global", "auc_global")
     yield "its", "ceiling", [number(r["auc_ceiling"]) for r in known]
@@ -159,10 +171,11 @@ def meanings(rows: pd.DataFrame) -> list[str]:
     bare = {k.removeprefix("no guarantee: ") for k in rows["kind"] if k.startswith("no guarantee")}
     notes += [f"epsilon inf: no guarantee ({'; '.join(sorted(bare))})"] if bare else []
     if distance is not None:
-        measured = f"fd_{network}: Fréchet distance of {network} features, mean over clients"
         better = f"an epsilon{' of its kind' if several else ''} and a {distance} that are both as low"
-        notes.append(f"{measured}; floor: real half against real half")
-        if rows[[f"minor_{sampler}" for sampler in SAMPLERS]].notna().any(axis=None):
+        name = distance.partition("/")[0]
+        meant = next(words for start, words in MEANT.items() if name.startswith(start))
+        notes.append(f"{name}: {meant.format(name.partition('_')[2])}")
+        if network and rows[[f"minor_{sampler}" for sampler in SAMPLERS]].notna().any(axis=None):
             notes.append("minor by: the same for the minority classes, under each sampler of the client's chain")
         notes.append(f"*  Pareto-optimal: no other finished trial has {better}, and one of them lower")
         notes.append("attack AUC [95 % interval]: membership, by the attack that calibrates best")
