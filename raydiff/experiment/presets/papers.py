@@ -1,10 +1,9 @@
 """The papers' tables as studies: `raydiff sweep reproduce --paper pfdm|spire|feddistr|pdp`.
 
 `--scale cpu`: for 2 cores, on data of the papers made small (MNIST coloured and cut to 14x14, 8x8 digits, German
-Credit), meant for 30 minutes each: beside other work PFDM took 28 and pDP 7; SPIRE and FedDistr have not been timed
-with the settings that they have now. `gpu`: the papers' data and sizes, as far as the data are to be had. `smoke`: that
-of the CPU with a hundredth of the training and one seed, to see in minutes that all of it runs. What a paper claims,
-and whether a sweep shows it: `raydiff claims SWEEP`.
+Credit), meant for 30 minutes each: beside other work PFDM took 28, SPIRE 21, FedDistr 16 and pDP 7. `gpu`: the papers'
+data and sizes, as far as the data are to be had. `smoke`: that of the CPU with a hundredth of the training and one
+seed, to see in minutes that all of it runs. What a paper claims, and whether a sweep shows it: `raydiff claims SWEEP`.
 """
 
 from __future__ import annotations
