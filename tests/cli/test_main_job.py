@@ -14,8 +14,8 @@ from raydiff.experiment.study import trials
 
 TABLE = Path(__file__).parents[2] / "docs" / "data" / "main-job.csv"
 SPREAD = 0.2
-"""Twice the standard deviation of such a distance over seeds: another processor adds floats in another order, which after
-a thousand steps is as another seed. On one like that of the table nine digits are equal."""
+"""Twice the standard deviation of such a distance over seeds: another processor adds floats in another order, and after
+a thousand steps that is as another seed. On one like that of the table nine digits are equal."""
 
 
 @pytest.mark.slow
