@@ -28,6 +28,8 @@ PERIOD_S = 2.0  # between looks at the files
 LONGEST_WAIT_S = 60.0  # between attempts while MLflow cannot be reached
 FINAL = "final.json"
 WITHIN = "training/loss"
+FIRST = "privacy/epsilon_server"
+"""Of a run's metrics MLflow's pages show first what it got first, and comparing opens on that."""
 NOTE = 8000  # characters of a tag's value
 QUALIFIES = re.compile(
     r"_(low|high|spread|real)$|(?<!all)(?<!minor)_floor$|/kd_\w+/\w+_floor$|/(ddim|ancestral|dpmsolver|class|client)/(?!best/)|/sanity$"
@@ -230,7 +232,7 @@ class Mlflow(threading.Thread):
         for line in sorted(lines, key=lambda line: line["step"]):
             step, at = line["step"], line["time"]
             own = (k for k in line if k not in ("step", "time") and not k.startswith("client/"))
-            values = {k: line[k] for k in own} | {"round": step}
+            values = {k: line[k] for k in sorted(own, key=lambda k: k != FIRST)} | {"round": step}
             log_values(self._client, run, ((k, step, v) for k, v in values.items()), at=at)
             self._logged[digest] = line["step"]
         if outcome is None:
@@ -284,6 +286,7 @@ class Mlflow(threading.Thread):
         log_values(c, run, telling, at=folder.stat().st_mtime)
         c.set_tag(run, "raydiff.outcome", outcome["outcome"])
         c.set_tag(run, "raydiff.privacy", outcome["says"])
+        c.set_tag(run, "mlflow.note.content", "\n\n".join(filter(None, (outcome["says"], outcome.get("reason")))))
         c.set_tag(run, "raydiff.reason", outcome.get("reason", ""))
         spent = f"{outcome['server']['epsilon']:.4g}"
         c.set_tag(run, "raydiff.epsilon", spent)

@@ -183,6 +183,7 @@ def test_a_trial_becomes_a_nested_run(sweep: Sweep, experiment: Experiment) -> N
         "raydiff.epsilon": "inf",
         "raydiff.preset": "p",
         "raydiff.data": "0123456789abcdef",
+        "mlflow.note.content": "epsilon inf",
     }
     assert expected.items() <= run.data.tags.items()
     assert sweep.history(run, "server/loss") == [(0, 1.0), (1, 0.5), (2, 1 / 3)]
@@ -196,6 +197,14 @@ def test_a_trial_becomes_a_nested_run(sweep: Sweep, experiment: Experiment) -> N
         "clients": "2",
     }.items() <= run.data.params.items()
     assert set(run.data.params) == set(files.flatten(overrides.to_dict(experiment)))
+
+
+def test_a_runs_metrics_begin_with_its_epsilon(sweep: Sweep, experiment: Experiment) -> None:
+    folder = sweep.trial(experiment)
+    Jsonl(folder / "metrics.jsonl").log(0, {"upload/clipped": 0.5, "privacy/mu": 1.0, "privacy/epsilon_server": 9.7})
+    finish(folder, final={"eval/fd_cnn/all": 2.5})
+    sweep.follow()
+    assert next(iter(sweep.runs("trial")[0].data.metrics)) == "privacy/epsilon_server"
 
 
 @pytest.mark.parametrize(
