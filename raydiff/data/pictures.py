@@ -6,6 +6,7 @@ Shapes: n pictures, C channels, H x W pixels.
 from __future__ import annotations
 
 import io
+import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Literal
@@ -21,6 +22,8 @@ from raydiff.data.source import Picture, Source
 
 Colour = Literal["stored", "grey", "rgb"]
 MODES = {"grey": "L", "rgb": "RGB"}
+MANY = 5000
+"""Pictures whose reading takes so long that it is said."""
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 """What a picture may be stored as: Pillow knows 43 formats, and hands some of them, such as EPS, to other programs."""
 
@@ -38,6 +41,8 @@ def read(
         codes = source.codes.float()[:, None, None, :]
         return {k: Records(codes[numbers], source.labels[numbers], numbers) for k, numbers in rows.items()}, ()
     together = torch.cat(list(rows.values()))
+    if len(together) >= MANY:
+        print(f"reading {len(together):,} pictures ...", file=sys.stderr, flush=True)
     order = together.argsort()
     encoded = source.pictures(together[order])
     images, notes = stack(encoded, order.tolist(), top=source.top, size=size, colour=colour)

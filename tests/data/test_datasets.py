@@ -17,7 +17,7 @@ from sets import FEW, assert_cut, grey_set, message, pictures, png, write
 from sklearn.datasets import load_digits
 
 from raydiff.data import pictures as pictures_in
-from raydiff.data.datasets import SPLITS, Data, Records, load
+from raydiff.data.datasets import SPLITS, Data, Records, _load, load
 
 DIGITS = "fb4251d8c8e7bc75117e611d13b2ccb810a1fd4c6517387bd0336d10417c1ef5"
 
@@ -77,6 +77,14 @@ def test_size_averages_areas() -> None:
 
 def test_load_reads_once() -> None:
     assert load(Data(train=30)) is load(Data(train=30))
+
+
+def test_reading_many_pictures_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for many, says in ((1798, ""), (1797, "reading 1,797 pictures ...\n")):
+        monkeypatch.setattr(pictures_in, "MANY", many)
+        _load.cache_clear()
+        load(Data(name="digits", public=200, validation=100, calibration=100, test=397, train=None))
+        assert capsys.readouterr() == ("", says)
 
 
 def test_splits_own_their_memory() -> None:
