@@ -619,3 +619,21 @@ def test_what_is_measured_in_place_of_that_distance_has_a_column_and_ranks(
     assert header in said[0] and said[3].split()[:4] == ["*", "LocalOnly", "2", "9.77"] and "0.300±.071" in said[3]
     assert meant in said
     assert not scatter.drawable(table)
+
+
+def test_where_a_setting_is_in_the_picture_is_said(grid: pd.DataFrame, tmp_path: Path) -> None:
+    """At its spot the picture has the colour of its series."""
+    from PIL import Image
+
+    table = rows.frontier(grid)
+    spots = scatter.draw(table, tmp_path / "frontier.png")
+    assert len(spots) == 2 * len(table)
+    with Image.open(tmp_path / "frontier.png") as picture:
+        for x, y, says in spots:
+            around = {picture.getpixel((x * picture.width + d, y * picture.height))[:3] for d in range(-8, 9)}
+            assert tuple(bytes.fromhex(_colour(table, says)[1:])) in around, says
+    assert "PFDM, schedule linear, clients 2, epsilon 10: fd_cnn/minor 3.000 at epsilon 9.77, n 1" in {s[2] for s in spots}
+
+
+def _colour(table: pd.DataFrame, says: str) -> str:
+    return plots.COLOURS[list(dict.fromkeys(table["method"])).index(says.partition(",")[0])]

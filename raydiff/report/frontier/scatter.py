@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from raydiff.report.cells import short
-from raydiff.report.frontier.kinds import NOTHING, against, kinds
+from raydiff.report.cells import number, short
+from raydiff.report.frontier.kinds import NOTHING, against, kinds, shown
 from raydiff.report.frontier.rows import DONE, floors_of, is_budget, network_of, ranked_by, swept
 from raydiff.report.load import Row, records
 from raydiff.report.plots import COLOURS, LINES, MARKERS, panels, save
@@ -25,8 +26,13 @@ def drawable(rows: pd.DataFrame) -> bool:
     return network_of(rows) is not None and ranked_by(_placed(rows)) is not None
 
 
-def draw(rows: pd.DataFrame, path: Path) -> None:
-    """The frontier as a PNG: distance over epsilon, 0 and infinity in bands beyond a broken axis.
+Spot = tuple[float, float, str]
+"""(from the left, from the top, in shares of the picture; what is there)."""
+
+
+def draw(rows: pd.DataFrame, path: Path) -> list[Spot]:
+    """The frontier as a PNG: distance over epsilon, 0 and infinity in bands beyond a broken axis. Gives where each
+    setting is.
 
     Raises ValueError where no trial has a distance.
     """
@@ -50,6 +56,18 @@ def draw(rows: pd.DataFrame, path: Path) -> None:
     figure.supxlabel(textwrap.fill(_axis_title(rows), 80 * len(distances)), fontsize=9)
     figure.legend(handles=legend, loc="outside right upper", fontsize=8, frameon=False, handlelength=3.2)
     save(figure, path)
+    return [spot for axes, name in zip(every, distances, strict=True) for spot in _spots(axes, rows, name)]
+
+
+def _spots(axes: Any, rows: pd.DataFrame, name: str) -> Iterator[Spot]:
+    """Of one panel of a figure that has been drawn."""
+    (width, height), transform = axes.figure.bbox.size, axes.transData.transform
+    for row in records(rows[rows[name].notna()]):
+        x, y = transform((row["x"], row[name]))
+        setting = [f"{field} {short(row[field])}" for field in swept(rows) if row[field] is not None]
+        spread = "" if row[f"{name}_std"] is None else f"±{number(row[f'{name}_std'])}"
+        measured = f"{name} {number(row[name])}{spread} at epsilon {shown(row['epsilon'])}"
+        yield x / width, 1 - y / height, f"{', '.join([row['method'], *setting])}: {measured}, n {row['n']}"
 
 
 def _placed(rows: pd.DataFrame) -> pd.DataFrame:

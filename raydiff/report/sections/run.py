@@ -65,8 +65,9 @@ def frontier(sweep: SweepView, out: Path) -> Section:
     done, others = rows[rows["outcome"].isin(DONE)], rows[~rows["outcome"].isin(DONE)]
     blocks = [html.paragraph("There is no plot: no trial has a feature distance.")]
     if drawable(rows):
-        draw(rows, path := out / "frontier.png")
-        blocks = [html.picture(path.read_bytes(), alt="feature distance over epsilon; stopped trials hollow")]
+        spots = draw(rows, path := out / "frontier.png")
+        says = "feature distance over epsilon; stopped trials hollow"
+        blocks = [html.picture(path.read_bytes(), alt=says, spots=spots)]
     if len(done):
         columns = columns_of(done)
         header = [above + name if above.endswith(".") else f"{above} {name}".strip() for above, name, _ in columns]
