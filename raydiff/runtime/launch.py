@@ -18,13 +18,13 @@ from typing import Any
 
 from raydiff.experiment import trial
 from raydiff.experiment.config import Experiment
-from raydiff.experiment.mlflow_store import redacted
 from raydiff.experiment.owner import held
 from raydiff.experiment.study import varying
 from raydiff.federated import heartbeat
 from raydiff.federated.checkpoint import Overtaken, write_text
 from raydiff.federated.rounds import Pool
 from raydiff.models.training import Train
+from raydiff.report.files import read_json
 from raydiff.results import chance
 from raydiff.results.spent import composed
 from raydiff.runtime import sweep_folder
@@ -39,18 +39,11 @@ class Ended:
 
     folder: Path
     interrupted: bool
-    experiment: str | None = None
-    """MLflow's number of the experiment; None: nothing was logged."""
 
     @property
     def opened_by(self) -> str:
         """What opens its runs in the MLflow UI, to be said after "open the runs "."""
-        uri, page = redacted(sweep_folder.tracking_store(self.folder.parents[1])[0]), ""
-        if self.experiment is not None:  # Without the last part MLflow 3 opens on traces of language models.
-            page = f"/#/experiments/{self.experiment}/runs?workflowType=machine_learning"
-        if uri.startswith("http"):
-            return f"at {uri.rstrip('/')}{page}"
-        return f"at http://127.0.0.1:5000{page} after: mlflow ui --backend-store-uri {uri}"
+        return str(read_json(self.folder / "sweep.json").get("opened_by", f"with: raydiff report {self.folder}"))
 
     @property
     def code(self) -> int:
@@ -120,6 +113,7 @@ def start(
         def begin(share: float | None) -> None:
             if track:
                 mlflow.wait_ready()
+                this["opened_by"] = sweep_folder.opened_by(folder, str(mlflow.experiment_id))
             if share is not None:
                 this["share"] = share  # A resumed sweep goes on with this share.
             sweep_folder.write(folder, this, planned.secret, again=not retry)
@@ -150,7 +144,7 @@ def start(
                 print(behind)
         if noise := chance.noise(folder):
             print(noise, flush=True)
-        return Ended(folder, interrupted, mlflow.experiment_id)
+        return Ended(folder, interrupted)
 
 
 def _failed(planned: Planned) -> tuple[Experiment, ...]:

@@ -199,6 +199,16 @@ def tracking_store(storage: Path) -> tuple[str, str | None]:
     return uri, None if uri.startswith(("http", "databricks")) else f"file://{storage}/{ARTIFACTS}"
 
 
+def opened_by(at: Path, experiment: str) -> str:
+    """What opens a sweep's runs in the MLflow UI, to be said after "open the runs "; the experiment by its number."""
+    uri = redacted(tracking_store(at.parents[1])[0])
+    # Without the last part MLflow 3 opens on traces of language models.
+    page = f"/#/experiments/{experiment}/runs?workflowType=machine_learning"
+    if uri.startswith("http"):
+        return f"at {uri.rstrip('/')}{page}"
+    return f"at http://127.0.0.1:5000{page} after: mlflow ui --backend-store-uri {uri}"
+
+
 def trial_folder(run: str, storage: Path) -> Path:
     """The trial that is called so: an MLflow run, or as in `finished.find`. Raises ValueError where there is none."""
     if re.fullmatch("[0-9a-f]{32}", run):

@@ -632,7 +632,9 @@ def test_where_a_setting_is_in_the_picture_is_said(grid: pd.DataFrame, tmp_path:
         for x, y, says in spots:
             around = {picture.getpixel((x * picture.width + d, y * picture.height))[:3] for d in range(-8, 9)}
             assert tuple(bytes.fromhex(_colour(table, says)[1:])) in around, says
-    assert "PFDM, schedule linear, clients 2, epsilon 10: fd_cnn/minor 3.000 at epsilon 9.77, n 1" in {s[2] for s in spots}
+    assert "PFDM, schedule linear, clients 2, method.epsilon 10: fd_cnn/minor 3.000 at epsilon 9.77, n 1" in {
+        s[2] for s in spots
+    }
 
 
 def _colour(table: pd.DataFrame, says: str) -> str:

@@ -49,7 +49,9 @@ def write_artifacts(folder: Path, *, samples: bool = True) -> None:
 
 def write_about(sweep: Path, preset: str, trials: int = 0) -> None:
     command = ["jobs/sweep.py", preset, "--name", "x"]
-    (sweep / "sweep.json").write_text(json.dumps({"command": command, "trials": [str(i) for i in range(trials)]}))
+    about = {"command": command, "trials": [str(i) for i in range(trials)]}
+    about |= {"opened_by": "at http://127.0.0.1:5000/#/experiments/3 after: mlflow ui"}
+    (sweep / "sweep.json").write_text(json.dumps(about))
 
 
 def write_sweep(sweep: Path) -> Path:
@@ -281,7 +283,7 @@ def test_the_page_needs_nothing_from_elsewhere(page: Page) -> None:
     names = {tag for tag, _ in page.tags}
     assert not names & {"iframe", "object", "embed", "base"}
     assert [a for tag, a in page.tags if tag == "script"] == [{}]  # The page's own, from no address.
-    links = [a[k] for _, a in page.tags for k in ("src", "href", "srcset", "action") if k in a]
+    links = [a[k] for tag, a in page.tags for k in ("src", "href", "srcset", "action") if k in a and tag != "a"]
     assert [link[:30] for link in links if not link.startswith(("data:", "#"))] == []
     style = next(t for t, _ in page.tags if t == "style")
     assert style and not any(k.startswith("on") for _, a in page.tags for k in a)
@@ -453,6 +455,15 @@ def test_settings_of_other_data_are_not_ranked_against_each_other(tmp_path: Path
             write_trial(tmp_path, f"{clients}{seed}", clients=clients, seed=seed, outcome=end)
     table = seeds.ranking(open_sweep(tmp_path))
     assert list(table["cell"]) == ["clients 2", "clients 4"] and list(table["rank"]) == [1, 1]
+
+
+def test_the_page_leads_to_the_runs(page: Page) -> None:
+    assert "Its runs in MLflow: at http://127.0.0.1:5000/#/experiments/3 after: mlflow ui" in (
+        " ".join(page.sections["What was run"].text.split())
+    )
+    assert [a["href"] for tag, a in page.tags if tag == "a" and a["href"].startswith("http")] == [
+        "http://127.0.0.1:5000/#/experiments/3"
+    ]
 
 
 def two_sweeps(at: Path) -> tuple[Path, Path]:

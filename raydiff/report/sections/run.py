@@ -34,6 +34,7 @@ def what_was_run(sweep: SweepView, out: Path) -> Section:
         blocks.append(html.bullets(sweep.about["made"]))
     else:
         blocks.append(html.paragraph(made_by(sweep)))
+        blocks += [html.linked(f"Its runs in MLflow: {opened}") for opened in [sweep.about.get("opened_by")] if opened]
     blocks.append(html.bullets([f"tuned: {line}" for line in sweep.about.get("tuned", ())]))
     names = {"method": "method", **sweep.fields, **({"seed": "seed"} if "seed" in sweep.runs else {})}
     found = {path: sweep.trials[name].dropna() for path, name in names.items()}
