@@ -213,6 +213,11 @@ def test_a_clear_difference_has_a_rank_and_an_unclear_one_is_a_tie(page: Page) -
     assert float(low) < 0 < float(high)
 
 
+def test_attacks_are_drawn_beside_their_ceilings(page: Page) -> None:
+    (picture,) = page.sections["Attacks against their ceilings"].pictures
+    assert picture["alt"] == "membership AUC of the strongest attack on each target, by setting"
+
+
 def test_attacks_are_marked_above_the_ceiling_for_the_global_model_alone(page: Page) -> None:
     own = page.sections["Attacks against their ceilings"]
     table = one(own.tables, "target", "attack", "AUC")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pandas as pd
 from raydiff.report.cells import number
 from raydiff.report.html import html
 from raydiff.report.load import Row, column, records
+from raydiff.report.plots import COLOURS, MARKERS, legend, panels, save
 from raydiff.report.sweep_view import Section, SweepView
 
 NAME = re.compile(r"final/attack/(?P<target>[^/]+)/(?P<attack>[^/]+)/(?P<stat>[^/]+)")
@@ -36,6 +38,8 @@ FIRST = (*WORDS, "balanced_accuracy")
 WHO = ["setting", "seed", "target", "attack"]
 OPEN = 40
 """Rows that are shown unfolded."""
+DRAWN = 40
+"""Settings in the picture."""
 
 
 def attacks(sweep: SweepView, out: Path) -> Section:
@@ -60,8 +64,39 @@ def attacks(sweep: SweepView, out: Path) -> Section:
     verdict = above if marked else f"No interval of the targets {NAMED} lies above its ceiling."
     grid = html.table(header, cells, name="attacks", marked=marked)
     shown = grid if len(cells) <= OPEN else html.folded(f"{len(cells)} rows", [grid])
-    blocks = [html.bullets(known), html.paragraph(says, note=True), html.paragraph(verdict), shown]
+    draw(found, path := out / "attacks.png", order=sweep.order)
+    picture = html.picture(path.read_bytes(), alt="membership AUC of the strongest attack on each target, by setting")
+    blocks = [html.bullets(known), html.paragraph(says, note=True), html.paragraph(verdict), picture, shown]
     return Section(blocks, {"attacks": found})
+
+
+def draw(found: pd.DataFrame, path: Path, *, order: Sequence[str]) -> None:
+    """The strongest attack on each target by setting, mean over seeds with the widest interval, as a PNG: guessing is a
+    line at 0.5, and where the ceiling is about the target it is a bar that no attack can pass."""
+    strongest = found.sort_values("auc").groupby(["setting", "target", "seed"], dropna=False).tail(1)
+    ends = {"low": ("auc_low", "min"), "high": ("auc_high", "max"), "ceiling": ("auc_ceiling", "max")}
+    shown = strongest.groupby(["setting", "target"]).agg(auc=("auc", "mean"), **ends).reset_index()
+    settings = [name for name in order if name in set(shown["setting"])][:DRAWN]
+    targets = [name for name in TARGETS if name in set(shown["target"])]
+    targets += sorted(set(shown["target"]) - set(targets))
+    figure, ((axes,),) = panels(1, 1, size=(9, 1.2 + 0.17 * len(settings) * len(targets)))
+    for i, target in enumerate(targets):
+        of = shown[shown["target"] == target].set_index("setting").reindex(settings)
+        y = pd.Series([row + 0.7 * (i + 0.5) / len(targets) - 0.35 for row in range(len(settings))], of.index)
+        bars = [(of["auc"] - of["low"]).clip(lower=0).fillna(0), (of["high"] - of["auc"]).clip(lower=0).fillna(0)]
+        look = {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)], "markersize": 5}
+        axes.errorbar(of["auc"], y, xerr=bars, linestyle="none", elinewidth=0.8, label=target, **look)
+        if target in CEILED:
+            axes.plot(of["ceiling"], y, "|", color=look["color"], markersize=9, mew=2)
+    axes.plot([], [], "|", color="black", markersize=9, mew=2, label="its ceiling")
+    axes.axvline(0.5, color="0.45", linewidth=0.9, linestyle=(0, (6, 3)), label="guessing")
+    axes.set_yticks(range(len(settings)), settings, fontsize=8)
+    axes.set_ylim(len(settings) - 0.4, -0.6)
+    axes.grid(axis="y", color="0.93", linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.set_xlabel("membership AUC", fontsize=9)
+    legend(figure, [axes], first=targets)
+    save(figure, path)
 
 
 def readings(sweep: SweepView) -> pd.DataFrame:
