@@ -49,6 +49,8 @@ def main(argv: Sequence[str]) -> int:
     if ended.interrupted:
         print(f"\ninterrupted; continue with: {sweep_folder.resume_command(plan.folder.name)}")
     print(f"open the runs {ended.opened_by}")
+    if (log := ended.folder / "optuna.log").exists():
+        print(f"what Optuna tried: optuna-dashboard {log}    (pip install optuna-dashboard)")
     return ended.code
 
 
@@ -68,7 +70,8 @@ def planned(preset: str, study: Study, options: argparse.Namespace, fields: Sequ
         search=options.search,
         sample=arguments.distributions(base, options.sample),
         samples=options.samples,
-        metric=options.metric,
+        metric=options.metric[0] if options.metric else None,
+        also=tuple(options.metric[1:]),
         concurrent=options.max_concurrent,
         budget_s=options.time_budget,
         stop_on_error=options.on_error == "stop",
@@ -86,8 +89,10 @@ def _options() -> Parser:
     p.add_argument("--search", choices=("grid", "random", "optuna", "asha"), default="grid")
     p.add_argument(
         "--metric",
-        default=None,
-        help="what is best, and what Optuna and ASHA search for (default: eval/fd_cnn/all, kd_cnn or utility_loss)",
+        action="append",
+        default=[],
+        help="what is best, and what Optuna and ASHA search for (default: eval/fd_cnn/all, kd_cnn or utility_loss); "
+        "given again, what Optuna weighs against it: privacy/epsilon_server, comm/bytes_up",
     )
     p.add_argument("--no-baselines", action="store_true", help="leave out what the preset compares with")
     p.add_argument("--max-concurrent", type=int, default=None, help="trials side by side (default: as many as fit)")

@@ -84,7 +84,7 @@ def start(
             folder,
             trials=planned.trials,
             space=planned.space,
-            search=asked.search,
+            search=" ".join([asked.search, *asked.also]),
             resume=resume,
             extend=extend,
         )

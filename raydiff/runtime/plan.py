@@ -27,6 +27,10 @@ Space = Mapping[str, tuple[str, tuple[Any, ...]]]
 """Field path -> (uniform, loguniform, randint or choice; its numbers or values)."""
 
 
+COSTS = ("privacy/epsilon_server", "privacy/epsilon_outsiders", "comm/bytes_up")
+"""What a search may weigh against the metric; every trial has them, and less is better."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Asked:
     """How a study is to be run: what `raydiff sweep` has options for."""
@@ -45,6 +49,8 @@ class Asked:
     """How many samples of it."""
     metric: str | None = None
     """What is best, and what Optuna and ASHA search for; None: the evaluation's own."""
+    also: tuple[str, ...] = ()
+    """What Optuna is to make small too, some of COSTS: it then looks for trials of which none is better in all."""
     concurrent: int | None = None
     """Trials side by side; None: as many as fit."""
     budget_s: float | None = None
@@ -172,6 +178,11 @@ def _check(asked: Asked, base: Experiment, metric: str) -> None:
             raise ValueError(f"--search {asked.search} needs the evaluation that --protocol-only switches off")
         if metric.endswith(("/major", "/minor")):
             raise ValueError(f"--search {asked.search} needs a metric over all classes, got {metric}")
+    if unknown := set(asked.also) - {*COSTS}:
+        name = min(unknown)
+        raise ValueError(f"a second --metric must be one of {', '.join(COSTS)}, got {name!r}{nearest(name, COSTS)}")
+    if asked.also and asked.search != "optuna":
+        raise ValueError("a second --metric needs --search optuna")
     if asked.sample and asked.search not in ("random", "optuna"):
         raise ValueError("--sample needs --search random or --search optuna")
     if asked.search in ("random", "optuna") and not asked.sample:

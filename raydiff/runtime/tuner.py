@@ -346,7 +346,9 @@ def _optuna(plan: Planned, done: int) -> Any:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = JournalStorage(JournalFileBackend(str(plan.folder / "optuna.log")))
     seed = plan.base.seed + done  # The same seed would suggest the same points again.
-    return OptunaSearch(metric=_validated(plan.metric), mode=_mode(plan), seed=seed, storage=study, study_name="sweep")
+    metric, mode = [_validated(plan.metric), *plan.asked.also], [_mode(plan), *["min"] * len(plan.asked.also)]
+    aims = {"metric": metric, "mode": mode} if plan.asked.also else {"metric": metric[0], "mode": mode[0]}
+    return OptunaSearch(**aims, seed=seed, storage=study, study_name="sweep")
 
 
 def _suggested_before(plan: Planned) -> list[Experiment]:

@@ -84,6 +84,11 @@ SWEEP_ONLY = {
     "name": ("--name it's", "--name must be letters"),
     "name with a folder": ("--name a/b", "--name must be letters"),
     "no sample": ("--search optuna", "needs --sample"),
+    "second metric": ("--metric eval/fd_cnn/all --metric privacy/epsilon_server", "needs --search optuna"),
+    "unknown cost": (
+        "--search optuna --sample method.clip=uniform:3,7 --metric eval/fd_cnn/all --metric privacy/epsilon",
+        "must be one of privacy/epsilon_server, .*, got 'privacy/epsilon'; did you mean privacy/epsilon_server",
+    ),
 }
 
 
