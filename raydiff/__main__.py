@@ -1,5 +1,5 @@
 """The `raydiff` command. `raydiff sweep digits`, `python -m raydiff sweep digits` and, in a checkout,
-`raydiff sweep digits` are the same; so are `raydiff report` and `raydiff report`."""
+`python jobs/sweep.py digits` are the same; so are `raydiff report` and `python analysis/report.py`."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ COMMANDS = {
     },
     "finished trials": {
         "generate": ("cli.generate", "samples, with a card that says what they reveal"),
+        "push": ("cli.push", "samples to the Hugging Face hub, with their card"),
         "personalize": ("cli.personalize", "a new client joins"),
         "attack": ("cli.attack", "LiRA: which records was the model trained on?"),
         "reconstruct": ("cli.reconstruct", "from PFDM's uploads back to the records"),
