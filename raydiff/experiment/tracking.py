@@ -29,7 +29,7 @@ LONGEST_WAIT_S = 60.0  # between attempts while MLflow cannot be reached
 FINAL = "final.json"
 WITHIN = "training/loss"
 FIRST = "privacy/epsilon_server"
-"""Of a run's metrics MLflow's pages show first what it got first, and comparing opens on that."""
+"""Of a run's metrics MLflow's page shows first what it got first."""
 NOTE = 8000  # characters of a tag's value
 QUALIFIES = re.compile(
     r"_(low|high|spread|real)$|(?<!all)(?<!minor)_floor$|/kd_\w+/\w+_floor$|/(ddim|ancestral|dpmsolver|class|client)/(?!best/)|/sanity$"
