@@ -67,7 +67,7 @@ def read(trial: Path) -> list[Beat]:
     """The latest of each process that trains for the trial in this folder, the slowest first."""
     found = []
     for path in (trial / FOLDER).glob("*.json"):
-        with contextlib.suppress(FileNotFoundError, ValueError, TypeError):  # It is no record: an odd one is no error.
+        with contextlib.suppress(OSError, ValueError, TypeError):  # It is no record: an odd one is no error.
             found.append(Beat(**json.loads(path.read_text())))
     return sorted(found, key=lambda beat: beat.share)
 
@@ -100,7 +100,8 @@ def beating(
     finally:
         WATCH.reset(token)
         if path is not None and written:
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # Nor does a disk that has become read-only end it.
+                path.unlink(missing_ok=True)
 
 
 @cache

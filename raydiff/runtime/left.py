@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
@@ -64,7 +65,8 @@ class Left:
             return None
         going = [max(0.0, self.of(e) - since) for e, since in running]
         every = [*going, *(self.of(e) for e in waiting)]
-        return max(sum(every) / slots, *every) if every else 0.0
+        seconds = max(sum(every) / slots, *every) if every else 0.0
+        return seconds if math.isfinite(seconds) else None
 
 
 def _mean(values: Iterable[float]) -> float:

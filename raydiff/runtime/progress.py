@@ -77,10 +77,12 @@ class Progress(tune.Callback, tune.Stopper):
         self._begin(trial)
 
     def _begin(self, trial: Any) -> Running:
+        if (known := self.running.get(trial.trial_id)) is not None:
+            return known
         experiment = experiment_of(trial.config)
         self._waiting.pop(experiment.digest, None)
-        running = Running(experiment, self._named(experiment), time.monotonic())
-        return self.running.setdefault(trial.trial_id, running)
+        self.running[trial.trial_id] = Running(experiment, self._named(experiment), time.monotonic())
+        return self.running[trial.trial_id]
 
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
