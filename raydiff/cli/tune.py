@@ -44,6 +44,7 @@ def main(argv: Sequence[str]) -> int:
     lower = lower_is_better(metric, evaluation)
     name = options.name or sweep_folder.fresh_name(f"tune-{preset}")
     planned = plan(f"tune-{preset}", tuning.study_of(of, seeds=seeds), Asked(metric=metric), name=name)
+    sweep_folder.check_writable(options.out, "--out")
     begun = options.resume and (planned.folder / "sweep.json").exists()
     ended = launch.start(planned, resume=options.resume, extend=begun, report=False)
     if ended.interrupted:

@@ -43,15 +43,21 @@ def folder(base: Experiment, name: str) -> Path:
     """`place`, below a storage folder that is there. Raises ValueError when the name or the storage will not do."""
     at = place(base, name)
     storage = at.parents[1]
+    check_writable(storage, "the storage folder")
+    (storage / "sweeps").mkdir(exist_ok=True)
+    (storage / "sweeps").chmod(0o700)  # A folder that is older than this rule may be open to others.
+    return at
+
+
+def check_writable(folder: Path, what: str) -> None:
+    """Make the folder where there is none. Raises ValueError, in one sentence, where nothing can be written there."""
+    probe = folder / f".writable-{os.getpid()}"
     try:
-        (storage / "sweeps").mkdir(parents=True, exist_ok=True)
-        (storage / "sweeps").chmod(0o700)  # A folder that is older than this rule may be open to others.
-        probe = storage / f".writable-{os.getpid()}"
+        folder.mkdir(parents=True, exist_ok=True)
         probe.write_text("")
         probe.unlink()
     except OSError as e:
-        raise ValueError(f"the storage folder {storage} cannot be written: {e.strerror}") from None
-    return at
+        raise ValueError(f"{what} {folder} cannot be written: {e.strerror}") from None
 
 
 def fresh_name(preset: str) -> str:

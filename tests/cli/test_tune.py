@@ -217,6 +217,17 @@ def test_what_cannot_be_tuned_is_said_in_one_sentence(
     assert code == 2 and err.startswith(f"error: {says}") and err.count("\n") == 1 and not preset.exists()
 
 
+def test_an_out_that_cannot_be_written_is_said_before_anything_is_run(
+    command: Command, tmp_path: Path, preset: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.setitem(names.PRESETS, "small", study)
+    (tmp_path / "file").write_text("")
+    out = tmp_path / "file" / "presets"
+    code, said, err = command("tune", "small", "--trials", 2, "--out", out, "--runtime.storage", tmp_path / "s")
+    assert (code, err) == (2, f"error: --out {out} cannot be written: Not a directory\n") and not said
+    assert not (tmp_path / "s" / "sweeps").exists()
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
