@@ -134,7 +134,6 @@ UNFOUNDED = {
     "docs/how-to/attack.md",
     "docs/how-to/audit.md",
     "docs/methods/tables.md",
-    "docs/results/feddistr.md",
     "docs/results/newcomers.md",
     "docs/results/tables.md",
 }
