@@ -168,6 +168,7 @@ def test_conclusions_are_made_of_paired_intervals(
     said = part(conclusion.conclusion, tmp_path).text
     assert first in said and second in said
     assert "with an epsilon per example, replace-one, local trust, PFDM is best (9.7 spent)" in said
+    assert ("The best of several is picked on the same numbers" in said) == (seeds > 1)
 
 
 def test_losses_are_drawn_where_there_are_rounds(tmp_path: Path) -> None:

@@ -22,6 +22,11 @@ CHARTS = 30
 NAMED = 4
 """Settings without a clear difference that are named."""
 
+PICKED = (
+    "The best of several is picked on the same numbers that it is judged by, and no interval is corrected for how many "
+    "there are."
+)
+
 
 def conclusion(sweep: SweepView, out: Path) -> Section:
     """How many trials finished; of each cell which setting is best, and what the best protected one gives up."""
@@ -44,6 +49,8 @@ def sentences(sweep: SweepView) -> Iterator[str]:
         where = "" if len(cells) == 1 else f"{cell}: "
         for line in (_best(ranked[ranked["cell"] == cell]), *_protected(trials[trials["cell"] == cell])):
             yield where + line
+    if ranked.groupby("cell")["n"].agg(lambda n: len(n) > 1 and n.max() > 1).any():
+        yield PICKED
     if len(cells) > CELLS:
         yield f"The other {len(cells) - CELLS} of {len(cells)} cells are in the tables below."
     yield from _recognised(sweep)
