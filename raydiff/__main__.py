@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import NoReturn
 
+from raydiff import process
 from raydiff.lookup import nearest
 
 COMMANDS = {
@@ -72,9 +73,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 def leave(run: Callable[[Sequence[str]], int | None], arguments: Sequence[str]) -> NoReturn:
     """Run a command's `main` and exit with its code; what it writes is its user's alone."""
     from raydiff.experiment.mlflow_store import redacted
-    from raydiff.experiment.tracking import keep_private
 
-    keep_private()
+    process.begin()
     try:
         code = run(arguments) or 0
         sys.stdout.flush()  # What is still to be written is written here, where it is known what to do if it cannot.

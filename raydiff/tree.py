@@ -5,16 +5,18 @@ Every function returns new tensors and leaves its arguments alone.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch._utils import _unflatten_dense_tensors
 
 Params = dict[str, Tensor]
 Tensors = Mapping[str, Tensor]
@@ -24,15 +26,118 @@ PIECE = 2**18  # entries
 ALIGNMENT = 64  # bytes, of what torch allocates
 
 
+@dataclass(frozen=True)
+class Layout:
+    """Where the leaves of a `Flat` lie in its buffer: by name, one after the other, each where torch would have put it
+    (see `aligned`); what lies between them is 0."""
+
+    names: tuple[str, ...]
+    """Ascending."""
+    shapes: tuple[tuple[int, ...], ...]
+    """One for each name."""
+    dtype: torch.dtype
+    """Of all leaves."""
+
+    @functools.cached_property
+    def _pieces(self) -> list[tuple[str | None, Tensor]]:
+        """What follows what in the buffer: something of the size of each leaf by its name, and, without one, of a gap;
+        none has memory."""
+        one, pieces = torch.empty(1, dtype=self.dtype), list[tuple[str | None, Tensor]]()
+        for name, shape in zip(self.names, self.shapes, strict=True):
+            pieces.append((name, one.expand(shape or (1,))))
+            if gap := -math.prod(shape) % (ALIGNMENT // one.element_size()):
+                pieces.append((None, one.expand(gap)))
+        return pieces
+
+    @functools.cached_property
+    def size(self) -> int:
+        """Entries of the buffer."""
+        return sum(piece.numel() for _, piece in self._pieces)
+
+    @functools.cached_property
+    def nbytes(self) -> int:
+        """Bytes of the leaves, gaps apart."""
+        return sum(map(math.prod, self.shapes)) * self.dtype.itemsize
+
+    def leaves(self, buffer: Tensor) -> Params:
+        """Views of the buffer (size,)."""
+        views = _unflatten_dense_tensors(buffer, [piece for _, piece in self._pieces])
+        leaves = {name: v for (name, _), v in zip(self._pieces, views, strict=True) if name is not None}
+        return (
+            leaves
+            if all(self.shapes)
+            else {k: v.view(s) for (k, v), s in zip(leaves.items(), self.shapes, strict=True)}
+        )
+
+    def joined(self, a: Tensors) -> Tensor:
+        """A new buffer with these leaves, where they are."""
+        where = next((v.device for v in a.values()), None)
+        pieces = [
+            piece.new_zeros(piece.shape, device=where) if name is None else a[name].detach().reshape(-1)
+            for name, piece in self._pieces
+        ]
+        return torch.cat(pieces) if pieces else torch.empty(0, dtype=self.dtype)
+
+
+@functools.lru_cache(maxsize=64)
+def _layout(names: tuple[str, ...], shapes: tuple[tuple[int, ...], ...], dtype: torch.dtype) -> Layout:
+    return Layout(names, shapes, dtype)  # Its pieces are made once.
+
+
+class Flat(dict[str, Tensor]):
+    """A tree whose leaves are views of one buffer: what is done to every entry takes one call, and a message has one
+    part. Like every tree it is only read; whoever writes to it gets a TypeError."""
+
+    def __init__(self, layout: Layout, buffer: Tensor) -> None:
+        super().__init__(layout.leaves(buffer))
+        self.layout, self.buffer = layout, buffer
+
+    @classmethod
+    def of(cls, a: Tensors) -> Flat:
+        """The same leaves: `a` itself where it is flat, else a copy. Raises ValueError where types differ."""
+        if isinstance(a, Flat):
+            return a
+        names = tuple(sorted(a))
+        dtypes = {v.dtype for v in a.values()} or {torch.get_default_dtype()}
+        if len(dtypes) > 1:
+            raise ValueError(f"the leaves of a flat tree have one type, got {', '.join(sorted(map(str, dtypes)))}")
+        layout = _layout(names, tuple(tuple(a[k].shape) for k in names), dtypes.pop())
+        return cls(layout, layout.joined(a))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        of = (self.layout.names, self.layout.shapes, self.layout.dtype)
+        return _travelled, (of, self.buffer.detach().cpu().view(torch.uint8).numpy())
+
+    def _read_only(self, *_: Any, **__: Any) -> NoReturn:
+        raise TypeError("a flat tree is only read: `dict(tree)` can be written to")
+
+    __setitem__ = __delitem__ = __ior__ = _read_only
+    clear = pop = popitem = setdefault = update = _read_only
+
+
+def _travelled(of: tuple[Any, ...], data: np.ndarray[Any, Any]) -> Flat:
+    layout = _layout(*of)
+    return Flat(layout, _from_numpy(data).view(layout.dtype))
+
+
+def flattened(a: Tensors) -> Params:
+    """The same leaves, flat where they have one type."""
+    return Flat.of(a) if len({v.dtype for v in a.values()}) == 1 else dict(a)
+
+
 def add(a: Tensors, b: Tensors) -> Params:
     """a + b, leaf by leaf."""
     _same_keys(a, b)
+    if isinstance(a, Flat) and isinstance(b, Flat) and a.layout == b.layout:
+        return Flat(a.layout, a.buffer + b.buffer)
     return {k: a[k] + b[k] for k in a}
 
 
 def sub(a: Tensors, b: Tensors) -> Params:
     """a - b, leaf by leaf."""
     _same_keys(a, b)
+    if isinstance(a, Flat) and isinstance(b, Flat) and a.layout == b.layout:
+        return Flat(a.layout, a.buffer - b.buffer)
     return {k: a[k] - b[k] for k in a}
 
 
@@ -42,14 +147,15 @@ def scale(a: Tensors, factor: float) -> Params:
 
 
 def norm(a: Tensors) -> float:
-    """Euclidean norm over all leaves together."""
-    norms = (float(torch.linalg.vector_norm(v, dtype=torch.float64)) for v in a.values())
+    """Euclidean norm over all leaves together, whatever their order."""
+    norms = (float(torch.linalg.vector_norm(a[k], dtype=torch.float64)) for k in sorted(a))
     return math.sqrt(sum(n * n for n in norms))
 
 
 def largest(a: Tensors) -> float:
     """The largest size of an entry; 0.0 of no entries, NaN where one is."""
-    ends = [abs(float(end)) for v in a.values() if v.numel() for end in v.aminmax()]
+    leaves = [a.buffer] if isinstance(a, Flat) else a.values()
+    ends = [abs(float(end)) for v in leaves if v.numel() for end in v.aminmax()]
     return math.nan if any(map(math.isnan, ends)) else max(ends, default=0.0)
 
 
@@ -98,30 +204,38 @@ def toward_zero(exact: Tensor, dtype: torch.dtype) -> Tensor:
 
 def without(prefix: str, a: Params) -> Params:
     """All but the subtree below `prefix`."""
+    if isinstance(a, Flat) and not any(k.startswith(prefix + "/") for k in a):
+        return a
     return {k: v for k, v in a.items() if not k.startswith(prefix + "/")}
 
 
 def nbytes(a: Tensors) -> int:
     """Bytes of all leaves: what a message costs on the wire, headers apart."""
-    return sum(v.numel() * v.element_size() for v in a.values())
+    return a.layout.nbytes if isinstance(a, Flat) else sum(v.numel() * v.element_size() for v in a.values())
 
 
 def is_finite(a: Tensors) -> bool:
     """Whether no leaf has a NaN or an infinite entry."""
-    # a finite sum has finite terms, and costs much less than looking at each; one that overflows tells nothing
-    return all(math.isfinite(float(v.sum())) or bool(v.isfinite().all()) for v in a.values())
+    # A finite sum has finite terms, and costs much less than looking at each; one that overflows tells nothing.
+    leaves = [a.buffer] if isinstance(a, Flat) else a.values()
+    return all(math.isfinite(float(v.sum())) or bool(v.isfinite().all()) for v in leaves)
 
 
-def arrays(a: Tensors) -> Arrays:
-    """As they travel between processes: numpy arrays over the same memory."""
-    return {k: v.detach().cpu().numpy() for k, v in a.items()}
+def arrays(a: Tensors) -> Arrays | Flat:
+    """As they travel between processes: numpy arrays over the same memory; a flat tree is one by itself."""
+    return a if isinstance(a, Flat) else {k: v.detach().cpu().numpy() for k, v in a.items()}
 
 
-def tensors(given: Arrays) -> Params:
-    """The inverse. Ray's memory is read-only; nothing writes to it, since no method mutates its inputs."""
+def tensors(given: Arrays | Flat) -> Params:
+    """The inverse."""
+    return given if isinstance(given, Flat) else {k: _from_numpy(v) for k, v in given.items()}
+
+
+def _from_numpy(given: np.ndarray[Any, Any]) -> Tensor:
+    """Ray's memory is read-only; nothing writes to it, since no method mutates its inputs."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        return {k: aligned(torch.from_numpy(v)) for k, v in given.items()}
+        return aligned(torch.from_numpy(given))
 
 
 def aligned(v: Tensor) -> Tensor:
@@ -206,58 +320,57 @@ class ExactSum:
         self._spare = spare
         self.count = 0
         """Summands so far."""
-        self.leaves: dict[str, tuple[torch.Size, torch.dtype]] = {}
-        """Shape and type of each leaf, by its name; {} without summands."""
+        self.layout: Layout | None = None
+        """Of the summands; None without any. It has the type in which they are read, `dtypes` those that they have."""
+        self.dtypes: tuple[torch.dtype, ...] = ()
         self._bits: Bits | None = None  # Each summand's `_origin` is in it, too, modulo 2**64.
         self._merged: list[Bits] = []  # The same of other sums. Their memory may be read-only.
-
-    @property
-    def entries(self) -> int:
-        """Of all leaves together."""
-        return sum(shape.numel() for shape, _ in self.leaves.values())
+        self._block: Tensor | None = None  # Where a part of a summand is rounded.
 
     @property
     def nbytes(self) -> int:
         """What the sum takes on the wire, headers apart."""
-        return 8 * self.entries
+        return 8 * self.layout.size if self.layout else 0
 
     @property
-    def multiples(self) -> Bits:
-        """The sum in steps of the grid, (entries,) in the leaves' order. What secure aggregation would mask:
-        whole numbers, added modulo 2**64."""
-        return self._whole() - self._offset()
+    def multiples(self) -> dict[str, Bits]:
+        """The sum in steps of the grid, leaf by leaf. What secure aggregation would mask: whole numbers, added modulo
+        2**64."""
+        if self.layout is None:
+            return {}
+        steps = self.layout.leaves(torch.from_numpy(self._whole() - self._offset()))
+        return {k: v.numpy() for k, v in steps.items()}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _exact_sum, (self.grid, self.count, self.leaves, self._whole())
+        of = self.layout and (self.layout.names, self.layout.shapes, self.layout.dtype)
+        return _exact_sum, (self.grid, self.count, of, self.dtypes, self._whole())
 
     def add(self, value: Tensors, weight: float = 1.0) -> None:
         """One more summand, weight * value.
 
         Raises OutOfRange, and adds nothing, where it does not fit; ValueError where it has other leaves.
         """
-        leaves = {k: (value[k].shape, value[k].dtype) for k in sorted(value)}
-        self._expect(leaves, 1)
-        parts = _joined([value[k].reshape(-1) for k in leaves])
-        for end in (float(end) * weight for part in parts if len(part) for end in part.aminmax()):
+        flat, dtypes = _summand(value)
+        self._expect(flat.layout, dtypes, 1)
+        for end in (end * weight for end in _ends(flat.buffer)):
             if not abs(end) <= self.grid.largest:  # Nor where it is NaN.
                 room = f"the sum's range of {self.grid.largest:.4g}"
                 raise OutOfRange(f"an entry times its weight is {end:.4g}, not within {room}")
-        self.leaves = leaves
+        self.layout, self.dtypes, size = flat.layout, dtypes, flat.layout.size
         if first := self._bits is None:
-            fits = self._spare is not None and len(self._spare) == self.entries
-            self._bits = self._spare if fits else np.empty(self.entries, np.int64)
+            fits = self._spare is not None and len(self._spare) == size
+            self._bits = self._spare if fits else np.empty(size, np.int64)
+        if self._block is None:
+            self._block = torch.empty(min(BLOCK, size), dtype=torch.float64)
         assert self._bits is not None
-        origin, start = float(self._origin()), 0
-        buffer = torch.empty(min(BLOCK, self.entries), dtype=torch.float64)
-        bits = buffer.numpy().view(np.int64)
-        for entries in (block for part in parts for block in part.split(BLOCK)):
-            rounded = buffer[: len(entries)].copy_(entries)
+        origin, bits = float(self._origin()), self._block.numpy().view(np.int64)
+        for start in range(0, size, BLOCK):
+            sums = self._bits[start : start + BLOCK]
+            rounded = self._block[: len(sums)].copy_(flat.buffer[start : start + BLOCK])
             if weight != 1:
                 rounded.mul_(weight)
             rounded.add_(origin)
-            sums = self._bits[start : start + len(entries)]
             np.copyto(sums, bits[: len(sums)]) if first else np.add(sums, bits[: len(sums)], out=sums)
-            start += len(entries)
         self.count += 1
 
     def merge(self, other: ExactSum) -> None:
@@ -267,9 +380,10 @@ class ExactSum:
             raise ValueError(f"sums on unlike grids do not add: {other.grid} and {self.grid}")
         if not other.count:
             return
-        self._expect(other.leaves, other.count)
+        assert other.layout is not None
+        self._expect(other.layout, other.dtypes, other.count)
         self._merged += other._parts()
-        self.leaves, self.count = other.leaves, self.count + other.count
+        self.layout, self.dtypes, self.count = other.layout, other.dtypes, self.count + other.count
         if len(self._merged) > MERGED:
             self._bits, self._merged = self._whole(), []
 
@@ -277,19 +391,23 @@ class ExactSum:
         """The sum over `weight`, every leaf in its own type. Raises ValueError unless the weight is positive."""
         if not weight > 0:
             raise ValueError(f"a mean needs one summand at least and a positive weight, got {weight}")
-        steps, offset, start = math.ldexp(weight, -self.grid.exponent), self._offset(), 0
-        out = {k: torch.empty(shape, dtype=dtype) for k, (shape, dtype) in self.leaves.items()}
-        buffer = torch.empty(min(BLOCK, self.entries), dtype=torch.float64)
-        bits = np.empty(len(buffer), np.int64)
-        for entries in (block for leaf in out.values() for block in leaf.view(-1).split(BLOCK)):
-            size = len(entries)
-            first, *more = (part[start : start + size] for part in self._parts())
-            np.subtract(first, offset, out=bits[:size])
+        if self.layout is None:
+            return {}
+        steps, offset, size = math.ldexp(weight, -self.grid.exponent), self._offset(), self.layout.size
+        out = torch.empty(size, dtype=self.layout.dtype)
+        block = torch.empty(min(BLOCK, size), dtype=torch.float64)
+        bits = np.empty(len(block), np.int64)
+        for start in range(0, size, BLOCK):
+            entries = out[start : start + BLOCK]
+            first, *more = (part[start : start + BLOCK] for part in self._parts())
+            np.subtract(first, offset, out=bits[: len(entries)])
             for part in more:
-                np.add(bits[:size], part, out=bits[:size])
-            entries.copy_(buffer[:size].copy_(torch.from_numpy(bits[:size])).div_(steps))
-            start += size
-        return out
+                np.add(bits[: len(entries)], part, out=bits[: len(entries)])
+            entries.copy_(block[: len(entries)].copy_(torch.from_numpy(bits[: len(entries)])).div_(steps))
+        mean = Flat(self.layout, out)
+        if all(dtype == self.layout.dtype for dtype in self.dtypes):
+            return mean
+        return {k: v.to(dtype) for (k, v), dtype in zip(mean.items(), self.dtypes, strict=True)}
 
     @property
     def memory(self) -> Bits | None:
@@ -314,28 +432,32 @@ class ExactSum:
     def _offset(self) -> Bits:
         return self._origin().reshape(1).view(np.int64) * self.count
 
-    def _expect(self, leaves: Mapping[str, tuple[torch.Size, torch.dtype]], count: int) -> None:
+    def _expect(self, layout: Layout, dtypes: tuple[torch.dtype, ...], count: int) -> None:
         if self.count + count > self.grid.summands:
             raise ValueError(f"a grid for {self.grid.summands} summands has no room for {self.count + count}")
-        if self.count and leaves != self.leaves:
-            raise ValueError(f"summands differ in their leaves: {sorted(leaves)} and {sorted(self.leaves)}")
+        if self.layout is not None and (layout != self.layout or dtypes != self.dtypes):
+            raise ValueError(f"summands differ in their leaves: {list(layout.names)} and {list(self.layout.names)}")
 
 
-def _joined(parts: list[Tensor]) -> list[Tensor]:
-    """The same entries in fewer parts: leaves that are small together cost one call, not one each."""
-    groups: list[list[Tensor]] = []
-    room = 0
-    for part in parts:
-        if len(part) > room:
-            groups.append([])
-            room = BLOCK
-        groups[-1].append(part)
-        room -= len(part)
-    return [torch.cat(group) if len(group) > 1 else group[0] for group in groups]
+def _summand(value: Tensors) -> tuple[Flat, tuple[torch.dtype, ...]]:
+    """(its leaves in one type, their own types)."""
+    if isinstance(value, Flat):
+        return value, (value.layout.dtype,) * len(value)
+    dtypes = tuple(value[k].dtype for k in sorted(value))
+    return Flat.of(value if len(set(dtypes)) <= 1 else {k: v.double() for k, v in value.items()}), dtypes
 
 
-def _exact_sum(grid: Grid, count: int, leaves: dict[str, tuple[torch.Size, torch.dtype]], bits: Any) -> ExactSum:
+def _ends(x: Tensor) -> tuple[float, float]:
+    """The least and the largest entry of x (n,), NaN where one is; 0.0 of none. numpy is twice as fast as torch."""
+    if not len(x):
+        return 0.0, 0.0
+    entries = (x if x.dtype in (torch.float32, torch.float64) else x.float()).numpy()
+    with np.errstate(invalid="ignore"):
+        return float(entries.min()), float(entries.max())
+
+
+def _exact_sum(grid: Grid, count: int, of: Any, dtypes: tuple[torch.dtype, ...], bits: Any) -> ExactSum:
     """A sum that has travelled."""
     made = ExactSum(grid)
-    made.count, made.leaves, made._merged = count, leaves, [bits]
+    made.count, made.layout, made.dtypes, made._merged = count, of and _layout(*of), dtypes, [bits]
     return made

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 LAYERS = (
-    ("tree", "seeding", "lookup", "later", "report"),
+    ("tree", "seeding", "lookup", "later", "process", "report"),
     ("data", "privacy"),
     ("models",),
     ("federated",),
@@ -32,7 +32,7 @@ HOMES = {
     "huggingface_hub": "raydiff/data/hub.py",
     "skimage": "raydiff/evaluation/attacks/reconstruction.py",
 }
-TORCHLESS = ("raydiff.report", "raydiff.lookup", "raydiff.later")
+TORCHLESS = ("raydiff.report", "raydiff.lookup", "raydiff.later", "raydiff.process")
 
 
 def imports(path: Path) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 from collections.abc import Callable
 
 import pytest
@@ -129,3 +130,64 @@ def test_digest_does_not_see_order_or_strides() -> None:
     a = {"x": x, "y": torch.tensor(True)}
     b = {"y": torch.tensor(True), "x": strided.requires_grad_()}
     assert tree.digest(a) == tree.digest(b)
+
+
+# --- flat trees ---
+
+
+def several() -> dict[str, Tensor]:
+    """Leaves whose sizes are no multiples of what memory is aligned to, a number, and one without entries."""
+    rng = torch.Generator().manual_seed(3)
+    shapes: dict[str, tuple[int, ...]] = {"w": (3, 5), "a": (), "none": (0, 2), "b": (16,)}
+    return {k: torch.randn(shape, generator=rng) for k, shape in shapes.items()}
+
+
+def test_a_flat_tree_has_the_leaves_where_torch_would_have_put_them() -> None:
+    flat = tree.Flat.of(several())
+    assert list(flat) == sorted(flat) and tree.digest(flat) == tree.digest(several())
+    assert all(v.data_ptr() % tree.ALIGNMENT == 0 for v in flat.values() if v.numel())
+    assert tree.nbytes(flat) == tree.nbytes(several()) and tree.Flat.of(flat) is flat
+    flat["w"].zero_()
+    assert int(flat.buffer.count_nonzero()) == 1 + 16  # Those of "a" and "b": between the leaves there is nothing.
+
+
+def test_what_is_done_to_flat_trees_is_done_to_their_leaves() -> None:
+    a, b = several(), tree.scale(several(), 0.3)
+    flat, other = tree.Flat.of(a), tree.Flat.of(b)
+    for f in (tree.add, tree.sub):
+        found = f(flat, other)
+        assert isinstance(found, tree.Flat) and tree.digest(found) == tree.digest(f(a, b))
+        assert tree.digest(f(flat, b)) == tree.digest(f(a, b))  # One of them is no flat tree.
+    assert tree.norm(flat) == tree.norm(a) and tree.largest(flat) == tree.largest(a)
+    assert tree.without("held", flat) is flat and list(tree.without("w", tree.Flat.of({"w/x": a["b"]}))) == []
+    flat["b"][3] = math.nan
+    assert tree.is_finite(other) and not tree.is_finite(flat) and math.isnan(tree.largest(flat))
+
+
+def test_a_flat_tree_travels_whole() -> None:
+    flat = tree.Flat.of(several())
+    buffers: list[pickle.PickleBuffer] = []
+    found = pickle.loads(pickle.dumps(flat, protocol=5, buffer_callback=buffers.append), buffers=buffers)
+    assert isinstance(found, tree.Flat) and tree.digest(found) == tree.digest(flat) and len(buffers) == 1
+    assert tree.tensors(tree.arrays(flat)) is flat
+
+
+def test_a_flat_tree_is_only_read() -> None:
+    flat = tree.Flat.of(several())
+    for write in (
+        lambda: flat.update(a=torch.ones(())),
+        lambda: flat.__setitem__("a", torch.ones(())),
+        lambda: flat.pop("a"),
+        lambda: flat.__ior__({}),
+    ):
+        with pytest.raises(TypeError, match="only read"):
+            write()
+    assert dict(flat) | {"a": 1} != flat
+
+
+def test_types_that_differ_are_not_flat() -> None:
+    mixed = several() | {"b": torch.ones(2, dtype=torch.float64)}
+    with pytest.raises(ValueError, match=r"one type, got torch\.float32, torch\.float64"):
+        tree.Flat.of(mixed)
+    assert tree.digest(tree.flattened(mixed)) == tree.digest(mixed)
+    assert isinstance(tree.flattened(several()), tree.Flat)

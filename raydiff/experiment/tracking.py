@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import threading
 import time
@@ -326,12 +325,6 @@ def _written(path: Path) -> int:
         return path.stat().st_mtime_ns
     except FileNotFoundError:
         return 0
-
-
-def keep_private() -> None:
-    """What this process writes from now on, and what those that it starts write, is for its user alone: files 600,
-    folders 700, on a mount that others see too."""
-    os.umask(0o077)
 
 
 def _run_name(tree: Mapping[str, Any], spent: str | None = None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from raydiff import tree
-from raydiff.tree import Tensors
+from raydiff.tree import Flat, Layout, Tensors
 
 
 @dataclass(frozen=True)
@@ -51,20 +52,35 @@ class Form:
     leaves: Mapping[str, Leaf] = field(default_factory=dict)
     longest: float = math.inf
     """Euclidean norm of all leaves together, at most."""
+    layout: Layout | None = None
+    """Of a flat tree whose leaves are like these, whatever is in them; None: each leaf is looked at."""
 
     def unlike(self, value: Tensors) -> str | None:
         """Why an upload is not of this form, in words; None: it is."""
+        alike = isinstance(value, Flat) and value.layout == self.layout
+        if not alike and (why := self._unlike_leaf(value)):
+            return why
+        if self.longest < math.inf and (length := tree.norm(value)) > self.longest:
+            return f"its norm is {length:.4g}, above {self.longest:.4g}"
+        return None
+
+    def _unlike_leaf(self, value: Tensors) -> str | None:
         for name in sorted(value.keys() ^ self.leaves.keys()):
             return f"it has a leaf {name!r} that nobody asked for" if name in value else f"its leaf {name!r} is missing"
         sizes: dict[str, int] = {}
         for name, leaf in self.leaves.items():
             if why := leaf.unlike(value[name], sizes):
                 return f"its leaf {name!r} {why}"
-        if self.longest < math.inf and (length := tree.norm(value)) > self.longest:
-            return f"its norm is {length:.4g}, above {self.longest:.4g}"
         return None
 
 
 def form_of(value: Tensors, *, longest: float = math.inf) -> Form:
     """The form of what has these shapes and types."""
+    if isinstance(value, Flat):
+        return Form(_leaves(value.layout), longest, value.layout)
     return Form({k: Leaf(tuple(v.shape), v.dtype) for k, v in value.items()}, longest)
+
+
+@functools.lru_cache(maxsize=64)
+def _leaves(layout: Layout) -> Mapping[str, Leaf]:
+    return {k: Leaf(shape, layout.dtype) for k, shape in zip(layout.names, layout.shapes, strict=True)}

@@ -20,7 +20,7 @@ from raydiff.federated.checkpoint import Store
 from raydiff.federated.client import Client, Evaluate, Failed, Keys, run_clients
 from raydiff.federated.heartbeat import beating
 from raydiff.federated.method import SERVER_ONLY, Mean, Method, Metrics, Round, Upload
-from raydiff.federated.sums import Desk, Late, Partial, Sent, partial_sums
+from raydiff.federated.sums import Desk, Late, Partial, Sent, partial_sum
 from raydiff.models.training import TRAIN, Diverged, Train
 from raydiff.privacy.ledger import Ledger
 from raydiff.privacy.release import Event
@@ -105,9 +105,17 @@ class LocalPool:
 
     def sums(self, ids: Sequence[int], desk: Desk, closing: Closing | None) -> Iterator[Partial | Late]:
         """The sum of what `Client.run` of each sends, and who is late."""
-        asked = ids, desk.server, desk.number
-        results = self.run(*asked) if closing is None else self.race(*asked, closing)
-        yield from partial_sums(desk, results, spare=self._spare)
+        asked, late = (ids, desk.server, desk.number), list[Late]()
+
+        def came() -> Iterator[tuple[Upload, Metrics]]:
+            for result in self.run(*asked) if closing is None else self.race(*asked, closing):
+                if isinstance(result, Late):
+                    late.append(result)
+                else:
+                    yield result
+
+        yield partial_sum(desk, came(), spare=self._spare)
+        yield from late
 
     def evaluate(self, ids: Sequence[int], server: Params, number: int, split: str) -> Iterator[Any]:
         """`Client.evaluate` of each, against a split that no client holds."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from raydiff import tree
@@ -67,8 +67,9 @@ class Desk:
     """Where a round's uploads are checked, and added up."""
 
     def __init__(self, method: Method, server: Params, number: int, clients: int) -> None:
-        self.method, self.server, self.number, self.clients = method, server, number, clients
+        self.method, self.number, self.clients = method, number, clients
         self.summand = method.summand(server)
+        self.server = server if self.summand is None else tree.flattened(server)
         self._forms: dict[int, Form] = {}
 
     def check(self, upload: Upload, metrics: Metrics) -> tuple[Upload, Sent]:
@@ -119,23 +120,18 @@ def _not_finite(upload: Upload) -> str | None:
     return None if tree.is_finite(upload.release.value) else "it is not finite"
 
 
-def partial_sums(
-    desk: Desk, results: Iterable[tuple[Upload, Metrics] | Late], *, spare: list[Bits], seconds: float = math.inf
-) -> Iterator[Partial | Late]:
-    """The results' sum, in parts that are so old at least; who is late goes by itself.
+def partial_sum(
+    desk: Desk, results: Iterable[tuple[Upload, Metrics]], *, spare: list[Bits], seconds: float = math.inf
+) -> Partial:
+    """The sum of the first of these results, as many as come within `seconds`, and one at least where there is one.
 
-    The memory in `spare` is used; the last part's is left there for the next round, when no part is needed any more.
+    The memory in `spare` is used, and left there for the next sum: whoever makes that needs this one no more.
     """
     partial, started = desk.partial(spare.pop() if spare else None), time.monotonic()
     for result in results:
-        if isinstance(result, Late):
-            yield result
-            continue
         desk.add(partial, *result)
         if time.monotonic() - started >= seconds:
-            yield partial
-            partial, started = desk.partial(), time.monotonic()
-    if partial.sent:
-        yield partial
+            break
     if partial.total.memory is not None:
         spare.append(partial.total.memory)
+    return partial

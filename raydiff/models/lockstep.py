@@ -155,9 +155,11 @@ def together(tasks: Sequence[Task]) -> list[Fitted]:
         losses.append(loss.detach())
         return {k: v.grad for k, v in theta.items() if v.grad is not None}, losses[-1].mean()
 
-    moments = _stacked([task.moments for task in tasks])
-    moments |= {k: v for k, v in one.moments.items() if k.startswith(COUNT)}  # All clients have taken as many steps.
-    params, moments, _ = optimize(
+    moments = None
+    if one.moments is not None:
+        moments = _stacked([task.moments or {} for task in tasks])
+        moments |= {k: v for k, v in one.moments.items() if k.startswith(COUNT)}  # All have taken as many steps.
+    params, kept, _ = optimize(
         _stacked([task.params for task in tasks]),
         gradient,
         training=one.training,
@@ -165,7 +167,7 @@ def together(tasks: Sequence[Task]) -> list[Fitted]:
         moments=moments,
     )
     means = torch.stack(losses).double().mean(0).tolist()  # (M,)
-    return [(_of(params, i), _of(moments, i), mean) for i, mean in enumerate(means)]
+    return [(_of(params, i), _of(kept, i), mean) for i, mean in enumerate(means)]
 
 
 def _build(task: Task) -> None:
@@ -204,11 +206,12 @@ def _alike(tasks: Sequence[Task]) -> list[list[int]]:
 def _kind(task: Task) -> Any:
     """What tasks must agree in: all but numbers of records, unless passes are cut by them, and values other than
     AdamW's count of steps."""
-    trees = (task.params, task.moments, task.extras, {"images": task.images[0], "labels": task.labels[0]})
+    moments = task.moments or {}
+    trees = (task.params, moments, task.extras, {"images": task.images[0], "labels": task.labels[0]})
     shapes = [{k: (v.shape, v.dtype) for k, v in tree.items()} for tree in trees]
-    counts = {k: float(v) for k, v in task.moments.items() if k.startswith(COUNT)}
+    counts = {k: float(v) for k, v in moments.items() if k.startswith(COUNT)}
     records = None if task.training.replacement else len(task.images)
-    return (task.model, task.objective, task.training, task.steps, shapes, counts, records)
+    return (task.model, task.objective, task.training, task.steps, shapes, counts, records, task.moments is None)
 
 
 def _stacked(trees: Sequence[Params]) -> Params:

@@ -155,8 +155,8 @@ class Task:
     """Of batches and draws; each step moves it on."""
     steps: range
     """Which steps of `training`."""
-    moments: Params = field(default_factory=dict)
-    """The optimiser's state, {} at first."""
+    moments: Params | None = None
+    """The optimiser's state, {} at first; None: it is not asked for."""
     objective: Objective | None = None
     """What is minimised; None: the model's own loss."""
     extras: Params = field(default_factory=dict)
@@ -230,8 +230,9 @@ def fit(
 ) -> Fitted:
     """Take these steps of `training.of(N)` (None: all) on images (N, C, H, W) and labels (N, K).
 
-    Gives (params, moments, mean loss). `moments` is the optimiser's state: handing it back continues the optimisation
-    as if it had not been interrupted, save that without replacement a new pass begins. `objective` defaults to the
+    Gives (params, moments, mean loss). `moments` is the optimiser's state, {} at first: handing it back continues the
+    optimisation as if it had not been interrupted, save that without replacement a new pass begins. Without it, None,
+    a new optimisation is made, whose state is dropped: {} comes back. `objective` defaults to the
     model's own loss; `extras` are its constants. Raises Diverged when the loss is no longer finite, ValueError without
     records.
     """
@@ -249,7 +250,7 @@ def fit(
         training=training,
         rng=rng,
         steps=steps,
-        moments=moments or {},
+        moments=moments,
         objective=objective,
         extras=extras or {},
     )
@@ -261,7 +262,9 @@ def optimize(
 ) -> Fitted:
     """Steps of `training`'s optimiser (None: all, else one at least) along a gradient, wherever it comes from."""
     where, steps = device(), training.part(0, 1) if steps is None else steps
-    theta = {k: v.detach().to(where, copy=True).requires_grad_() for k, v in params.items()}
+    start = tree.Flat.of(params)
+    buffer = start.buffer.to(where, copy=True)  # All parameters: `theta` are views of it.
+    theta = {k: v.requires_grad_() for k, v in start.layout.leaves(buffer).items()}
     optimizer = _optimizer(theta, training, moments)
     average = _average(theta, moments or {}) if training.ema else {}
     losses, watch = torch.zeros(len(steps), device=where), WATCH.get()
@@ -280,12 +283,17 @@ def optimize(
             _check_finite(losses[: i + 1], steps[0])
         if watch is not None:
             watch(i + 1, len(steps), losses)
-    if not torch.stack([v.detach().sum() for v in theta.values()]).isfinite().all():  # No loss shows the last update.
+    weights = tree.Flat(start.layout, buffer.cpu())
+    if not tree.is_finite(weights):  # No loss shows the last update.
         raise Diverged(steps[-1], math.nan)
     mean, over = float(losses.double().mean()), steps.stop == training.part(0, 1).stop
-    weights = average if average and over else theta
-    moments = _moments(optimizer, theta) | tree.prefixed(AVERAGE, {k: v.cpu() for k, v in average.items()})
-    return {k: v.detach().cpu() for k, v in weights.items()}, moments, mean
+    if moments is None:
+        kept = {}
+    else:
+        kept = _moments(optimizer, theta) | tree.prefixed(AVERAGE, {k: v.cpu() for k, v in average.items()})
+    if average and over:
+        weights = tree.Flat.of({k: v.cpu() for k, v in average.items()})
+    return weights, kept, mean
 
 
 def fit_personal(

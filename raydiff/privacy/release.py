@@ -27,7 +27,7 @@ from torch import Tensor
 
 from raydiff import tree
 from raydiff.seeding import NoiseStream
-from raydiff.tree import Params, Tensors, clip_records
+from raydiff.tree import Flat, Params, Tensors, clip_records
 
 Unit = Literal["example", "client"]
 Relation = Literal["replace_one", "zero_out", "add_remove"]
@@ -127,11 +127,14 @@ class Release:
             raise TypeError("a Release is made by the functions of raydiff.privacy.release, and by nothing else")
         if self.value and isinstance(self.event, Nothing):
             raise ValueError(f"a release of no event must be empty, got {', '.join(self.value)}")
+        if isinstance(self.value, Flat):  # It is read only, and made of the whole of its memory.
+            return
         value = {k: _whole(v.detach().cpu()) for k, v in self.value.items()}
         object.__setattr__(self, "value", MappingProxyType(value))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (already_private, (dict(self.value), self.event))  # The key does not travel between processes.
+        value = self.value if isinstance(self.value, Flat) else dict(self.value)
+        return (already_private, (value, self.event))  # The key does not travel between processes.
 
     @property
     def nbytes(self) -> int:

@@ -22,12 +22,12 @@ from ray.exceptions import ObjectLostError, RayActorError
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from raydiff.experiment.tracking import keep_private
+from raydiff import process
 from raydiff.experiment.trial import Trial, make_clients, make_instruments
 from raydiff.federated.client import Client, run_clients
 from raydiff.federated.method import Metrics, Upload
 from raydiff.federated.rounds import Closing
-from raydiff.federated.sums import Desk, Late, Partial, partial_sums
+from raydiff.federated.sums import Desk, Late, Partial, partial_sum
 from raydiff.privacy.release import already_private
 from raydiff.runtime import gpu_memory, lost
 from raydiff.runtime.slots import Slot, cap_memory
@@ -61,7 +61,7 @@ class Worker:
     """Hosts the clients of one trial at a time. `host` replaces everything: trial B after A equals B alone."""
 
     def __init__(self) -> None:
-        keep_private()
+        process.begin()
         self._trial: str | None = None
         self._clients: dict[int, Client] = {}
         self._instruments: Any = None
@@ -69,6 +69,7 @@ class Worker:
         self._gpu = 0.0
         self._folder = Path()
         self._spare: list[Bits] = []
+        self._messages: Iterator[Any] = iter(())
 
     def host(self, trial: Trial, ids: Sequence[int], gpu: float) -> dict[int, int]:
         """Become the home of these clients of this trial: how many records each has."""
@@ -88,18 +89,27 @@ class Worker:
         params = tensors(server)
         yield from _messages(self._in_its_slice(ids, number, run_clients(self._of(trial, ids), params, number)))
 
-    def race(self, trial: str, ids: Sequence[int], server: Arrays, number: int) -> Iterator[Any]:
-        """`Client.run` of each, streamed, each as soon as it is there."""
-        params = tensors(server)
-        results = self._in_its_slice(ids, number, run_clients(self._of(trial, ids), params, number))
-        yield from _messages(results, seconds=0.0)
+    def race(self, trial: str, ids: Sequence[int], server: Arrays, number: int) -> Any:
+        """`Client.run` of the first; `more` gives the others, one at a time."""
+        results = self._in_its_slice(ids, number, run_clients(self._of(trial, ids), tensors(server), number))
+        self._messages = _messages(results, seconds=0.0)
+        return self.more(trial)
 
-    def sums(self, trial: str, ids: Sequence[int], server: Arrays, number: int, seconds: float) -> Iterator[Any]:
-        """The sum of what `Client.run` of each sends, in parts that are so old at least."""
+    def sums(self, trial: str, ids: Sequence[int], server: Arrays, number: int, seconds: float) -> Any:
+        """The sum of what `Client.run` sends of as many as end within `seconds`, one at least; `more` gives that of the
+        others."""
         clients, params = self._of(trial, ids), tensors(server)
         desk = Desk(clients[0].method, params, number, self._federation)
         results = self._in_its_slice(ids, number, run_clients(clients, params, number))
-        yield from partial_sums(desk, results, spare=self._spare, seconds=seconds)
+        self._messages = (partial_sum(desk, results, spare=self._spare, seconds=seconds) for _ in ids)
+        return self.more(trial)
+
+    def more(self, trial: str) -> Any:
+        """The next message of what was asked for last. What nobody asks for is not computed: a round that is closed
+        leaves no work behind but that of the client whose turn it was."""
+        if self._trial != trial:
+            raise NotHosted(trial)
+        return next(self._messages)
 
     def evaluate(self, trial: str, ids: Sequence[int], server: Arrays, number: int, split: str) -> Iterator[Any]:
         """`Client.evaluate` of each, streamed."""
@@ -175,14 +185,14 @@ class RayPool:
     ) -> Iterator[tuple[Upload, Metrics] | Late]:
         """`Client.run` of each that comes before the round is closed; the others are late.
 
-        All that came is held until then, for it is given in the order of `ids`. A worker goes on with the client that
-        it is at, and drops those that were to come after: the next round begins behind it.
+        All that came is held until then, for it is given in the order of `ids`. A worker ends the client that it is at,
+        and is not asked for those that were to come after: the next round begins behind it.
         """
         if not ids:
             return
         ref, came = ray.put(arrays(server)), dict[int, Any]()
         for message in self._arrivals(
-            ids, lambda w, part, _: _streaming(w.race).remote(self._digest, part, ref, number), closing, _clients
+            ids, lambda w, part, _: w.race.remote(self._digest, part, ref, number), closing, _clients
         ):
             came |= {result[0]: result for result in message}
         for client in ids:
@@ -203,7 +213,7 @@ class RayPool:
 
         def ask(worker: Any, part: list[int], deaths: int) -> Any:
             seconds = 0.0 if closing or deaths else PART_S
-            return _streaming(worker.sums).remote(self._digest, part, ref, desk.number, seconds)
+            return worker.sums.remote(self._digest, part, ref, desk.number, seconds)
 
         everyone = Closing(enough=len(ids))
         for part in self._arrivals(ids, ask, closing or everyone, _clients_of_part):
@@ -255,33 +265,29 @@ class RayPool:
         """
         deadline, came = time.monotonic() + closing.seconds, 0
         parts = {i: [c for c in ids if c % len(self.workers) == i] for i in range(len(self.workers))}
-        streams = {i: ask(self.workers[i], part, 0) for i, part in parts.items() if part}
-        deaths = dict.fromkeys(streams, 0)
-        try:
-            while streams and came < closing.enough:
-                left = max(0.0, deadline - time.monotonic())
-                ready, _ = ray.wait(list(streams.values()), timeout=None if left == math.inf else left)
-                if not ready:
-                    break
-                i = next(i for i, stream in streams.items() if stream is ready[0])
-                try:
-                    message = ray.get(next(streams[i]))
-                except LOST:
-                    deaths[i] += 1
-                    if deaths[i] == ATTEMPTS:
-                        raise self._poisoned(i, parts[i][0]) from None
-                    self._revive(i)
-                    streams[i] = ask(self.workers[i], parts[i], deaths[i])
-                    continue
-                clients = clients_of(message)
-                parts[i] = [c for c in parts[i] if c not in clients]
-                came, deaths[i] = came + len(clients), 0
-                if not parts[i]:
-                    del streams[i]
-                yield message
-        finally:
-            for stream in streams.values():
-                ray.cancel(stream)
+        asked = {ask(self.workers[i], part, 0): i for i, part in parts.items() if part}
+        deaths = dict.fromkeys(asked.values(), 0)
+        while asked and came < closing.enough:
+            left = max(0.0, deadline - time.monotonic())
+            ready, _ = ray.wait(list(asked), timeout=None if left == math.inf else left)
+            if not ready:
+                break
+            i = asked.pop(ready[0])
+            try:
+                message = ray.get(ready[0])
+            except LOST:
+                deaths[i] += 1
+                if deaths[i] == ATTEMPTS:
+                    raise self._poisoned(i, parts[i][0]) from None
+                self._revive(i)
+                asked[ask(self.workers[i], parts[i], deaths[i])] = i
+                continue
+            clients = clients_of(message)
+            parts[i] = [c for c in parts[i] if c not in clients]
+            came, deaths[i] = came + len(clients), 0
+            if parts[i] and came < closing.enough:
+                asked[self.workers[i].more.remote(self._digest)] = i
+            yield message
 
     def _revive(self, i: int) -> None:
         """Host worker i's clients again, waiting for Ray to restart it. Raises WorkersLost at the deadline."""

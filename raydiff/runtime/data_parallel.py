@@ -22,8 +22,8 @@ from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer, get_device
 from torch import Tensor
 
+from raydiff import process
 from raydiff.experiment.config import Runtime
-from raydiff.experiment.tracking import keep_private
 from raydiff.experiment.trial import Trial, local_pool
 from raydiff.federated.rounds import Pool
 from raydiff.models.ddpm import device
@@ -110,7 +110,7 @@ def bundle(runtime: Runtime) -> dict[str, float]:
 def _process(config: dict[str, Any]) -> Any:
     """One process, from Ray Train's arguments to what it lets through: no tensors."""
     torch.set_num_threads(config["threads"])
-    keep_private()
+    process.begin()
     cap_memory(config["gpu"])
     if config["gpu"]:
         torch.cuda.set_device(get_device())

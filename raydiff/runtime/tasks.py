@@ -13,7 +13,7 @@ import ray
 from ray.exceptions import RayActorError
 from ray.util import ActorPool
 
-from raydiff.experiment.tracking import keep_private
+from raydiff import process
 from raydiff.models.ddpm import device
 from raydiff.results import generate, shadows
 from raydiff.results.finished import open_finished
@@ -63,7 +63,7 @@ class _Hand:
     """One worker."""
 
     def __init__(self, opened: Callable[[], Do], gpu: float) -> None:
-        keep_private()
+        process.begin()
         cap_memory(gpu)
         self._opened = functools.cache(opened)  # Where it fails, the piece does.
 

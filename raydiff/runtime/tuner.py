@@ -28,12 +28,12 @@ import torch
 from ray import tune
 from ray.tune.stopper import CombinedStopper
 
+from raydiff import process
 from raydiff.experiment import config as configuration
 from raydiff.experiment import overrides
 from raydiff.experiment import trial as trials
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.owner import Owner
-from raydiff.experiment.tracking import keep_private
 from raydiff.experiment.trial import Trial, cut_short
 from raydiff.federated.checkpoint import Overtaken
 from raydiff.report.files import read_json
@@ -57,7 +57,7 @@ class Federation(tune.Trainable):
 
     def setup(self, config: dict[str, Any]) -> None:
         """Start the workers in this trial's own placement group, then begin."""
-        keep_private()
+        process.begin()
         shape = Slot(**config["slot"])
         cap_memory(shape.gpu_server)
         self._gpu, self._gpu_server = shape.gpu_per_worker, shape.gpu_server

@@ -223,7 +223,8 @@ def _trainings(
         loss.backward()
         return {k: v.grad for k, v in theta.items() if v.grad is not None}, loss.detach()
 
-    params, moments, done = model.init(generator(seed, "pdp", "model")), None, 0
+    params, done = model.init(generator(seed, "pdp", "model")), 0
+    moments: Params = {}
     for mark in marks:
         if mark > done:
             params, moments, _ = optimize(params, gradient, training=training, steps=range(done, mark), moments=moments)

@@ -18,7 +18,7 @@ from raydiff.data.records import Records
 from raydiff.federated.client import Client, Failed
 from raydiff.federated.method import LocalResult, Round
 from raydiff.federated.rounds import Closing, LocalPool, Progress, rounds
-from raydiff.federated.sums import Desk, Late, Partial, partial_sums
+from raydiff.federated.sums import Desk, Late, Partial, partial_sum
 from raydiff.methods import FedAvg, Scaffold
 from raydiff.methods._averaging import RECORDS, TIMES, Averaging
 from raydiff.models.training import Training
@@ -56,9 +56,9 @@ class Dealt(LocalPool):
         for i in range(self.workers):
             own = mixed[i :: self.workers]
             there = Desk(desk.method, desk.server, desk.number, desk.clients)  # A worker has its own.
-            results = self.run(own, desk.server, desk.number)
-            parts = partial_sums(there, results, spare=self.spare[i], seconds=0.0 if i == 0 else math.inf)
-            yield from pickle.loads(pickle.dumps(list(parts)))
+            results, seconds = self.run(own, desk.server, desk.number), 0.0 if i == 0 else math.inf
+            while (part := partial_sum(there, results, spare=self.spare[i], seconds=seconds)).sent:
+                yield pickle.loads(pickle.dumps(part))
 
 
 def clients(method: Any) -> list[Client]:

@@ -89,9 +89,9 @@ def test_fit_is_adamw_on_the_models_loss_along_a_cosine() -> None:
 @pytest.mark.parametrize("at", [1, 3])
 def test_continuing_with_the_moments_is_as_if_uninterrupted(model: DDPM, at: int) -> None:
     training = Training(steps=4, batch=4)
-    whole, whole_moments, _ = train(training, model=model)
+    whole, whole_moments, _ = train(training, model=model, moments={})
     rng = generator(1)
-    half, moments, _ = train(training, model=model, rng=rng, steps=range(at))
+    half, moments, _ = train(training, model=model, rng=rng, steps=range(at), moments={})
     state = rng.get_state()
     rest, rest_moments, _ = train(training, model=model, rng=rng, params=half, steps=range(at, 4), moments=moments)
     assert tree.digest(rest) == tree.digest(whole)
@@ -167,9 +167,9 @@ def test_each_pass_takes_every_record_once_and_a_continued_training_begins_a_new
 @pytest.mark.parametrize("at", [1, 3])
 def test_sgd_continues_with_its_momentum(at: int) -> None:
     training = Training(steps=4, batch=4, optimizer="sgd", momentum=0.9, weight_decay=0.1, learning_rate=0.05)
-    whole, whole_moments, _ = train(training)
+    whole, whole_moments, _ = train(training, moments={})
     rng = generator(1)
-    half, moments, _ = train(training, rng=rng, steps=range(at))
+    half, moments, _ = train(training, rng=rng, steps=range(at), moments={})
     assert {k.partition("/")[0] for k in moments} == {"momentum_buffer"}
     state = rng.get_state()
     rest, rest_moments, _ = train(training, rng=rng, params=half, steps=range(at, 4), moments=moments)
@@ -192,7 +192,7 @@ def test_a_training_ends_with_the_moving_average_of_its_weights() -> None:
     for k in whole:
         torch.testing.assert_close(whole[k], average[k], rtol=1e-5, atol=1e-7)
     rng = generator(1)
-    half, moments, _ = train(training, rng=rng, steps=range(4))
+    half, moments, _ = train(training, rng=rng, steps=range(4), moments={})
     assert tree.digest(half) == tree.digest(train(replace(training, ema=0.0), steps=range(4))[0])
     rest, _, _ = train(training, rng=rng, params=half, steps=range(4, 9), moments=moments)
     assert tree.digest(rest) == tree.digest(whole) != tree.digest(weights)
@@ -224,7 +224,7 @@ def test_what_no_optimiser_can_do_is_refused(fields: dict[str, Any], says: str) 
 
 def test_fit_leaves_its_arguments_alone() -> None:
     (images, labels), params = records(), MODEL.init(generator(0))
-    _, moments, _ = fit(MODEL, params, images, labels, training=Training(steps=2), rng=generator(1))
+    _, moments, _ = fit(MODEL, params, images, labels, training=Training(steps=2), rng=generator(1), moments={})
     extras = {"c": torch.ones(1)}
     before = [tree.digest(p) for p in (params, moments, extras, {"x": images, "y": labels})]
     after, _, _ = fit(

@@ -295,7 +295,7 @@ def _fit(module: nn.Module, gradient: Gradient, plan: Training, name: str, say: 
     """Train all of a module's parameters; the mean loss of the last steps. It is left frozen, on the accelerator."""
     module.to(device())
     params = {k: v.detach() for k, v in module.named_parameters()}
-    moments: Params | None = None
+    moments: Params = {}
     loss = math.nan
     for first in range(0, plan.steps, EVERY):
         steps = range(first, min(first + EVERY, plan.steps))
