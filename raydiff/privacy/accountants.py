@@ -37,7 +37,8 @@ from torch import Tensor
 from raydiff.privacy import pairs
 from raydiff.privacy.release import Event, Gaussian, NonPrivate, Nothing
 
-Accountant = Literal["exact", "pld", "rdp", "theorem"]
+Accountant = Literal["exact", "rdp", "theorem"]
+"""Of what is not sampled, where pld is exact."""
 Group = tuple[str, str, str]
 """(unit, relation, trust): what an epsilon speaks of."""
 
