@@ -110,7 +110,7 @@ class Losses:
         return max(0.0, math.log(excess / float(other[first]))) if excess > 0 else 0.0
 
 
-@functools.lru_cache(maxsize=8)
+@functools.lru_cache(maxsize=4)
 def losses(steps: tuple[Kind, ...], *, replaced: bool) -> Losses:
     """The loss of all these steps; `replaced`: under replace_one."""
     widest, points = _widest(steps, replaced), _points(sum(k.times for k in steps))
@@ -134,7 +134,7 @@ def losses(steps: tuple[Kind, ...], *, replaced: bool) -> Losses:
 
 def _points(steps: int) -> int:
     """Of the grid: each step spreads the loss by up to half a cell."""
-    return 1 << min(20, 16 + 2 * max(0, math.ceil(math.log(max(steps, 1) / 4000, 16))))
+    return 1 << (16 if steps <= 10_000 else 18 if steps <= 160_000 else 20)
 
 
 def _widest(steps: tuple[Kind, ...], replaced: bool) -> float:
