@@ -8,20 +8,24 @@ import dataclasses
 from typing import Any
 
 LATER = "later"
+_DEFAULT = object()
 
 
-def later(default: Any) -> Any:
-    """A field that is left out at this default."""
-    return dataclasses.field(default=default, metadata={LATER: True})
+def later(default: Any, *, before: Any = _DEFAULT) -> Any:
+    """A field that is left out at this default; where the default is not how it was before there was the field, at
+    `before`, which is what a file that lacks it means."""
+    return dataclasses.field(default=default, metadata={LATER: default if before is _DEFAULT else before})
+
+
+def unsaid(cls: Any) -> dict[str, Any]:
+    """What a file that lacks these fields of a dataclass means by it."""
+    return {f.name: f.metadata[LATER] for f in dataclasses.fields(cls) if LATER in f.metadata}
 
 
 def counted(settings: Any) -> list[dataclasses.Field[Any]]:
     """The fields of a dataclass that say something."""
-    return [
-        f
-        for f in dataclasses.fields(settings)
-        if not (f.metadata.get(LATER) and getattr(settings, f.name) == f.default)
-    ]
+    said = unsaid(settings)
+    return [f for f in dataclasses.fields(settings) if f.name not in said or getattr(settings, f.name) != said[f.name]]
 
 
 def spelled(value: Any) -> str:

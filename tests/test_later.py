@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from raydiff.later import counted, later, spelled
+from raydiff.later import counted, later, spelled, unsaid
 from raydiff.models.ddpm import DDPM
 
 
@@ -37,6 +37,17 @@ def test_a_field_that_came_later_is_left_out_at_its_default_and_shown_elsewhere(
     assert [f.name for f in counted(whole)] == ["part", "sizes"]
     assert spelled(replace(whole, added=0.25)) == "Whole(part=Part(size=1, name=None), sizes=(1, 2), added=0.25)"
     assert spelled(replace(whole, other=())) == "Whole(part=Part(size=1, name=None), sizes=(1, 2), other=())"
+
+
+@dataclass(frozen=True)
+class Moved:
+    size: int = 1
+    by: str = later("new", before="old")
+
+
+def test_a_field_whose_default_is_not_how_it_was_is_left_out_as_it_was() -> None:
+    assert spelled(Moved()) == "Moved(size=1, by='new')" and spelled(Moved(by="old")) == "Moved(size=1)"
+    assert unsaid(Moved) == {"by": "old"} and unsaid(Whole) == {"added": 0.5, "other": ("a",)}
 
 
 def test_a_model_of_the_noise_is_spelled_as_before_it_could_be_another() -> None:

@@ -160,7 +160,8 @@ def one_run(method: DPSGD, included: Tensor, rng: torch.Generator, noise: NoiseS
     pulls, ledger = Pulls(len(included)), Ledger()
     sgd = replace(method.local, optimizer="sgd", decay="constant", weight_decay=0.0, momentum=0.0, learning_rate=1.0)
     audited = replace(method, model=cast(Any, pulls), local=sgd)
-    images, labels = pulls.records(included, clip=method.max_grad_norm)
+    opposite = method.relation == "replace_one"
+    images, labels = pulls.records(included, clip=method.max_grad_norm, opposite=opposite)
     data = Records(images, labels, torch.arange(len(included)))
     server: Params = pulls.init(rng)
     for r in range(method.rounds):

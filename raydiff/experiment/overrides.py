@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from raydiff import methods
 from raydiff.federated.method import Method
-from raydiff.later import counted
+from raydiff.later import counted, unsaid
 from raydiff.lookup import is_outside, nearest
 
 UNIONS = (types.UnionType, typing.Union)
@@ -49,14 +49,15 @@ def kind(cls: type) -> str:
 def from_dict(data: Mapping[str, Any], declared: Any) -> Any:
     """The inverse of `to_dict`: an object of the declared class, or of one of a declared union.
 
-    Raises ValueError on names that this version does not know.
+    A field that came later and is not there is as it was before. Raises ValueError on names that this version does not
+    know.
     """
     known = {kind(c): c for c in _dataclasses_of(declared)}
     name = str(data.get("kind"))
     if name not in known and not (declared is Method and is_outside(name)):
         raise ValueError(f"unknown kind {data.get('kind')!r}; known here: {', '.join(known)}")
     cls = known.get(name) or methods.imported(name)
-    hints, values = typing.get_type_hints(cls), {}
+    hints, values = typing.get_type_hints(cls), unsaid(cls)
     for name, value in data.items():
         if name == "kind":
             continue
@@ -235,7 +236,10 @@ def switched(current: Any, cls: type) -> Any:
 
 
 def _fits(value: Any, declared: Any) -> bool:
-    """Whether the field may hold it: a denoiser does not go where a classifier must, nor text where a schedule."""
+    """Whether the field may hold it: a denoiser does not go where a classifier must, nor text where a schedule, nor
+    another text than those of a `Literal`."""
+    if typing.get_origin(declared) is Literal:
+        return value in typing.get_args(declared)
     choices = _dataclasses_of(declared)
     return type(value) in choices if dataclasses.is_dataclass(value) else value is None or not choices
 

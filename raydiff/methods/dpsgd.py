@@ -3,8 +3,8 @@
 
 Adversary: the server, and so whoever sees what it makes of the uploads (local trust). It knows the number of each
 client's records, the seed and all parameters; not the noise secret, nor which records a step draws. Unit: one record,
-its image and its labels, counted or not while their number stays (zero-out). Not covered: that a training diverged,
-which ends the trial.
+its image and its labels, counted or not while their number stays (zero-out), or replaced by another (replace-one, as
+PFDM has it). Not covered: that a training diverged, which ends the trial.
 
 | DPDM | here |
 |---|---|
@@ -25,20 +25,30 @@ label dropout. A client that takes part in fewer rounds spends less than the bud
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Literal, get_args
 
 from raydiff import tree
 from raydiff.data.records import Records
 from raydiff.federated.form import Form
 from raydiff.federated.method import SERVER_ONLY, LocalResult, Mean, Metrics, Round
+from raydiff.later import later
+from raydiff.lookup import check_one_of
 from raydiff.methods._averaging import Averaged, Averaging
 from raydiff.models.d3pm import DiscreteDiffusion
 from raydiff.models.ddpm import DDPM, Sampling, device
 from raydiff.models.networks import UNet
 from raydiff.models.training import Training, optimize
 from raydiff.privacy import accountants
-from raydiff.privacy.private_gradient import Mechanism, PrivateGradient, noise_multiplier, sampling_rate
-from raydiff.privacy.release import Event, Gaussian, Nothing, already_private, nothing
+from raydiff.privacy.private_gradient import (
+    Budget,
+    Mechanism,
+    Neighbours,
+    PrivateGradient,
+    event_of,
+    noise_multiplier,
+    sampling_rate,
+)
+from raydiff.privacy.release import Event, Nothing, already_private, nothing
 from raydiff.tree import Params
 
 DECLARED = ("examples",)
@@ -60,6 +70,10 @@ class DPSGD(Averaged):
     """Privacy budget of one record, all rounds together; None: none, and no noise unless `noise_multiplier` says so."""
     delta: float = 1e-5
     """The delta that goes with it."""
+    relation: Neighbours = later("zero_out")
+    """What the epsilon speaks of: a record that counts or not (zero_out), or one in another's place (replace_one)."""
+    accountant: Literal["pld", "rdp"] = later("pld", before="rdp")
+    """Which bound turns the noise into an epsilon; rdp adds up to a tenth more noise, and has none for replace_one."""
     noise_multiplier: float | None = None
     """sigma. Default: the smallest within the budget; a given one must be too."""
     max_grad_norm: float = 1.0
@@ -73,11 +87,13 @@ class DPSGD(Averaged):
     sampling: Sampling = Sampling()
     """The chain from T to 0."""
 
-    accountant: ClassVar[str] = "rdp"
-
     def __post_init__(self) -> None:
         super().__post_init__()
         accountants.check_budget(1.0 if self.epsilon is None else self.epsilon, self.delta)
+        check_one_of("relation", self.relation, get_args(Neighbours))
+        check_one_of("accountant", self.accountant, ("pld", "rdp"))
+        if (self.relation, self.accountant) == ("replace_one", "rdp"):
+            raise ValueError("accountant must be pld with relation replace_one: rdp has no theorem for sampling there")
         self.local.refuse_epochs("local", "each step draws every record with a probability of its own")
         self._mechanism(self.noise_multiplier or 0.0)
         if not 0 <= self.ema < 1:
@@ -97,9 +113,11 @@ class DPSGD(Averaged):
 
     def mechanism(self, records: int) -> Mechanism:
         """What a client with this many records does. Raises ValueError as `check_records`."""
-        budget, steps = (self.epsilon, self.delta), max(1, self.local.steps)
-        sigma = noise_multiplier(self.noise_multiplier, budget, batch=self.local.batch, records=records, steps=steps)
-        return self._mechanism(sigma)
+        budget = Budget(epsilon=self.epsilon, delta=self.delta, relation=self.relation, accountant=self.accountant)
+        batch, steps = self.local.batch, max(1, self.local.steps)
+        return self._mechanism(
+            noise_multiplier(self.noise_multiplier, budget, batch=batch, records=records, steps=steps)
+        )
 
     def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
         """Train privately from the server's weights on the client's records; send the difference."""
@@ -116,6 +134,7 @@ class DPSGD(Averaged):
             batch=self.local.batch,
             rng=rnd.rng,
             noise=rnd.noise,
+            relation=self.relation,
         )
         params, _, loss = optimize(weights, gradient, training=self.local, steps=steps)
         sent = already_private(tree.sub(params, weights), replace(gradient.event, declared=DECLARED))
@@ -124,9 +143,10 @@ class DPSGD(Averaged):
 
     def upload_event(self, records: int, number: int) -> Event:
         """The round's steps, each on a Poisson sample of the client's records."""
-        steps, sigma = len(self._steps(number)), self.mechanism(records).noise_multiplier
-        rate = sampling_rate(self.local.batch, records)
-        return Gaussian(sigma, "example", "zero_out", "local", rate, steps, DECLARED) if steps else Nothing()
+        if not (steps := len(self._steps(number))):
+            return Nothing()
+        sigma, rate = self.mechanism(records).noise_multiplier, sampling_rate(self.local.batch, records)
+        return replace(event_of(sigma, self.relation, rate=rate, steps=steps), declared=DECLARED)
 
     def form(self, server: Params, examples: int, number: int) -> Form:
         """An update of the model, in a round that has steps."""

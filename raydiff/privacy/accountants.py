@@ -8,12 +8,18 @@ guesses.
 | name | bound | source |
 |---|---|---|
 | exact | the smallest epsilon of unsampled Gaussians | Balle & Wang 2018 (arXiv 1805.06530), Theorem 8 |
+| pld | the same of sampled ones, on a grid of privacy losses | `pairs`, with the proof |
 | rdp | Renyi DP, best order, improved conversion | Canonne, Kamath & Steinke 2020 (arXiv 2004.00010) |
 | theorem | Renyi DP, closed form | PFDM (Patel et al., CVPR 2026, arXiv 2504.00952), Theorem 5.1 |
 
+| relation | unsampled | Poisson sampling |
+|---|---|---|
+| add_remove, zero_out | all | pld, rdp |
+| replace_one | all | pld, where the unit adds a vector of norm at most half the sensitivity |
+
 All see unsampled Gaussians through mu = sensitivity / standard deviation, or tau = mu^2 / 2. Under
 composition mu^2 and tau add up, also where a value depends on those before it (Dong, Roth & Su 2019, arXiv
-1905.02383). exact <= rdp <= theorem.
+1905.02383). exact = pld <= rdp <= theorem; of sampled ones pld <= rdp.
 """
 
 from __future__ import annotations
@@ -28,9 +34,11 @@ from typing import Literal
 
 from torch import Tensor
 
+from raydiff.privacy import pairs
 from raydiff.privacy.release import Event, Gaussian, NonPrivate, Nothing
 
 Accountant = Literal["exact", "rdp", "theorem"]
+"""Of what is not sampled, where pld is exact."""
 Group = tuple[str, str, str]
 """(unit, relation, trust): what an epsilon speaks of."""
 
@@ -53,6 +61,17 @@ def exact(events: Sequence[Event], delta: float) -> float:
     return _exact(gaussian_dp_mu(events), delta)
 
 
+def pld(events: Sequence[Event], delta: float) -> float:
+    """The smallest epsilon, from the distribution of the privacy loss; covers Poisson sampling.
+
+    Without sampling it is `exact`; else above the truth by less than a thousandth of it. Raises ValueError for events
+    that do not compose.
+    """
+    _check_delta(delta)
+    kinds = kinds_of(events)
+    return math.inf if kinds is None else _pld(*kinds, delta)
+
+
 def rdp(events: Sequence[Event], delta: float) -> float:
     """Renyi DP at the best order; covers Poisson sampling under zero_out and add_remove.
 
@@ -61,7 +80,10 @@ def rdp(events: Sequence[Event], delta: float) -> float:
     _check_delta(delta)
     gaussians = _gaussians(events)
     if gaussians is not None and any(g.sampling_rate < 1 for g in gaussians):
-        return _rdp_sampled(gaussians, delta)
+        kinds, replaced = _kinds(gaussians)
+        if replaced:
+            raise Unsupported("rdp has no theorem for Poisson sampling under replace_one: use the pld accountant")
+        return _rdp_sampled(kinds, delta)
     return _rdp(_tau(gaussian_dp_mu(events)), delta)
 
 
@@ -77,7 +99,7 @@ def theorem(events: Sequence[Event], delta: float) -> float:
 
 
 Bound = Callable[[Sequence[Event], float], float]
-ACCOUNTANTS: dict[str, Bound] = {"exact": exact, "rdp": rdp, "theorem": theorem}
+ACCOUNTANTS: dict[str, Bound] = {"exact": exact, "pld": pld, "rdp": rdp, "theorem": theorem}
 
 
 def epsilon_of(events: Sequence[Event], delta: float, accountant: str) -> float:
@@ -131,17 +153,15 @@ def gaussian_dp_mu(events: Sequence[Event]) -> float:
     if gaussians is None:
         return math.inf
     if any(g.sampling_rate < 1 for g in gaussians):
-        raise Unsupported("Poisson sampling has no Gaussian-DP theorem here: use the rdp accountant")
+        raise Unsupported("Poisson sampling has no Gaussian-DP theorem here: use the pld accountant")
     return math.hypot(*(math.sqrt(g.steps) / g.std_over_sensitivity for g in gaussians))
 
 
-def steps_of(events: Sequence[Event]) -> Counter[tuple[float, float]] | None:
-    """How often there is a Gaussian of each (sampling rate, noise multiplier); None where something is unprotected.
-
-    Raises ValueError for events that do not compose, Unsupported for sampling under replace_one.
-    """
+def kinds_of(events: Sequence[Event]) -> tuple[tuple[pairs.Kind, ...], bool] | None:
+    """(the steps of each kind, whether they are under replace_one): what decides the privacy loss of `events`. None
+    where something is unprotected. Raises ValueError for events that do not compose."""
     gaussians = _gaussians(events)
-    return None if gaussians is None else _counted(g for g in gaussians if g.std_over_sensitivity < math.inf)
+    return None if gaussians is None else _kinds(gaussians)
 
 
 @functools.lru_cache
@@ -168,6 +188,14 @@ def auc_ceiling(mu: float) -> float:
     """The largest ROC AUC of any membership attack under mu-Gaussian DP, Phi(mu / sqrt 2)."""
     _check_mu(mu)
     return _normal_cdf(mu / math.sqrt(2))
+
+
+def tpr_ceiling(mu: float, fpr: float) -> float:
+    """The largest true positive rate of any such attack at this false positive rate, Phi(mu + Phi^-1(fpr))."""
+    from scipy.special import ndtr, ndtri
+
+    _check_mu(mu)
+    return 1.0 if mu == math.inf else float(ndtr(mu + ndtri(fpr)))
 
 
 def release_event(clip: float, abar: float) -> Gaussian:
@@ -221,16 +249,17 @@ def _gaussians(events: Sequence[Event]) -> list[Gaussian] | None:
     unprotected = any(isinstance(e, NonPrivate) for e in events)
     if unprotected or any(g.std_over_sensitivity == 0 for g in gaussians):
         return None
-    if any(g.sampling_rate < 1 and g.relation == "replace_one" for g in gaussians):
-        raise Unsupported("Poisson sampling has no theorem here under replace_one: state it under zero_out")
     return gaussians
 
 
-def _counted(gaussians: Iterable[Gaussian]) -> Counter[tuple[float, float]]:
-    steps: Counter[tuple[float, float]] = Counter()
+def _kinds(gaussians: Iterable[Gaussian]) -> tuple[tuple[pairs.Kind, ...], bool]:
+    times: Counter[tuple[float, float]] = Counter()
+    replaced = False
     for g in gaussians:
-        steps[g.sampling_rate, g.std_over_sensitivity] += g.steps
-    return steps
+        replaced = replaced or g.relation == "replace_one"
+        if g.std_over_sensitivity < math.inf:
+            times[g.sampling_rate, g.std_over_sensitivity] += g.steps
+    return tuple(sorted(pairs.Kind(rate, noise, n) for (rate, noise), n in times.items())), replaced
 
 
 def _exact(mu: float, delta: float) -> float:
@@ -282,6 +311,17 @@ def _legendre() -> tuple[tuple[float, float], ...]:
     return tuple(zip(nodes.tolist(), weights.tolist(), strict=True))
 
 
+@functools.lru_cache(maxsize=2**15)
+def _pld(kinds: tuple[pairs.Kind, ...], replaced: bool, delta: float) -> float:
+    unsampled = _exact(math.hypot(*(math.sqrt(k.times) / k.noise for k in kinds)), delta)
+    if all(k.rate == 1 for k in kinds):
+        return unsampled
+    found = pairs.losses(kinds, replaced=replaced).epsilon(delta)
+    if found == math.inf and not replaced:  # so small a delta is below the transforms' rounding
+        found = _rdp_sampled(kinds, delta)
+    return min(unsampled, found)  # sampling never hurts
+
+
 def _rdp(tau: float, delta: float) -> float:
     """min over gamma > 1 of the converted gamma * tau.
 
@@ -300,21 +340,17 @@ def _rdp(tau: float, delta: float) -> float:
     return max(0.0, _converted((1 + u) * tau, u, delta))
 
 
-def _rdp_sampled(gaussians: Sequence[Gaussian], delta: float) -> float:
+def _rdp_sampled(kinds: Sequence[pairs.Kind], delta: float) -> float:
     """Poisson-sampled Gaussians under add_remove (Mironov, Talwar & Zhang 2019, arXiv 1908.10530).
 
     So too under zero_out: a sum in which a record counts for nothing is the sum without it, and each record is drawn by
     itself, so that the two distributions are the same ones; the rate, which n decides, stays.
     """
-    steps = _counted(gaussians)
 
     def divergence(order: float) -> float:
-        total = 0.0
-        for (rate, noise), n in steps.items():
-            total += n * _sampled_divergence(rate, noise, order)
-        return total
+        return sum(k.times * _sampled_divergence(k.rate, k.noise, order) for k in kinds)
 
-    tau = sum(n / noise / noise for (_, noise), n in steps.items()) / 2
+    tau = sum(k.times / k.noise / k.noise for k in kinds) / 2
     return max(0.0, min(_best_order(divergence, delta), _rdp(tau, delta)))  # sampling never hurts
 
 
@@ -342,7 +378,7 @@ def _sampled_divergence(rate: float, noise: float, order: float) -> float:
     """Renyi divergence of one sampled step."""
     from opacus.accountants.analysis.rdp import compute_rdp
 
-    return 0.0 if noise == math.inf else float(compute_rdp(q=rate, noise_multiplier=noise, steps=1, orders=order))
+    return float(compute_rdp(q=rate, noise_multiplier=noise, steps=1, orders=order))
 
 
 def _converted(divergence: float, u: float, delta: float) -> float:

@@ -7,7 +7,8 @@ of right guesses would hardly exceed that of randomised response: Corollary 5.4 
 
 A canary is a record whose gradient is known: it pulls at one parameter that is its own (a Dirac canary), more strongly
 than the clip norm. One that is left out leaves a record without gradient in its place, so that the number of records,
-which is public, and with it the sampling rate say nothing: the sum moves as if the canary had been removed.
+which is public, and with it the sampling rate say nothing: the sum moves as if the canary had been removed. Under
+replace-one its opposite takes its place.
 
 The bound is loose by nature: it cannot exceed `Bits.epsilon_most`, and of an honest run it is far below epsilon. It is
 meant for small targets (epsilon of at most 2).
@@ -136,10 +137,12 @@ class Pulls:
         images, labels = batch
         return -(params["w"][labels[:, 0]] * images.flatten(1).sum(1)).mean()
 
-    def records(self, included: Tensor, *, clip: float) -> tuple[Tensor, Tensor]:
-        """Images (m, 1, 1, 1) and labels (m, 1): the canaries of gradient norm `STRENGTH * clip`, 0 where left out."""
-        images = (STRENGTH * clip * included.float()).view(-1, 1, 1, 1)
-        return images, torch.arange(self.canaries)[:, None]
+    def records(self, included: Tensor, *, clip: float, opposite: bool = False) -> tuple[Tensor, Tensor]:
+        """Images (m, 1, 1, 1) and labels (m, 1): the canaries of gradient norm `STRENGTH * clip`, and where they are
+        left out 0, or their `opposite`."""
+        instead = -1.0 if opposite else 0.0
+        images = STRENGTH * clip * torch.where(included, 1.0, instead)
+        return images.view(-1, 1, 1, 1), torch.arange(self.canaries)[:, None]
 
 
 def coins(canaries: int, rng: torch.Generator) -> Tensor:

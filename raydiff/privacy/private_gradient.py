@@ -5,17 +5,17 @@ K draws of what is random in the loss, is clipped to norm C over all parameters 
 gets noise of standard deviation sigma C and is divided by the expected batch, q n. All that is made of these gradients
 (Adam, averages) is post-processing.
 
-The relation is zero-out: a record counts, or nothing does in its place; the number of records n, and with it q, is
-public and stays. Then the sum moves by C at most, whatever K is: the draws in a record's loss, which need not be
-secret, are keyed by the record itself, and its gradient depends on no other record. So it does where a record is taken
-out of the list; only q, which goes with n, says that.
+The number of records n, and with it q, is public and stays. Under zero-out a record counts, or nothing does in its
+place; under replace-one another record does. Whatever K is, a record adds a vector of norm C at most to the sum: the
+draws in its loss, which need not be secret, are keyed by the record itself, and its gradient depends on no other
+record. So the sum moves by C at most, or by 2 C. So it does where a record is taken out of the list; but q, which goes
+with n, says that, and add-remove is refused.
 
 The amplification by sampling holds against those who do not see which records are drawn: the sample comes from the
 secret stream, as the noise does, each record for itself.
 
-Opacus keeps the account, and no more: its hooks give wrong gradients for a UNet with attention, its norms are plain
-float32 sums (4e-4 off for a million equal entries), and its noise comes from a torch generator, which on a CPU keeps
-32 bits of its seed.
+None of it is Opacus': its hooks give wrong gradients for a UNet with attention, its norms are plain float32 sums (4e-4
+off for a million equal entries), and its noise comes from a torch generator, which on a CPU keeps 32 bits of its seed.
 
 Shapes: n records, B of them drawn in a step, K draws for each; images (n, C, H, W), labels (n, columns).
 """
@@ -27,6 +27,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -42,6 +43,9 @@ Loss = Callable[[Params, tuple[Tensor, Tensor], Params, Params], Tensor]
 """loss(params, (images, labels), draws, extras): the mean over a batch, a pure function of tensors."""
 Draws = Callable[[int, torch.Generator], Params]
 """(count, rng) -> what is random in the loss of `count` records: leaves (count, ...)."""
+
+Neighbours = Literal["zero_out", "replace_one"]
+"""The relations that hold of it."""
 
 FLOATS = 2**25  # entries of per-record gradients in memory at once: 128 MiB
 EXAMPLES = 256  # records times draws in one forward pass
@@ -71,8 +75,8 @@ class PrivateGradient:
     """The noised gradient of a loss on one client's records, step after step, and what the steps cost together.
 
     `batch` is the expected number of records in a step. `rng` is for the loss's draws, which need not be secret;
-    `noise` for the sample and the noise. Computed where `images` are. Raises ValueError for a batch larger than the
-    data.
+    `noise` for the sample and the noise; `relation` is what the event speaks of. Computed where `images` are. Raises
+    ValueError for a batch larger than the data.
     """
 
     def __init__(
@@ -86,16 +90,14 @@ class PrivateGradient:
         batch: int,
         rng: torch.Generator,
         noise: NoiseStream,
+        relation: Neighbours = "zero_out",
     ) -> None:
-        from opacus.accountants import RDPAccountant  # seconds to import
-
         self.images, self.labels, self.draws, self.loss = images, labels, draws, loss
-        self.mechanism, self.batch, self.noise = mechanism, batch, noise
+        self.mechanism, self.batch, self.noise, self.relation = mechanism, batch, noise, relation
         self.rate = sampling_rate(batch, len(images))
         self.steps = 0
         self._seed = int(torch.randint(2**62, (1,), generator=rng))
         self._hashes: dict[int, str] = {}  # of the records drawn so far
-        self._accountant = RDPAccountant()
 
     def __call__(self, theta: Params) -> tuple[Params, Tensor]:
         """The next step's ((sum_i clipped g_i + sigma C z) / (q n), sum_i loss_i / (q n)), with leaves like theta's.
@@ -106,17 +108,15 @@ class PrivateGradient:
         drawn = self.noise.generator("sample", self.steps).random(len(self.images)) < self.rate
         total, loss = self._clipped_sum(theta, np.flatnonzero(drawn).tolist())
         z, std = self._normal(theta), self.mechanism.noise_multiplier * self.mechanism.max_grad_norm
-        self._accountant.step(noise_multiplier=self.mechanism.noise_multiplier, sample_rate=self.rate)
         self.steps += 1
         return {k: (v + std * z[k]) / self.batch for k, v in total.items()}, loss / self.batch
 
     @property
     def event(self) -> Gaussian:
-        """What all steps so far cost, by the accountant's own history. Raises ValueError before the first."""
+        """What all steps so far cost. Raises ValueError before the first."""
         if not self.steps:
             raise ValueError("no step has been taken: there is no event")
-        ((noise_multiplier, rate, steps),) = self._accountant.history
-        return Gaussian(noise_multiplier, "example", "zero_out", "local", rate, steps)
+        return event_of(self.mechanism.noise_multiplier, self.relation, rate=self.rate, steps=self.steps)
 
     def _clipped_sum(self, theta: Params, rows: list[int]) -> tuple[Params, Tensor]:
         """(sum of clipped gradients, sum of losses) over these records, in pieces that bound the memory."""
@@ -201,44 +201,66 @@ def sampling_rate(batch: int, records: int) -> float:
     return batch / records
 
 
-def noise_multiplier(
-    given: float | None, budget: tuple[float | None, float], *, batch: int, records: int, steps: int
-) -> float:
+def event_of(sigma: float, relation: Neighbours, *, rate: float, steps: int) -> Gaussian:
+    """What so many steps cost: the sum's sensitivity is C under zero_out and 2 C under replace_one."""
+    return Gaussian(sigma / 2 if relation == "replace_one" else sigma, "example", relation, "local", rate, steps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """What all steps together may cost."""
+
+    epsilon: float | None
+    """None: no budget."""
+    delta: float
+    """The delta that goes with it."""
+    relation: Neighbours = "zero_out"
+    """What neighbours differ in."""
+    accountant: str = "pld"
+    """By which bound."""
+
+    def spent(self, sigma: float, *, rate: float, steps: int) -> float:
+        """The epsilon of so many steps."""
+        event = event_of(sigma, self.relation, rate=rate, steps=steps)
+        return accountants.epsilon_of([event], self.delta, self.accountant)
+
+
+def noise_multiplier(given: float | None, budget: Budget, *, batch: int, records: int, steps: int) -> float:
     """The sigma of a client with this many records: the given one, or the smallest that keeps to the budget.
 
-    `budget` is (epsilon, delta); without an epsilon sigma is 0 unless given. Raises ValueError for a given sigma that
-    breaks the budget, and for a batch larger than the records.
+    Without a budget sigma is 0 unless given. Raises ValueError for a given sigma that breaks the budget, and for a
+    batch larger than the records.
     """
-    rate, (epsilon, delta) = sampling_rate(batch, records), budget
-    if epsilon is None:
+    rate = sampling_rate(batch, records)
+    if budget.epsilon is None:
         return given or 0.0
-    needed = functools.partial(noise_multiplier_for, epsilon=epsilon, delta=delta, sampling_rate=rate, steps=steps)
     if given is None:
-        return needed()
-    spent = accountants.rdp([Gaussian(given, "example", "zero_out", "local", rate, steps)], delta)
-    if spent > epsilon:  # only then is it worth its search, which takes seconds
+        return noise_multiplier_for(budget, sampling_rate=rate, steps=steps)
+    spent = budget.spent(given, rate=rate, steps=steps)
+    if spent > budget.epsilon:  # only then is it worth its search, which takes a second
+        needed = noise_multiplier_for(budget, sampling_rate=rate, steps=steps)
         raise ValueError(
-            f"noise_multiplier = {given:g} spends epsilon {spent:.4g} > {epsilon:g} on a client's "
-            f"{records} records: it must be at least {math.ceil(1000 * needed()) / 1000:g}"
+            f"noise_multiplier = {given:g} spends epsilon {spent:.4g} > {budget.epsilon:g} on a client's "
+            f"{records} records: it must be at least {math.ceil(1000 * needed) / 1000:g}"
         )
     return given
 
 
-@functools.lru_cache
-def noise_multiplier_for(*, epsilon: float, delta: float, sampling_rate: float, steps: int) -> float:
-    """The smallest sigma, to within a relative 1e-4, whose `steps` steps are (epsilon, delta)-DP by `accountants.rdp`.
+@functools.lru_cache(maxsize=2**12)
+def noise_multiplier_for(budget: Budget, *, sampling_rate: float, steps: int) -> float:
+    """The smallest sigma, to within a relative 1e-4, whose `steps` steps keep to the budget.
 
-    0 for an infinite epsilon. Raises ValueError for a budget, rate or number of steps that is none.
+    0 without a budget, or an infinite epsilon. Raises ValueError for a budget, rate or number of steps that is none.
     """
     from scipy.optimize import brentq
 
-    accountants.check_budget(epsilon, delta)
+    epsilon = math.inf if budget.epsilon is None else budget.epsilon
+    accountants.check_budget(epsilon, budget.delta)
     if epsilon == math.inf:
         return 0.0
 
     def excess(log_sigma: float) -> float:
-        event = Gaussian(math.exp(log_sigma), "example", "zero_out", "local", sampling_rate, steps)
-        return accountants.rdp([event], delta) - epsilon
+        return budget.spent(math.exp(log_sigma), rate=sampling_rate, steps=steps) - epsilon
 
     high = 0.0
     while excess(high) > 0:

@@ -56,7 +56,8 @@ class Gaussian:
     """A Gaussian mechanism, `steps` times in sequence.
 
     `std_over_sensitivity` is the noise's standard deviation over the L2 sensitivity under `relation`.
-    `sampling_rate` < 1 means Poisson sampling of the unit in each step. `declared` names fields of the
+    `sampling_rate` < 1 means Poisson sampling of the unit in each step; under replace_one it then speaks of a sum to
+    which a unit adds a vector of norm at most half the sensitivity (`pairs`). `declared` names fields of the
     message that are public by declaration.
     """
 

@@ -41,4 +41,4 @@ def _guarantees(book: Ledger) -> list[Guarantee]:
     try:
         return book.guarantees(DELTA, "exact")
     except accountants.Unsupported:  # sampled noise
-        return book.guarantees(DELTA, "rdp")
+        return book.guarantees(DELTA, "pld")

@@ -22,7 +22,7 @@ from raydiff.evaluation.table_audit import RowAudit
 from raydiff.experiment import config
 from raydiff.experiment.config import Experiment, Runtime, from_dict
 from raydiff.experiment.overrides import convert, flat, has_path, override, parse_overrides, to_dict
-from raydiff.methods import METHODS, PFDM, FedAvg, LocalOnly, PerFedAvg, Scaffold
+from raydiff.methods import DPSGD, METHODS, PFDM, FedAvg, LocalOnly, PerFedAvg, Scaffold
 from raydiff.methods._averaging import Averaging
 from raydiff.models.ddpm import DDPM, Sampling
 from raydiff.models.networks import UNet
@@ -386,6 +386,17 @@ def test_a_digest_without_a_deadline_is_as_it_was(tiny: Experiment) -> None:
     for training, field in itertools.product(("local", "server"), ("epochs", "momentum", "replacement", "ema")):
         as_it_was["method"][training].pop(field)
     assert tiny.digest == hashlib.sha256(json.dumps(as_it_was, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def test_what_was_written_before_there_was_another_accountant_is_by_renyi_s_and_keeps_its_digest() -> None:
+    new = Experiment(method=DPSGD())
+    old = to_dict(new)
+    del old["method"]["accountant"], old["method"]["relation"]
+    opened = from_dict(old)
+    assert opened.method == DPSGD(accountant="rdp") and opened.digest == "fbb0af2921d0036c"  # by the code of then
+    assert new.digest != opened.digest and from_dict(to_dict(new)) == new
+    switched = override(Experiment(), {"method": DPSGD})  # PFDM's is exact, which DP-SGD has not
+    assert switched.method.accountant == "pld" and override(switched, {"method": PFDM}).method.accountant == "exact"
 
 
 def test_what_was_written_before_there_was_a_choice_was_fitted_on_all_records(tiny: Experiment) -> None:

@@ -53,6 +53,7 @@ OTHER: dict[str, Any] = {
     "compile": True,
     "channels_last": True,
     "accountant": "rdp",
+    "relation": "replace_one",
     "rounds": 2,
     "server_rounds": 2,
     "finetune": Training(steps=1),

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from raydiff.privacy import accountants, canaries, one_run, private_gradient
 from raydiff.privacy.one_run import Bits, Pulls
-from raydiff.privacy.private_gradient import Mechanism, PrivateGradient, noise_multiplier_for
+from raydiff.privacy.private_gradient import Budget, Mechanism, PrivateGradient, noise_multiplier_for
 from raydiff.seeding import generator
 
 EPSILON, DELTA, CLIP, CANARIES = 2.0, 1e-5, 1.5, 1000
@@ -87,7 +87,7 @@ def run(seed: int, *, steps: int = 1, rate: float = 1.0, factor: float = 1.0) ->
     rng = generator(seed, "one run")
     pulls, coins = Pulls(CANARIES), one_run.coins(CANARIES, rng)
     images, labels = pulls.records(coins, clip=CLIP)
-    sigma = noise_multiplier_for(epsilon=EPSILON, delta=DELTA, sampling_rate=rate, steps=steps)
+    sigma = noise_multiplier_for(Budget(epsilon=EPSILON, delta=DELTA), sampling_rate=rate, steps=steps)
     gradient = PrivateGradient(
         pulls.loss,
         images,
@@ -100,7 +100,7 @@ def run(seed: int, *, steps: int = 1, rate: float = 1.0, factor: float = 1.0) ->
     )
     theta = pulls.init(rng)
     scores: Tensor = -sum(gradient(theta)[0]["w"] for _ in range(steps))
-    spent = accountants.rdp([gradient.event], DELTA)
+    spent = accountants.pld([gradient.event], DELTA)
     return one_run.guess(scores, coins, guesses=100, delta=DELTA, rng=rng), spent
 
 

@@ -20,10 +20,10 @@ def test_pfdm_at_epsilon_10() -> None:
     mu = math.sqrt(2) * (math.sqrt(L + 10) - math.sqrt(L))
     assert accountants.theorem([Gaussian(1 / mu, "example", "replace_one", "local")], 1e-5) == pytest.approx(10)
     assert accountants.auc_ceiling(mu) == pytest.approx(0.893, abs=5e-4)
-    assert tradeoff.of_mu(mu, 0.01) == pytest.approx(0.286, abs=5e-4)
+    assert accountants.tpr_ceiling(mu, 0.01) == pytest.approx(0.286, abs=5e-4)
     exact = accountants.mu_for(10.0, 1e-5)
     assert accountants.auc_ceiling(exact) == pytest.approx(0.921, abs=5e-4)
-    assert tradeoff.of_mu(exact, 0.01) == pytest.approx(0.372, abs=5e-4)
+    assert accountants.tpr_ceiling(exact, 0.01) == pytest.approx(0.372, abs=5e-4)
 
 
 def test_epsilon_for_is_the_inverse_of_mu_for() -> None:
@@ -36,10 +36,10 @@ def test_the_curve_of_a_view_is_that_of_its_events() -> None:
     local, central = (Gaussian(2.0, "client", "replace_one", t) for t in ("local", "central"))  # type: ignore[arg-type]
     twice = Ledger().with_upload(0, 3, local, 0).with_upload(1, 3, local, 0).with_upload(1, 4, local, 0)
     fprs = [0.0, 0.001, 0.01, 0.5, 1.0]
-    assert tradeoff.of_ledger(twice, 3, fprs) == [tradeoff.of_mu(math.sqrt(2) / 2, f) for f in fprs]
-    assert tradeoff.of_ledger(twice, 4, fprs) == [tradeoff.of_mu(0.5, f) for f in fprs]
+    assert tradeoff.of_ledger(twice, 3, fprs) == [accountants.tpr_ceiling(math.sqrt(2) / 2, f) for f in fprs]
+    assert tradeoff.of_ledger(twice, 4, fprs) == [accountants.tpr_ceiling(0.5, f) for f in fprs]
     bare = Ledger().with_upload(0, 0, NonPrivate("clipped updates"), 0).with_published(0, [central])
-    assert tradeoff.of_ledger(bare.outsiders, 0, fprs) == [tradeoff.of_mu(0.5, f) for f in fprs]
+    assert tradeoff.of_ledger(bare.outsiders, 0, fprs) == [accountants.tpr_ceiling(0.5, f) for f in fprs]
     assert tradeoff.of_ledger(bare, 0, [0.0, 0.5]) == [1.0, 1.0]
 
 
@@ -48,17 +48,19 @@ def test_the_curve_of_sampled_noise_is_that_of_all_its_steps() -> None:
     sampled = Ledger().with_upload(0, 0, event, 0).with_upload(1, 0, event, 0).with_upload(1, 1, event, 0)
     fprs = [0.0, 0.001, 0.01, 0.5, 1.0]
     both, once = (tradeoff.of_ledger(sampled, client, fprs) for client in (0, 1))
-    assert both == [tradeoff.of_events([event, event], f) for f in fprs]
-    assert once == [tradeoff.of_events([event], f) for f in fprs]
+    assert both == [losses.tpr_ceiling([event, event], f) for f in fprs]
+    assert once == [losses.tpr_ceiling([event], f) for f in fprs]
     assert all(a >= b for a, b in zip(both, once, strict=True))
     assert ceilings.of_ledger(Spent(sampled)) == {ceilings.CEILING: losses.auc_ceiling([event, event])}
 
 
-def test_where_there_is_no_theorem_every_attack_is_allowed() -> None:
-    replaced = Ledger().with_upload(0, 0, Gaussian(1.0, "example", "replace_one", "local", 0.1), 0)
-    assert ceilings.of_ledger(Spent(replaced)) == {ceilings.CEILING: 1.0}
-    with pytest.raises(accountants.Unsupported):
-        tradeoff.of_ledger(replaced, 0, [0.5])
+def test_events_that_do_not_compose_allow_every_attack() -> None:
+    both = Ledger()
+    for number, relation in enumerate(("replace_one", "zero_out")):
+        both = both.with_upload(number, 0, Gaussian(1.0, "example", relation, "local", 0.1), 0)  # type: ignore[arg-type]
+    assert ceilings.of_ledger(Spent(both)) == {ceilings.CEILING: 1.0}
+    with pytest.raises(ValueError, match="do not compose"):
+        tradeoff.of_ledger(both, 0, [0.5])
 
 
 def test_above_is_strictly_above() -> None:

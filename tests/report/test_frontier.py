@@ -408,9 +408,41 @@ def test_csv_has_a_column_for_each_kind(tmp_path: Path) -> None:
 def test_kinds_that_differ_in_delta_only_are_named_in_full(tmp_path: Path) -> None:
     for digest, method, delta in (("a", "PFDM", 1e-5), ("b", "DPSGD", 1e-6)):
         write_trial(tmp_path, digest, method=method, outcome=finished(9.0, 2.0, delta=delta))
-    known = "exact accountant; public by declaration: labels"
-    both = [f"per example, replace-one, local trust, delta {delta}, {known}" for delta in ("1e-05", "1e-06")]
+    both = [f"per example, replace-one, local trust, delta {delta}" for delta in ("1e-05", "1e-06")]
     assert kinds.kinds(table_of(tmp_path)) == dict(zip(both, both, strict=True))
+
+
+def test_one_relation_is_one_column_whichever_the_accountant_and_whatever_is_public(tmp_path: Path) -> None:
+    """DP-SGD under replace-one beside PFDM; under zero-out it is of another kind."""
+    of_losses: dict[str, Any] = {"accountant": "pld", "declared": ["examples"]}
+    for digest, method, (epsilon, distance), about in (
+        ("a", "DPSGD", (9.0, 2.5), {**of_losses, "relation": "replace_one"}),
+        ("b", "PFDM", (9.5, 3.0), {}),
+        ("c", "DPSGD", (9.9, 2.0), {**of_losses, "relation": "zero_out"}),
+    ):
+        fields = {"accountant": "exact"} | {k: about[k] for k in ("accountant", "relation") if k in about}
+        end = finished(epsilon, distance, **about)
+        write_trial(tmp_path / "s", digest, method=method, fields=fields, outcome=end)
+    table = table_of(tmp_path / "s")
+    assert "accountant" not in table and "relation" in table
+    shown = cells(table)
+    assert [shown[f"epsilon {letter}"][:3] for letter in "ab"] == [["9.00", "-", "9.50"], ["-", "9.90", "-"]]
+    assert shown[""][:3] == ["*", "*", ""]  # PFDM has more of both than DP-SGD under its relation
+    about = "per example, replace-one, local trust, delta 1e-05"
+    each = (
+        "DPSGD: pld accountant; public by declaration: examples; PFDM: exact accountant; public by declaration: labels"
+    )
+    assert f"epsilon a (against the server): {about}; {each}" in said(table)
+    assert list(kinds.spread(table).filter(like="epsilon [")) == [
+        f"epsilon [per example, {relation}, local trust]" for relation in ("replace-one", "zero-out")
+    ]
+
+
+def test_accountants_that_one_method_was_swept_over_are_shown(tmp_path: Path) -> None:
+    for digest, accountant in (("a", "exact"), ("b", "theorem")):
+        end = finished(9.0, 2.0, accountant=accountant)
+        write_trial(tmp_path, digest, fields={"accountant": accountant}, outcome=end)
+    assert list(table_of(tmp_path)["accountant"]) == ["exact", "theorem"]
 
 
 def test_protocol_only_has_privacy_and_cost_and_no_plot(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""What an epsilon speaks of: its kind (unit, relation, trust, delta, accountant), and epsilons kind by kind."""
+"""What an epsilon speaks of: its kind (unit, relation, trust, delta), in which epsilons can be compared whichever
+accountant found them, and epsilons kind by kind."""
 
 from __future__ import annotations
 
@@ -41,20 +42,40 @@ def guarantees(runs: pd.DataFrame) -> pd.DataFrame:
     return found.assign(**{n: found[n].mask(central, found[f"{n}_outsiders"]) for n in names})
 
 
+def comparable(stated: str) -> str:
+    """Its kind alone, of an epsilon as stated by one trial or several: without accountants, each of which bounds the
+    same thing from above, and without what is public."""
+    parts = re.split(r" or (?=per )", stated) if stated.startswith("per ") else [stated]
+    return " or ".join(dict.fromkeys(re.split(r", \w+ accountant", part)[0] for part in parts))
+
+
 def kinds(rows: pd.DataFrame) -> dict[str, str]:
-    """{kind: its name} of the finite guarantees: unit, relation and trust; all that is known where two share these."""
+    """{kind: its name} of the finite guarantees: unit, relation and trust; and delta where two share these."""
     views = ("", "_outsiders")
-    found = {k for view in views for k in rows.loc[rows[f"epsilon{view}"] < math.inf, f"kind{view}"]} - {NOTHING}
-    names = {kind: re.split(", delta | or ", kind)[0] for kind in sorted(found)}
+    stated = {k for view in views for k in rows.loc[rows[f"epsilon{view}"] < math.inf, f"kind{view}"]} - {NOTHING}
+    names = {kind: re.split(", delta | or ", kind)[0] for kind in sorted(map(comparable, stated))}
     return {kind: kind if list(names.values()).count(name) > 1 else name for kind, name in names.items()}
+
+
+def stated(rows: pd.DataFrame, kind: str) -> str:
+    """The kind with accountant and what is public by declaration: of all rows, or method by method."""
+    each: dict[str, list[str]] = {}
+    for row in records(rows):
+        for says in dict.fromkeys((row["kind"], row["kind_outsiders"])):
+            if comparable(says) == kind:
+                each.setdefault(says, []).append(row["method"])
+    if len(each) < 2:
+        return next(iter(each), kind)
+    who = (f"{', '.join(dict.fromkeys(of))}: {says.removeprefix(kind).lstrip(', ')}" for says, of in each.items())
+    return "; ".join([kind, *who])
 
 
 def epsilons(rows: pd.DataFrame, kind: str) -> pd.Series:
     """Each row's epsilon of this kind, NaN where it has none. Without any guarantee it is infinite and where nothing
     was sent 0, of whatever kind."""
     of_any = (rows["epsilon"] == math.inf) | (rows["kind"] == NOTHING)
-    own = rows["epsilon"].where(of_any | (rows["kind"] == kind))
-    return own.mask(rows["kind_outsiders"] == kind, rows["epsilon_outsiders"])
+    own = rows["epsilon"].where(of_any | (rows["kind"].map(comparable) == kind))
+    return own.mask(rows["kind_outsiders"].map(comparable) == kind, rows["epsilon_outsiders"])
 
 
 def spread(rows: pd.DataFrame) -> pd.DataFrame:

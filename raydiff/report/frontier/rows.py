@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 import pandas as pd
 
-from raydiff.report.frontier.kinds import guarantees
+from raydiff.report.frontier.kinds import comparable, guarantees
 from raydiff.report.load import Row, column, records
 
 DONE = ("finished", "stopped")
@@ -19,6 +19,8 @@ NOT_SETTINGS = re.compile(r"seed$|data\.split_seed$|runtime$|runtime\.(?!threads
 """Config columns in which the repetitions of one setting may differ."""
 RESOLVED = ("data_digest", "method.model.shape", "method.model.labels")
 """Config columns that follow from the data, of no interest where the data are swept."""
+ACCOUNTANT = "method.accountant"
+"""Of no interest where it follows from the method: the kind of epsilon says it too."""
 TAKEN = ("method", "n", "outcome", "reason", "pareto", "epsilon", "kind", "digests", "seconds")
 """Names that no swept column may take."""
 KNOWN = {
@@ -75,6 +77,8 @@ def settings(runs: pd.DataFrame) -> dict[str, str]:
     """
     config = [c for c in map(str, runs) if "/" not in c and c not in ("digest", "outcome", "reason", "method")]
     varying = [c for c in config if runs[c].nunique(dropna=False) > 1]  # most do not: asked first, it is quick
+    if ACCOUNTANT in varying and (runs.groupby("method")[ACCOUNTANT].nunique() <= 1).all():
+        varying.remove(ACCOUNTANT)
     varying = [c for c in varying if runs.loc[has(runs, c), c].nunique(dropna=False) > 1]
     if any(c.startswith("data.") and c != "data.root" for c in varying):
         varying = [c for c in varying if c not in RESOLVED]
@@ -150,7 +154,7 @@ def _pareto(rows: pd.DataFrame) -> list[bool]:
     if distance is None:
         return [False] * len(rows)
     points = rows[(rows["outcome"] == "finished") & rows["epsilon"].notna() & rows[distance].notna()]
-    known = list(zip(points["kind"], points["epsilon"], points[distance], strict=True))
+    known = list(zip(points["kind"].map(comparable), points["epsilon"], points[distance], strict=True))
 
     def dominates(a: tuple[str, float, float], b: tuple[str, float, float]) -> bool:
         comparable = a[0] == b[0] or a[1] == 0 or b[1] == math.inf  # across kinds, only 0 and infinity can be compared

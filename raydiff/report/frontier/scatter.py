@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from raydiff.report.cells import number, short
-from raydiff.report.frontier.kinds import NOTHING, against, kinds, shown
+from raydiff.report.frontier.kinds import NOTHING, against, comparable, kinds, shown, stated
 from raydiff.report.frontier.rows import DONE, floors_of, is_budget, network_of, ranked_by, swept
 from raydiff.report.load import Row, records
 from raydiff.report.plots import COLOURS, LINES, MARKERS, panels, save
@@ -80,7 +80,7 @@ def _styled(rows: pd.DataFrame) -> pd.DataFrame:
     series = [r["method"] for r in known]
     if len(names) > 1:  # then a series is a method with its kind of epsilon
         names[NOTHING] = NOTHING
-        series = [f"{r['method']}, {names.get(r['kind'], 'no guarantee')}" for r in known]
+        series = [f"{r['method']}, {names.get(comparable(r['kind']), 'no guarantee')}" for r in known]
     # The axis tells the budget, and the kind tells privacy and trust.
     fields = [f for f in swept(rows) if not is_budget(f) and f.rpartition(".")[2] not in ("privacy", "trust")]
     setting = [", ".join(f"{f} {short(r[f])}" for f in fields if r[f] is not None) for r in known]
@@ -160,7 +160,11 @@ def _axis_title(rows: pd.DataFrame) -> str:
     found = list(kinds(rows))
     if len(found) > 1:
         return "ε, of several kinds (see the legend): those of different kinds are not comparable"
-    return f"ε against {against(found[0])}: {_greek(found[0])}" if found else "ε against the server: none is finite"
+    return (
+        f"ε against {against(found[0])}: {_greek(stated(rows, found[0]))}"
+        if found
+        else "ε against the server: none is finite"
+    )
 
 
 def _greek(kind: str) -> str:
@@ -195,6 +199,6 @@ def _legend(rows: pd.DataFrame, distances: list[str]) -> list[Any]:
     if rows["n"].max() > 1:
         out.append(entry("standard deviation\nover seeds", marker="|", markersize=10))
     if len(found := kinds(rows)) > 1:
-        words = [f"ε {_greek(kind)}; against {against(kind)}" for kind in found]
+        words = [f"ε {_greek(stated(rows, kind))}; against {against(kind)}" for kind in found]
         out += [entry(), *(entry(textwrap.fill(line, WIDTH)) for line in words)]
     return out

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pandas as pd
 
 from raydiff.report.cells import number, short, size
-from raydiff.report.frontier.kinds import NOTHING, against, epsilons, kinds, shown
+from raydiff.report.frontier.kinds import NOTHING, against, epsilons, kinds, shown, stated
 from raydiff.report.frontier.rows import DONE, GROUPS, SAMPLERS, floors_of, measures, network_of, ranked_by, swept
 from raydiff.report.load import Row, records
 
@@ -164,7 +164,10 @@ def meanings(rows: pd.DataFrame) -> list[str]:
     """What the numbers mean."""
     letters, network, distance = _letters(rows), network_of(rows), ranked_by(rows)
     several = len(letters) > 1
-    notes = [f"epsilon{f' {a}' if several else ''} (against {against(kind)}): {kind}" for kind, a in letters.items()]
+    notes = [
+        f"epsilon{f' {letter}' if several else ''} (against {against(kind)}): {stated(rows, kind)}"
+        for kind, letter in letters.items()
+    ]
     if several:
         notes.append("epsilons of different kinds are not comparable; -: the row has none of this kind")
     notes += ["epsilon 0: nothing sent"] if (rows["kind"] == NOTHING).any() else []

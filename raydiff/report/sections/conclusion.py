@@ -9,6 +9,7 @@ from pathlib import Path
 import pandas as pd
 
 from raydiff.report.cells import number
+from raydiff.report.frontier.kinds import comparable
 from raydiff.report.html import html
 from raydiff.report.intervals import decided, shown, student
 from raydiff.report.load import column
@@ -101,7 +102,8 @@ def _protected(trials: pd.DataFrame) -> Iterator[str]:
     if not silent:
         return
     base = min(silent, key=lambda name: by_seed[name].mean())
-    for kind, own in trials[trials["epsilon"].between(0, math.inf, inclusive="neither")].groupby("kind"):
+    protected = trials[trials["epsilon"].between(0, math.inf, inclusive="neither")]
+    for kind, own in protected.groupby(protected["kind"].map(comparable)):
         best = min(map(str, own["setting"].unique()), key=lambda name: by_seed[name].mean())
         spent = own.loc[own["setting"] == best, "epsilon"].max()
         gap, low, high = student((by_seed[best] - by_seed[base]).dropna())

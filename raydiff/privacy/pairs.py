@@ -1,0 +1,224 @@
+"""The pair of distributions that is hardest to tell apart, and its privacy loss: what sampled Gaussians spend.
+
+An adversary who sees a step is to tell whether a record is x or its neighbour. Let the noise have standard deviation 1,
+and x contribute a vector g to the step's sum where it is drawn, with probability q, its neighbour g'. Whatever the
+other records are, the step is no easier to attack than one number from P or from Q:
+
+| relation | g, g' | P | Q |
+|---|---|---|---|
+| add_remove, zero_out | norm of g at most r, g' = 0 | (1 - q) N(0, 1) + q N(r, 1) | N(0, 1) |
+| replace_one | norms of both at most r | (1 - q) N(0, 1) + q N(r, 1) | (1 - q) N(0, 1) + q N(-r, 1) |
+
+The sensitivity is r in the first row and 2 r in the second; `std_over_sensitivity` is 1 over it.
+
+Proof (the first row is Theorem 11 of Zhu, Dong & Wang, AISTATS 2022, arXiv 2106.08567). The hockey-stick divergence
+H_c(P, Q) = sup_A P(A) - c Q(A) is jointly convex, so the other records' draw may be given to the adversary: it moves
+the origin. For any set A of outputs, with p = N(g)(A),
+
+    P(A) - c Q(A) = q p + (1 - q)(1 - c) N(0)(A) - c q N(g')(A)
+
+and by Neyman and Pearson N(0)(A) >= Phi(Phi^-1(p) - r) and, in the second row, N(g')(A) >= Phi(Phi^-1(p) - 2 r), for
+the distances are at most r and 2 r. For the half line of mass p of the table's pair both are equalities, at once. Where
+their coefficients are not positive, no H_c is therefore above the pair's: that is c >= 1 in the second row. For c < 1
+there, H_c(P, Q) = 1 - c + c H_{1/c}(Q, P), in which g and g' change places, and the pair is its own mirror image. In
+the first row N(0) has the coefficient 1 - q - c altogether; where it is positive, the best A is everything.
+
+A pair that dominates at every c does so in a composition of steps, each of which may depend on those before (Theorem 10
+there). The privacy loss ln P / Q of all steps is a sum, so its distribution a convolution.
+
+Discretised so that no divergence falls ("connect the dots": Doroshenko et al., PoPETs 2022, arXiv 2207.04380): the mass
+of P and Q between two points of the grid goes to these two, so that both masses stay as they are. That spreads the
+likelihood ratio, and helps the attack. What lies beyond the grid, and the transforms' rounding, is given to it too.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+BEYOND = 1e-13
+"""Mass of losses beyond the grid that is aimed at; what it is in truth is bounded, and given to the attack."""
+WIDEST = 600.0
+"""Losses above this one count as infinite: float64 has no number for its exponential."""
+ROUNDING = 1e-15
+"""Given to the attack for each step and one more: ten times what the transforms were found to be off."""
+TILTS = np.geomspace(16, 512, 10)
+"""Exponents of the moments that bound the mass beyond the grid, times its width."""
+
+
+class Kind(NamedTuple):
+    """Steps of one kind."""
+
+    rate: float
+    """q, in (0, 1]."""
+    noise: float
+    """Standard deviation over the sensitivity."""
+    times: int
+    """How many."""
+
+
+@dataclass(frozen=True, eq=False)
+class Losses:
+    """The privacy loss ln P / Q of all steps together, on a grid, and what is beyond it."""
+
+    grid: Any
+    """(n,) losses, ascending, with 0 among them."""
+    inside: Any
+    """(n,) masses under P."""
+    outside: Any
+    """(n,) masses under Q: of every loss l, exp(-l) times that under P."""
+    above: float
+    """Mass of P that counts as of infinite loss."""
+    below: float
+    """Mass of Q that counts as of infinitely negative loss."""
+
+    def epsilon(self, delta: float) -> float:
+        """The smallest epsilon >= 0 at which both divergences are at most delta; inf where none on the grid is."""
+        towards = self._solved(self.grid, self.inside, self.above, delta)
+        return max(towards, self._solved(-self.grid[::-1], self.outside[::-1], self.below, delta))
+
+    def deltas(self) -> tuple[Any, Any]:
+        """(epsilons, deltas) >= 0, the larger of both divergences at each loss of the grid that is not negative."""
+        zero = len(self.grid) // 2
+        ends = (self._sums(self.grid, self.inside), self._sums(-self.grid[::-1], self.outside[::-1]))
+        both = []
+        for (losses, mass, other), beyond in zip(ends, (self.above, self.below), strict=True):
+            at = losses >= self.grid[zero]
+            both.append((beyond + mass[at] - np.exp(losses[at]) * other[at])[: len(self.grid) - zero - 1])
+        return self.grid[zero : zero + len(both[0])], np.maximum(*both).clip(0.0, 1.0)
+
+    @staticmethod
+    def _sums(losses: Any, mass: Any) -> tuple[Any, Any, Any]:
+        """Losses, and the masses of both at each of them or above."""
+        other = mass * np.exp(-losses)
+        return losses, mass[::-1].cumsum()[::-1], other[::-1].cumsum()[::-1]
+
+    @classmethod
+    def _solved(cls, losses: Any, mass: Any, beyond: float, delta: float) -> float:
+        """beyond + P(L >= l) - e^epsilon Q(L >= l) = delta, solved between neighbours of the grid, where it holds."""
+        keep = losses >= losses[1] - losses[0]  # those above 0, and of 0 the divergence is the total variation
+        losses, mass, other = cls._sums(losses[keep], mass[keep])
+        if beyond >= delta:
+            return math.inf
+        kept = beyond + mass - np.exp(losses) * other <= delta  # at epsilon = that loss; it falls with epsilon
+        first = int(np.argmax(kept))
+        excess = beyond + float(mass[first]) - delta
+        return max(0.0, math.log(excess / float(other[first]))) if excess > 0 else 0.0
+
+
+@functools.lru_cache(maxsize=4)
+def losses(steps: tuple[Kind, ...], *, replaced: bool) -> Losses:
+    """The loss of all these steps; `replaced`: under replace_one."""
+    widest, points = _widest(steps, replaced), _points(sum(k.times for k in steps))
+    grid = (np.arange(points) - points // 2) * (2 * widest / points)
+    spectra, logs, lost = np.ones((2, points // 2 + 1), dtype=complex), np.zeros((2, len(TILTS))), np.zeros(2)
+    for kind in steps:
+        for i, (mass, towards) in enumerate(zip(_masses(grid, kind, replaced), (1, -1), strict=True)):
+            lost[i] += kind.times * max(0.0, 1.0 - float(mass.sum()))
+            spectra[i] *= np.fft.rfft(np.fft.ifftshift(mass)) ** kind.times
+            logs[i] += kind.times * _log_moments(mass, towards * grid / widest)
+    inside, outside = np.fft.fftshift(np.fft.irfft(spectra, points), axes=1).clip(0.0)
+    # What the transform wraps around: losses above the grid under P, and below it under Q (Chernoff's bound).
+    wrapped = np.exp(np.minimum(0.0, (logs - TILTS).min(axis=1)))
+    above, below = lost + wrapped + ROUNDING * (1 + sum(k.times for k in steps))
+    # Each mass is exact to the larger one's rounding, so the smaller one follows from it.
+    positive = grid > 0
+    tilt = np.exp(-np.abs(grid))
+    both = np.where(positive, inside, outside * tilt), np.where(positive, inside * tilt, outside)
+    return Losses(grid, *both, float(above), float(below))
+
+
+def _points(steps: int) -> int:
+    """Of the grid: each step spreads the loss by up to half a cell."""
+    return 1 << (16 if steps <= 10_000 else 18 if steps <= 160_000 else 20)
+
+
+def _widest(steps: tuple[Kind, ...], replaced: bool) -> float:
+    """A loss that is hardly ever exceeded under P, nor its negative under Q: by Chernoff's bound, from moments that
+    need not be exact."""
+    tilts = np.geomspace(0.01, 1000, 60)
+    logs = np.zeros((2, len(tilts)))
+    for kind in steps:
+        x, (p, q) = _densities(kind, replaced)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            loss = np.nan_to_num(np.log(p) - np.log(q), nan=0.0, posinf=WIDEST, neginf=-WIDEST)
+        for i, (density, towards) in enumerate(((p, 1), (q, -1))):
+            logs[i] += kind.times * _log_moments(density * (x[1] - x[0]), towards * loss, tilts)
+    bounds = (logs - math.log(BEYOND)) / tilts
+    return float(np.clip(bounds.min(axis=1).max(), 1e-9, WIDEST))
+
+
+def _densities(kind: Kind, replaced: bool) -> tuple[Any, tuple[Any, Any]]:
+    """Noised values, and the densities of P and Q there."""
+    r = _distance(kind, replaced)
+    x = np.linspace(-12 - 2 * r, 12 + 2 * r, 8192)
+    none, there, instead = (np.exp(-((x - at) ** 2) / 2) / math.sqrt(2 * math.pi) for at in (0.0, r, -r))
+    q = (1 - kind.rate) * none + kind.rate * instead if replaced else none
+    return x, ((1 - kind.rate) * none + kind.rate * there, q)
+
+
+def _distance(kind: Kind, replaced: bool) -> float:
+    """r: how far a record moves the sum at most, over the noise's standard deviation."""
+    return 1 / (2 * kind.noise) if replaced else 1 / kind.noise
+
+
+def _masses(grid: Any, kind: Kind, replaced: bool) -> tuple[Any, Any]:
+    """The masses of P and Q of one step on the grid. Of each cell both ends get the shares that keep both its masses.
+
+    The loss rises in the noised value, so its cells are those of the value.
+    """
+    r, rate = _distance(kind, replaced), kind.rate
+    ends = _at_replaced(grid, rate, r) if replaced else _at_in_or_out(grid, rate, r)
+    none = _cells(ends)
+    p = (1 - rate) * none + rate * _cells(ends - r)
+    q = (1 - rate) * none + rate * _cells(ends + r) if replaced else none
+    width = grid[1] - grid[0]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        above = np.nan_to_num(np.log(p) - np.log(q) - grid[:-1], nan=0.0).clip(0.0, width)  # where in the cell P / Q is
+    share = np.expm1(-above) / math.expm1(-width)  # of P's mass, which goes to the upper end
+    spread = []
+    for mass, upper in ((p, share), (q, share * np.exp(above - width))):
+        at = np.append(mass * (1 - upper), 0.0)
+        at[1:] += mass * upper
+        spread.append(at)
+    return spread[0], spread[1]
+
+
+def _at_in_or_out(loss: Any, rate: float, r: float) -> Any:
+    """The noised value x of that loss, ln(1 - q + q e^(r x - r^2 / 2)); no loss is below ln(1 - q)."""
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        at = (loss + np.log1p(-(1 - rate) * np.exp(-loss)) - math.log(rate)) / r + r / 2
+    return np.where(np.isnan(at), -np.inf, at)
+
+
+def _at_replaced(loss: Any, rate: float, r: float) -> Any:
+    """The same of ln(1 - q + k e^(r x)) - ln(1 - q + k e^(-r x)) with k = q e^(-r^2 / 2), which is odd in x.
+
+    With y = e^(r x - loss / 2) it is the quadratic equation y - 1 / y = 2 sinh(loss / 2) (1 - q) / k.
+    """
+    half = np.abs(loss) / 2
+    with np.errstate(divide="ignore"):
+        log = np.log(np.sinh(half)) + (math.log1p(-rate) if rate < 1 else -math.inf) - math.log(rate) + r * r / 2
+    at = (half + np.where(log < 20, np.arcsinh(np.exp(np.minimum(log, 20))), log + math.log(2))) / r
+    return np.sign(loss) * at
+
+
+def _cells(ends: Any) -> Any:
+    """The standard normal mass between neighbours of these ascending numbers, exact to its own size in both tails."""
+    from scipy.special import ndtr
+
+    low, high = ends[:-1], ends[1:]
+    flip = low > 0  # The upper tail is the lower one by symmetry.
+    return ndtr(np.where(flip, -low, high)) - ndtr(np.where(flip, -high, low))
+
+
+def _log_moments(mass: Any, losses: Any, tilts: Any = TILTS) -> Any:
+    """ln E e^(t loss) for each of `tilts`."""
+    exponents = np.outer(tilts, losses)
+    highest = exponents.max(axis=1)
+    with np.errstate(divide="ignore"):  # all the mass is where e^(t loss) is nothing
+        return highest + np.log(np.exp(exponents - highest[:, None]) @ mass)
