@@ -67,14 +67,17 @@ class SweepView:
 
     @property
     def origin(self) -> str:
-        """Where the numbers come from, as markdown: the command without names of this machine, version and code, how
-        many trials finished, the time of all together, and the day."""
+        """Where the numbers come from, as markdown: the command without names of this machine, version and code (the
+        commit, where it was recorded), how many trials finished, the time of all together, and the day."""
         words = [
             w
             for w in _without(("--name", "--runtime.storage", "--runtime.noise-secret"), self.words or [])
             if w != "--resume"
         ]
         code = hashlib.sha256(json.dumps(self.about.get("code", {}), sort_keys=True).encode()).hexdigest()[:8]
+        git = self.about.get("git") or ""
+        changed = " and uncommitted changes" if git.endswith("-dirty") else ""
+        code = f"commit {git[:12]}{changed}" if git else f"code {code}"
         command = f"`{' '.join(['raydiff sweep', *words])}`" if self.words is not None else "Not by `raydiff sweep`"
         minutes = load.column(self.finished, "final/time/seconds").sum() / 60
         trials = map(self.trial, map(str, self.runs["digest"]))
@@ -82,7 +85,7 @@ class SweepView:
         day = time.strftime("%Y-%m-%d", time.gmtime(max(times))) if times else "an unknown day"
         return (
             f"{command}: {len(self.finished)} of {len(self.runs)} trials finished, {minutes:.0f} minutes in all, on "
-            f"{day}, by raydiff {self.about.get('version', '(unknown)')}, code {code}."
+            f"{day}, by raydiff {self.about.get('version', '(unknown)')}, {code}."
         )
 
     @cached_property

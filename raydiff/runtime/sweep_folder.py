@@ -84,6 +84,7 @@ def plan(
         "id": uuid.uuid4().hex,
         "version": raydiff.__version__,
         "code": _code(),
+        "git": _git(),
         "trials": sorted(e.digest for e in trials),
         "space": json.loads(json.dumps(space)),
         "search": search,
@@ -142,7 +143,7 @@ def _under_another_version(at: Path, then: Plan, now: Plan) -> Plan:
         flush=True,
     )
     before = {"version": then.get("version"), "code": then["code"], "both": both}
-    return {**then, **{k: now[k] for k in ("version", "code")}, "before": [*then.get("before", []), before]}
+    return {**then, **{k: now[k] for k in ("version", "code", "git")}, "before": [*then.get("before", []), before]}
 
 
 def ended(at: Path, *outcomes: str) -> list[Experiment]:

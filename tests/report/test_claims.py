@@ -149,14 +149,33 @@ def test_several_sweeps_are_one_page_each_with_its_origin(tmp_path: Path, capsys
     page = (tmp_path / "out" / "claims.md").read_text()
     assert page.strip() in capsys.readouterr().out
     assert [line for line in page.splitlines() if line.startswith("## ")] == [
+        "## In all",
         "## spire-digits",
         "## reproduce-spire-cpu",
     ]
+    assert "| in all | 0 | 0 | 0 | 12 |" in page
     first, second = (line for line in page.splitlines() if line.startswith("`raydiff"))
     assert first.startswith("`raydiff sweep spire-digits --clients 3`: 1 of 2 trials finished, 2 minutes in all, on ")
     assert " on 2001-09-09, by raydiff 9.9, code " in first
     assert second.startswith("`raydiff sweep reproduce --paper spire --grid seed=0`: 1 of 2")
     assert first.rpartition(" ")[2] == second.rpartition(" ")[2]  # the same code
+
+
+def test_what_was_written_stands_beside_newer_sweeps_and_gives_way_to_its_own(tmp_path: Path) -> None:
+    old, other, new = (kept(tmp_path / name, ["raydiff", "sweep", f"{name}-digits"]) for name in ("spire", "other", "new"))
+    main([str(old), str(other), "--out", str(tmp_path / "out")])
+    page = (tmp_path / "out" / "claims.md").read_text()
+    written = str(tmp_path / "out" / "claims.csv")
+    main([written, "--out", str(tmp_path / "again")])
+    assert (tmp_path / "again" / "claims.md").read_text() == page
+    about = json.loads((new / "sweep.json").read_text())
+    (new / "sweep.json").write_text(json.dumps({**about, "command": ["raydiff", "sweep", "spire-digits"], "git": "f" * 40}))
+    main([written, str(new), "--out", str(tmp_path / "newer")])
+    newer = (tmp_path / "newer" / "claims.md").read_text()
+    assert newer.count("## spire-digits") == 1 and newer.count(f"commit {'f' * 12}.") == 1 and "| in all |" in newer
+    (tmp_path / "runs.csv").write_text("claim,n\n")
+    with pytest.raises(ValueError, match=r"runs.csv is no claims.csv of `raydiff claims`: it has no differs, made, "):
+        main([str(tmp_path / "runs.csv")])
 
 
 ORIGINS = (

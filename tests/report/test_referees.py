@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
-from raydiff.experiment.overrides import to_dict
+from raydiff.experiment.overrides import override, to_dict
 from raydiff.experiment.presets.referees import niid_bench
 from raydiff.experiment.study import trials
 from raydiff.report import load
@@ -23,7 +23,7 @@ def write(sweep: Path, number: int, seed: int, accuracy: float | None, **changes
     experiment = trials(study.experiment, {**study.grid, "seed": (seed,)}, study.beside)[number]
     folder = sweep / "trials" / f"{number}-{seed}"
     folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(to_dict(replace(experiment, **changes))))
+    (folder / "config.json").write_text(json.dumps(to_dict(override(experiment, changes))))
     (folder / "metrics.jsonl").write_text("")
     if accuracy is not None:
         end = {"outcome": "finished", "final": {"eval/accuracy": accuracy}, "server": {}, "outsiders": {}}
@@ -45,13 +45,23 @@ def test_the_difference_is_in_points_over_our_seeds(tmp_path: Path) -> None:
     alone = found.loc["SCAFFOLD", "FedBench's page"]
     assert alone["difference"] == pytest.approx(10 - 10.99) and math.isnan(alone["low"])
     text = str(referees.shown_table(found.reset_index()))
-    assert "| MNIST, Dirichlet 0.5 | FedAvg | Flower's baseline niid_bench | 98.89 ± 0.07 | 98.89 |" in text
+    assert "| MNIST, Dirichlet 0.5 | FedAvg | Flower's baseline niid_bench | 98.89 ± 0.07 | 50 | 98.89 |" in text
     assert "| 10.00 | -0.99 |" in text and "n = 1 to 3 seeds of ours" in text
+
+
+def test_fewer_rounds_of_as_many_epochs_have_a_row_of_their_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, rounds, epochs, accuracy in (("a", 50, 500, 0.99), ("b", 10, 100, 0.98), ("c", 10, 500, 0.97)):
+        write(tmp_path / name, 0, 0, accuracy, **{"method.rounds": rounds, "method.local.epochs": epochs})
+    referees.main([*(str(tmp_path / name) for name in "abc"), "--out", str(tmp_path / "out")])
+    found = pd.read_csv(tmp_path / "out" / "referees.csv")
+    flowers = found[found["source"].str.startswith("Flower")]
+    assert dict(zip(flowers["rounds"], flowers["ours"], strict=True)) == {10: pytest.approx(98), 50: pytest.approx(99)}
+    assert "| 98.89 ± 0.07 | 10 | 98.00 | -0.89 |" in capsys.readouterr().out
 
 
 def test_another_setting_stands_beside_nothing(tmp_path: Path) -> None:
     write(tmp_path, 0, 0, 0.99, clients=5)
-    with pytest.raises(ValueError, match=r"has no finished trial of a published cell of niid-bench$"):
+    with pytest.raises(ValueError, match=r": no finished trial of a published cell of niid-bench$"):
         referees.main([str(tmp_path)])
 
 

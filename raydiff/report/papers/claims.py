@@ -1,7 +1,9 @@
 """Does a sweep show what a paper claims? One row per claim: reproduced, not reproduced, or why it was not tested.
 
     raydiff claims SWEEP [SWEEP ...] [--out DIR]      of `raydiff sweep reproduce`: prints, writes claims.md and .csv
+    raydiff claims claims.csv SWEEP ... --out DIR     what it wrote before and newer sweeps, on one page
 
+The page begins with how many claims came out in which way. A sweep of a preset that is in a file too takes its place.
 Every claim, with the paper's numbers, is a row of claims.tsv, apart from any result. A difference is paired (by
 seed, split and what else the two sides share), with its 95 % Student interval:
 
@@ -48,6 +50,9 @@ from raydiff.report.sweep_view import open_sweep
 
 REPRODUCED, NOT, SCALE = "reproduced", "not reproduced", "not tested at this scale"
 NO_TRIALS = "not tested: no such trials or reading"
+UNTESTED = "no data or trials"
+COLUMNS = ("claim", "source", "paper", "ours", "n", "outcome", "differs", "sweep", "made")
+"""Of claims.csv: `made` is the sweep's `origin`."""
 PAIRED = ("seed", "data.split_seed", "data.name", "data.train", "partition.xi", "clients", "method.model.steps")
 Where = dict[str, Any]
 """Column -> value, or None where it must be empty."""
@@ -190,15 +195,38 @@ def _shared(mine: pd.Series, theirs: pd.Series) -> bool:
     return max(mine.nunique(), theirs.nunique()) > 1 and bool(set(mine.dropna()) & set(theirs.dropna()))
 
 
+def page(found: pd.DataFrame) -> str:
+    """What came out in all, then a table for each sweep with where its numbers are from; `found` as in claims.csv."""
+    kinds = {REPRODUCED: REPRODUCED, NOT: NOT, SCALE: SCALE}
+    by = pd.crosstab(found["sweep"], found["outcome"].map(lambda outcome: kinds.get(outcome, UNTESTED)))
+    counts = by.reindex(columns=[*kinds, UNTESTED], index=found["sweep"].unique(), fill_value=0)
+    counts.loc["in all"] = counts.sum()
+    lines = [[str(name), *map(str, row)] for name, row in zip(counts.index, counts.to_numpy(), strict=True)]
+    parts = [Table(["claims of", *counts.columns], lines, title="In all")]
+    for name, own in found.groupby("sweep", sort=False):
+        parts.append(shown_table(own)._replace(title=str(name), note=own["made"].iloc[0]))
+    return "\n\n".join(map(str, parts))
+
+
+def _read(path: Path) -> pd.DataFrame:
+    """The claims of a sweep, or those of a claims.csv. Raises ValueError where there are none."""
+    if path.is_file():
+        table = pd.read_csv(path, keep_default_na=False)
+        if lacking := {*COLUMNS} - {*table}:
+            raise ValueError(f"{path} is no claims.csv of `raydiff claims`: it has no {', '.join(sorted(lacking))}")
+        return table
+    sweep = open_sweep(path)
+    table = judged(sweep.runs)
+    if table.empty:
+        raise ValueError(f"{sweep.name} has no finished trial of a method that a paper's claims are about")
+    return table.assign(sweep=sweep.preset or sweep.name, made=sweep.origin)
+
+
 def main(argv: Sequence[str]) -> None:
     """Print a table for each sweep and where its numbers come from, write the files and say where."""
     given = load.arguments(__doc__, argv, several=True)
-    parts, tables = [], []
-    for sweep in map(open_sweep, given.sweeps):
-        table = judged(sweep.runs)
-        if table.empty:
-            raise ValueError(f"{sweep.name} has no finished trial of a method that a paper's claims are about")
-        name = sweep.preset or sweep.name
-        parts.append(str(shown_table(table)._replace(title=name, note=sweep.origin)))
-        tables.append(table.assign(sweep=name))
-    publish(given.out, "claims", "\n\n".join(parts), {"claims": pd.concat(tables)})
+    tables: dict[str, pd.DataFrame] = {}
+    for name, own in ((str(name), own) for path in given.sweeps for name, own in _read(path).groupby("sweep", sort=False)):
+        tables[name] = own
+    found = pd.concat(tables.values())
+    publish(given.out, "claims", page(found), {"claims": found})

@@ -1,16 +1,17 @@
-"""Does a benchmark come out here as others have measured it? A sweep of the preset niid-bench beside their tables.
+"""Does a benchmark come out here as others have measured it? Sweeps of the preset niid-bench beside their tables.
 
-    raydiff referees SWEEP [--out DIR]      prints, and writes referees.csv and .md
+    raydiff referees SWEEP [SWEEP ...] [--out DIR]      prints, and writes referees.csv and .md
 
 A row is a cell of a table that somebody else published: who, partition, method, accuracy in % with the deviation that
 is printed beside it; ours, the mean over seeds; and ours minus theirs in points, with its 95 % Student interval, bold
 where it excludes 0. The interval is of our seeds alone, of one seed there is none: their number is taken as it stands.
 Their numbers are rows of published.tsv, where it also says what differs. Cells without a finished trial are left out.
+A trial of fewer rounds, each as long as theirs (`--method.rounds 10 --method.local.epochs 100`), has a row that says so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pandas as pd
 
@@ -19,34 +20,44 @@ from raydiff.report.cells import Table, publish, span
 from raydiff.report.intervals import interval, shown
 from raydiff.report.load import Row
 from raydiff.report.papers.claims import rows_of, values, where
+from raydiff.report.sweep_view import open_sweep
 
 PRESET = "niid-bench"
 PERCENT = 100
 
 
 def beside(runs: pd.DataFrame) -> pd.DataFrame:
-    """A row for each published cell that has finished trials: source, data, method, theirs, printed, ours, n,
+    """A row for each published cell that has finished trials: source, data, method, rounds, printed, theirs, ours, n,
     difference and its low and high, in percent and points; differs."""
     done, rows = load.finished(runs), []
     for entry in (row for row in rows_of("published") if row["preset"] == PRESET):
-        found = values(done, entry["ours"], where(entry["config"]))
-        if found is None:
-            continue
-        theirs, ours = float(entry["value"].split()[0]), PERCENT * found["value"]
-        row: Row = {k: entry[k] for k in ("source", "data", "method")}
-        row |= {"printed": entry["value"], "theirs": theirs, "ours": ours.mean(), "n": len(ours)}
-        rows.append({**row, **interval(ours - theirs, "difference"), "differs": entry["differs"]})
+        for rounds, found in _alike(done, entry):
+            theirs, ours = float(entry["value"].split()[0]), PERCENT * found["value"]
+            row: Row = {k: entry[k] for k in ("source", "data", "method")}
+            row |= {"rounds": rounds, "printed": entry["value"], "theirs": theirs, "ours": ours.mean(), "n": len(ours)}
+            rows.append({**row, **interval(ours - theirs, "difference"), "differs": entry["differs"]})
     return pd.DataFrame(rows)
+
+
+def _alike(done: pd.DataFrame, entry: dict[str, str]) -> Iterator[tuple[int, pd.DataFrame]]:
+    """(rounds, their trials) of a published cell, with as many local epochs in each round as there."""
+    wanted = where(entry["config"])
+    rounds, epochs = wanted.pop("method.rounds"), wanted.pop("method.local.epochs")
+    found = values(done, entry["ours"], wanted)
+    if found is not None:
+        same = found[found["method.local.epochs"] * rounds == found["method.rounds"] * epochs]
+        yield from ((int(number), own) for number, own in same.groupby("method.rounds"))
 
 
 def shown_table(found: pd.DataFrame) -> Table:
     """The cells for people, and below them what differs."""
-    header = ["partition", "method", "published by", "published", "ours", "ours - published"]
+    header = ["partition", "method", "published by", "published", "our rounds", "ours", "ours - published"]
     lines = []
     for row in found.to_dict("records"):
         gap, low, high = (row[name] for name in ("difference", "low", "high"))
         apart = shown(gap, low, high, "+.2f", bold=True)
-        lines.append([row["data"], row["method"], row["source"], row["printed"], f"{row['ours']:.2f}", apart])
+        theirs = [row[name] for name in ("data", "method", "source", "printed")]
+        lines.append([*theirs, str(row["rounds"]), f"{row['ours']:.2f}", apart])
     differs = load.groups(found, ["source", "differs"], sort=False)
     notes = [f"{of['source']}, {' and '.join(own['method'].unique())}: {of['differs']}." for of, own in differs]
     says = f"Test accuracy, %; n = {span(found['n'])} seeds of ours; ± as it is printed there."
@@ -54,9 +65,12 @@ def shown_table(found: pd.DataFrame) -> Table:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Print the table, write the files and say where."""
-    given = load.arguments(__doc__, argv)
-    found = beside(load.runs(given.sweep))
+    """Print the table and where its numbers come from, write the files and say where."""
+    given = load.arguments(__doc__, argv, several=True)
+    sweeps = [open_sweep(folder) for folder in given.sweeps]
+    found = beside(pd.concat([sweep.runs for sweep in sweeps]))
     if found.empty:
-        raise ValueError(f"{given.sweep} has no finished trial of a published cell of {PRESET}")
-    publish(given.out, "referees", str(shown_table(found)), {"referees": found})
+        named = ", ".join(map(str, given.sweeps))
+        raise ValueError(f"{named}: no finished trial of a published cell of {PRESET}")
+    made = "\n\n".join(sweep.origin for sweep in sweeps)
+    publish(given.out, "referees", f"{shown_table(found)}\n\n{made}", {"referees": found})
