@@ -16,7 +16,6 @@ from raydiff.cli.parser import Parser
 from raydiff.experiment import config, tracking, trial
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.study import Study
-from raydiff.report.files import read_json
 
 
 def main(argv: Sequence[str]) -> int:
@@ -34,7 +33,7 @@ def main(argv: Sequence[str]) -> int:
 
     start: Experiment = study.experiment
     if options.config is not None:
-        start = config.from_dict(read_json(options.config, needs="method"))
+        start = config.read(options.config)
     given = arguments.overrides(start, fields)
     name = options.name or sweep_folder.fresh_name(f"run-{preset}")
     asked = Asked(given=given, samplers=True, experiment=options.experiment)

@@ -22,7 +22,7 @@ from raydiff.evaluation.table_audit import RowAudit
 from raydiff.experiment import overrides
 from raydiff.methods import PFDM, Method
 from raydiff.models.d3pm import DiscreteDiffusion
-from raydiff.report.files import KEYED
+from raydiff.report.files import KEYED, read_json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -285,3 +285,14 @@ def from_dict(data: Mapping[str, Any]) -> Experiment:
         data = {**data, "data": {**own, "fitted_on": "all"}}
     found: Experiment = overrides.from_dict(data, Experiment)
     return found
+
+
+def read(path: Path) -> Experiment:
+    """`from_dict` of a config.json. Raises ValueError, with the path, where it is none that this version can read."""
+    try:
+        return from_dict(read_json(path, needs="method"))
+    except FileNotFoundError:
+        raise ValueError(f"there is no file {path}") from None
+    except ValueError as e:
+        said = str(e)
+        raise ValueError(said if str(path) in said else f"{path}: {said}") from None

@@ -20,6 +20,8 @@ ARTIFACTS = "mlflow-artifacts"
 """The folder beside a SQLite store in which MLflow keeps files."""
 MOVED = (("experiments", "artifact_location"), ("runs", "artifact_uri"), ("logged_models", "artifact_location"))
 """(table, column) in which MLflow 3 keeps whole paths of that folder."""
+UNANSWERED = ("ConnectionRefusedError", "ConnectTimeout", "NewConnectionError", "NameResolutionError")
+"""Errors, by name, of an address at which there is no server: of the system, and of the libraries that MLflow asks by."""
 BATCH, PARAMS = 900, 100  # metrics and params per request; MLflow takes 1000 and 100
 
 
@@ -69,7 +71,12 @@ def redacted(text: str) -> str:
 
 
 def first_line(error: Exception) -> str:
-    """What an error says first, without passwords."""
+    """What an error says first, without passwords; of a server that nobody runs, that."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if type(cause).__name__ in UNANSWERED:
+            return "nothing answers there; start that server, or unset MLFLOW_TRACKING_URI"
+        cause = cause.__cause__ or cause.__context__
     return redacted((str(error).strip() or type(error).__name__).splitlines()[0])
 
 

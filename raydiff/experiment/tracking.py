@@ -146,10 +146,10 @@ class Mlflow(threading.Thread):
         files: tuple[Path, ...] = (),
         *,
         note: str = "",
-        metrics: Mapping[str, float] = types.MappingProxyType({}),
+        means: Mapping[str, Mapping[str, object]] = types.MappingProxyType({}),
     ) -> str | None:
-        """After `close`: attach files, a description in Markdown and metrics to the parent run, and set its status
-        (FINISHED or KILLED).
+        """After `close`: attach files and a description in Markdown to the parent run, and set its status (FINISHED or
+        KILLED). `means`: of each setting what becomes a run of its own (`_log_means`).
 
         Gives the reason, in a sentence, if MLflow has not got everything; the files have.
         """
@@ -163,13 +163,29 @@ class Mlflow(threading.Thread):
             assert self.parent is not None
             if note:
                 self._client.set_tag(self.parent, "mlflow.note.content", note[:NOTE])
-            log_values(self._client, self.parent, ((spelled(k), 0, v) for k, v in metrics.items()))
+            self._log_means(means)
             self._client.set_terminated(self.parent, status)
             for path in files:
                 self._client.log_artifact(self.parent, str(path))
         except Exception as e:
             return f"MLflow is behind the files ({type(e).__name__}); the same command with --resume catches up"
         return None
+
+    def _log_means(self, means: Mapping[str, Mapping[str, object]]) -> None:
+        """A finished run below the parent for each setting, in place of those of an earlier end: text is a parameter, a
+        number a metric, in this order, for MLflow's page for comparing runs opens on the first ones.
+
+        They are not found by the sweep's id, as the trials' runs are.
+        """
+        c, below = self._client, {"mlflow.parentRunId": str(self.parent), "raydiff.kind": "mean"}
+        query = " and ".join(f"tags.`{k}` = '{v}'" for k, v in below.items())
+        for earlier in c.search_runs([self.experiment_id], query, max_results=10_000):
+            c.delete_run(earlier.info.run_id)
+        for name, row in means.items():
+            run = c.create_run(self.experiment_id, run_name=name[:200], tags={**below, **self.tags}).info.run_id
+            log_params(c, run, {k: v for k, v in row.items() if isinstance(v, str)})
+            log_values(c, run, ((spelled(k), 0, v) for k, v in row.items() if not QUALIFIES.search(k)))
+            c.set_terminated(run, "FINISHED")
 
     def _open(self) -> None:
         client = connect(self.uri)

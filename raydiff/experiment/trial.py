@@ -82,7 +82,7 @@ def ledger_of(folder: Path) -> Ledger:
     sent = store.sent_after(INITIAL)  # before the commits are read: one that comes meanwhile takes them away
     ledger = store.ledger()
     if not ledger.entries and (folder / "config.json").exists():  # else the first commit has it
-        experiment = config.from_dict(read_json(folder / "config.json", needs="method"))
+        experiment = config.read(folder / "config.json")
         ledger = ledger.with_setup(range(experiment.clients), setup_of(experiment))
     last = ledger.entries[-1].round if ledger.entries else INITIAL
     for number, uploads in itertools.groupby(sent, key=lambda s: s[0]):
@@ -102,7 +102,7 @@ def setup_of(experiment: Experiment) -> Event | None:
 
 def cut_short(folder: Path, outcome: str, **more: Any) -> None:
     """End a trial that did not finish: stopped, failed or killed. It keeps the epsilon that it has spent."""
-    experiment = config.from_dict(read_json(folder / "config.json", needs="method"))
+    experiment = config.read(folder / "config.json")
     try:
         server, outsiders = guarantees(Spent(ledger_of(folder)), experiment)
     except ValueError as e:  # a damaged folder, of which nothing can be guaranteed

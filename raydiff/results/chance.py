@@ -23,7 +23,7 @@ def noise(folder: Path) -> str:
         made, real = (final.get(f"eval/label_accuracy/{of}") for of in ("all", "real"))
         if made is None or real is None:
             continue
-        experiment = config.from_dict(read_json(path.parent / "config.json", needs="method"))
+        experiment = config.read(path.parent / "config.json")
         chance = 1 / max(1, _classes(experiment))
         found.append((made < chance + LEAST * (real - chance), made, real, chance, experiment))
     noisy = [(made, real, chance, experiment) for is_noise, made, real, chance, experiment in found if is_noise]

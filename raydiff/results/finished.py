@@ -21,7 +21,7 @@ from raydiff.experiment.trial import Trial, guarantees, ledger_of, make_clients,
 from raydiff.federated.client import Client, Keys
 from raydiff.federated.method import SCRATCH, SERVER_ONLY, Deployed
 from raydiff.privacy.ledger import Guarantee, Spent
-from raydiff.report.files import KEYED, read_json
+from raydiff.report.files import KEYED
 from raydiff.results import sampler
 from raydiff.results.sampler import Card, Sample
 from raydiff.tree import Params
@@ -187,7 +187,7 @@ def open_finished(folder: Path) -> Finished:
     """The trial in this folder. Raises ValueError, in one sentence, unless it finished and all of it is still there."""
     if not (folder / "config.json").exists():
         raise ValueError(f"there is no trial in {folder}")
-    experiment = config.from_dict(read_json(folder / "config.json", needs="method"))
+    experiment = config.read(folder / "config.json")
     if experiment.digest != folder.name:
         raise ValueError(f"{folder} was made by another version of raydiff: here its digest is {experiment.digest}")
     trial = Trial(experiment, folder.parents[1])

@@ -16,6 +16,10 @@ from raydiff.results.finished import Finished
 from raydiff.results.personalize import Joining, Row
 from raydiff.results.sampler import Sampler
 
+READINGS = "final/eval/"
+"""How the names of a run's metrics begin that are readings of its samples."""
+TELLING = ("method", "method.epsilon", "clients", "seed", "data.name")
+"""Fields by which MLflow's list of models tells them apart."""
 COUNTED = ("learning_rate", "epoch", "steps", "client")
 """Columns of a newcomer's table that are no readings."""
 
@@ -65,8 +69,11 @@ def log_sampler(client: Any, run: str, finished: Finished, number: int | None = 
     """Log the sampler of one client, of all (None), or of the server's model as a pyfunc model of this run.
 
     It takes the place of an earlier one. Gives its name, `sampler` or `sampler-global`, for
-    `mlflow.pyfunc.load_model(f"runs:/{run}/{name}")`. Raises ValueError as `Finished.save_sampler` does.
+    `mlflow.pyfunc.load_model(f"runs:/{run}/{name}")`. It is an output of the run, with the fields that tell models apart;
+    the sampler of all clients has the run's final readings, which are theirs. Raises ValueError as
+    `Finished.save_sampler` does.
     """
+    from mlflow.entities import LoggedModelOutput
     from mlflow.models import Model
 
     name = "sampler-global" if shared else "sampler"
@@ -74,16 +81,33 @@ def log_sampler(client: Any, run: str, finished: Finished, number: int | None = 
         files, path = Path(folder) / "sampler", Path(folder) / "model"
         finished.save_sampler(files, number, shared=shared)
         card = json.loads((files / "sampler.json").read_text())
-        experiment = client.get_run(run).info.experiment_id
+        its = client.get_run(run)
+        experiment, params = its.info.experiment_id, {k: v for k, v in its.data.params.items() if k in TELLING}
         for earlier in client.search_logged_models([experiment], f"name = '{name}' and source_run_id = '{run}'"):
             client.delete_logged_model(earlier.model_id)
         tags = {"raydiff.privacy": card["privacy"], "raydiff.trial": card["trial"]}
-        logged = client.create_logged_model(experiment, name=name, source_run_id=run, tags=tags)
+        logged = client.create_logged_model(experiment, name=name, source_run_id=run, tags=tags, params=params)
         _save_model(path, files, card, Model(run_id=run, model_id=logged.model_id))
         client.log_model_artifacts(logged.model_id, str(path))
     client.finalize_logged_model(logged.model_id, "READY")
+    client.log_outputs(run, [LoggedModelOutput(logged.model_id, 0)])
+    if number is None and not shared:
+        _give_readings(client, its, logged.model_id)
     client.set_tag(run, f"raydiff.privacy.{name}", card["privacy"])
     return name
+
+
+def _give_readings(client: Any, run: Any, model: str) -> None:
+    """What was measured of the run's samples at the end, and on which data set, said of its model too. MLflow keeps a
+    value of a run once, however often it is given."""
+    from mlflow.entities import Metric
+
+    data = [given.dataset for given in run.inputs.dataset_inputs][:1]
+    of = {"model_id": model, "run_id": run.info.run_id}
+    of |= {k: v for d in data for k, v in (("dataset_name", d.name), ("dataset_digest", d.digest))}
+    for key in sorted(k for k in run.data.metrics if k.startswith(READINGS)):
+        last = client.get_metric_history(run.info.run_id, key)[-1]
+        client.log_batch(run.info.run_id, metrics=[Metric(key, last.value, last.timestamp, last.step, **of)])
 
 
 def _save_model(path: Path, files: Path, card: Mapping[str, Any], model: Any) -> None:

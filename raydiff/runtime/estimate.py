@@ -17,7 +17,8 @@ from raydiff.experiment.overrides import override
 from raydiff.runtime.gpu_memory import trainings
 from raydiff.runtime.slots import Slot, cap_memory
 
-TRIED = 100  # steps of a training
+TRIED = 100  # steps of a training at least
+SHARE = 20  # and this part of them: classifiers that judge rows train longer on those of a model that has learned
 START_S = 15.0  # until Ray and its workers are there
 Times = tuple[float, float]
 """Seconds of the first round, and of each that follows."""
@@ -42,12 +43,12 @@ def probe(experiment: Experiment) -> Times:
 
 
 def alone(experiment: Experiment) -> float:
-    """Seconds that the trial takes on this machine, evaluation and all, by one in this process whose trainings are
-    TRIED steps long."""
+    """Seconds that the trial takes on this machine, evaluation and all, by one in this process whose trainings are a
+    SHARE-th as long, or TRIED steps."""
     method, runtime = experiment.method, dataclasses.replace(experiment.runtime, noise_secret=None)
     found = {f"method.{path}.steps": t.steps for path, t in trainings(method) if t.epochs is None}
-    longer = max([steps / TRIED for steps in found.values() if steps > TRIED], default=1.0)
-    short = {path: min(TRIED, steps) for path, steps in found.items()}
+    short = {path: min(steps, max(TRIED, steps // SHARE)) for path, steps in found.items()}
+    longer = max([steps / short[path] for path, steps in found.items() if steps], default=1.0)
     workers = min(experiment.clients, runtime.workers or os.cpu_count() or 1) if runtime.pool == "ray" else 1
     _import_what_an_optimiser_does()
     began, rounds_s, whole_s = time.perf_counter(), 0.0, 0.0

@@ -140,7 +140,7 @@ def start(
         if track:
             status, files = "KILLED" if interrupted else "FINISHED", tuple(sorted(out.glob("*")))
             says, numbers = _description(folder, table)
-            if behind := mlflow.end(status, files, note=says, metrics=numbers):
+            if behind := mlflow.end(status, files, note=says, means=numbers):
                 print(behind)
         if noise := chance.noise(folder):
             print(noise, flush=True)
@@ -298,8 +298,8 @@ def _report(folder: Path, out: Path) -> str:
     return table
 
 
-def _description(folder: Path, table: str) -> tuple[str, dict[str, float]]:
-    """(what MLflow shows of the sweep's own run, as Markdown; of each setting the mean over seeds of its measure)."""
+def _description(folder: Path, table: str) -> tuple[str, dict[str, dict[str, Any]]]:
+    """(what MLflow shows of the sweep's own run, as Markdown; of each setting its means over seeds)."""
     from raydiff.report.sections.conclusion import means, sentences
     from raydiff.report.sweep_view import open_sweep
 

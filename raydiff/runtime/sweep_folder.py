@@ -120,7 +120,7 @@ def _apart(at: Path, gone: set[str], new: Sequence[Experiment]) -> str:
     for path in (at / "trials" / digest / "config.json" for digest in sorted(gone)):
         if not path.exists() or not new:
             continue
-        then = overrides.flat(config.from_dict(read_json(path, needs="method")))
+        then = overrides.flat(config.read(path))
         news = map(overrides.flat, new)
         apart = [[k for k, v in now.items() if then.get(k, v) != v and not k.startswith(ELSEWHERE)] for now in news]
         fields = " ".join(f"--{k} {overrides.short(then[k])}" for k in min(apart, key=len))
@@ -151,7 +151,7 @@ def ended(at: Path, *outcomes: str) -> list[Experiment]:
     found = []
     for path in sorted(at.glob("trials/*/outcome.json")):
         if read_json(path, needs="outcome")["outcome"] in outcomes:
-            found.append(config.from_dict(read_json(path.parent / "config.json", needs="method")))
+            found.append(config.read(path.parent / "config.json"))
     return found
 
 

@@ -36,7 +36,6 @@ from raydiff.experiment.config import Experiment
 from raydiff.experiment.owner import Owner
 from raydiff.experiment.trial import Trial, cut_short
 from raydiff.federated.checkpoint import Overtaken
-from raydiff.report.files import read_json
 from raydiff.runtime import gpu_memory, lost
 from raydiff.runtime.actors import RayPool, WorkersLost, start_workers
 from raydiff.runtime.plan import Planned, experiment_of, written
@@ -355,7 +354,7 @@ def _suggested_before(plan: Planned) -> list[Experiment]:
     """What Optuna has suggested before the sweep was resumed: the trials that are not in the plan."""
     planned = {e.digest for e in plan.trials}
     folders = sorted(f for f in (plan.folder / "trials").glob("*/config.json") if f.parent.name not in planned)
-    return [configuration.from_dict(read_json(f, needs="method")) for f in (folders if plan.suggested else [])]
+    return [configuration.read(f) for f in (folders if plan.suggested else [])]
 
 
 def _distributions(plan: Planned) -> dict[str, Any]:

@@ -134,7 +134,7 @@ def test_no_artefact_tells_of_the_canary(published: Any) -> None:
 def test_no_artefact_has_a_digest_that_records_are_found_by(published: Any) -> None:
     """Nothing in them is what somebody can compute who guesses the records."""
     found, folder = published
-    experiment = config.from_dict(read_json(folder / "config.json"))
+    experiment = config.read(folder / "config.json")
     dataset = datasets.load(experiment.data)
     guesses = {dataset.digest}
     for records in dataset.splits.values():

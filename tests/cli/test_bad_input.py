@@ -136,6 +136,23 @@ def test_storage_that_cannot_be_written(tmp_path):
         run.main(["--runtime.storage", str(tmp_path / "file" / "s")])
 
 
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("{", r"^\S+/mine\.json is not valid JSON"),
+        ("{}", r"^\S+/mine\.json has no field 'method'"),
+        ('{"kind": "Experiment", "method": {"kind": "PFMD"}}', r"^\S+/mine\.json: unknown kind 'PFMD'"),
+        (None, r"^there is no file \S+/mine\.json$"),
+    ],
+)
+def test_a_config_that_cannot_be_read_is_named(tmp_path, text, says):
+    path = tmp_path / "mine.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(ValueError, match=says):
+        run.main(["--config", str(path)])
+
+
 def test_an_mlflow_store_that_cannot_be_written(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/file/mlflow.db")

@@ -154,4 +154,7 @@ def test_time_that_a_trial_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     base = rd.preset("digits").experiment
     few = override(base, {"runtime.workers": None, "method.local.steps": 800, "method.server.steps": 800})
     assert estimate.alone(few) == pytest.approx(8 * 6.0 / 2 + 8 * 4.0 + 30.0 + estimate.START_S)
-    assert steps == [(estimate.TRIED, estimate.TRIED)]
+    assert steps == [(100, 100)]
+    now[0], many = 0.0, {"method.local.steps": 8000, "method.server.steps": 4000}  # A twentieth, and half that many.
+    assert estimate.alone(override(few, many)) == pytest.approx(20 * 6.0 / 2 + 20 * 4.0 + 30.0 + estimate.START_S)
+    assert steps[1:] == [(400, 200)]

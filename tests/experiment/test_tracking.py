@@ -283,18 +283,29 @@ def test_what_qualifies_a_number_is_in_the_runs_table_and_no_metric(sweep: Sweep
 
 
 def test_the_first_look_at_a_store_shows_what_it_is(sweep: Sweep, experiment: Experiment) -> None:
-    """Runs have their data; the sweep's own one has a text and numbers too."""
+    """Runs have their data; the sweep's own one has a text too."""
     finish(sweep.trial(experiment))
     finish(sweep.trial(replace(experiment, seed=1)))
     follower = sweep.follow()
-    text, numbers = "9 of 9 trials finished" + "." * 9000, {"fd_cnn/minor/PFDM, epsilon 10": 1.5, "none": math.nan}
-    assert follower.end("FINISHED", note=text, metrics=numbers) is None
+    assert follower.end("FINISHED", note="9 of 9 trials finished" + "." * 9000) is None
     (parent,), runs = sweep.runs("sweep"), sweep.runs("trial")
     assert parent.data.tags["mlflow.note.content"].startswith("9 of 9 trials finished...")
-    assert parent.data.metrics == {"fd_cnn/minor/PFDM epsilon 10": 1.5}
     for run in (parent, *runs):
         (data,) = run.inputs.dataset_inputs
         assert (data.dataset.name, data.dataset.digest) == (experiment.data.name, "0123456789abcdef")
+
+
+def test_means_over_seeds_are_runs_of_their_own_and_give_way_to_the_next_ones(sweep: Sweep) -> None:
+    measure = "final/eval/fd_cnn/minor"
+    row = {"epsilon": "9.71", measure: 2.0, "final/eval/accuracy": 0.5, f"{measure}/low": math.nan, f"{measure}_real": 1.0}
+    assert sweep.follow().end("FINISHED", means={"PFDM": row, "FedAvg": row}) is None
+    follower = sweep.follow()
+    assert follower.end("FINISHED", means={"PFDM": {**row, measure: 3.0}}) is None
+    (parent,), (mean,) = sweep.runs("sweep"), sweep.runs("mean")
+    assert (mean.info.run_name, mean.info.status) == ("PFDM", "FINISHED")
+    assert mean.data.tags["mlflow.parentRunId"] == parent.info.run_id and mean.data.params == {"epsilon": "9.71"}
+    assert list(mean.data.metrics.items()) == [(measure, 3.0), ("final/eval/accuracy", 0.5)]
+    assert sweep.follow().parent == parent.info.run_id  # They are taken for none of the sweep's others.
 
 
 def test_the_next_follower_adds_what_is_missing(sweep: Sweep, experiment: Experiment) -> None:
@@ -486,7 +497,7 @@ def test_a_store_that_cannot_be_written_is_said_at_once(sweep: Sweep) -> None:
     sweep.uri = "http://127.0.0.1:9"  # the discard port: nobody listens
     follower = sweep.follower()
     follower.start()
-    with pytest.raises(ValueError, match=r"^the MLflow store http://127\.0\.0\.1:9 cannot be written: [^\n]+$"):
+    with pytest.raises(ValueError, match=r"^the MLflow store http://127\.0\.0\.1:9 cannot be written: nothing answers there; [^\n]+$"):
         follower.wait_ready()
     follower.close()
     reason = follower.end("FINISHED")

@@ -171,6 +171,17 @@ def test_conclusions_are_made_of_paired_intervals(
     assert ("The best of several is picked on the same numbers" in said) == (seeds > 1)
 
 
+def test_means_of_settings_begin_with_what_is_compared_first(sweep: Path) -> None:
+    found = conclusion.means(open_sweep(sweep))
+    order = ["PFDM, method.epsilon 10", "LocalOnly", "PFDM, method.epsilon 50"]  # The last made is on top in MLflow.
+    assert list(found) == [f"mean of 6 seeds: {name}" for name in order]
+    row = found["mean of 6 seeds: PFDM, method.epsilon 50"]
+    measure = "final/eval/fd_cnn/minor"
+    assert list(row)[:4] == ["epsilon", "method", "seeds", measure] and row["epsilon"] == "48.9"
+    assert row[measure] == pytest.approx(2.005) and row["final/attack/client/pia/auc"] == pytest.approx(0.85)
+    assert row[f"{measure}/low"] < row[measure] < row[f"{measure}/high"]
+
+
 def test_losses_are_drawn_where_there_are_rounds(tmp_path: Path) -> None:
     write_trial(
         tmp_path, "a", outcome=finished(9.7, 2.0), lines=[line(s, **{"train/loss": 1 / (1 + s)}) for s in (0, 1)]

@@ -240,10 +240,18 @@ def test_what_is_said_of_a_sampler(mine: Runs) -> None:
     run = mine.follow("pfdm")
     client = mlflow_models.open_client(mine.uri)
     assert mine.models() == []
+    client.log_metric(run, "final/eval/fd_cnn/all", 1.5, step=4)  # Its evaluation is left out.
+    client.log_metric(run, "final/comm/bytes_up", 7.0, step=4)
     assert mlflow_models.log_sampler(client, run, mine.finished("pfdm")) == "sampler"
     (logged,) = mine.models()
     assert (logged.name, logged.source_run_id, logged.status.value) == ("sampler", run, "READY")
     assert logged.tags["raydiff.privacy"] == mine.tags(run)["raydiff.privacy.sampler"] == "none"
+    its = client.get_run(run)
+    assert [made.model_id for made in its.outputs.model_outputs] == [logged.model_id]
+    assert [(m.key, m.value, m.step) for m in logged.metrics] == [("final/eval/fd_cnn/all", 1.5, 4)]
+    assert len(client.get_metric_history(run, "final/eval/fd_cnn/all")) == 1
+    assert {m.dataset_digest for m in logged.metrics} == {given.dataset.digest for given in its.inputs.dataset_inputs}
+    assert logged.params == {k: its.data.params[k] for k in mlflow_models.TELLING if k in its.data.params}
     folder = Path(logged.artifact_location.removeprefix("file://"))
     model = Model.load(str(folder))
     columns = [(c.name, c.type.name, c.required) for c in model.signature.inputs]
@@ -264,9 +272,11 @@ def test_the_servers_sampler_stands_beside_it_and_carries_the_guarantee(mine: Ru
         mine.finished("pfdm"),
         mlflow_models.open_client(mine.uri),
     )
+    client.log_metric(run, "final/eval/fd_cnn/all", 1.5)  # As what is measured is of the clients' samples.
     assert mlflow_models.log_sampler(client, run, finished, shared=True) == "sampler-global"
     logged = {m.name: m for m in mine.models()}
     assert set(logged) == {"sampler", "sampler-global"}
+    assert not logged["sampler-global"].metrics
     says = mine.tags(run)["raydiff.privacy.sampler-global"]
     assert says == str(finished.published) == logged["sampler-global"].tags["raydiff.privacy"]
     folder = Path(logged["sampler-global"].artifact_location.removeprefix("file://"))

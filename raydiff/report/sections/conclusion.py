@@ -12,14 +12,14 @@ from raydiff.report.cells import number
 from raydiff.report.frontier.kinds import comparable
 from raydiff.report.html import html
 from raydiff.report.intervals import decided, shown, student
-from raydiff.report.load import column
+from raydiff.report.load import Row, column
 from raydiff.report.sections.seeds import compared, ranking
 from raydiff.report.sweep_view import Section, SweepView, spoken
 
 CELLS = 4
 """Cells that have a sentence of their own."""
-CHARTS = 30
-"""Settings whose mean is a metric of the sweep's run in MLflow."""
+MEANS = 30
+"""Settings whose mean is a run in MLflow."""
 NAMED = 4
 """Settings without a clear difference that are named."""
 
@@ -57,14 +57,28 @@ def sentences(sweep: SweepView) -> Iterator[str]:
     yield from _recognised(sweep)
 
 
-def means(sweep: SweepView) -> dict[str, float]:
-    """{measure/setting: mean over its seeds}, of as many settings as a page of charts shows, best first."""
+def means(sweep: SweepView) -> dict[str, Row]:
+    """Of each setting with several seeds, by its name and best last: its largest epsilon, its method and its number of
+    seeds as text; then its final numbers, each the mean over its seeds, the measure first, and beside it the ends of
+    its 95 % Student interval."""
     if sweep.measure is None:
         return {}
-    best = ranking(sweep).sort_values("mean").head(CHARTS)
-    many = best["cell"].nunique() > 1
-    rows = zip(best["cell"], best["setting"], best["mean"], strict=True)
-    return {f"{spoken(str(sweep.measure))}/{of}{f' {cell}' if many else ''}": mean for cell, of, mean in rows}
+    found: dict[str, tuple[float, Row]] = {}
+    trials = compared(sweep)
+    for (cell, name), of in trials.groupby(["cell", "setting"], sort=False):
+        by_seed = of.groupby("seed")["value"].mean()
+        if len(by_seed) < 2:
+            continue
+        mean, low, high = student(by_seed)
+        told: Row = {"epsilon": f"{of['epsilon'].max():.4g}", "method": str(of["method"].iloc[0])}
+        told |= {"seeds": str(len(by_seed)), sweep.measure: mean}
+        final = sweep.runs.loc[of.index].filter(regex="^final/").select_dtypes("number").mean().dropna()
+        where = f", {cell}" if trials["cell"].nunique() > 1 else ""
+        called = f"mean of {len(by_seed)} seeds: {name}{where}"
+        ends = {f"{sweep.measure}/low": low, f"{sweep.measure}/high": high}
+        found[called] = (mean, told | {str(k): float(v) for k, v in final.items()} | ends)
+    worst_first = sorted(found.items(), key=lambda one: -one[1][0])
+    return {called: row for called, (_, row) in worst_first[-MEANS:]}
 
 
 def _recognised(sweep: SweepView) -> Iterator[str]:
