@@ -33,6 +33,7 @@ COMMANDS = {
         "reconstruct": ("cli.reconstruct", "from PFDM's uploads back to the records"),
     },
     "checks": {
+        "account": ("cli.account", "what a mechanism has spent that ran elsewhere: Opacus, Flower"),
         "audit": ("cli.audit", "what a table's synthetic rows reveal of each record (pDP)"),
         "canary": ("cli.canary", "does a method leak more than its ledger says?"),
         "theory": ("cli.theory", "what perfect denoisers would give"),
