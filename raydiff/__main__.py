@@ -22,6 +22,7 @@ COMMANDS = {
         "calibrate": ("cli.calibrate", "how deep PFDM's noise must be for an epsilon"),
         "pretrain": ("cli.pretrain", "a latent diffusion model from public records"),
         "ls": ("cli.ls", "the sweeps of a storage folder"),
+        "budget": ("cli.budget", "what the trials on a data set have spent of its budget"),
         "rm": ("cli.rm", "remove a sweep's files"),
         "logs": ("cli.logs", "what a trial has written so far"),
     },

@@ -30,6 +30,7 @@ from typing import Any, get_args
 from raydiff.cli.parser import Parser
 from raydiff.lookup import check_one_of
 from raydiff.privacy import accountants, losses
+from raydiff.privacy.budget import smallest
 from raydiff.privacy.ledger import Entry, Exposed, Guarantee, Ledger
 from raydiff.privacy.release import Gaussian, Relation, Trust, Unit
 
@@ -165,15 +166,11 @@ def found(spent: Elsewhere, relation: Relation) -> Found:
         events = spent.events(relation)
     except accountants.Unsupported as e:
         return Found(relation=relation, refused=str(e))
-    seen, proved, refused = Exposed(Ledger(tuple(Entry(0, 0, e, 0) for e in events))), [], ""
-    for name in accountants.ACCOUNTANTS:
-        try:
-            proved.append(seen.guarantee(spent.delta, name))
-        except accountants.Unsupported as e:
-            refused = str(e)
-    if not proved:
-        return Found(relation=relation, refused=refused)
-    best, auc = min(proved, key=lambda g: g.epsilon), seen.auc_ceiling()
+    seen = Exposed(Ledger(tuple(Entry(0, 0, e, 0) for e in events)))
+    try:
+        best, auc = smallest(seen, spent.delta), seen.auc_ceiling()
+    except accountants.Unsupported as e:
+        return Found(relation=relation, refused=str(e))
     try:
         mu = seen.mu()
     except accountants.Unsupported:
