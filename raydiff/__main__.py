@@ -23,6 +23,7 @@ COMMANDS = {
         "calibrate": ("cli.calibrate", "how deep PFDM's noise must be for an epsilon"),
         "pretrain": ("cli.pretrain", "a latent diffusion model from public records"),
         "ls": ("cli.ls", "the sweeps of a storage folder"),
+        "budget": ("cli.budget", "what the trials on a data set have spent of its budget"),
         "rm": ("cli.rm", "remove a sweep's files"),
         "logs": ("cli.logs", "what a trial has written so far"),
     },
@@ -34,6 +35,7 @@ COMMANDS = {
         "reconstruct": ("cli.reconstruct", "from PFDM's uploads back to the records"),
     },
     "checks": {
+        "account": ("cli.account", "what a mechanism has spent that ran elsewhere: Opacus, Flower"),
         "audit": ("cli.audit", "what a table's synthetic rows reveal of each record (pDP)"),
         "canary": ("cli.canary", "does a method leak more than its ledger says?"),
         "theory": ("cli.theory", "what perfect denoisers would give"),

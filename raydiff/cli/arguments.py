@@ -40,7 +40,8 @@ def _reproduced(argv: Sequence[str]) -> tuple[str, Study, list[str]]:
 
 
 def shorthand(argv: Sequence[str]) -> list[str]:
-    """`--model unet` is short for `--method.model.network unet`, `--protocol-only` for `--evaluation none`.
+    """`--model unet` is short for `--method.model.network unet`, `--protocol-only` for `--evaluation none`, and
+    `--budget 10` for `--runtime.budget budget --runtime.budget.epsilon 10`.
 
     Under `--protocol-only` nothing leaves a client but releases; the ledger of them (epsilon, the ceiling of attacks);
     costs: bytes, seconds, the numbers of uploads that were rejected, late or sent again and of clients that trained in
@@ -51,10 +52,12 @@ def shorthand(argv: Sequence[str]) -> list[str]:
         "--model": "--method.model.network",
         "--epsilon": "--method.epsilon",
         "--schedule": "--method.model.schedule",
+        "--budget": "--runtime.budget.epsilon",
     }
     out: list[str] = []
     for token in argv:
         name, equals, value = token.partition("=")
+        out += ["--runtime.budget", "budget"] if name == "--budget" else []
         out += ["--evaluation", "none"] if token == "--protocol-only" else [long.get(name, name) + equals + value]
     return out
 

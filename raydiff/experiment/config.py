@@ -22,6 +22,7 @@ from raydiff.evaluation.table_audit import RowAudit
 from raydiff.experiment import overrides
 from raydiff.methods import PFDM, Method
 from raydiff.models.d3pm import DiscreteDiffusion
+from raydiff.privacy.budget import Budget
 from raydiff.report.files import KEYED, read_json
 
 
@@ -57,6 +58,9 @@ class Runtime:
     round_deadline_s: float | None = None
     """Seconds after which a round is closed at the latest. Who is late is charged, and not aggregated. With it, or with
     `overcommit`, numbers depend on the machine: both are part of the digest."""
+    budget: Budget | None = None
+    """What all trials on the same data set may spend together in this storage folder (`--budget 10`); once a trial was
+    charged to one, every trial on them is, asked or not, and what would overspend is refused."""
     failures: int = 2
     """How often Tune retries a trial whose coordinator or node died, without a round between them."""
     noise_secret: str | None = None
@@ -162,7 +166,7 @@ class Experiment:
             raise ValueError(
                 f"give participation or participants, not both ({self.participation}, {self.participants})"
             )
-        drawn = self.participants or max(1, round(self.participation * self.clients))
+        drawn = self.in_a_round
         if not 1 <= self.min_clients <= drawn:
             raise ValueError(f"min_clients must be in 1..{drawn} (the clients in a round), got {self.min_clients}")
         if self.runtime.overcommit > self.clients - drawn:
@@ -176,6 +180,11 @@ class Experiment:
                 "method.averaging.privacy.trust must be local with runtime.round_deadline_s or runtime.overcommit: the "
                 "server's noise is for a fixed number of uploads, and how many are in time may depend on the data"
             )
+
+    @property
+    def in_a_round(self) -> int:
+        """How many clients a round takes."""
+        return self.participants or max(1, round(self.participation * self.clients))
 
     @property
     def everyone(self) -> range:

@@ -8,6 +8,7 @@
     metrics.jsonl                   one line per round, with the guarantee so far
     rejected.jsonl                  one line per round with rejected uploads: by client, why
     artifacts/                      sample grid, ledger as a table
+    budget.json                     its record in the budget of its records, if they have one (`spending`)
     lost.txt                        why processes ended themselves, a line for each (`runtime.lost`); if any did
     outcome.json                    finished | stopped | failed | killed, the final numbers, the guarantee; written last
 """
@@ -15,7 +16,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import math
 import secrets
@@ -27,22 +27,24 @@ from typing import Any
 
 import torch
 
-from raydiff.data import datasets, sources
+from raydiff.data import datasets
 from raydiff.evaluation import suite
 from raydiff.evaluation.suite import Instruments
 from raydiff.experiment import config, measurements, overrides
 from raydiff.experiment.client_records import shares
 from raydiff.experiment.config import Experiment
+from raydiff.experiment.ledgers import ledger_of as ledger_of
+from raydiff.experiment.ledgers import setup_of as setup_of
 from raydiff.experiment.owner import Owner
+from raydiff.experiment.spending import Charged, book_of, charge
 from raydiff.experiment.tracking import Jsonl
 from raydiff.federated import heartbeat
-from raydiff.federated.checkpoint import INITIAL, Store, appearing, write_text
+from raydiff.federated.checkpoint import Store, appearing, write_text
 from raydiff.federated.client import Client, Keys
 from raydiff.federated.method import Metrics, WithRequirements, WithTables
 from raydiff.federated.rounds import LocalPool, Pool, Progress, rounds
 from raydiff.models.training import Train
-from raydiff.privacy.ledger import Guarantee, Ledger, Spent
-from raydiff.privacy.release import Event, NonPrivate
+from raydiff.privacy.ledger import Guarantee, Spent
 from raydiff.report.files import read_json
 
 
@@ -63,7 +65,8 @@ class Trial:
     @property
     def store(self) -> Store:
         """What survives of it."""
-        return Store(self.folder, self.sweep / "cache", self.owner)
+        guard = Charged(self.owner, self.folder, book_of(self.folder, self.experiment.data))
+        return Store(self.folder, self.sweep / "cache", guard)
 
     @property
     def keys(self) -> Keys:
@@ -74,30 +77,6 @@ class Trial:
         """What `outcome.json` says, or None while there is none."""
         path = self.folder / "outcome.json"
         return read_json(path, needs="outcome") if path.exists() else None
-
-
-def ledger_of(folder: Path) -> Ledger:
-    """What a trial has spent so far: its commits, and what clients have sent in a round that never committed."""
-    store = Store(folder)
-    sent = store.sent_after(INITIAL)  # before the commits are read: one that comes meanwhile takes them away
-    ledger = store.ledger()
-    if not ledger.entries and (folder / "config.json").exists():  # else the first commit has it
-        experiment = config.read(folder / "config.json")
-        ledger = ledger.with_setup(range(experiment.clients), setup_of(experiment))
-    last = ledger.entries[-1].round if ledger.entries else INITIAL
-    for number, uploads in itertools.groupby(sent, key=lambda s: s[0]):
-        if number > last:
-            ledger = ledger.with_uploads(number, [(client, event, nbytes) for _, client, event, nbytes in uploads])
-    return ledger
-
-
-def setup_of(experiment: Experiment) -> Event | None:
-    """The event of what was learned from every client's records before round 0; None: nothing was. Raises ValueError
-    as `datasets.load`."""
-    if experiment.data.fitted_on == "public" or sources.is_known(experiment.data.name, experiment.data.labels):
-        return None
-    learned = datasets.load(experiment.data).learned
-    return NonPrivate(learned) if learned else None
 
 
 def cut_short(folder: Path, outcome: str, **more: Any) -> None:
@@ -210,6 +189,8 @@ def make_clients(trial: Trial, ids: Sequence[int], *, keys: Keys | None = None) 
     shared: dict[str, Any] = {"keys": keys or trial.keys, "public": public, "store": trial.store}
     shared["vectorize"] = trial.experiment.runtime.vectorize
     shared["instruments"] = trial.experiment.evaluation is not None
+    budgeted = trial.experiment.runtime.budget or book_of(trial.folder, trial.experiment.data).begun
+    shared["strict"] = bool(budgeted)
     train = train.without_base()
     return [Client(i, method, train.select(parts[i]), newcomer=i >= regular, **shared) for i in ids]
 
@@ -242,6 +223,7 @@ def run(trial: Trial, pool: Pool, *, train: Train | None = None) -> Iterator[dic
     if recorded and recorded["outcome"] == "finished":
         yield {"round": trial.experiment.method.rounds, "finished": True, **recorded["final"]}
         return
+    charge(trial.experiment, trial.folder)  # before anything is trained, and far before anything is sent
     method, setup = trial.experiment.method, trial.experiment.evaluation
     log, rejected = Jsonl(trial.folder / "metrics.jsonl"), Jsonl(trial.folder / "rejected.jsonl")
     progress, spent, clock = None, Spent(), time.perf_counter()

@@ -18,6 +18,7 @@ from raydiff.federated.heartbeat import beating
 from raydiff.federated.method import Deployed, Method, Metrics, Round, Upload, WithKinds, WithNewClients
 from raydiff.models.lockstep import in_step
 from raydiff.models.training import Diverged, fit_personal
+from raydiff.privacy.budget import covers
 from raydiff.privacy.release import Release, accountable
 from raydiff.seeding import NoiseStream
 from raydiff.tree import Params
@@ -67,9 +68,11 @@ class Client:
         newcomer: bool = False,
         vectorize: bool = False,
         instruments: bool = True,
+        strict: bool = False,
     ) -> None:
         self.number, self.method, self.data, self.public = number, method, data, public
         self.keys, self.store, self.newcomer, self.vectorize = keys, store, newcomer, vectorize
+        self.strict = strict  # It sends nothing that reveals more than its method said beforehand: see `Budget`.
         self.instruments = instruments  # Without them the metrics of `local_update` stay here.
         self._states: dict[int, Params] = {}  # The key is the round after which a state holds.
 
@@ -92,6 +95,8 @@ class Client:
         if result.state is not state:
             self._keep(number, result.state)
         release, metrics = accountable(result.release), result.metrics if self.instruments else {}
+        if self.strict and not covers(self.method.upload_event(len(self.data), number), release.event):
+            raise Failed(f"client {self.number}", number, "its upload reveals more than was charged to the budget")
         if self.store:
             release = self.store.save_release(self.number, number, release, metrics)
         return self._upload(release), metrics

@@ -198,7 +198,7 @@ def rounds(
         committed = 0  # What was spent before round 0 (SETUP) is committed with it.
         server = method.init_server(public, seeding.generator(keys.seed, "server", "init"))
     for number in range(first, method.rounds):
-        drawn = _participants(pool.clients, count + overcommit, keys.seed, number)
+        drawn = drawn_for(pool.clients, count + overcommit, keys.seed, number)
         ids = drawn if number < method.participating_rounds else []
         before = TRAIN.set(train)
         try:
@@ -330,7 +330,8 @@ def _counted(what: str, clients: Collection[int], participants: int) -> Metrics:
     return {f"clients/{what}": float(len(clients)), **each}
 
 
-def _participants(clients: Sequence[int], count: int, seed: int, number: int) -> list[int]:
+def drawn_for(clients: Sequence[int], count: int, seed: int, number: int) -> list[int]:
+    """Who is drawn for a round: so many of the clients, by the experiment's seed."""
     if count >= len(clients):
         return list(clients)
     rng = seeding.generator(seed, "participants", number)

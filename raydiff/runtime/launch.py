@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from raydiff.experiment import trial
+from raydiff.experiment import spending, trial
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.owner import held
 from raydiff.experiment.study import varying
@@ -88,6 +88,7 @@ def start(
             resume=resume,
             extend=extend,
         )
+        spending.check(planned.trials, folder)
         if planned.tuned:
             this["tuned"] = planned.tuned
         if retry:

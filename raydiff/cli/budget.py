@@ -1,0 +1,77 @@
+"""What the trials on a data set have spent of its budget, and what is left.
+
+raydiff budget                       every budget of the storage folder
+raydiff budget digits                that of a data set, a preset or an experiment file
+raydiff budget path/to/pictures --storage /mnt/shared/raydiff
+
+A budget is begun by the first trial with `--budget 10` (raydiff sweep, raydiff run). Its records are checked: one that
+is damaged, cut or missing is named, and then nothing is spent any more.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from raydiff.cli.parser import Parser
+from raydiff.experiment import file, spending
+from raydiff.experiment.presets import names
+from raydiff.federated.book import Book
+from raydiff.privacy import accountants
+from raydiff.privacy import budget as privacy
+from raydiff.privacy.budget import Budget
+from raydiff.privacy.ledger import Guarantee
+from raydiff.privacy.release import Event
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print each budget. Raises ValueError where there is none, or where its records are damaged."""
+    p = Parser("budget [DATA]", __doc__).with_storage()
+    p.add_argument("data", nargs="?", help="a data set, a preset or an experiment file (default: all)")
+    given = p.parse_args(argv)
+    books = [Book(path.parent) for path in sorted((given.storage / "budgets").glob("*/00001.json"))]
+    if given.data is not None:
+        wanted = spending.called(spending.source(_data(given.data)))
+        books = [book for book in books if book.folder.name == wanted]
+    if not books:
+        of = "" if given.data is None else f" of {given.data}"
+        raise ValueError(f"there is no budget{of} in {given.storage}: the first trial with --budget begins one")
+    for book in books:
+        print("\n".join(lines(book)))
+    return 0
+
+
+def lines(book: Book) -> list[str]:
+    """What a book says: its budget, each trial with what it spends and what all up to it have, and what is left."""
+    header, *records = spending.verified(book)
+    budget = Budget(**header["budget"])
+    said, charges = [f"{header['source']}: {budget}, in {book.folder}"], dict[str, tuple[Event, ...]]()
+    total = budget.spent([])
+    for record in records:
+        charges[record["key"]] = events = privacy.read(record["events"])
+        alone, total = budget.spent([events]), budget.spent(charges.values())
+        sent = "" if record["whole"] else ", as far as it was sent before there was a budget"
+        said.append(f"  {record['at']}  {record['trial']}: {_shown(alone)}, together {_shown(total)}{sent}")
+    return [*said, f"spent: {_shown(total)} of {budget.epsilon:g}, by {len(charges)} trials; {_left(budget, charges)}"]
+
+
+def _left(budget: Budget, charges: dict[str, tuple[Event, ...]]) -> str:
+    """What one more trial may spend: under Gaussian DP the squares of mu add up; else no number says it."""
+    try:
+        spent = accountants.gaussian_dp_mu([event for events in charges.values() for event in events])
+    except ValueError:  # Sampled noise has no mu, and what does not compose none at all.
+        return "what is left depends on the noise that would come next"
+    room = accountants.mu_for(budget.epsilon, budget.delta) ** 2 - spent**2
+    left = accountants.epsilon_for(math.sqrt(room), budget.delta) if room > 0 else 0.0
+    return f"left: one more trial at epsilon {left:.2f}, or several that are less together"
+
+
+def _shown(guarantee: Guarantee) -> str:
+    return "epsilon inf" if guarantee.epsilon == math.inf else f"epsilon {guarantee.epsilon:.2f}"
+
+
+def _data(name: str) -> str:
+    """The name of the data set that is meant."""
+    known = name in names.PRESETS or (name.endswith(file.SUFFIX) and Path(name).exists())
+    return names.study(name).experiment.data.name if known else name

@@ -1,0 +1,51 @@
+"""What a trial has spent so far, by the files that it left, and what it will have spent when it has ended."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+from raydiff.data import datasets, sources
+from raydiff.experiment import config
+from raydiff.experiment.client_records import shares
+from raydiff.experiment.config import Experiment
+from raydiff.federated.checkpoint import INITIAL, Store
+from raydiff.federated.rounds import drawn_for
+from raydiff.privacy.ledger import SETUP, Entry, Ledger
+from raydiff.privacy.release import Event, NonPrivate
+
+
+def ledger_of(folder: Path) -> Ledger:
+    """What a trial has spent so far: its commits, and what clients have sent in a round that never committed."""
+    store = Store(folder)
+    sent = store.sent_after(INITIAL)  # before the commits are read: one that comes meanwhile takes them away
+    ledger = store.ledger()
+    if not ledger.entries and (folder / "config.json").exists():  # else the first commit has it
+        experiment = config.read(folder / "config.json")
+        ledger = ledger.with_setup(range(experiment.clients), setup_of(experiment))
+    last = ledger.entries[-1].round if ledger.entries else INITIAL
+    for number, uploads in itertools.groupby(sent, key=lambda s: s[0]):
+        if number > last:
+            ledger = ledger.with_uploads(number, [(client, event, nbytes) for _, client, event, nbytes in uploads])
+    return ledger
+
+
+def setup_of(experiment: Experiment) -> Event | None:
+    """The event of what was learned from every client's records before round 0; None: nothing was. Raises ValueError
+    as `datasets.load`."""
+    if experiment.data.fitted_on == "public" or sources.is_known(experiment.data.name, experiment.data.labels):
+        return None
+    learned = datasets.load(experiment.data).learned
+    return NonPrivate(learned) if learned else None
+
+
+def planned(experiment: Experiment) -> Ledger:
+    """What a resolved trial's clients will have sent after its last round, by what the method says beforehand."""
+    method, clients = experiment.method, range(experiment.clients)
+    sizes = [len(part) for part in shares(experiment, datasets.load(experiment.data))]
+    count = experiment.in_a_round + experiment.runtime.overcommit
+    entries = [Entry(SETUP, i, event, 0) for i in clients if (event := setup_of(experiment)) is not None]
+    for number in range(method.participating_rounds):
+        drawn = drawn_for(clients, count, experiment.seed, number)
+        entries += [Entry(number, i, method.upload_event(sizes[i], number), 0) for i in drawn]
+    return Ledger(tuple(entries))

@@ -1,0 +1,56 @@
+"""Records that only grow in number, in a folder that all nodes share: whoever adds one sees all before it.
+
+    <folder>/00001.json     the first record; sealed (`seals`), as all are
+    <folder>/00002.json     the next one, with the digest of the file before it
+
+A number is taken by an atomic link of a file that is on the disk already. So a record is there whole or not at all,
+whenever a process dies; of several processes that add at once one succeeds, and the others look again; and a lock that
+a dead process might hold there is none. A flipped bit, a cut file or a missing one is found by the digests; of the last
+records missing those know who were told their numbers (`experiment.spending`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from raydiff.federated import seals
+from raydiff.federated.checkpoint import write_text
+
+
+@dataclass(frozen=True)
+class Book:
+    """The records in a folder; nothing is made until there is one."""
+
+    folder: Path
+
+    @property
+    def begun(self) -> bool:
+        """Whether there is a record."""
+        return self._file(1).exists()
+
+    def records(self) -> list[dict[str, Any]]:
+        """All of them, checked. Raises ValueError, which names the file, where one is damaged or missing."""
+        found: list[dict[str, Any]] = []
+        before: str | None = None
+        while (path := self._file(len(found) + 1)).exists():
+            record = seals.read_json(path)
+            if record.pop("previous", "") != before:
+                raise ValueError(f"{path} is damaged: it does not follow the record before it")
+            before = seals.digest(path)
+            found.append(record)
+        if any(p.stem.isdigit() and int(p.stem) > len(found) + 1 for p in self.folder.glob("*.json")):
+            raise ValueError(f"{self.folder} has lost record {len(found) + 1}: what it told is not known")
+        return found
+
+    def add(self, record: Mapping[str, Any], number: int) -> None:
+        """Write record `number`, whose predecessors were read; on the disk when this returns. Raises FileExistsError
+        where another process was faster, ValueError as `records` does for the one before."""
+        previous = None if number == 1 else seals.digest(self._file(number - 1))
+        text = seals.json_text({**record, "previous": previous})
+        write_text(self._file(number), text, durable=True, first=True)
+
+    def _file(self, number: int) -> Path:
+        return self.folder / f"{number:05d}.json"
