@@ -17,6 +17,7 @@ from raydiff.methods.perfedavg import PerFedAvg
 from raydiff.methods.pfdm import PFDM
 from raydiff.methods.scaffold import Scaffold
 from raydiff.methods.sharedrep import SharedRep
+from raydiff.methods.sketch import Sketch
 from raydiff.methods.spire import SPIRE
 
 METHODS: dict[str, type[Method]] = {
@@ -31,6 +32,7 @@ METHODS: dict[str, type[Method]] = {
     "sharedrep": SharedRep,
     "dpsgd": DPSGD,
     "feddistr": FedDistr,
+    "sketch": Sketch,
 }
 """Name on the command line -> class. Files on disk have the class's own name."""
 MEMBERS = [name for name in vars(Method) if not name.startswith("_")]
@@ -76,4 +78,5 @@ __all__ = [
     "PerFedAvg",
     "Scaffold",
     "SharedRep",
+    "Sketch",
 ]
