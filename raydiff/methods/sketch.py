@@ -3,9 +3,8 @@
 The simplest private arm: each client clips its pictures around a public center, adds them up for each row of labels,
 adds up their outer products, and sends both once, noised. The server adds over clients and fits a Gaussian for each row
 of labels with one covariance (`models.moments`). It is no method of a paper, but the Gaussian mechanism on sufficient
-statistics (as in SuLQ, Blum et al. 2005, and for means and covariances Biswas et al. 2020, arXiv 2006.06618; Dwork et
-al. 2014, "Analyze Gauss"). What is not asked here of any client's records beyond its upload: samples come from releases
-alone.
+statistics (for second moments Dwork et al. 2014, "Analyze Gauss"; for both Biswas et al. 2020, arXiv 2006.06618).
+Nothing but the upload is made of a client's records: samples come from releases alone.
 
 Adversary: an honest-but-curious server that sees every upload. Unit of privacy: one record (replace-one, local trust).
 Covered: the upload and all that is computed from it, every sample with it, a client's own too. Not covered: labels and
@@ -24,14 +23,13 @@ the number of records, which are public by declaration, so that a replaced recor
 
     ||u - v||^2 + w^2 ||u u^T - v v^T||^2 = |u|^2 + |v|^2 - 2 s + w^2 (|u|^4 + |v|^4 - 2 s^2)
 
-rises with |u| and |v| at a given s, so that both are C; then it is concave in s, with its peak at s = -1 / (2 w^2). With
-m = w C (`moment`) the greatest value is C^2 (2 + 2 m^2 + 1 / (2 m^2)) where m^2 >= 1/2, for u and v at the cosine
+rises with |u| and |v| at a given s, so that both are C; then it is concave in s, with its peak at s = -1 / (2 w^2).
+With m = w C (`moment`) the greatest value is C^2 (2 + 2 m^2 + 1 / (2 m^2)) where m^2 >= 1/2, for u and v at the cosine
 -1 / (2 m^2), and else that of antipodes, 4 C^2: up to m^2 = 1/2 the second moment costs nothing, for u and -u have the
-same. Noise of sigma on every entry is a Gaussian event of each record, and it is not less than 4 C^2 says of the sums
-alone.
+same. Its square root is the sensitivity; noise of one sigma on every entry is a Gaussian event of each record.
 
 Deviations and choices: the second moment is one for all rows of labels (within-row covariances of their own would have
-the noise of R matrices); `moment` = 1.5 divides the noise, chosen on validation records of digits. Without `center` the
+the noise of R matrices, each over fewer records); `moment` was chosen on validation records of digits. Without `center` the
 clip is around 0, and most of the second moment is that of the mean. `epsilon=None` sends the sums as they are.
 """
 

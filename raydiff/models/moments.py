@@ -1,16 +1,16 @@
 """A Gaussian for each row of labels from noised sums: means of their own, one covariance for all.
 
 The sums are S_k = sum of u over the n_k records of row k, and M = sum of u u^T over all n, in the coordinates of
-`packed`, in which the Frobenius norm is the Euclidean one; both have known Gaussian noise. All that is done to them here
-is post-processing.
+`packed`, in which the Frobenius norm is the Euclidean one; both have known Gaussian noise. All that is done to them
+here is post-processing.
 
-Noise alone gives M / n the spectrum of a Wigner matrix, a semicircle that ends at 2 s sqrt(d) with s the standard
+Noise alone gives M / n the spectrum of a Wigner matrix, a semicircle that ends at 2 s sqrt(d), with s its standard
 deviation off the diagonal: what lies within is dropped, and what stands out at l comes from a spike at
-(l + sqrt(l^2 - 4 s^2 d)) / 2 (Peche 2006; Benaych-Georges & Nadakuditi 2011, arXiv 0910.2120). The rest of the trace, in
-which there is little noise, is spread evenly. With T, the second moment found, as the prior of every mean, the best
-linear estimate of one is T (T + v_k I)^-1 S_k / n_k, where v_k is the variance of S_k / n_k; the covariance is what T
-has beyond the means found, its eigenvalues no less than 0. So the second moment of what is drawn is T, however little
-is known of the means.
+(l + sqrt(l^2 - 4 s^2 d)) / 2 (Benaych-Georges & Nadakuditi 2011, arXiv 0910.2120). The rest of the trace, in which
+there is little noise, is spread evenly. With T, the second moment found, as the prior of every mean, the best linear
+estimate of one is T (T + v_k I)^-1 S_k / n_k, where v_k is the variance of S_k / n_k; the covariance is what T has
+beyond the means found, its eigenvalues no less than 0. So the second moment of what is drawn is T, however little is
+known of the means.
 
 Shapes: u (N, d); R rows of labels.
 """
@@ -27,7 +27,6 @@ from torch import Tensor
 from raydiff.data.records import label_rows
 from raydiff.models.ddpm import alphas_bar
 from raydiff.tree import Params
-
 
 TIMESTEPS = 1000
 
@@ -89,8 +88,8 @@ class Gaussians:
 
 
 def packed(u: Tensor) -> Tensor:
-    """(d (d + 1) / 2,) in float64: the sum of u u^T over u (N, d), its upper triangle row by row, off the diagonal times
-    sqrt 2."""
+    """(d (d + 1) / 2,) in float64: the sum of u u^T over u (N, d), its upper triangle row by row; times sqrt 2 off the
+    diagonal, so that the Euclidean norm is the matrix's."""
     u = u.double()
     row, column = torch.triu_indices(u.shape[1], u.shape[1])
     return (u.T @ u)[row, column] * torch.where(row == column, 1.0, math.sqrt(2))
