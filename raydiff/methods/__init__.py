@@ -7,6 +7,7 @@ from typing import Any
 
 from raydiff import lookup
 from raydiff.federated.method import Method
+from raydiff.methods.dpmerf import DPMERF
 from raydiff.methods.dpsgd import DPSGD
 from raydiff.methods.fedavg import FedAvg
 from raydiff.methods.feddistr import FedDistr
@@ -33,6 +34,7 @@ METHODS: dict[str, type[Method]] = {
     "dpsgd": DPSGD,
     "feddistr": FedDistr,
     "sketch": Sketch,
+    "dpmerf": DPMERF,
 }
 """Name on the command line -> class. Files on disk have the class's own name."""
 MEMBERS = [name for name in vars(Method) if not name.startswith("_")]
@@ -65,6 +67,7 @@ def check_names(classes: Sequence[type]) -> None:
 
 
 __all__ = [
+    "DPMERF",
     "DPSGD",
     "METHODS",
     "PFDM",

@@ -91,4 +91,3 @@ class NoisedSum:
 def by_row(values: Tensor, rows: Tensor, count: int) -> Tensor:
     """(count, width) in float64: the sum of values (N, width) over the records of each row of labels."""
     return torch.zeros(count, values.shape[1], dtype=torch.float64).index_add_(0, rows, values.double())
-

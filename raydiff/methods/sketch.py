@@ -29,8 +29,8 @@ With m = w C (`moment`) the greatest value is C^2 (2 + 2 m^2 + 1 / (2 m^2)) wher
 same. Its square root is the sensitivity; noise of one sigma on every entry is a Gaussian event of each record.
 
 Deviations and choices: the second moment is one for all rows of labels (within-row covariances of their own would have
-the noise of R matrices, each over fewer records); `moment` was chosen on validation records of digits. Without `center` the
-clip is around 0, and most of the second moment is that of the mean. `epsilon=None` sends the sums as they are.
+the noise of R matrices, each over fewer records); `moment` was chosen on validation records of digits. Without `center`
+the clip is around 0, and most of the second moment is that of the mean. `epsilon=None` sends the sums as they are.
 """
 
 from __future__ import annotations
