@@ -92,15 +92,19 @@ def packed(u: Tensor) -> Tensor:
     diagonal, so that the Euclidean norm is the matrix's."""
     u = u.double()
     row, column = torch.triu_indices(u.shape[1], u.shape[1])
-    return (u.T @ u)[row, column] * torch.where(row == column, 1.0, math.sqrt(2))
+    return (u.T @ u)[row, column] * _weights(row, column)
 
 
 def unpacked(values: Tensor, d: int) -> Tensor:
     """(d, d): the symmetric matrix."""
     row, column = torch.triu_indices(d, d)
     out = torch.zeros(d, d, dtype=values.dtype)
-    out[row, column] = values / torch.where(row == column, 1.0, math.sqrt(2))
+    out[row, column] = values / _weights(row, column)
     return torch.triu(out, 1).T + out
+
+
+def _weights(row: Tensor, column: Tensor) -> Tensor:
+    return torch.where(row == column, 1.0, 2.0).double().sqrt()  # Float32's root of 2 is another number.
 
 
 def without_noise(second: Tensor, std: float) -> tuple[Tensor, Tensor]:
