@@ -60,3 +60,11 @@ def public_mean(public: Records | None) -> Tensor:
     if public is None or len(public) == 0:
         raise ValueError("clipping around a center needs public records: data.public is 0")
     return public.images.mean(0)
+
+
+def label_rows(labels: Tensor, cardinalities: Sequence[int]) -> Tensor:
+    """(N,) int64: which of the prod(cardinalities) rows of labels each of labels (N, K) is, the last column fastest."""
+    rows = torch.zeros(len(labels), dtype=torch.int64)
+    for column, count in zip(labels.T, cardinalities, strict=True):
+        rows = rows * count + column
+    return rows

@@ -7,6 +7,7 @@ from typing import Any
 
 from raydiff import lookup
 from raydiff.federated.method import Method
+from raydiff.methods.dpmerf import DPMERF
 from raydiff.methods.dpsgd import DPSGD
 from raydiff.methods.fedavg import FedAvg
 from raydiff.methods.feddistr import FedDistr
@@ -17,6 +18,7 @@ from raydiff.methods.perfedavg import PerFedAvg
 from raydiff.methods.pfdm import PFDM
 from raydiff.methods.scaffold import Scaffold
 from raydiff.methods.sharedrep import SharedRep
+from raydiff.methods.sketch import Sketch
 from raydiff.methods.spire import SPIRE
 
 METHODS: dict[str, type[Method]] = {
@@ -31,6 +33,8 @@ METHODS: dict[str, type[Method]] = {
     "sharedrep": SharedRep,
     "dpsgd": DPSGD,
     "feddistr": FedDistr,
+    "sketch": Sketch,
+    "dpmerf": DPMERF,
 }
 """Name on the command line -> class. Files on disk have the class's own name."""
 MEMBERS = [name for name in vars(Method) if not name.startswith("_")]
@@ -63,6 +67,7 @@ def check_names(classes: Sequence[type]) -> None:
 
 
 __all__ = [
+    "DPMERF",
     "DPSGD",
     "METHODS",
     "PFDM",
@@ -76,4 +81,5 @@ __all__ = [
     "PerFedAvg",
     "Scaffold",
     "SharedRep",
+    "Sketch",
 ]

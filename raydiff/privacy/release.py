@@ -1,6 +1,6 @@
 """What may leave a client, and the privacy event that comes with it.
 
-A `Release` is made by one of six functions and by nothing else, so no value reaches the server without an
+A `Release` is made by one of seven functions and by nothing else, so no value reaches the server without an
 event:
 
     nothing()                       the client took part and sent no value
@@ -8,6 +8,7 @@ event:
     gaussian_records(x, ...)        each record clipped, scaled and noised: one Gaussian event per record
     gaussian_update(value, ...)     all of it clipped as one vector, and noised: one Gaussian event of the client
     gaussian_rows(x, ...)           a fixed number of vectors, each clipped and noised: one Gaussian event of the client
+    gaussian_sum(value, ...)        a sum over records of known sensitivity, noised: one Gaussian event of each record
     already_private(value, event)   the caller vouches for `event` (DP-SGD: the noise is inside the training)
 
 Events are data (after Google's dp_accounting); `accountants` interprets them and `ledger` collects them.
@@ -260,6 +261,27 @@ def gaussian_rows(x: Tensor, *, clip: float, std: float, noise: NoiseStream, pub
     declared = (*public, "examples")
     event = Gaussian(std / (2 * clip * math.sqrt(len(x))), "client", "replace_one", "local", declared=declared)
     return Release({"x": noisy, **_copied(public)}, event, _KEY)
+
+
+def gaussian_sum(
+    value: Tensors, *, sensitivity: float, std: float, noise: NoiseStream, public: Params, declared: tuple[str, ...]
+) -> Release:
+    """Release `value + std * z` in float32, for a sum over a client's records (the sketch's and DP-MERF's uploads).
+
+    The caller vouches that replacing one record moves all leaves together by `sensitivity` at most (L2): it clips each
+    record's summand before it adds. All records share the one draw of noise, so one record's event is that of the
+    whole message. `public` are leaves that are sent as they are, and `declared` says by what they are public. Raises
+    ValueError for a sum that is not finite, and for a bad sensitivity or std.
+    """
+    if not (sensitivity > 0 and std >= 0 and math.isfinite(sensitivity + std)):
+        raise ValueError(f"sensitivity must be > 0 and std >= 0, both finite, got {sensitivity} and {std}")
+    if shared := value.keys() & public.keys():
+        raise ValueError(f"public must not have a field {min(shared)!r}: it would take the place of a noised sum")
+    if not tree.is_finite(value):
+        raise ValueError("the sum must be finite: no sensitivity bounds an infinite or undefined record")
+    noisy = {k: v.float() for k, v in noised({k: v.double() for k, v in value.items()}, std=std, noise=noise).items()}
+    event = Gaussian(std / sensitivity, "example", "replace_one", "local", declared=declared)
+    return Release({**noisy, **_copied(public)}, event, _KEY)
 
 
 def clipped_update(value: Tensors, clip: float) -> Params:

@@ -1,0 +1,210 @@
+"""DP-MERF: differentially private mean embeddings with random features (Harder, Adamczewski & Park, AISTATS 2021, arXiv
+2002.11603), here of many clients.
+
+Each client adds up the random Fourier features of its pictures for each label, and sends the sums once, noised. The
+server adds over clients, and trains a generator until the features of what it makes have the same mean. The generator
+is deployed.
+
+Adversary: an honest-but-curious server that sees every upload. Unit of privacy: one record (replace-one, local trust).
+Covered: the upload and all that is computed from it, every sample with it, a client's own too. Not covered: labels and
+the number of records, which are public by declaration, so that a replaced record keeps its label.
+
+| paper | here |
+|---|---|
+| phi(x), D random features of a Gaussian kernel | `features`, of frequencies from a seed in the server's state |
+| sigma, the kernel's length scale | `length`, or the median distance of the public records |
+| f(y), the label one-hot; m_c, n_c | a row of the upload's `embedding` (R, D) for each row of labels; `counts` (R,) |
+| sigma of the noise | sensitivity / mu(`epsilon`, `delta`), by the exact accountant |
+| G_theta, codes z | `model` |
+| the loss, the squared distance of mean embeddings | `training`, whose batch is of generated pictures |
+
+**Sensitivity.** phi(x) = sqrt(2 / D) (cos <w_j, x>, sin <w_j, x>) over j <= D / 2 has norm 1, whatever x is. A record
+adds it to its label's row, and one of the same label in its place moves that row by
+
+    ||phi(x) - phi(x')||^2 = 2 - (4 / D) sum_j cos <w_j, x - x'> <= 4
+
+so by 2 at most, where every cosine is -1. With `center` the public records' mean feature of the same label is taken off
+first and what is left is clipped to `radius` r, which bounds the move by 2 r; it is put back after the noise.
+
+Deviations: labels' counts are public by declaration here; the paper has noise on them where classes are unbalanced, and
+divides by them as the server does here. Rows count in the loss as the square of their records, as in the paper's joint
+embedding. The mean feature of a batch is squared without its bias (U-statistic), so that a small batch does not favour
+pictures that are all alike. Layer normalisation in the generator. Clients' noises add up: of M clients it is sqrt(M)
+times that of one. `center` is not in the paper.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from raydiff import tree
+from raydiff.data.records import Records, label_rows
+from raydiff.federated.form import Form
+from raydiff.federated.method import SERVER_ONLY, Deployed, LocalResult, Mean, Method, Metrics, Round, Summand, Target
+from raydiff.methods._noised_sums import NoisedSum, by_row
+from raydiff.models.ddpm import device
+from raydiff.models.generator import Generator
+from raydiff.models.training import Gradient, Training, optimize
+from raydiff.privacy import accountants
+from raydiff.privacy.release import ROUNDING, Event, Nothing, nothing
+from raydiff.seeding import generator
+from raydiff.tree import Params
+
+EMBEDDING, KERNEL, TARGET = "embedding", "kernel", f"{SERVER_ONLY}/target"
+CHUNK = 2048  # records whose features are in memory together
+HEURISTIC = 1000  # public records whose distances tell the length scale, at most
+
+
+@dataclass(frozen=True, kw_only=True)
+class DPMERF(Method):
+    """One noised mean embedding of each client, and a generator that matches their sum."""
+
+    model: Generator = Generator()
+    """The generator."""
+    epsilon: float | None = 10.0
+    """Privacy budget of one record's part in the upload; None sends the sums as they are."""
+    delta: float = 1e-5
+    """The delta that goes with it."""
+    features: int = 4000
+    """D: random features, half of them cosines. An even number."""
+    length: float | None = None
+    """Length scale of the kernel; None: the median distance of the public records. A public number."""
+    center: bool = False
+    """Clip each record's features around the mean of those of the public records of its label."""
+    radius: float = 1.0
+    """Norm to which features are clipped, around the center where there is one; their own norm is 1."""
+    training: Training = Training(steps=2000, batch=200, learning_rate=1e-2)
+    """Training of the generator; `batch` is of generated pictures."""
+    server_rounds: int = 4
+    """Rounds into which it is cut."""
+
+    participating_rounds: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        accountants.check_budget(1.0 if self.epsilon is None else self.epsilon, self.delta)
+        if self.features < 2 or self.features % 2:
+            raise ValueError(f"features must be an even number of at least 2, got {self.features}")
+        if self.length is not None and not 0 < self.length < math.inf:
+            raise ValueError(f"length must be a positive number or none, got {self.length}")
+        if not 0 < self.radius < math.inf:
+            raise ValueError(f"radius must be a positive number, got {self.radius}")
+        if self.server_rounds < 1:
+            raise ValueError(f"server_rounds must be at least 1, got {self.server_rounds}")
+        self.training.refuse_epochs("training", "the generator is trained on no records")
+
+    @property
+    def rounds(self) -> int:
+        """One upload, then the server alone."""
+        return 1 + self.server_rounds
+
+    @cached_property
+    def _sum(self) -> NoisedSum:
+        return NoisedSum("sums of random features", 2 * self.radius, self.radius, self.epsilon, self.delta)
+
+    def init_server(self, public: Records | None, rng: torch.Generator) -> Params:
+        """A fresh generator, the kernel, and the centers where there are some."""
+        length = self.length or _median_distance(public, rng)
+        kernel = {"seed": torch.randint(2**62, (), generator=rng), "length": torch.tensor(length, dtype=torch.float64)}
+        server = {**tree.prefixed("model", self.model.init(rng)), **tree.prefixed(KERNEL, kernel)}
+        if not self.center:
+            return server
+        if public is None or not len(public):
+            raise ValueError("a center needs public records: data.public is 0")
+        sums, counts = self._sums(server, public, math.inf)
+        mean = sums / counts[:, None].clamp_min(1)
+        mean[counts == 0] = sums.sum(0) / len(public)
+        return {**server, "center": mean.float()}
+
+    def _frequencies(self, server: Params) -> Tensor:
+        kernel, shape = tree.under(KERNEL, server), (self.features // 2, self.model.pixels)
+        return torch.randn(shape, generator=generator(int(kernel["seed"]), "frequencies")) / kernel["length"].float()
+
+    def _sums(self, server: Params, data: Records, radius: float) -> tuple[Tensor, Tensor]:
+        """((R, D) float64: the sum of each row's features around the center, clipped to `radius`; counts (R,))."""
+        rows, count, w = label_rows(data.labels, self.model.labels), self.model.rows, self._frequencies(server)
+        sums = torch.zeros(count, self.features, dtype=torch.float64)
+        for x, row in zip(data.images.split(CHUNK), rows.split(CHUNK), strict=True):
+            offsets = phi(x, w) - (server["center"][row] if "center" in server else 0.0)
+            sums += by_row(tree.clip_records(offsets, radius), row, count)
+        return sums, rows.bincount(minlength=count)
+
+    def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
+        """Add up the features of each row of labels, and add noise, once."""
+        if rnd.number > 0:
+            return LocalResult(state, nothing())
+        sums, counts = self._sums(server, data, self.radius * (1 - ROUNDING))
+        return LocalResult(state, self._sum.release({EMBEDDING: sums}, counts, rnd.noise))
+
+    def upload_event(self, records: int, number: int) -> Event:
+        """One upload, in round 0, the same whatever the records."""
+        return Nothing() if number > 0 else self._sum.event
+
+    def form(self, server: Params, examples: int, number: int) -> Form:
+        """A sum of features for each row of labels, and counts."""
+        rows = self.model.rows
+        return self._sum.form({EMBEDDING: (rows, self.features)}, rows) if number == 0 else Form()
+
+    def summand(self, server: Params) -> Summand:
+        """The sum over clients is all that the server needs."""
+        return self._sum.summand
+
+    def aggregate(self, server: Params, uploads: Mean, rnd: Round) -> tuple[Params, Metrics, list[Event]]:
+        """Round 0: the mean features of each row of labels. Later: the generator is trained to have the same."""
+        if rnd.number == 0:
+            total, counts, _ = self._sum.total(uploads)
+            mean = total[EMBEDDING] / counts[:, None].clamp_min(1) + server.get("center", 0.0)
+            target = {"mean": mean.float(), "counts": counts}
+            return {**server, **tree.prefixed(TARGET, target)}, {}, []
+        if not (steps := self.training.part(rnd.number - 1, self.server_rounds)):
+            return server, {}, []
+        own, gradient = f"{SERVER_ONLY}/moments", self._gradient(server, rnd.rng)
+        theta, moments = tree.under("model", server), tree.under(own, server)
+        theta, moments, loss = optimize(theta, gradient, training=self.training, steps=steps, moments=moments)
+        return {**server, **tree.prefixed("model", theta), **tree.prefixed(own, moments)}, {"server/loss": loss}, []
+
+    def _gradient(self, server: Params, rng: torch.Generator) -> Gradient:
+        """Of the squared distance between the mean features that were sent and those of generated pictures, as many of
+        each row of labels, without bias and up to a constant."""
+        target, counts = (server[f"{TARGET}/{name}"] for name in ("mean", "counts"))
+        known = counts.nonzero()[:, 0]
+        each = max(2, math.ceil(self.training.batch / len(known)))
+        rows, share = known.repeat_interleave(each), len(known) * (counts[known] / counts.sum()).square()
+        where, w = device(), self._frequencies(server).to(device())
+        target, share = target[known].to(where), share.float().to(where)
+
+        def gradient(theta: Params) -> tuple[Params, Tensor]:
+            z = torch.randn(len(rows), self.model.code, generator=rng)
+            made = phi(self.model.pictures(theta, z.to(where), rows.to(where)), w)
+            mean = made.view(len(known), each, -1).mean(1)
+            square = (each * mean.square().sum(1) - 1) / (each - 1)  # Of the true mean: phi has norm 1.
+            loss = (share * (square - 2 * (target * mean).sum(1))).sum()
+            loss.backward()
+            return {k: v.grad for k, v in theta.items() if v.grad is not None}, loss.detach()
+
+        return gradient
+
+    def deploy(self, server: Params, state: Params | None = None) -> Deployed:
+        """The generator, the same for every client and for the server alone."""
+        params, model = tree.under("model", server), self.model
+        target = Target((model.denoiser(params),), model.abar)
+        about = "images of a generator fitted to noised random features"
+        return Deployed({"generator": partial(model.draw, params)}, about=about, targets={"global": target})
+
+
+def phi(x: Tensor, w: Tensor) -> Tensor:
+    """(N, D): the random features of pictures x (N, C, H, W) at frequencies w (D / 2, d); differentiable in x."""
+    angles = x.flatten(1) @ w.T
+    return torch.cat([angles.cos(), angles.sin()], dim=1) / math.sqrt(len(w))
+
+
+def _median_distance(public: Records | None, rng: torch.Generator) -> float:
+    if public is None or len(public) < 2:
+        raise ValueError("length must be given where there are no public records: data.public is 0")
+    rows = torch.randperm(len(public), generator=rng)[:HEURISTIC]
+    return float(torch.pdist(public.images[rows].flatten(1)).median())

@@ -1,0 +1,142 @@
+"""Sketch: sums of pictures in place of pictures. Two moments of all clients' records, noised once; Gaussians from them.
+
+The simplest private arm: each client clips its pictures around a public center, adds them up for each row of labels,
+adds up their outer products, and sends both once, noised. The server adds over clients and fits a Gaussian for each row
+of labels with one covariance (`models.moments`). It is no method of a paper, but the Gaussian mechanism on sufficient
+statistics (for second moments Dwork et al. 2014, "Analyze Gauss"; for both Biswas et al. 2020, arXiv 2006.06618).
+Nothing but the upload is made of a client's records: samples come from releases alone.
+
+Adversary: an honest-but-curious server that sees every upload. Unit of privacy: one record (replace-one, local trust).
+Covered: the upload and all that is computed from it, every sample with it, a client's own too. Not covered: labels and
+the number of records, which are public by declaration, so that a replaced record keeps its label.
+
+| symbol | here |
+|---|---|
+| u = CLIP(x - c, C) | `clip`, and the mean of the public records as c where `center` is true |
+| S_k = sum of u over row k of labels | the upload's `sums` (R, d) |
+| w M = w sum of u u^T | the upload's `second`, with w = `moment` / C |
+| n_k | the upload's `counts` (R,), public |
+| sigma | sensitivity / mu(`epsilon`, `delta`), by the exact accountant |
+
+**Sensitivity.** A record adds (u to its row's sum, w u u^T to M), M measured by its Frobenius norm, which is what
+`moments.packed` keeps. Replaced by v of the same label, with s = <u, v>:
+
+    ||u - v||^2 + w^2 ||u u^T - v v^T||^2 = |u|^2 + |v|^2 - 2 s + w^2 (|u|^4 + |v|^4 - 2 s^2)
+
+rises with |u| and |v| at a given s, so that both are C; then it is concave in s, with its peak at s = -1 / (2 w^2).
+With m = w C (`moment`) the greatest value is C^2 (2 + 2 m^2 + 1 / (2 m^2)) where m^2 >= 1/2, for u and v at the cosine
+-1 / (2 m^2), and else that of antipodes, 4 C^2: up to m^2 = 1/2 the second moment costs nothing, for u and -u have the
+same. Its square root is the sensitivity; noise of one sigma on every entry is a Gaussian event of each record.
+
+Deviations and choices: the second moment is one for all rows of labels (within-row covariances of their own would have
+the noise of R matrices, each over fewer records); `moment` was chosen on validation records of digits. Without `center`
+the clip is around 0, and most of the second moment is that of the mean. `epsilon=None` sends the sums as they are.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from raydiff import tree
+from raydiff.data.records import Records, label_rows, public_mean
+from raydiff.federated.form import Form
+from raydiff.federated.method import Deployed, LocalResult, Mean, Method, Metrics, Round, Summand, Target
+from raydiff.methods._noised_sums import NoisedSum, by_row
+from raydiff.models import moments
+from raydiff.models.moments import Gaussians
+from raydiff.privacy import accountants
+from raydiff.privacy.release import ROUNDING, Event
+from raydiff.tree import Params
+
+SUMS, SECOND = "sums", "second"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sketch(Method):
+    """One noised sum of each client, and Gaussians from all of them."""
+
+    model: Gaussians = Gaussians()
+    """Shape of the pictures, and the rows of labels."""
+    epsilon: float | None = 10.0
+    """Privacy budget of one record's part in the upload; None sends the sums as they are."""
+    delta: float = 1e-5
+    """The delta that goes with it."""
+    clip: float = 15.0
+    """C: L2 norm to which each flattened image is clipped. A public number: never take it from private data."""
+    center: bool = False
+    """Clip around the mean of the public records instead of around 0."""
+    moment: float = 1.5
+    """w C: how much the second moment counts beside the sums where the noise is shared out."""
+
+    rounds: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        for field in ("clip", "moment"):
+            if not 0 < getattr(self, field) < math.inf:
+                raise ValueError(f"{field} must be a positive number, got {getattr(self, field)}")
+        accountants.check_budget(1.0 if self.epsilon is None else self.epsilon, self.delta)
+
+    @property
+    def sensitivity(self) -> float:
+        """How far replacing a record by one of the same label moves sums and second moment together, at most."""
+        square = self.moment**2
+        return self.clip * math.sqrt(4.0 if square <= 0.5 else 2 + 2 * square + 1 / (2 * square))
+
+    @cached_property
+    def _sum(self) -> NoisedSum:
+        largest = self.clip * max(1.0, math.sqrt(2) * self.moment)
+        return NoisedSum("sums of images and of their products", self.sensitivity, largest, self.epsilon, self.delta)
+
+    def init_server(self, public: Records | None, rng: torch.Generator) -> Params:
+        """The center of the clipping where there is one."""
+        return {"center": public_mean(public)} if self.center else {}
+
+    def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
+        """Clip, add up, add noise, once."""
+        center = server.get("center", torch.zeros(self.model.shape))
+        norms = tree.norms(data.images - center)
+        metrics = {"upload/clipped_fraction": float((norms > self.clip).double().mean())}
+        return LocalResult(state, self._sum.release(*self._sums(data, center), rnd.noise), metrics)
+
+    def _sums(self, data: Records, center: Tensor) -> tuple[Params, Tensor]:
+        """(sums (R, d) and weighted second moment, packed, float64; counts (R,))."""
+        u = tree.clip_records(data.images - center, self.clip * (1 - ROUNDING)).flatten(1)
+        rows, count = label_rows(data.labels, self.model.labels), self.model.rows
+        sums = {SUMS: by_row(u, rows, count), SECOND: self.moment / self.clip * moments.packed(u)}
+        return sums, rows.bincount(minlength=count)
+
+    def upload_event(self, records: int, number: int) -> Event:
+        """One upload, the same whatever the records."""
+        return self._sum.event
+
+    def form(self, server: Params, examples: int, number: int) -> Form:
+        """A sum for each row of labels, the second moment, and counts."""
+        d, rows = self.model.pixels, self.model.rows
+        return self._sum.form({SUMS: (rows, d), SECOND: (d * (d + 1) // 2,)}, rows)
+
+    def summand(self, server: Params) -> Summand:
+        """The sum over clients is all that the server needs."""
+        return self._sum.summand
+
+    def aggregate(self, server: Params, uploads: Mean, rnd: Round) -> tuple[Params, Metrics, list[Event]]:
+        """Gaussians from the sums over all clients, which have M clients' noise."""
+        total, counts, std = self._sum.total(uploads)
+        weight, d = self.moment / self.clip, self.model.pixels
+        second = moments.unpacked(total[SECOND] / weight, d)
+        means, vectors, scales = moments.estimated(total[SUMS], second, counts, std=std, second_std=std / weight)
+        mean = means.float().view(-1, *self.model.shape) + server.get("center", 0.0)
+        found = {"mean": mean, "vectors": vectors.float(), "scales": scales.float()}
+        return {**server, **tree.prefixed("gaussians", found)}, {}, []
+
+    def deploy(self, server: Params, state: Params | None = None) -> Deployed:
+        """The Gaussians, the same for every client and for the server alone."""
+        params, model = tree.under("gaussians", server), self.model
+        target = Target((model.denoiser(params),), model.abar)
+        about = "images of a Gaussian for each class, fitted to noised sums"
+        return Deployed({"gaussian": partial(model.draw, params)}, about=about, targets={"global": target})

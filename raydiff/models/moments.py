@@ -1,0 +1,141 @@
+"""A Gaussian for each row of labels from noised sums: means of their own, one covariance for all.
+
+The sums are S_k = sum of u over the n_k records of row k, and M = sum of u u^T over all n, in the coordinates of
+`packed`, in which the Frobenius norm is the Euclidean one; both have known Gaussian noise. All that is done to them
+here is post-processing.
+
+Noise alone gives M / n the spectrum of a Wigner matrix, a semicircle that ends at 2 s sqrt(d), with s its standard
+deviation off the diagonal: what lies within is dropped, and what stands out at l comes from a spike at
+(l + sqrt(l^2 - 4 s^2 d)) / 2 (Benaych-Georges & Nadakuditi 2011, arXiv 0910.2120). The rest of the trace, in which
+there is little noise, is spread evenly. With T, the second moment found, as the prior of every mean, the best linear
+estimate of one is T (T + v_k I)^-1 S_k / n_k, where v_k is the variance of S_k / n_k; the covariance is what T has
+beyond the means found, its eigenvalues no less than 0. So the second moment of what is drawn is T, however little is
+known of the means.
+
+Shapes: u (N, d); R rows of labels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from raydiff.data.records import label_rows
+from raydiff.models.ddpm import alphas_bar
+from raydiff.tree import Params
+
+TIMESTEPS = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gaussians:
+    """A Gaussian for each row of labels, with one covariance, and nothing learned.
+
+    Its parameters are mean (R, C, H, W), and the covariance as vectors (d, d), whose columns are its directions, and
+    scales (d,), the standard deviations along them.
+    """
+
+    shape: tuple[int, int, int] = (1, 8, 8)
+    """(channels, height, width) of a picture; filled in from the data when an experiment is built."""
+    labels: tuple[int, ...] = (10,)
+    """Number of values of each label column; filled in from the data."""
+
+    def for_data(self, shape: tuple[int, int, int], labels: tuple[int, ...]) -> Gaussians:
+        """The same for pictures of this shape, with this many values in each label column."""
+        return replace(self, shape=shape, labels=labels)
+
+    def init(self, rng: torch.Generator) -> Params:
+        """There is nothing to begin with."""
+        return {}
+
+    @property
+    def pixels(self) -> int:
+        """d."""
+        return math.prod(self.shape)
+
+    @property
+    def rows(self) -> int:
+        """R."""
+        return math.prod(self.labels)
+
+    @property
+    def abar(self) -> Tensor:
+        """Of the steps at which `denoiser` is asked: abar_0 .. abar_T of the linear schedule, (T + 1,) float64."""
+        return alphas_bar("linear", TIMESTEPS)
+
+    def draw(self, params: Params, labels: Tensor, rng: torch.Generator) -> Tensor:
+        """Pictures for labels (N, K), (N, C, H, W), clamped to [-1, 1]."""
+        z = torch.randn(len(labels), self.pixels, generator=rng) * params["scales"]
+        mean = params["mean"][label_rows(labels, self.labels)]
+        return (mean + (z @ params["vectors"].T).view_as(mean)).clamp(-1, 1)
+
+    def denoiser(self, params: Params) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+        """(x_t, t, labels) -> E[z | x_t] for x_t = sqrt(abar_t) x + sqrt(1 - abar_t) z, in closed form."""
+        vectors, variances, abar = params["vectors"], params["scales"].square(), self.abar
+
+        def call(x_t: Tensor, t: Tensor, labels: Tensor) -> Tensor:
+            share = abar[t].float()[:, None]
+            mean = params["mean"][label_rows(labels, self.labels)].flatten(1)
+            along = (x_t.flatten(1) - share.sqrt() * mean) @ vectors
+            z = (along * (1 - share).sqrt() / (share * variances + 1 - share)) @ vectors.T
+            return z.view_as(x_t)
+
+        return call
+
+
+def packed(u: Tensor) -> Tensor:
+    """(d (d + 1) / 2,) in float64: the sum of u u^T over u (N, d), its upper triangle row by row; times sqrt 2 off the
+    diagonal, so that the Euclidean norm is the matrix's."""
+    u = u.double()
+    row, column = torch.triu_indices(u.shape[1], u.shape[1])
+    return (u.T @ u)[row, column] * _weights(row, column)
+
+
+def unpacked(values: Tensor, d: int) -> Tensor:
+    """(d, d): the symmetric matrix."""
+    row, column = torch.triu_indices(d, d)
+    out = torch.zeros(d, d, dtype=values.dtype)
+    out[row, column] = values / _weights(row, column)
+    return torch.triu(out, 1).T + out
+
+
+def _weights(row: Tensor, column: Tensor) -> Tensor:
+    return torch.where(row == column, 1.0, 2.0).double().sqrt()  # Float32's root of 2 is another number.
+
+
+def without_noise(second: Tensor, std: float) -> tuple[Tensor, Tensor]:
+    """(eigenvalues (d,), none below 0, eigenvectors (d, d)) of what a symmetric second (d, d) tells beyond noise of
+    `std` in the coordinates of `packed`."""
+    values, vectors = torch.linalg.eigh(second)
+    edge = math.sqrt(2 * len(second)) * std
+    spike = values > edge
+    found = torch.where(spike, (values + (values.square() - edge * edge).clamp_min(0).sqrt()) / 2, 0.0)
+    rest = (values.sum() - found.sum()).clamp_min(0) / max(1, int((~spike).sum()))
+    return torch.where(spike, found, rest), vectors
+
+
+def estimated(
+    sums: Tensor, second: Tensor, counts: Tensor, *, std: float, second_std: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(means (R, d), vectors (d, d), scales (d,)) of sums (R, d), second (d, d) and counts (R,), float64, with noise of
+    these standard deviations.
+
+    A row without records has the mean of all records. Raises ValueError where there are no records at all.
+    """
+    n = float(counts.sum())
+    if not n > 0:
+        raise ValueError("there are no records to fit Gaussians to")
+    values, vectors = without_noise(second / n, second_std / n)
+    known, weights = counts > 0, counts / n
+    noise = (std / counts[known, None]).square()
+    share = values / (values + noise).clamp_min(torch.finfo(values.dtype).tiny)
+    means = torch.zeros_like(sums)
+    means[known] = ((sums[known] / counts[known, None]) @ vectors * share) @ vectors.T
+    means[~known] = weights @ means
+    between = (means * weights[:, None]).T @ means
+    within, vectors = torch.linalg.eigh((vectors * values) @ vectors.T - between)
+    return means, vectors, within.clamp_min(0).sqrt()

@@ -1,0 +1,235 @@
+"""What clients send as one noised sum (sketch, DP-MERF): its noise, its sensitivity, and what it costs.
+
+`faults` inspects any mechanism with the signature of `mechanism`. It is shown to pass the real ones and to catch broken
+ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from scipy.stats import kstest
+from torch import Tensor
+from toys import KEYS, records, run
+
+from raydiff import tree
+from raydiff.data.records import Records
+from raydiff.federated.client import Client
+from raydiff.federated.method import Round
+from raydiff.federated.sums import Desk
+from raydiff.methods import DPMERF, Sketch
+from raydiff.models.generator import Generator
+from raydiff.models.moments import Gaussians
+from raydiff.models.training import Training
+from raydiff.privacy import accountants
+from raydiff.privacy.canaries import Weakened
+from raydiff.privacy.release import Gaussian, NonPrivate, Release
+from raydiff.seeding import NoiseStream, generator
+from raydiff.tree import Params
+
+Summed = Sketch | DPMERF
+Mechanism = Callable[[Summed, Records, NoiseStream], Release]
+
+IMPROBABLE = 1e-9  # chance of a false alarm of one comparison
+FLAT = (1, 1, 2)  # pictures of two pixels, so that pairs can be tried out
+ONE_WAVE = DPMERF(model=Generator(shape=FLAT, labels=(2,)), features=2, length=1.0, training=Training(steps=2))
+SUMMED: dict[str, Summed] = {
+    "sketch": Sketch(clip=1.5),
+    "sketch, weight for nothing": Sketch(clip=1.5, moment=0.5),
+    "dpmerf": DPMERF(features=100, length=2.0, training=Training(steps=2, batch=20)),
+}
+
+
+def stream(client: int = 0) -> NoiseStream:
+    return NoiseStream(b"secret", ("digest", client))
+
+
+def mechanism(method: Summed, data: Records, noise: NoiseStream) -> Release:
+    server = method.init_server(None, generator(0))
+    return method.local_update(server, {}, data, Round(0, generator(1), noise)).release
+
+
+def with_noise_times(factor: float) -> Mechanism:
+    return lambda method, data, noise: mechanism(method, data, Weakened(noise.secret, noise.path, factor))
+
+
+def leaves(value: tree.Tensors) -> Tensor:
+    """All that is noised, in one vector."""
+    return torch.cat([v.double().flatten() for k, v in sorted(value.items()) if k != "counts"])
+
+
+def moved(mechanism: Mechanism, method: Summed, a: Records, b: Records) -> float:
+    """How far apart two uploads of the same round are, whose noise is the same."""
+    return float((leaves(mechanism(method, a, stream()).value) - leaves(mechanism(method, b, stream()).value)).norm())
+
+
+def flat(*pictures: tuple[float, float], label: int = 0) -> Records:
+    """Records of two pixels, all of this label."""
+    n = len(pictures)
+    return Records(torch.tensor(pictures).view(n, *FLAT), torch.full((n, 1), label), torch.arange(n))
+
+
+def worst(method: Summed) -> tuple[Records, Records]:
+    """Neighbours whose uploads are as far apart as can be: they differ in the last of three records."""
+    others = ((0.3, 0.2), (-1.0, 0.1))
+    if isinstance(method, Sketch):
+        half = math.acos(max(-1.0, -1 / (2 * method.moment**2))) / 2
+        long = 7 * method.clip
+        u, v = ((long * math.cos(half), sign * long * math.sin(half)) for sign in (1, -1))
+    else:
+        w = method._frequencies(method.init_server(None, generator(0)))[0]
+        step = math.pi * w / w.square().sum()  # <w, u - v> = pi
+        u, v = (0.2, -0.4), (0.2 - float(step[0]), -0.4 - float(step[1]))
+    return flat(*others, u, label=1), flat(*others, v, label=1)
+
+
+def narrow(method: Summed) -> Summed:
+    """The same for two pixels and two labels, with one wave."""
+    return replace(method, model=Gaussians(shape=FLAT, labels=(2,))) if isinstance(method, Sketch) else ONE_WAVE
+
+
+def faults(mechanism: Mechanism, method: Summed) -> list[str]:
+    """What is wrong with a mechanism, empty if nothing is."""
+    bare, many = replace(method, epsilon=None), records(0)
+    sent = mechanism(method, many, stream())
+    told = method.upload_event(len(many), 0)
+    assert isinstance(told, Gaussian)
+    sensitivity = 2 * method.radius if isinstance(method, DPMERF) else method.sensitivity
+    std = told.std_over_sensitivity * sensitivity
+    z = (leaves(sent.value) - leaves(mechanism(bare, many, stream()).value)) / std
+    checks = {"noise scale": kstest(z.numpy(), "norm").pvalue > IMPROBABLE, "event": sent.event == told}
+    small = narrow(method)
+    apart = moved(mechanism, small, *worst(small))
+    checks["sensitivity"] = sensitivity * (1 - 1e-4) < apart <= sensitivity * (1 + 1e-6)
+    return [name for name, passed in checks.items() if not passed]
+
+
+@pytest.mark.parametrize("name", SUMMED)
+def test_the_real_mechanism_has_no_faults(name: str) -> None:
+    """Its noise has its scale, and the worst pair attains the sensitivity."""
+    assert faults(mechanism, SUMMED[name]) == []
+
+
+@pytest.mark.parametrize("name", SUMMED)
+@pytest.mark.parametrize("factor", [0.5, 2.0])
+def test_half_and_twice_the_noise_are_found(name: str, factor: float) -> None:
+    assert faults(with_noise_times(factor), SUMMED[name]) == ["noise scale"]
+
+
+@pytest.mark.parametrize("name", ["sketch", "sketch, weight for nothing"])
+def test_a_forgotten_clip_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tree, "clip_records", lambda x, clip: x)
+    assert faults(mechanism, SUMMED[name]) == ["sensitivity"]
+
+
+@pytest.mark.parametrize("moment", [0.3, math.sqrt(0.5), 1.0, 1.5, 4.0])
+def test_no_pair_is_further_apart_than_the_sketchs_sensitivity_and_one_attains_it(moment: float) -> None:
+    """By brute force over norms and angles, of what a picture adds by hand; beyond the plane of two pictures there is
+    nothing else."""
+    clip, angles = 1.5, torch.linspace(0, math.pi, 7201, dtype=torch.float64)
+
+    def adds(norm: Tensor, angles: Tensor) -> Tensor:
+        u = norm * torch.stack([angles.cos(), angles.sin()], dim=1)
+        return torch.cat([u, moment / clip * (u[:, :, None] * u[:, None, :]).flatten(1)], dim=1)
+
+    norms = torch.linspace(0, clip, 13, dtype=torch.float64)
+    apart = [(adds(a, angles) - adds(b, angles[:1])).norm(dim=1).max() for a in norms for b in norms]
+    sensitivity = Sketch(clip=clip, moment=moment).sensitivity
+    assert sensitivity * (1 - 1e-6) < max(map(float, apart)) <= sensitivity * (1 + 1e-12)
+
+
+def test_random_neighbours_of_dpmerf_are_no_further_apart_than_its_sensitivity() -> None:
+    rng = generator(3)
+    for radius, center in ((1.0, False), (0.4, True)):
+        method = replace(SUMMED["dpmerf"], epsilon=None, radius=radius, center=center)
+        assert isinstance(method, DPMERF)
+        server = method.init_server(records(9, 40), generator(0))
+        found = []
+        for scale in (0.1, 1.0, 30.0):
+            for _ in range(20):
+                x = scale * torch.randn(2, 1, 8, 8, generator=rng)
+                a, b = (Records(own[None], torch.zeros(1, 1, dtype=torch.int64), torch.arange(1)) for own in x)
+                both = [method.local_update(server, {}, own, Round(0, generator(1))).release.value for own in (a, b)]
+                found.append(float((leaves(both[0]) - leaves(both[1])).norm()))
+        assert 0.5 * radius < max(found) <= 2 * radius * (1 + 1e-6)
+
+
+def test_another_forgotten_clip_of_features_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Features have norm 1 by themselves: with a radius below that the clip is what bounds them."""
+    method = replace(ONE_WAVE, radius=0.3)
+    assert moved(mechanism, method, *worst(method)) <= 2 * 0.3 * (1 + 1e-6)
+    monkeypatch.setattr(tree, "clip_records", lambda x, clip: x)
+    assert moved(mechanism, method, *worst(method)) > 1.9
+
+
+@pytest.mark.parametrize("name", SUMMED)
+@pytest.mark.parametrize("epsilon", [0.5, 3.0, 50.0])
+def test_the_ledger_says_what_was_asked_for(name: str, epsilon: float) -> None:
+    """Neither more nor less, however many records and clients there are; nothing is spent after round 0."""
+    method = replace(SUMMED[name], epsilon=epsilon, delta=1e-6)
+    for p in run(method, [records(0, 3), records(1, 40)]):
+        assert p.ledger.epsilon(1e-6, "exact") == pytest.approx(epsilon, rel=1e-6)
+        assert p.ledger.epsilon(1e-6, "exact") <= epsilon
+        kinds = {(e.event.unit, e.event.relation, e.event.trust, e.event.declared) for e in p.ledger.entries}  # type: ignore[union-attr]
+        assert kinds == {("example", "replace_one", "local", ("labels",))} and len(p.ledger.entries) == 2
+
+
+@pytest.mark.parametrize("name", SUMMED)
+def test_without_a_budget_sums_go_as_they_are_and_the_ledger_says_so(name: str) -> None:
+    method = replace(SUMMED[name], epsilon=None)
+    ledger = run(method, [records(0)])[-1].ledger
+    assert [type(e.event) for e in ledger.entries] == [NonPrivate] and ledger.epsilon(1e-5, "exact") == math.inf
+
+
+@pytest.mark.parametrize("name", SUMMED)
+def test_a_sum_without_noise_is_an_error(name: str) -> None:
+    method = SUMMED[name]
+    with pytest.raises(ValueError, match="needs the round's noise stream"):
+        method.local_update(method.init_server(None, generator(0)), {}, records(0), Round(0, generator(1)))
+
+
+@pytest.mark.parametrize("name", SUMMED)
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_record_that_is_no_number_is_refused(name: str, value: float) -> None:
+    data = records(0)
+    data = replace(data, images=torch.where(torch.arange(12)[:, None, None, None] == 3, value, data.images))
+    with pytest.raises(ValueError, match="finite"):
+        mechanism(SUMMED[name], data, stream())
+
+
+def test_clients_add_up_to_one_that_has_all_records() -> None:
+    """Without noise to the last digits; with it the noise of each is its own."""
+    method = replace(SUMMED["sketch"], epsilon=None)
+    parts = [records(i, 10 + i) for i in range(3)]
+    images, labels = torch.cat([p.images for p in parts]), torch.cat([p.labels for p in parts])
+    pooled = run(method, [Records(images, labels, torch.arange(len(images)))])[-1].server
+    apart = run(method, parts)[-1].server
+    torch.testing.assert_close(apart["gaussians/mean"], pooled["gaussians/mean"], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(_covariance(apart), _covariance(pooled), rtol=1e-4, atol=1e-5)
+    noisy = SUMMED["sketch"]
+    sent = [leaves(mechanism(noisy, records(0), stream(i)).value) for i in (0, 1)]
+    bare = leaves(mechanism(method, records(0), stream()).value)
+    assert abs(float(torch.corrcoef(torch.stack([v - bare for v in sent]))[0, 1])) < 5 / math.sqrt(len(bare))
+
+
+def _covariance(server: Params) -> Tensor:
+    factor = server["gaussians/vectors"] * server["gaussians/scales"]
+    return factor @ factor.T
+
+
+@pytest.mark.parametrize("clients", [1, 4])
+def test_the_server_knows_how_much_noise_there_is(clients: int) -> None:
+    """What a client sends has sigma on each entry, what the server makes of M clients sqrt(M) sigma."""
+    method = SUMMED["sketch"]
+    assert isinstance(method, Sketch)
+    server: Params = {}
+    blank = Records(torch.zeros(12, 1, 8, 8), torch.zeros(12, 1, dtype=torch.int64), torch.arange(12))
+    uploads = [Client(i, method, blank, keys=KEYS).run(server, 0)[0] for i in range(clients)]
+    total, counts, std = method._sum.total(Desk(method, server, 0, clients).mean(uploads))
+    assert std == pytest.approx(math.sqrt(clients) * method.sensitivity / accountants.mu_for(10.0, 1e-5))
+    assert kstest((leaves(total) / std).numpy(), "norm").pvalue > 1e-4
+    assert counts.tolist() == [12.0 * clients, *[0.0] * 9]

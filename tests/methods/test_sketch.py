@@ -1,0 +1,145 @@
+"""Sketch: the upload by hand, and what the server makes of it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from toys import KEYS, records, run
+
+from raydiff.data.records import Records, label_rows
+from raydiff.federated.client import Client
+from raydiff.federated.method import Round
+from raydiff.federated.rounds import LocalPool, rounds
+from raydiff.methods import Sketch
+from raydiff.models.moments import Gaussians
+from raydiff.privacy import accountants
+from raydiff.seeding import NoiseStream, generator
+
+NOISE = NoiseStream(b"0123456789abcdef", ("x",))
+PUBLIC = records(9, 30)
+
+
+@pytest.mark.parametrize("center", [False, True])
+def test_the_upload_by_hand(center: bool) -> None:
+    """Record by record, entry by entry; leaves are noised in the order of their names."""
+    method = Sketch(clip=4.6, center=center, moment=1.2, epsilon=3.0)
+    data, server = records(0), method.init_server(PUBLIC, generator(0))
+    middle = PUBLIC.images.mean(0) if center else torch.zeros(1, 8, 8)
+    result = method.local_update(server, {}, data, Round(0, generator(0), NOISE))
+    sums, matrix, lengths = torch.zeros(10, 64).double(), torch.zeros(64, 64).double(), []
+    for x, label in zip(data.images, data.labels[:, 0], strict=True):
+        u = (x - middle).flatten().double()
+        lengths.append(float(u.norm()))
+        u *= min(1.0, 4.6 / lengths[-1])
+        sums[label] += u
+        matrix += torch.outer(u, u)
+    assert any(n > 4.6 for n in lengths) and any(n < 4.6 for n in lengths)
+    packed = [matrix[i, j] * (1.0 if i == j else math.sqrt(2)) for i in range(64) for j in range(i, 64)]
+    sigma = 4.6 * math.sqrt(2 + 2 * 1.44 + 1 / 2.88) / accountants.mu_for(3.0, 1e-5)
+    sent = result.release.value
+    assert sorted(sent) == ["counts", "second", "sums"]
+    expected = {"second": 1.2 / 4.6 * torch.stack(packed), "sums": sums}
+    for i, (name, signal) in enumerate(expected.items()):
+        noisy = signal + sigma * NOISE.normal([i], signal.shape)[0]
+        torch.testing.assert_close(sent[name], noisy.float(), rtol=1e-4, atol=1e-3)
+    assert sent["counts"].tolist() == data.labels[:, 0].bincount(minlength=10).tolist()
+    assert result.metrics["upload/clipped_fraction"] == pytest.approx(sum(n > 4.6 for n in lengths) / 12)
+
+
+def test_labels_of_several_columns_have_a_row_for_each_combination() -> None:
+    labels = torch.tensor([[0, 0], [1, 2], [3, 1]])
+    assert label_rows(labels, (4, 3)).tolist() == [0, 5, 10]
+    data = replace(records(0, 3), labels=labels)
+    method = Sketch(model=Gaussians(labels=(4, 3)), epsilon=None)
+    sent = method.local_update({}, {}, data, Round(0, generator(0))).release.value
+    assert sent["counts"].nonzero()[:, 0].tolist() == [0, 5, 10] and sent["sums"].shape == (12, 64)
+    torch.testing.assert_close(sent["sums"][5], data.images[1].flatten())
+
+
+def test_without_noise_samples_have_the_records_two_moments() -> None:
+    """Means of each class, and one covariance within classes, of two clients' records together."""
+    rng = generator(4)
+    shape = torch.randn(9, 9, generator=rng) * 0.04
+
+    def client(n: int) -> Records:
+        labels = torch.randint(3, (n, 1), generator=rng)
+        images = (labels.float() - 1) * 0.2 + torch.randn(n, 9, generator=rng) @ shape
+        return Records(images.view(n, 1, 3, 3), labels, torch.arange(n))
+
+    parts = [client(300), client(200)]
+    method = Sketch(model=Gaussians(shape=(1, 3, 3), labels=(3,)), epsilon=None, clip=100.0)
+    server = run(method, parts)[-1].server
+    x, y = torch.cat([p.images.flatten(1) for p in parts]), torch.cat([p.labels[:, 0] for p in parts])
+    means = torch.stack([x[y == k].mean(0) for k in range(3)])
+    within = x - means[y]
+    torch.testing.assert_close(server["gaussians/mean"].flatten(1), means, rtol=1e-4, atol=1e-5)
+    wanted = torch.arange(3).repeat(20_000)[:, None]
+    drawn = method.deploy(server).sample(wanted, generator(0)).flatten(1)
+    assert float(drawn.abs().max()) < 1  # nothing was clamped
+    torch.testing.assert_close(drawn[wanted[:, 0] == 2].mean(0), means[2], rtol=0, atol=0.01)
+    drawn -= means[wanted[:, 0]]
+    torch.testing.assert_close(drawn.T @ drawn / len(drawn), within.T @ within / 500, rtol=0.03, atol=1e-3)
+
+
+def test_a_class_without_records_has_the_mean_of_all() -> None:
+    data = replace(records(0, 20), labels=torch.arange(20)[:, None] % 2)
+    mean = run(Sketch(epsilon=None, clip=100.0), [data])[-1].server["gaussians/mean"]
+    torch.testing.assert_close(mean[5], data.images.mean(0), rtol=1e-4, atol=1e-5)
+
+
+def test_a_mean_that_the_noise_has_swamped_is_not_believed() -> None:
+    """It stays near the public center; without noise it is that of the records."""
+    method = Sketch(clip=5.0, center=True)
+    images = PUBLIC.images[:1] + 0.1 * torch.randn(400, 1, 8, 8, generator=generator(0))
+    data = Records(images, torch.arange(400)[:, None] % 10, torch.arange(400))
+    center, lengths = PUBLIC.images.mean(0), []
+    for epsilon in (None, 0.3):
+        client = Client(0, replace(method, epsilon=epsilon), data, keys=KEYS, public=PUBLIC)
+        *_, last = rounds(client.method, LocalPool([client]), keys=KEYS, public=PUBLIC)
+        lengths.append(float((last.server["gaussians/mean"] - center).flatten(1).norm(dim=1).mean()))
+    assert lengths[0] == pytest.approx(float((images - center).mean(0).norm()), rel=0.05)
+    raw = (
+        method.sensitivity / accountants.mu_for(0.3, 1e-5) / 40 * 8
+    )  # the noise in a mean of 40 records, over 64 pixels
+    assert raw > 25 and lengths[1] < raw / 2
+
+
+def test_a_client_and_the_server_sample_the_same() -> None:
+    """From releases alone, so the run's epsilon covers the client's own records too."""
+    method, data = Sketch(clip=4.0), records(0)
+    client = Client(0, method, data, keys=KEYS)
+    last = run(method, [data])[-1]
+    labels = torch.arange(10)[:, None]
+    own = client.deploy(last.sent, 0).sample(labels, generator(1))
+    assert torch.equal(own, method.deploy(last.sent).sample(labels, generator(1)))
+    assert client.personalized(last.sent, 0) == {}
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"clip": 0.0}, "clip must be a positive number, got 0.0"),
+        ({"clip": math.inf}, "clip must be a positive number, got inf"),
+        ({"moment": -1.0}, "moment must be a positive number, got -1.0"),
+        ({"epsilon": 0.0}, "epsilon must be > 0"),
+        ({"delta": 1.0}, "delta must be in"),
+    ],
+)
+def test_bad_fields_are_refused(fields: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        Sketch(**fields)
+
+
+def test_a_center_needs_public_records() -> None:
+    with pytest.raises(ValueError, match="needs public records"):
+        Sketch(center=True).init_server(None, generator(0))
+
+
+def test_no_records_at_all_are_named() -> None:
+    nobody = records(0).select(torch.arange(0))
+    with pytest.raises(ValueError, match="no records to fit Gaussians to"):
+        run(Sketch(), [nobody])
