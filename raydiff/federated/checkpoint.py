@@ -92,22 +92,15 @@ class Store:
     ) -> Release:
         """Write ahead: gives what the client may send now, and must send whenever it is asked again.
 
-        The event is kept for whatever is sent, so that nothing is forgotten when the round never commits; the value is
-        kept where it was noised, for repeating any other spends nothing; beside it the client's metrics, so that what
-        is sent again has them too. Of two noised ones the first counts: a lost
+        The value is kept where it was noised, for repeating any other spends nothing; beside it its event, and the
+        client's metrics, so that what is sent again has them too. Of two noised ones the first counts: a lost
         node may still compute, and the same noise on two values would reveal their difference. For the same reason
         nothing noised may be sent in a round that counts, for its commit has taken the first: raises Overtaken.
+        What is not noised is told of by `note`.
         """
-        if isinstance(release.event, Nothing):
+        if not isinstance(release.event, Gaussian):
             return release
         note = {"event": event_to_dict(release.event), "bytes": release.nbytes}
-        if not isinstance(release.event, Gaussian):
-            # Each node has a file of its own: on a network's storage two nodes may overwrite each other's lines.
-            path = self.root / "releases" / f"{number:05d}-{platform.node()}.jsonl"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("a") as f:  # The line break comes first, so that half a line (full disk) stays by itself.
-                f.write("\n" + json.dumps({"client": client, **note}))
-            return release
         path = self._numbered("releases", client, number)
         told = json.dumps({**note, "metrics": dict(metrics)})
         write_tensors(path, release.value, note=told, durable=True, first=True)
@@ -116,6 +109,22 @@ class Store:
         if kept is None:
             raise Overtaken(f"what client {client} sends in round {number} has gone from {path.parent}")
         return kept
+
+    def note(self, number: int, sent: Iterable[tuple[int, Event, int]]) -> None:
+        """Write ahead what these messages reveal, (client, event, bytes) each, in one go; so nothing is forgotten when
+        the round never commits. Of what was noised `save_release` has told already."""
+        told = [
+            "\n" + json.dumps({"client": client, "event": event_to_dict(event), "bytes": size})
+            for client, event, size in sent
+            if not isinstance(event, Gaussian | Nothing)
+        ]
+        if not told:
+            return
+        # Each node has a file of its own: on a network's storage two nodes may overwrite each other's lines.
+        path = self.root / "releases" / f"{number:05d}-{platform.node()}.jsonl"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a") as f:  # A line begins with its break, so that half a line (full disk) stays by itself.
+            f.write("".join(told))
 
     def load_release(self, client: int, number: int) -> Release | None:
         """What this client has already noised for this round, or None."""

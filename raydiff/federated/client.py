@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -203,9 +203,21 @@ class Client:
             self.store.save_client(self.number, number, state)
 
 
+def noted(
+    clients: Sequence[Client], number: int, results: Iterable[tuple[Upload, Metrics]]
+) -> Iterator[tuple[Upload, Metrics]]:
+    """These clients' results, each told of in their store before it is given: it is sent then."""
+    store = clients[0].store if clients else None
+    for upload, metrics in results:
+        if store:
+            store.note(number, [(upload.client, upload.release.event, upload.release.nbytes)])
+        yield upload, metrics
+
+
 def run_clients(clients: Sequence[Client], server: Params, number: int) -> Iterator[tuple[Upload, Metrics]]:
-    """`Client.run` of each, in order: one after the other; or, where they are to be vectorized, COHORT at a time in
-    lock-step. Then the metric `cohort/size` says with how many a client trained, itself included; 1 is by itself."""
+    """`Client.run` of each, in order; whoever sends the results has them noted before. One after the other; or, where
+    they are to be vectorized, COHORT at a time in lock-step. Then the metric `cohort/size` says with how many a client
+    trained, itself included; 1 is by itself."""
     results: Iterator[tuple[tuple[Upload, Metrics], list[int]]]
     began, together = time.time(), any(client.vectorize for client in clients)
     size = COHORT if together else 1

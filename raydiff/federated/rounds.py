@@ -17,7 +17,7 @@ import torch
 from raydiff import seeding, tree
 from raydiff.data.datasets import Records
 from raydiff.federated.checkpoint import Store
-from raydiff.federated.client import Client, Evaluate, Failed, Keys, run_clients
+from raydiff.federated.client import Client, Evaluate, Failed, Keys, noted, run_clients
 from raydiff.federated.heartbeat import beating
 from raydiff.federated.method import SERVER_ONLY, Mean, Method, Metrics, Round, Upload
 from raydiff.federated.sums import Desk, Late, Partial, Sent, partial_sum
@@ -84,7 +84,8 @@ class LocalPool:
 
     def run(self, ids: Sequence[int], server: Params, number: int) -> Iterator[tuple[Upload, Metrics]]:
         """`Client.run` of each."""
-        yield from run_clients([self._clients[i] for i in ids], server, number)
+        clients = [self._clients[i] for i in ids]
+        yield from noted(clients, number, run_clients(clients, server, number))
 
     def race(
         self, ids: Sequence[int], server: Params, number: int, closing: Closing
@@ -92,7 +93,7 @@ class LocalPool:
         """`Client.run` of one after the other until enough have come or the time is up: the clock is looked at before
         and after each, and who is late has had no turn, or not the time to end it."""
         start, came = self._clock(), 0
-        results = run_clients([self._clients[i] for i in ids], server, number)
+        results = self.run(ids, server, number)
         for i in ids:
             result = None
             if came < closing.enough and self._clock() - start < closing.seconds:
@@ -107,14 +108,14 @@ class LocalPool:
         """The sum of what `Client.run` of each sends, and who is late."""
         asked, late = (ids, desk.server, desk.number), list[Late]()
 
-        def came() -> Iterator[tuple[Upload, Metrics]]:
+        def in_time() -> Iterator[tuple[Upload, Metrics]]:
             for result in self.run(*asked) if closing is None else self.race(*asked, closing):
                 if isinstance(result, Late):
                     late.append(result)
                 else:
                     yield result
 
-        yield partial_sum(desk, came(), spare=self._spare)
+        yield partial_sum(desk, in_time(), spare=self._spare)
         yield from late
 
     def evaluate(self, ids: Sequence[int], server: Params, number: int, split: str) -> Iterator[Any]:

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from raydiff import tree
+from raydiff.federated.checkpoint import Store
 from raydiff.federated.form import Form
 from raydiff.federated.method import Mean, Method, Metrics, Upload
 from raydiff.privacy.release import UNACCOUNTED, Event, accountable
@@ -121,9 +122,15 @@ def _not_finite(upload: Upload) -> str | None:
 
 
 def partial_sum(
-    desk: Desk, results: Iterable[tuple[Upload, Metrics]], *, spare: list[Bits], seconds: float = math.inf
+    desk: Desk,
+    results: Iterable[tuple[Upload, Metrics]],
+    *,
+    spare: list[Bits],
+    store: Store | None = None,
+    seconds: float = math.inf,
 ) -> Partial:
-    """The sum of the first of these results, as many as come within `seconds`, and one at least where there is one.
+    """The sum of the first of these results, as many as come within `seconds`, and one at least where there is one; to
+    be sent, of which the store is told.
 
     The memory in `spare` is used, and left there for the next sum: whoever makes that needs this one no more.
     """
@@ -134,4 +141,6 @@ def partial_sum(
             break
     if partial.total.memory is not None:
         spare.append(partial.total.memory)
+    if store is not None:
+        store.note(desk.number, [(s.client, s.event, s.bytes) for s in partial.sent])
     return partial

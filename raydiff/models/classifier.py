@@ -195,7 +195,7 @@ class _Pool(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if x.device.type != "cpu" or x.shape[-1] % 2 or x.shape[-2] % 2:
             return F.max_pool2d(x, 2)
-        pooled: Tensor = _LargestOfFour.apply(x)  # type: ignore[no-untyped-call]
+        pooled: Tensor = _LargestOfFour.apply(x)
         return pooled
 
 

@@ -8,6 +8,7 @@ without copying.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import time
@@ -24,7 +25,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from raydiff import process
 from raydiff.experiment.trial import Trial, make_clients, make_instruments
-from raydiff.federated.client import Client, run_clients
+from raydiff.federated.client import Client, noted, run_clients
 from raydiff.federated.method import Metrics, Upload
 from raydiff.federated.rounds import Closing
 from raydiff.federated.sums import Desk, Late, Partial, partial_sum
@@ -87,12 +88,11 @@ class Worker:
     def run(self, trial: str, ids: Sequence[int], server: Arrays, number: int) -> Iterator[Any]:
         """`Client.run` of each, streamed, several to a message."""
         params = tensors(server)
-        yield from _messages(self._in_its_slice(ids, number, run_clients(self._of(trial, ids), params, number)))
+        yield from _messages(self._results(trial, ids, params, number))
 
     def race(self, trial: str, ids: Sequence[int], server: Arrays, number: int) -> Any:
         """`Client.run` of the first; `more` gives the others, one at a time."""
-        results = self._in_its_slice(ids, number, run_clients(self._of(trial, ids), tensors(server), number))
-        self._messages = _messages(results, seconds=0.0)
+        self._messages = _messages(self._results(trial, ids, tensors(server), number), seconds=0.0)
         return self.more(trial)
 
     def sums(self, trial: str, ids: Sequence[int], server: Arrays, number: int, seconds: float) -> Any:
@@ -101,7 +101,8 @@ class Worker:
         clients, params = self._of(trial, ids), tensors(server)
         desk = Desk(clients[0].method, params, number, self._federation)
         results = self._in_its_slice(ids, number, run_clients(clients, params, number))
-        self._messages = (partial_sum(desk, results, spare=self._spare, seconds=seconds) for _ in ids)
+        folded = functools.partial(partial_sum, desk, results, spare=self._spare, store=clients[0].store)
+        self._messages = (folded(seconds=seconds) for _ in ids)
         return self.more(trial)
 
     def more(self, trial: str) -> Any:
@@ -116,6 +117,10 @@ class Worker:
         params, read = tensors(server), self._instruments.of_client(split)
         reports = (client.evaluate(params, number, read) for client in self._of(trial, ids))
         yield from ([report] for report in self._in_its_slice(ids, number, reports))
+
+    def _results(self, trial: str, ids: Sequence[int], server: Params, number: int) -> Iterator[tuple[Upload, Metrics]]:
+        clients = self._of(trial, ids)
+        return self._in_its_slice(ids, number, noted(clients, number, run_clients(clients, server, number)))
 
     def _in_its_slice(self, ids: Sequence[int], number: int, results: Iterator[T]) -> Iterator[T]:
         """The clients' results. Raises `memory.OutOfMemory` at the first for which the slice is too small."""

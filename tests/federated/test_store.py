@@ -19,7 +19,7 @@ from raydiff.federated.checkpoint import INITIAL, Store, read_tensors, write_ten
 from raydiff.models.ddpm import DDPM, Sampling
 from raydiff.models.networks import MLP
 from raydiff.privacy.ledger import Ledger
-from raydiff.privacy.release import Gaussian, NonPrivate, already_private, disclose, event_to_dict, nothing
+from raydiff.privacy.release import Gaussian, NonPrivate, Release, already_private, disclose, event_to_dict, nothing
 from raydiff.tree import Params
 
 EVENT = Gaussian(1.5, "example", "replace_one", "local", declared=("labels",))
@@ -172,6 +172,12 @@ def test_a_commit_drops_what_no_resume_can_need(store: Store) -> None:
 POWERS = tuple(n for power in (10, 100, 1_000, 10_000, 100_000, 1_000_000) for n in (power - 1, power))
 
 
+def told(store: Store, client: int, number: int, release: Release) -> None:
+    """As whoever sends it does."""
+    store.save_release(client, number, release)
+    store.note(number, [(client, release.event, release.nbytes)])
+
+
 def test_around_every_power_of_ten_a_client_is_itself(store: Store) -> None:
     sent = already_private({"x": torch.ones(1)}, EVENT)
     for client in POWERS:
@@ -196,7 +202,7 @@ def test_around_every_power_of_ten_a_round_is_itself(store: Store) -> None:
         store.save_server(number, {"x": torch.tensor([number])})
         store.save_client(1, number, {"x": torch.tensor([number])})
         store.save_release(1, number, sent)
-        store.save_release(2, number, disclose({"x": torch.ones(1)}, "weights"))
+        told(store, 2, number, disclose({"x": torch.ones(1)}, "weights"))
     both = [(number, client) for number in POWERS for client in (1, 2)]
     assert [(number, client) for number, client, _, _ in store.sent_after(INITIAL)] == both
     for i, number in enumerate(POWERS):
@@ -249,8 +255,8 @@ def test_of_two_noised_releases_the_first_counts(store: Store) -> None:
 
 
 def test_of_what_can_be_repeated_for_free_only_the_event_is_kept(store: Store) -> None:
-    store.save_release(2, 7, disclose({"x": torch.ones(100)}, "weights"))
-    store.save_release(3, 7, nothing())
+    told(store, 2, 7, disclose({"x": torch.ones(100)}, "weights"))
+    told(store, 3, 7, nothing())
     assert store.load_release(2, 7) is None and store.load_release(3, 7) is None
     assert not list(store.root.rglob("*.safetensors"))
     assert store.sent_after(6) == [(7, 2, NonPrivate("weights"), 400)]
@@ -258,19 +264,19 @@ def test_of_what_can_be_repeated_for_free_only_the_event_is_kept(store: Store) -
 
 def test_what_was_sent_twice_counts_once_and_a_line_cut_short_was_not_sent(store: Store) -> None:
     for client in (2, 3, 3):
-        store.save_release(client, 7, disclose({"x": torch.ones(100)}, f"weights {client}"))
+        told(store, client, 7, disclose({"x": torch.ones(100)}, f"weights {client}"))
     (path,) = store.root.rglob("*.jsonl")
     whole = path.read_bytes()
     for cut in range(1, len(whole.splitlines()[-1])):
         path.write_bytes(whole[:-cut])
         both = [(7, client, NonPrivate(f"weights {client}"), 400) for client in (2, 3)]  # the first line of client 3
         assert store.sent_after(6) == both
-        store.save_release(4, 7, disclose({"x": torch.ones(25)}, "more"))
+        told(store, 4, 7, disclose({"x": torch.ones(25)}, "more"))
         assert store.sent_after(6) == [*both, (7, 4, NonPrivate("more"), 100)]
 
 
 def test_notes_damaged_by_more_than_a_failed_write_are_no_silence(store: Store) -> None:
-    store.save_release(2, 7, disclose({"x": torch.ones(100)}, "weights"))
+    told(store, 2, 7, disclose({"x": torch.ones(100)}, "weights"))
     (path,) = store.root.rglob("*.jsonl")
     path.write_bytes(b"\0" * path.stat().st_size)  # as a power loss may leave it
     with pytest.raises(ValueError, match="is damaged: what clients have sent is not known"):
@@ -281,13 +287,13 @@ def test_of_a_bare_and_a_noised_release_the_bare_one_counts(store: Store) -> Non
     bare, noised = disclose({"x": torch.ones(100)}, "weights"), already_private(state(4), EVENT)
     for order, number in (((bare, noised), 7), ((noised, bare), 8)):
         for release in order:
-            store.save_release(2, number, release)
+            told(store, 2, number, release)
     assert [sent[2] for sent in store.sent_after(6)] == [NonPrivate("weights")] * 2
 
 
 def test_a_commit_drops_the_notes_of_its_rounds(store: Store) -> None:
     for number in (6, 7, 8):
-        store.save_release(2, number, disclose({"x": torch.ones(100)}, "weights"))
+        told(store, 2, number, disclose({"x": torch.ones(100)}, "weights"))
     store.commit(7, {})
     assert [path.name[:5] for path in store.root.rglob("*.jsonl")] == ["00008"]
 

@@ -272,7 +272,7 @@ def test_an_exception_surfaces_and_nobody_waits(tmp_path: Any, total: int, when:
     store, running = Store(tmp_path), threading.active_count()
     with pytest.raises(KeyError, match=when):
         within(lambda: list(rounds(method, LocalPool(clients(method, store=store)), keys=KEYS, store=store)))
-    assert [sent[1] for sent in store.sent_after(-1)] == [0, 1, 3]  # the others had theirs written
+    assert [sent[1] for sent in store.sent_after(-1)] == [0, 1]  # What client 3 had made was never sent.
     assert threading.active_count() <= running + 1  # `within`'s own may not have gone yet
 
 
