@@ -130,17 +130,10 @@ def test_links_lead_somewhere() -> None:
     assert lost == []
 
 
-UNFOUNDED = {
-    "docs/how-to/attack.md",
-}
-"""Pages whose numbers are not yet all in a file that is kept beside them."""
-
-
 @pytest.mark.parametrize("page", CURRENT, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_number_of_a_page_is_in_a_file_that_a_command_wrote(page: Path) -> None:
     assert FIGURES.written(page) == page.read_text(), "run python docs/figures.py"
-    lost = FIGURES.unfounded(page)
-    assert bool(lost) == (str(page.relative_to(ROOT)) in UNFOUNDED), lost
+    assert FIGURES.unfounded(page) == []
 
 
 def test_a_number_that_no_file_has_is_found(tmp_path: Path) -> None:

@@ -162,14 +162,18 @@ def test_several_sweeps_are_one_page_each_with_its_origin(tmp_path: Path, capsys
 
 
 def test_what_was_written_stands_beside_newer_sweeps_and_gives_way_to_its_own(tmp_path: Path) -> None:
-    old, other, new = (kept(tmp_path / name, ["raydiff", "sweep", f"{name}-digits"]) for name in ("spire", "other", "new"))
+    old, other, new = (
+        kept(tmp_path / name, ["raydiff", "sweep", f"{name}-digits"]) for name in ("spire", "other", "new")
+    )
     main([str(old), str(other), "--out", str(tmp_path / "out")])
     page = (tmp_path / "out" / "claims.md").read_text()
     written = str(tmp_path / "out" / "claims.csv")
     main([written, "--out", str(tmp_path / "again")])
     assert (tmp_path / "again" / "claims.md").read_text() == page
     about = json.loads((new / "sweep.json").read_text())
-    (new / "sweep.json").write_text(json.dumps({**about, "command": ["raydiff", "sweep", "spire-digits"], "git": "f" * 40}))
+    (new / "sweep.json").write_text(
+        json.dumps({**about, "command": ["raydiff", "sweep", "spire-digits"], "git": "f" * 40})
+    )
     main([written, str(new), "--out", str(tmp_path / "newer")])
     newer = (tmp_path / "newer" / "claims.md").read_text()
     assert newer.count("## spire-digits") == 1 and newer.count(f"commit {'f' * 12}.") == 1 and "| in all |" in newer

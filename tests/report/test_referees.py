@@ -49,7 +49,9 @@ def test_the_difference_is_in_points_over_our_seeds(tmp_path: Path) -> None:
     assert "| 10.00 | -0.99 |" in text and "n = 1 to 3 seeds of ours" in text
 
 
-def test_fewer_rounds_of_as_many_epochs_have_a_row_of_their_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_fewer_rounds_of_as_many_epochs_have_a_row_of_their_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for name, rounds, epochs, accuracy in (("a", 50, 500, 0.99), ("b", 10, 100, 0.98), ("c", 10, 500, 0.97)):
         write(tmp_path / name, 0, 0, accuracy, **{"method.rounds": rounds, "method.local.epochs": epochs})
     referees.main([*(str(tmp_path / name) for name in "abc"), "--out", str(tmp_path / "out")])

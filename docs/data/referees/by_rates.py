@@ -2,8 +2,9 @@
 
     PYTHONPATH=docs/data/referees raydiff sweep niid-bench --method by_rates:ByRates --no-baselines ...
 
-c_i+ divides x - y by the sum of the rates alone, though with a momentum of 0.9 a client goes up to ten times as far along
-a gradient; the correction c - c_i is in the gradient, and so goes as far. It is up to ten times what the drift was.
+c_i+ divides x - y by the sum of the rates alone, though with a momentum of 0.9 a client goes up to ten times as far
+along a gradient; the correction c - c_i is in the gradient, and so goes as far. It is up to ten times what the drift
+was.
 """
 
 from dataclasses import dataclass, replace

@@ -226,7 +226,9 @@ def main(argv: Sequence[str]) -> None:
     """Print a table for each sweep and where its numbers come from, write the files and say where."""
     given = load.arguments(__doc__, argv, several=True)
     tables: dict[str, pd.DataFrame] = {}
-    for name, own in ((str(name), own) for path in given.sweeps for name, own in _read(path).groupby("sweep", sort=False)):
+    for name, own in (
+        (str(name), own) for path in given.sweeps for name, own in _read(path).groupby("sweep", sort=False)
+    ):
         tables[name] = own
     found = pd.concat(tables.values())
     publish(given.out, "claims", page(found), {"claims": found})

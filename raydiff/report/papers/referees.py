@@ -6,7 +6,8 @@ A row is a cell of a table that somebody else published: who, partition, method,
 is printed beside it; ours, the mean over seeds; and ours minus theirs in points, with its 95 % Student interval, bold
 where it excludes 0. The interval is of our seeds alone, of one seed there is none: their number is taken as it stands.
 Their numbers are rows of published.tsv, where it also says what differs. Cells without a finished trial are left out.
-A trial of fewer rounds, each as long as theirs (`--method.rounds 10 --method.local.epochs 100`), has a row that says so.
+A trial of fewer rounds, each as long as theirs (`--method.rounds 10 --method.local.epochs 100`), has a row with its
+number of rounds.
 """
 
 from __future__ import annotations
