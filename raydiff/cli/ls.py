@@ -1,15 +1,16 @@
 """The sweeps and runs of a storage folder: how far each is, how much it takes, when it last changed.
 
 raydiff ls                          newest last
+raydiff ls NAME                     its trials: how each ended, what it takes, what it guarantees
 raydiff ls --storage /mnt/shared/raydiff
 """
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from time import localtime, strftime
 
 from raydiff.cli.parser import Parser
 from raydiff.report.cells import size
@@ -18,15 +19,46 @@ from raydiff.report.files import read_json
 
 def main(argv: Sequence[str]) -> int:
     """Look, and print a line for each."""
-    given = Parser("ls", __doc__).with_storage().parse_args(argv)
-    sweeps = sorted((path.parent for path in given.storage.glob("sweeps/*/sweep.json")), key=changed)
-    if not sweeps:
-        raise ValueError(f"there are no sweeps in {given.storage}")
-    rows = [(time.strftime("%Y-%m-%d %H:%M", time.localtime(changed(s))), s.name, state(s), taken(s)) for s in sweeps]
+    p = Parser("ls [NAME]", __doc__).with_storage()
+    p.add_argument("name", nargs="?", default=None, help="of a sweep or run, to list its trials")
+    given = p.parse_args(argv)
+    if given.name is not None:
+        rows = trials(of_name(given.storage, given.name))
+    else:
+        sweeps = sorted((path.parent for path in given.storage.glob("sweeps/*/sweep.json")), key=changed)
+        if not sweeps:
+            raise ValueError(f"there are no sweeps in {given.storage}")
+        rows = [(strftime("%Y-%m-%d %H:%M", localtime(changed(s))), s.name, state(s), taken(s)) for s in sweeps]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
     return 0
+
+
+def of_name(storage: Path, name: str) -> Path:
+    """The folder of the sweep that is called so. Raises ValueError where there is none."""
+    folder = storage / "sweeps" / name
+    if folder.parent != storage / "sweeps" or not (folder / "sweep.json").exists():
+        raise ValueError(f"there is no sweep {name} in {storage}: raydiff ls lists them")
+    return folder
+
+
+def trials(sweep: Path) -> list[tuple[str, ...]]:
+    """(digest, name, outcome, what its files take, its guarantee) of each trial that has begun. Raises ValueError where
+    none has."""
+    from raydiff.experiment import config  # These take seconds, which the list of sweeps does without.
+    from raydiff.experiment.study import varying
+
+    folders = sorted(path.parent for path in sweep.glob("trials/*/config.json"))
+    if not folders:
+        raise ValueError(f"no trial of {sweep.name} has begun")
+    experiments = [config.read(folder / "config.json") for folder in folders]
+    named, rows = varying(experiments), list[tuple[str, ...]]()
+    for folder, experiment in zip(folders, experiments, strict=True):
+        path = folder / "outcome.json"
+        ended = read_json(path, needs="outcome") if path.exists() else {"outcome": "not ended"}
+        rows.append((folder.name, named(experiment), ended["outcome"], taken(folder), ended.get("says", "")))
+    return rows
 
 
 def state(sweep: Path) -> str:
@@ -37,9 +69,9 @@ def state(sweep: Path) -> str:
     return f"{said} of {max(planned, outcomes.total())}"
 
 
-def taken(sweep: Path) -> str:
+def taken(folder: Path) -> str:
     """What its files take."""
-    return size(sum(path.stat().st_size for path in _files(sweep)))
+    return size(sum(path.stat().st_size for path in _files(folder)))
 
 
 def changed(sweep: Path) -> float:

@@ -35,6 +35,30 @@ def test_sweeps_are_listed(storage: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "  one  1 finished of 1  " in line and line.endswith(" MB")
 
 
+def test_a_sweeps_trials_are_listed_with_their_guarantees(storage: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ls.main(["one", "--storage", str(storage)]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    (folder,) = (storage / "sweeps" / "one" / "trials").iterdir()
+    assert line.startswith(f"{folder.name}  PFDM  finished  ") and "B  epsilon 9.71 (per example" in line
+    (folder / "outcome.json").unlink()
+    assert ls.main(["one", "--storage", str(storage)]) == 0 and "  not ended  " in capsys.readouterr().out
+    with pytest.raises(ValueError, match="there is no sweep two"):
+        ls.main(["two", "--storage", str(storage)])
+
+
+def test_of_a_cache_only_what_is_made_again_goes(storage: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cache = storage / "sweeps" / "one" / "cache"
+    for name in ("cnn-1", "shadow-1", "shadow-log-losses-1", "client-1"):
+        (cache / f"{name}.safetensors").write_text("12345")
+    kept = sorted(cache.glob("client-*"))
+    assert rm.main(["one", "--cache", "--storage", str(storage)]) == 0
+    assert "3 files, 15 B\nnothing was removed" in capsys.readouterr().out and len(list(cache.iterdir())) == 3 + len(
+        kept
+    )
+    assert rm.main(["one", "--cache", "--yes", "--storage", str(storage)]) == 0
+    assert sorted(cache.iterdir()) == kept and len(kept) > 1
+
+
 def test_what_would_be_lost_is_said_and_stays(storage: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert rm.main(["one", "--storage", str(storage)]) == 0
     said = capsys.readouterr().out
