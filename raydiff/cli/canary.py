@@ -90,7 +90,7 @@ def _gaussian(experiment: Experiment, options: argparse.Namespace) -> int:
         print(f"seed {seed}: {bounds} ({wrong}){_mark(flagged)}", flush=True)
     median = statistics.median(lows)
     print(f"median epsilon >= {median:.3f}; most: mu {found.mu_most:.3f}, epsilon {found.epsilon_most(delta):.3f}")
-    _warn(found.mu_most, mu)
+    _warn(found.mu_most > mu)
     return sum(flagged)
 
 
@@ -99,23 +99,24 @@ def _one_run(experiment: Experiment, options: argparse.Namespace) -> int:
     method, m = experiment.method, options.canaries or CANARIES_OF_ONE_RUN
     assert isinstance(method, DPSGD)
     canary_methods.check_noise(method)
-    lows, flagged, epsilon = [], [], 0.0
+    lows, flagged = [], []
     for seed in range(options.seeds):
         rng = generator(seed, "canaries")
         coins = one_run.coins(m, rng)
         scores, ledger = canary_methods.one_run(method, coins, rng, canaries.stream(rng, _factor(options)))
-        epsilon = ledger.epsilon(method.delta, method.accountant)
+        events = [entry.event for entry in ledger.entries]
         if not seed:
             print(f"{_says(ledger, experiment)}; a client whose records are {m} canaries")
-        guesses = options.guesses or max(2, m // 10 // 2 * 2)
+        guesses = options.guesses or max(2, m // 5 // 2 * 2)
         wanted = {"guesses": guesses, "delta": method.delta, "confidence": options.confidence}
         found = one_run.guess(scores, coins, rng=rng, **wanted)
-        flagged.append(found.flags(epsilon))
-        lows.append(found.epsilon_low)
-        right = f"{found.right} of {found.guesses} guesses right"
-        print(f"seed {seed}: epsilon >= {lows[-1]:.3f} ({right}){_mark(flagged)}", flush=True)
-    print(f"median epsilon >= {statistics.median(lows):.3f}; most: epsilon {found.epsilon_most:.3f}, all guesses right")
-    _warn(found.epsilon_most, epsilon)
+        flagged.append(found.flags(events))
+        lows.append(found.epsilon_of_noise(events))
+        about = f"of any mechanism {found.epsilon_low:.3f}; {found.right} of {found.guesses} guesses right"
+        print(f"seed {seed}: epsilon >= {lows[-1]:.3f} ({about}){_mark(flagged)}", flush=True)
+    most = found.most.epsilon_of_noise(events)
+    print(f"median epsilon >= {statistics.median(lows):.3f}; most: epsilon {most:.3f}, all guesses right")
+    _warn(found.most.flags(events))
     return sum(flagged)
 
 
@@ -131,8 +132,8 @@ def _mark(flagged: Sequence[bool]) -> str:
     return "  FLAGGED" if flagged[-1] else ""
 
 
-def _warn(most: float, ledger: float) -> None:
-    if most <= ledger:
+def _warn(enough: bool) -> None:
+    if not enough:
         print("so few canaries cannot flag this release, whatever is wrong with it: raise --canaries")
 
 
@@ -141,7 +142,7 @@ def _options() -> Parser:
     p.add_argument("what", metavar="PRESET|RUN", help="a preset with overrides of its fields, or a run")
     counts = f"default {CANARIES}; {CANARIES_OF_ONE_RUN} for DP-SGD"
     p.add_argument("--canaries", type=int, help=f"releases in all, or canaries of one run ({counts})")
-    p.add_argument("--guesses", type=int, help="coins guessed in one run of DP-SGD (default: a tenth of the canaries)")
+    p.add_argument("--guesses", type=int, help="coins guessed in one run of DP-SGD (default: a fifth of the canaries)")
     p.add_argument("--seeds", type=int, default=20, help="audits (default 20)")
     p.add_argument("--confidence", type=float, default=0.95, help="of each bound, one-sided (default 0.95)")
     p.add_argument("--halve", action="store_true", help="halve the noise on purpose")

@@ -33,6 +33,11 @@ def of_ledger(spent: Spent, server: Guarantee, outsiders: Guarantee) -> Metrics:
     }
 
 
+def at_the_end(spent: Spent, server: Guarantee, outsiders: Guarantee) -> Metrics:
+    """`of_ledger`, and the true positive rates that no attack can exceed."""
+    return {**of_ledger(spent, server, outsiders), **ceilings.rates(spent)}
+
+
 def of_data(experiment: Experiment, *, together: bool) -> Metrics:
     """How much the clients that train have in common, and what rows of the models that are deployed may reveal of
     each one's records (pDP), which they made `together` or each its own; newcomers do not count."""
@@ -56,7 +61,7 @@ def validation(experiment: Experiment, pool: Pool, progress: Progress) -> Metric
 def of_models(experiment: Experiment, pool: Pool, progress: Progress, known: Metrics, *, artifacts: Path) -> Metrics:
     """What the clients' models are worth at the end and what attacks learn of them, with pictures in `artifacts`.
 
-    Raises `tradeoff.AboveCeiling` where an attack does better than the ledger allows, of which `known` tells.
+    Raises `ceilings.AboveCeiling` where an attack does better than the ledger allows, of which `known` tells.
     """
     assert experiment.evaluation is not None
     measured, split = _measured(experiment, pool), experiment.evaluation.split

@@ -33,7 +33,7 @@ NOTE = 8000  # characters of a tag's value
 QUALIFIES = re.compile(
     r"_(low|high|spread|real)$|(?<!all)(?<!minor)_floor$|/kd_\w+/\w+_floor$|/(ddim|ancestral|dpmsolver|class|client)/(?!best/)|/sanity$"
     r"|/(major|cluster_[ab])$|/attack/[^/]+/(?!best/)|/(precision|recall|density|coverage)/(?!all)"
-    r"|/(threshold|timestep_index|n_members|n_nonmembers|tpr_calibrated|balanced_accuracy|fpr_reached\S*|tpr_at_0\S*)$"
+    r"|/(threshold|timestep_index|n_members|n_nonmembers|tpr_calibrated|balanced_accuracy|fpr_reached\S*|tpr_at_0\S*|tpr_ceiling\S*)$"
 )
 """Final numbers that qualify others: they are in the run's table `final.json`, and no metrics, of which a page shows
 few. Nor are what single clients report of a round, which `raydiff tables` has."""

@@ -263,7 +263,7 @@ def _finish(trial: Trial, pool: Pool, progress: Progress, spent: Spent, *, log: 
     experiment, ledger = trial.experiment, progress.ledger
     (trial.folder / "artifacts").mkdir(exist_ok=True)
     server, outsiders = guarantees(spent, experiment)
-    final = measurements.of_ledger(spent, server, outsiders)
+    final = measurements.at_the_end(spent, server, outsiders)
     if experiment.evaluation is not None:
         final |= measurements.of_data(experiment, together=spent.bytes_up > 0)
         final |= measurements.of_models(experiment, pool, progress, final, artifacts=trial.folder / "artifacts")

@@ -198,6 +198,14 @@ def tpr_ceiling(mu: float, fpr: float) -> float:
     return 1.0 if mu == math.inf else float(ndtr(mu + ndtri(fpr)))
 
 
+def fpr_floor(mu: float, tpr: float) -> float:
+    """The smallest false positive rate of any such attack of this true positive rate, the inverse of `tpr_ceiling`."""
+    from scipy.special import ndtr, ndtri
+
+    _check_mu(mu)
+    return 0.0 if mu == math.inf else float(ndtr(ndtri(min(1.0, tpr)) - mu))
+
+
 def release_event(clip: float, abar: float) -> Gaussian:
     """PFDM's upload at a depth with that abar: sqrt(abar) CLIP(x, clip) + sqrt(1 - abar) z, per record."""
     if not (clip > 0 and math.isfinite(clip)):

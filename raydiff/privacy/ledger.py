@@ -309,9 +309,13 @@ class Exposed:
     def auc_ceiling(self) -> float:
         """The largest membership AUC of any attack on the records of the client that fares worst.
 
-        Raises ValueError where events do not compose, Unsupported where there is no theorem.
+        Raises ValueError where events do not compose.
         """
         return max(losses.auc_ceiling(events) for events in [*self.events(), ()])
+
+    def tpr_ceiling(self, fpr: float) -> float:
+        """Its largest true positive rate at that false one, as `auc_ceiling`."""
+        return max(losses.tpr_ceiling(events, fpr) for events in [*self.events(), ()])
 
 
 def _repeated(counted: Iterable[tuple[Event, int]]) -> list[Event]:

@@ -9,7 +9,7 @@ form under any relation.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,6 +70,19 @@ def tpr_ceiling(events: Sequence[Event], fpr: float) -> float:
     except accountants.Unsupported:
         kinds = accountants.kinds_of(events)
         return 1.0 if kinds is None else _tpr(*kinds, fpr)
+
+
+def least_fpr(events: Sequence[Event]) -> Callable[[float], float]:
+    """true positive rate -> the smallest false positive rate of any test of it, whichever of the two neighbours is to
+    be found: the inverse of the trade-off curve, from below. Raises as `roc` does."""
+    try:
+        mu = accountants.gaussian_dp_mu(events)
+    except accountants.Unsupported:
+        kinds = accountants.kinds_of(events)
+        assert kinds is not None  # what is sampled is protected, or there were a mu
+        steps, replaced = kinds
+        return pairs.losses(steps, replaced=replaced).least_fpr
+    return functools.partial(accountants.fpr_floor, mu)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -1,30 +1,55 @@
-"""How much privacy does DP-SGD leave at most? A lower bound on epsilon from ONE run (Steinke, Nasr & Jagielski, NeurIPS
-2023, arXiv 2305.08846).
+"""How much privacy does DP-SGD leave at most? Lower bounds from ONE run.
 
 Each of m canaries is put among the training records or left out by a fair coin of its own. The adversary sees what the
-run releases, and guesses the coins of the canaries of which it is surest. Were the run (epsilon, delta)-DP, the number
-of right guesses would hardly exceed that of randomised response: Corollary 5.4 and the p-value of appendix D.
+run releases, and guesses the coins of the r canaries of which it is surest. Two bounds say of how many right guesses
+there would hardly be more:
+
+- of any (epsilon, delta)-DP run (Steinke, Nasr & Jagielski, NeurIPS 2023, arXiv 2305.08846: Corollary 5.4 and the
+  p-value of appendix D);
+- of a run whose trade-off curve is that of the ledger's own steps, or of such steps with less noise (Mahloujifar, Melis
+  & Chaudhuri, ICML 2025, arXiv 2410.22235). It is the tighter one, and what flags a run.
+
+The second one, derived. Let R be how many guesses are right, p_j = P(R = j), and f-bar(x) the largest true positive
+rate of any test at a false positive rate of x, either way. Fix a canary i, the other coins and a threshold t. Whether
+"i is guessed to be b, and with b right at least t guesses are right" happens is decided by what was released; where the
+coin is b, i is right and R >= t, and where it is not, i is wrong and R >= t - 1. So P(i right, R >= t | b) <=
+f-bar(P(i wrong, R >= t - 1 | not b)), and as f-bar is concave, the means over coins and canaries keep to it too:
+
+    sum_{j >= t} j p_j / m  <=  f-bar( sum_{j >= t - 1} (r - j) p_j / m )        for t = 1..r
+
+Were R >= v with probability a, then these sums, taken from t = v down, would have to be so large that all p_j together
+exceed 1, or they would not; `refuted` takes the smallest ones. Moving what is above v to v only eases what is asked
+of t <= v; and each sum on the left is a rising function of those on the right (summation by parts: j / (r - j) rises),
+so that the smallest one at every t gives the smallest total.
 
 A canary is a record whose gradient is known: it pulls at one parameter that is its own (a Dirac canary), more strongly
 than the clip norm. One that is left out leaves a record without gradient in its place, so that the number of records,
 which is public, and with it the sampling rate say nothing: the sum moves as if the canary had been removed. Under
 replace-one its opposite takes its place.
 
-The bound is loose by nature: it cannot exceed `Bits.epsilon_most`, and of an honest run it is far below epsilon. It is
-meant for small targets (epsilon of at most 2).
+The bounds are loose by nature: they cannot exceed what all guesses right would show, and of an honest run they are far
+below epsilon. They are meant for small targets (epsilon of at most 2).
 """
 
 from __future__ import annotations
 
+import functools
 import math
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from raydiff.privacy import accountants, losses
+from raydiff.privacy.release import Event, Gaussian
 from raydiff.tree import Params
 
+CLOSE = 1e-3
+"""Relative distance of two noises between which the bound lies."""
+LEAST, MOST = 2.0**-20, 2.0**20
+"""Factors of the ledger's noise between which it is looked for."""
 STRENGTH = 10.0
 """A canary's gradient norm over the clip norm: at 1 a forgotten clip would not show."""
 
@@ -40,23 +65,66 @@ class Bits:
     right: int
     """How many of these rightly: v."""
     delta: float
-    """The delta of both bounds."""
+    """The delta of all epsilons."""
     confidence: float
-    """Of `epsilon_low`."""
+    """Of the bounds."""
 
     @property
     def epsilon_low(self) -> float:
-        """Lower confidence bound on epsilon."""
+        """Lower confidence bound on epsilon, whatever the mechanism is."""
         return epsilon_low(self.canaries, self.guesses, self.right, delta=self.delta, confidence=self.confidence)
 
-    @property
-    def epsilon_most(self) -> float:
-        """The largest bound that so many canaries and guesses could show: every guess right."""
-        return epsilon_low(self.canaries, self.guesses, self.guesses, delta=self.delta, confidence=self.confidence)
+    def flags(self, events: Sequence[Event]) -> bool:
+        """Whether a run that costs a record what these events say is ruled out."""
+        return refuted(self.canaries, self.guesses, self.right, losses.least_fpr(events), confidence=self.confidence)
 
-    def flags(self, epsilon: float) -> bool:
-        """Whether a run of this epsilon is ruled out."""
-        return self.epsilon_low > epsilon
+    def epsilon_of_noise(self, events: Sequence[Event]) -> float:
+        """Lower confidence bound on epsilon of a run of such events with any noise: that of the most noise which is not
+        ruled out."""
+        return _epsilon_of_noise(self, tuple(events))
+
+    @property
+    def most(self) -> Bits:
+        """What so many canaries and guesses could show: every guess right."""
+        return replace(self, right=self.guesses)
+
+
+@functools.lru_cache(maxsize=256)
+def _epsilon_of_noise(bits: Bits, events: tuple[Event, ...]) -> float:
+    def scaled(factor: float) -> list[Event]:
+        return [
+            replace(e, std_over_sensitivity=factor * e.std_over_sensitivity) if isinstance(e, Gaussian) else e
+            for e in events
+        ]
+
+    if not bits.flags([]):  # nothing that is sent could be ruled out by so few
+        return 0.0
+    low = high = 1.0  # not ruled out, and ruled out
+    while high < MOST and not bits.flags(scaled(high)):
+        low, high = high, 2 * high
+    while low > LEAST and bits.flags(scaled(low)):
+        low, high = low / 2, low
+    while high / low > 1 + CLOSE:
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if bits.flags(scaled(middle)) else (middle, high)
+    return accountants.pld(scaled(high), bits.delta)
+
+
+def refuted(
+    canaries: int, guesses: int, right: int, least_fpr: Callable[[float], float], *, confidence: float = 0.95
+) -> bool:
+    """Whether so many right guesses are less probable than 1 - confidence in any run of that trade-off curve, given by
+    the smallest false positive rate at a true positive rate. Raises ValueError as `epsilon_low`."""
+    _check(canaries, guesses, right, confidence=confidence)
+    level = (1 - confidence) / canaries
+    so_far, wrong = level * right, level * (guesses - right)  # the inequality's sums: on the left, on the right
+    for j in range(right - 1, -1, -1):
+        if so_far + wrong > guesses / canaries:  # all p_j times r / m
+            return True
+        needed = max(wrong, least_fpr(so_far))
+        so_far += j / (guesses - j) * (needed - wrong)
+        wrong = needed
+    return so_far + wrong > guesses / canaries
 
 
 def guess(
@@ -81,12 +149,7 @@ def epsilon_low(canaries: int, guesses: int, right: int, *, delta: float, confid
 
     Raises ValueError unless 0 <= right <= guesses <= canaries, 0 <= delta < 1 and 0 < confidence < 1.
     """
-    if not (0 <= right <= guesses <= canaries and guesses):
-        raise ValueError(
-            f"right guesses, guesses and canaries must be ordered, got {right}, {guesses} and {canaries} canaries"
-        )
-    if not (0 <= delta < 1 and 0 < confidence < 1):
-        raise ValueError(f"delta must be in [0, 1) and confidence in (0, 1), got {delta} and {confidence}")
+    _check(canaries, guesses, right, delta=delta, confidence=confidence)
     low, high, level = 0.0, 1.0, 1 - confidence
     if p_value(canaries, guesses, right, epsilon=0.0, delta=delta) >= level:
         return 0.0
@@ -97,6 +160,15 @@ def epsilon_low(canaries: int, guesses: int, right: int, *, delta: float, confid
         refuted = p_value(canaries, guesses, right, epsilon=middle, delta=delta) < level
         low, high = (middle, high) if refuted else (low, middle)
     return low
+
+
+def _check(canaries: int, guesses: int, right: int, *, delta: float = 0.0, confidence: float) -> None:
+    if not (0 <= right <= guesses <= canaries and guesses):
+        raise ValueError(
+            f"right guesses, guesses and canaries must be ordered, got {right}, {guesses} and {canaries} canaries"
+        )
+    if not (0 <= delta < 1 and 0 < confidence < 1):
+        raise ValueError(f"delta must be in [0, 1) and confidence in (0, 1), got {delta} and {confidence}")
 
 
 def p_value(canaries: int, guesses: int, right: int, *, epsilon: float, delta: float) -> float:

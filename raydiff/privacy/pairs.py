@@ -81,15 +81,25 @@ class Losses:
         towards = self._solved(self.grid, self.inside, self.above, delta)
         return max(towards, self._solved(-self.grid[::-1], self.outside[::-1], self.below, delta))
 
+    @functools.cached_property
     def deltas(self) -> tuple[Any, Any]:
-        """(epsilons, deltas) >= 0, the larger of both divergences at each loss of the grid that is not negative."""
+        """Epsilons >= 0, all losses of the grid that are not negative, and the larger of both divergences there."""
         zero = len(self.grid) // 2
-        ends = (self._sums(self.grid, self.inside), self._sums(-self.grid[::-1], self.outside[::-1]))
-        both = []
-        for (losses, mass, other), beyond in zip(ends, (self.above, self.below), strict=True):
-            at = losses >= self.grid[zero]
-            both.append((beyond + mass[at] - np.exp(losses[at]) * other[at])[: len(self.grid) - zero - 1])
-        return self.grid[zero : zero + len(both[0])], np.maximum(*both).clip(0.0, 1.0)
+        epsilons, both = self.grid[zero:], []
+        for losses, of, beyond in (
+            (self.grid, self.inside, self.above),
+            (-self.grid[::-1], self.outside[::-1], self.below),
+        ):
+            _, mass, other = (values[-zero:] for values in self._sums(losses, of))
+            both.append(beyond + mass - np.exp(epsilons[-zero:]) * other)
+        return epsilons, np.maximum(*both).clip(0.0, 1.0)
+
+    def least_fpr(self, tpr: float) -> float:
+        """The smallest false positive rate of a test of this true positive rate, whichever of P and Q is to be found:
+        from tpr <= delta + e^epsilon fpr and 1 - fpr <= delta + e^epsilon (1 - tpr) at each epsilon >= 0."""
+        epsilons, deltas = self.deltas
+        found = np.maximum((tpr - deltas) * np.exp(-epsilons), 1 - deltas - (1 - tpr) * np.exp(epsilons))
+        return max(0.0, float(found.max()))
 
     @staticmethod
     def _sums(losses: Any, mass: Any) -> tuple[Any, Any, Any]:

@@ -14,9 +14,11 @@ from raydiff.cli import run
 from raydiff.experiment import config, mlflow_store, tracking, trial
 from raydiff.report.files import KEYED, flatten, read_lines
 
+RATES = {"privacy/tpr_ceiling_at_1pct_fpr", "privacy/tpr_ceiling_at_0.1pct_fpr"}
 LEDGER = {"privacy/epsilon_server", "privacy/epsilon_outsiders", "privacy/mu", "privacy/auc_ceiling"}
 COSTS = {"comm/bytes_up", "time/seconds"}
-METRICS = {"round"} | LEDGER | COSTS | {f"final/{name}" for name in LEDGER | COSTS}
+AT_THE_END = LEDGER | RATES | COSTS
+METRICS = {"round"} | AT_THE_END | {f"final/{name}" for name in AT_THE_END}
 TAGS = {
     *(f"raydiff.{n}" for n in ("sweep", "id", "trial", "kind", "data", "preset", "accountant", "replayable", "git")),
     *(f"raydiff.{n}" for n in ("outcome", "privacy", "reason", "epsilon", "sampler")),

@@ -51,7 +51,16 @@ def test_the_curve_of_sampled_noise_is_that_of_all_its_steps() -> None:
     assert both == [losses.tpr_ceiling([event, event], f) for f in fprs]
     assert once == [losses.tpr_ceiling([event], f) for f in fprs]
     assert all(a >= b for a, b in zip(both, once, strict=True))
+    rates = {name: losses.tpr_ceiling([event, event], fpr) for fpr, name in ceilings.TPRS.items()}
     assert ceilings.of_ledger(Spent(sampled)) == {ceilings.CEILING: losses.auc_ceiling([event, event])}
+    assert ceilings.rates(Spent(sampled)) == rates
+
+
+def test_the_ceilings_of_an_unsampled_ledger_are_the_closed_forms() -> None:
+    spent = Spent(Ledger().with_upload(0, 0, Gaussian(0.5, "example", "replace_one", "local"), 0))
+    assert ceilings.of_ledger(spent) == {ceilings.CEILING: accountants.auc_ceiling(2.0), ceilings.MU: 2.0}
+    assert ceilings.rates(spent) == {name: accountants.tpr_ceiling(2.0, fpr) for fpr, name in ceilings.TPRS.items()}
+    assert list(ceilings.TPRS.values()) == ["privacy/tpr_ceiling_at_1pct_fpr", "privacy/tpr_ceiling_at_0.1pct_fpr"]
 
 
 def test_events_that_do_not_compose_allow_every_attack() -> None:
@@ -59,6 +68,7 @@ def test_events_that_do_not_compose_allow_every_attack() -> None:
     for number, relation in enumerate(("replace_one", "zero_out")):
         both = both.with_upload(number, 0, Gaussian(1.0, "example", relation, "local", 0.1), 0)  # type: ignore[arg-type]
     assert ceilings.of_ledger(Spent(both)) == {ceilings.CEILING: 1.0}
+    assert set(ceilings.rates(Spent(both)).values()) == {1.0}
     with pytest.raises(ValueError, match="do not compose"):
         tradeoff.of_ledger(both, 0, [0.5])
 
@@ -68,6 +78,22 @@ def test_above_is_strictly_above() -> None:
     check_attacks({ceilings.CEILING: 0.7, name: 0.7})
     with pytest.raises(AboveCeiling):
         check_attacks({ceilings.CEILING: 0.7, name: 0.7 + 1e-9})
+
+
+@pytest.mark.parametrize(("fpr", "at"), [(0.01, "1"), (0.001, "0.1")])
+def test_a_true_positive_rate_above_its_ceiling_is_named_too(fpr: float, at: str) -> None:
+    """Labels that differ by 0.005 may stand for as many more false positives, which helps by a factor at most."""
+    name = f"attack/global/pia/tpr_at_{at}pct_fpr_low"
+    known = {ceilings.CEILING: 0.7, ceilings.TPRS[fpr]: 0.05, name: 0.05}
+    check_attacks(known)
+    check_attacks({**known, name: 0.05 * (fpr + 0.005) / fpr - 1e-9}, unlike=0.005)
+    check_attacks({**known, name.replace("global", "client"): 1.0, name.replace("_low", ""): 1.0})
+    check_attacks({name: 1.0})
+    says = f"attack/global/pia has a true positive rate, at {at} % false ones, of at least 0.06, above the ceiling 0.05"
+    with pytest.raises(AboveCeiling, match=says):
+        check_attacks({**known, name: 0.06})
+    with pytest.raises(AboveCeiling, match=r"above the ceiling 0\.05"):
+        check_attacks({**known, name: 0.05 * (fpr + 0.005) / fpr + 1e-9}, unlike=0.005)
 
 
 GOOD = {

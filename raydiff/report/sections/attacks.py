@@ -33,6 +33,7 @@ SMALL = "n too small"
 CEILED = ("global", "pool", "uploads")
 """Targets that the ceiling is about."""
 NAMED = "global, pool and uploads"
+RATES = ("tpr_at_1pct_fpr", "tpr_at_0.1pct_fpr")
 WORDS = {"auc": "AUC", "tpr_at_1pct_fpr": "TPR at 1 % FPR", "tpr_at_0.1pct_fpr": "TPR at 0.1 % FPR"}
 FIRST = (*WORDS, "balanced_accuracy")
 WHO = ["setting", "seed", "target", "attack"]
@@ -58,7 +59,8 @@ def attacks(sweep: SweepView, out: Path) -> Section:
     unknown = "what this target is, is not known here."
     known = [f"{target}: {TARGETS.get(target, unknown)}" for target in found["target"].unique()]
     says = "In square brackets the 95 % interval. The ceiling is the membership AUC that no attack on the uploads can "
-    says += f"exceed, of whatever kind; it speaks of {NAMED}. {SMALL}: too few records for that number."
+    says += f"exceed, of whatever kind; it speaks of {NAMED}. True positive rates have ceilings of their own, at which "
+    says += f"rows are marked too. {SMALL}: too few records for that number."
     above = f"Above their ceiling with their whole interval: {len(marked)}. The accounting or the attack is "
     above += "wrong, or members and others have other labels, for which a trial's own check allows."
     verdict = above if marked else f"No interval of the targets {NAMED} lies above its ceiling."
@@ -105,13 +107,14 @@ def readings(sweep: SweepView) -> pd.DataFrame:
     pairs = dict.fromkeys((m["target"], m["attack"]) for m in parts.values())
     rows: list[Row] = []
     ceiling = column(sweep.runs, "final/privacy/auc_ceiling")
+    rates = {stat: column(sweep.runs, f"final/privacy/tpr_ceiling_{stat.removeprefix('tpr_')}") for stat in RATES}
     for i, run in zip(sweep.runs.index, records(sweep.runs), strict=True):
         of = {"digest": run["digest"], "setting": sweep.settings[i], "seed": sweep.seeds[i]}
         for target, attack in pairs:
             mine = {m["stat"]: run[c] for c, m in parts.items() if (m["target"], m["attack"]) == (target, attack)}
             if any(v is not None for v in mine.values()):
-                low = mine.get("auc_low")
-                above = target in CEILED and low is not None and low > ceiling[i]
+                lows = [(mine.get(f"{stat}_low"), limit[i]) for stat, limit in {"auc": ceiling, **rates}.items()]
+                above = target in CEILED and any(low is not None and low > most for low, most in lows)
                 about = {**of, "target": target, "attack": attack, **mine}
                 rows.append({**about, "auc_ceiling": ceiling[i], "above_ceiling": bool(above)})
     return pd.DataFrame(rows).sort_values(WHO, ignore_index=True) if rows else pd.DataFrame(rows)
