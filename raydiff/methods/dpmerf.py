@@ -35,6 +35,7 @@ times that of one. `center` is not in the paper.
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -122,8 +123,8 @@ class DPMERF(Method):
         return {**server, "center": mean.float()}
 
     def _frequencies(self, server: Params) -> Tensor:
-        kernel, shape = tree.under(KERNEL, server), (self.features // 2, self.model.pixels)
-        return torch.randn(shape, generator=generator(int(kernel["seed"]), "frequencies")) / kernel["length"].float()
+        seed, length = (server[f"{KERNEL}/{name}"].item() for name in ("seed", "length"))
+        return _waves(int(seed), length, (self.features // 2, self.model.pixels))
 
     def _sums(self, server: Params, data: Records, radius: float) -> tuple[Tensor, Tensor]:
         """((R, D) float64: the sum of each row's features around the center, clipped to `radius`; counts (R,))."""
@@ -195,6 +196,11 @@ class DPMERF(Method):
         target = Target((model.denoiser(params),), model.abar)
         about = "images of a generator fitted to noised random features"
         return Deployed({"generator": partial(model.draw, params)}, about=about, targets={"global": target})
+
+
+@functools.lru_cache(maxsize=4)
+def _waves(seed: int, length: float, shape: tuple[int, int]) -> Tensor:
+    return torch.randn(shape, generator=generator(seed, "frequencies")) / length
 
 
 def phi(x: Tensor, w: Tensor) -> Tensor:
