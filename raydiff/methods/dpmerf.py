@@ -72,7 +72,7 @@ class DPMERF(Method):
     """Privacy budget of one record's part in the upload; None sends the sums as they are."""
     delta: float = 1e-5
     """The delta that goes with it."""
-    features: int = 4000
+    features: int = 2000
     """D: random features, half of them cosines. An even number."""
     length: float | None = None
     """Length scale of the kernel; None: the median distance of the public records. A public number."""
@@ -80,7 +80,7 @@ class DPMERF(Method):
     """Clip each record's features around the mean of those of the public records of its label."""
     radius: float = 1.0
     """Norm to which features are clipped, around the center where there is one; their own norm is 1."""
-    training: Training = Training(steps=2000, batch=200, learning_rate=1e-2)
+    training: Training = Training(steps=2000, batch=100, learning_rate=1e-2)
     """Training of the generator; `batch` is of generated pictures."""
     server_rounds: int = 4
     """Rounds into which it is cut."""
