@@ -35,6 +35,7 @@ if TYPE_CHECKING:  # what type checkers and editors see of the table below
     from raydiff.experiment.config import Runtime as Runtime
     from raydiff.experiment.study import Arm as Arm
     from raydiff.experiment.study import Study as Study
+    from raydiff.methods import DPMERF as DPMERF
     from raydiff.methods import DPSGD as DPSGD
     from raydiff.methods import PFDM as PFDM
     from raydiff.methods import SPIRE as SPIRE
@@ -46,6 +47,7 @@ if TYPE_CHECKING:  # what type checkers and editors see of the table below
     from raydiff.methods import PerFedAvg as PerFedAvg
     from raydiff.methods import Scaffold as Scaffold
     from raydiff.methods import SharedRep as SharedRep
+    from raydiff.methods import Sketch as Sketch
     from raydiff.methods._averaging import Averaging as Averaging
     from raydiff.models.classifier import Classifier as Classifier
     from raydiff.models.d3pm import DiscreteDiffusion as DiscreteDiffusion
@@ -65,7 +67,7 @@ _MODULES = {
     "evaluation.suite": "Evaluation",
     "experiment.config": "Experiment Runtime",
     "experiment.study": "Arm Study",
-    "methods": "DPSGD PFDM SPIRE FedAvg FedDistr FedProx LocalOnly Moon PerFedAvg Scaffold SharedRep",
+    "methods": "DPMERF DPSGD PFDM SPIRE FedAvg FedDistr FedProx LocalOnly Moon PerFedAvg Scaffold SharedRep Sketch",
     "methods._averaging": "Averaging",
     "models.classifier": "Classifier",
     "models.d3pm": "DiscreteDiffusion",

@@ -13,9 +13,10 @@ from torch import Tensor
 from raydiff import tree
 from raydiff.data.records import Records
 from raydiff.federated.method import SCRATCH, Mean, Round
-from raydiff.methods import DPSGD, PFDM, FedDistr, Method
+from raydiff.methods import DPMERF, DPSGD, PFDM, FedDistr, Method, Sketch
 from raydiff.methods._averaging import Averaging
-from raydiff.privacy.canaries import Send, one_by_one
+from raydiff.methods._noised_sums import COUNTS
+from raydiff.privacy.canaries import STRETCH, Send, one_by_one
 from raydiff.privacy.client_level import ClientPrivacy
 from raydiff.privacy.ledger import Ledger
 from raydiff.privacy.one_run import Pulls
@@ -57,6 +58,8 @@ def subject(method: Method, public: Records | None) -> Subject:
         return _pfdm(method, public)
     if isinstance(method, FedDistr) and method.epsilon not in (None, math.inf):
         return _feddistr(method)
+    if isinstance(method, Sketch | DPMERF) and method.epsilon not in (None, math.inf):
+        return _summed(method, public)
     averaging = getattr(method, "averaging", None)
     if isinstance(averaging, Averaging) and averaging.privacy and averaging.privacy.epsilon < math.inf:
         averaged = _averaged(averaging, averaging.privacy, method.rounds)
@@ -65,7 +68,8 @@ def subject(method: Method, public: Records | None) -> Subject:
 
 
 def _silent(method: Method) -> ValueError:
-    fields = {PFDM: "method.epsilon", FedDistr: "method.epsilon and method.clip", DPSGD: "method.epsilon"}
+    fields: dict[type, str] = dict.fromkeys((PFDM, DPSGD, Sketch, DPMERF), "method.epsilon")
+    fields[FedDistr] = "method.epsilon and method.clip"
     field = fields.get(type(method), "method.averaging.privacy, where the method has it")
     says = f"{type(method).__name__} adds no noise to what its clients send as it is set up here"
     return ValueError(f"{says}: there is nothing to audit without {field}")
@@ -106,6 +110,59 @@ def _feddistr(method: FedDistr) -> Subject:
         return one_by_one(one)(canaries, noise), ledgers[0]
 
     return Subject(transcript=transcript, clip=method.clip, shape=(method.clusters, len(start)))
+
+
+def _summed(method: Sketch | DPMERF, public: Records | None) -> Subject:
+    """A client's one record is u or v, two that the sum tells apart well; of the whole upload the adversary sees how
+    far it lies from the middle of the two expected ones, along the line between them.
+
+    A canary of direction e makes u of e and v of -e, so that its antipode is minus it.
+    """
+    one_row: Any = method.model.for_data(method.model.shape, ())  # Other rows would be noise alone.
+    method = replace(method, model=one_row)
+    nobody = None if public is None else replace(public, labels=public.labels[:, :0])
+    server, shape = method.init_server(nobody, generator(0)), method.model.shape
+    if isinstance(method, Sketch):
+        cosine, norm = max(-1.0, -1 / (2 * method.moment**2)), STRETCH * method.clip  # The worst pair.
+    else:
+        cosine, norm = -1.0, STRETCH * float(server["kernel/length"])  # Their features have nothing in common.
+    origin = server["center"] if isinstance(method, Sketch) and method.center else torch.zeros(shape)
+    bare = replace(method, epsilon=None)
+
+    def sent(by: Sketch | DPMERF, e: Tensor, noise: NoiseStream | None) -> Release:
+        picture = norm * _beside(e, cosine).view(1, *shape) + origin
+        one = Records(picture, torch.zeros(1, 0, dtype=torch.int64), torch.arange(1))
+        return by.local_update(server, {}, one, Round(0, generator(0), noise)).release
+
+    def transcript(canaries: Tensor, noise: NoiseStream) -> tuple[Tensor, Ledger]:
+        ledgers = []
+
+        def one(canary: Tensor, noise: NoiseStream) -> Tensor:
+            e = canary[0] / canary.norm() if canary.any() else torch.eye(canary.shape[1])[0]
+            u, v = (_entries(sent(bare, sign * e, None)) for sign in (1, -1))
+            release = sent(method, e, noise)
+            ledgers.append(Ledger().with_upload(0, 0, release.event, release.nbytes))
+            along = float((_entries(release) - (u + v) / 2) @ (u - v) / (u - v).norm())
+            return along * e[None]
+
+        return one_by_one(one)(canaries, noise), ledgers[0]
+
+    return Subject(transcript=transcript, clip=1.0, shape=(1, math.prod(shape)))
+
+
+def _beside(e: Tensor, cosine: float) -> Tensor:
+    """The unit vector at half the angle of this cosine from one at right angles to e (d,), towards e: for e and -e two
+    vectors with that cosine between them."""
+    aside = torch.zeros_like(e)
+    aside[e.abs().argmin()] = 1.0
+    aside -= (aside @ e) * e
+    half = math.acos(cosine) / 2
+    out: Tensor = math.cos(half) * aside / aside.norm() + math.sin(half) * e
+    return out
+
+
+def _entries(release: Release) -> Tensor:
+    return torch.cat([v.double().flatten() for k, v in sorted(release.value.items()) if k != COUNTS])
 
 
 def _averaged(averaging: Averaging, privacy: ClientPrivacy, rounds: int) -> Transcript:

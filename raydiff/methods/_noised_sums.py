@@ -50,7 +50,7 @@ class NoisedSum:
     @property
     def std(self) -> float:
         """Standard deviation of the noise on each entry."""
-        if self.epsilon is None:
+        if self.epsilon is None or self.epsilon == math.inf:
             return 0.0
         return self.sensitivity * math.sqrt(self.releases) / accountants.mu_for(self.epsilon, self.delta)
 

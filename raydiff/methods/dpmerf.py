@@ -35,6 +35,7 @@ times that of one. `center` is not in the paper.
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -71,7 +72,7 @@ class DPMERF(Method):
     """Privacy budget of one record's part in the upload; None sends the sums as they are."""
     delta: float = 1e-5
     """The delta that goes with it."""
-    features: int = 4000
+    features: int = 2000
     """D: random features, half of them cosines. An even number."""
     length: float | None = None
     """Length scale of the kernel; None: the median distance of the public records. A public number."""
@@ -79,7 +80,7 @@ class DPMERF(Method):
     """Clip each record's features around the mean of those of the public records of its label."""
     radius: float = 1.0
     """Norm to which features are clipped, around the center where there is one; their own norm is 1."""
-    training: Training = Training(steps=2000, batch=200, learning_rate=1e-2)
+    training: Training = Training(steps=2000, batch=100, learning_rate=1e-2)
     """Training of the generator; `batch` is of generated pictures."""
     server_rounds: int = 4
     """Rounds into which it is cut."""
@@ -122,8 +123,8 @@ class DPMERF(Method):
         return {**server, "center": mean.float()}
 
     def _frequencies(self, server: Params) -> Tensor:
-        kernel, shape = tree.under(KERNEL, server), (self.features // 2, self.model.pixels)
-        return torch.randn(shape, generator=generator(int(kernel["seed"]), "frequencies")) / kernel["length"].float()
+        seed, length = (server[f"{KERNEL}/{name}"].item() for name in ("seed", "length"))
+        return _waves(int(seed), length, (self.features // 2, self.model.pixels))
 
     def _sums(self, server: Params, data: Records, radius: float) -> tuple[Tensor, Tensor]:
         """((R, D) float64: the sum of each row's features around the center, clipped to `radius`; counts (R,))."""
@@ -195,6 +196,11 @@ class DPMERF(Method):
         target = Target((model.denoiser(params),), model.abar)
         about = "images of a generator fitted to noised random features"
         return Deployed({"generator": partial(model.draw, params)}, about=about, targets={"global": target})
+
+
+@functools.lru_cache(maxsize=4)
+def _waves(seed: int, length: float, shape: tuple[int, int]) -> Tensor:
+    return torch.randn(shape, generator=generator(seed, "frequencies")) / length
 
 
 def phi(x: Tensor, w: Tensor) -> Tensor:

@@ -12,7 +12,8 @@ from raydiff.evaluation.metrics import lower_is_better
 from raydiff.experiment import overrides, trial
 from raydiff.experiment.presets import names
 from raydiff.experiment.study import trials as trials_of
-from raydiff.methods import PFDM, FedAvg, FedDistr, LocalOnly
+from raydiff.methods import DPMERF, DPSGD, PFDM, FedAvg, FedDistr, LocalOnly, Sketch
+from raydiff.privacy import accountants
 
 
 def public_images(data):
@@ -36,7 +37,7 @@ def test_digits_needs_no_data_folder(monkeypatch):
     assert trial.resolve(names.PRESETS["digits"]().experiment).method.model.shape == (1, 8, 8)
 
 
-@pytest.mark.parametrize("name", ["collaboration", "collaboration-colour"])
+@pytest.mark.parametrize("name", ["collaboration", "collaboration-colour", "frontier"])
 def test_a_centred_clip_is_the_median_norm_around_the_public_mean(name, data_root):
     study = names.PRESETS[name]()
     public = public_images(study.experiment.data)
@@ -119,17 +120,38 @@ def test_the_arms_of_a_comparison_for_newcomers_differ_in_the_method_alone(name)
 
 def test_the_frontier_has_every_kind_of_guarantee_and_differs_in_method_and_privacy_alone():
     study = names.PRESETS["frontier"]()
-    assert study.grid == {"seed": (0, 1, 2)}
+    assert study.grid == {"seed": (0, 1, 2, 3, 4)}
     methods = [trial.resolve(e).method for e in trials_of(study.experiment, {}, study.beside)]
-    assert len({(m.local, m.model, m.sampling) for m in methods}) == 1
+    trained = [m for m in methods if not isinstance(m, Sketch | DPMERF)]
+    assert len({(m.local, m.model, m.sampling) for m in trained}) == 1
     averaged = [m.averaging for m in methods if hasattr(m, "averaging")]
     assert {a.weights for a in averaged} == {"uniform"}
     privacy = [a.privacy and (a.privacy.trust, a.privacy.epsilon) for a in averaged]
     private = [(trust, epsilon) for trust in ("local", "central") for epsilon in (10.0, 50.0, 200.0)]
-    assert privacy == [None, None, None, *private, ("central", 10.0), None]
-    budgets = [(type(m).__name__, m.epsilon) for m in methods if hasattr(m, "epsilon")]
-    assert budgets == [*(("PFDM", e) for e in (10.0, 50.0, 200.0)), *(("DPSGD", e) for e in (1.0, 10.0, 50.0))]
+    assert [p for p in privacy if p] == [*private, ("central", 10.0)] and privacy[-1] is None
+    zero_out = [m.epsilon for m in methods if isinstance(m, DPSGD) and m.relation == "zero_out"]
+    assert zero_out == [1.0, 10.0, 50.0]
     assert [type(m).__name__ for m in methods[-3:]] == ["SPIRE", "FedAvg", "LocalOnly"]
+
+
+def test_all_that_states_an_epsilon_per_example_under_replace_one_stands_in_one_column():
+    """At the same five epsilons: what each would be charged, in the kind of the frontier's column, beside two that
+    state none."""
+    study = names.PRESETS["frontier"]()
+    found = {}
+    for experiment in trials_of(study.experiment, {}, study.beside):
+        method = trial.resolve(experiment).method
+        event = method.upload_event(423, 0)
+        if getattr(event, "unit", None) == "example" and event.relation == "replace_one":
+            assert event.trust == "local" and method.delta == 1e-5
+            arm = f"{type(method).__name__}{' centred' if getattr(method, 'center', False) else ''}"
+            found.setdefault(arm, []).append(method.epsilon)
+            events = [method.upload_event(423, r) for r in range(method.rounds)]
+            spent = accountants.epsilon_of(events, 1e-5, method.accountant)
+            assert 0.8 * method.epsilon < spent <= method.epsilon * (1 + 1e-6), arm
+    assert {arm: sorted(epsilons) for arm, epsilons in found.items()} == {
+        arm: [0.5, 1.0, 3.0, 10.0, 50.0] for arm in ("PFDM", "PFDM centred", "Sketch centred", "DPMERF", "DPSGD")
+    }
 
 
 @pytest.mark.parametrize("name", ["spire-digits", "spire-faces"])  # the others are large to read

@@ -3,6 +3,7 @@ collaboration helps."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from raydiff.data.datasets import Data
@@ -10,8 +11,8 @@ from raydiff.data.partition import MajorityMinority, Pooled
 from raydiff.evaluation.suite import Evaluation
 from raydiff.experiment.config import Experiment, Runtime
 from raydiff.experiment.overrides import override
-from raydiff.experiment.study import BASELINES, EPSILONS, SEEDS, Arm, Study
-from raydiff.methods import DPSGD, PFDM, SPIRE, FedAvg, LocalOnly
+from raydiff.experiment.study import BASELINES, EPSILONS, SEEDS, Arm, Settings, Study
+from raydiff.methods import DPMERF, DPSGD, PFDM, SPIRE, FedAvg, LocalOnly, Sketch
 from raydiff.models.ddpm import DDPM, Sampling
 from raydiff.models.networks import MLP, UNet
 from raydiff.models.training import Training
@@ -45,19 +46,32 @@ def digits() -> Study:
 # --- methods whose epsilons are of different kinds, side by side ---
 
 
+COLUMN = (0.5, 1.0, 3.0, 10.0, 50.0)
+"""Epsilons per example, replace-one, local trust, at which every method that states one is compared."""
+CENTRED_CLIP = 4.26  # median distance of the public split's pictures from its mean
+
+
 def frontier() -> Study:
-    """Digits, two clients: PFDM, DP-SGD and DP-FedAvg under either trust, each at its budgets, beside SPIRE with a
-    private backbone (epsilon 10, central trust), FedAvg and local training.
+    """Digits, two clients: at each epsilon, which method? PFDM, with its clip around 0 and around the public mean, the
+    sketch, DP-MERF and DP-SGD (replace-one) at the same five, in one column; DP-SGD under zero-out and DP-FedAvg under
+    either trust, in columns of their own; SPIRE with a private backbone (epsilon 10, central trust), FedAvg and local
+    training.
 
     All means are unweighted, which central trust needs. A step of DP-SGD draws 64 of a client's 423 or 424 records.
     """
     base = override(digits().experiment, {"method.epsilon": 10.0})
+    centred = {"method.clip": CENTRED_CLIP, "method.center": True}
     uniform = {"method.averaging.weights": "uniform"}
+    dpsgd = {"method": DPSGD, **uniform}
     fedavg = {"method": FedAvg, **uniform}
     private = {**fedavg, "method.averaging.privacy": ClientPrivacy}
     beside = (
-        *(Arm(changes={"method.epsilon": epsilon}) for epsilon in EPSILONS[1:]),
-        *(Arm(changes={"method": DPSGD, **uniform, "method.epsilon": e}) for e in (1.0, 10.0, 50.0)),
+        *_at([e for e in COLUMN if e != base.method.epsilon], {}),
+        *_at(COLUMN, centred),
+        *_at(COLUMN, {"method": Sketch, **centred}),
+        *_at(COLUMN, {"method": DPMERF}),
+        *_at(COLUMN, {**dpsgd, "method.relation": "replace_one"}),
+        *_at((1.0, 10.0, 50.0), dpsgd),
         *(
             Arm(changes={**private, "method.averaging.privacy.trust": trust, "method.averaging.privacy.epsilon": e})
             for trust in ("local", "central")
@@ -67,7 +81,11 @@ def frontier() -> Study:
         Arm(changes=fedavg),
         Arm(method=LocalOnly),
     )
-    return Study(experiment=base, grid={"seed": SEEDS[:3]}, beside=beside)
+    return Study(experiment=base, grid={"seed": SEEDS}, beside=beside)
+
+
+def _at(epsilons: Iterable[float], changes: Settings) -> list[Arm]:
+    return [Arm(changes={**changes, "method.epsilon": epsilon}) for epsilon in epsilons]
 
 
 # --- the paper's sizes, for GPUs ---
@@ -147,7 +165,7 @@ def collaboration() -> Study:
     35 records a class is the largest minority that is still one: there are 113 of each class in the training split.
     """
     base = replace(digits().experiment, data=Data(name="digits", validation=0, calibration=10, test=400))
-    return _collaboration(base, minorities=(3, 20, 35), centred_clip=4.26)
+    return _collaboration(base, minorities=(3, 20, 35), centred_clip=CENTRED_CLIP)
 
 
 def collaboration_colour() -> Study:
