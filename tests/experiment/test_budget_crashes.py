@@ -27,7 +27,7 @@ BUDGET = Budget(epsilon=1.5)
 
 
 class World:
-    """Trials in a storage folder that only charge and send: an upload each in two rounds, of half the noise's square."""
+    """Trials in a storage folder that only charge and send: an upload each in two rounds, of half of one."""
 
     def __init__(self, storage: Path, experiment: Experiment, patch: pytest.MonkeyPatch) -> None:
         self.storage = storage
@@ -83,7 +83,11 @@ def crash_everywhere(experiment: Experiment, tmp_path: Path, patch: pytest.Monke
     for schedule in schedules:
         order = random.Random(schedule).choices("abc", k=4)
         for at in range(1, 1000):
-            world, waiting, rng = World(tmp_path / f"{schedule}-{at}", experiment, patch), list(order), random.Random(at)
+            world, waiting, rng = (
+                World(tmp_path / f"{schedule}-{at}", experiment, patch),
+                list(order),
+                random.Random(at),
+            )
             try:
                 with pytest.MonkeyPatch.context() as inner:
                     Machine(inner, rng, at)
