@@ -97,7 +97,7 @@ def check(trials: Sequence[Experiment], sweep: Path) -> None:
             key = _note(folder).get("key", str(folder))
             if not state.is_charged(key):
                 events = _owed(experiment, folder)
-                state.check(_who(folder), key, events, taken)
+                state.check(_named(experiment, folder), key, events, taken)
                 taken[key] = events
 
 
@@ -117,7 +117,7 @@ def charge(experiment: Experiment, folder: Path) -> None:
         if state.is_charged(key):
             break
         mine = _owed(experiment, folder)
-        state.check(_who(folder), key, mine, {})
+        state.check(_named(experiment, folder), key, mine, {})
         with suppress(FileExistsError):  # Another process was faster: look again.
             if not state.records:
                 book.add({"budget": asdict(state.budget), "source": source(experiment.data.name)}, 1)
@@ -242,6 +242,10 @@ def _key(folder: Path, book: Book) -> str:
         if not (folder / NOTE).exists():
             write_text(folder / NOTE, json.dumps(fresh), durable=True, first=True)
     return str(_note(folder)["key"])
+
+
+def _named(experiment: Experiment, folder: Path) -> str:
+    return f"{type(experiment.method).__name__} trial {_who(folder)}"
 
 
 def _who(folder: Path) -> str:

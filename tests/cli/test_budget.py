@@ -1,0 +1,103 @@
+"""`raydiff budget`: who spent what, what is left, and damage."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from raydiff.__main__ import main
+from raydiff.cli import arguments, budget
+from raydiff.experiment import overrides, spending
+from raydiff.experiment.config import Experiment
+from raydiff.experiment.trial import open_trial
+from raydiff.methods import DPSGD
+from raydiff.privacy import budget as privacy
+from raydiff.privacy.accountants import mu_for
+from raydiff.privacy.budget import Budget
+from raydiff.privacy.release import Gaussian
+
+
+@pytest.fixture
+def storage(tiny: Experiment, tmp_path: Path) -> Path:
+    """Two trials of epsilon 3.32, charged to a budget of 7."""
+    base = replace(tiny, evaluation=None, method=replace(tiny.method, epsilon=4.0))
+    base = replace(base, runtime=replace(base.runtime, budget=Budget(epsilon=7)))
+    for seed in (0, 1):
+        this = open_trial(replace(base, seed=seed), tmp_path / "sweeps" / f"s{seed}")
+        spending.charge(this.experiment, this.folder)
+    return tmp_path
+
+
+def test_it_lists_who_spent_what_and_what_is_left(storage: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for named in ([], ["digits"], ["frontier"]):  # all, a data set, a preset of it
+        assert budget.main([*named, "--storage", str(storage)]) == 0
+        head, *trials, last = capsys.readouterr().out.splitlines()
+        assert head.startswith("digits: epsilon 7 (per example, replace-one, local trust, delta 1e-05), in ")
+        assert [line.split()[2].partition("/")[0] for line in trials] == ["s0", "s1"]
+        assert trials[0].endswith("epsilon 3.32, together epsilon 3.32")
+        assert trials[1].endswith("epsilon 3.32, together epsilon 4.96")
+        assert last.startswith("spent: epsilon 4.96 of 7, by 2 trials; left: one more trial at epsilon ")
+        left = float(last.partition("at epsilon ")[2].partition(",")[0])
+        assert left == pytest.approx(4.25, abs=0.5)
+
+
+def test_what_is_left_can_be_spent_and_no_more(tiny: Experiment, storage: Path) -> None:
+    book = spending.book_of(storage / "sweeps" / "x" / "trials" / "y", tiny.data)
+    left = float(budget.lines(book)[-1].partition("at epsilon ")[2].partition(",")[0])
+    records = spending.verified(book)[1:]
+    spent = [privacy.read(r["events"]) for r in records]
+
+    def with_one_more(epsilon: float) -> float:
+        event = Gaussian(1 / mu_for(epsilon, 1e-5), "example", "replace_one", "local")
+        return Budget(epsilon=7).spent([*spent, [event]]).epsilon
+
+    assert with_one_more(left - 0.01) <= 7 < with_one_more(left + 0.01)
+
+
+def test_sampled_noise_has_no_number_that_is_left(
+    tiny: Experiment, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    method = DPSGD(model=tiny.method.model, local=tiny.method.local, rounds=1, noise_multiplier=2.0)
+    given = Budget(epsilon=7, relation="zero_out")
+    base = replace(tiny, evaluation=None, method=method, runtime=replace(tiny.runtime, budget=given))
+    this = open_trial(base, tmp_path / "sweeps" / "s")
+    spending.charge(this.experiment, this.folder)
+    budget.main(["digits", "--storage", str(tmp_path)])
+    assert "what is left depends on the noise that would come next" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("damage", ["flipped", "cut", "lost"])
+def test_damage_is_named_in_one_sentence(storage: Path, capsys: pytest.CaptureFixture[str], damage: str) -> None:
+    (last,) = storage.glob("budgets/*/00003.json")
+    whole = last.read_bytes()
+    last.unlink()
+    if damage != "lost":
+        last.write_bytes(whole[:-9] if damage == "cut" else whole.replace(b"s1/", b"s2/"))
+    else:  # of the last record its trial's note knows
+        (note,) = storage.glob("sweeps/s1/trials/*/budget.json")
+        assert '"record": 3' in note.read_text()
+    with pytest.raises(SystemExit) as stop:
+        main(["budget", "digits", "--storage", str(storage)])
+    err = capsys.readouterr().err
+    assert stop.value.code == 2 and err.count("\n") == 1
+    assert ("has lost record 3, by which s1/" if damage == "lost" else "00003.json is damaged") in err
+
+
+def test_where_there_is_none_it_says_how_one_begins(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["budget", "mnist", "--storage", str(tmp_path)])
+    assert stop.value.code == 2
+    assert "no budget of mnist in" in capsys.readouterr().err
+
+
+def test_budget_is_short_for_its_epsilon(tiny: Experiment) -> None:
+    for words in (["--budget", "10"], ["--budget=10"]):
+        given = arguments.overrides(tiny, arguments.shorthand([*words, "--runtime.budget.unit", "client"]))
+        assert overrides.override(tiny, given).runtime.budget == Budget(epsilon=10, unit="client")
+
+
+def test_a_name_and_the_folder_that_it_means_are_apart_and_colours_are_not() -> None:
+    assert spending.source("colour-mnist") == spending.source("mnist") == "mnist"
+    assert spending.source("here/pictures") == str(Path("here/pictures").resolve())

@@ -1,0 +1,352 @@
+"""A budget that trials on the same records share: what is charged, what is refused, how damage is found."""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import random
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from raydiff.data.partition import Iid
+from raydiff.experiment import spending, trial
+from raydiff.experiment.config import Experiment
+from raydiff.experiment.ledgers import ledger_of, planned
+from raydiff.experiment.trial import Trial, open_trial
+from raydiff.federated.book import Book
+from raydiff.federated.checkpoint import Overtaken
+from raydiff.federated.client import Failed
+from raydiff.methods import DPSGD, PFDM, FedAvg, LocalOnly
+from raydiff.methods._averaging import Averaging
+from raydiff.privacy import accountants
+from raydiff.privacy import budget as privacy
+from raydiff.privacy.budget import Budget
+from raydiff.privacy.client_level import ClientPrivacy
+from raydiff.privacy.composed import compose
+from raydiff.privacy.release import Event, Gaussian, NonPrivate, Nothing
+from raydiff.runtime import launch
+from raydiff.runtime.plan import Planned
+
+BUDGET = Budget(epsilon=7)
+
+
+@pytest.fixture(scope="module")
+def protocol(tiny: Experiment) -> Experiment:
+    """A trial without instruments that spends epsilon 3.3 of 7: twice is 5.0, thrice 6.3."""
+    return replace(tiny, evaluation=None, method=replace(tiny.method, epsilon=4.0))
+
+
+def budgeted(experiment: Experiment, budget: Budget | None = BUDGET, **more: Any) -> Experiment:
+    return replace(experiment, runtime=replace(experiment.runtime, budget=budget), **more)
+
+
+def opened(experiment: Experiment, storage: Path, name: str) -> Trial:
+    return open_trial(experiment, storage / "sweeps" / name)
+
+
+def execute(this: Trial) -> list[dict[str, Any]]:
+    return list(trial.run(this, trial.local_pool(this)))
+
+
+def charges(this: Trial) -> list[dict[str, Any]]:
+    """The records of its book but the first."""
+    return spending.verified(this.store.guard.book)[1:]  # type: ignore[union-attr]
+
+
+# --- what is charged ---
+
+
+def test_trials_of_several_sweeps_share_what_there_is(protocol: Experiment, tmp_path: Path) -> None:
+    """Also those that say nothing of a budget; what does not fit is refused by name before anything is trained."""
+    done = [opened(budgeted(protocol), tmp_path, "first")]
+    done += [opened(replace(protocol, seed=seed), tmp_path, f"sweep-{seed}") for seed in (1, 2)]
+    for this in done:
+        execute(this)
+    assert [r["trial"] for r in charges(done[0])] == [f"{t.sweep.name}/{t.folder.name}" for t in done]
+    together = BUDGET.spent(privacy.read(r["events"]) for r in charges(done[0])).epsilon
+    assert together == compose([ledger_of(t.folder).server for t in done]).epsilon(1e-5, "exact") < 7
+    late = opened(replace(protocol, seed=3), tmp_path, "late")
+    message = rf"PFDM trial late/{late.folder.name} would overspend .* epsilon 7 .*: epsilon 6\.\d+ is spent, and with"
+    with pytest.raises(ValueError, match=message):
+        execute(late)
+    assert not list(late.folder.glob("commit-*")) and not list(late.folder.glob("releases/*"))
+    assert len(charges(late)) == 3
+    silent = opened(
+        replace(protocol, method=LocalOnly(model=protocol.method.model, local=protocol.method.local)), tmp_path, "x"
+    )
+    execute(silent)  # It sends nothing, and costs nothing.
+    assert charges(silent)[-1]["events"] == []
+
+
+def test_a_budget_changes_no_digest_and_no_number(protocol: Experiment, tmp_path: Path) -> None:
+    with_one = budgeted(protocol)
+    assert with_one.digest == protocol.digest
+    secret = "00112233445566778899aabbccddeeff"
+    bits = []
+    for name, experiment in (("a", protocol), ("b", with_one)):
+        given = replace(experiment, runtime=replace(experiment.runtime, noise_secret=secret))
+        this = opened(given, tmp_path / name, name)
+        execute(this)
+        bits.append(this.store.load_server(this.experiment.method.rounds - 1))
+    assert all(torch.equal(bits[0][k], bits[1][k]) for k in bits[0])
+
+
+def test_what_is_run_again_is_charged_once(protocol: Experiment, tmp_path: Path) -> None:
+    this = opened(budgeted(protocol), tmp_path, "a")
+    results = trial.run(this, trial.local_pool(this))
+    next(results)  # Round 0, with the only upload, counts.
+    assert len(charges(this)) == 1
+    results.close()  # type: ignore[attr-defined]
+    again = Trial(this.experiment, this.sweep)
+    execute(again)
+    assert len(charges(this)) == 1 and again.outcome()["outcome"] == "finished"  # type: ignore[index]
+    shutil.rmtree(this.folder)  # A trial that is begun anew draws other noise, and costs anew.
+    execute(opened(budgeted(protocol), tmp_path, "a"))
+    assert len(charges(this)) == 2
+
+
+def _methods(protocol: Experiment) -> Iterator[Experiment]:
+    model, local = protocol.method.model, protocol.method.local
+    yield protocol
+    yield replace(
+        protocol,
+        method=DPSGD(model=model, local=replace(local, steps=3), rounds=3, epsilon=4.0),
+        clients=3,
+        partition=Iid(),
+        participants=2,
+    )
+    private = Averaging(privacy=ClientPrivacy(epsilon=4.0))
+    yield replace(
+        protocol,
+        method=FedAvg(model=model, local=local, rounds=4, averaging=private),
+        clients=4,
+        partition=Iid(),
+        participants=1,
+    )
+
+
+@pytest.mark.parametrize("which", range(3))
+def test_the_plan_is_what_the_ledger_says_in_the_end(protocol: Experiment, tmp_path: Path, which: int) -> None:
+    """Client by client, for who is drawn is known beforehand."""
+    this = opened(list(_methods(protocol))[which], tmp_path, "a")
+    execute(this)
+    sent = [(e.round, e.client, e.event) for e in ledger_of(this.folder).entries if e.event != Nothing()]
+    assert sent == [(e.round, e.client, e.event) for e in planned(this.experiment).entries if e.event != Nothing()]
+    assert sent
+
+
+def test_what_was_sent_before_there_was_a_budget_counts(protocol: Experiment, tmp_path: Path) -> None:
+    before, begun = opened(protocol, tmp_path, "before"), opened(replace(protocol, seed=1), tmp_path, "begun")
+    execute(before)
+    going = trial.run(begun, trial.local_pool(begun))
+    next(going)
+    first = opened(budgeted(protocol, seed=2), tmp_path, "first")
+    execute(first)
+    told = {r["trial"].partition("/")[0]: r["whole"] for r in charges(first)}
+    assert told == {"before": False, "begun": False, "first": True}
+    assert 6 < BUDGET.spent(privacy.read(r["events"]) for r in charges(first)).epsilon < 7
+    with pytest.raises(Overtaken, match=r"begun/\w+ is not charged to .*, which was begun meanwhile"):
+        list(going)
+    execute(Trial(begun.experiment, begun.sweep))  # Begun again it is charged for all its rounds, in place of the one.
+    assert [r["whole"] for r in charges(first) if r["trial"].startswith("begun")] == [False, True]
+    assert 6 < BUDGET.spent({r["key"]: privacy.read(r["events"]) for r in charges(first)}.values()).epsilon < 7
+
+
+def test_a_budget_is_not_begun_that_is_spent_already(protocol: Experiment, tmp_path: Path) -> None:
+    execute(opened(replace(protocol, method=replace(protocol.method, epsilon=None)), tmp_path, "bare"))
+    this = opened(budgeted(protocol), tmp_path, "a")
+    with pytest.raises(ValueError, match=r"would overspend .*epsilon inf \(no guarantee: images sent as they are"):
+        execute(this)
+    assert not (tmp_path / "budgets").exists()
+
+
+# --- what is refused ---
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        (
+            {"epsilon": None},
+            "FedAvg trial a/.* cannot be charged to the budget .*: it sends weights .* without protection",
+        ),
+        ({"epsilon": 4.0}, "its guarantee is per client, replace-one, local trust, which does not compose with"),
+        ({"epsilon": 4.0, "trust": "central"}, "it sends clipped updates, .* without protection"),
+    ],
+)
+def test_other_kinds_are_refused(protocol: Experiment, tmp_path: Path, method: dict[str, Any], message: str) -> None:
+    private = None if method["epsilon"] is None else ClientPrivacy(**method)
+    averaged = FedAvg(
+        model=protocol.method.model,
+        local=protocol.method.local,
+        averaging=Averaging(weights="uniform", privacy=private),
+    )
+    this = opened(budgeted(protocol, method=averaged), tmp_path, "a")
+    with pytest.raises(ValueError, match=message):
+        execute(this)
+    assert not (tmp_path / "budgets").exists() and not list(this.folder.glob("commit-*"))
+
+
+def test_another_number_is_refused(protocol: Experiment, tmp_path: Path) -> None:
+    execute(opened(budgeted(protocol), tmp_path, "a"))
+    with pytest.raises(ValueError, match=r"is epsilon 7 .*, and not epsilon 20 .*: it is given once and for all"):
+        execute(opened(budgeted(protocol, Budget(epsilon=20)), tmp_path, "b"))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"epsilon": 0.0}, "epsilon must be > 0, got 0.0"),
+        ({"epsilon": math.inf}, "epsilon must be a number, got inf"),
+        ({"delta": 1.0}, r"delta must be in \(0, 1\), got 1.0"),
+        ({"unit": "person"}, "unit must be one of example, client, got 'person'"),
+        ({"relation": "swap"}, "relation must be one of replace_one, zero_out, add_remove, got 'swap'"),
+        ({"trust": "central"}, "trust must be one of local, got 'central'"),
+    ],
+)
+def test_bad_budgets_are_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Budget(**fields)
+
+
+def test_a_client_sends_no_more_than_was_charged(
+    protocol: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = PFDM.upload_event
+
+    def less(self: PFDM, records: int, number: int) -> Event:
+        event = honest(self, records, number)
+        twice = 2 * event.std_over_sensitivity if isinstance(event, Gaussian) else 0.0
+        return replace(event, std_over_sensitivity=twice) if twice else event
+
+    monkeypatch.setattr(PFDM, "upload_event", less)
+    this = opened(budgeted(protocol), tmp_path, "a")
+    with pytest.raises(Failed, match="client 0, in round 0: its upload reveals more than was charged to the budget"):
+        execute(this)
+    assert not list(this.folder.glob("releases/*")) and not list(this.folder.glob("commit-*"))
+
+
+ONE = Gaussian(2.0, "example", "zero_out", "local", 0.1, 5)
+
+
+@pytest.mark.parametrize(
+    ("sent", "covered"),
+    [
+        (ONE, True),
+        (Nothing(), True),
+        (replace(ONE, std_over_sensitivity=2.1, sampling_rate=0.05, steps=4), True),
+        (replace(ONE, std_over_sensitivity=1.9), False),
+        (replace(ONE, sampling_rate=0.2), False),
+        (replace(ONE, steps=6), False),
+        (replace(ONE, relation="replace_one"), False),
+        (NonPrivate("weights"), False),
+    ],
+)
+def test_what_is_covered_reveals_no_more(sent: Event, covered: bool) -> None:
+    assert privacy.covers(ONE, sent) is covered
+    assert privacy.covers(NonPrivate("all"), sent)
+    if covered and isinstance(sent, Gaussian):
+        assert accountants.rdp([sent], 1e-5) <= accountants.rdp([ONE], 1e-5)
+
+
+def test_a_sweep_that_would_overspend_is_refused_whole(protocol: Experiment, tmp_path: Path) -> None:
+    base = replace(budgeted(protocol), runtime=replace(budgeted(protocol).runtime, storage=str(tmp_path)))
+    trials = tuple(trial.resolve(replace(base, seed=seed), b"0" * 32) for seed in range(4))
+    plan = Planned(
+        preset="x", folder=tmp_path / "sweeps" / "s", base=trials[0], trials=trials, secret=b"0" * 32, metric=""
+    )
+    with pytest.raises(
+        ValueError, match=rf"PFDM trial s/{trials[3].digest} would overspend .*: epsilon 6\.\d+ is spent"
+    ):
+        launch.start(plan, track=False, report=False)
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+# --- damage ---
+
+
+@pytest.fixture
+def spent(protocol: Experiment, tmp_path: Path) -> Trial:
+    """Two trials in a budget."""
+    execute(opened(budgeted(protocol), tmp_path, "a"))
+    this = opened(budgeted(protocol, seed=1), tmp_path, "b")
+    execute(this)
+    return this
+
+
+def test_every_flipped_bit_and_every_cut_is_found(spent: Trial, protocol: Experiment, tmp_path: Path) -> None:
+    book, rng = spent.store.guard.book, random.Random(0)  # type: ignore[union-attr]
+    for path in sorted(book.folder.glob("*.json")):
+        whole = path.read_bytes()
+        flips = (
+            whole[:at] + bytes([whole[at] ^ 1 << rng.randrange(8)]) + whole[at + 1 :] for at in range(0, len(whole), 3)
+        )
+        for damaged in (*flips, *(whole[:length] for length in range(0, len(whole), 11))):
+            path.write_bytes(damaged)
+            with pytest.raises(ValueError, match=rf"{book.folder}/0000\d\.json is damaged"):
+                book.records()
+        path.write_bytes(whole)
+    assert len(book.records()) == 3
+
+
+@pytest.mark.parametrize("lost", [1, 2, 3])
+def test_a_missing_record_is_found_and_nothing_is_spent(
+    spent: Trial, protocol: Experiment, tmp_path: Path, lost: int
+) -> None:
+    book = spent.store.guard.book  # type: ignore[union-attr]
+    (book.folder / f"{lost:05d}.json").unlink()
+    with pytest.raises(ValueError, match=f"{book.folder} has lost record {lost}"):
+        execute(opened(budgeted(protocol, seed=2), tmp_path, "c"))
+
+
+def test_a_record_put_back_from_elsewhere_is_found(spent: Trial) -> None:
+    book = spent.store.guard.book  # type: ignore[union-attr]
+    other = Book(book.folder.with_name("other"))
+    for number, record in enumerate(book.records(), 1):
+        other.add({**record, "events": []} if number > 1 else record, number)
+    shutil.copy(other.folder / "00002.json", book.folder / "00002.json")
+    with pytest.raises(ValueError, match=r"00003\.json is damaged: it does not follow the record before it"):
+        book.records()
+
+
+# --- two at once ---
+
+
+def _sweep(storage: str, name: str, experiment: Experiment, barrier: Any, told: Any) -> None:
+    """A process that runs three trials, one after the other."""
+    torch.set_num_threads(1)
+    finished = 0
+    barrier.wait()
+    for seed in range(3):
+        this = opened(replace(experiment, seed=seed), Path(storage), name)
+        try:
+            execute(this)
+            finished += 1
+        except ValueError as e:
+            assert "would overspend" in str(e)
+    told.put(finished)
+
+
+def test_two_sweeps_at_once_share_a_budget(protocol: Experiment, tmp_path: Path) -> None:
+    """Two processes; of their six trials three fit."""
+    spawn = multiprocessing.get_context("spawn")
+    barrier, told = spawn.Barrier(2), spawn.Queue()
+    given = [(str(tmp_path), name, budgeted(protocol), barrier, told) for name in ("one", "other")]
+    processes = [spawn.Process(target=_sweep, args=arguments) for arguments in given]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+    assert [process.exitcode for process in processes] == [0, 0]
+    assert told.get(timeout=10) + told.get(timeout=10) == 3
+    (book,) = (Book(path) for path in (tmp_path / "budgets").iterdir())
+    records = spending.verified(book)[1:]
+    assert len({r["key"] for r in records}) == len(records) == 3
+    sent = [ledger_of(f) for f in tmp_path.glob("sweeps/*/trials/*") if ledger_of(f).entries]
+    assert len(sent) == 3 and compose(sent).epsilon(1e-5, "exact") <= 7
