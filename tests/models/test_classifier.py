@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
-from torch.func import grad, vmap
 from torch.nn import functional as F
 
 from raydiff import tree
 from raydiff.models import ddpm
-from raydiff.models.classifier import CNN, Classifier, LeNet, ResNet18, _Pool
+from raydiff.models.classifier import CNN, Classifier, LeNet, ResNet18
 from raydiff.models.training import Training, fit
 from raydiff.seeding import generator
 
@@ -67,20 +65,6 @@ def test_lenet_is_niid_benchs_by_hand() -> None:
         Classifier(network=LeNet()).for_data((1, 15, 28), (10,)).init(generator(0))
     with pytest.raises(ValueError, match=r"^widths and hidden must be positive, got \(\) and \(120, 84\)$"):
         LeNet(widths=())
-
-
-@pytest.mark.parametrize("size", [(6, 4), (5, 4)])
-def test_lenets_pooling_is_torchs_to_the_bit_where_entries_are_equal_too(size: tuple[int, int]) -> None:
-    x = torch.randint(-2, 2, (64, 3, *size), generator=generator(0)).float().requires_grad_()
-    weights = torch.randn(F.max_pool2d(x, 2).shape, generator=generator(1))
-
-    def pooled_and_gradient(pool: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
-        return pool(x), torch.autograd.grad((pool(x) * weights).sum(), x)[0]
-
-    ours, torchs = pooled_and_gradient(_Pool()), pooled_and_gradient(torch.nn.MaxPool2d(2))
-    assert all(map(torch.equal, ours, torchs))
-    one_by_one = vmap(grad(lambda x, weights: (_Pool()(x) * weights).sum()))(x, weights)  # As DP-SGD's gradients.
-    assert torch.equal(one_by_one, torchs[1])
 
 
 @pytest.mark.parametrize("network", NETWORKS)
