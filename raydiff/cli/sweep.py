@@ -49,8 +49,10 @@ def main(argv: Sequence[str]) -> int:
     if ended.interrupted:
         print(f"\ninterrupted; continue with: {sweep_folder.resume_command(plan.folder.name)}")
     print(f"open the runs {ended.opened_by}")
-    if (log := ended.folder / "optuna.log").exists():
-        print(f"what Optuna tried: optuna-dashboard {log}    (pip install optuna-dashboard)")
+    if plan.asked.search == "optuna":
+        from raydiff.runtime import searched
+
+        print("\n".join(searched.best(plan)))
     return ended.code
 
 
