@@ -154,13 +154,13 @@ def finish(folder: Path, outcome: str = "finished", **more: Any) -> None:
     ],
 )
 def test_every_method_has_a_run_name(experiment: Experiment, method: Method, model: str) -> None:
-    name = tracking._run_name(overrides.to_dict(replace(experiment, method=method)))
+    name = tracking.run_name(overrides.to_dict(replace(experiment, method=method)))
     assert name.startswith(type(method).__name__) and name.endswith(f"2 clients, {model}, seed 0")
 
 
 def test_a_schedule_with_a_rate_has_a_name(experiment: Experiment) -> None:
     method = FedAvg(model=DiscreteDiffusion(schedule=Sigmoid(rate=2.0)))
-    name = tracking._run_name(overrides.to_dict(replace(experiment, method=method)))
+    name = tracking.run_name(overrides.to_dict(replace(experiment, method=method)))
     assert name == "FedAvg, 2 clients, Sigmoid, seed 0"
 
 
