@@ -16,8 +16,9 @@ from raydiff.experiment.presets import names
 from raydiff.experiment.study import Study
 
 REPRODUCE = "reproduce"
-EXPERIMENT = "MLflow's experiment of the runs (default: raydiff- and the name of the data set)"
 """A preset that takes two options: `reproduce`."""
+EXPERIMENT = "MLflow's experiment of the runs (default: raydiff- and the name of the data set)"
+TRACKER = "what is told of the trials beside MLflow: TensorBoard's files in the sweep's folder, or Weights & Biases"
 
 
 def preset(argv: Sequence[str], default: str = "digits") -> tuple[str, Study, list[str]]:

@@ -30,6 +30,8 @@ from raydiff.experiment.presets.names import PRESETS
 from raydiff.runtime import estimate
 from raydiff.runtime.left import duration
 
+NAMED = 10  # classes that are named; of more, how many there are
+
 
 def main(argv: Sequence[str]) -> int:
     """Look, choose, try, write."""
@@ -60,11 +62,17 @@ def main(argv: Sequence[str]) -> int:
     trial.resolve(experiment)
     print("trying it with a few steps, evaluation and all ...", flush=True)
     train = f"raydiff run {out}    # about {duration(estimate.alone(experiment))} on the machine that wrote this"
-    about = f"{subject}: {dataset.says}, {len(dataset.label_names[0])} classes"
+    about = f"{subject}: {dataset.says}, {_classes(dataset.label_names[0])}"
     head = [about, f"written by: raydiff init {shlex.join(argv)}", train, *[found.warns] * bool(found.warns)]
     out.write_text(suggested.written("\n".join(head), found, values))
     print("\n".join([about, *head[3:], f"wrote {out}", f"next: {train}"]))
     return 0
+
+
+def _classes(names: Sequence[str]) -> str:
+    """Few by name: of a table one of them may be that of values which no public row has."""
+    named = f": {', '.join(map(str, names))}" if len(names) <= NAMED else ""
+    return f"{len(names)} classes{named}"
 
 
 def _options() -> Parser:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from raydiff.cli import arguments
 from raydiff.cli.parser import Parser
-from raydiff.experiment import overrides
+from raydiff.experiment import overrides, trackers
 from raydiff.experiment.study import Study
 
 if TYPE_CHECKING:
@@ -49,8 +49,10 @@ def main(argv: Sequence[str]) -> int:
     if ended.interrupted:
         print(f"\ninterrupted; continue with: {sweep_folder.resume_command(plan.folder.name)}")
     print(f"open the runs {ended.opened_by}")
-    if (log := ended.folder / "optuna.log").exists():
-        print(f"what Optuna tried: optuna-dashboard {log}    (pip install optuna-dashboard)")
+    if plan.asked.search == "optuna":
+        from raydiff.runtime import searched
+
+        print("\n".join(searched.best(plan)))
     return ended.code
 
 
@@ -77,6 +79,7 @@ def planned(preset: str, study: Study, options: argparse.Namespace, fields: Sequ
         stop_on_error=options.on_error == "stop",
         samplers=options.log_samplers,
         experiment=options.experiment,
+        tracker=options.tracker,
     )
     return plan(preset, study, asked, name=options.name or sweep_folder.fresh_name(preset))
 
@@ -100,6 +103,7 @@ def _options() -> Parser:
     p.add_argument("--on-error", choices=("continue", "stop"), default="continue")
     p.add_argument("--log-samplers", action="store_true", help="log every trial's sampler to MLflow, with its weights")
     p.add_argument("--experiment", default=None, help=arguments.EXPERIMENT)
+    p.add_argument("--tracker", choices=trackers.NAMES, default=None, help=arguments.TRACKER)
     p.add_argument("--dry-run", action="store_true", help="what it would need, and about how long; nothing is kept")
     p.add_argument("--name", default=None, help="the sweep's name (default: preset and time)")
     p.add_argument("--resume", action="store_true", help="continue the sweep of this name if it exists")

@@ -21,7 +21,7 @@ ARTIFACTS = "mlflow-artifacts"
 MOVED = (("experiments", "artifact_location"), ("runs", "artifact_uri"), ("logged_models", "artifact_location"))
 """(table, column) in which MLflow 3 keeps whole paths of that folder."""
 UNANSWERED = ("ConnectionRefusedError", "ConnectTimeout", "NewConnectionError", "NameResolutionError")
-"""Errors, by name, of an address at which there is no server: of the system, and of the libraries that MLflow asks by."""
+"""Errors, by name, of an address at which there is no server: the system's, and those of what MLflow asks by."""
 BATCH, PARAMS = 900, 100  # metrics and params per request; MLflow takes 1000 and 100
 
 

@@ -23,8 +23,8 @@ RECORDS = 10_000  # training records on a CPU: more cost memory and time to read
 ORDER = ("data", "partition", "newcomers", "method", "audit", "evaluation", "runtime")
 FEWEST = 40  # records of a class below which all clients get the same mixture of classes
 TABLE_EPOCHS, TABLE_STEPS = 100, 20_000
-SIZES = ((64, 256, 2000), (256, 384, 4000), (1024, 512, 6000), (math.inf, 1024, 3000))
-"""(values of a picture at most, width of the MLP, steps of each training)."""
+SIZES = ((64, 256, 2000, 2e-3), (256, 384, 4000, 1e-3), (1024, 512, 6000, 1e-3), (math.inf, 1024, 3000, 7e-4))
+"""(values of a picture at most, width of the MLP, steps of each training, initial learning rate)."""
 MANY = 3072
 """Values from which on an MLP on a CPU gives colours and outlines, not objects."""
 
@@ -62,6 +62,7 @@ def for_pictures(dataset: Dataset, *, gpu: bool) -> Suggestion:
     if len(dataset.splits["train"]) > RECORDS and not gpu:
         values["data.train"] = RECORDS
         why["data.train"] = f"of {len(dataset.splits['train'])}; without this line, all of them"
+    values["method.model.schedule"] = "cosine"
     values["method.epsilon"] = 10.0
     why["method.epsilon"] = 'asked for: per record, replace-one, local trust, delta 1e-5, exact accountant; or "none"'
     fewest = int(dataset.splits["train"].labels[:, 0].bincount(minlength=len(dataset.label_names[0])).min())
@@ -74,14 +75,14 @@ def for_pictures(dataset: Dataset, *, gpu: bool) -> Suggestion:
     if gpu:
         scales = sum(dataset.shape[1] % 2**n == 0 and dataset.shape[2] % 2**n == 0 for n in range(3))
         values |= {"method.model.network.kind": "unet", "method.model.network.widths": [64, 128, 128][:scales]}
-        steps = 20_000
+        steps, rate = 20_000, 2e-4
     else:
-        width, steps = next((width, steps) for most, width, steps in SIZES if pixels <= most)
+        width, steps, rate = next((w, n, lr) for most, w, n, lr in SIZES if pixels <= most)
         values |= {"method.model.network.kind": "mlp", "method.model.network.width": width}
         values["method.model.network.skip"] = True
         why["method.model.network.width"] = f"for the {pixels} values of a picture; a UNet is for a GPU"
     for training in ("local", "server"):
-        values[f"method.{training}.steps"] = steps
+        values |= {f"method.{training}.steps": steps, f"method.{training}.learning_rate": rate}
     why["method.local.steps"] = "of each client's own denoiser"
     why["method.server.steps"] = "of the global one"
     if (dim := int(len(dataset.splits["test"]) * 0.08)) < Evaluation().dim:

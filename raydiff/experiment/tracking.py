@@ -282,7 +282,7 @@ class Mlflow(threading.Thread):
                 **({"raydiff.data": tree["data_digest"].removeprefix(KEYED)[:16]} if "data_digest" in tree else {}),
                 **self.tags,
             }
-            self._runs[digest] = c.create_run(self.experiment_id, run_name=_run_name(tree), tags=tags).info.run_id
+            self._runs[digest] = c.create_run(self.experiment_id, run_name=run_name(tree), tags=tags).info.run_id
             if "data_digest" in tree:
                 of = tree["data"]["name"], tree["data_digest"].removeprefix(KEYED)[:16]
                 for run in (self._runs[digest], str(self.parent)):  # The same one again is not logged twice.
@@ -305,7 +305,7 @@ class Mlflow(threading.Thread):
         c.set_tag(run, "raydiff.reason", outcome.get("reason", ""))
         spent = f"{outcome['server']['epsilon']:.4g}"
         c.set_tag(run, "raydiff.epsilon", spent)
-        c.update_run(run, name=_run_name(json.loads((folder / "config.json").read_text()), spent))
+        c.update_run(run, name=run_name(json.loads((folder / "config.json").read_text()), spent))
         self._attach_artifacts(folder / "artifacts", run, final)
         if outcome["outcome"] == "finished" and self.log_sampler is not None:
             try:
@@ -343,7 +343,7 @@ def _written(path: Path) -> int:
         return 0
 
 
-def _run_name(tree: Mapping[str, Any], spent: str | None = None) -> str:
+def run_name(tree: Mapping[str, Any], spent: str | None = None) -> str:
     """`spent` is the epsilon of the ledger; while there is none, what was asked for is named as such."""
     method = tree["method"]
     model = method["model"]

@@ -69,8 +69,8 @@ def log_sampler(client: Any, run: str, finished: Finished, number: int | None = 
     """Log the sampler of one client, of all (None), or of the server's model as a pyfunc model of this run.
 
     It takes the place of an earlier one. Gives its name, `sampler` or `sampler-global`, for
-    `mlflow.pyfunc.load_model(f"runs:/{run}/{name}")`. It is an output of the run, with the fields that tell models apart;
-    the sampler of all clients has the run's final readings, which are theirs. Raises ValueError as
+    `mlflow.pyfunc.load_model(f"runs:/{run}/{name}")`. It is an output of the run, with the fields that tell models
+    apart; the sampler of all clients has the run's final readings, which are theirs. Raises ValueError as
     `Finished.save_sampler` does.
     """
     from mlflow.entities import LoggedModelOutput

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from raydiff.experiment import spending, trial
+from raydiff.experiment import spending, trackers, trial
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.owner import held
 from raydiff.experiment.study import varying
@@ -108,6 +108,9 @@ def start(
         mlflow = sweep_folder.mlflow(
             folder, planned.preset, planned.base, experiment=this["experiment"], samplers=asked.samplers
         )
+        beside = None
+        if asked.tracker is not None:
+            beside = trackers.Follower(folder, trackers.named(asked.tracker, folder, this["experiment"]))
         if track:
             mlflow.start()  # Opening a new store takes 10 s, in which Ray starts.
 
@@ -120,6 +123,8 @@ def start(
             sweep_folder.write(folder, this, planned.secret, again=not retry)
             if track:
                 mlflow.begin()
+            if beside is not None:
+                beside.start()
 
         interrupted = False
         try:
@@ -136,6 +141,8 @@ def start(
                 trial.cut_short(folder / "trials" / digest, "killed", reason="interrupted")
         if track:
             mlflow.close()
+        if beside is not None and (wrong := beside.close()):
+            print(wrong)
         out = folder / "report"
         table = _report(folder, out) if report else ""
         if track:

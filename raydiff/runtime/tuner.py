@@ -36,7 +36,7 @@ from raydiff.experiment.config import Experiment
 from raydiff.experiment.owner import Owner
 from raydiff.experiment.trial import Trial, cut_short
 from raydiff.federated.checkpoint import Overtaken
-from raydiff.runtime import gpu_memory, lost
+from raydiff.runtime import gpu_memory, lost, searched
 from raydiff.runtime.actors import RayPool, WorkersLost, start_workers
 from raydiff.runtime.plan import Planned, experiment_of, written
 from raydiff.runtime.progress import Progress
@@ -248,7 +248,7 @@ def fitted(plan: Planned, found: Sequence[Mapping[str, float]], *, most: int | N
 
 def _has_lost_its_room(plan: Planned, shape: Slot, progress: Progress, *, budget_s: float | None) -> bool:
     """Run what has no outcome yet; True when it ended because no node that is left has room for the slot."""
-    fixed: dict[str, Any] = {"sweep": str(plan.folder), "slot": asdict(shape), "metric": _validated(plan.metric)}
+    fixed: dict[str, Any] = {"sweep": str(plan.folder), "slot": asdict(shape), "metric": searched.metric(plan)}
     fixed["worst"] = math.inf if plan.lower_is_better else -math.inf
     fixed["owner"] = plan.owner.number if plan.owner else None
     suggested = _suggested_before(plan)
@@ -263,8 +263,8 @@ def _has_lost_its_room(plan: Planned, shape: Slot, progress: Progress, *, budget
             return True
     left = plan.suggested - len(suggested)
     if left > 0 and not progress.ending:
-        space = {"experiment": written(plan.base), "values": _distributions(plan), **fixed}
-        optuna = _optuna(plan, len(suggested))
+        space = {"experiment": written(plan.base), "values": searched.space(plan), **fixed}
+        optuna = searched.optuna_of(plan, len(suggested))
         return _fit(plan, shape, space, progress, budget_s=budget_s, search=optuna, samples=left)
     return False
 
@@ -331,23 +331,8 @@ def _asha(plan: Planned) -> Any:
     from ray.tune.schedulers import ASHAScheduler
 
     longest = max(e.method.rounds for e in plan.trials)
-    metric = _validated(plan.metric)
-    return ASHAScheduler(time_attr="round", metric=metric, mode=_mode(plan), max_t=longest, grace_period=1)
-
-
-def _optuna(plan: Planned, done: int) -> Any:
-    """Optuna over a study that lives in the sweep's folder, so that a resumed sweep knows what it has learned."""
-    import optuna
-    from optuna.storages import JournalStorage
-    from optuna.storages.journal import JournalFileBackend
-    from ray.tune.search.optuna import OptunaSearch
-
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    study = JournalStorage(JournalFileBackend(str(plan.folder / "optuna.log")))
-    seed = plan.base.seed + done  # The same seed would suggest the same points again.
-    metric, mode = [_validated(plan.metric), *plan.asked.also], [_mode(plan), *["min"] * len(plan.asked.also)]
-    aims = {"metric": metric, "mode": mode} if plan.asked.also else {"metric": metric[0], "mode": mode[0]}
-    return OptunaSearch(**aims, seed=seed, storage=study, study_name="sweep")
+    metric = searched.metric(plan)
+    return ASHAScheduler(time_attr="round", metric=metric, mode=searched.mode(plan), max_t=longest, grace_period=1)
 
 
 def _suggested_before(plan: Planned) -> list[Experiment]:
@@ -355,23 +340,6 @@ def _suggested_before(plan: Planned) -> list[Experiment]:
     planned = {e.digest for e in plan.trials}
     folders = sorted(f for f in (plan.folder / "trials").glob("*/config.json") if f.parent.name not in planned)
     return [configuration.read(f) for f in (folders if plan.suggested else [])]
-
-
-def _distributions(plan: Planned) -> dict[str, Any]:
-    kinds = {"uniform": tune.uniform, "loguniform": tune.loguniform, "randint": tune.randint}
-    return {
-        path: tune.choice(list(values)) if kind == "choice" else kinds[kind](*values)
-        for path, (kind, values) in plan.space.items()
-    }
-
-
-def _mode(plan: Planned) -> str:
-    return "min" if plan.lower_is_better else "max"
-
-
-def _validated(metric: str) -> str:
-    """Searches choose on the validation split; the test split only judges."""
-    return metric.replace("eval/", "validation/")
 
 
 def _quiet() -> None:

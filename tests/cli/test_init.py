@@ -56,9 +56,12 @@ def test_larger_pictures_get_wider_networks_and_more_steps(tmp_path: Path) -> No
         file = tmp_path / f"{size}.toml"
         assert init.main(["digits", "--data.size", str(size), "--out", str(file)]) == 0
         experiment = rd.preset(str(file)).experiment
-        found.append((experiment.method.model.network.width, experiment.method.local.steps))
+        local, server = experiment.method.local, experiment.method.server
+        assert (local.steps, local.learning_rate) == (server.steps, server.learning_rate)
+        assert experiment.method.model.schedule == "cosine"
+        found.append((experiment.method.model.network.width, local.steps, local.learning_rate))
         assert ("colours and outlines" in file.read_text()) == (size == 64)
-    assert found == [(256, 2000), (384, 4000), (512, 6000), (1024, 3000)]
+    assert found == [(256, 2000, 2e-3), (384, 4000, 1e-3), (512, 6000, 1e-3), (1024, 3000, 7e-4)]
 
 
 def test_on_a_gpu_pictures_get_a_unet_that_fits_them() -> None:
@@ -66,6 +69,7 @@ def test_on_a_gpu_pictures_get_a_unet_that_fits_them() -> None:
     values = suggested.for_pictures(dataset, gpu=True).values
     assert values["method.model.network.kind"] == "unet" and values["method.model.network.widths"] == [64, 128]
     assert values["method.local.steps"] == values["method.server.steps"] == 20_000
+    assert values["method.local.learning_rate"] == values["method.server.learning_rate"] == 2e-4
 
 
 def test_what_is_given_stands_in_the_file(tmp_path: Path) -> None:
@@ -83,6 +87,7 @@ def test_a_table(tmp_path: Path) -> None:
     (tmp_path / "people.csv").write_text("age,kind,left\n" + rows)
     file = tmp_path / "people.toml"
     assert init.main([str(tmp_path / "people.csv"), "--data.labels", "left", "--out", str(file)]) == 0
+    assert ", 3 classes: no, yes, (other)\n" in file.read_text()
     experiment = rd.preset(str(file)).experiment
     assert isinstance(experiment.method, LocalOnly) and experiment.data.labels == ("left",)
     assert len(datasets.load(experiment.data).splits["train"]) == 94

@@ -154,13 +154,13 @@ def finish(folder: Path, outcome: str = "finished", **more: Any) -> None:
     ],
 )
 def test_every_method_has_a_run_name(experiment: Experiment, method: Method, model: str) -> None:
-    name = tracking._run_name(overrides.to_dict(replace(experiment, method=method)))
+    name = tracking.run_name(overrides.to_dict(replace(experiment, method=method)))
     assert name.startswith(type(method).__name__) and name.endswith(f"2 clients, {model}, seed 0")
 
 
 def test_a_schedule_with_a_rate_has_a_name(experiment: Experiment) -> None:
     method = FedAvg(model=DiscreteDiffusion(schedule=Sigmoid(rate=2.0)))
-    name = tracking._run_name(overrides.to_dict(replace(experiment, method=method)))
+    name = tracking.run_name(overrides.to_dict(replace(experiment, method=method)))
     assert name == "FedAvg, 2 clients, Sigmoid, seed 0"
 
 
@@ -297,7 +297,13 @@ def test_the_first_look_at_a_store_shows_what_it_is(sweep: Sweep, experiment: Ex
 
 def test_means_over_seeds_are_runs_of_their_own_and_give_way_to_the_next_ones(sweep: Sweep) -> None:
     measure = "final/eval/fd_cnn/minor"
-    row = {"epsilon": "9.71", measure: 2.0, "final/eval/accuracy": 0.5, f"{measure}/low": math.nan, f"{measure}_real": 1.0}
+    row = {
+        "epsilon": "9.71",
+        measure: 2.0,
+        "final/eval/accuracy": 0.5,
+        f"{measure}/low": math.nan,
+        f"{measure}_real": 1.0,
+    }
     assert sweep.follow().end("FINISHED", means={"PFDM": row, "FedAvg": row}) is None
     follower = sweep.follow()
     assert follower.end("FINISHED", means={"PFDM": {**row, measure: 3.0}}) is None
@@ -497,7 +503,9 @@ def test_a_store_that_cannot_be_written_is_said_at_once(sweep: Sweep) -> None:
     sweep.uri = "http://127.0.0.1:9"  # the discard port: nobody listens
     follower = sweep.follower()
     follower.start()
-    with pytest.raises(ValueError, match=r"^the MLflow store http://127\.0\.0\.1:9 cannot be written: nothing answers there; [^\n]+$"):
+    with pytest.raises(
+        ValueError, match=r"^the MLflow store http://127\.0\.0\.1:9 cannot be written: nothing answers there; [^\n]+$"
+    ):
         follower.wait_ready()
     follower.close()
     reason = follower.end("FINISHED")
