@@ -95,7 +95,7 @@ def _tpr(kinds: tuple[pairs.Kind, ...], replaced: bool, fpr: float) -> float:
     return _roc(kinds, replaced).at(fpr)
 
 
-@functools.lru_cache(maxsize=8)
+@functools.lru_cache(maxsize=2)
 def _roc(kinds: tuple[pairs.Kind, ...], replaced: bool) -> Roc:
     if not kinds:
         return Roc(np.array([0.0, 1.0]), np.array([0.0, 1.0]))

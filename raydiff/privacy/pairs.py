@@ -120,7 +120,7 @@ class Losses:
         return max(0.0, math.log(excess / float(other[first]))) if excess > 0 else 0.0
 
 
-@functools.lru_cache(maxsize=4)
+@functools.lru_cache(maxsize=16)
 def losses(steps: tuple[Kind, ...], *, replaced: bool) -> Losses:
     """The loss of all these steps; `replaced`: under replace_one."""
     widest, points = _widest(steps, replaced), _points(sum(k.times for k in steps))
