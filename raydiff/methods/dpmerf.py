@@ -12,7 +12,7 @@ the number of records, which are public by declaration, so that a replaced recor
 | paper | here |
 |---|---|
 | phi(x), D random features of a Gaussian kernel | `features`, of frequencies from a seed in the server's state |
-| sigma, the kernel's length scale | `length`, or the median distance of the public records |
+| sigma, the kernel's length scale | `length`, or the median distance of public records of one label |
 | f(y), the label one-hot; m_c, n_c | a row of the upload's `embedding` (R, D) for each row of labels; `counts` (R,) |
 | sigma of the noise | sensitivity / mu(`epsilon`, `delta`), by the exact accountant |
 | G_theta, codes z | `model` |
@@ -29,8 +29,9 @@ first and what is left is clipped to `radius` r, which bounds the move by 2 r; i
 Deviations: labels' counts are public by declaration here; the paper has noise on them where classes are unbalanced, and
 divides by them as the server does here. Rows count in the loss as the square of their records, as in the paper's joint
 embedding. The mean feature of a batch is squared without its bias (U-statistic), so that a small batch does not favour
-pictures that are all alike. Layer normalisation in the generator. Clients' noises add up: of M clients it is sqrt(M)
-times that of one. `center` is not in the paper.
+pictures that are all alike. The median distance is that within labels, since labels are matched one by one. Layer
+normalisation in the generator. Clients' noises add up: of M clients it is sqrt(M) times that of one. `center` is not in
+the paper.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ class DPMERF(Method):
     features: int = 2000
     """D: random features, half of them cosines. An even number."""
     length: float | None = None
-    """Length scale of the kernel; None: the median distance of the public records. A public number."""
+    """Length scale of the kernel; None: the median distance of public records of one label. A public number."""
     center: bool = False
     """Clip each record's features around the mean of those of the public records of its label."""
     radius: float = 1.0
@@ -110,7 +111,7 @@ class DPMERF(Method):
 
     def init_server(self, public: Records | None, rng: torch.Generator) -> Params:
         """A fresh generator, the kernel, and the centers where there are some."""
-        length = self.length or _median_distance(public, rng)
+        length = self.length or _median_distance(public, self._rows(public), rng)
         kernel = {"seed": torch.randint(2**62, (), generator=rng), "length": torch.tensor(length, dtype=torch.float64)}
         server = {**tree.prefixed("model", self.model.init(rng)), **tree.prefixed(KERNEL, kernel)}
         if not self.center:
@@ -122,13 +123,16 @@ class DPMERF(Method):
         mean[counts == 0] = sums.sum(0) / len(public)
         return {**server, "center": mean.float()}
 
+    def _rows(self, data: Records | None) -> Tensor:
+        return torch.arange(0) if data is None else label_rows(data.labels, self.model.labels)
+
     def _frequencies(self, server: Params) -> Tensor:
         seed, length = (server[f"{KERNEL}/{name}"].item() for name in ("seed", "length"))
         return _waves(int(seed), length, (self.features // 2, self.model.pixels))
 
     def _sums(self, server: Params, data: Records, radius: float) -> tuple[Tensor, Tensor]:
         """((R, D) float64: the sum of each row's features around the center, clipped to `radius`; counts (R,))."""
-        rows, count, w = label_rows(data.labels, self.model.labels), self.model.rows, self._frequencies(server)
+        rows, count, w = self._rows(data), self.model.rows, self._frequencies(server)
         sums = torch.zeros(count, self.features, dtype=torch.float64)
         for x, row in zip(data.images.split(CHUNK), rows.split(CHUNK), strict=True):
             offsets = phi(x, w) - (server["center"][row] if "center" in server else 0.0)
@@ -209,8 +213,13 @@ def phi(x: Tensor, w: Tensor) -> Tensor:
     return torch.cat([angles.cos(), angles.sin()], dim=1) / math.sqrt(len(w))
 
 
-def _median_distance(public: Records | None, rng: torch.Generator) -> float:
-    if public is None or len(public) < 2:
+def _median_distance(public: Records | None, rows: Tensor, rng: torch.Generator) -> float:
+    """Of public records of the same one of rows (N,), in float64."""
+    if public is None or not len(public):
         raise ValueError("length must be given where there are no public records: data.public is 0")
-    rows = torch.randperm(len(public), generator=rng)[:HEURISTIC]
-    return float(torch.pdist(public.images[rows].flatten(1)).median())
+    some = torch.randperm(len(public), generator=rng)[:HEURISTIC]
+    x, row = public.images[some].flatten(1), rows[some]
+    apart = torch.cat([torch.pdist(x[row == k]) for k in row.unique()])
+    if not len(apart):
+        raise ValueError("length must be given where no two public records have the same labels")
+    return float(apart.median())

@@ -7,8 +7,9 @@ statistics (for second moments Dwork et al. 2014, "Analyze Gauss"; for both Bisw
 Nothing but the upload is made of a client's records: samples come from releases alone.
 
 Adversary: an honest-but-curious server that sees every upload. Unit of privacy: one record (replace-one, local trust).
-Covered: the upload and all that is computed from it, every sample with it, a client's own too. Not covered: labels and
-the number of records, which are public by declaration, so that a replaced record keeps its label.
+Covered: the upload and all that is computed from it, every sample with it, a client's own too, unless they are refined
+(`refine`) by its own denoiser, which is not. Not covered: labels and the number of records, which are public by
+declaration, so that a replaced record keeps its label.
 
 | symbol | here |
 |---|---|
@@ -31,11 +32,14 @@ same. Its square root is the sensitivity; noise of one sigma on every entry is a
 Deviations and choices: the second moment is one for all rows of labels (within-row covariances of their own would have
 the noise of R matrices, each over fewer records); `moment` was chosen on validation records of digits. Without `center`
 the clip is around 0, and most of the second moment is that of the mean. `epsilon=None` sends the sums as they are.
+`refine` is PFDM with the sketch in place of its global denoiser: the depth of the hand-over is then free, for no noise
+of the upload has to be taken off.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import ClassVar
@@ -49,7 +53,9 @@ from raydiff.federated.form import Form
 from raydiff.federated.method import Deployed, LocalResult, Mean, Method, Metrics, Round, Summand, Target
 from raydiff.methods._noised_sums import NoisedSum, by_row
 from raydiff.models import moments
+from raydiff.models.ddpm import DDPM, Sampling, noised
 from raydiff.models.moments import Gaussians
+from raydiff.models.training import Training, fit_part, with_clipped_copies, with_clipped_flag
 from raydiff.privacy import accountants
 from raydiff.privacy.release import ROUNDING, Event
 from raydiff.tree import Params
@@ -74,9 +80,21 @@ class Sketch(Method):
     moment: float = 1.5
     """w C: how much the second moment counts beside the sums where the noise is shared out."""
 
+    refine: float = 0.0
+    """Depth, as a share of the denoiser's T, to which a drawn picture is noised before the client's own denoiser takes
+    it back; 0: there is no such denoiser, and pictures are as they were drawn."""
+    denoiser: DDPM = DDPM()
+    """Network and schedule of the client's own denoiser."""
+    local: Training = Training()
+    """Its training, on the client's images and their clipped copies, as PFDM has it."""
+    client_sampling: Sampling = Sampling()
+    """The client's chain."""
+
     rounds: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
+        if not 0 <= self.refine <= 1:
+            raise ValueError(f"refine must be in [0, 1], got {self.refine}")
         for field in ("clip", "moment"):
             if not 0 < getattr(self, field) < math.inf:
                 raise ValueError(f"{field} must be a positive number, got {getattr(self, field)}")
@@ -93,9 +111,27 @@ class Sketch(Method):
         largest = self.clip * max(1.0, math.sqrt(2) * self.moment)
         return NoisedSum("sums of images and of their products", self.sensitivity, largest, self.epsilon, self.delta)
 
+    @property
+    def init_key(self) -> Hashable:
+        """Equal to PFDM's where the client models are equal."""
+        return (self._own, self.local, 1, self.clip, self.center) if self.refine else None
+
+    @property
+    def _own(self) -> DDPM:
+        return self.denoiser.for_data(self.model.shape, self.model.labels)
+
     def init_server(self, public: Records | None, rng: torch.Generator) -> Params:
         """The center of the clipping where there is one."""
         return {"center": public_mean(public)} if self.center else {}
+
+    def init_client(self, state: Params, data: Records, public: Records | None, rnd: Round) -> Params:
+        """PFDM's denoiser of the client's own, where pictures are to be refined."""
+        if not self.refine:
+            return {}
+        center = public_mean(public) if self.center else None
+        images, labels = with_clipped_copies(data.images, data.labels, clip=self.clip, center=center)
+        flagged = with_clipped_flag(self._own)
+        return fit_part(flagged, {}, images, labels, training=self.local, rng=rnd.rng, part=0, parts=1)
 
     def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
         """Clip, add up, add noise, once."""
@@ -135,8 +171,20 @@ class Sketch(Method):
         return {**server, **tree.prefixed("gaussians", found)}, {}, []
 
     def deploy(self, server: Params, state: Params | None = None) -> Deployed:
-        """The Gaussians, the same for every client and for the server alone."""
+        """The Gaussians, the same for every client and for the server alone; refined by the client's own denoiser where
+        it has one."""
         params, model = tree.under("gaussians", server), self.model
-        target = Target((model.denoiser(params),), model.abar)
-        about = "images of a Gaussian for each class, fitted to noised sums"
-        return Deployed({"gaussian": partial(model.draw, params)}, about=about, targets={"global": target})
+        draw, targets = partial(model.draw, params), {"global": Target((model.denoiser(params),), model.abar)}
+        if not state:
+            about = "images of a Gaussian for each class, fitted to noised sums"
+            return Deployed({"gaussian": draw}, about=about, targets=targets)
+        own, z_m = self._own, with_clipped_flag(self._own).denoiser(state, fixed=(0,))
+        depth = max(1, round(self.refine * own.timesteps))
+
+        def sample(chain: Sampling, labels: Tensor, rng: torch.Generator) -> Tensor:
+            x = draw(labels, rng)
+            x = noised(x, torch.randn(x.shape, generator=rng), own.abar, torch.full((len(x),), depth))
+            return chain.run(own, z_m, x, labels=labels, start=depth, bound=1.0, rng=rng)
+
+        samplers = {name: partial(sample, chain) for name, chain in self.client_sampling.variants().items()}
+        return Deployed(samplers, targets={**targets, "client": Target((z_m,), own.abar)})

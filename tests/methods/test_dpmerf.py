@@ -46,15 +46,19 @@ def test_features_have_norm_1_and_products_near_the_kernel() -> None:
     torch.testing.assert_close(made @ made.T, expected, rtol=0, atol=0.03)
 
 
-def test_the_length_is_the_median_distance_of_public_records_and_the_waves_are_everybodys() -> None:
+def test_the_length_is_the_median_distance_of_public_records_of_a_label_and_the_waves_are_everybodys() -> None:
     method = small(length=None)
     one, again, other = (method.init_server(PUBLIC, generator(i)) for i in (0, 0, 1))
-    apart = torch.pdist(PUBLIC.images.flatten(1))
+    x, labels = PUBLIC.images.flatten(1), PUBLIC.labels[:, 0].tolist()
+    pairs = [(i, j) for i in range(30) for j in range(i) if labels[i] == labels[j]]
+    apart = torch.stack([(x[i] - x[j]).norm() for i, j in pairs])
     assert float(one["kernel/length"]) == pytest.approx(float(apart.median()))
     assert torch.equal(kernel(one, method), kernel(again, method))
     assert not torch.equal(kernel(one, method), kernel(other, method))
     with pytest.raises(ValueError, match="length must be given where there are no public records"):
         method.init_server(None, generator(0))
+    with pytest.raises(ValueError, match="no two public records have the same labels"):
+        method.init_server(PUBLIC.select(torch.arange(1)), generator(0))
 
 
 @pytest.mark.parametrize("center", [False, True])

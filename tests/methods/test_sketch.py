@@ -10,12 +10,16 @@ import pytest
 import torch
 from toys import KEYS, records, run
 
+from raydiff import tree
 from raydiff.data.records import Records, label_rows
+from raydiff.experiment.config import Experiment
 from raydiff.federated.client import Client
 from raydiff.federated.method import Round
 from raydiff.federated.rounds import LocalPool, rounds
-from raydiff.methods import Sketch
+from raydiff.methods import PFDM, Sketch
+from raydiff.models.ddpm import Sampling, denoise
 from raydiff.models.moments import Gaussians
+from raydiff.models.training import with_clipped_flag
 from raydiff.privacy import accountants
 from raydiff.seeding import NoiseStream, generator
 
@@ -119,12 +123,39 @@ def test_a_client_and_the_server_sample_the_same() -> None:
     assert client.personalized(last.sent, 0) == {}
 
 
+def test_refined_pictures_are_drawn_noised_and_taken_back_by_pfdms_own_denoiser(tiny: Experiment) -> None:
+    """By hand; the client's model is the one that PFDM trains, bit for bit, so that a sweep trains it once."""
+    pfdm = replace(tiny.method, clip=5.0, center=True)
+    assert isinstance(pfdm, PFDM)
+    own = {"denoiser": pfdm.model, "local": pfdm.local, "client_sampling": Sampling(sampler="ddim", steps=5)}
+    method = Sketch(clip=5.0, center=True, refine=0.4, **own)
+    data = records(0)
+    assert method.init_key == pfdm.init_key and replace(method, refine=0.0).init_key is None
+    state, theirs = (m.init_client({}, data, PUBLIC, Round(0, generator(1))) for m in (method, pfdm))
+    assert tree.digest(state) == tree.digest(theirs)
+    client = Client(0, method, data, keys=KEYS, public=PUBLIC)
+    *_, last = rounds(method, LocalPool([client]), keys=KEYS, public=PUBLIC)
+    labels, rng = torch.arange(10)[:, None], generator(7)
+    deployed = method.deploy(last.sent, state)
+    found = deployed.sample(labels, generator(7))
+    drawn = method.deploy(last.sent).sample(labels, rng)
+    abar = float(pfdm.model.abar[8])  # 0.4 of T = 20
+    x = math.sqrt(abar) * drawn + math.sqrt(1 - abar) * torch.randn(drawn.shape, generator=rng)
+    z = with_clipped_flag(pfdm.model).denoiser(state, fixed=(0,))
+    times = {"start": 8, "sampler": "ddim", "steps": 2, "bound": 1.0}  # its share of 5 steps
+    by_hand = denoise(z, x, labels=labels, abar=pfdm.model.abar, rng=rng, **times)  # type: ignore[arg-type]
+    torch.testing.assert_close(found, by_hand, rtol=1e-4, atol=1e-5)
+    assert list(deployed.samplers) == ["ddim", "ancestral"] and set(deployed.targets) == {"global", "client"}
+    assert deployed.privacy == "none"
+
+
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
         ({"clip": 0.0}, "clip must be a positive number, got 0.0"),
         ({"clip": math.inf}, "clip must be a positive number, got inf"),
         ({"moment": -1.0}, "moment must be a positive number, got -1.0"),
+        ({"refine": 1.5}, r"refine must be in \[0, 1\], got 1.5"),
         ({"epsilon": 0.0}, "epsilon must be > 0"),
         ({"delta": 1.0}, "delta must be in"),
     ],
