@@ -17,6 +17,7 @@ and what no attack on what was released exceeds, the AUC and the true positive r
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import operator
@@ -24,12 +25,11 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from statistics import NormalDist
 from typing import Any, get_args
 
 from raydiff.cli.parser import Parser
 from raydiff.lookup import check_one_of
-from raydiff.privacy import accountants, losses
+from raydiff.privacy import accountants
 from raydiff.privacy.budget import smallest
 from raydiff.privacy.ledger import Entry, Exposed, Guarantee, Ledger
 from raydiff.privacy.release import Gaussian, Relation, Trust, Unit
@@ -171,23 +171,10 @@ def found(spent: Elsewhere, relation: Relation) -> Found:
         best, auc = smallest(seen, spent.delta), seen.auc_ceiling()
     except accountants.Unsupported as e:
         return Found(relation=relation, refused=str(e))
-    try:
+    mu = None
+    with contextlib.suppress(accountants.Unsupported):  # sampled noise
         mu = seen.mu()
-    except accountants.Unsupported:
-        return Found(relation=relation, guarantee=best, auc=auc, tpr=_sampled_tpr(events))
-    return Found(relation=relation, guarantee=best, mu=mu, auc=auc, tpr=_tpr(mu))
-
-
-def _tpr(mu: float) -> float:
-    """Phi(mu + Phi^-1(FPR)): Dong, Roth & Su 2019, arXiv 1905.02383, Eq. 6."""
-    return 1.0 if mu == math.inf else NormalDist().cdf(mu + NormalDist().inv_cdf(FPR))
-
-
-def _sampled_tpr(events: Sequence[Gaussian]) -> float:
-    import numpy as np
-
-    curve = losses.roc(events)
-    return 1.0 if curve is None else float(np.interp(FPR, curve.fpr, curve.tpr))
+    return Found(relation=relation, guarantee=best, mu=mu, auc=auc, tpr=seen.tpr_ceiling(FPR))
 
 
 def main(argv: Sequence[str]) -> int:

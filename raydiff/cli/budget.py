@@ -46,7 +46,7 @@ def lines(book: Book) -> list[str]:
     """What a book says: its budget, each trial with what it spends and what all up to it have, and what is left."""
     header, *records = spending.verified(book)
     budget = Budget(**header["budget"])
-    said, charges = [f"{header['source']}: {budget}, in {book.folder}"], dict[str, tuple[Event, ...]]()
+    said, charges = [f"{header['source']}: {budget}"], dict[str, tuple[Event, ...]]()
     total = budget.spent([])
     for record in records:
         charges[record["key"]] = events = privacy.read(record["events"])

@@ -88,7 +88,8 @@ def start(
             resume=resume,
             extend=extend,
         )
-        spending.check(planned.trials, folder)
+        if not (folder / "sweep.json").exists():  # Else some are charged, and each of the others is asked by itself.
+            spending.check(planned.trials, folder)
         if planned.tuned:
             this["tuned"] = planned.tuned
         if retry:

@@ -84,6 +84,7 @@ def test_opacus_history_costs_what_opacus_says(capsys: pytest.CaptureFixture[str
     theirs = RDPAccountant()
     theirs.history = [(1.1, 0.01, 500), (0.9, 0.02, 200)]
     found = told(capsys, "--history", json.dumps(theirs.history))
+    assert found["replace_one"]["guarantee"]["epsilon"] > found["zero_out"]["guarantee"]["epsilon"]
     for relation in ("zero_out", "add_remove"):
         epsilon = found[relation]["guarantee"]["epsilon"]
         assert 0.7 * theirs.get_epsilon(1e-5) < epsilon <= theirs.get_epsilon(1e-5) + 1e-6

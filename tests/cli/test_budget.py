@@ -34,7 +34,7 @@ def test_it_lists_who_spent_what_and_what_is_left(storage: Path, capsys: pytest.
     for named in ([], ["digits"], ["frontier"]):  # all, a data set, a preset of it
         assert budget.main([*named, "--storage", str(storage)]) == 0
         head, *trials, last = capsys.readouterr().out.splitlines()
-        assert head.startswith("digits: epsilon 7 (per example, replace-one, local trust, delta 1e-05), in ")
+        assert head == "digits: epsilon 7 (per example, replace-one, local trust, delta 1e-05)"
         assert [line.split()[2].partition("/")[0] for line in trials] == ["s0", "s1"]
         assert trials[0].endswith("epsilon 3.32, together epsilon 3.32")
         assert trials[1].endswith("epsilon 3.32, together epsilon 4.96")

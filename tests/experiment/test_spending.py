@@ -268,6 +268,21 @@ def test_a_sweep_that_would_overspend_is_refused_whole(protocol: Experiment, tmp
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
+def test_a_sweep_that_goes_on_is_refused_trial_by_trial(protocol: Experiment, tmp_path: Path) -> None:
+    """Begun without a budget, which another sweep begins before it ends."""
+    base = replace(protocol, runtime=replace(protocol.runtime, storage=str(tmp_path)))
+    trials = tuple(trial.resolve(replace(base, seed=seed), b"0" * 32) for seed in range(4))
+    plan = Planned(
+        preset="x", folder=tmp_path / "sweeps" / "s", base=trials[0], trials=trials, secret=b"0" * 32, metric=""
+    )
+    launch.start(replace(plan, trials=trials[:1]), track=False, report=False)
+    execute(opened(budgeted(protocol, seed=9), tmp_path, "other"))
+    launch.start(plan, track=False, report=False, resume=True, extend=True)
+    outcomes = [Trial(experiment, plan.folder).outcome() or {} for experiment in trials]
+    assert [outcome["outcome"] for outcome in outcomes] == ["finished", "finished", "failed", "failed"]
+    assert "would overspend the budget" in outcomes[2]["reason"] and outcomes[2]["reason"].startswith("PFDM trial s/")
+
+
 # --- damage ---
 
 
