@@ -87,6 +87,7 @@ def start(
             search=" ".join([asked.search, *asked.also]),
             resume=resume,
             extend=extend,
+            secret=planned.secret,
         )
         spending.check(planned.trials, folder)
         if planned.tuned:
