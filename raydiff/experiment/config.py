@@ -20,6 +20,7 @@ from raydiff.data.records import public_mean
 from raydiff.evaluation.suite import Evaluation
 from raydiff.evaluation.table_audit import RowAudit
 from raydiff.experiment import overrides
+from raydiff.later import later
 from raydiff.methods import PFDM, Method
 from raydiff.models.d3pm import DiscreteDiffusion
 from raydiff.privacy.budget import Budget
@@ -61,6 +62,10 @@ class Runtime:
     budget: Budget | None = None
     """What all trials on the same data set may spend together in this storage folder (`--budget 10`); once a trial was
     charged to one, every trial on them is, asked or not, and what would overspend is refused."""
+    client_timeout_s: float = later(1800.0)
+    """How long nothing may be heard of a worker that others wait for: no upload, no step of a training, no piece of a
+    chain of samples. It is then killed, and its clients are asked again; four times in a row, then the trial fails.
+    Well above the seconds of a step, and of the reading of the data."""
     failures: int = 2
     """How often Tune retries a trial whose coordinator or node died, without a round between them."""
     noise_secret: str | None = None
@@ -86,6 +91,8 @@ class Runtime:
             )
         if not self.revive_s > 0 or self.failures < 0:
             raise ValueError(f"revive_s must be > 0 and failures >= 0, got {self.revive_s} and {self.failures}")
+        if not 5 <= self.client_timeout_s < math.inf:
+            raise ValueError(f"client_timeout_s must be a number of seconds >= 5, got {self.client_timeout_s}")
         if self.overcommit < 0:
             raise ValueError(f"overcommit must be >= 0, got {self.overcommit}")
         if self.round_deadline_s is not None and not 0 < self.round_deadline_s < math.inf:

@@ -17,7 +17,6 @@ are charged with what they have sent, at its opening.
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import re
 import time
@@ -39,7 +38,7 @@ from raydiff.federated.checkpoint import Overtaken, write_text
 from raydiff.privacy import budget as privacy
 from raydiff.privacy.budget import Budget
 from raydiff.privacy.release import Event
-from raydiff.report.files import read_json
+from raydiff.report.files import read_json, sealed
 
 NOTE = "budget.json"
 OVER = ("finished", "stopped")
@@ -126,7 +125,7 @@ def charge(experiment: Experiment, folder: Path) -> None:
             else:
                 _add(book, state, folder, key, mine, whole=True)
     number = max(n for n, record in enumerate(state.records, 1) if record.get("key") == key)
-    write_text(folder / NOTE, json.dumps({"key": key, "book": book.folder.name, "record": number}), durable=True)
+    write_text(folder / NOTE, sealed({"key": key, "book": book.folder.name, "record": number}), durable=True)
 
 
 def _add(book: Book, state: _State, folder: Path, key: str, events: Sequence[Event], *, whole: bool) -> None:
@@ -240,7 +239,7 @@ def _key(folder: Path, book: Book) -> str:
     with suppress(FileExistsError):
         fresh = {"key": uuid.uuid4().hex, "book": book.folder.name, "record": None}
         if not (folder / NOTE).exists():
-            write_text(folder / NOTE, json.dumps(fresh), durable=True, first=True)
+            write_text(folder / NOTE, sealed(fresh), durable=True, first=True)
     return str(_note(folder)["key"])
 
 

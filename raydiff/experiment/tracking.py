@@ -19,7 +19,7 @@ from typing import Any
 
 from raydiff.experiment.mlflow_store import connect, first_line, log_data, log_params, log_values, redacted, spelled
 from raydiff.federated import heartbeat
-from raydiff.report.files import KEYED, flatten, published, read_json, read_lines
+from raydiff.report.files import KEYED, flatten, published, read_json, read_lines, sealed
 
 ENDED = {"finished": "FINISHED", "stopped": "FINISHED", "failed": "FAILED", "killed": "KILLED"}
 """Our outcome -> MLflow's run status. A trial stopped early by a scheduler did what it was asked to."""
@@ -59,7 +59,7 @@ class Jsonl:
         line = {"step": step, "time": time.time(), **metrics}
         self._lines[step] = line
         with self.path.open("a") as f:
-            f.write(json.dumps(line) + "\n")
+            f.write(sealed(line) + "\n")
 
     def total(self, name: str) -> float:
         """Sum of a metric over the recorded rounds."""
@@ -305,7 +305,7 @@ class Mlflow(threading.Thread):
         c.set_tag(run, "raydiff.reason", outcome.get("reason", ""))
         spent = f"{outcome['server']['epsilon']:.4g}"
         c.set_tag(run, "raydiff.epsilon", spent)
-        c.update_run(run, name=run_name(json.loads((folder / "config.json").read_text()), spent))
+        c.update_run(run, name=run_name(read_json(folder / "config.json"), spent))
         self._attach_artifacts(folder / "artifacts", run, final)
         if outcome["outcome"] == "finished" and self.log_sampler is not None:
             try:
@@ -318,7 +318,7 @@ class Mlflow(threading.Thread):
         c = self._client
         tables = sorted(folder.glob("*.json"))
         for table in tables:
-            c.log_artifact(run, str(table))
+            c.log_dict(run, read_json(table), table.name)
         if final:
             c.log_dict(run, {"columns": ["name", "value"], "data": [[k, str(v)] for k, v in final.items()]}, FINAL)
         logged = [{"path": name, "type": "table"} for name in (*(t.name for t in tables), *[FINAL] * bool(final))]

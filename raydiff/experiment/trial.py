@@ -16,7 +16,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import secrets
 import time
@@ -45,7 +44,7 @@ from raydiff.federated.method import Metrics, WithRequirements, WithTables
 from raydiff.federated.rounds import LocalPool, Pool, Progress, rounds
 from raydiff.models.training import Train
 from raydiff.privacy.ledger import Guarantee, Spent
-from raydiff.report.files import read_json
+from raydiff.report.files import read_json, sealed
 
 
 @dataclass(frozen=True)
@@ -94,7 +93,7 @@ def cut_short(folder: Path, outcome: str, **more: Any) -> None:
 
 def end(folder: Path, outcome: str, **more: Any) -> None:
     """Write a trial's outcome.json: finished, stopped, failed or killed."""
-    write_text(folder / "outcome.json", json.dumps({"outcome": outcome, **more}, indent=1), durable=True)
+    write_text(folder / "outcome.json", sealed({"outcome": outcome, **more}, indent=1), durable=True)
 
 
 def resolve(experiment: Experiment, secret: bytes | None = None, sweep: Path | None = None) -> Experiment:
@@ -139,12 +138,13 @@ def begin(trial: Trial) -> None:
     the data are others here than where its experiment was resolved."""
     if not config.is_of(trial.experiment, datasets.load(trial.experiment.data), trial.keys.secret):
         raise ValueError(
-            f"the data set {trial.experiment.data.name} is not the one here that the trial was planned for"
+            f"the data set {trial.experiment.data.name} is not the one here that the trial was planned for, or "
+            f"{trial.sweep / 'secret'} is damaged"
         )
     if trial.owner is not None:
         trial.owner()
     heartbeat.forget(trial.folder)
-    write_text(trial.folder / "config.json", json.dumps(overrides.to_dict(without_secret(trial.experiment)), indent=1))
+    write_text(trial.folder / "config.json", sealed(overrides.to_dict(without_secret(trial.experiment)), indent=1))
 
 
 def noise_secret(sweep: Path, experiment: Experiment) -> bytes:
@@ -168,7 +168,7 @@ def planned_secret(sweep: Path, experiment: Experiment) -> bytes:
     if len(secret) < 16:
         raise ValueError(f"the noise secret {path} is damaged: start a sweep of another name")
     if given and secret != bytes.fromhex(given):
-        raise ValueError(f"runtime.noise_secret is not the one that {sweep.name} was started with")
+        raise ValueError(f"runtime.noise_secret is not the one that {sweep.name} was started with, which is in {path}")
     return secret
 
 
@@ -275,7 +275,7 @@ def _finish(trial: Trial, pool: Pool, progress: Progress, spent: Spent, *, log: 
     if isinstance(experiment.method, WithTables) and experiment.evaluation is not None:
         tables |= experiment.method.tables(progress.server)
     for name, (columns, rows) in tables.items():
-        write_text(trial.folder / "artifacts" / f"{name}.json", json.dumps({"columns": columns, "data": rows}))
+        write_text(trial.folder / "artifacts" / f"{name}.json", sealed({"columns": columns, "data": rows}))
     says = _said(server, experiment)
     if trial.owner is not None:
         trial.owner()

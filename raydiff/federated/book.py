@@ -18,6 +18,7 @@ from typing import Any
 
 from raydiff.federated import seals
 from raydiff.federated.checkpoint import write_text
+from raydiff.report.files import sealed
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Book:
         """Write record `number`, whose predecessors were read; on the disk when this returns. Raises FileExistsError
         where another process was faster, ValueError as `records` does for the one before."""
         previous = None if number == 1 else seals.digest(self._file(number - 1))
-        text = seals.json_text({**record, "previous": previous})
+        text = sealed({**record, "previous": previous})
         write_text(self._file(number), text, durable=True, first=True)
 
     def _file(self, number: int) -> Path:

@@ -22,6 +22,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import types
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -34,10 +35,12 @@ from raydiff.federated import seals
 from raydiff.later import spelled
 from raydiff.privacy.ledger import SETUP, Entry, Ledger
 from raydiff.privacy.release import Event, Gaussian, Nothing, Release, already_private, event_from_dict, event_to_dict
+from raydiff.report.files import sealed, unsealed
 from raydiff.seeding import keyed_digest
 from raydiff.tree import Params, Tensors, aligned
 
 INITIAL = -1  # the "round" of a client's state before its first one
+END = re.compile(r'[0-9a-f]{64}"}$|"sha256": ".{64}..$')  # of a note that was written whole, whatever one byte became
 SYNCING = 8  # files that are brought to the disk at once: together they take a tenth of their time one by one
 
 
@@ -114,7 +117,7 @@ class Store:
         """Write ahead what these messages reveal, (client, event, bytes) each, in one go; so nothing is forgotten when
         the round never commits. Of what was noised `save_release` has told already."""
         told = [
-            "\n" + json.dumps({"client": client, "event": event_to_dict(event), "bytes": size})
+            "\n" + sealed({"client": client, "event": event_to_dict(event), "bytes": size})
             for client, event, size in sent
             if not isinstance(event, Gaussian | Nothing)
         ]
@@ -164,14 +167,14 @@ class Store:
         """
         states = sorted((self.root / "clients").glob("*.safetensors"), key=_numbers)
         before = self._commit(number - 1)
-        sealed = {
+        whole = {
             **record,
             "states": self._sealed(number, [path for path in states if _numbers(path)[1] == number]),
             "previous": seals.digest(before) if before.exists() else None,
         }
         self.check_open(number)
         try:
-            write_text(self._commit(number), seals.json_text(sealed), durable=True, first=True)
+            write_text(self._commit(number), sealed(whole), durable=True, first=True)
         except FileExistsError:
             self.check_open(number)
         old = [path for path in self.root.glob("server-*.safetensors") if int(path.stem[7:]) < number]
@@ -197,6 +200,7 @@ class Store:
         """(number, record) of the last round that counts, or None. Raises ValueError where it is damaged."""
         numbers = self._committed()
         if not numbers:
+            self.check()
             return None
         record = seals.read_json(self._commit(numbers[-1]))
         return numbers[-1], {k: v for k, v in record.items() if k not in ("states", "previous")}
@@ -272,11 +276,14 @@ class Store:
             yield number, record
 
     def _lost(self, committed: Sequence[int]) -> list[int]:
-        """The round after one whose commit is gone, if the server's states tell: a commit takes those before it."""
+        """The round after one whose commit is gone, if other files tell: a commit takes the server's states before it,
+        and nobody sends anything, or keeps a state, in a round before the one before it counts."""
         last = committed[-1] if committed else INITIAL
         servers = {int(p.stem[7:]) for p in self.root.glob("server-*.safetensors")}
         lost = bool(servers) and max(servers) > last and last not in servers and max(servers) > 0
-        return [last + 2] if lost else []
+        begun = [_first(p) for p in (self.root / "releases").glob("*.jsonl")]
+        begun += [_numbers(p)[1] for kind in ("clients", "releases") for p in (self.root / kind).glob("*.safetensors")]
+        return [last + 2] if lost or max(begun, default=0) > last + 1 else []
 
     def _sealed(self, number: int, clients: Sequence[Path]) -> dict[str, Any]:
         """The digests of the states that round `number` made, which are brought to the disk before they are named."""
@@ -328,11 +335,12 @@ def _first(path: Path) -> int:
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
     """The notes in a file. One that is not whole does not count: its write failed, and nothing was sent."""
-    for line in filter(None, path.read_text().splitlines()):
+    for line in filter(None, path.read_text(errors="replace").splitlines()):
         try:
-            yield json.loads(line)
-        except json.JSONDecodeError:
-            if not line.startswith("{"):
+            yield unsealed(line)
+        except ValueError as e:
+            cut = isinstance(e, json.JSONDecodeError) and line.startswith("{") and not END.search(line)
+            if not cut:
                 raise ValueError(f"{path} is damaged: what clients have sent is not known") from None
 
 

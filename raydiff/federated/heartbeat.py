@@ -1,5 +1,6 @@
 """Signs of life from within a long training: a process keeps one small file, `beats/<process>.json` in its trial's
 folder, that says which step it is at. Whoever shows progress reads them; a training shorter than EVERY_S has none.
+Beside it `<process>.alive`, which is empty, is written anew while it computes what takes no steps, such as samples.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ from pathlib import Path
 
 from torch import Tensor
 
+from raydiff.models.ddpm import ALIVE
 from raydiff.models.training import WATCH
 
 EVERY_S = 2.0
 LATEST = 50  # steps that the loss is a mean of
 FOLDER = "beats"
+STEPS, ALONE = ".json", ".alive"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,10 +69,20 @@ class Beat:
 def read(trial: Path) -> list[Beat]:
     """The latest of each process that trains for the trial in this folder, the slowest first."""
     found = []
-    for path in (trial / FOLDER).glob("*.json"):
+    for path in (trial / FOLDER).glob(f"*{STEPS}"):
         with contextlib.suppress(OSError, ValueError, TypeError):  # It is no record: an odd one is no error.
             found.append(Beat(**json.loads(path.read_text())))
     return sorted(found, key=lambda beat: beat.share)
+
+
+def process() -> str:
+    """What this process is called here: processes of several nodes may have one number."""
+    return _process(os.getpid())
+
+
+def sign(trial: Path, process: str) -> object:
+    """Another one whenever that process has told that it goes on."""
+    return [_written(trial / FOLDER / f"{process}{kind}") for kind in (STEPS, ALONE)]
 
 
 def forget(trial: Path) -> None:
@@ -82,36 +95,57 @@ def forget(trial: Path) -> None:
 def beating(
     trial: Path | None, who: str, number: int, *, turn: int = 0, turns: int = 1, began: float, loss: bool
 ) -> Iterator[None]:
-    """Within, trainings tell how far they are, in the folder of their trial (None: nowhere)."""
-    path = None if trial is None else trial / FOLDER / f"{_process(os.getpid())}.json"
-    last, written = time.monotonic(), False
+    """Within, trainings tell how far they are, and what is computed without steps that it goes on, in the folder of
+    their trial (None: nowhere)."""
+    start, last = time.monotonic(), dict[str, float]()  # When each kind of file was written last.
+
+    def due(kind: str) -> Path | None:
+        """The file of this kind, if it is time to write it."""
+        if trial is None or time.monotonic() - last.get(kind, start) < EVERY_S:
+            return None
+        last[kind] = time.monotonic()
+        return trial / FOLDER / f"{process()}{kind}"
 
     def watch(step: int, steps: int, losses: Tensor) -> None:
-        nonlocal last, written
-        if path is None or time.monotonic() - last < EVERY_S:
+        if (path := due(STEPS)) is None:
             return
-        last, mean = time.monotonic(), float(losses[max(0, step - LATEST) : step].mean()) if loss else None
-        written, at = True, {"began": began, "at": time.time()}
-        _write(path, Beat(who=who, round=number, turn=turn, turns=turns, step=step, steps=steps, loss=mean, **at))
+        mean, at = float(losses[max(0, step - LATEST) : step].mean()) if loss else None, time.time()
+        beat = Beat(
+            who=who, round=number, turn=turn, turns=turns, step=step, steps=steps, loss=mean, began=began, at=at
+        )
+        _write(path, json.dumps(dataclasses.asdict(beat)))
 
-    token = WATCH.set(watch)
+    def alive() -> None:
+        if (path := due(ALONE)) is not None:
+            _write(path, "")
+
+    tokens = WATCH.set(watch), ALIVE.set(alive)
     try:
         yield
     finally:
-        WATCH.reset(token)
-        if path is not None and written:
+        WATCH.reset(tokens[0])
+        ALIVE.reset(tokens[1])
+        for kind in last:
+            assert trial is not None
             with contextlib.suppress(OSError):  # Nor does a disk that has become read-only end it.
-                path.unlink(missing_ok=True)
+                (trial / FOLDER / f"{process()}{kind}").unlink(missing_ok=True)
 
 
 @cache
 def _process(_: int) -> str:
-    return uuid.uuid4().hex[:8]  # Processes of several nodes may have one number.
+    return uuid.uuid4().hex[:8]
 
 
-def _write(path: Path, beat: Beat) -> None:
+def _written(path: Path) -> int | None:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return None
+
+
+def _write(path: Path, text: str) -> None:
     with contextlib.suppress(OSError):  # On a full disk the training goes on: what it must keep, it keeps elsewhere.
         path.parent.mkdir(exist_ok=True)
         temporary = path.with_suffix(".part")
-        temporary.write_text(json.dumps(dataclasses.asdict(beat)))
+        temporary.write_text(text)
         temporary.replace(path)

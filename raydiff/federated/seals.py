@@ -1,7 +1,7 @@
 """Digests inside files, by which damage is noticed when they are read: a flipped bit, a digit that was edited, a file
 put back from elsewhere. Not against people: who can write a file can write its digest. Nothing of torch inside.
 
-    JSON            the last field, sha256, is the digest of all bytes before it
+    JSON            the last field, sha256, is the digest of all bytes before it (`report.files`)
     safetensors     in the header's "seal": the digest of the whole file with zeros in its own place
 
 Files written before 2026-11-22 have neither, and are believed.
@@ -15,34 +15,24 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-_LAST = b', "sha256": "'
+from raydiff.report.files import unsealed
+
 _BLANK = b"0" * 64
 _START = b'{"__metadata__":{"seal":"{\\"sha256\\": \\"'  # The header begins so, after 8 bytes for its length.
 _AT = 8 + len(_START)
 _CHUNK = 2**20
 
 
-def json_text(fields: Mapping[str, Any]) -> str:
-    """The fields as JSON, sealed. One of them is `previous`: see `read_json`."""
-    body = json.dumps(fields)[:-1]
-    return f'{body}, "sha256": "{hashlib.sha256(body.encode()).hexdigest()}"}}'
-
-
 def read_json(path: Path) -> dict[str, Any]:
     """The fields of a JSON file, checked. Raises ValueError, which names the file, where it is damaged."""
-    data = path.read_bytes()
     try:
-        fields = json.loads(data)
-    except ValueError as e:  # JSONDecodeError and UnicodeDecodeError are ValueErrors.
+        fields = unsealed(path.read_text())
+    except (json.JSONDecodeError, UnicodeDecodeError) as e:
         raise ValueError(f"{path} is damaged: it is not valid JSON ({e})") from None
+    except ValueError as e:
+        raise ValueError(f"{path} is damaged: {e}") from None
     if not isinstance(fields, dict):
         raise ValueError(f"{path} is damaged: it is not a JSON object")
-    if "sha256" not in fields and "previous" not in fields:  # One flip cannot remove both: an old file.
-        return fields
-    fields.pop("sha256", None)
-    body, _, end = data.rpartition(_LAST)
-    if end != hashlib.sha256(body).hexdigest().encode() + b'"}':
-        raise ValueError(f"{path} is damaged: it is not what was written")
     return fields
 
 

@@ -12,9 +12,10 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Literal, TypeVar, get_args
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +26,7 @@ from raydiff.models.functional import fresh, stateless
 from raydiff.models.networks import MLP, UNet
 from raydiff.tree import Params
 
+Piece = TypeVar("Piece")
 ScheduleName = Literal["linear", "cosine", "sigmoid", "scaled_linear"]
 Sampler = Literal["ancestral", "ddim", "dpmsolver"]
 MEASURED: tuple[Sampler, ...] = ("ancestral", "ddim")
@@ -34,6 +36,9 @@ Prediction = Literal["epsilon", "v", "x0", "edm"]
 Denoiser = Callable[[Tensor, Tensor, Tensor], Tensor]
 Network = Callable[[Params, Tensor, Tensor, Tensor, bool], Tensor]
 """(parameters, x_t, t, labels, whether its features are asked for) -> what it predicts, or the features."""
+
+ALIVE: ContextVar[Callable[[], None] | None] = ContextVar("alive", default=None)
+"""What is told that this process goes on with something long (`federated.heartbeat`)."""
 
 CHUNK = 4096  # records per forward pass when nothing is trained: bounds memory, does not change results
 
@@ -289,9 +294,18 @@ def frozen(call: Callable[..., Tensor], params: Params) -> Callable[..., Tensor]
     @torch.no_grad()
     def of(*inputs: Tensor) -> Tensor:
         parts = zip(*(x.split(CHUNK) for x in inputs), strict=True)
-        return torch.cat([call(bound, *(p.to(where) for p in part)).cpu() for part in parts])
+        return torch.cat([call(bound, *(p.to(where) for p in part)).cpu() for part in going_on(parts)])
 
     return of
+
+
+def going_on(pieces: Iterable[Piece]) -> Iterator[Piece]:
+    """The pieces of something long that takes no steps of a training: at each it is told that this process goes on."""
+    told = ALIVE.get()
+    for piece in pieces:
+        if told is not None:
+            told()
+        yield piece
 
 
 def noised(x: Tensor, eps: Tensor, abar: Tensor, t: Tensor) -> Tensor:
@@ -340,7 +354,7 @@ def denoise(
     """
     times = chain(start, stop, steps)
     last: tuple[Tensor, float] | None = None  # The predicted x_0 of the step before, and that step's length.
-    for t, s in itertools.pairwise(times):
+    for t, s in going_on(itertools.pairwise(times)):
         z = z_theta(x, torch.full((len(x),), t), labels)
         a_t, a_s = float(abar[t]), float(abar[s])
         x0 = (x - math.sqrt(1 - a_t) * z) / math.sqrt(a_t)

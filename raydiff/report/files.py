@@ -1,8 +1,14 @@
-"""The JSON files of a sweep, as anybody may read them: configs, outcomes, lines of metrics."""
+"""The JSON files of a sweep, as anybody may read them: configs, outcomes, lines of metrics.
+
+Their last field, sha256, is the digest of all bytes before it: a flipped bit, a digit that was edited. Not against
+people: who can write a file can write its digest. Files written before 2026-11-24 have none, and are believed.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +23,32 @@ KEYED = "hmac:"
 """How a config's `data_digest` begins. In trials made before 2026-11-23 it is a plain hash of the records."""
 
 
+HEX = re.compile("[0-9a-f]{64}")
+SEAL = re.compile(r'(,\s*)"sha256": "([^"]*)"\s*}\s*$')
+
+
+def sealed(fields: Mapping[str, Any], *, indent: int | None = None) -> str:
+    """The fields, at least one, as JSON with their digest."""
+    body = json.dumps(fields, indent=indent)[:-1].rstrip()
+    gap, end = (" ", "}") if indent is None else ("\n" + " " * indent, "\n}")
+    return f'{body},{gap}"sha256": "{hashlib.sha256(body.encode()).hexdigest()}"{end}'
+
+
+def unsealed(text: str) -> Any:
+    """What is in JSON, its digest checked and taken out. Raises ValueError where it is damaged."""
+    tree = json.loads(text)
+    if not isinstance(tree, dict) or not tree:
+        return tree
+    last = list(tree)[-1]
+    if "sha256" not in tree and not (len(last) == len("sha256") and HEX.fullmatch(str(tree[last]))):
+        return tree  # One flip can change the field's name or what it holds, not both.
+    found = SEAL.search(text)
+    if found is None or hashlib.sha256(text[: found.start()].encode()).hexdigest() != found[2]:
+        raise ValueError("it is not what was written")
+    del tree["sha256"]
+    return tree
+
+
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """The lines of a JSONL file; those that a crash cut short, or damage made unreadable, are left out."""
     return [line for _, line in _numbered(path) if line is not None]
@@ -28,7 +60,10 @@ def cut_short(path: Path) -> list[int]:
 
 
 def _numbered(path: Path) -> list[tuple[int, dict[str, Any] | None]]:
-    texts = path.read_text(errors="replace").split("\n") if path.exists() else []
+    try:
+        texts = path.read_text(errors="replace").split("\n") if path.exists() else []
+    except OSError as e:
+        raise ValueError(f"{path} cannot be read: {e.strerror}") from None
     return [(number, _line(text)) for number, text in enumerate(texts, 1) if text]
 
 
@@ -36,7 +71,7 @@ def _line(text: str) -> dict[str, Any] | None:
     """One round; where a crash cut the line short and the writer resumed on it, the round after the cut."""
     for start in (0, max(text.rfind('{"step"'), 0)):
         try:
-            line = json.loads(text[start:])
+            line = unsealed(text[start:])
         except ValueError:
             continue
         if isinstance(line, dict) and "step" in line:
@@ -49,9 +84,15 @@ def read_json(path: Path, *, needs: str = "") -> dict[str, Any]:
     lacks the field that it `needs`."""
     remedy = f": {REMEDIES[path.name]}" if path.name in REMEDIES else ""
     try:
-        tree = json.loads(path.read_text())
-    except ValueError as e:  # JSONDecodeError and UnicodeDecodeError are both
+        tree = unsealed(path.read_text())
+    except (json.JSONDecodeError, UnicodeDecodeError) as e:
         raise ValueError(f"{path} is not valid JSON ({e}){remedy}") from None
+    except ValueError as e:
+        raise ValueError(f"{path} is damaged: {e}{remedy}") from None
+    except FileNotFoundError:
+        raise
+    except OSError as e:
+        raise ValueError(f"{path} cannot be read: {e.strerror}") from None
     if not isinstance(tree, dict) or (needs and needs not in tree):
         raise ValueError(f"{path} has no field {needs!r}{remedy}")
     return tree

@@ -27,6 +27,7 @@ from raydiff.report import files
 Row = dict[str, Any]
 
 VIEWS = ("server", "outsiders")
+UNTOLD = "metrics.jsonl does not tell of all rounds that count"
 SPENT = (*(f"privacy/epsilon_{view}" for view in VIEWS), "privacy/auc_ceiling", "comm/bytes_up")
 """Metrics that count from the start of a trial, so that the last round's value stands for the whole."""
 
@@ -123,10 +124,11 @@ def _run(folder: Path) -> Row:
     end: Row = files.read_json(path, needs="outcome") if path.exists() else {"outcome": "unfinished"}
     lines = files.read_lines(folder / "metrics.jsonl")
     row: Row = {"digest": folder.name, "outcome": end["outcome"], "reason": end.get("reason"), **config}
+    behind = any(number > (lines[-1]["step"] if lines else -1) for number in _untold(folder))
     for view in VIEWS:
-        guarantee = end.get(view) or _so_far(view, lines, config)
+        guarantee = end.get(view) or _so_far(view, lines, config, behind=behind)
         row |= {f"{view}/{k}": ", ".join(v) if isinstance(v, list) else v for k, v in guarantee.items()}
-    row |= {f"final/{k}": v for k, v in (end.get("final") or _spent(lines)).items()}
+    row |= {f"final/{k}": v for k, v in (end.get("final") or ({} if behind else _spent(lines))).items()}
     row |= {"outcome/remark": end["remark"]} if "remark" in end else {}
     return row | {f"last/{k}": v for line in lines for k, v in line.items() if k.startswith("validation/")}
 
@@ -139,14 +141,16 @@ def _spent(lines: Sequence[Row]) -> Row:
     return {**last, "time/seconds": sum(line.get("time/seconds", 0.0) for line in lines)}
 
 
-def _so_far(view: str, lines: Sequence[Row], config: Row) -> Row:
-    """Of a trial that recorded none at its end: what its last round says."""
+def _so_far(view: str, lines: Sequence[Row], config: Row, *, behind: bool) -> Row:
+    """Of a trial that recorded none at its end: what its last round says; where its lines are `behind` its commits,
+    nothing is guaranteed."""
     last = lines[-1] if lines else {}
-    if view in last:
+    if view in last and not behind:
         return dict(last[view])
     of = dict.fromkeys(("unit", "relation", "trust", "declared", "unprotected"))  # lines before 2026-11-22 do not say
     about = {"delta": config.get("method.delta"), "accountant": config.get("method.accountant")}
-    return {"epsilon": last.get(f"privacy/epsilon_{view}"), **about, **of}
+    epsilon = math.inf if behind else last.get(f"privacy/epsilon_{view}")
+    return {"epsilon": epsilon, **about, **of, **({"unprotected": [UNTOLD]} if behind else {})}
 
 
 # -------------------------------------------------------------------------------------------------- the files
@@ -154,9 +158,20 @@ def _so_far(view: str, lines: Sequence[Row], config: Row) -> Row:
 
 def cut_short(sweep: Path) -> list[str]:
     """A sentence for each trial whose metrics have lines that cannot be read, and are left out of both tables."""
-    found = ((path, files.cut_short(path)) for path in sorted((sweep / "trials").glob("*/metrics.jsonl")))
-    why = "cannot be read, as after a crash: left out"
-    return [f"line {', '.join(map(str, numbers))} of {path} {why}" for path, numbers in found if numbers]
+    said = []
+    for folder in sorted(path.parent for path in (sweep / "trials").glob("*/config.json")):
+        path = folder / "metrics.jsonl"
+        if numbers := files.cut_short(path):
+            said.append(f"line {', '.join(map(str, numbers))} of {path} cannot be read, as after a crash: left out")
+        elif numbers := _untold(folder):
+            said.append(f"{path} does not tell of round {', '.join(str(n + 1) for n in numbers)}, though it counts")
+    return said
+
+
+def _untold(folder: Path) -> list[int]:
+    """The rounds that count and of which no line tells."""
+    told = {line["step"] for line in files.read_lines(folder / "metrics.jsonl")}
+    return sorted({int(path.stem[7:]) for path in folder.glob("commit-*.json")} - told)
 
 
 def of_one_type(values: pd.Series) -> pd.Series:

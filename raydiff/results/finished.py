@@ -199,7 +199,10 @@ def open_finished(folder: Path) -> Finished:
     torch.set_num_threads(experiment.runtime.threads)  # part of the name of a client's model
     dataset = datasets.load(experiment.data)
     if not config.is_of(experiment, dataset, _secret(trial)):
-        raise ValueError(f"the data set {experiment.data.name} is no longer the one that {folder} was trained on")
+        raise ValueError(
+            f"the data set {experiment.data.name} is no longer the one that {folder} was trained on, or "
+            f"{trial.sweep / 'secret'} is damaged"
+        )
     server = tree.without(SERVER_ONLY, trial.store.load_server(last[0]))
     views = tuple(_guarantee(outcome[view]) for view in ("server", "outsiders"))
     if dataset.learned and any(math.isfinite(view.epsilon) for view in views):  # before there was an event for it
@@ -247,6 +250,8 @@ def find(run: str, sweeps: Path) -> Path:
     path = Path(run).expanduser()
     if (path / "config.json").exists():
         return path.absolute()
+    if path.is_dir() and path.is_absolute():
+        raise ValueError(f"there is no trial in {run}: config.json is not there")
     if "/" in run and not (sweeps / run).parent.is_dir():
         raise ValueError(f"there is no trial in {run}, and no sweep {run.rpartition('/')[0]} in {sweeps}")
     if (sweeps / run / "trials").is_dir():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from raydiff.federated.checkpoint import write_text
 from raydiff.privacy import accountants
 from raydiff.privacy.composed import compose
 from raydiff.privacy.ledger import Guarantee, Ledger
+from raydiff.report.files import sealed
 
 DELTA = 1e-5  # at which the trials are composed
 
@@ -26,7 +26,7 @@ def composed(folder: Path) -> str:
         *_lines(f"all {len(ledgers)} trials composed", ledgers),
         *_lines(f"the {len(protected)} protected ones alone", protected),
     ]
-    write_text(folder / "composed.json", json.dumps({"trials": [f.name for f in folders], "says": says}, indent=1))
+    write_text(folder / "composed.json", sealed({"trials": [f.name for f in folders], "says": says}, indent=1))
     return "\n".join(says)
 
 

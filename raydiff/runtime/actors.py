@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,12 +24,15 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from raydiff import process
 from raydiff.experiment.trial import Trial, make_clients, make_instruments
+from raydiff.federated import heartbeat
 from raydiff.federated.client import Client, noted, run_clients
+from raydiff.federated.heartbeat import beating
 from raydiff.federated.method import Metrics, Upload
 from raydiff.federated.rounds import Closing
 from raydiff.federated.sums import Desk, Late, Partial, partial_sum
 from raydiff.privacy.release import already_private
 from raydiff.runtime import gpu_memory, lost
+from raydiff.runtime.hung import Ear
 from raydiff.runtime.slots import Slot, cap_memory
 from raydiff.tree import Arrays, Bits, Params, arrays, tensors
 
@@ -72,8 +74,8 @@ class Worker:
         self._spare: list[Bits] = []
         self._messages: Iterator[Any] = iter(())
 
-    def host(self, trial: Trial, ids: Sequence[int], gpu: float) -> dict[int, int]:
-        """Become the home of these clients of this trial: how many records each has."""
+    def host(self, trial: Trial, ids: Sequence[int], gpu: float) -> tuple[str, dict[int, int]]:
+        """Become the home of these clients of this trial: how this process is called, and how many records each has."""
         torch.set_num_threads(trial.experiment.runtime.threads)
         self._gpu, self._folder = gpu, trial.folder
         with lost.ending(self._folder, "a worker"):
@@ -83,12 +85,12 @@ class Worker:
             self._instruments = make_instruments(trial)
             self._clients = {c.number: c for c in make_clients(trial, ids)}
         self._trial, self._federation = trial.experiment.digest, trial.experiment.clients
-        return {number: len(client.data) for number, client in self._clients.items()}
+        return heartbeat.process(), {number: len(client.data) for number, client in self._clients.items()}
 
-    def run(self, trial: str, ids: Sequence[int], server: Arrays, number: int) -> Iterator[Any]:
-        """`Client.run` of each, streamed, several to a message."""
+    def run(self, trial: str, ids: Sequence[int], server: Arrays, number: int, seconds: float) -> Iterator[Any]:
+        """`Client.run` of each, streamed, in messages that are so old at least."""
         params = tensors(server)
-        yield from _messages(self._results(trial, ids, params, number))
+        yield from _messages(self._results(trial, ids, params, number), seconds=seconds)
 
     def race(self, trial: str, ids: Sequence[int], server: Arrays, number: int) -> Any:
         """`Client.run` of the first; `more` gives the others, one at a time."""
@@ -114,9 +116,17 @@ class Worker:
 
     def evaluate(self, trial: str, ids: Sequence[int], server: Arrays, number: int, split: str) -> Iterator[Any]:
         """`Client.evaluate` of each, streamed."""
-        params, read = tensors(server), self._instruments.of_client(split)
-        reports = (client.evaluate(params, number, read) for client in self._of(trial, ids))
-        yield from ([report] for report in self._in_its_slice(ids, number, reports))
+        params, read, clients = tensors(server), self._instruments.of_client(split), self._of(trial, ids)
+        began, turns = time.time(), len(clients)
+
+        def reports() -> Iterator[Any]:
+            for turn, client in enumerate(clients):
+                who = f"client {client.number}"
+                with beating(self._folder, who, number, turn=turn, turns=turns, began=began, loss=True):
+                    report = client.evaluate(params, number, read)
+                yield report
+
+        yield from ([report] for report in self._in_its_slice(ids, number, reports()))
 
     def _results(self, trial: str, ids: Sequence[int], server: Params, number: int) -> Iterator[tuple[Upload, Metrics]]:
         clients = self._of(trial, ids)
@@ -163,10 +173,12 @@ class RayPool:
         self._clients = tuple(range(trial.experiment.clients))
         self._digest = trial.experiment.digest
         self._records: dict[int, int] = {}
+        self._ear = Ear(self.workers, trial.folder, trial.experiment.runtime)
         hosting = [w.host.remote(trial, self._ids_of(i), gpu) for i, w in enumerate(self.workers)]
         for i, ref in enumerate(hosting):
             try:
-                self._records |= ray.get(ref)
+                self._ear.first({ref: i}, lambda _: "before it had its clients")
+                self._hosts(i, ray.get(ref))
             except RayActorError:
                 self._revive(i)
 
@@ -180,9 +192,11 @@ class RayPool:
         if not ids:
             return
         ref = ray.put(arrays(server))
-        for client, examples, value, event, metrics in self._stream(
-            ids, lambda w, part: _streaming(w.run).remote(self._digest, part, ref, number)
-        ):
+
+        def ask(worker: Any, part: list[int], deaths: int) -> Any:
+            return _streaming(worker.run).remote(self._digest, part, ref, number, 0.0 if deaths else MESSAGE_S)
+
+        for client, examples, value, event, metrics in self._stream(ids, ask):
             yield Upload(client, examples, already_private(tensors(value), event, copy=False)), metrics
 
     def race(
@@ -215,9 +229,10 @@ class RayPool:
         if not ids:
             return
         ref, missing = ray.put(arrays(desk.server)), set(ids)
+        silence_s = self.trial.experiment.runtime.client_timeout_s
 
         def ask(worker: Any, part: list[int], deaths: int) -> Any:
-            seconds = 0.0 if closing or deaths else PART_S
+            seconds = 0.0 if closing or deaths else min(PART_S, silence_s / 4)
             return worker.sums.remote(self._digest, part, ref, desk.number, seconds)
 
         everyone = Closing(enough=len(ids))
@@ -230,29 +245,36 @@ class RayPool:
         """`Client.evaluate` of each, against a split that no client holds."""
         ref = ray.put(arrays(server))
         yield from self._stream(
-            ids, lambda w, part: _streaming(w.evaluate).remote(self._digest, part, ref, number, split)
+            ids, lambda w, part, _: _streaming(w.evaluate).remote(self._digest, part, ref, number, split)
         )
 
-    def _stream(self, ids: Sequence[int], ask: Callable[[Any, list[int]], Any]) -> Iterator[Any]:
-        """Ask every worker for its part of `ids`; give the results in the order of `ids`.
+    def _stream(self, ids: Sequence[int], ask: Callable[[Any, list[int], int], Any]) -> Iterator[Any]:
+        """Ask every worker for its part of `ids`; give the results in the order of `ids`. `ask` is as in `_arrivals`.
 
         A worker that dies is given its clients again once it is back, and asked for what has not arrived.
         """
         parts = {i: [c for c in ids if c % len(self.workers) == i] for i in range(len(self.workers))}
-        streams = {i: ask(self.workers[i], part) for i, part in parts.items() if part}
+        streams = {i: ask(self.workers[i], part, 0) for i, part in parts.items() if part}
         arrived: dict[int, deque[Any]] = {i: deque() for i in streams}
+        died = set[int]()
+
+        def at(i: int) -> str:
+            return self._at(parts[i], alone=i in died)
+
         for client in ids:
             i = client % len(self.workers)
             for attempt in itertools.count(1):
                 if arrived[i]:
                     break
                 try:
+                    self._ear.first({streams[i]: i}, at)
                     arrived[i].extend(ray.get(next(streams[i])))
                 except LOST:
                     if attempt == ATTEMPTS:
                         raise self._poisoned(i, client) from None
+                    died.add(i)
                     self._revive(i)
-                    streams[i] = ask(self.workers[i], parts[i])
+                    streams[i] = ask(self.workers[i], parts[i], attempt)
             parts[i].remove(client)
             yield arrived[i].popleft()
 
@@ -274,12 +296,12 @@ class RayPool:
         deaths = dict.fromkeys(asked.values(), 0)
         while asked and came < closing.enough:
             left = max(0.0, deadline - time.monotonic())
-            ready, _ = ray.wait(list(asked), timeout=None if left == math.inf else left)
-            if not ready:
+            ready = self._ear.first(asked, lambda i: self._at(parts[i], alone=deaths[i] > 0), left)
+            if ready is None:
                 break
-            i = asked.pop(ready[0])
+            i = asked.pop(ready)
             try:
-                message = ray.get(ready[0])
+                message = ray.get(ready)
             except LOST:
                 deaths[i] += 1
                 if deaths[i] == ATTEMPTS:
@@ -293,6 +315,7 @@ class RayPool:
             if parts[i] and came < closing.enough:
                 asked[self.workers[i].more.remote(self._digest)] = i
             yield message
+        self._ear.owed(asked)
 
     def _revive(self, i: int) -> None:
         """Host worker i's clients again, waiting for Ray to restart it. Raises WorkersLost at the deadline."""
@@ -302,12 +325,22 @@ class RayPool:
             try:
                 left = max(0.1, deadline - time.monotonic())
                 hosting = self.workers[i].host.remote(self.trial, self._ids_of(i), self.gpu)
-                self._records |= ray.get(hosting, timeout=left)
+                self._hosts(i, ray.get(hosting, timeout=left))
                 return
             except (RayActorError, ray.exceptions.GetTimeoutError):
                 time.sleep(0.2)  # Calls on an actor that is not back yet may fail at once.
                 if time.monotonic() >= deadline:
                     raise WorkersLost(f"worker {i} did not come back within {wait_s:g} s") from None
+
+    def _hosts(self, i: int, hosted: tuple[str, dict[int, int]]) -> None:
+        self._ear.names[i], records = hosted
+        self._records |= records
+
+    def _at(self, clients: Sequence[int], *, alone: bool) -> str:
+        """Where a worker is that has sent nothing yet of these: at the first, where it sends each `alone` as soon as it
+        is there."""
+        sure = len(clients) == 1 or (alone and not self.trial.experiment.runtime.vectorize)
+        return f"at client {clients[0]}{'' if sure else ', or at one after it'}"
 
     def _poisoned(self, i: int, client: int) -> PoisonedWorker:
         why = lost.last_words(self.trial.folder) or "out of memory, or a crash in native code"

@@ -87,6 +87,7 @@ def start(
             search=" ".join([asked.search, *asked.also]),
             resume=resume,
             extend=extend,
+            secret=planned.secret,
         )
         if not (folder / "sweep.json").exists():  # Else some are charged, and each of the others is asked by itself.
             spending.check(planned.trials, folder)

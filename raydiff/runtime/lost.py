@@ -16,20 +16,29 @@ FILE = "lost.txt"
 @contextlib.contextmanager
 def ending(folder: Path, who: str) -> Iterator[None]:
     """Within, an error of the accelerator that stays ends this process, as a crash would: what it was at is done again
-    in a fresh one. Before that it says why, on stderr and as the last line of `lost.txt` in the trial's folder."""
+    in a fresh one. Before that it tells why."""
     try:
         yield
     except Exception as e:
         if not device_lost(e):
             raise
-        says = f"{who}: {str(e).strip().splitlines()[0]}"
-        print(says, file=sys.stderr, flush=True)
-        with contextlib.suppress(OSError), (folder / FILE).open("a") as f:  # on a full disk
-            f.write(says + "\n")
+        tell(folder, f"{who}: {str(e).strip().splitlines()[0]}")
         os._exit(1)
 
 
-def last_words(folder: Path) -> str:
-    """What the last process of this trial that ended so has said; "" where none has."""
+def tell(folder: Path, says: str) -> None:
+    """Why a process was lost, on stderr and as the last line of `lost.txt` in the trial's folder."""
+    print(says, file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError), (folder / FILE).open("a") as f:  # on a full disk
+        f.write(says + "\n")
+
+
+def words(folder: Path) -> list[str]:
+    """Why processes of this trial were lost, as far as that was told."""
     path = folder / FILE
-    return path.read_text().splitlines()[-1] if path.exists() else ""
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def last_words(folder: Path) -> str:
+    """The last of it; "" where nothing was told."""
+    return (words(folder) or [""])[-1]

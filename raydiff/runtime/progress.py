@@ -17,6 +17,7 @@ from ray import tune
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.study import varying
 from raydiff.federated import heartbeat
+from raydiff.runtime import lost
 from raydiff.runtime.left import EVERY_S, Left, duration
 from raydiff.runtime.plan import Planned, experiment_of
 
@@ -33,6 +34,8 @@ class Running:
     """When it got there."""
     round: int = -1
     """The last that is over."""
+    told: int = 0
+    """Of its processes that were lost, how many were spoken of."""
 
     def place(self, sweep: Path) -> str:
         """Where it is, in words."""
@@ -81,7 +84,8 @@ class Progress(tune.Callback, tune.Stopper):
             return known
         experiment = experiment_of(trial.config)
         self._waiting.pop(experiment.digest, None)
-        self.running[trial.trial_id] = Running(experiment, self._named(experiment), time.monotonic())
+        told = len(lost.words(self.plan.folder / "trials" / experiment.digest))  # by an earlier process
+        self.running[trial.trial_id] = Running(experiment, self._named(experiment), time.monotonic(), told=told)
         return self.running[trial.trial_id]
 
     def on_trial_result(
@@ -95,6 +99,7 @@ class Progress(tune.Callback, tune.Stopper):
         if result.get("round", -1) > self._furthest.get(trial.trial_id, -1):
             self._furthest[trial.trial_id] = result["round"]
             trial.run_metadata.num_failures = 0  # `runtime.failures` counts losses that have no round between them.
+        self._say_lost(this)
         for who, why in result.get("rejected", {}).items():
             self._say(f"  {this.name}, round {result['round'] + 1}: rejected {who}: {why}")
         if result.get("finished") or "failed" in result:  # Tune sets "done" also when a scheduler stops a trial.
@@ -113,17 +118,21 @@ class Progress(tune.Callback, tune.Stopper):
         """The trial's processes were lost; it begins again after its last commit."""
         this = self._begin(trial)
         del self.running[trial.trial_id]
+        self._say_lost(this)
         self._say(f"  {this.name}: its processes were lost; it goes on after round {this.round + 1}")
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """The trial's processes were lost for good."""
         this = self._begin(trial)
         del self.running[trial.trial_id]
+        self._say_lost(this)
         self._fail(this.name, "its processes were lost more often than runtime.failures allows")
 
     def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
-        """Say where things are, now and then."""
+        """Say where things are, now and then, and what was lost meanwhile."""
         if time.monotonic() - self._spoke >= EVERY_S and self.running:
+            for this in self.running.values():
+                self._say_lost(this)
             self._say("  " + self._state())
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
@@ -162,6 +171,12 @@ class Progress(tune.Callback, tune.Stopper):
         elif time.monotonic() - self._asked > ONE_S:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
+
+    def _say_lost(self, this: Running) -> None:
+        words = lost.words(self.plan.folder / "trials" / this.experiment.digest)
+        for says in words[this.told :]:
+            self._say(f"  {this.name}: {says}")
+        this.told = len(words)
 
     def _ended(self, this: Running, result: dict[str, Any]) -> None:
         if "failed" in result:

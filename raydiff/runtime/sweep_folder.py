@@ -16,12 +16,13 @@ from pathlib import Path, PurePath
 from typing import Any
 
 import raydiff
+from raydiff import seeding
 from raydiff.experiment import config, overrides, trial
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.mlflow_store import ARTIFACTS, redacted
 from raydiff.experiment.tracking import Mlflow
 from raydiff.federated.checkpoint import write_text
-from raydiff.report.files import read_json
+from raydiff.report.files import read_json, sealed
 from raydiff.results import mlflow_models
 from raydiff.results.finished import find, open_finished
 from raydiff.runtime.slots import cap_memory
@@ -73,12 +74,13 @@ def plan(
     search: str,
     resume: bool,
     extend: bool = False,
+    secret: bytes | None = None,
 ) -> Plan:
     """What sweep.json is to say; nothing is written yet.
 
     Raises ValueError if the sweep exists, or with `resume`, saying the difference, under other code or another space;
     with `extend` the space may be larger than it was. Under another version of raydiff a sweep of the same trials is
-    resumed, and that is printed and noted.
+    resumed, and that is printed and noted. Where `secret` is given, the sweep's, it is compared too.
     """
     now: Plan = {
         "id": uuid.uuid4().hex,
@@ -89,6 +91,7 @@ def plan(
         "space": json.loads(json.dumps(space)),
         "search": search,
         "command": list(sys.argv),
+        "secret": seeding.keyed_digest(secret, "sweep", at.name)[:16] if secret else None,  # that it is the same
     }
     path = at / "sweep.json"
     if not path.exists():
@@ -96,6 +99,8 @@ def plan(
     if not resume:
         raise ValueError(f"{at.name} exists already: continue it with --resume, or give another --name")
     then: Plan = read_json(path, needs="trials")
+    if None not in (then.get("secret"), now["secret"]) and then["secret"] != now["secret"]:
+        raise ValueError(f"{at / 'secret'} is gone or damaged: trials are named by it, and noise is drawn from it")
     changed = sorted(f for f in {*then["code"], *now["code"]} if then["code"].get(f) != now["code"].get(f))
     other = then.get("version") != now["version"]
     if changed and not other:
@@ -165,7 +170,7 @@ def write(at: Path, this: Plan, secret: bytes, *, again: bool = True) -> None:
     """Write the sweep's secret and sweep.json. `again`: what failed or was cut short by anything but the scheduler will
     be run again."""
     trial.keep_secret(at, secret)  # It is written first, for the trials in sweep.json are named by it.
-    write_text(at / "sweep.json", json.dumps(this, indent=1))
+    write_text(at / "sweep.json", sealed(this, indent=1))
     if not again:
         return
     for path in at.glob("trials/*/outcome.json"):

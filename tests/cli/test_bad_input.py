@@ -20,6 +20,7 @@ from raydiff.experiment import overrides as settings
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.presets import names
 from raydiff.federated.checkpoint import write_text
+from raydiff.report.files import read_json
 from raydiff.runtime import sweep_folder
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -246,7 +247,7 @@ def test_resuming_runs_again_what_did_not_end_by_itself(tmp_path):
 
     assert outcomes_left() == {"a": "finished", "e": "stopped"}
     trial.end(at / "trials" / "b", "failed")
-    this = json.loads((at / "sweep.json").read_text())
+    this = read_json(at / "sweep.json")
     sweep_folder.write(at, this, SECRET, again=False)  # of --retry, which does it itself
     assert outcomes_left() == {"a": "finished", "b": "failed", "e": "stopped"}
 

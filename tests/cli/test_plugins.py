@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -23,6 +22,7 @@ from raydiff.evaluation.suite import Evaluation
 from raydiff.experiment import config, overrides, trial
 from raydiff.methods import FedAvg, check_names
 from raydiff.report import load
+from raydiff.report.files import read_json
 from raydiff.report.frontier.rows import frontier
 from raydiff.results.finished import open_finished
 
@@ -107,7 +107,7 @@ def test_a_trial_of_things_from_outside_is_like_any_other(package: Path, tmp_pat
     *_, final = trial.run(opened, trial.local_pool(opened))
     assert 1 < final["eval/vendi"] < 100 and 0 <= final["attack/client/jump/auc"] <= 1
     assert "eval/fd_cnn/all" in final and "eval/coverage/all" not in final
-    written = json.loads((opened.folder / "config.json").read_text())
+    written = read_json(opened.folder / "config.json")
     assert written["method"]["kind"] == "mylab.ditto:Ditto" and written["data"]["name"] == "mylab.bars:source"
     assert config.from_dict(written).digest == opened.experiment.digest
     finished = open_finished(opened.folder)

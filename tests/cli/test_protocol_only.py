@@ -12,7 +12,7 @@ import pytest
 
 from raydiff.cli import run
 from raydiff.experiment import config, mlflow_store, tracking, trial
-from raydiff.report.files import KEYED, flatten, read_lines
+from raydiff.report.files import KEYED, flatten, read_json, read_lines
 
 RATES = {"privacy/tpr_ceiling_at_1pct_fpr", "privacy/tpr_ceiling_at_0.1pct_fpr"}
 LEDGER = {"privacy/epsilon_server", "privacy/epsilon_outsiders", "privacy/mu", "privacy/auc_ceiling"}
@@ -56,14 +56,14 @@ def test_all_that_leaves(method: str, tmp_path: Path, migrated: Path, monkeypatc
     assert METRICS >= set(child.data.metrics) >= {f"final/{name}" for name in COSTS} and not parent.data.metrics
     assert set(parent.data.tags) | set(child.data.tags) <= TAGS
     assert child.data.tags["raydiff.sampler"].startswith("not logged: ")
-    assert set(child.data.params) == set(flatten(json.loads((folder / "config.json").read_text())))
+    assert set(child.data.params) == set(flatten(read_json(folder / "config.json")))
     assert not parent.data.params and list(artifacts(client, parent)) == []
     assert list(artifacts(client, child)) == ["final.json", "ledger.json"]
     table = json.loads(Path(client.download_artifacts(child.info.run_id, "final.json", str(tmp_path))).read_text())
     assert {name for name, _ in table["data"]} <= METRICS
     said = parent.data.tags["mlflow.note.content"]
     assert said.startswith("1 of 1 trials finished; none has a measure of quality") and said.count("\n\n") == 1
-    tree = config.from_dict(json.loads((folder / "config.json").read_text()))
+    tree = config.from_dict(read_json(folder / "config.json"))
     for received_data in (i.dataset for r in (parent, child) for i in r.inputs.dataset_inputs):
         assert (received_data.name, received_data.digest) == ("digits", tree.data_digest.removeprefix(KEYED)[:16])
 
@@ -78,7 +78,7 @@ def test_all_that_leaves(method: str, tmp_path: Path, migrated: Path, monkeypatc
 def test_a_client_keeps_its_metrics_itself(copied: Any) -> None:
     """Where they are made, not where they would be written."""
     folder = copied.folder("fedavg")
-    opened = trial.Trial(config.from_dict(json.loads((folder / "config.json").read_text())), copied.sweeps / "fedavg")
+    opened = trial.Trial(config.from_dict(read_json(folder / "config.json")), copied.sweeps / "fedavg")
     assert opened.experiment.evaluation is None
     (client,) = trial.make_clients(opened, [0])
     client.store = None

@@ -24,6 +24,7 @@ from raydiff.experiment.study import Arm, Study, trials
 from raydiff.methods import FedAvg, FedProx, LocalOnly
 from raydiff.models.classifier import CNN, Classifier
 from raydiff.models.training import Training
+from raydiff.report.files import read_json
 from raydiff.report.sections.run import what_was_run
 from raydiff.report.sweep_view import open_sweep
 
@@ -109,7 +110,7 @@ def test_the_better_rate_is_chosen_on_the_validation_split_and_the_preset_has_it
         best = own.loc[own["mean"].idxmin()]
         assert best[RATE] == GOOD and own["mean"].min() < own["mean"].max() - 0.2, method
 
-    configs = [json.loads(p.read_text()) for p in (tmp_path / "sweeps" / "t").glob("trials/*/config.json")]
+    configs = [read_json(p) for p in (tmp_path / "sweeps" / "t").glob("trials/*/config.json")]
     assert len(configs) == 16 and {c["evaluation"]["split"] for c in configs} == {"validation"}
     assert {c["method"]["rounds"] for c in configs} == {2}  # by the arm that declares the space
 

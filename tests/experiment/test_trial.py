@@ -35,6 +35,7 @@ from raydiff.privacy.ceilings import AboveCeiling
 from raydiff.privacy.ledger import Ledger
 from raydiff.privacy.release import disclose
 from raydiff.report import files
+from raydiff.report.files import read_json
 from raydiff.results.finished import open_finished
 
 SECRET = "00112233445566778899aabbccddeeff"
@@ -195,7 +196,7 @@ def test_a_finished_trial_gives_its_numbers_again_and_does_nothing(
 
 def test_config_json_is_enough_to_run_it_again(finished: tuple[Trial, list[dict[str, Any]]], tmp_path: Path) -> None:
     opened, results = finished
-    read = config.from_dict(json.loads((opened.folder / "config.json").read_text()))
+    read = config.from_dict(read_json(opened.folder / "config.json"))
     assert read.digest == opened.experiment.digest == opened.folder.name
     assert read.data_digest == config.keyed(load(read.data), bytes.fromhex(SECRET))
     given = overrides.override(read, {"runtime.noise_secret": SECRET})
@@ -215,7 +216,7 @@ def test_a_trial_begins_as_it_was_resolved_and_on_the_same_data_alone(
     planned = Trial(trial.resolve(tiny, b"the noise secret"), tmp_path)
     other = Trial(replace(planned.experiment, data_digest=f"hmac:{'0' * 64}"), tmp_path)
     monkeypatch.setattr(trial, "resolve", lambda *_: pytest.fail("it is resolved again"))
-    with pytest.raises(ValueError, match=r"^the data set digits is not the one here that the trial was planned for$"):
+    with pytest.raises(ValueError, match=r"^the data set digits is not the one here that the trial was planned for, or [^\n]*secret is damaged$"):
         trial.begin(other)
     assert not (tmp_path / "trials").exists()
     trial.begin(planned)
@@ -358,7 +359,10 @@ def test_a_sweep_has_one_secret(protocol: Experiment, tmp_path: Path) -> None:
     given = replace(protocol, runtime=Runtime(pool="local", noise_secret=SECRET))
     assert noise_secret(tmp_path, given) == noise_secret(tmp_path, protocol) == bytes.fromhex(SECRET)
     other = replace(protocol, runtime=Runtime(pool="local", noise_secret="ab" * 16))
-    with pytest.raises(ValueError, match=r"^runtime.noise_secret is not the one that [^\n]* was started with$"):
+    with pytest.raises(
+        ValueError,
+        match=r"^runtime.noise_secret is not the one that [^\n]* was started with, which is in [^\n]*/secret$",
+    ):
         noise_secret(tmp_path, other)
     (tmp_path / "secret").write_bytes(b"cut short")
     with pytest.raises(ValueError, match=r"^the noise secret [^\n]* is damaged: [^\n]*$"):

@@ -23,10 +23,11 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[Beat]:
     beats: list[Beat] = []
     write = heartbeat._write
 
-    def spy(path: Path, beat: Beat) -> None:
-        write(path, beat)
-        assert heartbeat.read(path.parents[1]) == [beat]
-        beats.append(beat)
+    def spy(path: Path, text: str) -> None:
+        write(path, text)
+        if path.suffix == heartbeat.STEPS:
+            beats.append(Beat(**json.loads(text)))
+            assert heartbeat.read(path.parents[1]) == beats[-1:]
 
     monkeypatch.setattr(heartbeat, "EVERY_S", 0.0)
     monkeypatch.setattr(heartbeat, "_write", spy)

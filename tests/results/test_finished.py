@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from raydiff.experiment import config, overrides, trial
+from raydiff.report.files import read_json
 from raydiff.results.finished import find, open_finished, words
 from raydiff.seeding import generator
 
@@ -175,7 +176,7 @@ def test_a_trial_of_another_version(copied) -> None:
 
 def test_data_that_have_changed(copied) -> None:
     folder = copied.folder("pfdm")
-    experiment = replace(config.from_dict(json.loads((folder / "config.json").read_text())), data_digest="other")
+    experiment = replace(config.from_dict(read_json(folder / "config.json")), data_digest="other")
     (folder / "config.json").write_text(json.dumps(overrides.to_dict(experiment)))
     moved = folder.rename(folder.with_name(experiment.digest))
     assert refusal(open_finished, moved) == f"the data set digits is no longer the one that {moved} was trained on"

@@ -26,6 +26,7 @@ from raydiff.methods import DPSGD, FedAvg, LocalOnly
 from raydiff.methods._averaging import Averaging, ClientPrivacy
 from raydiff.models.d3pm import DiscreteDiffusion, codes_of
 from raydiff.models.training import Training
+from raydiff.report.files import read_json
 from raydiff.results import generate
 from raydiff.results.finished import Finished, open_finished
 from raydiff.results.generate import Request, plan, write
@@ -245,7 +246,7 @@ def test_fitted_on_all_records_there_is_no_guarantee_anywhere(tmp_path: Path, na
     outcome = json.loads((folder / "outcome.json").read_text())
     assert finite(folder) == {"server": False, "outsiders": False}
     assert outcome["final"]["privacy/epsilon_outsiders"] == outcome["final"]["privacy/epsilon_server"] == float("inf")
-    columns, rows = json.loads((folder / "artifacts" / "ledger.json").read_text()).values()
+    columns, rows = read_json(folder / "artifacts" / "ledger.json").values()
     mine = [dict(zip(columns, row, strict=True)) for row in rows if row[0] in ("0", "1")]
     assert all("names of categories and classes, taken from all records" in row["events"] for row in mine)
     assert [row["epsilon_rdp"] for row in mine] == ["inf", "inf"]
@@ -262,7 +263,7 @@ def test_a_trial_from_before_there_was_an_event_has_no_guarantee_on_its_card(tmp
     storage = Storage(tmp_path / "storage")
     now = storage.finish("now", experiment_on(path, PRIVATE["dpsgd"]))
     folder = storage.finish("then", experiment_on(path, PRIVATE["dpsgd"], fitted_on="all"))
-    config = json.loads((folder / "config.json").read_text())
+    config = read_json(folder / "config.json")
     del config["data"]["fitted_on"]
     (folder / "config.json").write_text(json.dumps(config))
     for path in folder.glob("commit-*.json"):

@@ -6,7 +6,6 @@ and nodes are processes of their own.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -171,8 +170,9 @@ class Federated(Sweep):
     def examples(self, digest: str) -> list[int]:
         """How many records each client of the trial has."""
         from raydiff.experiment import config, trial
+        from raydiff.report.files import read_json
 
-        tree = json.loads((self.folder / "trials" / digest / "config.json").read_text())
+        tree = read_json(self.folder / "trials" / digest / "config.json")
         this = trial.Trial(config.from_dict(tree), self.folder)
         return [len(client.data) for client in trial.make_clients(this, range(CLIENTS))]
 

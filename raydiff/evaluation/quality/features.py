@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from raydiff.data.datasets import Records
+from raydiff.models.ddpm import going_on
 from raydiff.seeding import generator
 from raydiff.tree import Params
 
@@ -57,7 +58,7 @@ def train_cnn(records: Records, *, classes: int, dim: int, seed: int = 0, steps:
     params = _init(images.shape, classes, dim, rng)
     leaves = [p.requires_grad_() for p in params.values()]
     optimizer = torch.optim.Adam(leaves, lr=LEARNING_RATE)
-    for step in range(steps):
+    for step in going_on(range(steps)):
         index = torch.randint(len(images), (BATCH,), generator=rng)
         features = _trunk(params, _augment(images[index], rng))
         loss = F.cross_entropy(_head(params, features), labels[index])
@@ -144,7 +145,7 @@ def _batched(function: Callable[[Tensor], Tensor], params: Params, images: Tenso
     channels = params["conv0.weight"].shape[1]
     if images.dim() != 4 or images.shape[1] != channels:
         raise ValueError(f"images must be (N, {channels}, H, W) like the training images, got {tuple(images.shape)}")
-    return torch.cat([function(x.to(device)) for x in torch.split(images, size)])
+    return torch.cat([function(x.to(device)) for x in going_on(torch.split(images, size))])
 
 
 def _check(images: Tensor, labels: Tensor, *, classes: int, dim: int, steps: int) -> None:

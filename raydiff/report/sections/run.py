@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import pandas as pd
 
 from raydiff.report.cells import short
+from raydiff.report.files import read_json
 from raydiff.report.frontier.kinds import spread
 from raydiff.report.frontier.rows import DONE
 from raydiff.report.frontier.rows import frontier as rows_of
@@ -88,7 +88,7 @@ def frontier(sweep: SweepView, out: Path) -> Section:
 def composed(sweep: SweepView) -> Iterator[str]:
     """The epsilon of the sweep: as its end computed it, else what follows without an accountant."""
     path = sweep.folders[0] / "composed.json"
-    if found := json.loads(path.read_text()) if path.exists() else None:
+    if found := read_json(path) if path.exists() else None:
         yield html.bullets(found["says"])
         if missing := len(set(sweep.runs["digest"]) - set(found["trials"])):
             yield html.paragraph(f"That leaves out {missing} of {len(sweep.runs)} trials, which came later.")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from pathlib import Path
 
 import pandas as pd
@@ -33,7 +32,7 @@ def ledgers(sweep: SweepView, out: Path) -> Section:
             without += 1
             continue
         try:
-            tree = json.loads(path.read_text())
+            tree = files.read_json(path)
             entries = [dict(zip(tree["columns"], values, strict=True)) for values in tree["data"]]
             rows += [{"digest": digest, "setting": setting, **entry} for entry in entries]
         except (ValueError, KeyError, TypeError) as e:

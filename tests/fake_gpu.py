@@ -1,0 +1,194 @@
+"""A GPU that is none: tensors that are "on cuda" lie on the CPU, and behave as if they did not.
+
+Tensors of unlike devices that meet raise, as they do on a GPU; a generator of the CPU draws nothing on the GPU; numpy
+takes nothing from it; what is copied between the two is counted. The arithmetic is the CPU's, so a result must have the
+bits that it has without all this.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+aten, functorch = torch.ops.aten, torch._C._functorch
+MAY_MIX = {aten.copy_.default, aten._to_copy.default, aten.index.Tensor, aten.index_put_.default, aten.index_put.default}
+"""Operations that take tensors of both, as on a GPU: some of them copy."""
+
+
+class FakeGpu:
+    """What is on it, by storage, and what was done with it."""
+
+    def __init__(self) -> None:
+        self._held: dict[int, StorageWeakRef] = {}  # A weak reference keeps the number from being given again.
+        self._crossing: bool | None = None
+        self.counts: Counter[str] = Counter()
+        """up, down: copies to and from the device; ops: operations on it; reads: waits for one of its numbers."""
+
+    def has(self, x: Tensor) -> bool:
+        """Whether it is there."""
+        with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+            return _bare(x).untyped_storage()._cdata in self._held
+
+    def put(self, x: Tensor) -> Tensor:
+        """From now on it is there."""
+        with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+            storage = _bare(x).untyped_storage()
+            self._held.setdefault(storage._cdata, StorageWeakRef(storage))
+        return x
+
+    def crossing(self, x: Tensor, wanted: bool) -> Tensor:
+        """A copy on the other side."""
+        self._crossing = wanted
+        try:
+            return x.clone()
+        finally:
+            self._crossing = None
+
+    def device_of(self, x: Tensor) -> torch.device:
+        """The device that it seems to be on."""
+        return GPU if self.has(x) else CPU
+
+    @contextlib.contextmanager
+    def on(self) -> Iterator[FakeGpu]:
+        """Within, this thread has it."""
+        with _Functions(self), _Operations(self):
+            yield self
+
+
+def _bare(x: Tensor) -> Tensor:
+    """Without what vmap and grad put around it."""
+    while functorch.is_gradtrackingtensor(x) or functorch.is_batchedtensor(x) or functorch.is_functorch_wrapped_tensor(x):
+        x = functorch.get_unwrapped(x)
+    return x
+
+
+class _Functions(TorchFunctionMode):
+    """What people call: where tensors are, and where they are to be."""
+
+    def __init__(self, gpu: FakeGpu) -> None:
+        super().__init__()
+        self.gpu = gpu
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func == Tensor.device.__get__:
+            return self.gpu.device_of(args[0])
+        if func == Tensor.is_cuda.__get__:
+            return self.gpu.has(args[0])
+        if func is Tensor.numpy and self.gpu.has(args[0]):
+            raise TypeError("can't convert cuda:0 device type tensor to numpy")
+        if func in (Tensor.item, Tensor.tolist, Tensor.__float__, Tensor.__bool__, Tensor.__int__):
+            self.gpu.counts["reads"] += self.gpu.has(args[0])
+        if func is Tensor.cpu:
+            return self._moved(args[0], CPU)
+        if func is Tensor.to:
+            return self._to(*args, **kwargs)
+        if func is torch.nn.functional.one_hot and self.gpu.has(args[0]):  # It makes a tensor where its input really is.
+            with torch._C._DisableTorchDispatch():
+                return self.gpu.put(func(*args, **kwargs))
+        wanted = kwargs.get("device")
+        if wanted is not None and torch.device(wanted).type == "cuda":
+            if kwargs.get("generator") is not None:
+                raise RuntimeError("Expected a 'cuda' device type for generator but found 'cpu'")
+            made = func(*args, **{**kwargs, "device": "cpu"})
+            self.gpu.counts["up"] += func in (torch.tensor, torch.as_tensor)
+            return self.gpu.put(made)
+        return func(*args, **kwargs)
+
+    def _to(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        rest = list(args)
+        where = kwargs.pop("device", None)
+        if rest and isinstance(rest[0], (str, torch.device)):
+            where = rest.pop(0)
+        if where is None and rest and isinstance(rest[0], Tensor):
+            where = self.gpu.device_of(rest[0])
+            rest[0] = rest[0].dtype
+        kwargs |= {k: v for k, v in zip(("dtype", "non_blocking", "copy"), rest, strict=False) if v is not None}
+        return Tensor.to(x, **kwargs) if where is None else self._moved(x, torch.device(where), **kwargs)
+
+    def _moved(self, x: Tensor, where: torch.device, *, copy: bool = False, **more: Any) -> Any:
+        there, wanted = self.gpu.has(x), where.type == "cuda"
+        if there == wanted:
+            return Tensor.to(x, copy=copy, **more)
+        self.gpu.counts["up" if wanted else "down"] += 1
+        within = _bare(x) is not x  # Its gradient stays where it is.
+        moved = self.gpu.crossing(x, wanted) if within or not x.requires_grad else _Crossing.apply(self.gpu, x, wanted)
+        return Tensor.to(moved, **more) if more else moved
+
+
+class _Crossing(torch.autograd.Function):
+    """A copy to the other side; its gradient goes back the same way."""
+
+    @staticmethod
+    def forward(ctx: Any, gpu: FakeGpu, x: Tensor, wanted: bool) -> Tensor:
+        ctx.gpu, ctx.wanted = gpu, wanted
+        return gpu.crossing(x, wanted)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return None, ctx.gpu.crossing(gradient, not ctx.wanted), None
+
+
+class _Operations(TorchDispatchMode):
+    """What is computed: all inputs on one side, and the outputs there too."""
+
+    def __init__(self, gpu: FakeGpu) -> None:
+        super().__init__()
+        self.gpu = gpu
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        there = [self.gpu.has(x) for x in tensors]
+        if func in MAY_MIX:
+            self._check_mixed(func, there)
+        elif any(there) and not all(on or x.dim() == 0 for on, x in zip(there, tensors, strict=True)):
+            raise RuntimeError(f"Expected all tensors to be on the same device, cuda:0 and cpu: {func}")
+        out = func(*args, **kwargs)
+        if func is aten.clone.default and self.gpu._crossing is not None:
+            return self.gpu.put(out) if self.gpu._crossing else out
+        if not any(there) or (func in MAY_MIX and not there[0]):
+            return out
+        self.gpu.counts["ops"] += 1
+        return tree_map_only(Tensor, self.gpu.put, out)
+
+    def _check_mixed(self, func: Any, there: list[bool]) -> None:
+        if func is aten.copy_.default and there[0] != there[1]:
+            self.gpu.counts["up" if there[0] else "down"] += 1
+        elif any(there) and not there[0]:
+            raise RuntimeError(f"indices should be on cpu: {func}")
+        elif func is not aten.copy_.default:
+            self.gpu.counts["up"] += there.count(False) if there[0] else 0
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGpu]:
+    """This process has a GPU, in every thread that begins within."""
+    found, run, autocast = FakeGpu(), threading.Thread.run, torch.autocast
+
+    def with_it(thread: threading.Thread) -> None:
+        with found.on():
+            run(thread)
+
+    def cast(kind: str, *args: Any, **kwargs: Any) -> Any:
+        return autocast("cpu", *args, **kwargs)
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch, "autocast", cast)
+    monkeypatch.setattr(torch.optim.Optimizer, "_accelerator_graph_capture_health_check", lambda optimizer: None)
+    monkeypatch.setattr(threading.Thread, "run", with_it)
+    with found.on():
+        yield found

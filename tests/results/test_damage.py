@@ -1,0 +1,238 @@
+"""Every file of a sweep, damaged in every way, before everything that reads it: a number is right or is not given, what
+went wrong is one sentence with the path, and what was spent stays spent."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import raydiff as rd
+from raydiff import tree
+from raydiff.data.datasets import Data
+from raydiff.data.partition import Iid
+from raydiff.experiment import trial
+from raydiff.experiment.config import Experiment, Runtime
+from raydiff.federated.checkpoint import Store
+from raydiff.methods import SPIRE, FedAvg
+from raydiff.methods._averaging import Averaging, ClientPrivacy
+from raydiff.models.ddpm import DDPM, Sampling
+from raydiff.models.networks import MLP
+from raydiff.models.training import Training
+from raydiff.privacy.ledger import Spent
+from raydiff.report import load
+
+MODEL = DDPM(network=MLP(width=8, depth=1), timesteps=8)
+SHARED: dict[str, Any] = {"model": MODEL, "rounds": 3, "local": Training(steps=2, batch=4)}
+SHARED["sampling"] = Sampling(sampler="ddim", steps=2)
+METHODS = {
+    "noised": FedAvg(**SHARED, averaging=Averaging(weights="uniform", privacy=ClientPrivacy(trust="local"))),
+    "bare": SPIRE(**SHARED),
+}
+SECRETS = {"noised": "00112233445566778899aabbccddeeff", "bare": None}
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def flip(path: Path) -> None:
+    """A bit in the middle."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 4
+    path.write_bytes(data)
+
+
+def edit(path: Path) -> None:
+    """The last digit of the last number."""
+    data = bytearray(path.read_bytes())
+    body = data.rfind(b'"sha256"') if data.rfind(b'"sha256"') > 0 else len(data)
+    at = max(data.rfind(b"%d" % digit, 0, body) for digit in range(10))
+    data[at] = ord("3") if data[at] != ord("3") else ord("4")
+    path.write_bytes(data)
+
+
+def remove(path: Path) -> None:
+    path.unlink()
+
+
+def deny(path: Path) -> None:
+    """Nobody may read it: for a superuser a folder in its place."""
+    path.unlink()
+    path.mkdir()
+
+
+DAMAGES = {d.__name__: d for d in (truncate, empty, flip, edit, remove, deny)}
+
+
+@dataclass(frozen=True)
+class Left:
+    """What a sweep of one trial has left, to be copied and damaged."""
+
+    storage: Path
+    experiment: Experiment
+
+    @property
+    def sweep(self) -> Path:
+        return self.storage / "sweeps" / "s"
+
+    @property
+    def folder(self) -> Path:
+        (folder,) = (self.sweep / "trials").iterdir()
+        return folder
+
+    def copy(self, to: Path) -> Left:
+        shutil.copytree(self.storage, to)
+        return Left(to, replace(self.experiment, runtime=replace(self.experiment.runtime, storage=str(to))))
+
+    def files(self) -> list[str]:
+        """Of the sweep, but what only tells of its own process or is made of the rest."""
+        found = (p.relative_to(self.sweep) for p in self.sweep.rglob("*") if p.is_file())
+        return sorted(str(p) for p in found if p.parts[0] not in ("owners", "report"))
+
+
+def resume(left: Left) -> Any:
+    run = rd.run(left.experiment, name="s", resume=True, track=False)
+    return (*generate(left), sorted((k, v) for k, v in run.metrics.items() if not k.startswith("time/")))
+
+
+def generate(left: Left) -> Any:
+    run = rd.open(left.folder)
+    assert isinstance(run, rd.Run)
+    made = torch.as_tensor(run.sample([0, 1], client=0))
+    return tree.digest({"made": made}), str(run.guarantee), str(run.published)
+
+
+def report(left: Left) -> Any:
+    runs, rounds = load.runs(left.sweep), load.rounds(left.sweep)
+    runs = runs.drop(columns=[c for c in runs if "time/" in c or c.startswith("runtime.")])
+    rounds = rounds[~rounds["metric"].str.startswith("time/")]
+    return runs.to_dict("records"), rounds.to_dict("records"), load.cut_short(left.sweep)
+
+
+def spent(left: Left) -> tuple[float, float]:
+    """(epsilon against the server, bytes sent)."""
+    spent = Spent(trial.ledger_of(left.folder))
+    return trial.guarantees(spent, left.experiment)[0].epsilon, float(spent.bytes_up)
+
+
+def made(name: str, storage: Path, *, kill: bool) -> Left:
+    """A run of three rounds; or one that was killed when all of the second had been sent, and nothing committed."""
+    experiment = Experiment(
+        method=METHODS[name],
+        data=Data(train=40, public=8, validation=0, calibration=0, test=8),
+        partition=Iid(),
+        evaluation=None,
+        runtime=Runtime(pool="local", storage=str(storage), noise_secret=SECRETS[name]),
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        if kill:
+            patch.setattr(Store, "save_server", functools.partialmethod(_killed, Store.save_server))
+        with contextlib.suppress(ValueError):  # it has not finished
+            rd.run(experiment, name="s", track=False)
+    left = Left(storage, experiment)
+    if kill:
+        (left.folder / "outcome.json").unlink()
+    return left
+
+
+def _killed(store: Store, save: Callable[..., None], number: int, state: Any) -> None:
+    if number == 1:
+        raise KeyboardInterrupt
+    save(store, number, state)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Left]:
+    """(method, how it ended) -> what it has left."""
+    at = tmp_path_factory.mktemp("whole")
+    return {
+        (name, state): made(name, at / name / state, kill=state == "killed")
+        for name in METHODS
+        for state in ("finished", "killed")
+    }
+
+
+READS: dict[str, Callable[[Left], Any]] = {f.__name__: f for f in (resume, report, generate, spent)}
+
+
+def outcome_of(read: Callable[[Left], Any], left: Left) -> Any:
+    """What it gives, or the sentence with which the command ends; any other exception is a traceback."""
+    try:
+        return read(left)
+    except (ValueError, OSError) as e:
+        return str(e)
+
+
+def is_honest(name: str, got: Any, true: Any, sweep: Path, file: str, damage: str) -> bool:
+    """Whether what came out is what it was, or says what is wrong in one sentence with the path."""
+    if str(got) == str(true):
+        return True
+    if isinstance(got, str):
+        return str(sweep if damage == "remove" else sweep / file) in got and "\n" not in got
+    if name == "report" and not isinstance(true, str):
+        return _leaves_out(got, true, sweep / file)
+    return False
+
+
+def _leaves_out(got: Any, true: Any, file: Path) -> bool:
+    """Whether a report has less in it and says so, and no number in it is another one, but an epsilon that is inf."""
+    (row,), (before,) = got[0], true[0]
+    unlike = {k for k, v in row.items() if v == v is not None and v != before.get(k)}  # NaN is none
+    unlike -= {k for k in unlike if k.endswith("/epsilon") and row[k] == math.inf}
+    unlike -= {f"{view}/{k}" for view in load.VIEWS for k in ("unprotected", "says")}
+    if file.name == "outcome.json":  # It is the same trial before its end, which is said.
+        return unlike == {"outcome"} and row["outcome"] == "unfinished" and got[1:] == true[1:]
+    return not unlike and all(line in true[1] for line in got[1]) and any(str(file) in says for says in got[2])
+
+
+def is_beyond_knowing(name: str, state: str, file: Path, damage: str) -> bool:
+    """What was sent in a round that never counted is told by its own file alone: where that is gone, or a list of lines
+    is cut, it is not known. docs/privacy.md says so."""
+    notes = file.parent.name == "releases" and damage in (
+        "remove",
+        *(("truncate", "empty") if "json" in file.name else ()),
+    )
+    return notes and name == "spent" and state == "killed"
+
+
+@pytest.mark.parametrize("state", ["finished", "killed"])
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "damage", [d if d in ("flip", "remove") else pytest.param(d, marks=pytest.mark.slow) for d in DAMAGES]
+)
+def test_damage_is_said_and_no_number_is_wrong(
+    whole: dict[tuple[str, str], Left], tmp_path: Path, method: str, state: str, damage: str
+) -> None:
+    left = whole[method, state]
+
+    def after(read: Callable[[Left], Any], file: str | None) -> Any:
+        copy = left.copy(tmp_path / "copy")
+        if file is not None:
+            DAMAGES[damage](copy.sweep / file)
+        got = outcome_of(read, copy)
+        shutil.rmtree(copy.storage)
+        return got
+
+    true = {name: after(read, None) for name, read in READS.items()}
+    assert all(isinstance(v, str) == (name == "generate" and state == "killed") for name, v in true.items())
+    wrong = []
+    for file in left.files():
+        for name, read in READS.items():
+            got = after(read, file)
+            honest = is_honest(name, got, true[name], tmp_path / "copy" / "sweeps" / "s", file, damage)
+            if not honest and not is_beyond_knowing(name, state, Path(file), damage):
+                wrong.append(f"{file}, {name}: {got}")
+    assert not wrong, "\n".join(wrong)

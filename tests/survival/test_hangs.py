@@ -1,0 +1,207 @@
+"""Clients that hang, and workers that are stopped: each is killed when nothing was heard of it for
+`runtime.client_timeout_s`, and the round goes on as if its worker had died."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from raydiff import tree
+from raydiff.data.partition import Iid
+from raydiff.evaluation.suite import Evaluation
+from raydiff.experiment import trial
+from raydiff.experiment.config import Experiment, Runtime
+from raydiff.experiment.trial import Trial
+from raydiff.federated.rounds import rounds
+from raydiff.methods import FedAvg
+from raydiff.models.ddpm import DDPM, Sampling, denoise
+from raydiff.models.networks import MLP
+from raydiff.models.training import Training, fit
+from raydiff.runtime import lost
+
+pytestmark = pytest.mark.survival
+
+TIMEOUT_S = 15.0  # more than the first step of a fresh process takes: it imports torch's compiler
+MODEL, DDIM = DDPM(network=MLP(width=16, depth=1), timesteps=20), Sampling(sampler="ddim", steps=5)
+TRAINING = Training(steps=4, batch=8)
+FEDAVG = FedAvg(model=MODEL, rounds=2, local=TRAINING, sampling=DDIM)
+SAYS = "nothing was heard of it for 15 s (runtime.client_timeout_s), at client"
+
+
+def sleep() -> None:
+    time.sleep(1e6)
+
+
+def spin() -> None:
+    """In native code, without letting go of the interpreter's lock."""
+    ctypes.PyDLL(None).sleep(1_000_000)
+
+
+def stop() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+@pytest.fixture
+def two() -> Iterator[list[Any]]:
+    """Two workers of their own on a local Ray."""
+    import ray
+
+    from raydiff.runtime.actors import start_workers
+    from raydiff.runtime.slots import Slot
+
+    ray.shutdown()
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    yield start_workers(Slot(workers=2, threads=1, gpu_per_worker=0.0, gpu_server=0.0), None)
+    ray.shutdown()
+
+
+def opened(folder: Path, method: Any = FEDAVG, **more: Any) -> Trial:
+    runtime = Runtime(noise_secret="00112233445566778899aabbccddeeff", client_timeout_s=TIMEOUT_S)
+    more = {"evaluation": None, "clients": 4, **more}
+    return trial.open_trial(Experiment(method=method, partition=Iid(), runtime=runtime, **more), folder)
+
+
+def last(pool: Any, this: Trial, **more: Any) -> Any:
+    *_, end = rounds(this.experiment.method, pool, keys=this.keys, store=this.store, **more)
+    return end
+
+
+def doing(this: Trial, client: int, at: str, what: Callable[[], None], *, once: bool = True) -> Trial:
+    """The same trial, but before this client does its part of round 1, or before its model is deployed, something else
+    is done: the first time, or always. Workers get it by value."""
+    from ray import cloudpickle
+
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    first, marker = int(trial.make_clients(this, [client])[0].data.numbers[0]), this.folder / "done"
+    sound = type(this.experiment.method)
+
+    class Doing(sound):  # type: ignore[misc, valid-type]
+        def local_update(self, server: Any, state: Any, data: Any, rnd: Any) -> Any:
+            self.perhaps("round 1", data, rnd.number == 1)
+            return super().local_update(server, state, data, rnd)
+
+        def personalize(self, server: Any, state: Any, data: Any, rng: Any) -> Any:
+            self.perhaps("deploy", data)
+            return super().personalize(server, state, data, rng)
+
+        def perhaps(self, here: str, data: Any, now: bool = True) -> None:
+            if here == at and now and int(data.numbers[0]) == first and not (once and marker.exists()):
+                marker.touch()
+                what()
+
+    Doing.__module__ = sound.__module__  # On disk it is one of raydiff's.
+    fields = {f.name: getattr(this.experiment.method, f.name) for f in dataclasses.fields(sound)}
+    return dataclasses.replace(this, experiment=dataclasses.replace(this.experiment, method=Doing(**fields)))
+
+
+@pytest.mark.parametrize("hang", [sleep, spin, stop])
+def test_a_client_that_hangs_is_killed_and_the_round_ends_as_if_it_had_not(
+    tmp_path: Path, two: list[Any], hang: Callable[[], None]
+) -> None:
+    from raydiff.runtime.actors import RayPool
+
+    whole = opened(tmp_path / "whole")
+    expected = last(trial.local_pool(whole), whole)
+    this = doing(opened(tmp_path / "hung"), 1, "round 1", hang)
+    end = last(RayPool(two, this), this)
+    assert tree.digest(end.server) == tree.digest(expected.server) and end.ledger == expected.ledger
+    assert lost.words(this.folder) == [f"worker 1: {SAYS} 1, or at one after it"]
+
+
+def test_a_client_that_always_hangs_ends_the_trial_and_is_named(
+    tmp_path: Path, two: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from raydiff.runtime import actors
+    from raydiff.runtime.actors import PoisonedWorker, RayPool
+
+    monkeypatch.setattr(actors, "ATTEMPTS", 3)
+    this = doing(opened(tmp_path), 2, "round 1", sleep, once=False)
+    with pytest.raises(PoisonedWorker, match="worker 0 died 3 times before client 2 had its result; worker 0: ") as e:
+        last(RayPool(two[:1], this), this)
+    assert str(e.value).endswith(f"{SAYS} 2")
+    assert lost.words(this.folder)[0] == f"worker 0: {SAYS} 0, or at one after it"  # their sum was not sent yet
+
+
+def evaluated(this: Trial, pool: Any) -> dict[str, Any]:
+    *_, final = trial.run(this, pool)
+    return {k: v for k, v in final.items() if not k.startswith("time/")}
+
+
+def test_a_client_that_hangs_where_it_is_measured_is_killed(tmp_path: Path, two: list[Any]) -> None:
+    from raydiff.runtime.actors import RayPool
+
+    measured = {"evaluation": Evaluation(distance="kernel", dim=4, attack=False)}
+    whole = opened(tmp_path / "whole", **measured)
+    this = doing(opened(tmp_path / "hung", **measured), 3, "deploy", sleep)
+    assert evaluated(this, RayPool(two, this)) == evaluated(whole, trial.local_pool(whole))
+    assert lost.words(this.folder) == [f"worker 1: {SAYS} 3"]
+
+
+def long() -> None:
+    """Longer than nothing may be heard, with a step now and then."""
+    images, slow = torch.zeros(4, 1, 8, 8), Training(steps=30, batch=2)
+    model = dataclasses.replace(MODEL, labels=())
+
+    def objective(params: Any, batch: Any, draws: Any, extras: Any) -> torch.Tensor:
+        time.sleep(0.75)
+        return model.loss(params, batch, draws, extras)
+
+    rng = torch.Generator().manual_seed(0)
+    fit(model, model.init(rng), images, images[:, 0, :0, 0].long(), training=slow, rng=rng, objective=objective)
+
+
+def piecewise() -> None:
+    """As long, in pieces that are no steps: a chain of samples."""
+
+    def z_theta(x: torch.Tensor, *_: Any) -> torch.Tensor:
+        time.sleep(1.2)
+        return x
+
+    rng = torch.Generator().manual_seed(0)
+    denoise(
+        z_theta,
+        torch.zeros(1, 1, 2, 2),
+        labels=torch.zeros(1, 0),
+        abar=MODEL.abar,
+        start=20,
+        sampler="ddim",
+        steps=None,
+        rng=rng,
+    )
+
+
+def test_who_takes_long_but_goes_on_is_not_killed(tmp_path: Path, two: list[Any]) -> None:
+    from raydiff.runtime.actors import RayPool
+
+    this = doing(opened(tmp_path / "trains"), 1, "round 1", long)
+    last(RayPool(two, this), this)
+    assert lost.words(this.folder) == []
+    this = opened(tmp_path / "samples", evaluation=Evaluation(distance="kernel", dim=4, attack=False))
+    this = doing(this, 1, "deploy", piecewise)
+    evaluated(this, RayPool(two, this))
+    assert lost.words(this.folder) == []
+
+
+def test_a_deadline_ends_the_rounds_of_one_that_hangs_and_then_it_is_killed(tmp_path: Path, two: list[Any]) -> None:
+    """It is silent over several rounds, of which none is as long as it may be silent."""
+    from raydiff.runtime.actors import RayPool
+
+    this = doing(opened(tmp_path, dataclasses.replace(FEDAVG, rounds=60)), 1, "round 1", sleep)
+    pool = RayPool(two, this)
+    late = list[float]()
+    for done in rounds(this.experiment.method, pool, keys=this.keys, store=this.store, deadline_s=4.0):
+        late.append(done.metrics.get("clients/late", 0.0))
+        if done.number > 1 and late[-1] == 0.0:
+            break
+    assert late[:3] == [0.0, 2.0, 2.0] and late[-1] == 0.0
+    assert lost.words(this.folder) == [f"worker 1: {SAYS} 1, or at one after it"]
