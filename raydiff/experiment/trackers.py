@@ -138,15 +138,15 @@ class Follower(threading.Thread):
             for line in read_lines(folder / "metrics.jsonl"):
                 if line["step"] > self._told.get(folder.name, -1):
                     own = {k: v for k, v in line.items() if k not in ("step", "time") and not k.startswith("client/")}
-                    self._runs[folder.name].log(line["step"], _finite(own))
+                    self._runs[folder.name].log(line["step"], _telling(own))
                     self._told[folder.name] = line["step"]
             if outcome is not None:
                 final = {f"final/{k}": v for k, v in outcome.get("final", {}).items()}
-                telling = {k: v for k, v in final.items() if not tracking.QUALIFIES.search(k)}
-                self._runs.pop(folder.name).end(_finite(telling))
+                self._runs.pop(folder.name).end(_telling(final))
                 self._over.add(folder.name)
 
 
-def _finite(values: Mapping[str, object]) -> dict[str, float]:
-    """The numbers that have a place in a chart."""
-    return {k: float(v) for k, v in values.items() if isinstance(v, (int, float)) and math.isfinite(v)}
+def _telling(values: Mapping[str, object]) -> dict[str, float]:
+    """The numbers that have a place in a chart, as MLflow gets them."""
+    kept = ((k, v) for k, v in values.items() if not tracking.QUALIFIES.search(k))
+    return {k: float(v) for k, v in kept if isinstance(v, (int, float)) and math.isfinite(v)}

@@ -35,8 +35,8 @@ QUALIFIES = re.compile(
     r"|/(major|cluster_[ab])$|/attack/[^/]+/(?!best/)|/(precision|recall|density|coverage)/(?!all)"
     r"|/(threshold|timestep_index|n_members|n_nonmembers|tpr_calibrated|balanced_accuracy|fpr_reached\S*|tpr_at_0\S*|tpr_ceiling\S*)$"
 )
-"""Final numbers that qualify others: they are in the run's table `final.json`, and no metrics, of which a page shows
-few. Nor are what single clients report of a round, which `raydiff tables` has."""
+"""Numbers that qualify others: the final ones are in the run's table `final.json`, and no metrics, of which a page
+shows few. Nor are what single clients report of a round, which `raydiff tables` has."""
 LogSampler = Callable[[Any, str, Path], object]
 """(MlflowClient, run id, a finished trial's folder): log its sampler; raises ValueError where there is none to log."""
 
@@ -246,7 +246,8 @@ class Mlflow(threading.Thread):
         lines = [line for line in read_lines(folder / "metrics.jsonl") if line["step"] > self._logged[digest]]
         for line in sorted(lines, key=lambda line: line["step"]):
             step, at = line["step"], line["time"]
-            own = (k for k in line if k not in ("step", "time") and not k.startswith("client/"))
+            left_out = ("step", "time", *(k for k in line if k.startswith("client/") or QUALIFIES.search(k)))
+            own = (k for k in line if k not in left_out)
             values = {k: line[k] for k in sorted(own, key=lambda k: k != FIRST)} | {"round": step}
             log_values(self._client, run, ((k, step, v) for k, v in values.items()), at=at)
             self._logged[digest] = line["step"]

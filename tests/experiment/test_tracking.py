@@ -21,7 +21,7 @@ from raydiff.experiment.config import Experiment
 from raydiff.experiment.tracking import Jsonl, Mlflow
 from raydiff.federated import heartbeat
 from raydiff.federated.heartbeat import Beat
-from raydiff.methods import METHODS, FedAvg, FedDistr, Method
+from raydiff.methods import METHODS, FedAvg, Method
 from raydiff.models.classifier import Classifier
 from raydiff.models.d3pm import DiscreteDiffusion
 from raydiff.models.d3pm_kernel import Sigmoid
@@ -145,10 +145,14 @@ def finish(folder: Path, outcome: str = "finished", **more: Any) -> None:
     (folder / "outcome.json").write_text(json.dumps({"outcome": outcome, **says, **more}))
 
 
+OF_ANOTHER_KIND = {"FedDistr": "LatentModel", "Sketch": "Gaussians", "DPMERF": "Generator"}
+"""Methods whose model is no DDPM."""
+
+
 @pytest.mark.parametrize(
     ("method", "model"),
     [
-        *((cls(), "LatentModel" if cls is FedDistr else "linear") for cls in METHODS.values()),
+        *((cls(), OF_ANOTHER_KIND.get(cls.__name__, "linear")) for cls in METHODS.values()),
         (FedAvg(model=Classifier()), "Classifier"),
         (FedAvg(model=DiscreteDiffusion()), "Linear"),
     ],

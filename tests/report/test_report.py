@@ -174,8 +174,8 @@ def test_conclusions_are_made_of_paired_intervals(
 def test_means_of_settings_begin_with_what_is_compared_first(sweep: Path) -> None:
     found = conclusion.means(open_sweep(sweep))
     order = ["PFDM, method.epsilon 10", "LocalOnly", "PFDM, method.epsilon 50"]  # The last made is on top in MLflow.
-    assert list(found) == [f"mean of 6 seeds: {name}" for name in order]
-    row = found["mean of 6 seeds: PFDM, method.epsilon 50"]
+    assert list(found) == [f"mean: {name} (6 seeds)" for name in order]
+    row = found["mean: PFDM, method.epsilon 50 (6 seeds)"]
     measure = "final/eval/fd_cnn/minor"
     assert list(row)[:4] == ["epsilon", "method", "seeds", measure] and row["epsilon"] == "48.9"
     assert row[measure] == pytest.approx(2.005) and row["final/attack/client/pia/auc"] == pytest.approx(0.85)

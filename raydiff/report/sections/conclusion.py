@@ -74,7 +74,7 @@ def means(sweep: SweepView) -> dict[str, Row]:
         told |= {"seeds": str(len(by_seed)), sweep.measure: mean}
         final = sweep.runs.loc[of.index].filter(regex="^final/").select_dtypes("number").mean().dropna()
         where = f", {cell}" if trials["cell"].nunique() > 1 else ""
-        called = f"mean of {len(by_seed)} seeds: {name}{where}"
+        called = f"mean: {name}{where} ({len(by_seed)} seeds)"
         ends = {f"{sweep.measure}/low": low, f"{sweep.measure}/high": high}
         found[called] = (mean, told | {str(k): float(v) for k, v in final.items()} | ends)
     worst_first = sorted(found.items(), key=lambda one: -one[1][0])
