@@ -144,7 +144,7 @@ def losses(steps: tuple[Kind, ...], *, replaced: bool) -> Losses:
 
 def _points(steps: int) -> int:
     """Of the grid: each step spreads the loss by up to half a cell."""
-    return 1 << (16 if steps <= 10_000 else 18 if steps <= 160_000 else 20)
+    return 1 << (16 if steps <= 4_000 else 18 if steps <= 160_000 else 20)
 
 
 def _widest(steps: tuple[Kind, ...], replaced: bool) -> float:
