@@ -53,7 +53,7 @@ CENTRED_CLIP = 4.26  # median distance of the public split's pictures from its m
 
 def frontier() -> Study:
     """Digits, two clients: at each epsilon, which method? PFDM, with its clip around 0 and around the public mean, the
-    sketch, as it is and refined by PFDM's own denoiser of the client, DP-MERF and DP-SGD (replace-one) at the same five,
+    sketch, as it is and refined by the client's denoiser of PFDM, DP-MERF and DP-SGD (replace-one) at the same five,
     in one column; DP-SGD under zero-out and DP-FedAvg under either trust, in columns of their own; SPIRE with a
     private backbone (epsilon 10, central trust), FedAvg and local training.
 
