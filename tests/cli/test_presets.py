@@ -145,13 +145,22 @@ def test_all_that_states_an_epsilon_per_example_under_replace_one_stands_in_one_
         if getattr(event, "unit", None) == "example" and event.relation == "replace_one":
             assert event.trust == "local" and method.delta == 1e-5
             arm = f"{type(method).__name__}{' centred' if getattr(method, 'center', False) else ''}"
+            arm += " refined" if getattr(method, "refine", 0) else ""
             found.setdefault(arm, []).append(method.epsilon)
             events = [method.upload_event(423, r) for r in range(method.rounds)]
             spent = accountants.epsilon_of(events, 1e-5, method.accountant)
             assert 0.8 * method.epsilon < spent <= method.epsilon * (1 + 1e-6), arm
     assert {arm: sorted(epsilons) for arm, epsilons in found.items()} == {
-        arm: [0.5, 1.0, 3.0, 10.0, 50.0] for arm in ("PFDM", "PFDM centred", "Sketch centred", "DPMERF", "DPSGD")
+        arm: [0.5, 1.0, 3.0, 10.0, 50.0]
+        for arm in ("PFDM", "PFDM centred", "Sketch centred", "Sketch centred refined", "DPMERF", "DPSGD")
     }
+
+
+def test_the_frontier_trains_a_client_s_denoiser_once_for_pfdm_and_the_refined_sketch():
+    study = names.PRESETS["frontier"]()
+    methods = [trial.resolve(e).method for e in trials_of(study.experiment, {}, study.beside)]
+    refined = {m.init_key for m in methods if isinstance(m, Sketch) and m.refine}
+    assert len(refined) == 1 and refined == {m.init_key for m in methods if isinstance(m, PFDM) and m.center}
 
 
 @pytest.mark.parametrize("name", ["spire-digits", "spire-faces"])  # the others are large to read

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -27,7 +28,7 @@ from raydiff.models.moments import Gaussians
 from raydiff.models.training import Training
 from raydiff.privacy import accountants
 from raydiff.privacy.canaries import Weakened
-from raydiff.privacy.release import Gaussian, NonPrivate, Release
+from raydiff.privacy.release import Gaussian, NonPrivate, Release, gaussian_sum
 from raydiff.seeding import NoiseStream, generator
 from raydiff.tree import Params
 
@@ -233,3 +234,18 @@ def test_the_server_knows_how_much_noise_there_is(clients: int) -> None:
     assert std == pytest.approx(math.sqrt(clients) * method.sensitivity / accountants.mu_for(10.0, 1e-5))
     assert kstest((leaves(total) / std).numpy(), "norm").pvalue > 1e-4
     assert counts.tolist() == [12.0 * clients, *[0.0] * 9]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"sensitivity": 0.0}, "sensitivity must be > 0"),
+        ({"sensitivity": math.inf}, "both finite"),
+        ({"std": -1.0}, "std >= 0"),
+        ({"public": {"a": torch.ones(1)}}, "public must not have a field 'a'"),
+    ],
+)
+def test_a_bad_release_is_refused(change: dict[str, Any], says: str) -> None:
+    given: dict[str, Any] = {"sensitivity": 1.0, "std": 1.0, "noise": stream(), "public": {}, "declared": ()}
+    with pytest.raises(ValueError, match=says):
+        gaussian_sum({"a": torch.zeros(2)}, **{**given, **change})

@@ -14,6 +14,7 @@ import torch
 from scipy.stats import beta, norm
 from torch import Tensor
 
+from raydiff import tree
 from raydiff.data.records import Records
 from raydiff.federated.method import Round
 from raydiff.methods import PFDM
@@ -23,7 +24,7 @@ from raydiff.privacy import accountants, canaries
 from raydiff.privacy.canaries import Send, one_by_one
 from raydiff.privacy.client_level import ClientPrivacy
 from raydiff.privacy.ledger import Ledger
-from raydiff.privacy.release import Event, gaussian_records, gaussian_rows, gaussian_update
+from raydiff.privacy.release import Event, gaussian_records, gaussian_rows, gaussian_sum, gaussian_update
 from raydiff.seeding import NoiseStream, generator
 
 CLIP, SEEDS, MU = 1.5, 20, 2.0
@@ -78,6 +79,13 @@ def rows(x: Tensor, noise: NoiseStream) -> tuple[Tensor, Event]:
 
 
 @each
+def summed(x: Tensor, noise: NoiseStream) -> tuple[Tensor, Event]:
+    value = {"a": tree.clip_records(x, CLIP)[0]}
+    sent = gaussian_sum(value, sensitivity=2 * CLIP, std=2 * CLIP / MU, noise=noise, public={}, declared=())
+    return sent.value["a"][None], sent.event
+
+
+@each
 def published(x: Tensor, noise: NoiseStream) -> tuple[Tensor, Event]:
     """Central trust: the mean of this client's update and of one that is 0."""
     privacy = ClientPrivacy(epsilon=accountants.epsilon_for(MU, 1e-5), clip=CLIP, trust="central")
@@ -97,6 +105,7 @@ KINDS = {
     "records": Kind(records),
     "update": Kind(update),
     "rows": Kind(rows, shape=(3, 2)),
+    "sum": Kind(summed),
     "published": Kind(published),
     "pfdm": Kind(pfdm, shape=(1, 16), clip=6.8),
 }
@@ -113,7 +122,7 @@ def test_halved_noise_is_flagged_in_19_of_20_seeds_and_right_noise_in_at_most_2(
 
 
 def test_the_ledger_has_the_mu_that_was_meant() -> None:
-    for name in ("records", "update", "rows", "published"):
+    for name in ("records", "update", "rows", "sum", "published"):
         assert KINDS[name].mu == pytest.approx(MU, rel=1e-6), name
     assert 1.5 < KINDS["pfdm"].mu < 2.01  # epsilon 10
 

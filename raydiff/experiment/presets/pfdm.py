@@ -53,14 +53,15 @@ CENTRED_CLIP = 4.26  # median distance of the public split's pictures from its m
 
 def frontier() -> Study:
     """Digits, two clients: at each epsilon, which method? PFDM, with its clip around 0 and around the public mean, the
-    sketch, DP-MERF and DP-SGD (replace-one) at the same five, in one column; DP-SGD under zero-out and DP-FedAvg under
-    either trust, in columns of their own; SPIRE with a private backbone (epsilon 10, central trust), FedAvg and local
-    training.
+    sketch, as it is and refined by the client's denoiser of PFDM, DP-MERF and DP-SGD (replace-one) at the same five,
+    in one column; DP-SGD under zero-out and DP-FedAvg under either trust, in columns of their own; SPIRE with a
+    private backbone (epsilon 10, central trust), FedAvg and local training.
 
     All means are unweighted, which central trust needs. A step of DP-SGD draws 64 of a client's 423 or 424 records.
     """
     base = override(digits().experiment, {"method.epsilon": 10.0})
     centred = {"method.clip": CENTRED_CLIP, "method.center": True}
+    sketch = {"method": Sketch, **centred}
     uniform = {"method.averaging.weights": "uniform"}
     dpsgd = {"method": DPSGD, **uniform}
     fedavg = {"method": FedAvg, **uniform}
@@ -68,7 +69,8 @@ def frontier() -> Study:
     beside = (
         *_at([e for e in COLUMN if e != base.method.epsilon], {}),
         *_at(COLUMN, centred),
-        *_at(COLUMN, {"method": Sketch, **centred}),
+        *_at(COLUMN, sketch),
+        *_at(COLUMN, {**sketch, "method.refine": 0.5, "method.denoiser": base.method.model}),
         *_at(COLUMN, {"method": DPMERF}),
         *_at(COLUMN, {**dpsgd, "method.relation": "replace_one"}),
         *_at((1.0, 10.0, 50.0), dpsgd),
