@@ -23,6 +23,9 @@ from raydiff.privacy.release import (
     event_to_dict,
 )
 
+ROUNDING = 1e-9
+"""Relative: two ways to the same noise may differ by so much."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
@@ -96,14 +99,14 @@ def worst(*ledgers: Ledger) -> tuple[Event, ...]:
 
 
 def covers(planned: Event, sent: Event) -> bool:
-    """Whether what was sent reveals no more than what was planned, in every parameter."""
+    """Whether what was sent reveals no more than what was planned, in every parameter, to rounding."""
     if isinstance(sent, Nothing) or isinstance(planned, NonPrivate):
         return True
     if not (isinstance(sent, Gaussian) and isinstance(planned, Gaussian)):
         return False
     return (
         accountants.group_of(sent) == accountants.group_of(planned)
-        and sent.std_over_sensitivity >= planned.std_over_sensitivity
+        and sent.std_over_sensitivity >= (1 - ROUNDING) * planned.std_over_sensitivity
         and sent.sampling_rate <= planned.sampling_rate
         and sent.steps <= planned.steps
     )
