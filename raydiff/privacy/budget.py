@@ -71,20 +71,8 @@ class Budget:
         Raises Unsupported where no accountant has a theorem.
         """
         entries = (Entry(0, 0, event, 0) for events in charges for event in events)
-        return smallest(Exposed(Ledger(tuple(entries))), self.delta)
-
-
-def smallest(seen: Exposed, delta: float) -> Guarantee:
-    """The smallest epsilon of those that the accountants prove. Raises Unsupported where none has a theorem."""
-    proved, refused = [], accountants.Unsupported("there is no accountant")
-    for name in accountants.ACCOUNTANTS:
-        try:
-            proved.append(seen.guarantee(delta, name))
-        except accountants.Unsupported as e:
-            refused = e
-    if not proved:
-        raise refused
-    return min(proved, key=lambda guarantee: guarantee.epsilon)
+        seen = Exposed(Ledger(tuple(entries)))
+        return accountants.tightest(lambda name: seen.guarantee(self.delta, name))
 
 
 def worst(*ledgers: Ledger) -> tuple[Event, ...]:
