@@ -10,8 +10,8 @@ sampling, and neither shuffled batches nor a fixed number of clients. LocalDpMod
 sensitivity * sqrt(2 ln(1.25 / delta)) / epsilon in every round, as if there were one, while updates are clipped to the
 clipping norm: what is spent is computed from these two, and not from the epsilon that was given.
 
-Each relation has a line: its epsilon by the accountant that proves the smallest; mu of Gaussian DP where there is one;
-and what no attack on what was released exceeds, the AUC and the true positive rate at a false positive rate of 1 %.
+Each relation has a line: its epsilon by the tightest accountant that has a theorem; mu of Gaussian DP where there is
+one; and what no attack on what was released exceeds, the AUC and the true positive rate at a false positive rate of 1 %.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from typing import Any, get_args
 from raydiff.cli.parser import Parser
 from raydiff.lookup import check_one_of
 from raydiff.privacy import accountants
-from raydiff.privacy.budget import smallest
 from raydiff.privacy.ledger import Entry, Exposed, Guarantee, Ledger
 from raydiff.privacy.release import Gaussian, Relation, Trust, Unit
 
@@ -144,7 +143,7 @@ class Found:
     refused: str = ""
     """Why nothing is stated under it; then there is nothing else."""
     guarantee: Guarantee | None = None
-    """The smallest epsilon of those that the accountants prove, and all that it needs to mean something."""
+    """By the tightest accountant that has a theorem."""
     mu: float | None = None
     """Of Gaussian DP; None where noise is sampled."""
     auc: float = 1.0
@@ -168,7 +167,8 @@ def found(spent: Elsewhere, relation: Relation) -> Found:
         return Found(relation=relation, refused=str(e))
     seen = Exposed(Ledger(tuple(Entry(0, 0, e, 0) for e in events)))
     try:
-        best, auc = smallest(seen, spent.delta), seen.auc_ceiling()
+        best = accountants.tightest(lambda name: seen.guarantee(spent.delta, name))
+        auc = seen.auc_ceiling()
     except accountants.Unsupported as e:
         return Found(relation=relation, refused=str(e))
     mu = None

@@ -30,7 +30,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Literal
+from typing import Literal, TypeVar
 
 from torch import Tensor
 
@@ -39,6 +39,7 @@ from raydiff.privacy.release import Event, Gaussian, NonPrivate, Nothing
 
 Accountant = Literal["exact", "rdp", "theorem"]
 """Of what is not sampled, where pld is exact."""
+T = TypeVar("T")
 Group = tuple[str, str, str]
 """(unit, relation, trust): what an epsilon speaks of."""
 
@@ -100,6 +101,7 @@ def theorem(events: Sequence[Event], delta: float) -> float:
 
 Bound = Callable[[Sequence[Event], float], float]
 ACCOUNTANTS: dict[str, Bound] = {"exact": exact, "pld": pld, "rdp": rdp, "theorem": theorem}
+"""By name, from the tightest to the loosest."""
 
 
 def epsilon_of(events: Sequence[Event], delta: float, accountant: str) -> float:
@@ -107,6 +109,18 @@ def epsilon_of(events: Sequence[Event], delta: float, accountant: str) -> float:
     if accountant not in ACCOUNTANTS:
         raise ValueError(f"accountant must be one of {', '.join(ACCOUNTANTS)}, got {accountant!r}")
     return ACCOUNTANTS[accountant](events, delta)
+
+
+def tightest(stated: Callable[[str], T]) -> T:
+    """What is stated by the tightest accountant that has a theorem, given its name. Raises Unsupported where none
+    has."""
+    refused = Unsupported("there is no accountant")
+    for name in ACCOUNTANTS:
+        try:
+            return stated(name)
+        except Unsupported as e:
+            refused = e
+    raise refused
 
 
 def check_budget(epsilon: float, delta: float) -> None:

@@ -37,8 +37,5 @@ def _lines(about: str, books: Sequence[Ledger]) -> list[str]:
 
 
 def _guarantees(book: Ledger) -> list[Guarantee]:
-    """One per kind of epsilon, by the first accountant that has a theorem for all of it."""
-    try:
-        return book.guarantees(DELTA, "exact")
-    except accountants.Unsupported:  # sampled noise
-        return book.guarantees(DELTA, "pld")
+    """One per kind of epsilon, by the tightest accountant that has a theorem for all of it."""
+    return accountants.tightest(lambda name: book.guarantees(DELTA, name))

@@ -27,6 +27,7 @@ from raydiff.methods._averaging import Averaging
 from raydiff.models.ddpm import DDPM, Sampling
 from raydiff.models.networks import UNet
 from raydiff.models.training import Training
+from raydiff.privacy.budget import Budget
 from raydiff.privacy.client_level import ClientPrivacy
 
 OTHER: dict[str, Any] = {
@@ -130,6 +131,7 @@ OTHER: dict[str, Any] = {
     "runtime.storage": "/elsewhere",
     "runtime.revive_s": 5.0,
     "runtime.client_timeout_s": 60.0,
+    "runtime.budget": Budget(epsilon=3),
     "runtime.failures": 0,
     "runtime.noise_secret": "00112233445566778899aabbccddeeff",
     "audit": RowAudit(),
@@ -181,6 +183,7 @@ EXPERIMENTS: dict[str, Callable[[Experiment], Experiment]] = {
     "scaffold": lambda e: replace(e, method=Scaffold()),
     "second order": lambda e: replace(e, method=PerFedAvg(order="second", inner_rate=0.0)),
     "audited": lambda e: replace(e, audit=RowAudit(remove=0.03)),
+    "budgeted": lambda e: replace(e, runtime=Runtime(budget=Budget(epsilon=3, unit="client"))),
     "by class": lambda e: replace(e, partition=ByClass(), method=PFDM(epsilon=None, t0=300)),
 }
 

@@ -30,6 +30,7 @@ from raydiff.models.ddpm import Sampling
 from raydiff.models.latent.model import LatentModel
 from raydiff.models.networks import UNet
 from raydiff.models.training import Training
+from raydiff.privacy.budget import covers
 from raydiff.privacy.client_level import ClientPrivacy
 from raydiff.privacy.release import Gaussian, NonPrivate, Nothing
 from raydiff.seeding import NoiseStream, generator
@@ -282,6 +283,7 @@ def test_a_late_client_is_charged_what_its_upload_costs(experiment: Experiment, 
     assert entries
     for entry in entries:
         told = method.upload_event(12, entry.round)
+        assert covers(told, entry.event)  # else a client with a budget would not send it
         if isinstance(entry.event, Gaussian):
             assert isinstance(told, Gaussian)
             ratio = pytest.approx(entry.event.std_over_sensitivity, rel=1e-12)
