@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -21,9 +21,17 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from raydiff.models.ddpm import _placed
+
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 aten, functorch = torch.ops.aten, torch._C._functorch
-MAY_MIX = {aten.copy_.default, aten._to_copy.default, aten.index.Tensor, aten.index_put_.default, aten.index_put.default}
+MAY_MIX = {
+    aten.copy_.default,
+    aten._to_copy.default,
+    aten.index.Tensor,
+    aten.index_put_.default,
+    aten.index_put.default,
+}
 """Operations that take tensors of both, as on a GPU: some of them copy."""
 
 
@@ -32,6 +40,7 @@ class FakeGpu:
 
     def __init__(self) -> None:
         self._held: dict[int, StorageWeakRef] = {}  # A weak reference keeps the number from being given again.
+        self.made_there = False
         self._crossing: bool | None = None
         self.counts: Counter[str] = Counter()
         """up, down: copies to and from the device; ops: operations on it; reads: waits for one of its numbers."""
@@ -56,6 +65,15 @@ class FakeGpu:
         finally:
             self._crossing = None
 
+    @contextlib.contextmanager
+    def within(self, there: bool) -> Iterator[None]:
+        """A call of something on it, or not: what it makes on the way, where its inputs really are, is made there."""
+        before, self.made_there = self.made_there, there
+        try:
+            yield
+        finally:
+            self.made_there = before
+
     def device_of(self, x: Tensor) -> torch.device:
         """The device that it seems to be on."""
         return GPU if self.has(x) else CPU
@@ -69,7 +87,9 @@ class FakeGpu:
 
 def _bare(x: Tensor) -> Tensor:
     """Without what vmap and grad put around it."""
-    while functorch.is_gradtrackingtensor(x) or functorch.is_batchedtensor(x) or functorch.is_functorch_wrapped_tensor(x):
+    while (
+        functorch.is_gradtrackingtensor(x) or functorch.is_batchedtensor(x) or functorch.is_functorch_wrapped_tensor(x)
+    ):
         x = functorch.get_unwrapped(x)
     return x
 
@@ -95,9 +115,6 @@ class _Functions(TorchFunctionMode):
             return self._moved(args[0], CPU)
         if func is Tensor.to:
             return self._to(*args, **kwargs)
-        if func is torch.nn.functional.one_hot and self.gpu.has(args[0]):  # It makes a tensor where its input really is.
-            with torch._C._DisableTorchDispatch():
-                return self.gpu.put(func(*args, **kwargs))
         wanted = kwargs.get("device")
         if wanted is not None and torch.device(wanted).type == "cuda":
             if kwargs.get("generator") is not None:
@@ -105,7 +122,9 @@ class _Functions(TorchFunctionMode):
             made = func(*args, **{**kwargs, "device": "cpu"})
             self.gpu.counts["up"] += func in (torch.tensor, torch.as_tensor)
             return self.gpu.put(made)
-        return func(*args, **kwargs)
+        given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        with self.gpu.within(any(map(self.gpu.has, given))):
+            return func(*args, **kwargs)
 
     def _to(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
         rest = list(args)
@@ -159,6 +178,8 @@ class _Operations(TorchDispatchMode):
         out = func(*args, **kwargs)
         if func is aten.clone.default and self.gpu._crossing is not None:
             return self.gpu.put(out) if self.gpu._crossing else out
+        if not tensors and self.gpu.made_there:
+            return tree_map_only(Tensor, self.gpu.put, out)
         if not any(there) or (func in MAY_MIX and not there[0]):
             return out
         self.gpu.counts["ops"] += 1
@@ -173,22 +194,23 @@ class _Operations(TorchDispatchMode):
             self.gpu.counts["up"] += there.count(False) if there[0] else 0
 
 
-@pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGpu]:
-    """This process has a GPU, in every thread that begins within."""
-    found, run, autocast = FakeGpu(), threading.Thread.run, torch.autocast
+@contextlib.contextmanager
+def attached() -> Iterator[FakeGpu]:
+    """Within, this process has a GPU, in every thread that begins within."""
+    gpu, run, autocast = FakeGpu(), threading.Thread.run, torch.autocast
 
     def with_it(thread: threading.Thread) -> None:
-        with found.on():
+        with gpu.on():
             run(thread)
 
     def cast(kind: str, *args: Any, **kwargs: Any) -> Any:
         return autocast("cpu", *args, **kwargs)
 
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(torch, "autocast", cast)
-    monkeypatch.setattr(torch.optim.Optimizer, "_accelerator_graph_capture_health_check", lambda optimizer: None)
-    monkeypatch.setattr(threading.Thread, "run", with_it)
-    with found.on():
-        yield found
+    with pytest.MonkeyPatch.context() as patch, gpu.on():
+        patch.setattr(torch.cuda, "is_available", lambda: True)
+        patch.setattr(torch.cuda, "device_count", lambda: 1)
+        patch.setattr(torch, "autocast", cast)
+        patch.setattr(torch.optim.Optimizer, "_accelerator_graph_capture_health_check", lambda optimizer: None)
+        patch.setattr(threading.Thread, "run", with_it)
+        _placed.cache_clear()  # What another one held lies on the CPU for this one.
+        yield gpu

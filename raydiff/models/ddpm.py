@@ -316,8 +316,18 @@ def noised(x: Tensor, eps: Tensor, abar: Tensor, t: Tensor) -> Tensor:
 
 def _shares(x: Tensor, abar: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
     """(sqrt(abar_t), sqrt(1 - abar_t)) for pictures x (B, C, H, W)."""
-    share = abar.to(x.device)[t].to(x.dtype).view(-1, 1, 1, 1)
+    share = placed(abar, x.device)[t].to(x.dtype).view(-1, 1, 1, 1)
     return share.sqrt(), (1 - share).sqrt()
+
+
+def placed(schedule: Tensor, where: torch.device) -> Tensor:
+    """abar there: on an accelerator copied once, for a step should not wait for it."""
+    return schedule if where.type == "cpu" else _placed(schedule, where)
+
+
+@functools.lru_cache(maxsize=64)
+def _placed(schedule: Tensor, where: torch.device) -> Tensor:
+    return schedule.to(where)
 
 
 def _half_log_snr(abar: float) -> float:

@@ -30,6 +30,8 @@ Draw = tuple[tuple[Tensor, Tensor], Params]
 
 STATE = ("exp_avg", "exp_avg_sq", "step", "momentum_buffer")  # AdamW's and SGD's, by torch's names.
 AVERAGE = "average"  # Among the moments: the moving average of the weights, below this prefix.
+ROWS = "rows"  # Among the draws of a step: which records are in its batch.
+AHEAD, AHEAD_BYTES = 32, 2**26  # steps, and bytes, that are drawn before they are taken
 CHECK_EVERY = 50  # The loss is looked at after so many steps, for each look waits for the accelerator.
 
 
@@ -168,12 +170,27 @@ class Task:
         return replace(self, images=self.images.to(where), labels=self.labels.to(where), extras=extras)
 
     def batches(self) -> Iterator[Draw]:
-        """(batch, draws) of one step after the other, without end, where the records are."""
-        where = self.images.device
-        for rows in self._rows():
-            draws = {k: v.to(where) for k, v in self.model.draws(len(rows), self.rng).items()}
-            there = rows.to(where)
-            yield (self.images[there], self.labels[there]), draws
+        """(batch, draws) of one step after the other, without end, where the records are.
+
+        What is drawn for several steps travels to an accelerator together: each copy makes it wait. No more is drawn
+        than this task takes, so that the generator stands where it would have stood.
+        """
+        where, left, rows = self.images.device, len(self.steps), self._rows()
+        while True:
+            drawn = [self._drawn(next(rows))]
+            if where.type != "cpu":
+                size = sum(v.numel() * v.element_size() for v in drawn[0].values())
+                drawn += [self._drawn(next(rows)) for _ in range(min(AHEAD, left, AHEAD_BYTES // size) - 1)]
+                counts = [len(one[ROWS]) for one in drawn]
+                there = {k: torch.cat([one[k] for one in drawn]).to(where).split(counts) for k in drawn[0]}
+                drawn = [{k: parts[i] for k, parts in there.items()} for i in range(len(drawn))]
+            left -= len(drawn)
+            for draws in drawn:
+                batch = draws.pop(ROWS)
+                yield (self.images[batch], self.labels[batch]), draws
+
+    def _drawn(self, rows: Tensor) -> Params:
+        return {ROWS: rows, **self.model.draws(len(rows), self.rng)}
 
     def _rows(self) -> Iterator[Tensor]:
         records, count = len(self.images), self.training.batch

@@ -1,23 +1,45 @@
-"""Everything that computes on the accelerator, on one that is none (`fake_gpu`): no tensors of unlike devices meet, the bits
+"""All that computes on the accelerator, on one that is none (`fake_gpu`): no tensors of unlike devices meet, the bits
 are those of the CPU, and little travels to the device in a step."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from fake_gpu import FakeGpu, gpu
-from test_contract import KEYS, experiment, method, records, run, summary  # noqa: F401
+from fake_gpu import FakeGpu, attached
+from test_contract import experiment, method, records, run, summary
 
-from raydiff import tree
+from raydiff.experiment import trial
+from raydiff.experiment.config import Experiment
+from raydiff.experiment.overrides import override
 from raydiff.federated.method import Method
 from raydiff.methods import Sketch
-from raydiff.models.ddpm import device
+from raydiff.models.ddpm import DDPM, device
+from raydiff.models.lockstep import answers
+from raydiff.models.networks import MLP, UNet
+from raydiff.models.training import Task, Training
+from raydiff.results.finished import open_finished
+from raydiff.seeding import generator
 
-__all__ = ["experiment", "gpu", "method"]
+__all__ = ["experiment", "method"]
+
+SMALL = UNet(widths=(8, 8))
+CHANGES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "lock-step": {"runtime.vectorize": True},
+    "bfloat16": {"method.model.precision": "bfloat16"},
+}
+UNET = {"method.model.network": SMALL}
+
+
+@pytest.fixture
+def gpu() -> Iterator[FakeGpu]:
+    with attached() as found:
+        yield found
 
 
 def test_the_fake_is_strict(gpu: FakeGpu) -> None:
@@ -40,7 +62,54 @@ def test_the_fake_is_strict(gpu: FakeGpu) -> None:
     assert leaf.grad is not None and leaf.grad.device.type == "cpu" and gpu.counts["up"] > 0
 
 
-def test_a_method_has_the_bits_of_the_cpu(method: Method, gpu: FakeGpu) -> None:  # noqa: F811
-    found = summary(method, run(method)[-1])
+def test_a_method_has_the_bits_of_the_cpu(method: Method) -> None:
+    """Rounds, deployment, samples."""
+    expected = summary(method, run(method)[-1])
+    with attached() as gpu:
+        assert summary(method, run(method)[-1]) == expected
     assert gpu.counts["ops"] > 0 or isinstance(method, Sketch)  # which trains nothing
-    print(type(method).__name__, gpu.counts)
+
+
+@pytest.mark.parametrize(
+    "changes", [*CHANGES.values(), pytest.param(UNET, marks=pytest.mark.slow)], ids=[*CHANGES, "unet"]
+)
+def test_a_trial_has_the_numbers_of_the_cpu(tmp_path: Path, tiny: Experiment, changes: dict[str, Any]) -> None:
+    """Rounds, evaluation, attacks; then samples of what it has left."""
+    found = []
+    for name, where in (("cpu", contextlib.nullcontext()), ("gpu", attached())):
+        this = trial.open_trial(override(tiny, {"runtime.noise_secret": "ab" * 16, **changes}), tmp_path / name, None)
+        with where as gpu:
+            *_, final = trial.run(this, trial.local_pool(this))
+            made = open_finished(this.folder).source(0).sample(torch.tensor([[0], [1]]), generator(0))
+        found.append(({k: v for k, v in final.items() if not k.startswith("time/")}, made.tolist()))
+    assert gpu is not None and gpu.counts["ops"] > 1000
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    "network", [MLP(width=16, depth=1), pytest.param(SMALL, marks=pytest.mark.slow)], ids=["mlp", "unet"]
+)
+@pytest.mark.parametrize("together", [1, 3])
+def test_little_travels_in_a_step(network: Any, together: int) -> None:
+    """Less than a copy in five steps and client: schedules lie on the device, and batches are drawn ahead."""
+    model = DDPM(network=network, timesteps=20)
+
+    def copies(steps: int) -> int:
+        tasks = []
+        for client in range(together):
+            own, rng = records(client), generator(client)
+            training = Training(steps=steps, batch=8)
+            given = {
+                "images": own.images,
+                "labels": own.labels,
+                "training": training,
+                "steps": range(steps),
+                "rng": rng,
+            }
+            tasks.append(Task(model=model, params=model.init(generator(client, "init")), **given))
+        with attached() as gpu:
+            assert all(not isinstance(fitted, BaseException) for fitted, _ in answers(tasks))
+        return gpu.counts["up"]
+
+    assert copies(32) > 0
+    assert copies(64) - copies(32) <= 32 * together / 5
