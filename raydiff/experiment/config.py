@@ -59,7 +59,7 @@ class Runtime:
     round_deadline_s: float | None = None
     """Seconds after which a round is closed at the latest. Who is late is charged, and not aggregated. With it, or with
     `overcommit`, numbers depend on the machine: both are part of the digest."""
-    budget: Budget | None = None
+    budget: Budget | None = later(None)
     """What all trials on the same data set may spend together in this storage folder (`--budget 10`); once a trial was
     charged to one, every trial on them is, asked or not, and what would overspend is refused."""
     client_timeout_s: float = later(1800.0)
