@@ -83,15 +83,15 @@ class Losses:
 
     @functools.cached_property
     def deltas(self) -> tuple[Any, Any]:
-        """Epsilons >= 0, all losses of the grid that are not negative, and the larger of both divergences there."""
+        """Epsilons >= 0, losses of the grid, and the larger of both divergences there."""
         zero = len(self.grid) // 2
-        epsilons, both = self.grid[zero:], []
+        epsilons, both = self.grid[-zero:], []  # what has the loss epsilon itself counts for nothing at epsilon
         for losses, of, beyond in (
             (self.grid, self.inside, self.above),
             (-self.grid[::-1], self.outside[::-1], self.below),
         ):
             _, mass, other = (values[-zero:] for values in self._sums(losses, of))
-            both.append(beyond + mass - np.exp(epsilons[-zero:]) * other)
+            both.append(beyond + mass - np.exp(epsilons) * other)
         return epsilons, np.maximum(*both).clip(0.0, 1.0)
 
     def least_fpr(self, tpr: float) -> float:

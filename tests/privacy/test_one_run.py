@@ -90,7 +90,7 @@ def test_of_a_gaussian_it_says_more_than_of_any_mechanism() -> None:
     assert replace(bits, right=50).epsilon_of_noise(gaussian(1.0)) == 0.0
 
 
-@pytest.mark.parametrize(("m", "r", "v"), [(12, 12, 9), (30, 10, 8), (30, 10, 10), (25, 8, 5)])
+@pytest.mark.parametrize(("m", "r", "v"), [(12, 12, 9), (30, 10, 8), (30, 10, 10), (25, 8, 5), (12, 12, 7)])
 @pytest.mark.parametrize(("epsilon", "delta"), [(0.7, 0.0), (1.5, 0.02), (0.3, 0.1)])
 def test_it_is_the_linear_program_s_optimum(m: int, r: int, v: int, epsilon: float, delta: float) -> None:
     """max P(R >= v) over all laws of R that keep to the inequality at every t, which here is linear on two pieces."""

@@ -10,7 +10,7 @@ import pytest
 from opacus.accountants import PRVAccountant
 from scipy.stats import norm
 
-from raydiff.privacy import accountants, losses
+from raydiff.privacy import accountants, losses, pairs
 from raydiff.privacy.accountants import exact, pld, rdp
 from raydiff.privacy.release import Gaussian, NonPrivate
 from raydiff.seeding import NoiseStream
@@ -176,6 +176,20 @@ def test_less_noise_more_steps_and_a_higher_rate_cost_more(relation: str) -> Non
     dearer = [epsilon(rate=0.11), epsilon(noise=0.95), epsilon(n=51), epsilon(delta=9e-6)]
     assert 0 < epsilon() < min(dearer) < math.inf
     assert epsilon() == pld(steps(0.1, 1.0, 20, relation) + steps(0.1, 1.0, 30, relation), 1e-5)
+
+
+def test_either_of_a_pair_may_be_the_one_without_the_record() -> None:
+    """Where P and Q change places, each divergence is the other's, and the larger one the same."""
+    found = pairs.losses((pairs.Kind(0.3, 0.7, 5),), replaced=False)
+    grid, inside, outside = (
+        values[1:] for values in (found.grid, found.inside, found.outside)
+    )  # as far to either side
+    there = pairs.Losses(grid, inside, outside, found.above, found.below)
+    back = pairs.Losses(grid, outside[::-1], inside[::-1], found.below, found.above)
+    assert there.epsilon(1e-4) == pytest.approx(found.epsilon(1e-4), rel=1e-9)
+    assert back.epsilon(1e-4) == there.epsilon(1e-4) > 1
+    for tpr in (1e-3, 0.3, 0.999):
+        assert back.least_fpr(tpr) == there.least_fpr(tpr) == pytest.approx(found.least_fpr(tpr), rel=1e-9)
 
 
 @pytest.mark.parametrize("relation", RELATIONS)
