@@ -205,10 +205,13 @@ def test_a_trial_becomes_a_nested_run(sweep: Sweep, experiment: Experiment) -> N
 
 def test_a_runs_metrics_begin_with_its_epsilon(sweep: Sweep, experiment: Experiment) -> None:
     folder = sweep.trial(experiment)
-    Jsonl(folder / "metrics.jsonl").log(0, {"upload/clipped": 0.5, "privacy/mu": 1.0, "privacy/epsilon_server": 9.7})
+    line = {"upload/clipped": 0.5, "privacy/tpr_ceiling_at_1pct_fpr": 0.1, "privacy/mu": 1.0}
+    Jsonl(folder / "metrics.jsonl").log(0, {**line, "privacy/epsilon_server": 9.7})
     finish(folder, final={"eval/fd_cnn/all": 2.5})
     sweep.follow()
-    assert next(iter(sweep.runs("trial")[0].data.metrics)) == "privacy/epsilon_server"
+    metrics = sweep.runs("trial")[0].data.metrics
+    assert next(iter(metrics)) == "privacy/epsilon_server"
+    assert {"upload/clipped", "privacy/mu"} < set(metrics) and not any("tpr_ceiling" in name for name in metrics)
 
 
 @pytest.mark.parametrize(
