@@ -10,7 +10,13 @@ from raydiff.experiment.config import Experiment
 from raydiff.report.files import read_json
 
 LEAST = 0.2  # of the way from chance to a classifier's accuracy on real pictures
-CURES = ("method.local.steps", "method.server.steps", "method.model.network.width")
+CURES = (
+    "method.local.steps",
+    "method.server.steps",
+    "method.training.steps",
+    "method.model.network.width",
+    "method.epsilon",
+)
 
 
 def noise(folder: Path) -> str:
@@ -44,4 +50,4 @@ def _classes(experiment: Experiment) -> int:
 
 def _cures(experiment: Experiment) -> str:
     flat = overrides.flat(experiment)
-    return " or ".join(f"--{path} (now {overrides.short(flat[path])})" for path in CURES if path in flat)
+    return " or ".join(f"--{path} (now {overrides.short(flat[path])})" for path in CURES if flat.get(path) is not None)

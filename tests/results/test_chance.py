@@ -12,8 +12,9 @@ from raydiff.experiment.presets.names import PRESETS
 from raydiff.results.chance import noise
 
 
-def sweep(folder: Path, *accuracies: float | None) -> Path:
+def sweep(folder: Path, *accuracies: float | None, method: str = "pfdm") -> Path:
     experiment = PRESETS["digits"]().experiment
+    experiment = overrides.override(experiment, {"method": overrides.convert(experiment, "method", method)})
     for number, accuracy in enumerate(accuracies):
         at = folder / "trials" / str(number)
         at.mkdir(parents=True)
@@ -28,6 +29,11 @@ def test_one_trial_at_chance(tmp_path: Path) -> None:
     assert said.startswith("the samples are hardly better than noise")
     assert "about 96% of real pictures" in said and "about 11% of these (10% by chance)" in said
     assert "--method.local.steps (now 1000) or --method.server.steps (now 1000)" in said
+
+
+def test_where_no_network_is_wanted_the_noise_may_be_the_cause(tmp_path: Path) -> None:
+    said = noise(sweep(tmp_path, 0.11, method="dpmerf"))
+    assert "raise --method.training.steps (now 2000) or --method.epsilon (now 10), or let" in said
 
 
 def test_of_several_trials_it_counts_those_and_shows_the_worst(tmp_path: Path) -> None:
