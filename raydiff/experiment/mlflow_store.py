@@ -22,6 +22,7 @@ MOVED = (("experiments", "artifact_location"), ("runs", "artifact_uri"), ("logge
 """(table, column) in which MLflow 3 keeps whole paths of that folder."""
 UNANSWERED = ("ConnectionRefusedError", "ConnectTimeout", "NewConnectionError", "NameResolutionError")
 """Errors, by name, of an address at which there is no server: the system's, and those of what MLflow asks by."""
+PAGE = 1000  # runs
 BATCH, PARAMS = 900, 100  # metrics and params per request; MLflow takes 1000 and 100
 
 
@@ -78,6 +79,16 @@ def first_line(error: Exception) -> str:
             return "nothing answers there; start that server, or unset MLFLOW_TRACKING_URI"
         cause = cause.__cause__ or cause.__context__
     return redacted((str(error).strip() or type(error).__name__).splitlines()[0])
+
+
+def all_runs(client: Any, experiment: str, query: str) -> list[Any]:
+    """All runs of an experiment that a query finds, however many: MLflow gives them by the page."""
+    found, token = [], None
+    while True:
+        page = client.search_runs([experiment], query, max_results=PAGE, page_token=token)
+        found += page
+        if not (token := page.token):
+            return found
 
 
 def log_data(client: Any, run: str, name: str, digest: str) -> None:

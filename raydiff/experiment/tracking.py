@@ -17,7 +17,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from raydiff.experiment.mlflow_store import connect, first_line, log_data, log_params, log_values, redacted, spelled
+from raydiff.experiment.mlflow_store import (
+    all_runs,
+    connect,
+    first_line,
+    log_data,
+    log_params,
+    log_values,
+    redacted,
+    spelled,
+)
 from raydiff.federated import heartbeat
 from raydiff.report.files import KEYED, flatten, published, read_json, read_lines, sealed
 
@@ -179,7 +188,7 @@ class Mlflow(threading.Thread):
         """
         c, below = self._client, {"mlflow.parentRunId": str(self.parent), "raydiff.kind": "mean"}
         query = " and ".join(f"tags.`{k}` = '{v}'" for k, v in below.items())
-        for earlier in c.search_runs([self.experiment_id], query, max_results=10_000):
+        for earlier in all_runs(c, str(self.experiment_id), query):
             c.delete_run(earlier.info.run_id)
         for name, row in means.items():
             run = c.create_run(self.experiment_id, run_name=name[:200], tags={**below, **self.tags}).info.run_id
@@ -206,7 +215,7 @@ class Mlflow(threading.Thread):
         self._id = read_json(self.sweep / "sweep.json", needs="id")["id"]
         parent = None
         query = f"tags.`raydiff.id` = '{self._id}'"
-        for run in client.search_runs([self.experiment_id], query, max_results=10_000):
+        for run in all_runs(client, str(self.experiment_id), query):
             if digest := run.data.tags.get("raydiff.trial"):
                 self._runs[digest] = run.info.run_id
             else:

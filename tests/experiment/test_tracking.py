@@ -168,6 +168,19 @@ def test_a_schedule_with_a_rate_has_a_name(experiment: Experiment) -> None:
     assert name == "FedAvg, 2 clients, Sigmoid, seed 0"
 
 
+def test_runs_are_found_again_however_many_pages_they_fill(
+    sweep: Sweep, experiment: Experiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mlflow_store, "PAGE", 1)
+    for seed in range(3):
+        folder = sweep.trial(replace(experiment, seed=seed))
+        Jsonl(folder / "metrics.jsonl").log(0, {"server/loss": 1.0})
+    sweep.follow()
+    before = {run.info.run_id for kind in ("sweep", "trial") for run in sweep.runs(kind)}
+    sweep.follow()
+    assert {run.info.run_id for kind in ("sweep", "trial") for run in sweep.runs(kind)} == before and len(before) == 4
+
+
 def test_a_trial_becomes_a_nested_run(sweep: Sweep, experiment: Experiment) -> None:
     folder = sweep.trial(experiment)
     log = Jsonl(folder / "metrics.jsonl")

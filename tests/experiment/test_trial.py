@@ -216,7 +216,10 @@ def test_a_trial_begins_as_it_was_resolved_and_on_the_same_data_alone(
     planned = Trial(trial.resolve(tiny, b"the noise secret"), tmp_path)
     other = Trial(replace(planned.experiment, data_digest=f"hmac:{'0' * 64}"), tmp_path)
     monkeypatch.setattr(trial, "resolve", lambda *_: pytest.fail("it is resolved again"))
-    with pytest.raises(ValueError, match=r"^the data set digits is not the one here that the trial was planned for, or [^\n]*secret is damaged$"):
+    with pytest.raises(
+        ValueError,
+        match=r"^the data set digits is not the one here that the trial was planned for, or [^\n]*secret is damaged$",
+    ):
         trial.begin(other)
     assert not (tmp_path / "trials").exists()
     trial.begin(planned)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from raydiff.experiment.config import Experiment
 from raydiff.experiment.overrides import override
 from raydiff.federated import heartbeat
 from raydiff.federated.heartbeat import Beat
+from raydiff.models.ddpm import going_on
 from raydiff.runtime.progress import Running
 
 
@@ -65,6 +67,18 @@ def test_clients_in_lock_step_tell_their_mean_loss(tmp_path: Path, tiny: Experim
     together = [b for b in told if b.who != "the server"]
     assert {(b.who, b.turn, b.turns) for b in together} == {("clients 0 to 1", 0, 1)}
     assert [b.loss for b in together] == pytest.approx([sum(pair) / 2 for pair in zip(*apart, strict=True)], rel=1e-4)
+
+
+def test_what_takes_no_steps_gives_signs_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And leaves nothing; outside nobody is told."""
+    monkeypatch.setattr(heartbeat, "EVERY_S", 0.0)
+    with heartbeat.beating(tmp_path, "client 0", 0, began=0.0, loss=True):
+        for _ in going_on(range(3)):
+            (file,) = (tmp_path / heartbeat.FOLDER).iterdir()
+            assert heartbeat.sign(tmp_path, heartbeat.process()) == [None, file.stat().st_mtime_ns] != [None, 1]
+            os.utime(file, ns=(1, 1))
+    assert heartbeat.sign(tmp_path, heartbeat.process()) == [None, None] and heartbeat.read(tmp_path) == []
+    assert list(going_on(range(2))) == [0, 1]
 
 
 def test_without_instruments_no_loss_is_told(tmp_path: Path, tiny: Experiment, told: list[Beat]) -> None:

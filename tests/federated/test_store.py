@@ -283,6 +283,20 @@ def test_notes_damaged_by_more_than_a_failed_write_are_no_silence(store: Store) 
         store.sent_after(6)
 
 
+def test_no_flipped_bit_in_notes_hides_what_was_sent(store: Store) -> None:
+    for client in (2, 3):
+        told(store, client, 7, disclose({"x": torch.ones(100)}, "weights"))
+    (path,) = store.root.rglob("*.jsonl")
+    whole, sent = path.read_bytes(), store.sent_after(6)
+    for at in range(len(whole)):
+        for bit in range(8):
+            path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << bit]) + whole[at + 1 :])
+            try:
+                assert store.sent_after(6) == sent
+            except ValueError as e:
+                assert str(e).startswith(f"{path} is damaged: ")
+
+
 def test_of_a_bare_and_a_noised_release_the_bare_one_counts(store: Store) -> None:
     bare, noised = disclose({"x": torch.ones(100)}, "weights"), already_private(state(4), EVENT)
     for order, number in (((bare, noised), 7), ((noised, bare), 8)):

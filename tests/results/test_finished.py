@@ -179,4 +179,7 @@ def test_data_that_have_changed(copied) -> None:
     experiment = replace(config.from_dict(read_json(folder / "config.json")), data_digest="other")
     (folder / "config.json").write_text(json.dumps(overrides.to_dict(experiment)))
     moved = folder.rename(folder.with_name(experiment.digest))
-    assert refusal(open_finished, moved) == f"the data set digits is no longer the one that {moved} was trained on"
+    says = (
+        f"the data set digits is no longer the one that {moved} was trained on, or {moved.parents[1]}/secret is damaged"
+    )
+    assert refusal(open_finished, moved) == says

@@ -1,0 +1,39 @@
+"""Digests in JSON: every flipped bit is found."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from raydiff.report import files
+
+FIELDS = {"outcome": "finished", "final": {"privacy/epsilon_server": 9.5, "Bär": [1, 2]}, "hash": "0" * 64}
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+def test_every_flipped_bit_is_found(tmp_path: Path, indent: int | None) -> None:
+    path = tmp_path / "outcome.json"
+    path.write_text(files.sealed(FIELDS, indent=indent))
+    assert files.read_json(path) == FIELDS
+    whole = path.read_bytes()
+    for at in range(len(whole)):
+        for bit in range(8):
+            path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << bit]) + whole[at + 1 :])
+            with pytest.raises(ValueError, match=r"outcome\.json (is damaged|is not valid JSON).*: delete it, and"):
+                files.read_json(path)
+
+
+def test_a_damaged_line_is_left_out_and_named(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    lines = [files.sealed({"step": step, "loss": 0.5}) for step in range(3)]
+    path.write_text("\n".join([lines[0], lines[1].replace("0.5", "0.4"), lines[2], ""]))
+    assert files.read_lines(path) == [{"step": 0, "loss": 0.5}, {"step": 2, "loss": 0.5}]
+    assert files.cut_short(path) == [2]
+
+
+def test_what_was_written_without_a_digest_is_believed(tmp_path: Path) -> None:
+    for fields in (FIELDS, {"data_digest": "ab" * 32}, {}):
+        (tmp_path / "config.json").write_text(json.dumps(fields))
+        assert files.read_json(tmp_path / "config.json") == fields
