@@ -11,7 +11,7 @@ sensitivity * sqrt(2 ln(1.25 / delta)) / epsilon in every round, as if there wer
 clipping norm: what is spent is computed from these two, and not from the epsilon that was given.
 
 Each relation has a line: its epsilon by the tightest accountant that has a theorem; mu of Gaussian DP where there is
-one; and what no attack on what was released exceeds, the AUC and the true positive rate at a false positive rate of 1 %.
+one; and what no attack on what was released exceeds: AUC, and true positive rate at 1 % false positives.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def test_a_line_cut_short_is_named_and_costs_neither_table_nor_report(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = folder / "trials" / "0" / "metrics.jsonl"
-    path.write_text('{"step": 0, "ti\n{"step": 1, "time": 17.0, "train/loss": 0.5}\n')
+    path.write_text('{"step": 0, "ti\n{"step": 0, "time": 17.0, "train/loss": 0.5}\n')
     launch._report(folder, folder / "report")
     said = capsys.readouterr().out
     assert f"line 1 of {path} " in said and "no table" not in said and "no report" not in said
