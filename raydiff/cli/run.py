@@ -33,7 +33,7 @@ def main(argv: Sequence[str]) -> int:
 
     start: Experiment = study.experiment
     if options.config is not None:
-        start = config.read(options.config)
+        start = config.read(options.config, edited=True)
     given = arguments.overrides(start, fields)
     name = options.name or sweep_folder.fresh_name(f"run-{preset}")
     asked = Asked(given=given, samplers=True, experiment=options.experiment, tracker=options.tracker)

@@ -303,10 +303,11 @@ def from_dict(data: Mapping[str, Any]) -> Experiment:
     return found
 
 
-def read(path: Path) -> Experiment:
-    """`from_dict` of a config.json. Raises ValueError, with the path, where it is none that this version can read."""
+def read(path: Path, *, edited: bool = False) -> Experiment:
+    """`from_dict` of a config.json, which may have been `edited` by hand. Raises ValueError, with the path, where it is
+    none that this version can read."""
     try:
-        return from_dict(read_json(path, needs="method"))
+        return from_dict(read_json(path, needs="method", edited=edited))
     except FileNotFoundError:
         raise ValueError(f"there is no file {path}") from None
     except ValueError as e:

@@ -37,3 +37,12 @@ def test_what_was_written_without_a_digest_is_believed(tmp_path: Path) -> None:
     for fields in (FIELDS, {"data_digest": "ab" * 32}, {}):
         (tmp_path / "config.json").write_text(json.dumps(fields))
         assert files.read_json(tmp_path / "config.json") == fields
+
+
+def test_a_file_that_somebody_was_meant_to_edit_is_believed(tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text(files.sealed(FIELDS).replace("9.5", "4.5"))
+    with pytest.raises(ValueError, match=r"mine\.json is damaged"):
+        files.read_json(path)
+    assert files.read_json(path, edited=True)["final"]["privacy/epsilon_server"] == 4.5
+    assert "sha256" not in files.read_json(path, edited=True)
