@@ -119,7 +119,7 @@ def _process(config: dict[str, Any]) -> Any:
     if isinstance(done, Diverged):
         return done
     params, moments, loss = done
-    return arrays(params), arrays(moments), loss, task.rng.get_state().numpy()
+    return arrays(dict(params)), arrays(moments), loss, task.rng.get_state().numpy()  # A flat tree holds tensors.
 
 
 def share(task: Task) -> Fitted | Diverged:
