@@ -63,11 +63,9 @@ class Layout:
         """Views of the buffer (size,)."""
         views = _unflatten_dense_tensors(buffer, [piece for _, piece in self._pieces])
         leaves = {name: v for (name, _), v in zip(self._pieces, views, strict=True) if name is not None}
-        return (
-            leaves
-            if all(self.shapes)
-            else {k: v.view(s) for (k, v), s in zip(leaves.items(), self.shapes, strict=True)}
-        )
+        if all(self.shapes):
+            return leaves
+        return {k: leaves[k].view(shape) for k, shape in zip(self.names, self.shapes, strict=True)}  # Numbers are ().
 
     def joined(self, a: Tensors) -> Tensor:
         """A new buffer with these leaves, where they are."""

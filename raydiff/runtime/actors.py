@@ -78,6 +78,7 @@ class Worker:
         """Become the home of these clients of this trial: how this process is called, and how many records each has."""
         torch.set_num_threads(trial.experiment.runtime.threads)
         self._gpu, self._folder = gpu, trial.folder
+        self._messages = iter(())  # What is left of another trial's holds its clients.
         with lost.ending(self._folder, "a worker"):
             cap_memory(gpu)
             if gpu and (meter := gpu_memory.here()):
