@@ -35,6 +35,8 @@ ENDED = {"finished": "FINISHED", "stopped": "FINISHED", "failed": "FAILED", "kil
 PERIOD_S = 2.0  # between looks at the files
 LONGEST_WAIT_S = 60.0  # between attempts while MLflow cannot be reached
 FINAL = "final.json"
+TOLD = "raydiff.outcome"
+"""The tag that a run gets last: a follower that finds it has nothing to add."""
 WITHIN = "training/loss"
 FIRST = "privacy/epsilon_server"
 """Of a run's metrics MLflow's page shows first what it got first."""
@@ -167,8 +169,8 @@ class Mlflow(threading.Thread):
                 raise self.error
             for digest, run in self._runs.items():
                 if digest not in self._ended:  # its outcome could not be written, as on a full disk
-                    self._client.set_tag(run, "raydiff.outcome", "killed")
                     self._client.set_terminated(run, "KILLED")
+                    self._client.set_tag(run, TOLD, "killed")
             assert self.parent is not None
             if note:
                 self._client.set_tag(self.parent, "mlflow.note.content", note[:NOTE])
@@ -293,14 +295,14 @@ class Mlflow(threading.Thread):
                 **self.tags,
             }
             self._runs[digest] = c.create_run(self.experiment_id, run_name=run_name(tree), tags=tags).info.run_id
-            if "data_digest" in tree:
-                of = tree["data"]["name"], tree["data_digest"].removeprefix(KEYED)[:16]
-                for run in (self._runs[digest], str(self.parent)):  # The same one again is not logged twice.
-                    log_data(c, run, *of)
         run = self._runs[digest]
-        data = c.get_run(run).data
-        self._told[digest] = data.tags.get("raydiff.outcome", "")
-        log_params(c, run, {k: v for k, v in flatten(tree).items() if k not in data.params})  # They are write-once.
+        its = c.get_run(run)
+        if "data_digest" in tree and not its.inputs.dataset_inputs:
+            of = tree["data"]["name"], tree["data_digest"].removeprefix(KEYED)[:16]
+            for each in (str(self.parent), run):  # The same one again is not logged twice.
+                log_data(c, each, *of)
+        self._told[digest] = its.data.tags.get(TOLD, "")
+        log_params(c, run, {k: v for k, v in flatten(tree).items() if k not in its.data.params})  # They are write-once.
         self._logged[digest] = max((m.step for m in c.get_metric_history(run, "round")), default=-1)
 
     def _finish(self, folder: Path, run: str, outcome: dict[str, Any]) -> None:
@@ -309,7 +311,6 @@ class Mlflow(threading.Thread):
         final = {f"final/{k}": v for k, v in outcome.get("final", {}).items()}
         telling = ((k, last, v) for k, v in final.items() if not QUALIFIES.search(k))
         log_values(c, run, telling, at=folder.stat().st_mtime)
-        c.set_tag(run, "raydiff.outcome", outcome["outcome"])
         c.set_tag(run, "raydiff.privacy", outcome["says"])
         c.set_tag(run, "mlflow.note.content", "\n\n".join(filter(None, (outcome["says"], outcome.get("reason")))))
         c.set_tag(run, "raydiff.reason", outcome.get("reason", ""))
@@ -323,6 +324,7 @@ class Mlflow(threading.Thread):
             except ValueError as e:  # there is none for this trial; the others go on
                 c.set_tag(run, "raydiff.sampler", f"not logged: {e}")
         c.set_terminated(run, ENDED[outcome["outcome"]])
+        c.set_tag(run, TOLD, outcome["outcome"])
 
     def _attach_artifacts(self, folder: Path, run: str, final: Mapping[str, object]) -> None:
         c = self._client

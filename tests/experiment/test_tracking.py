@@ -451,6 +451,56 @@ def test_a_trial_that_fails_again_is_not_left_running(sweep: Sweep, experiment: 
     assert now() == (outcome.upper(), "unseen")
 
 
+def test_a_follower_that_dies_at_any_call_leaves_the_rest_to_the_next(
+    sweep: Sweep, experiment: Experiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mlflow import MlflowClient
+
+    class Killed(BaseException):
+        """Nothing catches it, as nothing catches SIGKILL."""
+
+    called = ("create_run", "log_batch", "log_inputs", "log_dict", "set_tag", "update_run", "set_terminated")
+    calls_left: list[int] = []
+
+    def mortal(name: str) -> Callable[..., Any]:
+        call = getattr(MlflowClient, name)
+
+        def wrapped(*args: Any, **options: Any) -> Any:
+            if calls_left:
+                if calls_left[0] == 0:
+                    raise Killed
+                calls_left[0] -= 1
+            return call(*args, **options)
+
+        return wrapped
+
+    for name in called:
+        monkeypatch.setattr(MlflowClient, name, mortal(name))
+    sweep.follow()  # The parent's run.
+    deaths, died = 0, True
+    while died:
+        folder = sweep.trial(replace(experiment, seed=deaths))
+        Jsonl(folder / "metrics.jsonl").log(0, {"server/loss": 1.0})
+        finish(folder, final={"loss": 2.0})
+        follower = sweep.follower()
+        follower._open()
+        follower._find_runs()
+        calls_left[:] = [deaths]
+        try:
+            follower._follow(folder)
+            died = False
+        except Killed:
+            deaths += 1
+        calls_left.clear()
+    sweep.follow()
+    runs = sweep.runs("trial")
+    assert len(runs) == deaths + 1 > 12
+    for run in runs:
+        assert (run.info.status, run.data.tags["raydiff.outcome"]) == ("FINISHED", "finished")
+        assert run.data.metrics.keys() >= {"server/loss", "final/loss"} and len(run.inputs.dataset_inputs) == 1
+        assert run.data.params["seed"] and "final.json" in run.data.tags["mlflow.loggedArtifacts"]
+
+
 def test_another_sweep_may_make_the_experiment_at_the_same_moment(
     sweep: Sweep, experiment: Experiment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
