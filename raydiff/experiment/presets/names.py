@@ -31,6 +31,7 @@ _FUNCTIONS = (
     tables.removal_adult,
     tables.removal_german,
     spire.spire_digits,
+    spire.spire_mnist14,
     spire.spire_mnist,
     spire.spire_cifar10,
     spire.spire_faces,

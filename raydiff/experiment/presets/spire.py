@@ -11,11 +11,21 @@ from raydiff.evaluation.suite import Evaluation
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.overrides import override
 from raydiff.experiment.presets.pfdm import digits, mnist
-from raydiff.experiment.study import SEEDS, Arm, Study
+from raydiff.experiment.study import SEEDS, Arm, Choices, Study
 from raydiff.methods import PFDM, SPIRE, FedAvg, LocalOnly, PerFedAvg, SharedRep
 from raydiff.models.ddpm import DDPM
 from raydiff.models.networks import MLP, UNet
 from raydiff.models.training import Training
+
+PAPERS_MNIST = Data(name="mnist", train=24_000, public=2000, validation=0, calibration=0, test=4000)
+
+LAST_RATES: dict[Any, Choices] = {
+    FedAvg: {"method.finetune.learning_rate": (3e-4, 1e-3, 3e-3)},
+    SharedRep: {"method.joining.learning_rate": (3e-4, 1e-3, 3e-3)},
+    PerFedAvg: {"method.inner_rate": (0.003, 0.01, 0.03)},
+    LocalOnly: {"method.local.learning_rate": (1e-3, 2e-3, 4e-3)},
+}
+"""Method -> rates with which it trains what a client that joins has of its own."""
 
 
 def _trained(path: str, training: Training) -> dict[str, Any]:
@@ -84,7 +94,15 @@ def spire_digits() -> Study:
         partition=ByClass(),
         newcomers=Newcomers(clients=5, classes=3, records=50),
     )
-    return _spire(
+    return _as_searched(base)
+
+
+def _as_searched(base: Experiment) -> Study:
+    """The rates, decay and rounds that validation records of digits chose; SPIRE also with three embeddings.
+
+    `raydiff tune PRESET --metric new/kd_cnn/all` chooses each arm's last rate.
+    """
+    study = _spire(
         base,
         rounds=400,
         local=Training(steps=2000, batch=20, learning_rate=2e-3, decay="cosine"),
@@ -93,13 +111,29 @@ def spire_digits() -> Study:
         middle=Training(steps=1000, learning_rate=3e-4, decay="cosine"),
         beside=(Arm(changes={"method.embeddings": 3}),),
     )
+    beside = (replace(arm, space=LAST_RATES.get(arm.method or arm.changes.get("method"), {})) for arm in study.beside)
+    return replace(study, beside=tuple(beside), space={"method.joining.learning_rate": (0.03, 0.1, 0.3)})
+
+
+def spire_mnist14() -> Study:
+    """The paper's clients and records of MNIST at 14x14, for 2 cores: an MLP, trained as in `spire_digits`."""
+    base = override(
+        spire_digits().experiment,
+        {
+            "method.model.network": MLP(width=256, skip=True),
+            "data": replace(PAPERS_MNIST, size=14, validation=1000),
+            "clients": 30,
+            "newcomers": Newcomers(clients=30, classes=3, records=400),
+        },
+    )
+    return _as_searched(base)
 
 
 def spire_mnist() -> Study:
     """MNIST as in the paper: 30 clients x 400 records of one class, 30 more x 400 of three, the paper's widths."""
     base = replace(
         override(mnist().experiment, {"method.model.network": UNet(widths=(32, 64, 64), layers=2)}),
-        data=Data(name="mnist", train=24_000, public=2000, validation=0, calibration=0, test=4000),
+        data=PAPERS_MNIST,
         clients=30,
         partition=ByClass(),
         newcomers=Newcomers(clients=30, classes=3, records=400),
