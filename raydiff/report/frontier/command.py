@@ -1,6 +1,7 @@
 """The privacy-utility frontier of a sweep, as a table for people and as a plot.
 
-    raydiff frontier SWEEP [--out DIR]     prints the table, writes frontier.png and frontier.csv
+    raydiff frontier SWEEP [--out DIR]     prints the table, writes frontier.png and frontier.csv; with several seeds
+                                           also what each protected setting gains over training alone: alone.md, .csv
 
 A row is one trial, or the trials that differ only in their seed and the split of their data. Epsilons are ranked
 against each other within one kind (unit, relation, trust, delta, accountant) only; where there are several, the tables
@@ -12,11 +13,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from raydiff.report import load
+from raydiff.report import alone, load
+from raydiff.report.cells import publish
 from raydiff.report.frontier.kinds import spread
 from raydiff.report.frontier.rows import frontier
 from raydiff.report.frontier.scatter import draw, drawable
 from raydiff.report.frontier.text import text
+from raydiff.report.sweep_view import open_sweep
 
 
 def write(sweep: Path, out: Path) -> str:
@@ -37,3 +40,8 @@ def main(argv: Sequence[str]) -> None:
     """Print the table, write the files and say where."""
     given = load.arguments(__doc__, argv)
     print(f"{write(given.sweep, given.out)}\n\n{given.out}")
+    sweep = open_sweep(given.sweep)
+    found = alone.gaps(sweep) if sweep.measure else None
+    if found is not None and found["n"].max() > 1:
+        said = "\n\n".join([*map(str, alone.tables(sweep, found)), alone.NOTE, sweep.origin])
+        publish(given.out, "alone", said, {"alone": found})

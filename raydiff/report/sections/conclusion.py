@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pandas as pd
 
+from raydiff.report.alone import gaps
 from raydiff.report.cells import number
-from raydiff.report.frontier.kinds import comparable
 from raydiff.report.html import html
 from raydiff.report.intervals import decided, shown, student
-from raydiff.report.load import Row, column
+from raydiff.report.load import Row, column, records
 from raydiff.report.sections.seeds import compared, ranking
 from raydiff.report.sweep_view import Section, SweepView, spoken
 
@@ -41,14 +41,14 @@ def sentences(sweep: SweepView) -> Iterator[str]:
     if sweep.measure is None:
         yield f"{says}; none has a measure of quality, so nothing is compared."
         return
-    ranked, trials = ranking(sweep), compared(sweep)
+    ranked, beside_alone = ranking(sweep), gaps(sweep)
     floor = column(sweep.finished, f"{sweep.measure}_floor").mean()
     against = "" if math.isnan(floor) else f" (real records against real ones: {number(floor)})"
     yield f"{says}. By {spoken(sweep.measure)}, lower is better{against}:"
     cells = list(dict.fromkeys(ranked["cell"]))
     for cell in cells[:CELLS]:
         where = "" if len(cells) == 1 else f"{cell}: "
-        for line in (_best(ranked[ranked["cell"] == cell]), *_protected(trials[trials["cell"] == cell])):
+        for line in (_best(ranked[ranked["cell"] == cell]), *_protected(beside_alone[beside_alone["cell"] == cell])):
             yield where + line
     if ranked.groupby("cell")["n"].agg(lambda n: len(n) > 1 and n.max() > 1).any():
         yield PICKED
@@ -108,21 +108,14 @@ def _best(found: pd.DataFrame) -> str:
     return f"{called[0]} has the least; not clearly worse: {others}{worse}."
 
 
-def _protected(trials: pd.DataFrame) -> Iterator[str]:
-    """Of one cell, for each kind of epsilon: the best setting where it is finite against the best that sends nothing,
-    seed by seed."""
-    by_seed = {str(name): of.groupby("seed")["value"].mean() for name, of in trials.groupby("setting")}
-    silent = {str(name) for name, of in trials.groupby("setting") if of["epsilon"].max() == 0}
-    if not silent:
-        return
-    base = min(silent, key=lambda name: by_seed[name].mean())
-    protected = trials[trials["epsilon"].between(0, math.inf, inclusive="neither")]
-    for kind, own in protected.groupby(protected["kind"].map(comparable)):
-        best = min(map(str, own["setting"].unique()), key=lambda name: by_seed[name].mean())
-        spent = own.loc[own["setting"] == best, "epsilon"].max()
-        gap, low, high = student((by_seed[best] - by_seed[base]).dropna())
+def _protected(found: pd.DataFrame) -> Iterator[str]:
+    """Of one cell's `gaps`, for each kind of epsilon: the best setting against the best that sends nothing."""
+    for kind, own in found.groupby("kind"):
+        best = min(records(own), key=lambda row: float(row["mean"]))
+        gap, low, high = best["difference"], best["low"], best["high"]
         verdict = f"{gap:+.3f}, one seed"
-        if not math.isnan(low):
+        if low is not None:
             verdict = f"{shown(gap, low, high, '+.3f')}, {'a clear' if decided(low, high) else 'no clear'} difference"
-        which = f"with an epsilon {str(kind).split(', delta')[0]}, {best} is best ({spent:.4g} spent)"
-        yield f"{which}; its difference from {base}, which sends nothing: {verdict}."
+        told = str(kind).split(", delta")[0]
+        which = f"with an epsilon {told}, {best['setting']} is best ({best['spent']:.4g} spent)"
+        yield f"{which}; its difference from {best['base']}, which sends nothing: {verdict}."
