@@ -36,7 +36,7 @@ from raydiff.lookup import check_one_of
 from raydiff.methods._averaging import Averaged, Averaging
 from raydiff.models.d3pm import DiscreteDiffusion
 from raydiff.models.ddpm import DDPM, Sampling, device
-from raydiff.models.networks import UNet
+from raydiff.models.networks import MLP, UNet
 from raydiff.models.training import Training, optimize
 from raydiff.privacy import accountants
 from raydiff.privacy.private_gradient import (
@@ -135,6 +135,7 @@ class DPSGD(Averaged):
             rng=rnd.rng,
             noise=rnd.noise,
             relation=self.relation,
+            by_layers=isinstance(self.model, DDPM) and isinstance(self.model.network, MLP),
         )
         params, _, loss = optimize(weights, gradient, training=self.local, steps=steps)
         sent = already_private(tree.sub(params, weights), replace(gradient.event, declared=DECLARED))
