@@ -39,6 +39,7 @@ if TYPE_CHECKING:  # what type checkers and editors see of the table below
     from raydiff.methods import DPSGD as DPSGD
     from raydiff.methods import PFDM as PFDM
     from raydiff.methods import SPIRE as SPIRE
+    from raydiff.methods import Evolution as Evolution
     from raydiff.methods import FedAvg as FedAvg
     from raydiff.methods import FedDistr as FedDistr
     from raydiff.methods import FedProx as FedProx
@@ -67,7 +68,8 @@ _MODULES = {
     "evaluation.suite": "Evaluation",
     "experiment.config": "Experiment Runtime",
     "experiment.study": "Arm Study",
-    "methods": "DPMERF DPSGD PFDM SPIRE FedAvg FedDistr FedProx LocalOnly Moon PerFedAvg Scaffold SharedRep Sketch",
+    "methods": "DPMERF DPSGD PFDM SPIRE Evolution FedAvg FedDistr FedProx LocalOnly Moon PerFedAvg Scaffold SharedRep "
+    "Sketch",
     "methods._averaging": "Averaging",
     "models.classifier": "Classifier",
     "models.d3pm": "DiscreteDiffusion",

@@ -13,7 +13,7 @@ from torch import Tensor
 from raydiff import tree
 from raydiff.data.records import Records
 from raydiff.federated.method import SCRATCH, Mean, Round
-from raydiff.methods import DPMERF, DPSGD, PFDM, FedDistr, Method, Sketch
+from raydiff.methods import DPMERF, DPSGD, PFDM, Evolution, FedDistr, Method, Sketch
 from raydiff.methods._averaging import Averaging
 from raydiff.methods._noised_sums import COUNTS
 from raydiff.privacy.canaries import STRETCH, Send, one_by_one
@@ -24,6 +24,7 @@ from raydiff.privacy.release import Event, Release
 from raydiff.seeding import NoiseStream, generator
 from raydiff.tree import ExactSum, Grid, Params, Tensors
 
+Summed = Sketch | DPMERF | Evolution
 Transcript = Callable[[Tensor, NoiseStream], tuple[Tensor, Ledger]]
 """(canaries, noise) -> (what the adversary sees of them, what the ledger says of one)."""
 
@@ -58,7 +59,7 @@ def subject(method: Method, public: Records | None) -> Subject:
         return _pfdm(method, public)
     if isinstance(method, FedDistr) and method.epsilon not in (None, math.inf):
         return _feddistr(method)
-    if isinstance(method, Sketch | DPMERF) and method.epsilon not in (None, math.inf):
+    if isinstance(method, Summed) and method.epsilon not in (None, math.inf):
         return _summed(method, public)
     averaging = getattr(method, "averaging", None)
     if isinstance(averaging, Averaging) and averaging.privacy and averaging.privacy.epsilon < math.inf:
@@ -68,7 +69,7 @@ def subject(method: Method, public: Records | None) -> Subject:
 
 
 def _silent(method: Method) -> ValueError:
-    fields: dict[type, str] = dict.fromkeys((PFDM, DPSGD, Sketch, DPMERF), "method.epsilon")
+    fields: dict[type, str] = dict.fromkeys((PFDM, DPSGD, Sketch, DPMERF, Evolution), "method.epsilon")
     fields[FedDistr] = "method.epsilon and method.clip"
     field = fields.get(type(method), "method.averaging.privacy, where the method has it")
     says = f"{type(method).__name__} adds no noise to what its clients send as it is set up here"
@@ -112,37 +113,45 @@ def _feddistr(method: FedDistr) -> Subject:
     return Subject(transcript=transcript, clip=method.clip, shape=(method.clusters, len(start)))
 
 
-def _summed(method: Sketch | DPMERF, public: Records | None) -> Subject:
-    """A client's one record is u or v, two that the sum tells apart well; of the whole upload the adversary sees how
-    far it lies from the middle of the two expected ones, along the line between them.
+def _summed(method: Summed, public: Records | None) -> Subject:
+    """A client's one record is u or v, two that the sum tells apart well; of each whole upload the adversary sees how
+    far it lies from the middle of the two expected ones, along the line between them, and adds that up over rounds.
 
-    A canary of direction e makes u of e and v of -e, so that its antipode is minus it.
+    A canary of direction e makes u of e and v of -e, so that its antipode is minus it. The server stays as it was
+    before round 0: what is asked of an upload is the same whatever the server has made of those before it.
     """
     one_row: Any = method.model.for_data(method.model.shape, ())  # Other rows would be noise alone.
     method = replace(method, model=one_row)
     nobody = None if public is None else replace(public, labels=public.labels[:, :0])
     server, shape = method.init_server(nobody, generator(0)), method.model.shape
+    cosine = -1.0
     if isinstance(method, Sketch):
         cosine, norm = max(-1.0, -1 / (2 * method.moment**2)), STRETCH * method.clip  # The worst pair.
+    elif isinstance(method, DPMERF):
+        norm = STRETCH * float(server["kernel/length"])  # Their features have nothing in common.
     else:
-        cosine, norm = -1.0, STRETCH * float(server["kernel/length"])  # Their features have nothing in common.
+        norm = STRETCH * math.sqrt(math.prod(shape))  # Beyond all candidates: they vote for its two ends along e.
     origin = server["center"] if isinstance(method, Sketch) and method.center else torch.zeros(shape)
     bare = replace(method, epsilon=None)
 
-    def sent(by: Sketch | DPMERF, e: Tensor, noise: NoiseStream | None) -> Release:
+    def sent(by: Summed, e: Tensor, noise: NoiseStream | None, number: int) -> Release:
         picture = norm * _beside(e, cosine).view(1, *shape) + origin
         one = Records(picture, torch.zeros(1, 0, dtype=torch.int64), torch.arange(1))
-        return by.local_update(server, {}, one, Round(0, generator(0), noise)).release
+        own = noise and replace(noise, path=(*noise.path, number))
+        return by.local_update(server, {}, one, Round(number, generator(0), own)).release
 
     def transcript(canaries: Tensor, noise: NoiseStream) -> tuple[Tensor, Ledger]:
         ledgers = []
 
         def one(canary: Tensor, noise: NoiseStream) -> Tensor:
             e = canary[0] / canary.norm() if canary.any() else torch.eye(canary.shape[1])[0]
-            u, v = (_entries(sent(bare, sign * e, None)) for sign in (1, -1))
-            release = sent(method, e, noise)
-            ledgers.append(Ledger().with_upload(0, 0, release.event, release.nbytes))
-            along = float((_entries(release) - (u + v) / 2) @ (u - v) / (u - v).norm())
+            u, v = (_entries(sent(bare, sign * e, None, 0)) for sign in (1, -1))
+            ledger, along = Ledger(), 0.0
+            for r in range(method.participating_rounds):
+                release = sent(method, e, noise, r)
+                ledger = ledger.with_upload(r, 0, release.event, release.nbytes)
+                along += float((_entries(release) - (u + v) / 2) @ (u - v) / (u - v).norm())
+            ledgers.append(ledger)
             return along * e[None]
 
         return one_by_one(one)(canaries, noise), ledgers[0]

@@ -9,6 +9,7 @@ from raydiff import lookup
 from raydiff.federated.method import Method
 from raydiff.methods.dpmerf import DPMERF
 from raydiff.methods.dpsgd import DPSGD
+from raydiff.methods.evolution import Evolution
 from raydiff.methods.fedavg import FedAvg
 from raydiff.methods.feddistr import FedDistr
 from raydiff.methods.fedprox import FedProx
@@ -35,6 +36,7 @@ METHODS: dict[str, type[Method]] = {
     "feddistr": FedDistr,
     "sketch": Sketch,
     "dpmerf": DPMERF,
+    "evolution": Evolution,
 }
 """Name on the command line -> class. Files on disk have the class's own name."""
 MEMBERS = [name for name in vars(Method) if not name.startswith("_")]
@@ -72,6 +74,7 @@ __all__ = [
     "METHODS",
     "PFDM",
     "SPIRE",
+    "Evolution",
     "FedAvg",
     "FedDistr",
     "FedProx",

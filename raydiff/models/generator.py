@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -15,16 +15,16 @@ from torch.nn import functional as F
 
 from raydiff import seeding
 from raydiff.data.records import label_rows
-from raydiff.models.ddpm import alphas_bar, frozen
+from raydiff.models.by_row import ByRow
+from raydiff.models.ddpm import frozen
 from raydiff.models.functional import fresh, stateless
 from raydiff.tree import Params
 
-TIMESTEPS = 1000
 POINTS = 500  # pictures that stand for what the generator makes of a row of labels, where a denoiser is asked for
 
 
 @dataclass(frozen=True, kw_only=True)
-class Generator:
+class Generator(ByRow):
     """Two hidden layers, then two convolutions of 5x5, each after doubling the resolution (as DP-MERF has it for MNIST,
     with layer normalisation in place of batch normalisation)."""
 
@@ -34,34 +34,11 @@ class Generator:
     """Units of the first hidden layer."""
     channels: tuple[int, int] = (16, 8)
     """Of the second hidden layer, at a quarter of the resolution, and between the convolutions."""
-    shape: tuple[int, int, int] = (1, 8, 8)
-    """(channels, height, width) of a picture; filled in from the data when an experiment is built."""
-    labels: tuple[int, ...] = (10,)
-    """Number of values of each label column; filled in from the data."""
 
     def __post_init__(self) -> None:
         if min(self.code, self.hidden, *self.channels) < 1:
             sizes = f"{self.code}, {self.hidden} and {self.channels}"
             raise ValueError(f"code, hidden and channels must be positive, got {sizes}")
-
-    def for_data(self, shape: tuple[int, int, int], labels: tuple[int, ...]) -> Generator:
-        """The same for pictures of this shape, with this many values in each label column."""
-        return replace(self, shape=shape, labels=labels)
-
-    @property
-    def pixels(self) -> int:
-        """d."""
-        return math.prod(self.shape)
-
-    @property
-    def rows(self) -> int:
-        """R."""
-        return math.prod(self.labels)
-
-    @property
-    def abar(self) -> Tensor:
-        """Of the steps at which `denoiser` is asked: abar_0 .. abar_T of the linear schedule, (T + 1,) float64."""
-        return alphas_bar("linear", TIMESTEPS)
 
     def build(self) -> nn.Module:
         """The module, initialised from the global generator."""
@@ -83,21 +60,8 @@ class Generator:
     def denoiser(self, params: Params) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
         """(x_t, t, labels) -> E[z | x_t] for x_t = sqrt(abar_t) x + sqrt(1 - abar_t) z, where x is one of `POINTS`
         pictures that the generator made for these labels: what an attack on denoisers can ask of it."""
-        abar, rng = self.abar, seeding.generator(0, "points")
         rows = torch.arange(self.rows).repeat_interleave(POINTS)
-        points = self._drawn(params, rows, rng).view(self.rows, POINTS, -1)
-
-        def call(x_t: Tensor, t: Tensor, labels: Tensor) -> Tensor:
-            share = abar[t].float()[:, None]
-            x, row, out = x_t.flatten(1), label_rows(labels, self.labels), torch.empty(len(x_t), self.pixels)
-            for k in row.unique():
-                mine = row == k
-                apart = torch.cdist(x[mine] / share[mine].sqrt(), points[k]).square() * share[mine]
-                weights = (-apart / (2 * (1 - share[mine]))).softmax(1)
-                out[mine] = (x[mine] - share[mine].sqrt() * (weights @ points[k])) / (1 - share[mine]).sqrt()
-            return out.view_as(x_t)
-
-        return call
+        return self.posterior(self._drawn(params, rows, seeding.generator(0, "points")).view(self.rows, POINTS, -1))
 
     def _drawn(self, params: Params, rows: Tensor, rng: torch.Generator) -> Tensor:
         z = torch.randn(len(rows), self.code, generator=rng)

@@ -19,53 +19,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from raydiff.data.records import label_rows
-from raydiff.models.ddpm import alphas_bar
+from raydiff.models.by_row import ByRow
 from raydiff.tree import Params
-
-TIMESTEPS = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gaussians:
+class Gaussians(ByRow):
     """A Gaussian for each row of labels, with one covariance, and nothing learned.
 
     Its parameters are mean (R, C, H, W), and the covariance as vectors (d, d), whose columns are its directions, and
     scales (d,), the standard deviations along them.
     """
 
-    shape: tuple[int, int, int] = (1, 8, 8)
-    """(channels, height, width) of a picture; filled in from the data when an experiment is built."""
-    labels: tuple[int, ...] = (10,)
-    """Number of values of each label column; filled in from the data."""
-
-    def for_data(self, shape: tuple[int, int, int], labels: tuple[int, ...]) -> Gaussians:
-        """The same for pictures of this shape, with this many values in each label column."""
-        return replace(self, shape=shape, labels=labels)
-
     def init(self, rng: torch.Generator) -> Params:
         """There is nothing to begin with."""
         return {}
-
-    @property
-    def pixels(self) -> int:
-        """d."""
-        return math.prod(self.shape)
-
-    @property
-    def rows(self) -> int:
-        """R."""
-        return math.prod(self.labels)
-
-    @property
-    def abar(self) -> Tensor:
-        """Of the steps at which `denoiser` is asked: abar_0 .. abar_T of the linear schedule, (T + 1,) float64."""
-        return alphas_bar("linear", TIMESTEPS)
 
     def draw(self, params: Params, labels: Tensor, rng: torch.Generator) -> Tensor:
         """Pictures for labels (N, K), (N, C, H, W), clamped to [-1, 1]."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import torch
 
 from raydiff.cli import canary, canary_methods
 from raydiff.data.records import Records
-from raydiff.methods import DPMERF, DPSGD, PFDM, SPIRE, FedAvg, FedDistr, Method, Sketch
+from raydiff.methods import DPMERF, DPSGD, PFDM, SPIRE, Evolution, FedAvg, FedDistr, Method, Sketch
 from raydiff.methods._averaging import Averaging
 from raydiff.models.ddpm import DDPM
 from raydiff.models.latent.model import LatentModel
@@ -33,12 +34,16 @@ def test_right_noise_passes_and_half_of_it_is_flagged(capsys: pytest.CaptureFixt
     assert "flagged: 2 of 2 seeds" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("method", ["sketch", "dpmerf"])
+@pytest.mark.parametrize("method", ["sketch", "dpmerf", "evolution"])
 def test_half_the_noise_of_a_sum_is_flagged_and_the_right_one_is_not(
     method: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     few = ["digits", "--method", method, "--epsilon", "4", "--seeds", "1", "--canaries"]
-    few += ["400"] if method == "sketch" else ["1000", "--method.features", "100"]
+    few += {
+        "sketch": ["400"],
+        "dpmerf": ["1000", "--method.features", "100"],
+        "evolution": ["400", "--method.rounds", "3"],
+    }[method]
     assert canary.main(few) == 0
     right = capsys.readouterr().out
     assert "ledger: epsilon 4.00 (per example, replace-one, local" in right and "flagged: 0 of 1 seeds" in right
@@ -53,6 +58,15 @@ def test_the_sketch_s_canaries_are_the_worst_pair() -> None:
     seen = subject.send(3 * torch.ones(1, 1, 64), _Silent(b"0123456789abcdef", ()))
     assert float(seen.norm()) == pytest.approx(method.sensitivity / 2, rel=1e-4)
     assert subject.ledger.mu(0) == pytest.approx(accountants.mu_for(10.0, 1e-5), rel=1e-6)
+
+
+def test_of_votes_the_canaries_see_every_round() -> None:
+    """Half the sensitivity in each, so that no attack could see more."""
+    method = Evolution(candidates=7, rounds=4, epsilon=3.0)
+    subject = canary_methods.subject(method, None)
+    seen = subject.send(3 * torch.ones(1, 1, 64), _Silent(b"0123456789abcdef", ()))
+    assert float(seen.norm()) == pytest.approx(4 * math.sqrt(2) / 2)
+    assert subject.ledger.mu(0) == pytest.approx(accountants.mu_for(3.0, 1e-5), rel=1e-6)
 
 
 def test_a_method_that_leaks_ends_with_1(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,7 +104,7 @@ def _averaged(trust: str) -> FedAvg:
     return FedAvg(rounds=2, averaging=Averaging(weights="uniform", privacy=privacy))
 
 
-@pytest.mark.parametrize("name", ["pfdm", "feddistr", "local", "central", "sketch", "dpmerf"])
+@pytest.mark.parametrize("name", ["pfdm", "feddistr", "local", "central", "sketch", "dpmerf", "evolution"])
 def test_what_is_made_of_an_antipode_is_minus_what_is_made_of_its_canary(name: str, latent_model: LatentModel) -> None:
     """So the threshold between the two is 0, whatever the noise, for it is symmetric."""
     methods: dict[str, Callable[[], Method]] = {
@@ -100,6 +114,7 @@ def test_what_is_made_of_an_antipode_is_minus_what_is_made_of_its_canary(name: s
         "central": lambda: _averaged("central"),
         "sketch": lambda: Sketch(clip=4.3, center=True),
         "dpmerf": lambda: DPMERF(features=200, center=True, radius=0.8),
+        "evolution": lambda: Evolution(candidates=9),
     }
     public = Records(torch.rand(20, 1, 8, 8, generator=generator(5)), torch.zeros(20, 1).long(), torch.arange(20))
     subject = canary_methods.subject(methods[name](), public)

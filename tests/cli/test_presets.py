@@ -12,7 +12,7 @@ from raydiff.evaluation.metrics import lower_is_better
 from raydiff.experiment import overrides, trial
 from raydiff.experiment.presets import names
 from raydiff.experiment.study import trials as trials_of
-from raydiff.methods import DPMERF, DPSGD, PFDM, FedAvg, FedDistr, LocalOnly, Sketch
+from raydiff.methods import DPMERF, DPSGD, PFDM, Evolution, FedAvg, FedDistr, LocalOnly, Sketch
 from raydiff.privacy import accountants
 
 
@@ -125,7 +125,7 @@ def test_the_frontier_has_every_kind_of_guarantee_and_differs_in_method_and_priv
     study = names.PRESETS["frontier"]()
     assert study.grid == {"seed": (0, 1, 2, 3, 4)}
     methods = [trial.resolve(e).method for e in trials_of(study.experiment, {}, study.beside)]
-    trained = [m for m in methods if not isinstance(m, Sketch | DPMERF)]
+    trained = [m for m in methods if not isinstance(m, Sketch | DPMERF | Evolution)]
     assert len({(m.local, m.model, m.sampling) for m in trained}) == 1
     averaged = [m.averaging for m in methods if hasattr(m, "averaging")]
     assert {a.weights for a in averaged} == {"uniform"}
@@ -155,7 +155,7 @@ def test_all_that_states_an_epsilon_per_example_under_replace_one_stands_in_one_
             assert 0.8 * method.epsilon < spent <= method.epsilon * (1 + 1e-6), arm
     assert {arm: sorted(epsilons) for arm, epsilons in found.items()} == {
         arm: [0.5, 1.0, 3.0, 10.0, 50.0]
-        for arm in ("PFDM", "PFDM centred", "Sketch centred", "Sketch centred refined", "DPMERF", "DPSGD")
+        for arm in ("PFDM", "PFDM centred", "Sketch centred", "Sketch centred refined", "DPMERF", "Evolution", "DPSGD")
     }
 
 

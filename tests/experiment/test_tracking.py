@@ -145,7 +145,7 @@ def finish(folder: Path, outcome: str = "finished", **more: Any) -> None:
     (folder / "outcome.json").write_text(json.dumps({"outcome": outcome, **says, **more}))
 
 
-OF_ANOTHER_KIND = {"FedDistr": "LatentModel", "Sketch": "Gaussians", "DPMERF": "Generator"}
+OF_ANOTHER_KIND = {"FedDistr": "LatentModel", "Sketch": "Gaussians", "DPMERF": "Generator", "Evolution": "Population"}
 """Methods whose model is no DDPM."""
 
 

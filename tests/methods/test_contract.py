@@ -24,7 +24,7 @@ from raydiff.federated.client import Client, Keys
 from raydiff.federated.method import SCRATCH, SERVER_ONLY, Deployed, Method, Round, Upload
 from raydiff.federated.rounds import LocalPool, Progress, rounds
 from raydiff.federated.sums import Desk
-from raydiff.methods import DPMERF, DPSGD, METHODS, FedDistr, LocalOnly, PerFedAvg, Scaffold, SharedRep
+from raydiff.methods import DPMERF, DPSGD, METHODS, Evolution, FedDistr, LocalOnly, PerFedAvg, Scaffold, SharedRep
 from raydiff.models.classifier import Classifier
 from raydiff.models.ddpm import Sampling
 from raydiff.models.latent.model import LatentModel
@@ -325,8 +325,8 @@ def test_trials_of_different_epsilon_do_not_share_noise(experiment: Experiment) 
         return torch.cat([v.flatten() for value in sent for v in value.values() if v.is_floating_point()])
 
     def noise(epsilon: float) -> torch.Tensor:
-        """Noise alone, at whatever scale: but for random features, of which a blank image has some, it is all."""
-        return sent_at(epsilon) - (sent_at(None) if isinstance(experiment.method, DPMERF) else 0.0)
+        """Noise alone, at whatever scale: but for features and votes, of which a blank image has some, it is all."""
+        return sent_at(epsilon) - (sent_at(None) if isinstance(experiment.method, DPMERF | Evolution) else 0.0)
 
     def correlation(a: torch.Tensor, b: torch.Tensor) -> float:
         return float(torch.corrcoef(torch.stack([a, b]))[0, 1])

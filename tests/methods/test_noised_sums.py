@@ -1,4 +1,4 @@
-"""What clients send as one noised sum (sketch, DP-MERF): its noise, its sensitivity, and what it costs.
+"""What clients send as a noised sum (sketch, DP-MERF, the votes of evolution): its noise, its sensitivity, its cost.
 
 `faults` inspects any mechanism with the signature of `mechanism`. It is shown to pass the real ones and to catch broken
 ones.
@@ -22,9 +22,10 @@ from raydiff.data.records import Records
 from raydiff.federated.client import Client
 from raydiff.federated.method import Round
 from raydiff.federated.sums import Desk
-from raydiff.methods import DPMERF, Sketch
+from raydiff.methods import DPMERF, Evolution, Sketch
 from raydiff.models.generator import Generator
 from raydiff.models.moments import Gaussians
+from raydiff.models.population import Population
 from raydiff.models.training import Training
 from raydiff.privacy import accountants
 from raydiff.privacy.canaries import Weakened
@@ -32,7 +33,7 @@ from raydiff.privacy.release import Gaussian, NonPrivate, Release, gaussian_sum
 from raydiff.seeding import NoiseStream, generator
 from raydiff.tree import Params
 
-Summed = Sketch | DPMERF
+Summed = Sketch | DPMERF | Evolution
 Mechanism = Callable[[Summed, Records, NoiseStream], Release]
 
 IMPROBABLE = 1e-9  # chance of a false alarm of one comparison
@@ -42,7 +43,10 @@ SUMMED: dict[str, Summed] = {
     "sketch": Sketch(clip=1.5),
     "sketch, weight for nothing": Sketch(clip=1.5, moment=0.5),
     "dpmerf": DPMERF(features=100, length=2.0, training=Training(steps=2, batch=20)),
+    "evolution": Evolution(rounds=3),
 }
+ONCE = [name for name, method in SUMMED.items() if method.participating_rounds == 1]
+CLIPPED = [name for name in SUMMED if name != "evolution"]  # A record's one vote is one, whatever the record is.
 
 
 def stream(client: int = 0) -> NoiseStream:
@@ -81,6 +85,8 @@ def worst(method: Summed) -> tuple[Records, Records]:
         half = math.acos(max(-1.0, -1 / (2 * method.moment**2))) / 2
         long = 7 * method.clip
         u, v = ((long * math.cos(half), sign * long * math.sin(half)) for sign in (1, -1))
+    elif isinstance(method, Evolution):
+        u, v = (tuple(x.flatten().tolist()) for x in method.init_server(None, generator(0))["model/pictures"][1, :2])
     else:
         w = method._frequencies(method.init_server(None, generator(0)))[0]
         step = math.pi * w / w.square().sum()  # <w, u - v> = pi
@@ -90,7 +96,10 @@ def worst(method: Summed) -> tuple[Records, Records]:
 
 def narrow(method: Summed) -> Summed:
     """The same for two pixels and two labels, with one wave."""
-    return replace(method, model=Gaussians(shape=FLAT, labels=(2,))) if isinstance(method, Sketch) else ONE_WAVE
+    if isinstance(method, DPMERF):
+        return ONE_WAVE
+    kind = Gaussians if isinstance(method, Sketch) else Population
+    return replace(method, model=kind(shape=FLAT, labels=(2,)))  # type: ignore[arg-type]
 
 
 def faults(mechanism: Mechanism, method: Summed) -> list[str]:
@@ -125,6 +134,27 @@ def test_half_and_twice_the_noise_are_found(name: str, factor: float) -> None:
 def test_a_forgotten_clip_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tree, "clip_records", lambda x, clip: x)
     assert faults(mechanism, SUMMED[name]) == ["sensitivity"]
+
+
+def test_a_record_that_votes_twice_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that votes for several candidates with a whole vote each."""
+    once = Evolution._votes
+
+    def twice(self: Evolution, pictures: Tensor, data: Records) -> tuple[Tensor, Tensor, float]:
+        votes, counts, distance = once(self, pictures, data)
+        return 2 * votes, counts, distance
+
+    monkeypatch.setattr(Evolution, "_votes", twice)
+    assert faults(mechanism, SUMMED["evolution"]) == ["sensitivity"]
+
+
+def test_a_round_that_is_noised_as_if_it_were_the_only_one_is_found() -> None:
+    """By the event that was told of it, which is that of T rounds."""
+
+    def broken(method: Summed, data: Records, noise: NoiseStream) -> Release:
+        return mechanism(replace(method, rounds=1), data, noise)  # type: ignore[arg-type]
+
+    assert faults(broken, replace(SUMMED["evolution"], rounds=9)) == ["noise scale", "event"]
 
 
 @pytest.mark.parametrize("moment", [0.3, math.sqrt(0.5), 1.0, 1.5, 4.0])
@@ -167,7 +197,7 @@ def test_another_forgotten_clip_of_features_is_found(monkeypatch: pytest.MonkeyP
     assert moved(mechanism, method, *worst(method)) > 1.9
 
 
-@pytest.mark.parametrize("name", SUMMED)
+@pytest.mark.parametrize("name", ONCE)
 @pytest.mark.parametrize("epsilon", [0.5, 3.0, 50.0])
 def test_the_ledger_says_what_was_asked_for(name: str, epsilon: float) -> None:
     """Neither more nor less, however many records and clients there are; nothing is spent after round 0."""
@@ -183,7 +213,9 @@ def test_the_ledger_says_what_was_asked_for(name: str, epsilon: float) -> None:
 def test_without_a_budget_sums_go_as_they_are_and_the_ledger_says_so(name: str) -> None:
     method = replace(SUMMED[name], epsilon=None)
     ledger = run(method, [records(0)])[-1].ledger
-    assert [type(e.event) for e in ledger.entries] == [NonPrivate] and ledger.epsilon(1e-5, "exact") == math.inf
+    events = [e.event for e in ledger.entries]
+    assert events == [NonPrivate(method._sum.what)] * method.participating_rounds
+    assert ledger.epsilon(1e-5, "exact") == math.inf
 
 
 @pytest.mark.parametrize("name", SUMMED)
@@ -193,7 +225,7 @@ def test_a_sum_without_noise_is_an_error(name: str) -> None:
         method.local_update(method.init_server(None, generator(0)), {}, records(0), Round(0, generator(1)))
 
 
-@pytest.mark.parametrize("name", SUMMED)
+@pytest.mark.parametrize("name", CLIPPED)
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_record_that_is_no_number_is_refused(name: str, value: float) -> None:
     data = records(0)

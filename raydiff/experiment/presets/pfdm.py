@@ -12,7 +12,7 @@ from raydiff.evaluation.suite import Evaluation
 from raydiff.experiment.config import Experiment, Runtime
 from raydiff.experiment.overrides import override
 from raydiff.experiment.study import BASELINES, EPSILONS, SEEDS, Arm, Settings, Study
-from raydiff.methods import DPMERF, DPSGD, PFDM, SPIRE, FedAvg, LocalOnly, Sketch
+from raydiff.methods import DPMERF, DPSGD, PFDM, SPIRE, Evolution, FedAvg, LocalOnly, Sketch
 from raydiff.models.ddpm import DDPM, Sampling
 from raydiff.models.networks import MLP, UNet
 from raydiff.models.training import Training
@@ -53,9 +53,9 @@ CENTRED_CLIP = 4.26  # median distance of the public split's pictures from its m
 
 def frontier() -> Study:
     """Digits, two clients: at each epsilon, which method? PFDM, with its clip around 0 and around the public mean, the
-    sketch, as it is and refined by the client's denoiser of PFDM, DP-MERF and DP-SGD (replace-one) at the same five,
-    in one column; DP-SGD under zero-out and DP-FedAvg under either trust, in columns of their own; SPIRE with a
-    private backbone (epsilon 10, central trust), FedAvg and local training.
+    sketch, as it is and refined by the client's denoiser of PFDM, DP-MERF, Private Evolution and DP-SGD (replace-one)
+    at the same five, in one column; DP-SGD under zero-out and DP-FedAvg under either trust, in columns of their own;
+    SPIRE with a private backbone (epsilon 10, central trust), FedAvg and local training.
 
     All means are unweighted, which central trust needs. A step of DP-SGD draws 64 of a client's 423 or 424 records.
     """
@@ -72,6 +72,7 @@ def frontier() -> Study:
         *_at(COLUMN, sketch),
         *_at(COLUMN, {**sketch, "method.refine": 0.5, "method.denoiser": base.method.model}),
         *_at(COLUMN, {"method": DPMERF}),
+        *_at(COLUMN, {"method": Evolution}),
         *_at(COLUMN, {**dpsgd, "method.relation": "replace_one"}),
         *_at((1.0, 10.0, 50.0), dpsgd),
         *(

@@ -1,0 +1,180 @@
+"""Private Evolution: pictures that private records vote for (Lin, Gopi, Kulkarni, Nori & Yekhanin, ICLR 2024, arXiv
+2305.15560), here of many clients.
+
+The server has some candidate pictures for each label. In every round each record votes for the nearest candidate of its
+label, each client sends how many votes every candidate got, noised, and the server adds over clients. It draws the next
+candidates from those that have votes, the more often the more they have, and varies all copies of one but the first.
+Nothing is trained. The last candidates are deployed: a picture is one of them, drawn at random.
+
+Adversary: an honest-but-curious server that sees every upload. Unit of privacy: one record (replace-one, local trust).
+Covered: the uploads of all rounds together and all that is computed from them, every sample with it, a client's own
+too. Not covered: labels and the number of records, which are public by declaration, so that a replaced record keeps its
+label; and the public records, which samples are made of.
+
+| paper | here |
+|---|---|
+| S_t, the samples of one class | `model/pictures` (R, N, C, H, W), N `candidates` for each row of labels |
+| RANDOM_API | N public pictures in random order for each row of labels, whatever their own labels |
+| VARIATION_API, its degree | a share of the way to a public picture nearby: `variation`, falling linearly |
+| T | `rounds` |
+| Algorithm 2, the histogram of votes | the upload's `votes` (R, N), with `counts` (R,), which are public |
+| sigma | sqrt(2 T) / mu(`epsilon`, `delta`), by the exact accountant |
+| H, the threshold | `onto_counts` |
+
+**Sensitivity.** A record has one vote in a round, whatever it is and whatever the candidates are. Another one of the
+same label in its place takes one vote away and gives one in the same row: it moves them by sqrt(2), or by 0 if both vote
+alike. What the server asks for in a round depends on what it heard before; Gaussian mechanisms of the same mu at every
+such choice compose as if it had been fixed (Dong, Roth & Su 2019, arXiv 1905.02383), so T of them with sigma cost
+mu = sqrt(2 T) / sigma. The paper's sigma is for a record that is added or removed, which moves one vote by 1.
+
+Deviations: in place of a model that was trained on public data there are the public records themselves, so that
+candidates stay among mixtures of these; without public records the first candidates are noise, and so is what they are
+moved towards. Votes go by the distance of pixels, not of Inception's features, and the mean over variations of each
+candidate (lookahead) is left out. H is not given: it is, for each row of labels, what leaves as many votes as there are
+records, whose number is public. Draws are systematic (each candidate as often as its share of N says, to the next whole
+number), and a first copy is not varied, so that what has votes is not lost. Each client adds all the noise that it needs
+by itself: of M clients it is sqrt(M) times that of one. DPSDA-FL (arXiv 2407.05174) has every client run the whole
+evolution by itself and pools what comes out; here all vote for the same candidates. `rounds`, `candidates` and
+`variation` were chosen on validation records of digits.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from raydiff import tree
+from raydiff.data.records import Records, label_rows
+from raydiff.federated.form import Form
+from raydiff.federated.method import SERVER_ONLY, Deployed, LocalResult, Mean, Method, Metrics, Round, Summand, Target
+from raydiff.methods._noised_sums import NoisedSum
+from raydiff.models.population import Population
+from raydiff.privacy import accountants
+from raydiff.privacy.release import Event
+from raydiff.tree import Params
+
+VOTES, PICTURES, POOL = "votes", "model/pictures", f"{SERVER_ONLY}/pool"
+NEIGHBOURS = 5  # public pictures nearest to a candidate, towards one of which it is moved
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evolution(Method):
+    """Clients vote for candidates; the next ones are those that got votes, and variations of them."""
+
+    model: Population = Population()
+    """Shape of the pictures, and the rows of labels."""
+    epsilon: float | None = 10.0
+    """Privacy budget of one record's votes of all rounds together; None sends the votes as they are."""
+    delta: float = 1e-5
+    """The delta that goes with it."""
+    rounds: int = 3
+    """T: how often clients vote. The noise of each vote goes with its square root."""
+    candidates: int = 50
+    """N: candidates for each row of labels. The more there are, the fewer votes each gets, under the same noise."""
+    variation: float = 0.7
+    """Share of the way to a public picture nearby that a copy is moved in round 0; it falls to a T-th of it."""
+
+    sensitivity: ClassVar[float] = math.sqrt(2)
+    """How far replacing a record by one of the same label moves the votes of a round, at most."""
+
+    def __post_init__(self) -> None:
+        for field, least in (("rounds", 1), ("candidates", 2)):
+            if getattr(self, field) < least:
+                raise ValueError(f"{field} must be at least {least}, got {getattr(self, field)}")
+        if not 0 <= self.variation <= 1:
+            raise ValueError(f"variation must be in [0, 1], got {self.variation}")
+        accountants.check_budget(1.0 if self.epsilon is None else self.epsilon, self.delta)
+
+    @cached_property
+    def _sum(self) -> NoisedSum:
+        return NoisedSum("votes for candidates", self.sensitivity, 1.0, self.epsilon, self.delta, self.rounds)
+
+    def init_server(self, public: Records | None, rng: torch.Generator) -> Params:
+        """Public pictures, or noise: all of them, and for each row of labels the first N in an order of its own."""
+        if public is not None and len(public):
+            pool = public.images.clone()
+        else:
+            pool = 2 * torch.rand(self.candidates * self.model.rows, *self.model.shape, generator=rng) - 1
+        turns = math.ceil(self.candidates / len(pool))
+        orders = [torch.randperm(len(pool), generator=rng).repeat(turns) for _ in range(self.model.rows)]
+        return {PICTURES: pool[torch.stack(orders)[:, : self.candidates]], POOL: pool}
+
+    def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
+        """Vote, count, add noise. The metric is the mean distance of a record from the candidate that it votes for."""
+        votes, counts, apart = self._votes(server[PICTURES], data)
+        return LocalResult(state, self._sum.release({VOTES: votes}, counts, rnd.noise), {"vote/distance": apart})
+
+    def _votes(self, pictures: Tensor, data: Records) -> tuple[Tensor, Tensor, float]:
+        """(votes (R, N) float64, counts (R,), mean distance) of records and candidates (R, N, C, H, W)."""
+        rows, (count, n) = label_rows(data.labels, self.model.labels), pictures.shape[:2]
+        nearest, apart = torch.zeros_like(rows), torch.zeros(len(rows))
+        for k in rows.unique():
+            distances = torch.cdist(data.images[rows == k].flatten(1), pictures[k].flatten(1))
+            apart[rows == k], nearest[rows == k] = distances.min(1)
+        votes = (rows * n + nearest).bincount(minlength=count * n).view(count, n)
+        return votes.double(), votes.sum(1), float(apart.mean())
+
+    def upload_event(self, records: int, number: int) -> Event:
+        """The same in every round, whatever the records."""
+        return self._sum.event
+
+    def form(self, server: Params, examples: int, number: int) -> Form:
+        """Votes for each candidate, and counts."""
+        return self._sum.form({VOTES: (self.model.rows, self.candidates)}, self.model.rows)
+
+    def summand(self, server: Params) -> Summand:
+        """The sum over clients is all that the server needs."""
+        return self._sum.summand
+
+    def aggregate(self, server: Params, uploads: Mean, rnd: Round) -> tuple[Params, Metrics, list[Event]]:
+        """The next candidates. The metric is how many of the last ones they are made of, a mean over rows of labels."""
+        total, counts, _ = self._sum.total(uploads)
+        parents = drawn(onto_counts(total[VOTES], counts), rnd.rng)
+        chosen = server[PICTURES][torch.arange(len(parents))[:, None], parents]
+        copies = parents.diff(dim=1, prepend=torch.full((len(parents), 1), -1)) == 0
+        share = self.variation * (1 - rnd.number / self.rounds)
+        chosen[copies] = varied(chosen[copies], server[POOL], share, rnd.rng)
+        return {**server, PICTURES: chosen}, {"server/parents": float((~copies).sum(1).double().mean())}, []
+
+    def deploy(self, server: Params, state: Params | None = None) -> Deployed:
+        """The candidates, the same for every client and for the server alone."""
+        params, model = tree.under("model", server), self.model
+        target = Target((model.denoiser(params),), model.abar)
+        about = "candidate pictures, made of public ones, that noised votes have chosen"
+        return Deployed({"population": partial(model.draw, params)}, about=about, targets={"global": target})
+
+
+def onto_counts(votes: Tensor, counts: Tensor) -> Tensor:
+    """(R, N): the histograms nearest to noised votes (R, N) among those without negative entries that sum to counts (R,).
+
+    One number is taken off each row, and what is left below 0 is 0 (the projection onto a simplex, Held, Wolfe & Crowder
+    1974). Under Gaussian noise it is the likeliest histogram.
+    """
+    ordered = votes.sort(dim=1, descending=True).values
+    levels = (ordered.cumsum(1) - counts[:, None]) / torch.arange(1, votes.shape[1] + 1)
+    last = (ordered > levels).sum(1, keepdim=True).clamp_min(1) - 1
+    return (votes - levels.gather(1, last)).clamp_min(0)
+
+
+def drawn(votes: Tensor, rng: torch.Generator) -> Tensor:
+    """(R, N), ascending in each row: which of N candidates with votes (R, N) the next N are copies of.
+
+    Of each there are as many as its share of N says, rounded down or up at random. Where nobody has votes all stay.
+    """
+    n = votes.shape[1]
+    votes = torch.where(votes.sum(1, keepdim=True) > 0, votes, 1.0)
+    ends = votes.cumsum(1) / votes.sum(1, keepdim=True) * n
+    points = torch.arange(n) + torch.rand(len(votes), 1, generator=rng, dtype=votes.dtype)
+    return torch.searchsorted(ends, points).clamp_max(n - 1)
+
+
+def varied(x: Tensor, pool: Tensor, share: float, rng: torch.Generator) -> Tensor:
+    """Pictures x (M, C, H, W), each moved by this share of the way to one of those of the pool that are nearest."""
+    near = torch.cdist(x.flatten(1), pool.flatten(1)).topk(min(NEIGHBOURS, len(pool)), largest=False).indices
+    to = near.gather(1, torch.randint(near.shape[1], (len(x), 1), generator=rng))[:, 0]
+    return x.lerp(pool[to], share)

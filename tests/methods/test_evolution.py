@@ -1,0 +1,254 @@
+"""Private Evolution (Lin et al. 2024): the votes by hand, how candidates are drawn and varied, and what they become."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from toys import KEYS, records, run
+
+from raydiff.data.records import Records
+from raydiff.federated.client import Client
+from raydiff.federated.method import Mean, Round
+from raydiff.federated.rounds import LocalPool, rounds
+from raydiff.methods import Evolution
+from raydiff.methods.evolution import drawn, onto_counts
+from raydiff.models.population import Population
+from raydiff.privacy import accountants
+from raydiff.seeding import NoiseStream, generator
+from raydiff.tree import Params
+
+NOISE = NoiseStream(b"0123456789abcdef", ("x",))
+PUBLIC = records(9, 30)
+
+
+def small(**fields: Any) -> Evolution:
+    return Evolution(**{"candidates": 6, "rounds": 3, **fields})
+
+
+def pictures(server: Params) -> Tensor:
+    """(R, N, d)."""
+    return server["model/pictures"].flatten(2)
+
+
+def test_the_votes_by_hand() -> None:
+    """Record by record: one vote for the nearest candidate of its label, and noise for all rounds together."""
+    method, data = small(epsilon=3.0, rounds=4), records(0)
+    server = method.init_server(PUBLIC, generator(0))
+    result = method.local_update(server, {}, data, Round(2, generator(0), NOISE))
+    votes, lengths = torch.zeros(10, 6).double(), []
+    for x, label in zip(data.images, data.labels[:, 0], strict=True):
+        apart = [float((x.flatten() - c).double().norm()) for c in pictures(server)[label]]
+        lengths.append(min(apart))
+        votes[label, apart.index(lengths[-1])] += 1
+    sigma = math.sqrt(2) * math.sqrt(4) / accountants.mu_for(3.0, 1e-5)
+    sent = result.release.value
+    assert sorted(sent) == ["counts", "votes"] and float(votes.sum()) == 12
+    noisy = votes + sigma * NOISE.normal([0], (10, 6))[0]
+    torch.testing.assert_close(sent["votes"], noisy.float(), rtol=1e-5, atol=1e-5)
+    assert sent["counts"].tolist() == data.labels[:, 0].bincount(minlength=10).tolist()
+    assert result.metrics["vote/distance"] == pytest.approx(sum(lengths) / 12, rel=1e-4)
+
+
+def test_labels_of_several_columns_have_a_row_for_each_combination() -> None:
+    data = replace(records(0, 3), labels=torch.tensor([[0, 0], [1, 2], [3, 1]]))
+    method = small(model=Population(labels=(4, 3)), epsilon=None)
+    sent = method.local_update(method.init_server(PUBLIC, generator(0)), {}, data, Round(0, generator(0)))
+    votes = sent.release.value["votes"]
+    assert votes.shape == (12, 6) and votes.sum(1).nonzero()[:, 0].tolist() == [0, 5, 10]
+
+
+def apart(method: Evolution, server: Params, a: Records, b: Records) -> float:
+    sent = [method.local_update(server, {}, x, Round(0, generator(0))).release.value["votes"] for x in (a, b)]
+    return float((sent[0].double() - sent[1].double()).norm())
+
+
+def test_no_replaced_record_moves_the_votes_by_more_than_the_root_of_two_and_some_move_them_so() -> None:
+    """By brute force: every record of a grid in place of every other one, beside others; candidates that coincide too,
+    and those that an adversary may have made up."""
+    method = small(model=Population(shape=(1, 1, 2), labels=(2,)), epsilon=None, candidates=4)
+    grid = torch.cartesian_prod(*[torch.linspace(-1.5, 1.5, 5)] * 2).view(-1, 1, 1, 2)
+    others = torch.tensor([[0.1, 0.2], [-0.7, 0.4], [0.5, -0.5]]).view(3, 1, 1, 2)
+    labels = torch.tensor([0, 1, 1, 1])[:, None]
+    found = []
+    for scale, same in ((1.0, False), (1e6, False), (1.0, True)):
+        made = scale * torch.randn(2, 4, 1, 1, 2, generator=generator(1))
+        server = {"model/pictures": made[:, :1].repeat(1, 4, 1, 1, 1) if same else made}
+        both = [Records(torch.cat([others, x[None]]), labels, torch.arange(4)) for x in grid]
+        found += [apart(method, server, a, b) for a, b in itertools.combinations(both, 2)]
+    assert max(found) == pytest.approx(method.sensitivity) == pytest.approx(math.sqrt(2))
+    assert {round(x, 6) for x in found} == {0.0, round(math.sqrt(2), 6)}
+
+
+def test_all_rounds_together_keep_to_the_budget() -> None:
+    """Each is a Gaussian mechanism of the same mu; nobody spends more, however many records and clients there are."""
+    method = small(epsilon=2.0, delta=1e-6, rounds=5)
+    whole = accountants.mu_for(2.0, 1e-6)
+    for p in run(method, [records(0, 3), records(1, 40)]):
+        mu = whole * math.sqrt((p.number + 1) / 5)
+        assert p.ledger.epsilon(1e-6, "exact") == pytest.approx(accountants.epsilon_for(mu, 1e-6), rel=1e-6)
+        kinds = {(e.event.unit, e.event.relation, e.event.trust, e.event.declared) for e in p.ledger.entries}  # type: ignore[union-attr]
+        assert kinds == {("example", "replace_one", "local", ("labels",))} and len(p.ledger.entries) == 2 * p.number + 2
+    assert p.ledger.epsilon(1e-6, "exact") == pytest.approx(2.0, rel=1e-6)
+    assert p.ledger.epsilon(1e-6, "exact") <= 2.0 * (1 + 1e-8)
+
+
+def test_the_threshold_leaves_as_many_votes_as_there_are_records() -> None:
+    """The nearest histogram that could be: what is left is less by one number, and what is not was no more than it."""
+    votes = 5 * torch.randn(40, 9, generator=generator(0)).double()
+    counts = torch.arange(40).double() * 2
+    left = onto_counts(votes, counts)
+    torch.testing.assert_close(left.sum(1), counts)
+    for noisy, found, count in zip(votes, left, counts, strict=True):
+        kept = found > 0
+        if not count:
+            assert not kept.any()
+            continue
+        level = (noisy - found)[kept]
+        torch.testing.assert_close(level, level[:1].expand_as(level))
+        assert bool((noisy[~kept] <= level[0] + 1e-9).all())
+    exact = torch.tensor([[3.0, 0.0, 5.0]]).double()
+    assert torch.equal(onto_counts(exact, torch.tensor([8.0]).double()), exact)
+
+
+def test_each_candidate_is_drawn_as_often_as_its_share_says_to_the_next_whole_number() -> None:
+    votes = torch.rand(30, 8, generator=generator(0)).double().square()
+    votes[3, :7] = 0
+    votes[4] = 0
+    parents = drawn(votes, generator(1))
+    share = 8 * votes / votes.sum(1, keepdim=True)
+    for row, (found, due) in enumerate(zip(parents, share, strict=True)):
+        times = found.bincount(minlength=8)
+        if row == 4:  # no votes at all: everybody stays
+            assert times.tolist() == [1] * 8
+            continue
+        assert bool((times >= due.floor() - 1e-9).all() and (times <= due.ceil() + 1e-9).all())
+    assert parents[3].tolist() == [7] * 8
+    many = torch.stack([drawn(votes[:1], generator(i))[0].bincount(minlength=8) for i in range(2000)])
+    torch.testing.assert_close(many.double().mean(0), share[0], rtol=0, atol=0.05)
+
+
+def stepped(method: Evolution, server: Params, votes: Tensor, number: int) -> Tensor:
+    """The candidates (R, N, d) after a round in which these votes (R, N) were cast by one client."""
+    sent = Mean({"votes": votes, "counts": votes.sum(1).double()}, 1)
+    return pictures(method.aggregate(server, sent, Round(number, generator(5)))[0])
+
+
+def test_the_first_copy_stays_and_others_move_by_less_and_less() -> None:
+    """Towards one of the five public pictures nearest, by `variation` of the way in round 0, a T-th of it at last."""
+    method = small(epsilon=None, rounds=4, variation=0.8, model=Population(labels=(2,)))
+    server = method.init_server(PUBLIC, generator(0))
+    votes = torch.tensor([[0.0, 4.0, 0.0, 2.0, 0.0, 0.0], [1.0] * 6])
+    public, before = PUBLIC.images.flatten(1), pictures(server)
+    parents = before[0][[1, 1, 1, 1, 3, 3]]
+    ends = set()
+    for number, share in enumerate((0.8, 0.6, 0.4, 0.2)):
+        after = stepped(method, server, votes, number)
+        assert torch.equal(after[0, [0, 4]], parents[[0, 4]]) and torch.equal(after[1], before[1])
+        for i in (1, 2, 3, 5):
+            apart = (public - parents[i]).norm(dim=1)
+            end = parents[i] + (after[0, i] - parents[i]) / share
+            to = int((public - end).norm(dim=1).argmin())
+            torch.testing.assert_close(public[to], end, rtol=0, atol=1e-4)
+            assert to in apart.argsort()[:5]
+            ends.add(to)
+    assert len(ends) > 2
+
+
+def halves(n: int, seed: int, *, told: bool = True) -> Records:
+    """Pictures of two kinds, light above and light below, under noise."""
+    rng = generator(seed)
+    labels = torch.arange(n)[:, None] % 2
+    images = torch.full((n, 1, 8, 8), -0.5)
+    images[labels[:, 0] == 0, :, :4] = 0.5
+    images[labels[:, 0] == 1, :, 4:] = 0.5
+    images += 0.1 * torch.randn(images.shape, generator=rng)
+    return Records(images, labels if told else torch.zeros_like(labels), torch.arange(n))
+
+
+@pytest.mark.parametrize("epsilon", [None, 5.0])
+def test_votes_tell_what_the_public_records_labels_do_not(epsilon: float | None) -> None:
+    """Public pictures of two kinds with one label; the candidates of each private label become those of its kind."""
+    method = small(model=Population(labels=(2,)), epsilon=epsilon, candidates=20)
+    public = halves(40, 0, told=False)
+    clients = [Client(i, method, halves(100, 1 + i), keys=KEYS, public=public) for i in range(2)]
+    steps = list(rounds(method, LocalPool(clients), keys=KEYS, public=public))
+    wanted = torch.arange(2).repeat(100)[:, None]
+
+    def right(server: Params) -> float:
+        made = method.deploy(server).sample(wanted, generator(0))
+        above = made[:, :, :4].mean((1, 2, 3)) > made[:, :, 4:].mean((1, 2, 3))
+        return float((above == (wanted[:, 0] == 0)).double().mean())
+
+    assert right(method.init_server(public, generator(0))) < 0.75
+    assert right(steps[-1].server) == 1 if epsilon is None else right(steps[-1].server) > 0.9
+
+
+def test_a_label_without_records_keeps_its_first_candidates() -> None:
+    data = replace(records(0), labels=torch.zeros(12, 1, dtype=torch.int64))
+    client = Client(0, small(), data, keys=KEYS, public=PUBLIC)
+    first, *_, last = rounds(client.method, LocalPool([client]), keys=KEYS, public=PUBLIC)
+    assert torch.equal(pictures(first.server)[1:], pictures(last.server)[1:])
+    assert not torch.equal(pictures(first.server)[0], pictures(last.server)[0])
+
+
+def test_first_candidates_are_public_pictures_whatever_their_labels_or_noise_where_there_are_none() -> None:
+    method = small()
+    server = method.init_server(PUBLIC, generator(0))
+    other = method.init_server(replace(PUBLIC, labels=PUBLIC.labels.flip(0)), generator(0))
+    assert torch.equal(server["model/pictures"], other["model/pictures"])
+    known = PUBLIC.images.flatten(1)
+    for row in pictures(server):
+        which = [int((known == x).all(1).nonzero()[0, 0]) for x in row]
+        assert len(set(which)) == 6
+    many = replace(method, candidates=70).init_server(PUBLIC, generator(0))
+    assert {len(row.unique(dim=0)) for row in pictures(many)} == {30}
+    nothing = method.init_server(None, generator(0))["model/pictures"]
+    assert nothing.shape == (10, 6, 1, 8, 8) and float(nothing.std()) == pytest.approx(1 / math.sqrt(3), rel=0.05)
+
+
+def test_a_client_and_the_server_sample_the_same() -> None:
+    """From releases alone, so the run's epsilon covers the client's own records too."""
+    method, data = small(), records(0)
+    last = run(method, [data])[-1]
+    labels = torch.arange(10)[:, None]
+    own = Client(0, method, data, keys=KEYS).deploy(last.sent, last.number).sample(labels, generator(1))
+    assert torch.equal(own, method.deploy(last.sent).sample(labels, generator(1)))
+    assert set(last.sent) == {"model/pictures"}
+
+
+def test_a_population_s_denoiser_is_the_posterior_of_its_pictures() -> None:
+    model = Population(shape=(1, 2, 2), labels=(3,))
+    points = torch.rand(3, 5, 1, 2, 2, generator=generator(0))
+    x_t, t, labels = (
+        torch.randn(3, 1, 2, 2, generator=generator(1)),
+        torch.tensor([50, 400, 900]),
+        torch.tensor([2, 0, 1]),
+    )
+    found = model.denoiser({"pictures": points})(x_t, t, labels[:, None])
+    for i in range(3):
+        a, x, own = float(model.abar[t[i]]), x_t[i].flatten().double(), points[labels[i]].flatten(1).double()
+        mean = (-(x - math.sqrt(a) * own).square().sum(1) / (2 * (1 - a))).softmax(0) @ own
+        z = (x - math.sqrt(a) * mean) / math.sqrt(1 - a)
+        torch.testing.assert_close(found[i].flatten().double(), z, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"rounds": 0}, "rounds must be at least 1, got 0"),
+        ({"candidates": 1}, "candidates must be at least 2, got 1"),
+        ({"variation": -0.1}, r"variation must be in \[0, 1\], got -0.1"),
+        ({"variation": 1.5}, r"variation must be in \[0, 1\], got 1.5"),
+        ({"epsilon": 0.0}, "epsilon must be > 0"),
+        ({"delta": 1.0}, "delta must be in"),
+    ],
+)
+def test_bad_fields_are_refused(fields: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        small(**fields)
