@@ -22,20 +22,20 @@ label; and the public records, which samples are made of.
 | H, the threshold | `onto_counts` |
 
 **Sensitivity.** A record has one vote in a round, whatever it is and whatever the candidates are. Another one of the
-same label in its place takes one vote away and gives one in the same row: it moves them by sqrt(2), or by 0 if both vote
-alike. What the server asks for in a round depends on what it heard before; Gaussian mechanisms of the same mu at every
-such choice compose as if it had been fixed (Dong, Roth & Su 2019, arXiv 1905.02383), so T of them with sigma cost
-mu = sqrt(2 T) / sigma. The paper's sigma is for a record that is added or removed, which moves one vote by 1.
+same label in its place takes one vote away and gives one in the same row: it moves them by sqrt(2), or by 0 if both
+vote alike. What the server asks for in a round depends on what it heard before; Gaussian mechanisms of the same mu at
+every such choice compose as if it had been fixed (Dong, Roth & Su 2019, arXiv 1905.02383), so T of them with sigma
+cost mu = sqrt(2 T) / sigma. The paper's sigma is for a record that is added or removed, which moves one vote by 1.
 
 Deviations: in place of a model that was trained on public data there are the public records themselves, so that
-candidates stay among mixtures of these; without public records the first candidates are noise, and so is what they are
-moved towards. Votes go by the distance of pixels, not of Inception's features, and the mean over variations of each
-candidate (lookahead) is left out. H is not given: it is, for each row of labels, what leaves as many votes as there are
-records, whose number is public. Draws are systematic (each candidate as often as its share of N says, to the next whole
-number), and a first copy is not varied, so that what has votes is not lost. Each client adds all the noise that it needs
-by itself: of M clients it is sqrt(M) times that of one. DPSDA-FL (arXiv 2407.05174) has every client run the whole
-evolution by itself and pools what comes out; here all vote for the same candidates. `rounds`, `candidates` and
-`variation` were chosen on validation records of digits.
+candidates stay among mixtures of these; without public records the first candidates are noise, and so is what they
+are moved towards. Votes go by the distance of pixels, not of Inception's features, and the mean over variations of
+each candidate (lookahead) is left out. H is not given: it is, for each row of labels, what leaves as many votes as
+there are records, whose number is public. Draws are systematic (each candidate as often as its share of N says, to
+the next whole number), and a first copy is not varied, so that what has votes is not lost. Each client adds all the
+noise that it needs by itself: of M clients it is sqrt(M) times that of one. DPSDA-FL (arXiv 2407.05174) has every
+client run the whole evolution by itself and pools what comes out; here all vote for the same candidates. `rounds`,
+`candidates` and `variation` were chosen on validation records of digits.
 """
 
 from __future__ import annotations
@@ -150,10 +150,10 @@ class Evolution(Method):
 
 
 def onto_counts(votes: Tensor, counts: Tensor) -> Tensor:
-    """(R, N): the histograms nearest to noised votes (R, N) among those without negative entries that sum to counts (R,).
+    """(R, N): the histograms nearest to noised votes (R, N) of those that sum to counts (R,) and have nothing below 0.
 
-    One number is taken off each row, and what is left below 0 is 0 (the projection onto a simplex, Held, Wolfe & Crowder
-    1974). Under Gaussian noise it is the likeliest histogram.
+    One number is taken off each row, and what is below 0 then is 0 (the projection onto a simplex, Held, Wolfe &
+    Crowder 1974). Under Gaussian noise it is the likeliest histogram.
     """
     ordered = votes.sort(dim=1, descending=True).values
     levels = (ordered.cumsum(1) - counts[:, None]) / torch.arange(1, votes.shape[1] + 1)
