@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from raydiff.federated import seals
+from raydiff.federated.latest import Latest
 from raydiff.later import spelled
 from raydiff.privacy.ledger import SETUP, Entry, Ledger
 from raydiff.privacy.release import Event, Gaussian, Nothing, Release, already_private, event_from_dict, event_to_dict
@@ -56,8 +57,8 @@ class Store:
     cache: Path | None = None
     guard: Callable[[], None] | None = None
     """Raises Overtaken where the driver that this process works for no longer owns the sweep."""
-    _known: dict[int, dict[str, Any]] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """The digests in commits that were read, which never change: one client after the other asks for them."""
+    _latest: Latest = field(default_factory=Latest, init=False, repr=False, compare=False)
+    """What was seen of clients' states: one client after the other asks for its latest."""
 
     def save_server(self, number: int, state: Params) -> None:
         """Keep the server's state after a round; `commit` makes it count. Raises Overtaken as `commit` does."""
@@ -72,6 +73,7 @@ class Store:
         """Keep a client's private state after a round (INITIAL: before the first). One that is there stays if the round
         counts already: whoever is late, or was left over, does not change what a commit tells of."""
         write_tensors(self._numbered("clients", client, number), state, first=self._commit(number).exists())
+        self._latest.kept(number)
 
     def load_client(self, client: int, *, before: int) -> Params | None:
         """A client's latest state from a round earlier than `before`, or None. Raises ValueError where it is damaged,
@@ -79,16 +81,14 @@ class Store:
 
         One that no commit tells of is believed: it came late, or is older than these digests.
         """
-        numbers = [_numbers(p)[1] for p in (self.root / "clients").glob(f"{client:05d}-*.safetensors")]
-        latest = max((n for n in numbers if n < before), default=None)
-        said = None
-        for number in reversed(self._committed() if before > 0 else []):
-            if latest is not None and number < latest:
-                break
-            if number < before and str(client) in (there := self._states(number).get("clients", {})):
-                latest, said = number, there[str(client)]
-                break
-        return None if latest is None else self._whole(self._numbered("clients", client, latest), said)
+        found = self._latest.find(
+            client,
+            before=before,
+            files=lambda: map(_numbers, (self.root / "clients").glob("*.safetensors")),
+            commits=lambda: self._committed() if before > 0 else [],
+            said=lambda number: self._states(number).get("clients", {}),
+        )
+        return None if found is None else self._whole(self._numbered("clients", client, found[0]), found[1])
 
     def save_release(
         self, client: int, number: int, release: Release, metrics: Mapping[str, float] = types.MappingProxyType({})
@@ -296,12 +296,8 @@ class Store:
 
     def _states(self, number: int) -> dict[str, Any]:
         """The digests that a commit carries; none where there is no such commit, or it is from before 2026-11-22."""
-        if number not in self._known:
-            path = self._commit(number)
-            if not path.exists():  # The file may still come.
-                return {}
-            self._known[number] = seals.read_json(path).get("states", {})
-        return self._known[number]
+        path = self._commit(number)
+        return seals.read_json(path).get("states", {}) if path.exists() else {}
 
     def _whole(self, path: Path, said: str | None) -> Params:
         """A state that is there and undamaged, and the one that a commit told of (None: it told of none)."""

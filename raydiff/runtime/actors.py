@@ -12,7 +12,7 @@ import functools
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -254,8 +254,8 @@ class RayPool:
 
         A worker that dies is given its clients again once it is back, and asked for what has not arrived.
         """
-        parts = {i: [c for c in ids if c % len(self.workers) == i] for i in range(len(self.workers))}
-        streams = {i: ask(self.workers[i], part, 0) for i, part in parts.items() if part}
+        parts = self._dealt(ids)
+        streams = {i: ask(self.workers[i], [*part], 0) for i, part in parts.items()}
         arrived: dict[int, deque[Any]] = {i: deque() for i in streams}
         died = set[int]()
 
@@ -275,8 +275,8 @@ class RayPool:
                         raise self._poisoned(i, client) from None
                     died.add(i)
                     self._revive(i)
-                    streams[i] = ask(self.workers[i], parts[i], attempt)
-            parts[i].remove(client)
+                    streams[i] = ask(self.workers[i], [*parts[i]], attempt)
+            del parts[i][client]
             yield arrived[i].popleft()
 
     def _arrivals(
@@ -292,8 +292,8 @@ class RayPool:
         A worker that dies before is waited for, whatever the deadline, then asked for what has not arrived.
         """
         deadline, came = time.monotonic() + closing.seconds, 0
-        parts = {i: [c for c in ids if c % len(self.workers) == i] for i in range(len(self.workers))}
-        asked = {ask(self.workers[i], part, 0): i for i, part in parts.items() if part}
+        parts = self._dealt(ids)
+        asked = {ask(self.workers[i], [*part], 0): i for i, part in parts.items()}
         deaths = dict.fromkeys(asked.values(), 0)
         while asked and came < closing.enough:
             left = max(0.0, deadline - time.monotonic())
@@ -306,12 +306,13 @@ class RayPool:
             except LOST:
                 deaths[i] += 1
                 if deaths[i] == ATTEMPTS:
-                    raise self._poisoned(i, parts[i][0]) from None
+                    raise self._poisoned(i, next(iter(parts[i]))) from None
                 self._revive(i)
-                asked[ask(self.workers[i], parts[i], deaths[i])] = i
+                asked[ask(self.workers[i], [*parts[i]], deaths[i])] = i
                 continue
             clients = clients_of(message)
-            parts[i] = [c for c in parts[i] if c not in clients]
+            for client in clients:
+                parts[i].pop(client, None)
             came, deaths[i] = came + len(clients), 0
             if parts[i] and came < closing.enough:
                 asked[self.workers[i].more.remote(self._digest)] = i
@@ -337,18 +338,26 @@ class RayPool:
         self._ear.names[i], records = hosted
         self._records |= records
 
-    def _at(self, clients: Sequence[int], *, alone: bool) -> str:
+    def _at(self, clients: Mapping[int, None], *, alone: bool) -> str:
         """Where a worker is that has sent nothing yet of these: at the first, where it sends each `alone` as soon as it
         is there."""
         sure = len(clients) == 1 or (alone and not self.trial.experiment.runtime.vectorize)
-        return f"at client {clients[0]}{'' if sure else ', or at one after it'}"
+        return f"at client {next(iter(clients))}{'' if sure else ', or at one after it'}"
 
     def _poisoned(self, i: int, client: int) -> PoisonedWorker:
         why = lost.last_words(self.trial.folder) or "out of memory, or a crash in native code"
         return PoisonedWorker(f"worker {i} died {ATTEMPTS} times before client {client} had its result; {why}")
 
     def _ids_of(self, i: int) -> list[int]:
-        return [c for c in self.trial.experiment.everyone if c % len(self.workers) == i]
+        return [*self.trial.experiment.everyone[i :: len(self.workers)]]
+
+    def _dealt(self, ids: Sequence[int]) -> dict[int, dict[int, None]]:
+        """What each worker has of these clients, in their order; a client that has its result is taken out without a
+        look at the others."""
+        parts: dict[int, dict[int, None]] = {i: {} for i in range(len(self.workers))}
+        for client in ids:
+            parts[client % len(self.workers)][client] = None
+        return {i: part for i, part in parts.items() if part}
 
 
 def _clients(message: list[Any]) -> set[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import random
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 import torch
 
 from raydiff import tree
-from raydiff.federated import checkpoint
+from raydiff.federated import checkpoint, seals
 from raydiff.federated.checkpoint import INITIAL, Store, read_tensors, write_tensors, write_text
 from raydiff.models.ddpm import DDPM, Sampling
 from raydiff.models.networks import MLP
@@ -236,6 +237,100 @@ def test_a_client_state_is_the_latest_before_the_round(store: Store) -> None:
     for before, number in {0: INITIAL, 2: INITIAL, 3: 2, 10: 2, 11: 10, 500: 10}.items():
         found = store.load_client(1, before=before)
         assert found is not None and tree.digest(found) == tree.digest(state(number)), before
+
+
+def kept_after_three_rounds(root: Path, clients: int) -> Store:
+    """Every third client has a state of each round; commits tell of the first two."""
+    store = Store(root)
+    for number in range(3):
+        for client in range(0, clients, 3):
+            write_tensors(store._numbered("clients", client, number), {"x": torch.tensor([client])})
+        if number < 2:
+            store.commit(number, {"ledger": "[]"})
+    return Store(root)
+
+
+def test_folders_and_commits_are_looked_through_once_however_many_clients_ask(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[str] = []
+    glob, read_json = Path.glob, seals.read_json
+    monkeypatch.setattr(Path, "glob", lambda path, pattern: looks.append(pattern) or glob(path, pattern))
+    monkeypatch.setattr(seals, "read_json", lambda path: looks.append(path.name) or read_json(path))
+
+    def looked(clients: int) -> list[str]:
+        store = kept_after_three_rounds(tmp_path / str(clients), clients)
+        looks.clear()
+        for before in (2, 3, 3):
+            assert [store.load_client(client, before=before) is None for client in range(clients)] == [
+                client % 3 > 0 for client in range(clients)
+            ]
+        return sorted(looks)
+
+    once_a_round = ["*.safetensors", "commit-*.json"] * 2
+    assert looked(6) == looked(12) == sorted([*once_a_round, "commit-00000.json", "commit-00001.json"])
+
+
+def test_whatever_was_asked_before_a_client_s_state_is_the_latest_there_is(tmp_path: Path) -> None:
+    """Against a search through everything, in random orders, with states that came late."""
+    rng = random.Random(0)
+    for case in range(30):
+        root = tmp_path / str(case)
+        asked, told, number = Store(root), dict[int, set[int]](), 0
+        for step in range(40):
+            client, value = rng.randrange(3), float(step)
+            match rng.choice(["save", "late", "commit", "load", "load"]):
+                case "save":
+                    asked.save_client(client, number, {"x": torch.tensor([value])})
+                case "late" if number:
+                    late = rng.randrange(number)
+                    if client not in told[late]:
+                        asked.save_client(client, late, {"x": torch.tensor([value])})
+                case "commit":
+                    Store(root).commit(number, {"ledger": "[]"})
+                    ends = [p.stem.split("-") for p in (root / "clients").glob("*.safetensors")]
+                    made = [int(c) for c, n in ends if int(n) == number]
+                    told[number] = set(made)
+                    number += 1
+                case "load":
+                    files = {int(p.stem[6:]) for p in (root / "clients").glob(f"{client:05d}-*.safetensors")}
+                    rounds = [n for n in files | {n for n in told if client in told[n]} if n < number]
+                    found = asked.load_client(client, before=number)
+                    assert (None if found is None else float(found["x"])) == (
+                        read_value(root, client, max(rounds)) if rounds else None
+                    )
+
+
+def test_one_may_ask_for_an_earlier_round_than_before(whole: Store) -> None:
+    for number in (0, 1):
+        write_tensors(whole.root / "clients" / f"00007-{number:05d}.safetensors", state(number))
+    store = Store(whole.root)
+    write_tensors(whole.root / "clients" / "00008-00001.safetensors", state(9))
+    for before, value in ((3, 2), (1, 0), (2, 1), (3, 2)):
+        found = store.load_client(7, before=before)
+        assert found is not None and tree.digest(found) == tree.digest(state(value))
+        assert (store.load_client(8, before=before) is None) == (before < 2)
+
+
+def test_a_state_is_held_to_its_last_commit_also_when_earlier_ones_were_read_since(whole: Store) -> None:
+    store = Store(whole.root)
+    assert store.load_client(7, before=3) is not None and store.load_client(8, before=3) is None
+    write_tensors(whole.root / "clients" / "00007-00002.safetensors", state(9))
+    with pytest.raises(ValueError, match=r"00007-00002\.safetensors is damaged: it is not the state "):
+        store.load_client(7, before=3)
+
+
+def read_value(root: Path, client: int, number: int) -> float:
+    return float(read_tensors(root / "clients" / f"{client:05d}-{number:05d}.safetensors")[0]["x"])
+
+
+def test_a_commit_that_was_damaged_when_it_was_read_is_so_for_the_next_client_too(whole: Store) -> None:
+    path = whole.root / "commit-00002.json"
+    path.write_text(path.read_text().replace('"states"', '"stetes"'))
+    store = Store(whole.root)
+    for client in (7, 8):
+        with pytest.raises(ValueError, match=r"commit-00002\.json is damaged"):
+            store.load_client(client, before=3)
 
 
 def test_a_noised_release_comes_back_with_its_event(store: Store) -> None:
