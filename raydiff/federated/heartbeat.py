@@ -11,7 +11,7 @@ import json
 import os
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -83,6 +83,20 @@ def process() -> str:
 def sign(trial: Path, process: str) -> object:
     """Another one whenever that process has told that it goes on."""
     return [_written(trial / FOLDER / f"{process}{kind}") for kind in (STEPS, ALONE)]
+
+
+class Heard:
+    """How long nothing has been heard of a trial, by whoever shows its progress: no beat of a process, no round."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._since, self._last = clock, clock(), object()
+
+    def silent_s(self, trial: Path) -> float:
+        """Seconds since something was new when this was asked; to be asked now and then."""
+        last = [_written(trial / "metrics.jsonl"), *sorted((p.name, _written(p)) for p in (trial / FOLDER).glob("*"))]
+        if last != self._last:
+            self._last, self._since = last, self._clock()
+        return self._clock() - self._since
 
 
 def forget(trial: Path) -> None:

@@ -209,12 +209,18 @@ def _rounds(this: trial.Trial, pool: Callable[[], Pool], train: Train | None) ->
 
 @contextlib.contextmanager
 def _told_of(this: trial.Trial) -> Iterator[None]:
-    """Within, a line now and then says where a long round is."""
-    over, rounds = threading.Event(), this.experiment.method.rounds
+    """Within, a line now and then says where a long round is; and one, that nothing is heard: nobody else is there to
+    end a process that hangs."""
+    over, rounds, most = threading.Event(), this.experiment.method.rounds, this.experiment.runtime.client_timeout_s
+    heard, silent = heartbeat.Heard(), False
 
     def tell() -> None:
+        nonlocal silent
         while not over.wait(EVERY_S):
-            for beat in heartbeat.read(this.folder)[:1]:
+            before, silent = silent, (seconds := heard.silent_s(this.folder)) > most
+            if silent and not before:
+                print(f"  nothing heard for {duration(seconds)}: it may hang; interrupt it, and --resume", flush=True)
+            for beat in [] if silent else heartbeat.read(this.folder)[:1]:
                 left = f"about {duration(beat.left_s)} left in this round"
                 print(f"  round {beat.round + 1}/{rounds}: {beat}, {left}", flush=True)
 

@@ -8,7 +8,7 @@ import os
 import signal
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +36,18 @@ class Running:
     """The last that is over."""
     told: int = 0
     """Of its processes that were lost, how many were spoken of."""
+    heard: heartbeat.Heard = field(default_factory=heartbeat.Heard)
+    """When something was heard of it."""
 
     def place(self, sweep: Path) -> str:
-        """Where it is, in words."""
+        """Where it is, in words, and that it may hang."""
+        folder = sweep / "trials" / self.experiment.digest
+        silent = self.heard.silent_s(folder)
+        still = f"; nothing heard for {duration(silent)}" if silent > self.experiment.runtime.client_timeout_s else ""
         if (number := self.round + 1) >= self.experiment.method.rounds:
-            return "evaluation"
-        beats = [beat for beat in heartbeat.read(sweep / "trials" / self.experiment.digest) if beat.round == number]
-        return f"round {number + 1}{f': {beats[0]}' if beats else ''}"
+            return f"evaluation{still}"
+        beats = [beat for beat in heartbeat.read(folder) if beat.round == number]
+        return f"round {number + 1}{f': {beats[0]}' if beats else ''}{still}"
 
 
 class Progress(tune.Callback, tune.Stopper):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from raydiff.experiment.overrides import override
 from raydiff.federated import heartbeat
 from raydiff.federated.heartbeat import Beat
 from raydiff.models.ddpm import going_on
+from raydiff.runtime import launch
 from raydiff.runtime.progress import Running
 
 
@@ -114,6 +116,50 @@ def test_the_slowest_is_shown_and_what_is_no_beat_is_not(tmp_path: Path, tiny: E
     assert running.place(tmp_path) == "round 2"
     running.round = tiny.method.rounds - 1
     assert running.place(tmp_path) == "evaluation"
+
+
+def test_of_a_trial_that_gives_no_sign_it_is_said_how_long(tmp_path: Path, tiny: Experiment) -> None:
+    folder, now = tmp_path / "trials" / tiny.digest, 100.0
+    (folder / heartbeat.FOLDER).mkdir(parents=True)
+    running = Running(tiny, "pfdm", 0.0, heard=heartbeat.Heard(lambda: now))
+
+    def after(seconds: float) -> str:
+        nonlocal now
+        now += seconds
+        return running.place(tmp_path)
+
+    assert after(0.0) == "round 1" == after(1800.0)
+    assert after(1.0) == "round 1; nothing heard for 30:01 min"
+    for name in ("metrics.jsonl", "beats/a.alive"):
+        (folder / name).touch()
+        os.utime(folder / name, ns=(1, 1))
+        assert after(1.0) == "round 1" == after(1700.0)
+        os.utime(folder / name, ns=(2, 2))  # It is written again.
+        assert after(200.0) == "round 1" == after(1700.0)
+    running.round = tiny.method.rounds - 1
+    assert after(1700.0) == "evaluation; nothing heard for 56:40 min"
+
+
+def test_in_one_process_silence_is_told_once_until_something_is_heard(
+    tmp_path: Path, tiny: Experiment, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    this, most = trial.open_trial(tiny, tmp_path), tiny.runtime.client_timeout_s
+    readings, all_read = [0.0, most, most + 1, most + 2, 0.0, most + 3, 0.0], threading.Event()
+
+    class Heard:
+        def silent_s(self, folder: Path) -> float:
+            assert folder == this.folder
+            if not readings[1:]:
+                all_read.set()
+                return 0.0
+            return readings.pop(0)
+
+    monkeypatch.setattr(heartbeat, "Heard", Heard)
+    monkeypatch.setattr(launch, "EVERY_S", 0.0)
+    with launch._told_of(this):
+        assert all_read.wait(60)
+    said = [f"  nothing heard for 30:{s:02d} min: it may hang; interrupt it, and --resume" for s in (1, 3)]
+    assert capsys.readouterr().out.splitlines() == said
 
 
 def test_what_killed_processes_have_left_is_forgotten(tmp_path: Path, tiny: Experiment) -> None:
