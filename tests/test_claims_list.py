@@ -1,4 +1,5 @@
-"""docs/privacy.md's list: every claim has a test or a command, and every test that it names is there."""
+"""The lists of docs/privacy.md and docs/security.md: every claim has a test or a command, and every test that they name
+is there."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-TEXT = (ROOT / "docs" / "privacy.md").read_text()
+TEXT = "\n".join((ROOT / "docs" / name).read_text() for name in ("privacy.md", "security.md"))
 NAMED = re.compile(r"\b(tests/[\w/]+\.py)(?:::(\w+))?")
 
 

@@ -108,4 +108,5 @@ def _unread(folder: Path, files: Sequence[Path]) -> tuple[str, ...]:
 def _pictures(files: Sequence[Path], rows: Tensor) -> Iterator[Picture]:
     for row in rows.tolist():
         where = str(files[row])
+        pictures.check_stored(files[row].stat().st_size, where)
         yield where, pictures.decode(files[row].read_bytes(), where)

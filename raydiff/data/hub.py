@@ -5,11 +5,14 @@ Its data sets, by hub:owner/name, are parquet files; samples can be uploaded as 
 
 from __future__ import annotations
 
+import fnmatch
 import functools
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
+
+from raydiff.data import sizes
 
 PREFIX = "hub:"
 NAME = re.compile(r"hub:([\w.-]+/[\w.-]+)(?:/(.+))?")
@@ -74,20 +77,28 @@ def snapshot_of(repository: str, *, kind: Literal["dataset", "model"], patterns:
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import RepositoryNotFoundError
 
-    here = False
+    here, info = False, None
     try:
         ask = HfApi().dataset_info if kind == "dataset" else HfApi().model_info
-        ask(repository, timeout=PATIENCE_S)  # snapshot_download has no time limit.
+        info = ask(repository, timeout=PATIENCE_S, files_metadata=True)  # snapshot_download has no time limit.
     except RepositoryNotFoundError:
         raise ValueError(f"{says!r}: the hub has no such {WHAT[kind]}, or not for you") from None
     except Exception as error:  # Without a network the exception differs by version.
         here, reason = True, _first_sentence(error)
+    files = [file for file in getattr(info, "siblings", None) or () if _any(file.rfilename, patterns)]
+    if (size := sum(file.size or 0 for file in files)) > sizes.MOST_DOWNLOADED:
+        most = sizes.shown(sizes.MOST_DOWNLOADED)
+        raise ValueError(f"{says!r} takes {sizes.shown(size)}, more than the {most} that are downloaded: name a folder")
     try:
         path = snapshot_download(repository, repo_type=kind, allow_patterns=list(patterns), local_files_only=here)
     except Exception as error:
         cached = f"is not in the local cache, and the hub does not answer: {reason}" if here else ""
         raise ValueError(f"{says!r} {cached or f'cannot be downloaded: {_first_sentence(error)}'}") from error
     return Path(path)
+
+
+def _any(path: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatch.fnmatch(path, pattern) for pattern in patterns)
 
 
 def _first_sentence(error: Exception) -> str:

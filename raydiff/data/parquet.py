@@ -18,8 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raydiff.data import pictures
+from raydiff.data import pictures, sizes
 from raydiff.data.source import MOST_VALUES, Picture, Source
+
+BATCH = 64  # rows whose pictures are unpacked together: a file may have one large picture in all of its rows
 
 
 @dataclass(frozen=True)
@@ -66,15 +68,16 @@ def _open(path: Path, labels: Sequence[str]) -> _File:
     import pyarrow.parquet as pq
 
     with _reading(path):
-        schema = pq.read_schema(path)
+        schema, rows = pq.read_schema(path), pq.read_metadata(path).num_rows
     image = _column(path, schema.names, ("image", "img"))
     for name in labels:
         if name not in schema.names or name == image:
             others = ", ".join(column for column in schema.names if column != image)
             raise ValueError(f"{path} has no label column {name!r}; its other columns are {others}")
     columns = list(labels) or [_column(path, schema.names, ("label", "fine_label"))]
-    with _reading(path):
-        table = pq.ParquetFile(path).read(columns=columns)
+    _check_rows(path, rows, 8 * len(columns))
+    with _reading(path):  # Text stays as it is stored: a value that many rows have is there once.
+        table = pq.ParquetFile(path, read_dictionary=columns).read(columns=columns)
     if not len(table):
         raise ValueError(f"{path} holds no rows")
     read, names = {}, {}
@@ -91,6 +94,7 @@ def _checked(path: Path, name: str, column: Any, *, named: bool) -> Any:
     import pyarrow as pa
 
     if pa.types.is_dictionary(column.type):
+        _check_rows(path, len(column), 4 * _longest(column))
         column = column.cast(column.type.value_type)
     kind = column.type
     text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_boolean(kind)
@@ -106,6 +110,22 @@ def _checked(path: Path, name: str, column: Any, *, named: bool) -> Any:
             wrong = "below 0" if value < 0 else f"but labels must be below {MOST_VALUES}"
             raise ValueError(f"row {row} of {path} has the label {value}, {wrong}")
     return column
+
+
+def _check_rows(path: Path, rows: int, nbytes: int) -> None:
+    """Raises ValueError where so many rows, with labels of so many bytes each, do not fit."""
+    sizes.check_fits(f"the labels of {rows:,} rows in {path}", rows * nbytes, "take fewer rows, or shorter names")
+
+
+def _longest(column: Any) -> int:
+    """Of the texts in a column that is stored as a dictionary, 0 where it has none."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    kind = column.type.value_type
+    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+        return 0
+    return max((pc.max(pc.binary_length(chunk.dictionary)).as_py() or 0 for chunk in column.chunks), default=0)
 
 
 def _rows(file: _File) -> int:
@@ -174,7 +194,7 @@ def _reading(path: Path) -> Iterator[None]:
 
 
 def _pictures(files: Sequence[_File], rows: Tensor) -> Iterator[Picture]:
-    """The pictures of `rows` (ascending), numbered through all files, reading one row group at a time."""
+    """The pictures of `rows` (ascending), numbered through all files."""
     import pyarrow.parquet as pq
 
     end = 0
@@ -186,12 +206,27 @@ def _pictures(files: Sequence[_File], rows: Tensor) -> Iterator[Picture]:
             start, end = end, end + parquet.metadata.row_group(group).num_rows
             mine = rows[(rows >= start) & (rows < end)]
             if len(mine):
-                with _reading(file.path):
-                    column = parquet.read_row_group(group, columns=[file.image]).column(0)
-                encoded = _encoded(file, column.take((mine - start).numpy()))
-                for row, data in zip((mine - first).tolist(), encoded, strict=True):
-                    where = f"row {row} of {file.path}"
+                for row, data in _of_group(file, parquet, group, mine - start):
+                    where = f"row {start - first + row} of {file.path}"
                     yield where, pictures.decode(data, where)
+
+
+def _of_group(file: _File, parquet: Any, group: int, rows: Tensor) -> Iterator[tuple[int, bytes | None]]:
+    """(row, encoded picture) of these rows of a row group, ascending, unpacked a few at a time."""
+    about = parquet.metadata.row_group(group)
+    columns = [about.column(i) for i in range(about.num_columns)]
+    size = sum(c.total_uncompressed_size for c in columns if c.path_in_schema.partition(".")[0] == file.image)
+    sizes.check_fits(f"the pictures of one row group in {file.path}", size, "write it anew with smaller row groups")
+    batches = parquet.iter_batches(batch_size=BATCH, row_groups=[group], columns=[file.image])
+    end = 0
+    while end <= int(rows[-1]):
+        with _reading(file.path):
+            batch = next(batches)
+        start, end = end, end + len(batch)
+        mine = rows[(rows >= start) & (rows < end)]
+        if len(mine):
+            encoded = _encoded(file, batch.column(0).take((mine - start).numpy()))
+            yield from zip(mine.tolist(), encoded, strict=True)
 
 
 def _encoded(file: _File, column: Any) -> list[bytes | None]:

@@ -17,6 +17,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
+from raydiff.data import sizes as limits
 from raydiff.data.records import Records
 from raydiff.data.source import Picture, Source
 
@@ -58,15 +59,30 @@ def read(
 
 
 def decode(data: bytes | None, where: str) -> Image.Image:
-    """The picture in these bytes, of one of the `FORMATS`. Raises ValueError that says `where` it is from."""
+    """The picture in these bytes, of one of the `FORMATS`. Raises ValueError that says `where` it is from, before it is
+    unpacked where it is too large."""
     if data is None:
         raise ValueError(f"{where} holds no picture")
+    check_stored(len(data), where)
     try:
         image = Image.open(io.BytesIO(data), formats=FORMATS)
-        image.load()
+        pixels = image.width * image.height
+        if pixels <= limits.MOST_PIXELS:
+            image.load()
+            return image
+        found = f"{pixels:,} pixels"
+    except Image.DecompressionBombError:
+        found = "far more pixels than that"
     except Exception as error:  # Each kind of damage has its own exception.
         raise ValueError(f"{where} cannot be decoded as a picture ({type(error).__name__})") from error
-    return image
+    raise ValueError(f"{where}: a picture may have {limits.MOST_PIXELS:,} pixels, and it has {found}: make it smaller")
+
+
+def check_stored(nbytes: int, where: str) -> None:
+    """Raises ValueError where a picture takes more than `sizes.MOST_BYTES` as it is stored."""
+    if nbytes > limits.MOST_BYTES:
+        most = limits.shown(limits.MOST_BYTES)
+        raise ValueError(f"{where} takes {limits.shown(nbytes)}, but a picture may take {most}: make it smaller")
 
 
 def stack(
@@ -87,6 +103,8 @@ def stack(
         if size is not None:
             pixels = resized(scaled(pixels, top), size)
         if not first:
+            what, remedy = f"{len(places):,} pictures like {where}", "set data.size, or fewer in data.train"
+            limits.check_fits(what, 4 * len(places) * pixels.numel(), remedy)
             out, first = torch.empty(len(places), *pixels.shape, dtype=pixels.dtype), where
         if pixels.shape != out.shape[1:]:
             raise ValueError(_misfit(where, pixels.shape, first, out.shape[1:]))

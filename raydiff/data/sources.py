@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -45,7 +46,7 @@ def source(
         return tables.source(name, folder, labels, bins=bins, public=public, seed=seed)
     if bins is not None:
         raise ValueError(f"data set {name!r} is no table: data.bins must be none")
-    make = imported(name) if is_outside(name) else SOURCES.get(name, files)
+    make = _outside(name) if is_outside(name) else SOURCES.get(name, files)
     found = make(folder, labels) if callable(make) else None
     if not isinstance(found, Source):
         raise ValueError(f"{name} must be a function of (folder, labels) that gives a raydiff.data.source.Source")
@@ -53,6 +54,17 @@ def source(
     if name in SOURCES:  # Everybody knows the classes of these.
         found = dataclasses.replace(found, found=())
     return found if table is None else superclasses.applied(found, table)
+
+
+def _outside(name: str) -> Callable[[Path | None, Sequence[str]], Source]:
+    """The function that this names. Raises ValueError for one of a module that has nothing to do with data sets: an
+    experiment may be somebody else's, and name any function of this machine, to be called with a path of theirs."""
+    make: Callable[[Path | None, Sequence[str]], Source] = imported(name)
+    module = sys.modules.get(getattr(make, "__module__", None) or "")
+    if not any(value is Source for value in vars(module or object).values()):
+        wanted = "a function of (folder, labels) that gives a raydiff.data.source.Source, in a module that imports it"
+        raise ValueError(f"{name} must be {wanted}")
+    return make
 
 
 def is_known(name: str, labels: Sequence[str]) -> bool:

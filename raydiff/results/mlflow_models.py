@@ -39,12 +39,15 @@ def find_trial(uri: str, run: str, sweeps: Path) -> str:
         raise ValueError(f"the run {run} cannot be read from {why}") from None
     if "raydiff.sweep" not in tags:
         raise ValueError(f"the run {run} in {mlflow_store.redacted(uri)} is not one of raydiff's")
+    named = [tags[k] for k in ("raydiff.sweep", "raydiff.trial") if k in tags]
+    if any(Path(name).name != name or name == ".." for name in named):
+        raise ValueError(f"the run {run} in {mlflow_store.redacted(uri)} names no sweep and trial: {'/'.join(named)!r}")
     path = sweeps / tags["raydiff.sweep"] / "sweep.json"
     if not path.exists():
         raise ValueError(f"the sweep {tags['raydiff.sweep']} of the run {run} is not in {sweeps}: say its --storage")
     if files.read_json(path, needs="id")["id"] != tags["raydiff.id"]:
         raise ValueError(f"the sweep {tags['raydiff.sweep']} in {sweeps} is another one than that of the run {run}")
-    return "/".join(tags[k] for k in ("raydiff.sweep", "raydiff.trial") if k in tags)
+    return "/".join(named)
 
 
 def find_run(uri: str, folder: Path) -> str:

@@ -15,6 +15,7 @@ import logging
 import math
 import os
 import signal
+import stat
 import tempfile
 import time
 import traceback
@@ -38,11 +39,13 @@ from raydiff.experiment.trial import Trial, cut_short
 from raydiff.federated.checkpoint import Overtaken
 from raydiff.runtime import gpu_memory, lost, searched
 from raydiff.runtime.actors import RayPool, WorkersLost, start_workers
+from raydiff.runtime.gauges import Gauges
 from raydiff.runtime.plan import Planned, experiment_of, written
 from raydiff.runtime.progress import Progress
 from raydiff.runtime.room import Room, nodes
 from raydiff.runtime.slots import Slot, cap_memory, fitting, slot, storage_is_shared, this_machine
 
+LONGEST = 40  # of a folder for Ray: below it the paths of sockets take 65 more, and end after 107
 NOT_WRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG, errno.EIO)
 
 
@@ -61,6 +64,7 @@ class Federation(tune.Trainable):
         cap_memory(shape.gpu_server)
         self._gpu, self._gpu_server = shape.gpu_per_worker, shape.gpu_server
         self._workers = start_workers(shape, ray.util.get_current_placement_group())
+        self._gauges = Gauges()
         self._begin(config)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
@@ -81,6 +85,8 @@ class Federation(tune.Trainable):
         except Exception as e:
             result = _failed(self._trial, e)
         self._round = result.get("round", self._round)
+        if self._trial is not None:
+            self._gauges.tell(self._trial, result)
         # Searchers want their metric in every result: the last one measured, the worst before the first.
         self._measured = result.get(self._metric, self._measured)
         return {self._metric: self._measured, "done": result["finished"], **result}
@@ -144,7 +150,7 @@ def cluster(*, only_join: bool = False) -> Iterator[list[dict[str, float]]]:
             ray.init(**quiet)
         else:
             with _deaf_to_sigterm():
-                ray.init(address="local", include_dashboard=False, **quiet)
+                ray.init(address="local", include_dashboard=False, _temp_dir=_own_folder(), **quiet)
     except Exception as e:  # Ray raises a plain Exception when its processes take too long, as on a very busy machine.
         raise ValueError(f"Ray did not start: {' '.join(str(e).split())}") from e
     try:
@@ -166,6 +172,23 @@ def _deaf_to_sigterm() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _own_folder() -> str | None:
+    """Where a local Ray has its sockets and logs: a folder of this user's alone. In the one that Ray makes for itself
+    every user of the machine may put a socket in the place of another. None: a path to it would be too long.
+
+    Raises ValueError where something else has this name.
+    """
+    folder = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()) / f"raydiff-{os.getuid()}"
+    if len(str(folder)) > LONGEST:
+        return None
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    about = folder.lstat()
+    if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid() or about.st_mode & 0o077:
+        raise ValueError(f"{folder}, for Ray's sockets, must be a folder of yours alone (mode 700): remove it")
+    return str(folder)
 
 
 def _leave() -> None:

@@ -37,7 +37,7 @@ def snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         return str(tmp_path)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", lambda self, repository, timeout: None)
+    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", lambda self, repository, **_: None)
     return tmp_path
 
 

@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from raydiff import tree
+from raydiff.data import sizes
 from raydiff.data.tables.encode import MISSING, Column, Mapping, bins_of, groups_of, texts_of
 from raydiff.data.tables.presets import PRESETS, Preset
 from raydiff.lookup import check_one_of, nearest
@@ -234,6 +235,7 @@ def _frame(path: Path) -> pd.DataFrame:
     """The whole file, with missing values as such. Raises ValueError where it cannot be read."""
     import pandas as pd  # Half a second, which commands that read no table do without.
 
+    sizes.check_fits(f"the table {path}", _claimed(path), "take fewer rows")
     try:
         if path.suffix.lower() == ".parquet":
             frame = pd.read_parquet(path).reset_index(drop=True).replace(dict.fromkeys(MARKS))
@@ -249,6 +251,21 @@ def _frame(path: Path) -> pd.DataFrame:
     if len(frame) < 2:
         raise ValueError(f"{path} has {len(frame)} row{'' if len(frame) == 1 else 's'}, a table needs two at least")
     return frame
+
+
+def _claimed(path: Path) -> int:
+    """Bytes that the file says it has: a parquet file may be small, and have very many rows."""
+    if path.suffix.lower() != ".parquet":
+        return path.stat().st_size
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        about = pq.read_metadata(path)
+    except (pa.ArrowException, OSError) as e:
+        raise ValueError(f"{path} cannot be read as a table ({type(e).__name__})") from e
+    unpacked = sum(int(about.row_group(i).total_byte_size) for i in range(about.num_row_groups))
+    return max(unpacked, 8 * int(about.num_rows) * int(about.num_columns))
 
 
 def _chosen(config: Table, frame: pd.DataFrame, path: Path) -> tuple[tuple[str, ...], str | None]:

@@ -30,7 +30,8 @@ BATCH = 64
 def weights(path: str | None) -> Path:
     """The file of weights: at `path`, which may be its folder, or where clean-fid keeps it, downloaded if need be.
 
-    Raises ValueError, in one sentence, where there is none and it cannot be downloaded.
+    Raises ValueError, in one sentence, where there is none and it cannot be downloaded, and where somebody else has put
+    it there: it is TorchScript, which is code.
     """
     if path is not None:
         given = Path(path).expanduser()
@@ -47,6 +48,11 @@ def weights(path: str | None) -> Path:
                 f"evaluation.features = inception needs the weights {FILE}, which are not in {USUAL} and could not be "
                 f"downloaded ({reason}): give evaluation.weights"
             ) from None
+    if (USUAL / FILE).stat().st_uid not in (0, os.getuid()):
+        raise ValueError(
+            f"{USUAL / FILE} belongs to another user of this machine, and holds code that would run here: remove it, "
+            "or give evaluation.weights"
+        )
     return USUAL / FILE
 
 

@@ -178,7 +178,9 @@ def _encoded(folder: Path) -> Params:
     _check_weights(folder / "text_encoder", "model")
     try:
         tokenizer: Any = CLIPTokenizer.from_pretrained(folder / "tokenizer", local_files_only=True)
-        encoder: Any = CLIPTextModel.from_pretrained(folder / "text_encoder", local_files_only=True)
+        encoder: Any = CLIPTextModel.from_pretrained(
+            folder / "text_encoder", local_files_only=True, use_safetensors=True
+        )
     except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ValueError(f"the text encoder in {folder} cannot be read: {reason}") from error

@@ -1,0 +1,47 @@
+"""A trial's numbers for whoever watches the cluster: its coordinator tells Ray, which gives them to Prometheus, beside its
+own. `cluster/grafana.json` draws them. Instruments are not among them: what is told has no more than `--protocol-only`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ray.util.metrics import Gauge
+
+from raydiff.experiment.trial import Trial
+from raydiff.runtime import lost
+
+TAGS = ("sweep", "trial", "method")
+TOLD = {
+    "raydiff_rounds": "Rounds that count.",
+    "raydiff_epsilon": "Epsilon spent against the server; +Inf where something unprotected was sent.",
+    "raydiff_bytes_sent": "Bytes of all uploads so far.",
+    "raydiff_stragglers": "Clients that were late in the last round.",
+    "raydiff_rejected": "Clients whose upload was rejected in the last round.",
+    "raydiff_processes_lost": "Processes of the trial that hung, or lost their accelerator, and were ended.",
+}
+"""Name -> what it is. Ray puts `ray_` before each."""
+
+
+class Gauges:
+    """Those of one process: it may have one trial after the other."""
+
+    def __init__(self) -> None:
+        self._gauges = {name: Gauge(name, says, tag_keys=TAGS) for name, says in TOLD.items()}
+
+    def tell(self, trial: Trial, result: Mapping[str, Any]) -> None:
+        """What a round's result says; of the trial's last result, which is none of a round, nothing."""
+        if result.get("finished") or "failed" in result:
+            return
+        values = {
+            "raydiff_rounds": result["round"] + 1,
+            "raydiff_epsilon": result["privacy/epsilon_server"],
+            "raydiff_bytes_sent": result["comm/bytes_up"],
+            "raydiff_stragglers": result.get("clients/late", 0),
+            "raydiff_rejected": result.get("clients/rejected", 0),
+            "raydiff_processes_lost": len(lost.words(trial.folder)),
+        }
+        method = type(trial.experiment.method).__name__
+        tags = dict(zip(TAGS, (trial.sweep.name, trial.experiment.digest, method), strict=True))
+        for name, value in values.items():
+            self._gauges[name].set(float(value), tags)

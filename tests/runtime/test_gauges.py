@@ -1,0 +1,73 @@
+"""What a coordinator tells Prometheus, and the dashboard that draws it. No Ray is started, and no Prometheus."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raydiff.experiment import trial
+from raydiff.experiment.config import Experiment
+from raydiff.runtime import gauges, lost, tuner
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[tuple[float, dict[str, str]]]]:
+    """All that each gauge was set to."""
+    values: dict[str, list[tuple[float, dict[str, str]]]] = {}
+
+    class Gauge:
+        def __init__(self, name: str, description: str, tag_keys: tuple[str, ...]) -> None:
+            self.name, self.keys = name, tag_keys
+
+        def set(self, value: float, tags: dict[str, str]) -> None:
+            assert tuple(tags) == self.keys
+            values.setdefault(self.name, []).append((value, tags))
+
+    monkeypatch.setattr(gauges, "Gauge", Gauge)
+    return values
+
+
+def test_each_round_of_a_trial_is_told_and_nothing_else(tmp_path: Path, tiny: Experiment, told: dict[str, Any]) -> None:
+    this = trial.open_trial(tiny, tmp_path / "mine")
+    ended = list(trial.run(this, trial.local_pool(this)))
+    lost.tell(this.folder, "worker 1: gone")
+    step = tuner.Federation.__new__(tuner.Federation)
+    step._trial, step._metric, step._measured, step._round = this, "m", math.inf, -1
+    step._gauges, step._results = gauges.Gauges(), iter(ended)
+    for _ in ended:
+        step.step()
+    assert set(told) == set(gauges.TOLD) and {len(values) for values in told.values()} == {
+        this.experiment.method.rounds
+    }
+    tags = {"sweep": "mine", "trial": this.experiment.digest, "method": "PFDM"}
+    last = {name: values[-1] for name, values in told.items()}
+    assert last == {
+        "raydiff_rounds": (this.experiment.method.rounds, tags),
+        "raydiff_epsilon": (ended[-1]["privacy/epsilon_server"], tags),
+        "raydiff_bytes_sent": (ended[-1]["comm/bytes_up"], tags),
+        "raydiff_stragglers": (0.0, tags),
+        "raydiff_rejected": (0.0, tags),
+        "raydiff_processes_lost": (1.0, tags),
+    }
+
+
+def test_who_was_late_or_rejected_is_counted(tmp_path: Path, tiny: Experiment, told: dict[str, Any]) -> None:
+    this = trial.open_trial(tiny, tmp_path)
+    numbers = {"privacy/epsilon_server": math.inf, "comm/bytes_up": 8.0, "clients/late": 3.0, "clients/rejected": 2.0}
+    gauges.Gauges().tell(this, {"round": 4, "finished": False, **numbers})
+    gauges.Gauges().tell(this, {"finished": True, "failed": "it"})
+    assert [values[0][0] for values in told.values()] == [5.0, math.inf, 8.0, 3.0, 2.0, 0.0]
+
+
+def test_the_dashboard_draws_all_of_them_and_no_others() -> None:
+    panels = json.loads((ROOT / "cluster" / "grafana.json").read_text())["panels"]
+    drawn = [target["expr"] for panel in panels for target in panel["targets"]]
+    assert sorted(re.findall(r"ray_(\w+)\{", " ".join(drawn))) == sorted(gauges.TOLD)
+    assert all(set(re.findall(r"by \(([^)]*)\)", e)[0].split(", ")) <= set(gauges.TAGS) for e in drawn)
