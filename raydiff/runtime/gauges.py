@@ -1,5 +1,6 @@
-"""A trial's numbers for whoever watches the cluster: its coordinator tells Ray, which gives them to Prometheus, beside its
-own. `cluster/grafana.json` draws them. Instruments are not among them: what is told has no more than `--protocol-only`."""
+"""A trial's numbers for whoever watches the cluster: its coordinator tells Ray, which gives them to Prometheus beside
+its own. `cluster/grafana.json` draws them. Instruments are not among them: they have no more than `--protocol-only`
+tells."""
 
 from __future__ import annotations
 

@@ -181,14 +181,15 @@ def _own_folder() -> str | None:
     Raises ValueError where something else has this name.
     """
     folder = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()) / f"raydiff-{os.getuid()}"
-    if len(str(folder)) > LONGEST:
+    inside = f"{folder}/r"  # Ray opens the folder that it is given, and all below it, to everybody.
+    if len(inside) > LONGEST:
         return None
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     about = folder.lstat()
     if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid() or about.st_mode & 0o077:
         raise ValueError(f"{folder}, for Ray's sockets, must be a folder of yours alone (mode 700): remove it")
-    return str(folder)
+    return inside
 
 
 def _leave() -> None:

@@ -21,8 +21,9 @@ from raydiff.runtime import tuner
 with tuner.cluster():
     session = ray._private.worker._global_node.get_session_dir_path()
     print(session)
-    stranger = "import ray; ray.init(address=sys.argv[1], log_to_driver=False); print(ray.get(ray.remote(lambda: 6 * 7).remote()))"
-    asked = [sys.executable, "-c", "import sys; " + stranger, ray.get_runtime_context().gcs_address]
+    stranger = "import ray, sys; ray.init(address=sys.argv[1], log_to_driver=False)\\n"
+    stranger += "print(ray.get(ray.remote(lambda: 6 * 7).remote()))"
+    asked = [sys.executable, "-c", stranger, ray.get_runtime_context().gcs_address]
     for mode in ("disabled", "token"):
         env = {**os.environ, "RAY_AUTH_MODE": mode}
         if mode == "disabled":
@@ -36,8 +37,9 @@ def test_a_local_ray_lets_nobody_in_without_its_token(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", INSIDE], env={**env, "HOME": str(tmp_path)}, capture_output=True, text=True, check=False
     )
+    assert done.returncode == 0, done.stderr
     session, stranger, owner = done.stdout.splitlines()
-    assert (stranger, owner) == ("disabled", "token 42")
-    token, folder = tmp_path / ".ray" / "auth_token", Path(session).parent
+    assert (stranger.strip(), owner) == ("disabled", "token 42")
+    token, folder = tmp_path / ".ray" / "auth_token", Path(session).parents[1]
     assert stat.S_IMODE(token.stat().st_mode) == 0o600
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700 and folder.stat().st_uid == os.getuid()
