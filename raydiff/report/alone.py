@@ -25,8 +25,8 @@ NOTE = (
 
 
 def gaps(sweep: SweepView) -> pd.DataFrame:
-    """A row for each cell, kind of epsilon and setting whose epsilon is finite: its arm (the setting without its
-    epsilon), the epsilon asked for and the most that was spent, n, mean; then base, the best setting of the cell that
+    """A row for each cell, kind of epsilon and setting whose epsilon is finite: its arm (the method, and what tells
+    its arms apart but the epsilon), the epsilon asked for and the most that was spent, n, mean; then base, the best setting of the cell that
     sends nothing, and the mean difference from it with its interval. Empty where every setting sends something.
 
     Raises ValueError without a measure.
@@ -34,6 +34,10 @@ def gaps(sweep: SweepView) -> pd.DataFrame:
     trials = compared(sweep)
     names = [name for path, name in sweep.fields.items() if path.startswith(OWN)]
     asked = [name for name in names if is_budget(name)]
+    telling = {  # What tells apart the arms of one method.
+        method: [n for n in names if n not in asked and own[n].nunique(dropna=False) > 1]
+        for method, own in trials.groupby("method")
+    }
     rows: list[Row] = []
     for cell, of in trials.groupby("cell", sort=False):
         by_seed = {str(name): own.groupby("seed")["value"].mean() for name, own in of.groupby("setting")}
@@ -45,7 +49,7 @@ def gaps(sweep: SweepView) -> pd.DataFrame:
         for (kind, name), own in protected.groupby([protected["kind"].map(comparable), "setting"], sort=False):
             first, mine = records(own)[0], by_seed[str(name)]
             row: Row = {"cell": cell, "kind": kind, "setting": name}
-            row["arm"] = setting(first, [n for n in names if n not in asked])
+            row["arm"] = setting(first, telling[first["method"]])
             row["asked"] = next((first[n] for n in asked if first[n] is not None), None)
             row |= {"spent": own["epsilon"].max(), "n": len(mine), "mean": mine.mean(), "base": base}
             rows.append({**row, **interval((mine - by_seed[base]).dropna(), "difference")})
