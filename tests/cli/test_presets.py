@@ -12,7 +12,7 @@ from raydiff.evaluation.metrics import lower_is_better
 from raydiff.experiment import overrides, trial
 from raydiff.experiment.presets import names
 from raydiff.experiment.study import trials as trials_of
-from raydiff.methods import DPMERF, DPSGD, PFDM, Evolution, FedAvg, FedDistr, LocalOnly, Sketch
+from raydiff.methods import DPMERF, PFDM, Evolution, FedAvg, FedDistr, LocalOnly, Sketch
 from raydiff.privacy import accountants
 
 
