@@ -45,9 +45,11 @@ BEYOND = 1e-13
 WIDEST = 600.0
 """Losses above this one count as infinite: float64 has no number for its exponential."""
 ROUNDING = 1e-15
-"""Given to the attack for each step and one more: ten times what the transforms were found to be off."""
+"""Given to the attack for each step and one more: ten times what transforms and powers were found to be off."""
 TILTS = np.geomspace(16, 512, 10)
 """Exponents of the moments that bound the mass beyond the grid, times its width."""
+WIDTHS = np.geomspace(0.01, 1000, 60)
+"""Exponents of the moments by which its width is chosen."""
 
 
 class Kind(NamedTuple):
@@ -126,11 +128,15 @@ def losses(steps: tuple[Kind, ...], *, replaced: bool) -> Losses:
     widest, points = _widest(steps, replaced), _points(sum(k.times for k in steps))
     grid = (np.arange(points) - points // 2) * (2 * widest / points)
     spectra, logs, lost = np.ones((2, points // 2 + 1), dtype=complex), np.zeros((2, len(TILTS))), np.zeros(2)
+    tilted = _tilted(points)
     for kind in steps:
-        for i, (mass, towards) in enumerate(zip(_masses(grid, kind, replaced), (1, -1), strict=True)):
+        both = _masses(grid, kind, replaced)
+        moments = tilted[:, :-1] @ both[0], tilted[:, 1:] @ both[1][::-1]  # of the loss under P, of minus it under Q
+        for i, mass in enumerate(both):
             lost[i] += kind.times * max(0.0, 1.0 - float(mass.sum()))
-            spectra[i] *= np.fft.rfft(np.fft.ifftshift(mass)) ** kind.times
-            logs[i] += kind.times * _log_moments(mass, towards * grid / widest)
+            spectra[i] *= _power(np.fft.rfft(np.fft.ifftshift(mass)), kind.times)
+            with np.errstate(divide="ignore"):  # all the mass is where e^(t loss) is nothing
+                logs[i] += kind.times * (TILTS + np.log(moments[i]))
     inside, outside = np.fft.fftshift(np.fft.irfft(spectra, points), axes=1).clip(0.0)
     # What the transform wraps around: losses above the grid under P, and below it under Q (Chernoff's bound).
     wrapped = np.exp(np.minimum(0.0, (logs - TILTS).min(axis=1)))
@@ -150,16 +156,25 @@ def _points(steps: int) -> int:
 def _widest(steps: tuple[Kind, ...], replaced: bool) -> float:
     """A loss that is hardly ever exceeded under P, nor its negative under Q: by Chernoff's bound, from moments that
     need not be exact."""
-    tilts = np.geomspace(0.01, 1000, 60)
-    logs = np.zeros((2, len(tilts)))
-    for kind in steps:
-        x, (p, q) = _densities(kind, replaced)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            loss = np.nan_to_num(np.log(p) - np.log(q), nan=0.0, posinf=WIDEST, neginf=-WIDEST)
-        for i, (density, towards) in enumerate(((p, 1), (q, -1))):
-            logs[i] += kind.times * _log_moments(density * (x[1] - x[0]), towards * loss, tilts)
-    bounds = (logs - math.log(BEYOND)) / tilts
+    logs = sum((k.times * _log_moments(k.rate, k.noise, replaced) for k in steps), np.zeros((2, len(WIDTHS))))
+    bounds = (logs - math.log(BEYOND)) / WIDTHS
     return float(np.clip(bounds.min(axis=1).max(), 1e-9, WIDEST))
+
+
+@functools.lru_cache(maxsize=2**12)
+def _log_moments(rate: float, noise: float, replaced: bool) -> Any:
+    """(2, tilts): ln E e^(t loss) of one step under P, and of minus the loss under Q, at each of `WIDTHS`; the same in
+    every round, however many steps there were before."""
+    x, (p, q) = _densities(Kind(rate, noise, 1), replaced)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        loss = np.nan_to_num(np.log(p) - np.log(q), nan=0.0, posinf=WIDEST, neginf=-WIDEST)
+    logs = []
+    for density, towards in ((p, 1), (q, -1)):
+        exponents = np.outer(WIDTHS, towards * loss)
+        highest = exponents.max(axis=1)
+        with np.errstate(divide="ignore"):
+            logs.append(highest + np.log(np.exp(exponents - highest[:, None]) @ (density * (x[1] - x[0]))))
+    return np.stack(logs)
 
 
 def _densities(kind: Kind, replaced: bool) -> tuple[Any, tuple[Any, Any]]:
@@ -226,9 +241,19 @@ def _cells(ends: Any) -> Any:
     return ndtr(np.where(flip, -low, high)) - ndtr(np.where(flip, -high, low))
 
 
-def _log_moments(mass: Any, losses: Any, tilts: Any = TILTS) -> Any:
-    """ln E e^(t loss) for each of `tilts`."""
-    exponents = np.outer(tilts, losses)
-    highest = exponents.max(axis=1)
-    with np.errstate(divide="ignore"):  # all the mass is where e^(t loss) is nothing
-        return highest + np.log(np.exp(exponents - highest[:, None]) @ mass)
+@functools.lru_cache(maxsize=1)
+def _tilted(points: int) -> Any:
+    """(tilts, points + 1): e^(t (u - 1)) for each of `TILTS` and u from -1 to 1, the grid over its width: its moments
+    are this times its masses."""
+    return np.exp(np.outer(TILTS, np.linspace(-2.0, 0.0, points + 1)))
+
+
+def _power(values: Any, times: int) -> Any:
+    """values ** times by squaring: numpy's own takes a logarithm of each."""
+    out = np.ones_like(values)
+    while times:
+        if times & 1:
+            out *= values
+        if times := times >> 1:
+            values = values * values
+    return out
