@@ -37,7 +37,7 @@ class Drawn:
 
     images: Tensor
     """(n, C, H, W) on [-1, 1], of a table the codes of its rows (n, 1, 1, columns); n is 0 of a classifier, and where
-    the evaluation's distance is none."""
+    the evaluation's distance is none and no classifier is trained on them."""
     labels: Tensor
     """(n, K): what the samples were made for."""
     reference: Records
@@ -62,8 +62,8 @@ class Drawn:
 
     @property
     def pictures(self) -> bool:
-        """Whether there are pictures to measure."""
-        return len(self.images) > 0 and self.dataset.mapping is None
+        """Whether there are pictures whose features are to be measured."""
+        return len(self.images) > 0 and self.dataset.mapping is None and self.config.distance != "none"
 
     @property
     def is_final(self) -> bool:
@@ -160,7 +160,7 @@ def memorized(drawn: Drawn) -> Metrics:
 def downstream_accuracy(drawn: Drawn) -> Metrics:
     """`downstream.readings` of the final samples, or of as many of each class as `per_class` asks for."""
     names, count = drawn.config.downstream, drawn.config.per_class
-    if not (drawn.pictures and drawn.is_final and names and drawn.deployed.conditional):
+    if not (len(drawn.images) and drawn.is_final and names and drawn.deployed.conditional):
         return {}
     images, labels, own, real = drawn.images, drawn.labels, drawn.own, drawn.reference
     if count is not None:
@@ -169,7 +169,7 @@ def downstream_accuracy(drawn: Drawn) -> Metrics:
     return downstream.readings(
         names,
         (images, labels[:, 0]),
-        (own.images, own.labels[:, 0]),
+        (own.images, own.labels[:, 0]) if drawn.config.ceiling else None,
         (real.images, real.labels[:, 0]),
         groups=drawn.groups,
         classes=drawn.dataset.cardinalities[0],

@@ -46,14 +46,16 @@ class Evaluation:
     """File of Inception's weights, or its folder; none: where clean-fid keeps them, downloaded if need be."""
     distance: Literal["frechet", "kernel", "none", "tables"] = "frechet"
     """frechet: both distances, and small groups are left out; kernel: the kernel distance alone, which has no bias
-    that depends on the number of records; none: neither, for methods that are judged by a classifier's accuracy;
-    tables: what is measured of rows in place of pictures, and of nothing else (`tables.quality`)."""
+    that depends on the number of records; none: neither, for methods that are judged by a classifier's accuracy, their
+    own or `downstream`; tables: what is measured of rows in place of pictures, and of nothing else (`tables.quality`)."""
     dim: int = 16
     """Its feature dimension. Groups of classes with fewer than five records a dimension are left out."""
     neighbours: int = NEIGHBOURS
     """k of precision, recall, density and coverage: 3 to 5 in the literature. Smaller groups are left out."""
     downstream: tuple[str, ...] = ()
-    """Classifiers (linear, mlp, cnn, resnet18) that are trained on samples and tested on real records, at the end."""
+    """Classifiers (linear, mlp, cnn, resnet18, lenet) that are trained on samples and tested on real records, at the end."""
+    ceiling: bool = later(True)
+    """Train each of them on the client's own records too, as many as it has: what it makes of real ones."""
     per_class: int | None = None
     """Samples of each class that they are trained on; none: those that the distances are measured of."""
     every: int = 0
@@ -91,10 +93,8 @@ class Evaluation:
         if self.neighbours < 1 or (self.per_class is not None and self.per_class < 2):
             raise ValueError(f"neighbours must be >= 1 and per_class >= 2, got {self.neighbours} and {self.per_class}")
         downstream.check(self.downstream)
-        if self.downstream and self.distance in WITHOUT_CNN:
-            raise ValueError(
-                f"downstream must be empty where distance is {self.distance}: no pictures are measured then"
-            )
+        if self.downstream and self.distance == "tables":
+            raise ValueError("downstream must be empty where distance is tables: there are no pictures then")
         if self.clients is not None and self.clients < 1:
             raise ValueError(f"clients must be at least 1, got {self.clients}")
 
@@ -165,7 +165,7 @@ class Instruments:
         if self.dataset.mapping is not None:
             labels = own.labels
             images = deployed.sample(labels, rng)
-        elif deployed.samplers and self.config.distance == "none":
+        elif deployed.samplers and self.config.distance == "none" and not self.config.downstream:
             wanted = _labels_to_sample(reference)
             shown = deployed.sample(wanted[_to_show(wanted, deployed)], rng)
         elif deployed.samplers:
@@ -215,6 +215,7 @@ def check(config: Evaluation, dataset: Dataset, clients: Sequence[Records]) -> N
             raise ValueError(f"the evaluation needs records in the split {split}: data.{split} is 0")
     if config.features == "inception" and config.distance not in WITHOUT_CNN:
         inception.check(config.weights)
+    downstream.check_shape(config.downstream, dataset.shape)
     halves = distances.half_counts(dataset.splits[config.split].labels[:, 0])
     for number, own in enumerate(clients):
         if denoisers:

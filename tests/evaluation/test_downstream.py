@@ -156,7 +156,7 @@ def test_the_papers_sizes() -> None:
 
 def test_refusals() -> None:
     with pytest.raises(
-        ValueError, match=r"^downstream must name classifiers among linear, mlp, cnn, resnet18, got 'x'"
+        ValueError, match=r"^downstream must name classifiers among linear, mlp, cnn, resnet18, lenet, got 'x'"
     ):
         downstream.check(["mlp", "x"])
     with pytest.raises(ValueError, match=r"^downstream must name each classifier once, got mlp mlp$"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -134,6 +135,23 @@ def test_downstream_is_of_the_final_samples(cnn: Params, monkeypatch: pytest.Mon
     assert not [k for k in report(cnn, config, Deployed({"ddim": picture}, conditional=False)) if "downstream" in k]
 
 
+def test_a_classifier_on_samples_alone_needs_no_features_and_no_ceiling(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(downstream, "EPOCHS", 3)
+    monkeypatch.setattr(downstream, "RATE", 3e-2)
+    sizes: list[int] = []
+    original = downstream.train
+
+    def recorded(name: str, images: Tensor, of: Tensor, **more: Any) -> downstream.TrainedClassifier:
+        sizes.append(len(images))
+        return original(name, images, of, **more)
+
+    monkeypatch.setattr(downstream, "train", recorded)
+    config = Evaluation(distance="none", attack=False, downstream=("linear",), per_class=30, ceiling=False)
+    found = report({}, config, Deployed({"ddim": picture}))
+    assert set(found) == {f"downstream/linear/{end}" for end in ("all", "major", "minor")}
+    assert found["downstream/linear/major"] > 0.8 and sizes == [3 * 30]  # and never on the client's own
+
+
 def test_more_samples_of_each_class(cnn: Params, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(downstream, "EPOCHS", 1)
     sampler = Counting()
@@ -152,10 +170,10 @@ def test_labels_per_class_are_rows_that_the_client_has() -> None:
     [
         ({"neighbours": 0}, "neighbours must be >= 1 and per_class >= 2, got 0 and None"),
         ({"per_class": 1}, "neighbours must be >= 1 and per_class >= 2, got 5 and 1"),
-        ({"downstream": ("vgg",)}, "downstream must name classifiers among linear, mlp, cnn, resnet18, got 'vgg'"),
+        ({"downstream": ("vgg",)}, "downstream must name classifiers among linear, mlp, cnn, resnet18, lenet, got 'vgg'"),
         (
-            {"downstream": ("mlp",), "distance": "none", "attack": False},
-            "downstream must be empty where distance is none",
+            {"downstream": ("mlp",), "distance": "tables"},
+            "downstream must be empty where distance is tables",
         ),
     ],
 )

@@ -107,6 +107,7 @@ OTHER: dict[str, Any] = {
     "evaluation.weights": "/elsewhere",
     "evaluation.neighbours": 4,
     "evaluation.downstream": ("mlp",),
+    "evaluation.ceiling": False,
     "evaluation.per_class": 7,
     "evaluation.distance": "kernel",
     "evaluation.dim": 5,

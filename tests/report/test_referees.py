@@ -10,23 +10,28 @@ import pandas as pd
 import pytest
 
 from raydiff.experiment.overrides import override, to_dict
-from raydiff.experiment.presets.referees import niid_bench
-from raydiff.experiment.study import trials
+from raydiff.experiment.presets.referees import dpimagebench, niid_bench
+from raydiff.experiment.study import Study, trials
 from raydiff.report import load
 from raydiff.report.papers import referees
 from raydiff.report.papers.claims import rows_of, values, where
 
 
-def write(sweep: Path, number: int, seed: int, accuracy: float | None, **changes: float) -> None:
-    """The preset's trial of this number, of this seed."""
-    study = niid_bench()
+NIID = niid_bench()
+
+
+def write(
+    sweep: Path, number: int, seed: int, accuracy: float | None, *, study: Study = NIID, **changes: float
+) -> None:
+    """The study's trial of this number, of this seed."""
     experiment = trials(study.experiment, {**study.grid, "seed": (seed,)}, study.beside)[number]
     folder = sweep / "trials" / f"{number}-{seed}"
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(to_dict(override(experiment, changes))))
     (folder / "metrics.jsonl").write_text("")
     if accuracy is not None:
-        end = {"outcome": "finished", "final": {"eval/accuracy": accuracy}, "server": {}, "outsiders": {}}
+        final = dict.fromkeys(("eval/accuracy", "eval/downstream/lenet/all"), accuracy)
+        end = {"outcome": "finished", "final": final, "server": {}, "outsiders": {}}
         (folder / "outcome.json").write_text(json.dumps(end))
 
 
@@ -63,7 +68,7 @@ def test_fewer_rounds_of_as_many_epochs_have_a_row_of_their_own(
 
 def test_another_setting_stands_beside_nothing(tmp_path: Path) -> None:
     write(tmp_path, 0, 0, 0.99, clients=5)
-    with pytest.raises(ValueError, match=r": no finished trial of a published cell of niid-bench$"):
+    with pytest.raises(ValueError, match=r": no finished trial of a cell that others have published$"):
         referees.main([str(tmp_path)])
 
 
@@ -75,3 +80,18 @@ def test_every_published_cell_is_one_of_the_preset_s(tmp_path: Path) -> None:
     found = [values(runs, row["ours"], where(row["config"])) for row in cells]
     assert len(cells) == 14 and all(own is not None and len(own) == 1 for own in found)
     assert {own["digest"].iloc[0] for own in found if own is not None} == set(runs["digest"])
+
+
+def test_samples_are_judged_by_a_classifier_at_each_epsilon(tmp_path: Path) -> None:
+    """Two benchmarks on one page: what has no rounds says none."""
+    study = dpimagebench()
+    grid = trials(study.experiment, {**study.grid, "seed": (0,)}, study.beside)
+    methods = [(type(e.method).__name__, e.method.epsilon) for e in grid]  # type: ignore[attr-defined]
+    assert methods == [(name, epsilon) for name in ("DPMERF", "Sketch") for epsilon in (1.0, 10.0)]
+    for number, accuracy in enumerate((0.81, 0.82, 0.85, 0.86)):
+        write(tmp_path, number, 0, accuracy, study=study)
+    write(tmp_path / "other", 0, 0, 0.9, study=study, **{"data.public": 100})  # not all records are private
+    found = referees.beside(pd.concat([load.runs(tmp_path), load.runs(tmp_path / "other")]))
+    assert found["ours"].tolist() == [pytest.approx(81), pytest.approx(82)] and found["rounds"].isna().all()
+    assert found["difference"].tolist() == [pytest.approx(0.7), pytest.approx(0.7)]
+    assert "| MNIST, epsilon 1 | DP-MERF | DPImageBench | 80.3 | - | 81.00 | +0.70 |" in str(referees.shown_table(found))

@@ -1,8 +1,8 @@
 """What classifiers that have seen synthetic records alone make of real ones: train on synthetic, test on real.
 
 The classifiers are those of DPDM (Dockhorn et al., TMLR 2023, arXiv 2210.09929): logistic regression, a perceptron with
-100 hidden units, three convolutions of 32, 64 and 128 channels with dropout 0.5, Adam at 3e-4; and the ResNet-18 of
-PFDM (Patel et al., CVPR 2026), which has no batch normalisation here.
+100 hidden units, three convolutions of 32, 64 and 128 channels with dropout 0.5, Adam at 3e-4; the ResNet-18 of PFDM
+(Patel et al., CVPR 2026), which has no batch normalisation here; and LeNet, a tenth of the work of the convolutions.
 
 A classifier is read at the epoch that is best on synthetic records held out of its training. The real test records
 choose nothing: an epoch chosen on them overstates the accuracy (DPImageBench, arXiv 2503.14681).
@@ -23,15 +23,16 @@ from torch.nn import functional as F
 from raydiff import seeding
 from raydiff.data.splits import stratified
 from raydiff.federated.method import Metrics
-from raydiff.models.classifier import CNN, Classifier, Perceptron, ResNet18
+from raydiff.models.classifier import CNN, Classifier, LeNet, Perceptron, ResNet18
 from raydiff.models.training import Training, fit
 from raydiff.tree import Params
 
-NETWORKS: Mapping[str, CNN | Perceptron | ResNet18] = {
+NETWORKS: Mapping[str, CNN | LeNet | Perceptron | ResNet18] = {
     "linear": Perceptron(widths=()),
     "mlp": Perceptron(widths=(100,)),
     "cnn": CNN(widths=(32, 64, 128), hidden=128),
     "resnet18": ResNet18(),
+    "lenet": LeNet(),
 }
 """The classifiers by name."""
 DROPOUT = {"cnn": 0.5}
@@ -59,7 +60,7 @@ class TrainedClassifier:
 def readings(
     names: Sequence[str],
     made: tuple[Tensor, Tensor],
-    own: tuple[Tensor, Tensor],
+    own: tuple[Tensor, Tensor] | None,
     test: tuple[Tensor, Tensor],
     *,
     groups: Mapping[str, Sequence[int]],
@@ -69,7 +70,7 @@ def readings(
 
     `downstream/<name>/<group>` is that of the classifier trained on the made records, on the test records of the
     group's classes; `downstream/<name>/real` is the ceiling, the same classifier trained on the client's own records,
-    on all of them. A group without a test record is left out. Raises ValueError for an unknown name, and for fewer
+    on all of them, where `own` is not None. A group without a test record is left out. Raises ValueError for an unknown name, and for fewer
     than 2 records to train on.
     """
     out: Metrics = {}
@@ -77,11 +78,12 @@ def readings(
     members = {k: torch.isin(of, torch.tensor(list(v), dtype=torch.int64)) for k, v in groups.items()}
     for name in names:
         # All clients and trials have the same first weights and batches.
-        synthetic, real = (train(name, *rows, classes=classes, rng=_rng(name)) for rows in (made, own))
+        synthetic = train(name, *made, classes=classes, rng=_rng(name))
         for group, mask in members.items():
             if mask.any():
                 out[f"downstream/{name}/{group}"] = synthetic.accuracy(images[mask], of[mask])
-        out[f"downstream/{name}/real"] = real.accuracy(images, of)
+        if own is not None:
+            out[f"downstream/{name}/real"] = train(name, *own, classes=classes, rng=_rng(name)).accuracy(images, of)
     return out
 
 
@@ -131,6 +133,13 @@ def check(names: Sequence[str]) -> None:
         raise ValueError(f"downstream must name classifiers among {', '.join(NETWORKS)}, got {unknown[0]!r}")
     if len(set(names)) < len(names):
         raise ValueError(f"downstream must name each classifier once, got {' '.join(names)}")
+
+
+def check_shape(names: Sequence[str], shape: tuple[int, int, int]) -> None:
+    """Raises ValueError where pictures (C, H, W) are too small for one of these classifiers."""
+    for name in names:
+        with torch.device("meta"):  # no numbers are drawn
+            NETWORKS[name].build(shape, 1)
 
 
 @dataclass(frozen=True)

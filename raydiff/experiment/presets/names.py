@@ -28,6 +28,7 @@ _FUNCTIONS = (
     feddistr.feddistr_mnist,
     feddistr.feddistr_cifar100,
     referees.niid_bench,
+    referees.dpimagebench,
     tables.removal_adult,
     tables.removal_german,
     spire.spire_digits,
