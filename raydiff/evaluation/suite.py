@@ -47,13 +47,15 @@ class Evaluation:
     distance: Literal["frechet", "kernel", "none", "tables"] = "frechet"
     """frechet: both distances, and small groups are left out; kernel: the kernel distance alone, which has no bias
     that depends on the number of records; none: neither, for methods that are judged by a classifier's accuracy, their
-    own or `downstream`; tables: what is measured of rows in place of pictures, and of nothing else (`tables.quality`)."""
+    own or `downstream`; tables: what is measured of rows in place of pictures, and of nothing else
+    (`tables.quality`)."""
     dim: int = 16
     """Its feature dimension. Groups of classes with fewer than five records a dimension are left out."""
     neighbours: int = NEIGHBOURS
     """k of precision, recall, density and coverage: 3 to 5 in the literature. Smaller groups are left out."""
     downstream: tuple[str, ...] = ()
-    """Classifiers (linear, mlp, cnn, resnet18, lenet) that are trained on samples and tested on real records, at the end."""
+    """Classifiers (linear, mlp, cnn, resnet18, lenet) that are trained on samples, and tested on real records at the
+    end."""
     ceiling: bool = later(True)
     """Train each of them on the client's own records too, as many as it has: what it makes of real ones."""
     per_class: int | None = None

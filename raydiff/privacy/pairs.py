@@ -128,15 +128,12 @@ def losses(steps: tuple[Kind, ...], *, replaced: bool) -> Losses:
     widest, points = _widest(steps, replaced), _points(sum(k.times for k in steps))
     grid = (np.arange(points) - points // 2) * (2 * widest / points)
     spectra, logs, lost = np.ones((2, points // 2 + 1), dtype=complex), np.zeros((2, len(TILTS))), np.zeros(2)
-    tilted = _tilted(points)
     for kind in steps:
-        both = _masses(grid, kind, replaced)
-        moments = tilted[:, :-1] @ both[0], tilted[:, 1:] @ both[1][::-1]  # of the loss under P, of minus it under Q
-        for i, mass in enumerate(both):
+        masses = _masses(grid, kind, replaced)
+        logs += kind.times * _log_tilts(*masses)
+        for i, mass in enumerate(masses):
             lost[i] += kind.times * max(0.0, 1.0 - float(mass.sum()))
             spectra[i] *= _power(np.fft.rfft(np.fft.ifftshift(mass)), kind.times)
-            with np.errstate(divide="ignore"):  # all the mass is where e^(t loss) is nothing
-                logs[i] += kind.times * (TILTS + np.log(moments[i]))
     inside, outside = np.fft.fftshift(np.fft.irfft(spectra, points), axes=1).clip(0.0)
     # What the transform wraps around: losses above the grid under P, and below it under Q (Chernoff's bound).
     wrapped = np.exp(np.minimum(0.0, (logs - TILTS).min(axis=1)))
@@ -239,6 +236,13 @@ def _cells(ends: Any) -> Any:
     low, high = ends[:-1], ends[1:]
     flip = low > 0  # The upper tail is the lower one by symmetry.
     return ndtr(np.where(flip, -low, high)) - ndtr(np.where(flip, -high, low))
+
+
+def _log_tilts(inside: Any, outside: Any) -> Any:
+    """(2, tilts): ln E e^(t loss) of masses on the grid under P, and of minus the loss under Q, its width the unit."""
+    tilted = _tilted(len(inside))
+    with np.errstate(divide="ignore"):  # all the mass is where e^(t loss) is nothing
+        return TILTS + np.log([tilted[:, :-1] @ inside, tilted[:, 1:] @ outside[::-1]])
 
 
 @functools.lru_cache(maxsize=1)

@@ -96,6 +96,13 @@ def test_without_classes_the_grid_is_of_the_first_pictures() -> None:
     assert report.metrics == {}
 
 
+def test_a_classifier_that_takes_larger_pictures_is_refused_before_anything_is_trained() -> None:
+    check(replace(NONE, downstream=("linear", "cnn", "resnet18")), DATASET, [OWN])
+    says = r"^downstream must not name lenet for such pictures: shape must be larger for .* got \(1, 2, 2\)$"
+    with pytest.raises(ValueError, match=says):
+        check(replace(NONE, downstream=("linear", "lenet")), DATASET, [OWN])
+
+
 def test_the_summary_is_the_mean_over_clients() -> None:
     reports = [read(Deployed(classify=tells(*right))) for right in ((0, 2, 3), ())]
     assert summarise(reports)["eval/accuracy"] == pytest.approx((1 + 8 / 24) / 2)

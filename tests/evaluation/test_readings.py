@@ -170,7 +170,10 @@ def test_labels_per_class_are_rows_that_the_client_has() -> None:
     [
         ({"neighbours": 0}, "neighbours must be >= 1 and per_class >= 2, got 0 and None"),
         ({"per_class": 1}, "neighbours must be >= 1 and per_class >= 2, got 5 and 1"),
-        ({"downstream": ("vgg",)}, "downstream must name classifiers among linear, mlp, cnn, resnet18, lenet, got 'vgg'"),
+        (
+            {"downstream": ("vgg",)},
+            "downstream must name classifiers among linear, mlp, cnn, resnet18, lenet, got 'vgg'",
+        ),
         (
             {"downstream": ("mlp",), "distance": "tables"},
             "downstream must be empty where distance is tables",

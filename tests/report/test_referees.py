@@ -16,7 +16,6 @@ from raydiff.report import load
 from raydiff.report.papers import referees
 from raydiff.report.papers.claims import rows_of, values, where
 
-
 NIID = niid_bench()
 
 
@@ -94,4 +93,5 @@ def test_samples_are_judged_by_a_classifier_at_each_epsilon(tmp_path: Path) -> N
     found = referees.beside(pd.concat([load.runs(tmp_path), load.runs(tmp_path / "other")]))
     assert found["ours"].tolist() == [pytest.approx(81), pytest.approx(82)] and found["rounds"].isna().all()
     assert found["difference"].tolist() == [pytest.approx(0.7), pytest.approx(0.7)]
-    assert "| MNIST, epsilon 1 | DP-MERF | DPImageBench | 80.3 | - | 81.00 | +0.70 |" in str(referees.shown_table(found))
+    text = str(referees.shown_table(found))
+    assert "| MNIST, epsilon 1 | DP-MERF | DPImageBench | 80.3 | - | 81.00 | +0.70 |" in text

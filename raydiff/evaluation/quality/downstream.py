@@ -70,8 +70,8 @@ def readings(
 
     `downstream/<name>/<group>` is that of the classifier trained on the made records, on the test records of the
     group's classes; `downstream/<name>/real` is the ceiling, the same classifier trained on the client's own records,
-    on all of them, where `own` is not None. A group without a test record is left out. Raises ValueError for an unknown name, and for fewer
-    than 2 records to train on.
+    on all of them; without `own` there is none. A group without a test record is left out. Raises ValueError for an
+    unknown name, and for fewer than 2 records to train on.
     """
     out: Metrics = {}
     images, of = test
@@ -138,8 +138,11 @@ def check(names: Sequence[str]) -> None:
 def check_shape(names: Sequence[str], shape: tuple[int, int, int]) -> None:
     """Raises ValueError where pictures (C, H, W) are too small for one of these classifiers."""
     for name in names:
-        with torch.device("meta"):  # no numbers are drawn
-            NETWORKS[name].build(shape, 1)
+        try:
+            with torch.device("meta"):  # no numbers are drawn
+                NETWORKS[name].build(shape, 1)
+        except ValueError as e:
+            raise ValueError(f"downstream must not name {name} for such pictures: {e}") from None
 
 
 @dataclass(frozen=True)

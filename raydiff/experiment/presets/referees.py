@@ -13,7 +13,6 @@ from raydiff.methods import DPMERF, FedAvg, FedProx, Moon, Scaffold, Sketch
 from raydiff.models.classifier import Classifier, LeNet
 from raydiff.models.training import Training
 
-
 MNIST = Data(name="mnist", public=0, validation=0, calibration=0, test=10_000)
 """All 60,000 training records, and the 10,000 test records."""
 
@@ -50,8 +49,8 @@ def niid_bench() -> Study:
 
 
 def dpimagebench() -> Study:
-    """DPImageBench (Gong et al., CCS 2025, arXiv 2503.14681) on MNIST: one client has all 60,000 training records, epsilon
-    1 and 10 at delta 1e-5; the accuracy, on the 10,000 test records, of a classifier that was trained on samples alone.
+    """DPImageBench (Gong et al., CCS 2025, arXiv 2503.14681) on MNIST: one client has all 60,000 training records,
+    epsilon 1 and 10 at delta 1e-5; the accuracy, on the 10,000 test records, of a classifier trained on samples alone.
 
     DP-MERF with the benchmark's kernel, whose variance is 105 for pixels from 0 to 1, here twice as wide. Its rate is a
     third of the benchmark's: at 0.01 our generator turns all black, as its loss tells. Beside it the sketch, whose clip
