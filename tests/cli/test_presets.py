@@ -38,7 +38,7 @@ def test_digits_needs_no_data_folder(monkeypatch):
     assert trial.resolve(names.PRESETS["digits"]().experiment).method.model.shape == (1, 8, 8)
 
 
-@pytest.mark.parametrize("name", ["collaboration", "collaboration-colour", "frontier"])
+@pytest.mark.parametrize("name", ["collaboration", "collaboration-colour", "frontier", "dpimagebench"])
 def test_a_centred_clip_is_the_median_norm_around_the_public_mean(name, data_root):
     study = names.PRESETS[name]()
     public = public_images(study.experiment.data)

@@ -89,7 +89,7 @@ def test_samples_are_judged_by_a_classifier_at_each_epsilon(tmp_path: Path) -> N
     assert methods == [(name, epsilon) for name in ("DPMERF", "Sketch") for epsilon in (1.0, 10.0)]
     for number, accuracy in enumerate((0.81, 0.82, 0.85, 0.86)):
         write(tmp_path, number, 0, accuracy, study=study)
-    write(tmp_path / "other", 0, 0, 0.9, study=study, **{"data.public": 100})  # not all records are private
+    write(tmp_path / "other", 0, 0, 0.9, study=study, **{"data.public": 100})  # not the same records
     found = referees.beside(pd.concat([load.runs(tmp_path), load.runs(tmp_path / "other")]))
     assert found["ours"].tolist() == [pytest.approx(81), pytest.approx(82)] and found["rounds"].isna().all()
     assert found["difference"].tolist() == [pytest.approx(0.7), pytest.approx(0.7)]
