@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from raydiff import tree
+from raydiff.federated.exact_sum import ExactSum, Grid
 from raydiff.seeding import generator
-from raydiff.tree import ExactSum, Grid, Params
+from raydiff.tree import Params
 
 
 def params(seed: int) -> Params:

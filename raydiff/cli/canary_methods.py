@@ -12,6 +12,7 @@ from torch import Tensor
 
 from raydiff import tree
 from raydiff.data.records import Records
+from raydiff.federated.exact_sum import ExactSum, Grid
 from raydiff.federated.method import SCRATCH, Mean, Round
 from raydiff.methods import DPMERF, DPSGD, PFDM, Evolution, FedDistr, Method, Sketch
 from raydiff.methods._averaging import Averaging
@@ -22,7 +23,7 @@ from raydiff.privacy.ledger import Ledger
 from raydiff.privacy.one_run import Pulls
 from raydiff.privacy.release import Event, Release
 from raydiff.seeding import NoiseStream, generator
-from raydiff.tree import ExactSum, Grid, Params, Tensors
+from raydiff.tree import Params, Tensors
 
 Summed = Sketch | DPMERF | Evolution
 Transcript = Callable[[Tensor, NoiseStream], tuple[Tensor, Ledger]]

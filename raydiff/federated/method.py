@@ -81,7 +81,7 @@ class Summand:
     """Of the clients in the mean: examples, by their number of records; uniform, all the same."""
     largest: float
     """Size of an upload's entries times its weight, at most: a larger one is rejected. The same number in every worker,
-    and a public one, such as what the server's state says; the sum is as exact as this is small (`tree.Grid`)."""
+    and a public one, such as what the server's state says; the sum is as exact as this is small (`exact_sum.Grid`)."""
 
     def weight(self, examples: int) -> float:
         """Of a client with so many records."""
@@ -90,7 +90,7 @@ class Summand:
 
 @dataclass(frozen=True)
 class Mean:
-    """The weighted mean of a round's uploads, each rounded once to the grid of `tree.ExactSum`, then summed exactly."""
+    """The weighted mean of a round's uploads, each rounded once to the grid of `ExactSum`, then summed exactly."""
 
     value: Params
     count: int

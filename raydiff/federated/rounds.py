@@ -18,6 +18,7 @@ from raydiff import seeding, tree
 from raydiff.data.datasets import Records
 from raydiff.federated.checkpoint import Store
 from raydiff.federated.client import Client, Evaluate, Failed, Keys, noted, run_clients
+from raydiff.federated.exact_sum import Bits
 from raydiff.federated.heartbeat import beating
 from raydiff.federated.method import SERVER_ONLY, Mean, Method, Metrics, Round, Upload
 from raydiff.federated.sums import Desk, Late, Partial, Sent, partial_sum
@@ -25,7 +26,7 @@ from raydiff.models.training import TRAIN, Diverged, Train
 from raydiff.privacy.ledger import Ledger
 from raydiff.privacy.release import Event
 from raydiff.seeding import NoiseStream
-from raydiff.tree import Bits, Params
+from raydiff.tree import Params
 
 PER_CLIENT_METRICS = 32  # above this many participants only the means are recorded
 NAMED = 5  # rejected clients that the reason of a failed trial names

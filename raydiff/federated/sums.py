@@ -2,7 +2,7 @@
 
 Where all that a method needs of its uploads is their weighted mean (`Method.summand`), a worker checks its clients'
 uploads itself, adds them up, and sends one sum. Beside it travels a line about each client: what it sent, what that
-costs, and why it is not in the sum if it is not. `tree.ExactSum` gives the same bits however clients are dealt.
+costs, and why it is not in the sum if it is not. `ExactSum` gives the same bits however clients are dealt.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from dataclasses import dataclass, field, replace
 
 from raydiff import tree
 from raydiff.federated.checkpoint import Store
+from raydiff.federated.exact_sum import Bits, ExactSum, Grid, OutOfRange
 from raydiff.federated.form import Form
 from raydiff.federated.method import Mean, Method, Metrics, Upload
 from raydiff.privacy.release import UNACCOUNTED, Event, accountable
-from raydiff.tree import Bits, ExactSum, Grid, OutOfRange, Params
+from raydiff.tree import Params
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from raydiff import process
 from raydiff.experiment.trial import Trial, make_clients, make_instruments
 from raydiff.federated import heartbeat
 from raydiff.federated.client import Client, noted, run_clients
+from raydiff.federated.exact_sum import Bits
 from raydiff.federated.heartbeat import beating
 from raydiff.federated.method import Metrics, Upload
 from raydiff.federated.rounds import Closing
@@ -34,7 +35,7 @@ from raydiff.privacy.release import already_private
 from raydiff.runtime import gpu_memory, lost
 from raydiff.runtime.hung import Ear
 from raydiff.runtime.slots import Slot, cap_memory
-from raydiff.tree import Arrays, Bits, Params, arrays, tensors
+from raydiff.tree import Arrays, Params, arrays, tensors
 
 T = TypeVar("T")
 ATTEMPTS = 4  # deaths of a worker without a result between them that are put up with

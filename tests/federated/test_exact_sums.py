@@ -12,7 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raydiff.tree import BLOCK, SUM_BITS, ExactSum, Grid, OutOfRange, Params
+from raydiff.federated.exact_sum import BLOCK, SUM_BITS, ExactSum, Grid, OutOfRange
+from raydiff.tree import Params
 
 ROOM = 8.0
 FLOATS = st.floats(-ROOM, ROOM, width=32) | st.sampled_from([0.0, -0.0, 2.0**-149, -(2.0**-140), 2.0**-126, ROOM])
