@@ -1,11 +1,6 @@
 """`raydiff theory`, from a checkout."""
 
-import sys
-from pathlib import Path
-
-sys.path[0] = str(Path(__file__).resolve().parents[1])  # in place of this folder
-
-from raydiff.__main__ import main
-
 if __name__ == "__main__":  # A process that this one spawns imports it again.
-    main(["theory", *sys.argv[1:]])
+    from _checkout import main
+
+    main("theory")

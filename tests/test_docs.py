@@ -46,7 +46,7 @@ SHORT = re.compile(r"(?:^    |`)raydiff ([a-z-]+)([^\n`]*)", re.MULTILINE)
 
 def command_of(launcher: str) -> str:
     """The command behind jobs/... or analysis/..., which its last line calls; where there is none, the launcher."""
-    found = (ROOT / launcher).is_file() and re.search(r'main\(\["([\w-]+)"', (ROOT / launcher).read_text())
+    found = (ROOT / launcher).is_file() and re.search(r'main\("([\w-]+)"', (ROOT / launcher).read_text())
     return found[1] if found else launcher
 
 

@@ -226,8 +226,7 @@ def test_the_sweep_as_a_job() -> None:
     assert shared["MLFLOW_TRACKING_URI"] == "http://mlflow:5000"
 
 
-def test_the_jobs_entrypoint_is_a_command_that_the_sweep_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "jobs"))
+def test_the_jobs_entrypoint_is_a_command_that_the_sweep_takes() -> None:
     from raydiff.cli import arguments as command
     from raydiff.cli import sweep
     from raydiff.experiment import overrides as settings
