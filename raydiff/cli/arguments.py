@@ -21,9 +21,9 @@ EXPERIMENT = "MLflow's experiment of the runs (default: raydiff- and the name of
 TRACKER = "what is told of the trials beside MLflow: TensorBoard's files in the sweep's folder, or Weights & Biases"
 
 
-def preset(argv: Sequence[str], default: str = "digits") -> tuple[str, Study, list[str]]:
+def preset(argv: Sequence[str]) -> tuple[str, Study, list[str]]:
     """(name, study, the other arguments): a first argument that is no option is a preset or an experiment file."""
-    name, rest = (argv[0], list(argv[1:])) if argv and not argv[0].startswith("-") else (default, list(argv))
+    name, rest = (argv[0], list(argv[1:])) if argv and not argv[0].startswith("-") else ("digits", list(argv))
     if name == REPRODUCE:
         return _reproduced(rest)
     return re.sub(r"[^\w.-]", "-", Path(name).stem), names.study(name), rest

@@ -13,7 +13,7 @@ For each learning rate there is one training at that constant rate, measured bef
 of the client's classes, and the Frechet distance where there are enough of them, by the run's own feature network.
 Printed as a table; kept in <sweep>/newcomers/ as curves.csv, curves.png and, for each rate, the personal part after the
 last epoch (personal-RATE.safetensors, with its card); logged to MLflow as a run below the run's own.
-raydiff.personalization.reopen deploys the personal part again.
+raydiff.results.personalize.reopen deploys the personal part again.
 
 The records: of the run's own data first those rows that no split took (where data.train leaves some), then the
 validation split; held out are the test split's records of the same classes. Of another data set its own test rows are

@@ -148,12 +148,12 @@ def keep(
     return path
 
 
-def used(preset: str, made: Callable[[], Study], folder: Path | None = None) -> Study:
+def used(preset: str, made: Callable[[], Study]) -> Study:
     """The preset's study with the settings that are kept for it; as it is where there are none.
 
     Raises ValueError where they cannot be read, or are of another space.
     """
-    path, study = (folder or FOLDER) / f"{preset}.json", made()
+    path, study = FOLDER / f"{preset}.json", made()
     if not path.exists():
         return study
     spaces = {_name(study, arm): {*_paths(arm.space)} for arm in (Arm(space=study.space), *study.beside) if arm.space}

@@ -119,10 +119,6 @@ class Ledger:
         before = Ledger().with_uploads(SETUP, [(client, event, 0) for client in clients])
         return Ledger((*before.entries, *self.entries))
 
-    def of_round(self, round: int) -> Ledger:
-        """What was added in this round."""
-        return Ledger(tuple(e for e in self.entries if e.round == round))
-
     @property
     def server(self) -> Ledger:
         """What the server sees."""

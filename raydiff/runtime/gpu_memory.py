@@ -155,8 +155,8 @@ def cohort_of(experiment: Experiment, workers: int) -> int:
     """How many clients a worker of this trial trains at once, at most, where the slot has so many workers."""
     if not experiment.runtime.vectorize:
         return 1
-    drawn = experiment.participants or max(1, round(experiment.participation * experiment.clients))
-    return min(COHORT, math.ceil(experiment.clients / workers), drawn + experiment.runtime.overcommit)
+    asked = experiment.in_a_round + experiment.runtime.overcommit
+    return min(COHORT, math.ceil(experiment.clients / workers), asked)
 
 
 def largest(trials: Sequence[Experiment], workers: int = 1) -> list[Experiment]:

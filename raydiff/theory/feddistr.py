@@ -122,13 +122,13 @@ def theorem1(fewest: float, eps: Tensor, *, width: float | None) -> Tensor:
     return 1 - 2 * torch.exp(-exponent * fewest * eps.square())
 
 
-def theorem2(setting: Setting, eps: Tensor, *, width: float = 1.0) -> Tensor:
-    """Theorem 2's lower bound (Eq. 9), (E,), for L = 1; with `width` = b - a, what Lemma 2 would give.
+def theorem2(setting: Setting, eps: Tensor) -> Tensor:
+    """Theorem 2's lower bound (Eq. 9), (E,), for L = 1.
 
     Above xi = 1 / (K - 1)^2, where the theorem does not apply, the formula is below -1.
     """
     kept = 1 - (setting.clients - 1) * math.sqrt(setting.xi)
-    return 1 - 2 * torch.exp(-kept * setting.records * eps.square() / (2 * width**2))
+    return 1 - 2 * torch.exp(-kept * setting.records * eps.square() / 2)
 
 
 def probability(losses: Tensor, eps: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -142,9 +142,9 @@ def probability(losses: Tensor, eps: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return hits / total, low, high
 
 
-def promised(bound: Tensor, eps: Tensor, level: float = 0.95) -> float:
-    """The smallest of eps (E,), ascending, at which `bound` (E,) reaches the level; infinite where it never does."""
-    reached = (bound >= level).nonzero()
+def promised(bound: Tensor, eps: Tensor) -> float:
+    """The smallest of eps (E,), ascending, at which `bound` (E,) reaches 0.95; infinite where it never does."""
+    reached = (bound >= 0.95).nonzero()
     return float(eps[reached[0, 0]]) if len(reached) else math.inf
 
 
@@ -186,8 +186,8 @@ def one_shared(clients: int, own: int) -> Tensor:
     return torch.cat([alone, torch.ones(clients, 1, dtype=torch.int64)], dim=1)
 
 
-def literal_limit(mu: float = 0.0, sigma: float = 0.5, a: float = 0.0, b: float = 1.0) -> float:
-    """What eps_u tends to for S = phi(mu, sigma, a, b) where the mean of S takes the place of mu.
+def literal_limit(mu: float = 0.0) -> float:
+    """What eps_u tends to for S = phi(mu, 0.5, 0, 1) where the mean of S takes the place of mu.
 
     Lemma 2 estimates "the distribution mean mu" of phi(mu, sigma, a, b) by the sample mean. But mu is no mean unless it
     is the middle of [a, b]. One base and |w - z|: w-hat is the median of phi(mean of S, sigma, a, b), which no number
@@ -195,6 +195,7 @@ def literal_limit(mu: float = 0.0, sigma: float = 0.5, a: float = 0.0, b: float 
     """
     from scipy.stats import truncnorm
 
+    sigma, a, b = 0.5, 0.0, 1.0
     truth, found = (truncnorm((a - c) / sigma, (b - c) / sigma, c, sigma) for c in (mu, _mean(mu, sigma, a, b)))
     w, best = float(found.median()), float(truth.median())
     t = torch.linspace(best, w, 1001, dtype=torch.float64)

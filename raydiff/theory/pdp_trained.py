@@ -89,21 +89,18 @@ class Trained:
     """Theorem 1's error term with the constants of its proof: path <= Exact.forward + error."""
 
 
-def trained(
-    table: Ints, record: int, release: ReleasedRows, models: Sequence[Predictions], weights: Ints | None = None
-) -> Trained:
+def trained(table: Ints, record: int, release: ReleasedRows, models: Sequence[Predictions]) -> Trained:
     """Of models of a (rows, n) table with row number `record` and without one copy of it, in this order.
 
-    `weights` (rows,) counts equal rows. Raises ValueError for too many states, for other than two models, for
-    predictions that are no distributions, and for a kernel whose first step adds no noise, where the conditionals have
-    no meaning.
+    Raises ValueError for too many states, for other than two models, for predictions that are no distributions, and for
+    a kernel whose first step adds no noise, where the conditionals have no meaning.
     """
     kernel, n = release.kernel, table.shape[1]
     if len(models) != 2:
         raise ValueError(f"models must be two, with the record and without, got {len(models)}")
     if kernel.alpha[1] == 1:
         raise ValueError("trained models need noise in the first step, got alpha_1 = 1")
-    tables = neighbours(table, record, kernel, weights)
+    tables = neighbours(table, record, kernel)
     chains = [np.full(tables[0].size, 1 / tables[0].size) for _ in tables]
     path, gamma, mean, gap = 0.0, [], [], []
     for t in reversed(release.steps):

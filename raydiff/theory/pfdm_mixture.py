@@ -202,9 +202,9 @@ def report(out: Path, *, seeds: int = 4) -> list[str]:
     ]
 
 
-def draw_hierarchy(path: Path, *, abar: Tensor, count: int = 1500, seed: int = 0) -> None:
+def draw_hierarchy(path: Path, *, abar: Tensor, count: int = 1500) -> None:
     """Write Figure 5 as a PNG: the perfect ancestral chain for the whole tree, stopped on its way from T to 0."""
-    T, rng, target, (branches, twigs, leaves) = len(abar) - 1, generator(seed, "hierarchy"), tree(), merge_times(abar)
+    T, rng, target, (branches, twigs, leaves) = len(abar) - 1, generator(0, "hierarchy"), tree(), merge_times(abar)
     stages = {
         T: "noise",
         branches: "branches merge",

@@ -46,15 +46,15 @@ def theorem_weights(sigma2: float) -> dict[str, tuple[float, float]]:
     return {"printed": (printed, 1 - printed), "proved": (proved, 1 - proved)}
 
 
-def eq9(d: int, n: int, sigma2: float, zeta: float = 0.05) -> tuple[float, float, float]:
+def eq9(d: int, n: int, sigma2: float) -> tuple[float, float, float]:
     """Eq. 9 with the proof's constants: (gain promised, smallest N, smallest n); the last up to an unknown constant.
 
     The gain (Eq. 27) is of order d^2 / n, needs N >= max(36 (1 + 16 sigma^2), 12 (11 + 4 sigma^2)) n and
-    n >= (1 + sigma^2)^2 d ln(1 / zeta)^(3/2), where zeta is the probability of failure.
+    n >= (1 + sigma^2)^2 d ln(20)^(3/2), where it fails with probability 0.05.
     """
     promised = (sigma2 + 1 / 8) / (2 * (2 * sigma2 + 1) ** 2) * d * d / n
     pooled = max(36 * (1 + 16 * sigma2), 12 * (11 + 4 * sigma2)) * n
-    return promised, pooled, (1 + sigma2) ** 2 * d * math.log(1 / zeta) ** 1.5
+    return promised, pooled, (1 + sigma2) ** 2 * d * math.log(20) ** 1.5
 
 
 def first_order_gain(d: int, n: int, pooled: int, *, abar: float, sampler: Sampler) -> float:

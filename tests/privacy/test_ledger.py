@@ -209,7 +209,7 @@ def test_what_is_spent_is_the_worst_client_s_by_a_second_reading_of_the_entries(
 def test_following_a_ledger_round_by_round_gives_the_same_numbers(ledger: Ledger) -> None:
     spent, grown = Spent(), Ledger()
     for number in range(4):
-        grown = Ledger(grown.entries + ledger.of_round(number).entries)
+        grown = Ledger((*grown.entries, *(e for e in ledger.entries if e.round == number)))
         spent.follow(grown)
         spent.follow(grown)  # of what is known already nothing is added
         assert spent.bytes_up == grown.bytes_up
@@ -267,7 +267,7 @@ def test_a_round_is_recorded_whole() -> None:
     one_by_one = Ledger().with_upload(0, 3, UPLOAD, 5).with_upload(1, 3, BARE, 7).with_upload(1, 4, UPLOAD, 9)
     ledger = Ledger().with_uploads(0, [(3, UPLOAD, 5)]).with_uploads(1, [(3, BARE, 7), (4, UPLOAD, 9)])
     assert ledger == one_by_one
-    assert [ledger.of_round(n).entries for n in range(3)] == [ledger.entries[:1], ledger.entries[1:], ()]
+    assert [e.round for e in ledger.entries] == [0, 1, 1]
     with pytest.raises(ValueError, match="client 3 already has an upload in round 2"):
         ledger.with_uploads(2, [(3, UPLOAD, 5), (4, UPLOAD, 5), (3, UPLOAD, 5)])
 
@@ -355,7 +355,7 @@ def test_what_was_learned_before_round_0_is_seen_by_both_and_covered_by_nothing(
     ledger = ledger_of({0: UPLOAD, 1: UPLOAD, PUBLISHED: CENTRAL}, {0: UPLOAD})
     charged = ledger.with_setup([0, 1], learned)
     assert charged.with_setup([0, 1], learned) == charged and ledger.with_setup([0, 1], None) == ledger
-    assert charged.of_round(SETUP).entries == charged.entries[:2] and charged.entries[2:] == ledger.entries
+    assert [e.round for e in charged.entries[:3]] == [SETUP, SETUP, 0] and charged.entries[2:] == ledger.entries
     for view in (charged.server, charged.outsiders):
         worst = max(view.guarantees(DELTA, "rdp"), key=lambda g: g.epsilon)
         assert worst.epsilon == math.inf and worst.unprotected == (learned.what,)

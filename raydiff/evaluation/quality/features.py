@@ -140,12 +140,12 @@ def _standardised(params: Params, images: Tensor) -> Params:
 
 
 @torch.no_grad()
-def _batched(function: Callable[[Tensor], Tensor], params: Params, images: Tensor, *, size: int = 256) -> Tensor:
+def _batched(function: Callable[[Tensor], Tensor], params: Params, images: Tensor) -> Tensor:
     device = params["head.weight"].device
     channels = params["conv0.weight"].shape[1]
     if images.dim() != 4 or images.shape[1] != channels:
         raise ValueError(f"images must be (N, {channels}, H, W) like the training images, got {tuple(images.shape)}")
-    return torch.cat([function(x.to(device)) for x in going_on(torch.split(images, size))])
+    return torch.cat([function(x.to(device)) for x in going_on(torch.split(images, 256))])
 
 
 def _check(images: Tensor, labels: Tensor, *, classes: int, dim: int, steps: int) -> None:

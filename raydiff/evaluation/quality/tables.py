@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -70,9 +69,7 @@ def total_variation(rows: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
     return columns, torch.stack(pairs) if pairs else torch.zeros(0, dtype=torch.float64)
 
 
-def downstream_accuracy(
-    rows: Tensor, labels: Tensor, real: Tensor, real_labels: Tensor, *, hidden: Sequence[int] = HIDDEN, seed: int = 0
-) -> float:
+def downstream_accuracy(rows: Tensor, labels: Tensor, real: Tensor, real_labels: Tensor) -> float:
     """The accuracy on real rows (s', n) of scikit-learn's MLP, trained on rows (s, n), both one-hot.
 
     One class among the labels is what is then always told.
@@ -80,8 +77,8 @@ def downstream_accuracy(
     if len(labels.unique()) < 2:
         return float((real_labels == labels[0]).double().mean())
     k = int(max(rows.max(), real.max())) + 1
-    how = {"hidden_layer_sizes": tuple(hidden), "max_iter": MOST_ITERATIONS, "n_iter_no_change": 5}
-    network = classifier_of(rows, labels, k, seed=seed, **how)
+    how = {"hidden_layer_sizes": HIDDEN, "max_iter": MOST_ITERATIONS, "n_iter_no_change": 5}
+    network = classifier_of(rows, labels, k, seed=0, **how)
     return float(np.mean(network.predict(one_hot(real, k)) == real_labels.numpy()))
 
 

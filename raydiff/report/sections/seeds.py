@@ -28,12 +28,12 @@ COLUMNS = ["cell", "setting", "rank", "n", "mean", "std", "against", "common", "
 COLUMNS += ["student_low", "student_high"]
 
 
-def bootstrap(gaps: pd.Series, *, resamples: int = RESAMPLES) -> tuple[float, float]:
+def bootstrap(gaps: pd.Series) -> tuple[float, float]:
     """95 % percentile interval of the mean of paired differences, by resampling seeds; NaN for a single one."""
     values = gaps.to_numpy(dtype=float)
     if len(values) < 2:
         return math.nan, math.nan
-    draws = np.random.default_rng(0).integers(len(values), size=(resamples, len(values)))
+    draws = np.random.default_rng(0).integers(len(values), size=(RESAMPLES, len(values)))
     low, high = np.percentile(values[draws].mean(axis=1), [2.5, 97.5])
     return float(low), float(high)
 
