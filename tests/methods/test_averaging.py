@@ -8,13 +8,11 @@ from dataclasses import replace
 import pytest
 import torch
 from scipy import stats
+from toys import KEYS, run
 
 from raydiff import tree
-from raydiff.data.records import Records
 from raydiff.experiment.config import Experiment
-from raydiff.federated.client import Client, Keys
 from raydiff.federated.method import Round, Upload
-from raydiff.federated.rounds import LocalPool, Progress, rounds
 from raydiff.federated.sums import Desk
 from raydiff.methods import FedAvg
 from raydiff.methods._averaging import Averaging
@@ -24,8 +22,6 @@ from raydiff.privacy.ledger import Ledger
 from raydiff.privacy.release import Gaussian, NonPrivate, disclose
 from raydiff.seeding import NoiseStream, generator
 from raydiff.tree import Params
-
-KEYS = Keys(3, b"0123456789abcdef", "digest")
 
 
 def uploads(*sent: tuple[int, list[float]]) -> list[Upload]:
@@ -67,17 +63,6 @@ def test_each_server_optimiser_by_hand() -> None:
     m2, v2 = 0.5 * m1 + 0.5 * 1.0, 0.75 * v1 + 0.25 * 1.0
     first = 1 + 0.1 * m1 / (math.sqrt(v1) + 0.01)
     assert steps(adam, 2.0, 1.0) == pytest.approx([first, first + 0.1 * m2 / (math.sqrt(v2) + 0.01)], rel=1e-6)
-
-
-def records(client: int) -> Records:
-    rng = generator(client, "records")
-    images = torch.rand(12, 1, 8, 8, generator=rng) * 2 - 1
-    return Records(images, torch.randint(10, (12, 1), generator=rng), torch.arange(12))
-
-
-def run(method: FedAvg) -> list[Progress]:
-    pool = LocalPool([Client(i, method, records(i), keys=KEYS) for i in range(2)])
-    return list(rounds(method, pool, keys=KEYS))
 
 
 @pytest.fixture(scope="module")
@@ -191,8 +176,7 @@ def test_a_repeated_round_repeats_the_noise(fedavg: FedAvg) -> None:
     first, again = run(method)[-1], run(method)[-1]
     assert tree.digest(first.server) == tree.digest(again.server)
     other = replace(KEYS, digest="another trial")
-    pool = LocalPool([Client(i, method, records(i), keys=other) for i in range(2)])
-    elsewhere = list(rounds(method, pool, keys=other))[-1]
+    elsewhere = run(method, keys=other)[-1]
     noise: Params = tree.sub(elsewhere.server, first.server)
     assert tree.norm(noise) > 0
 

@@ -10,16 +10,14 @@ from typing import Any
 import pytest
 import torch
 from scipy.stats import kstest
-from toys import aggregated
+from toys import KEYS, aggregated, records, run
 
 from raydiff import tree
-from raydiff.data.datasets import Records
 from raydiff.experiment import trial
 from raydiff.experiment.config import Experiment
 from raydiff.federated.checkpoint import Store
-from raydiff.federated.client import Client, Failed, Keys
+from raydiff.federated.client import Client, Failed
 from raydiff.federated.method import Round, Upload
-from raydiff.federated.rounds import LocalPool, Progress, rounds
 from raydiff.methods import DPSGD, FedAvg, dpsgd
 from raydiff.methods._averaging import Averaging
 from raydiff.models.ddpm import DDPM
@@ -32,7 +30,6 @@ from raydiff.privacy.release import Gaussian, Nothing, disclose
 from raydiff.seeding import NoiseStream, generator
 from raydiff.tree import Params
 
-KEYS = Keys(3, b"0123456789abcdef", "digest")
 BUDGET = Budget(epsilon=10.0, delta=1e-5)
 BEFORE = 1.1849923854110556
 """sigma of 8 steps on 8 of 12 records, by the code that had Renyi DP alone."""
@@ -42,17 +39,6 @@ UNPROTECTED: dict[str, Any] = {"epsilon": None, "max_grad_norm": 1e6}
 @pytest.fixture(scope="module")
 def method(tiny: Experiment) -> DPSGD:
     return DPSGD(model=tiny.method.model, local=tiny.method.local, rounds=3)  # 8 steps of 8 records
-
-
-def records(client: int, n: int = 12) -> Records:
-    rng = generator(client, "records")
-    images = torch.rand(n, 1, 8, 8, generator=rng) * 2 - 1
-    return Records(images, torch.randint(10, (n, 1), generator=rng), torch.arange(n))
-
-
-def run(method: Any, *data: Records, keys: Keys = KEYS) -> list[Progress]:
-    pool = LocalPool([Client(i, method, own, keys=keys) for i, own in enumerate(data)])
-    return list(rounds(method, pool, keys=keys))
 
 
 # --- the training ------------------------------------------------------------------------------------------
@@ -65,8 +51,8 @@ def test_without_noise_and_clip_it_is_fedavg(method: DPSGD, optimizer: Any, monk
     monkeypatch.setattr(DDPM, "draws", lambda self, count, rng: fixed)
     local = Training(steps=8, batch=1, learning_rate=1e-2, optimizer=optimizer)
     data = [records(0, 1), records(1, 1)]
-    private = run(replace(method, local=local, **UNPROTECTED), *data)[-1]
-    plain = run(FedAvg(model=method.model, local=local, rounds=3), *data)[-1]
+    private = run(replace(method, local=local, **UNPROTECTED), data)[-1]
+    plain = run(FedAvg(model=method.model, local=local, rounds=3), data)[-1]
     torch.testing.assert_close(private.server, plain.server, rtol=1e-4, atol=1e-5)
     assert private.metrics["train/loss"] == pytest.approx(plain.metrics["train/loss"], rel=1e-4)
     assert private.ledger.epsilon(1e-5, "rdp") == math.inf
@@ -80,7 +66,7 @@ def test_the_rounds_are_one_training_cut_in_pieces(method: DPSGD, monkeypatch: p
         return optimize(*args, **options)
 
     monkeypatch.setattr(dpsgd, "optimize", spy)
-    last = run(method, records(0))[-1]
+    last = run(method, [records(0)])[-1]
     assert asked == [(range(0, 2), method.local), (range(2, 5), method.local), (range(5, 8), method.local)]
     assert [e.event.steps for e in last.ledger.entries] == [2, 3, 3]  # type: ignore[union-attr]
 
@@ -90,7 +76,7 @@ def test_what_is_sent_is_noised_at_the_scale_that_the_event_says(method: DPSGD) 
     sigma, norm, rate, batch = 300.0, 0.5, 1e-2, 8
     local = Training(steps=1, batch=batch, learning_rate=rate, optimizer="sgd", decay="constant")
     noisy = replace(method, rounds=1, local=local, epsilon=None, noise_multiplier=sigma, max_grad_norm=norm)
-    (only,) = run(noisy, records(0))
+    (only,) = run(noisy, [records(0)])
     start = noisy.init_server(None, generator(KEYS.seed, "server", "init"))
     update = torch.cat([v.flatten() for v in tree.sub(only.server, start).values()]).double()
     unit = rate * sigma * norm / batch
@@ -103,7 +89,7 @@ def test_what_is_sent_is_noised_at_the_scale_that_the_event_says(method: DPSGD) 
 
 def test_a_round_without_a_step_sends_nothing(method: DPSGD) -> None:
     few = replace(method, local=replace(method.local, steps=2), rounds=4, ema=0.9)
-    progress = run(few, records(0), records(1))
+    progress = run(few)
     sent = [not isinstance(e.event, Nothing) for e in progress[-1].ledger.entries]
     assert sent == [False, False, True, True, False, False, True, True]
     assert tree.digest(progress[1].server) == tree.digest(progress[2].server)
@@ -111,14 +97,16 @@ def test_a_round_without_a_step_sends_nothing(method: DPSGD) -> None:
 
 
 def test_another_secret_gives_other_weights(method: DPSGD) -> None:
-    first, again, other = (run(method, records(0), keys=replace(KEYS, secret=s))[-1].server for s in (b"a", b"a", b"b"))
+    first, again, other = (
+        run(method, [records(0)], keys=replace(KEYS, secret=s))[-1].server for s in (b"a", b"a", b"b")
+    )
     assert tree.digest(first) == tree.digest(again) != tree.digest(other)
 
 
 def test_a_training_that_diverges_says_so(method: DPSGD) -> None:
     wild = replace(method, local=replace(method.local, learning_rate=1e30))
     with pytest.raises(Failed, match=r"^client 0, in round \d: the loss became"):
-        run(wild, records(0))
+        run(wild, [records(0)])
 
 
 # --- the budget --------------------------------------------------------------------------------------------
@@ -126,7 +114,7 @@ def test_a_training_that_diverges_says_so(method: DPSGD) -> None:
 
 def test_every_client_keeps_to_the_budget_and_uses_it(method: DPSGD) -> None:
     sizes = (8, 12, 31)
-    last = run(method, *(records(i, n) for i, n in enumerate(sizes)))[-1]
+    last = run(method, [records(i, n) for i, n in enumerate(sizes)])[-1]
     sigmas = []
     for client, n in enumerate(sizes):
         events = [e.event for e in last.ledger.entries if e.client == client]
@@ -150,7 +138,7 @@ def test_the_relation_is_what_the_event_says_and_the_noise_is_for(method: DPSGD)
         replaced = replace(of, relation="replace_one")
         sigma, known = replaced.mechanism(12).noise_multiplier, of.mechanism(12).noise_multiplier
         assert sigma / known == factor if of is everyone else known < sigma < 2 * known
-        event = run(replaced, records(0))[-1].ledger.entries[-1].event
+        event = run(replaced, [records(0)])[-1].ledger.entries[-1].event
         assert event == replaced.upload_event(12, 2)
         assert isinstance(event, Gaussian) and (event.relation, event.std_over_sensitivity) == (
             "replace_one",
@@ -231,7 +219,7 @@ def test_the_average_weighs_rounds_by_their_steps(method: DPSGD) -> None:
 
 def test_the_average_is_sampled_and_the_last_model_trained(method: DPSGD) -> None:
     averaging, data = replace(method, ema=0.9), records(0)
-    averaged, plain = run(averaging, data)[-1], run(method, data)[-1]
+    averaged, plain = run(averaging, [data])[-1], run(method, [data])[-1]
     mean, raw = tree.under("ema", averaged.server), tree.without("ema", averaged.server)
     assert tree.digest(raw) == tree.digest(plain.server) != tree.digest(mean)
     labels = torch.arange(4)[:, None]
@@ -246,7 +234,7 @@ def test_the_average_is_sampled_and_the_last_model_trained(method: DPSGD) -> Non
 @pytest.mark.parametrize("update", ["momentum", "adam"])
 def test_the_servers_optimiser_is_no_part_of_the_average(method: DPSGD, update: Any) -> None:
     both = replace(method, ema=0.9, averaging=Averaging(update=update))
-    last = run(both, records(0))[-1]
+    last = run(both, [records(0)])[-1]
     assert set(tree.under("ema", last.server)) == set(method.model.init(generator(0)))
 
 

@@ -8,21 +8,16 @@ from typing import Any
 
 import pytest
 import torch
-from toys import aggregated
+from toys import KEYS, aggregated, records, run
 
 from raydiff import tree
-from raydiff.data.datasets import Records
 from raydiff.experiment.config import Experiment
-from raydiff.federated.client import Client, Keys
 from raydiff.federated.method import Round, Upload
-from raydiff.federated.rounds import LocalPool, Progress, rounds
 from raydiff.methods import FedAvg, fedavg
 from raydiff.models.training import Training, fit
 from raydiff.privacy.release import NonPrivate, disclose
 from raydiff.seeding import generator
 from raydiff.tree import Params
-
-KEYS = Keys(3, b"0123456789abcdef", "digest")
 
 
 @pytest.fixture(scope="module")
@@ -30,23 +25,12 @@ def method(tiny: Experiment) -> FedAvg:
     return FedAvg(model=tiny.method.model, local=tiny.method.local, rounds=3)
 
 
-def records(client: int, n: int = 12) -> Records:
-    rng = generator(client, "records")
-    images = torch.rand(n, 1, 8, 8, generator=rng) * 2 - 1
-    return Records(images, torch.randint(10, (n, 1), generator=rng), torch.arange(n))
-
-
-def run(method: FedAvg, *data: Records) -> list[Progress]:
-    pool = LocalPool([Client(i, method, own, keys=KEYS) for i, own in enumerate(data)])
-    return list(rounds(method, pool, keys=KEYS))
-
-
 def test_one_client_and_one_round_is_plain_local_training(method: FedAvg) -> None:
     method, data = replace(method, rounds=1), records(0)
     start = method.init_server(None, generator(KEYS.seed, "server", "init"))
     rng = generator(KEYS.seed, "client", 0, "round", 0)
     alone, _, loss = fit(method.model, start, data.images, data.labels, training=method.local, rng=rng)
-    (only,) = run(method, data)
+    (only,) = run(method, [data])
     torch.testing.assert_close(only.server, alone)
     assert tree.norm(tree.sub(only.server, start)) > 1e-2
     assert only.metrics["train/loss"] == loss
@@ -78,12 +62,12 @@ def test_the_rounds_are_one_training_cut_in_pieces(method: FedAvg, monkeypatch: 
         return fit(*args, **options)
 
     monkeypatch.setattr(fedavg, "fit", spy)
-    run(method, records(0))
+    run(method, [records(0)])
     assert asked == [(range(0, 2), method.local), (range(2, 5), method.local), (range(5, 8), method.local)]
 
 
 def test_weights_go_as_they_are_and_the_ledger_says_so(method: FedAvg) -> None:
-    last = run(method, records(0), records(1))[-1]
+    last = run(method)[-1]
     assert {e.event for e in last.ledger.entries} == {NonPrivate("weights sent as they are")}
     assert len(last.ledger.entries) == 6
     assert last.ledger.bytes_up == 6 * tree.nbytes(last.server)
@@ -96,7 +80,7 @@ def deployed(method: FedAvg, server: Params, client: int) -> Any:
 
 
 def test_without_fine_tuning_all_clients_sample_the_shared_model(method: FedAvg) -> None:
-    server, labels = run(method, records(0))[-1].sent, torch.arange(4)[:, None]
+    server, labels = run(method, [records(0)])[-1].sent, torch.arange(4)[:, None]
     first, second = (deployed(method, server, client) for client in (0, 1))
     assert list(first.targets) == ["global"]
     assert torch.equal(first.sample(labels, generator(2)), second.sample(labels, generator(2)))
@@ -104,7 +88,7 @@ def test_without_fine_tuning_all_clients_sample_the_shared_model(method: FedAvg)
 
 def test_fine_tuning_is_local_training_from_the_shared_model(method: FedAvg) -> None:
     tuning, data = Training(steps=3, batch=4), records(0)
-    server = run(method, data)[-1].sent
+    server = run(method, [data])[-1].sent
     tuned = deployed(replace(method, finetune=tuning), server, 0)
     params, _, _ = fit(method.model, server, data.images, data.labels, training=tuning, rng=generator(1))
     x, t, labels = data.images[:4], torch.tensor([1, 5, 9, 20]), data.labels[:4]
@@ -123,7 +107,7 @@ def test_a_client_that_joins_later_fine_tunes_100_steps_at_a_tenth_of_the_rate_u
 
 
 def test_the_shared_model_is_that_of_no_client(method: FedAvg) -> None:
-    server, labels = run(method, records(0))[-1].sent, torch.arange(4)[:, None]
+    server, labels = run(method, [records(0)])[-1].sent, torch.arange(4)[:, None]
     plain = deployed(method, server, 0).sample(labels, generator(2))
     tuned = replace(method, finetune=Training(steps=3, batch=4))
     assert torch.equal(tuned.deploy(server).sample(labels, generator(2)), plain)

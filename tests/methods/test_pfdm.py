@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from toys import KEYS, records, run
 
 from raydiff import tree
-from raydiff.data.datasets import Records
 from raydiff.experiment.config import Experiment
-from raydiff.federated.client import Client, Keys
+from raydiff.federated.client import Client
 from raydiff.federated.method import Round, Upload
-from raydiff.federated.rounds import LocalPool, Progress, rounds
+from raydiff.federated.rounds import LocalPool, rounds
 from raydiff.methods import PFDM, LocalOnly, pfdm
 from raydiff.models import ddpm
 from raydiff.models.ddpm import DDPM, Sampling, alphas_bar, denoise
@@ -24,7 +24,6 @@ from raydiff.privacy.release import Gaussian, NonPrivate
 from raydiff.seeding import NoiseStream, generator
 from raydiff.tree import Params
 
-KEYS = Keys(0, b"0123456789abcdef", "digest")
 NOISE = NoiseStream(b"0123456789abcdef", ("x",))
 
 
@@ -32,18 +31,6 @@ NOISE = NoiseStream(b"0123456789abcdef", ("x",))
 def method(tiny: Experiment) -> PFDM:
     assert isinstance(tiny.method, PFDM)
     return tiny.method
-
-
-def records(client: int = 0, n: int = 12) -> Records:
-    """Images in [-1, 1] of norms about 4.6, labels, row numbers."""
-    rng = generator(client, "records")
-    images = torch.rand(n, 1, 8, 8, generator=rng) * 2 - 1
-    return Records(images, torch.randint(10, (n, 1), generator=rng), torch.arange(n))
-
-
-def run(method: PFDM, clients: int = 2) -> list[Progress]:
-    pool = LocalPool([Client(i, method, records(i), keys=KEYS) for i in range(clients)])
-    return list(rounds(method, pool, keys=KEYS))
 
 
 # --- the Gaussian closed form ---
@@ -106,7 +93,7 @@ def test_a_given_depth_must_keep_to_the_budget(method: PFDM) -> None:
 
 
 def test_the_upload_is_algorithm_1_by_hand(method: PFDM) -> None:
-    method, data = replace(method, clip=4.6), records()
+    method, data = replace(method, clip=4.6), records(0)
     result = method.local_update({}, {}, data, Round(0, generator(0), NOISE))
     abar, z = float(method.model.abar[method.depth]), NOISE.normal(range(12), (1, 8, 8))
     norms = data.images.flatten(1).norm(dim=1)
@@ -121,7 +108,7 @@ def test_the_upload_is_algorithm_1_by_hand(method: PFDM) -> None:
 
 def test_the_event_is_the_noise_over_the_sensitivity(method: PFDM) -> None:
     abar = float(method.model.abar[method.depth])
-    event = method.local_update({}, {}, records(), Round(0, generator(0), NOISE)).release.event
+    event = method.local_update({}, {}, records(0), Round(0, generator(0), NOISE)).release.event
     assert isinstance(event, Gaussian)
     assert event.std_over_sensitivity == pytest.approx(math.sqrt(1 - abar) / (2 * 6.4 * math.sqrt(abar)), rel=1e-12)
     assert (event.unit, event.relation, event.trust) == ("example", "replace_one", "local")
@@ -137,7 +124,7 @@ def test_the_ledger_keeps_to_the_budget(method: PFDM, epsilon: float) -> None:
 
 def test_an_upload_without_noise_is_an_error(method: PFDM) -> None:
     with pytest.raises(ValueError, match="needs the round's noise stream"):
-        method.local_update({}, {}, records(), Round(0, generator(0)))
+        method.local_update({}, {}, records(0), Round(0, generator(0)))
 
 
 def test_without_a_budget_images_go_as_they_are_and_the_ledger_says_so(method: PFDM) -> None:
@@ -193,7 +180,7 @@ def test_clients_never_see_the_pool(method: PFDM) -> None:
 
 def trained(method: PFDM) -> tuple[Params, Params]:
     """(what clients see of the server's state, client 0's state)."""
-    return run(method)[-1].sent, method.init_client({}, records(), None, Round(0, generator(5)))
+    return run(method)[-1].sent, method.init_client({}, records(0), None, Round(0, generator(5)))
 
 
 @pytest.mark.parametrize(("epsilon", "t0"), [(10.0, None), (None, 7)])
@@ -236,7 +223,7 @@ def test_the_servers_chain_may_leave_the_range_of_clean_images(method: PFDM) -> 
 
 @pytest.mark.parametrize("sampler", ["ancestral", "ddim"])
 def test_the_client_model_from_pure_noise_is_the_non_collaborative_baseline(method: PFDM, sampler: Any) -> None:
-    sampling, data = Sampling(sampler=sampler), records()
+    sampling, data = Sampling(sampler=sampler), records(0)
     method = replace(method, client_sampling=sampling)
     alone = LocalOnly(model=method.model, local=method.local, clip=method.clip, sampling=sampling)
     assert alone.init_key == method.init_key
@@ -257,7 +244,7 @@ def test_started_from_noise_nothing_is_sent_and_the_chain_is_the_clients_alone(m
     progress = run(method)
     assert len(progress) == 1 and progress[0].ledger.bytes_up == 0
     assert progress[0].ledger.server.epsilon(method.delta, "exact") == 0
-    state = method.init_client({}, records(), None, Round(0, generator(5)))
+    state = method.init_client({}, records(0), None, Round(0, generator(5)))
     deployed = method.deploy(progress[0].sent, state)
     assert set(deployed.targets) == {"client"}
     rng, labels = generator(7), torch.arange(5)[:, None]
@@ -294,7 +281,7 @@ def test_a_gaussian_start_draws_around_its_classes_uploads(method: PFDM) -> None
 
 def test_a_center_moves_what_is_clipped_and_not_what_is_guaranteed(method: PFDM) -> None:
     """Images near the public mean pass unclipped, however small the clip; the event is the same."""
-    public, data = records(9), records()
+    public, data = records(9), records(0)
     near = replace(data, images=public.images.mean(0) + 0.01 * data.images)
     method = replace(method, clip=0.2, epsilon=1e6, center=True)
     server = method.init_server(public, generator(0))
@@ -371,7 +358,7 @@ def test_the_servers_own_samples_are_what_the_clients_chain_begins_with(
     method: PFDM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server, labels = run(method)[-1].sent, torch.arange(4)[:, None]
-    data = records()
+    data = records(0)
     deployed = method.deploy(server, method.init_client({}, data, None, Round(0, generator(1))))
     begun: list[Tensor] = []
     denoised = ddpm.denoise

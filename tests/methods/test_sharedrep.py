@@ -7,14 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from toys import KEYS, PASSES, aggregated, records
+from toys import KEYS, PASSES, aggregated, records, run
 
 from raydiff import tree
 from raydiff.experiment.config import Experiment
 from raydiff.federated.checkpoint import Store
 from raydiff.federated.client import Client
-from raydiff.federated.method import Method, Round, Upload
-from raydiff.federated.rounds import LocalPool, Progress, rounds
+from raydiff.federated.method import Round, Upload
 from raydiff.methods import FedAvg, SharedRep
 from raydiff.models.networks import UNet
 from raydiff.models.training import Training
@@ -24,12 +23,6 @@ from raydiff.seeding import generator
 @pytest.fixture(scope="module")
 def method(tiny: Experiment) -> SharedRep:
     return SharedRep(model=tiny.method.model, local=tiny.method.local, rounds=3)
-
-
-def run(method: Method, store: Path | None = None) -> list[Progress]:
-    kept = Store(store, store / "cache") if store else None
-    clients = [Client(i, method, records(i), keys=KEYS, store=kept) for i in range(2)]
-    return list(rounds(method, LocalPool(clients), keys=KEYS, store=kept))
 
 
 @pytest.mark.parametrize("local", [None, PASSES])
@@ -56,7 +49,7 @@ def test_the_middle_never_leaves_its_client(method: SharedRep, unet: bool) -> No
 
 
 def test_middles_start_alike_and_part_ways(method: SharedRep, tmp_path: Path) -> None:
-    first, *_, last = run(method, tmp_path)
+    first, *_, last = run(method, store=Store(tmp_path, tmp_path / "cache"))
     start = tree.under("start", first.server)
     assert tree.digest(start) == tree.digest(tree.under("start", last.server))
     store = Store(tmp_path, tmp_path / "cache")

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from raydiff import tree
 from raydiff.data.datasets import Records
+from raydiff.federated.checkpoint import Store
 from raydiff.federated.client import Client, Keys
 from raydiff.federated.method import SERVER_ONLY, Deployed, Method, Metrics, Round, Upload, WithNewClients
 from raydiff.federated.rounds import LocalPool, Progress, rounds
@@ -60,10 +61,18 @@ def records(client: int, n: int = 12) -> Records:
     return Records(images, torch.randint(10, (n, 1), generator=rng), torch.arange(n))
 
 
-def run(method: Method, data: Sequence[Records], *, participation: float = 1.0) -> list[Progress]:
-    """The protocol on one client for each of `data`."""
-    pool = LocalPool([Client(i, method, own, keys=KEYS) for i, own in enumerate(data)])
-    return list(rounds(method, pool, keys=KEYS, participation=participation))
+def run(
+    method: Method,
+    data: Sequence[Records] | None = None,
+    *,
+    keys: Keys = KEYS,
+    participation: float = 1.0,
+    store: Store | None = None,
+) -> list[Progress]:
+    """The protocol on one client for each of `data`, by default on two with 12 records each."""
+    data = [records(0), records(1)] if data is None else data
+    pool = LocalPool([Client(i, method, own, keys=keys, store=store) for i, own in enumerate(data)])
+    return list(rounds(method, pool, keys=keys, participation=participation, store=store))
 
 
 def joined(method: Method, server: Params, data: Records) -> tuple[Params, Deployed]:
