@@ -13,7 +13,7 @@ from pathlib import Path
 
 from raydiff.cli import arguments
 from raydiff.cli.parser import Parser
-from raydiff.experiment import config, trackers, tracking, trial
+from raydiff.experiment import config, told, trackers, trial
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.study import Study
 
@@ -59,12 +59,11 @@ def _options() -> Parser:
 
 
 def _show(outcome: dict[str, object]) -> None:
-    final = outcome.get("final")
-    if not isinstance(final, dict):
+    if "final" not in outcome:
         print(f"{outcome.get('outcome', 'not finished')}: {outcome.get('reason', 'no reason recorded')}")
         return
     print(outcome["says"])
     if "remark" in outcome:
         print(outcome["remark"])
-    for key in sorted(k for k in final if not tracking.QUALIFIES.search(f"final/{k}")):
-        print(f"  {key} {final[key]:.4g}")
+    for name, value in sorted(told.telling(told.final(outcome)).items()):
+        print(f"  {name.removeprefix('final/')} {value:.4g}")

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, Protocol, get_args
 
-from raydiff.experiment import tracking
+from raydiff.experiment import told
 from raydiff.report.files import flatten, published, read_json, read_lines
 
 Name = Literal["tensorboard", "wandb"]
@@ -110,7 +110,7 @@ class Follower(threading.Thread):
     def run(self) -> None:
         """Look at the files until closed. Whatever a tracker raises ends what it is told, and nothing else."""
         try:
-            while not self._closing.wait(tracking.PERIOD_S):
+            while not self._closing.wait(told.PERIOD_S):
                 self._look()
             self._look()
         except Exception as e:
@@ -134,19 +134,15 @@ class Follower(threading.Thread):
             outcome = read_json(path) if path.exists() else None
             if folder.name not in self._runs:
                 tree = published(read_json(folder / "config.json", needs="method"))
-                self._runs[folder.name] = self.tracker(folder.name, tracking.run_name(tree), flatten(tree))
+                self._runs[folder.name] = self.tracker(folder.name, told.run_name(tree), flatten(tree))
             for line in read_lines(folder / "metrics.jsonl"):
                 if line["step"] > self._told.get(folder.name, -1):
-                    own = {k: v for k, v in line.items() if k not in ("step", "time") and not k.startswith("client/")}
-                    self._runs[folder.name].log(line["step"], _telling(own))
+                    self._runs[folder.name].log(line["step"], _numbers(told.of_round(line)))
                     self._told[folder.name] = line["step"]
             if outcome is not None:
-                final = {f"final/{k}": v for k, v in outcome.get("final", {}).items()}
-                self._runs.pop(folder.name).end(_telling(final))
+                self._runs.pop(folder.name).end(_numbers(told.telling(told.final(outcome))))
                 self._over.add(folder.name)
 
 
-def _telling(values: Mapping[str, object]) -> dict[str, float]:
-    """The numbers that have a place in a chart, as MLflow gets them."""
-    kept = ((k, v) for k, v in values.items() if not tracking.QUALIFIES.search(k))
-    return {k: float(v) for k, v in kept if isinstance(v, (int, float)) and math.isfinite(v)}
+def _numbers(values: Mapping[str, object]) -> dict[str, float]:
+    return {k: float(v) for k, v in values.items() if isinstance(v, (int, float)) and math.isfinite(v)}

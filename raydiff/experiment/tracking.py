@@ -1,4 +1,4 @@
-"""Where results go. A trial writes JSON lines; MLflow has one writer, a thread in the driver that follows those files.
+"""MLflow has one writer, a thread in the driver that follows the files of a sweep.
 
 Trials never wait for MLflow and never import it (2 to 20 s per process). Because the files are the record, the follower
 may start late, lose its server for a while, or be killed: the next one reads the same files, finds the same runs by
@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 import threading
-import time
 import types
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from raydiff.experiment import told
 from raydiff.experiment.mlflow_store import (
     all_runs,
     connect,
@@ -28,11 +27,10 @@ from raydiff.experiment.mlflow_store import (
     spelled,
 )
 from raydiff.federated import heartbeat
-from raydiff.report.files import KEYED, flatten, published, read_json, read_lines, sealed
+from raydiff.report.files import KEYED, flatten, published, read_json, read_lines
 
 ENDED = {"finished": "FINISHED", "stopped": "FINISHED", "failed": "FAILED", "killed": "KILLED"}
 """Our outcome -> MLflow's run status. A trial stopped early by a scheduler did what it was asked to."""
-PERIOD_S = 2.0  # between looks at the files
 LONGEST_WAIT_S = 60.0  # between attempts while MLflow cannot be reached
 FINAL = "final.json"
 TOLD = "raydiff.outcome"
@@ -41,40 +39,8 @@ WITHIN = "training/loss"
 FIRST = "privacy/epsilon_server"
 """Of a run's metrics MLflow's page shows first what it got first."""
 NOTE = 8000  # characters of a tag's value
-QUALIFIES = re.compile(
-    r"_(low|high|spread|real)$|(?<!all)(?<!minor)_floor$|/kd_\w+/\w+_floor$|/(ddim|ancestral|dpmsolver|class|client)/(?!best/)|/sanity$"
-    r"|/(major|cluster_[ab])$|/attack/[^/]+/(?!best/)|/(precision|recall|density|coverage)/(?!all)"
-    r"|/(threshold|timestep_index|n_members|n_nonmembers|tpr_calibrated|balanced_accuracy|fpr_reached\S*|tpr_at_0\S*|tpr_ceiling\S*)$"
-)
-"""Numbers that qualify others: the final ones are in the run's table `final.json`, and no metrics, of which a page
-shows few. Nor are what single clients report of a round, which `raydiff tables` has."""
 LogSampler = Callable[[Any, str, Path], object]
 """(MlflowClient, run id, a finished trial's folder): log its sampler; raises ValueError where there is none to log."""
-
-
-class Jsonl:
-    """One JSON object per line: step, time (Unix seconds) and the metrics, and whatever else is said of a step."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._lines = {line["step"]: line for line in read_lines(path)}
-        if path.exists() and not path.read_bytes().endswith(b"\n"):  # cut short by a crash: the next line is its own
-            with path.open("a") as f:
-                f.write("\n")
-
-    def log(self, step: int, metrics: Mapping[str, object]) -> None:
-        """Append a round; a replayed one is ignored."""
-        if step in self._lines:
-            return
-        line = {"step": step, "time": time.time(), **metrics}
-        self._lines[step] = line
-        with self.path.open("a") as f:
-            f.write(sealed(line) + "\n")
-
-    def total(self, name: str) -> float:
-        """Sum of a metric over the recorded rounds."""
-        return sum(float(line.get(name, 0.0)) for line in self._lines.values())
 
 
 class Mlflow(threading.Thread):
@@ -111,7 +77,7 @@ class Mlflow(threading.Thread):
 
     def run(self) -> None:
         """Open the store, then look at the files until closed, waiting longer after each failure."""
-        wait = PERIOD_S
+        wait = told.PERIOD_S
         try:
             self._open()
         except Exception as e:
@@ -126,7 +92,7 @@ class Mlflow(threading.Thread):
                 if self.parent is None:
                     self._find_runs()
                 self._look()
-                self.error, wait = None, PERIOD_S
+                self.error, wait = None, told.PERIOD_S
             except Exception as e:  # whatever MLflow raises, the sweep goes on and the files keep everything
                 self.error, wait = e, min(2 * wait, LONGEST_WAIT_S)
             if stopping:
@@ -195,7 +161,7 @@ class Mlflow(threading.Thread):
         for name, row in means.items():
             run = c.create_run(self.experiment_id, run_name=name[:200], tags={**below, **self.tags}).info.run_id
             log_params(c, run, {k: v for k, v in row.items() if isinstance(v, str)})
-            log_values(c, run, ((spelled(k), 0, v) for k, v in row.items() if not QUALIFIES.search(k)))
+            log_values(c, run, ((spelled(k), 0, v) for k, v in told.telling(row).items()))
             c.set_terminated(run, "FINISHED")
 
     def _open(self) -> None:
@@ -246,22 +212,20 @@ class Mlflow(threading.Thread):
                 outcome = read_json(outcome_path, needs="outcome")
         if digest not in self._logged:
             self._attach(folder)
-        run, told = self._runs[digest], self._told.get(digest)
-        if outcome is not None and told == outcome["outcome"] in ("finished", "stopped"):  # by an earlier follower
+        run, had = self._runs[digest], self._told.get(digest)
+        if outcome is not None and had == outcome["outcome"] in ("finished", "stopped"):  # by an earlier follower
             self._ended[digest] = written
             return
-        if outcome is None and (told in ENDED or digest in self._ended):  # it runs again
+        if outcome is None and (had in ENDED or digest in self._ended):  # it runs again
             self._client.update_run(run, status="RUNNING")
             self._told[digest] = ""
             self._ended.pop(digest, None)
         lines = [line for line in read_lines(folder / "metrics.jsonl") if line["step"] > self._logged[digest]]
         for line in sorted(lines, key=lambda line: line["step"]):
-            step, at = line["step"], line["time"]
-            left_out = ("step", "time", *(k for k in line if k.startswith("client/") or QUALIFIES.search(k)))
-            own = (k for k in line if k not in left_out)
-            values = {k: line[k] for k in sorted(own, key=lambda k: k != FIRST)} | {"round": step}
-            log_values(self._client, run, ((k, step, v) for k, v in values.items()), at=at)
-            self._logged[digest] = line["step"]
+            step, own = line["step"], told.of_round(line)
+            values = {k: own[k] for k in sorted(own, key=lambda k: k != FIRST)} | {"round": step}
+            log_values(self._client, run, ((k, step, v) for k, v in values.items()), at=line["time"])
+            self._logged[digest] = step
         if outcome is None:
             self._tell_within_a_round(folder, run)
         if outcome is not None:
@@ -294,7 +258,7 @@ class Mlflow(threading.Thread):
                 **({"raydiff.data": tree["data_digest"].removeprefix(KEYED)[:16]} if "data_digest" in tree else {}),
                 **self.tags,
             }
-            self._runs[digest] = c.create_run(self.experiment_id, run_name=run_name(tree), tags=tags).info.run_id
+            self._runs[digest] = c.create_run(self.experiment_id, run_name=told.run_name(tree), tags=tags).info.run_id
         run = self._runs[digest]
         its = c.get_run(run)
         if "data_digest" in tree and not its.inputs.dataset_inputs:
@@ -308,15 +272,14 @@ class Mlflow(threading.Thread):
     def _finish(self, folder: Path, run: str, outcome: dict[str, Any]) -> None:
         c = self._client
         last = self._logged[folder.name] + 1
-        final = {f"final/{k}": v for k, v in outcome.get("final", {}).items()}
-        telling = ((k, last, v) for k, v in final.items() if not QUALIFIES.search(k))
-        log_values(c, run, telling, at=folder.stat().st_mtime)
+        final = told.final(outcome)
+        log_values(c, run, ((k, last, v) for k, v in told.telling(final).items()), at=folder.stat().st_mtime)
         c.set_tag(run, "raydiff.privacy", outcome["says"])
         c.set_tag(run, "mlflow.note.content", "\n\n".join(filter(None, (outcome["says"], outcome.get("reason")))))
         c.set_tag(run, "raydiff.reason", outcome.get("reason", ""))
         spent = f"{outcome['server']['epsilon']:.4g}"
         c.set_tag(run, "raydiff.epsilon", spent)
-        c.update_run(run, name=run_name(read_json(folder / "config.json"), spent))
+        c.update_run(run, name=told.run_name(read_json(folder / "config.json"), spent))
         self._attach_artifacts(folder / "artifacts", run, final)
         if outcome["outcome"] == "finished" and self.log_sampler is not None:
             try:
@@ -353,15 +316,3 @@ def _written(path: Path) -> int:
         return path.stat().st_mtime_ns
     except FileNotFoundError:
         return 0
-
-
-def run_name(tree: Mapping[str, Any], spent: str | None = None) -> str:
-    """`spent` is the epsilon of the ledger; while there is none, what was asked for is named as such."""
-    method = tree["method"]
-    model = method["model"]
-    parts = [method["kind"], f"{tree['clients']} clients", flatten(model).get("schedule", model["kind"])]
-    if spent is not None:
-        parts.insert(1, f"epsilon {spent}")
-    elif "epsilon" in method:
-        parts.insert(1, "no noise" if method["epsilon"] is None else f"target epsilon {method['epsilon']:g}")
-    return ", ".join([*parts, f"seed {tree['seed']}"])

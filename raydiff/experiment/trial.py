@@ -32,11 +32,11 @@ from raydiff.evaluation.suite import Instruments
 from raydiff.experiment import config, measurements, overrides
 from raydiff.experiment.client_records import shares
 from raydiff.experiment.config import Experiment
+from raydiff.experiment.jsonl import Jsonl
 from raydiff.experiment.ledgers import ledger_of as ledger_of
 from raydiff.experiment.ledgers import setup_of as setup_of
 from raydiff.experiment.owner import Owner
 from raydiff.experiment.spending import Charged, book_of, charge
-from raydiff.experiment.tracking import Jsonl
 from raydiff.federated import heartbeat
 from raydiff.federated.checkpoint import Store, appearing, write_text
 from raydiff.federated.client import Client, Keys

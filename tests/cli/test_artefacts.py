@@ -18,7 +18,7 @@ import pytest
 from raydiff import tree
 from raydiff.cli import generate, run
 from raydiff.data import datasets
-from raydiff.experiment import config, mlflow_store, tracking
+from raydiff.experiment import config, mlflow_store, told
 from raydiff.report import page
 from raydiff.report.files import read_json
 
@@ -84,7 +84,7 @@ def published(request: Any, tmp_path_factory: Any, migrated: Path) -> Iterator[t
     shutil.copy(migrated, at / "out" / "mlflow.db")
     table(at / "people.csv")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tracking, "PERIOD_S", 0.01)
+        patch.setattr(told, "PERIOD_S", 0.01)
         patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{at}/out/mlflow.db")
         patch.chdir(at)
         data = f"--data.name {at}/people.csv --data.labels diagnosis {GIVEN} --runtime.storage {at}/s"

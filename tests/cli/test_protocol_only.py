@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from raydiff.cli import run
-from raydiff.experiment import config, mlflow_store, tracking, trial
+from raydiff.experiment import config, mlflow_store, told, trial
 from raydiff.report.files import KEYED, flatten, read_json, read_lines
 
 RATES = {"privacy/tpr_ceiling_at_1pct_fpr", "privacy/tpr_ceiling_at_0.1pct_fpr"}
@@ -42,7 +42,7 @@ def artifacts(client: Any, run: Any, below: str | None = None) -> Iterator[str]:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_all_that_leaves(method: str, tmp_path: Path, migrated: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracking, "PERIOD_S", 0.01)
+    monkeypatch.setattr(told, "PERIOD_S", 0.01)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri := f"sqlite:///{tmp_path}/mlflow.db")
     shutil.copy(migrated, tmp_path / "mlflow.db")
     assert run.main([*SHORT.split(), *METHODS[method].split(), "--runtime.storage", str(tmp_path / "s")]) == 0

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from raydiff.experiment import overrides, trackers, tracking
+from raydiff.experiment import overrides, told, trackers
 from raydiff.experiment.config import Experiment
 
 Told = list[tuple[Any, ...]]
@@ -20,7 +20,7 @@ Told = list[tuple[Any, ...]]
 
 @pytest.fixture(autouse=True)
 def _without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracking, "PERIOD_S", 0.01)
+    monkeypatch.setattr(told, "PERIOD_S", 0.01)
 
 
 def write(sweep: Path, experiment: Experiment, *, ended: bool = True) -> str:

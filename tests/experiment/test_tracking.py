@@ -16,9 +16,10 @@ import pytest
 import torch
 
 from raydiff.evaluation.grids import sample_grid
-from raydiff.experiment import mlflow_store, overrides, tracking
+from raydiff.experiment import mlflow_store, overrides, told, tracking
 from raydiff.experiment.config import Experiment
-from raydiff.experiment.tracking import Jsonl, Mlflow
+from raydiff.experiment.jsonl import Jsonl
+from raydiff.experiment.tracking import Mlflow
 from raydiff.federated import heartbeat
 from raydiff.federated.heartbeat import Beat
 from raydiff.methods import METHODS, FedAvg, Method
@@ -131,7 +132,7 @@ class Sweep:
 
 @pytest.fixture
 def sweep(tmp_path: Path, migrated: Path, monkeypatch: pytest.MonkeyPatch) -> Sweep:
-    monkeypatch.setattr(tracking, "PERIOD_S", 0.01)
+    monkeypatch.setattr(told, "PERIOD_S", 0.01)
     return Sweep(tmp_path, migrated)
 
 
@@ -158,13 +159,13 @@ OF_ANOTHER_KIND = {"FedDistr": "LatentModel", "Sketch": "Gaussians", "DPMERF": "
     ],
 )
 def test_every_method_has_a_run_name(experiment: Experiment, method: Method, model: str) -> None:
-    name = tracking.run_name(overrides.to_dict(replace(experiment, method=method)))
+    name = told.run_name(overrides.to_dict(replace(experiment, method=method)))
     assert name.startswith(type(method).__name__) and name.endswith(f"2 clients, {model}, seed 0")
 
 
 def test_a_schedule_with_a_rate_has_a_name(experiment: Experiment) -> None:
     method = FedAvg(model=DiscreteDiffusion(schedule=Sigmoid(rate=2.0)))
-    name = tracking.run_name(overrides.to_dict(replace(experiment, method=method)))
+    name = told.run_name(overrides.to_dict(replace(experiment, method=method)))
     assert name == "FedAvg, 2 clients, Sigmoid, seed 0"
 
 

@@ -18,7 +18,7 @@ import pytest
 
 from raydiff import tree
 from raydiff.data.datasets import Dataset, load
-from raydiff.experiment import config, tracking, trial
+from raydiff.experiment import config, told, trial
 from raydiff.experiment.client_records import shares
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.tracking import Mlflow
@@ -85,7 +85,7 @@ class Runs:
 
 @pytest.fixture
 def mine(copied, migrated: Path, monkeypatch: pytest.MonkeyPatch) -> Runs:
-    monkeypatch.setattr(tracking, "PERIOD_S", 0.01)
+    monkeypatch.setattr(told, "PERIOD_S", 0.01)
     return Runs(copied, migrated)
 
 

@@ -22,7 +22,8 @@ from conftest import wait_until
 from test_submit import free_port
 
 from raydiff.experiment import config, overrides
-from raydiff.experiment.tracking import Jsonl, Mlflow
+from raydiff.experiment.jsonl import Jsonl
+from raydiff.experiment.tracking import Mlflow
 
 pytestmark = pytest.mark.survival
 TRIALS, ROUNDS = 8, 40
