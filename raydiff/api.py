@@ -23,13 +23,13 @@ from raydiff import seeding
 from raydiff.data.newcomer import Newcomer
 from raydiff.data.records import Records
 from raydiff.experiment.config import Experiment, Runtime
+from raydiff.experiment.ledgers import ledger_of
 from raydiff.experiment.presets import names
 from raydiff.experiment.study import Arm, Study
-from raydiff.experiment.trial import ledger_of
 from raydiff.methods import Method
 from raydiff.models.d3pm import codes_of
 from raydiff.privacy.ledger import Guarantee
-from raydiff.report.files import read_lines
+from raydiff.report.files import outcomes, read_lines
 from raydiff.results import personalize
 from raydiff.results.finished import Finished, open_finished
 from raydiff.runtime import launch, sweep_folder
@@ -183,8 +183,7 @@ class Sweep:
     @property
     def trials(self) -> list[Run]:
         """Those that have finished, by digest."""
-        found = sorted((self.folder / "trials").glob("*/outcome.json"))
-        return [run for run in (Run(path.parent) for path in found) if _has_finished(run.folder)]
+        return [Run(folder) for folder, outcome in outcomes(self.folder) if outcome["outcome"] == "finished"]
 
     @property
     def runs(self) -> pd.DataFrame:
@@ -286,12 +285,6 @@ def open(name: str | Path, *, storage: str | Path = STORAGE) -> Run | Sweep:
         if (folder / "trials").is_dir():
             return Sweep(folder)
     return Run(sweep_folder.trial_folder(str(name), at))
-
-
-def _has_finished(folder: Path) -> bool:
-    from raydiff.report.files import read_json
-
-    return bool(read_json(folder / "outcome.json", needs="outcome")["outcome"] == "finished")
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from raydiff.cli.parser import Parser
-from raydiff.report.files import read_json, read_lines
+from raydiff.report.files import read_lines, read_outcome
 from raydiff.runtime import sweep_folder
 
 PERIOD_S = 1.0  # between looks at the files
@@ -47,7 +47,7 @@ def lines(folder: Path, *, follow: bool = False, clients: bool = False) -> Itera
     yield f"{folder.parents[1].name}/{folder.name}"
     shown: set[int] = set()
     while True:
-        outcome = _outcome(folder)  # before the rounds: those of a trial that has ended are all there
+        outcome = read_outcome(folder)  # before the rounds: those of a trial that has ended are all there
         rounds = read_lines(folder / "metrics.jsonl")
         rejected = {line["step"]: line for line in read_lines(folder / "rejected.jsonl")}  # written before its round
         for line in rounds:
@@ -67,11 +67,6 @@ def lines(folder: Path, *, follow: bool = False, clients: bool = False) -> Itera
     yield from (f"  {k} {v:.4g}" for k, v in sorted(outcome.get("final", {}).items()) if clients or not _of_client(k))
     if outcome["outcome"] == "failed" and (folder / "error.txt").exists():
         yield (folder / "error.txt").read_text().rstrip()
-
-
-def _outcome(folder: Path) -> dict[str, Any] | None:
-    path = folder / "outcome.json"
-    return read_json(path, needs="outcome") if path.exists() else None
 
 
 def _round(line: Mapping[str, Any], *, clients: bool) -> str:

@@ -14,7 +14,7 @@ from time import localtime, strftime
 
 from raydiff.cli.parser import Parser
 from raydiff.report.cells import size
-from raydiff.report.files import read_json
+from raydiff.report.files import outcomes, read_json, read_outcome
 
 
 def main(argv: Sequence[str]) -> int:
@@ -55,8 +55,7 @@ def trials(sweep: Path) -> list[tuple[str, ...]]:
     experiments = [config.read(folder / "config.json") for folder in folders]
     named, rows = varying(experiments), list[tuple[str, ...]]()
     for folder, experiment in zip(folders, experiments, strict=True):
-        path = folder / "outcome.json"
-        ended = read_json(path, needs="outcome") if path.exists() else {"outcome": "not ended"}
+        ended = read_outcome(folder) or {"outcome": "not ended"}
         rows.append((folder.name, named(experiment), ended["outcome"], taken(folder), ended.get("says", "")))
     return rows
 
@@ -64,9 +63,9 @@ def trials(sweep: Path) -> list[tuple[str, ...]]:
 def state(sweep: Path) -> str:
     """`24 finished, 1 failed of 30`."""
     planned = len(read_json(sweep / "sweep.json", needs="trials")["trials"])
-    outcomes = Counter(str(read_json(p, needs="outcome")["outcome"]) for p in sweep.glob("trials/*/outcome.json"))
-    said = ", ".join(f"{n} {outcome}" for outcome, n in sorted(outcomes.items())) or "nothing ended"
-    return f"{said} of {max(planned, outcomes.total())}"
+    ended = Counter(str(outcome["outcome"]) for _, outcome in outcomes(sweep))
+    said = ", ".join(f"{n} {outcome}" for outcome, n in sorted(ended.items())) or "nothing ended"
+    return f"{said} of {max(planned, ended.total())}"
 
 
 def taken(folder: Path) -> str:

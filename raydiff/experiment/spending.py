@@ -38,7 +38,7 @@ from raydiff.federated.checkpoint import Overtaken, write_text
 from raydiff.privacy import budget as privacy
 from raydiff.privacy.budget import Budget
 from raydiff.privacy.release import Event
-from raydiff.report.files import read_json, sealed
+from raydiff.report.files import read_json, read_outcome, sealed
 
 NOTE = "budget.json"
 OVER = ("finished", "stopped")
@@ -86,7 +86,7 @@ def check(trials: Sequence[Experiment], sweep: Path) -> None:
     for experiment in trials:
         folder = sweep / "trials" / experiment.digest
         book = book_of(folder, experiment.data)
-        if (experiment.runtime.budget or book.begun) and _outcome(folder) not in OVER:
+        if (experiment.runtime.budget or book.begun) and (read_outcome(folder) or {}).get("outcome") not in OVER:
             pending.setdefault(book.folder, []).append((experiment, folder))
     for at, waiting in pending.items():
         given = next((e.runtime.budget for e, _ in waiting if e.runtime.budget), None)
@@ -222,11 +222,6 @@ def _uncharged(storage: Path, book: Book, notes: Mapping[Path, dict[str, Any]]) 
                 name = read_json(path, needs="data")["data"]["name"]
                 if called(source(name)) == book.folder.name:
                     yield path.parent
-
-
-def _outcome(folder: Path) -> str:
-    path = folder / "outcome.json"
-    return str(read_json(path, needs="outcome")["outcome"]) if path.exists() else ""
 
 
 def _note(folder: Path) -> dict[str, Any]:

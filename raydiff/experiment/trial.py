@@ -33,8 +33,7 @@ from raydiff.experiment import config, measurements, overrides
 from raydiff.experiment.client_records import shares
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.jsonl import Jsonl
-from raydiff.experiment.ledgers import ledger_of as ledger_of
-from raydiff.experiment.ledgers import setup_of as setup_of
+from raydiff.experiment.ledgers import ledger_of, setup_of
 from raydiff.experiment.owner import Owner
 from raydiff.experiment.spending import Charged, book_of, charge
 from raydiff.federated import heartbeat
@@ -44,7 +43,7 @@ from raydiff.federated.method import Metrics, WithRequirements, WithTables
 from raydiff.federated.rounds import LocalPool, Pool, Progress, rounds
 from raydiff.models.training import Train
 from raydiff.privacy.ledger import Guarantee, Spent
-from raydiff.report.files import read_json, sealed
+from raydiff.report.files import read_json, read_outcome, sealed
 
 
 @dataclass(frozen=True)
@@ -74,8 +73,7 @@ class Trial:
 
     def outcome(self) -> dict[str, Any] | None:
         """What `outcome.json` says, or None while there is none."""
-        path = self.folder / "outcome.json"
-        return read_json(path, needs="outcome") if path.exists() else None
+        return read_outcome(self.folder)
 
 
 def cut_short(folder: Path, outcome: str, **more: Any) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,6 @@ REMEDIES = {
 """What can be done about a damaged file of a sweep, by its name."""
 KEYED = "hmac:"
 """How a config's `data_digest` begins. In trials made before 2026-11-23 it is a plain hash of the records."""
-
-
 HEX = re.compile("[0-9a-f]{64}")
 SEAL = re.compile(r'(,\s*)"sha256": "([^"]*)"\s*}\s*$')
 
@@ -96,6 +94,19 @@ def read_json(path: Path, *, needs: str = "", edited: bool = False) -> dict[str,
     if not isinstance(tree, dict) or (needs and needs not in tree):
         raise ValueError(f"{path} has no field {needs!r}{remedy}")
     return {k: v for k, v in tree.items() if k != "sha256"} if edited else tree
+
+
+def read_outcome(folder: Path) -> dict[str, Any] | None:
+    """What the outcome.json of a trial in this folder says; None while there is none. Raises ValueError where it is
+    damaged."""
+    path = folder / "outcome.json"
+    return read_json(path, needs="outcome") if path.exists() else None
+
+
+def outcomes(sweep: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """(its folder, `read_outcome`) of every trial of a sweep that has ended, by digest."""
+    folders = (path.parent for path in sorted(sweep.glob("trials/*/outcome.json")))
+    yield from ((folder, outcome) for folder in folders if (outcome := read_outcome(folder)) is not None)
 
 
 def published(tree: Mapping[str, Any]) -> dict[str, Any]:

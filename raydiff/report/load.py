@@ -120,8 +120,7 @@ def _run(folder: Path) -> Row:
     config = {k: json.dumps(v) if isinstance(v, list) else v for k, v in files.flatten(tree).items()}
     if "data" in config:
         config.setdefault("data.fitted_on", "all")  # A trial from before 2026-11-23 had no choice.
-    path = folder / "outcome.json"
-    end: Row = files.read_json(path, needs="outcome") if path.exists() else {"outcome": "unfinished"}
+    end: Row = files.read_outcome(folder) or {"outcome": "unfinished"}
     lines = files.read_lines(folder / "metrics.jsonl")
     row: Row = {"digest": folder.name, "outcome": end["outcome"], "reason": end.get("reason"), **config}
     behind = any(number > (lines[-1]["step"] if lines else -1) for number in _untold(folder))

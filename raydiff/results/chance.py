@@ -7,7 +7,7 @@ from pathlib import Path
 
 from raydiff.experiment import config, overrides
 from raydiff.experiment.config import Experiment
-from raydiff.report.files import read_json
+from raydiff.report.files import outcomes
 
 LEAST = 0.2  # of the way from chance to a classifier's accuracy on real pictures
 CURES = (
@@ -23,13 +23,12 @@ def noise(folder: Path) -> str:
     """Of a sweep's finished trials, those whose samples a classifier of real pictures can hardly tell from noise, and
     what to change; "" where there is none."""
     found = []
-    for path in sorted(folder.glob("trials/*/outcome.json")):
-        outcome = read_json(path, needs="outcome")
+    for at, outcome in outcomes(folder):
         final = outcome.get("final") or {}
         made, real = (final.get(f"eval/label_accuracy/{of}") for of in ("all", "real"))
         if made is None or real is None:
             continue
-        experiment = config.read(path.parent / "config.json")
+        experiment = config.read(at / "config.json")
         chance = 1 / max(1, _classes(experiment))
         found.append((made < chance + LEAST * (real - chance), made, real, chance, experiment))
     noisy = [(made, real, chance, experiment) for is_noise, made, real, chance, experiment in found if is_noise]

@@ -17,7 +17,8 @@ from raydiff.data import datasets
 from raydiff.data.datasets import Dataset
 from raydiff.data.tables.encode import OTHER
 from raydiff.experiment import config
-from raydiff.experiment.trial import Trial, guarantees, ledger_of, make_clients, planned_secret, setup_of
+from raydiff.experiment.ledgers import ledger_of, setup_of
+from raydiff.experiment.trial import Trial, guarantees, make_clients, planned_secret
 from raydiff.federated.client import Client, Keys
 from raydiff.federated.method import SCRATCH, SERVER_ONLY, Deployed
 from raydiff.privacy.ledger import Guarantee, Spent

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from raydiff.experiment import trial
+from raydiff.experiment.ledgers import ledger_of
 from raydiff.federated.checkpoint import write_text
 from raydiff.privacy import accountants
 from raydiff.privacy.composed import compose
@@ -20,7 +20,7 @@ def composed(folder: Path) -> str:
     """What all trials have spent together, run on the same records: a line for each kind of epsilon, for these do not
     compose. Also written as composed.json."""
     folders = sorted((folder / "trials").glob("*"))
-    ledgers = [trial.ledger_of(f).server for f in folders]
+    ledgers = [ledger_of(f).server for f in folders]
     protected = [book for book in ledgers if all(math.isfinite(g.epsilon) for g in _guarantees(book))]
     says = [
         *_lines(f"all {len(ledgers)} trials composed", ledgers),

@@ -22,7 +22,7 @@ from raydiff.experiment.config import Experiment
 from raydiff.experiment.mlflow_store import ARTIFACTS, redacted
 from raydiff.experiment.tracking import Mlflow
 from raydiff.federated.checkpoint import write_text
-from raydiff.report.files import read_json, sealed
+from raydiff.report.files import outcomes, read_json, sealed
 from raydiff.results import mlflow_models
 from raydiff.results.finished import find, open_finished
 from raydiff.runtime.slots import cap_memory
@@ -138,7 +138,7 @@ def _under_another_version(at: Path, then: Plan, now: Plan) -> Plan:
 
     Code that has moved cannot be compared file by file; that trials are the same is what their digests say.
     """
-    done = {path.parent.name for path in at.glob("trials/*/outcome.json") if read_json(path)["outcome"] == "finished"}
+    done = {folder.name for folder, outcome in outcomes(at) if outcome["outcome"] == "finished"}
     both = sorted({path.parent.name for path in at.glob("trials/*/commit-*.json")} - done)
     began = f"raydiff {then['version']}" if "version" in then else "an earlier raydiff"
     print(
@@ -151,13 +151,9 @@ def _under_another_version(at: Path, then: Plan, now: Plan) -> Plan:
     return {**then, **{k: now[k] for k in ("version", "code", "git")}, "before": [*then.get("before", []), before]}
 
 
-def ended(at: Path, *outcomes: str) -> list[Experiment]:
+def ended(at: Path, *so: str) -> list[Experiment]:
     """The trials that ended so."""
-    found = []
-    for path in sorted(at.glob("trials/*/outcome.json")):
-        if read_json(path, needs="outcome")["outcome"] in outcomes:
-            found.append(config.read(path.parent / "config.json"))
-    return found
+    return [config.read(folder / "config.json") for folder, outcome in outcomes(at) if outcome["outcome"] in so]
 
 
 def open_ended(at: Path) -> list[str]:
@@ -171,12 +167,9 @@ def write(at: Path, this: Plan, secret: bytes, *, again: bool = True) -> None:
     be run again."""
     trial.keep_secret(at, secret)  # It is written first, for the trials in sweep.json are named by it.
     write_text(at / "sweep.json", sealed(this, indent=1))
-    if not again:
-        return
-    for path in at.glob("trials/*/outcome.json"):
-        outcome = read_json(path, needs="outcome")
+    for folder, outcome in outcomes(at) if again else ():
         if outcome["outcome"] in ("killed", "failed") or outcome.get("reason") == "time budget":
-            path.unlink()
+            (folder / "outcome.json").unlink()
 
 
 def mlflow_experiment(at: Path, preset: str, base: Experiment, *, asked: str | None) -> str:

@@ -24,6 +24,7 @@ from raydiff.evaluation import suite as evaluate
 from raydiff.evaluation.suite import Evaluation, Instruments
 from raydiff.experiment import config, overrides, trial
 from raydiff.experiment.config import Experiment, Runtime
+from raydiff.experiment.ledgers import ledger_of
 from raydiff.experiment.trial import Trial, end, make_clients, noise_secret, open_trial
 from raydiff.federated.client import Failed
 from raydiff.federated.method import Round
@@ -87,7 +88,7 @@ def test_privacy_comes_from_the_ledger(finished: tuple[Trial, list[dict[str, Any
     opened, results = finished
     ledger = opened.store.ledger()
     assert len(ledger.entries) == 2
-    assert trial.ledger_of(opened.folder) == ledger and trial.ledger_of(opened.sweep) == Ledger()
+    assert ledger_of(opened.folder) == ledger and trial.ledger_of(opened.sweep) == Ledger()
     epsilon = ledger.epsilon(1e-5, "exact")
     assert 0 < epsilon <= 10
     assert all(r["privacy/epsilon_server"] == r["privacy/epsilon_outsiders"] == epsilon for r in results)
@@ -254,17 +255,17 @@ def test_a_round_committed_but_not_logged_is_logged_by_the_next_process(protocol
 
 def test_what_was_sent_in_a_round_that_never_committed_is_spent(protocol: Experiment, tmp_path: Path) -> None:
     opened = open_trial(protocol, tmp_path)
-    assert trial.ledger_of(opened.folder) == Ledger()
+    assert ledger_of(opened.folder) == Ledger()
     client = make_clients(opened, [1])[0]
     upload, _ = client.run({}, 0)
-    (entry,) = trial.ledger_of(opened.folder).entries
+    (entry,) = ledger_of(opened.folder).entries
     assert (entry.round, entry.client, entry.event, entry.bytes) == (0, 1, upload.release.event, upload.release.nbytes)
     trial.cut_short(opened.folder, "killed", reason="why")
     outcome = opened.outcome()
     assert outcome is not None and (outcome["outcome"], outcome["reason"]) == ("killed", "why")
     assert 0 < outcome["server"]["epsilon"] <= 10 and outcome["says"].startswith("epsilon ")
     execute(opened)
-    assert len(trial.ledger_of(opened.folder).entries) == 2
+    assert len(ledger_of(opened.folder).entries) == 2
 
 
 def test_a_trial_whose_ledger_is_damaged_ends_without_a_guarantee(protocol: Experiment, tmp_path: Path) -> None:
@@ -292,7 +293,7 @@ def test_one_digit_of_a_commit_buys_no_epsilon(protocol: Experiment, tmp_path: P
     with pytest.raises(ValueError, match=damaged):
         open_finished(opened.folder)
     (opened.folder / "outcome.json").unlink()
-    for read in (trial.ledger_of, lambda _: execute(opened)):
+    for read in (ledger_of, lambda _: execute(opened)):
         with pytest.raises(ValueError, match=damaged):
             read(opened.folder)
     trial.cut_short(opened.folder, "failed", reason="why")
@@ -526,7 +527,7 @@ def test_newcomers_are_measured_and_send_nothing(joined: Experiment, tmp_path: P
     assert not [k for k in final if "fd_" in k or "label_accuracy" in k or "minor" in k]  # no labels are asked for
     assert final["new/parameters"] == 32  # the embedding, as wide as the network
     assert final["new/parameters_share"] == 32 / tree_size(joined)
-    assert set(trial.ledger_of(opened.folder).bytes_by_client) == {0, 1}
+    assert set(ledger_of(opened.folder).bytes_by_client) == {0, 1}
     assert (opened.folder / "artifacts" / "newcomers.png").exists()
 
 
@@ -547,7 +548,7 @@ def test_newcomers_with_several_embeddings_send_nothing_and_are_attacked(
     same = [k for k in final if not k.startswith(("new/", "time/"))]
     assert {k: final[k] for k in same} == {k: before[k] for k in same} and "comm/bytes_up" in same
     assert final["new/parameters"] == 3 * 32 and final["new/kd_cnn/all"] != before["new/kd_cnn/all"]
-    assert "new/attack/client/pia/auc" in final and set(trial.ledger_of(stopped.folder).bytes_by_client) == {0, 1}
+    assert "new/attack/client/pia/auc" in final and set(ledger_of(stopped.folder).bytes_by_client) == {0, 1}
 
 
 def test_newcomers_records_are_nobody_elses(joined: Experiment, tmp_path: Path) -> None:
@@ -635,7 +636,7 @@ def test_late_clients_are_counted_and_charged_and_the_outcome_says_what_that_mea
     opened = open_trial(raced, tmp_path)
     final = execute(opened)[-1]
     assert final["clients/late"] == 2.0
-    charged = [(e.round, e.bytes > 0) for e in trial.ledger_of(opened.folder).entries]
+    charged = [(e.round, e.bytes > 0) for e in ledger_of(opened.folder).entries]
     assert charged == [(0, True), (0, True), (0, False), (1, True), (1, True), (1, False)]
     outcome = opened.outcome()
     assert outcome is not None and outcome["remark"] == raced.runtime.remark

@@ -21,6 +21,7 @@ from raydiff.data.datasets import Data
 from raydiff.data.partition import Iid
 from raydiff.experiment import trial
 from raydiff.experiment.config import Experiment, Runtime
+from raydiff.experiment.ledgers import ledger_of
 from raydiff.federated.checkpoint import Store
 from raydiff.methods import SPIRE, FedAvg
 from raydiff.methods._averaging import Averaging, ClientPrivacy
@@ -124,7 +125,7 @@ def report(left: Left) -> Any:
 
 def spent(left: Left) -> tuple[float, float]:
     """(epsilon against the server, bytes sent)."""
-    spent = Spent(trial.ledger_of(left.folder))
+    spent = Spent(ledger_of(left.folder))
     return trial.guarantees(spent, left.experiment)[0].epsilon, float(spent.bytes_up)
 
 

@@ -22,6 +22,7 @@ from raydiff.data.tables.encode import Column, Mapping
 from raydiff.data.tables.read import Table, read
 from raydiff.experiment import trial
 from raydiff.experiment.config import Experiment, Runtime
+from raydiff.experiment.ledgers import ledger_of
 from raydiff.methods import DPSGD, FedAvg, LocalOnly
 from raydiff.methods._averaging import Averaging, ClientPrivacy
 from raydiff.models.d3pm import DiscreteDiffusion, codes_of
@@ -253,8 +254,8 @@ def test_fitted_on_all_records_there_is_no_guarantee_anywhere(tmp_path: Path, na
     finished = open_finished(folder)
     assert write(finished, None, tmp_path / "out", Request(num=2), code=CODE).startswith("epsilon inf (no guarantee: b")
     assert finished.categories is not None and "no guarantee covers them" in finished.categories
-    assert trial.ledger_of(folder) == finished.trial.store.ledger()
-    assert sum(e.round == -1 for e in trial.ledger_of(folder).entries) == 2
+    assert ledger_of(folder) == finished.trial.store.ledger()
+    assert sum(e.round == -1 for e in ledger_of(folder).entries) == 2
 
 
 def test_a_trial_from_before_there_was_an_event_has_no_guarantee_on_its_card(tmp_path: Path) -> None:
