@@ -17,7 +17,10 @@ from pathlib import Path
 import pytest
 
 from raydiff.__main__ import main
-from raydiff.cli import bench, plain_fedavg
+from raydiff.cli import plain_fedavg
+from raydiff.cli.bench_overhead import AGREEMENT, SMALL, compare, difference
+from raydiff.cli.bench_ways import Way, in_process
+from raydiff.cli.plain_fedavg import floor, two_processes
 from raydiff.experiment.trial import Trial
 from raydiff.tree import Params
 
@@ -29,10 +32,10 @@ def test_the_ways_do_the_same_work_and_other_work_is_noticed(tmp_path: Path, mon
     ours, theirs = multiprocessing.Pipe()
     served = threading.Thread(target=plain_fedavg.serve, args=(theirs, 0))
     served.start()
-    ways: dict[str, bench.Way] = dict.fromkeys(("local", "ray", "bare_ray"), bench.in_process) | {"floor": bench.floor}
-    ways |= {"two_processes": lambda trial: bench.two_processes(trial, [ours])}
+    ways: dict[str, Way] = dict.fromkeys(("local", "ray", "bare_ray"), in_process) | {"floor": floor}
+    ways |= {"two_processes": lambda trial: two_processes(trial, [ours])}
     try:
-        line = bench.compare(bench.SMALL, ways, tmp_path / "same", repetitions=1, seconds=0.01)
+        line = compare(SMALL, ways, tmp_path / "same", repetitions=1, seconds=0.01)
     finally:
         ours.send(None)
         served.join()
@@ -41,12 +44,12 @@ def test_the_ways_do_the_same_work_and_other_work_is_noticed(tmp_path: Path, mon
     assert line["met"] == {name: line[name] <= most for name, most in line["targets"].items()}
 
     def other(trial: Trial) -> Iterator[Params]:
-        return ({k: v + 1e-3 for k, v in weights.items()} for weights in bench.floor(trial))
+        return ({k: v + 1e-3 for k, v in weights.items()} for weights in floor(trial))
 
-    ways |= {"ray": other, "two_processes": bench.floor}
-    assert bench.compare(bench.SMALL, ways, tmp_path / "other", repetitions=1, seconds=0.01)["agree"] is False
-    first, _, third = bench.floor(bench.SMALL.trial(3, tmp_path))
-    assert bench.difference(first, third) > bench.AGREEMENT
+    ways |= {"ray": other, "two_processes": floor}
+    assert compare(SMALL, ways, tmp_path / "other", repetitions=1, seconds=0.01)["agree"] is False
+    first, _, third = floor(SMALL.trial(3, tmp_path))
+    assert difference(first, third) > AGREEMENT
 
 
 @pytest.mark.parametrize(
