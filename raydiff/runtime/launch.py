@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from raydiff.experiment import spending, trackers, trial
+from raydiff.experiment import spending, trial
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.owner import held
 from raydiff.experiment.study import varying
@@ -28,6 +28,7 @@ from raydiff.report.files import read_json
 from raydiff.results import chance
 from raydiff.results.spent import composed
 from raydiff.runtime import sweep_folder
+from raydiff.runtime.followers import Followers
 from raydiff.runtime.left import EVERY_S, duration
 from raydiff.runtime.plan import Planned
 from raydiff.runtime.slots import cap_memory
@@ -74,59 +75,27 @@ def start(
     only that. `report`: write the table, the picture and the page; `track`: log to MLflow. `since`: when it was asked
     for (`time.monotonic`).
     """
-    since, asked = since or time.monotonic(), planned.asked
+    since = since or time.monotonic()
     folder = sweep_folder.folder(planned.base, planned.folder.name)
     if (retry or extend) and not (folder / "sweep.json").exists():
         raise ValueError(f"there is no sweep {folder.name} in {folder.parent} to retry or extend")
     with held(folder) as owner:
         planned = replace(planned, owner=owner)
-        this = sweep_folder.plan(
-            folder,
-            trials=planned.trials,
-            space=planned.space,
-            search=" ".join([asked.search, *asked.also]),
-            resume=resume,
-            extend=extend,
-            secret=planned.secret,
-        )
-        if not (folder / "sweep.json").exists():  # Else some are charged, and each of the others is asked by itself.
-            spending.check(planned.trials, folder)
-        if planned.tuned:
-            this["tuned"] = planned.tuned
+        this = _about(planned, folder, resume=resume, extend=extend)
         if retry:
-            planned = replace(planned, trials=_failed(planned), asked=replace(asked, search="grid"))
+            planned = replace(planned, trials=_failed(planned), asked=replace(planned.asked, search="grid"))
             if not planned.trials:
                 print(f"no trial of {folder.name} has failed")
                 return Ended(folder, False)
-        for remark in sorted({e.runtime.remark for e in (planned.base, *planned.trials)} - {""}):
-            print(remark, flush=True)
-        if report:
-            print(f"sweep {folder.name}: {planned.total} trials in {folder}", flush=True)
-            for line in planned.tuned:
-                print(f"tuned: {line}", flush=True)
-        this["experiment"] = sweep_folder.mlflow_experiment(
-            folder, planned.preset, planned.base, asked=asked.experiment
-        )
-        mlflow = sweep_folder.mlflow(
-            folder, planned.preset, planned.base, experiment=this["experiment"], samplers=asked.samplers
-        )
-        beside = None
-        if asked.tracker is not None:
-            beside = trackers.Follower(folder, trackers.named(asked.tracker, folder, this["experiment"]))
-        if track:
-            mlflow.start()  # Opening a new store takes 10 s, in which Ray starts.
+        _announce(planned, folder, whole=report)
+        followers = Followers(planned, folder, this["experiment"], track=track)
 
         def begin(share: float | None) -> None:
-            if track:
-                mlflow.wait_ready()
-                this["opened_by"] = sweep_folder.opened_by(folder, str(mlflow.experiment_id))
+            this.update(followers.ready())
             if share is not None:
                 this["share"] = share  # A resumed sweep goes on with this share.
             sweep_folder.write(folder, this, planned.secret, again=not retry)
-            if track:
-                mlflow.begin()
-            if beside is not None:
-                beside.start()
+            followers.begin()
 
         interrupted = False
         try:
@@ -141,20 +110,41 @@ def start(
             interrupted = True
             for digest in sweep_folder.open_ended(folder):
                 trial.cut_short(folder / "trials" / digest, "killed", reason="interrupted")
-        if track:
-            mlflow.close()
-        if beside is not None and (wrong := beside.close()):
-            print(wrong)
-        out = folder / "report"
-        table = _report(folder, out) if report else ""
-        if track:
-            status, files = "KILLED" if interrupted else "FINISHED", tuple(sorted(out.glob("*")))
-            says, numbers = _description(folder, table)
-            if behind := mlflow.end(status, files, note=says, means=numbers):
-                print(behind)
+        followers.close()
+        table = _report(folder, folder / "report") if report else ""
+        followers.end("KILLED" if interrupted else "FINISHED", table)
         if noise := chance.noise(folder):
             print(noise, flush=True)
         return Ended(folder, interrupted)
+
+
+def _about(planned: Planned, folder: Path, *, resume: bool, extend: bool) -> sweep_folder.Plan:
+    """What sweep.json is to say. Raises ValueError where the sweep may not go on so, or would overspend."""
+    asked = planned.asked
+    this = sweep_folder.plan(
+        folder,
+        trials=planned.trials,
+        space=planned.space,
+        search=" ".join([asked.search, *asked.also]),
+        resume=resume,
+        extend=extend,
+        secret=planned.secret,
+    )
+    if not (folder / "sweep.json").exists():  # Else some are charged, and each of the others is asked by itself.
+        spending.check(planned.trials, folder)
+    if planned.tuned:
+        this["tuned"] = planned.tuned
+    experiment = sweep_folder.mlflow_experiment(folder, planned.preset, planned.base, asked=asked.experiment)
+    return {**this, "experiment": experiment}
+
+
+def _announce(planned: Planned, folder: Path, *, whole: bool) -> None:
+    for remark in sorted({e.runtime.remark for e in (planned.base, *planned.trials)} - {""}):
+        print(remark, flush=True)
+    if whole:
+        print(f"sweep {folder.name}: {planned.total} trials in {folder}", flush=True)
+        for line in planned.tuned:
+            print(f"tuned: {line}", flush=True)
 
 
 def _failed(planned: Planned) -> tuple[Experiment, ...]:
@@ -312,18 +302,3 @@ def _report(folder: Path, out: Path) -> str:
     except Exception as e:
         print(f"no report: {type(e).__name__}: {e}")
     return table
-
-
-def _description(folder: Path, table: str) -> tuple[str, dict[str, dict[str, Any]]]:
-    """(what MLflow shows of the sweep's own run, as Markdown; of each setting its means over seeds)."""
-    from raydiff.report.sections.conclusion import means, sentences
-    from raydiff.report.sweep_view import open_sweep
-
-    command = f"To go on: `{sweep_folder.resume_command(folder.name)}`"
-    try:
-        view = open_sweep(folder)
-        said, *lines = sentences(view)
-        says, numbers = "\n".join([said, "", *(f"- {line}" for line in lines)]), means(view)
-    except Exception as e:  # As of the page: nothing here can fail a sweep that is done and recorded.
-        says, numbers = f"Nothing to report: {type(e).__name__}: {e}", {}
-    return "\n\n".join([says, *[f"```\n{table}\n```"] * bool(table), command]), numbers
