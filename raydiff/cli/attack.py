@@ -33,6 +33,7 @@ from raydiff.evaluation.attacks import lira
 from raydiff.evaluation.attacks.membership import LOW_FPRS, attack, needed
 from raydiff.evaluation.figures import draw_roc
 from raydiff.federated.checkpoint import write_text
+from raydiff.report.cells import aligned
 from raydiff.results.shadows import ROLES, Attacked, Request, open_attacked
 from raydiff.runtime import sweep_folder
 
@@ -164,9 +165,7 @@ def _print(rows: Sequence[dict[str, Any]]) -> None:
         (row["attack"], str(row["timestep"]), *(_said(row, r) for r in ("auc", "balanced_accuracy", TPR)))
         for row in rows
     ]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
-    for line in lines:
-        print("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip())
+    print(*aligned(lines), sep="\n")
 
 
 def _said(row: dict[str, Any], rate: str) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from time import localtime, strftime
 
 from raydiff.cli.parser import Parser
-from raydiff.report.cells import size
+from raydiff.report.cells import aligned, size
 from raydiff.report.files import outcomes, read_json, read_outcome
 
 
@@ -29,9 +29,7 @@ def main(argv: Sequence[str]) -> int:
         if not sweeps:
             raise ValueError(f"there are no sweeps in {given.storage}")
         rows = [(strftime("%Y-%m-%d %H:%M", localtime(changed(s))), s.name, state(s), taken(s)) for s in sweeps]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    print(*aligned(rows), sep="\n")
     return 0
 
 

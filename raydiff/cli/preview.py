@@ -32,6 +32,7 @@ from raydiff.experiment.presets import names as presets
 from raydiff.experiment.presets import pfdm
 from raydiff.methods import FedDistr
 from raydiff.models.latent.inversion import cluster
+from raydiff.report.cells import aligned
 
 MOST_ROWS = 24
 """A table with more rows or columns than this is left to the picture."""
@@ -142,12 +143,7 @@ def _clients(dataset: Dataset, counts: Tensor | None) -> str:
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Columns to the right, the first to the left."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  " + "  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))])
-        for row in rows
-    ]
+    return [f"  {line}" for line in aligned(rows, words=1)]
 
 
 def _draw(

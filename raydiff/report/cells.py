@@ -28,6 +28,18 @@ class Table(NamedTuple):
         return "\n\n".join(block for block in (f"## {self.title}" if self.title else "", text, self.note) if block)
 
 
+def aligned(rows: Sequence[Sequence[str]], *, words: int | None = None) -> list[str]:
+    """Rows, at least one, as lines of text: columns to the left, or the first `words` of them and the others to the
+    right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    left = len(widths) if words is None else words
+    sides = [str.ljust] * left + [str.rjust] * (len(widths) - left)
+    return [
+        "  ".join(side(cell, width) for cell, width, side in zip(row, widths, sides, strict=True)).rstrip()
+        for row in rows
+    ]
+
+
 def _plain(cell: str) -> str:
     return html.unescape(re.sub("</?strong>", "**", cell)) if isinstance(cell, Markup) else cell
 

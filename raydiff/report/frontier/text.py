@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pandas as pd
 
-from raydiff.report.cells import number, short, size
+from raydiff.report.cells import aligned, number, short, size
 from raydiff.report.frontier.kinds import NOTHING, against, epsilons, kinds, shown, stated
 from raydiff.report.frontier.rows import DONE, GROUPS, SAMPLERS, floors_of, measures, network_of, ranked_by, swept
 from raydiff.report.load import Row, records
@@ -60,13 +60,8 @@ def _narrow(columns: list[Column]) -> tuple[list[Column], list[str]]:
 
 def _lines(columns: list[Column]) -> list[str]:
     """The columns side by side."""
-    table = [[above, name, *cells] for above, name, cells in columns]
-    widths = [max(map(len, column)) for column in table]
-    sides = [str.ljust] * 2 + [str.rjust] * (len(columns) - 2)  # the mark and the method are words
-    return [
-        "  ".join(side(cell, width) for cell, width, side in zip(line, widths, sides, strict=True)).rstrip()
-        for line in zip(*table, strict=True)
-    ]
+    table = ([above, name, *cells] for above, name, cells in columns)
+    return aligned(list(zip(*table, strict=True)), words=2)  # the mark and the method
 
 
 def _grid(columns: list[Column], count: int) -> list[str]:
