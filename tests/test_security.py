@@ -305,20 +305,20 @@ def test_weights_that_another_user_has_put_into_tmp_are_not_run(
 def test_a_local_ray_s_sockets_are_in_a_folder_of_its_user_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from raydiff.runtime import tuner
+    from raydiff.runtime import cluster
 
-    monkeypatch.setattr(tuner, "LONGEST", 200)
+    monkeypatch.setattr(cluster, "LONGEST", 200)
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
     folder = tmp_path / f"raydiff-{os.getuid()}"
     for _ in range(2):
-        assert tuner._own_folder() == f"{folder}/r" and stat.S_IMODE(folder.stat().st_mode) == 0o700
+        assert cluster._own_folder() == f"{folder}/r" and stat.S_IMODE(folder.stat().st_mode) == 0o700
     folder.chmod(0o770)
     with pytest.raises(ValueError, match="must be a folder of yours alone"):
-        tuner._own_folder()
+        cluster._own_folder()
     folder.rmdir()
     (tmp_path / "theirs").mkdir(mode=0o700)
     folder.symlink_to(tmp_path / "theirs")
     with pytest.raises(ValueError, match="must be a folder of yours alone"):
-        tuner._own_folder()
-    monkeypatch.setattr(tuner, "LONGEST", len(f"{folder}/r") - 1)
-    assert tuner._own_folder() is None
+        cluster._own_folder()
+    monkeypatch.setattr(cluster, "LONGEST", len(f"{folder}/r") - 1)
+    assert cluster._own_folder() is None

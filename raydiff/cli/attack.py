@@ -117,9 +117,10 @@ def _trained(attacked: Attacked, workers: int) -> Iterator[int]:
             attacked.losses(number)
             yield number
         return
-    from raydiff.runtime import tasks, tuner
+    from raydiff.runtime import tasks
+    from raydiff.runtime.cluster import cluster
 
-    with tuner.cluster() as nodes:
+    with cluster() as nodes:
         yield from tasks.of_shadows(attacked, workers=workers, nodes=nodes)
 
 

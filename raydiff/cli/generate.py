@@ -84,9 +84,10 @@ def _generate(finished: Finished, client: int | None, out: Path, request: Reques
 
 
 def _on_ray(write: Callable[..., str], workers: int) -> str:
-    from raydiff.runtime import tasks, tuner
+    from raydiff.runtime import tasks
+    from raydiff.runtime.cluster import cluster
 
-    with tuner.cluster() as nodes:
+    with cluster() as nodes:
         return write(spread=tasks.of_samples(workers, nodes))
 
 

@@ -131,11 +131,12 @@ def _check_resumption(options: argparse.Namespace) -> None:
 def _dry_run(plan: Planned) -> int:
     """Say what the sweep would need and about how long it would take; nothing is kept, and no Ray is started."""
     from raydiff.runtime import estimate, tuner
+    from raydiff.runtime.cluster import cluster
     from raydiff.runtime.left import duration
     from raydiff.runtime.slots import called, fitting, say, total_of
 
     print(f"{plan.total} trials" + (f", {plan.suggested} of them Optuna's" if plan.suggested else ""))
-    with tuner.cluster(only_join=True) as nodes:
+    with cluster(only_join=True) as nodes:
         plan = tuner.sized(plan, nodes)
         trials = [*plan.trials, *[plan.base] * plan.suggested]
         slot = tuner.slot_of(plan, nodes)

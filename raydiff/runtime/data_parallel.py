@@ -29,8 +29,8 @@ from raydiff.federated.rounds import Pool
 from raydiff.models.ddpm import device
 from raydiff.models.training import Diverged, Draw, Fitted, Task, optimize
 from raydiff.runtime.actors import RayPool, start_workers
+from raydiff.runtime.cluster import cluster
 from raydiff.runtime.slots import COORDINATOR, cap_memory, say, slot, storage_is_shared, total_of, unplaced
-from raydiff.runtime.tuner import cluster
 from raydiff.tree import Params, arrays, tensors
 
 

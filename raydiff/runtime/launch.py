@@ -251,9 +251,10 @@ def _on_ray(planned: Planned, begin: Begin, share: float | None, *, retry: bool,
     """Through Ray Tune; True after an interrupt."""
     from raydiff.runtime import retry as again
     from raydiff.runtime import tuner
+    from raydiff.runtime.cluster import cluster
     from raydiff.runtime.progress import Progress
 
-    with tuner.cluster() as nodes:
+    with cluster() as nodes:
         measured = planned.base.runtime.gpu_per_worker == "auto"
         planned = tuner.sized(planned, nodes, share=share)
         slot = tuner.check(planned, nodes)

@@ -9,15 +9,10 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import ray
 from ray import tune
 
+from raydiff.runtime.cluster import nodes
 from raydiff.runtime.slots import Slot, fitting
-
-
-def nodes() -> list[dict[str, float]]:
-    """The resources of each node that is alive."""
-    return [n["Resources"] for n in ray.nodes() if n["Alive"]]
 
 
 class Room(tune.Callback, tune.Stopper):

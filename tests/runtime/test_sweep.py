@@ -148,14 +148,14 @@ def test_where_no_node_has_room_tune_is_ended(monkeypatch):
 
 
 def test_a_ray_that_does_not_start_is_one_sentence(monkeypatch):
-    from raydiff.runtime import tuner as sweep
+    from raydiff.runtime import cluster
 
     def init(**_):
         raise Exception("The current node timed out during startup.\nThis could happen because of much.")
 
-    monkeypatch.setattr(sweep.ray, "init", init)
+    monkeypatch.setattr(cluster.ray, "init", init)
     says = r"^Ray did not start: The current node timed out during startup\. This could happen because of much\.$"
-    with pytest.raises(ValueError, match=says), sweep.cluster():
+    with pytest.raises(ValueError, match=says), cluster.cluster():
         pass
 
 

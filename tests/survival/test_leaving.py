@@ -14,7 +14,7 @@ LEAVING = """
 import gc
 import ray
 from ray._private.worker import global_worker
-from raydiff.runtime import tuner
+from raydiff.runtime.cluster import cluster
 
 class Late:
     '''Ray's core worker; when it is half gone, garbage is collected, as another thread might at that moment.'''
@@ -30,7 +30,7 @@ class Late:
         print("automatic collection:", gc.isenabled(), flush=True)
         gc.collect()
 
-with tuner.cluster():
+with cluster():
     cycle = [ray.put(1)]
     cycle.append(cycle)
     gc.collect()  # it is old now: nothing but a full collection finds it once it is garbage

@@ -17,8 +17,8 @@ import os, subprocess, sys
 from raydiff import process
 process.begin()
 import ray
-from raydiff.runtime import tuner
-with tuner.cluster():
+from raydiff.runtime.cluster import cluster
+with cluster():
     session = ray._private.worker._global_node.get_session_dir_path()
     print(session)
     stranger = "import ray, sys; ray.init(address=sys.argv[1], log_to_driver=False)\\n"
