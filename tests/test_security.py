@@ -40,7 +40,7 @@ RUNS_CODE = {
     *("pyfunc.load_model", "mlflow.pyfunc.load_model", "marshal.loads", "runpy.run_path", "torch.hub.load"),
 }
 """What runs code that lies in what it reads."""
-BENCH = "raydiff/cli/bench.py: pickle.loads"
+BENCH = "raydiff/cli/bench_scale.py: pickle.loads"
 """It reads what it has just written, in memory."""
 
 

@@ -25,9 +25,10 @@ NOTE = (
 
 
 def gaps(sweep: SweepView) -> pd.DataFrame:
-    """A row for each cell, kind of epsilon and setting whose epsilon is finite: its arm (the method, and what tells
-    its arms apart but the epsilon), the epsilon asked for and the most that was spent, n, mean; then base, the best setting of the cell that
-    sends nothing, and the mean difference from it with its interval. Empty where every setting sends something.
+    """A row for each cell, kind of epsilon and setting whose epsilon is finite: its arm (the method, and what tells its
+    arms apart but the epsilon), the epsilon asked for and the most that was spent, n, mean; then base, the best setting
+    of the cell that sends nothing, and the mean difference from it with its interval. Empty where every setting sends
+    something.
 
     Raises ValueError without a measure.
     """
