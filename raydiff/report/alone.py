@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from pathlib import Path
 
 import pandas as pd
 from markupsafe import Markup
 
+from raydiff.report import plots
 from raydiff.report.cells import Table, number
 from raydiff.report.frontier.kinds import comparable
 from raydiff.report.frontier.rows import is_budget
@@ -16,7 +18,8 @@ from raydiff.report.load import Row, records
 from raydiff.report.sections.seeds import OWN, compared
 from raydiff.report.sweep_view import SweepView, setting, spoken
 
-COLUMNS = ["cell", "kind", "setting", "arm", "asked", "spent", "n", "mean", "base", "difference", "low", "high"]
+COLUMNS = ["cell", "kind", "setting", "arm", "asked", "spent", "n", "mean", "base", "base_mean"]
+COLUMNS += ["difference", "low", "high"]
 NOTE = (
     "In each cell the mean over seeds, and what it is more than that of the best setting that sends nothing, seed by "
     "seed, with its 95 % Student interval: bold where that excludes 0, negative where it is better. No interval is "
@@ -26,19 +29,17 @@ NOTE = (
 
 def gaps(sweep: SweepView) -> pd.DataFrame:
     """A row for each cell, kind of epsilon and setting whose epsilon is finite: its arm (the method, and what tells its
-    arms apart but the epsilon), the epsilon asked for and the most that was spent, n, mean; then base, the best setting
-    of the cell that sends nothing, and the mean difference from it with its interval. Empty where every setting sends
-    something.
+    arms apart but the epsilon), the epsilon asked for (where none was swept, spent), the most that was spent, n, mean;
+    then base, the best setting of the cell that sends nothing, with its mean, and the mean difference from it with its
+    interval. Empty where every setting sends something.
 
     Raises ValueError without a measure.
     """
     trials = compared(sweep)
     names = [name for path, name in sweep.fields.items() if path.startswith(OWN)]
     asked = [name for name in names if is_budget(name)]
-    telling = {  # What tells apart the arms of one method.
-        method: [n for n in names if n not in asked and own[n].nunique(dropna=False) > 1]
-        for method, own in trials.groupby("method")
-    }
+    others = [name for name in names if name not in asked]
+    telling = {method: _telling(own, others) for method, own in trials.groupby("method")}
     rows: list[Row] = []
     for cell, of in trials.groupby("cell", sort=False):
         by_seed = {str(name): own.groupby("seed")["value"].mean() for name, own in of.groupby("setting")}
@@ -51,10 +52,21 @@ def gaps(sweep: SweepView) -> pd.DataFrame:
             first, mine = records(own)[0], by_seed[str(name)]
             row: Row = {"cell": cell, "kind": kind, "setting": name}
             row["arm"] = setting(first, telling[first["method"]])
-            row["asked"] = next((first[n] for n in asked if first[n] is not None), None)
-            row |= {"spent": own["epsilon"].max(), "n": len(mine), "mean": mine.mean(), "base": base}
+            spent = own["epsilon"].max()
+            row["asked"] = next((first[n] for n in asked if first[n] is not None), float(f"{spent:.3g}"))
+            row |= {"spent": spent, "n": len(mine), "mean": mine.mean()}
+            row |= {"base": base, "base_mean": by_seed[base].mean()}
             rows.append({**row, **interval((mine - by_seed[base]).dropna(), "difference")})
     return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def _telling(trials: pd.DataFrame, names: list[str]) -> list[str]:
+    """Those of these fields that are needed to tell one method's trials apart, from the first on."""
+    kept: list[str] = []
+    for name in names:
+        if len(trials[[*kept, name]].drop_duplicates()) > (len(trials[kept].drop_duplicates()) if kept else 1):
+            kept.append(name)
+    return kept
 
 
 def tables(sweep: SweepView, found: pd.DataFrame) -> Iterator[Table]:
@@ -71,6 +83,26 @@ def tables(sweep: SweepView, found: pd.DataFrame) -> Iterator[Table]:
         yield Table(
             header, lines, title=f"{where}epsilon {kind}", note=f"n = {n} seeds, against {own['base'].iloc[0]}."
         )
+
+
+def draw(sweep: SweepView, found: pd.DataFrame, path: Path) -> None:
+    """Of the kind with the most arms a panel a cell: means over epsilon, whose bars are the differences' intervals."""
+    kind = found.groupby("kind")["arm"].nunique().idxmax()
+    cells = list(found.loc[found["kind"] == kind].groupby("cell", sort=False))
+    figure, grid = plots.panels(1, len(cells), size=(4.2 * len(cells) + 2.4, 4.4), sharey=True)
+    for axes, (cell, own) in zip(grid[0], cells, strict=True):
+        base = float(own["base_mean"].iloc[0])
+        for place, (arm, of) in enumerate(own.sort_values("asked").groupby("arm")):
+            look = {"color": plots.COLOURS[place % 7], "marker": plots.MARKERS[place % 12], "capsize": 2}
+            plots.points(axes, of["asked"], of["mean"], (base + of["low"], base + of["high"]), label=str(arm), **look)
+        axes.axhline(base, color="black", linestyle="--", label="training alone, which sends nothing")
+        axes.set(xscale="log", yscale="log", title=cell, xlabel=f"epsilon, {str(kind).split(', delta')[0]}")
+        axes.set_xticks(ticks := sorted(own["asked"].unique()), [f"{tick:g}" for tick in ticks])
+        axes.minorticks_off()
+    grid[0][0].set(ylabel=spoken(str(sweep.measure)))
+    grid[0][0].set_yticks(marks := [0.5, 1, 2, 5, 10, 20], [f"{mark:g}" for mark in marks])
+    plots.legend(figure, grid[0])
+    plots.save(figure, path)
 
 
 def _told(row: Row) -> str:

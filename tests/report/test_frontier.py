@@ -686,6 +686,7 @@ def test_with_several_seeds_each_protected_setting_is_compared_with_training_alo
     assert "| PFDM, schedule linear | 3.01, **+1.12 [+1.12, +1.12]** |" in said
     assert "| PFDM, schedule cosine | 2.91, **+1.02 [+1.02, +1.02]** |" in said
     assert "**-0.08 [-0.08, -0.08]** |" in said and said.count("n = 3 seeds, against LocalOnly, schedule cosine.") == 2
+    assert (out / "alone.png").read_bytes().startswith(b"\x89PNG")
     assert len(found) == 12 and set(found["n"]) == {3} and set(found["asked"]) == {10.0, 50.0, 200.0}
     one = write_sweep(tmp_path / "one")
     command.main([str(one), "--out", str(tmp_path / "alone")])

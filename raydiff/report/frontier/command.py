@@ -1,7 +1,7 @@
 """The privacy-utility frontier of a sweep, as a table for people and as a plot.
 
     raydiff frontier SWEEP [--out DIR]     prints the table, writes frontier.png and frontier.csv; with several seeds
-                                           also what each protected setting gains over training alone: alone.md, .csv
+                                           also what protected settings gain over training alone: alone.md, .csv, .png
 
 A row is one trial, or the trials that differ only in their seed and the split of their data. Epsilons are ranked
 against each other within one kind (unit, relation, trust, delta, accountant) only; where there are several, the tables
@@ -44,4 +44,5 @@ def main(argv: Sequence[str]) -> None:
     found = alone.gaps(sweep) if sweep.measure else None
     if found is not None and found["n"].max() > 1:
         said = "\n\n".join([*map(str, alone.tables(sweep, found)), alone.NOTE, sweep.origin])
+        alone.draw(sweep, found, given.out / "alone.png")
         publish(given.out, "alone", said, {"alone": found})
