@@ -388,6 +388,7 @@ def test_a_digest_without_a_deadline_is_as_it_was(tiny: Experiment) -> None:
     as_it_was["evaluation"].pop("weights")
     as_it_was["evaluation"].pop("metrics")
     as_it_was["evaluation"].pop("split")
+    as_it_was["evaluation"].pop("ceiling")
     as_it_was["method"]["model"].pop("prediction")
     as_it_was["method"]["model"].pop("sigma_data")
     for training, field in itertools.product(("local", "server"), ("epochs", "momentum", "replacement", "ema")):

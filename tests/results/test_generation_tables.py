@@ -27,6 +27,8 @@ from raydiff.methods import DPSGD, FedAvg, LocalOnly
 from raydiff.methods._averaging import Averaging, ClientPrivacy
 from raydiff.models.d3pm import DiscreteDiffusion, codes_of
 from raydiff.models.training import Training
+from raydiff.privacy.ledger import Ledger
+from raydiff.privacy.release import event_to_dict
 from raydiff.report.files import read_json
 from raydiff.results import generate
 from raydiff.results.finished import Finished, open_finished
@@ -271,7 +273,11 @@ def test_a_trial_from_before_there_was_an_event_has_no_guarantee_on_its_card(tmp
         commit = {
             k: v for k, v in json.loads(path.read_text()).items() if k in ("ledger", "metrics")
         }  # no digests then
-        commit["ledger"] = json.dumps([entry for entry in json.loads(commit["ledger"]) if entry["round"] >= 0])
+        kept = [e for e in Ledger.from_json(commit["ledger"]).entries if e.round >= 0]
+        rows = [(e.round, e.client, event_to_dict(e.event), e.bytes) for e in kept]
+        commit["ledger"] = json.dumps(
+            [dict(zip(("round", "client", "event", "bytes"), row, strict=True)) for row in rows]
+        )
         path.write_text(json.dumps(commit))
     (folder / "outcome.json").write_text((now / "outcome.json").read_text())
     before = files(folder)
