@@ -88,19 +88,22 @@ def tables(sweep: SweepView, found: pd.DataFrame) -> Iterator[Table]:
 def draw(sweep: SweepView, found: pd.DataFrame, path: Path) -> None:
     """Of the kind with the most arms a panel a cell: means over epsilon, whose bars are the differences' intervals."""
     kind = found.groupby("kind")["arm"].nunique().idxmax()
-    cells = list(found.loc[found["kind"] == kind].groupby("cell", sort=False))
+    own_kind = found[found["kind"] == kind]
+    cells, arms = list(own_kind.groupby("cell", sort=False)), sorted(own_kind["arm"].unique())
     figure, grid = plots.panels(1, len(cells), size=(4.2 * len(cells) + 2.4, 4.4), sharey=True)
     for axes, (cell, own) in zip(grid[0], cells, strict=True):
         base = float(own["base_mean"].iloc[0])
-        for place, (arm, of) in enumerate(own.sort_values("asked").groupby("arm")):
-            look = {"color": plots.COLOURS[place % 7], "marker": plots.MARKERS[place % 12], "capsize": 2}
+        for arm, of in own.sort_values("asked").groupby("arm"):
+            place = arms.index(arm)  # An arm looks alike in every panel.
+            colour, marker = (kinds[place % len(kinds)] for kinds in (plots.COLOURS, plots.MARKERS))
+            look = {"color": colour, "marker": marker, "capsize": 2}
             plots.points(axes, of["asked"], of["mean"], (base + of["low"], base + of["high"]), label=str(arm), **look)
         axes.axhline(base, color="black", linestyle="--", label="training alone, which sends nothing")
-        axes.set(xscale="log", yscale="log", title=cell, xlabel=f"epsilon, {str(kind).split(', delta')[0]}")
+        scale = "log" if own_kind["mean"].min() > 0 else "linear"  # An unbiased distance can be below 0.
+        axes.set(xscale="log", yscale=scale, title=cell, xlabel=f"epsilon, {str(kind).split(', delta')[0]}")
         axes.set_xticks(ticks := sorted(own["asked"].unique()), [f"{tick:g}" for tick in ticks])
-        axes.minorticks_off()
+        axes.xaxis.minorticks_off()
     grid[0][0].set(ylabel=spoken(str(sweep.measure)))
-    grid[0][0].set_yticks(marks := [0.5, 1, 2, 5, 10, 20], [f"{mark:g}" for mark in marks])
     plots.legend(figure, grid[0])
     plots.save(figure, path)
 
