@@ -120,7 +120,7 @@ def spire_mnist14() -> Study:
     base = override(
         spire_digits().experiment,
         {
-            "method.model.network": MLP(width=256, skip=True),
+            "method.model.network": MLP(width=128, skip=True),
             "data": replace(PAPERS_MNIST, size=14, validation=1000),
             "clients": 30,
             "newcomers": Newcomers(clients=30, classes=3, records=400),
