@@ -41,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
     evaluation = next(iter(of.values())).start.evaluation
     assert evaluation is not None  # `candidates` would have raised.
     metric = options.metric or evaluation.metric
-    lower = lower_is_better(metric, evaluation)
+    lower = lower_is_better(metric, evaluation, newcomers=base.newcomers is not None)
     name = options.name or sweep_folder.fresh_name(f"tune-{preset}")
     planned = plan(f"tune-{preset}", tuning.study_of(of, seeds=seeds), Asked(metric=metric), name=name)
     sweep_folder.check_writable(options.out, "--out")

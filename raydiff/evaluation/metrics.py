@@ -236,13 +236,15 @@ def of_samples(name: str) -> bool:
     return name.startswith(SAMPLED) and not name.endswith(OF_REAL)
 
 
-def lower_is_better(metric: str, config: Evaluation) -> bool:
-    """Of a number by which trials are to be ranked, `eval/...`. Raises ValueError where the evaluation has none of this
-    name."""
+def lower_is_better(metric: str, config: Evaluation, *, newcomers: bool = False) -> bool:
+    """Of a number by which trials are to be ranked: `eval/...`, and `new/...` where clients join after the federation.
+    Raises ValueError where the evaluation has none of this name."""
     known = {f"eval/{k}": lower for name in config.metrics for k, lower in RANKED.get(name, {}).items()}
     for name in filter(lookup.is_outside, config.metrics):
         own = f"eval/{lookup.own_name(name)}"
         known |= {k: lookup.imported(name).lower_is_better for k in (own, metric) if f"{k}/".startswith(f"{own}/")}
+    if newcomers:
+        known |= {f"new/{name.removeprefix('eval/')}": lower for name, lower in known.items()}
     if metric not in known:
         raise ValueError(f"unknown metric {metric!r}{lookup.nearest(metric, known)}")
     return known[metric]

@@ -124,7 +124,7 @@ def plan(preset: str, study: Study, asked: Asked, *, name: str) -> Planned:
     evaluation = base.evaluation or Evaluation()
     metric, lower = asked.metric or evaluation.metric, True
     if asked.metric is not None or asked.search in ("asha", "optuna"):  # Else it is only shown, if it is there.
-        lower = lower_is_better(metric, evaluation)
+        lower = lower_is_better(metric, evaluation, newcomers=base.newcomers is not None)
     _check(asked, base, metric)
     if asked.search in ("asha", "optuna") and base.evaluation is not None and base.evaluation.every == 0:
         base = overrides.override(base, {"evaluation.every": 1 if asked.search == "asha" else base.method.rounds})
@@ -180,6 +180,8 @@ def _check(asked: Asked, base: Experiment, metric: str) -> None:
             raise ValueError(f"--search {asked.search} needs the evaluation that --protocol-only switches off")
         if metric.endswith(("/major", "/minor")):
             raise ValueError(f"--search {asked.search} needs a metric over all classes, got {metric}")
+        if metric.startswith("new/"):
+            raise ValueError(f"--search {asked.search} needs a metric of its rounds, and clients join after them: {metric}")
     if unknown := set(asked.also) - {*COSTS}:
         name = min(unknown)
         raise ValueError(f"a second --metric must be one of {', '.join(COSTS)}, got {name!r}{nearest(name, COSTS)}")

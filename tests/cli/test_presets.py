@@ -94,6 +94,15 @@ def test_what_a_sweep_minimises_is_known(name):
     assert lower_is_better(evaluation.metric, evaluation)
 
 
+@pytest.mark.parametrize("name", COMPARED)
+def test_trials_can_be_ranked_by_what_newcomers_have(name):
+    evaluation = names.PRESETS[name]().experiment.evaluation
+    metric = evaluation.metric.replace("eval/", "new/")
+    assert lower_is_better(metric, evaluation, newcomers=True)
+    with pytest.raises(ValueError, match=r"^unknown metric 'new/"):
+        lower_is_better(metric, evaluation)
+
+
 @pytest.mark.parametrize("name", SEARCHED)
 def test_the_arms_of_a_twin_are_those_chosen_on_validation_records(name):
     """SPIRE with one embedding and with three, and the four others; the federation trains alike in all but one."""
