@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -77,6 +78,7 @@ def leave(run: Callable[[Sequence[str]], int | None], arguments: Sequence[str]) 
     from raydiff.experiment.mlflow_store import redacted
 
     process.begin()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # A scheduler's end is an interrupt: what ran says so.
     try:
         code = run(arguments) or 0
         sys.stdout.flush()  # What is still to be written is written here, where it is known what to do if it cannot.

@@ -30,6 +30,7 @@ def cluster(*, only_join: bool = False) -> Iterator[list[dict[str, float]]]:
     if only_join and not os.environ.get("RAY_ADDRESS"):
         yield [this_machine()]
         return
+    terminated = signal.getsignal(signal.SIGTERM)
     try:
         if os.environ.get("RAY_ADDRESS"):
             ray.init(**quiet)
@@ -38,6 +39,8 @@ def cluster(*, only_join: bool = False) -> Iterator[list[dict[str, float]]]:
                 ray.init(address="local", include_dashboard=False, _temp_dir=_own_folder(), **quiet)
     except Exception as e:  # Ray raises a plain Exception when its processes take too long, as on a very busy machine.
         raise ValueError(f"Ray did not start: {' '.join(str(e).split())}") from e
+    with contextlib.suppress(ValueError):  # not in the main thread, where Ray set none either
+        signal.signal(signal.SIGTERM, terminated)  # Ray's own ends the process at once: no trial would have an outcome.
     try:
         yield nodes()
     finally:

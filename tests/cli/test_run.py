@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -53,16 +54,24 @@ def test_two_processes_train_the_server_as_one_does(tmp_path: Path) -> None:
     assert not (trial_of(tmp_path, "two") / "train").exists()
 
 
-def test_an_interrupt_while_the_server_trains_is_no_success(tmp_path: Path) -> None:
-    process = start(
-        tmp_path, "long", "--runtime.server-workers", "2", "--method.server.steps", "1000000", "--protocol-only"
-    )
+@pytest.mark.parametrize(
+    ("means", "number"),
+    [
+        ("--runtime.server-workers 2", signal.SIGINT),
+        ("--runtime.server-workers 2", signal.SIGTERM),
+        ("--runtime.pool local", signal.SIGTERM),
+    ],
+)
+def test_an_interrupt_while_the_server_trains_is_no_success(tmp_path: Path, means: str, number: signal.Signals) -> None:
+    process = start(tmp_path, "long", *means.split(), "--method.server.steps", "1000000", "--protocol-only")
     assert process.stdout is not None
     said = iter(process.stdout.readline, "")
     assert any(line.startswith("round 1/2") for line in said), "".join(said)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     output, _ = process.communicate()
     assert process.returncode == 130, output
     assert "--name long" in output and "Traceback" not in output
     outcome = json.loads((trial_of(tmp_path, "long") / "outcome.json").read_text())
     assert outcome["outcome"] == "killed" and outcome["server"]["epsilon"] > 0
+    with sqlite3.connect(tmp_path / "mlflow.db") as store:
+        assert {status for (status,) in store.execute("select status from runs")} == {"KILLED"}
