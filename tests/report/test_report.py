@@ -572,9 +572,19 @@ def test_a_browser_shows_it_at_both_widths_and_in_both_themes(large: Path, writt
         assert driver.execute_script(column) == sorted(first, key=int) != first
         driver.execute_script(f"{heads}.tHead.rows[0].cells[2].click()")
         assert driver.execute_script(column) == sorted(first, key=int, reverse=True)
+        assert max(_printed_widths(driver)) <= 965 < max(_printed_widths(driver, "afterprint"))
         assert driver.get_log("browser") == []
     finally:
         driver.quit()
+
+
+def _printed_widths(driver: Any, event: str = "beforeprint") -> list[float]:
+    """Of the open page's tables, in pixels; a page of A4 or letter, on its side, has 965 within its margins."""
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    driver.execute_script(f"dispatchEvent(new Event({event!r}))")
+    tables = "[...document.querySelectorAll('table')]"
+    widths: list[float] = driver.execute_script(f"return {tables}.map(t => t.getBoundingClientRect().width)")
+    return widths
 
 
 def _shown(driver: Any, page: Path, width: int, theme: str) -> str:

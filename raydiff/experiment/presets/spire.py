@@ -20,10 +20,10 @@ from raydiff.models.training import Training
 PAPERS_MNIST = Data(name="mnist", train=24_000, public=2000, validation=0, calibration=0, test=4000)
 
 LAST_RATES: dict[Any, Choices] = {
-    FedAvg: {"method.finetune.learning_rate": (3e-4, 1e-3, 3e-3)},
-    SharedRep: {"method.joining.learning_rate": (3e-4, 1e-3, 3e-3)},
-    PerFedAvg: {"method.inner_rate": (0.003, 0.01, 0.03)},
-    LocalOnly: {"method.local.learning_rate": (1e-3, 2e-3, 4e-3)},
+    FedAvg: {"method.finetune.learning_rate": (3e-4, 1e-3, 3e-3, 1e-2)},
+    SharedRep: {"method.joining.learning_rate": (3e-4, 1e-3, 3e-3, 1e-2)},
+    PerFedAvg: {"method.inner_rate": (0.003, 0.01, 0.03, 0.1)},
+    LocalOnly: {"method.local.learning_rate": (1e-3, 2e-3, 4e-3, 8e-3)},
 }
 """Method -> rates with which it trains what a client that joins has of its own."""
 
@@ -112,7 +112,7 @@ def _as_searched(base: Experiment) -> Study:
         beside=(Arm(changes={"method.embeddings": 3}),),
     )
     beside = (replace(arm, space=LAST_RATES.get(arm.method or arm.changes.get("method"), {})) for arm in study.beside)
-    return replace(study, beside=tuple(beside), space={"method.joining.learning_rate": (0.03, 0.1, 0.3)})
+    return replace(study, beside=tuple(beside), space={"method.joining.learning_rate": (0.03, 0.1, 0.3, 1.0)})
 
 
 def spire_mnist14() -> Study:
