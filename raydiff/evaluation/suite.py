@@ -145,7 +145,7 @@ class Instruments:
         def evaluate(deployed: Deployed, own: Records, rng: torch.Generator) -> ClientReport:
             drawn, by_sampler, shown = self._drawn(deployed, split, own, rng)
             found = metrics.measured(drawn)
-            for name, images in by_sampler.items():
+            for name, images in by_sampler.items() if len(by_sampler) > 1 else ():  # One alone is what is measured.
                 each = found if images is drawn.images else metrics.of_sampler(replace(drawn, images=images))
                 found = found | {f"{name}/{k}": v for k, v in each.items() if metrics.of_samples(k)}
             return ClientReport(found, self._attacked(deployed, split, own, known), shown, deployed.privacy)

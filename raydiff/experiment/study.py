@@ -119,15 +119,31 @@ def _without_noise(experiment: Experiment) -> Experiment:
     return changed
 
 
+def telling(settings: Sequence[Mapping[str, Any]], fields: Iterable[str]) -> list[str]:
+    """Those of these fields, from the first on, that are needed to tell the settings apart."""
+    kept: list[str] = []
+    told = 1
+    for field in (k for k in fields if any(own.get(k) != settings[0].get(k) for own in settings)):
+        more = len({repr([own.get(k) for k in (*kept, field)]) for own in settings})
+        if more > told:
+            kept, told = [*kept, field], more
+    return kept
+
+
 def varying(experiments: Sequence[Experiment], sampled: Iterable[str] = ()) -> Callable[[Experiment], str]:
-    """A short name for each of these: its method, and the fields in which they differ, or will."""
-    flats = [overrides.flat(e) for e in experiments]
-    keys = [k for k in flats[0] if k in sampled or any(k in f and f[k] != flats[0][k] for f in flats)]
-    shown = [k for k in keys if k != "method" and not k.startswith(("runtime", "data_digest"))]
+    """A short name for each of these: its method, and the fields that tell it from others of that method, or will."""
+    by_method: dict[str, list[dict[str, Any]]] = {}
+    for experiment in experiments:
+        by_method.setdefault(type(experiment.method).__name__, []).append(overrides.flat(experiment))
+    shown = {}
+    for method, flats in by_method.items():
+        keys = dict.fromkeys(k for flat in flats for k in flat if not k.startswith(("runtime", "data_digest")))
+        needed = {*telling(flats, keys), *sampled} - {"method"}
+        shown[method] = [k for k in keys if k in needed]
 
     def name(experiment: Experiment) -> str:
-        flat = overrides.flat(experiment)
-        parts = [f"{k.rsplit('.', 1)[-1]}={overrides.short(flat[k])}" for k in shown if k in flat]
-        return " ".join([type(experiment.method).__name__, *parts])
+        method, flat = type(experiment.method).__name__, overrides.flat(experiment)
+        parts = [f"{k.rsplit('.', 1)[-1]}={overrides.short(flat[k])}" for k in shown.get(method, ()) if k in flat]
+        return " ".join([method, *parts])
 
     return name

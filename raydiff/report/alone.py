@@ -9,6 +9,7 @@ from pathlib import Path
 import pandas as pd
 from markupsafe import Markup
 
+from raydiff.experiment.study import telling
 from raydiff.report import plots
 from raydiff.report.cells import Table, number
 from raydiff.report.frontier.kinds import comparable
@@ -39,7 +40,7 @@ def gaps(sweep: SweepView) -> pd.DataFrame:
     names = [name for path, name in sweep.fields.items() if path.startswith(OWN)]
     asked = [name for name in names if is_budget(name)]
     others = [name for name in names if name not in asked]
-    telling = {method: _telling(own, others) for method, own in trials.groupby("method")}
+    needed = {method: telling(records(own), others) for method, own in trials.groupby("method")}
     rows: list[Row] = []
     for cell, of in trials.groupby("cell", sort=False):
         by_seed = {str(name): own.groupby("seed")["value"].mean() for name, own in of.groupby("setting")}
@@ -51,22 +52,13 @@ def gaps(sweep: SweepView) -> pd.DataFrame:
         for (kind, name), own in protected.groupby([protected["kind"].map(comparable), "setting"], sort=False):
             first, mine = records(own)[0], by_seed[str(name)]
             row: Row = {"cell": cell, "kind": kind, "setting": name}
-            row["arm"] = setting(first, telling[first["method"]])
+            row["arm"] = setting(first, needed[first["method"]])
             spent = own["epsilon"].max()
             row["asked"] = next((first[n] for n in asked if first[n] is not None), float(f"{spent:.3g}"))
             row |= {"spent": spent, "n": len(mine), "mean": mine.mean()}
             row |= {"base": base, "base_mean": by_seed[base].mean()}
             rows.append({**row, **interval((mine - by_seed[base]).dropna(), "difference")})
     return pd.DataFrame(rows, columns=COLUMNS)
-
-
-def _telling(trials: pd.DataFrame, names: list[str]) -> list[str]:
-    """Those of these fields that are needed to tell one method's trials apart, from the first on."""
-    kept: list[str] = []
-    for name in names:
-        if len(trials[[*kept, name]].drop_duplicates()) > (len(trials[kept].drop_duplicates()) if kept else 1):
-            kept.append(name)
-    return kept
 
 
 def tables(sweep: SweepView, found: pd.DataFrame) -> Iterator[Table]:

@@ -10,8 +10,8 @@ from typing import Any
 
 import pandas as pd
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-"""Okabe and Ito's, which the colour-blind tell apart."""
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C510A", "#5E3C99")
+"""Okabe and Ito's, which the colour-blind tell apart; then a brown and a violet."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "*")
 LINES = ("-", "--", "-.", ":")
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pandas as pd
 
+from raydiff.experiment.study import telling
 from raydiff.report.cells import number, short
 from raydiff.report.frontier.kinds import NOTHING, against, comparable, kinds, shown, stated
 from raydiff.report.frontier.rows import DONE, floors_of, is_budget, network_of, ranked_by, swept
@@ -18,6 +19,8 @@ from raydiff.report.plots import COLOURS, LINES, MARKERS, panels, save
 
 WIDTH = 34
 """Of the legend's lines, in characters."""
+FAR = 8.0
+"""From how many times the least distance on the axis is logarithmic: else the near ones cannot be told apart."""
 FLOOR: Row = {"linestyle": (0, (6, 3)), "color": "0.45", "linewidth": 0.9}
 
 
@@ -36,6 +39,8 @@ def draw(rows: pd.DataFrame, path: Path) -> list[Spot]:
 
     Raises ValueError where no trial has a distance.
     """
+    from matplotlib.ticker import LogLocator
+
     rows = _placed(rows)
     ranked, network = ranked_by(rows), network_of(rows)
     if ranked is None:
@@ -44,7 +49,7 @@ def draw(rows: pd.DataFrame, path: Path) -> list[Spot]:
     distances = list(dict.fromkeys([ranked, f"fd_{network}/all"]))
     legend = _legend(rows, distances)
     height = 0.3 + 0.17 * sum(entry.get_label().count("\n") + 1 for entry in legend)
-    size = (4.6 * len(distances) + 2.2, max(4.4, height))
+    size = (5.2 * len(distances) + 2.2, max(4.4, height))
     figure, ((*every,),) = panels(1, len(distances), size=size, dpi=200)
     for axes, name in zip(every, distances, strict=True):
         classes = "minority classes" if name.endswith("minor") else "all classes"
@@ -52,6 +57,11 @@ def draw(rows: pd.DataFrame, path: Path) -> list[Spot]:
         _draw_points(axes, rows, name)
         for _, (floor,) in floors_of(rows, [name]):
             axes.axhline(floor, zorder=1, **FLOOR)
+        if (values := rows[name].dropna()).min() > 0 and values.max() > FAR * values.min():
+            axes.set(yscale="log")
+            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axes.yaxis.set_major_formatter("{x:g}")
+            axes.yaxis.set_minor_formatter("")
         _draw_axis(axes, rows)
     figure.supxlabel(textwrap.fill(_axis_title(rows), 80 * len(distances)), fontsize=9)
     figure.legend(handles=legend, loc="outside right upper", fontsize=8, frameon=False, handlelength=3.2)
@@ -83,7 +93,8 @@ def _styled(rows: pd.DataFrame) -> pd.DataFrame:
         series = [f"{r['method']}, {names.get(comparable(r['kind']), 'no guarantee')}" for r in known]
     # The axis tells the budget, and the kind tells privacy and trust.
     fields = [f for f in swept(rows) if not is_budget(f) and f.rpartition(".")[2] not in ("privacy", "trust")]
-    setting = [", ".join(f"{f} {short(r[f])}" for f in fields if r[f] is not None) for r in known]
+    told = {method: telling(records(own), fields) for method, own in rows.groupby("method")}
+    setting = [", ".join(f"{f} {short(r[f])}" for f in told[r["method"]] if r[f] is not None) for r in known]
     first, others = list(dict.fromkeys(series)), sorted(set(setting), key=lambda words: (not words, words))
     colour, line = [first.index(s) for s in series], [others.index(s) for s in setting]
     marker = line if len(others) > 1 else colour
@@ -187,7 +198,7 @@ def _legend(rows: pd.DataFrame, distances: list[str]) -> list[Any]:
         out.append(entry())
         shown = rows.drop_duplicates("setting").assign(words=lambda r: r["setting"].replace("", "none of these"))
         for row in shown.sort_values("words").to_dict("records"):
-            out.append(entry(row["words"], marker=row["marker"] if several else "", linestyle=row["line"]))
+            out.append(entry(textwrap.fill(row["words"], WIDTH), marker=row["marker"] if several else "", linestyle=row["line"]))
     out.append(entry())
     if rows["pareto"].any():
         out.append(entry("Pareto-optimal", marker="o", mfc="0.8", mec="black", mew=1.5))

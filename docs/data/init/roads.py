@@ -1,0 +1,83 @@
+"""From a data set to a judged result, in the three commands that a newcomer types: how long, and how good.
+
+    RAYDIFF_DATA=path/to/data python docs/data/init/roads.py FOLDER DATA [DATA ...]
+
+`DATA` is what raydiff init takes, options and all: "mnist --data.size 14". Runs init, run and report of each, one after
+the other, in FOLDER, and writes this folder's init.csv and init.md: of every data set that FOLDER has a result of.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import raydiff as rd
+
+HERE = Path(__file__).parent
+
+
+def seconds(command: list[str], log: Path) -> float:
+    """How long it takes; its output stays in `log`."""
+    begun = time.monotonic()
+    with log.open("w") as out:
+        subprocess.run([sys.executable, "-m", "raydiff", *command], stdout=out, stderr=out, check=True)
+    return time.monotonic() - begun
+
+
+def said(text: str) -> float:
+    """The seconds in a file's line "about 1:02 min on the machine"."""
+    (left,) = re.findall(r"about ([\d:]+) (?:s|min|h) on the machine", text)
+    total = 0
+    for part in left.split(":"):
+        total = total * 60 + int(part)
+    return float(total)
+
+
+def road(folder: Path, data: str) -> None:
+    """The three commands; what came out stays in FOLDER as a row."""
+    name = re.sub(r"\W+", "-", data)
+    file = folder / f"{name}.toml"
+    given = ["--runtime.storage", str(folder)]
+    row: dict[str, object] = {"raydiff init": data}
+    row["init_s"] = seconds(["init", *shlex.split(data), "--out", str(file)], folder / f"{name}-init.log")
+    row["said_s"] = said(file.read_text())
+    row["run_s"] = seconds(["run", str(file), "--name", name, *given], folder / f"{name}-run.log")
+    sweep = folder / "sweeps" / name
+    row["report_s"] = seconds(["report", str(sweep)], folder / f"{name}-report.log")
+    (run,) = rd.open(sweep).trials
+    shape = run.experiment.method.model.shape
+    row["values"] = "x".join(map(str, shape))
+    for metric in ("fd_cnn/all", "fd_cnn/all_floor", "label_accuracy/all", "label_accuracy/real"):
+        row[metric] = run.metrics[f"eval/{metric}"]
+    row["floors"] = run.metrics["eval/fd_cnn/all"] / run.metrics["eval/fd_cnn/all_floor"]
+    (folder / f"{name}.json").write_text(json.dumps(row))
+
+
+def main() -> None:
+    """Each road, then the table of all."""
+    folder = Path(sys.argv[1]).absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    for data in sys.argv[2:]:
+        road(folder, data)
+    rows = sorted((json.loads(f.read_text()) for f in folder.glob("*.json")), key=lambda row: float(row["run_s"]))
+    with (HERE / "init.csv").open("w", newline="") as out:
+        writer = csv.DictWriter(out, fieldnames=list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    lines = ["| data | init took | init said | run took | report took | accuracy of samples | of real pictures | floors |"]
+    lines.append("|---|---|---|---|---|---|---|---|")
+    for row in rows:
+        times = " | ".join(f"{row[key]:.0f} s" for key in ("init_s", "said_s", "run_s", "report_s"))
+        reached = " | ".join(f"{row[f'label_accuracy/{of}']:.3f}" for of in ("all", "real"))
+        lines.append(f"| {row['raydiff init']} ({row['values']}) | {times} | {reached} | {row['floors']:.1f} |")
+    (HERE / "init.md").write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()
