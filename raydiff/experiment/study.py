@@ -123,10 +123,10 @@ def telling(settings: Sequence[Mapping[str, Any]], fields: Iterable[str]) -> lis
     """Those of these fields, from the first on, that are needed to tell the settings apart."""
     kept: list[str] = []
     told = 1
-    for field in (k for k in fields if any(own.get(k) != settings[0].get(k) for own in settings)):
-        more = len({repr([own.get(k) for k in (*kept, field)]) for own in settings})
+    for name in (k for k in fields if any(own.get(k) != settings[0].get(k) for own in settings)):
+        more = len({repr([own.get(k) for k in (*kept, name)]) for own in settings})
         if more > told:
-            kept, told = [*kept, field], more
+            kept, told = [*kept, name], more
     return kept
 
 

@@ -181,7 +181,7 @@ def _check(asked: Asked, base: Experiment, metric: str) -> None:
         if metric.endswith(("/major", "/minor")):
             raise ValueError(f"--search {asked.search} needs a metric over all classes, got {metric}")
         if metric.startswith("new/"):
-            raise ValueError(f"--search {asked.search} needs a metric of its rounds, and clients join after them: {metric}")
+            raise ValueError(f"--search {asked.search} needs a metric of rounds, and clients join after all: {metric}")
     if unknown := set(asked.also) - {*COSTS}:
         name = min(unknown)
         raise ValueError(f"a second --metric must be one of {', '.join(COSTS)}, got {name!r}{nearest(name, COSTS)}")

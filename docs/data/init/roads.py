@@ -70,8 +70,17 @@ def main() -> None:
         writer = csv.DictWriter(out, fieldnames=list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)
-    lines = ["| data | init took | init said | run took | report took | accuracy of samples | of real pictures | floors |"]
-    lines.append("|---|---|---|---|---|---|---|---|")
+    header = (
+        "data",
+        "init took",
+        "init said",
+        "run took",
+        "report took",
+        "accuracy of samples",
+        "of real ones",
+        "floors",
+    )
+    lines = [f"| {' | '.join(header)} |", "|---" * len(header) + "|"]
     for row in rows:
         times = " | ".join(f"{row[key]:.0f} s" for key in ("init_s", "said_s", "run_s", "report_s"))
         reached = " | ".join(f"{row[f'label_accuracy/{of}']:.3f}" for of in ("all", "real"))

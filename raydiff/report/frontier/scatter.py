@@ -198,7 +198,8 @@ def _legend(rows: pd.DataFrame, distances: list[str]) -> list[Any]:
         out.append(entry())
         shown = rows.drop_duplicates("setting").assign(words=lambda r: r["setting"].replace("", "none of these"))
         for row in shown.sort_values("words").to_dict("records"):
-            out.append(entry(textwrap.fill(row["words"], WIDTH), marker=row["marker"] if several else "", linestyle=row["line"]))
+            marker = row["marker"] if several else ""
+            out.append(entry(textwrap.fill(row["words"], WIDTH), marker=marker, linestyle=row["line"]))
     out.append(entry())
     if rows["pareto"].any():
         out.append(entry("Pareto-optimal", marker="o", mfc="0.8", mec="black", mew=1.5))
