@@ -65,7 +65,7 @@ DIGESTS = {
     "removal-adult": "97af9948465fdab3",
     "removal-german": "6341a699d2d94938",
     "spire-digits": "012ac7278409ddb0",
-    "spire-mnist14": "d97ba314bd39e0d0",
+    "spire-mnist14": "8bc347707fc9c7a1",
     "spire-mnist": "96f425d48ba5790d",
     "spire-cifar10": "0a4d214dc84ed18c",
     "spire-faces": "7d642d99a7e59755",
