@@ -1,11 +1,12 @@
 """What a name means: an entry of a table, or `module:name`, which is imported; and which one was meant where it is
-neither. It stands on the lowest floor and imports nothing, for every room and the command itself look names up."""
+neither; and what the name of a setting has to say. It stands on the lowest floor and imports nothing, for every room
+and the command itself look names up."""
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, TypeVar
 
@@ -66,3 +67,14 @@ def entries(field: str, table: Mapping[str, T], names: Iterable[str]) -> dict[st
         if not callable(found[own]):
             raise ValueError(f"{field} must be functions, and {name} is none")
     return found
+
+
+def telling(settings: Sequence[Mapping[str, Any]], fields: Iterable[str]) -> list[str]:
+    """Those of these fields, from the first on, that are needed to tell the settings apart."""
+    kept: list[str] = []
+    told = 1
+    for name in (k for k in fields if any(own.get(k) != settings[0].get(k) for own in settings)):
+        more = len({repr([own.get(k) for k in (*kept, name)]) for own in settings})
+        if more > told:
+            kept, told = [*kept, name], more
+    return kept

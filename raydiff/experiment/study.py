@@ -10,6 +10,7 @@ from typing import Any
 
 from raydiff.experiment import overrides
 from raydiff.experiment.config import Experiment
+from raydiff.lookup import telling
 from raydiff.methods import FedAvg, LocalOnly, Method
 
 Settings = Mapping[str, Any]
@@ -117,17 +118,6 @@ def _without_noise(experiment: Experiment) -> Experiment:
     depth = experiment.method.depth  # type: ignore[attr-defined]
     changed: Experiment = overrides.override(experiment, {"method.epsilon": None, "method.t0": depth})
     return changed
-
-
-def telling(settings: Sequence[Mapping[str, Any]], fields: Iterable[str]) -> list[str]:
-    """Those of these fields, from the first on, that are needed to tell the settings apart."""
-    kept: list[str] = []
-    told = 1
-    for name in (k for k in fields if any(own.get(k) != settings[0].get(k) for own in settings)):
-        more = len({repr([own.get(k) for k in (*kept, name)]) for own in settings})
-        if more > told:
-            kept, told = [*kept, name], more
-    return kept
 
 
 def varying(experiments: Sequence[Experiment], sampled: Iterable[str] = ()) -> Callable[[Experiment], str]:

@@ -26,7 +26,7 @@ POINTS = 500  # pictures that stand for what the generator makes of a row of lab
 @dataclass(frozen=True, kw_only=True)
 class Generator(ByRow):
     """Two hidden layers, then two convolutions of 5x5, each after doubling the resolution (as DP-MERF has it for MNIST,
-    with layer normalisation in place of batch normalisation)."""
+    with layer normalisation in place of batch normalisation, between the convolutions too)."""
 
     code: int = 5
     """Entries of the noise."""
@@ -84,7 +84,8 @@ class _Network(nn.Module):
             nn.LayerNorm(math.prod(self.small)),
             nn.ReLU(),
         )
-        self.middle = nn.Conv2d(first, second, 5, padding=2)
+        # Without a norm what leaves can grow until every pixel is black, where tanh has no gradient that leads back.
+        self.middle = nn.Sequential(nn.Conv2d(first, second, 5, padding=2), nn.GroupNorm(1, second, affine=False))
         self.leave = nn.Conv2d(second, channels, 5, padding=2)
 
     def forward(self, z: Tensor, rows: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 from markupsafe import Markup
 
-from raydiff.experiment.study import telling
+from raydiff.lookup import telling
 from raydiff.report import plots
 from raydiff.report.cells import Table, number
 from raydiff.report.frontier.kinds import comparable

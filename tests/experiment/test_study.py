@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from raydiff.experiment.overrides import override
 from raydiff.experiment.presets.names import PRESETS
-from raydiff.experiment.study import telling, varying
+from raydiff.experiment.study import varying
+from raydiff.lookup import telling
 from raydiff.methods import LocalOnly
 
 BASE = PRESETS["digits"]().experiment

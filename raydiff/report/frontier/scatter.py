@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from raydiff.experiment.study import telling
+from raydiff.lookup import telling
 from raydiff.report.cells import number, short
 from raydiff.report.frontier.kinds import NOTHING, against, comparable, kinds, shown, stated
 from raydiff.report.frontier.rows import DONE, floors_of, is_budget, network_of, ranked_by, swept
