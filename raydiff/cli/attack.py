@@ -1,4 +1,4 @@
-"""Attack a finished run's model with shadow models: was this record trained on? (LiRA, Carlini et al. 2022)
+"""Attack a finished run's model: was this record trained on? (LiRA, RMIA, quantile regression)
 
 raydiff attack RUN --out DIR                        16 shadows of client 0's own model
 raydiff attack RUN --source global --out DIR        of the model that all clients share
@@ -10,9 +10,12 @@ protocol on halves of all clients' records. --workers 1 trains them in this proc
 the cluster that RAY_ADDRESS names, or a local one. Shadows stay in the sweep's cache: a run that was killed continues
 by the same command, and more shadows of one seed train the new ones only.
 
-Three attacks are read: loss (a global threshold, no shadows), lira-offline (each record against the shadows without it)
-and lira-online (also against those with it). Timestep and threshold come from calibration records, the readings from
-others. Printed, and kept in DIR: readings.json, readings.csv and roc.png. Nothing of this is protected: privacy = none.
+All attacks are read from the same losses. Without shadows: loss (a threshold for all records) and quantile (each record's
+own threshold, by a regression on its picture; Bertran et al. 2023). With them: lira-offline (each record against the
+shadows without it), lira-online (also against those with it; Carlini et al. 2022), rmia-offline and rmia-online (what it
+gained by the model, beside what records gained that nobody trained on; Zarifzadeh et al. 2024). Timestep and threshold
+come from calibration records, the readings from others. Printed, and kept in DIR: readings.json, readings.csv and
+roc.png. Nothing of this is protected: privacy = none.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ import torch
 from torch import Tensor
 
 from raydiff.cli.parser import Parser
-from raydiff.evaluation.attacks import lira
+from raydiff.evaluation.attacks import lira, quantile, rmia
 from raydiff.evaluation.attacks.membership import LOW_FPRS, attack, needed
 from raydiff.evaluation.figures import draw_roc
 from raydiff.federated.checkpoint import write_text
@@ -127,11 +130,14 @@ def _trained(attacked: Attacked, workers: int) -> Iterator[int]:
 def _read(attacked: Attacked, target: Tensor, out: Path) -> None:
     """The readings and the picture."""
     losses = torch.stack([attacked.losses(i) for i in range(attacked.request.shadows)])
+    outside = attacked.role == ROLES.index("calibration_nonmembers")
     columns = {
         "loss": lira.with_mean(target),
-        "lira-offline": lira.scores(target, losses, attacked.inside),
-        "lira-online": lira.scores(target, losses, attacked.inside, online=True),
+        "quantile": quantile.scores(target, attacked.records.images, outside),
     }
+    for end, online in (("offline", False), ("online", True)):
+        columns[f"lira-{end}"] = lira.scores(target, losses, attacked.inside, online=online)
+        columns[f"rmia-{end}"] = rmia.scores(target, losses, attacked.inside, outside, online=online)
     rows, curves = [], {}
     for name, scores in columns.items():
         by_role = {role: scores[attacked.role == i] for i, role in enumerate(ROLES)}

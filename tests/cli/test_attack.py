@@ -10,18 +10,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from raydiff.cli import attack
 from raydiff.data.datasets import Data
 from raydiff.data.partition import Pooled
+from raydiff.evaluation.attacks import lira, quantile, rmia
+from raydiff.evaluation.attacks.membership import attack as judge
 from raydiff.experiment.config import Experiment
 from raydiff.methods import LocalOnly
 from raydiff.models.ddpm import DDPM
 from raydiff.models.networks import MLP
 from raydiff.models.training import Training
-from raydiff.results.shadows import Attacked
+from raydiff.results.shadows import ROLES, Attacked, Request, open_attacked
 
 ROOT = Path(__file__).resolve().parents[2]
+READINGS = ["loss", "quantile", "lira-offline", "rmia-offline", "lira-online", "rmia-online"]
 
 
 def call(storage: Any, out: Path, command: str) -> list[str]:
@@ -36,14 +40,28 @@ def test_the_table_and_the_files(copied, tmp_path: Path, capsys: pytest.CaptureF
     assert re.match(rf"LocalOnly {digest}, client 0's own model: 30 members, \d+ non-members; it was trained on", said)
     assert "\n4 of 4 shadows, " in said
     table = re.findall(
-        r"^(loss|lira-\w+)  +(4|8|mean)  +(\S+) \[.*n too small \(\d+ non-members, 500 needed.*$",
+        rf"^({'|'.join(READINGS)})  +(4|8|mean)  +(\S+) \[.*n too small \(\d+ non-members, 500 needed.*$",
         said,
         re.M,
     )
-    assert [line[0] for line in table] == ["loss", "lira-offline", "lira-online"]
+    assert [line[0] for line in table] == READINGS
     kept = json.loads((out / "readings.json").read_text())
     assert kept["privacy"] == "none" and kept["request"]["timesteps"] == [4, 8]
     assert [f"{row['auc']:.3f}" for row in kept["readings"]] == [line[2] for line in table]
+    found = open_attacked(Request(trial=copied.folder("localonly"), shadows=4, draws=1, timesteps=(4, 8)))
+    target, outside = found.target(), found.role == 2
+    losses = torch.stack([found.losses(i) for i in range(4)])
+    columns = [
+        lira.with_mean(target),
+        quantile.scores(target, found.records.images, outside),
+        lira.scores(target, losses, found.inside),
+        rmia.scores(target, losses, found.inside, outside),
+        lira.scores(target, losses, found.inside, online=True),
+        rmia.scores(target, losses, found.inside, outside, online=True),
+    ]
+    for row, scores in zip(kept["readings"], columns, strict=True):
+        auc = judge(**{role: scores[found.role == i] for i, role in enumerate(ROLES)}).auc
+        assert row["auc"] == auc, row["attack"]
     assert all(row["auc_low"] <= row["auc"] <= row["auc_high"] for row in kept["readings"])
     assert all(row["tpr_at_1pct_fpr"] is None for row in kept["readings"])
     with (out / "readings.csv").open() as f:
@@ -74,10 +92,6 @@ def test_interrupted_it_continues(
 
 
 def test_a_reading_at_1_percent_needs_500_nonmembers() -> None:
-    import torch
-
-    from raydiff.results.shadows import ROLES
-
     for n, known in ((499, False), (500, True)):
         scores = {role: torch.arange(float(n))[:, None].repeat(1, 2) for role in ROLES}
         row, column = attack._reading("loss", scores, [40])
@@ -119,8 +133,8 @@ def test_a_folder_with_files_is_refused(storage, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_it_finds_what_a_small_model_memorised(tiny: Experiment, storage, tmp_path: Path, data_root: Path) -> None:
-    """465 epochs of 1,100 digits without protection, 46 for each of the 10 timesteps: a fifth of the members and more
-    are found at one false alarm in a hundred, where a single threshold finds next to none.
+    """465 epochs of 1,100 digits without protection, 46 for each of the 10 timesteps: by shadows a fifth of the members
+    and more are found at one false alarm in a hundred, where a single threshold finds next to none.
 
     MNIST, for a rate at 1 % takes 500 non-members to calibrate and 500 to evaluate."""
     training = Training(steps=2000, batch=256)

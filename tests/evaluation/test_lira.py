@@ -6,48 +6,14 @@ import math
 
 import pytest
 import torch
+from losses import N, judged, neyman_pearson, simulated
 from torch import Tensor
 
 from raydiff.data.records import Records
 from raydiff.evaluation.attacks import lira
 from raydiff.evaluation.attacks.lira import halves, scores, statistics
-from raydiff.evaluation.attacks.membership import Attack, attack
 from raydiff.evaluation.figures import draw_roc, roc
 from raydiff.seeding import generator
-
-N = 4000
-
-
-def judged(columns: Tensor, members: Tensor) -> Attack:
-    """Half of the records set it up."""
-    half = torch.arange(len(columns)) % 2 == 0
-    return attack(
-        calibration_members=columns[half & members],
-        calibration_nonmembers=columns[half & ~members],
-        members=columns[~half & members],
-        nonmembers=columns[~half & ~members],
-    )
-
-
-def simulated(*, shift: float, spread: float = 1.0, shadows: int = 32) -> tuple[Tensor, ...]:
-    """(target, shadows, inside, members, mu): losses N(mu_i, 1) without a record, N(mu_i - shift, spread^2) with it;
-    mu_i ~ N(0, 3^2) is how hard it is."""
-    rng = generator(7, "simulated")
-    inside = halves(N, shadows, rng)
-    members = torch.rand(N, generator=rng) < 0.5
-    mu = 3 * torch.randn(N, generator=rng, dtype=torch.float64)
-
-    def loss(trained_on: Tensor) -> Tensor:
-        noise = torch.randn(trained_on.shape, generator=rng, dtype=torch.float64)
-        return (mu + torch.where(trained_on, spread * noise - shift, noise))[..., None]
-
-    return loss(members), loss(inside), inside, members, mu[:, None]
-
-
-def neyman_pearson(shift: float, *, noise: float) -> float:
-    """AUC of the best test between N(0, v) and N(-shift, v), v = 1 + noise."""
-    return 0.5 * (1 + math.erf(shift / math.sqrt(2 * (1 + noise)) / math.sqrt(2)))
-
 
 @pytest.mark.parametrize("shift", [0.0, 0.7, 2.0])
 def test_its_auc_is_that_of_neyman_and_pearson(shift: float) -> None:

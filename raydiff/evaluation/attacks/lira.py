@@ -99,7 +99,7 @@ def scores(
     all records, each record's own, or auto: its own from 64 shadows on. Raises ValueError on shapes that do not go
     together, and where a record has fewer than 2 shadows with or without it.
     """
-    _check(target, shadows, inside)
+    check_together(target, shadows, inside)
     check_one_of("variance", variance, get_args(Variance))
     own = variance == "record" or (variance == "auto" and len(shadows) >= MANY)
     mean, deviation = _fitted(shadows, ~inside, own=own)
@@ -116,17 +116,24 @@ def with_mean(columns: Tensor) -> Tensor:
     return torch.cat([columns, columns.mean(1, keepdim=True)], dim=1)
 
 
+def mean_of(shadows: Tensor, which: Tensor) -> Tensor:
+    """Mean (N, S) over those shadows (M, N) of each record, of what they have, (M, N, S)."""
+    weight = which[:, :, None].double()
+    return (weight * shadows).sum(0) / weight.sum(0)
+
+
 def _fitted(shadows: Tensor, which: Tensor, *, own: bool) -> tuple[Tensor, Tensor]:
     """Mean (N, S), and standard deviation (N, S) or (1, S), of those shadows (M, N) of each record."""
-    weight = which[:, :, None].double()
+    mean, weight = mean_of(shadows, which), which[:, :, None].double()
     count = weight.sum(0)
-    mean = (weight * shadows).sum(0) / count
     squares = (weight * (shadows - mean).square()).sum(0)
     spread = squares / (count - 1) if own else squares.sum(0, keepdim=True) / (count - 1).sum(0, keepdim=True)
     return mean, spread.sqrt().clamp_min(TINY)
 
 
-def _check(target: Tensor, shadows: Tensor, inside: Tensor) -> None:
+def check_together(target: Tensor, shadows: Tensor, inside: Tensor) -> None:
+    """Raises ValueError on shapes that do not go together, and where a record has fewer than 2 shadows with or without
+    it."""
     if target.dim() != 2 or shadows.shape[1:] != target.shape or inside.shape != shadows.shape[:2]:
         shapes = f"{tuple(target.shape)}, {tuple(shadows.shape)} and {tuple(inside.shape)}"
         raise ValueError(f"target, shadows and inside must be (N, S), (M, N, S) and (M, N), got {shapes}")

@@ -106,7 +106,7 @@ def attack(
     Raises ValueError on fewer than 2 rows, different columns, or NaN scores.
     """
     _check(calibration_members, calibration_nonmembers, members, nonmembers)
-    column = _best_column(calibration_members, calibration_nonmembers)
+    column = best_column(calibration_members, calibration_nonmembers)
     set_in, set_out, inside, outside = (
         m[:, column].double() for m in (calibration_members, calibration_nonmembers, members, nonmembers)
     )
@@ -162,7 +162,7 @@ def combining_helps(members: Tensor, nonmembers: Tensor, combination: tuple[Tens
     gain, n = 0.0, len(members)
     for held in _folds(n, len(nonmembers)):
         inside, outside = held[:n], held[n:]
-        column = _best_column(members[~inside], nonmembers[~outside])
+        column = best_column(members[~inside], nonmembers[~outside])
         alone, together = (
             _auc(a[inside].double(), b[outside].double())[0]
             for a, b in ((members[:, column], nonmembers[:, column]), (combination[0][:, 0], combination[1][:, 0]))
@@ -209,7 +209,7 @@ def _rate(fpr: float, calibration: Tensor, members: Tensor, nonmembers: Tensor) 
     return Rate(fpr=fpr, tpr=at, interval=(max(0.0, interval[0]), min(1.0, interval[1])), fpr_reached=reached)
 
 
-def _best_column(members: Tensor, nonmembers: Tensor) -> int:
+def best_column(members: Tensor, nonmembers: Tensor) -> int:
     """The column with the highest AUC, the first of equals."""
     aucs = [_auc(members[:, s].double(), nonmembers[:, s].double())[0] for s in range(members.shape[1])]
     return aucs.index(max(aucs))

@@ -1,0 +1,94 @@
+"""Membership inference by likelihood ratios against a population: RMIA.
+
+Zarifzadeh, Liu & Shokri, ICML 2024 (arXiv 2312.03262), from the shadow models that LiRA has (`lira`): nothing more is
+trained. A record is a member where it gained more by the attacked model than records z that nobody trained on.
+
+| paper | here |
+|---|---|
+| Pr(x given theta), the model's likelihood of x | exp(-L), L the loss of `lira.statistics` at one timestep |
+| Pr(x), online: its mean over models, half of them with x | (out + in) / 2: means over the shadows without and with x |
+| Pr(x), offline: ((1 + a) out + 1 - a) / 2 | the same with in = a out + 1 - a |
+| a, by attacking one of the reference models | `interpolation`: by attacking shadow 0, timestep by timestep |
+| LR(x, z) = (Pr(x given theta) / Pr(x)) / (Pr(z given theta) / Pr(z)) | the ratio of two records' ratios |
+| score: Pr over z of LR(x, z) >= gamma | `scores`: the share of z with LR(x, z) < gamma, which is low for members |
+
+Deviations: the paper's likelihood is a classifier's confidence in the true label, and what it is of a diffusion model it
+does not say. exp(-L) is, but for a constant, the geometric mean over pixels of the normal density of the added noise
+around the predicted one, with variance 1/2; it is 1, as a sure classifier's is, for a model that makes no error, which
+the offline form takes for the limit of a member. The population is the records that `population` names, each of them
+trained on by half of the shadows as all records are, in place of records that no model has. A record of the population
+is compared with the others of it.
+
+The ratio of the population is one for all records, so a timestep's score orders records as Pr(x given theta) / Pr(x)
+does, whatever gamma is; what z adds is a scale on which timesteps can be averaged.
+
+Shapes: N records, M shadows, S timesteps.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from raydiff.evaluation.attacks import lira
+from raydiff.evaluation.attacks.membership import best_column
+
+GRID = tuple(i / 10 for i in range(11))
+"""Values of a that are tried."""
+
+
+def scores(
+    target: Tensor,
+    shadows: Tensor,
+    inside: Tensor,
+    population: Tensor,
+    *,
+    online: bool = False,
+    gamma: float = 1.0,
+) -> Tensor:
+    """Of the target's statistics (N, S) against the shadows' (M, N, S): (N, S + 1) in [0, 1], low for members.
+
+    `inside` (M, N) says which records each shadow was trained on, `population` (N,) bool which records are known to be
+    no members of the target. The last column is the mean of the others. Raises ValueError as `lira.scores` does, on a
+    population of another shape or of fewer than 2 records, and on a gamma of 0 or less.
+    """
+    lira.check_together(target, shadows, inside)
+    if population.shape != target.shape[:1] or int(population.sum()) < 2:
+        raise ValueError(
+            f"population must name at least 2 of the {len(target)} records, "
+            f"got {int(population.sum())} in shape {tuple(population.shape)}"
+        )
+    if not gamma > 0:
+        raise ValueError(f"gamma must be above 0, got {gamma}")
+    likelihood = (-shadows.exp()).exp()
+    without = lira.mean_of(likelihood, ~inside)
+    a = interpolation(shadows, inside)
+    within = lira.mean_of(likelihood, inside) if online else a * without + 1 - a
+    ratio = _log_ratio(target, without, within)
+    return lira.with_mean(torch.stack([_beaten_by(r, population, gamma) for r in ratio.T.contiguous()], dim=1))
+
+
+def interpolation(shadows: Tensor, inside: Tensor) -> Tensor:
+    """a at each timestep, (S,): that of `GRID` by which the other shadows' offline ratios tell best, by the AUC, which
+    records shadow 0 was trained on; the first of equals."""
+    likelihood = (-shadows[1:].exp()).exp()
+    without = lira.mean_of(likelihood, ~inside[1:])
+    tried = torch.stack([-_log_ratio(shadows[0], without, a * without + 1 - a) for a in GRID], dim=-1)  # (N, S, grid)
+    found = [best_column(tried[inside[0], s], tried[~inside[0], s]) for s in range(tried.shape[1])]
+    return torch.tensor([GRID[i] for i in found], dtype=torch.float64)
+
+
+def _log_ratio(statistics: Tensor, without: Tensor, within: Tensor) -> Tensor:
+    """log of Pr(x given theta) / Pr(x), (N, S)."""
+    return -statistics.exp() - ((without + within) / 2).clamp_min(lira.TINY).log()
+
+
+def _beaten_by(ratio: Tensor, population: Tensor, gamma: float) -> Tensor:
+    """For each log ratio (N,) the share of the population, but for the record itself, that it is not gamma times."""
+    ranked = ratio[population].sort().values
+    beaten = torch.searchsorted(ranked, ratio - math.log(gamma), right=True)
+    if gamma <= 1:
+        beaten = beaten - population.long()  # itself, whose ratio is 1
+    return 1 - beaten.double() / (len(ranked) - population.long())

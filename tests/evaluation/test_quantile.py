@@ -1,0 +1,132 @@
+"""Quantile regression: that it minimises the pinball loss and covers what it says, and what it finds of a planted leak."""
+
+from __future__ import annotations
+
+import math
+from itertools import combinations
+
+import pytest
+import torch
+from losses import N, calibrating, judged, looks_like_guessing, neyman_pearson
+from torch import Tensor
+
+from raydiff.evaluation.attacks import lira
+from raydiff.evaluation.attacks.quantile import PER_COEFFICIENT, quantiles, scores
+from raydiff.seeding import generator
+
+PIXELS = 6
+
+
+def losses(n: int, seed: int, *, spread: float = 0.0) -> tuple[Tensor, Tensor]:
+    """(pictures (n, 1, 1, 6), log losses (n, 1)): N(mu, v), mu linear in the picture, with variance 9 among pictures, and
+    the deviation 1 + spread |first pixel|."""
+    rng = generator(seed, "losses")
+    x = torch.randn(n, PIXELS, generator=rng, dtype=torch.float64)
+    noise = torch.randn(n, 1, generator=rng, dtype=torch.float64) * (1 + spread * x[:, :1].abs())
+    return x[:, None, None], 3 * x.mean(1, keepdim=True) * PIXELS**0.5 + noise
+
+
+def pinball(residuals: Tensor, level: float) -> float:
+    return float(torch.where(residuals >= 0, level * residuals, (level - 1) * residuals).mean())
+
+
+@pytest.mark.parametrize("level", [0.1, 0.5])
+def test_no_line_through_two_records_is_better(level: float) -> None:
+    """A minimum of the pinball loss lies at a line through two of the records; of many colours one pixel is a line."""
+    rng = generator(0, "line")
+    x = torch.rand(3 * PER_COEFFICIENT, 1, generator=rng, dtype=torch.float64)
+    y = 2 * x + torch.randn(len(x), 1, generator=rng, dtype=torch.float64)
+    found = pinball(y - quantiles(x, y, x, level=level), level)
+    lines = []
+    for i, j in combinations(range(len(x)), 2):
+        slope = (y[i] - y[j]) / (x[i] - x[j])
+        lines.append(pinball(y - y[i] - slope * (x - x[i]), level))
+    assert found == pytest.approx(min(lines), rel=1e-9)
+
+
+def test_of_few_records_it_is_their_quantile() -> None:
+    x, y = losses(9, 0)
+    (found,) = quantiles(x.flatten(1), y, x[:1].flatten(1), level=0.3).tolist()
+    assert found == pytest.approx([sorted(y[:, 0].tolist())[2]])  # 2.7 of 9 lie below
+
+
+@pytest.mark.parametrize("level", [0.1, 0.5])
+@pytest.mark.parametrize("spread", [0.0, 1.0])
+def test_it_covers_what_it_says(level: float, spread: float) -> None:
+    """To first order the share of new losses below the fitted quantile errs by the mean of (level - [y < q(x)]) over the
+    n fitted records, whatever their spread (the normal equations of a design with a constant), and by the p records at
+    most through which the fit passes; the share among m new ones errs by its own binomial deviation."""
+    n, m, p = 1000, 10_000, PIXELS + 1
+    (x, y), (new, truth) = losses(n, 1, spread=spread), losses(m, 2, spread=spread)
+    below = float((truth < quantiles(x.flatten(1), y, new.flatten(1), level=level)).double().mean())
+    assert abs(below - level) < 4 * math.sqrt(level * (1 - level) * (1 / n + 1 / m)) + p / n
+
+
+def planted(shift: float) -> tuple[Tensor, Tensor, Tensor]:
+    """(pictures, losses, members): a member's loss is `shift` lower."""
+    x, y = losses(N, 3)
+    members = torch.rand(N, generator=generator(3, "members")) < 0.5
+    return x, y - shift * members[:, None], members
+
+
+@pytest.mark.parametrize("shift", [0.7, 2.0])
+def test_its_auc_is_that_of_neyman_and_pearson(shift: float) -> None:
+    """Of n fitted records p coefficients move a prediction by p / n of level (1 - level) / density^2, which is 2.92 times
+    the variance of normal losses at a level of 0.1."""
+    x, y, members = planted(shift)
+    known = calibrating(members) & ~members
+    found = judged(scores(y, x, known), members)
+    assert not looks_like_guessing(found)
+    low, high = found.auc_interval
+    assert low < neyman_pearson(shift, noise=2.92 * (PIXELS + 1) / int(known.sum())) < high
+    assert high - low < 0.06
+    assert judged(lira.with_mean(y), members).auc_interval[1] < low  # one threshold for all records
+
+
+def test_what_the_components_leave_of_a_picture_tells_of_its_loss() -> None:
+    """Three directions in which pictures differ much say nothing; how rough they are in all the others does."""
+    rng = generator(7, "rough")
+    rough = torch.randn(N, 1, generator=rng, dtype=torch.float64)
+    x = rough.exp() * torch.randn(N, 40, generator=rng, dtype=torch.float64)
+    x[:, :3] = 1000 * torch.randn(N, 3, generator=rng, dtype=torch.float64)
+    members = torch.rand(N, generator=rng) < 0.5
+    y = 3 * rough + torch.randn(N, 1, generator=rng, dtype=torch.float64) - 1.5 * members[:, None]
+    found = judged(scores(y, x[:, None, None], calibrating(members) & ~members), members)
+    assert found.auc_interval[0] > judged(lira.with_mean(y), members).auc_interval[1] + 0.1
+
+
+def test_without_a_leak_it_is_guessing() -> None:
+    x, y, members = planted(0.0)
+    assert looks_like_guessing(judged(scores(y, x, calibrating(members) & ~members), members))
+
+
+def test_a_record_is_not_judged_by_a_fit_to_itself() -> None:
+    x, y = losses(100, 4)
+    known = torch.arange(100) % 2 == 0
+    before = scores(y, x, known)
+    y[40] -= 100
+    after = scores(y, x, known)
+    torch.testing.assert_close(before[40] - after[40], torch.full((2,), 100.0).double())
+    assert not torch.equal(after[2], before[2])  # of another fold
+    assert not torch.equal(after[1], before[1])  # of none
+
+
+def test_pictures_that_do_not_differ_have_one_threshold() -> None:
+    _, y = losses(200, 5)
+    found = scores(y, torch.ones(200, 1, 2, 2), torch.arange(200) < 100)
+    assert len((y - found)[100:, 0].unique().round(decimals=9).unique()) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"known": torch.arange(8) < 1}, "known must name at least 2 records to fit to, got 1"),
+        ({"known": torch.arange(9) < 3}, r"must be \(N, S\), \(N, C, H, W\) and \(N,\), got \(8, 1\), .* and \(9,\)"),
+        ({"level": 0.0}, "level must be between 0 and 1, got 0.0"),
+        ({"level": 1.0}, "level must be between 0 and 1, got 1.0"),
+    ],
+)
+def test_refused(change, says: str) -> None:
+    x, y = losses(8, 6)
+    with pytest.raises(ValueError, match=says):
+        scores(y, x, **{"known": torch.arange(8) < 4, **change})

@@ -1,0 +1,57 @@
+"""Simulated losses of members and others, against which attacks are tried, and what an attack finds in them."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from raydiff.evaluation.attacks.lira import halves
+from raydiff.evaluation.attacks.membership import Attack, attack
+from raydiff.seeding import generator
+
+N = 4000
+
+
+def calibrating(members: Tensor) -> Tensor:
+    """Every other record."""
+    return torch.arange(len(members)) % 2 == 0
+
+
+def judged(columns: Tensor, members: Tensor) -> Attack:
+    """Half of the records set it up."""
+    half = calibrating(members)
+    return attack(
+        calibration_members=columns[half & members],
+        calibration_nonmembers=columns[half & ~members],
+        members=columns[~half & members],
+        nonmembers=columns[~half & ~members],
+    )
+
+
+def simulated(*, shift: float, spread: float = 1.0, shadows: int = 32) -> tuple[Tensor, ...]:
+    """(target, shadows, inside, members, mu): losses N(mu_i, 1) without a record, N(mu_i - shift, spread^2) with it;
+    mu_i ~ N(0, 3^2) is how hard it is."""
+    rng = generator(7, "simulated")
+    inside = halves(N, shadows, rng)
+    members = torch.rand(N, generator=rng) < 0.5
+    mu = 3 * torch.randn(N, generator=rng, dtype=torch.float64)
+
+    def loss(trained_on: Tensor) -> Tensor:
+        noise = torch.randn(trained_on.shape, generator=rng, dtype=torch.float64)
+        return (mu + torch.where(trained_on, spread * noise - shift, noise))[..., None]
+
+    return loss(members), loss(inside), inside, members, mu[:, None]
+
+
+def neyman_pearson(shift: float, *, noise: float) -> float:
+    """AUC of the best test between N(0, v) and N(-shift, v), v = 1 + noise."""
+    return 0.5 * (1 + math.erf(shift / math.sqrt(2 * (1 + noise)) / math.sqrt(2)))
+
+
+def looks_like_guessing(found: Attack) -> bool:
+    """Whether its AUC is within four standard deviations of 1/2, of m members among n others in random order: Mann and
+    Whitney's (m + n + 1) / (12 m n), which ties make smaller. It is not once in 15,000 times."""
+    m, n = found.n_members, found.n_nonmembers
+    return abs(found.auc - 0.5) < 4 * math.sqrt((m + n + 1) / (12 * m * n))
