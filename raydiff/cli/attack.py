@@ -3,6 +3,7 @@
 raydiff attack RUN --out DIR                        16 shadows of client 0's own model
 raydiff attack RUN --source global --out DIR        of the model that all clients share
 raydiff attack RUN --shadows 64 --workers 8 --out DIR
+raydiff attack RUN --shadows 0 --out DIR            what needs none, in seconds
 
 RUN is named as in raydiff generate. A shadow is trained as the attacked model was, on a random half of the client's own
 records and as many others of the same classes (from the calibration and test splits), with --source global the whole
@@ -10,12 +11,12 @@ protocol on halves of all clients' records. --workers 1 trains them in this proc
 the cluster that RAY_ADDRESS names, or a local one. Shadows stay in the sweep's cache: a run that was killed continues
 by the same command, and more shadows of one seed train the new ones only.
 
-All attacks are read from the same losses. Without shadows: loss (a threshold for all records) and quantile (each record's
-own threshold, by a regression on its picture; Bertran et al. 2023). With them: lira-offline (each record against the
-shadows without it), lira-online (also against those with it; Carlini et al. 2022), rmia-offline and rmia-online (what it
-gained by the model, beside what records gained that nobody trained on; Zarifzadeh et al. 2024). Timestep and threshold
-come from calibration records, the readings from others. Printed, and kept in DIR: readings.json, readings.csv and
-roc.png. Nothing of this is protected: privacy = none.
+All attacks are read from the same losses. Without shadows: loss (a threshold for all records) and quantile (each
+record's own threshold, by a regression on its picture; Bertran et al. 2023). With them: lira-offline (each record
+against the shadows without it), lira-online (also against those with it; Carlini et al. 2022), rmia-offline and
+rmia-online (what it gained by the model, beside what records gained that nobody trained on; Zarifzadeh et al. 2024).
+Timestep and threshold come from calibration records, the readings from others. Printed, and kept in DIR:
+readings.json, readings.csv and roc.png. Nothing of this is protected: privacy = none.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ def _options() -> Parser:
         "--source", choices=("client", "global"), default="client", help="a client's own model, or the shared"
     )
     p.add_argument("--client", type=int, help="whose model (default: 0)")
-    p.add_argument("--shadows", type=int, default=16, help="how many, an even number (default: %(default)s)")
+    p.add_argument("--shadows", type=int, default=16, help="how many, an even number, or 0 (default: %(default)s)")
     p.add_argument("--timesteps", help="where the loss is taken: 40,200 (default: ten from 1 to 0.4 T)")
     p.add_argument("--draws", type=int, default=8, help="noise draws in each loss (default: %(default)s)")
     p.add_argument("--seed", type=int, default=0, help="of halves, shadows and draws (default: %(default)s)")
@@ -106,16 +107,16 @@ def _about(attacked: Attacked) -> str:
     experiment, request = attacked.finished.trial.experiment, attacked.request
     members = int((attacked.role < 2).sum())
     whose = f"client {request.client}'s own model" if request.source == "client" else "the shared model"
+    trained = f", each of {request.shadows} shadows on {int(attacked.inside[0].sum())}" if request.shadows else ""
     return (
         f"{type(experiment.method).__name__} {experiment.digest[:8]}, {whose}: {members} members, "
-        f"{len(attacked.records) - members} non-members; it was trained on {members} records, "
-        f"each of {request.shadows} shadows on {int(attacked.inside[0].sum())}"
+        f"{len(attacked.records) - members} non-members; it was trained on {members} records{trained}"
     )
 
 
 def _trained(attacked: Attacked, workers: int) -> Iterator[int]:
     """Each shadow's number when it is there."""
-    if workers == 1:
+    if workers == 1 or not attacked.request.shadows:
         for number in range(attacked.request.shadows):
             attacked.losses(number)
             yield number
@@ -129,17 +130,8 @@ def _trained(attacked: Attacked, workers: int) -> Iterator[int]:
 
 def _read(attacked: Attacked, target: Tensor, out: Path) -> None:
     """The readings and the picture."""
-    losses = torch.stack([attacked.losses(i) for i in range(attacked.request.shadows)])
-    outside = attacked.role == ROLES.index("calibration_nonmembers")
-    columns = {
-        "loss": lira.with_mean(target),
-        "quantile": quantile.scores(target, attacked.records.images, outside),
-    }
-    for end, online in (("offline", False), ("online", True)):
-        columns[f"lira-{end}"] = lira.scores(target, losses, attacked.inside, online=online)
-        columns[f"rmia-{end}"] = rmia.scores(target, losses, attacked.inside, outside, online=online)
     rows, curves = [], {}
-    for name, scores in columns.items():
+    for name, scores in _scores(attacked, target).items():
         by_role = {role: scores[attacked.role == i] for i, role in enumerate(ROLES)}
         row, column = _reading(name, by_role, attacked.timesteps)
         rows.append(row)
@@ -154,6 +146,19 @@ def _read(attacked: Attacked, target: Tensor, out: Path) -> None:
         writer.writeheader()
         writer.writerows(rows)
     draw_roc(curves, out / "roc.png", title=_about(attacked).replace("; ", "\n"))
+
+
+def _scores(attacked: Attacked, target: Tensor) -> dict[str, Tensor]:
+    """(N, S + 1) by attack."""
+    outside = attacked.role == ROLES.index("calibration_nonmembers")
+    found = {"loss": lira.with_mean(target), "quantile": quantile.scores(target, attacked.records.images, outside)}
+    if not attacked.request.shadows:
+        return found
+    losses = torch.stack([attacked.losses(i) for i in range(attacked.request.shadows)])
+    for end, online in (("offline", False), ("online", True)):
+        found[f"lira-{end}"] = lira.scores(target, losses, attacked.inside, online=online)
+        found[f"rmia-{end}"] = rmia.scores(target, losses, attacked.inside, outside, online=online)
+    return found
 
 
 def _reading(name: str, scores: dict[str, Tensor], timesteps: Sequence[int]) -> tuple[dict[str, Any], int]:

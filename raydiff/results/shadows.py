@@ -49,7 +49,7 @@ class Request:
     client: int = 0
     """Whose model; of the shared one: the client that deploys it, which changes nothing."""
     shadows: int = 16
-    """How many shadow models: even, and at least 4."""
+    """How many shadow models: 0, or an even number of at least 4."""
     timesteps: tuple[int, ...] = ()
     """Where the loss is taken; empty: those that PIA tries (`attacks.grid`)."""
     draws: int = 8

@@ -69,6 +69,21 @@ def test_the_table_and_the_files(copied, tmp_path: Path, capsys: pytest.CaptureF
     assert (out / "roc.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_without_shadows_nothing_is_trained(
+    copied, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The readings that need none are those beside shadows, and no workers are asked for."""
+    kept = []
+    for shadows, folder in (("4", "with"), ("0 --workers 2", "without")):
+        command = f"localonly --draws 1 --timesteps 4,8 --shadows {shadows}"
+        assert attack.main(call(copied, tmp_path / folder, command)) == 0
+        kept.append(json.loads((tmp_path / folder / "readings.json").read_text())["readings"])
+        monkeypatch.setattr(Attacked, "_train", lambda *_: pytest.fail("trained"))
+        monkeypatch.setattr("raydiff.runtime.cluster.cluster", lambda *_: pytest.fail("Ray"))
+    assert kept[1] == kept[0][:2]
+    assert re.search(r"; it was trained on 30 records\n", capsys.readouterr().out)
+
+
 def test_interrupted_it_continues(
     copied, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -103,7 +118,8 @@ def test_a_reading_at_1_percent_needs_500_nonmembers() -> None:
     ("command", "says"),
     [
         ("nix", "there is no run nix in "),
-        ("localonly --shadows 3", "shadows must be an even number of at least 4, got 3"),
+        ("localonly --shadows -2", "shadows must be 0 or an even number of at least 4, got -2"),
+        ("localonly --shadows 3", "shadows must be 0 or an even number of at least 4, got 3"),
         ("localonly --timesteps 3,x", "--timesteps must be whole numbers such as 40,200, got '3,x'"),
         ("localonly --timesteps 21 --shadows 4", "timesteps must be one or more numbers in 1 .. 20, got [21]"),
         ("localonly --draws 0", "draws must be at least 1, got 0"),
@@ -144,8 +160,10 @@ def test_it_finds_what_a_small_model_memorised(tiny: Experiment, storage, tmp_pa
     own = type(storage)(tmp_path)
     own.finish("memorised", replace(tiny, method=method, data=data, clients=1, partition=Pooled(), evaluation=None))
     assert attack.main(call(own, tmp_path / "out", "memorised --shadows 8")) == 0
-    loss, offline, online = json.loads((tmp_path / "out" / "readings.json").read_text())["readings"]
-    assert offline["n_nonmembers"] >= 500
-    for found in (offline, online):
+    kept = json.loads((tmp_path / "out" / "readings.json").read_text())["readings"]
+    loss, quantile, *shadowed = kept
+    assert [row["attack"] for row in kept] == READINGS and loss["n_nonmembers"] >= 500
+    for found in shadowed:
         assert found["tpr_at_1pct_fpr"] > 0.2 > 0.1 > loss["tpr_at_1pct_fpr_high"]
-        assert found["auc_low"] > loss["auc_high"]
+        assert found["auc_low"] > quantile["auc_high"]
+    assert quantile["auc"] > loss["auc_high"] and quantile["tpr_at_1pct_fpr"] > loss["tpr_at_1pct_fpr_high"]

@@ -15,6 +15,7 @@ from raydiff.evaluation.attacks.lira import halves, scores, statistics
 from raydiff.evaluation.figures import draw_roc, roc
 from raydiff.seeding import generator
 
+
 @pytest.mark.parametrize("shift", [0.0, 0.7, 2.0])
 def test_its_auc_is_that_of_neyman_and_pearson(shift: float) -> None:
     """With k shadows without the record its mean is known up to 1/k of the variance, and nothing else is lost."""
@@ -150,8 +151,8 @@ def test_the_curve_and_its_picture(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda: halves(10, 7, generator(0)), "shadows must be an even number of at least 4, got 7"),
-        (lambda: halves(10, 2, generator(0)), "shadows must be an even number of at least 4, got 2"),
+        (lambda: halves(10, 7, generator(0)), "shadows must be 0 or an even number of at least 4, got 7"),
+        (lambda: halves(10, 2, generator(0)), "shadows must be 0 or an even number of at least 4, got 2"),
         (lambda: halves(1, 4, generator(0)), "records must be at least 2 to be halved, got 1"),
         (
             lambda: scores(torch.zeros(3, 1), torch.zeros(4, 3, 2), torch.zeros(4, 3) > 0),

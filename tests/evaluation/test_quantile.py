@@ -1,4 +1,4 @@
-"""Quantile regression: that it minimises the pinball loss and covers what it says, and what it finds of a planted leak."""
+"""Quantile regression: it minimises the pinball loss, covers what it says, and finds a planted leak."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ PIXELS = 6
 
 
 def losses(n: int, seed: int, *, spread: float = 0.0) -> tuple[Tensor, Tensor]:
-    """(pictures (n, 1, 1, 6), log losses (n, 1)): N(mu, v), mu linear in the picture, with variance 9 among pictures, and
-    the deviation 1 + spread |first pixel|."""
+    """(pictures (n, 1, 1, 6), log losses (n, 1)): normal around a mean linear in the picture, which has variance 9
+    among pictures, with the deviation 1 + spread |first pixel|."""
     rng = generator(seed, "losses")
     x = torch.randn(n, PIXELS, generator=rng, dtype=torch.float64)
     noise = torch.randn(n, 1, generator=rng, dtype=torch.float64) * (1 + spread * x[:, :1].abs())
@@ -53,9 +53,9 @@ def test_of_few_records_it_is_their_quantile() -> None:
 @pytest.mark.parametrize("level", [0.1, 0.5])
 @pytest.mark.parametrize("spread", [0.0, 1.0])
 def test_it_covers_what_it_says(level: float, spread: float) -> None:
-    """To first order the share of new losses below the fitted quantile errs by the mean of (level - [y < q(x)]) over the
-    n fitted records, whatever their spread (the normal equations of a design with a constant), and by the p records at
-    most through which the fit passes; the share among m new ones errs by its own binomial deviation."""
+    """To first order the share of new losses below the fitted quantile errs by the mean of (level - [y < q(x)]) over
+    the n fitted records, whatever their spread (the normal equations of a design with a constant), and by the p
+    records at most through which the fit passes; the share among m new ones errs by its own binomial deviation."""
     n, m, p = 1000, 10_000, PIXELS + 1
     (x, y), (new, truth) = losses(n, 1, spread=spread), losses(m, 2, spread=spread)
     below = float((truth < quantiles(x.flatten(1), y, new.flatten(1), level=level)).double().mean())
@@ -71,8 +71,8 @@ def planted(shift: float) -> tuple[Tensor, Tensor, Tensor]:
 
 @pytest.mark.parametrize("shift", [0.7, 2.0])
 def test_its_auc_is_that_of_neyman_and_pearson(shift: float) -> None:
-    """Of n fitted records p coefficients move a prediction by p / n of level (1 - level) / density^2, which is 2.92 times
-    the variance of normal losses at a level of 0.1."""
+    """The variance of a prediction by p coefficients from n records is p / n of level (1 - level) / density^2, which
+    is 2.92 for standard normal losses at a level of 0.1."""
     x, y, members = planted(shift)
     known = calibrating(members) & ~members
     found = judged(scores(y, x, known), members)

@@ -141,7 +141,7 @@ def test_pfdms_client_model_needs_no_protocol(copied) -> None:
             "LocalOnly ends with no global denoiser of pictures to attack; it has client",
         ),
         ("localonly", {"client": 2}, "there is no client 2: this trial has clients 0 to 1"),
-        ("localonly", {"shadows": 5}, "shadows must be an even number of at least 4, got 5"),
+        ("localonly", {"shadows": 5}, "shadows must be 0 or an even number of at least 4, got 5"),
     ],
 )
 def test_refused(storage, name: str, more: dict[str, Any], says: str) -> None:

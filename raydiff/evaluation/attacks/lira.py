@@ -42,10 +42,10 @@ TINY = 1e-30  # losses and deviations are taken for at least so much
 def halves(records: int, shadows: int, rng: torch.Generator) -> Tensor:
     """Which records each shadow is trained on: (M, N) bool. Shadows 2i and 2i + 1 have complementary halves.
 
-    Raises ValueError on an odd number of shadows or fewer than 4, and on fewer than 2 records.
+    Raises ValueError on an odd number of shadows or 1 to 3, and on fewer than 2 records.
     """
-    if shadows < 4 or shadows % 2:
-        raise ValueError(f"shadows must be an even number of at least 4, got {shadows}")
+    if shadows and (shadows < 4 or shadows % 2):
+        raise ValueError(f"shadows must be 0 or an even number of at least 4, got {shadows}")
     if records < 2:
         raise ValueError(f"records must be at least 2 to be halved, got {records}")
     inside = torch.zeros(shadows, records, dtype=torch.bool)

@@ -1,21 +1,21 @@
 """Membership inference by quantile regression: no shadow model.
 
 Bertran et al., NeurIPS 2023 (arXiv 2307.03694), on diffusion models Tang et al. (arXiv 2312.05140). What a record's
-loss would be if nobody had trained on it is predicted from the record alone, by a regression on records of which this is
-known: of the conditional quantile q(x), which minimises the mean of the pinball loss
+loss would be if nobody had trained on it is predicted from the record alone, by a regression on records of which this
+is known: of the conditional quantile q(x), which minimises the mean of the pinball loss
 
     level (s - q(x))          where s >= q(x)
     (1 - level) (q(x) - s)    elsewhere
 
 A record whose loss s lies far below its own q(x) is called a member.
 
-Deviations: the papers' regressors are networks and boosted trees on tens of thousands of records; a client's calibration
-records are hundreds, so that this one is linear, in as many of the pictures' principal components as there are records
-to determine (`PER_COEFFICIENT`), and in what these leave of a picture. Where there are too few it is a constant: a
+Deviations: the papers' regressors are networks, fitted to many times as many records; a client's calibration records
+are hundreds, so that this one is linear, in as many of the pictures' principal components as there are records to
+determine (`PER_COEFFICIENT`), and in what these leave of a picture. Where there are too few it is a constant: a
 threshold for all records. One level is predicted and the others are parallel to it, in place of a regression for each
-false positive rate: the threshold comes from calibration records as every attack's does. s is the logarithm of the loss
-over fixed draws (`lira.statistics`), not SecMI's error. No bag of bootstrapped regressors. A record that was fitted to is
-scored by a regression on other folds.
+false positive rate: the threshold comes from calibration records as every attack's does. s is the logarithm of the
+loss over fixed draws (`lira.statistics`), not SecMI's error. No bag of bootstrapped regressors. A record that was
+fitted to is scored by a regression on other folds.
 
 It is no attack of `scores.ATTACKS`, which sees a denoiser and records and does not know who is no member.
 
@@ -42,9 +42,8 @@ PER_COEFFICIENT = 10
 def scores(statistics: Tensor, images: Tensor, known: Tensor, *, level: float = LEVEL) -> Tensor:
     """Of the target's statistics (N, S) of pictures (N, C, H, W): statistic - q(picture), (N, S + 1), low for members.
 
-    `known` (N,) bool: the n records that nobody trained on. The last column is the mean of the others. Raises ValueError
-    on shapes that do not go together, fewer than 2 records to fit to, and a level outside (0, 1).
-    """
+    `known` (N,) bool: the n records that nobody trained on. The last column is the mean of the others. Raises
+    ValueError on shapes that do not go together, fewer than 2 records to fit to, and a level outside (0, 1)."""
     if statistics.dim() != 2 or len(images) != len(statistics) or known.shape != statistics.shape[:1]:
         shapes = f"{tuple(statistics.shape)}, {tuple(images.shape)} and {tuple(known.shape)}"
         raise ValueError(f"statistics, images and known must be (N, S), (N, C, H, W) and (N,), got {shapes}")
@@ -63,7 +62,7 @@ def scores(statistics: Tensor, images: Tensor, known: Tensor, *, level: float = 
 
 
 def quantiles(records: Tensor, statistics: Tensor, new: Tensor, *, level: float) -> Tensor:
-    """Of `new` records (m, d) the predicted quantiles (m, S), by a fit to records (n, d) and their statistics (n, S)."""
+    """Of `new` records (m, d) the predicted quantiles (m, S), by a fit to records (n, d) with statistics (n, S)."""
     from sklearn.linear_model import QuantileRegressor  # a second to import: only where it is used
 
     design, asked = _designs(records, new)

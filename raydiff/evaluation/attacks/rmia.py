@@ -12,15 +12,16 @@ trained. A record is a member where it gained more by the attacked model than re
 | LR(x, z) = (Pr(x given theta) / Pr(x)) / (Pr(z given theta) / Pr(z)) | the ratio of two records' ratios |
 | score: Pr over z of LR(x, z) >= gamma | `scores`: the share of z with LR(x, z) < gamma, which is low for members |
 
-Deviations: the paper's likelihood is a classifier's confidence in the true label, and what it is of a diffusion model it
-does not say. exp(-L) is, but for a constant, the geometric mean over pixels of the normal density of the added noise
-around the predicted one, with variance 1/2; it is 1, as a sure classifier's is, for a model that makes no error, which
-the offline form takes for the limit of a member. The population is the records that `population` names, each of them
-trained on by half of the shadows as all records are, in place of records that no model has. A record of the population
-is compared with the others of it.
+Deviations: the paper's likelihood is a classifier's confidence in the true label, and what it is of a diffusion model
+it does not say. exp(-L) is, but for a constant, the geometric mean over pixels of the normal density of the added
+noise around the predicted one, with variance 1/2; it is 1, as a sure classifier's is, for a model that makes no
+error, which the offline form takes for the limit of a member. The population is the records that `population` names,
+each of them trained on by half of the shadows as all records are, in place of records that no model has. A record of
+the population is compared with the others of it.
 
 The ratio of the population is one for all records, so a timestep's score orders records as Pr(x given theta) / Pr(x)
-does, whatever gamma is; what z adds is a scale on which timesteps can be averaged.
+does, whatever gamma is (1, the least that the paper allows): a larger one makes more of them equal. What z adds is a
+scale on which timesteps can be averaged.
 
 Shapes: N records, M shadows, S timesteps.
 """
