@@ -3,7 +3,7 @@
 raydiff attack RUN --out DIR                        16 shadows of client 0's own model
 raydiff attack RUN --source global --out DIR        of the model that all clients share
 raydiff attack RUN --shadows 64 --workers 8 --out DIR
-raydiff attack RUN --shadows 0 --out DIR            what needs none, in seconds
+raydiff attack RUN --shadows 0 --out DIR            what needs none: nothing is trained
 
 RUN is named as in raydiff generate. A shadow is trained as the attacked model was, on a random half of the client's own
 records and as many others of the same classes (from the calibration and test splits), with --source global the whole
