@@ -92,9 +92,13 @@ class _Kept(TorchFunctionMode):
         given = {} if bias is None else {id(bias): lambda g: g}
         return self._keep(F.linear(x, weight, bias), {id(weight): lambda g: Outer(g, inputs), **given})
 
-    def _layer_norm(self, x: Tensor, shape: Sequence[int], weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-        normal = F.layer_norm(x.detach(), shape, eps=eps)
+    def _layer_norm(
+        self, x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
+    ) -> Tensor:
         out = F.layer_norm(x, shape, weight, bias, eps)
+        if weight is None and bias is None:
+            return out
+        normal = F.layer_norm(x.detach(), shape, eps=eps)
         return self._keep(out, {id(weight): lambda g: g * normal, id(bias): lambda g: g})
 
     def _embedding(self, index: Tensor, weight: Tensor, *options: Any, **named: Any) -> Tensor:
@@ -105,7 +109,9 @@ class _Kept(TorchFunctionMode):
         if not out.requires_grad:  # What comes before it has no parameters.
             out = out.requires_grad_()
         for key, of in made.items():
-            name = self.names[key]
+            name = self.names.get(key)
+            if name is None:
+                raise TypeError("a layer takes weights that are no parameters as they are: gradients need `per_record`")
             if out.dim() != 2 or name in self.gradients:
                 raise TypeError(f"{name} is not taken once, by rows of features: gradients need `per_record`")
             self.gradients[name] = (len(self.outputs), of)

@@ -148,6 +148,23 @@ def test_a_layer_that_is_used_twice_is_refused() -> None:
         layers.per_record(twice, {"w": torch.eye(4)}, (torch.ones(2, 4), torch.ones(2, 0)), {"t": torch.ones(2, 1)})
 
 
+def test_weights_that_are_made_of_parameters_are_refused_and_a_norm_without_any_is_none_of_them() -> None:
+    theta = {"w": torch.ones(2, 3, requires_grad=True)}
+    batch = (torch.arange(6.0).view(2, 3), torch.zeros(2, 0))
+
+    def loss(scale: float) -> Any:
+        def of(theta: Params, batch: Any, draws: Params, extras: Params) -> Tensor:
+            x = torch.nn.functional.layer_norm(batch[0], (3,))
+            return torch.nn.functional.linear(x, theta["w"] if scale == 1 else scale * theta["w"]).square().mean()
+
+        return of
+
+    found, _ = layers.per_record(loss(1), theta, batch, {})
+    assert found["w"].norms().shape == (2,)
+    with pytest.raises(TypeError, match="weights that are no parameters as they are"):
+        layers.per_record(loss(2), theta, batch, {})
+
+
 @pytest.mark.parametrize(("network", "by_layers"), [(NETWORK, True), (UNet(widths=(8, 8)), False)])
 def test_dpsgd_names_the_networks_that_mix_no_records(
     network: Any, by_layers: bool, monkeypatch: pytest.MonkeyPatch
