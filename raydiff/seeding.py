@@ -12,6 +12,7 @@ import hashlib
 import hmac
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -46,6 +47,12 @@ class NoiseStream:
             uniform = ((np.frombuffer(bits, "<u8") >> 12) + 0.5) / 2**52  # the middles of 2^52 equal cells
             out[row] = torch.special.ndtri(torch.from_numpy(uniform)).view(out[row].shape)
         return out
+
+    def words(self, count: int, *path: str | int) -> np.ndarray[Any, np.dtype[np.uint32]]:
+        """(count,) uniform words of 32 bits of the stream named by `path` below this one: SHAKE-256's, so that what is
+        hidden under them is as secret as they are."""
+        bits = hashlib.shake_256(_digest(self.secret, (*self.path, *path))).digest(4 * count)
+        return np.frombuffer(bits, "<u4").astype(np.uint32)
 
     def generator(self, *path: str | int) -> np.random.Generator:
         """A fast generator for the stream named by `path` below this one: for millions of draws, step after step.

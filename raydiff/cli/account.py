@@ -25,13 +25,13 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 from raydiff.cli.parser import Parser
 from raydiff.lookup import check_one_of
 from raydiff.privacy import accountants
 from raydiff.privacy.ledger import Entry, Exposed, Guarantee, Ledger
-from raydiff.privacy.release import Gaussian, Relation, Trust, Unit
+from raydiff.privacy.release import Gaussian, Relation, Unit
 
 FPR = 0.01
 RELATIONS: tuple[Relation, ...] = ("zero_out", "add_remove", "replace_one")
@@ -63,7 +63,7 @@ class Elsewhere:
     """The `sensitivity` of Flower's LocalDpMod: the noise's scale."""
     unit: Unit | None = None
     """Whose part was clipped; default: example, and client with Flower's LocalDpMod."""
-    trust: Trust | None = None
+    trust: Literal["local", "central"] | None = None
     """local: the noise holds against the server, too; default: central, and local with Flower's LocalDpMod."""
     delta: float = 1e-5
     """At which epsilon is stated."""
@@ -78,7 +78,7 @@ class Elsewhere:
             for name in names:
                 if what not in given and getattr(self, name) != defaults[name]:
                     raise ValueError(f"{name} goes with {what} alone, and {given[0]} was given")
-        for name, allowed in (("unit", get_args(Unit)), ("trust", get_args(Trust))):
+        for name, allowed in (("unit", get_args(Unit)), ("trust", ("local", "central"))):
             if getattr(self, name) is not None:
                 check_one_of(name, getattr(self, name), allowed)
         if self.rounds < 1:

@@ -63,6 +63,8 @@ def subject(method: Method, public: Records | None) -> Subject:
     if isinstance(method, Summed) and method.epsilon not in (None, math.inf):
         return _summed(method, public)
     averaging = getattr(method, "averaging", None)
+    if isinstance(averaging, Averaging) and averaging.hidden:
+        raise ValueError("there is no audit of averaging.privacy.trust = aggregate: local and central trust have one")
     if isinstance(averaging, Averaging) and averaging.privacy and averaging.privacy.epsilon < math.inf:
         averaged = _averaged(averaging, averaging.privacy, method.rounds)
         return Subject(transcript=averaged, clip=averaging.privacy.clip, shape=(1, WIDTH))

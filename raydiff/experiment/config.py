@@ -182,10 +182,24 @@ class Experiment:
                 f"got {self.runtime.overcommit}"
             )
         privacy = getattr(getattr(self.method, "averaging", None), "privacy", None)
+        if privacy is not None and privacy.trust == "aggregate":
+            self._check_shares(privacy.shares)
         if self.runtime.races and privacy is not None and privacy.trust == "central":
             raise ValueError(
                 "method.averaging.privacy.trust must be local with runtime.round_deadline_s or runtime.overcommit: the "
                 "server's noise is for a fixed number of uploads, and how many are in time may depend on the data"
+            )
+
+    def _check_shares(self, shares: int) -> None:
+        if self.runtime.races:
+            raise ValueError(
+                "method.averaging.privacy.trust must not be aggregate with runtime.round_deadline_s or "
+                "runtime.overcommit: an upload that comes late finds its masks taken off"
+            )
+        if not shares <= self.min_clients:
+            raise ValueError(
+                f"min_clients must be at least method.averaging.privacy.shares = {shares}, whose noise together is "
+                f"enough, got {self.min_clients}"
             )
 
     @property

@@ -185,11 +185,12 @@ class ExactSum:
 
 
 def _summand(value: Tensors) -> tuple[Flat, tuple[torch.dtype, ...]]:
-    """(its leaves in one type, their own types)."""
-    if isinstance(value, Flat):
+    """(its leaves in one type, their own types). Of whole numbers, whose mean is none, float64."""
+    if isinstance(value, Flat) and value.layout.dtype.is_floating_point:
         return value, (value.layout.dtype,) * len(value)
-    dtypes = tuple(value[k].dtype for k in sorted(value))
-    return Flat.of(value if len(set(dtypes)) <= 1 else {k: v.double() for k, v in value.items()}), dtypes
+    dtypes = tuple(v.dtype if v.is_floating_point() else torch.float64 for _, v in sorted(value.items()))
+    alike = len({*dtypes, *(v.dtype for v in value.values())}) <= 1
+    return Flat.of(value if alike else {k: v.double() for k, v in value.items()}), dtypes
 
 
 def _ends(x: Tensor) -> tuple[float, float]:

@@ -84,9 +84,9 @@ class LocalPool:
         return tuple(number for number, client in self._clients.items() if not client.newcomer)
 
     def run(self, ids: Sequence[int], server: Params, number: int) -> Iterator[tuple[Upload, Metrics]]:
-        """`Client.run` of each."""
+        """`Client.run` of each: all that take part."""
         clients = [self._clients[i] for i in ids]
-        yield from noted(clients, number, run_clients(clients, server, number))
+        yield from noted(clients, number, run_clients(clients, server, number, ids))
 
     def race(
         self, ids: Sequence[int], server: Params, number: int, closing: Closing
@@ -253,7 +253,8 @@ def _round(
     rng, noise = seeding.generator(keys.seed, *path), NoiseStream(keys.secret, (keys.digest, *path))
     try:
         with beating(folder, "the server", number, began=time.time(), loss=instruments):
-            after, metrics, events = method.aggregate(server, uploads, Round(number, rng, noise, desk.clients))
+            rnd = Round(number, rng, noise, desk.clients, masks=keys.masks(number, ids))
+            after, metrics, events = method.aggregate(server, uploads, rnd)
     except Diverged as e:
         raise Failed("the server", number, str(e)) from None
     if desk.summand is None:

@@ -62,7 +62,8 @@ class Partial:
         """Raises ValueError where the weights of its uploads add up to nothing."""
         if not self.total.count:
             return Mean({}, 0)
-        return Mean(self.total.over(self.weight), self.total.count)
+        clients = tuple(sorted(s.client for s in self.sent if s.rejected is None))
+        return Mean(self.total.over(self.weight), self.total.count, clients)
 
 
 class Desk:

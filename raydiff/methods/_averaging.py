@@ -14,7 +14,7 @@ import torch
 
 from raydiff import tree
 from raydiff.data.records import Records
-from raydiff.federated.form import Form, form_of
+from raydiff.federated.form import Form, Leaf, form_of
 from raydiff.federated.method import (
     SCRATCH,
     SERVER_ONLY,
@@ -31,6 +31,7 @@ from raydiff.models.classifier import Classifier
 from raydiff.models.d3pm import DiscreteDiffusion
 from raydiff.models.ddpm import DDPM, Sampling
 from raydiff.models.training import Training, fit
+from raydiff.privacy.aggregate import BITS
 from raydiff.privacy.client_level import ClientPrivacy
 from raydiff.privacy.release import Event, NonPrivate, Release, disclose
 from raydiff.tree import Params, Tensors
@@ -80,10 +81,17 @@ class Averaging:
             raise ValueError(f"beta1 and beta2 must be in [0, 1), got {self.beta1} and {self.beta2}")
         if self.privacy is not None and self.privacy.trust == "central" and self.weights != "uniform":
             raise ValueError("weights must be uniform where the server adds the noise (privacy.trust = central)")
+        if self.hidden and self.weights != "uniform":
+            raise ValueError("weights must be uniform where the server sees the sum alone (privacy.trust = aggregate)")
         if self.max_update_norm is not None and not 0 < self.max_update_norm < math.inf:
             raise ValueError(f"max_update_norm must be a positive number or none, got {self.max_update_norm}")
         if self.max_update_norm is not None and self.privacy is not None:
             raise ValueError("max_update_norm must be none where privacy is given: its clip bounds updates already")
+
+    @property
+    def hidden(self) -> bool:
+        """Whether updates are whole numbers under masks, and the server sees their sum alone."""
+        return self.privacy is not None and self.privacy.trust == "aggregate"
 
     def release(self, update: Params, rnd: Round, *, rounds: int) -> Release:
         """A client's update on its way to the server; `rounds` is how often a client sends one at most. The update is
@@ -91,7 +99,7 @@ class Averaging:
         if self.privacy is None:
             return disclose(update, AS_THEY_ARE, copy=False)
         assert rnd.noise is not None  # A client's round always has a noise stream.
-        return self.privacy.release(update, rounds=rounds, noise=rnd.noise)
+        return self.privacy.release(update, rounds=rounds, noise=rnd.noise, client=rnd.client, masks=rnd.masks)
 
     def upload_event(self, *, rounds: int) -> Event:
         """The event of any update's release."""
@@ -99,11 +107,15 @@ class Averaging:
 
     def form(self, before: Tensors) -> Form:
         """What an update of the parameters `before` looks like: like them, and not too long, unless they are all 0."""
+        if self.hidden:
+            return Form({k: Leaf(tuple(v.shape), torch.int32) for k, v in before.items()})
         longest = self.max_update_norm * tree.norm(before) if self.max_update_norm is not None else 0.0
         return form_of(before, longest=longest or math.inf)
 
     def summand(self, before: Tensors, *, rounds: int) -> Summand:
         """How updates of the parameters `before` are averaged, and how large they may be."""
+        if self.hidden:
+            return Summand("uniform", 2.0 ** (BITS - 1))
         if self.privacy is None:
             size = TIMES * max(1.0, tree.largest(before))
             size = size if math.isfinite(size) else TIMES  # No update of such a model is finite either.
@@ -117,6 +129,8 @@ class Averaging:
         """(the mean update as it may be published, what publishing it reveals)."""
         if self.privacy is None or self.privacy.trust == "local":
             return mean.value, []
+        if self.privacy.trust == "aggregate":
+            return self.privacy.revealed(mean.value, arrived=mean.clients, rounds=rounds, masks=rnd.masks), []
         assert rnd.noise is not None  # The server's round always has a noise stream.
         value, event = self.privacy.publish(mean.value, count=mean.count, rounds=rounds, noise=rnd.noise)
         return value, [event]
@@ -203,6 +217,11 @@ class Averaged(Method, Protocol):
         """The shared model's first weights."""
         return self.model.init(rng)
 
+    @property
+    def accountant(self) -> str:
+        """The tightest one that has a theorem."""
+        return "exact" if self.averaging.privacy is None else self.averaging.privacy.accountant
+
     def upload_event(self, records: int, number: int) -> Event:
         """That of every update."""
         return self.averaging.upload_event(rounds=self.rounds)
@@ -219,6 +238,8 @@ class Averaged(Method, Protocol):
         """The server's optimiser takes one step along the clients' mean update."""
         mean, events = self.averaging.publish(uploads, rnd, rounds=self.rounds)
         moments, before = f"{SERVER_ONLY}/averaging", {k: server[k] for k in mean}
+        if self.averaging.hidden:  # Whole numbers have become float64s.
+            mean = {k: v.to(before[k].dtype) for k, v in mean.items()}
         after, moved = self.averaging.step(before, mean, tree.under(moments, server))
         return {**server, **after, **tree.prefixed(moments, moved)}, {"server/update_norm": tree.norm(mean)}, events
 

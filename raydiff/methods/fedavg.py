@@ -2,7 +2,7 @@
 fine-tuning; with `averaging.privacy` DP-FedAvg (McMahan et al. 2018, arXiv 1710.06963).
 
 Adversary: none without `averaging.privacy`: weights are sent as they are, so epsilon is infinite. With it: the server
-(local trust) or whoever sees the model (central trust); the unit is a client. Fine-tuning is not covered.
+(local or aggregate trust) or whoever sees the model (central trust); the unit is a client. Fine-tuning is not covered.
 
 | paper | here |
 |---|---|

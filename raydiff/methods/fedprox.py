@@ -2,7 +2,7 @@
 clients are held near the server's weights.
 
 Adversary: none without `averaging.privacy`: weights are sent as they are, so epsilon is infinite. With it: the server
-(local trust) or whoever sees the model (central trust); the unit is a client. Fine-tuning is not covered.
+(local or aggregate trust) or whoever sees the model (central trust); the unit is a client. Fine-tuning is not covered.
 
 | paper | here |
 |---|---|

@@ -2,7 +2,8 @@
 is one gradient step away from its own.
 
 Adversary: none without `averaging.privacy`: weights are sent as they are, so epsilon is infinite. With it: the server
-(local trust) or whoever sees the model (central trust); the unit is a client. The adapted models are not covered.
+(local or aggregate trust) or whoever sees the model (central trust); the unit is a client. The adapted models are not
+covered.
 
 | paper | here |
 |---|---|

@@ -17,6 +17,8 @@ guesses.
 | add_remove, zero_out | all | pld, rdp |
 | replace_one | all | pld, where the unit adds a vector of norm at most half the sensitivity |
 
+Of sums of discrete Gaussians (trust aggregate) only their Renyi divergence is known: rdp and theorem cover them.
+
 All see unsampled Gaussians through mu = sensitivity / standard deviation, or tau = mu^2 / 2. Under
 composition mu^2 and tau add up, also where a value depends on those before it (Dong, Roth & Su 2019, arXiv
 1905.02383). exact = pld <= rdp <= theorem; of sampled ones pld <= rdp.
@@ -35,7 +37,7 @@ from typing import Literal, TypeVar
 from torch import Tensor
 
 from raydiff.privacy import pairs
-from raydiff.privacy.release import Event, Gaussian, NonPrivate, Nothing
+from raydiff.privacy.release import DiscreteGaussian, Event, Gaussian, NonPrivate, Nothing
 
 Accountant = Literal["exact", "rdp", "theorem"]
 """Of what is not sampled, where pld is exact."""
@@ -56,7 +58,7 @@ class Unsupported(ValueError):
 def exact(events: Sequence[Event], delta: float) -> float:
     """The smallest epsilon at which the composed Gaussians are (epsilon, delta)-DP.
 
-    Raises ValueError for events that do not compose, Unsupported for sampled ones.
+    Raises ValueError for events that do not compose, Unsupported for sampled and discrete ones.
     """
     _check_delta(delta)
     return _exact(gaussian_dp_mu(events), delta)
@@ -66,7 +68,7 @@ def pld(events: Sequence[Event], delta: float) -> float:
     """The smallest epsilon, from the distribution of the privacy loss; covers Poisson sampling.
 
     Without sampling it is `exact`; else above the truth by less than a thousandth of it. Raises ValueError for events
-    that do not compose.
+    that do not compose, Unsupported for discrete ones.
     """
     _check_delta(delta)
     kinds = kinds_of(events)
@@ -85,7 +87,7 @@ def rdp(events: Sequence[Event], delta: float) -> float:
         if replaced:
             raise Unsupported("rdp has no theorem for Poisson sampling under replace_one: use the pld accountant")
         return _rdp_sampled(kinds, delta)
-    return _rdp(_tau(gaussian_dp_mu(events)), delta)
+    return _rdp(_tau(renyi_mu(events)), delta)
 
 
 def theorem(events: Sequence[Event], delta: float) -> float:
@@ -95,7 +97,7 @@ def theorem(events: Sequence[Event], delta: float) -> float:
     Raises ValueError for events that do not compose, Unsupported for sampled ones.
     """
     _check_delta(delta)
-    tau = _tau(gaussian_dp_mu(events))
+    tau = _tau(renyi_mu(events))
     return tau + 2 * math.sqrt(tau * -math.log(delta))
 
 
@@ -161,8 +163,17 @@ def gaussian_dp_mu(events: Sequence[Event]) -> float:
     """mu of Gaussian DP for the composition of `events`: what bounds every attack on them.
 
     0 for nothing, inf for no protection. Raises ValueError for events that do not compose, Unsupported for
-    sampled ones.
+    sampled and for discrete ones.
     """
+    mu = renyi_mu(events)
+    if mu < math.inf:
+        _check_curve(events)
+    return mu
+
+
+def renyi_mu(events: Sequence[Event]) -> float:
+    """mu such that the Renyi divergence of every order a is at most a mu^2 / 2: `gaussian_dp_mu`, but of discrete
+    Gaussians too. Raises as that does."""
     gaussians = _gaussians(events)
     if gaussians is None:
         return math.inf
@@ -173,22 +184,30 @@ def gaussian_dp_mu(events: Sequence[Event]) -> float:
 
 def kinds_of(events: Sequence[Event]) -> tuple[tuple[pairs.Kind, ...], bool] | None:
     """(the steps of each kind, whether they are under replace_one): what decides the privacy loss of `events`. None
-    where something is unprotected. Raises ValueError for events that do not compose."""
+    where something is unprotected. Raises ValueError for events that do not compose, Unsupported for discrete ones."""
     gaussians = _gaussians(events)
+    if gaussians is not None:
+        _check_curve(gaussians)
     return None if gaussians is None else _kinds(gaussians)
 
 
 @functools.lru_cache
-def mu_for(epsilon: float, delta: float) -> float:
-    """The largest mu, to within a relative 1e-9, at which `exact` is at most epsilon."""
+def mu_for(epsilon: float, delta: float, accountant: Literal["exact", "rdp"] = "exact") -> float:
+    """The largest mu, to within a relative 1e-9, at which that accountant's epsilon is at most epsilon."""
     check_budget(epsilon, delta)
+    spent = _exact if accountant == "exact" else lambda mu, delta: _rdp(_tau(mu), delta)
     low, high = 0.0, 1.0
-    while _exact(high, delta) <= epsilon:
+    while spent(high, delta) <= epsilon:
         low, high = high, 2 * high
     while high - low > 1e-9 * high:
         middle = (low + high) / 2
-        low, high = (middle, high) if _exact(middle, delta) <= epsilon else (low, middle)
+        low, high = (middle, high) if spent(middle, delta) <= epsilon else (low, middle)
     return low
+
+
+def knows_no_curve(events: Iterable[Event]) -> bool:
+    """Whether of some of these only Renyi divergences are known."""
+    return any(isinstance(e, DiscreteGaussian) for e in events)
 
 
 def epsilon_for(mu: float, delta: float) -> float:
@@ -218,6 +237,23 @@ def fpr_floor(mu: float, tpr: float) -> float:
 
     _check_mu(mu)
     return 0.0 if mu == math.inf else float(ndtr(ndtri(min(1.0, tpr)) - mu))
+
+
+def renyi_tpr_ceiling(mu: float, fpr: float) -> float:
+    """The largest true positive rate of any membership attack at this false positive rate where only Renyi divergences
+    are known (`renyi_mu`), those of both neighbours from each other.
+
+    By Hoelder's inequality P(A) <= (Q(A) e^D)^((a - 1) / a) of a divergence D <= a tau of order a; at the best order
+    that is exp(-(sqrt(ln 1 / Q(A)) - sqrt(tau))^2). It holds of what the attack takes for P, and of all else with P and
+    Q exchanged.
+    """
+    _check_mu(mu)
+    if mu == math.inf or fpr >= 1:
+        return 1.0
+    root, unlikely = math.sqrt(_tau(mu)), math.sqrt(-math.log(fpr)) if fpr > 0 else math.inf
+    caught = math.exp(-((unlikely - root) ** 2)) if unlikely > root else 1.0
+    missed = math.exp(-((root + math.sqrt(-math.log1p(-fpr))) ** 2))
+    return min(caught, 1 - missed)
 
 
 def release_event(clip: float, abar: float) -> Gaussian:
@@ -272,6 +308,12 @@ def _gaussians(events: Sequence[Event]) -> list[Gaussian] | None:
     if unprotected or any(g.std_over_sensitivity == 0 for g in gaussians):
         return None
     return gaussians
+
+
+def _check_curve(events: Iterable[Event]) -> None:
+    """Raises Unsupported where `knows_no_curve`."""
+    if knows_no_curve(events):
+        raise Unsupported("sums of discrete Gaussians have no trade-off curve here: use the rdp accountant")
 
 
 def _kinds(gaussians: Iterable[Gaussian]) -> tuple[tuple[pairs.Kind, ...], bool]:

@@ -2,34 +2,41 @@
 
 Unit: all records of one client, replaced by any others. Each client's update is clipped to a norm as a whole; then
 either the client adds the noise itself (local trust: it holds against the server), or the server, which is trusted with
-the clipped updates, adds it to their sum (central trust: it holds against everybody else, the other clients included).
+the clipped updates, adds it to their sum (central trust: it holds against everybody else, the other clients included),
+or every client adds a share of it and hides its update from the server, which sees the sum alone (aggregate trust: it
+holds against the server, too, as long as `shares` of the participants keep their noise to themselves: see `aggregate`).
 
 Deviations: no amplification by sampling clients, since a server sees who takes part and rounds have fixed counts; the
-relation is replace-one, for the number of clients is public. Under local trust so is each client's number of records,
-which the server sees: it is declared in the event.
+relation is replace-one, for the number of clients is public. Under local and aggregate trust so is each client's number
+of records, which the server sees: it is declared in the event.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import get_args
+from typing import Literal, get_args
 
+from raydiff.later import later
 from raydiff.lookup import check_one_of
-from raydiff.privacy import accountants
+from raydiff.privacy import accountants, aggregate
+from raydiff.privacy.aggregate import Encoding, Masks
 from raydiff.privacy.release import (
+    DiscreteGaussian,
     Event,
     Gaussian,
     NonPrivate,
     Release,
     Trust,
+    already_private,
     clipped_update,
     disclose,
     gaussian_update,
     noised,
 )
 from raydiff.seeding import NoiseStream
-from raydiff.tree import Params
+from raydiff.tree import Params, Tensors
 
 DELTA = 1e-5
 """The delta at which a client-level epsilon is stated."""
@@ -45,33 +52,77 @@ class ClientPrivacy:
     clip: float = 1.0
     """Norm to which an update is clipped. A public number: never take it from private data."""
     trust: Trust = "local"
-    """local: clients add the noise; central: the server does, once per round, to the sum."""
+    """local: clients add the noise; central: the server does, once per round, to the sum; aggregate: clients add a
+    share of it each, and the server sees the sum alone."""
+    shares: int | None = later(None)
+    """Under aggregate trust: how many of a round's participants have all of the noise together. A round with fewer
+    fails. With more of them the sum has more noise, and so many may drop out, or tell the server their noise."""
 
     def __post_init__(self) -> None:
         accountants.check_budget(self.epsilon, DELTA)
         if not (self.clip > 0 and math.isfinite(self.clip)):
             raise ValueError(f"clip must be a positive number, got {self.clip}")
         check_one_of("trust", self.trust, get_args(Trust))
+        if self.trust != "aggregate":
+            if self.shares is not None:
+                raise ValueError(f"shares must be none unless trust is aggregate, got {self.shares}")
+        elif self.shares is None or self.shares < 2:
+            raise ValueError(
+                "shares must be at least 2 under trust = aggregate (so many of a round's participants have all of the "
+                f"noise), got {'none' if self.shares is None else self.shares}"
+            )
+        elif self.epsilon == math.inf:
+            raise ValueError("epsilon must be a number under trust = aggregate, whose masks need noise; got inf")
 
     def std(self, rounds: int) -> float:
-        """Standard deviation of each round's noise, on one update (local) or on their sum (central), such that
-        `rounds` rounds keep to the budget."""
+        """Standard deviation of each round's noise, on one update (local) or on their sum (central, and aggregate: of
+        `shares` clients' noise, but for what rounding costs), such that `rounds` rounds keep to the budget."""
         if self.epsilon == math.inf:
             return 0.0
-        return 2 * self.clip * math.sqrt(rounds) / accountants.mu_for(self.epsilon, DELTA)
+        return 2 * self.clip * math.sqrt(rounds) / accountants.mu_for(self.epsilon, DELTA, self.accountant)
 
-    def release(self, update: Params, *, rounds: int, noise: NoiseStream) -> Release:
-        """What a client sends."""
+    @property
+    def accountant(self) -> Literal["exact", "rdp"]:
+        """The one that has a theorem of this noise: the tightest."""
+        return "rdp" if self.trust == "aggregate" else "exact"
+
+    def release(
+        self,
+        update: Params,
+        *,
+        rounds: int,
+        noise: NoiseStream,
+        client: int | None = None,
+        masks: Masks | None = None,
+    ) -> Release:
+        """What a client sends; under aggregate trust `masks` are the round's."""
+        if self.trust == "aggregate":
+            if client is None or masks is None:
+                raise ValueError("under trust = aggregate a client has to know who it is, and who else takes part")
+            clipped, encoding = clipped_update(update, self.clip), self._encoding(update, rounds)
+            value = aggregate.hidden(clipped, encoding, client=client, masks=masks, noise=noise)
+            return already_private(value, self.upload_event(rounds), copy=False)
         if self.trust == "local":
             return gaussian_update(update, clip=self.clip, std=self.std(rounds), noise=noise)
         return disclose(clipped_update(update, self.clip), TRUSTED, copy=False)
 
     def upload_event(self, rounds: int) -> Event:
         """The event of any release, which no update changes."""
-        if self.trust == "local":
-            ratio = self.std(rounds) / (2 * self.clip)
-            return Gaussian(ratio, "client", "replace_one", "local", declared=("examples",))
-        return NonPrivate(TRUSTED)
+        if self.trust == "central":
+            return NonPrivate(TRUSTED)
+        ratio, kind = self.std(rounds) / (2 * self.clip), DiscreteGaussian if self.trust == "aggregate" else Gaussian
+        return kind(ratio, "client", "replace_one", self.trust, declared=("examples",))
+
+    def revealed(self, mean: Tensors, *, arrived: Collection[int], rounds: int, masks: Masks | None) -> Params:
+        """The mean update under aggregate trust, in float64, from that of what these clients have sent."""
+        if masks is None:
+            raise ValueError("under trust = aggregate the server has to know who was asked for an update")
+        return aggregate.revealed(mean, self._encoding(mean, rounds), arrived=arrived, masks=masks)
+
+    def _encoding(self, update: Tensors, rounds: int) -> Encoding:
+        assert self.shares is not None  # It is given under aggregate trust.
+        ratio, size = self.std(rounds) / (2 * self.clip), aggregate.size_of(update)
+        return Encoding.of(clip=self.clip, ratio=ratio, size=size, shares=self.shares)
 
     def publish(self, mean: Params, *, count: int, rounds: int, noise: NoiseStream) -> tuple[Params, Gaussian]:
         """The mean of `count` clipped updates as the server publishes it under central trust, and its event."""

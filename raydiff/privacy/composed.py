@@ -32,7 +32,7 @@ def _worst(exposures: Sequence[Sequence[Event]]) -> list[Event]:
         members = [accountants.of_group(events, group) for events in exposures]
         every = [e for events in members for e in events]
         if all(e.sampling_rate == 1 for e in every):
-            strongest: list[Gaussian] = max(members, key=accountants.gaussian_dp_mu)
+            strongest: list[Gaussian] = max(members, key=accountants.renyi_mu)
             worst += strongest
         else:  # No number orders sampled Gaussians, so the worst of each parameter counts.
             bound = replace(

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from raydiff.privacy import accountants, losses
-from raydiff.privacy.release import Event, NonPrivate, Nothing, event_from_dict, event_to_dict
+from raydiff.privacy.release import DiscreteGaussian, Event, NonPrivate, Nothing, event_from_dict, event_to_dict
 
 _Group = tuple[str | None, str | None, str]
 """(unit, relation, trust); without unit and relation where nothing but unprotected values was sent."""
@@ -80,14 +80,14 @@ class Ledger:
         """Add what clients sent in `round`: (client, event, bytes) of each.
 
         Raises ValueError for a client's second upload in that round, for an earlier round than the last, and for
-        an event that is not of local trust.
+        an event of central trust, which is the server's.
         """
         new, seen = [], self._seen_in(round)
         for client, event, nbytes in uploads:
             if client < 0:
                 raise ValueError(f"client must be >= 0, got {client}")
-            if not isinstance(event, Nothing) and event.trust != "local":
-                raise ValueError(f"an upload's event must have local trust, client {client}'s has {event.trust}")
+            if not isinstance(event, Nothing) and event.trust == "central":
+                raise ValueError(f"an upload's event must have local or aggregate trust, client {client}'s has central")
             if client in seen:
                 raise ValueError(f"client {client} already has an upload in round {round}: resend the stored one")
             seen.add(client)
@@ -161,7 +161,7 @@ class Ledger:
     def mu(self, client: int | None = None) -> float:
         """mu of Gaussian DP of a client's records (None: the worst over clients), against the stronger adversary.
 
-        Raises ValueError where their events do not compose, Unsupported for sampled ones.
+        Raises ValueError where their events do not compose, Unsupported for sampled and discrete ones.
         """
         one = self if client is None else Ledger(tuple(e for e in self.entries if e.client in (client, PUBLISHED)))
         spent = Spent(one)
@@ -300,7 +300,7 @@ class Exposed:
     def mu(self) -> float:
         """mu of Gaussian DP of the client that fares worst.
 
-        Raises ValueError where events do not compose, Unsupported for sampled ones.
+        Raises ValueError where events do not compose, Unsupported for sampled and discrete ones.
         """
         return max(accountants.gaussian_dp_mu(events) for events in [*self.events(), ()])
 
@@ -373,4 +373,5 @@ def _words(event: Event) -> str:
     sampled = f", Poisson sampling {event.sampling_rate:g}" if event.sampling_rate < 1 else ""
     steps = f", {event.steps} steps" if event.steps > 1 else ""
     about = f"per {event.unit}, {event.relation.replace('_', '-')}, {event.trust} trust"
-    return f"Gaussian noise {event.std_over_sensitivity:.4g} x sensitivity ({about}{sampled}{steps})"
+    noise = "discrete Gaussian noise" if isinstance(event, DiscreteGaussian) else "Gaussian noise"
+    return f"{noise} {event.std_over_sensitivity:.4g} x sensitivity ({about}{sampled}{steps})"

@@ -35,7 +35,9 @@ Relation = Literal["replace_one", "zero_out", "add_remove"]
 """What neighbours differ in. zero_out: a unit counts, or nothing does in its place, so that their number may be public
 (Kairouz et al. 2021, arXiv 2103.00039, Definition 1.1; Ponomareva et al. 2023, arXiv 2303.00654). add_remove:
 one more or fewer, so that their number is not public; DP-SGD's events in older sweeps say so."""
-Trust = Literal["local", "central"]
+Trust = Literal["local", "central", "aggregate"]
+"""Whom the noise holds against. local: the server too, for clients add it. central: all but the server, which adds it.
+aggregate: the server too, which sees sums of clients' values alone, each with a share of the noise (`aggregate`)."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,17 @@ class Gaussian:
             raise ValueError(f"steps must be at least 1, got {self.steps}")
 
 
+@dataclass(frozen=True)
+class DiscreteGaussian(Gaussian):
+    """A sum of discrete Gaussians, of which one theorem holds: its Renyi divergence of every order a is at most that of
+    a Gaussian, a / (2 std_over_sensitivity^2). It has no sampling."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.sampling_rate != 1:
+            raise ValueError(f"sampling_rate must be 1 of a DiscreteGaussian, got {self.sampling_rate}")
+
+
 Event = Nothing | NonPrivate | Gaussian
 
 
@@ -89,7 +102,7 @@ def event_to_dict(event: Event) -> dict[str, Any]:
 
 def event_from_dict(data: dict[str, Any]) -> Event:
     """Read back what `event_to_dict` wrote. Raises ValueError on an unknown kind."""
-    kinds: dict[str, type] = {c.__name__: c for c in (Nothing, NonPrivate, Gaussian)}
+    kinds: dict[str, type] = {c.__name__: c for c in (Nothing, NonPrivate, Gaussian, DiscreteGaussian)}
     fields = dict(data)
     kind = fields.pop("kind", None)
     if kind not in kinds:
@@ -176,13 +189,13 @@ def already_private(value: Tensors, event: Event, *, copy: bool = True) -> Relea
 
 def accountable(sent: object) -> Release:
     """`sent` where it is a release that a ledger takes from a client; else an empty one of event `UNACCOUNTED`."""
-    if isinstance(sent, Release) and (isinstance(sent.event, Nothing) or _is_local(sent.event)):
+    if isinstance(sent, Release) and (isinstance(sent.event, Nothing) or _is_a_client_s(sent.event)):
         return sent
     return Release({}, UNACCOUNTED, _KEY)
 
 
-def _is_local(event: object) -> bool:
-    return isinstance(event, NonPrivate | Gaussian) and event.trust == "local"
+def _is_a_client_s(event: object) -> bool:
+    return isinstance(event, NonPrivate | Gaussian) and event.trust != "central"
 
 
 def gaussian_records(

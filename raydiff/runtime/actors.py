@@ -99,12 +99,14 @@ class Worker:
         self._messages = _messages(self._results(trial, ids, tensors(server), number), seconds=0.0)
         return self.more(trial)
 
-    def sums(self, trial: str, ids: Sequence[int], server: Arrays, number: int, seconds: float) -> Any:
+    def sums(
+        self, trial: str, ids: Sequence[int], server: Arrays, number: int, seconds: float, among: Sequence[int]
+    ) -> Any:
         """The sum of what `Client.run` sends of as many as end within `seconds`, one at least; `more` gives that of the
-        others."""
+        others. `among` take part in the round, in this worker and in others."""
         clients, params = self._of(trial, ids), tensors(server)
         desk = Desk(clients[0].method, params, number, self._federation)
-        results = self._in_its_slice(ids, number, run_clients(clients, params, number))
+        results = self._in_its_slice(ids, number, run_clients(clients, params, number, among))
         folded = functools.partial(partial_sum, desk, results, spare=self._spare, store=clients[0].store)
         self._messages = (folded(seconds=seconds) for _ in ids)
         return self.more(trial)
@@ -235,7 +237,7 @@ class RayPool:
 
         def ask(worker: Any, part: list[int], deaths: int) -> Any:
             seconds = 0.0 if closing or deaths else min(PART_S, silence_s / 4)
-            return worker.sums.remote(self._digest, part, ref, desk.number, seconds)
+            return worker.sums.remote(self._digest, part, ref, desk.number, seconds, list(ids))
 
         everyone = Closing(enough=len(ids))
         for part in self._arrivals(ids, ask, closing or everyone, _clients_of_part):

@@ -147,7 +147,11 @@ def one_step(experiment: Experiment) -> Experiment:
     for path, training in trainings(experiment.method):
         none = training.of(1).steps == 0
         steps |= {f"method.{path}.steps": 0 if none else rounds, f"method.{path}.epochs": None}
-    cut: Experiment = override(experiment, {**steps, "newcomers": None, "runtime.noise_secret": None})
+    bare: dict[str, Any] = {"newcomers": None, "runtime.noise_secret": None}
+    privacy = getattr(getattr(experiment.method, "averaging", None), "privacy", None)
+    if privacy is not None and privacy.trust == "aggregate":  # No sum of so few is revealed, and it is none of a GPU's.
+        bare["method.averaging.privacy"] = None
+    cut: Experiment = override(experiment, {**steps, **bare})
     return cut
 
 

@@ -145,6 +145,11 @@ class _Silent(NoiseStream):
         return Weakened(self.secret, self.path, 0.0).generator(*path)
 
 
+PRIVACY = "--method.averaging.privacy"
+SHARED = ["--method.averaging.weights", "uniform", PRIVACY, "clientprivacy"]
+SHARED += [f"{PRIVACY}.trust", "aggregate", f"{PRIVACY}.shares", "2"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -153,6 +158,10 @@ class _Silent(NoiseStream):
         (["digits", "--method", "localonly"], "LocalOnly adds no noise"),
         (["digits", "--method", "fedavg"], "FedAvg adds no noise .* without method.averaging.privacy"),
         (["frontier", "--method", "dpsgd", "--epsilon", "none"], "DPSGD adds no noise"),
+        (
+            ["digits", "--method", "fedavg", "--min_clients", "2", *SHARED],
+            "there is no audit of averaging.privacy.trust = aggregate",
+        ),
         (["digits", "--canaries", "6"], "at least 8 canaries"),
         (["digits", "--seeds", "0"], "--seeds must be at least 1, got 0"),
         (["digits", "--confidence", "2"], r"confidence must be in \(0, 1\), got 2.0"),

@@ -435,6 +435,16 @@ def test_noise_for_a_fixed_count_needs_rounds_without_a_deadline(tiny: Experimen
         override(tiny, {"method": methods["central"], **closing})
 
 
+def test_a_sum_needs_as_many_as_share_its_noise_and_nobody_late(tiny: Experiment) -> None:
+    averaging = Averaging(weights="uniform", privacy=ClientPrivacy(trust="aggregate", shares=2))
+    hidden = {"method": FedAvg(model=tiny.method.model, averaging=averaging)}
+    assert override(tiny, {**hidden, "min_clients": 2}).min_clients == 2
+    with pytest.raises(ValueError, match=r"^min_clients must be at least .*privacy\.shares = 2, .* got 1$"):
+        override(tiny, hidden)
+    with pytest.raises(ValueError, match=r"must not be aggregate with runtime\.round_deadline_s or"):
+        override(tiny, {**hidden, "min_clients": 2, "runtime.round_deadline_s": 1.0})
+
+
 def test_overrides_are_checked_together(tiny: Experiment) -> None:
     """t0 = 3 breaks the old budget, and a large budget alone would be for naught."""
     with pytest.raises(ValueError, match="must be at least"):

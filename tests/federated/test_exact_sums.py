@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raydiff.federated.exact_sum import BLOCK, SUM_BITS, ExactSum, Grid, OutOfRange
-from raydiff.tree import Params
+from raydiff.seeding import generator
+from raydiff.tree import Flat, Params
 
 ROOM = 8.0
 FLOATS = st.floats(-ROOM, ROOM, width=32) | st.sampled_from([0.0, -0.0, 2.0**-149, -(2.0**-140), 2.0**-126, ROOM])
@@ -173,3 +174,16 @@ def test_the_sum_of_nothing_is_merged_without_a_trace() -> None:
     total.merge(exact(grid, [(leaf([1.0]), 1.0)]))
     total.merge(ExactSum(grid))
     assert total.over(1.0)["w"].tolist() == [1.0]
+
+
+@pytest.mark.parametrize("flat", [True, False])
+def test_the_mean_of_whole_numbers_is_none_and_gives_back_their_sum(flat: bool) -> None:
+    """As large as int32 has them: by seven, which no power of two is a multiple of."""
+    ends, rng = torch.iinfo(torch.int32), generator(2)
+    values = [{"n": torch.randint(ends.min, ends.max, (999,), generator=rng, dtype=torch.int32)} for _ in range(7)]
+    total = ExactSum(Grid.of(2.0**31, 7))
+    for v in values:
+        total.add(Flat.of(v) if flat else v)
+    mean = total.over(7)["n"]
+    assert mean.dtype == torch.float64
+    assert ((mean * 7).round().to(torch.int64) == sum(v["n"].to(torch.int64) for v in values)).all()

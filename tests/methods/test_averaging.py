@@ -192,10 +192,27 @@ def test_a_repeated_round_repeats_the_noise(fedavg: FedAvg) -> None:
             lambda: Averaging(privacy=ClientPrivacy(trust="central")),
             "weights must be uniform where the server adds the noise (privacy.trust = central)",
         ),
+        (
+            lambda: Averaging(privacy=ClientPrivacy(trust="aggregate", shares=2)),
+            "weights must be uniform where the server sees the sum alone (privacy.trust = aggregate)",
+        ),
         (lambda: Averaging(max_update_norm=0.0), "max_update_norm must be a positive number or none, got 0.0"),
         (lambda: ClientPrivacy(clip=math.inf), "clip must be a positive number, got inf"),
         (lambda: ClientPrivacy(epsilon=0.0), "epsilon must be > 0, got 0.0"),
-        (lambda: ClientPrivacy(trust="none"), "trust must be one of local, central, got 'none'"),  # type: ignore[arg-type]
+        (
+            lambda: ClientPrivacy(trust="none"),  # type: ignore[arg-type]
+            "trust must be one of local, central, aggregate, got 'none'",
+        ),
+        (lambda: ClientPrivacy(shares=3), "shares must be none unless trust is aggregate, got 3"),
+        (
+            lambda: ClientPrivacy(trust="aggregate"),
+            "shares must be at least 2 under trust = aggregate (so many of a round's participants have all of the "
+            "noise), got none",
+        ),
+        (
+            lambda: ClientPrivacy(trust="aggregate", shares=2, epsilon=math.inf),
+            "epsilon must be a number under trust = aggregate, whose masks need noise; got inf",
+        ),
     ],
 )
 def test_bad_values_are_refused_in_one_sentence(make: object, says: str) -> None:

@@ -32,7 +32,7 @@ from raydiff.models.networks import UNet
 from raydiff.models.training import Training
 from raydiff.privacy.budget import covers
 from raydiff.privacy.client_level import ClientPrivacy
-from raydiff.privacy.release import Gaussian, NonPrivate, Nothing
+from raydiff.privacy.release import DiscreteGaussian, Gaussian, NonPrivate, Nothing
 from raydiff.seeding import NoiseStream, generator
 from raydiff.tree import Params
 
@@ -291,6 +291,23 @@ def test_a_late_client_is_charged_what_its_upload_costs(experiment: Experiment, 
             assert told.std_over_sensitivity == ratio
         else:
             assert told == entry.event
+
+
+def test_where_the_server_sees_the_sum_alone_it_is_the_same_mean_but_for_the_noise(experiment: Experiment) -> None:
+    method, path = experiment.method, "averaging.privacy"
+    if not overrides.has_path(experiment, f"method.{path}") or isinstance(method, Scaffold | DPSGD):
+        pytest.skip("it has no client-level privacy")
+    method = overrides.override(method, {"averaging.weights": "uniform"})
+    plain = overrides.override(method, {path: ClientPrivacy(trust="central", epsilon=math.inf)})
+    privacy = ClientPrivacy(trust="aggregate", epsilon=1e6, shares=2)
+    hidden = overrides.override(method, {path: privacy})
+    p, q = whole(plain)[0], whole(hidden)[0]
+    assert all(leaf.dtype == q.server[k].dtype for k, leaf in p.server.items())
+    size = sum(leaf.numel() for k, leaf in p.server.items() if not leaf.equal(q.server[k]))  # A private middle stays.
+    noise = privacy.std(method.rounds) / 2 * math.sqrt(size)  # Of the mean of two, which have all of it.
+    assert size > 500 and 0.9 < tree.norm(tree.sub(p.server, q.server)) / noise < 1.1
+    assert whole(hidden)[-1].rejected == {}
+    assert all(isinstance(e.event, DiscreteGaussian) for e in whole(hidden)[-1].ledger.entries)
 
 
 def test_what_a_method_sends_is_all_that_it_accepts(method: Method) -> None:

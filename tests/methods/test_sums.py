@@ -15,7 +15,7 @@ from toys import KEYS, QUADRATIC, values
 
 from raydiff import tree
 from raydiff.data.records import Records
-from raydiff.federated.client import Client, Failed
+from raydiff.federated.client import Client, Failed, run_clients
 from raydiff.federated.method import LocalResult, Round
 from raydiff.federated.rounds import Closing, LocalPool, Progress, rounds
 from raydiff.federated.sums import Desk, Late, Partial, partial_sum
@@ -39,6 +39,12 @@ METHODS: dict[str, Any] = {
         rounds=3,
         averaging=Averaging(weights="uniform", privacy=ClientPrivacy(clip=0.5, trust="central")),
     ),
+    "shared noise": FedAvg(
+        model=QUADRATIC,
+        local=LOCAL,
+        rounds=3,
+        averaging=Averaging(weights="uniform", privacy=ClientPrivacy(clip=0.5, trust="aggregate", shares=4)),
+    ),
 }
 CLIENTS = 9
 
@@ -56,7 +62,8 @@ class Dealt(LocalPool):
         for i in range(self.workers):
             own = mixed[i :: self.workers]
             there = Desk(desk.method, desk.server, desk.number, desk.clients)  # A worker has its own.
-            results, seconds = self.run(own, desk.server, desk.number), 0.0 if i == 0 else math.inf
+            hosted = [self._clients[client] for client in own]
+            results, seconds = run_clients(hosted, desk.server, desk.number, ids), 0.0 if i == 0 else math.inf
             while (part := partial_sum(there, results, spare=self.spare[i], seconds=seconds)).sent:
                 yield pickle.loads(pickle.dumps(part))
 
@@ -134,11 +141,13 @@ def test_an_update_beyond_the_range_is_rejected_by_name() -> None:
         run(more, 1.0, 100.0, min_clients=2)
 
 
-@pytest.mark.parametrize("trust", ["local", "central"])
+@pytest.mark.parametrize("trust", ["local", "central", "aggregate"])
 @pytest.mark.parametrize("clip", [1e-3, 1.0, 1e5])
 def test_who_is_in_a_private_mean_does_not_depend_on_the_update(trust: Any, clip: float) -> None:
     """No update is too large once it is clipped, however far the clip is beyond what weights are like."""
-    averaging = Averaging(weights="uniform", privacy=ClientPrivacy(clip=clip, epsilon=0.1, trust=trust))
+    shares = 2 if trust == "aggregate" else None
+    privacy = ClientPrivacy(clip=clip, epsilon=0.1, trust=trust, shares=shares)
+    averaging = Averaging(weights="uniform", privacy=privacy)
     far = replace(LOCAL, learning_rate=1.9)
     method = FedAvg(model=QUADRATIC, local=far, averaging=averaging)
     for x in (0.0, 1.0, 1e7):

@@ -273,9 +273,9 @@ def test_a_round_is_recorded_whole() -> None:
 
 
 def test_trust_is_checked_at_the_gate() -> None:
-    with pytest.raises(ValueError, match="must have local trust"):
+    with pytest.raises(ValueError, match="must have local or aggregate trust"):
         Ledger().with_upload(0, 0, CENTRAL, 1)
-    with pytest.raises(ValueError, match="must have local trust"):
+    with pytest.raises(ValueError, match="must have local or aggregate trust"):
         Ledger().with_upload(0, 0, NonPrivate("weights", "central"), 1)
     with pytest.raises(ValueError, match="client must be >= 0"):
         Ledger().with_upload(0, PUBLISHED, UPLOAD, 1)

@@ -10,7 +10,7 @@ import pytest
 from scipy.stats import norm
 
 from raydiff.privacy import accountants, losses
-from raydiff.privacy.release import Gaussian, NonPrivate
+from raydiff.privacy.release import DiscreteGaussian, Gaussian, NonPrivate
 from raydiff.seeding import NoiseStream
 
 FPRS = [1e-4, 1e-3, 0.01, 0.1, 0.5, 0.9]
@@ -110,3 +110,50 @@ def test_the_ends() -> None:
     assert curve(steps(0.1, 1.0, 3)).at(1.0) == 1.0
     hardly, all_ = curve(steps(1e-3, 0.01, 1)), curve(steps(0.9, 0.1, 100))
     assert 1e-3 <= hardly.at(0.0) < 1.001e-3 and all_.auc == 1.0
+
+
+# --- where only Renyi divergences are known ---
+
+
+def best_attack(sigma: int, shares: int, shift: int) -> tuple[np.ndarray, np.ndarray]:
+    """(false, true positive rates) of all thresholds on a sum of shares that is moved by `shift` or not: its likelihood
+    ratio rises, so no test is better."""
+    z = np.arange(-30 * sigma, 30 * sigma + 1)
+    one = np.exp(-(z**2) / (2 * sigma**2))
+    noise = one / one.sum()
+    for _ in range(shares - 1):
+        noise = np.convolve(noise, one / one.sum())
+    tails = [np.append(np.pad(noise, pad)[::-1].cumsum()[::-1], 0.0) for pad in ((0, shift), (shift, 0))]
+    return tails[0], tails[1]
+
+
+def broken_through(mu: float, fpr: np.ndarray, tpr: np.ndarray) -> bool:
+    event = DiscreteGaussian(1 / mu, "client", "replace_one", "aggregate")
+    highest = np.array([losses.tpr_ceiling([event], float(f)) for f in fpr.clip(0.0, 1.0)])
+    area = float(np.trapezoid(tpr[::-1], fpr[::-1]))
+    return bool((tpr > highest + 1e-12).any()) or area > losses.auc_ceiling([event])
+
+
+@pytest.mark.parametrize("mu", [0.1, 1.0, 4.0])
+@pytest.mark.parametrize("shares", [2, 5])
+def test_the_best_attack_on_a_sum_stays_below_the_ceiling_and_with_a_third_of_the_noise_does_not(
+    mu: float, shares: int
+) -> None:
+    shift = round(mu * math.sqrt(shares) * 16)
+    exact = shift / (math.sqrt(shares) * 16)
+    assert not broken_through(exact, *best_attack(16, shares, shift))
+    assert broken_through(exact, *best_attack(16, shares, 3 * shift))
+    gaussian = accountants.auc_ceiling(exact)
+    event = DiscreteGaussian(1 / exact, "client", "replace_one", "aggregate")
+    assert gaussian < losses.auc_ceiling([event]) < min(1.0, 0.5 + 1.4 * (gaussian - 0.5))
+
+
+def test_without_noise_any_attack_on_a_sum_is_allowed() -> None:
+    event = DiscreteGaussian(1.0, "client", "replace_one", "aggregate")
+    silent = DiscreteGaussian(0.0, "client", "replace_one", "aggregate")
+    for events in ([event, NonPrivate("it", "aggregate")], [silent]):
+        assert losses.auc_ceiling(events) == losses.tpr_ceiling(events, 0.01) == 1.0
+    nothing = [DiscreteGaussian(math.inf, "client", "replace_one", "aggregate")]
+    assert losses.auc_ceiling(nothing) == pytest.approx(0.5, abs=1e-3)
+    assert losses.tpr_ceiling(nothing, 0.25) == pytest.approx(0.25)
+    assert losses.tpr_ceiling([event], 0.0) == 0.0 and losses.tpr_ceiling([event], 1.0) == 1.0

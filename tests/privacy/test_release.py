@@ -24,6 +24,7 @@ from torch import Tensor
 from raydiff import tree
 from raydiff.privacy.accountants import release_event
 from raydiff.privacy.release import (
+    DiscreteGaussian,
     Event,
     Gaussian,
     NonPrivate,
@@ -491,6 +492,7 @@ def test_a_release_holds_no_graph() -> None:
         NonPrivate("weights", "central"),
         Gaussian(0.5, "client", "add_remove", "central", 0.1, 7, ("labels", "counts")),
         Gaussian(0.5, "example", "zero_out", "local", 0.1, 7),
+        DiscreteGaussian(0.5, "client", "replace_one", "aggregate", declared=("examples",)),
     ],
 )
 def test_events_round_trip(event: Event) -> None:

@@ -222,6 +222,15 @@ def test_under_central_trust_the_stated_guarantee_is_the_outsiders(tmp_path: Pat
     assert said(table)[0] == f"epsilon (against outsiders only; the server sees the updates): {kind}"
 
 
+def test_under_aggregate_trust_it_holds_against_the_server(tmp_path: Path) -> None:
+    for digest, epsilon, distance in (("a", 10.0, 2.0), ("b", 50.0, 1.0)):
+        dp_fedavg(tmp_path, digest, epsilon, distance, trust="aggregate")
+    table = table_of(tmp_path)
+    assert cells(table)["epsilon server"][:2] == ["10.00", "50.00"]
+    kind = "per client, replace-one, aggregate trust, delta 1e-05, exact accountant"
+    assert said(table)[0] == f"epsilon (against the server, which sees sums of updates alone): {kind}"
+
+
 def test_pareto_within_each_kind_and_against_what_holds_for_every_kind(tmp_path: Path) -> None:
     table = table_of(write_kinds(tmp_path)).set_index("digests")
     best = {"a0", "a1", "c0", "c1", "d", "e", "f0"}  # e sends nothing and beats b0 and b1; f0 beats f1

@@ -20,20 +20,24 @@ from raydiff.experiment.trial import Trial
 from raydiff.federated.rounds import Closing, rounds
 from raydiff.federated.sums import Late
 from raydiff.methods import DPSGD, PFDM, SPIRE, FedAvg, LocalOnly, Moon, Scaffold, SharedRep
+from raydiff.methods._averaging import Averaging
 from raydiff.models.ddpm import DDPM, Sampling
 from raydiff.models.networks import MLP
 from raydiff.models.training import Training
+from raydiff.privacy.client_level import ClientPrivacy
 
 pytestmark = pytest.mark.ray
 
 MODEL = DDPM(network=MLP(width=16, depth=1), timesteps=20)
 TRAINING = Training(steps=4, batch=8)
 DDIM = Sampling(sampler="ddim", steps=5)
+SHARED = Averaging(weights="uniform", privacy=ClientPrivacy(trust="aggregate", shares=2))
 METHODS = {
     "pfdm": PFDM(
         model=MODEL, clip=6.8, local=TRAINING, server=TRAINING, server_rounds=2, sampling=DDIM, client_sampling=DDIM
     ),
     "fedavg": FedAvg(model=MODEL, rounds=2, local=TRAINING, sampling=DDIM),
+    "shared noise": FedAvg(model=MODEL, rounds=2, local=TRAINING, sampling=DDIM, averaging=SHARED),
     "localonly": LocalOnly(model=MODEL, local=TRAINING, sampling=DDIM),
     "spire": SPIRE(model=MODEL, rounds=2, local=TRAINING, sampling=DDIM),
     "sharedrep": SharedRep(model=MODEL, rounds=2, local=TRAINING, sampling=DDIM),
@@ -45,8 +49,14 @@ SECRET = "00112233445566778899aabbccddeeff"
 
 
 def experiment(method, clients: int) -> Experiment:
+    least = 2 if getattr(method, "averaging", None) == SHARED else 1
     return Experiment(
-        method=method, clients=clients, partition=Iid(), evaluation=None, runtime=Runtime(noise_secret=SECRET)
+        method=method,
+        clients=clients,
+        min_clients=least,
+        partition=Iid(),
+        evaluation=None,
+        runtime=Runtime(noise_secret=SECRET),
     )
 
 

@@ -17,6 +17,7 @@ from raydiff.federated.client import Client
 from raydiff.methods import METHODS, FedAvg, LocalOnly
 from raydiff.models import lockstep as cohort
 from raydiff.models.training import Task
+from raydiff.privacy.client_level import ClientPrivacy
 from raydiff.runtime import gpu_memory, tuner
 from raydiff.runtime.actors import Worker
 from raydiff.runtime.plan import Planned
@@ -75,6 +76,9 @@ def test_the_probe_is_one_step_and_one_evaluation(tiny: Experiment, monkeypatch:
     passes = override(fedavg, {"method.local.epochs": 9, "method.local.replacement": False, "evaluation": None})
     gpu_memory.probe(passes, Fake(3, 0))
     assert seen == ["1 step of 8, 30 records"]
+    privacy = ClientPrivacy(trust="aggregate", shares=2)  # No sum of one client's update is ever shown.
+    hidden = {"method.averaging.weights": "uniform", "method.averaging.privacy": privacy, "min_clients": 2}
+    assert gpu_memory.probe(override(fedavg, {**hidden, "evaluation": None}), Fake(3, 0)) == (3, 80 * GB)
 
 
 @pytest.mark.parametrize(("workers", "size"), [(1, 4), (2, 3), (4, 2), (5, 1)])

@@ -91,7 +91,9 @@ def spread(rows: pd.DataFrame) -> pd.DataFrame:
 
 def against(kind: str) -> str:
     """Whom an epsilon of this kind holds against."""
-    return "outsiders only; the server sees the updates" if "central trust" in kind else "the server"
+    if "central trust" in kind:
+        return "outsiders only; the server sees the updates"
+    return "the server, which sees sums of updates alone" if "aggregate trust" in kind else "the server"
 
 
 def shown(epsilon: float | None, kind: str = "") -> str:

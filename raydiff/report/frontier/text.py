@@ -124,7 +124,7 @@ def _epsilons(rows: pd.DataFrame) -> Iterator[Column]:
     """One column; where there are several kinds, one for each, headed by its letter."""
     known, several = records(rows), _letters(rows)
     if len(several) < 2:
-        central = any(against(kind) != "the server" for kind in several)
+        central = any(against(kind).startswith("outsiders") for kind in several)
         yield "epsilon", "outsiders" if central else "server", [shown(r["epsilon"]) for r in known]
         return
     for kind, letter in several.items():

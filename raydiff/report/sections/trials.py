@@ -44,7 +44,8 @@ def ledgers(sweep: SweepView, out: Path) -> Section:
         return Section([*blocks, html.paragraph("There is no ledger to show.")])
     found = pd.DataFrame(rows)
     says = "Clients whose messages and epsilons are equal share a row. The events say unit, relation and trust: local "
-    says += "trust holds against the server, central trust against outsiders only. "
+    says += "trust holds against the server, central trust against outsiders only, aggregate trust against the server "
+    says += "where it sees sums alone. "
     says += "Client -1 is what the server published."
     cells = _grouped(found)
     names = [c.replace("epsilon_", "epsilon, ") for c in map(str, found) if c.startswith("epsilon_")]

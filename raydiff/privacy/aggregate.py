@@ -1,0 +1,235 @@
+"""Secure aggregation with distributed noise: the server learns the sum of a round's updates, and nothing else of them.
+
+Each participant clips its whole update, scales it to whole numbers, adds its own share of noise, and hides the result
+under masks; of the sum of all the server takes the masks off. The noise of `shares` participants together is the full
+noise (Kairouz, Liu & Steinke 2021, "The Distributed Discrete Gaussian Mechanism", arXiv 2102.06387).
+
+Privacy. Let x be a client's d whole numbers, ||x|| <= B, and the entries of each share N_Z(0, sigma^2): P(z)
+proportional to exp(-z^2 / (2 sigma^2)). Replacing the client moves the sum by 2 B at most. With m shares its Renyi
+divergence of order a is at most a mu^2 / 2, where mu = 2 B / (sqrt(m) sigma) + tau sqrt(d) and tau = 10 times the sum
+over 0 < k < m of exp(-2 pi^2 sigma^2 k / (k + 1)) (Proposition 14 there): that of Gaussian noise but for tau, which is
+below 10^-1000 where sigma >= 16, and is covered by SLACK. More shares, and the reduction modulo 2^32, are
+post-processing. Nothing is claimed of the trade-off curve.
+
+Sensitivity. Entries are rounded at random, unbiased, and again until ||x|| <= B, where B^2 = c^2 + d / 4 + c + sqrt(d)
+/ 2 of the scaled clip c: at least 1 - exp(-1/2) of all roundings are (Theorem 1 there, beta = exp(-1/2)).
+
+Masks (Bonawitz et al. 2017, arXiv 1611.04482). Each participant adds words of a seed of its own, and for each other one
+words of a seed that both have, which one adds and the other takes off. What leaves it is uniform modulo 2^32 whatever
+its update is. Of who has sent the server is told the own seeds, of who has not the seeds shared with those who have:
+never both of one. This is the protocol's arithmetic in a simulation: seeds come from the sweep's secret, no keys are
+exchanged, seeds are not shared out among the clients, and no message is authenticated.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from raydiff.seeding import NoiseStream
+from raydiff.tree import Params, Tensors
+
+BITS = 32
+"""Numbers are added modulo two to this power: a message takes as many bytes as an update in float32."""
+LEAST = 16
+"""Standard deviation of a share, at least, in steps: what is not Gaussian about a sum of shares is then nothing."""
+LARGEST = 2**24
+"""And at most: the sampler's whole numbers fit 64 bits."""
+FINE = 4.0
+"""B is at least so many times the root of the number of entries, so that rounding costs the clip about 1 % of it."""
+SLACK = 1e-9
+"""Relative: more than tau and the rounding of these few numbers."""
+MOST = 2**20
+"""Participants whose mean of 32 bits gives back their sum, in float64."""
+WRAPS = 2.0**-40
+"""Probability that any entry of a round's sum wraps around, at most; it would cost no privacy, but the model."""
+
+Whole = np.ndarray[Any, np.dtype[np.int64]]
+Words = np.ndarray[Any, np.dtype[np.uint32]]
+
+
+@dataclass(frozen=True)
+class Masks:
+    """What the updates of a round are hidden under."""
+
+    seeds: NoiseStream
+    """Of this round, and of nothing else."""
+    participants: tuple[int, ...]
+    """Who was asked for an update."""
+
+    def hiding(self, client: int, size: int) -> Words:
+        """(size,): what this participant adds to its numbers."""
+        others = (other for other in self.participants if other != client)
+        return sum((self._shared(client, other, size) for other in others), self._own(client, size))
+
+    def left(self, arrived: Collection[int], size: int) -> Words:
+        """(size,): the sum of what these have added. Seeds that two of them share have cancelled, and stay secret."""
+        missing = [client for client in self.participants if client not in arrived]
+        total = np.zeros(size, np.uint32)
+        for client in arrived:
+            total += self._own(client, size)
+            for other in missing:
+                total += self._shared(client, other, size)
+        return total
+
+    def _own(self, client: int, size: int) -> Words:
+        return self.seeds.words(size, "own", client)
+
+    def _shared(self, client: int, other: int, size: int) -> Words:
+        words = self.seeds.words(size, "shared", *sorted((client, other)))
+        return words if client < other else -words
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """Updates as whole numbers, and the noise of one share: of public numbers alone."""
+
+    size: int
+    """d: entries of an update."""
+    shares: int
+    """m: participants whose noise together is the full noise."""
+    sigma: int
+    """Standard deviation of a share, in steps (of the discrete Gaussian's parameter, from which it does not differ)."""
+    longest: int
+    """B^2: no update's whole numbers have a larger sum of squares."""
+    scale: float
+    """Steps in 1."""
+    clip: float
+    """Norm to which updates are clipped."""
+
+    @classmethod
+    def of(cls, *, clip: float, ratio: float, size: int, shares: int) -> Encoding:
+        """The coarsest steps at which rounding costs next to nothing. `ratio` is the full noise's standard deviation
+        over what a replaced client moves. Raises ValueError where the numbers would not fit."""
+        fine = max(64.0, FINE * math.sqrt(size))
+        sigma = max(LEAST, math.ceil(2 * ratio * fine / math.sqrt(shares)))
+        bound = sigma * math.sqrt(shares) / (2 * ratio) * (1 - SLACK)
+        if sigma > LARGEST or bound > 2 ** (BITS - 2):
+            raise ValueError(
+                f"privacy.trust = aggregate has no room for noise of {ratio:.4g} x sensitivity on updates of {size} "
+                f"entries modulo 2^{BITS}: epsilon must be "
+                + ("larger, or shares more" if sigma > LARGEST else "smaller")
+            )
+        clipped = math.sqrt(bound**2 - size / 4 - math.sqrt(size) / 2 + 0.25) - 0.5  # c, of B^2 above
+        return cls(size, shares, sigma, math.floor(bound**2), clipped / clip, clip)
+
+    def check_room(self, participants: int) -> None:
+        """Raises ValueError where the sum of so many may wrap around."""
+        tail = self.sigma * math.sqrt(2 * participants * math.log(2 * self.size / WRAPS))  # each share is subgaussian
+        if participants > MOST or participants * math.sqrt(self.longest) + tail >= 2 ** (BITS - 1):
+            raise ValueError(
+                f"the updates of {participants} participants may wrap around modulo 2^{BITS} under privacy.trust = "
+                f"aggregate: give fewer participants or a larger epsilon"
+            )
+
+    def rounded(self, x: Any, noise: NoiseStream) -> Whole:
+        """A clipped update (d,) in steps. Raises ValueError where it is not clipped."""
+        exact = self.scale * np.asarray(x, np.float64)
+        if not float(np.linalg.norm(exact)) <= self.scale * self.clip:
+            raise ValueError(f"the update must be clipped to {self.clip:g} before it is rounded")
+        low, rng = np.floor(exact), noise.generator("rounding")
+        while True:
+            steps = (low + (rng.random(self.size) < exact - low)).astype(np.int64)
+            if int(steps @ steps) <= self.longest:
+                return steps
+
+    def share(self, noise: NoiseStream) -> Whole:
+        """(d,): one participant's noise."""
+        return discrete_gaussian(self.sigma, self.size, noise.generator("share"))
+
+
+def hidden(update: Tensors, encoding: Encoding, *, client: int, masks: Masks, noise: NoiseStream) -> Params:
+    """What a participant sends: its clipped update in steps, its share of noise and its masks, modulo 2^32, as int32
+    leaves of the same shapes."""
+    if client not in masks.participants:
+        raise ValueError(f"client {client} takes no part in this round, whose masks are for {list(masks.participants)}")
+    encoding.check_room(len(masks.participants))
+    x = torch.cat([update[k].detach().double().reshape(-1) for k in sorted(update)]).cpu().numpy()
+    steps = encoding.rounded(x, noise) + encoding.share(noise)
+    words = steps.astype(np.uint32) + masks.hiding(client, encoding.size)
+    return _leaves(torch.from_numpy(words.view(np.int32)), update)
+
+
+def revealed(mean: Tensors, encoding: Encoding, *, arrived: Collection[int], masks: Masks) -> Params:
+    """The mean update, in float64, of those who have `arrived`; `mean` is that of what they sent, as it is.
+
+    Raises ValueError where these are fewer than `shares`: their noise is too little, and no mask is taken off.
+    """
+    if len(arrived) < encoding.shares or not set(arrived) <= set(masks.participants):
+        raise ValueError(
+            f"{len(arrived)} of {len(masks.participants)} participants have sent their update, and privacy.shares = "
+            f"{encoding.shares} are needed for the noise: what they sent stays hidden"
+        )
+    total = torch.cat([mean[k].double().reshape(-1) for k in sorted(mean)]).mul(len(arrived)).round().to(torch.int64)
+    words = total.numpy().astype(np.uint32) - masks.left(arrived, encoding.size)
+    steps = torch.from_numpy(words.view(np.int32)).double()
+    return _leaves(steps / (encoding.scale * len(arrived)), mean)
+
+
+def size_of(update: Tensors) -> int:
+    """d of an update."""
+    return sum(v.numel() for v in update.values())
+
+
+def _leaves(flat: torch.Tensor, like: Tensors) -> Params:
+    parts = flat.split([like[k].numel() for k in sorted(like)])
+    return {k: part.view(like[k].shape).clone() for k, part in zip(sorted(like), parts, strict=True)}
+
+
+# --- noise, by whole numbers alone: nothing of it is rounded ---
+
+
+def discrete_gaussian(sigma: int, count: int, rng: np.random.Generator) -> Whole:
+    """(count,) draws of N_Z(0, sigma^2), exactly: algorithm D of Karney 2016 (arXiv 1303.6257) for a whole sigma."""
+    if not 1 <= sigma <= LARGEST:
+        raise ValueError(f"sigma must be in 1..{LARGEST}, got {sigma}")
+    found, missing = [np.zeros(0, np.int64)], count
+    while missing > 0:
+        found.append(_drawn(sigma, 2 * missing + 16, rng)[:missing])
+        missing -= len(found[-1])
+    return np.concatenate(found)
+
+
+def _drawn(sigma: int, tries: int, rng: np.random.Generator) -> Whole:
+    """What is accepted of so many proposals +-(k sigma + j), j < sigma: with (k + j / sigma)^2 in place of k, it is
+    k / 2 first, then k (k - 1) / 2, then the rest of half that square that the exponent takes."""
+    k = np.zeros(tries, np.int64)
+    going = np.arange(tries)
+    while len(going):
+        going = going[_happens(np.ones_like(going), np.full_like(going, 2), rng)]
+        k[going] += 1
+    k = k[_all_happen(np.ones_like(k), np.ones_like(k), k * (k - 1) // 2, rng)]
+    j = rng.integers(0, sigma, len(k))
+    kept = _all_happen(j * (2 * k * sigma + j), 2 * sigma * sigma * (k + 1), k + 1, rng)
+    sizes, negative = (k * sigma + j)[kept], rng.integers(0, 2, int(kept.sum())) == 1
+    once = ~(negative & (sizes == 0))  # 0 has no sign
+    drawn: Whole = np.where(negative, -sizes, sizes)[once]
+    return drawn
+
+
+def _all_happen(a: Whole, b: Whole, times: Whole, rng: np.random.Generator) -> Any:
+    """Which of the events of probability exp(-times a / b) happen: `times` independent ones of exp(-a / b)."""
+    going = np.arange(len(a))
+    done, at = np.zeros(len(a), bool), 0
+    while len(going):
+        over = times[going] == at
+        done[going[over]] = True
+        going, at = going[~over], at + 1
+        going = going[_happens(a[going], b[going], rng)]
+    return done
+
+
+def _happens(a: Whole, b: Whole, rng: np.random.Generator) -> Any:
+    """Which of the events of probability exp(-a / b) happen, 0 <= a <= b (Canonne, Kamath & Steinke 2020, arXiv
+    2004.00010, Algorithm 1)."""
+    happens, going, n = np.zeros(len(a), bool), np.arange(len(a)), 1
+    while len(going):
+        more = rng.integers(0, n * b[going]) < a[going]
+        happens[going[~more]] = n % 2 == 1
+        going, n = going[more], n + 1
+    return happens

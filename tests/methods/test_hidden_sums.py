@@ -1,0 +1,142 @@
+"""Averaging where the server sees the sum alone: rounds, rejected uploads, crashes, and what the ledger says."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from toys import KEYS, QUADRATIC, values
+
+from raydiff import tree
+from raydiff.federated.checkpoint import Store
+from raydiff.federated.client import Client, Failed, Keys
+from raydiff.federated.method import LocalResult, Mean, Round
+from raydiff.federated.rounds import LocalPool, Progress, rounds
+from raydiff.methods import FedAvg
+from raydiff.methods._averaging import Averaging
+from raydiff.models.training import Training
+from raydiff.privacy import accountants
+from raydiff.privacy.budget import Budget
+from raydiff.privacy.client_level import DELTA, ClientPrivacy
+from raydiff.privacy.ledger import Ledger
+from raydiff.privacy.release import DiscreteGaussian, Gaussian, already_private
+from raydiff.seeding import generator
+from raydiff.tree import Params
+
+LOCAL = Training(steps=12, batch=4, optimizer="sgd", learning_rate=0.1, decay="constant")
+BAD = 100.0
+
+
+def method(cls: type[FedAvg] = FedAvg, **privacy: Any) -> FedAvg:
+    settings: dict[str, Any] = {"epsilon": 3.0, "clip": 0.5, "trust": "aggregate", "shares": 3, **privacy}
+    averaging = Averaging(weights="uniform", privacy=ClientPrivacy(**settings))
+    return cls(model=QUADRATIC, local=LOCAL, rounds=3, averaging=averaging)
+
+
+def run(how: FedAvg, *x: float, store: Store | None = None, **options: Any) -> list[Progress]:
+    pool = LocalPool([Client(i, how, values(v), keys=KEYS, store=store) for i, v in enumerate(x)])
+    return list(rounds(how, pool, keys=KEYS, store=store, **options))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Betrayed(FedAvg):
+    """Its client with records of BAD sends what has another type."""
+
+    def local_update(self, server: Params, state: Params, data: Any, rnd: Round) -> LocalResult:
+        result = super().local_update(server, state, data, rnd)
+        if float(data.images.max()) < BAD:
+            return result
+        sent = result.release
+        return replace(result, release=already_private({k: v.double() for k, v in sent.value.items()}, sent.event))
+
+
+def test_with_next_to_no_noise_it_is_the_clipped_mean() -> None:
+    """Of 5 clients, of which 4 are clipped; the server's model keeps its type."""
+    plain = run(method(trust="central", shares=None, epsilon=math.inf), 0.0, 1.0, 2.0, -3.0, 4.0)
+    hidden = run(method(epsilon=1e8), 0.0, 1.0, 2.0, -3.0, 4.0)
+    for p, q in zip(plain, hidden, strict=True):
+        assert q.server["w"].dtype == torch.float32 and q.rejected == {}
+        assert float(q.server["w"]) == pytest.approx(float(p.server["w"]), abs=2e-3)
+    assert abs(float(plain[-1].server["w"])) > 0.1
+
+
+def test_the_rejected_one_s_masks_come_off_and_its_update_is_in_no_sum() -> None:
+    (first, *_), (without, *_) = run(method(Betrayed, epsilon=1e8), 0.1, BAD, 0.2, 0.3), run(method(), 0.1, 0.2, 0.3)
+    assert list(first.rejected) == [1] and without.rejected == {}
+    plain = run(method(trust="central", shares=None, epsilon=math.inf), 0.1, 0.2, 0.3)[0]
+    assert float(first.server["w"]) == pytest.approx(float(plain.server["w"]), abs=2e-3)
+    assert {e.client for e in first.ledger.entries} == {0, 1, 2, 3}  # It was sent all the same, under its masks.
+
+
+def test_fewer_than_the_noise_is_for_end_the_round() -> None:
+    with pytest.raises(Failed, match="2 of 3 uploads can be used, fewer than min_clients = 3"):
+        run(method(Betrayed), 0.1, BAD, 0.2, min_clients=3)
+    with pytest.raises(ValueError, match=r"2 of 3 participants have sent their update, .* stays hidden"):
+        run(method(Betrayed), 0.1, BAD, 0.2)
+
+
+def test_all_rounds_together_keep_to_the_budget_by_the_accountant_that_has_a_theorem() -> None:
+    how = method()
+    ledger: Ledger = run(how, *[0.1] * 4)[-1].ledger
+    assert how.accountant == "rdp" and FedAvg().accountant == "exact"
+    for view in (ledger.server, ledger.outsiders):
+        (guarantee,) = view.guarantees(DELTA, how.accountant)
+        assert (guarantee.unit, guarantee.relation, guarantee.trust) == ("client", "replace_one", "aggregate")
+        assert 3.0 - 1e-6 < guarantee.epsilon <= 3.0 and guarantee.declared == ("examples",)
+    event = how.upload_event(4, 0)
+    assert {e.event for e in ledger.entries} == {event}
+    ratio = math.sqrt(3) / accountants.mu_for(3.0, DELTA, "rdp")
+    assert event == DiscreteGaussian(ratio, "client", "replace_one", "aggregate", declared=("examples",))
+    (row, *_) = ledger.table(DELTA)
+    assert row["epsilon_exact"] is None and row["epsilon_rdp"] == guarantee.epsilon
+    assert row["events"].startswith("3 x discrete Gaussian noise") and "aggregate trust" in row["events"]
+    assert Ledger.from_json(ledger.to_json()) == ledger
+
+
+def test_who_takes_no_part_in_a_round_spends_nothing_in_it() -> None:
+    ledger = run(method(), *[0.1] * 6, participants=3, min_clients=3)[0].ledger
+    assert len({e.client for e in ledger.entries}) == 3
+
+
+def test_it_is_never_composed_with_another_trust() -> None:
+    hidden = run(method(), *[0.1] * 3)[-1].ledger
+    local = Gaussian(5.0, "client", "replace_one", "local", declared=("examples",))
+    both = hidden.with_upload(3, 0, local, 4)
+    assert {g.trust for g in both.guarantees(DELTA, "rdp")} == {"aggregate", "local"}
+    assert both.epsilon(DELTA, "rdp") == math.inf
+    why = Budget(unit="client").refuses([method().upload_event(4, 0)])
+    assert why == (
+        "its guarantee is per client, replace-one, aggregate trust, which does not compose with the budget's"
+    )
+
+
+def test_a_stored_upload_is_resent_under_the_same_masks(tmp_path: Path) -> None:
+    whole = run(method(), *[0.1, 0.2, 0.3], store=Store(tmp_path / "a", tmp_path / "cache"))
+    store = Store(tmp_path / "b", tmp_path / "cache")
+    clients = [Client(i, method(), values(v), keys=KEYS, store=store) for i, v in enumerate([0.1, 0.2, 0.3])]
+    clients[1].run(method().init_server(None, generator(KEYS.seed, "server", "init")), 0, (0, 1, 2))
+    crashed = run(method(), *[0.1, 0.2, 0.3], store=store)
+    assert crashed[0].metrics["client/1/upload/resent"] == 1.0
+    assert [tree.digest(p.server) for p in crashed] == [tree.digest(p.server) for p in whole]
+
+
+def test_without_knowing_who_takes_part_nothing_is_sent_and_nothing_shown() -> None:
+    how, server = method(), {"w": torch.zeros(1)}
+    with pytest.raises(ValueError, match=r"^under trust = aggregate a client has to know who it is"):
+        Client(0, how, values(1.0), keys=KEYS).run(server, 0)
+    with pytest.raises(ValueError, match=r"^under trust = aggregate the server has to know who was asked"):
+        how.aggregate(server, Mean({"w": torch.zeros(1)}, 3, (0, 1, 2)), Round(0, generator(0)))
+
+
+def test_no_two_rounds_or_trials_have_a_mask_in_common_and_a_repeated_round_has_the_same() -> None:
+    def mask(keys: Keys, number: int, client: int) -> bytes:
+        return keys.masks(number, (0, 1, 2)).hiding(client, 8).tobytes()
+
+    others = [KEYS, replace(KEYS, digest="another trial"), replace(KEYS, secret=b"fedcba9876543210")]
+    masks = {mask(keys, number, client) for keys in others for number in range(3) for client in range(3)}
+    assert len(masks) == 27
+    assert mask(KEYS, 1, 2) == mask(replace(KEYS, seed=99), 1, 2)  # The seed is known to everybody.
