@@ -23,7 +23,7 @@ RECORDS = 10_000  # training records on a CPU: more cost memory and time to read
 ORDER = ("data", "partition", "newcomers", "method", "audit", "evaluation", "runtime")
 FEWEST = 40  # records of a class below which all clients get the same mixture of classes
 TABLE_EPOCHS, TABLE_STEPS = 100, 20_000
-SIZES = ((64, 256, 2000, 2e-3), (256, 384, 4000, 1e-3), (math.inf, 512, 6000, 1e-3))
+SIZES = ((64, 256, 2000, 2e-3), (256, 384, 4000, 1e-3), (math.inf, 512, 12_000, 1e-3))
 """(values of a picture at most, width of the MLP, steps of each training, initial learning rate)."""
 MANY = 3072
 """Values from which on an MLP on a CPU gives colours and outlines, not objects."""
