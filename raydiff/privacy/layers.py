@@ -95,11 +95,11 @@ class _Kept(TorchFunctionMode):
     def _layer_norm(
         self, x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
     ) -> Tensor:
-        out = F.layer_norm(x, shape, weight, bias, eps)
-        if weight is None and bias is None:
-            return out
         normal = F.layer_norm(x.detach(), shape, eps=eps)
-        return self._keep(out, {id(weight): lambda g: g * normal, id(bias): lambda g: g})
+        made = ((weight, lambda g: g * normal), (bias, lambda g: g))
+        given = {id(v): of for v, of in made if v is not None}
+        out = F.layer_norm(x, shape, weight, bias, eps)
+        return self._keep(out, given) if given else out
 
     def _embedding(self, index: Tensor, weight: Tensor, *options: Any, **named: Any) -> Tensor:
         rows = F.one_hot(index, len(weight)).to(weight.dtype)

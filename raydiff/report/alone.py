@@ -91,8 +91,9 @@ def draw(sweep: SweepView, found: pd.DataFrame, path: Path) -> None:
             look = {"color": colour, "marker": marker, "capsize": 2}
             plots.points(axes, of["asked"], of["mean"], (base + of["low"], base + of["high"]), label=str(arm), **look)
         axes.axhline(base, color="black", linestyle="--", label="training alone, which sends nothing")
-        scale = "log" if own_kind["mean"].min() > 0 else "linear"  # An unbiased distance can be below 0.
-        axes.set(xscale="log", yscale=scale, title=cell, xlabel=f"epsilon, {str(kind).split(', delta')[0]}")
+        if own_kind["mean"].min() > 0:  # An unbiased distance can be below 0.
+            plots.logarithmic(axes)
+        axes.set(xscale="log", title=cell, xlabel=f"epsilon, {str(kind).split(', delta')[0]}")
         axes.set_xticks(ticks := sorted(own["asked"].unique()), [f"{tick:g}" for tick in ticks])
         axes.xaxis.minorticks_off()
     grid[0][0].set(ylabel=spoken(str(sweep.measure)))

@@ -16,6 +16,16 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "*")
 LINES = ("-", "--", "-.", ":")
 
 
+def logarithmic(axes: Any) -> None:
+    """A vertical axis for numbers that are far apart, all above 0, with marks at 1, 2 and 5."""
+    from matplotlib.ticker import LogLocator
+
+    axes.set(yscale="log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter("")
+
+
 def panels(rows: int, columns: int, *, size: tuple[float, float], dpi: int = 160, **shared: Any) -> tuple[Any, Any]:
     """A figure of this size in inches, and its axes as an array (rows, columns)."""
     from matplotlib.figure import Figure

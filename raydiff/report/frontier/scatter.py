@@ -15,7 +15,7 @@ from raydiff.report.cells import number, short
 from raydiff.report.frontier.kinds import NOTHING, against, comparable, kinds, shown, stated
 from raydiff.report.frontier.rows import DONE, floors_of, is_budget, network_of, ranked_by, swept
 from raydiff.report.load import Row, records
-from raydiff.report.plots import COLOURS, LINES, MARKERS, panels, save
+from raydiff.report.plots import COLOURS, LINES, MARKERS, logarithmic, panels, save
 
 WIDTH = 34
 """Of the legend's lines, in characters."""
@@ -39,8 +39,6 @@ def draw(rows: pd.DataFrame, path: Path) -> list[Spot]:
 
     Raises ValueError where no trial has a distance.
     """
-    from matplotlib.ticker import LogLocator
-
     rows = _placed(rows)
     ranked, network = ranked_by(rows), network_of(rows)
     if ranked is None:
@@ -58,10 +56,7 @@ def draw(rows: pd.DataFrame, path: Path) -> list[Spot]:
         for _, (floor,) in floors_of(rows, [name]):
             axes.axhline(floor, zorder=1, **FLOOR)
         if (values := rows[name].dropna()).min() > 0 and values.max() > FAR * values.min():
-            axes.set(yscale="log")
-            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-            axes.yaxis.set_major_formatter("{x:g}")
-            axes.yaxis.set_minor_formatter("")
+            logarithmic(axes)
         _draw_axis(axes, rows)
     figure.supxlabel(textwrap.fill(_axis_title(rows), 80 * len(distances)), fontsize=9)
     figure.legend(handles=legend, loc="outside right upper", fontsize=8, frameon=False, handlelength=3.2)
