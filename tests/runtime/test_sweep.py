@@ -167,7 +167,7 @@ def hungry(sweep, *, seed: int, least: float):
         def host(self, trial, ids, gpu):
             hosted = super().host(trial, ids, gpu)
 
-            def run(server, number):
+            def run(server, number, among):
                 raise torch.OutOfMemoryError("Tried to allocate 2.00 GiB")
 
             if trial.experiment.seed == seed and gpu < least:
@@ -337,9 +337,9 @@ def losing_the_device(sweep, folder):
             hosted = super().host(trial, ids, gpu)
 
             def guarded(client, run):
-                def computing(server, number):
+                def computing(server, number, among):
                     compute("device-side assert triggered", trial.experiment.seed == 1 and client.number == 1)
-                    return run(server, number)
+                    return run(server, number, among)
 
                 return computing
 
