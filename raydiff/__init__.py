@@ -44,6 +44,7 @@ if TYPE_CHECKING:  # what type checkers and editors see of the table below
     from raydiff.methods import FedDistr as FedDistr
     from raydiff.methods import FedProx as FedProx
     from raydiff.methods import LocalOnly as LocalOnly
+    from raydiff.methods import Marginals as Marginals
     from raydiff.methods import Moon as Moon
     from raydiff.methods import PerFedAvg as PerFedAvg
     from raydiff.methods import Scaffold as Scaffold
@@ -68,8 +69,8 @@ _MODULES = {
     "evaluation.suite": "Evaluation",
     "experiment.config": "Experiment Runtime",
     "experiment.study": "Arm Study",
-    "methods": "DPMERF DPSGD PFDM SPIRE Evolution FedAvg FedDistr FedProx LocalOnly Moon PerFedAvg Scaffold SharedRep "
-    "Sketch",
+    "methods": "DPMERF DPSGD PFDM SPIRE Evolution FedAvg FedDistr FedProx LocalOnly Marginals Moon PerFedAvg Scaffold "
+    "SharedRep Sketch",
     "methods._averaging": "Averaging",
     "models.classifier": "Classifier",
     "models.d3pm": "DiscreteDiffusion",

@@ -22,7 +22,6 @@ from raydiff.evaluation.table_audit import RowAudit
 from raydiff.experiment import overrides
 from raydiff.later import later
 from raydiff.methods import PFDM, Method
-from raydiff.models.d3pm import DiscreteDiffusion
 from raydiff.privacy.budget import Budget
 from raydiff.report.files import KEYED, read_json
 
@@ -244,8 +243,9 @@ def resolve(experiment: Experiment, dataset: Dataset) -> Experiment:
     the sweep's (`keyed`)."""
     experiment = overrides.exact(experiment)
     model: Any = experiment.method.model
-    if isinstance(model, DiscreteDiffusion) != (dataset.mapping is not None):
-        kind, wanted = ("a table", "discretediffusion") if dataset.mapping else ("no table", "a model of pictures")
+    if hasattr(model, "for_table") != (dataset.mapping is not None):
+        of_rows = "discretediffusion (the method marginals has a model of rows by itself)"
+        kind, wanted = ("a table", of_rows) if dataset.mapping else ("no table", "a model of pictures")
         raise ValueError(f"data set {dataset.name!r} is {kind}: method.model must be {wanted}")
     if experiment.runtime.vectorize and getattr(getattr(model, "network", None), "channels_last", False):
         raise ValueError(

@@ -14,6 +14,7 @@ from raydiff.methods.fedavg import FedAvg
 from raydiff.methods.feddistr import FedDistr
 from raydiff.methods.fedprox import FedProx
 from raydiff.methods.localonly import LocalOnly
+from raydiff.methods.marginals import Marginals
 from raydiff.methods.moon import Moon
 from raydiff.methods.perfedavg import PerFedAvg
 from raydiff.methods.pfdm import PFDM
@@ -37,6 +38,7 @@ METHODS: dict[str, type[Method]] = {
     "sketch": Sketch,
     "dpmerf": DPMERF,
     "evolution": Evolution,
+    "marginals": Marginals,
 }
 """Name on the command line -> class. Files on disk have the class's own name."""
 MEMBERS = [name for name in vars(Method) if not name.startswith("_")]
@@ -79,6 +81,7 @@ __all__ = [
     "FedDistr",
     "FedProx",
     "LocalOnly",
+    "Marginals",
     "Method",
     "Moon",
     "PerFedAvg",

@@ -28,7 +28,7 @@ from raydiff.data.tables import rows_file
 from raydiff.evaluation.grids import picture, to_bytes
 from raydiff.experiment import overrides
 from raydiff.federated.checkpoint import appearing, write_text
-from raydiff.models.d3pm import DiscreteDiffusion, codes_of
+from raydiff.models.d3pm import codes_of
 from raydiff.models.ddpm import device
 from raydiff.report.files import KEYED
 from raydiff.results.finished import DRAWN, Draw, Finished, Source, words
@@ -233,8 +233,7 @@ def _kind(finished: Finished, rows: int) -> dict[str, Any]:
             "parts": -(-rows // PART),
             "pixels": "8-bit PNG: round((x + 1) * 127.5) of a sample x clamped to [-1, 1]",
         }
-    model = finished.trial.experiment.method.model
-    assert isinstance(model, DiscreteDiffusion)
+    model: Any = finished.trial.experiment.method.model  # One of rows, as the data are.
     label = "what a row was made for" if model.conditional else "apart from the row: the model knows of no label"
     return {**rows_file.describe(mapping), "categories": finished.categories, "label": label}
 

@@ -70,6 +70,7 @@ DIGESTS = {
     "spire-cifar10": "0a4d214dc84ed18c",
     "spire-faces": "7d642d99a7e59755",
     "tabular-adult": "7467a6356f37b84b",
+    "frontier-adult": "a0b62dec739fd052",
     "tabular-german": "25b5e35a7c9bca11",
 }
 """Of the presets' experiments, as they are on disk: a field that is added later leaves them as they are. Those with

@@ -29,6 +29,7 @@ _FUNCTIONS = (
     feddistr.feddistr_cifar100,
     referees.niid_bench,
     referees.dpimagebench,
+    tables.frontier_adult,
     tables.removal_adult,
     tables.removal_german,
     spire.spire_digits,

@@ -1,0 +1,108 @@
+"""Marginals: counts of pairs in place of rows. How often each pair of values of two columns is there, noised once; a
+tree of columns from them.
+
+The simplest private arm for tables, and what the sketch is for pictures: each client counts, for each label, how often
+each value of a column and each pair of values of two columns is there, and sends all of it once, noised. The server
+adds over clients and fits a tree of columns (`models.forest`). It is MST (McKenna, Miklau & Sheldon 2021, arXiv
+2108.04978) without its first half: MST spends a part of the budget on which pairs to count and the rest on these alone,
+in one place; here all are counted, since clients send once, and the tree is read off the noised counts. Nothing but the
+upload is made of a client's records: rows come from releases alone.
+
+Adversary: an honest-but-curious server that sees every upload. Unit of privacy: one record (replace-one, local trust).
+Covered: the upload and all that is computed from it, every row with it, a client's own too. Not covered: labels and the
+number of records, which are public by declaration, so that a replaced record keeps its label; and the bins of columns
+where they are fitted on records (`data.fitted_on`).
+
+| symbol | here |
+|---|---|
+| u, one-hot rows of n columns, of norm sqrt(n) | `Forest.one_hot` |
+| M_r = sum of u u^T over the records with row r of labels | the upload's `pairs` (R, m (m + 1) / 2), m entries of u |
+| n_r | the upload's `counts` (R,), public |
+| sigma | sensitivity / mu(`epsilon`, `delta`), by the exact accountant |
+
+**Sensitivity.** Replacing u by v of the same label moves M, measured by its Frobenius norm, by
+
+    ||u u^T - v v^T||^2 = |u|^4 + |v|^4 - 2 <u, v>^2 = 2 n^2 - 2 (columns that agree)^2 <= 2 n^2
+
+so by sqrt(2) n at most. Clients' noises add up: of M clients it is sqrt(M) times that of one.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import ClassVar
+
+import torch
+
+from raydiff import tree
+from raydiff.data.records import Records, label_rows
+from raydiff.federated.form import Form
+from raydiff.federated.method import Deployed, LocalResult, Mean, Method, Metrics, Round, Summand
+from raydiff.methods._noised_sums import NoisedSum
+from raydiff.models import moments
+from raydiff.models.forest import Forest
+from raydiff.privacy import accountants
+from raydiff.privacy.release import Event
+from raydiff.tree import Params
+
+PAIRS = "pairs"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Marginals(Method):
+    """One noised table of pairs of each client, and a tree of columns from all of them."""
+
+    model: Forest = Forest()
+    """Categories of the columns, and the rows of labels."""
+    epsilon: float | None = 10.0
+    """Privacy budget of one record's part in the upload; None sends the counts as they are."""
+    delta: float = 1e-5
+    """The delta that goes with it."""
+
+    rounds: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        accountants.check_budget(1.0 if self.epsilon is None else self.epsilon, self.delta)
+
+    @cached_property
+    def _sum(self) -> NoisedSum:
+        sensitivity = math.sqrt(2) * len(self.model.counts)
+        return NoisedSum("counts of pairs of values", sensitivity, math.sqrt(2), self.epsilon, self.delta)
+
+    def init_server(self, public: Records | None, rng: torch.Generator) -> Params:
+        """There is nothing to begin with."""
+        return {}
+
+    def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
+        """Count, add noise, once."""
+        rows, u = label_rows(data.labels, self.model.labels), self.model.one_hot(data.images)
+        pairs = torch.stack([moments.packed(u[rows == row]) for row in range(self.model.rows)])
+        counts = rows.bincount(minlength=self.model.rows)
+        return LocalResult(state, self._sum.release({PAIRS: pairs}, counts, rnd.noise))
+
+    def upload_event(self, records: int, number: int) -> Event:
+        """One upload, the same whatever the records."""
+        return self._sum.event
+
+    def form(self, server: Params, examples: int, number: int) -> Form:
+        """Pairs for each row of labels, and counts."""
+        rows, m = self.model.rows, self.model.width
+        return self._sum.form({PAIRS: (rows, m * (m + 1) // 2)}, rows)
+
+    def summand(self, server: Params) -> Summand:
+        """The sum over clients is all that the server needs."""
+        return self._sum.summand
+
+    def aggregate(self, server: Params, uploads: Mean, rnd: Round) -> tuple[Params, Metrics, list[Event]]:
+        """The tree from the sums over all clients, which have M clients' noise."""
+        total, counts, std = self._sum.total(uploads)
+        fitted = self.model.fitted(total[PAIRS], counts, std=std)
+        edges = float((fitted["parent"] >= 0).sum())
+        return tree.prefixed("forest", fitted), {"server/edges": edges}, []
+
+    def deploy(self, server: Params, state: Params | None = None) -> Deployed:
+        """The tree's rows, the same for every client and for the server alone."""
+        draw = partial(self.model.sample, tree.under("forest", server))
+        return Deployed({"tree": draw}, about="rows of a tree of columns, fitted to noised counts")
