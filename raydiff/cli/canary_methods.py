@@ -14,7 +14,7 @@ from raydiff import tree
 from raydiff.data.records import Records
 from raydiff.federated.exact_sum import ExactSum, Grid
 from raydiff.federated.method import SCRATCH, Mean, Round
-from raydiff.methods import DPMERF, DPSGD, PFDM, Evolution, FedDistr, Method, Sketch
+from raydiff.methods import DPMERF, DPSGD, PFDM, Evolution, FedDistr, Marginals, Method, Sketch
 from raydiff.methods._averaging import Averaging
 from raydiff.methods._noised_sums import COUNTS
 from raydiff.privacy.canaries import STRETCH, Send, one_by_one
@@ -62,6 +62,8 @@ def subject(method: Method, public: Records | None) -> Subject:
         return _feddistr(method)
     if isinstance(method, Summed) and method.epsilon not in (None, math.inf):
         return _summed(method, public)
+    if isinstance(method, Marginals):
+        raise ValueError("there is no audit of Marginals: canaries are pictures, and it counts the values of columns")
     averaging = getattr(method, "averaging", None)
     if isinstance(averaging, Averaging) and averaging.hidden:
         raise ValueError("there is no audit of averaging.privacy.trust = aggregate: local and central trust have one")

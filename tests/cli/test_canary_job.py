@@ -162,6 +162,7 @@ SHARED += [f"{PRIVACY}.trust", "aggregate", f"{PRIVACY}.shares", "2"]
             ["digits", "--method", "fedavg", "--min_clients", "2", *SHARED],
             "there is no audit of averaging.privacy.trust = aggregate",
         ),
+        (["frontier-adult"], "there is no audit of Marginals: canaries are pictures"),
         (["digits", "--canaries", "6"], "at least 8 canaries"),
         (["digits", "--seeds", "0"], "--seeds must be at least 1, got 0"),
         (["digits", "--confidence", "2"], r"confidence must be in \(0, 1\), got 2.0"),

@@ -136,8 +136,8 @@ def test_under_noise_that_drowns_the_pairs_columns_are_drawn_alone() -> None:
 
 
 def test_noise_alone_joins_no_columns() -> None:
-    """Columns that are independent stay so, of 20 draws in 17 at least: a chi square with few degrees of freedom is four
-    deviations above its mean in about one case of 300, and there are six pairs of columns."""
+    """Columns that are independent stay so, of 20 draws in 17 at least: a chi square with few degrees of freedom is
+    four deviations above its mean in about one case of 300, and there are six pairs of columns."""
     joined = 0
     for seed in range(20):
         keys = replace(KEYS, secret=bytes([seed]) * 16)
