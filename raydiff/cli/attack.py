@@ -4,6 +4,7 @@ raydiff attack RUN --out DIR                        16 shadows of client 0's own
 raydiff attack RUN --source global --out DIR        of the model that all clients share
 raydiff attack RUN --shadows 64 --workers 8 --out DIR
 raydiff attack RUN --shadows 0 --out DIR            what needs none: nothing is trained
+raydiff attack RUN --num 1000 --out DIR             of a table: the rows that raydiff generate would write
 
 RUN is named as in raydiff generate. A shadow is trained as the attacked model was, on a random half of the client's own
 records and as many others of the same classes (from the calibration and test splits), with --source global the whole
@@ -17,10 +18,16 @@ against the shadows without it), lira-online (also against those with it; Carlin
 rmia-online (what it gained by the model, beside what records gained that nobody trained on; Zarifzadeh et al. 2024).
 Timestep and threshold come from calibration records, the readings from others. Printed, and kept in DIR:
 readings.json, readings.csv and roc.png. Nothing of this is protected: privacy = none.
+
+A trial on a table is attacked by its rows alone: distance to the closest record and nearest-neighbour distance ratio
+(DCR, NNDR), singling out, linkability and inference of each column (Anonymeter, Giomi et al. 2023), membership by
+density ratio (DOMIAS, van Breugel et al. 2023); each beside records that nobody trained on, with what it is where
+nothing is remembered. None of these numbers is a guarantee.
 """
 
 from __future__ import annotations
 
+import argparse
 import csv
 import json
 import time
@@ -32,42 +39,60 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from raydiff.cli import attack_rows
 from raydiff.cli.parser import Parser
 from raydiff.evaluation.attacks import lira, quantile, rmia
 from raydiff.evaluation.attacks.membership import LOW_FPRS, attack, needed
 from raydiff.evaluation.figures import draw_roc
 from raydiff.federated.checkpoint import write_text
 from raydiff.report.cells import aligned
+from raydiff.results.finished import Finished, open_finished
 from raydiff.results.shadows import ROLES, Attacked, Request, open_attacked
 from raydiff.runtime import sweep_folder
 
+SHADOWED = ("shadows", "timesteps", "draws", "workers")
+"""Options that are about shadows and losses."""
 TPR = "tpr_at_1pct_fpr"
 """Always a column; empty where the non-members are too few."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Find the run, train its shadows, attack."""
+    """Find the run, and attack it: a table's rows, or pictures, for which shadows are trained."""
     options = _options().parse_args(argv)
-    if options.workers < 1:
-        raise ValueError(f"--workers must be at least 1, got {options.workers}")
     if options.source == "global" and options.client is not None:
         raise ValueError("--client has no meaning with --source global: the shared model is nobody's own")
     if options.out.is_dir() and any(options.out.iterdir()):
         raise ValueError(f"{options.out} is not empty: give another --out")
+    finished = open_finished(sweep_folder.trial_folder(options.run, options.storage))
+    of_table = finished.dataset.mapping is not None
+    for name in SHADOWED if of_table else ("num",):
+        if getattr(options, name) is not None:
+            raise ValueError(f"--{name} has no meaning for {'the rows of a table' if of_table else 'pictures'}")
+    if of_table:
+        client = None if options.source == "global" else options.client or 0
+        attack_rows.run(finished, client, options.out, num=options.num, seed=options.seed)
+        return 0
+    return _with_shadows(options, finished)
+
+
+def _with_shadows(options: argparse.Namespace, finished: Finished) -> int:
+    given = {name: value for name in ("shadows", "draws") if (value := getattr(options, name)) is not None}
+    workers = 1 if options.workers is None else options.workers
+    if workers < 1:
+        raise ValueError(f"--workers must be at least 1, got {workers}")
     asked = Request(
-        trial=sweep_folder.trial_folder(options.run, options.storage),
+        trial=finished.trial.folder,
         source=options.source,
         client=options.client or 0,
-        shadows=options.shadows,
         timesteps=_whole(options.timesteps),
-        draws=options.draws,
         seed=options.seed,
+        **given,
     )
-    attacked = open_attacked(asked)
+    attacked = open_attacked(asked, finished)
     started, target = time.monotonic(), attacked.target()  # first, for it refuses what cannot be computed
     print(_about(attacked), flush=True)
     try:
-        for i, _ in enumerate(_trained(attacked, options.workers), start=1):
+        for i, _ in enumerate(_trained(attacked, workers), start=1):
             passed = time.monotonic() - started
             left = passed / i * (asked.shadows - i)
             print(f"{i} of {asked.shadows} shadows, {passed:.0f} s, {left:.0f} s left", flush=True)
@@ -85,13 +110,12 @@ def _options() -> Parser:
         "--source", choices=("client", "global"), default="client", help="a client's own model, or the shared"
     )
     p.add_argument("--client", type=int, help="whose model (default: 0)")
-    p.add_argument("--shadows", type=int, default=16, help="how many, an even number, or 0 (default: %(default)s)")
+    p.add_argument("--shadows", type=int, help=f"how many, an even number, or 0 (default: {Request.shadows})")
     p.add_argument("--timesteps", help="where the loss is taken: 40,200 (default: ten from 1 to 0.4 T)")
-    p.add_argument("--draws", type=int, default=8, help="noise draws in each loss (default: %(default)s)")
-    p.add_argument("--seed", type=int, default=0, help="of halves, shadows and draws (default: %(default)s)")
-    p.add_argument(
-        "--workers", type=int, default=1, help="shadows at a time; 1: in this process (default: %(default)s)"
-    )
+    p.add_argument("--draws", type=int, help=f"noise draws in each loss (default: {Request.draws})")
+    p.add_argument("--seed", type=int, default=0, help="of halves, shadows, draws and rows (default: %(default)s)")
+    p.add_argument("--workers", type=int, help="shadows at a time; 1: in this process (default: 1)")
+    p.add_argument("--num", type=int, help="of a table: rows that are made (default: as many as records behind them)")
     p.add_argument("--out", type=Path, required=True, help="folder to write")
     return p
 

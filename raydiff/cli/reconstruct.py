@@ -20,7 +20,7 @@ from torch import Tensor
 
 from raydiff import seeding, tree
 from raydiff.cli.parser import Parser
-from raydiff.data.records import Records
+from raydiff.data.records import Records, joined
 from raydiff.evaluation.attacks.reconstruction import Denoise, Reconstruction, compare, reconstruct
 from raydiff.evaluation.grids import sample_grid
 from raydiff.experiment.trial import make_clients
@@ -97,7 +97,7 @@ def sent(finished: Finished, method: PFDM, count: int) -> tuple[Tensor, Records]
         raise ValueError(
             f"the server holds {len(pool)} uploads of {sum(map(len, parts))} records: it was tampered with"
         )
-    records = Records(*(torch.cat([getattr(p, k) for p in parts]) for k in ("images", "labels", "numbers")))
+    records = joined(parts)
     rows = torch.randperm(len(pool), generator=seeding.generator(0, "reconstructed"))[:count]
     return pool[rows], records.select(rows)
 

@@ -55,6 +55,11 @@ class Records:
         return replace(self, base=None)
 
 
+def joined(parts: Sequence[Records]) -> Records:
+    """One after the other, as clients have them: without base distributions."""
+    return Records(*(torch.cat([getattr(p, f) for p in parts]) for f in ("images", "labels", "numbers")))
+
+
 def public_mean(public: Records | None) -> Tensor:
     """The mean of the public pictures, (C, H, W). Raises ValueError where there are none."""
     if public is None or len(public) == 0:

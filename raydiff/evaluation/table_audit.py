@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raydiff.data.records import Records
+from raydiff.data.records import Records, joined
 from raydiff.federated.method import Metrics
 from raydiff.models.d3pm import DiscreteDiffusion, codes_of
 from raydiff.privacy.pdp.bound import ReleasedRows, audit, check
@@ -86,10 +86,7 @@ def measured(config: RowAudit, tables: Sequence[Records], model: DiscreteDiffusi
     unconditional model (results without it were made before conditional models were audited by label).
     """
     if together:
-        images, labels, numbers = (
-            torch.cat([getattr(t, name) for t in tables]) for name in ("images", "labels", "numbers")
-        )
-        tables = [Records(images, labels, numbers)]
+        tables = [joined(tables)]
     found = summarize(np.concatenate([config.bounds(table, model) for table in tables]))
     scope = f"pdp/{'union' if together else 'own'}"
     return {

@@ -95,6 +95,12 @@ def plan(source: Source, request: Request) -> Labels:
     return Labels(pools, request.num * len(pools))
 
 
+def part_of(source: Source, request: Request, labels: Labels, part: int) -> tuple[Tensor, Tensor]:
+    """The label rows (N, K) of part 0, 1, ... and what is made for them."""
+    rows = labels.of(part * PART, part * PART + _count(part, labels.rows))
+    return rows, source.sample(rows, _generator(source, request, part))
+
+
 @dataclass(frozen=True, eq=False)
 class Maker:
     """Writes the parts of one folder, each by itself."""
@@ -108,8 +114,7 @@ class Maker:
     def write(self, part: int) -> None:
         """Part 0, 1, ... of the folder, whole or not at all."""
         mapping = self.finished.dataset.mapping
-        rows = self.labels.of(part * PART, part * PART + _count(part, self.labels.rows))
-        made = self.source.sample(rows, _generator(self.source, self.request, part))
+        rows, made = part_of(self.source, self.request, self.labels, part)
         with appearing(self.out / _names(self.labels.rows, mapping)[part]) as temporary:
             if mapping is None:
                 _write_part(temporary, to_bytes(made), rows, self.finished.label_names, self.source)

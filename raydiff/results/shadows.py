@@ -12,7 +12,7 @@ deadline and over-commit are left out: who is drawn for a shadow's round is in t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from raydiff import seeding, tree
-from raydiff.data.records import Records
+from raydiff.data.records import Records, joined
 from raydiff.evaluation.attacks import lira, scores
 from raydiff.evaluation.attacks.targets import in_proportion
 from raydiff.federated.checkpoint import INITIAL
@@ -177,10 +177,10 @@ class Attacked:
         return self.finished.dataset.splits["public"]
 
 
-def open_attacked(request: Request) -> Attacked:
-    """Gather what a request needs. Raises ValueError, in one sentence, where there is nothing to attack or too little
-    to attack it with."""
-    finished = open_finished(request.trial)
+def open_attacked(request: Request, finished: Finished | None = None) -> Attacked:
+    """Gather what a request needs; `finished`: its trial, if that is open already. Raises ValueError, in one sentence,
+    where there is nothing to attack or too little to attack it with."""
+    finished = finished or open_finished(request.trial)
     deployed = finished.client(request.client).deploy(finished.server, finished.round)
     if request.source not in deployed.targets:
         method = type(finished.trial.experiment.method).__name__
@@ -191,9 +191,9 @@ def open_attacked(request: Request) -> Attacked:
         )
     owners = [request.client] if request.source == "client" else range(finished.trial.experiment.clients)
     held = [finished.client(i).data for i in owners]
-    members = _joined(held)
+    members = joined(held)
     others, calibrating = _nonmembers(finished.dataset.splits, members.labels[:, 0])
-    records = _joined([members, others])
+    records = joined([members, others])
     own = torch.cat([torch.full((len(r),), i) for i, r in zip(owners, held, strict=True)])
     order = torch.randperm(len(members), generator=seeding.generator(request.seed, "calibration members"))
     role = torch.tensor([1] * len(members) + [2] * calibrating + [3] * (len(others) - calibrating))
@@ -210,7 +210,7 @@ def _nonmembers(splits: Mapping[str, Records], classes: Tensor) -> tuple[Records
     """(non-members in the class mix of the members, those that calibrate first; how many these are)."""
     calibration = in_proportion(splits["calibration"], classes, most=len(classes) // 2)
     test = in_proportion(splits["test"], classes, most=len(classes) - len(calibration))
-    return _joined([calibration, test]), len(calibration)
+    return joined([calibration, test]), len(calibration)
 
 
 def _dealt(others: Records, members: Records, owner: Tensor, rng: torch.Generator) -> Tensor:
@@ -220,7 +220,3 @@ def _dealt(others: Records, members: Records, owner: Tensor, rng: torch.Generato
         mine, known = others.labels[:, 0] == c, owner[members.labels[:, 0] == c]
         dealt[mine] = known[torch.randint(len(known), (int(mine.sum()),), generator=rng)]
     return dealt
-
-
-def _joined(parts: Sequence[Records]) -> Records:
-    return Records(*(torch.cat([getattr(p, f) for p in parts]) for f in ("images", "labels", "numbers")))

@@ -1,0 +1,101 @@
+"""What attacks on rows of a finished trial on a table are given: the rows that `generate` would write, the records that
+their model was trained on, and others of the same labels that nobody trained on (of the calibration and test splits).
+
+Non-members are as many as members, with the same number of each label; where there are too few, a part of the members
+is left out. What is left of the splits are reference rows, which an attacker may have from elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from raydiff import seeding
+from raydiff.data.records import Records, joined
+from raydiff.evaluation.attacks import gower
+from raydiff.evaluation.attacks.targets import in_proportion
+from raydiff.models.d3pm import codes_of
+from raydiff.results import generate
+from raydiff.results.finished import Finished
+
+LEAST = 4
+"""Members and non-members that an attack needs: two of each to calibrate, two to evaluate."""
+
+
+@dataclass(frozen=True, eq=False)
+class AttackedRows:
+    """Codes (N, n) int64 of rows; the label is their last column where the model knows of it."""
+
+    made: Tensor
+    """What is attacked."""
+    members: Tensor
+    """Records that the model was trained on."""
+    nonmembers: Tensor
+    """As many that nobody trained on."""
+    reference: Tensor
+    """Others that nobody trained on."""
+    columns: tuple[str, ...]
+    """Names of the n columns."""
+    spans: tuple[int, ...]
+    """Which of them have numbers (`gower.spans_of`)."""
+    seed: int
+    """Of who is drawn, and of the made rows."""
+
+
+def open_rows(finished: Finished, client: int | None, *, num: int | None, seed: int) -> AttackedRows:
+    """Of a client's own model or, with None, the server's: as many rows as there are records behind it, or `num`.
+
+    Raises ValueError, in one sentence, as `Finished.source` does, and where too few records were held out.
+    """
+    experiment, mapping = finished.trial.experiment, finished.dataset.mapping
+    assert mapping is not None
+    owners = range(experiment.clients) if client is None else [client]
+    own = joined([finished.client(i).data for i in owners])
+    members, nonmembers, reference = _apart(own, _held_out(finished, seed), seed)
+    source, request = finished.source(client), generate.Request(num=len(own) if num is None else num, seed=seed)
+    plan = generate.plan(source, request)
+    made = [generate.part_of(source, request, plan, part) for part in range(-(-plan.rows // generate.PART))]
+    conditional = experiment.method.model.conditional
+    columns = mapping.decoded if conditional else mapping.columns
+
+    def codes(images: Tensor, labels: Tensor) -> Tensor:
+        return torch.cat([codes_of(images), labels[:, :1]], dim=1) if conditional else codes_of(images)
+
+    return AttackedRows(
+        made=torch.cat([codes(images, labels) for labels, images in made]),
+        members=codes(members.images, members.labels),
+        nonmembers=codes(nonmembers.images, nonmembers.labels),
+        reference=codes(reference.images, reference.labels),
+        columns=tuple(column.name for column in columns),
+        spans=gower.spans_of(columns),
+        seed=seed,
+    )
+
+
+def _held_out(finished: Finished, seed: int) -> Records:
+    splits = finished.dataset.splits
+    return _shuffled(joined([splits["calibration"], splits["test"]]), seeding.generator(seed, "held out"))
+
+
+def _apart(own: Records, held: Records, seed: int) -> Sequence[Records]:
+    """(members, non-members, reference rows), all of them in the members' mix of labels."""
+    mixed = in_proportion(held, own.labels[:, 0])
+    nonmembers = in_proportion(mixed, own.labels[:, 0], most=min(len(own), len(mixed) // 2))
+    members = in_proportion(
+        _shuffled(own, seeding.generator(seed, "members")), nonmembers.labels[:, 0], most=len(nonmembers)
+    )
+    reference = mixed.select(~torch.isin(mixed.numbers, nonmembers.numbers))
+    if len(nonmembers) < LEAST or len(members) != len(nonmembers) or not len(reference):
+        raise ValueError(
+            f"rows are attacked beside {LEAST} records at least that nobody trained on, and others for reference: in "
+            f"the members' mix of labels the calibration and test splits have {len(mixed)}, raise data.test"
+        )
+    rng = seeding.generator(seed, "roles")  # Which of them calibrate is drawn by lot: `in_proportion` sorts by label.
+    return _shuffled(members, rng), _shuffled(nonmembers, rng), reference
+
+
+def _shuffled(records: Records, rng: torch.Generator) -> Records:
+    return records.select(torch.randperm(len(records), generator=rng))
