@@ -18,10 +18,8 @@ from raydiff.results.attacked_rows import AttackedRows, open_rows
 from raydiff.results.finished import Finished
 from raydiff.runtime import sweep_folder
 
-CAVEAT = (
-    "None of these numbers is a guarantee. A share of 0.5 or a risk of 0 means that this attack on these rows found "
-    "nothing in the mean over records; DCR and NNDR are known to miss what membership attacks find."
-)
+CAVEAT = """None of these numbers is a guarantee. Where one is as if nothing were remembered (0 for a risk), this attack on
+these rows found nothing in the mean over records; DCR and NNDR are known to miss what membership attacks find."""
 RISK_COLUMNS = ("members", "nonmembers", "guesses")
 
 
@@ -50,7 +48,11 @@ def run(finished: Finished, client: int | None, out: Path, *, num: int | None, s
     )
     print(f"{about}\n", flush=True)
     shares, risks = list(_shares(rows)), dict(_risks(rows))
-    print(*aligned([("attack", "reading", "value", "of nothing"), *map(_cells, shares)]), _too_few(rows), sep="\n")
+    print(
+        *aligned([("attack", "reading", "value", "remembering nothing"), *map(_cells, shares)]),
+        _too_few(rows),
+        sep="\n",
+    )
     print(*aligned([("attack", *RISK_COLUMNS, "risk"), *(_risk_cells(*found) for found in risks.items())]), sep="\n")
     print(f"\n{CAVEAT}")
     _keep(out, about, [*shares, *_readings(risks)], seed)

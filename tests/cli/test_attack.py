@@ -126,6 +126,7 @@ def test_a_reading_at_1_percent_needs_500_nonmembers() -> None:
         ("localonly --workers 0", "--workers must be at least 1, got 0"),
         ("localonly --client 9", "there is no client 9: this trial has clients 0 to 1"),
         ("localonly --source global", "LocalOnly ends with no global denoiser of pictures to attack; it has client"),
+        ("localonly --num 5", "--num has no meaning for pictures"),
         ("pfdm --source global --client 1", "--client has no meaning with --source global"),
         ("", "the following arguments are required: RUN"),
     ],

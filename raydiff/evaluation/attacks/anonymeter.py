@@ -19,7 +19,7 @@ guesses do says nothing in either direction.
 | the user names the linked columns | every record has halves of its own, drawn by lot |
 | nearest neighbour, the first of equals | one of equals by lot |
 | a number is inferred if within 5 % | if its bin is |
-| risks and intervals are cut at 0 and 1 | as they are, for else an interval could not show that a risk is 0 |
+| risks and intervals are cut at 0 and 1 | not at 0: else none could lie around it |
 
 **What it does not say.** A risk near 0 is that of this attacker with these rows, on average over records: a cleverer
 one may find more, one record may be exposed where most are not, and none of it is a guarantee. Intervals take attempts
@@ -83,7 +83,7 @@ def risk(members: Tensor, nonmembers: Tensor, guesses: Tensor) -> Risk:
     half = math.hypot(spread / (1 - outside), (1 - inside) * spread_out / (1 - outside) ** 2)
     rates = {"members": members, "nonmembers": nonmembers, "guesses": guesses}
     shares = {name: float(hits.double().mean()) for name, hits in rates.items()}
-    return Risk(**shares, attempts=a, risk=value, risk_interval=(value - half, value + half))
+    return Risk(**shares, attempts=a, risk=value, risk_interval=(value - half, min(1.0, value + half)))
 
 
 def singling_out(made: Tensor, *, members: Tensor, nonmembers: Tensor, rng: torch.Generator) -> Risk | None:

@@ -1,0 +1,246 @@
+"""Attacks on the rows of a table: copies are found, independent rows are not, and small cases are those of brute force.
+
+Each attack is held to the same three oracles, so they stand together.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from raydiff.data.tables.encode import Column
+from raydiff.evaluation.attacks import anonymeter, closest, domias, gower
+from raydiff.evaluation.attacks.anonymeter import Risk
+from raydiff.evaluation.attacks.membership import Attack, wilson
+from raydiff.evaluation.attacks.membership import attack as judge
+from raydiff.seeding import generator
+
+SPANS = (5,) * 6 + (0,) * 6
+
+
+def table(count: int, seed: int) -> Tensor:
+    """Rows of twelve columns that all go with a hidden one of three, so that rows are alike without being copies."""
+    rng = generator(seed)
+    kind = torch.randint(3, (count, 1), generator=rng)
+    other = torch.randint(6, (count, 12), generator=rng)
+    return torch.where(torch.rand(count, 12, generator=rng) < 0.4, kind, other)
+
+
+MEMBERS, NONMEMBERS, REFERENCE, STRANGERS = (table(120, seed) for seed in (5, 6, 2, 3))
+KNOWN = {"members": MEMBERS, "nonmembers": NONMEMBERS}
+
+
+def apart(one: Tensor, other: Tensor, spans: tuple[int, ...] = SPANS) -> float:
+    """Gower's distance of two rows, column by column."""
+    each = zip(one.tolist(), other.tolist(), spans, strict=True)
+    return sum(abs(a - b) / span if span and max(a, b) <= span else float(a != b) for a, b, span in each)
+
+
+# --- the distance ---
+
+
+def test_distances_are_those_of_each_column_by_itself() -> None:
+    rows, records = torch.randint(6, (7, 5), generator=generator(0)), torch.randint(6, (9, 5), generator=generator(1))
+    spans = (4, 0, 3, 0, 4)  # codes beyond a span are missing values
+    found = gower.distances(rows, records, spans=spans)
+    assert found.tolist() == [[pytest.approx(apart(a, b, spans)) for b in records] for a in rows]
+    counted = torch.rand(7, 5, generator=generator(2)) < 0.5
+    part = gower.distances(rows, records, spans=spans, columns=counted)
+    for i, j in itertools.product(range(7), range(9)):
+        c = counted[i]
+        chosen = tuple(s for s, keep in zip(spans, c.tolist(), strict=True) if keep)
+        assert float(part[i, j]) == pytest.approx(apart(rows[i, c], records[j, c], chosen))
+
+
+def test_equal_distances_are_equal_to_the_bit() -> None:
+    one, other = torch.tensor([[0, 0, 0]]), torch.tensor([[1, 2, 3], [3, 3, 0], [2, 1, 3]])
+    assert len(gower.distances(one, other, spans=(3, 3, 3)).unique()) == 1
+
+
+def test_the_nearest_is_one_of_equals_by_lot() -> None:
+    drawn = gower.nearest(torch.tensor([[2.0, 1.0, 1.0, 3.0]]).repeat(600, 1), generator(0))
+    assert drawn.unique().tolist() == [1, 2] and 240 < int((drawn == 1).sum()) < 360
+
+
+def test_spans_are_those_of_columns_of_numbers() -> None:
+    assert gower.spans_of([Column("age", ("young", "old"), (30.0,)), Column("town", ("a", "b", "c"))]) == (1, 0)
+
+
+# --- copies are found, strangers are not ---
+
+
+def of_domias(made: Tensor) -> Attack:
+    inside, outside = (
+        domias.scores(records, made=made, reference=REFERENCE, spans=SPANS) for records in (MEMBERS, NONMEMBERS)
+    )
+    return judge(
+        calibration_members=inside[:60],
+        calibration_nonmembers=outside[:60],
+        members=inside[60:],
+        nonmembers=outside[60:],
+    )
+
+
+def risks(made: Tensor) -> dict[str, Risk]:
+    alone = anonymeter.singling_out(made, **KNOWN, rng=generator(7))
+    assert alone is not None
+    linked = anonymeter.linkability(made, **KNOWN, spans=SPANS, rng=generator(8))
+    of_text = anonymeter.inference(made, 7, **KNOWN, spans=SPANS, rng=generator(9))
+    of_number = anonymeter.inference(made, 0, **KNOWN, spans=SPANS, rng=generator(9))
+    return {"singling out": alone, "linkability": linked, "inference": of_text, "of a number": of_number}
+
+
+def test_rows_copied_from_members_are_found() -> None:
+    near = closest.attack(MEMBERS, **KNOWN, spans=SPANS, rng=generator(5))
+    assert near.dcr > 0.95 and near.dcr_interval[0] > 0.85
+    assert near.nndr > 0.95 and near.nndr_interval[0] > 0.8
+    for name, found in risks(MEMBERS).items():
+        assert found.risk > 0.8 and found.risk_interval[0] > 0.7, (name, found)
+        assert found.members > 0.8 > found.guesses + 0.3, name
+    found = of_domias(MEMBERS)
+    assert found.auc > 0.98 and found.auc_interval[0] > 0.93
+
+
+def test_rows_that_are_independent_of_members_are_not() -> None:
+    near = closest.attack(STRANGERS, **KNOWN, spans=SPANS, rng=generator(5))
+    for low, high in (near.dcr_interval, near.nndr_interval):
+        assert low < 0.5 < high and 0.05 < high - low < 0.4
+    for name, found in risks(STRANGERS).items():
+        low, high = found.risk_interval
+        assert low < 0 < high and high - low < 0.5, (name, found)
+    low, high = of_domias(STRANGERS).auc_interval
+    assert low < 0.5 < high and high - low < 0.25
+
+
+def test_what_rows_say_of_everybody_is_no_risk() -> None:
+    """One column is a copy of the other in all rows: strangers tell it of members and of others alike."""
+    made, inside, outside = (torch.stack([rows[:, 6]] * 2, dim=1) for rows in (STRANGERS, MEMBERS, NONMEMBERS))
+    found = anonymeter.inference(made, 1, members=inside, nonmembers=outside, spans=(0, 0), rng=generator(0))
+    assert found.members == found.nonmembers == 1 > found.guesses + 0.4
+    assert found.risk == 0 and found.risk_interval[0] < 0 < found.risk_interval[1]
+
+
+def test_a_table_that_is_half_copies_lies_between() -> None:
+    made = torch.cat([MEMBERS[:60], STRANGERS[:60]])
+    near = closest.attack(made, **KNOWN, spans=SPANS, rng=generator(5))
+    assert 0.6 < near.dcr < 0.9 and near.dcr_interval[0] > 0.5
+    for name, found in risks(made).items():
+        assert 0.1 < found.risk < 0.8 and found.risk_interval[0] > 0, (name, found)
+
+
+# --- brute force ---
+
+
+def test_shares_are_those_of_all_distances() -> None:
+    made, inside, outside = table(15, 10), table(6, 11), table(6, 12)
+    dcr = nndr = 0.0
+    for row in made:
+        to_members, to_others = (sorted(apart(row, r) for r in records)[:2] for records in (inside, outside))
+        one, other = (round(a / b, 6) if b else 1.0 for a, b in (to_members, to_others))
+        a, b = round(to_members[0], 9), round(to_others[0], 9)
+        dcr += (a < b) + 0.5 * (a == b)
+        nndr += (one < other) + 0.5 * (one == other)
+    found = closest.attack(made, members=inside, nonmembers=outside, spans=SPANS, rng=generator(0))
+    assert (found.dcr, found.nndr) == (pytest.approx(dcr / 15), pytest.approx(nndr / 15))
+
+
+def test_the_interval_is_as_wide_as_drawing_members_by_lot_makes_it() -> None:
+    """All made rows lie at one record of 2 x 3: who has it decides everything, however many rows there are."""
+    records = table(6, 20)
+    made = records[:1].repeat(500, 1)
+    found = closest.attack(made, members=records[:3], nonmembers=records[3:], spans=SPANS, rng=generator(0))
+    assert found.dcr == 1 and found.dcr_interval == (0.5, 1.0)
+
+
+def test_intervals_of_nothing_hold_one_half() -> None:
+    """40 pairs of tables from one population, with five times as many made rows: 95 % of them, at least 34."""
+    held = [0, 0]
+    for trial in range(40):
+        made, inside, outside = (table(n, 100 + 3 * trial + i) for i, n in enumerate((200, 40, 40)))
+        found = closest.attack(made, members=inside, nonmembers=outside, spans=SPANS, rng=generator(trial))
+        for i, (low, high) in enumerate((found.dcr_interval, found.nndr_interval)):
+            held[i] += low <= 0.5 <= high
+    assert min(held) >= 34
+
+
+def test_predicates_match_as_row_by_row() -> None:
+    records, predicates = table(30, 13), table(25, 14)
+    predicates = torch.where(torch.rand(25, 12, generator=generator(0)) < 0.7, -1, predicates)
+    expected = [
+        sum(all(p in (-1, v) for p, v in zip(predicate, record, strict=True)) for record in records.tolist())
+        for predicate in predicates.tolist()
+    ]
+    assert anonymeter._matches(predicates, records).tolist() == expected
+    assert 0 in expected and max(expected) > 1
+
+
+def test_a_predicate_singles_out_what_is_alone_in_a_table_of_one_column() -> None:
+    """Made rows 0 0 1 2: the values 1 and 2 are alone; among members both, among others neither is (two 1, no 2)."""
+    made, inside, outside = (torch.tensor(rows)[:, None] for rows in ([0, 0, 1, 2], [0, 0, 1, 2], [0, 1, 1, 0]))
+    found = anonymeter.singling_out(made, members=inside, nonmembers=outside, rng=generator(0))
+    assert found is not None
+    assert (found.members, found.nonmembers, found.attempts) == (1, 0, 2)
+    assert anonymeter.singling_out(made[:2], members=inside, nonmembers=outside, rng=generator(0)) is None
+
+
+def test_a_link_is_one_row_that_is_nearest_to_both_halves() -> None:
+    """Two columns: a half is one of them, and each of a record's values is in one made row, the same or not."""
+    made = torch.tensor([[0, 1], [2, 3], [4, 5]])
+    linked, split = torch.tensor([[0, 1], [2, 3], [4, 5]]), torch.tensor([[0, 3], [2, 5], [4, 1]])
+    found = anonymeter.linkability(made, members=linked, nonmembers=split, spans=(0, 0), rng=generator(0))
+    assert (found.members, found.nonmembers, found.attempts) == (1, 0, 3)
+
+
+def test_a_value_is_inferred_from_the_row_that_is_nearest_in_the_others() -> None:
+    made = torch.tensor([[0, 0, 3], [1, 1, 4]])
+    right, wrong = torch.tensor([[0, 0, 3], [1, 1, 4], [0, 0, 3]]), torch.tensor([[0, 0, 4], [1, 1, 3], [1, 1, 0]])
+    found = anonymeter.inference(made, 2, members=right, nonmembers=wrong, spans=(0, 0, 0), rng=generator(0))
+    assert (found.members, found.nonmembers) == (1, 0)
+
+
+def test_a_risk_is_anonymeters() -> None:
+    """Its success_rate and residual_success, written out, of 30 and 10 of 50."""
+    hits = torch.arange(50)
+    found = anonymeter.risk(hits < 30, hits < 10, hits < 5)
+    z2 = 1.959963984540054**2
+    (r, e), (c, f) = (
+        ((n + z2 / 2) / (50 + z2), math.sqrt(z2) / (50 + z2) * math.sqrt(n * (50 - n) / 50 + z2 / 4)) for n in (30, 10)
+    )
+    half = math.hypot(e / (1 - c), (r - 1) / (1 - c) ** 2 * f)
+    assert found.risk == pytest.approx((r - c) / (1 - c))
+    assert found.risk_interval == pytest.approx((found.risk - half, found.risk + half))
+    assert found.intervals == {"members": wilson(30, 50), "nonmembers": wilson(10, 50), "guesses": wilson(5, 50)}
+
+
+def test_the_score_is_the_logarithm_of_two_densities() -> None:
+    records, made, reference = table(4, 15), table(6, 16), table(5, 17)
+    found = domias.scores(records, made=made, reference=reference, spans=SPANS)
+    for i, j in itertools.product(range(4), range(len(domias.BANDWIDTHS))):
+        of_made, of_reference = (
+            sum(math.exp(-apart(records[i], row) / domias.BANDWIDTHS[j]) for row in rows) / len(rows)
+            for rows in (made, reference)
+        )
+        assert float(found[i, j]) == pytest.approx(math.log(of_reference / of_made))
+
+
+# --- what is refused ---
+
+
+def test_bad_rows_get_one_sentence() -> None:
+    few = MEMBERS[:5]
+    with pytest.raises(ValueError, match="equally many, 2 at least, and made 1 at least, got 120, 5 and 120"):
+        closest.attack(STRANGERS, members=MEMBERS, nonmembers=few, spans=SPANS, rng=generator(0))
+    with pytest.raises(ValueError, match="members and nonmembers must be equally many, got 120 and 5"):
+        anonymeter.singling_out(STRANGERS, members=MEMBERS, nonmembers=few, rng=generator(0))
+    with pytest.raises(ValueError, match="linkability needs two columns at least, got 1"):
+        anonymeter.linkability(few[:, :1], members=few[:, :1], nonmembers=few[:, :1], spans=(0,), rng=generator(0))
+    with pytest.raises(ValueError, match="attempts must be equally many, 1 at least, got 0, 0, 0"):
+        anonymeter.risk(*[torch.zeros(0).bool()] * 3)
+    with pytest.raises(ValueError, match="made and reference must have rows, got 0 and 5"):
+        domias.scores(few, made=few[:0], reference=few, spans=SPANS)
+    with pytest.raises(ValueError, match="rows, records and spans must have the same columns, got 12, 12, 1"):
+        gower.distances(few, few, spans=(0,))
