@@ -32,7 +32,7 @@ COMMANDS = {
         "generate": ("cli.generate", "samples, with a card that says what they reveal"),
         "push": ("cli.push", "samples to the Hugging Face hub, with their card"),
         "personalize": ("cli.personalize", "a new client joins"),
-        "attack": ("cli.attack", "which records was the model trained on? (LiRA, RMIA)"),
+        "attack": ("cli.attack", "which records was the model trained on? (LiRA, RMIA; DCR, Anonymeter, DOMIAS)"),
         "reconstruct": ("cli.reconstruct", "from PFDM's uploads back to the records"),
     },
     "checks": {

@@ -18,8 +18,8 @@ from raydiff.results.attacked_rows import AttackedRows, open_rows
 from raydiff.results.finished import Finished
 from raydiff.runtime import sweep_folder
 
-CAVEAT = """None of these numbers is a guarantee. Where one is as if nothing were remembered (0 for a risk), this attack on
-these rows found nothing in the mean over records; DCR and NNDR are known to miss what membership attacks find."""
+CAVEAT = """None of these numbers is a guarantee. Where one is as if nothing were remembered (0 for a risk), this attack
+on these rows found nothing in the mean over records; DCR and NNDR are known to miss what membership attacks find."""
 RISK_COLUMNS = ("members", "nonmembers", "guesses")
 
 
