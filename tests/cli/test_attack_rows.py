@@ -40,10 +40,10 @@ def trials(tmp_path_factory: pytest.TempPathFactory) -> Storage:
     frame = {"town": [f"town {c}" for c in town], "pet": [f"pet {c}" for c in pet], "age": range(320)}
     path = made.root / "people.csv"
     pd.DataFrame({**frame, "buys": [("no", "yes")[i] for i in label]}).to_csv(path, index=False)
-    sizes = {"train": 60, "public": 40, "validation": 0, "calibration": 20, "test": 200}
+    split = Data(train=60, public=40, validation=0, calibration=20, test=200)
     own = Experiment(
         method=LocalOnly(model=MODEL, local=SHORT),
-        data=Data(name=str(path), labels=("buys",), bins=4, **sizes),
+        data=replace(split, name=str(path), labels=("buys",), bins=4),
         clients=2,
         partition=Iid(),
         evaluation=None,

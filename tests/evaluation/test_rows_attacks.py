@@ -102,8 +102,8 @@ def test_rows_copied_from_members_are_found() -> None:
     for name, found in risks(MEMBERS).items():
         assert found.risk > 0.8 and found.risk_interval[0] > 0.7, (name, found)
         assert found.members > 0.8 > found.guesses + 0.3, name
-    found = of_domias(MEMBERS)
-    assert found.auc > 0.98 and found.auc_interval[0] > 0.93
+    membership = of_domias(MEMBERS)
+    assert membership.auc > 0.98 and membership.auc_interval[0] > 0.93
 
 
 def test_rows_that_are_independent_of_members_are_not() -> None:
