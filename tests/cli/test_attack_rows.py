@@ -19,7 +19,7 @@ from raydiff.data.partition import Iid
 from raydiff.data.records import Records
 from raydiff.evaluation.attacks import anonymeter, closest
 from raydiff.experiment.config import Experiment, Runtime
-from raydiff.methods import FedAvg, LocalOnly
+from raydiff.methods import FedAvg, LocalOnly, Marginals
 from raydiff.models.d3pm import DiscreteDiffusion
 from raydiff.models.training import Training
 from raydiff.results import attacked_rows, generate
@@ -51,6 +51,7 @@ def trials(tmp_path_factory: pytest.TempPathFactory) -> Storage:
     )
     made.finish("own", own)
     made.finish("shared", replace(own, method=FedAvg(model=MODEL, local=SHORT, rounds=1)))
+    made.finish("counted", replace(own, method=Marginals(epsilon=5.0)))
     made.finish("blind", replace(own, method=LocalOnly(model=replace(MODEL, conditional=False), local=SHORT)))
     made.finish("few", replace(own, data=replace(own.data, calibration=2, test=1)))
     return made
@@ -99,7 +100,7 @@ def test_the_tables_and_the_files(trials: Storage, tmp_path: Path, capsys: pytes
     assert "None of these numbers is a guarantee" in said and said.endswith("; privacy: none\n")
 
 
-@pytest.mark.parametrize(("name", "client"), [("own", 0), ("shared", None)])
+@pytest.mark.parametrize(("name", "client"), [("own", 0), ("shared", None), ("counted", None)])
 def test_the_rows_are_those_that_generate_writes(
     trials: Storage, tmp_path: Path, name: str, client: int | None
 ) -> None:
@@ -121,16 +122,15 @@ def records(first: int, labels: list[int]) -> Records:
     return Records(torch.zeros(n, 1, 1, 2), torch.tensor(labels)[:, None], torch.arange(first, first + n))
 
 
-@pytest.mark.parametrize(("held", "count"), [(60, 30), (40, 20)])
-def test_members_and_others_are_equally_many_of_each_label_and_nobody_is_both(held: int, count: int) -> None:
+@pytest.mark.parametrize(("held", "count", "rest"), [(120, 31, 82), (60, 27, 29), (40, 17, 20)])
+def test_members_and_others_are_equally_many_of_each_label_and_nobody_is_both(held: int, count: int, rest: int) -> None:
     """Where fewer are held out than are needed, members are left out."""
-    own, others = records(0, [0] * 20 + [1] * 10), records(100, [0, 0, 1] * (held // 3))
+    own, others = records(0, [0] * 20 + [1] * 11), records(100, [0, 0, 1] * (held // 3))
     members, nonmembers, reference = attacked_rows._apart(own, others, 0)
     numbers = [set(r.numbers.tolist()) for r in (members, nonmembers, reference)]
-    assert abs(len(members) - count) <= 2 and len(members) == len(nonmembers)
+    assert [len(r) for r in (members, nonmembers, reference)] == list(map(len, numbers)) == [count, count, rest]
     assert torch.equal(members.labels[:, 0].bincount(), nonmembers.labels[:, 0].bincount())
     assert max(numbers[0]) < 100 <= min(numbers[1] | numbers[2]) and not numbers[1] & numbers[2]
-    assert len(reference) >= held - count - 3
     assert members.labels[:, 0].tolist() != sorted(members.labels[:, 0].tolist())  # halves calibrate: both have all
 
 
