@@ -17,7 +17,9 @@ from raydiff.cli import attack
 from raydiff.data.datasets import Data
 from raydiff.data.partition import Iid
 from raydiff.data.records import Records
-from raydiff.evaluation.attacks import anonymeter, closest
+from raydiff.evaluation.attacks import anonymeter, closest, domias
+from raydiff.evaluation.attacks.membership import ROLES
+from raydiff.evaluation.attacks.membership import attack as judge
 from raydiff.experiment.config import Experiment, Runtime
 from raydiff.methods import FedAvg, LocalOnly, Marginals
 from raydiff.models.d3pm import DiscreteDiffusion
@@ -90,6 +92,11 @@ def test_the_tables_and_the_files(trials: Storage, tmp_path: Path, capsys: pytes
     )
     assert alone is not None and readings["singling out", "risk"]["value"] == alone.risk
     assert readings["singling out", "guesses"]["value"] == alone.guesses
+    scores = [
+        domias.scores(records, made=rows.made, reference=rows.reference, spans=rows.spans)
+        for records in (rows.members[:15], rows.nonmembers[:15], rows.members[15:], rows.nonmembers[15:])
+    ]
+    assert readings["DOMIAS", "AUC"]["value"] == judge(**dict(zip(ROLES, scores, strict=True))).auc
     for name, reading in (("DCR", "share nearer to a member"), ("DOMIAS", "AUC"), ("inference of age", "risk")):
         found = readings[name, reading]
         assert f"{found['value']:.3f} [{found['low']:.3f}, {found['high']:.3f}]" in said
