@@ -12,8 +12,8 @@
   alone).
 
 Nothing is stored between rounds, so that a trial takes minutes. Writes FOLDER/WAY-METHOD-SEED.json: distances of the
-federation's clients and of those that join, for SPIRE with one embedding and with three. `python optimiser.py FOLDER`
-writes this folder's optimiser.csv and optimiser.md of all of them.
+federation's clients and of those that join, for SPIRE with one embedding and with three. `python optimiser.py FOLDER
+--sweep SWEEP` writes this folder's optimiser.csv and optimiser.md of all of them and of a sweep of the preset.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import csv
 import json
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -117,6 +117,19 @@ def one(out: Path, way: str, method: str, seed: int, split: str) -> None:
     (out / f"{way}-{method}-{seed}.json").write_text(json.dumps(row))
 
 
+def of_sweep(sweep: Path) -> Iterator[dict[str, Any]]:
+    """The rows of the preset's own trials."""
+    by_key: dict[tuple[str, int], dict[str, Any]] = {}
+    for run in rd.open(sweep).trials:
+        method, seed = type(run.experiment.method).__name__.lower(), run.experiment.seed
+        row = by_key.setdefault((method, seed), {"way": "every5", "method": method, "seed": seed, "split": "test"})
+        three = getattr(run.experiment.method, "embeddings", 1) > 1
+        for metric in METRICS:
+            row[f"clients/{metric}"] = run.metrics[f"eval/{metric}"]
+            row[f"newcomers{', 3 embeddings' * three}/{metric}"] = run.metrics[f"new/{metric}"]
+    yield from (by_key[key] for key in sorted(by_key))
+
+
 def table_of(rows: list[dict[str, Any]]) -> str:
     """Means over seeds."""
     lines = [
@@ -141,12 +154,14 @@ def main() -> None:
     parser.add_argument("way", nargs="?", choices=WAYS)
     parser.add_argument("method", nargs="?", choices=("spire", "fedavg", "sharedrep", "perfedavg"))
     parser.add_argument("seed", nargs="?", type=int)
+    parser.add_argument("--sweep", type=Path)
     parser.add_argument("--split", default="test", choices=("test", "validation"))
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
     if given.way:
         return one(given.folder, given.way, given.method, given.seed, given.split)
     rows = [json.loads(path.read_text()) for path in sorted(given.folder.glob("*.json"))]
+    rows += of_sweep(given.sweep) if given.sweep else ()
     names = list(dict.fromkeys(name for row in rows for name in row))
     with (HERE / "optimiser.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, names, lineterminator="\n")
