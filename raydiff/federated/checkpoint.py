@@ -103,7 +103,9 @@ class Store:
         """
         if not isinstance(release.event, Gaussian):
             return release
-        note = {"event": event_to_dict(release.event), "bytes": release.nbytes}
+        note: dict[str, Any] = {"event": event_to_dict(release.event), "bytes": release.nbytes}
+        if self._numbered("clients", client, number).exists():
+            note["state"] = True  # The client has kept a state first, which whoever sends this again needs.
         path = self._numbered("releases", client, number)
         told = json.dumps({**note, "metrics": dict(metrics)})
         write_tensors(path, release.value, note=told, durable=True, first=True)
@@ -131,16 +133,29 @@ class Store:
 
     def load_release(self, client: int, number: int) -> Release | None:
         """What this client has already noised for this round, or None."""
-        return stored[0] if (stored := self.load_sent(client, number)) else None
+        return stored[0] if (stored := self._stored(client, number)) else None
 
-    def load_sent(self, client: int, number: int) -> tuple[Release, dict[str, float]] | None:
-        """The same with the client's metrics (none where it was stored before 2026-11-22)."""
+    def load_sent(self, client: int, number: int) -> tuple[Release, dict[str, float], bool] | None:
+        """The same with the client's metrics (none where it was stored before 2026-11-22), and whether the state that
+        its round made is there, undamaged: a loss of power can take it and leave what was stored after it."""
+        if (stored := self._stored(client, number)) is None:
+            return None
+        release, note = stored
+        whole = True
+        if note.get("state"):
+            try:
+                read_tensors(self._numbered("clients", client, number))
+            except (ValueError, FileNotFoundError):
+                whole = False
+        return release, note.get("metrics", {}), whole
+
+    def _stored(self, client: int, number: int) -> tuple[Release, dict[str, Any]] | None:
         try:
             value, text = read_tensors(self._numbered("releases", client, number))
         except FileNotFoundError:  # Nothing was stored, or the round's commit has just removed it.
             return None
         note = json.loads(text)
-        return already_private(value, event_from_dict(note["event"]), copy=False), note.get("metrics", {})
+        return already_private(value, event_from_dict(note["event"]), copy=False), note
 
     def sent_after(self, number: int) -> list[tuple[int, int, Event, int]]:
         """(round, client, event, bytes) of what clients sent, or may have sent, in rounds later than `number`.

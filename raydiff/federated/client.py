@@ -87,9 +87,10 @@ class Client:
         if self.store:
             self.store.check_open(number)
         if self.store and (stored := self.store.load_sent(self.number, number)):
+            release, metrics, whole = stored
             self._states.clear()  # The store has this round's state; the one in memory may be older.
-            release, metrics = stored
-            return self._upload(release), {**metrics, "upload/resent": 1.0}
+            if whole:  # Else the state is made again, and of the two uploads the stored one is sent.
+                return self._upload(release), {**metrics, "upload/resent": 1.0}
         state = self._state_before(number)
         path = ("client", self.number, "round", number)
         masks = None if among is None else self.keys.masks(number, among)

@@ -377,6 +377,23 @@ def test_a_replayed_round_resends_the_stored_bytes_even_if_training_is_not_deter
     assert tree.digest(fresh[0].release.value) != tree.digest(again[0].release.value)  # the test can fail
 
 
+@pytest.mark.parametrize("left", [None, 0, 10])
+def test_a_state_that_is_lost_before_its_round_counts_is_made_again_and_the_stored_bytes_are_sent(
+    tmp_path: Path, left: int | None
+) -> None:
+    """As a loss of power may leave it: whole, cut, or not there, beside an upload that was brought to the disk."""
+    whole = run(Walk())
+    killed_before_commit_2(Walk(), tmp_path)
+    state, sent = tmp_path / "clients" / "00001-00002.safetensors", Store(tmp_path).load_release(1, 2)
+    if left is None:
+        state.unlink()
+    else:
+        os.truncate(state, left)
+    careless = uploads(Walk(careless=True), Store(tmp_path), 2)[1].release
+    assert sent is not None and tree.digest(careless.value) == tree.digest(sent.value)
+    assert all(same(a, b) for a, b in zip(run(Walk(), Store(tmp_path)), whole[1:], strict=True))
+
+
 @dataclass(frozen=True)
 class Watched(Walk):
     """Training is not deterministic, and lets another process come in between."""
