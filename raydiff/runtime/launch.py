@@ -179,7 +179,12 @@ def _here(planned: Planned, begin: Begin, *, retry: bool) -> None:
             if this.outcome() is None:
                 if len(planned.trials) > 1:
                     print(f"[{number}/{len(planned.trials)}] {named(experiment)}", flush=True)
-                _rounds(this, pool, train)
+                try:
+                    _rounds(this, pool, train)
+                except OSError as e:  # Its outcome cannot be written either: without one it is run again.
+                    if says := sweep_folder.not_writable(e, planned.folder):
+                        raise ValueError(says) from None
+                    raise
         if asked.stop_on_error and (this.outcome() or {}).get("outcome") == "failed":
             return
 

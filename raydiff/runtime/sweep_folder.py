@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -31,6 +32,7 @@ ELSEWHERE = ("runtime.", "data_digest", "data.fitted_on")
 """Fields that tell no old trial from a new one: where it runs, and what only the data or a later version knows."""
 Plan = dict[str, Any]
 """The content of sweep.json."""
+NOT_WRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG, errno.EIO)
 
 
 def place(base: Experiment, name: str) -> Path:
@@ -48,6 +50,13 @@ def folder(base: Experiment, name: str) -> Path:
     (storage / "sweeps").mkdir(exist_ok=True)
     (storage / "sweeps").chmod(0o700)  # A folder that is older than this rule may be open to others.
     return at
+
+
+def not_writable(error: BaseException, at: Path) -> str:
+    """The sentence for an error that says that the sweep in this folder cannot be written; "" for any other."""
+    if isinstance(error, OSError) and error.errno in NOT_WRITABLE:
+        return f"the storage folder {at} cannot be written: {error.strerror}"
+    return ""
 
 
 def check_writable(folder: Path, what: str) -> None:

@@ -9,7 +9,6 @@ trials that have no outcome yet.
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import math
 import os
@@ -43,8 +42,7 @@ from raydiff.runtime.plan import Planned, experiment_of, written
 from raydiff.runtime.progress import Progress
 from raydiff.runtime.room import Room
 from raydiff.runtime.slots import Slot, cap_memory, fitting, slot, storage_is_shared
-
-NOT_WRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG, errno.EIO)
+from raydiff.runtime.sweep_folder import not_writable
 
 
 class Federation(tune.Trainable):
@@ -121,8 +119,8 @@ def _failed(trial: Trial | None, error: Exception) -> dict[str, Any]:
     if isinstance(error, ray.exceptions.RayTaskError):
         cause = error.cause
         reason = str(cause)
-    if isinstance(cause, OSError) and cause.errno in NOT_WRITABLE:
-        reason = f"the storage folder {trial.sweep if trial else ''} cannot be written: {cause.strerror}"
+    if trial is not None:
+        reason = not_writable(cause, trial.sweep) or reason
     slice_ = {"field": cause.field, "share": cause.share} if isinstance(cause, gpu_memory.OutOfMemory) else None
     if trial is not None:
         # The disk may be full; a trial without an outcome is run again when the sweep is resumed.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import os
 import re
 import shutil
@@ -14,12 +15,14 @@ from pathlib import Path
 
 import pytest
 
+import raydiff as rd
 from raydiff.__main__ import leave
 from raydiff.cli import run, sweep
 from raydiff.experiment import overrides as settings
+from raydiff.experiment import trial
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.presets import names
-from raydiff.federated.checkpoint import write_text
+from raydiff.federated.checkpoint import Store, write_text
 from raydiff.report.files import read_json
 from raydiff.runtime import sweep_folder
 
@@ -135,6 +138,19 @@ def test_storage_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match=r"the storage folder .* cannot be written"):
         run.main(["--runtime.storage", str(tmp_path / "file" / "s")])
+
+
+def test_storage_that_is_full_in_the_middle_of_a_run(tmp_path, tiny, monkeypatch):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "a file")
+
+    monkeypatch.setattr(Store, "save_server", full)
+    monkeypatch.setattr(trial, "cut_short", full)
+    here = dataclasses.replace(tiny.runtime, storage=str(tmp_path))
+    with pytest.raises(
+        ValueError, match=r"^the storage folder \S+/s cannot be written: No space left on device$"
+    ):
+        rd.run(dataclasses.replace(tiny, evaluation=None, runtime=here), name="s", track=False)
 
 
 @pytest.mark.parametrize(
