@@ -190,7 +190,8 @@ def rounds(
     first, server, ledger = 0, {}, Ledger()
     if store and (last := store.last_commit()):
         number, record = last
-        server, ledger, first = store.load_server(number), store.ledger(), number + 1
+        ledger, first = store.ledger(), number + 1  # It is read first: where a commit is lost, it says so.
+        server = store.load_server(number)
         rejected = {int(client): why for client, why in record["rejected"].items()}
         ledger = ledger.with_setup(pool.clients, setup)
         committed = len(ledger.entries)

@@ -354,6 +354,14 @@ def test_a_round_without_its_commit_did_not_happen(tmp_path: Path) -> None:
     assert all(same(a, b) for a, b in zip(rest, whole[1:], strict=True))
 
 
+def test_a_last_commit_that_is_lost_is_what_is_said(tmp_path: Path) -> None:
+    """And not that the server's state before it, which it has taken away, is not there."""
+    killed_before_commit_2(Walk(), tmp_path)
+    (tmp_path / "commit-00001.json").unlink()
+    with pytest.raises(ValueError, match="has lost commit 1: what it has spent is not known$"):
+        run(Walk(), Store(tmp_path))
+
+
 def uploads(method: Any, store: Store, number: int) -> list[Upload]:
     server = store.load_server(number - 1)
     return [upload for upload, _ in pool(method, store).run(range(3), tree.without("held", server), number)]

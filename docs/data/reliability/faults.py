@@ -60,7 +60,10 @@ def gone(path: Path, rng: random.Random) -> None:
 def damaged(this: Try, *, files: str, how: Callable[[Path, random.Random], None]) -> None:
     """The driver is killed, one of these files is damaged, the sweep resumed. Where that is refused, the file is put
     back as it was, and the sweep resumed once more."""
-    path = this.rng.choice(this.killed(having=files))
+    found = this.killed(having=files)
+    if not found:  # The sweep has ended.
+        return
+    path = this.rng.choice(found)
     whole, before = path.read_bytes(), this.sweep.epsilons()
     how(path, this.rng)
     code, output = this.resume()
@@ -133,7 +136,9 @@ def moved(this: Try) -> None:
     old.rename(new)
     this.sweep.place(new)
     this.resume()
-    assert not old.exists(), f"something was written to {old}"
+    if old.exists():  # MLflow keeps the whole path of where artifacts go.
+        assert [path.name for path in old.iterdir()] == ["mlflow-artifacts"]
+        this.failed = "MLflow's artifacts of this sweep still go to the old path"
 
 
 def unwritable(this: Try, *, fail: Callable[[Path], None], mend: Callable[[Path], None]) -> None:

@@ -30,11 +30,11 @@ _SHARED = "digits --name=survivor --clients=4 --min-clients=4 --protocol-only --
 _SHARED += " --method.model.network.width=128 --grid seed=0,1"
 KINDS = {
     # Noised uploads in every round, which are stored before they are sent, and a private middle of each client.
-    "noised": f"{_SHARED} --method=sharedrep --method.rounds={ROUNDS} --method.local.steps=160"
+    "noised": f"{_SHARED} --method=sharedrep --method.rounds={ROUNDS} --method.local.steps=64"
     " --method.averaging.privacy=clientprivacy",
     # Records noised once, client models that are cached, and a budget that both trials are charged to.
-    "budget": f"{_SHARED} --method=pfdm --method.server-rounds={ROUNDS - 1} --method.local.steps=60"
-    " --method.server.steps=160 --budget=1000",
+    "budget": f"{_SHARED} --method=pfdm --method.server-rounds={ROUNDS - 1} --method.local.steps=40"
+    " --method.server.steps=64 --budget=1000",
 }
 HERE = ("--runtime.pool=local",)
 CLUSTER = ("--runtime.workers=2", "--runtime.gpu-per-worker=0.25", "--runtime.client-timeout-s=15")
@@ -74,6 +74,19 @@ class Tried(Federated):
         self.storage, self.folder = storage, storage / "sweeps" / "survivor"
         self.arguments = [*KINDS[self.kind].split(), "--runtime.storage", str(storage)]
         self.mlflow = f"sqlite:///{storage}/mlflow.db"
+
+    def state(self) -> dict[str, tuple]:
+        """The same, and the private states."""
+        found = {}
+        for digest, state in super().state().items():
+            files = sorted((self.folder / "trials" / digest / "clients").glob("*"))  # The last of each client is last.
+            found[digest] = (*state, {path.name[:5]: (path.name, path.read_bytes()) for path in files})
+        return found
+
+    def progress(self) -> tuple[int, int]:
+        """(committed rounds, outcomes): one of them may be damaged."""
+        commits, outcomes = (list(self.folder.glob(f"trials/*/{name}.json")) for name in ("commit-*", "outcome"))
+        return len(commits), len(outcomes)
 
     def table(self) -> str:
         """The report's table of runs, but for seconds and for where it ran."""
@@ -165,7 +178,8 @@ class Try:
         while having:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(driver.pid, signal.SIGSTOP)
-            if (found := sorted(self.sweep.storage.glob(having))) or not driver.is_alive():
+            found = [path for path in sorted(self.sweep.storage.glob(having)) if self._is_needed(path)]
+            if found or not driver.is_alive():
                 break
             os.kill(driver.pid, signal.SIGCONT)
             time.sleep(0.01)
@@ -175,6 +189,11 @@ class Try:
         code, _ = self.end(driver)
         assert code in (0, -number, 130), f"exit code {code} after signal {number}"
         return found
+
+    def _is_needed(self, path: Path) -> bool:
+        """Whether the resumed sweep reads it: those of finished trials are for people."""
+        at = next((folder for folder in path.parents if folder.parent.name == "trials"), None)
+        return at is None or path.name == "outcome.json" or not (at / "outcome.json").exists()
 
     def resume(self, *more: str) -> tuple[int, str]:
         """The same command with --resume, until it has ended."""
@@ -187,7 +206,7 @@ class Try:
         except (ValueError, OSError, TypeError) as e:
             return f"no state: {e}"
         if state != self.expected[0]:
-            parts = ("outcome", "guarantee", "rounds", "server", "ledger", "numbers")
+            parts = ("outcome", "guarantee", "rounds", "server", "ledger", "numbers", "private states")
             apart = {
                 d: [p for p, a, b in zip(parts, state[d], e, strict=True) if a != b] if d in state else "missing"
                 for d, e in self.expected[0].items()

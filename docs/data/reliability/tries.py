@@ -46,9 +46,10 @@ from nodes import Nodes  # noqa: E402
 from sweeps import COMMITS, KINDS, Tried, Try  # noqa: E402
 
 CSV, TABLE = HERE / "reliability.csv", HERE / "reliability.md"
-CLUSTERS, SIDE = 2, 2  # sweeps at a time: on a cluster each, and in processes of their own
+CLUSTERS, SIDE = 1, 3  # sweeps at a time: on a cluster each, and in processes of their own
 COLUMNS = ("fault", "seed", "commits", "result", "seconds", "says")
-PRELOADED = ["torch", "mlflow", "pandas", "matplotlib.pyplot", "raydiff.runtime.launch", "raydiff.cli.sweep"]
+PRELOADED = ["torch", "torch._dynamo", "sklearn.datasets", "pandas", "matplotlib.pyplot", "jinja2", "safetensors.torch"]
+PRELOADED += ["mlflow.store.tracking.sqlalchemy_store", "raydiff.runtime.launch", "raydiff.cli.sweep"]
 
 
 def undisturbed(folder: Path, kind: str) -> tuple[Any, str, float]:
