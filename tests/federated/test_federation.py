@@ -358,7 +358,7 @@ def test_a_last_commit_that_is_lost_is_what_is_said(tmp_path: Path) -> None:
     """And not that the server's state before it, which it has taken away, is not there."""
     killed_before_commit_2(Walk(), tmp_path)
     (tmp_path / "commit-00001.json").unlink()
-    with pytest.raises(ValueError, match="has lost commit 1: what it has spent is not known$"):
+    with pytest.raises(ValueError, match=r"has lost commit 1: what it has spent is not known$"):
         run(Walk(), Store(tmp_path))
 
 
