@@ -147,9 +147,7 @@ def test_storage_that_is_full_in_the_middle_of_a_run(tmp_path, tiny, monkeypatch
     monkeypatch.setattr(Store, "save_server", full)
     monkeypatch.setattr(trial, "cut_short", full)
     here = dataclasses.replace(tiny.runtime, storage=str(tmp_path))
-    with pytest.raises(
-        ValueError, match=r"^the storage folder \S+/s cannot be written: No space left on device$"
-    ):
+    with pytest.raises(ValueError, match=r"^the storage folder \S+/s cannot be written: No space left on device$"):
         rd.run(dataclasses.replace(tiny, evaluation=None, runtime=here), name="s", track=False)
 
 
