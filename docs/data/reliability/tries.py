@@ -46,7 +46,7 @@ from nodes import Nodes  # noqa: E402
 from sweeps import COMMITS, KINDS, Tried, Try  # noqa: E402
 
 CSV, TABLE = HERE / "reliability.csv", HERE / "reliability.md"
-CLUSTERS, SIDE = 1, 3  # sweeps at a time: on a cluster each, and in processes of their own
+CLUSTERS, SIDE = 2, 2  # sweeps at a time: on a cluster each, and in processes of their own
 COLUMNS = ("fault", "seed", "commits", "result", "seconds", "says")
 PRELOADED = ["torch", "torch._dynamo", "sklearn.datasets", "pandas", "matplotlib.pyplot", "jinja2", "safetensors.torch"]
 PRELOADED += ["mlflow.store.tracking.sqlalchemy_store", "raydiff.runtime.launch", "raydiff.cli.sweep"]
