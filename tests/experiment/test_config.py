@@ -327,7 +327,7 @@ def test_every_field_can_be_said_as_it_is_printed(tiny: Experiment, name: str) -
             "method",
             "fedavgg",
             "--method must be one of pfdm, localonly, fedavg, fedprox, scaffold, moon, perfedavg, spire, sharedrep, "
-            "dpsgd, feddistr, sketch, dpmerf, evolution, got 'fedavgg'; did you mean fedavg?",
+            "dpsgd, feddistr, sketch, dpmerf, evolution, marginals, got 'fedavgg'; did you mean fedavg?",
         ),
         (
             "partition",

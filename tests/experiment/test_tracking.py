@@ -146,7 +146,13 @@ def finish(folder: Path, outcome: str = "finished", **more: Any) -> None:
     (folder / "outcome.json").write_text(json.dumps({"outcome": outcome, **says, **more}))
 
 
-OF_ANOTHER_KIND = {"FedDistr": "LatentModel", "Sketch": "Gaussians", "DPMERF": "Generator", "Evolution": "Population"}
+OF_ANOTHER_KIND = {
+    "FedDistr": "LatentModel",
+    "Sketch": "Gaussians",
+    "DPMERF": "Generator",
+    "Evolution": "Population",
+    "Marginals": "Forest",
+}
 """Methods whose model is no DDPM."""
 
 

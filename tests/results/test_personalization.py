@@ -316,7 +316,7 @@ def test_whose_place_the_new_client_s_parameters_take(tiny: Experiment, name: st
     """Of every method: the whole model's if that is trained, then joining starts from it; else nobody's."""
     method = METHODS[name](model=tiny.method.model)
     if not isinstance(method, WithNewClients):
-        assert name in ("pfdm", "localonly", "feddistr", "sketch", "dpmerf", "evolution")
+        assert name in ("pfdm", "localonly", "feddistr", "sketch", "dpmerf", "evolution", "marginals")
         return
     server = method.init_server(None, generator(0))
     personal, fixed = method.join(server, generator(1))
