@@ -55,7 +55,7 @@ DIGESTS = {
     "colour-mnist": "2194875a62cbc550",
     "cifar10": "8444877439459e3a",
     "niid-bench": "c98ba760b322f76d",
-    "dpimagebench": "0bc79f187d616f78",
+    "dpimagebench": "2b66200fc2e760a9",
     "collaboration": "6059e415c5da3748",
     "collaboration-colour": "2c57f17b3ad75fd4",
     "clients": "f78ada4bf4c690d7",
