@@ -49,10 +49,10 @@ def dpimagebench() -> Study:
     """DPImageBench (Gong et al., CCS 2025, arXiv 2503.14681) on MNIST: one client, epsilon 1 and 10 at delta 1e-5; the
     accuracy, on the 10,000 test records, of a classifier trained on samples alone.
 
-    DP-MERF with the benchmark's features and steps, and beside it the sketch. A thousand of the 60,000 training records are public: they tell the
-    kernel's length and the sketch's center, and its clip, their median distance from that; the client has the others.
-    12 trials of about three minutes of a CPU core, in one process. `raydiff referees SWEEP` compares with what is
-    published.
+    DP-MERF with the benchmark's features and steps, and beside it the sketch. A thousand of the 60,000 training records
+    are public: they tell the kernel's length and the sketch's center, and its clip, their median distance from that;
+    the client has the others. 12 trials of about three minutes of a CPU core, in one process. `raydiff referees SWEEP`
+    compares with what is published.
     """
     base = Experiment(
         method=DPMERF(epsilon=1.0, features=10_000, training=replace(DPMERF().training, steps=3000)),
