@@ -22,6 +22,7 @@ from raydiff.evaluation.table_audit import RowAudit
 from raydiff.experiment import overrides
 from raydiff.later import later
 from raydiff.methods import PFDM, Method
+from raydiff.models.d3pm import DiscreteDiffusion
 from raydiff.privacy.budget import Budget
 from raydiff.report.files import KEYED, read_json
 
@@ -284,6 +285,11 @@ def is_of(experiment: Experiment, dataset: Dataset, secret: bytes) -> bool:
 def _check_audit(audit: RowAudit, method: Method, dataset: Dataset) -> None:
     if dataset.mapping is None:
         raise ValueError(f"data set {dataset.name!r} is no table: audit must be none")
+    if audit.remove and not isinstance(method.model, DiscreteDiffusion):  # Its bounds are of no other model.
+        raise ValueError(
+            f"audit.remove must be 0 where the model is no discrete diffusion, got {audit.remove:g}: the bound by "
+            "which records are left out is of one"
+        )
     private = [f for f in ("epsilon", "noise_multiplier") if getattr(method, f, None) is not None]
     if audit.remove and private:  # A client's guarantee covers all it has, also what it leaves out.
         raise ValueError(

@@ -17,10 +17,11 @@ from raydiff.data.datasets import Data, load
 from raydiff.data.partition import ByClass, Iid
 from raydiff.evaluation.quality import tables
 from raydiff.evaluation.suite import Evaluation
+from raydiff.evaluation.table_audit import RowAudit
 from raydiff.experiment import config, overrides, trial
 from raydiff.experiment.config import Experiment, Runtime
 from raydiff.experiment.trial import open_trial
-from raydiff.methods import DPSGD, FedAvg, FedProx, LocalOnly, Moon, Scaffold
+from raydiff.methods import DPSGD, FedAvg, FedProx, LocalOnly, Marginals, Moon, Scaffold
 from raydiff.models.d3pm import DiscreteDiffusion
 from raydiff.models.ddpm import DDPM
 from raydiff.models.training import Training
@@ -171,6 +172,14 @@ def test_public_records_are_rows_of_the_same_table() -> None:
 def test_models_and_instruments_go_with_the_data(experiment: Experiment, values: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         trial.resolve(overrides.override(experiment, values))
+
+
+def test_records_are_left_out_by_the_bound_of_a_discrete_diffusion_alone(experiment: Experiment) -> None:
+    """Else `audit.remove` would be a setting that nothing reads."""
+    counted = replace(experiment, method=Marginals(epsilon=None), audit=RowAudit())
+    trial.resolve(counted)
+    with pytest.raises(ValueError, match=r"audit\.remove must be 0 where the model is no discrete diffusion, got 0\.1"):
+        trial.resolve(replace(counted, audit=RowAudit(remove=0.1)))
 
 
 def test_rows_of_one_label_cannot_be_attacked(experiment: Experiment) -> None:

@@ -73,7 +73,7 @@ def tabular_adult() -> Study:
 def frontier_adult() -> Study:
     """Adult, four clients with 950 rows each: which method at epsilon 1 and 10? Counts of pairs of columns (marginals)
     and DP-SGD on a discrete diffusion in one column, each record's epsilon under replace-one; without noise the same
-    counts, FedAvg and local training. 35 trials of about half a minute.
+    counts, FedAvg and local training. 35 trials of up to a minute and a half of a core.
 
     A step of DP-SGD draws 64 of a client's 950 rows. `raydiff tune` chooses its rate and clip, and the others' rates.
     """
