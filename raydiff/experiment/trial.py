@@ -38,7 +38,7 @@ from raydiff.experiment.owner import Owner
 from raydiff.experiment.spending import Charged, book_of, charge
 from raydiff.federated import heartbeat
 from raydiff.federated.checkpoint import Store, appearing, write_text
-from raydiff.federated.client import Client, Keys
+from raydiff.federated.client import AtHand, Client, Keys
 from raydiff.federated.method import Metrics, WithRequirements, WithTables
 from raydiff.federated.rounds import LocalPool, Pool, Progress, rounds
 from raydiff.models.training import Train
@@ -185,6 +185,7 @@ def make_clients(trial: Trial, ids: Sequence[int], *, keys: Keys | None = None) 
     train, public, parts = dataset.splits["train"], dataset.splits["public"], shares(trial.experiment, dataset)
     method, regular = trial.experiment.method, trial.experiment.clients
     shared: dict[str, Any] = {"keys": keys or trial.keys, "public": public, "store": trial.store}
+    shared["at_hand"] = AtHand()
     shared["vectorize"] = trial.experiment.runtime.vectorize
     shared["instruments"] = trial.experiment.evaluation is not None
     budgeted = trial.experiment.runtime.budget or book_of(trial.folder, trial.experiment.data).begun

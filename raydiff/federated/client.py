@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,6 +24,7 @@ from raydiff.privacy.release import Release, accountable
 from raydiff.seeding import NoiseStream
 from raydiff.tree import Params
 
+AT_HAND = 2**30  # bytes of private states in a process's memory; beyond them they are read from the store again
 COHORT = 16  # clients that train in lock-step at most: more are hardly faster, and each has its activations in memory
 
 
@@ -58,6 +59,35 @@ class Keys:
 Evaluate = Callable[[Deployed, Records, torch.Generator], Any]
 
 
+class AtHand:
+    """The private states in this process's memory, by client. Those that the store has too leave it, once they are more
+    than `most` bytes, beginning with the client that was asked longest ago."""
+
+    def __init__(self, most: int = AT_HAND) -> None:
+        self.most, self.bytes = most, 0  # Bytes of what the store has too.
+        self._states: dict[int, dict[int, Params]] = {}
+        self._stored: dict[int, int] = {}  # The bytes of these clients; whoever was asked last stands last.
+
+    def of(self, client: int) -> Mapping[int, Params]:
+        """What is at hand of a client; the key is the round after which a state holds."""
+        return self._states.get(client, {})
+
+    def put(self, client: int, states: Mapping[int, Params], *, stored: bool) -> None:
+        """Have these of a client in place of what was at hand of it; `stored`: the store has them too."""
+        self.drop(client)
+        self._states[client] = dict(states)
+        if stored:
+            self._stored[client] = sum(map(tree.nbytes, states.values()))
+            self.bytes += self._stored[client]
+        while self.bytes > self.most and (oldest := next(iter(self._stored))) != client:
+            self.drop(oldest)
+
+    def drop(self, client: int) -> None:
+        """Have nothing of it."""
+        self._states.pop(client, None)
+        self.bytes -= self._stored.pop(client, 0)
+
+
 class Client:
     """One client: its data, its private state, and nothing of Ray."""
 
@@ -74,12 +104,13 @@ class Client:
         vectorize: bool = False,
         instruments: bool = True,
         strict: bool = False,
+        at_hand: AtHand | None = None,
     ) -> None:
         self.number, self.method, self.data, self.public = number, method, data, public
         self.keys, self.store, self.newcomer, self.vectorize = keys, store, newcomer, vectorize
         self.strict = strict  # It sends nothing that reveals more than its method said beforehand: see `Budget`.
         self.instruments = instruments  # Without them the metrics of `local_update` stay here.
-        self._states: dict[int, Params] = {}  # The key is the round after which a state holds.
+        self._at_hand = AtHand() if at_hand is None else at_hand  # Clients of one process share it.
 
     def run(self, server: Params, number: int, among: Sequence[int] | None = None) -> tuple[Upload, Metrics]:
         """This client's part of round `number`, in which `among` take part, itself included. Asked again for it, a
@@ -88,7 +119,7 @@ class Client:
             self.store.check_open(number)
         if self.store and (stored := self.store.load_sent(self.number, number)):
             release, metrics, whole = stored
-            self._states.clear()  # The store has this round's state; the one in memory may be older.
+            self._at_hand.drop(self.number)  # The store has this round's state; the one in memory may be older.
             if whole:  # Else the state is made again, and of the two uploads the stored one is sent.
                 return self._upload(release), {**metrics, "upload/resent": 1.0}
         state = self._state_before(number)
@@ -126,7 +157,7 @@ class Client:
 
     def is_trained(self, number: int) -> bool:
         """Whether the state after round `number` is at hand or in the store, so that nothing needs to be trained."""
-        at_hand = any(n <= number for n in self._states) or self.method.init_key is None
+        at_hand = any(n <= number for n in self._at_hand.of(self.number)) or self.method.init_key is None
         if at_hand or self.store is None:
             return at_hand
         return self.store.load_client(self.number, before=number + 1) is not None or self.store.has_cached(self._key())
@@ -160,13 +191,16 @@ class Client:
         return Upload(self.number, len(self.data), release)
 
     def _state_before(self, number: int) -> Params:
-        known = [n for n in self._states if n < number]
+        states = self._at_hand.of(self.number)
+        known = [n for n in states if n < number]
         if known:
-            return self._states[max(known)]
+            return states[max(known)]
         state = self.store.load_client(self.number, before=number) if self.store else None
+        stored = state is not None
         if state is None:
             state = self._initial()
-        self._states[number - 1] = state
+            stored = self.store is not None and (self.method.init_key is None or self.store.cache is not None)
+        self._at_hand.put(self.number, {**states, number - 1: state}, stored=stored)
         return state
 
     def _initial(self) -> Params:
@@ -206,9 +240,10 @@ class Client:
             raise Failed(f"client {self.number}", INITIAL, str(e)) from None
 
     def _keep(self, number: int, state: Params) -> None:
-        self._states = {n: s for n, s in self._states.items() if n == number - 1} | {number: state}
         if self.store:
             self.store.save_client(self.number, number, state)
+        before = {n: s for n, s in self._at_hand.of(self.number).items() if n == number - 1}
+        self._at_hand.put(self.number, {**before, number: state}, stored=self.store is not None)
 
 
 def noted(

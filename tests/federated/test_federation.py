@@ -21,7 +21,7 @@ from raydiff.data.datasets import Records
 from raydiff.federated import checkpoint
 from raydiff.federated import rounds as federation
 from raydiff.federated.checkpoint import INITIAL, Overtaken, Store, write_tensors
-from raydiff.federated.client import Client, Failed, Keys
+from raydiff.federated.client import AtHand, Client, Failed, Keys
 from raydiff.federated.form import Form, Leaf
 from raydiff.federated.method import Deployed, LocalResult, Method, Metrics, Round, Upload
 from raydiff.federated.rounds import LocalPool, Progress, rounds
@@ -322,6 +322,26 @@ def test_a_run_with_a_store_is_the_run_without(tmp_path: Path) -> None:
     method = Walk()
     pairs = zip(run(method), run(method, Store(tmp_path, tmp_path / "cache")), strict=True)
     assert all(same(a, b) and a.metrics == b.metrics for a, b in pairs)
+
+
+@pytest.mark.parametrize("private", [True, False])
+def test_beyond_what_may_be_in_memory_states_are_read_from_the_store_again(tmp_path: Path, private: bool) -> None:
+    """Of three clients whose states are 8 bytes, and of two rounds each, the memory has room for one and a half."""
+    method, store, at_hand = Walk(private=private), Store(tmp_path, tmp_path / "cache"), AtHand(24)
+    clients = [Client(i, method, own_records(i), keys=KEYS, store=store, at_hand=at_hand) for i in range(3)]
+    found, whole = rounds(method, LocalPool(clients), keys=KEYS, store=store), run(Walk(private=private))
+    for here, there in zip(found, whole, strict=True):
+        assert same(here, there) and here.metrics == there.metrics
+        assert 0 < at_hand.bytes <= 24 and [len(at_hand.of(i)) for i in range(3)] == [0, 0, 2]
+    assert [float(client.state(3)["count"]) for client in clients] == [4.0] * 3
+    assert len([one for one in method.seen if one[0] == "init"]) == 3  # No first state was made again.
+
+
+def test_what_the_store_does_not_have_stays_in_memory() -> None:
+    method, at_hand = Walk(), AtHand(0)
+    clients = [Client(i, method, own_records(i), keys=KEYS, at_hand=at_hand) for i in range(3)]
+    assert all(map(same, rounds(method, LocalPool(clients), keys=KEYS), run(Walk())))
+    assert at_hand.bytes == 0 and [len(at_hand.of(i)) for i in range(3)] == [2] * 3
 
 
 class Killed(Exception):
@@ -768,7 +788,7 @@ def test_a_first_state_in_parts_goes_on_where_it_was_killed(tmp_path: Path) -> N
     def first(method: Walk, store: Store | None) -> Params:
         client = Client(0, method, own_records(0), keys=KEYS, store=store)
         client.run({"sum": torch.zeros(1)}, 0)
-        return client._states[0]
+        return client.state(0)
 
     whole = first(Walk(init_parts=4), None)
     store, method = Store(tmp_path / "a", tmp_path / "cache"), Walk(init_parts=4, dies=2)
@@ -793,7 +813,7 @@ def test_a_trial_beside_this_one_that_was_faster_ends_the_parts(tmp_path: Path) 
 
     client._init_part = overtaken  # type: ignore[method-assign]
     client.run({"sum": torch.zeros(1)}, 0)
-    assert client._states[0]["start"] == 1 and len([s for s in method.seen if s[0] == "init"]) == 2
+    assert client.state(0)["start"] == 1 and len([s for s in method.seen if s[0] == "init"]) == 2
     assert [p.name for p in (tmp_path / "cache").iterdir()] == [f"{client._key()}.safetensors"]
 
 
@@ -810,7 +830,7 @@ def test_first_states_depend_on_the_public_records(tmp_path: Path) -> None:
         store = Store(tmp_path / str(len(starts)), tmp_path / "cache")
         client = Client(0, Walk(), own_records(0), keys=KEYS, public=public, store=store)
         client.run({"sum": torch.zeros(1)}, 0)
-        starts.append(float(client._states[0]["start"]))
+        starts.append(float(client.state(0)["start"]))
     assert starts[1] == starts[3] and len(set(starts)) == 3
 
 

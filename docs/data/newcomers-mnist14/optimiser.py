@@ -77,7 +77,7 @@ def centrally(e: Experiment, own: Sequence[Client]) -> Any:
     training = Training(steps=STEPS, batch=600, learning_rate=0.002, decay="cosine")
     found = dict(fit(model, start, images, whose, training=training, rng=rng)[0])
     for client, embedding in zip(own, found.pop(table(0)), strict=True):
-        client._states = {method.rounds - 1: {CLIENT: embedding}}
+        client._keep(method.rounds - 1, {CLIENT: embedding})
     return found
 
 
