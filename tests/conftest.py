@@ -46,6 +46,8 @@ hypothesis.settings.load_profile("raydiff")
 
 torch.set_num_threads(1)
 RAY = Path(__file__).parent / "runtime"
+SHARING = {"test_submit": "driver", "test_driver": "driver", "test_faults": "nodes", "test_processes_die": "nodes"}
+"""Files that share a process beside those in `runtime`, for they share an undisturbed sweep, or a cluster."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -63,8 +65,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class ByFile(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            path = nodeid.partition("::")[0]
-            return "ray" if Path(path).parent.name == RAY.name else path
+            path = Path(nodeid.partition("::")[0])
+            return "ray" if path.parent.name == RAY.name else SHARING.get(path.stem, str(path))
 
     return ByFile(config, log)
 

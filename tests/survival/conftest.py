@@ -31,9 +31,8 @@ SWEEP = [
     "--evaluation.attack=false",
     "--grid",
     "method.epsilon=10,none",
-    "clients=2,3",
 ]
-TRIALS = 4 + 2 + 2  # PFDM, LocalOnly, FedAvg
+TRIALS = 2 + 1 + 1  # PFDM, LocalOnly, FedAvg
 
 
 @pytest.fixture(scope="session", autouse=True)

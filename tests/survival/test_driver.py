@@ -18,7 +18,7 @@ def kill_group(process) -> None:
 
 
 def half_way(sweep: Sweep) -> bool:
-    return len(sweep.outcomes()) >= 3
+    return len(sweep.outcomes()) >= 1
 
 
 def resume(sweep: Sweep) -> str:
@@ -31,9 +31,9 @@ def resume(sweep: Sweep) -> str:
 def test_a_killed_driver_is_resumed(tmp_path, undisturbed):
     sweep = Sweep(tmp_path)
     process = sweep.start()
-    wait_until(lambda: half_way(sweep), "three outcomes", progress=sweep.progress)
+    wait_until(lambda: half_way(sweep), "an outcome", progress=sweep.progress)
     kill_group(process)
-    assert 3 <= len(sweep.outcomes()) < len(undisturbed)
+    assert 1 <= len(sweep.outcomes()) < len(undisturbed)
     output = resume(sweep)
     assert "Traceback" not in output
     check_whole(sweep, undisturbed)
@@ -54,14 +54,14 @@ def test_of_two_drivers_started_at_once_one_runs(tmp_path, undisturbed):
 def test_an_interrupted_driver_says_how_to_resume_and_is_resumed(tmp_path, undisturbed):
     sweep = Sweep(tmp_path)
     process = sweep.start()
-    wait_until(lambda: half_way(sweep), "three outcomes", progress=sweep.progress)
+    wait_until(lambda: half_way(sweep), "an outcome", progress=sweep.progress)
     process.send_signal(signal.SIGINT)
     output = sweep.end_of(process)
     assert process.returncode == 130, output
     assert "--name survivor" in output and output.rstrip().splitlines()[-2].endswith("--resume")
     assert "Traceback" not in output
     assert "RUNNING" not in {status for _, status, _ in sweep.runs()}
-    assert 3 <= sum(outcome["outcome"] == "finished" for outcome in sweep.outcomes().values()) < len(undisturbed)
+    assert 1 <= sum(outcome["outcome"] == "finished" for outcome in sweep.outcomes().values()) < len(undisturbed)
     resume(sweep)
     check_whole(sweep, undisturbed)
 

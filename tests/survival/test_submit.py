@@ -1,4 +1,5 @@
-"""`ray job submit` against a real cluster, with Ray's token authentication on: stopped, submitted again, finished."""
+"""`ray job submit` on `cluster/local.sh`: a head without CPUs and two nodes, with Ray's token authentication. What was
+submitted is stopped and submitted again, loses a node, and finishes."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT, TRIALS, Sweep, check_whole, wait_until
+from nodes import Federated, check_unharmed
 
 pytestmark = pytest.mark.survival
 ENDED = ("stopped", "succeeded", "failed")
@@ -22,36 +24,39 @@ def free_port() -> int:
         return int(s.getsockname()[1])
 
 
-@pytest.fixture
-def head(tmp_path_factory):
-    """The environment of a client of a local head, which is ended afterwards by its process id."""
-    home = tmp_path_factory.mktemp("h")
-    port, dashboard = free_port(), free_port()
+def local(env: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [str(ROOT / "cluster" / "local.sh"), *arguments]
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    """The environment in which `ray` reaches the cluster; a home of its own, so that no token of the user's helps."""
+    home = tmp_path_factory.mktemp("home")
     env = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
     env |= {
         "HOME": str(home),
-        "PATH": f"{Path(sys.executable).parent}:{env['PATH']}",  # the job's `python` is the one that the head finds
-        "RAY_AUTH_MODE": "token",
+        "PATH": f"{Path(sys.executable).parent}:{env['PATH']}",
+        "RAYDIFF_CLUSTER": str(home / "cluster"),
         "OMP_NUM_THREADS": "1",
         "RAY_worker_niceness": "0",
-        "RAY_API_SERVER_ADDRESS": f"http://127.0.0.1:{dashboard}",
     }
-    subprocess.run(["ray", "get-auth-token", "--generate"], env=env, check=True, capture_output=True)
-    command = ["ray", "start", "--head", "--block", "--num-cpus=2", f"--port={port}", f"--dashboard-port={dashboard}"]
-    command += ["--ray-client-server-port", str(free_port()), "--disable-usage-stats"]
-    # any free port: an agent that finds its own taken, as by the Ray of this very process, lives on and takes no jobs
-    command += ["--dashboard-agent-listen-port=0"]
-    log = (home / "head.log").open("w")
-    process = subprocess.Popen(command, env=env, start_new_session=True, stdout=log, stderr=log)
+    started = local(env, "start", "2", "1")
+    assert started.returncode == 0, started.stdout + started.stderr
     try:
-        wait_until(lambda: job(env, "list").returncode == 0, "the head's job server")
-        yield env
+        said = subprocess.run(
+            ["bash", "-c", f"eval \"$('{ROOT}/cluster/local.sh' env)\" && env -0"],
+            env=env,
+            capture_output=True,
+            check=True,
+        )
+        yield dict(line.split("=", 1) for line in said.stdout.decode().split("\0") if line)
     finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(60)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
+        pids = [int(line.split()[0]) for line in (home / "cluster" / "pids").read_text().splitlines()]
+        stopped = local(env, "stop")
+    assert stopped.returncode == 0, stopped.stdout + stopped.stderr
+    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+    assert sorted(p.suffix for p in (home / "cluster").iterdir()) == [".log"] * 3  # the token is gone
 
 
 def job(env: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -79,19 +84,45 @@ def submit(env: dict[str, str], name: str, sweep: Sweep, *more: str) -> None:
     wait_until(taken, "an agent that takes the job")
 
 
-def test_a_submitted_sweep_is_stopped_and_continued(tmp_path, head, undisturbed):
+def test_a_submitted_sweep_is_stopped_and_continued(tmp_path, cluster, undisturbed):
     sweep = Sweep(tmp_path)
-    submit(head, "first", sweep)  # the submitting process is gone at once; the job goes on
-    wait_until(lambda: len(sweep.outcomes()) >= 2, "two outcomes", progress=sweep.progress)
-    stopped = job(head, "stop", "first")
+    submit(cluster, "first", sweep)  # the submitting process is gone at once; the job goes on
+    wait_until(lambda: len(sweep.outcomes()) >= 1, "an outcome", progress=sweep.progress)
+    stopped = job(cluster, "stop", "first")
     assert stopped.returncode == 0, stopped.stdout + stopped.stderr
-    wait_until(lambda: status(head, "first") == "stopped", "the job to be stopped")
-    log = job(head, "logs", "first").stdout
+    wait_until(lambda: status(cluster, "first") == "stopped", "the job to be stopped")
+    log = job(cluster, "logs", "first").stdout
     assert f"[1/{TRIALS}]" in log and "ready after" in log
     assert "continue with: python jobs/sweep.py" in log and "0011223344" not in log
 
-    submit(head, "second", sweep, "--resume")
-    wait_until(lambda: status(head, "second") in ENDED, "the second job to end", progress=sweep.progress, every=2.0)
-    assert status(head, "second") == "succeeded", job(head, "logs", "second").stdout
-    assert "fd_cnn" in job(head, "logs", "second").stdout
+    submit(cluster, "second", sweep, "--resume")
+    wait_until(lambda: status(cluster, "second") in ENDED, "the second job to end", progress=sweep.progress, every=2.0)
+    assert status(cluster, "second") == "succeeded", job(cluster, "logs", "second").stdout
+    assert "fd_cnn" in job(cluster, "logs", "second").stdout
     check_whole(sweep, undisturbed)
+
+
+def test_without_the_token_it_takes_no_job(cluster):
+    stranger = {k: v for k, v in cluster.items() if not k.startswith("RAY_AUTH")} | {"RAY_AUTH_MODE": "disabled"}
+    refused = job(stranger, "list")
+    assert refused.returncode != 0 and "Authentication required" in refused.stdout + refused.stderr
+
+
+def test_a_second_start_is_refused_while_it_runs(cluster):
+    again = local(cluster, "start")
+    assert again.returncode == 2 and "running already" in again.stderr
+
+
+def test_a_submitted_sweep_survives_the_loss_of_a_node(tmp_path, cluster, expected):
+    """The last test of this cluster, which then has but one node."""
+    sweep = Federated(tmp_path, "--grid", "seed=0,1,2")
+    sweep.arguments += ["--runtime.workers=1", "--runtime.gpu-per-worker=0", "--max-concurrent=2"]  # one on each node
+    submit(cluster, "lossy", sweep)
+    wait_until(lambda: sweep.sent(1, 0), "round 1", progress=sweep.progress)
+    leader = int((Path(cluster["RAYDIFF_CLUSTER"]) / "pids").read_text().splitlines()[-1].split()[0])
+    os.killpg(leader, signal.SIGKILL)
+    wait_until(lambda: status(cluster, "lossy") in ENDED, "the job to end", progress=sweep.progress, every=2.0)
+    log = job(cluster, "logs", "lossy").stdout
+    assert status(cluster, "lossy") == "succeeded", log
+    assert "its processes were lost; it goes on after round" in log
+    check_unharmed(sweep, expected, trials=3)
