@@ -2,6 +2,7 @@
 
     raydiff bench overhead [--quick] [--plot FILE.png]   raydiff beside FedAvg in plain torch (`plain_fedavg`), minutes
     raydiff bench scale [--quick]      10,000 clients, 1,000 clients of 10 MB, 2,000 rounds, ten minutes or more
+    raydiff bench sweep [--quick]      a sweep of 2,000 trials of one round each
     raydiff bench first-round          one round on a fresh Ray: what `overhead` times from outside
 
 JSON lines: the machine, then what was measured; `overhead` ends with its cases as a table, and draws them with --plot.
@@ -17,6 +18,10 @@ client after the other, and compares the server's weights bit for bit. `size` ar
 weights move: down to every client, up again, and to the disk. In lines `idle` some or all of 32 clients take part, and
 `floor_s` is what a plain loop takes for them. `soak` is many short rounds: by how much a hundred more of them make the
 driver grow. `coordinator` is its own part of a round alone, on messages that are there already.
+
+`sweep`: of a slot's seconds for each trial, how many went into its round and how many did not; by how many MB the driver
+grew in a hundred trials, and by how many seconds a trial became slower, both by least squares over the last three
+quarters; how many runs MLflow has as finished, each with its round.
 """
 
 from __future__ import annotations
@@ -33,14 +38,17 @@ import torch
 
 from raydiff.cli.bench_overhead import draw, first_round, overhead, table
 from raydiff.cli.bench_scale import scale
+from raydiff.cli.bench_sweep import sweep
 from raydiff.cli.bench_ways import Fields
 from raydiff.cli.parser import Parser
+
+MEASURES = {"overhead": overhead, "scale": scale, "sweep": sweep}
 
 
 def main(argv: Sequence[str]) -> int:
     """Run a measurement."""
     parser = Parser("bench", __doc__)
-    parser.add_argument("what", choices=("overhead", "scale", "first-round"), help="what to measure")
+    parser.add_argument("what", choices=(*MEASURES, "first-round"), help="what to measure")
     parser.add_argument("--quick", action="store_true", help="a short run, to see that it works")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the cases of overhead")
     given = parser.parse_args(argv)
@@ -53,7 +61,7 @@ def main(argv: Sequence[str]) -> int:
         return 0
     say("machine", **machine())
     cases: list[Fields] = []
-    for what, fields in overhead(given.quick) if given.what == "overhead" else scale(given.quick):
+    for what, fields in MEASURES[given.what](given.quick):
         say(what, **fields)
         cases += [fields] if what == "overhead" else []
     if cases:

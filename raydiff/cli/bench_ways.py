@@ -105,9 +105,9 @@ def memory(workers: Sequence[Any]) -> Fields:
     return {"driver_mb": peak_mb(), "workers_mb": [r.future().result() for r in references]}
 
 
-def resident_mb() -> float:
-    """Memory that this process has now."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 2**20
+def resident_mb(process: int | str = "self") -> float:
+    """Memory that a process has now."""
+    return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * resource.getpagesize() / 2**20
 
 
 def peak_mb() -> float:

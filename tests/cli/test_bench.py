@@ -84,6 +84,13 @@ def test_more_clients_and_larger_models() -> None:
 
 
 @pytest.mark.slow
+def test_many_trials_are_all_in_mlflow() -> None:
+    _, line = measured("sweep", dict(os.environ))
+    assert (line["what"], line["trials"], line["mlflow_runs"]) == ("sweep", 40, 40)
+    assert all(math.isfinite(line[name]) for name in ("outside_s", "growth_mb", "slower_s"))
+
+
+@pytest.mark.slow
 def test_the_overhead_is_measured_and_nothing_is_left_behind() -> None:
     mark = f"RAYDIFF_TEST_MARK={uuid.uuid4().hex}"
     with tempfile.TemporaryDirectory(prefix="rb") as folder:  # the path is short, for Ray's sockets lie below it
