@@ -1,8 +1,9 @@
-"""`raydiff bench sweep`: one sweep of many trials of one round each. What it costs must not depend on how many there are."""
+"""`raydiff bench sweep`: a sweep of many trials of one round each, whose cost must not depend on how many there are."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import subprocess
@@ -73,7 +74,7 @@ def of(trials: int, storage: Path) -> Fields:
 
 def _pace(seen: Sequence[tuple[int, float, float]]) -> tuple[list[float], list[float]]:
     """(trials that had ended, seconds for each at that time)."""
-    pairs = list(zip(seen, seen[1:], strict=False))
+    pairs = list(itertools.pairwise(seen))
     return [float(b[0]) for _, b in pairs], [(b[1] - a[1]) / (b[0] - a[0]) for a, b in pairs]
 
 

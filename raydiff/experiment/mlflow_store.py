@@ -113,6 +113,13 @@ def log_params(client: Any, run: str, params: Mapping[str, object]) -> None:
         client.log_batch(run, params=found[i : i + PARAMS])
 
 
+def log_tags(client: Any, run: str, tags: Mapping[str, str]) -> None:
+    """Set these at once: each call of MLflow's is a write to the disk."""
+    from mlflow.entities import RunTag
+
+    client.log_batch(run, tags=[RunTag(k, v) for k, v in tags.items()])
+
+
 def log_values(client: Any, run: str, values: Iterable[tuple[str, int, object]], *, at: float | None = None) -> None:
     """Log those of (name, step, value) that are finite numbers, as of the time `at`, by default now.
 

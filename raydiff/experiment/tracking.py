@@ -22,6 +22,7 @@ from raydiff.experiment.mlflow_store import (
     first_line,
     log_data,
     log_params,
+    log_tags,
     log_values,
     redacted,
     spelled,
@@ -71,6 +72,7 @@ class Mlflow(threading.Thread):
         self._logged: dict[str, int] = {}  # trial digest -> last step that MLflow has
         self._ended: dict[str, int] = {}  # trial digest -> when the outcome was written that MLflow now has
         self._told: dict[str, str] = {}  # trial digest -> the outcome that MLflow had when this follower came
+        self._data: set[tuple[str, str]] = set()  # what the parent is known to have: name and digest
         self._id = ""
         self._told_of: dict[str, int] = {}  # trial digest -> how far within a round MLflow has been told of its loss
         self._ready, self._begun, self._closing = threading.Event(), threading.Event(), threading.Event()
@@ -110,10 +112,15 @@ class Mlflow(threading.Thread):
         self._begun.set()
 
     def close(self, timeout_s: float = 120.0) -> None:
-        """Catch up with the files once more, then stop."""
+        """Catch up with the files once more, however long that takes, then stop. Gives up where in so many seconds
+        MLflow was told of no trial's end."""
         self._closing.set()
         self._begun.set()
         self.join(timeout_s)
+        ended = 0
+        while self.is_alive() and ended < (ended := len(self._ended)):
+            print(f"MLflow has been told of {ended} trials, and is told of the others", flush=True)
+            self.join(timeout_s)
         if self.is_alive():
             self.error = TimeoutError(f"still writing after {timeout_s:g} s")
 
@@ -249,36 +256,46 @@ class Mlflow(threading.Thread):
         """Find or create the trial's run, log its config, and see how far MLflow has got."""
         digest, c = folder.name, self._client
         tree = published(read_json(folder / "config.json", needs="method"))
-        if digest not in self._runs:
+        data = tree["data_digest"].removeprefix(KEYED)[:16] if "data_digest" in tree else None
+        params, found = flatten(tree), None
+        if digest in self._runs:
+            found = c.get_run(self._runs[digest])
+            params = {k: v for k, v in params.items() if k not in found.data.params}  # They are write-once.
+        else:
             tags = {
                 **self._identity(),
                 "raydiff.trial": digest,
                 "raydiff.kind": "trial",
                 "mlflow.parentRunId": self.parent,
-                **({"raydiff.data": tree["data_digest"].removeprefix(KEYED)[:16]} if "data_digest" in tree else {}),
+                **({"raydiff.data": data} if data else {}),
                 **self.tags,
             }
             self._runs[digest] = c.create_run(self.experiment_id, run_name=told.run_name(tree), tags=tags).info.run_id
         run = self._runs[digest]
-        its = c.get_run(run)
-        if "data_digest" in tree and not its.inputs.dataset_inputs:
-            of = tree["data"]["name"], tree["data_digest"].removeprefix(KEYED)[:16]
-            for each in (str(self.parent), run):  # The same one again is not logged twice.
-                log_data(c, each, *of)
-        self._told[digest] = its.data.tags.get(TOLD, "")
-        log_params(c, run, {k: v for k, v in flatten(tree).items() if k not in its.data.params})  # They are write-once.
-        self._logged[digest] = max((m.step for m in c.get_metric_history(run, "round")), default=-1)
+        if data and not (found and found.inputs.dataset_inputs):
+            of = tree["data"]["name"], data
+            log_data(c, run, *of)
+            if of not in self._data:
+                log_data(c, str(self.parent), *of)  # The same one again is not logged twice.
+                self._data.add(of)
+        self._told[digest] = found.data.tags.get(TOLD, "") if found else ""
+        log_params(c, run, params)
+        history = c.get_metric_history(run, "round") if found else []
+        self._logged[digest] = max((m.step for m in history), default=-1)
 
     def _finish(self, folder: Path, run: str, outcome: dict[str, Any]) -> None:
         c = self._client
         last = self._logged[folder.name] + 1
         final = told.final(outcome)
         log_values(c, run, ((k, last, v) for k, v in told.telling(final).items()), at=folder.stat().st_mtime)
-        c.set_tag(run, "raydiff.privacy", outcome["says"])
-        c.set_tag(run, "mlflow.note.content", "\n\n".join(filter(None, (outcome["says"], outcome.get("reason")))))
-        c.set_tag(run, "raydiff.reason", outcome.get("reason", ""))
         spent = f"{outcome['server']['epsilon']:.4g}"
-        c.set_tag(run, "raydiff.epsilon", spent)
+        tags = {
+            "raydiff.privacy": outcome["says"],
+            "raydiff.reason": outcome.get("reason", ""),
+            "raydiff.epsilon": spent,
+        }
+        tags["mlflow.note.content"] = "\n\n".join(filter(None, (outcome["says"], outcome.get("reason"))))
+        log_tags(c, run, tags)
         c.update_run(run, name=told.run_name(read_json(folder / "config.json"), spent))
         self._attach_artifacts(folder / "artifacts", run, final)
         if outcome["outcome"] == "finished" and self.log_sampler is not None:

@@ -458,6 +458,24 @@ def test_a_trial_that_fails_again_is_not_left_running(sweep: Sweep, experiment: 
     assert now() == (outcome.upper(), "unseen")
 
 
+def test_closing_waits_as_long_as_trials_are_told_of(
+    sweep: Sweep, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A store that takes a second for a trial has fallen behind by as many as ran faster."""
+    left = ["a", "b", "c"]
+    follower = sweep.follower()
+    monkeypatch.setattr(follower, "is_alive", lambda: bool(left))
+    monkeypatch.setattr(follower, "join", lambda _: follower._ended.update({left.pop(): 1}))
+    follower.close()
+    assert not left and follower.error is None
+    said = [f"MLflow has been told of {n} trials, and is told of the others" for n in (1, 2)]
+    assert capsys.readouterr().out.splitlines() == said
+    left.append("d")
+    monkeypatch.setattr(follower, "join", lambda _: None)
+    follower.close(7.0)
+    assert str(follower.error) == "still writing after 7 s"
+
+
 def test_a_follower_that_dies_at_any_call_leaves_the_rest_to_the_next(
     sweep: Sweep, experiment: Experiment, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,6 +1,6 @@
 """What NIID-Bench's accuracy is after each round, and of how many test records a model says each digit.
 
-    RAYDIFF_DATA=path/to/data python docs/data/referees/rounds.py METHOD ROUNDS      # fedavg, fedprox: one label a party
+    RAYDIFF_DATA=path/to/data python docs/data/referees/rounds.py METHOD ROUNDS      # fedavg or fedprox, say
 
 The preset's trial of seed 0, one label a party, up to so many of its rounds: two minutes each on a slow core. Adds a
 line for each round to this folder's rounds.csv, in place of those that the method had there.
