@@ -9,6 +9,7 @@ import signal
 import stat
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -97,5 +98,38 @@ def _leave() -> None:
 
 
 def nodes() -> list[dict[str, float]]:
-    """The resources of each node that is alive."""
-    return [n["Resources"] for n in ray.nodes() if n["Alive"]]
+    """The resources of each node that is there to stay."""
+    return list(present().values())
+
+
+def present() -> dict[str, dict[str, float]]:
+    """Node id -> its resources, for every node that is alive and is not being drained."""
+    leaving = ray._private.state.state.get_draining_nodes()  # Ray 2.60 has no public way to ask
+    return {n["NodeID"]: n["Resources"] for n in ray.nodes() if n["Alive"] and n["NodeID"] not in leaving}
+
+
+def grows() -> bool:
+    """Whether an autoscaler may add nodes: `ray up` and KubeRay say of each node which group it is of."""
+    return ray.is_initialized() and any("ray.io/node-group" in n["Labels"] for n in ray.nodes() if n["Alive"])
+
+
+@dataclass(frozen=True)
+class Group:
+    """A placement group of another job."""
+
+    job: str
+    waits: bool
+    bundles: list[dict[str, float]]
+
+
+def groups_of_others() -> list[Group]:
+    """The placement groups that other jobs hold, then those that they wait for."""
+    mine = ray.get_runtime_context().get_job_id()
+    table = ray.util.placement_group_table().items()
+    states = {"CREATED": False, "PREPARED": True, "PENDING": True, "RESCHEDULING": True}
+    found = [  # the last four bytes of a group's id are its job's
+        Group(id_[-len(mine) :], states[group["state"]], list(group["bundles"].values()))
+        for id_, group in table
+        if group["state"] in states and not id_.endswith(mine)
+    ]
+    return sorted(found, key=lambda group: group.waits)

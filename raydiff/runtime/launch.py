@@ -280,7 +280,7 @@ def _say_split(folder: Path, split: Mapping[str, float]) -> None:
     write_text(folder / "split.json", json.dumps(split, indent=1))
     share = {k: split[k] / split["slots_s"] for k in ("working", "waiting", "outside")}
     print(
-        f"of the time of {split['slots']:.0f} slot(s) since the first trial began, {share['working']:.0%} went into "
+        f"of the time of {split['slots']:.3g} slot(s) since the first trial began, {share['working']:.0%} went into "
         f"training, sampling and evaluation, {share['outside']:.0%} into changing trials, "
         f"{share['waiting']:.0%} into waiting for the last ones"
     )

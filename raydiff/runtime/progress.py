@@ -67,7 +67,7 @@ class Progress(tune.Callback, tune.Stopper):
         self.best: tuple[float, str] | None = None
         self.interrupted = self.ending = False
         self._asked = 0.0  # When the interrupt came.
-        self.slots = 1  # trials side by side
+        self._slots: list[tuple[float, int]] = []  # (since when, trials that there is room for side by side)
         self._start = self._spoke = time.monotonic()
         self._began: float | None = None  # When the first trial began.
         self._working: list[float] = []  # Seconds of each trial that has ended.
@@ -79,6 +79,11 @@ class Progress(tune.Callback, tune.Stopper):
         for experiment, outcome in trials:
             if self._waiting.pop(experiment.digest, None) and outcome["outcome"] == "finished":
                 self._left.add(experiment, outcome["final"]["time/seconds"])
+
+    def have(self, slots: int) -> None:
+        """From now on there is room for so many trials side by side."""
+        if not self._slots or self._slots[-1][1] != slots:
+            self._slots.append((time.monotonic(), slots))
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """A trial has its slot."""
@@ -151,16 +156,21 @@ class Progress(tune.Callback, tune.Stopper):
     def split(self) -> dict[str, float] | None:
         """Where the slots' seconds went since the first trial began; None where not every trial was run here, whole.
 
-        `working`: rounds, training of the first models, sampling, evaluation; `waiting`: slots that had no trial left
-        while others still ran; `outside`: the rest, from one trial's end to the next one's beginning.
+        `slots`: how many there were, on average; `working`: rounds, training of the first models, sampling, evaluation;
+        `waiting`: slots that had no trial left while others still ran; `outside`: the rest, from one trial's end to the
+        next one's beginning.
         """
         if self._began is None or len(self._ends) < self.total:
             return None
-        end = max(self._ends)
-        whole, working = self.slots * (end - self._began), sum(self._working)
-        waiting = sum(end - last for last in sorted(self._ends)[-self.slots :])
+        began, end, working = self._began, max(self._ends), sum(self._working)
+        until = [*(since for since, _ in self._slots[1:]), end]
+        whole = sum(
+            slots * max(0.0, min(to, end) - max(since, began))
+            for (since, slots), to in zip(self._slots, until, strict=True)
+        )
+        waiting = sum(end - last for last in sorted(self._ends)[-self._slots[-1][1] :])
         return {
-            "slots": float(self.slots),
+            "slots": whole / (end - began),
             "slots_s": whole,
             "working": working,
             "waiting": waiting,
@@ -209,7 +219,7 @@ class Progress(tune.Callback, tune.Stopper):
         seconds = self._left.seconds(
             [*self._waiting.values(), *[self.plan.base] * suggested],
             [(this.experiment, now - this.since) for this in self.running.values()],
-            slots=self.slots,
+            slots=len(self.running),  # nodes come and go, and other jobs share them
         )
         left = f", about {duration(seconds)} left" if seconds is not None else ""
         best = f", best {self.best[0]:.3f} ({self.best[1]})" if self.best else ""

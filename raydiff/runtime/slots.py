@@ -10,7 +10,7 @@ import contextlib
 import math
 import os
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -67,10 +67,7 @@ def fitting(slot: Slot, nodes: Sequence[Mapping[str, float]]) -> int:
 
     Raises ValueError if none does, saying what is needed and what there is.
     """
-    free = [dict(node) for node in nodes]
-    count = 0
-    while count < 1000 and _place(slot.bundles, free):
-        count += 1
+    count = _count(slot, nodes)
     if count == 0:
         total = total_of(nodes)
         raise ValueError(
@@ -78,6 +75,28 @@ def fitting(slot: Slot, nodes: Sequence[Mapping[str, float]]) -> int:
             f"but the cluster has {say(total)} on {len(nodes)} node(s): lower runtime.workers, runtime.threads "
             "or the GPU shares"
         )
+    return count
+
+
+def share(
+    slot: Slot, nodes: Sequence[Mapping[str, float]], others: Sequence[tuple[str, Sequence[Mapping[str, float]]]]
+) -> int:
+    """How many such slots are a sweep's own on these nodes, beside other jobs with these (job, bundles): all that they
+    leave, or an equal part where they leave less. What fits nowhere beside the rest takes nothing."""
+    free, beside = [dict(node) for node in nodes], set()
+    for job, bundles in others:
+        tried = [dict(node) for node in free]
+        if _place(bundles, tried):
+            free = tried
+            beside.add(job)
+    return max(_count(slot, free), math.ceil(_count(slot, nodes) / (1 + len(beside))))
+
+
+def _count(slot: Slot, nodes: Sequence[Mapping[str, float]]) -> int:
+    free = [dict(node) for node in nodes]
+    count = 0
+    while count < 1000 and _place(slot.bundles, free):
+        count += 1
     return count
 
 
@@ -98,8 +117,9 @@ def cap_memory(share: float) -> None:
         torch.cuda.set_per_process_memory_fraction(share * CAP, 0)
 
 
-def storage_is_shared(folder: Path) -> None:
-    """Read a nonce back from every node. Raises ValueError naming the node that does not see the folder."""
+def storage_is_shared(folder: Path, among: Collection[str] | None = None) -> None:
+    """Read a nonce back from every node, or from those with these ids. Raises ValueError naming the node that does not
+    see the folder."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -111,7 +131,7 @@ def storage_is_shared(folder: Path) -> None:
 
     task = ray.remote(num_cpus=0)(read)
     try:
-        for node in (n for n in ray.nodes() if n["Alive"]):
+        for node in (n for n in ray.nodes() if n["Alive"] and (among is None or n["NodeID"] in among)):
             where = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
             if ray.get(task.options(scheduling_strategy=where).remote(str(path)), timeout=120) != nonce:
                 raise ValueError(

@@ -24,6 +24,7 @@ from typing import Any
 import ray
 import torch
 from ray import tune
+from ray.tune.search import BasicVariantGenerator, ConcurrencyLimiter
 from ray.tune.stopper import CombinedStopper
 
 from raydiff import process
@@ -36,8 +37,9 @@ from raydiff.experiment.trial import Trial, cut_short
 from raydiff.federated.checkpoint import Overtaken
 from raydiff.runtime import gpu_memory, lost, searched
 from raydiff.runtime.actors import RayPool, WorkersLost, start_workers
-from raydiff.runtime.cluster import nodes
+from raydiff.runtime.cluster import grows, nodes
 from raydiff.runtime.gauges import Gauges
+from raydiff.runtime.order import Asha, InOrder
 from raydiff.runtime.plan import Planned, experiment_of, written
 from raydiff.runtime.progress import Progress
 from raydiff.runtime.room import Room
@@ -150,11 +152,16 @@ def sized(plan: Planned, nodes: Sequence[Mapping[str, float]], *, share: float |
 
 
 def check(plan: Planned, nodes: Sequence[Mapping[str, float]]) -> Slot:
-    """The sweep's slot. Raises ValueError when it cannot run here: too large, or storage that not all nodes share."""
+    """The sweep's slot. Raises ValueError when it cannot run here: too large, where nothing adds nodes, or storage that
+    not all nodes share."""
     if plan.base.runtime.server_workers > 1:
         raise ValueError("runtime.server_workers must be 1 in a sweep: several train the server of raydiff run alone")
     shape = slot_of(plan, nodes)
-    fitting(shape, nodes)
+    try:
+        fitting(shape, nodes)
+    except ValueError:
+        if not grows():
+            raise
     if len(nodes) > 1:
         storage_is_shared(plan.folder.parents[1])
     return shape
@@ -243,9 +250,8 @@ def _fit(
     samples: int = 1,
 ) -> bool:
     """Through Tune; True when it ended because there was no room any more."""
-    room = Room(shape, plan.base.runtime.revive_s)
-    fits = fitting(shape, nodes())
-    progress.slots = min(plan.asked.concurrent or fits, fits, progress.total)
+    limit = BasicVariantGenerator(max_concurrent=1) if search is None else ConcurrencyLimiter(search, max_concurrent=1)
+    room = Room(plan, shape, progress, limit)
     trainable = tune.with_resources(Federation, tune.PlacementGroupFactory(shape.bundles, strategy="PACK"))
     # Tune's own notes lie elsewhere: on a full storage folder it would raise for want of them.
     with tempfile.TemporaryDirectory(prefix="raydiff-tune-", ignore_cleanup_errors=True) as own:
@@ -254,10 +260,9 @@ def _fit(
             param_space=space,
             tune_config=tune.TuneConfig(
                 num_samples=samples,
-                max_concurrent_trials=progress.slots,
                 reuse_actors=True,
-                scheduler=scheduler,
-                search_alg=search,
+                scheduler=scheduler or InOrder(),
+                search_alg=limit,
                 time_budget_s=budget_s,
             ),
             run_config=tune.RunConfig(
@@ -274,11 +279,9 @@ def _fit(
 
 
 def _asha(plan: Planned) -> Any:
-    from ray.tune.schedulers import ASHAScheduler
-
     longest = max(e.method.rounds for e in plan.trials)
     metric = searched.metric(plan)
-    return ASHAScheduler(time_attr="round", metric=metric, mode=searched.mode(plan), max_t=longest, grace_period=1)
+    return Asha(time_attr="round", metric=metric, mode=searched.mode(plan), max_t=longest, grace_period=1)
 
 
 def _suggested_before(plan: Planned) -> list[Experiment]:
@@ -294,5 +297,6 @@ def _quiet() -> None:
     os.environ.setdefault("TUNE_DISABLE_STRICT_METRIC_CHECKING", "1")
     os.environ.setdefault("TUNE_PRINT_ALL_TRIAL_ERRORS", "0")  # `Progress` says each error in a line.
     os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
+    os.environ.setdefault("TUNE_MAX_PENDING_TRIALS_PG", "200")  # `Room` says how many; with Optuna it would be one.
     os.environ.setdefault("TUNE_DISABLE_SIGINT_HANDLER", "1")  # `Progress.interrupt` ends the sweep, for SIGTERM too
     logging.getLogger("ray.tune").setLevel(logging.ERROR)

@@ -72,7 +72,7 @@ def test_where_the_slots_time_went(progress, monkeypatch):
 
     clock = [0.0]
     monkeypatch.setattr(module.time, "monotonic", lambda: clock[0])
-    progress.slots = 2
+    progress.have(2)
 
     def tell(at: float, number: int, seconds: float, *, finished: bool = True) -> None:
         clock[0] = at
