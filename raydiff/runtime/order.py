@@ -25,5 +25,5 @@ class InOrder(_NewestFirst):
     """Trials begin in order, and run to their end."""
 
 
-class Asha(_NewestFirst, ASHAScheduler):  # type: ignore[misc]  # Ray has no types here
+class Asha(_NewestFirst, ASHAScheduler):
     """Trials begin in order, and are ended early by ASHA."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from raydiff.experiment.config import Runtime
-from raydiff.runtime.slots import Slot, fitting, slot
+from raydiff.runtime.slots import Slot, fitting, share, slot
 
 LAPTOP = {"CPU": 2.0}
 
@@ -45,3 +45,26 @@ def test_bundles_of_a_slot_add_up_to_its_workers_cpus():
     shape = Slot(workers=3, threads=2, gpu_per_worker=0.25, gpu_server=0.5)
     assert sum(b["CPU"] for b in shape.bundles) == pytest.approx(6.0, abs=1e-3)
     assert shape.total == {"CPU": 6.0, "GPU": 1.25}
+
+
+ONE = Slot(workers=1, threads=1, gpu_per_worker=0.0, gpu_server=0.0)
+
+
+@pytest.mark.parametrize(
+    ("others", "own"),
+    [
+        ([], 4),
+        (["a"], 3),  # it holds one, and wants no more
+        (["a"] * 2, 2),
+        (["a"] * 4, 2),  # it holds, or waits for, all there is: half is one's own
+        (["a"] * 4 + ["b"] * 3, 2),  # of b nothing has room beside a, so it takes nothing
+        (["a"] * 2 + ["b"] * 2, 2),  # a third, rounded up: nothing stays idle
+    ],
+)
+def test_what_is_a_sweeps_own_beside_other_jobs(others, own):
+    assert share(ONE, [LAPTOP] * 2, [(job, ONE.bundles) for job in others]) == own
+
+
+def test_a_job_that_waits_for_what_no_node_has_takes_nothing():
+    assert share(ONE, [LAPTOP], [("a", [{"CPU": 1.0, "TPU": 1.0}]), ("b", [{"CPU": 3.0}])]) == 2
+    assert share(ONE, [], [("a", ONE.bundles)]) == 0

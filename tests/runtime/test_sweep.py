@@ -85,6 +85,33 @@ def test_where_the_slots_time_went(progress, monkeypatch):
     assert progress.split() is None  # one is missing
     tell(20.0, 2, 8.0)
     assert progress.split() == {"slots": 2.0, "slots_s": 40.0, "working": 31.0, "waiting": 6.0, "outside": 3.0}
+    clock[0] = 5.0
+    progress.have(3)
+    clock[0] = 10.0
+    progress.have(2)
+    assert progress.split() == {"slots": 2.25, "slots_s": 45.0, "working": 31.0, "waiting": 6.0, "outside": 8.0}
+
+
+def test_the_time_left_follows_the_trials_that_run_now(tmp_path, monkeypatch, capsys):
+    """With as many nodes again it halves, and where another job takes some of them it doubles."""
+    from raydiff.runtime import progress as module
+
+    clock = [0.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: clock[0])
+    shown = module.Progress(planned_as(tmp_path, [seeded(n) for n in range(9)]))
+    shown.have(1)
+    shown.on_trial_start(0, [], fake_trial(0))
+    shown.on_trial_result(0, [], fake_trial(0), {"round": 0, "finished": True, "time/seconds": 100.0, "digest": "a"})
+    said = []
+    for started in (1, 2, 3, 4):
+        clock[0] += module.EVERY_S
+        shown.on_trial_start(0, [], fake_trial(started))
+        shown.running[str(started)].since = clock[0]
+        for this in shown.running.values():
+            this.since = clock[0]
+        shown.on_step_end(0, [])
+        said.append(capsys.readouterr().out.split("about ")[1].split(" left")[0])
+    assert said == ["13:20 min", "6:40 min", "4:26 min", "3:20 min"]
 
 
 def test_an_interrupt_ends_the_sweep_and_counts_nothing_as_stopped(progress):
@@ -127,24 +154,116 @@ def test_losses_count_between_two_rounds_alone(progress):
     assert this.run_metadata.num_failures == 0
 
 
-def test_where_no_node_has_room_tune_is_ended(monkeypatch):
-    from raydiff.runtime import room
+@pytest.fixture
+def room(tmp_path, monkeypatch):
+    """(a room for ten trials of one worker on a cluster in `there`, what is there)."""
+    from raydiff.runtime import room as module
+    from raydiff.runtime.progress import Progress
     from raydiff.runtime.slots import Slot
 
-    there = [{"CPU": 1.0}]
-    monkeypatch.setattr(room, "nodes", lambda: there)
-    clock = iter(range(0, 100, 10))
-    monkeypatch.setattr(room.time, "monotonic", lambda: next(clock))
-    looks = room.Room(Slot(workers=2, threads=1, gpu_per_worker=0.0, gpu_server=0.0), wait_s=15)
-    idle, busy = SimpleNamespace(status="PENDING"), SimpleNamespace(status="RUNNING")
-    for trials, cpus, ended in (([idle], 1, False), ([busy], 1, False), ([idle], 1, False), ([idle], 2, False)):
-        there[0]["CPU"] = cpus
-        looks.on_step_end(0, trials)
-        assert looks.stop_all() == ended
-    there[0]["CPU"] = 1
-    for ended in (False, True):
-        looks.on_step_end(0, [idle])
-        assert looks.stop_all() == ended
+    there = SimpleNamespace(nodes={"n1": {"CPU": 2.0}}, groups=[], grows=False, unshared=set(), clock=0.0)
+    monkeypatch.setattr(module.cluster, "present", lambda: there.nodes)
+    monkeypatch.setattr(module.cluster, "nodes", lambda: list(there.nodes.values()))
+    monkeypatch.setattr(module.cluster, "groups_of_others", lambda: there.groups)
+    monkeypatch.setattr(module.cluster, "grows", lambda: there.grows)
+    monkeypatch.setattr(module.time, "monotonic", lambda: there.clock)
+
+    def shared(folder, among):
+        if among & there.unshared:
+            raise ValueError("not shared")
+
+    monkeypatch.setattr(module, "storage_is_shared", shared)
+
+    def make(concurrent=None):
+        trials = [dataclasses.replace(seeded(n), runtime=Runtime(revive_s=15)) for n in range(10)]
+        plan = planned_as(tmp_path / "sweeps" / "s", trials)
+        plan = dataclasses.replace(plan, asked=Asked(concurrent=concurrent))
+        one = Slot(workers=1, threads=1, gpu_per_worker=0.0, gpu_server=0.0)
+        made = module.Room(plan, one, Progress(plan), SimpleNamespace(max_concurrent=None))
+        return made
+
+    return make, there
+
+
+def after(this, there, seconds: float, status: str) -> int:
+    """How many trials there may be once so many seconds have gone by, with a trial in this state."""
+    there.clock += seconds
+    this.on_step_begin(0, [SimpleNamespace(status=status)])
+    return this.limit.max_concurrent
+
+
+def test_where_no_node_has_room_tune_is_ended(room):
+    make, there = room
+    this = make()
+    there.nodes = {}
+    for seconds, status, ended in ((10, "PENDING", False), (10, "RUNNING", False), (10, "PENDING", False)):
+        assert after(this, there, seconds, status) == 1 and this.stop_all() == ended
+    there.nodes = {"n1": {"CPU": 2.0}}
+    assert after(this, there, 10, "PENDING") == 2 and not this.stop_all()
+    there.nodes = {}
+    there.grows = True
+    assert after(this, there, 10, "PENDING") and not this.stop_all()
+    there.grows = False
+    assert after(this, there, 10, "PENDING") and this.stop_all()
+
+
+def test_nodes_that_join_are_used_and_a_line_says_so(room, capsys):
+    make, there = room
+    this, limited = make(), make(concurrent=3)
+    assert this.limit.max_concurrent == 2 and capsys.readouterr().out == ""
+    there.nodes = {"n1": {"CPU": 2.0}, "n2": {"CPU": 2.0}}
+    assert after(this, there, 1, "RUNNING") == 2  # not asked in every turn of Tune's loop
+    assert after(this, there, 5, "RUNNING") == 4
+    assert "there is room for 4 trial(s) side by side" in capsys.readouterr().out
+    assert after(limited, there, 5, "RUNNING") == 3
+    there.nodes = {"n2": {"CPU": 2.0}}
+    assert after(this, there, 5, "RUNNING") == 2
+
+
+def test_a_node_that_joins_without_the_storage_ends_tune(room):
+    make, there = room
+    this = make()
+    there.unshared = {"n2"}
+    there.nodes = {"n1": {"CPU": 2.0}, "n2": {"CPU": 2.0}}
+    after(this, there, 5, "RUNNING")
+    assert this.stop_all()
+
+
+def test_an_autoscaler_is_shown_what_waits_until_another_job_waits_too(room, capsys):
+    from raydiff.runtime.cluster import Group
+
+    make, there = room
+    there.nodes, there.grows = {"head": {"memory": 1.0}}, True
+    this = make()
+    assert this.limit.max_concurrent == 5 and this.progress.split() is None
+    says = "no node has room for a trial yet, waiting for the autoscaler: one trial needs 1 CPU"
+    assert capsys.readouterr().out.count(says) == 1
+    there.nodes = {"head": {"memory": 1.0}, "n1": {"CPU": 2.0}}
+    assert after(this, there, 5, "RUNNING") == 7
+    there.groups = [Group("a", True, [{"CPU": 1.0}])]
+    assert after(this, there, 5, "RUNNING") == 1
+    assert "room for 1 trial(s) side by side, beside 1 other job(s) on the cluster" in capsys.readouterr().out
+    there.groups = [Group("a", False, [{"CPU": 1.0}])]
+    assert after(this, there, 5, "RUNNING") == 6
+
+
+def test_who_takes_over_the_processes_of_a_trial_that_has_ended():
+    """Not the oldest: its own processes may be starting on a node that has joined."""
+    from raydiff.runtime.order import Asha, InOrder
+
+    def waits(status="PENDING", **last):
+        return SimpleNamespace(status=status, last_result=last)
+
+    old, new, running = waits(), waits(), waits("RUNNING", round=1)
+    cut_off = waits(round=2)
+    for order in (InOrder(), Asha(time_attr="round", metric="m", mode="min")):
+        for trials, chosen in (
+            ([old, running, new], new),
+            ([old, cut_off, new], cut_off),
+            ([running], None),
+        ):
+            among = SimpleNamespace(get_trials=lambda trials=trials: trials)
+            assert order.choose_trial_to_run(among) is chosen
 
 
 def test_a_ray_that_does_not_start_is_one_sentence(monkeypatch):
