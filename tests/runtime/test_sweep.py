@@ -106,7 +106,6 @@ def test_the_time_left_follows_the_trials_that_run_now(tmp_path, monkeypatch, ca
     for started in (1, 2, 3, 4):
         clock[0] += module.EVERY_S
         shown.on_trial_start(0, [], fake_trial(started))
-        shown.running[str(started)].since = clock[0]
         for this in shown.running.values():
             this.since = clock[0]
         shown.on_step_end(0, [])

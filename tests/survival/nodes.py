@@ -53,6 +53,14 @@ class Nodes:
         while len(self._cluster.worker_nodes) < 2:
             self._cluster.add_node(num_cpus=2, num_gpus=1)
 
+    def worker_nodes(self) -> list[Any]:
+        """The two, or those that are left."""
+        return list(self._cluster.worker_nodes)
+
+    def remove(self, node: Any) -> None:
+        """An idle node leaves."""
+        self._cluster.remove_node(node)
+
     def kill(self, raylet: int) -> None:
         """A node is gone, at once and with all its processes."""
         node = next(n for n in self._cluster.worker_nodes if _raylet(n) == raylet)

@@ -1,0 +1,157 @@
+"""Nodes join a sweep, are drained, and are brought and taken by an autoscaler; two sweeps share a cluster."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, Sweep, wait_until
+from nodes import COORDINATOR, Federated, check_unharmed
+from test_local_cluster import QUICK
+from test_submit import free_port
+
+pytestmark = pytest.mark.survival
+HEAD = "f" * 51 + "00000"  # what Ray's fake provider calls it
+
+
+def drain(node_id: str) -> None:
+    """What `ray drain-node` and an autoscaler do that was told of the loss of a spot machine."""
+    import ray
+    from ray.core.generated.autoscaler_pb2 import DRAIN_NODE_REASON_PREEMPTION
+
+    gcs = ray._raylet.GcsClient(address=ray.get_runtime_context().gcs_address)
+    accepted, why = gcs.drain_node(node_id, DRAIN_NODE_REASON_PREEMPTION, "spot", 0)
+    assert accepted, why
+
+
+def test_a_node_joins_and_another_is_drained(tmp_path, nodes, expected, capsys):
+    """Two trials run side by side once the node is there; what ran on the one that left goes on, on the other."""
+    from raydiff.runtime.cluster import present
+
+    sweep, said = Federated(tmp_path, "--grid", "seed=0,1,2"), []
+    (first, second) = nodes.worker_nodes()
+    nodes.remove(second)
+
+    def join_and_leave():
+        wait_until(lambda: sweep.sent(1, 0), "round 1", progress=sweep.progress)
+        _, raylet = nodes.only(COORDINATOR)
+        nodes.complete()
+        wait_until(
+            lambda: {of for _, of in nodes.processes(COORDINATOR)} > {raylet},
+            "a trial on the node that has joined",
+            progress=sweep.progress,
+        )
+        drain(first.node_id)
+        wait_until(lambda: first.node_id not in present(), "the node to be drained")
+        wait_until(lambda: said.append(capsys.readouterr().out) or "room for 1" in "".join(said), "a line on it")
+        nodes.kill(raylet)
+
+    assert sweep.run("--max-concurrent=2", meanwhile=join_and_leave) == 0
+    assert "there is room for 2 trial(s) side by side\n" in "".join(said)
+    check_unharmed(sweep, expected, trials=3)
+
+
+def test_a_second_sweep_on_the_cluster_gets_its_part(tmp_path, nodes, monkeypatch):
+    """It begins while the first, which had all nodes, has trials that have not begun."""
+    first, second = (
+        Federated(tmp_path / name, "--grid", axis) for name, axis in (("a", "seed=0,1,2,3,4,5"), ("b", "seed=0"))
+    )
+    left = []
+    env = {**os.environ, "RAY_ADDRESS": nodes.address, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    command = [sys.executable, *first.arguments, "--max-concurrent=6"]
+    with (tmp_path / "a.log").open("w") as log:
+        running = subprocess.Popen(command, cwd=ROOT, env=env, stdout=log, stderr=log, start_new_session=True)
+    try:
+        wait_until(lambda: first.progress()[0] > 1, "the first sweep to begin", progress=lambda: running.poll())
+
+        def look():
+            wait_until(lambda: second.progress()[0] > 0, "the second sweep to begin", progress=first.progress)
+            begun = len(list(first.folder.glob("trials/*/config.json")))
+            left.append(6 - begun)
+
+        assert second.run("--max-concurrent=6", meanwhile=look) == 0
+        wait_until(lambda: running.poll() is not None, "the first sweep to end", progress=first.progress)
+    finally:
+        if running.poll() is None:
+            os.killpg(running.pid, signal.SIGKILL)
+    log = (tmp_path / "a.log").read_text()
+    assert running.returncode == 0 and left[0] > 0, log
+    assert "there is room for 1 trial(s) side by side, beside 1 other job(s) on the cluster" in log
+
+
+@pytest.fixture
+def growing(tmp_path_factory):
+    """(address of a head without CPUs whose autoscaler brings up to two nodes of one, the environment to join it).
+
+    Ray's own AutoscalingCluster needs a file that its wheels do not have, and begins with `ray stop`, which ends every
+    Ray of the user; so here is what it does, with its fake provider.
+    """
+    home, port = tmp_path_factory.mktemp("g"), free_port()
+    config = {
+        "cluster_name": "fake",
+        "max_workers": 2,
+        "idle_timeout_minutes": 0.1,
+        "provider": {
+            "type": "external",
+            "module": "ray.autoscaler._private.fake_multi_node.node_provider.FakeMultiNodeProvider",
+            "disable_node_updaters": True,
+            "disable_launch_config_check": True,
+            "launch_multiple": True,
+            "head_node_id": HEAD,
+            "gcs_address": f"127.0.0.1:{port}",
+        },
+        "available_node_types": {
+            "head": {"resources": {"CPU": 0}, "node_config": {}, "max_workers": 0},
+            "cpu": {"resources": {"CPU": 1, "object_store_memory": 10**8}, "node_config": {}, "max_workers": 2},
+        },
+        "head_node_type": "head",
+    }
+    (home / "cluster.json").write_text(json.dumps(config))
+    env = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+    env |= {"PATH": f"{Path(sys.executable).parent}:{env['PATH']}", "RAY_AUTH_MODE": "disabled", "OMP_NUM_THREADS": "1"}
+    fake = {"RAY_FAKE_CLUSTER": "1", "RAY_enable_autoscaler_v2": "1", "AUTOSCALER_UPDATE_INTERVAL_S": "1"}
+    fake |= {"RAY_OVERRIDE_NODE_ID_FOR_TESTING": HEAD, "RAY_CLOUD_INSTANCE_ID": HEAD, "RAY_NODE_TYPE_NAME": "head"}
+    command = ["ray", "start", "--head", "--block", "--num-cpus=0", "--num-gpus=0", f"--port={port}"]
+    command += ["--disable-usage-stats", "--include-dashboard=false", "--ray-client-server-port", str(free_port())]
+    command += ["--dashboard-agent-listen-port=0", "--min-worker-port=0", "--max-worker-port=0"]
+    command += [f"--autoscaling-config={home / 'cluster.json'}"]
+    with (home / "head.log").open("w") as log:
+        head = subprocess.Popen(command, env=env | fake, stdout=log, stderr=log, start_new_session=True)
+    try:
+        log = home / "head.log"
+        wait_until(lambda: head.poll() is not None or "Ray runtime started" in log.read_text(), "the head")
+        assert head.poll() is None, log.read_text()
+        yield f"127.0.0.1:{port}", env
+    finally:
+        head.send_signal(signal.SIGTERM)
+        try:
+            head.wait(60)
+        except subprocess.TimeoutExpired:
+            os.killpg(head.pid, signal.SIGKILL)
+
+
+def alive(address: str, env: dict[str, str]) -> int:
+    """Nodes of the cluster."""
+    ask = f"import ray; ray.init('{address}', log_to_driver=False); print(sum(n['Alive'] for n in ray.nodes()))"
+    said = subprocess.run([sys.executable, "-c", ask], env=env, capture_output=True, text=True, check=True)
+    return int(said.stdout)
+
+
+def test_a_sweep_on_a_cluster_without_nodes_waits_for_the_autoscaler_and_lets_its_nodes_go(tmp_path, growing):
+    address, env = growing
+    sweep = Sweep(tmp_path)
+    arguments = [*sweep.arguments, "--runtime.workers", "1", *QUICK, "--grid", "method.epsilon=10,none"]
+    command = [sys.executable, *arguments]
+    done = subprocess.run(
+        command, cwd=ROOT, env=env | {"RAY_ADDRESS": address}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "no node has room for a trial yet, waiting for the autoscaler: one trial needs 1 CPU" in done.stdout
+    assert {outcome["outcome"] for outcome in sweep.outcomes().values()} == {"finished"}
+    assert "there is room for 2 trial(s) side by side" in done.stdout  # both were asked for
+    wait_until(lambda: alive(address, env) == 1, "the nodes to be given back", 180, every=5)
