@@ -110,6 +110,8 @@ def growing(tmp_path_factory):
             "cpu": {"resources": {"CPU": 1, "object_store_memory": 10**8}, "node_config": {}, "max_workers": 2},
         },
         "head_node_type": "head",
+        **{f"{of}setup_commands": [] for of in ("", "head_", "worker_")},
+        **{f"{of}_start_ray_commands": [] for of in ("head", "worker")},
     }
     (home / "cluster.json").write_text(json.dumps(config))
     env = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
@@ -146,12 +148,18 @@ def test_a_sweep_on_a_cluster_without_nodes_waits_for_the_autoscaler_and_lets_it
     address, env = growing
     sweep = Sweep(tmp_path)
     arguments = [*sweep.arguments, "--runtime.workers", "1", *QUICK, "--grid", "method.epsilon=10,none"]
-    command = [sys.executable, *arguments]
-    done = subprocess.run(
-        command, cwd=ROOT, env=env | {"RAY_ADDRESS": address}, capture_output=True, text=True, check=False
+    process = subprocess.Popen(
+        [sys.executable, *arguments],
+        cwd=ROOT,
+        env=env | {"RAY_ADDRESS": address},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "no node has room for a trial yet, waiting for the autoscaler: one trial needs 1 CPU" in done.stdout
+    said = sweep.end_of(process)
+    assert process.returncode == 0, said
+    assert "no node has room for a trial yet, waiting for the autoscaler: one trial needs 1 CPU" in said
     assert {outcome["outcome"] for outcome in sweep.outcomes().values()} == {"finished"}
-    assert "there is room for 2 trial(s) side by side" in done.stdout  # both were asked for
+    assert "there is room for 2 trial(s) side by side" in said  # both were asked for
     wait_until(lambda: alive(address, env) == 1, "the nodes to be given back", 180, every=5)
