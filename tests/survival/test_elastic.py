@@ -58,14 +58,17 @@ def test_a_node_joins_and_another_is_drained(tmp_path, nodes, expected, capsys):
 
 def test_a_second_sweep_on_the_cluster_gets_its_part(tmp_path, nodes, monkeypatch):
     """It begins while the first, which had all nodes, has trials that have not begun."""
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
     first, second = (
-        Federated(tmp_path / name, "--grid", axis) for name, axis in (("a", "seed=0,1,2,3,4,5"), ("b", "seed=0"))
+        Federated(tmp_path / "a", "--grid", "seed=0,1,2,3,4,5"),
+        Federated(tmp_path / "b", "--grid", "seed=0"),
     )
     left = []
     env = {**os.environ, "RAY_ADDRESS": nodes.address, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     command = [sys.executable, *first.arguments, "--max-concurrent=6"]
-    with (tmp_path / "a.log").open("w") as log:
-        running = subprocess.Popen(command, cwd=ROOT, env=env, stdout=log, stderr=log, start_new_session=True)
+    with (tmp_path / "a.log").open("w") as to:
+        running = subprocess.Popen(command, cwd=ROOT, env=env, stdout=to, stderr=to, start_new_session=True)
     try:
         wait_until(lambda: first.progress()[0] > 1, "the first sweep to begin", progress=lambda: running.poll())
 
@@ -122,10 +125,10 @@ def growing(tmp_path_factory):
     command += ["--disable-usage-stats", "--include-dashboard=false", "--ray-client-server-port", str(free_port())]
     command += ["--dashboard-agent-listen-port=0", "--min-worker-port=0", "--max-worker-port=0"]
     command += [f"--autoscaling-config={home / 'cluster.json'}"]
-    with (home / "head.log").open("w") as log:
-        head = subprocess.Popen(command, env=env | fake, stdout=log, stderr=log, start_new_session=True)
+    log = home / "head.log"
+    with log.open("w") as to:
+        head = subprocess.Popen(command, env=env | fake, stdout=to, stderr=to, start_new_session=True)
     try:
-        log = home / "head.log"
         wait_until(lambda: head.poll() is not None or "Ray runtime started" in log.read_text(), "the head")
         assert head.poll() is None, log.read_text()
         yield f"127.0.0.1:{port}", env
