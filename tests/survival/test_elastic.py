@@ -115,6 +115,10 @@ def growing(tmp_path_factory):
         "head_node_type": "head",
         **{f"{of}setup_commands": [] for of in ("", "head_", "worker_")},
         **{f"{of}_start_ray_commands": [] for of in ("head", "worker")},
+        **{name: [] for name in ("cluster_synced_files", "initialization_commands", "rsync_exclude", "rsync_filter")},
+        **{name: {} for name in ("auth", "docker", "file_mounts")},
+        "upscaling_speed": 1.0,
+        "file_mounts_sync_continuously": False,
     }
     (home / "cluster.json").write_text(json.dumps(config))
     env = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
@@ -130,7 +134,8 @@ def growing(tmp_path_factory):
         head = subprocess.Popen(command, env=env | fake, stdout=to, stderr=to, start_new_session=True)
     try:
         wait_until(lambda: head.poll() is not None or "Ray runtime started" in log.read_text(), "the head")
-        assert head.poll() is None, log.read_text()
+        assert head.poll() is None and alive(f"127.0.0.1:{port}", env) == 1, log.read_text()
+        assert head.poll() is None, log.read_text()  # as it does where its autoscaler finds fault with the config
         yield f"127.0.0.1:{port}", env
     finally:
         head.send_signal(signal.SIGTERM)
