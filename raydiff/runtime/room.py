@@ -7,7 +7,6 @@ one begins in the warm processes of the last. So it is told anew every few secon
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -16,7 +15,7 @@ from ray import tune
 from raydiff.runtime import cluster
 from raydiff.runtime.plan import Planned
 from raydiff.runtime.progress import Progress
-from raydiff.runtime.slots import Slot, fitting, share, storage_is_shared
+from raydiff.runtime.slots import Slot, say, share, storage_is_shared
 
 EVERY_S = 5.0
 AHEAD = 5  # An autoscaler sees what waits: as many trials as fit already, and at least so many.
@@ -71,7 +70,7 @@ class Room(tune.Callback, tune.Stopper):
     def _sees_storage(self, ids: set[str]) -> bool:
         try:
             if joined := ids - self._known:
-                storage_is_shared(_storage(self.plan), joined)
+                storage_is_shared(self.plan.folder.parents[1], joined)
         except ValueError:
             return False
         except ray.exceptions.RayError:  # It has left again, or is too busy: it is asked once more.
@@ -88,17 +87,5 @@ class Room(tune.Callback, tune.Stopper):
             beside = f", beside {jobs} other job(s) on the cluster" if jobs else ""
             print(f"  there is room for {own} trial(s) side by side{beside}", flush=True)
         elif grows:
-            needs = _why_not(self.shape, cluster.nodes())
-            print(f"  no node has room for a trial yet, waiting for the autoscaler: {needs}", flush=True)
-
-
-def _storage(plan: Planned) -> Path:
-    return plan.folder.parents[1]
-
-
-def _why_not(shape: Slot, nodes: list[dict[str, float]]) -> str:
-    try:
-        fitting(shape, nodes)
-    except ValueError as e:
-        return str(e)
-    return "one has just joined"
+            needs = f"a trial needs {say(self.shape.total)}, {self.shape.workers} worker(s)"
+            print(f"  {needs}, and no node has room for it: waiting for the autoscaler", flush=True)

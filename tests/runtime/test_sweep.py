@@ -162,7 +162,6 @@ def room(tmp_path, monkeypatch):
 
     there = SimpleNamespace(nodes={"n1": {"CPU": 2.0}}, groups=[], grows=False, unshared=set(), clock=0.0)
     monkeypatch.setattr(module.cluster, "present", lambda: there.nodes)
-    monkeypatch.setattr(module.cluster, "nodes", lambda: list(there.nodes.values()))
     monkeypatch.setattr(module.cluster, "groups_of_others", lambda: there.groups)
     monkeypatch.setattr(module.cluster, "grows", lambda: there.grows)
     monkeypatch.setattr(module.time, "monotonic", lambda: there.clock)
@@ -235,7 +234,7 @@ def test_an_autoscaler_is_shown_what_waits_until_another_job_waits_too(room, cap
     there.nodes, there.grows = {"head": {"memory": 1.0}}, True
     this = make()
     assert this.limit.max_concurrent == 5 and this.progress.split() is None
-    says = "no node has room for a trial yet, waiting for the autoscaler: one trial needs 1 CPU"
+    says = "a trial needs 1 CPU, 1 worker(s), and no node has room for it: waiting for the autoscaler"
     assert capsys.readouterr().out.count(says) == 1
     there.nodes = {"head": {"memory": 1.0}, "n1": {"CPU": 2.0}}
     assert after(this, there, 5, "RUNNING") == 7

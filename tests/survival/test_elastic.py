@@ -109,10 +109,10 @@ def growing(tmp_path_factory):
             "gcs_address": f"127.0.0.1:{port}",
         },
         "available_node_types": {
-            "head": {"resources": {"CPU": 0}, "node_config": {}, "max_workers": 0},
+            "ray.head.default": {"resources": {"CPU": 0}, "node_config": {}, "max_workers": 0},
             "cpu": {"resources": {"CPU": 1, "object_store_memory": 10**8}, "node_config": {}, "max_workers": 2},
         },
-        "head_node_type": "head",
+        "head_node_type": "ray.head.default",
         **{f"{of}setup_commands": [] for of in ("", "head_", "worker_")},
         **{f"{of}_start_ray_commands": [] for of in ("head", "worker")},
         **{name: [] for name in ("cluster_synced_files", "initialization_commands", "rsync_exclude", "rsync_filter")},
@@ -124,7 +124,11 @@ def growing(tmp_path_factory):
     env = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
     env |= {"PATH": f"{Path(sys.executable).parent}:{env['PATH']}", "RAY_AUTH_MODE": "disabled", "OMP_NUM_THREADS": "1"}
     fake = {"RAY_FAKE_CLUSTER": "1", "RAY_enable_autoscaler_v2": "1", "AUTOSCALER_UPDATE_INTERVAL_S": "1"}
-    fake |= {"RAY_OVERRIDE_NODE_ID_FOR_TESTING": HEAD, "RAY_CLOUD_INSTANCE_ID": HEAD, "RAY_NODE_TYPE_NAME": "head"}
+    fake |= {
+        "RAY_OVERRIDE_NODE_ID_FOR_TESTING": HEAD,
+        "RAY_CLOUD_INSTANCE_ID": HEAD,
+        "RAY_NODE_TYPE_NAME": "ray.head.default",
+    }
     command = ["ray", "start", "--head", "--block", "--num-cpus=0", "--num-gpus=0", f"--port={port}"]
     command += ["--disable-usage-stats", "--include-dashboard=false", "--ray-client-server-port", str(free_port())]
     command += ["--dashboard-agent-listen-port=0", "--min-worker-port=0", "--max-worker-port=0"]
@@ -167,7 +171,7 @@ def test_a_sweep_on_a_cluster_without_nodes_waits_for_the_autoscaler_and_lets_it
     )
     said = sweep.end_of(process)
     assert process.returncode == 0, said
-    assert "no node has room for a trial yet, waiting for the autoscaler: one trial needs 1 CPU" in said
+    assert "a trial needs 1 CPU, 1 worker(s), and no node has room for it: waiting for the autoscaler" in said
     assert {outcome["outcome"] for outcome in sweep.outcomes().values()} == {"finished"}
     assert "there is room for 2 trial(s) side by side" in said  # both were asked for
     wait_until(lambda: alive(address, env) == 1, "the nodes to be given back", 180, every=5)
