@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,44 +20,73 @@ pytestmark = pytest.mark.survival
 HEAD = "f" * 51 + "00000"  # what Ray's fake provider calls it
 
 
-def drain(node_id: str) -> None:
-    """What `ray drain-node` and an autoscaler do that was told of the loss of a spot machine."""
+def drain(address: str, node_id: str) -> None:
+    """What `ray drain-node` does, and whoever was told that a spot machine goes."""
     import ray
     from ray.core.generated.autoscaler_pb2 import DRAIN_NODE_REASON_PREEMPTION
 
-    gcs = ray._raylet.GcsClient(address=ray.get_runtime_context().gcs_address)
-    accepted, why = gcs.drain_node(node_id, DRAIN_NODE_REASON_PREEMPTION, "spot", 0)
+    accepted, why = ray._raylet.GcsClient(address=address).drain_node(node_id, DRAIN_NODE_REASON_PREEMPTION, "spot", 0)
     assert accepted, why
 
 
-def test_a_node_joins_and_another_is_drained(tmp_path, nodes, expected, capsys):
+class Beside:
+    """A sweep in a process of its own on the cluster, and what it says."""
+
+    def __init__(self, sweep: Sweep, address: str, *more: str) -> None:
+        self.sweep, self._log = sweep, sweep.storage / "log"
+        env = {**os.environ, "RAY_ADDRESS": address, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+        with self._log.open("w") as to:
+            self._process = subprocess.Popen(
+                [sys.executable, *sweep.arguments, *more],
+                cwd=ROOT,
+                env=env,
+                stdout=to,
+                stderr=to,
+                start_new_session=True,
+            )
+
+    def __enter__(self) -> Beside:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    def said(self) -> str:
+        """All that it has said so far."""
+        return self._log.read_text()
+
+    def until(self, condition: Callable[[], bool], what: str) -> None:
+        """Wait for it; not any longer where the sweep has ended."""
+        wait_until(lambda: condition() or self._process.poll() is not None, what, progress=self.sweep.progress)
+        assert condition(), self.said()
+
+    def end(self) -> None:
+        """Wait until it has ended well."""
+        self.until(lambda: self._process.poll() is not None, "the sweep to end")
+        assert self._process.returncode == 0, self.said()
+
+
+def test_a_node_joins_and_another_is_drained(tmp_path, nodes, expected):
     """Two trials run side by side once the node is there; what ran on the one that left goes on, on the other."""
-    from raydiff.runtime.cluster import present
-
-    sweep, said = Federated(tmp_path, "--grid", "seed=0,1,2"), []
-    (first, second) = nodes.worker_nodes()
+    first, second = nodes.worker_nodes()
     nodes.remove(second)
-
-    def join_and_leave():
-        wait_until(lambda: sweep.sent(1, 0), "round 1", progress=sweep.progress)
+    with Beside(sweep := Federated(tmp_path, "--grid", "seed=0,1,2"), nodes.address, "--max-concurrent=2") as running:
+        running.until(lambda: sweep.sent(1, 0), "round 1")
         _, raylet = nodes.only(COORDINATOR)
         nodes.complete()
-        wait_until(
-            lambda: {of for _, of in nodes.processes(COORDINATOR)} > {raylet},
-            "a trial on the node that has joined",
-            progress=sweep.progress,
-        )
-        drain(first.node_id)
-        wait_until(lambda: first.node_id not in present(), "the node to be drained")
-        wait_until(lambda: said.append(capsys.readouterr().out) or "room for 1" in "".join(said), "a line on it")
+        both = "a trial on the node that has joined"
+        running.until(lambda: {of for _, of in nodes.processes(COORDINATOR)} > {raylet}, both)
+        assert "there is room for 2 trial(s) side by side\n" in running.said()
+        drain(nodes.address, first.node_id)
+        running.until(lambda: "there is room for 1 trial(s) side by side\n" in running.said(), "a line on it")
         nodes.kill(raylet)
-
-    assert sweep.run("--max-concurrent=2", meanwhile=join_and_leave) == 0
-    assert "there is room for 2 trial(s) side by side\n" in "".join(said)
+        running.end()
+    assert "its processes were lost; it goes on after round" in running.said()
     check_unharmed(sweep, expected, trials=3)
 
 
-def test_a_second_sweep_on_the_cluster_gets_its_part(tmp_path, nodes, monkeypatch):
+def test_a_second_sweep_on_the_cluster_gets_its_part(tmp_path, nodes):
     """It begins while the first, which had all nodes, has trials that have not begun."""
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
@@ -64,27 +94,14 @@ def test_a_second_sweep_on_the_cluster_gets_its_part(tmp_path, nodes, monkeypatc
         Federated(tmp_path / "a", "--grid", "seed=0,1,2,3,4,5"),
         Federated(tmp_path / "b", "--grid", "seed=0"),
     )
-    left = []
-    env = {**os.environ, "RAY_ADDRESS": nodes.address, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-    command = [sys.executable, *first.arguments, "--max-concurrent=6"]
-    with (tmp_path / "a.log").open("w") as to:
-        running = subprocess.Popen(command, cwd=ROOT, env=env, stdout=to, stderr=to, start_new_session=True)
-    try:
-        wait_until(lambda: first.progress()[0] > 1, "the first sweep to begin", progress=lambda: running.poll())
-
-        def look():
-            wait_until(lambda: second.progress()[0] > 0, "the second sweep to begin", progress=first.progress)
-            begun = len(list(first.folder.glob("trials/*/config.json")))
-            left.append(6 - begun)
-
-        assert second.run("--max-concurrent=6", meanwhile=look) == 0
-        wait_until(lambda: running.poll() is not None, "the first sweep to end", progress=first.progress)
-    finally:
-        if running.poll() is None:
-            os.killpg(running.pid, signal.SIGKILL)
-    log = (tmp_path / "a.log").read_text()
-    assert running.returncode == 0 and left[0] > 0, log
-    assert "there is room for 1 trial(s) side by side, beside 1 other job(s) on the cluster" in log
+    with Beside(first, nodes.address, "--max-concurrent=6") as a:
+        a.until(lambda: first.progress()[0] > 0, "the first sweep to begin")
+        with Beside(second, nodes.address, "--max-concurrent=6") as b:
+            a.until(lambda: second.progress()[0] > 0, "the second sweep to begin")
+            assert len(list(first.folder.glob("trials/*/config.json"))) < 6
+            b.end()
+        a.end()
+    assert "there is room for 1 trial(s) side by side, beside 1 other job(s) on the cluster\n" in a.said()
 
 
 @pytest.fixture
@@ -159,18 +176,10 @@ def alive(address: str, env: dict[str, str]) -> int:
 def test_a_sweep_on_a_cluster_without_nodes_waits_for_the_autoscaler_and_lets_its_nodes_go(tmp_path, growing):
     address, env = growing
     sweep = Sweep(tmp_path)
-    arguments = [*sweep.arguments, "--runtime.workers", "1", *QUICK, "--grid", "method.epsilon=10,none"]
-    process = subprocess.Popen(
-        [sys.executable, *arguments],
-        cwd=ROOT,
-        env=env | {"RAY_ADDRESS": address},
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
-    said = sweep.end_of(process)
-    assert process.returncode == 0, said
+    sweep.arguments += ["--runtime.workers", "1", *QUICK, "--grid", "method.epsilon=10,none"]
+    with Beside(sweep, address) as running:
+        running.end()
+    said = running.said()
     assert "a trial needs 1 CPU, 1 worker(s), and no node has room for it: waiting for the autoscaler" in said
     assert {outcome["outcome"] for outcome in sweep.outcomes().values()} == {"finished"}
     assert "there is room for 2 trial(s) side by side" in said  # both were asked for
