@@ -73,7 +73,8 @@ def test_a_node_joins_and_another_is_drained(tmp_path, nodes, expected):
     nodes.remove(second)
     with Beside(sweep := Federated(tmp_path, "--grid", "seed=0,1,2"), nodes.address, "--max-concurrent=2") as running:
         running.until(lambda: sweep.sent(1, 0), "round 1")
-        _, raylet = nodes.only(COORDINATOR)
+        coordinator, raylet = nodes.only(COORDINATOR)
+        os.kill(coordinator, signal.SIGSTOP)  # so that it is still there when the node is
         nodes.complete()
         both = "a trial on the node that has joined"
         running.until(lambda: {of for _, of in nodes.processes(COORDINATOR)} > {raylet}, both)
@@ -91,17 +92,28 @@ def test_a_second_sweep_on_the_cluster_gets_its_part(tmp_path, nodes):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
     first, second = (
-        Federated(tmp_path / "a", "--grid", "seed=0,1,2,3,4,5"),
+        Federated(tmp_path / "a", "--grid", "seed=0,1,2,3,4,5,6,7"),
         Federated(tmp_path / "b", "--grid", "seed=0"),
     )
-    with Beside(first, nodes.address, "--max-concurrent=6") as a:
-        a.until(lambda: first.progress()[0] > 0, "the first sweep to begin")
-        with Beside(second, nodes.address, "--max-concurrent=6") as b:
-            a.until(lambda: second.progress()[0] > 0, "the second sweep to begin")
-            assert len(list(first.folder.glob("trials/*/config.json"))) < 6
+
+    def begun(sweep: Sweep) -> int:
+        return len(list(sweep.folder.glob("trials/*/config.json")))
+
+    with Beside(first, nodes.address, "--max-concurrent=8") as a:
+        a.until(lambda: begun(first) == 2, "the first sweep to have all nodes")
+        held = [pid for pid, _ in nodes.processes(COORDINATOR)]
+        for pid in held:  # until the second sweep is there, and waits
+            os.kill(pid, signal.SIGSTOP)
+        with Beside(second, nodes.address, "--max-concurrent=8") as b:
+            shared = "there is room for 1 trial(s) side by side, beside 1 other job(s) on the cluster\n"
+            b.until(lambda: shared in b.said(), "the second sweep to see the first")
+            a.until(lambda: shared in a.said(), "the first sweep to see the second")
+            for pid in held:
+                os.kill(pid, signal.SIGCONT)
+            b.until(lambda: begun(second) == 1, "the second sweep to begin")
+            assert begun(first) < 8
             b.end()
         a.end()
-    assert "there is room for 1 trial(s) side by side, beside 1 other job(s) on the cluster\n" in a.said()
 
 
 @pytest.fixture
