@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, Sweep, wait_until
 from nodes import COORDINATOR, Federated, check_unharmed
-from test_local_cluster import QUICK
 from test_submit import free_port
 
 pytestmark = pytest.mark.survival
+QUICK = ["--method.local.steps", "10", "--method.server.steps", "10", "--no-baselines"]
 HEAD = "f" * 51 + "00000"  # what Ray's fake provider calls it
 
 
