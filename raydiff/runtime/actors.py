@@ -92,11 +92,13 @@ class Worker:
     def run(self, trial: str, ids: Sequence[int], server: Arrays, number: int, seconds: float) -> Iterator[Any]:
         """`Client.run` of each, streamed, in messages that are so old at least."""
         params = tensors(server)
-        yield from _messages(self._results(trial, ids, params, number), seconds=seconds)
+        results = self._results(trial, ids, params, number, alone=not seconds)
+        yield from _messages(results, seconds=seconds)
 
     def race(self, trial: str, ids: Sequence[int], server: Arrays, number: int) -> Any:
         """`Client.run` of the first; `more` gives the others, one at a time."""
-        self._messages = _messages(self._results(trial, ids, tensors(server), number), seconds=0.0)
+        results = self._results(trial, ids, tensors(server), number, alone=True)
+        self._messages = _messages(results, seconds=0.0)
         return self.more(trial)
 
     def sums(
@@ -132,9 +134,12 @@ class Worker:
 
         yield from ([report] for report in self._in_its_slice(ids, number, reports()))
 
-    def _results(self, trial: str, ids: Sequence[int], server: Params, number: int) -> Iterator[tuple[Upload, Metrics]]:
+    def _results(
+        self, trial: str, ids: Sequence[int], server: Params, number: int, *, alone: bool
+    ) -> Iterator[tuple[Upload, Metrics]]:
         clients = self._of(trial, ids)
-        return self._in_its_slice(ids, number, noted(clients, number, run_clients(clients, server, number)))
+        results = self._in_its_slice(ids, number, run_clients(clients, server, number))
+        return noted(clients, number, results, alone=alone)
 
     def _in_its_slice(self, ids: Sequence[int], number: int, results: Iterator[T]) -> Iterator[T]:
         """The clients' results. Raises `memory.OutOfMemory` at the first for which the slice is too small."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from raydiff.experiment import spending, trial
+from raydiff.experiment import away, spending, trial
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.owner import held
 from raydiff.experiment.study import varying
@@ -112,6 +112,7 @@ def start(
                 trial.cut_short(folder / "trials" / digest, "killed", reason="interrupted")
         followers.close()
         table = _report(folder, folder / "report") if report else ""
+        away.put(folder)
         followers.end("KILLED" if interrupted else "FINISHED", table)
         if noise := chance.noise(folder):
             print(noise, flush=True)

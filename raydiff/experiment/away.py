@@ -1,0 +1,264 @@
+"""A storage that is a bucket, and the folders in which processes work for it.
+
+    <root>/bucket.json            names the bucket; <root> is the driver's, and stays, or one process's on another node
+    <root>/sweeps/<name>/secret   the sweep's noise secret, which is never put into the bucket
+
+What people read of a sweep is put as it is, at a few moments, and named by `files.json` beside it; what a trial needs
+to go on is `federated.remote`'s.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import hashlib
+import json
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from raydiff import seeding
+from raydiff.experiment.overrides import SECRET
+from raydiff.federated.bucket import MARK, Bucket, bucket_above, bucket_at, is_bucket
+from raydiff.federated.checkpoint import appearing, write_text
+from raydiff.federated.remote import Remote
+from raydiff.report.files import sealed, unsealed
+
+if TYPE_CHECKING:
+    from raydiff.experiment.trial import Trial
+
+PLACE = "RAYDIFF_CACHE"
+"""The environment variable that says where folders for buckets are; each node may have its own."""
+DEFAULT = "~/raydiff/buckets"
+NAMES = "files.json"
+READ = {
+    "sweep": ("sweep.json", "split.json", "report/**/*"),
+    "trial": ("metrics.jsonl", "rejected.jsonl", "lost.txt", "error.txt", "artifacts/*", "config.json", "outcome.json"),
+}
+"""What people read; the last is put last."""
+AT_ONCE = 8
+
+
+def root(storage: str) -> Path:
+    """The folder that a storage is, or in which this machine works for it. Nothing is made. Raises ValueError for a
+    bucket's URI that is none."""
+    if not is_bucket(storage):
+        return Path(storage).expanduser().absolute()
+    bucket = Bucket(storage)
+    slug = re.sub(r"[^\w.-]+", "-", bucket.name).strip("-")[-60:]
+    return _folders() / f"{slug}-{hashlib.sha256(bucket.name.encode()).hexdigest()[:8]}"
+
+
+def bucket_of(storage: str) -> Bucket | None:
+    """None: it is a folder."""
+    return Bucket(storage) if is_bucket(storage) else None
+
+
+def prepare(storage: str) -> None:
+    """Make a bucket's folder here. Raises ValueError where the bucket cannot be written."""
+    bucket, at = Bucket(storage), root(storage)
+    _begin(at, bucket)
+    try:
+        bucket.put(f"sweeps/.writable-{uuid.uuid4().hex[:8]}", b"")
+    except OSError as e:
+        raise ValueError(f"the bucket {bucket.name} cannot be written: {e}") from None
+
+
+def _begin(at: Path, bucket: Bucket) -> None:
+    at.mkdir(parents=True, exist_ok=True)
+    at.chmod(0o700)
+    write_text(at / MARK, json.dumps({"uri": bucket.uri}))
+
+
+def _folders() -> Path:
+    return Path(os.environ.get(PLACE, DEFAULT)).expanduser().absolute()
+
+
+# ------------------------------------------------------------------------------------------- on other nodes
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a process of another node is told, to work for a sweep in a bucket."""
+
+    uri: str
+    secret: bytes = field(repr=False)
+
+    @classmethod
+    def of(cls, sweep: Path) -> Given | None:
+        """Of the sweep in this folder; None where its storage is a folder."""
+        bucket = bucket_at(sweep.parents[1])
+        return None if bucket is None else cls(bucket.uri, (sweep / "secret").read_bytes())
+
+    def sweep(self, name: str) -> Path:
+        """This process's own folder of a sweep."""
+        sweep = _own(self.uri) / "sweeps" / name
+        if not (sweep / "secret").exists():
+            with appearing(sweep / "secret") as temporary:
+                temporary.touch(0o600)
+                temporary.write_bytes(self.secret)
+        return sweep
+
+
+def arrived(trial: Trial, given: Given | None) -> Trial:
+    """The trial as this process works on it; where it works in a folder of its own, the other trials that it had there
+    are gone."""
+    if given is None:
+        return trial
+    sweep = given.sweep(trial.sweep.name)
+    for other in (sweep / "trials").glob("*"):
+        if other.name != trial.folder.name:
+            shutil.rmtree(other, ignore_errors=True)
+    owner = None if trial.owner is None else replace(trial.owner, sweep=sweep)
+    return replace(trial, sweep=sweep, owner=owner)
+
+
+_HELD: list[IO[str]] = []  # as long as this process lives: the lock is what tells that it does
+
+
+@functools.cache
+def _own(uri: str) -> Path:
+    """A folder of this process alone. Those of processes that have ended are removed."""
+    processes = root(uri) / "processes"
+    processes.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for path in processes.glob("*.lock"):
+        with path.open() as f:
+            try:
+                fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                continue
+            shutil.rmtree(path.with_suffix(""), ignore_errors=True)
+            path.unlink(missing_ok=True)
+    mine = processes / uuid.uuid4().hex[:12]
+    lock = mine.with_suffix(".new").open("w")
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    mine.with_suffix(".new").rename(mine.with_suffix(".lock"))  # From now on others look at it, and it is locked.
+    _HELD.append(lock)
+    _begin(mine, Bucket(uri))
+    return mine
+
+
+# ---------------------------------------------------------------------------------------- what people read
+
+
+def put(folder: Path) -> None:
+    """Put what people read of a sweep or trial, where its storage is a bucket, and what has changed."""
+    if (bucket := _bucket(folder)) is None:
+        return
+    at, before = _name(folder), _named(bucket, _name(folder)) or {}
+    files = {str(path.relative_to(folder)): path for path in _files(folder)}
+    data = {name: path.read_bytes() for name, path in files.items()}
+    now = {name: hashlib.sha256(content).hexdigest() for name, content in data.items()}
+    if now == before:
+        return
+    for name in (name for name in now if now[name] != before.get(name)):
+        bucket.put(f"{at}/{name}", data[name])
+    bucket.put(f"{at}/{NAMES}", sealed({"files": now}).encode())
+    bucket.remove([f"{at}/{name}" for name in before if name not in now])
+
+
+def get(folder: Path) -> bool:
+    """Make what people read of a sweep or trial what the bucket has; whether it has anything. Where the storage is a
+    folder, nothing is done."""
+    if (bucket := _bucket(folder)) is None:
+        return False
+    at = _name(folder)
+    if (there := _named(bucket, at)) is None:
+        return False
+    here = {str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest() for p in _files(folder)}
+    wanted = [name for name, digest in there.items() if here.get(name) != digest]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        for name, data in zip(wanted, pool.map(lambda name: bucket.get(f"{at}/{name}"), wanted), strict=True):
+            if data is None:
+                raise ValueError(f"{bucket.name}/{at}/{name} is gone, though {NAMES} names it")
+            with appearing(folder / name) as temporary:
+                temporary.write_bytes(data)
+    for name in here.keys() - there.keys():
+        (folder / name).unlink(missing_ok=True)
+    return True
+
+
+def get_sweep(sweep: Path) -> bool:
+    """`get` of a sweep and of all its trials; and its secret, where the environment has it. Whether there is such a
+    sweep."""
+    if not get(sweep):
+        return False
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        list(pool.map(get, (sweep / "trials" / digest for digest in _trials(sweep))))
+    _take_secret(sweep)
+    return True
+
+
+def get_all(at: Path) -> None:
+    """`get_sweep` of all that the bucket of this folder lists."""
+    bucket = bucket_at(at)
+    assert bucket is not None
+    for name in bucket.below("sweeps"):
+        get_sweep(at / "sweeps" / name)
+
+
+def to_go_on(folder: Path, *, server: bool = True) -> None:
+    """Make a trial's folder what the bucket has of it, where its storage is one: it goes on from there."""
+    if (remote := Remote.of(folder)) is None:
+        return
+    remote.restore(server=server)
+    if get(folder) and '"finished"' not in _text(folder / "outcome.json"):
+        (folder / "outcome.json").unlink(missing_ok=True)  # It is about to have another one.
+
+
+def exists(storage: str, name: str) -> bool:
+    """Whether a bucket has a sweep of this name."""
+    return Bucket(storage).written(f"sweeps/{name}/{NAMES}") is not None
+
+
+def _take_secret(sweep: Path) -> None:
+    """Keep the secret that the environment has, if it is the sweep's."""
+    given, path = os.environ.get(SECRET, ""), sweep / "secret"
+    said = json.loads(_text(sweep / "sweep.json") or "{}").get("secret")
+    if path.exists() or not re.fullmatch("(?:[0-9a-fA-F]{2}){16,}", given):
+        return
+    if seeding.keyed_digest(bytes.fromhex(given), "sweep", sweep.name)[:16] == said:
+        with appearing(path) as temporary:
+            temporary.touch(0o600)
+            temporary.write_bytes(bytes.fromhex(given))
+
+
+def _trials(sweep: Path) -> set[str]:
+    """Those planned, and what the bucket lists: a search may have added some."""
+    bucket = _bucket(sweep)
+    assert bucket is not None
+    planned = json.loads(_text(sweep / "sweep.json") or "{}").get("trials", [])
+    return {*planned, *bucket.below(f"{_name(sweep)}/trials")}
+
+
+def _bucket(folder: Path) -> Bucket | None:
+    return bucket_above(folder, 1 if folder.parent.name == "sweeps" else 3)
+
+
+def _name(folder: Path) -> str:
+    levels = 2 if folder.parent.name == "sweeps" else 4
+    return "/".join(folder.absolute().parts[-levels:])
+
+
+def _named(bucket: Bucket, at: str) -> dict[str, str] | None:
+    data = bucket.get(f"{at}/{NAMES}")
+    try:
+        return None if data is None else unsealed(data.decode())["files"]
+    except (ValueError, KeyError, TypeError) as e:
+        raise ValueError(f"{bucket.name}/{at}/{NAMES} is damaged: {e}") from None
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    kind = "sweep" if folder.parent.name == "sweeps" else "trial"
+    for pattern in READ[kind]:
+        yield from sorted(p for p in folder.glob(pattern) if p.is_file() and not p.name.startswith("."))
+
+
+def _text(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
