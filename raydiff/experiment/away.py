@@ -64,8 +64,10 @@ def prepare(storage: str) -> None:
     """Make a bucket's folder here. Raises ValueError where the bucket cannot be written."""
     bucket, at = Bucket(storage), root(storage)
     _begin(at, bucket)
+    probe = f".writable-{uuid.uuid4().hex[:8]}"
     try:
-        bucket.put(f"sweeps/.writable-{uuid.uuid4().hex[:8]}", b"")
+        bucket.put(probe, b"")
+        bucket.remove([probe])
     except OSError as e:
         raise ValueError(f"the bucket {bucket.name} cannot be written: {e}") from None
 

@@ -104,7 +104,7 @@ class Remote:
         found = self.bucket.part(f"{self.name}/{pack}", start, end)
         if found is None:
             raise ValueError(f"{self.bucket.name}/{self.name}/{pack} is gone or cut short: it has {name}")
-        _write(path, self._lock.opened(found, f"{self.name}/{name}"))
+        _write(path, self._opened(found, f"{self.name}/{name}"))
 
     def counts(self, number: int) -> bool:
         """Whether a round's commit is there."""
@@ -114,7 +114,13 @@ class Remote:
         found = self.bucket.get(f"{self.name}/{name}")
         if found is None:
             raise ValueError(f"{self.bucket.name}/{self.name}/{name} is gone, and round {number} counts: it made it")
-        _write(self.folder / f"server-{number:05d}.safetensors", self._lock.opened(found, f"{self.name}/{name}"))
+        _write(self.folder / f"server-{number:05d}.safetensors", self._opened(found, f"{self.name}/{name}"))
+
+    def _opened(self, data: bytes, name: str) -> bytes:
+        try:
+            return self._lock.opened(data, name)
+        except ValueError as e:
+            raise ValueError(f"{self.bucket.name}/{e}") from None
 
     def _commits(self) -> Iterator[dict[str, Any]]:
         yield from self._counted(f"{self.name}/commit-{{:05d}}.json", 0)
@@ -247,7 +253,7 @@ class Remote:
         """Bring a result here, if it is not and there is one."""
         name = self._cached(path)
         if not path.exists() and (found := self.bucket.get(name)) is not None:
-            _write(path, self._lock.opened(found, name))
+            _write(path, self._opened(found, name))
 
     def keep_cached(self, path: Path) -> None:
         """Put a result that was made here."""

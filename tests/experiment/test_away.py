@@ -1,0 +1,298 @@
+"""Storage in a bucket: what is there is enough to go on elsewhere, whenever a process dies, and nobody reads clients."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from raydiff.data.partition import Iid
+from raydiff.experiment import away, trial
+from raydiff.experiment.config import Experiment, Runtime
+from raydiff.experiment.trial import Trial
+from raydiff.federated.bucket import Bucket, Lock, closed_size
+from raydiff.federated.checkpoint import Overtaken, read_tensors, write_tensors
+from raydiff.federated.remote import Remote
+from raydiff.methods import SPIRE, FedAvg
+from raydiff.methods._averaging import Averaging
+from raydiff.models.ddpm import DDPM
+from raydiff.models.networks import MLP
+from raydiff.models.training import Training
+from raydiff.privacy.client_level import ClientPrivacy
+from raydiff.privacy.release import Gaussian, NonPrivate, already_private, disclose
+
+SECRET = bytes(range(32))
+EVENT = Gaussian(1.5, "client", "replace_one", "local")
+
+
+@pytest.fixture
+def noised(tiny: Experiment) -> Experiment:
+    """Three clients, two in a round; each keeps a state of its own, and noises what it sends."""
+    method = SPIRE(
+        model=DDPM(network=MLP(width=16, depth=1), timesteps=8, conditional=False),
+        rounds=3,
+        local=Training(steps=2, batch=8),
+        averaging=Averaging(weights="uniform", privacy=ClientPrivacy(epsilon=20.0)),
+    )
+    return replace(tiny, method=method, clients=3, participants=2, evaluation=None, partition=Iid())
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], str]:
+    """Goes to another machine, and gives the bucket's URI."""
+    count = iter(range(1000))
+
+    def another() -> str:
+        monkeypatch.setenv(away.PLACE, str(tmp_path / f"machine{next(count)}"))
+        return f"file://{tmp_path}/bucket"
+
+    return another
+
+
+def begun(experiment: Experiment, uri: str) -> Trial:
+    """The trial on the machine where one is, as a driver there begins it or goes on with it."""
+    away.prepare(uri)
+    sweep = away.root(uri) / "sweeps" / "lab"
+    trial.keep_secret(sweep, SECRET)
+    return trial.open_trial(experiment, sweep)
+
+
+def through(this: Trial) -> Trial:
+    """Run it to its end."""
+    for _ in trial.run(this, trial.local_pool(this)):
+        pass
+    return this
+
+
+def told(this: Trial) -> dict[str, object]:
+    """All that it says, seconds apart."""
+    outcome = this.outcome()
+    assert outcome is not None
+    outcome["final"] = {k: v for k, v in outcome["final"].items() if not k.startswith("time/")}
+    commits = [json.loads(p.read_text()) for p in sorted(this.folder.glob("commit-*.json"))]
+    for commit in commits:  # What was sent again says so, and so the commit has another digest.
+        commit["metrics"] = {k: v for k, v in commit["metrics"].items() if not k.endswith("upload/resent")}
+        del commit["previous"], commit["sha256"]
+    lines = [json.loads(line) for line in (this.folder / "metrics.jsonl").read_text().splitlines()]
+    return {"outcome": outcome, "commits": commits, "rounds": [line["step"] for line in lines]}
+
+
+@pytest.fixture
+def alone(noised: Experiment, tmp_path: Path) -> dict[str, object]:
+    """What it gives in a folder, undisturbed."""
+    sweep = tmp_path / "folder" / "sweeps" / "lab"
+    trial.keep_secret(sweep, SECRET)
+    return told(through(trial.open_trial(noised, sweep)))
+
+
+def objects(tmp_path: Path) -> Iterator[Path]:
+    return (path for path in (tmp_path / "bucket").rglob("*") if path.is_file())
+
+
+def test_a_trial_in_a_bucket_gives_the_bits_of_one_in_a_folder(noised, machine, alone, tmp_path):
+    assert told(through(begun(noised, machine()))) == alone
+    assert told(through(begun(noised, machine()))) == alone  # and is found finished from elsewhere
+    assert not [path for path in objects(tmp_path) if path.name == "secret" or path.name.startswith(".")]
+
+
+class Died(BaseException):
+    """What no code catches: the process is gone."""
+
+
+def test_whenever_the_process_dies_another_machine_goes_on_to_the_same_bits(
+    noised, machine, alone, monkeypatch, tmp_path
+):
+    """Killed before and after each object that it puts."""
+    calls = {name: getattr(Bucket, name) for name in ("put", "first", "remove")}
+    left, after = 0, False
+
+    def dying(name: str) -> Callable[..., object]:
+        def call(self: Bucket, *given: object) -> object:
+            nonlocal left
+            left -= 1
+            if left == 0 and not after:
+                raise Died
+            done = calls[name](self, *given)
+            if left == 0:
+                raise Died
+            return done
+
+        return call
+
+    deaths = 0
+    for at in range(1, 200):
+        uri = machine() + f"-{at}"
+        left, after = at, at % 2 == 0
+        with monkeypatch.context() as patch:
+            for name in calls:
+                patch.setattr(Bucket, name, dying(name))
+            try:
+                through(begun(noised, uri))
+            except Died:
+                deaths += 1
+        machine()
+        assert told(through(begun(noised, uri))) == alone, f"died at {at}"
+        if left > 0:
+            break
+    assert deaths > 20
+
+
+def test_what_was_noised_and_put_is_sent_again_and_nothing_else(noised, machine, monkeypatch):
+    uri, first = machine(), []
+    send = Remote.send
+
+    def dies_once_it_is_there(self: Remote, number: int, messages: object) -> None:
+        send(self, number, messages)
+        first.extend(read_tensors(p)[0] for p in sorted((self.folder / "releases").glob("*.safetensors")))
+        raise Died
+
+    with monkeypatch.context() as patch, pytest.raises(Died):
+        patch.setattr(Remote, "send", dies_once_it_is_there)
+        through(begun(noised, uri))
+    machine()
+    this = begun(replace(noised), uri)
+    monkeypatch.setattr(SPIRE, "local_update", lambda *_: pytest.fail("it was trained again"))
+    pool = trial.local_pool(this)
+    server = this.experiment.method.init_server(None, torch.Generator().manual_seed(0))
+    from raydiff.federated.rounds import drawn_for
+
+    ids = drawn_for(pool.clients, 2, this.experiment.seed, 0)
+    sent = list(pool.run(ids, server, 0))
+    assert [metrics["upload/resent"] for _, metrics in sent] == [1.0, 1.0]
+    for (upload, _), value in zip(sent, first, strict=True):
+        assert all(torch.equal(upload.release.value[k], value[k]) for k in value)
+
+
+def kept(uri: str, number: int, value: float, *, event: object = EVENT) -> tuple[Remote, tuple]:
+    """A process on this machine that has noised something, and is about to send it."""
+    away.prepare(uri)
+    folder = away.root(uri) / "sweeps" / "lab" / "trials" / "d"
+    trial.keep_secret(folder.parents[1], SECRET)
+    remote = Remote.of(folder)
+    assert remote is not None
+    if isinstance(event, Gaussian):
+        write_tensors(folder / "releases" / f"00007-{number:05d}.safetensors", {"x": torch.tensor([value])})
+    return remote, (7, event, 4)
+
+
+def test_of_two_processes_that_noised_one_client_s_upload_one_sends(machine):
+    uri = machine()
+    first, message = kept(uri, 3, 1.0)
+    machine()
+    second, _ = kept(uri, 3, 2.0)
+    assert second._records(3) == []  # it has looked, and the other has not put it yet
+    first.send(3, [message])
+    with pytest.raises(Overtaken, match="another process has sent what client 7 noised in round 3"):
+        second.send(3, [message])
+    first.send(3, [message])  # again is no other
+
+
+def test_nothing_is_sent_in_a_round_that_counts(machine):
+    uri = machine()
+    remote, message = kept(uri, 0, 1.0)
+    remote.commit(0, "{}", None)
+    with pytest.raises(Overtaken, match="round 0 of .* counts already"):
+        remote.send(0, [message])
+
+
+def test_a_round_counts_once(machine):
+    uri = machine()
+    kept(uri, 0, 1.0)[0].commit(0, "{}", None)
+    machine()
+    with pytest.raises(Overtaken, match="round 0 of .* counts already"):
+        kept(uri, 0, 1.0)[0].commit(0, "{}", None)
+
+
+def test_of_what_is_not_noised_the_last_counts(machine):
+    uri, event = machine(), NonPrivate("an update")
+    first, message = kept(uri, 3, 1.0, event=event)
+    write_tensors(first.folder / "clients" / "00007-00003.safetensors", {"x": torch.tensor([1.0])})
+    first.send(3, [message])
+    machine()
+    second, _ = kept(uri, 3, 2.0, event=event)
+    write_tensors(second.folder / "clients" / "00007-00003.safetensors", {"x": torch.tensor([2.0])})
+    second.send(3, [message])
+    first._log.clear()
+    assert first.said(3) == second.said(3)
+    assert len(second._records(3)) == 2
+
+
+def test_who_reads_the_bucket_reads_no_client_and_no_secret(noised, machine, tmp_path):
+    this = through(begun(noised, machine()))
+    data = {path.name: path.read_bytes() for path in objects(tmp_path)}
+    assert any(name.startswith("server-") for name in data) and any("pack" in str(p) for p in objects(tmp_path))
+    for name, content in data.items():
+        assert b"__metadata__" not in content, name  # every file of tensors begins with it
+        assert SECRET not in content and SECRET.hex().encode() not in content, name
+    other = Lock(bytes(32), "lab")
+    pack = next(p for p in objects(tmp_path) if p.parent.name == "packs")
+    with pytest.raises(ValueError, match="is damaged, or encrypted under another noise secret"):
+        other.opened(pack.read_bytes(), "x")
+    assert this.outcome() is not None
+
+
+def test_a_bucket_without_the_secret_says_what_is_missing(noised, machine, monkeypatch):
+    uri = machine()
+    through(begun(noised, uri))
+    machine()
+    away.prepare(uri)
+    monkeypatch.delenv(away.SECRET, raising=False)
+    sweep = away.root(uri) / "sweeps" / "lab"
+    with pytest.raises(ValueError, match="RAYDIFF_NOISE_SECRET must be the noise secret of lab"):
+        trial.begin(replace_sweep(noised, sweep))
+
+
+def replace_sweep(experiment: Experiment, sweep: Path) -> Trial:
+    """The trial as it was named by its secret, which this machine has not."""
+    resolved = trial._named(trial.resolve(experiment), SECRET, sweep)
+    (sweep / "trials" / resolved.digest).mkdir(parents=True, exist_ok=True)
+    this = Trial(resolved, sweep)
+    remote = Remote.of(this.folder)
+    assert remote is not None
+    remote.restore()
+    return this
+
+
+@pytest.mark.parametrize(
+    ("what", "how"),
+    [
+        ("commit-00001.json", "flipped"),
+        ("commit-00001.json", "gone"),
+        ("server-", "flipped"),
+        ("server-", "gone"),
+        ("packs/", "flipped"),
+        ("packs/", "gone"),
+        ("files.json", "flipped"),
+        ("log/00002/00000.json", "flipped"),
+    ],
+)
+def test_what_is_damaged_or_gone_is_named(noised, machine, tmp_path, monkeypatch, what, how):
+    """After two rounds, and what was sent in the third."""
+    uri = machine()
+    with monkeypatch.context() as patch, pytest.raises(Died):
+        patch.setattr(Remote, "commit", dies_in_the_third(Remote.commit))
+        through(begun(noised, uri))
+    found = [p for p in objects(tmp_path) if what in str(p.relative_to(tmp_path))]
+    assert found
+    for path in found:
+        content = bytearray(path.read_bytes())
+        content[20::50] = [byte ^ 1 for byte in content[20::50]]
+        path.unlink() if how == "gone" else path.write_bytes(content)
+    machine()
+    with pytest.raises(ValueError, match=r"^file:.*bucket/sweeps/lab/.*\b(is damaged|is gone|is lost)\b") as e:
+        through(begun(noised, uri))
+    assert "\n" not in str(e.value)
+
+
+def dies_in_the_third(commit: Callable[..., None]) -> Callable[..., None]:
+    def dying(self: Remote, number: int, *given: object) -> None:
+        if number == 2:
+            raise Died
+        commit(self, number, *given)
+
+    return dying
