@@ -205,11 +205,11 @@ def get_all(at: Path) -> None:
         get_sweep(at / "sweeps" / name)
 
 
-def to_go_on(folder: Path, *, server: bool = True) -> None:
+def to_go_on(folder: Path) -> None:
     """Make a trial's folder what the bucket has of it, where its storage is one: it goes on from there."""
     if (remote := Remote.of(folder)) is None:
         return
-    remote.restore(server=server)
+    remote.restore()
     if get(folder) and '"finished"' not in _text(folder / "outcome.json"):
         (folder / "outcome.json").unlink(missing_ok=True)  # It is about to have another one.
 

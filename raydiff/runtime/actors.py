@@ -23,12 +23,15 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from raydiff import process
+from raydiff.experiment import away
+from raydiff.experiment.away import Given
 from raydiff.experiment.trial import Trial, make_clients, make_instruments
 from raydiff.federated import heartbeat
 from raydiff.federated.client import Client, noted, run_clients
 from raydiff.federated.exact_sum import Bits
 from raydiff.federated.heartbeat import beating
 from raydiff.federated.method import Metrics, Upload
+from raydiff.federated.remote import Remote
 from raydiff.federated.rounds import Closing
 from raydiff.federated.sums import Desk, Late, Partial, partial_sum
 from raydiff.privacy.release import already_private
@@ -75,8 +78,12 @@ class Worker:
         self._spare: list[Bits] = []
         self._messages: Iterator[Any] = iter(())
 
-    def host(self, trial: Trial, ids: Sequence[int], gpu: float) -> tuple[str, dict[int, int]]:
-        """Become the home of these clients of this trial: how this process is called, and how many records each has."""
+    def host(
+        self, trial: Trial, ids: Sequence[int], gpu: float, given: Given | None = None
+    ) -> tuple[str, dict[int, int]]:
+        """Become the home of these clients of this trial: how this process is called, and how many records each has.
+        `given`: the storage is a bucket, and this process works in a folder of its own."""
+        trial = away.arrived(trial, given)
         torch.set_num_threads(trial.experiment.runtime.threads)
         self._gpu, self._folder = gpu, trial.folder
         self._messages = iter(())  # What is left of another trial's holds its clients.
@@ -84,6 +91,8 @@ class Worker:
             cap_memory(gpu)
             if gpu and (meter := gpu_memory.here()):
                 meter.start()  # The peak of an earlier trial is not this one's.
+            if (remote := Remote.of(trial.folder)) is not None:
+                remote.restore(server=False)
             self._instruments = make_instruments(trial)
             self._clients = {c.number: c for c in make_clients(trial, ids)}
         self._trial, self._federation = trial.experiment.digest, trial.experiment.clients
@@ -183,7 +192,8 @@ class RayPool:
         self._digest = trial.experiment.digest
         self._records: dict[int, int] = {}
         self._ear = Ear(self.workers, trial.folder, trial.experiment.runtime)
-        hosting = [w.host.remote(trial, self._ids_of(i), gpu) for i, w in enumerate(self.workers)]
+        self._given = Given.of(trial.sweep)
+        hosting = [w.host.remote(trial, self._ids_of(i), gpu, self._given) for i, w in enumerate(self.workers)]
         for i, ref in enumerate(hosting):
             try:
                 self._ear.first({ref: i}, lambda _: "before it had its clients")
@@ -334,7 +344,7 @@ class RayPool:
         while True:
             try:
                 left = max(0.1, deadline - time.monotonic())
-                hosting = self.workers[i].host.remote(self.trial, self._ids_of(i), self.gpu)
+                hosting = self.workers[i].host.remote(self.trial, self._ids_of(i), self.gpu, self._given)
                 self._hosts(i, ray.get(hosting, timeout=left))
                 return
             except (RayActorError, ray.exceptions.GetTimeoutError):

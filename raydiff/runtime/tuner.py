@@ -27,9 +27,10 @@ from ray import tune
 from ray.tune.stopper import CombinedStopper
 
 from raydiff import process
+from raydiff.experiment import away, overrides
 from raydiff.experiment import config as configuration
-from raydiff.experiment import overrides
 from raydiff.experiment import trial as trials
+from raydiff.experiment.away import Given
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.owner import Owner
 from raydiff.experiment.trial import Trial, cut_short
@@ -53,9 +54,11 @@ class Federation(tune.Trainable):
     _round: int
     _trial: Trial | None
 
-    def setup(self, config: dict[str, Any]) -> None:
-        """Start the workers in this trial's own placement group, then begin."""
+    def setup(self, config: dict[str, Any], given: Given | None = None) -> None:
+        """Start the workers in this trial's own placement group, then begin. `given`: the storage is a bucket, and this
+        process works in a folder of its own."""
         process.begin()
+        self._given = given
         shape = Slot(**config["slot"])
         cap_memory(shape.gpu_server)
         self._gpu, self._gpu_server = shape.gpu_per_worker, shape.gpu_server
@@ -102,9 +105,9 @@ class Federation(tune.Trainable):
         experiment = experiment_of(config)
         sweep, number = Path(config["sweep"]), config["owner"]
         owner = None if number is None else Owner(sweep, number)
-        self._trial = Trial(experiment, sweep, owner)
+        self._trial = away.arrived(Trial(experiment, sweep, owner), self._given)
         if config.get("values"):  # What Optuna has chosen is resolved here; the driver has resolved all else.
-            self._trial = trials.open_trial(experiment, sweep, owner)
+            self._trial = trials.open_trial(experiment, self._trial.sweep, self._trial.owner)
         else:
             trials.begin(self._trial)
         with lost.ending(self._trial.folder, "the coordinator"):
@@ -127,6 +130,7 @@ def _failed(trial: Trial | None, error: Exception) -> dict[str, Any]:
         with contextlib.suppress(OSError):
             cut_short(trial.folder, "failed", reason=reason, **({"slice": slice_} if slice_ else {}))
             (trial.folder / "error.txt").write_text("".join(traceback.format_exception(error)))
+            away.put(trial.folder)
     return {"finished": True, "failed": reason, "digest": trial.experiment.digest if trial else ""}
 
 
@@ -219,6 +223,8 @@ def _close(plan: Planned, progress: Progress, *, out_of_time: bool) -> None:
     """Every trial that began has an outcome: what is left over was stopped by the scheduler or the clock, or killed."""
     if plan.owner is not None:
         plan.owner()  # It raises where another driver owns the sweep by now: the trials are that one's.
+    with contextlib.suppress(OSError):
+        away.get_sweep(plan.folder)
     for folder in (plan.folder / "trials").glob("*"):
         if (folder / "config.json").exists() and not (folder / "outcome.json").exists():
             stopped = folder.name in progress.stopped or out_of_time
@@ -246,7 +252,10 @@ def _fit(
     room = Room(shape, plan.base.runtime.revive_s)
     fits = fitting(shape, nodes())
     progress.slots = min(plan.asked.concurrent or fits, fits, progress.total)
-    trainable = tune.with_resources(Federation, tune.PlacementGroupFactory(shape.bundles, strategy="PACK"))
+    given = Given.of(plan.folder)
+    # Not by the config, which Tune writes down: it has the secret.
+    told: Any = Federation if given is None else tune.with_parameters(Federation, given=given)
+    trainable = tune.with_resources(told, tune.PlacementGroupFactory(shape.bundles, strategy="PACK"))
     # Tune's own notes lie elsewhere: on a full storage folder it would raise for want of them.
     with tempfile.TemporaryDirectory(prefix="raydiff-tune-", ignore_cleanup_errors=True) as own:
         tuner = tune.Tuner(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import fcntl
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -256,6 +256,18 @@ def replace_sweep(experiment: Experiment, sweep: Path) -> Trial:
     assert remote is not None
     remote.restore()
     return this
+
+
+def test_folders_of_processes_that_have_ended_are_removed(machine):
+    uri = machine()
+    processes = away.root(uri) / "processes"
+    for name in ("dead", "alive"):
+        (processes / name / "sweeps").mkdir(parents=True)
+        (processes / f"{name}.lock").touch()
+    with (processes / "alive.lock").open() as f:
+        fcntl.flock(f, fcntl.LOCK_EX)
+        mine = away._own.__wrapped__(uri)
+    assert sorted(path.name for path in processes.iterdir() if path.is_dir()) == sorted(["alive", mine.name])
 
 
 @pytest.mark.parametrize(
