@@ -16,7 +16,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -27,6 +27,8 @@ SCHEMES = ("s3", "gs", "file")
 MARK = "bucket.json"
 CHUNK = 64 * 2**20  # bytes that are encrypted in one piece
 AROUND = 28  # bytes that encryption adds to a piece: a nonce and a tag
+RETRIES, RETRY_S = 10, 180.0  # of one request that is answered with an error of the store, or not at all
+ANSWER_S = 60.0  # that an answer may take
 MULTIPART = 8 * 2**20  # What is larger is put in parts, each of which is tried again by itself.
 
 
@@ -34,7 +36,7 @@ class Unreachable(OSError):
     """The store does not answer, or not as it should; says which name was asked for, and why."""
 
     def __init__(self, name: str, why: object) -> None:
-        super().__init__(errno.EIO, f"{name} cannot be reached: {' '.join(str(why).split())[:200]}")
+        super().__init__(errno.EIO, f"{name} cannot be reached: {' '.join(str(why).split())[:400]}")
 
     def __str__(self) -> str:
         return str(self.strerror)
@@ -182,8 +184,9 @@ def _opened(uri: str) -> Any:
     from_url = _obstore().store.from_url
     if parts.scheme == "file":
         return from_url(f"file://{parts.path}", mkdir=True)
+    given["retry_config"] = {"max_retries": RETRIES, "retry_timeout": timedelta(seconds=RETRY_S)}
     endpoint = given.get("endpoint", os.environ.get("AWS_ENDPOINT_URL", ""))
-    options = {"allow_http": endpoint.startswith("http://"), "timeout": "60s"}
+    options = {"allow_http": endpoint.startswith("http://"), "timeout": timedelta(seconds=ANSWER_S)}
     return from_url(uri.partition("?")[0], client_options=options, **given)
 
 
