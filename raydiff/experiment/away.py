@@ -102,23 +102,26 @@ class Given:
         """This process's own folder of a sweep."""
         sweep = _own(self.uri) / "sweeps" / name
         if not (sweep / "secret").exists():
-            with appearing(sweep / "secret") as temporary:
-                temporary.touch(0o600)
-                temporary.write_bytes(self.secret)
+            _keep(sweep / "secret", self.secret)
         return sweep
 
 
-def arrived(trial: Trial, given: Given | None) -> Trial:
-    """The trial as this process works on it; where it works in a folder of its own, the other trials that it had there
+def sent(trial: Trial) -> Trial:
+    """The trial as it goes to another process."""
+    return replace(trial, given=Given.of(trial.sweep))
+
+
+def arrived(trial: Trial) -> Trial:
+    """The trial as this process works on it; where that is in a folder of its own, the other trials that it had there
     are gone."""
-    if given is None:
+    if trial.given is None:
         return trial
-    sweep = given.sweep(trial.sweep.name)
+    sweep = trial.given.sweep(trial.sweep.name)
     for other in (sweep / "trials").glob("*"):
         if other.name != trial.folder.name:
             shutil.rmtree(other, ignore_errors=True)
     owner = None if trial.owner is None else replace(trial.owner, sweep=sweep)
-    return replace(trial, sweep=sweep, owner=owner)
+    return replace(trial, sweep=sweep, owner=owner, given=None)
 
 
 _HELD: list[IO[str]] = []  # as long as this process lives: the lock is what tells that it does
@@ -197,12 +200,26 @@ def get_sweep(sweep: Path) -> bool:
     return True
 
 
-def get_all(at: Path) -> None:
-    """`get_sweep` of all that the bucket of this folder lists."""
-    bucket = bucket_at(at)
-    assert bucket is not None
-    for name in bucket.below("sweeps"):
-        get_sweep(at / "sweeps" / name)
+def fetched(uri: str) -> Path:
+    """The folder here of a storage, a sweep or a trial that a bucket has, for whoever reads it: not the one in which a
+    driver may be at work. What clients have is fetched when it is asked for. Raises ValueError where there is none."""
+    text, mark, query = uri.partition("?")
+    storage, _, inside = text.rstrip("/").partition("/sweeps/")
+    bucket = Bucket(storage.removesuffix("/sweeps") + mark + query)
+    at = root(bucket.uri) / "read"
+    _begin(at, bucket)
+    wanted = inside.partition("/")[0]
+    for name in [wanted] if inside else bucket.below("sweeps"):
+        sweep, drivers = at / "sweeps" / name, root(bucket.uri) / "sweeps" / name / "secret"
+        if not get_sweep(sweep) and inside:
+            raise ValueError(f"there is no sweep {name} in {bucket.name}")
+        if drivers.exists():
+            _keep(sweep / "secret", drivers.read_bytes())
+        for folder in (path.parent for path in sweep.glob("trials/*/config.json")):
+            remote = Remote.of(folder)
+            if remote is not None and not (folder / "outcome.json").exists():
+                remote.restore(server=False)  # Its commits tell what it has spent, also where its metrics do not yet.
+    return at / "sweeps" / inside if inside else at
 
 
 def to_go_on(folder: Path) -> None:
@@ -226,9 +243,13 @@ def _take_secret(sweep: Path) -> None:
     if path.exists() or not re.fullmatch("(?:[0-9a-fA-F]{2}){16,}", given):
         return
     if seeding.keyed_digest(bytes.fromhex(given), "sweep", sweep.name)[:16] == said:
-        with appearing(path) as temporary:
-            temporary.touch(0o600)
-            temporary.write_bytes(bytes.fromhex(given))
+        _keep(path, bytes.fromhex(given))
+
+
+def _keep(path: Path, secret: bytes) -> None:
+    with appearing(path) as temporary:
+        temporary.touch(0o600)
+        temporary.write_bytes(secret)
 
 
 def _trials(sweep: Path) -> set[str]:

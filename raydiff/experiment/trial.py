@@ -30,6 +30,7 @@ from raydiff.data import datasets
 from raydiff.evaluation import suite
 from raydiff.evaluation.suite import Instruments
 from raydiff.experiment import away, config, measurements, overrides
+from raydiff.experiment.away import Given
 from raydiff.experiment.client_records import shares
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.jsonl import Jsonl
@@ -56,6 +57,8 @@ class Trial:
     sweep: Path
     owner: Owner | None = None
     """The driver that it is run for. None: nobody else can come by, as in a test."""
+    given: Given | None = None
+    """On its way to a process that is to work for a bucket in a folder of its own: see `away.arrived`."""
 
     @property
     def folder(self) -> Path:

@@ -1,8 +1,8 @@
 """A bucket of an object store in the place of a folder that all nodes share. No Ray inside.
 
-Each process works in a folder of its own, below a root with the file `bucket.json`, which names the bucket; `remote` and
-`experiment.away` carry files between the two. A name is never looked for in a list where it can be known: lists may lag.
-Whoever puts a name `first` takes it, as a link does in a folder.
+Each process works in a folder of its own, below a root with the file `bucket.json`, which names the bucket; `remote`
+and `experiment.away` carry files between the two. A name is never looked for in a list where it can be known: lists may
+lag. Whoever puts a name `first` takes it, as a link does in a folder.
 
 Through obstore: of the clients of object stores that are libraries alone it can put a name only if there is none.
 """

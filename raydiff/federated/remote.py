@@ -117,8 +117,9 @@ class Remote:
         _write(self.folder / f"server-{number:05d}.safetensors", self._opened(found, f"{self.name}/{name}"))
 
     def _opened(self, data: bytes, name: str) -> bytes:
+        lock = self._lock
         try:
-            return self._lock.opened(data, name)
+            return lock.opened(data, name)
         except ValueError as e:
             raise ValueError(f"{self.bucket.name}/{e}") from None
 

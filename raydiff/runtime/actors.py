@@ -24,7 +24,6 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from raydiff import process
 from raydiff.experiment import away
-from raydiff.experiment.away import Given
 from raydiff.experiment.trial import Trial, make_clients, make_instruments
 from raydiff.federated import heartbeat
 from raydiff.federated.client import Client, noted, run_clients
@@ -78,12 +77,9 @@ class Worker:
         self._spare: list[Bits] = []
         self._messages: Iterator[Any] = iter(())
 
-    def host(
-        self, trial: Trial, ids: Sequence[int], gpu: float, given: Given | None = None
-    ) -> tuple[str, dict[int, int]]:
-        """Become the home of these clients of this trial: how this process is called, and how many records each has.
-        `given`: the storage is a bucket, and this process works in a folder of its own."""
-        trial = away.arrived(trial, given)
+    def host(self, trial: Trial, ids: Sequence[int], gpu: float) -> tuple[str, dict[int, int]]:
+        """Become the home of these clients of this trial: how this process is called, and how many records each has."""
+        trial = away.arrived(trial)
         torch.set_num_threads(trial.experiment.runtime.threads)
         self._gpu, self._folder = gpu, trial.folder
         self._messages = iter(())  # What is left of another trial's holds its clients.
@@ -192,8 +188,8 @@ class RayPool:
         self._digest = trial.experiment.digest
         self._records: dict[int, int] = {}
         self._ear = Ear(self.workers, trial.folder, trial.experiment.runtime)
-        self._given = Given.of(trial.sweep)
-        hosting = [w.host.remote(trial, self._ids_of(i), gpu, self._given) for i, w in enumerate(self.workers)]
+        self._sent = away.sent(trial)
+        hosting = [w.host.remote(self._sent, self._ids_of(i), gpu) for i, w in enumerate(self.workers)]
         for i, ref in enumerate(hosting):
             try:
                 self._ear.first({ref: i}, lambda _: "before it had its clients")
@@ -344,7 +340,7 @@ class RayPool:
         while True:
             try:
                 left = max(0.1, deadline - time.monotonic())
-                hosting = self.workers[i].host.remote(self.trial, self._ids_of(i), self.gpu, self._given)
+                hosting = self.workers[i].host.remote(self._sent, self._ids_of(i), self.gpu)
                 self._hosts(i, ray.get(hosting, timeout=left))
                 return
             except (RayActorError, ray.exceptions.GetTimeoutError):

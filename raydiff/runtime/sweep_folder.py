@@ -50,7 +50,6 @@ def folder(base: Experiment, name: str) -> Path:
     check_writable(storage, "the storage folder")
     if is_bucket(base.runtime.storage):
         away.prepare(base.runtime.storage)
-        away.get_sweep(at)
     (storage / "sweeps").mkdir(exist_ok=True)
     (storage / "sweeps").chmod(0o700)  # A folder that is older than this rule may be open to others.
     return at
@@ -113,6 +112,8 @@ def plan(
         raise ValueError(f"{at.name} exists already: continue it with --resume, or give another --name")
     then: Plan = read_json(path, needs="trials")
     if None not in (then.get("secret"), now["secret"]) and then["secret"] != now["secret"]:
+        if not (at / "secret").exists():  # of a bucket, which never has it
+            raise ValueError(f"runtime.noise_secret is not the one that {at.name} was started with")
         raise ValueError(f"{at / 'secret'} is gone or damaged: trials are named by it, and noise is drawn from it")
     changed = sorted(f for f in {*then["code"], *now["code"]} if then["code"].get(f) != now["code"].get(f))
     other = then.get("version") != now["version"]

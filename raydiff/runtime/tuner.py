@@ -105,7 +105,7 @@ class Federation(tune.Trainable):
         experiment = experiment_of(config)
         sweep, number = Path(config["sweep"]), config["owner"]
         owner = None if number is None else Owner(sweep, number)
-        self._trial = away.arrived(Trial(experiment, sweep, owner), self._given)
+        self._trial = away.arrived(Trial(experiment, sweep, owner, self._given))
         if config.get("values"):  # What Optuna has chosen is resolved here; the driver has resolved all else.
             self._trial = trials.open_trial(experiment, self._trial.sweep, self._trial.owner)
         else:

@@ -1,97 +1,26 @@
-"""Storage in a bucket: what is there is enough to go on elsewhere, whenever a process dies, and nobody reads clients."""
+"""Storage in a bucket: what is there is enough to go on elsewhere, whenever a process dies; nobody reads clients."""
 
 from __future__ import annotations
 
 import fcntl
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from buckets import SECRET, begun, objects, through, told
 
-from raydiff.data.partition import Iid
 from raydiff.experiment import away, trial
-from raydiff.experiment.config import Experiment, Runtime
+from raydiff.experiment.config import Experiment
 from raydiff.experiment.trial import Trial
-from raydiff.federated.bucket import Bucket, Lock, closed_size
+from raydiff.federated.bucket import Bucket, Lock
 from raydiff.federated.checkpoint import Overtaken, read_tensors, write_tensors
 from raydiff.federated.remote import Remote
-from raydiff.methods import SPIRE, FedAvg
-from raydiff.methods._averaging import Averaging
-from raydiff.models.ddpm import DDPM
-from raydiff.models.networks import MLP
-from raydiff.models.training import Training
-from raydiff.privacy.client_level import ClientPrivacy
-from raydiff.privacy.release import Gaussian, NonPrivate, already_private, disclose
+from raydiff.methods import SPIRE
+from raydiff.privacy.release import Gaussian, NonPrivate
 
-SECRET = bytes(range(32))
 EVENT = Gaussian(1.5, "client", "replace_one", "local")
-
-
-@pytest.fixture
-def noised(tiny: Experiment) -> Experiment:
-    """Three clients, two in a round; each keeps a state of its own, and noises what it sends."""
-    method = SPIRE(
-        model=DDPM(network=MLP(width=16, depth=1), timesteps=8, conditional=False),
-        rounds=3,
-        local=Training(steps=2, batch=8),
-        averaging=Averaging(weights="uniform", privacy=ClientPrivacy(epsilon=20.0)),
-    )
-    return replace(tiny, method=method, clients=3, participants=2, evaluation=None, partition=Iid())
-
-
-@pytest.fixture
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], str]:
-    """Goes to another machine, and gives the bucket's URI."""
-    count = iter(range(1000))
-
-    def another() -> str:
-        monkeypatch.setenv(away.PLACE, str(tmp_path / f"machine{next(count)}"))
-        return f"file://{tmp_path}/bucket"
-
-    return another
-
-
-def begun(experiment: Experiment, uri: str) -> Trial:
-    """The trial on the machine where one is, as a driver there begins it or goes on with it."""
-    away.prepare(uri)
-    sweep = away.root(uri) / "sweeps" / "lab"
-    trial.keep_secret(sweep, SECRET)
-    return trial.open_trial(experiment, sweep)
-
-
-def through(this: Trial) -> Trial:
-    """Run it to its end."""
-    for _ in trial.run(this, trial.local_pool(this)):
-        pass
-    return this
-
-
-def told(this: Trial) -> dict[str, object]:
-    """All that it says, seconds apart."""
-    outcome = this.outcome()
-    assert outcome is not None
-    outcome["final"] = {k: v for k, v in outcome["final"].items() if not k.startswith("time/")}
-    commits = [json.loads(p.read_text()) for p in sorted(this.folder.glob("commit-*.json"))]
-    for commit in commits:  # What was sent again says so, and so the commit has another digest.
-        commit["metrics"] = {k: v for k, v in commit["metrics"].items() if not k.endswith("upload/resent")}
-        del commit["previous"], commit["sha256"]
-    lines = [json.loads(line) for line in (this.folder / "metrics.jsonl").read_text().splitlines()]
-    return {"outcome": outcome, "commits": commits, "rounds": [line["step"] for line in lines]}
-
-
-@pytest.fixture
-def alone(noised: Experiment, tmp_path: Path) -> dict[str, object]:
-    """What it gives in a folder, undisturbed."""
-    sweep = tmp_path / "folder" / "sweeps" / "lab"
-    trial.keep_secret(sweep, SECRET)
-    return told(through(trial.open_trial(noised, sweep)))
-
-
-def objects(tmp_path: Path) -> Iterator[Path]:
-    return (path for path in (tmp_path / "bucket").rglob("*") if path.is_file())
 
 
 def test_a_trial_in_a_bucket_gives_the_bits_of_one_in_a_folder(noised, machine, alone, tmp_path):
@@ -196,7 +125,7 @@ def test_nothing_is_sent_in_a_round_that_counts(machine):
     uri = machine()
     remote, message = kept(uri, 0, 1.0)
     remote.commit(0, "{}", None)
-    with pytest.raises(Overtaken, match="round 0 of .* counts already"):
+    with pytest.raises(Overtaken, match=r"round 0 of .* counts already"):
         remote.send(0, [message])
 
 
@@ -204,7 +133,7 @@ def test_a_round_counts_once(machine):
     uri = machine()
     kept(uri, 0, 1.0)[0].commit(0, "{}", None)
     machine()
-    with pytest.raises(Overtaken, match="round 0 of .* counts already"):
+    with pytest.raises(Overtaken, match=r"round 0 of .* counts already"):
         kept(uri, 0, 1.0)[0].commit(0, "{}", None)
 
 

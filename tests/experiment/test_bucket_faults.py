@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from buckets import begun, through, told
 from object_store import CREDENTIALS, Proxy, s3_server
-from test_away import alone, begun, machine, noised, objects, through, told  # noqa: F401
 
 from raydiff.experiment import away
 from raydiff.federated import bucket as module
@@ -79,12 +79,15 @@ def test_a_store_that_does_not_answer_is_said_in_a_sentence(proxy: Proxy) -> Non
     for asked in (lambda b: b.get("x"), lambda b: b.put("x", b""), lambda b: b.first("x", b""), lambda b: b.below("")):
         with pytest.raises(OSError, match=r"^s3://lab/diffusion/x? ?cannot be reached: [^\n]{10,}$"):
             asked(Bucket(proxy.uri))
-    with pytest.raises(ValueError, match="^the bucket s3://lab/diffusion cannot be written: "):
+    with pytest.raises(ValueError, match=r"^the bucket s3://lab/diffusion cannot be written: "):
         away.prepare(proxy.uri)
 
 
 def test_among_errors_and_lost_answers_a_trial_gives_the_same_bits(
-    proxy: Proxy, noised, machine: Callable[[], str], alone  # noqa: F811
+    proxy: Proxy,
+    noised,
+    machine: Callable[[], str],
+    alone,
 ) -> None:
     dice = random.Random(0)
     proxy.fault = lambda method, path, count: dice.choice(["", "", "", "", "refused", "lost"])
@@ -96,7 +99,10 @@ def test_among_errors_and_lost_answers_a_trial_gives_the_same_bits(
 
 
 def test_a_list_that_lags_hides_no_planned_trial(
-    noised, machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path  # noqa: F811
+    noised,
+    machine,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     uri = machine()
     this = through(begun(noised, uri))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from buckets import SECRET, begun
 
 from raydiff import tree
 from raydiff.data.partition import Iid
@@ -23,7 +24,6 @@ pytestmark = pytest.mark.ray
 
 MODEL = DDPM(network=MLP(width=16, depth=1), timesteps=8, conditional=False)
 TRAINING = Training(steps=2, batch=8)
-SECRET = bytes(range(32))
 NOISED = Averaging(weights="uniform", privacy=ClientPrivacy(epsilon=20.0))
 METHODS = {
     "spire": SPIRE(model=MODEL, rounds=3, local=TRAINING, averaging=NOISED),
@@ -37,16 +37,9 @@ def experiment(request, tiny) -> Experiment:
     return replace(tiny, method=method, clients=3, partition=Iid(), evaluation=None, runtime=Runtime())
 
 
-def begun(experiment: Experiment, uri: str) -> Trial:
-    away.prepare(uri)
-    sweep = away.root(uri) / "sweeps" / "lab"
-    trial.keep_secret(sweep, SECRET)
-    return trial.open_trial(experiment, sweep)
-
-
 def last(pool, this: Trial, *, until: int | None = None):
     """The run's last progress on this pool, or the one after a round."""
-    for end in rounds(this.experiment.method, pool, keys=this.keys, store=this.store):  # noqa: B007
+    for end in rounds(this.experiment.method, pool, keys=this.keys, store=this.store):
         if end.number == until:
             break
     return end

@@ -69,7 +69,7 @@ class Proxy:
                 for name, value in headers:
                     if name.lower() not in ("connection", "transfer-encoding", "content-length"):
                         self.send_header(name, value)
-                length = dict((k.lower(), v) for k, v in headers).get("content-length", "0")
+                length = {k.lower(): v for k, v in headers}.get("content-length", "0")
                 self.send_header("Content-Length", length if self.command == "HEAD" else str(len(answer) * (not fault)))
                 self.end_headers()
                 if not fault and self.command != "HEAD":
