@@ -21,6 +21,13 @@ def begun(experiment: Experiment, uri: str) -> Trial:
     return trial.open_trial(experiment, sweep)
 
 
+def in_a_folder(experiment: Experiment, storage: Path) -> Trial:
+    """The same trial in a folder."""
+    sweep = storage / "folder" / "sweeps" / "lab"
+    trial.keep_secret(sweep, SECRET)
+    return trial.open_trial(experiment, sweep)
+
+
 def through(this: Trial) -> Trial:
     """Run it to its end."""
     for _ in trial.run(this, trial.local_pool(this)):

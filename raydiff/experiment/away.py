@@ -25,7 +25,7 @@ from typing import IO, TYPE_CHECKING
 
 from raydiff import seeding
 from raydiff.experiment.overrides import SECRET
-from raydiff.federated.bucket import MARK, Bucket, bucket_above, bucket_at, is_bucket
+from raydiff.federated.bucket import MARK, Bucket, Lock, bucket_above, bucket_at, is_bucket
 from raydiff.federated.checkpoint import appearing, write_text
 from raydiff.federated.remote import Remote
 from raydiff.report.files import sealed, unsealed
@@ -42,6 +42,8 @@ READ = {
     "trial": ("metrics.jsonl", "rejected.jsonl", "lost.txt", "error.txt", "artifacts/*", "config.json", "outcome.json"),
 }
 """What people read; the last is put last."""
+CLOSED = ("error.txt",)
+"""What of it is encrypted: it may show values of records."""
 AT_ONCE = 8
 
 
@@ -159,11 +161,12 @@ def put(folder: Path) -> None:
     at, before = _name(folder), _named(bucket, _name(folder)) or {}
     files = {str(path.relative_to(folder)): path for path in _files(folder)}
     data = {name: path.read_bytes() for name, path in files.items()}
-    now = {name: hashlib.sha256(content).hexdigest() for name, content in data.items()}
+    now = {name: _digest(folder, name, content) for name, content in data.items()}
     if now == before:
         return
     for name in (name for name in now if now[name] != before.get(name)):
-        bucket.put(f"{at}/{name}", data[name])
+        closed = _lock(folder).closed(data[name], f"{at}/{name}") if name in CLOSED else [data[name]]
+        bucket.put(f"{at}/{name}", b"".join(closed))
     bucket.put(f"{at}/{NAMES}", sealed({"files": now}).encode())
     bucket.remove([f"{at}/{name}" for name in before if name not in now])
 
@@ -176,26 +179,33 @@ def get(folder: Path) -> bool:
     at = _name(folder)
     if (there := _named(bucket, at)) is None:
         return False
-    here = {str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest() for p in _files(folder)}
+    found = {str(path.relative_to(folder)): path for path in _files(folder)}
+    here = {name: _digest(folder, name, path.read_bytes()) for name, path in found.items()}
+    there = {name: digest for name, digest in there.items() if name not in CLOSED or _has_secret(folder)}
     wanted = [name for name, digest in there.items() if here.get(name) != digest]
     with ThreadPoolExecutor(AT_ONCE) as pool:
         for name, data in zip(wanted, pool.map(lambda name: bucket.get(f"{at}/{name}"), wanted), strict=True):
             if data is None:
                 raise ValueError(f"{bucket.name}/{at}/{name} is gone, though {NAMES} names it")
             with appearing(folder / name) as temporary:
-                temporary.write_bytes(data)
+                temporary.write_bytes(_lock(folder).opened(data, f"{at}/{name}") if name in CLOSED else data)
     for name in here.keys() - there.keys():
         (folder / name).unlink(missing_ok=True)
     return True
 
 
 def get_sweep(sweep: Path) -> bool:
-    """`get` of a sweep and of all its trials; and its secret, where the environment has it. Whether there is such a
-    sweep."""
+    """`get` of a sweep and of all its trials, of those without an outcome also which rounds count; and its secret,
+    where the environment has it. Whether there is such a sweep."""
     if not get(sweep):
         return False
+    folders = [sweep / "trials" / digest for digest in sorted(_trials(sweep))]
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        list(pool.map(get, (sweep / "trials" / digest for digest in _trials(sweep))))
+        begun = [folder for folder, there in zip(folders, pool.map(get, folders), strict=True) if there]
+    for folder in begun:
+        remote = Remote.of(folder)
+        if remote is not None and not (folder / "outcome.json").exists():
+            remote.mark()
     _take_secret(sweep)
     return True
 
@@ -215,10 +225,6 @@ def fetched(uri: str) -> Path:
             raise ValueError(f"there is no sweep {name} in {bucket.name}")
         if drivers.exists():
             _keep(sweep / "secret", drivers.read_bytes())
-        for folder in (path.parent for path in sweep.glob("trials/*/config.json")):
-            remote = Remote.of(folder)
-            if remote is not None and not (folder / "outcome.json").exists():
-                remote.restore(server=False)  # Its commits tell what it has spent, also where its metrics do not yet.
     return at / "sweeps" / inside if inside else at
 
 
@@ -258,6 +264,22 @@ def _trials(sweep: Path) -> set[str]:
     assert bucket is not None
     planned = json.loads(_text(sweep / "sweep.json") or "{}").get("trials", [])
     return {*planned, *bucket.below(f"{_name(sweep)}/trials")}
+
+
+def _digest(folder: Path, name: str, content: bytes) -> str:
+    """By which a change is seen."""
+    plain = hashlib.sha256(content).hexdigest()
+    if name not in CLOSED or not _has_secret(folder):
+        return plain
+    return seeding.keyed_digest((folder.parents[1] / "secret").read_bytes(), "file", plain)
+
+
+def _has_secret(folder: Path) -> bool:
+    return (folder.parents[1] / "secret").exists()
+
+
+def _lock(folder: Path) -> Lock:
+    return Lock((folder.parents[1] / "secret").read_bytes(), folder.parents[1].name)
 
 
 def _bucket(folder: Path) -> Bucket | None:

@@ -1,14 +1,15 @@
 """A trial's `Store` where the storage is a bucket: what of its folder is carried there, and when. No Ray inside.
 
-    <trial>/packs/00003-<id>        states and noised uploads that a process made in round 3, encrypted
-    <trial>/log/00003/00000.json    the first message of round 3: who sends what, and which part of which pack has it
-    <trial>/server-00003-<id>       the server's state, encrypted
-    <trial>/commit-00003.json       the commit as it is in the folder, the name of the server's state, and where the
+    <trial>/packs/00003-<id>        states and noised uploads that a process made in round 3
+    <trial>/log/00003/00000         the first message of round 3: who sends what, and which part of which pack has it
+    <trial>/server-00003-<id>       the server's state
+    <trial>/commit-00003            the commit as it is in the folder, the name of the server's state, and where the
                                     states that the round made are
 
 A message is in the log BEFORE it is sent, and its pack before that. A place in the log, and a commit, is taken by
 whoever puts it first: two processes that take each other for dead cannot both send what one client noised, and one
-round cannot count twice. All names but those of packs and states, which others name, are counted up from 0.
+round cannot count twice. All names but those of packs and states, which others name, are counted up from 0. All of it
+is encrypted: digests and places tell of clients too.
 
 What a process has in its folder it has from here (`restore`) or made itself, and states are fetched when they are asked
 for.
@@ -29,7 +30,7 @@ from raydiff.federated import seals
 from raydiff.federated.bucket import MULTIPART, Bucket, Lock, bucket_above, closed_size
 from raydiff.federated.checkpoint import Overtaken, appearing
 from raydiff.privacy.release import Event, Nothing, event_to_dict
-from raydiff.report.files import sealed, unsealed
+from raydiff.report.files import sealed
 
 AHEAD = 16  # names that are asked for at once, where they are counted up
 PLACES = "places.json"
@@ -106,9 +107,16 @@ class Remote:
             raise ValueError(f"{self.bucket.name}/{self.name}/{pack} is gone or cut short: it has {name}")
         _write(path, self._opened(found, f"{self.name}/{name}"))
 
+    def mark(self) -> None:
+        """Have the names of its commits in the folder, for whoever only counts them, and may have no secret."""
+        number = 0
+        while self.counts(number):
+            (self.folder / f"commit-{number:05d}.json").touch()
+            number += 1
+
     def counts(self, number: int) -> bool:
         """Whether a round's commit is there."""
-        return self.bucket.written(f"{self.name}/commit-{number:05d}.json") is not None
+        return self.bucket.written(f"{self.name}/commit-{number:05d}") is not None
 
     def _fetch_server(self, number: int, name: str) -> None:
         found = self.bucket.get(f"{self.name}/{name}")
@@ -124,14 +132,14 @@ class Remote:
             raise ValueError(f"{self.bucket.name}/{e}") from None
 
     def _commits(self) -> Iterator[dict[str, Any]]:
-        yield from self._counted(f"{self.name}/commit-{{:05d}}.json", 0)
+        yield from self._counted(f"{self.name}/commit-{{:05d}}", 0)
 
     def _records(self, number: int) -> list[dict[str, Any]]:
         """The log of a round, as far as it has come by now."""
         for earlier in [n for n in self._log if n < number]:
             del self._log[earlier]
         known = self._log.setdefault(number, [])
-        known += self._counted(f"{self.name}/log/{number:05d}/{{:05d}}.json", len(known), ahead=1)
+        known += self._counted(f"{self.name}/log/{number:05d}/{{:05d}}", len(known), ahead=1)
         return known
 
     def _counted(self, names: str, start: int, *, ahead: int = AHEAD) -> Iterator[dict[str, Any]]:
@@ -152,11 +160,11 @@ class Remote:
                     return
 
     def _read(self, name: str, data: bytes) -> dict[str, Any]:
-        try:
-            fields: dict[str, Any] = unsealed(data.decode())
-        except ValueError as e:  # JSON and Unicode raise it too
-            raise ValueError(f"{self.bucket.name}/{name} is damaged: {e}") from None
+        fields: dict[str, Any] = json.loads(self._opened(data, name))
         return fields
+
+    def _first(self, name: str, fields: Mapping[str, Any]) -> bool:
+        return self.bucket.first(name, b"".join(self._lock.closed(json.dumps(fields).encode(), name)))
 
     # --- to the bucket
 
@@ -178,8 +186,8 @@ class Remote:
                 break
             place = place or self._pack(number, by, new)
             record = {"by": by, "sent": new, "places": place}
-            name = f"{self.name}/log/{number:05d}/{len(log):05d}.json"
-            if self.bucket.first(name, sealed(record).encode()):
+            name = f"{self.name}/log/{number:05d}/{len(log):05d}"
+            if self._first(name, record):
                 log.append(record)
                 break
         if self.counts(number):
@@ -199,8 +207,8 @@ class Remote:
             self._put(name, self._lock.closed(server.read_bytes(), f"{self.name}/{name}"), server.stat().st_size)
         log = self._records(number)
         of = {s["client"]: r["places"][_state(s["client"], number)] for r in log for s in r["sent"] if s["state"]}
-        fields = {"commit": text, "server": name, "states": of, "by": uuid.uuid4().hex}
-        if not self.bucket.first(f"{self.name}/commit-{number:05d}.json", sealed(fields).encode()):
+        fields = {"commit": text, "server": name, "states": of}
+        if not self._first(f"{self.name}/commit-{number:05d}", fields):
             if name is not None:
                 self.bucket.remove([f"{self.name}/{name}"])
             raise Overtaken(f"round {number} of {self.folder} counts already: another process goes on with this trial")

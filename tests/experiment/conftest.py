@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from buckets import SECRET, through, told
+from buckets import in_a_folder, through, told
 
 from raydiff.data.partition import Iid
-from raydiff.experiment import away, trial
+from raydiff.experiment import away
 from raydiff.experiment.config import Experiment
 from raydiff.methods import SPIRE
 from raydiff.methods._averaging import Averaging
@@ -47,6 +47,4 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], str
 @pytest.fixture
 def alone(noised: Experiment, tmp_path: Path) -> dict[str, object]:
     """What it gives in a folder, undisturbed."""
-    sweep = tmp_path / "folder" / "sweeps" / "lab"
-    trial.keep_secret(sweep, SECRET)
-    return told(through(trial.open_trial(noised, sweep)))
+    return told(through(in_a_folder(noised, tmp_path)))

@@ -56,7 +56,7 @@ class InBucket(Sweep):
             start = names[-1]
 
     def progress(self) -> tuple[int, int]:
-        return len(self.objects(r"/commit-\d+\.json$")), len(self.objects(r"/outcome\.json$"))
+        return len(self.objects(r"/commit-\d+$")), len(self.objects(r"/outcome\.json$"))
 
     def kill(self, session: int, title: str) -> None:
         """One of its processes that Ray calls so, waited for."""
