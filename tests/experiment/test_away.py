@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -270,3 +271,17 @@ def test_reading_it_elsewhere_needs_no_secret_but_for_what_clients_have(noised, 
     assert code == 2 and err == f"error: there is no sweep none in {uri}\n"
     code, _, err = command("rm", "lab", "--storage", uri)
     assert code == 2 and "needs storage in a folder" in err
+
+
+def test_one_object_in_another_s_place_is_found(noised, machine, tmp_path):
+    """A commit in the next one's place, and the server's state of another trial: whole, and under the same secret."""
+    uri = machine()
+    this, other = through(begun(noised, uri)), through(begun(replace(noised, seed=1), uri))
+    there = tmp_path / "bucket" / "sweeps" / "lab" / "trials"
+    shutil.copy(there / this.folder.name / "commit-00001", there / this.folder.name / "commit-00002")
+    theirs, mine = (next((there / t.folder.name).glob("server-*")) for t in (this, other))
+    shutil.copy(theirs, mine)
+    machine()
+    for experiment in (noised, replace(noised, seed=1)):
+        with pytest.raises(ValueError, match="is damaged, or encrypted under another noise secret"):
+            begun(experiment, uri)
