@@ -103,7 +103,7 @@ def _reading(run: Callable[[Sequence[str]], int | None], arguments: Sequence[str
     """Run a command that reads sweeps: what an argument names in a bucket is fetched, and read in a folder."""
     if not any("://" in argument for argument in arguments):
         return run(arguments)
-    from raydiff.experiment.away import fetched
+    from raydiff.experiment.readable import fetched
 
     def here(argument: str) -> str:
         option, equals, value = argument.partition("=") if argument.startswith("--") else ("", "", argument)

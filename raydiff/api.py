@@ -22,7 +22,7 @@ from torch import Tensor
 from raydiff import seeding
 from raydiff.data.newcomer import Newcomer
 from raydiff.data.records import Records
-from raydiff.experiment import away
+from raydiff.experiment import readable
 from raydiff.experiment.config import Experiment, Runtime
 from raydiff.experiment.ledgers import ledger_of
 from raydiff.experiment.presets import names
@@ -284,8 +284,8 @@ def open(name: str | Path, *, storage: str | Path = STORAGE) -> Run | Sweep:
     ValueError where there is no such thing, or more than one.
     """
     if is_bucket(str(name)):
-        name = away.fetched(str(name))
-    at = away.fetched(str(storage)) if is_bucket(str(storage)) else Path(storage).expanduser().absolute()
+        name = readable.fetched(str(name))
+    at = readable.fetched(str(storage)) if is_bucket(str(storage)) else Path(storage).expanduser().absolute()
     for folder in (Path(name).expanduser().absolute(), at / "sweeps" / str(name)):
         if (folder / "trials").is_dir():
             return Sweep(folder)

@@ -29,7 +29,7 @@ import torch
 from raydiff.data import datasets
 from raydiff.evaluation import suite
 from raydiff.evaluation.suite import Instruments
-from raydiff.experiment import away, config, measurements, overrides
+from raydiff.experiment import config, measurements, overrides, readable
 from raydiff.experiment.away import Given
 from raydiff.experiment.client_records import shares
 from raydiff.experiment.config import Experiment
@@ -99,7 +99,7 @@ def cut_short(folder: Path, outcome: str, **more: Any) -> None:
 def end(folder: Path, outcome: str, **more: Any) -> None:
     """Write a trial's outcome.json: finished, stopped, failed or killed."""
     write_text(folder / "outcome.json", sealed({"outcome": outcome, **more}, indent=1), durable=True)
-    away.put(folder)
+    readable.put(folder)
 
 
 def resolve(experiment: Experiment, secret: bytes | None = None, sweep: Path | None = None) -> Experiment:
@@ -150,9 +150,9 @@ def begin(trial: Trial) -> None:
     if trial.owner is not None:
         trial.owner()
     heartbeat.forget(trial.folder)
-    away.to_go_on(trial.folder)
+    readable.to_go_on(trial.folder)
     write_text(trial.folder / "config.json", sealed(overrides.to_dict(without_secret(trial.experiment)), indent=1))
-    away.put(trial.folder)
+    readable.put(trial.folder)
 
 
 def noise_secret(sweep: Path, experiment: Experiment) -> bytes:
@@ -171,7 +171,7 @@ def planned_secret(sweep: Path, experiment: Experiment) -> bytes:
     """
     given, path, storage = experiment.runtime.noise_secret, sweep / "secret", experiment.runtime.storage
     if not path.exists():
-        if given is None and is_bucket(storage) and away.exists(storage, sweep.name):
+        if given is None and is_bucket(storage) and readable.exists(storage, sweep.name):
             raise ValueError(
                 f"the noise secret of {sweep.name} is not on this machine, and never in its bucket: set "
                 f"{overrides.SECRET} to what it was begun with, or to the hex digits of the file secret in its folder "
@@ -267,7 +267,7 @@ def run(trial: Trial, pool: Pool, *, train: Train | None = None) -> Iterator[dic
         if why:
             rejected.log(progress.number, why)
         log.log(progress.number, {**metrics, "server": asdict(server), "outsiders": asdict(outsiders)})
-        away.put(trial.folder)
+        readable.put(trial.folder)
         yield {"round": progress.number, "finished": False, "rejected": why, **metrics}
     assert progress is not None  # a method has at least one round
     final = _finish(trial, pool, progress, spent, log=log, clock=clock)

@@ -95,6 +95,11 @@ class Remote:
         if server and last is not None:
             self._fetch_server(number, last["server"])
 
+    def is_here(self, last: int) -> bool:
+        """Whether the folder has all that tells of a trial whose last round is this one, but for clients' states."""
+        commit, server = self.folder / f"commit-{last:05d}.json", self.folder / f"server-{last:05d}.safetensors"
+        return server.exists() and (self.folder / PLACES).exists() and commit.exists() and commit.stat().st_size > 0
+
     def fetch(self, path: Path) -> None:
         """Bring a state or an upload here, if it is not and there is one. Raises ValueError where it is damaged, or is
         gone."""

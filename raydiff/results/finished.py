@@ -195,7 +195,7 @@ def open_finished(folder: Path) -> Finished:
         raise ValueError(f"{folder} was made by another version of raydiff: here its digest is {experiment.digest}")
     trial = Trial(experiment, folder.parents[1])
     outcome = _finished(trial)
-    if (remote := Remote.of(folder)) is not None:
+    if (remote := Remote.of(folder)) is not None and not remote.is_here(experiment.method.rounds - 1):
         remote.restore()
     trial.store.check()  # what the outcome says was spent by these commits
     last = trial.store.last_commit()

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from raydiff.experiment import away, spending, trial
+from raydiff.experiment import readable, spending, trial
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.owner import held
 from raydiff.experiment.study import varying
@@ -80,7 +80,7 @@ def start(
     folder = sweep_folder.folder(planned.base, planned.folder.name)
     with held(folder) as owner:
         if is_bucket(planned.base.runtime.storage):
-            away.get_sweep(folder)  # Not before it is held: another driver of this machine may be at work there.
+            readable.get_sweep(folder)  # Not before it is held: another driver of this machine may be at work there.
         if (retry or extend) and not (folder / "sweep.json").exists():
             raise ValueError(f"there is no sweep {folder.name} in {folder.parent} to retry or extend")
         planned = replace(planned, owner=owner)
@@ -115,7 +115,10 @@ def start(
                 trial.cut_short(folder / "trials" / digest, "killed", reason="interrupted")
         followers.close()
         table = _report(folder, folder / "report") if report else ""
-        away.put(folder)
+        try:
+            readable.put(folder)
+        except OSError as e:
+            print(f"the report is on this machine alone, in {folder / 'report'}: {e}", flush=True)
         followers.end("KILLED" if interrupted else "FINISHED", table)
         if noise := chance.noise(folder):
             print(noise, flush=True)

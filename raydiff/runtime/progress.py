@@ -15,7 +15,7 @@ from typing import Any
 
 from ray import tune
 
-from raydiff.experiment import away
+from raydiff.experiment import readable
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.study import varying
 from raydiff.federated import heartbeat
@@ -103,7 +103,7 @@ class Progress(tune.Callback, tune.Stopper):
         """A round is over, or the whole trial."""
         if digest := result.get("digest"):
             with contextlib.suppress(OSError):  # a bucket that does not answer: what is there is fetched later
-                away.get(self.plan.folder / "trials" / digest)
+                readable.get(self.plan.folder / "trials" / digest)
         this = self._begin(trial)
         this.round = result.get("round", -1)
         if self._began is None:

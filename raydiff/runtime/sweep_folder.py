@@ -18,7 +18,7 @@ from typing import Any
 
 import raydiff
 from raydiff import seeding
-from raydiff.experiment import away, config, overrides, trial
+from raydiff.experiment import away, config, overrides, readable, trial
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.mlflow_store import ARTIFACTS, redacted
 from raydiff.experiment.tracking import Mlflow
@@ -184,7 +184,7 @@ def write(at: Path, this: Plan, secret: bytes, *, again: bool = True) -> None:
     for folder, outcome in outcomes(at) if again else ():
         if outcome["outcome"] in ("killed", "failed") or outcome.get("reason") == "time budget":
             (folder / "outcome.json").unlink()
-    away.put(at)
+    readable.put(at)
 
 
 def mlflow_experiment(at: Path, preset: str, base: Experiment, *, asked: str | None) -> str:

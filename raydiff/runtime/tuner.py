@@ -27,7 +27,7 @@ from ray import tune
 from ray.tune.stopper import CombinedStopper
 
 from raydiff import process
-from raydiff.experiment import away, overrides
+from raydiff.experiment import away, overrides, readable
 from raydiff.experiment import config as configuration
 from raydiff.experiment import trial as trials
 from raydiff.experiment.away import Given
@@ -130,7 +130,7 @@ def _failed(trial: Trial | None, error: Exception) -> dict[str, Any]:
         with contextlib.suppress(OSError):
             cut_short(trial.folder, "failed", reason=reason, **({"slice": slice_} if slice_ else {}))
             (trial.folder / "error.txt").write_text("".join(traceback.format_exception(error)))
-            away.put(trial.folder)
+            readable.put(trial.folder)
     return {"finished": True, "failed": reason, "digest": trial.experiment.digest if trial else ""}
 
 
@@ -224,7 +224,7 @@ def _close(plan: Planned, progress: Progress, *, out_of_time: bool) -> None:
     if plan.owner is not None:
         plan.owner()  # It raises where another driver owns the sweep by now: the trials are that one's.
     with contextlib.suppress(OSError):
-        away.get_sweep(plan.folder)
+        readable.get_sweep(plan.folder)
     for folder in (plan.folder / "trials").glob("*"):
         if (folder / "config.json").exists() and not (folder / "outcome.json").exists():
             stopped = folder.name in progress.stopped or out_of_time

@@ -15,11 +15,13 @@ import torch
 from buckets import SECRET, begun, in_a_folder, objects, through, told
 
 from raydiff import seeding, tree
-from raydiff.experiment import away, trial
+from raydiff.experiment import away, readable, trial
 from raydiff.experiment.config import Experiment
+from raydiff.experiment.ledgers import ledger_of
+from raydiff.experiment.overrides import SECRET as SECRET_NAME
 from raydiff.experiment.trial import Trial
 from raydiff.federated.bucket import Bucket, Lock
-from raydiff.federated.checkpoint import Overtaken, read_tensors, write_tensors
+from raydiff.federated.checkpoint import Overtaken, Store, read_tensors, write_tensors
 from raydiff.federated.remote import Remote
 from raydiff.methods import SPIRE
 from raydiff.privacy.release import Gaussian, NonPrivate
@@ -174,7 +176,7 @@ def test_a_bucket_without_the_secret_says_what_is_missing(noised, machine, monke
     through(begun(noised, uri))
     machine()
     away.prepare(uri)
-    monkeypatch.delenv(away.SECRET, raising=False)
+    monkeypatch.delenv(SECRET_NAME, raising=False)
     sweep = away.root(uri) / "sweeps" / "lab"
     with pytest.raises(ValueError, match="RAYDIFF_NOISE_SECRET must be the noise secret of lab"):
         trial.begin(replace_sweep(noised, sweep))
@@ -252,25 +254,48 @@ def test_reading_it_elsewhere_needs_no_secret_but_for_what_clients_have(noised, 
     names = [path.name for path in (this.sweep / "trials").iterdir()]
     said = seeding.keyed_digest(SECRET, "sweep", "lab")[:16]
     (this.sweep / "sweep.json").write_text(json.dumps({"id": "lab's", "trials": names, "secret": said}))
-    away.put(this.sweep)
+    readable.put(this.sweep)
     machine()
-    monkeypatch.delenv(away.SECRET, raising=False)
+    monkeypatch.delenv(SECRET_NAME, raising=False)
     code, out, err = command("ls", "lab", "--storage", uri)
     assert code == 0 and "finished" in out and "not ended" in out, err
-    table = load.runs(away.fetched(f"{uri}/sweeps/lab")).set_index("digest")
+    table = load.runs(readable.fetched(f"{uri}/sweeps/lab")).set_index("digest")
     assert table["outcome"].to_dict() == {this.folder.name: "finished"} | {
         name: "unfinished" for name in names if name != this.folder.name
     }
     assert table["server/epsilon"].between(0, 50).all()
     code, _, err = command("generate", f"lab/{this.folder.name}", "--storage", uri, "--num", 4, "--out", "x")
     assert code == 2 and "RAYDIFF_NOISE_SECRET" in err and err.count("\n") == 1
-    monkeypatch.setenv(away.SECRET, SECRET.hex())
-    found = open_finished(away.fetched(f"{uri}/sweeps/lab/trials/{this.folder.name}"))
+    monkeypatch.setenv(SECRET_NAME, SECRET.hex())
+    found = open_finished(readable.fetched(f"{uri}/sweeps/lab/trials/{this.folder.name}"))
     assert tree.digest(found.server) and found.client(2).is_trained(2)
     code, _, err = command("report", f"{uri}/sweeps/none")
     assert code == 2 and err == f"error: there is no sweep none in {uri}\n"
     code, _, err = command("rm", "lab", "--storage", uri)
     assert code == 2 and "needs storage in a folder" in err
+
+
+def test_a_trial_that_is_ended_elsewhere_has_spent_what_was_sent(noised, machine, tmp_path, monkeypatch):
+    """Also in the round that never counted."""
+    folder = in_a_folder(noised, tmp_path)
+    with monkeypatch.context() as patch, pytest.raises(Died):
+        patch.setattr(Store, "commit", dies_in_the_third(Store.commit))
+        through(folder)
+    uri = machine()
+    with monkeypatch.context() as patch, pytest.raises(Died):
+        patch.setattr(Remote, "commit", dies_in_the_third(Remote.commit))
+        through(begun(noised, uri))
+    machine()
+    elsewhere = begun(noised, uri)
+    for this in (folder, elsewhere):
+        trial.cut_short(this.folder, "killed")
+    assert elsewhere.outcome() == folder.outcome()
+    ledger = ledger_of(elsewhere.folder)
+    assert ledger == ledger_of(folder.folder) and [entry.round for entry in ledger.entries].count(2) == 2
+    machine()
+    away.prepare(uri)
+    assert Remote.of(elsewhere.folder) is not None
+    assert begun(noised, uri).outcome() is None  # It goes on, and will have another.
 
 
 def test_one_object_in_another_s_place_is_found(noised, machine, tmp_path):

@@ -10,7 +10,7 @@ import pytest
 from buckets import begun, through, told
 from object_store import CREDENTIALS, Proxy, s3_server
 
-from raydiff.experiment import away
+from raydiff.experiment import away, readable
 from raydiff.federated import bucket as module
 from raydiff.federated.bucket import Bucket, Unreachable
 
@@ -107,12 +107,12 @@ def test_a_list_that_lags_hides_no_planned_trial(
     uri = machine()
     this = through(begun(noised, uri))
     (this.sweep / "sweep.json").write_text(f'{{"trials": ["{this.folder.name}"]}}')
-    away.put(this.sweep)
+    readable.put(this.sweep)
     machine()
     away.prepare(uri)
     monkeypatch.setattr(Bucket, "below", lambda *_: [])
     sweep = away.root(uri) / "sweeps" / "lab"
-    assert away.get_sweep(sweep) and (sweep / "trials" / this.folder.name / "outcome.json").exists()
+    assert readable.get_sweep(sweep) and (sweep / "trials" / this.folder.name / "outcome.json").exists()
 
 
 @pytest.mark.parametrize(
