@@ -13,6 +13,7 @@ import functools
 import hashlib
 import json
 import os
+import platform
 import re
 import shutil
 import uuid
@@ -111,8 +112,9 @@ _HELD: list[IO[str]] = []  # as long as this process lives: the lock is what tel
 
 @functools.cache
 def _own(uri: str) -> Path:
-    """A folder of this process alone. Those of processes that have ended are removed."""
-    processes = root(uri) / "processes"
+    """A folder of this process alone. Those of processes of this machine that have ended are removed: of others, where
+    home folders are shared, a lock may tell nothing."""
+    processes = root(uri) / "processes" / platform.node()
     processes.mkdir(parents=True, exist_ok=True, mode=0o700)
     for path in processes.glob("*.lock"):
         with path.open() as f:

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import json
 import math
+import platform
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -196,7 +197,7 @@ def replace_sweep(experiment: Experiment, sweep: Path) -> Trial:
 
 def test_folders_of_processes_that_have_ended_are_removed(machine):
     uri = machine()
-    processes = away.root(uri) / "processes"
+    processes = away.root(uri) / "processes" / platform.node()
     for name in ("dead", "alive"):
         (processes / name / "sweeps").mkdir(parents=True)
         (processes / f"{name}.lock").touch()

@@ -12,6 +12,7 @@ from raydiff.data.partition import Iid
 from raydiff.experiment import away, trial
 from raydiff.experiment.config import Experiment, Runtime
 from raydiff.experiment.trial import Trial
+from raydiff.federated.bucket import Bucket
 from raydiff.federated.rounds import rounds
 from raydiff.methods import SPIRE, LocalOnly
 from raydiff.methods._averaging import Averaging
@@ -67,3 +68,16 @@ def test_workers_with_folders_of_their_own_give_the_bits_of_one_process(tmp_path
     for client in range(3):
         mine, its = (trial.make_clients(t, [client])[0].state(alone.number) for t in (here, there))
         assert tree.digest(mine) == tree.digest(its)
+
+
+def test_every_node_must_see_the_bucket(workers, tmp_path, monkeypatch):
+    from raydiff.runtime.slots import storage_is_shared
+
+    uri = f"file://{tmp_path}/bucket"
+    monkeypatch.setenv(away.PLACE, str(tmp_path / "driver"))
+    away.prepare(uri)
+    storage_is_shared(away.root(uri))
+    assert not [path for path in tmp_path.rglob("*") if "nonce" in path.name]
+    monkeypatch.setattr(Bucket, "put", lambda *_: None)  # into a store that only the driver sees
+    with pytest.raises(ValueError, match=r"^the bucket file://\S+/bucket cannot be read: node \S+ does not see"):
+        storage_is_shared(away.root(uri))
