@@ -22,7 +22,7 @@ from raydiff.experiment import away, config, overrides, readable, trial
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.mlflow_store import ARTIFACTS, redacted
 from raydiff.experiment.tracking import Mlflow
-from raydiff.federated.bucket import is_bucket
+from raydiff.federated.bucket import bucket_at, is_bucket
 from raydiff.federated.checkpoint import write_text
 from raydiff.report.files import outcomes, read_json, sealed
 from raydiff.results import mlflow_models
@@ -112,7 +112,7 @@ def plan(
         raise ValueError(f"{at.name} exists already: continue it with --resume, or give another --name")
     then: Plan = read_json(path, needs="trials")
     if None not in (then.get("secret"), now["secret"]) and then["secret"] != now["secret"]:
-        if not (at / "secret").exists():  # of a bucket, which never has it
+        if not (at / "secret").exists() and bucket_at(at.parents[1]) is not None:
             raise ValueError(f"runtime.noise_secret is not the one that {at.name} was started with")
         raise ValueError(f"{at / 'secret'} is gone or damaged: trials are named by it, and noise is drawn from it")
     changed = sorted(f for f in {*then["code"], *now["code"]} if then["code"].get(f) != now["code"].get(f))

@@ -49,6 +49,7 @@ from raydiff.runtime.sweep_folder import not_writable
 class Federation(tune.Trainable):
     """One trial. Reused for the next one (`reset_config`): the processes stay, all state is replaced."""
 
+    _given: Given | None = None
     _measured: float
     _results: Iterator[dict[str, Any]]
     _round: int

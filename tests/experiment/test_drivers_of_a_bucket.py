@@ -112,6 +112,12 @@ def test_a_bucket_that_goes_away_is_said_and_the_same_command_goes_on(
         with pytest.raises((ValueError, OSError), match=r"cannot be reached: 503 Slow Down$"):
             rd.run(experiment, name="r", track=False)
     machine()
+    other = replace(experiment, runtime=replace(runtime, noise_secret="ff" * 16))
+    with pytest.raises(ValueError, match=r"^runtime\.noise_secret is not the one that r was started with$"):
+        rd.run(other, name="r", track=False, resume=True)
+    unknown = replace(experiment, runtime=replace(runtime, noise_secret=None))
+    with pytest.raises(ValueError, match="the noise secret of r is not on this machine, and never in its bucket"):
+        rd.run(unknown, name="r", track=False, resume=True)
     again = rd.run(experiment, name="r", track=False, resume=True)
     assert again.metrics.keys() == alone.metrics.keys()
     assert all(again.metrics[k] == v for k, v in alone.metrics.items() if not k.startswith("time/"))
