@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import select
 import signal
@@ -56,6 +57,9 @@ COMMANDS = {
     },
 }
 """What a command is about -> its name -> its module below `raydiff`, whose `main` takes the arguments, and a line."""
+READING = {*COMMANDS["finished trials"], *COMMANDS["finished sweeps"], "ls", "logs"}
+"""Commands that read sweeps, in a folder or in a bucket."""
+BUCKETS = ("s3://", "gs://", "file://")
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -70,7 +74,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         hint = nearest(name, known) or "; `raydiff` alone lists them"
         print(f"error: there is no command {name!r}{hint}", file=sys.stderr)
         sys.exit(2)
-    leave(import_module(f"raydiff.{known[name]}").main, arguments)
+    run = import_module(f"raydiff.{known[name]}").main
+    leave(functools.partial(_reading, run) if name in READING else run, arguments)
 
 
 def leave(run: Callable[[Sequence[str]], int | None], arguments: Sequence[str]) -> NoReturn:
@@ -92,6 +97,19 @@ def leave(run: Callable[[Sequence[str]], int | None], arguments: Sequence[str]) 
             sys.exit(141)  # as a shell says of a process that SIGPIPE has ended
         print(f"error: {redacted(str(e))}", file=sys.stderr)
         sys.exit(2)
+
+
+def _reading(run: Callable[[Sequence[str]], int | None], arguments: Sequence[str]) -> int | None:
+    """Run a command that reads sweeps: what an argument names in a bucket is fetched, and read in a folder."""
+    if not any("://" in argument for argument in arguments):
+        return run(arguments)
+    from raydiff.experiment.readable import fetched
+
+    def here(argument: str) -> str:
+        option, equals, value = argument.partition("=") if argument.startswith("--") else ("", "", argument)
+        return f"{option}{equals}{fetched(value)}" if value.startswith(BUCKETS) else argument
+
+    return run([here(argument) for argument in arguments])
 
 
 def _nobody_reads() -> bool:

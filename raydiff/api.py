@@ -22,10 +22,12 @@ from torch import Tensor
 from raydiff import seeding
 from raydiff.data.newcomer import Newcomer
 from raydiff.data.records import Records
+from raydiff.experiment import readable
 from raydiff.experiment.config import Experiment, Runtime
 from raydiff.experiment.ledgers import ledger_of
 from raydiff.experiment.presets import names
 from raydiff.experiment.study import Arm, Study
+from raydiff.federated.bucket import is_bucket
 from raydiff.methods import Method
 from raydiff.models.d3pm import codes_of
 from raydiff.privacy.ledger import Guarantee
@@ -278,9 +280,12 @@ def preset(name: str) -> Study:
 def open(name: str | Path, *, storage: str | Path = STORAGE) -> Run | Sweep:
     """What a run or a sweep has left: by its folder, the sweep's name, an MLflow run's id, SWEEP/DIGEST or a digest.
 
-    `storage` is where names are looked up. Raises ValueError where there is no such thing, or more than one.
+    `storage` is where names are looked up, a folder or a bucket; a sweep may also be named in its bucket. Raises
+    ValueError where there is no such thing, or more than one.
     """
-    at = Path(storage).expanduser().absolute()
+    if is_bucket(str(name)):
+        name = readable.fetched(str(name))
+    at = readable.fetched(str(storage)) if is_bucket(str(storage)) else Path(storage).expanduser().absolute()
     for folder in (Path(name).expanduser().absolute(), at / "sweeps" / str(name)):
         if (folder / "trials").is_dir():
             return Sweep(folder)

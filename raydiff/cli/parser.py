@@ -40,4 +40,6 @@ class Parser(argparse.ArgumentParser):
 
 
 def _folder(text: str) -> Path:
+    if "://" in text:
+        raise argparse.ArgumentTypeError(f"this command needs storage in a folder, got {text!r}")
     return Path(text).expanduser().absolute()

@@ -25,8 +25,8 @@ from raydiff.data import datasets, overview, partition
 from raydiff.data.datasets import SPLITS, Data, Dataset
 from raydiff.data.pictures import form
 from raydiff.evaluation import figures
+from raydiff.experiment import away, suggested, trial
 from raydiff.experiment import overrides as settings
-from raydiff.experiment import suggested, trial
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.presets import names as presets
 from raydiff.experiment.presets import pfdm
@@ -61,7 +61,7 @@ def main(argv: Sequence[str]) -> int:
     counts = _counts(experiment, dataset)
     public, center = dataset.splits["public"], bool(getattr(experiment.method, "center", False))
     measured = overview.norms(public, center=center) if len(public) else None
-    folder = options.out or Path(experiment.runtime.storage).expanduser() / "previews" / Path(subject).absolute().name
+    folder = options.out or away.root(experiment.runtime.storage) / "previews" / Path(subject).absolute().name
     print(_source(dataset), _labels(dataset), _norms(measured, clip), _clients(dataset, counts), sep="\n\n")
     files = _draw(dataset, counts, measured, clip=clip, folder=folder)
     if isinstance(experiment.method, FedDistr) and dataset.splits["test"].base is not None:

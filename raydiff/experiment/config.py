@@ -20,6 +20,7 @@ from raydiff.data.records import public_mean
 from raydiff.evaluation.suite import Evaluation
 from raydiff.evaluation.table_audit import RowAudit
 from raydiff.experiment import overrides
+from raydiff.federated.bucket import Bucket, is_bucket
 from raydiff.later import later
 from raydiff.methods import PFDM, Method
 from raydiff.models.d3pm import DiscreteDiffusion
@@ -50,7 +51,8 @@ class Runtime:
     """Processes that do the server's trainings together, each with `gpu_server` and its share of every batch; with
     `pool = local` also the clients' (raydiff run only). Part of the digest, since sums depend on it, to rounding."""
     storage: str = "~/raydiff"
-    """Folder for sweeps and for the default MLflow store; on a cluster, one that all nodes share."""
+    """Folder for sweeps and for the default MLflow store; on a cluster, one that all nodes share, or a bucket:
+    s3://NAME/PREFIX, gs://NAME/PREFIX."""
     revive_s: float = 120.0
     """How long a dead worker may take to come back before the trial begins again after its last commit, and how long a
     trial waits for room on the nodes that are left before it goes on with fewer workers."""
@@ -75,8 +77,8 @@ class Runtime:
     def __post_init__(self) -> None:
         if self.threads < 1 or (self.workers is not None and self.workers < 1):
             raise ValueError(f"threads and workers must be at least 1, got {self.threads} and {self.workers}")
-        if "://" in self.storage:
-            raise ValueError(f"storage must be a folder, which all nodes see at one path, got {self.storage!r}")
+        if is_bucket(self.storage):
+            self._check_bucket()
         for name in ("gpu_per_worker", "gpu_server"):
             share = getattr(self, name)
             if share == "auto" and name == "gpu_per_worker":
@@ -104,6 +106,15 @@ class Runtime:
                 long_enough = False
             if not long_enough:
                 raise ValueError("noise_secret must be at least 32 hexadecimal digits")
+
+    def _check_bucket(self) -> None:
+        try:
+            Bucket(self.storage)
+        except ValueError as e:
+            raise ValueError(f"storage must be a folder, which all nodes see at one path, or a bucket: {e}") from None
+        for name, value, default in (("budget", self.budget, None), ("server_workers", self.server_workers, 1)):
+            if value != default:
+                raise ValueError(f"{name} needs storage in a folder that all nodes share, got {self.storage!r}")
 
     @property
     def races(self) -> bool:

@@ -29,7 +29,8 @@ import torch
 from raydiff.data import datasets
 from raydiff.evaluation import suite
 from raydiff.evaluation.suite import Instruments
-from raydiff.experiment import config, measurements, overrides
+from raydiff.experiment import config, measurements, overrides, readable
+from raydiff.experiment.away import Given
 from raydiff.experiment.client_records import shares
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.jsonl import Jsonl
@@ -37,9 +38,11 @@ from raydiff.experiment.ledgers import ledger_of, setup_of
 from raydiff.experiment.owner import Owner
 from raydiff.experiment.spending import Charged, book_of, charge
 from raydiff.federated import heartbeat
+from raydiff.federated.bucket import is_bucket
 from raydiff.federated.checkpoint import Store, appearing, write_text
 from raydiff.federated.client import AtHand, Client, Keys
 from raydiff.federated.method import Metrics, WithRequirements, WithTables
+from raydiff.federated.remote import Remote
 from raydiff.federated.rounds import LocalPool, Pool, Progress, rounds
 from raydiff.models.training import Train
 from raydiff.privacy.ledger import Guarantee, Spent
@@ -54,6 +57,8 @@ class Trial:
     sweep: Path
     owner: Owner | None = None
     """The driver that it is run for. None: nobody else can come by, as in a test."""
+    given: Given | None = None
+    """On its way to a process that is to work for a bucket in a folder of its own: see `away.arrived`."""
 
     @property
     def folder(self) -> Path:
@@ -64,7 +69,7 @@ class Trial:
     def store(self) -> Store:
         """What survives of it."""
         guard = Charged(self.owner, self.folder, book_of(self.folder, self.experiment.data))
-        return Store(self.folder, self.sweep / "cache", guard)
+        return Store(self.folder, self.sweep / "cache", guard, Remote.of(self.folder))
 
     @property
     def keys(self) -> Keys:
@@ -80,6 +85,8 @@ def cut_short(folder: Path, outcome: str, **more: Any) -> None:
     """End a trial that did not finish: stopped, failed or killed. It keeps the epsilon that it has spent."""
     experiment = config.read(folder / "config.json")
     try:
+        if (remote := Remote.of(folder)) is not None:
+            remote.restore(server=False)  # What was spent is known there; the processes that did so may be elsewhere.
         server, outsiders = guarantees(Spent(ledger_of(folder)), experiment)
     except ValueError as e:  # a damaged folder, of which nothing can be guaranteed
         about: dict[str, Any] = {"delta": experiment.method.delta, "accountant": experiment.method.accountant}
@@ -92,6 +99,7 @@ def cut_short(folder: Path, outcome: str, **more: Any) -> None:
 def end(folder: Path, outcome: str, **more: Any) -> None:
     """Write a trial's outcome.json: finished, stopped, failed or killed."""
     write_text(folder / "outcome.json", sealed({"outcome": outcome, **more}, indent=1), durable=True)
+    readable.put(folder)
 
 
 def resolve(experiment: Experiment, secret: bytes | None = None, sweep: Path | None = None) -> Experiment:
@@ -142,7 +150,9 @@ def begin(trial: Trial) -> None:
     if trial.owner is not None:
         trial.owner()
     heartbeat.forget(trial.folder)
+    readable.to_go_on(trial.folder)
     write_text(trial.folder / "config.json", sealed(overrides.to_dict(without_secret(trial.experiment)), indent=1))
+    readable.put(trial.folder)
 
 
 def noise_secret(sweep: Path, experiment: Experiment) -> bytes:
@@ -159,8 +169,14 @@ def planned_secret(sweep: Path, experiment: Experiment) -> bytes:
 
     Raises ValueError when the file is damaged, or when another secret is given than the one kept.
     """
-    given, path = experiment.runtime.noise_secret, sweep / "secret"
+    given, path, storage = experiment.runtime.noise_secret, sweep / "secret", experiment.runtime.storage
     if not path.exists():
+        if given is None and is_bucket(storage) and readable.exists(storage, sweep.name):
+            raise ValueError(
+                f"the noise secret of {sweep.name} is not on this machine, and never in its bucket: set "
+                f"{overrides.SECRET} to what it was begun with, or to the hex digits of the file secret in its folder "
+                "on the machine where it was begun"
+            )
         return bytes.fromhex(given) if given else secrets.token_bytes(32)
     secret = path.read_bytes()
     if len(secret) < 16:
@@ -252,6 +268,7 @@ def run(trial: Trial, pool: Pool, *, train: Train | None = None) -> Iterator[dic
         if why:
             rejected.log(progress.number, why)
         log.log(progress.number, {**metrics, "server": asdict(server), "outsiders": asdict(outsiders)})
+        readable.put(trial.folder)
         yield {"round": progress.number, "finished": False, "rejected": why, **metrics}
     assert progress is not None  # a method has at least one round
     final = _finish(trial, pool, progress, spent, log=log, clock=clock)

@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from raydiff.federated import seals
 from raydiff.federated.latest import Latest
@@ -39,6 +39,9 @@ from raydiff.privacy.release import Event, Gaussian, Nothing, Release, already_p
 from raydiff.report.files import sealed, unsealed
 from raydiff.seeding import keyed_digest
 from raydiff.tree import Params, Tensors, aligned
+
+if TYPE_CHECKING:
+    from raydiff.federated.remote import Remote
 
 INITIAL = -1  # the "round" of a client's state before its first one
 END = re.compile(r'[0-9a-f]{64}"}$|"sha256": ".{64}..$')  # of a note that was written whole, whatever one byte became
@@ -57,6 +60,8 @@ class Store:
     cache: Path | None = None
     guard: Callable[[], None] | None = None
     """Raises Overtaken where the driver that this process works for no longer owns the sweep."""
+    remote: Remote | None = None
+    """Where the storage is a bucket: what this process's folder has is carried there by it."""
     _latest: Latest = field(default_factory=Latest, init=False, repr=False, compare=False)
     """What was seen of clients' states: one client after the other asks for its latest."""
 
@@ -88,7 +93,7 @@ class Store:
             commits=lambda: self._committed() if before > 0 else [],
             said=lambda number: self._states(number).get("clients", {}),
         )
-        return None if found is None else self._whole(self._numbered("clients", client, found[0]), found[1])
+        return None if found is None else self._whole(self._here("clients", client, found[0]), found[1])
 
     def save_release(
         self, client: int, number: int, release: Release, metrics: Mapping[str, float] = types.MappingProxyType({})
@@ -118,6 +123,9 @@ class Store:
     def note(self, number: int, sent: Iterable[tuple[int, Event, int]]) -> None:
         """Write ahead what these messages reveal, (client, event, bytes) each, in one go; so nothing is forgotten when
         the round never commits. Of what was noised `save_release` has told already."""
+        sent = list(sent)
+        if self.remote is not None:  # All that must be there before these are sent is put now, in one piece.
+            self.remote.send(number, sent)
         told = [
             "\n" + sealed({"client": client, "event": event_to_dict(event), "bytes": size})
             for client, event, size in sent
@@ -144,14 +152,14 @@ class Store:
         whole = True
         if note.get("state"):
             try:
-                read_tensors(self._numbered("clients", client, number))
+                read_tensors(self._here("clients", client, number))
             except (ValueError, FileNotFoundError):
                 whole = False
         return release, note.get("metrics", {}), whole
 
     def _stored(self, client: int, number: int) -> tuple[Release, dict[str, Any]] | None:
         try:
-            value, text = read_tensors(self._numbered("releases", client, number))
+            value, text = read_tensors(self._here("releases", client, number))
         except FileNotFoundError:  # Nothing was stored, or the round's commit has just removed it.
             return None
         note = json.loads(text)
@@ -188,6 +196,8 @@ class Store:
             "previous": seals.digest(before) if before.exists() else None,
         }
         self.check_open(number)
+        if self.remote is not None:
+            self.remote.commit(number, sealed(whole), self._server(number) if self.has_server(number) else None)
         try:
             write_text(self._commit(number), sealed(whole), durable=True, first=True)
         except FileExistsError:
@@ -246,10 +256,14 @@ class Store:
         if (found := self.load_cached(key)) is not None:  # Another trial was faster: its result counts.
             return found
         write_tensors(self.cache / f"{key}.safetensors", made)
+        if self.remote is not None:
+            self.remote.keep_cached(self.cache / f"{key}.safetensors")
         return made
 
     def load_cached(self, key: str) -> Params | None:
         """What `cached` has kept under this key, or None. It may be forgotten while one looks."""
+        if self.remote is not None and self.cache is not None:
+            self.remote.load_cached(self.cache / f"{key}.safetensors")
         with contextlib.suppress(FileNotFoundError):
             return read_tensors(self.cache / f"{key}.safetensors")[0] if self.cache else None
         return None
@@ -259,10 +273,13 @@ class Store:
         for key in keys:
             if self.cache is not None:
                 (self.cache / f"{key}.safetensors").unlink(missing_ok=True)
+                if self.remote is not None:
+                    self.remote.forget_cached(self.cache / f"{key}.safetensors")
 
     def has_cached(self, key: str) -> bool:
         """Whether `cached` would find this key's result."""
-        return self.cache is not None and (self.cache / f"{key}.safetensors").exists()
+        path = None if self.cache is None else self.cache / f"{key}.safetensors"
+        return path is not None and (path.exists() or (self.remote is not None and self.remote.has_cached(path)))
 
     def cache_key(self, kind: str, secret: bytes, parts: tuple[object, ...]) -> str:
         """The name of a cached result that depends on `parts`, digests of records among them: keyed by the sweep's
@@ -303,6 +320,8 @@ class Store:
     def _sealed(self, number: int, clients: Sequence[Path]) -> dict[str, Any]:
         """The digests of the states that round `number` made, which are brought to the disk before they are named."""
         server = self._server(number)
+        if self.remote is not None:  # Most states are in other processes' folders; their messages have told of them.
+            return {"server": seals.seal_of(server) if server.exists() else None, "clients": self.remote.said(number)}
         with ThreadPoolExecutor(SYNCING) as pool:
             said = {str(_numbers(path)[0]): seal for path, seal in zip(clients, pool.map(_kept, clients), strict=True)}
         if clients:
@@ -328,6 +347,13 @@ class Store:
 
     def _server(self, number: int) -> Path:
         return self.root / f"server-{number:05d}.safetensors"
+
+    def _here(self, kind: str, client: int, number: int) -> Path:
+        """The same as `_numbered`, fetched if need be."""
+        path = self._numbered(kind, client, number)
+        if self.remote is not None:
+            self.remote.fetch(path)
+        return path
 
     def _numbered(self, kind: str, client: int, number: int) -> Path:
         return self.root / kind / f"{client:05d}-{number:05d}.safetensors"

@@ -1,6 +1,7 @@
 """Signs of life from within a long training: a process keeps one small file, `beats/<process>.json` in its trial's
 folder, that says which step it is at. Whoever shows progress reads them; a training shorter than EVERY_S has none.
 Beside it `<process>.alive`, which is empty, is written anew while it computes what takes no steps, such as samples.
+Where the storage is a bucket, both are put there too, less often.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ from pathlib import Path
 
 from torch import Tensor
 
+from raydiff.federated.bucket import bucket_above
 from raydiff.models.ddpm import ALIVE
 from raydiff.models.training import WATCH
 
 EVERY_S = 2.0
+FAR_S = 30.0  # between two that are put into a bucket, which costs money for each
 LATEST = 50  # steps that the loss is a mean of
 FOLDER = "beats"
 STEPS, ALONE = ".json", ".alive"
@@ -82,6 +85,9 @@ def process() -> str:
 
 def sign(trial: Path, process: str) -> object:
     """Another one whenever that process has told that it goes on."""
+    if (bucket := bucket_above(trial, 3)) is not None:
+        with contextlib.suppress(OSError):  # What is not heard is no sign.
+            return [bucket.written(f"{_name(trial)}/{FOLDER}/{process}{kind}") for kind in (STEPS, ALONE)]
     return [_written(trial / FOLDER / f"{process}{kind}") for kind in (STEPS, ALONE)]
 
 
@@ -112,6 +118,7 @@ def beating(
     """Within, trainings tell how far they are, and what is computed without steps that it goes on, in the folder of
     their trial (None: nowhere)."""
     start, last = time.monotonic(), dict[str, float]()  # When each kind of file was written last.
+    far = dict[str, float]()  # When it was put into a bucket.
 
     def due(kind: str) -> Path | None:
         """The file of this kind, if it is time to write it."""
@@ -127,11 +134,20 @@ def beating(
         beat = Beat(
             who=who, round=number, turn=turn, turns=turns, step=step, steps=steps, loss=mean, began=began, at=at
         )
-        _write(path, json.dumps(dataclasses.asdict(beat)))
+        tell(path, json.dumps(dataclasses.asdict(beat)))
 
     def alive() -> None:
         if (path := due(ALONE)) is not None:
-            _write(path, "")
+            tell(path, "")
+
+    def tell(path: Path, text: str) -> None:
+        _write(path, text)
+        assert trial is not None
+        bucket = bucket_above(trial, 3)
+        if bucket is not None and time.monotonic() - far.get(path.suffix, -FAR_S) >= FAR_S:
+            far[path.suffix] = time.monotonic()
+            with contextlib.suppress(OSError):
+                bucket.put(f"{_name(trial)}/{FOLDER}/{path.name}", text.encode())
 
     tokens = WATCH.set(watch), ALIVE.set(alive)
     try:
@@ -143,6 +159,12 @@ def beating(
             assert trial is not None
             with contextlib.suppress(OSError):  # Nor does a disk that has become read-only end it.
                 (trial / FOLDER / f"{process()}{kind}").unlink(missing_ok=True)
+        if far and trial is not None and (bucket := bucket_above(trial, 3)) is not None:
+            bucket.remove([f"{_name(trial)}/{FOLDER}/{process()}{kind}" for kind in far])
+
+
+def _name(trial: Path) -> str:
+    return "/".join(trial.absolute().parts[-4:])
 
 
 @cache

@@ -85,8 +85,13 @@ class LocalPool:
 
     def run(self, ids: Sequence[int], server: Params, number: int) -> Iterator[tuple[Upload, Metrics]]:
         """`Client.run` of each: all that take part."""
+        yield from self._run(ids, server, number)
+
+    def _run(
+        self, ids: Sequence[int], server: Params, number: int, *, alone: bool = False
+    ) -> Iterator[tuple[Upload, Metrics]]:
         clients = [self._clients[i] for i in ids]
-        yield from noted(clients, number, run_clients(clients, server, number, ids))
+        yield from noted(clients, number, run_clients(clients, server, number, ids), alone=alone)
 
     def race(
         self, ids: Sequence[int], server: Params, number: int, closing: Closing
@@ -94,7 +99,7 @@ class LocalPool:
         """`Client.run` of one after the other until enough have come or the time is up: the clock is looked at before
         and after each, and who is late has had no turn, or not the time to end it."""
         start, came = self._clock(), 0
-        results = self.run(ids, server, number)
+        results = self._run(ids, server, number, alone=True)
         for i in ids:
             result = None
             if came < closing.enough and self._clock() - start < closing.seconds:

@@ -23,12 +23,14 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from raydiff import process
+from raydiff.experiment import away
 from raydiff.experiment.trial import Trial, make_clients, make_instruments
 from raydiff.federated import heartbeat
 from raydiff.federated.client import Client, noted, run_clients
 from raydiff.federated.exact_sum import Bits
 from raydiff.federated.heartbeat import beating
 from raydiff.federated.method import Metrics, Upload
+from raydiff.federated.remote import Remote
 from raydiff.federated.rounds import Closing
 from raydiff.federated.sums import Desk, Late, Partial, partial_sum
 from raydiff.privacy.release import already_private
@@ -77,6 +79,7 @@ class Worker:
 
     def host(self, trial: Trial, ids: Sequence[int], gpu: float) -> tuple[str, dict[int, int]]:
         """Become the home of these clients of this trial: how this process is called, and how many records each has."""
+        trial = away.arrived(trial)
         torch.set_num_threads(trial.experiment.runtime.threads)
         self._gpu, self._folder = gpu, trial.folder
         self._messages = iter(())  # What is left of another trial's holds its clients.
@@ -84,6 +87,8 @@ class Worker:
             cap_memory(gpu)
             if gpu and (meter := gpu_memory.here()):
                 meter.start()  # The peak of an earlier trial is not this one's.
+            if (remote := Remote.of(trial.folder)) is not None:
+                remote.restore(server=False)
             self._instruments = make_instruments(trial)
             self._clients = {c.number: c for c in make_clients(trial, ids)}
         self._trial, self._federation = trial.experiment.digest, trial.experiment.clients
@@ -92,11 +97,13 @@ class Worker:
     def run(self, trial: str, ids: Sequence[int], server: Arrays, number: int, seconds: float) -> Iterator[Any]:
         """`Client.run` of each, streamed, in messages that are so old at least."""
         params = tensors(server)
-        yield from _messages(self._results(trial, ids, params, number), seconds=seconds)
+        results = self._results(trial, ids, params, number, alone=not seconds)
+        yield from _messages(results, seconds=seconds)
 
     def race(self, trial: str, ids: Sequence[int], server: Arrays, number: int) -> Any:
         """`Client.run` of the first; `more` gives the others, one at a time."""
-        self._messages = _messages(self._results(trial, ids, tensors(server), number), seconds=0.0)
+        results = self._results(trial, ids, tensors(server), number, alone=True)
+        self._messages = _messages(results, seconds=0.0)
         return self.more(trial)
 
     def sums(
@@ -132,9 +139,12 @@ class Worker:
 
         yield from ([report] for report in self._in_its_slice(ids, number, reports()))
 
-    def _results(self, trial: str, ids: Sequence[int], server: Params, number: int) -> Iterator[tuple[Upload, Metrics]]:
+    def _results(
+        self, trial: str, ids: Sequence[int], server: Params, number: int, *, alone: bool
+    ) -> Iterator[tuple[Upload, Metrics]]:
         clients = self._of(trial, ids)
-        return self._in_its_slice(ids, number, noted(clients, number, run_clients(clients, server, number)))
+        results = self._in_its_slice(ids, number, run_clients(clients, server, number))
+        return noted(clients, number, results, alone=alone)
 
     def _in_its_slice(self, ids: Sequence[int], number: int, results: Iterator[T]) -> Iterator[T]:
         """The clients' results. Raises `memory.OutOfMemory` at the first for which the slice is too small."""
@@ -178,7 +188,8 @@ class RayPool:
         self._digest = trial.experiment.digest
         self._records: dict[int, int] = {}
         self._ear = Ear(self.workers, trial.folder, trial.experiment.runtime)
-        hosting = [w.host.remote(trial, self._ids_of(i), gpu) for i, w in enumerate(self.workers)]
+        self._sent = away.sent(trial)
+        hosting = [w.host.remote(self._sent, self._ids_of(i), gpu) for i, w in enumerate(self.workers)]
         for i, ref in enumerate(hosting):
             try:
                 self._ear.first({ref: i}, lambda _: "before it had its clients")
@@ -329,7 +340,7 @@ class RayPool:
         while True:
             try:
                 left = max(0.1, deadline - time.monotonic())
-                hosting = self.workers[i].host.remote(self.trial, self._ids_of(i), self.gpu)
+                hosting = self.workers[i].host.remote(self._sent, self._ids_of(i), self.gpu)
                 self._hosts(i, ray.get(hosting, timeout=left))
                 return
             except (RayActorError, ray.exceptions.GetTimeoutError):

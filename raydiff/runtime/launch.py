@@ -16,11 +16,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from raydiff.experiment import spending, trial
+from raydiff.experiment import readable, spending, trial
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.owner import held
 from raydiff.experiment.study import varying
 from raydiff.federated import heartbeat
+from raydiff.federated.bucket import is_bucket
 from raydiff.federated.checkpoint import Overtaken, write_text
 from raydiff.federated.rounds import Pool
 from raydiff.models.training import Train
@@ -77,9 +78,11 @@ def start(
     """
     since = since or time.monotonic()
     folder = sweep_folder.folder(planned.base, planned.folder.name)
-    if (retry or extend) and not (folder / "sweep.json").exists():
-        raise ValueError(f"there is no sweep {folder.name} in {folder.parent} to retry or extend")
     with held(folder) as owner:
+        if is_bucket(planned.base.runtime.storage):
+            readable.get_sweep(folder)  # Not before it is held: another driver of this machine may be at work there.
+        if (retry or extend) and not (folder / "sweep.json").exists():
+            raise ValueError(f"there is no sweep {folder.name} in {folder.parent} to retry or extend")
         planned = replace(planned, owner=owner)
         this = _about(planned, folder, resume=resume, extend=extend)
         if retry:
@@ -112,6 +115,10 @@ def start(
                 trial.cut_short(folder / "trials" / digest, "killed", reason="interrupted")
         followers.close()
         table = _report(folder, folder / "report") if report else ""
+        try:
+            readable.put(folder)
+        except OSError as e:
+            print(f"the report is on this machine alone, in {folder / 'report'}: {e}", flush=True)
         followers.end("KILLED" if interrupted else "FINISHED", table)
         if noise := chance.noise(folder):
             print(noise, flush=True)
@@ -143,6 +150,9 @@ def _announce(planned: Planned, folder: Path, *, whole: bool) -> None:
         print(remark, flush=True)
     if whole:
         print(f"sweep {folder.name}: {planned.total} trials in {folder}", flush=True)
+    if is_bucket(planned.base.runtime.storage) and planned.base.runtime.noise_secret is None:
+        print(f"only this machine has the noise secret, in {folder / 'secret'}: nothing goes on without it", flush=True)
+    if whole:
         for line in planned.tuned:
             print(f"tuned: {line}", flush=True)
 

@@ -19,6 +19,7 @@ from raydiff.experiment import overrides, trackers, trial
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.owner import Owner
 from raydiff.experiment.study import Study, trials
+from raydiff.federated.bucket import is_bucket
 from raydiff.lookup import nearest
 from raydiff.runtime import sweep_folder
 
@@ -187,6 +188,8 @@ def _check(asked: Asked, base: Experiment, metric: str) -> None:
         raise ValueError(f"a second --metric must be one of {', '.join(COSTS)}, got {name!r}{nearest(name, COSTS)}")
     if asked.also and asked.search != "optuna":
         raise ValueError("a second --metric needs --search optuna")
+    if asked.search == "optuna" and is_bucket(base.runtime.storage):
+        raise ValueError("--search optuna keeps its study in a file of the storage, which must then be a folder")
     if asked.sample and asked.search not in ("random", "optuna"):
         raise ValueError("--sample needs --search random or --search optuna")
     if asked.search in ("random", "optuna") and not asked.sample:

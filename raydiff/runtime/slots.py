@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import torch
 
 from raydiff.experiment.config import Runtime
+from raydiff.federated.bucket import bucket_at
 
 T = TypeVar("T")
 CAP = 0.95  # Torch may take this share of a slice; CUDA itself needs the rest.
@@ -119,27 +120,37 @@ def cap_memory(share: float) -> None:
 
 def storage_is_shared(folder: Path, among: Collection[str] | None = None) -> None:
     """Read a nonce back from every node, or from those with these ids. Raises ValueError naming the node that does not
-    see the folder."""
+    see the folder, or the bucket for which it is."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    nonce, path = uuid.uuid4().hex, folder / f".nonce-{uuid.uuid4().hex[:8]}"
+    nonce, path, bucket = uuid.uuid4().hex, folder / f".nonce-{uuid.uuid4().hex[:8]}", bucket_at(folder)
     path.write_text(nonce)
+    if bucket is not None:
+        bucket.put(path.name, nonce.encode())
 
     def read(name: str) -> str:
+        if bucket is not None:
+            return (bucket.get(Path(name).name) or b"").decode()
         return Path(name).read_text() if Path(name).exists() else ""
 
+    says = f"the storage folder {folder} is not shared"
+    remedy = "give --runtime.storage a folder that all nodes mount, or a bucket"
+    if bucket is not None:
+        says, remedy = f"the bucket {bucket.name} cannot be read", "its credentials must be in every node's environment"
     task = ray.remote(num_cpus=0)(read)
     try:
         for node in (n for n in ray.nodes() if n["Alive"] and (among is None or n["NodeID"] in among)):
             where = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-            if ray.get(task.options(scheduling_strategy=where).remote(str(path)), timeout=120) != nonce:
-                raise ValueError(
-                    f"the storage folder {folder} is not shared: node {node['NodeManagerAddress']} does not see what "
-                    "the driver writes there; give --runtime.storage a folder that all nodes mount"
-                )
+            with in_one_sentence():
+                if ray.get(task.options(scheduling_strategy=where).remote(str(path)), timeout=120) == nonce:
+                    continue
+            address = node["NodeManagerAddress"]
+            raise ValueError(f"{says}: node {address} does not see what the driver writes there; {remedy}")
     finally:
         path.unlink(missing_ok=True)
+        if bucket is not None:
+            bucket.remove([path.name])
 
 
 def called(work: Callable[[], T], *, threads: int, gpu: float) -> T:

@@ -18,10 +18,11 @@ from typing import Any
 
 import raydiff
 from raydiff import seeding
-from raydiff.experiment import config, overrides, trial
+from raydiff.experiment import away, config, overrides, readable, trial
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.mlflow_store import ARTIFACTS, redacted
 from raydiff.experiment.tracking import Mlflow
+from raydiff.federated.bucket import bucket_at, is_bucket
 from raydiff.federated.checkpoint import write_text
 from raydiff.report.files import outcomes, read_json, sealed
 from raydiff.results import mlflow_models
@@ -36,10 +37,10 @@ NOT_WRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPE
 
 
 def place(base: Experiment, name: str) -> Path:
-    """<storage>/sweeps/<name>; nothing is made. Raises ValueError when the name will not do."""
+    """<storage>/sweeps/<name>, on this machine; nothing is made. Raises ValueError when the name will not do."""
     if not re.fullmatch(r"[\w.-]+", name) or name.startswith("."):
         raise ValueError(f"--name must be letters, digits, '.', '_' and '-', got {name!r}")
-    return Path(base.runtime.storage).expanduser().absolute() / "sweeps" / name
+    return away.root(base.runtime.storage) / "sweeps" / name
 
 
 def folder(base: Experiment, name: str) -> Path:
@@ -47,6 +48,8 @@ def folder(base: Experiment, name: str) -> Path:
     at = place(base, name)
     storage = at.parents[1]
     check_writable(storage, "the storage folder")
+    if is_bucket(base.runtime.storage):
+        away.prepare(base.runtime.storage)
     (storage / "sweeps").mkdir(exist_ok=True)
     (storage / "sweeps").chmod(0o700)  # A folder that is older than this rule may be open to others.
     return at
@@ -109,6 +112,8 @@ def plan(
         raise ValueError(f"{at.name} exists already: continue it with --resume, or give another --name")
     then: Plan = read_json(path, needs="trials")
     if None not in (then.get("secret"), now["secret"]) and then["secret"] != now["secret"]:
+        if not (at / "secret").exists() and bucket_at(at.parents[1]) is not None:
+            raise ValueError(f"runtime.noise_secret is not the one that {at.name} was started with")
         raise ValueError(f"{at / 'secret'} is gone or damaged: trials are named by it, and noise is drawn from it")
     changed = sorted(f for f in {*then["code"], *now["code"]} if then["code"].get(f) != now["code"].get(f))
     other = then.get("version") != now["version"]
@@ -179,6 +184,7 @@ def write(at: Path, this: Plan, secret: bytes, *, again: bool = True) -> None:
     for folder, outcome in outcomes(at) if again else ():
         if outcome["outcome"] in ("killed", "failed") or outcome.get("reason") == "time budget":
             (folder / "outcome.json").unlink()
+    readable.put(at)
 
 
 def mlflow_experiment(at: Path, preset: str, base: Experiment, *, asked: str | None) -> str:

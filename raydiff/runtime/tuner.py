@@ -28,9 +28,10 @@ from ray.tune.search import BasicVariantGenerator, ConcurrencyLimiter
 from ray.tune.stopper import CombinedStopper
 
 from raydiff import process
+from raydiff.experiment import away, overrides, readable
 from raydiff.experiment import config as configuration
-from raydiff.experiment import overrides
 from raydiff.experiment import trial as trials
+from raydiff.experiment.away import Given
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.owner import Owner
 from raydiff.experiment.trial import Trial, cut_short
@@ -50,14 +51,17 @@ from raydiff.runtime.sweep_folder import not_writable
 class Federation(tune.Trainable):
     """One trial. Reused for the next one (`reset_config`): the processes stay, all state is replaced."""
 
+    _given: Given | None = None
     _measured: float
     _results: Iterator[dict[str, Any]]
     _round: int
     _trial: Trial | None
 
-    def setup(self, config: dict[str, Any]) -> None:
-        """Start the workers in this trial's own placement group, then begin."""
+    def setup(self, config: dict[str, Any], given: Given | None = None) -> None:
+        """Start the workers in this trial's own placement group, then begin. `given`: the storage is a bucket, and this
+        process works in a folder of its own."""
         process.begin()
+        self._given = given
         shape = Slot(**config["slot"])
         cap_memory(shape.gpu_server)
         self._gpu, self._gpu_server = shape.gpu_per_worker, shape.gpu_server
@@ -104,9 +108,9 @@ class Federation(tune.Trainable):
         experiment = experiment_of(config)
         sweep, number = Path(config["sweep"]), config["owner"]
         owner = None if number is None else Owner(sweep, number)
-        self._trial = Trial(experiment, sweep, owner)
+        self._trial = away.arrived(Trial(experiment, sweep, owner, self._given))
         if config.get("values"):  # What Optuna has chosen is resolved here; the driver has resolved all else.
-            self._trial = trials.open_trial(experiment, sweep, owner)
+            self._trial = trials.open_trial(experiment, self._trial.sweep, self._trial.owner)
         else:
             trials.begin(self._trial)
         with lost.ending(self._trial.folder, "the coordinator"):
@@ -129,6 +133,7 @@ def _failed(trial: Trial | None, error: Exception) -> dict[str, Any]:
         with contextlib.suppress(OSError):
             cut_short(trial.folder, "failed", reason=reason, **({"slice": slice_} if slice_ else {}))
             (trial.folder / "error.txt").write_text("".join(traceback.format_exception(error)))
+            readable.put(trial.folder)
     return {"finished": True, "failed": reason, "digest": trial.experiment.digest if trial else ""}
 
 
@@ -226,6 +231,8 @@ def _close(plan: Planned, progress: Progress, *, out_of_time: bool) -> None:
     """Every trial that began has an outcome: what is left over was stopped by the scheduler or the clock, or killed."""
     if plan.owner is not None:
         plan.owner()  # It raises where another driver owns the sweep by now: the trials are that one's.
+    with contextlib.suppress(OSError):
+        readable.get_sweep(plan.folder)
     for folder in (plan.folder / "trials").glob("*"):
         if (folder / "config.json").exists() and not (folder / "outcome.json").exists():
             stopped = folder.name in progress.stopped or out_of_time
@@ -252,7 +259,10 @@ def _fit(
     """Through Tune; True when it ended because there was no room any more."""
     limit = BasicVariantGenerator(max_concurrent=1) if search is None else ConcurrencyLimiter(search, max_concurrent=1)
     room = Room(plan, shape, progress, limit)
-    trainable = tune.with_resources(Federation, tune.PlacementGroupFactory(shape.bundles, strategy="PACK"))
+    given = Given.of(plan.folder)
+    # Not by the config, which Tune writes down: it has the secret.
+    told: Any = Federation if given is None else tune.with_parameters(Federation, given=given)
+    trainable = tune.with_resources(told, tune.PlacementGroupFactory(shape.bundles, strategy="PACK"))
     # Tune's own notes lie elsewhere: on a full storage folder it would raise for want of them.
     with tempfile.TemporaryDirectory(prefix="raydiff-tune-", ignore_cleanup_errors=True) as own:
         tuner = tune.Tuner(

@@ -298,10 +298,33 @@ def test_a_sweep_that_is_to_be_retried_or_extended_must_exist(tmp_path, given):
 
 
 @pytest.mark.parametrize("main", [run.main, sweep.main], ids=["run", "sweep"])
-def test_an_object_store_is_no_folder(main, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("storage", "more", "says"),
+    [
+        ("hdfs://lab/x", [], r"storage must be a folder, .* or a bucket: .*got 'hdfs://lab/x'"),
+        ("s3://key:word@lab/x", [], r"storage must be .* no password"),
+        ("s3://lab/x", ["--budget", "10"], r"budget needs storage in a folder that all nodes share, got 's3://lab/x'"),
+        ("s3://lab/x", ["--runtime.server-workers", "2"], r"server_workers needs storage in a folder"),
+    ],
+)
+def test_storage_that_is_neither_a_folder_nor_a_bucket_that_will_do(main, storage, more, says, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match=r"storage must be a folder.*got 's3://bucket/x'"):
-        main(["--runtime.storage", "s3://bucket/x"])
+    with pytest.raises(ValueError, match=says):
+        main(["--runtime.storage", storage, *more])
+    assert not list(tmp_path.iterdir())
+
+
+def test_optuna_needs_a_folder(tmp_path, monkeypatch):
+    given = [
+        "--search",
+        "optuna",
+        "--sample",
+        "method.epsilon=uniform:1,9",
+        "--runtime.storage",
+        f"file://{tmp_path}/b",
+    ]
+    with pytest.raises(ValueError, match="--search optuna keeps its study in a file of the storage"):
+        sweep.main(given)
     assert not list(tmp_path.iterdir())
 
 

@@ -6,12 +6,15 @@ import pytest
 
 
 @pytest.fixture(scope="session")
-def workers():
+def workers(tmp_path_factory):
     """Two idle `Worker` actors on a local Ray, each with room for any number of clients."""
     ray = pytest.importorskip("ray")
+    from raydiff.experiment.away import PLACE
     from raydiff.runtime.actors import start_workers
     from raydiff.runtime.slots import Slot
 
+    patch = pytest.MonkeyPatch()
+    patch.setenv(PLACE, str(tmp_path_factory.mktemp("buckets")))  # Ray's processes inherit it.
     ray.init(
         address="local",
         num_cpus=4,  # logical: two for the workers here, two for a sweep
@@ -23,3 +26,4 @@ def workers():
     )
     yield start_workers(Slot(workers=2, threads=1, gpu_per_worker=0.0, gpu_server=0.0), None)
     ray.shutdown()
+    patch.undo()

@@ -1,0 +1,179 @@
+"""What people read of a sweep whose storage is a bucket: put there as it is, at a few moments, and named by
+`files.json` beside it; and fetched by whoever reads it on another machine, or goes on with it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from raydiff import seeding
+from raydiff.experiment import away
+from raydiff.experiment.overrides import SECRET
+from raydiff.federated.bucket import Bucket, Lock, bucket_above
+from raydiff.federated.checkpoint import appearing
+from raydiff.federated.remote import Remote
+from raydiff.report.files import sealed, unsealed
+
+NAMES = "files.json"
+READ = {
+    "sweep": ("sweep.json", "split.json", "report/**/*"),
+    "trial": ("metrics.jsonl", "rejected.jsonl", "lost.txt", "error.txt", "artifacts/*", "config.json", "outcome.json"),
+}
+"""What people read; the last is put last."""
+CLOSED = ("error.txt",)
+"""What of it is encrypted: it may show values of records."""
+AT_ONCE = 8
+
+
+def put(folder: Path) -> None:
+    """Put what people read of a sweep or trial, where its storage is a bucket, and what has changed."""
+    if (bucket := _bucket(folder)) is None:
+        return
+    at, before = _name(folder), _named(bucket, _name(folder)) or {}
+    files = {str(path.relative_to(folder)): path for path in _files(folder)}
+    data = {name: path.read_bytes() for name, path in files.items()}
+    now = {name: _digest(folder, name, content) for name, content in data.items()}
+    if now == before:
+        return
+    for name in (name for name in now if now[name] != before.get(name)):
+        closed = _lock(folder).closed(data[name], f"{at}/{name}") if name in CLOSED else [data[name]]
+        bucket.put(f"{at}/{name}", b"".join(closed))
+    bucket.put(f"{at}/{NAMES}", sealed({"files": now}).encode())
+    bucket.remove([f"{at}/{name}" for name in before if name not in now])
+
+
+def get(folder: Path) -> bool:
+    """Make what people read of a sweep or trial what the bucket has; whether it has anything. Where the storage is a
+    folder, nothing is done."""
+    if (bucket := _bucket(folder)) is None:
+        return False
+    at = _name(folder)
+    if (there := _named(bucket, at)) is None:
+        return False
+    found = {str(path.relative_to(folder)): path for path in _files(folder)}
+    here = {name: _digest(folder, name, path.read_bytes()) for name, path in found.items()}
+    there = {name: digest for name, digest in there.items() if name not in CLOSED or _has_secret(folder)}
+    wanted = [name for name, digest in there.items() if here.get(name) != digest]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        for name, data in zip(wanted, pool.map(lambda name: bucket.get(f"{at}/{name}"), wanted), strict=True):
+            if data is None:
+                raise ValueError(f"{bucket.name}/{at}/{name} is gone, though {NAMES} names it")
+            with appearing(folder / name) as temporary:
+                temporary.write_bytes(_lock(folder).opened(data, f"{at}/{name}") if name in CLOSED else data)
+    for name in here.keys() - there.keys():
+        (folder / name).unlink(missing_ok=True)
+    return True
+
+
+def get_sweep(sweep: Path) -> bool:
+    """`get` of a sweep and of all its trials, of those without an outcome also which rounds count; and its secret,
+    where the environment has it. Whether there is such a sweep."""
+    if not get(sweep):
+        return False
+    folders = [sweep / "trials" / digest for digest in sorted(_trials(sweep))]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        begun = [folder for folder, there in zip(folders, pool.map(get, folders), strict=True) if there]
+    for folder in begun:
+        remote = Remote.of(folder)
+        if remote is not None and not (folder / "outcome.json").exists():
+            remote.mark()
+    _take_secret(sweep)
+    return True
+
+
+def fetched(uri: str) -> Path:
+    """The folder here of a storage, a sweep or a trial that a bucket has, for whoever reads it: not the one in which a
+    driver may be at work. What clients have is fetched when it is asked for. Raises ValueError where there is none."""
+    text, mark, query = uri.partition("?")
+    storage, _, inside = text.rstrip("/").partition("/sweeps/")
+    bucket = Bucket(storage.removesuffix("/sweeps") + mark + query)
+    at = away.root(bucket.uri) / "read"
+    away.begin(at, bucket)
+    wanted = inside.partition("/")[0]
+    for name in [wanted] if inside else bucket.below("sweeps"):
+        sweep, drivers = at / "sweeps" / name, away.root(bucket.uri) / "sweeps" / name / "secret"
+        if not get_sweep(sweep) and inside:
+            raise ValueError(f"there is no sweep {name} in {bucket.name}")
+        if drivers.exists():
+            away.keep(sweep / "secret", drivers.read_bytes())
+    return at / "sweeps" / inside if inside else at
+
+
+def to_go_on(folder: Path) -> None:
+    """Make a trial's folder what the bucket has of it, where its storage is one: it goes on from there."""
+    if (remote := Remote.of(folder)) is None:
+        return
+    remote.restore()
+    if get(folder) and '"finished"' not in _text(folder / "outcome.json"):
+        (folder / "outcome.json").unlink(missing_ok=True)  # It is about to have another one.
+
+
+def exists(storage: str, name: str) -> bool:
+    """Whether a bucket has a sweep of this name."""
+    return Bucket(storage).written(f"sweeps/{name}/{NAMES}") is not None
+
+
+def _take_secret(sweep: Path) -> None:
+    """Keep the secret that the environment has, if it is the sweep's."""
+    given, path = os.environ.get(SECRET, ""), sweep / "secret"
+    said = json.loads(_text(sweep / "sweep.json") or "{}").get("secret")
+    if path.exists() or not re.fullmatch("(?:[0-9a-fA-F]{2}){16,}", given):
+        return
+    if seeding.keyed_digest(bytes.fromhex(given), "sweep", sweep.name)[:16] == said:
+        away.keep(path, bytes.fromhex(given))
+
+
+def _trials(sweep: Path) -> set[str]:
+    """Those planned, and what the bucket lists: a search may have added some."""
+    bucket = _bucket(sweep)
+    assert bucket is not None
+    planned = json.loads(_text(sweep / "sweep.json") or "{}").get("trials", [])
+    return {*planned, *bucket.below(f"{_name(sweep)}/trials")}
+
+
+def _digest(folder: Path, name: str, content: bytes) -> str:
+    """By which a change is seen."""
+    plain = hashlib.sha256(content).hexdigest()
+    if name not in CLOSED or not _has_secret(folder):
+        return plain
+    return seeding.keyed_digest((folder.parents[1] / "secret").read_bytes(), "file", plain)
+
+
+def _has_secret(folder: Path) -> bool:
+    return (folder.parents[1] / "secret").exists()
+
+
+def _lock(folder: Path) -> Lock:
+    return Lock((folder.parents[1] / "secret").read_bytes(), folder.parents[1].name)
+
+
+def _bucket(folder: Path) -> Bucket | None:
+    return bucket_above(folder, 1 if folder.parent.name == "sweeps" else 3)
+
+
+def _name(folder: Path) -> str:
+    levels = 2 if folder.parent.name == "sweeps" else 4
+    return "/".join(folder.absolute().parts[-levels:])
+
+
+def _named(bucket: Bucket, at: str) -> dict[str, str] | None:
+    data = bucket.get(f"{at}/{NAMES}")
+    try:
+        return None if data is None else unsealed(data.decode())["files"]
+    except (ValueError, KeyError, TypeError) as e:
+        raise ValueError(f"{bucket.name}/{at}/{NAMES} is damaged: {e}") from None
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    kind = "sweep" if folder.parent.name == "sweeps" else "trial"
+    for pattern in READ[kind]:
+        yield from sorted(p for p in folder.glob(pattern) if p.is_file() and not p.name.startswith("."))
+
+
+def _text(path: Path) -> str:
+    return path.read_text() if path.exists() else ""

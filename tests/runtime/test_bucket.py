@@ -1,0 +1,83 @@
+"""Workers that share no folder with the coordinator nor with each other, but a bucket."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from buckets import SECRET, begun
+
+from raydiff import tree
+from raydiff.data.partition import Iid
+from raydiff.experiment import away, trial
+from raydiff.experiment.config import Experiment, Runtime
+from raydiff.experiment.trial import Trial
+from raydiff.federated.bucket import Bucket
+from raydiff.federated.rounds import rounds
+from raydiff.methods import SPIRE, LocalOnly
+from raydiff.methods._averaging import Averaging
+from raydiff.models.ddpm import DDPM
+from raydiff.models.networks import MLP
+from raydiff.models.training import Training
+from raydiff.privacy.client_level import ClientPrivacy
+
+pytestmark = pytest.mark.ray
+
+MODEL = DDPM(network=MLP(width=16, depth=1), timesteps=8, conditional=False)
+TRAINING = Training(steps=2, batch=8)
+NOISED = Averaging(weights="uniform", privacy=ClientPrivacy(epsilon=20.0))
+METHODS = {
+    "spire": SPIRE(model=MODEL, rounds=3, local=TRAINING, averaging=NOISED),
+    "localonly": LocalOnly(model=MODEL, local=TRAINING),
+}
+
+
+@pytest.fixture(params=METHODS)
+def experiment(request, tiny) -> Experiment:
+    method = METHODS[request.param]
+    return replace(tiny, method=method, clients=3, partition=Iid(), evaluation=None, runtime=Runtime())
+
+
+def last(pool, this: Trial, *, until: int | None = None):
+    """The run's last progress on this pool, or the one after a round."""
+    for end in rounds(this.experiment.method, pool, keys=this.keys, store=this.store):
+        if end.number == until:
+            break
+    return end
+
+
+def test_workers_with_folders_of_their_own_give_the_bits_of_one_process(tmp_path, workers, experiment, monkeypatch):
+    """Also where they are two, then one, and then another driver goes on in its own process elsewhere."""
+    from raydiff.runtime.actors import RayPool
+
+    sweep = tmp_path / "folder" / "sweeps" / "lab"
+    trial.keep_secret(sweep, SECRET)
+    here = trial.open_trial(experiment, sweep)
+    alone = last(trial.local_pool(here), here)
+    uri = f"file://{tmp_path}/bucket"
+    monkeypatch.setenv(away.PLACE, str(tmp_path / "driver"))
+    there = begun(experiment, uri)
+    last(RayPool(workers, there), there, until=0)
+    there = begun(experiment, uri)
+    last(RayPool(workers[:1], there), there, until=1)
+    monkeypatch.setenv(away.PLACE, str(tmp_path / "another"))
+    there = begun(experiment, uri)
+    elsewhere = last(trial.local_pool(there), there)
+    assert tree.digest(elsewhere.server) == tree.digest(alone.server)
+    assert elsewhere.ledger == alone.ledger
+    for client in range(3):
+        mine, its = (trial.make_clients(t, [client])[0].state(alone.number) for t in (here, there))
+        assert tree.digest(mine) == tree.digest(its)
+
+
+def test_every_node_must_see_the_bucket(workers, tmp_path, monkeypatch):
+    from raydiff.runtime.slots import storage_is_shared
+
+    uri = f"file://{tmp_path}/bucket"
+    monkeypatch.setenv(away.PLACE, str(tmp_path / "driver"))
+    away.prepare(uri)
+    storage_is_shared(away.root(uri))
+    assert not [path for path in tmp_path.rglob("*") if "nonce" in path.name]
+    monkeypatch.setattr(Bucket, "put", lambda *_: None)  # into a store that only the driver sees
+    with pytest.raises(ValueError, match=r"^the bucket file://\S+/bucket cannot be read: node \S+ does not see"):
+        storage_is_shared(away.root(uri))
