@@ -46,8 +46,10 @@ hypothesis.settings.load_profile("raydiff")
 
 torch.set_num_threads(1)
 RAY = Path(__file__).parent / "runtime"
-SHARING = {"test_submit": "driver", "test_driver": "driver", "test_faults": "nodes", "test_processes_die": "nodes"}
-SHARING |= {"test_elastic": "nodes"}
+SHARING = {
+    **dict.fromkeys(("test_bucket_kills", "test_driver", "test_submit"), "driver"),
+    **dict.fromkeys(("test_elastic", "test_faults", "test_processes_die"), "nodes"),
+}
 """Files that share a process beside those in `runtime`, for they share an undisturbed sweep, or a cluster."""
 
 
