@@ -17,7 +17,7 @@ class _NewestFirst(FIFOScheduler):
     def choose_trial_to_run(self, tune_controller: Any) -> Any:
         """The trial that Tune is to start next, if one waits."""
         waiting = [trial for trial in tune_controller.get_trials() if trial.status == "PENDING"]
-        begun = [trial for trial in waiting if trial.last_result]
+        begun = [trial for trial in waiting if trial.has_reported_at_least_once]
         return (begun or waiting[-1:] or [None])[0]
 
 

@@ -247,19 +247,16 @@ def test_an_autoscaler_is_shown_what_waits_until_another_job_waits_too(room, cap
 
 def test_who_takes_over_the_processes_of_a_trial_that_has_ended():
     """Not the oldest: its own processes may be starting on a node that has joined."""
+    from ray.tune.experiment import Trial
+
     from raydiff.runtime.order import Asha, InOrder
 
-    def waits(status="PENDING", **last):
-        return SimpleNamespace(status=status, last_result=last)
-
-    old, new, running = waits(), waits(), waits("RUNNING", round=1)
-    cut_off = waits(round=2)
+    old, cut_off, running, new = (Trial("federation", stub=True) for _ in range(4))
+    running.set_status("RUNNING")
+    for begun in (running, cut_off):
+        begun.run_metadata.last_result = {"round": 2}
     for order in (InOrder(), Asha(time_attr="round", metric="m", mode="min")):
-        for trials, chosen in (
-            ([old, running, new], new),
-            ([old, cut_off, new], cut_off),
-            ([running], None),
-        ):
+        for trials, chosen in (([old, running, new], new), ([old, cut_off, new], cut_off), ([running], None)):
             among = SimpleNamespace(get_trials=lambda trials=trials: trials)
             assert order.choose_trial_to_run(among) is chosen
 
