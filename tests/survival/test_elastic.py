@@ -58,8 +58,14 @@ class Beside:
 
     def until(self, condition: Callable[[], bool], what: str) -> None:
         """Wait for it; not any longer where the sweep has ended."""
-        wait_until(lambda: condition() or self._process.poll() is not None, what, progress=self.sweep.progress)
-        assert condition(), self.said()
+        held: list[bool] = []  # asked anew it may not hold: a process's title can be misread while it is written
+
+        def over() -> bool:
+            held.append(condition())
+            return held[-1] or self._process.poll() is not None
+
+        wait_until(over, what, progress=self.sweep.progress)
+        assert held[-1] or condition(), self.said()
 
     def end(self) -> None:
         """Wait until it has ended well."""
