@@ -63,12 +63,12 @@ Evaluate = Callable[[Deployed, Records, torch.Generator], Any]
 
 class AtHand:
     """The private states in this process's memory, by client. Those that the store has too leave it, once they are more
-    than `most` bytes, beginning with the client that was asked longest ago."""
+    than `most` bytes, beginning with the client whose state came first."""
 
     def __init__(self, most: int = AT_HAND) -> None:
         self.most, self.bytes = most, 0  # Bytes of what the store has too.
         self._states: dict[int, dict[int, Params]] = {}
-        self._stored: dict[int, int] = {}  # The bytes of these clients; whoever was asked last stands last.
+        self._stored: dict[int, int] = {}  # The bytes of these clients; whoever came last stands last.
 
     def of(self, client: int) -> Mapping[int, Params]:
         """What is at hand of a client; the key is the round after which a state holds."""
