@@ -39,6 +39,19 @@ def said(text: str) -> float:
     return float(total)
 
 
+def reached(run: rd.Run) -> dict[str, object]:
+    """What a record is, and how good the samples are: pictures and rows of a table by measures of their own."""
+    if "eval/tv_pairs" in run.metrics:
+        values = f"{len(run.experiment.method.model.counts)} columns"
+        distance, right = "tv_pairs", ("accuracy", "accuracy/real")
+    else:
+        values = "x".join(map(str, run.experiment.method.model.shape))
+        distance, right = "fd_cnn/all", ("label_accuracy/all", "label_accuracy/real")
+    names = (distance, f"{distance}_floor", *right)
+    d, floor, samples, real = (run.metrics[f"eval/{name}"] for name in names)
+    return {"values": values, "distance": d, "floor": floor, "accuracy": samples, "real": real, "floors": d / floor}
+
+
 def road(folder: Path, data: str) -> None:
     """The three commands; what came out stays in FOLDER as a row."""
     name = re.sub(r"\W+", "-", data)
@@ -51,11 +64,7 @@ def road(folder: Path, data: str) -> None:
     sweep = folder / "sweeps" / name
     row["report_s"] = seconds(["report", str(sweep)], folder / f"{name}-report.log")
     (run,) = rd.open(sweep).trials
-    shape = run.experiment.method.model.shape
-    row["values"] = "x".join(map(str, shape))
-    for metric in ("fd_cnn/all", "fd_cnn/all_floor", "label_accuracy/all", "label_accuracy/real"):
-        row[metric] = run.metrics[f"eval/{metric}"]
-    row["floors"] = run.metrics["eval/fd_cnn/all"] / run.metrics["eval/fd_cnn/all_floor"]
+    row |= reached(run)
     (folder / f"{name}.json").write_text(json.dumps(row))
 
 
@@ -70,21 +79,12 @@ def main() -> None:
         writer = csv.DictWriter(out, fieldnames=list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)
-    header = (
-        "data",
-        "init took",
-        "init said",
-        "run took",
-        "report took",
-        "accuracy of samples",
-        "of real ones",
-        "floors",
-    )
+    header = ("data", "init took", "init said", "run took", "report took", "accuracy", "of real ones", "floors")
     lines = [f"| {' | '.join(header)} |", "|---" * len(header) + "|"]
     for row in rows:
         times = " | ".join(f"{row[key]:.0f} s" for key in ("init_s", "said_s", "run_s", "report_s"))
-        reached = " | ".join(f"{row[f'label_accuracy/{of}']:.3f}" for of in ("all", "real"))
-        lines.append(f"| {row['raydiff init']} ({row['values']}) | {times} | {reached} | {row['floors']:.1f} |")
+        right = " | ".join(f"{row[of]:.3f}" for of in ("accuracy", "real"))
+        lines.append(f"| {row['raydiff init']} ({row['values']}) | {times} | {right} | {row['floors']:.1f} |")
     (HERE / "init.md").write_text("\n".join(lines) + "\n")
 
 
