@@ -18,7 +18,7 @@ from raydiff.cli.parser import Parser
 from raydiff.experiment import file, spending
 from raydiff.experiment.presets import names
 from raydiff.federated.book import Book
-from raydiff.privacy import accountants
+from raydiff.privacy import accountants, gaussian
 from raydiff.privacy import budget as privacy
 from raydiff.privacy.budget import Budget
 from raydiff.privacy.ledger import Guarantee
@@ -63,7 +63,7 @@ def _left(budget: Budget, charges: dict[str, tuple[Event, ...]]) -> str:
     except ValueError:  # Sampled noise has no mu, and what does not compose none at all.
         return "what is left depends on the noise that would come next"
     room = accountants.mu_for(budget.epsilon, budget.delta) ** 2 - spent**2
-    left = accountants.epsilon_for(math.sqrt(room), budget.delta) if room > 0 else 0.0
+    left = gaussian.epsilon_for(math.sqrt(room), budget.delta) if room > 0 else 0.0
     return f"left: one more trial at epsilon {left:.2f}, or several that are less together"
 
 

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from raydiff.cli.parser import Parser
 from raydiff.models.ddpm import alphas_bar
-from raydiff.privacy.accountants import check_budget, depth, epsilon_of, release_event
+from raydiff.privacy.accountants import check_budget, epsilon_of
+from raydiff.privacy.depth import depth_for, release_event
 
 NAMES = ("theorem", "rdp", "exact")  # from the loosest bound to the tightest
 
@@ -45,7 +46,7 @@ def table(abar: Tensor, *, clip: float, epsilon: float, delta: float, t0: int | 
     failures = []
     for name in NAMES:
         try:
-            found = depth(epsilon=epsilon, delta=delta, clip=clip, alphas_bar=abar, accountant=name)
+            found = depth_for(epsilon=epsilon, delta=delta, clip=clip, alphas_bar=abar, accountant=name)
             lines.append(_row(name, found, float(abar[found]), clip=clip, delta=delta))
         except ValueError as e:
             failures.append(str(e))

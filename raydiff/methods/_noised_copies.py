@@ -9,7 +9,7 @@ from torch import Tensor
 
 from raydiff import tree
 from raydiff.data.records import Records
-from raydiff.privacy import accountants
+from raydiff.privacy.depth import release_event
 from raydiff.privacy.release import Event, NonPrivate, Release, disclose, gaussian_records
 from raydiff.seeding import NoiseStream
 
@@ -40,7 +40,7 @@ class NoisedCopies:
         """What a client reveals by its copies."""
         if self.abar is None:
             return NonPrivate(AS_THEY_ARE)
-        return replace(accountants.release_event(self.clip, self.abar), declared=("labels",))
+        return replace(release_event(self.clip, self.abar), declared=("labels",))
 
     def release(self, data: Records, center: Tensor | None, noise: NoiseStream | None) -> Release:
         """A client's copies, clipped around `center` (C, H, W) where there is one. Raises ValueError without noise."""

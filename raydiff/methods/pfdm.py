@@ -53,6 +53,7 @@ from raydiff.methods._noised_copies import NoisedCopies
 from raydiff.models.ddpm import DDPM, Sampling
 from raydiff.models.training import Training, fit, fit_part, with_clipped_copies, with_clipped_flag
 from raydiff.privacy import accountants
+from raydiff.privacy.depth import depth_for
 from raydiff.privacy.release import Event, Nothing, nothing
 from raydiff.tree import Params
 
@@ -110,7 +111,7 @@ class PFDM(Method):
         if self.epsilon is None:
             return self.t0 or 1
         budget = {"epsilon": self.epsilon, "delta": self.delta, "clip": self.clip}
-        return accountants.depth(**budget, alphas_bar=self.model.abar, accountant=self.accountant, given=self.t0)
+        return depth_for(**budget, alphas_bar=self.model.abar, accountant=self.accountant, given=self.t0)
 
     @cached_property
     def _copies(self) -> NoisedCopies:

@@ -27,7 +27,7 @@ import torch
 from scipy.special import betaincinv, ndtri
 from torch import Tensor
 
-from raydiff.privacy import accountants
+from raydiff.privacy import gaussian
 from raydiff.seeding import NoiseStream
 
 Send = Callable[[Tensor, NoiseStream], Tensor]
@@ -60,11 +60,11 @@ class CanaryAudit:
 
     def epsilon_low(self, delta: float) -> float:
         """Lower confidence bound on epsilon at this delta, of a Gaussian mechanism, by the exact accountant."""
-        return accountants.epsilon_for(self.mu_low, delta)
+        return gaussian.epsilon_for(self.mu_low, delta)
 
     def epsilon_most(self, delta: float) -> float:
         """The largest `epsilon_low` that so many canaries could show."""
-        return accountants.epsilon_for(self.mu_most, delta)
+        return gaussian.epsilon_for(self.mu_most, delta)
 
 
 def audit(

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from raydiff.privacy import accountants, pairs
+from raydiff.privacy import accountants, gaussian, pairs, renyi
 from raydiff.privacy.release import Event
 
 STEPS = 2**12
@@ -63,7 +63,7 @@ def auc_ceiling(events: Sequence[Event]) -> float:
     if accountants.knows_no_curve(events):
         return _renyi_auc(accountants.renyi_mu(events))
     try:
-        return accountants.auc_ceiling(accountants.gaussian_dp_mu(events))
+        return gaussian.auc_ceiling(accountants.gaussian_dp_mu(events))
     except accountants.Unsupported:
         kinds = accountants.kinds_of(events)
         return 1.0 if kinds is None else _auc(*kinds)
@@ -72,9 +72,9 @@ def auc_ceiling(events: Sequence[Event]) -> float:
 def tpr_ceiling(events: Sequence[Event], fpr: float) -> float:
     """The largest true positive rate of any attack at that false positive rate, as `auc_ceiling`."""
     if accountants.knows_no_curve(events):
-        return accountants.renyi_tpr_ceiling(accountants.renyi_mu(events), fpr)
+        return renyi.tpr_ceiling(accountants.renyi_mu(events), fpr)
     try:
-        return accountants.tpr_ceiling(accountants.gaussian_dp_mu(events), fpr)
+        return gaussian.tpr_ceiling(accountants.gaussian_dp_mu(events), fpr)
     except accountants.Unsupported:
         kinds = accountants.kinds_of(events)
         return 1.0 if kinds is None else _tpr(*kinds, fpr)
@@ -90,13 +90,13 @@ def least_fpr(events: Sequence[Event]) -> Callable[[float], float]:
         assert kinds is not None  # what is sampled is protected, or there were a mu
         steps, replaced = kinds
         return pairs.losses(steps, replaced=replaced).least_fpr
-    return functools.partial(accountants.fpr_floor, mu)
+    return functools.partial(gaussian.fpr_floor, mu)
 
 
 @functools.lru_cache(maxsize=1024)
 def _renyi_auc(mu: float) -> float:
-    """The area below `accountants.renyi_tpr_ceiling`, from above: it rises."""
-    return sum(accountants.renyi_tpr_ceiling(mu, i / STEPS) for i in range(1, STEPS + 1)) / STEPS
+    """The area below `renyi.tpr_ceiling`, from above: it rises."""
+    return sum(renyi.tpr_ceiling(mu, i / STEPS) for i in range(1, STEPS + 1)) / STEPS
 
 
 @functools.lru_cache(maxsize=1024)

@@ -44,7 +44,7 @@ from torch import Tensor
 from raydiff.data.datasets import Data, Dataset, load
 from raydiff.data.partition import TEN_CLASSES
 from raydiff.models.ddpm import MEASURED, Sampler, alphas_bar
-from raydiff.privacy.accountants import depth
+from raydiff.privacy.depth import depth_for
 from raydiff.report.intervals import student
 from raydiff.seeding import generator
 from raydiff.theory.pfdm import Gauss, deconvolved, fitted, fitted_classes, refine, uploads, w2_squared
@@ -116,7 +116,7 @@ def depths(world: Truth, epsilons: Sequence[float | None], *, schedule: str, tim
     def t0(epsilon: float | None, clip: float) -> int:
         if epsilon is None:
             return 1
-        return depth(epsilon=epsilon, delta=1e-5, clip=clip, alphas_bar=abar, accountant="exact")
+        return depth_for(epsilon=epsilon, delta=1e-5, clip=clip, alphas_bar=abar, accountant="exact")
 
     out = []
     for epsilon in epsilons:

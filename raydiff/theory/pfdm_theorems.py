@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from raydiff.models.ddpm import MEASURED, Sampler, alphas_bar
-from raydiff.privacy.accountants import depth
+from raydiff.privacy.depth import depth_for
 from raydiff.report.intervals import student
 from raydiff.seeding import generator
 from raydiff.theory.pfdm import Gauss, fitted, measured_weight, refine, uploads, w2_squared, weight
@@ -131,7 +131,7 @@ def _gains(count: int) -> list[str]:
         *grid(widths, [head]),
     ]
     for epsilon in (10.0, 50.0, 200.0):
-        t0 = depth(epsilon=epsilon, delta=1e-5, clip=clip, alphas_bar=abar, accountant="exact")
+        t0 = depth_for(epsilon=epsilon, delta=1e-5, clip=clip, alphas_bar=abar, accountant="exact")
         pairs = [(n, pooled) for n in (3, 20, 100) for pooled in dict.fromkeys((n, 10 * n, 1000))]
         cells = (_gain_cells(n, pooled, float(abar[t0]), clip, count) for n, pooled in pairs)
         rows = [(f"{epsilon:g}", str(t0), str(n), str(N), *row) for (n, N), row in zip(pairs, cells, strict=True)]

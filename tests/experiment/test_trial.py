@@ -31,7 +31,7 @@ from raydiff.federated.method import Round
 from raydiff.federated.rounds import LocalPool
 from raydiff.methods import DPSGD, PFDM, SPIRE, FedAvg, LocalOnly
 from raydiff.models.training import Training
-from raydiff.privacy import accountants
+from raydiff.privacy import gaussian
 from raydiff.privacy.ceilings import AboveCeiling
 from raydiff.privacy.ledger import Ledger
 from raydiff.privacy.release import disclose
@@ -104,7 +104,7 @@ def _dpsgd(experiment: Experiment) -> Experiment:
 
 def test_sampled_noise_has_no_mu_and_yet_a_ceiling(protocol: Experiment, tmp_path: Path) -> None:
     (first, *_) = execute(open_trial(_dpsgd(protocol), tmp_path))
-    assert "privacy/mu" not in first and 0.5 < first["privacy/auc_ceiling"] < accountants.auc_ceiling(1 / 5)
+    assert "privacy/mu" not in first and 0.5 < first["privacy/auc_ceiling"] < gaussian.auc_ceiling(1 / 5)
 
 
 def test_an_attack_above_the_ceiling_of_sampled_noise_fails_the_trial(

@@ -16,7 +16,7 @@ from raydiff.federated.method import Round, Upload
 from raydiff.federated.sums import Desk
 from raydiff.methods import FedAvg
 from raydiff.methods._averaging import Averaging
-from raydiff.privacy import accountants
+from raydiff.privacy import accountants, gaussian
 from raydiff.privacy.client_level import DELTA, ClientPrivacy
 from raydiff.privacy.ledger import Ledger
 from raydiff.privacy.release import Gaussian, NonPrivate, disclose
@@ -133,7 +133,7 @@ def test_halved_noise_and_a_forgotten_clip_break_the_guarantee() -> None:
     """Likelihood-ratio test between a client's two extreme updates, u and -u: its advantage has a ceiling."""
     privacy, n = ClientPrivacy(epsilon=1.0, clip=1.0), 20_000
     std = privacy.std(1)
-    ceiling = accountants.auc_ceiling(accountants.mu_for(1.0, DELTA))
+    ceiling = gaussian.auc_ceiling(accountants.mu_for(1.0, DELTA))
 
     def auc(size: float, noise_std: float) -> float:
         rng = generator(1)

@@ -19,7 +19,7 @@ from raydiff.federated.rounds import LocalPool, rounds
 from raydiff.methods import Evolution
 from raydiff.methods.evolution import drawn, onto_counts
 from raydiff.models.population import Population
-from raydiff.privacy import accountants
+from raydiff.privacy import accountants, gaussian
 from raydiff.seeding import NoiseStream, generator
 from raydiff.tree import Params
 
@@ -91,7 +91,7 @@ def test_all_rounds_together_keep_to_the_budget() -> None:
     whole = accountants.mu_for(2.0, 1e-6)
     for p in run(method, [records(0, 3), records(1, 40)]):
         mu = whole * math.sqrt((p.number + 1) / 5)
-        assert p.ledger.epsilon(1e-6, "exact") == pytest.approx(accountants.epsilon_for(mu, 1e-6), rel=1e-6)
+        assert p.ledger.epsilon(1e-6, "exact") == pytest.approx(gaussian.epsilon_for(mu, 1e-6), rel=1e-6)
         kinds = {(e.event.unit, e.event.relation, e.event.trust, e.event.declared) for e in p.ledger.entries}  # type: ignore[union-attr]
         assert kinds == {("example", "replace_one", "local", ("labels",))} and len(p.ledger.entries) == 2 * p.number + 2
     assert p.ledger.epsilon(1e-6, "exact") == pytest.approx(2.0, rel=1e-6)

@@ -17,8 +17,9 @@ from opacus.accountants.analysis.rdp import compute_rdp, get_privacy_spent
 from scipy.stats import norm
 
 from raydiff.models.ddpm import alphas_bar
-from raydiff.privacy import accountants
-from raydiff.privacy.accountants import ACCOUNTANTS, Unsupported, depth, exact, rdp, release_event, theorem
+from raydiff.privacy import accountants, gaussian, renyi
+from raydiff.privacy.accountants import ACCOUNTANTS, Unsupported, exact, rdp, theorem
+from raydiff.privacy.depth import depth_for, release_event
 from raydiff.privacy.release import Event, Gaussian, NonPrivate, Nothing
 
 NAMES = ("theorem", "rdp", "exact")
@@ -29,7 +30,7 @@ mus = st.floats(-6, 6).map(lambda e: 10.0**e)
 deltas = st.floats(-30, -0.3).map(lambda e: 10.0**e)
 
 
-def gaussian(mu: float, **changes: object) -> Gaussian:
+def of_mu(mu: float, **changes: object) -> Gaussian:
     about = {"unit": "example", "relation": "replace_one", "trust": "local", **changes}
     return Gaussian(1 / mu, **about)
 
@@ -50,14 +51,14 @@ def hockey_stick(p: np.ndarray, q: np.ndarray, epsilon: float, step: float) -> f
 @pytest.mark.parametrize("delta", [1e-9, 1e-5, 1e-2])
 def test_exact_is_the_hockey_stick_divergence(mu: float, delta: float) -> None:
     x, step = np.linspace(-15, 15 + mu, 400_001, retstep=True)
-    found = hockey_stick(norm.pdf(x - mu), norm.pdf(x), exact([gaussian(mu)], delta), step)
+    found = hockey_stick(norm.pdf(x - mu), norm.pdf(x), exact([of_mu(mu)], delta), step)
     assert found == pytest.approx(delta, rel=1e-6)
 
 
 @pytest.mark.parametrize("mu", [1e-12, 1e-6, 1e-3, 0.5, 0.999, 1.0, 3.0, 20.0, 300.0])
 @pytest.mark.parametrize("delta", [1e-100, 1e-30, 1e-15, 1e-5, 0.3, 0.9])
 def test_exact_at_the_extremes(mu: float, delta: float) -> None:
-    epsilon = exact([gaussian(mu)], delta)
+    epsilon = exact([of_mu(mu)], delta)
     with mpmath.workdps(80):
         m, e = mpmath.mpf(1) / mpmath.mpf(1 / mu), mpmath.mpf(epsilon)
         found = mpmath.ncdf(m / 2 - e / m) - mpmath.exp(e) * mpmath.ncdf(-m / 2 - e / m)
@@ -71,7 +72,7 @@ def test_exact_at_the_extremes(mu: float, delta: float) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_no_mu_is_too_small_or_too_large(mu: float, name: str) -> None:
     for delta in (1e-300, 1e-100, 1e-30, 1e-5, 1e-2, 1 - 1e-12):
-        epsilon = ACCOUNTANTS[name]([gaussian(mu)], delta)
+        epsilon = ACCOUNTANTS[name]([of_mu(mu)], delta)
         assert epsilon == pytest.approx(mu * mu / 2, rel=1e-8) if mu > 1 else 0 <= epsilon < 1e-100
 
 
@@ -83,27 +84,27 @@ def test_no_mu_is_too_small_or_too_large(mu: float, name: str) -> None:
 def test_rdp_is_opacus_over_dense_orders(mu: float, delta: float) -> None:
     orders = 1 + np.geomspace(1e-5, 1e7, 300_001)
     wanted, _ = get_privacy_spent(orders=orders, rdp=orders * mu**2 / 2, delta=delta)
-    assert rdp([gaussian(mu)], delta) == pytest.approx(max(0.0, wanted), rel=1e-7, abs=1e-12)
+    assert rdp([of_mu(mu)], delta) == pytest.approx(max(0.0, wanted), rel=1e-7, abs=1e-12)
 
 
 def test_rdp_where_both_ends_of_its_bracket_are_solutions_up_to_rounding() -> None:
     for delta in np.geomspace(1e-100, 0.5, 500):
         half = -math.log(delta) / 2
         mu = math.sqrt(2 * half) / math.expm1(half)
-        assert exact([gaussian(mu)], delta) <= rdp([gaussian(mu)], delta) <= theorem([gaussian(mu)], delta)
+        assert exact([of_mu(mu)], delta) <= rdp([of_mu(mu)], delta) <= theorem([of_mu(mu)], delta)
 
 
 @pytest.mark.parametrize("rate, noise, steps", [(0.01, 1.0, 1000), (0.2, 2.0, 30), (0.5, 0.8, 1)])
 def test_sampled_rdp_is_opacus(rate: float, noise: float, steps: int) -> None:
     opacus = RDPAccountant()
     opacus.history = [(noise, rate, steps)]
-    wanted = opacus.get_epsilon(1e-5, alphas=accountants.ORDERS)
+    wanted = opacus.get_epsilon(1e-5, alphas=renyi.ORDERS)
     assert rdp([sampled(noise, rate, steps)], 1e-5) == pytest.approx(wanted, rel=1e-12)
     assert rdp([sampled(noise, rate)] * steps, 1e-5) == pytest.approx(wanted, rel=1e-12)
 
 
 def test_sampled_and_unsampled_events_add_up_order_by_order() -> None:
-    orders = accountants.ORDERS
+    orders = renyi.ORDERS
     total = compute_rdp(q=0.1, noise_multiplier=1.5, steps=20, orders=orders) + np.array(orders) / (2 * 3.0**2)
     wanted, _ = get_privacy_spent(orders=orders, rdp=total, delta=1e-5)
     assert rdp([sampled(1.5, 0.1, 20), sampled(3.0, 1.0)], 1e-5) == pytest.approx(wanted, rel=1e-12)
@@ -141,7 +142,7 @@ def test_theorem_is_pfdm_s_expression(clip: float, abar: float, delta: float) ->
 @settings(deadline=None)
 @given(mu=mus, delta=deltas)
 def test_exact_is_below_rdp_is_below_theorem(mu: float, delta: float) -> None:
-    bounds = [ACCOUNTANTS[n]([gaussian(mu)], delta) for n in ("exact", "rdp", "theorem")]
+    bounds = [ACCOUNTANTS[n]([of_mu(mu)], delta) for n in ("exact", "rdp", "theorem")]
     assert 0 <= bounds[0] <= bounds[1] * (1 + 1e-12) <= bounds[2] * (1 + 1e-11)
 
 
@@ -154,11 +155,11 @@ def test_less_noise_more_steps_and_a_smaller_delta_cost_more(
     def epsilon(events: list[Event], delta: float = delta) -> float:
         return ACCOUNTANTS[name](events, delta) * (1 + 1e-12)
 
-    once = ACCOUNTANTS[name]([gaussian(mu)], delta)
-    assert once <= epsilon([gaussian(mu * factor)])
-    assert once <= epsilon([gaussian(mu, steps=steps)])
-    assert once <= epsilon([gaussian(mu), gaussian(mu / factor)])
-    assert once <= epsilon([gaussian(mu)], delta / factor)
+    once = ACCOUNTANTS[name]([of_mu(mu)], delta)
+    assert once <= epsilon([of_mu(mu * factor)])
+    assert once <= epsilon([of_mu(mu, steps=steps)])
+    assert once <= epsilon([of_mu(mu), of_mu(mu / factor)])
+    assert once <= epsilon([of_mu(mu)], delta / factor)
 
 
 @pytest.mark.parametrize("delta", [1e-7, 1e-2])
@@ -169,11 +170,11 @@ def test_orders_that_are_passed_over_would_not_have_been_the_best(rate: float, n
 
     def divergence(order: float) -> float:
         asked.append(order)
-        return 50 * accountants._sampled_divergence(rate, noise, order)
+        return 50 * renyi._sampled_divergence(rate, noise, order)
 
-    found = accountants._best_order(divergence, delta)
-    assert len(asked) == len(set(asked)) < len(accountants.ORDERS) / 2
-    assert found == min(accountants._converted(divergence(o), o - 1, delta) for o in accountants.ORDERS)
+    found = renyi._best_order(divergence, delta)
+    assert len(asked) == len(set(asked)) < len(renyi.ORDERS) / 2
+    assert found == min(renyi._converted(divergence(o), o - 1, delta) for o in renyi.ORDERS)
 
 
 @settings(max_examples=8, deadline=None)
@@ -189,8 +190,8 @@ def test_sampled_rdp_is_monotone(noise: float, rate: float, factor: float, steps
 @settings(deadline=None)
 @given(parts=st.lists(st.tuples(st.floats(0.01, 10), st.integers(1, 9)), min_size=1, max_size=5), delta=deltas)
 def test_composition_adds_mu_squared(name: str, parts: list[tuple[float, int]], delta: float) -> None:
-    events = [gaussian(mu, steps=steps) for mu, steps in parts]
-    together = gaussian(math.sqrt(sum(steps * mu**2 for mu, steps in parts)))
+    events = [of_mu(mu, steps=steps) for mu, steps in parts]
+    together = of_mu(math.sqrt(sum(steps * mu**2 for mu, steps in parts)))
     wanted = ACCOUNTANTS[name]([together], delta)
     for order in (events, events[::-1], [Nothing(), *events, Nothing()]):
         assert ACCOUNTANTS[name](order, delta) == pytest.approx(wanted, rel=1e-9, abs=1e-12)
@@ -205,7 +206,7 @@ def test_nothing_costs_nothing_and_no_protection_is_infinite(name: str) -> None:
     silent = Gaussian(math.inf, "example", "replace_one", "local")
     assert epsilon([], 1e-5) == epsilon([Nothing()], 1e-5) == epsilon([silent], 1e-5) == 0.0
     bare = Gaussian(0.0, "example", "replace_one", "local")
-    for events in ([NonPrivate("weights")], [gaussian(1), NonPrivate("weights")], [gaussian(1), bare]):
+    for events in ([NonPrivate("weights")], [of_mu(1), NonPrivate("weights")], [of_mu(1), bare]):
         assert epsilon(events, 1e-5) == math.inf
         assert accountants.gaussian_dp_mu(events) == math.inf
 
@@ -214,19 +215,19 @@ def test_nothing_costs_nothing_and_no_protection_is_infinite(name: str) -> None:
 @pytest.mark.parametrize("change", [{"unit": "client"}, {"relation": "add_remove"}, {"trust": "central"}])
 def test_events_that_differ_do_not_compose(name: str, change: dict[str, str]) -> None:
     with pytest.raises(ValueError, match="do not compose"):
-        ACCOUNTANTS[name]([gaussian(1), gaussian(1, **change)], 1e-5)
+        ACCOUNTANTS[name]([of_mu(1), of_mu(1, **change)], 1e-5)
     if "trust" in change:
         with pytest.raises(ValueError, match="do not compose"):
-            ACCOUNTANTS[name]([gaussian(1), NonPrivate("weights", "central")], 1e-5)
+            ACCOUNTANTS[name]([of_mu(1), NonPrivate("weights", "central")], 1e-5)
 
 
 def test_sampling_is_refused_without_a_theorem() -> None:
     with pytest.raises(Unsupported, match="rdp has no theorem for Poisson sampling under replace_one"):
-        rdp([gaussian(1), gaussian(1, sampling_rate=0.5)], 1e-5)
+        rdp([of_mu(1), of_mu(1, sampling_rate=0.5)], 1e-5)
     for bound in (exact, theorem, lambda events, _: accountants.gaussian_dp_mu(events)):
         for relation in ("add_remove", "zero_out", "replace_one"):
             with pytest.raises(Unsupported, match="use the pld accountant"):
-                bound([gaussian(1, relation=relation, sampling_rate=0.5)], 1e-5)
+                bound([of_mu(1, relation=relation, sampling_rate=0.5)], 1e-5)
 
 
 @pytest.mark.parametrize("rate", [0.1, 1.0])
@@ -241,7 +242,7 @@ def test_a_record_that_counts_for_nothing_costs_what_a_removed_one_does(rate: fl
 @pytest.mark.parametrize("name", EVERY)
 @pytest.mark.parametrize("delta", [0.0, 1.0, -1e-5, math.nan])
 def test_delta_must_be_a_probability(name: str, delta: float) -> None:
-    for events in ([], [gaussian(1)], [NonPrivate("weights")]):
+    for events in ([], [of_mu(1)], [NonPrivate("weights")]):
         with pytest.raises(ValueError, match="delta must be in"):
             ACCOUNTANTS[name](events, delta)
 
@@ -261,27 +262,25 @@ def test_a_budget_must_be_positive(epsilon: float) -> None:
 def test_the_ceilings_are_those_of_the_best_test(mu: float) -> None:
     thresholds = np.linspace(-12, 12 + mu, 200_001)
     fpr, tpr = norm.sf(thresholds), norm.sf(thresholds - mu)
-    assert accountants.auc_ceiling(mu) == pytest.approx(-np.trapezoid(tpr, fpr), abs=1e-8)
+    assert gaussian.auc_ceiling(mu) == pytest.approx(-np.trapezoid(tpr, fpr), abs=1e-8)
     for i in (70_000, 100_000, 130_000):
-        assert accountants.tpr_ceiling(mu, float(fpr[i])) == pytest.approx(tpr[i], abs=1e-9)
+        assert gaussian.tpr_ceiling(mu, float(fpr[i])) == pytest.approx(tpr[i], abs=1e-9)
 
 
 @pytest.mark.parametrize("delta", [1e-6, 1e-3, 0.1])
 def test_no_test_beats_the_ceiling_by_epsilon_and_delta(delta: float) -> None:
     """(epsilon, delta)-DP says tpr <= e^epsilon fpr + delta; exact touches the ceiling in one point."""
-    epsilon = exact([gaussian(1.5)], delta)
-    gaps = [
-        math.exp(epsilon) * fpr + delta - accountants.tpr_ceiling(1.5, fpr) for fpr in np.geomspace(1e-12, 1, 20_001)
-    ]
+    epsilon = exact([of_mu(1.5)], delta)
+    gaps = [math.exp(epsilon) * fpr + delta - gaussian.tpr_ceiling(1.5, fpr) for fpr in np.geomspace(1e-12, 1, 20_001)]
     assert -1e-9 < min(gaps) < delta * 1e-4
 
 
 def test_ceilings_at_the_ends() -> None:
-    assert accountants.tpr_ceiling(2.0, 0.0) == 0.0
-    assert accountants.tpr_ceiling(2.0, 1.0) == 1.0
-    assert accountants.tpr_ceiling(math.inf, 0.0) == accountants.auc_ceiling(math.inf) == 1.0
+    assert gaussian.tpr_ceiling(2.0, 0.0) == 0.0
+    assert gaussian.tpr_ceiling(2.0, 1.0) == 1.0
+    assert gaussian.tpr_ceiling(math.inf, 0.0) == gaussian.auc_ceiling(math.inf) == 1.0
     with pytest.raises(ValueError, match="mu"):
-        accountants.auc_ceiling(math.nan)
+        gaussian.auc_ceiling(math.nan)
 
 
 # --- PFDM's depth ------------------------------------------------------------------------------------------
@@ -303,7 +302,7 @@ DEPTHS = {  # (clip, epsilon) -> depth by theorem, rdp, exact; linear schedule, 
 @pytest.mark.parametrize("clip, epsilon", DEPTHS)
 def test_depths_of_the_linear_schedule(clip: int, epsilon: int) -> None:
     budget = {"epsilon": epsilon, "delta": 1e-5, "clip": clip, "alphas_bar": LINEAR}
-    assert tuple(depth(**budget, accountant=name) for name in NAMES) == DEPTHS[clip, epsilon]
+    assert tuple(depth_for(**budget, accountant=name) for name in NAMES) == DEPTHS[clip, epsilon]
 
 
 @pytest.mark.parametrize(
@@ -331,9 +330,9 @@ def test_a_depth_is_minimal_and_within_the_budget(
     budget = {"epsilon": epsilon, "delta": delta, "clip": clip, "alphas_bar": abar, "accountant": name}
     if spent[-1] > epsilon:
         with pytest.raises(ValueError, match=re.escape(f"this schedule is {spent[-1]:.4g}")):
-            depth(**budget)
+            depth_for(**budget)
         return
-    t0 = depth(**budget)
+    t0 = depth_for(**budget)
     assert t0 >= 1 and spent[t0] <= epsilon
     assume(t0 > 1)
     assert min(spent[:t0]) > epsilon
@@ -360,8 +359,8 @@ BUDGET = {"epsilon": 10.0, "delta": 1e-5, "clip": 15.0, "alphas_bar": LINEAR, "a
 )
 def test_depth_refuses_bad_input(change: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        depth(**{**BUDGET, **change})
+        depth_for(**{**BUDGET, **change})
 
 
 def test_a_schedule_that_ends_in_pure_noise_reveals_nothing() -> None:
-    assert depth(**{**BUDGET, "alphas_bar": torch.tensor([1.0, 0.9, 0.0])}) == 2
+    assert depth_for(**{**BUDGET, "alphas_bar": torch.tensor([1.0, 0.9, 0.0])}) == 2

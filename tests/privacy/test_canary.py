@@ -20,7 +20,7 @@ from raydiff.federated.method import Round
 from raydiff.methods import PFDM
 from raydiff.models.ddpm import DDPM
 from raydiff.models.networks import MLP
-from raydiff.privacy import accountants, canaries
+from raydiff.privacy import accountants, canaries, gaussian
 from raydiff.privacy.canaries import Send, one_by_one
 from raydiff.privacy.client_level import ClientPrivacy
 from raydiff.privacy.ledger import Ledger
@@ -88,7 +88,7 @@ def summed(x: Tensor, noise: NoiseStream) -> tuple[Tensor, Event]:
 @each
 def published(x: Tensor, noise: NoiseStream) -> tuple[Tensor, Event]:
     """Central trust: the mean of this client's update and of one that is 0."""
-    privacy = ClientPrivacy(epsilon=accountants.epsilon_for(MU, 1e-5), clip=CLIP, trust="central")
+    privacy = ClientPrivacy(epsilon=gaussian.epsilon_for(MU, 1e-5), clip=CLIP, trust="central")
     own = privacy.release({"a": x[0]}, rounds=1, noise=noise).value["a"]
     mean, event = privacy.publish({"a": own / 2}, count=2, rounds=1, noise=noise)
     return mean["a"][None], event

@@ -25,7 +25,7 @@ from torch import Tensor
 from raydiff.models.ddpm import DDPM
 from raydiff.models.networks import MLP, UNet
 from raydiff.models.training import Training, optimize
-from raydiff.privacy import accountants, private_gradient
+from raydiff.privacy import accountants, gaussian, private_gradient, renyi
 from raydiff.privacy.private_gradient import (
     Budget,
     Mechanism,
@@ -580,7 +580,7 @@ def test_whoever_knows_the_seed_tells_no_more_than_the_ledger_allows() -> None:
     scores = [torch.stack([seen(data, f"{kind} {i}", 1.0) @ changed for i in range(repeats)])
               for kind, data in (("in", with_it), ("out", without))]  # fmt: skip
     auc = float((scores[0][:, None] > scores[1]).double().mean())
-    ceiling = accountants.auc_ceiling(accountants.gaussian_dp_mu([spent(1.0)]))
+    ceiling = gaussian.auc_ceiling(accountants.gaussian_dp_mu([spent(1.0)]))
     deviation = math.sqrt(ceiling * (1 - ceiling) / repeats)  # at most, of an AUC at the ceiling
     assert ceiling - 4.5 * deviation < auc < ceiling + 4.5 * deviation  # by chance in 1e-5 at most
     assert float(changed.norm()) == pytest.approx(CLIP, rel=1e-4)  # the record changes as much as one may
@@ -623,7 +623,7 @@ def test_the_event_is_of_the_steps_taken_and_costs_what_opacus_says(sigma: float
     ours = accountants.rdp([gradient.event], 1e-5)
     # one conversion from Renyi divergences; only the orders differ: ours are more, and all of them without sampling
     assert ours <= theirs.get_epsilon(1e-5) * (1 + 1e-12)
-    assert ours == pytest.approx(theirs.get_epsilon(1e-5, alphas=accountants.ORDERS), rel=1e-3)
+    assert ours == pytest.approx(theirs.get_epsilon(1e-5, alphas=renyi.ORDERS), rel=1e-3)
 
 
 def test_the_event_before_the_first_step_is_refused() -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raydiff.privacy import accountants
+from raydiff.privacy import accountants, depth
 from raydiff.privacy.accountants import Unsupported, exact, rdp
 from raydiff.privacy.ledger import PUBLISHED, SETUP, Entry, Exposed, Guarantee, Ledger, Spent
 from raydiff.privacy.release import Event, Gaussian, NonPrivate, Nothing
@@ -337,7 +337,7 @@ def test_an_event_of_many_clients_is_written_once() -> None:
 
 
 def test_a_guarantee_is_one_line_that_says_everything() -> None:
-    pfdm = accountants.release_event(15.0, 3.8943e-3)
+    pfdm = depth.release_event(15.0, 3.8943e-3)
     ledger = ledger_of({0: replace(pfdm, declared=("labels",)), 1: pfdm})
     assert [str(g) for g in ledger.guarantees(1e-5, "exact")] == [
         "epsilon 9.24 (per example, replace-one, local trust, delta 1e-05, exact accountant; "

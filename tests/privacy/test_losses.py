@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from raydiff.privacy import accountants, losses
+from raydiff.privacy import accountants, gaussian, losses
 from raydiff.privacy.release import DiscreteGaussian, Gaussian, NonPrivate
 from raydiff.seeding import NoiseStream
 
@@ -29,10 +29,10 @@ def curve(events: list[Any]) -> losses.Roc:
 @pytest.mark.parametrize(("noise", "n"), [(1.0, 1), (0.4, 1), (2.0, 10), (30.0, 400)])
 def test_without_sampling_it_is_the_closed_form_and_never_below(noise: float, n: int) -> None:
     found, mu = curve(steps(1.0, noise, n)), math.sqrt(n) / noise
-    assert 0 <= found.auc - accountants.auc_ceiling(mu) < 1e-5
+    assert 0 <= found.auc - gaussian.auc_ceiling(mu) < 1e-5
     for fpr in FPRS:
-        assert 0 <= found.at(fpr) - accountants.tpr_ceiling(mu, fpr) < 1e-5
-    assert losses.auc_ceiling(steps(1.0, noise, n)) == pytest.approx(accountants.auc_ceiling(mu), rel=1e-12)
+        assert 0 <= found.at(fpr) - gaussian.tpr_ceiling(mu, fpr) < 1e-5
+    assert losses.auc_ceiling(steps(1.0, noise, n)) == pytest.approx(gaussian.auc_ceiling(mu), rel=1e-12)
 
 
 @pytest.mark.parametrize(("rate", "noise"), [(0.1, 1.0), (0.5, 0.3), (0.01, 2.0)])
@@ -85,7 +85,7 @@ def test_it_is_tighter_than_renyi_s_epsilon_and_grows_with_the_steps() -> None:
     aucs = [losses.auc_ceiling(steps(0.02, 1.0, n)) for n in (10, 100, 1000)]
     assert 0.5 < aucs[0] < aucs[1] < aucs[2]
     epsilon = accountants.rdp(steps(0.02, 1.0, 1000), 1e-5)
-    assert aucs[2] < accountants.auc_ceiling(accountants.mu_for(epsilon, 1e-5))
+    assert aucs[2] < gaussian.auc_ceiling(accountants.mu_for(epsilon, 1e-5))
 
 
 def test_kinds_compose_and_unsampled_ones_take_part() -> None:
@@ -143,9 +143,9 @@ def test_the_best_attack_on_a_sum_stays_below_the_ceiling_and_with_a_third_of_th
     exact = shift / (math.sqrt(shares) * 16)
     assert not broken_through(exact, *best_attack(16, shares, shift))
     assert broken_through(exact, *best_attack(16, shares, 3 * shift))
-    gaussian = accountants.auc_ceiling(exact)
+    continuous = gaussian.auc_ceiling(exact)
     event = DiscreteGaussian(1 / exact, "client", "replace_one", "aggregate")
-    assert gaussian < losses.auc_ceiling([event]) < min(1.0, 0.5 + 1.4 * (gaussian - 0.5))
+    assert continuous < losses.auc_ceiling([event]) < min(1.0, 0.5 + 1.4 * (continuous - 0.5))
 
 
 def test_without_noise_any_attack_on_a_sum_is_allowed() -> None:

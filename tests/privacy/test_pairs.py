@@ -10,7 +10,7 @@ import pytest
 from opacus.accountants import PRVAccountant
 from scipy.stats import norm
 
-from raydiff.privacy import accountants, losses, pairs
+from raydiff.privacy import gaussian, losses, pairs
 from raydiff.privacy.accountants import exact, pld, rdp
 from raydiff.privacy.release import Gaussian, NonPrivate
 from raydiff.seeding import NoiseStream
@@ -240,4 +240,4 @@ def test_the_ceilings_are_those_of_the_same_loss(relation: str) -> None:
         epsilon = pld(events, delta)
         assert float((curve.tpr - math.exp(epsilon) * curve.fpr).max()) == pytest.approx(delta, rel=1e-4)
     for fpr in (0.001, 0.01):
-        assert fpr < losses.tpr_ceiling(events, fpr) == curve.at(fpr) < accountants.tpr_ceiling(math.sqrt(8) / 0.7, fpr)
+        assert fpr < losses.tpr_ceiling(events, fpr) == curve.at(fpr) < gaussian.tpr_ceiling(math.sqrt(8) / 0.7, fpr)

@@ -7,7 +7,7 @@ import math
 import pytest
 from reference import tradeoff
 
-from raydiff.privacy import accountants, ceilings, losses
+from raydiff.privacy import accountants, ceilings, gaussian, losses
 from raydiff.privacy.ceilings import AboveCeiling, check_attacks
 from raydiff.privacy.ledger import Ledger, Spent
 from raydiff.privacy.release import Gaussian, NonPrivate
@@ -19,27 +19,27 @@ def test_pfdm_at_epsilon_10() -> None:
     L = -math.log(1e-5)
     mu = math.sqrt(2) * (math.sqrt(L + 10) - math.sqrt(L))
     assert accountants.theorem([Gaussian(1 / mu, "example", "replace_one", "local")], 1e-5) == pytest.approx(10)
-    assert accountants.auc_ceiling(mu) == pytest.approx(0.893, abs=5e-4)
-    assert accountants.tpr_ceiling(mu, 0.01) == pytest.approx(0.286, abs=5e-4)
+    assert gaussian.auc_ceiling(mu) == pytest.approx(0.893, abs=5e-4)
+    assert gaussian.tpr_ceiling(mu, 0.01) == pytest.approx(0.286, abs=5e-4)
     exact = accountants.mu_for(10.0, 1e-5)
-    assert accountants.auc_ceiling(exact) == pytest.approx(0.921, abs=5e-4)
-    assert accountants.tpr_ceiling(exact, 0.01) == pytest.approx(0.372, abs=5e-4)
+    assert gaussian.auc_ceiling(exact) == pytest.approx(0.921, abs=5e-4)
+    assert gaussian.tpr_ceiling(exact, 0.01) == pytest.approx(0.372, abs=5e-4)
 
 
 def test_epsilon_for_is_the_inverse_of_mu_for() -> None:
-    assert accountants.epsilon_for(accountants.mu_for(3.0, 1e-5), 1e-5) == pytest.approx(3.0, rel=1e-6)
+    assert gaussian.epsilon_for(accountants.mu_for(3.0, 1e-5), 1e-5) == pytest.approx(3.0, rel=1e-6)
     with pytest.raises(ValueError, match="mu must be >= 0"):
-        accountants.epsilon_for(-1.0, 1e-5)
+        gaussian.epsilon_for(-1.0, 1e-5)
 
 
 def test_the_curve_of_a_view_is_that_of_its_events() -> None:
     local, central = (Gaussian(2.0, "client", "replace_one", t) for t in ("local", "central"))  # type: ignore[arg-type]
     twice = Ledger().with_upload(0, 3, local, 0).with_upload(1, 3, local, 0).with_upload(1, 4, local, 0)
     fprs = [0.0, 0.001, 0.01, 0.5, 1.0]
-    assert tradeoff.of_ledger(twice, 3, fprs) == [accountants.tpr_ceiling(math.sqrt(2) / 2, f) for f in fprs]
-    assert tradeoff.of_ledger(twice, 4, fprs) == [accountants.tpr_ceiling(0.5, f) for f in fprs]
+    assert tradeoff.of_ledger(twice, 3, fprs) == [gaussian.tpr_ceiling(math.sqrt(2) / 2, f) for f in fprs]
+    assert tradeoff.of_ledger(twice, 4, fprs) == [gaussian.tpr_ceiling(0.5, f) for f in fprs]
     bare = Ledger().with_upload(0, 0, NonPrivate("clipped updates"), 0).with_published(0, [central])
-    assert tradeoff.of_ledger(bare.outsiders, 0, fprs) == [accountants.tpr_ceiling(0.5, f) for f in fprs]
+    assert tradeoff.of_ledger(bare.outsiders, 0, fprs) == [gaussian.tpr_ceiling(0.5, f) for f in fprs]
     assert tradeoff.of_ledger(bare, 0, [0.0, 0.5]) == [1.0, 1.0]
 
 
@@ -58,8 +58,8 @@ def test_the_curve_of_sampled_noise_is_that_of_all_its_steps() -> None:
 
 def test_the_ceilings_of_an_unsampled_ledger_are_the_closed_forms() -> None:
     spent = Spent(Ledger().with_upload(0, 0, Gaussian(0.5, "example", "replace_one", "local"), 0))
-    assert ceilings.of_ledger(spent) == {ceilings.CEILING: accountants.auc_ceiling(2.0), ceilings.MU: 2.0}
-    assert ceilings.rates(spent) == {name: accountants.tpr_ceiling(2.0, fpr) for fpr, name in ceilings.TPRS.items()}
+    assert ceilings.of_ledger(spent) == {ceilings.CEILING: gaussian.auc_ceiling(2.0), ceilings.MU: 2.0}
+    assert ceilings.rates(spent) == {name: gaussian.tpr_ceiling(2.0, fpr) for fpr, name in ceilings.TPRS.items()}
     assert list(ceilings.TPRS.values()) == ["privacy/tpr_ceiling_at_1pct_fpr", "privacy/tpr_ceiling_at_0.1pct_fpr"]
 
 
@@ -98,7 +98,7 @@ def test_a_true_positive_rate_above_its_ceiling_is_named_too(fpr: float, at: str
 
 GOOD = {
     ceilings.MU: 1.0,
-    ceilings.CEILING: accountants.auc_ceiling(1.0),  # .760
+    ceilings.CEILING: gaussian.auc_ceiling(1.0),  # .760
     "attack/global/pia/auc_low": 0.75,
     "attack/global/pia/auc": 0.9,
     "attack/client/pia/auc_low": 0.99,  # never left its client

@@ -9,7 +9,7 @@ import torch
 
 from raydiff.data.datasets import Data, Dataset, Records, load
 from raydiff.models.ddpm import alphas_bar
-from raydiff.privacy.accountants import depth
+from raydiff.privacy.depth import depth_for
 from raydiff.report.intervals import student
 from raydiff.seeding import generator
 from raydiff.theory.pfdm import Gauss
@@ -103,8 +103,8 @@ def test_seeds_decide(world: Truth) -> None:
 def test_depths_are_those_of_the_exact_accountant(world: Truth) -> None:
     abar = alphas_bar("linear", 1000)
     ten, none = depths(world, [10.0, None], schedule="linear", timesteps=1000)
-    assert ten.t0 == depth(epsilon=10.0, delta=1e-5, clip=5.0, alphas_bar=abar, accountant="exact")
-    assert ten.centred_t0 == depth(epsilon=10.0, delta=1e-5, clip=4.5, alphas_bar=abar, accountant="exact") < ten.t0
+    assert ten.t0 == depth_for(epsilon=10.0, delta=1e-5, clip=5.0, alphas_bar=abar, accountant="exact")
+    assert ten.centred_t0 == depth_for(epsilon=10.0, delta=1e-5, clip=4.5, alphas_bar=abar, accountant="exact") < ten.t0
     assert (ten.abar, ten.centred_abar) == (float(abar[ten.t0]), float(abar[ten.centred_t0]))
     assert (none.t0, none.centred_t0, none.abar) == (1, 1, float(abar[1]))
 

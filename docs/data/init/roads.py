@@ -54,7 +54,7 @@ def reached(run: rd.Run) -> dict[str, object]:
 
 def road(folder: Path, data: str) -> None:
     """The three commands; what came out stays in FOLDER as a row."""
-    name = re.sub(r"\W+", "-", data)
+    name = re.sub(r"\W+", "-", data).strip("-")
     file = folder / f"{name}.toml"
     given = ["--runtime.storage", str(folder)]
     row: dict[str, object] = {"raydiff init": data}
