@@ -4,6 +4,7 @@ tells."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,7 +16,8 @@ from raydiff.runtime import lost
 TAGS = ("sweep", "trial", "method")
 TOLD = {
     "raydiff_rounds": "Rounds that count.",
-    "raydiff_epsilon": "Epsilon spent against the server; +Inf where something unprotected was sent.",
+    "raydiff_epsilon": "Epsilon spent against the server; nothing where it is infinite.",
+    "raydiff_unprotected": "1 where that epsilon is infinite, else 0.",
     "raydiff_bytes_sent": "Bytes of all uploads so far.",
     "raydiff_stragglers": "Clients that were late in the last round.",
     "raydiff_rejected": "Clients whose upload was rejected in the last round.",
@@ -34,9 +36,10 @@ class Gauges:
         """What a round's result says; of the trial's last result, which is none of a round, nothing."""
         if result.get("finished") or "failed" in result:
             return
+        epsilon = result["privacy/epsilon_server"]
         values = {
             "raydiff_rounds": result["round"] + 1,
-            "raydiff_epsilon": result["privacy/epsilon_server"],
+            "raydiff_unprotected": epsilon == math.inf,
             "raydiff_bytes_sent": result["comm/bytes_up"],
             "raydiff_stragglers": result.get("clients/late", 0),
             "raydiff_rejected": result.get("clients/rejected", 0),
@@ -44,5 +47,7 @@ class Gauges:
         }
         method = type(trial.experiment.method).__name__
         tags = dict(zip(TAGS, (trial.sweep.name, trial.experiment.digest, method), strict=True))
+        if epsilon < math.inf:  # Ray 2.60 passes on none of a process's gauges as long as one is infinite.
+            values["raydiff_epsilon"] = epsilon
         for name, value in values.items():
             self._gauges[name].set(float(value), tags)

@@ -1,10 +1,12 @@
-"""What a coordinator tells Prometheus, and the dashboard that draws it. No Ray is started, and no Prometheus."""
+"""What a coordinator tells Prometheus, what a scrape of its node then gives, and the dashboard that draws it."""
 
 from __future__ import annotations
 
 import json
 import math
 import re
+import time
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +53,7 @@ def test_each_round_of_a_trial_is_told_and_nothing_else(tmp_path: Path, tiny: Ex
     assert last == {
         "raydiff_rounds": (this.experiment.method.rounds, tags),
         "raydiff_epsilon": (ended[-1]["privacy/epsilon_server"], tags),
+        "raydiff_unprotected": (0.0, tags),
         "raydiff_bytes_sent": (ended[-1]["comm/bytes_up"], tags),
         "raydiff_stragglers": (0.0, tags),
         "raydiff_rejected": (0.0, tags),
@@ -63,7 +66,43 @@ def test_who_was_late_or_rejected_is_counted(tmp_path: Path, tiny: Experiment, t
     numbers = {"privacy/epsilon_server": math.inf, "comm/bytes_up": 8.0, "clients/late": 3.0, "clients/rejected": 2.0}
     gauges.Gauges().tell(this, {"round": 4, "finished": False, **numbers})
     gauges.Gauges().tell(this, {"finished": True, "failed": "it"})
-    assert [values[0][0] for values in told.values()] == [5.0, math.inf, 8.0, 3.0, 2.0, 0.0]
+    assert {name: values[0][0] for name, values in told.items()} == {
+        "raydiff_rounds": 5.0,
+        "raydiff_unprotected": 1.0,
+        "raydiff_bytes_sent": 8.0,
+        "raydiff_stragglers": 3.0,
+        "raydiff_rejected": 2.0,
+        "raydiff_processes_lost": 0.0,
+    }
+
+
+@pytest.mark.ray
+def test_a_scrape_of_the_node_gives_what_a_coordinator_tells(tiny: Experiment, workers: list[Any]) -> None:
+    """Of a trial without a guarantee and of one that has one: an infinite value would cost both all of theirs."""
+    import ray
+
+    @ray.remote(num_cpus=0)
+    class Coordinator:
+        def tell(self, sweep: str, epsilon: float) -> None:
+            self._gauges = gauges.Gauges()
+            numbers = {"privacy/epsilon_server": epsilon, "comm/bytes_up": 8.0}
+            self._gauges.tell(trial.Trial(tiny, Path(sweep)), {"round": 4, "finished": False, **numbers})
+
+    coordinators = [Coordinator.remote(), Coordinator.remote()]
+    ray.get([c.tell.remote(*told) for c, told in zip(coordinators, (("kept", 9.5), ("open", math.inf)), strict=True)])
+    (node,) = ray.nodes()
+    found, deadline = dict[str, set[str]](), time.monotonic() + 120  # Ray collects every ten seconds.
+    while {len(names) for names in found.values()} != {7, 6} and time.monotonic() < deadline:
+        with urllib.request.urlopen(f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics") as page:
+            lines = [line for line in page.read().decode().splitlines() if line.startswith("ray_raydiff_")]
+        found = {s: {line.partition("{")[0] for line in lines if f'sweep="{s}"' in line} for s in ("kept", "open")}
+        time.sleep(0.2)
+    for coordinator in coordinators:
+        ray.kill(coordinator)
+    assert found["kept"] == {f"ray_{name}" for name in gauges.TOLD}
+    assert found["open"] == found["kept"] - {"ray_raydiff_epsilon"}
+    (epsilon,) = (line for line in lines if line.startswith("ray_raydiff_epsilon{"))
+    assert 'sweep="kept"' in epsilon and 'method="PFDM"' in epsilon and epsilon.endswith(" 9.5")
 
 
 def test_the_dashboard_draws_all_of_them_and_no_others() -> None:
