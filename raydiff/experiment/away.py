@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from raydiff.federated.bucket import MARK, Bucket, bucket_at, is_bucket
-from raydiff.federated.checkpoint import appearing, write_text
+from raydiff.federated.files import appearing, write_text
 
 if TYPE_CHECKING:
     from raydiff.experiment.trial import Trial

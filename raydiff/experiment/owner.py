@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from raydiff.federated.bucket import Bucket, bucket_above
-from raydiff.federated.checkpoint import Overtaken, write_text
+from raydiff.federated.files import Overtaken, write_text
 
 BEAT_S = 5.0  # between signs of life
 SILENCE_S = 90.0  # without one: dead. Far more than a beat, and than NFS shows old times (60 s)

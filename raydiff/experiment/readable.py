@@ -15,7 +15,7 @@ from raydiff import seeding
 from raydiff.experiment import away
 from raydiff.experiment.overrides import SECRET
 from raydiff.federated.bucket import Bucket, Lock, bucket_above
-from raydiff.federated.checkpoint import appearing
+from raydiff.federated.files import appearing
 from raydiff.federated.remote import Remote
 from raydiff.report.files import sealed, unsealed
 

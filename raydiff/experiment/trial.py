@@ -39,8 +39,9 @@ from raydiff.experiment.owner import Owner
 from raydiff.experiment.spending import Charged, book_of, charge
 from raydiff.federated import heartbeat
 from raydiff.federated.bucket import is_bucket
-from raydiff.federated.checkpoint import Store, appearing, write_text
+from raydiff.federated.checkpoint import Store
 from raydiff.federated.client import AtHand, Client, Keys
+from raydiff.federated.files import appearing, write_text
 from raydiff.federated.method import Metrics, WithRequirements, WithTables
 from raydiff.federated.remote import Remote
 from raydiff.federated.rounds import LocalPool, Pool, Progress, rounds

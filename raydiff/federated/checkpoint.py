@@ -20,11 +20,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import platform
 import re
 import types
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -32,13 +30,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raydiff.federated import seals
+from raydiff.federated.files import Overtaken, read_tensors, sync, write_tensors, write_text
 from raydiff.federated.latest import Latest
 from raydiff.later import spelled
 from raydiff.privacy.ledger import SETUP, Entry, Ledger
 from raydiff.privacy.release import Event, Gaussian, Nothing, Release, already_private, event_from_dict, event_to_dict
 from raydiff.report.files import sealed, unsealed
 from raydiff.seeding import keyed_digest
-from raydiff.tree import Params, Tensors, aligned
+from raydiff.tree import Params
 
 if TYPE_CHECKING:
     from raydiff.federated.remote import Remote
@@ -46,10 +45,6 @@ if TYPE_CHECKING:
 INITIAL = -1  # the "round" of a client's state before its first one
 END = re.compile(r'[0-9a-f]{64}"}$|"sha256": ".{64}..$')  # of a note that was written whole, whatever one byte became
 SYNCING = 8  # files that are brought to the disk at once: together they take a tenth of their time one by one
-
-
-class Overtaken(ValueError):
-    """Another process goes on with this trial. Who gets this stops, sends nothing, and writes nothing more."""
 
 
 @dataclass(frozen=True)
@@ -325,7 +320,7 @@ class Store:
         with ThreadPoolExecutor(SYNCING) as pool:
             said = {str(_numbers(path)[0]): seal for path, seal in zip(clients, pool.map(_kept, clients), strict=True)}
         if clients:
-            _sync(self.root / "clients")
+            sync(self.root / "clients")
         return {"server": seals.seal_of(server) if server.exists() else None, "clients": said}
 
     def _states(self, number: int) -> dict[str, Any]:
@@ -381,70 +376,7 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
                 raise ValueError(f"{path} is damaged: what clients have sent is not known") from None
 
 
-def write_tensors(path: Path, tensors: Tensors, *, note: str = "", durable: bool = False, first: bool = False) -> None:
-    """Write a safetensors file; `note` goes into its header. `first`: one that is there stays."""
-    from safetensors.torch import save
-
-    whole = {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}
-    pieces = seals.sealed(save(whole, metadata=seals.metadata(note)))
-    with (
-        contextlib.suppress(*[FileExistsError] * first),
-        appearing(path, durable=durable, first=first) as temporary,
-        temporary.open("wb") as f,
-    ):
-        f.writelines(pieces)
-
-
-def read_tensors(path: Path) -> tuple[Params, str]:
-    """(tensors, note) of a file that `write_tensors` wrote. Raises ValueError, which names the file, where it is
-    damaged."""
-    from safetensors import SafetensorError, safe_open
-
-    seals.check_tensors(path)
-    try:
-        with safe_open(str(path), framework="pt") as f:
-            return {k: aligned(f.get_tensor(k)) for k in f.keys()}, seals.note_of(path, f.metadata())  # noqa: SIM118
-    except SafetensorError as e:
-        raise ValueError(f"{path} is damaged: {e}") from None
-
-
-def write_text(path: Path, text: str, *, durable: bool = False, first: bool = False) -> None:
-    """Write a small text file, whole or not at all. `first`: raises FileExistsError where one is there."""
-    with appearing(path, durable=durable, first=first) as temporary:
-        temporary.write_text(text)
-
-
-@contextlib.contextmanager
-def appearing(path: Path, *, durable: bool = False, first: bool = False) -> Iterator[Path]:
-    """A temporary name beside `path` (".<name>.<8 hex digits>") that becomes `path` if the block succeeds. With `first`
-    raises FileExistsError where there is such a file: of several that try at once, one succeeds."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
-    try:
-        yield temporary
-        if durable:
-            with temporary.open("rb") as f:
-                os.fsync(f.fileno())
-        if first:
-            os.link(temporary, path)
-        else:
-            temporary.replace(path)
-        if durable:  # The folder is synced too, for it holds the file's name.
-            _sync(path.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _sync(path: Path) -> None:
-    """Bring a file, or the names in a folder, to the disk."""
-    opened = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)
-
-
 def _kept(path: Path) -> str | None:
     """A state's digest, once it is on the disk. On storage of a network it was when its writer had closed it."""
-    _sync(path)
+    sync(path)
     return seals.seal_of(path)

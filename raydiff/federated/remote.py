@@ -28,7 +28,7 @@ from typing import Any
 
 from raydiff.federated import seals
 from raydiff.federated.bucket import MULTIPART, Bucket, Lock, bucket_above, closed_size
-from raydiff.federated.checkpoint import Overtaken, appearing
+from raydiff.federated.files import Overtaken, appearing
 from raydiff.privacy.release import Event, Nothing, event_to_dict
 from raydiff.report.files import sealed
 

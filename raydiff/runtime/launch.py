@@ -22,7 +22,7 @@ from raydiff.experiment.owner import held
 from raydiff.experiment.study import varying
 from raydiff.federated import heartbeat
 from raydiff.federated.bucket import is_bucket
-from raydiff.federated.checkpoint import Overtaken, write_text
+from raydiff.federated.files import Overtaken, write_text
 from raydiff.federated.rounds import Pool
 from raydiff.models.training import Train
 from raydiff.report.files import read_json

@@ -23,7 +23,7 @@ from raydiff.experiment.config import Experiment
 from raydiff.experiment.mlflow_store import ARTIFACTS, redacted
 from raydiff.experiment.tracking import Mlflow
 from raydiff.federated.bucket import bucket_at, is_bucket
-from raydiff.federated.checkpoint import write_text
+from raydiff.federated.files import write_text
 from raydiff.report.files import outcomes, read_json, sealed
 from raydiff.results import mlflow_models
 from raydiff.results.finished import find, open_finished

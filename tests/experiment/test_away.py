@@ -23,7 +23,8 @@ from raydiff.experiment.ledgers import ledger_of
 from raydiff.experiment.overrides import SECRET as SECRET_NAME
 from raydiff.experiment.trial import Trial
 from raydiff.federated.bucket import Bucket, Lock
-from raydiff.federated.checkpoint import Overtaken, Store, read_tensors, write_tensors
+from raydiff.federated.checkpoint import Store
+from raydiff.federated.files import Overtaken, read_tensors, write_tensors
 from raydiff.federated.remote import Remote
 from raydiff.methods import SPIRE
 from raydiff.privacy.release import Gaussian, NonPrivate

@@ -16,7 +16,7 @@ from raydiff.experiment.config import Experiment
 from raydiff.experiment.owner import Owner, held
 from raydiff.federated import heartbeat
 from raydiff.federated.bucket import Bucket, Unreachable
-from raydiff.federated.checkpoint import Overtaken
+from raydiff.federated.files import Overtaken
 from raydiff.models.ddpm import going_on
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from raydiff.experiment import owner
 from raydiff.experiment.owner import held
-from raydiff.federated.checkpoint import Overtaken
+from raydiff.federated.files import Overtaken
 
 FORK = multiprocessing.get_context("fork")  # a process that imports torch anew takes seconds
 
