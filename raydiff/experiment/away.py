@@ -44,8 +44,10 @@ def root(storage: str) -> Path:
 
 def prepare(storage: str) -> None:
     """Make a bucket's folder here. Raises ValueError where the bucket cannot be written."""
-    bucket, at = Bucket(storage), root(storage)
-    begin(at, bucket)
+    if not is_bucket(storage):
+        return
+    bucket = Bucket(storage)
+    begin(root(storage), bucket)
     probe = f".writable-{uuid.uuid4().hex[:8]}"
     try:
         bucket.put(probe, b"")
@@ -89,11 +91,6 @@ class Given:
         return sweep
 
 
-def sent(trial: Trial) -> Trial:
-    """The trial as it goes to another process."""
-    return replace(trial, given=Given.of(trial.sweep))
-
-
 def arrived(trial: Trial) -> Trial:
     """The trial as this process works on it; where that is in a folder of its own, the other trials that it had there
     are gone."""
@@ -133,8 +130,8 @@ def _own(uri: str) -> Path:
     return mine
 
 
-def keep(path: Path, secret: bytes) -> None:
-    """Write a sweep's secret, for this user alone."""
-    with appearing(path) as temporary:
+def keep(path: Path, secret: bytes, *, first: bool = False) -> None:
+    """Write a sweep's secret, for this user alone. `first`: raises FileExistsError where there is one."""
+    with appearing(path, durable=True, first=first) as temporary:
         temporary.touch(0o600)
         temporary.write_bytes(secret)
