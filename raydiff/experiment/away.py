@@ -39,7 +39,8 @@ def root(storage: str) -> Path:
         return Path(storage).expanduser().absolute()
     bucket = Bucket(storage)
     slug = re.sub(r"[^\w.-]+", "-", bucket.name).strip("-")[-60:]
-    return _folders() / f"{slug}-{hashlib.sha256(bucket.name.encode()).hexdigest()[:8]}"
+    folders = Path(os.environ.get(PLACE, DEFAULT)).expanduser().absolute()
+    return folders / f"{slug}-{hashlib.sha256(bucket.name.encode()).hexdigest()[:8]}"
 
 
 def prepare(storage: str) -> None:
@@ -63,10 +64,6 @@ def begin(at: Path, bucket: Bucket) -> None:
     write_text(at / MARK, json.dumps({"uri": bucket.uri}))
 
 
-def _folders() -> Path:
-    return Path(os.environ.get(PLACE, DEFAULT)).expanduser().absolute()
-
-
 # ------------------------------------------------------------------------------------------- on other nodes
 
 
@@ -83,20 +80,15 @@ class Given:
         bucket = bucket_at(sweep.parents[1])
         return None if bucket is None else cls(bucket.uri, (sweep / "secret").read_bytes())
 
-    def sweep(self, name: str) -> Path:
-        """This process's own folder of a sweep."""
-        sweep = _own(self.uri) / "sweeps" / name
-        if not (sweep / "secret").exists():
-            keep(sweep / "secret", self.secret)
-        return sweep
-
 
 def arrived(trial: Trial) -> Trial:
     """The trial as this process works on it; where that is in a folder of its own, the other trials that it had there
     are gone."""
-    if trial.given is None:
+    if (given := trial.given) is None:
         return trial
-    sweep = trial.given.sweep(trial.sweep.name)
+    sweep = _own(given.uri) / "sweeps" / trial.sweep.name
+    if not (sweep / "secret").exists():
+        keep(sweep / "secret", given.secret)
     for other in (sweep / "trials").glob("*"):
         if other.name != trial.folder.name:
             shutil.rmtree(other, ignore_errors=True)

@@ -102,12 +102,10 @@ def _outlive(sweep: Path, files: Shared, number: int) -> None:
         if there.get("started") == _started(there["pid"]) and not _was_ours(there["pid"], sweep, number):
             raise lives
         return
-    said = False
-    while (silent := _now(files) - beat) < SILENCE_S:
-        if not said:
-            says = f"the driver of {sweep.name} on {there['host']} has shown no sign of life for {max(silent, 0):.0f} s"
-            print(f"{says}; it counts as dead after {SILENCE_S:.0f} s", flush=True)
-            said = True
+    if (silent := _now(files) - beat) < SILENCE_S:
+        says = f"the driver of {sweep.name} on {there['host']} has shown no sign of life for {max(silent, 0):.0f} s"
+        print(f"{says}; it counts as dead after {SILENCE_S:.0f} s", flush=True)
+    while _now(files) - beat < SILENCE_S:
         _pause()
         if files.written(_name(number)) not in (beat, None):
             raise lives
@@ -162,8 +160,8 @@ def _give_back(owner: Owner, me: dict[str, Any]) -> None:
         there.put(_name(owner.number), _text({**me, "ended": True}))
         return
     there.remove([_name(owner.number)])
-    for folder in (owner.sweep / "owners", owner.sweep):
-        folder.rmdir()
+    (owner.sweep / "owners").rmdir()
+    owner.sweep.rmdir()
 
 
 def _me() -> dict[str, Any]:

@@ -7,8 +7,8 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import compress
 from pathlib import Path
 
 from raydiff import seeding
@@ -35,8 +35,7 @@ def put(folder: Path) -> None:
     if not isinstance(there := shared(folder), Remote):
         return
     before = _named(there) or {}
-    files = {str(path.relative_to(folder)): path for path in _files(folder)}
-    data = {name: path.read_bytes() for name, path in files.items()}
+    data = {name: path.read_bytes() for name, path in _files(folder).items()}
     now = {name: _digest(folder, name, content) for name, content in data.items()}
     if now == before:
         return
@@ -52,8 +51,7 @@ def get(folder: Path) -> bool:
     folder, nothing is done."""
     if not isinstance(there := shared(folder), Remote) or (named := _named(there)) is None:
         return False
-    found = {str(path.relative_to(folder)): path for path in _files(folder)}
-    here = {name: _digest(folder, name, path.read_bytes()) for name, path in found.items()}
+    here = {name: _digest(folder, name, path.read_bytes()) for name, path in _files(folder).items()}
     named = {name: digest for name, digest in named.items() if name not in CLOSED or _has_secret(folder)}
     wanted = [name for name, digest in named.items() if here.get(name) != digest]
     with ThreadPoolExecutor(AT_ONCE) as pool:
@@ -69,15 +67,21 @@ def get(folder: Path) -> bool:
 def get_sweep(sweep: Path) -> bool:
     """`get` of a sweep and of all its trials, of those without an outcome also which rounds count; and its secret,
     where the environment has it. Whether there is such a sweep."""
-    if not get(sweep):
+    if not isinstance(there := shared(sweep), Remote) or not get(sweep):
         return False
-    folders = [sweep / "trials" / digest for digest in sorted(_trials(sweep))]
+    said = json.loads(_text(sweep / "sweep.json") or "{}")
+    names = {*said.get("trials", []), *there.bucket.below(there.at("trials"))}  # A search may have added some.
+    folders = [sweep / "trials" / digest for digest in sorted(names)]
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        begun = [folder for folder, there in zip(folders, pool.map(get, folders), strict=True) if there]
+        begun = list(compress(folders, pool.map(get, folders)))
     for folder in begun:
         if not (folder / "outcome.json").exists():
             _mark(folder)
-    _take_secret(sweep)
+    given = os.environ.get(SECRET, "")
+    secret = bytes.fromhex(given) if re.fullmatch("(?:[0-9a-fA-F]{2}){16,}", given) else b""
+    its = bool(secret) and seeding.keyed_digest(secret, "sweep", sweep.name)[:16] == said.get("secret")
+    if its and not (sweep / "secret").exists():
+        away.keep(sweep / "secret", secret)
     return True
 
 
@@ -122,24 +126,6 @@ def _mark(folder: Path) -> None:
         number += 1
 
 
-def _take_secret(sweep: Path) -> None:
-    """Keep the secret that the environment has, if it is the sweep's."""
-    given, path = os.environ.get(SECRET, ""), sweep / "secret"
-    said = json.loads(_text(sweep / "sweep.json") or "{}").get("secret")
-    if path.exists() or not re.fullmatch("(?:[0-9a-fA-F]{2}){16,}", given):
-        return
-    if seeding.keyed_digest(bytes.fromhex(given), "sweep", sweep.name)[:16] == said:
-        away.keep(path, bytes.fromhex(given))
-
-
-def _trials(sweep: Path) -> set[str]:
-    """Those planned, and what the bucket lists: a search may have added some."""
-    there = shared(sweep)
-    assert isinstance(there, Remote)
-    planned = json.loads(_text(sweep / "sweep.json") or "{}").get("trials", [])
-    return {*planned, *there.bucket.below(there.at("trials"))}
-
-
 def _digest(folder: Path, name: str, content: bytes) -> str:
     """By which a change is seen."""
     plain = hashlib.sha256(content).hexdigest()
@@ -160,10 +146,10 @@ def _named(there: Remote) -> dict[str, str] | None:
         raise ValueError(f"{there.called(NAMES)} is damaged: {e}") from None
 
 
-def _files(folder: Path) -> Iterator[Path]:
-    kind = "sweep" if folder.parent.name == "sweeps" else "trial"
-    for pattern in READ[kind]:
-        yield from sorted(p for p in folder.glob(pattern) if p.is_file() and not p.name.startswith("."))
+def _files(folder: Path) -> dict[str, Path]:
+    patterns = READ["sweep" if folder.parent.name == "sweeps" else "trial"]
+    found = (path for pattern in patterns for path in sorted(folder.glob(pattern)))
+    return {str(p.relative_to(folder)): p for p in found if p.is_file() and not p.name.startswith(".")}
 
 
 def _text(path: Path) -> str:

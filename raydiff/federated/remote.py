@@ -1,4 +1,4 @@
-"""A trial's `Store` where the storage is a bucket: what of its folder is carried there, and when. No Ray inside.
+"""Storage in a bucket, beyond `files.Shared`: what of a trial's folder is carried there, and when. No Ray inside.
 
     <trial>/packs/00003-<id>        states and noised uploads that a process made in round 3
     <trial>/log/00003/00000         the first message of round 3: who sends what, and which part of which pack has it
@@ -35,6 +35,7 @@ from raydiff.report.files import sealed
 
 AHEAD = 16  # names that are asked for at once, where they are counted up
 PLACES = "places.json"
+NOTHING = event_to_dict(Nothing())
 LEVELS = {"sweeps": 2, "trials": 4}
 """Of a folder in such a one, how many above it the storage is."""
 Place = tuple[str, int, int]
@@ -120,7 +121,7 @@ class Remote(Shared):
         for record in self._records(number + 1):
             places |= record["places"]
             told = [{k: sent[k] for k in ("client", "event", "bytes")} for sent in record["sent"]]
-            lines = "".join("\n" + sealed(line) for line in told if line["event"] != event_to_dict(Nothing()))
+            lines = "".join("\n" + sealed(line) for line in told if line["event"] != NOTHING)
             write_bytes(self.folder / "releases" / f"{number + 1:05d}-{record['by']}.jsonl", lines.encode())
         name = None if last is None else last["server"]
         self._know(name, places)
@@ -130,9 +131,8 @@ class Remote(Shared):
             write_bytes(self.folder / f"server-{number:05d}.safetensors", self._opened(found, self.at(name)))
 
     def complete(self, last: int) -> None:
-        commit, server = self.folder / f"commit-{last:05d}.json", self.folder / f"server-{last:05d}.safetensors"
-        there = server.exists() and (self.folder / PLACES).exists() and commit.exists()
-        if not there or commit.stat().st_size == 0:
+        names = (f"commit-{last:05d}.json", f"server-{last:05d}.safetensors", PLACES)
+        if not all((self.folder / name).exists() and (self.folder / name).stat().st_size for name in names):
             self.restore()
 
     def fetch(self, path: Path) -> None:
@@ -189,7 +189,8 @@ class Remote(Shared):
             for sent in mine:
                 if sent["upload"] and noised.get(sent["client"], sent["upload"]) != sent["upload"]:
                     raise Overtaken(f"another process has sent what client {sent['client']} noised in round {number}")
-            new = [sent for sent in mine if before.get(sent["client"]) != sent and _tells(sent)]
+            told = [sent for sent in mine if sent["state"] or sent["upload"] or sent["event"] != NOTHING]
+            new = [sent for sent in told if before.get(sent["client"]) != sent]
             if not new:
                 break
             place = place or self._pack(number, by, new)
@@ -309,8 +310,3 @@ def _after(places: Mapping[str, Place], number: int, made: Mapping[Any, Place]) 
 
     kept = {name: place for name, place in places.items() if lasts(name)}
     return kept | {_state(client, number): place for client, place in new.items()}
-
-
-def _tells(sent: Mapping[str, Any]) -> bool:
-    """Whether this must be known: a message reveals something, or a state goes with it."""
-    return bool(sent["state"] or sent["upload"] or sent["event"] != event_to_dict(Nothing()))
