@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -130,6 +130,10 @@ class Shared:
         with contextlib.suppress(FileNotFoundError):
             return (self.folder / name).read_bytes()
         return None
+
+    def reading(self, name: str) -> Callable[[], bytes | None]:
+        """What gives all of it in another process; it may raise FileNotFoundError."""
+        return (self.folder / name).read_bytes
 
     def written(self, name: str) -> float | None:
         """When it was written, by the storage's clock; None where there is none."""

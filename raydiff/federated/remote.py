@@ -19,10 +19,10 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, ClassVar
@@ -89,6 +89,9 @@ class Remote(Shared):
 
     def get(self, name: str) -> bytes | None:
         return self.bucket.get(self.at(name))
+
+    def reading(self, name: str) -> Callable[[], bytes | None]:
+        return partial(self.bucket.get, self.at(name))
 
     def written(self, name: str) -> float | None:
         return self.bucket.written(self.at(name))

@@ -18,7 +18,6 @@ from typing import Any, TypeVar
 import torch
 
 from raydiff.experiment.config import Runtime
-from raydiff.federated.files import Shared
 from raydiff.federated.remote import shared
 
 T = TypeVar("T")
@@ -127,20 +126,22 @@ def storage_is_shared(folder: Path, among: Collection[str] | None = None) -> Non
 
     there, name, nonce = shared(folder, 0), f".nonce-{uuid.uuid4().hex[:8]}", uuid.uuid4().hex.encode()
     there.put(name, nonce)
-    task = ray.remote(num_cpus=0)(_read)
+
+    def found(read: Callable[[], bytes | None]) -> bytes | None:  # Of a folder it imports nothing of the house there.
+        with contextlib.suppress(FileNotFoundError):
+            return read()
+        return None
+
+    task, read = ray.remote(num_cpus=0)(found), there.reading(name)
     try:
         for node in (n for n in ray.nodes() if n["Alive"] and (among is None or n["NodeID"] in among)):
             where = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
             with in_one_sentence():
-                if ray.get(task.options(scheduling_strategy=where).remote(there, name), timeout=120) == nonce:
+                if ray.get(task.options(scheduling_strategy=where).remote(read), timeout=120) == nonce:
                     continue
             raise ValueError(there.unseen(node["NodeManagerAddress"]))
     finally:
         there.remove([name])
-
-
-def _read(there: Shared, name: str) -> bytes | None:
-    return there.get(name)
 
 
 def called(work: Callable[[], T], *, threads: int, gpu: float) -> T:
