@@ -134,9 +134,11 @@ def beating(
 
     def watch(step: int, steps: int, losses: Tensor) -> None:
         def says() -> str:
-            mean = float(losses[max(0, step - LATEST) : step].mean()) if loss else None
-            at = {"turn": turn, "turns": turns, "step": step, "steps": steps, "began": began, "at": time.time()}
-            return json.dumps(dataclasses.asdict(Beat(who=who, round=number, loss=mean, **at)))
+            mean, at = float(losses[max(0, step - LATEST) : step].mean()) if loss else None, time.time()
+            beat = Beat(
+                who=who, round=number, turn=turn, turns=turns, step=step, steps=steps, loss=mean, began=began, at=at
+            )
+            return json.dumps(dataclasses.asdict(beat))
 
         tell(STEPS, says)
 
