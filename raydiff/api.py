@@ -27,7 +27,6 @@ from raydiff.experiment.config import Experiment, Runtime
 from raydiff.experiment.ledgers import ledger_of
 from raydiff.experiment.presets import names
 from raydiff.experiment.study import Arm, Study
-from raydiff.federated.bucket import is_bucket
 from raydiff.methods import Method
 from raydiff.models.d3pm import codes_of
 from raydiff.privacy.ledger import Guarantee
@@ -283,10 +282,8 @@ def open(name: str | Path, *, storage: str | Path = STORAGE) -> Run | Sweep:
     `storage` is where names are looked up, a folder or a bucket; a sweep may also be named in its bucket. Raises
     ValueError where there is no such thing, or more than one.
     """
-    if is_bucket(str(name)):
-        name = readable.fetched(str(name))
-    at = readable.fetched(str(storage)) if is_bucket(str(storage)) else Path(storage).expanduser().absolute()
-    for folder in (Path(name).expanduser().absolute(), at / "sweeps" / str(name)):
+    name, at = readable.fetched(str(name)), readable.fetched(str(storage)).expanduser().absolute()
+    for folder in (name.expanduser().absolute(), at / "sweeps" / str(name)):
         if (folder / "trials").is_dir():
             return Sweep(folder)
     return Run(sweep_folder.trial_folder(str(name), at))

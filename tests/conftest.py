@@ -33,7 +33,7 @@ from raydiff.data.datasets import Data, Records
 from raydiff.evaluation.quality import features
 from raydiff.evaluation.suite import Evaluation
 from raydiff.experiment.config import Experiment, Runtime
-from raydiff.federated.checkpoint import read_tensors, write_tensors
+from raydiff.federated.files import read_tensors, write_tensors
 from raydiff.methods import PFDM, FedAvg, LocalOnly, Method
 from raydiff.models.ddpm import DDPM
 from raydiff.models.latent.model import LatentModel

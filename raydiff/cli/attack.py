@@ -44,7 +44,7 @@ from raydiff.cli.parser import Parser
 from raydiff.evaluation.attacks import lira, quantile, rmia
 from raydiff.evaluation.attacks.membership import LOW_FPRS, attack, needed
 from raydiff.evaluation.figures import draw_roc
-from raydiff.federated.checkpoint import write_text
+from raydiff.federated.files import write_text
 from raydiff.report.cells import aligned
 from raydiff.results.finished import Finished, open_finished
 from raydiff.results.shadows import ROLES, Attacked, Request, open_attacked

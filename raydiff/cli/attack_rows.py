@@ -12,7 +12,7 @@ from raydiff import seeding
 from raydiff.evaluation.attacks import anonymeter, closest, domias
 from raydiff.evaluation.attacks.anonymeter import Risk
 from raydiff.evaluation.attacks.membership import LOW_FPRS, Interval, attack, needed
-from raydiff.federated.checkpoint import write_text
+from raydiff.federated.files import write_text
 from raydiff.report.cells import aligned
 from raydiff.results.attacked_rows import AttackedRows, open_rows
 from raydiff.results.finished import Finished

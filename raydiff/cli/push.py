@@ -17,7 +17,7 @@ from typing import Any
 from raydiff.cli.parser import Parser
 from raydiff.data import hub
 from raydiff.data.tables import rows_file
-from raydiff.federated.checkpoint import write_text
+from raydiff.federated.files import write_text
 from raydiff.report.files import read_json
 
 KNOWN = ("card.json", rows_file.FILE)

@@ -24,7 +24,7 @@ from raydiff.data.records import Records, joined
 from raydiff.evaluation.attacks.reconstruction import Denoise, Reconstruction, compare, reconstruct
 from raydiff.evaluation.grids import sample_grid
 from raydiff.experiment.trial import make_clients
-from raydiff.federated.checkpoint import read_tensors, write_tensors, write_text
+from raydiff.federated.files import read_tensors, write_tensors, write_text
 from raydiff.federated.method import SERVER_ONLY
 from raydiff.methods import PFDM
 from raydiff.models.ddpm import DDPM

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from raydiff.federated.bucket import MARK, Bucket, bucket_at, is_bucket
-from raydiff.federated.checkpoint import appearing, write_text
+from raydiff.federated.files import appearing, write_text
 
 if TYPE_CHECKING:
     from raydiff.experiment.trial import Trial
@@ -39,13 +39,16 @@ def root(storage: str) -> Path:
         return Path(storage).expanduser().absolute()
     bucket = Bucket(storage)
     slug = re.sub(r"[^\w.-]+", "-", bucket.name).strip("-")[-60:]
-    return _folders() / f"{slug}-{hashlib.sha256(bucket.name.encode()).hexdigest()[:8]}"
+    folders = Path(os.environ.get(PLACE, DEFAULT)).expanduser().absolute()
+    return folders / f"{slug}-{hashlib.sha256(bucket.name.encode()).hexdigest()[:8]}"
 
 
 def prepare(storage: str) -> None:
     """Make a bucket's folder here. Raises ValueError where the bucket cannot be written."""
-    bucket, at = Bucket(storage), root(storage)
-    begin(at, bucket)
+    if not is_bucket(storage):
+        return
+    bucket = Bucket(storage)
+    begin(root(storage), bucket)
     probe = f".writable-{uuid.uuid4().hex[:8]}"
     try:
         bucket.put(probe, b"")
@@ -59,10 +62,6 @@ def begin(at: Path, bucket: Bucket) -> None:
     at.mkdir(parents=True, exist_ok=True)
     at.chmod(0o700)
     write_text(at / MARK, json.dumps({"uri": bucket.uri}))
-
-
-def _folders() -> Path:
-    return Path(os.environ.get(PLACE, DEFAULT)).expanduser().absolute()
 
 
 # ------------------------------------------------------------------------------------------- on other nodes
@@ -81,25 +80,15 @@ class Given:
         bucket = bucket_at(sweep.parents[1])
         return None if bucket is None else cls(bucket.uri, (sweep / "secret").read_bytes())
 
-    def sweep(self, name: str) -> Path:
-        """This process's own folder of a sweep."""
-        sweep = _own(self.uri) / "sweeps" / name
-        if not (sweep / "secret").exists():
-            keep(sweep / "secret", self.secret)
-        return sweep
-
-
-def sent(trial: Trial) -> Trial:
-    """The trial as it goes to another process."""
-    return replace(trial, given=Given.of(trial.sweep))
-
 
 def arrived(trial: Trial) -> Trial:
     """The trial as this process works on it; where that is in a folder of its own, the other trials that it had there
     are gone."""
-    if trial.given is None:
+    if (given := trial.given) is None:
         return trial
-    sweep = trial.given.sweep(trial.sweep.name)
+    sweep = _own(given.uri) / "sweeps" / trial.sweep.name
+    if not (sweep / "secret").exists():
+        keep(sweep / "secret", given.secret)
     for other in (sweep / "trials").glob("*"):
         if other.name != trial.folder.name:
             shutil.rmtree(other, ignore_errors=True)
@@ -133,8 +122,8 @@ def _own(uri: str) -> Path:
     return mine
 
 
-def keep(path: Path, secret: bytes) -> None:
-    """Write a sweep's secret, for this user alone."""
-    with appearing(path) as temporary:
+def keep(path: Path, secret: bytes, *, first: bool = False) -> None:
+    """Write a sweep's secret, for this user alone. `first`: raises FileExistsError where there is one."""
+    with appearing(path, durable=True, first=first) as temporary:
         temporary.touch(0o600)
         temporary.write_bytes(secret)

@@ -24,14 +24,13 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from raydiff.federated.bucket import Bucket, bucket_above
-from raydiff.federated.checkpoint import Overtaken, write_text
+from raydiff.federated.files import Overtaken, Shared
+from raydiff.federated.remote import shared
 
 BEAT_S = 5.0  # between signs of life
 SILENCE_S = 90.0  # without one: dead. Far more than a beat, and than NFS shows old times (60 s)
-ASKED_S = 5.0  # between two questions of a process to a bucket, which costs money for each
 
 
 @dataclass(frozen=True)
@@ -41,16 +40,15 @@ class Owner:
     sweep: Path
     number: int
     _asked: list[float] = field(default_factory=list, init=False, repr=False, compare=False)
-    """When a bucket was asked last."""
+    """When the storage was asked last."""
 
     def __call__(self) -> None:
         """Raises Overtaken where another driver has taken the sweep."""
-        there = _numbers(self.sweep)
-        if isinstance(there, _Objects):
-            if self._asked and time.monotonic() - self._asked[0] < ASKED_S:
-                return
-            self._asked[:] = [time.monotonic()]
-        if there.look(self.number + 1) is not None:
+        there = shared(self.sweep)
+        if self._asked and time.monotonic() - self._asked[0] < there.asked_s:
+            return
+        self._asked[:] = [time.monotonic()]
+        if there.written(_name(self.number + 1)) is not None:
             raise Overtaken(f"{self.sweep.name} is run by another driver now: this one has stopped")
 
 
@@ -64,9 +62,7 @@ def held(sweep: Path) -> Iterator[Owner]:
     """
     me = _me()
     owner, over = _take(sweep, me), threading.Event()
-    beat = threading.Thread(
-        target=_beat, args=(owner, over, json.dumps(me, indent=1)), name=_thread(owner), daemon=True
-    )
+    beat = threading.Thread(target=_beat, args=(owner, over, _text(me)), name=_thread(owner), daemon=True)
     beat.start()
     try:
         yield owner
@@ -77,156 +73,28 @@ def held(sweep: Path) -> Iterator[Owner]:
             _give_back(owner, me)
 
 
-class _Numbers(Protocol):
-    """The numbers of a sweep's drivers."""
-
-    def last(self) -> int:
-        """The highest; 0: there is none."""
-
-    def look(self, number: int) -> float | None:
-        """When its owner gave a sign of life, by the storage's clock; None: nobody has this number."""
-
-    def read(self, number: int) -> str:
-        """What it says. Raises FileNotFoundError where it has gone."""
-
-    def take(self, number: int, text: str) -> bool:
-        """Write it unless it is there; False where it is."""
-
-    def write(self, number: int, text: str) -> None:
-        """Write it anew."""
-
-    def touch(self, number: int, text: str) -> None:
-        """Give a sign of life; the text is the one that is there."""
-
-    def remove(self, number: int) -> None:
-        """Leave nothing."""
-
-    def now(self) -> float:
-        """The storage's own time."""
-
-    def called(self, number: int) -> str:
-        """Where it is, in words."""
-
-
-@dataclass(frozen=True)
-class _Files:
-    """In a folder that all nodes share."""
-
-    sweep: Path
-
-    def last(self) -> int:
-        return max((int(path.stem) for path in (self.sweep / "owners").glob("*.json")), default=0)
-
-    def look(self, number: int) -> float | None:
-        try:
-            return _file(self.sweep, number).stat().st_mtime
-        except FileNotFoundError:
-            return None
-
-    def read(self, number: int) -> str:
-        return _file(self.sweep, number).read_text()
-
-    def take(self, number: int, text: str) -> bool:
-        try:
-            write_text(_file(self.sweep, number), text, first=True)
-        except FileExistsError:
-            return False
-        return True
-
-    def write(self, number: int, text: str) -> None:
-        write_text(_file(self.sweep, number), text)
-
-    def touch(self, number: int, text: str) -> None:
-        os.utime(_file(self.sweep, number))
-
-    def remove(self, number: int) -> None:
-        path = _file(self.sweep, number)
-        path.unlink(missing_ok=True)
-        for folder in (path.parent, self.sweep):
-            folder.rmdir()
-
-    def now(self) -> float:
-        return _now(self.sweep / "owners")
-
-    def called(self, number: int) -> str:
-        return str(_file(self.sweep, number))
-
-
-@dataclass(frozen=True)
-class _Objects:
-    """In a bucket."""
-
-    bucket: Bucket
-    sweep: str
-
-    def last(self) -> int:
-        number = 0
-        while self.look(number + 1) is not None:
-            number += 1
-        return number
-
-    def look(self, number: int) -> float | None:
-        at = self.bucket.written(self._name(number))
-        return None if at is None else at.timestamp()
-
-    def read(self, number: int) -> str:
-        if (data := self.bucket.get(self._name(number))) is None:
-            raise FileNotFoundError(self._name(number))
-        return data.decode()
-
-    def take(self, number: int, text: str) -> bool:
-        return self.bucket.first(self._name(number), text.encode())
-
-    def write(self, number: int, text: str) -> None:
-        self.bucket.put(self._name(number), text.encode())
-
-    def touch(self, number: int, text: str) -> None:
-        self.write(number, text)
-
-    def remove(self, number: int) -> None:
-        self.bucket.remove([self._name(number)])
-
-    def now(self) -> float:
-        name = f"sweeps/{self.sweep}/owners/.now.{uuid.uuid4().hex[:8]}"
-        self.bucket.put(name, b"")
-        at = self.bucket.written(name)
-        self.bucket.remove([name])
-        return time.time() if at is None else at.timestamp()
-
-    def called(self, number: int) -> str:
-        return f"{self.bucket.name}/{self._name(number)}"
-
-    def _name(self, number: int) -> str:
-        return f"sweeps/{self.sweep}/owners/{number:05d}.json"
-
-
-def _numbers(sweep: Path) -> _Numbers:
-    bucket = bucket_above(sweep, 1)
-    return _Files(sweep) if bucket is None else _Objects(bucket, sweep.name)
-
-
 def _take(sweep: Path, me: dict[str, Any]) -> Owner:
-    there = _numbers(sweep)
+    there = shared(sweep)
     while True:
-        number = there.last()
+        number = max((int(path.stem) for path in (sweep / "owners").glob("*.json")), default=0)
+        while there.written(_name(number + 1)) is not None:  # In a bucket, where lists may lag, they are counted up.
+            number += 1
         if number:
             _outlive(sweep, there, number)
-        if there.take(number + 1, json.dumps(me, indent=1)):  # else somebody was faster
+        if there.first(_name(number + 1), _text(me)):  # else somebody was faster
             return Owner(sweep, number + 1)
 
 
-def _outlive(sweep: Path, numbers: _Numbers, number: int) -> None:
+def _outlive(sweep: Path, files: Shared, number: int) -> None:
     """Return when this owner has ended. Raises ValueError as soon as it shows that it lives."""
-    try:
-        there = json.loads(numbers.read(number))
-        beat = numbers.look(number)
-        who = f"process {there['pid']} on {there['host']} since {there['since']}"
-    except FileNotFoundError:  # it began nothing, and has gone
+    if (text := files.get(_name(number))) is None:  # it began nothing, and has gone
         return
+    try:
+        there, beat = json.loads(text), files.written(_name(number))
+        who = f"process {there['pid']} on {there['host']} since {there['since']}"
     except (ValueError, KeyError, TypeError):
-        raise ValueError(
-            f"{numbers.called(number)} is damaged: remove it if no driver of {sweep.name} is running"
-        ) from None
+        says = f"{files.called(_name(number))} is damaged: remove it if no driver of {sweep.name} is running"
+        raise ValueError(says) from None
     lives = ValueError(f"{sweep.name} is being run by {who}: wait until it has ended, stop it, or give another --name")
     if there.get("ended") or beat is None:
         return
@@ -234,14 +102,12 @@ def _outlive(sweep: Path, numbers: _Numbers, number: int) -> None:
         if there.get("started") == _started(there["pid"]) and not _was_ours(there["pid"], sweep, number):
             raise lives
         return
-    said = False
-    while (silent := numbers.now() - beat) < SILENCE_S:
-        if not said:
-            says = f"the driver of {sweep.name} on {there['host']} has shown no sign of life for {max(silent, 0):.0f} s"
-            print(f"{says}; it counts as dead after {SILENCE_S:.0f} s", flush=True)
-            said = True
+    if (silent := _now(files) - beat) < SILENCE_S:
+        says = f"the driver of {sweep.name} on {there['host']} has shown no sign of life for {max(silent, 0):.0f} s"
+        print(f"{says}; it counts as dead after {SILENCE_S:.0f} s", flush=True)
+    while _now(files) - beat < SILENCE_S:
         _pause()
-        if numbers.look(number) not in (beat, None):
+        if files.written(_name(number)) not in (beat, None):
             raise lives
 
 
@@ -259,22 +125,23 @@ def _pause() -> None:
     time.sleep(1.0)
 
 
-def _now(folder: Path) -> float:
+def _now(there: Shared) -> float:
     """The storage's own time."""
-    probe = folder / f".now.{uuid.uuid4().hex[:8]}"
+    probe = f"owners/.now.{uuid.uuid4().hex[:8]}"
     try:
-        probe.touch()
-        return probe.stat().st_mtime
+        there.put(probe, b"")
+        at = there.written(probe)
+        return time.time() if at is None else at
     finally:
-        probe.unlink(missing_ok=True)
+        there.remove([probe])
 
 
-def _beat(owner: Owner, over: threading.Event, text: str) -> None:
-    there = _numbers(owner.sweep)
+def _beat(owner: Owner, over: threading.Event, text: bytes) -> None:
+    there = shared(owner.sweep)
     while not over.wait(BEAT_S):
         try:
             owner()
-            there.touch(owner.number, text)
+            there.touch(_name(owner.number), text)
         except Overtaken as e:
             if not over.is_set():
                 _end_process(str(e))
@@ -288,11 +155,13 @@ def _end_process(why: str) -> None:
 
 
 def _give_back(owner: Owner, me: dict[str, Any]) -> None:
-    there = _numbers(owner.sweep)
+    there = shared(owner.sweep)
     if owner.number > 1 or (owner.sweep / "sweep.json").exists():
-        there.write(owner.number, json.dumps({**me, "ended": True}, indent=1))
+        there.put(_name(owner.number), _text({**me, "ended": True}))
         return
-    there.remove(owner.number)
+    there.remove([_name(owner.number)])
+    (owner.sweep / "owners").rmdir()
+    owner.sweep.rmdir()
 
 
 def _me() -> dict[str, Any]:
@@ -321,5 +190,9 @@ def _started(pid: int) -> str | None:
     return None if state in "ZX" else fields[18]
 
 
-def _file(sweep: Path, number: int) -> Path:
-    return sweep / "owners" / f"{number:05d}.json"
+def _name(number: int) -> str:
+    return f"owners/{number:05d}.json"
+
+
+def _text(me: dict[str, Any]) -> bytes:
+    return json.dumps(me, indent=1).encode()

@@ -7,16 +7,16 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import compress
 from pathlib import Path
 
 from raydiff import seeding
 from raydiff.experiment import away
 from raydiff.experiment.overrides import SECRET
-from raydiff.federated.bucket import Bucket, Lock, bucket_above
-from raydiff.federated.checkpoint import appearing
-from raydiff.federated.remote import Remote
+from raydiff.federated.bucket import Bucket, is_bucket
+from raydiff.federated.files import write_bytes
+from raydiff.federated.remote import Remote, shared
 from raydiff.report.files import sealed, unsealed
 
 NAMES = "files.json"
@@ -32,40 +32,34 @@ AT_ONCE = 8
 
 def put(folder: Path) -> None:
     """Put what people read of a sweep or trial, where its storage is a bucket, and what has changed."""
-    if (bucket := _bucket(folder)) is None:
+    if not isinstance(there := shared(folder), Remote):
         return
-    at, before = _name(folder), _named(bucket, _name(folder)) or {}
-    files = {str(path.relative_to(folder)): path for path in _files(folder)}
-    data = {name: path.read_bytes() for name, path in files.items()}
+    before = _named(there) or {}
+    data = {name: path.read_bytes() for name, path in _files(folder).items()}
     now = {name: _digest(folder, name, content) for name, content in data.items()}
     if now == before:
         return
     for name in (name for name in now if now[name] != before.get(name)):
-        closed = _lock(folder).closed(data[name], f"{at}/{name}") if name in CLOSED else [data[name]]
-        bucket.put(f"{at}/{name}", b"".join(closed))
-    bucket.put(f"{at}/{NAMES}", sealed({"files": now}).encode())
-    bucket.remove([f"{at}/{name}" for name in before if name not in now])
+        closed = there.lock.closed(data[name], there.at(name)) if name in CLOSED else [data[name]]
+        there.put(name, b"".join(closed))
+    there.put(NAMES, sealed({"files": now}).encode())
+    there.remove([name for name in before if name not in now])
 
 
 def get(folder: Path) -> bool:
     """Make what people read of a sweep or trial what the bucket has; whether it has anything. Where the storage is a
     folder, nothing is done."""
-    if (bucket := _bucket(folder)) is None:
+    if not isinstance(there := shared(folder), Remote) or (named := _named(there)) is None:
         return False
-    at = _name(folder)
-    if (there := _named(bucket, at)) is None:
-        return False
-    found = {str(path.relative_to(folder)): path for path in _files(folder)}
-    here = {name: _digest(folder, name, path.read_bytes()) for name, path in found.items()}
-    there = {name: digest for name, digest in there.items() if name not in CLOSED or _has_secret(folder)}
-    wanted = [name for name, digest in there.items() if here.get(name) != digest]
+    here = {name: _digest(folder, name, path.read_bytes()) for name, path in _files(folder).items()}
+    named = {name: digest for name, digest in named.items() if name not in CLOSED or _has_secret(folder)}
+    wanted = [name for name, digest in named.items() if here.get(name) != digest]
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        for name, data in zip(wanted, pool.map(lambda name: bucket.get(f"{at}/{name}"), wanted), strict=True):
+        for name, data in zip(wanted, pool.map(there.get, wanted), strict=True):
             if data is None:
-                raise ValueError(f"{bucket.name}/{at}/{name} is gone, though {NAMES} names it")
-            with appearing(folder / name) as temporary:
-                temporary.write_bytes(_lock(folder).opened(data, f"{at}/{name}") if name in CLOSED else data)
-    for name in here.keys() - there.keys():
+                raise ValueError(f"{there.called(name)} is gone, though {NAMES} names it")
+            write_bytes(folder / name, there.lock.opened(data, there.at(name)) if name in CLOSED else data)
+    for name in here.keys() - named.keys():
         (folder / name).unlink(missing_ok=True)
     return True
 
@@ -73,22 +67,30 @@ def get(folder: Path) -> bool:
 def get_sweep(sweep: Path) -> bool:
     """`get` of a sweep and of all its trials, of those without an outcome also which rounds count; and its secret,
     where the environment has it. Whether there is such a sweep."""
-    if not get(sweep):
+    if not isinstance(there := shared(sweep), Remote) or not get(sweep):
         return False
-    folders = [sweep / "trials" / digest for digest in sorted(_trials(sweep))]
+    said = json.loads(_text(sweep / "sweep.json") or "{}")
+    names = {*said.get("trials", []), *there.bucket.below(there.at("trials"))}  # A search may have added some.
+    folders = [sweep / "trials" / digest for digest in sorted(names)]
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        begun = [folder for folder, there in zip(folders, pool.map(get, folders), strict=True) if there]
+        begun = list(compress(folders, pool.map(get, folders)))
     for folder in begun:
-        remote = Remote.of(folder)
-        if remote is not None and not (folder / "outcome.json").exists():
-            remote.mark()
-    _take_secret(sweep)
+        if not (folder / "outcome.json").exists():
+            _mark(folder)
+    given = os.environ.get(SECRET, "")
+    secret = bytes.fromhex(given) if re.fullmatch("(?:[0-9a-fA-F]{2}){16,}", given) else b""
+    its = bool(secret) and seeding.keyed_digest(secret, "sweep", sweep.name)[:16] == said.get("secret")
+    if its and not (sweep / "secret").exists():
+        away.keep(sweep / "secret", secret)
     return True
 
 
 def fetched(uri: str) -> Path:
     """The folder here of a storage, a sweep or a trial that a bucket has, for whoever reads it: not the one in which a
-    driver may be at work. What clients have is fetched when it is asked for. Raises ValueError where there is none."""
+    driver may be at work. What clients have is fetched when it is asked for. Any other path is itself. Raises
+    ValueError where there is none."""
+    if not is_bucket(uri):
+        return Path(uri)
     text, mark, query = uri.partition("?")
     storage, _, inside = text.rstrip("/").partition("/sweeps/")
     bucket = Bucket(storage.removesuffix("/sweeps") + mark + query)
@@ -106,34 +108,22 @@ def fetched(uri: str) -> Path:
 
 def to_go_on(folder: Path) -> None:
     """Make a trial's folder what the bucket has of it, where its storage is one: it goes on from there."""
-    if (remote := Remote.of(folder)) is None:
-        return
-    remote.restore()
+    shared(folder).restore()
     if get(folder) and '"finished"' not in _text(folder / "outcome.json"):
         (folder / "outcome.json").unlink(missing_ok=True)  # It is about to have another one.
 
 
 def exists(storage: str, name: str) -> bool:
     """Whether a bucket has a sweep of this name."""
-    return Bucket(storage).written(f"sweeps/{name}/{NAMES}") is not None
+    return is_bucket(storage) and Bucket(storage).written(f"sweeps/{name}/{NAMES}") is not None
 
 
-def _take_secret(sweep: Path) -> None:
-    """Keep the secret that the environment has, if it is the sweep's."""
-    given, path = os.environ.get(SECRET, ""), sweep / "secret"
-    said = json.loads(_text(sweep / "sweep.json") or "{}").get("secret")
-    if path.exists() or not re.fullmatch("(?:[0-9a-fA-F]{2}){16,}", given):
-        return
-    if seeding.keyed_digest(bytes.fromhex(given), "sweep", sweep.name)[:16] == said:
-        away.keep(path, bytes.fromhex(given))
-
-
-def _trials(sweep: Path) -> set[str]:
-    """Those planned, and what the bucket lists: a search may have added some."""
-    bucket = _bucket(sweep)
-    assert bucket is not None
-    planned = json.loads(_text(sweep / "sweep.json") or "{}").get("trials", [])
-    return {*planned, *bucket.below(f"{_name(sweep)}/trials")}
+def _mark(folder: Path) -> None:
+    """Have the names of a trial's commits in its folder, for whoever only counts them, and may have no secret."""
+    number, there = 0, shared(folder)
+    while there.written(f"commit-{number:05d}") is not None:
+        (folder / f"commit-{number:05d}.json").touch()
+        number += 1
 
 
 def _digest(folder: Path, name: str, content: bytes) -> str:
@@ -148,31 +138,18 @@ def _has_secret(folder: Path) -> bool:
     return (folder.parents[1] / "secret").exists()
 
 
-def _lock(folder: Path) -> Lock:
-    return Lock((folder.parents[1] / "secret").read_bytes(), folder.parents[1].name)
-
-
-def _bucket(folder: Path) -> Bucket | None:
-    return bucket_above(folder, 1 if folder.parent.name == "sweeps" else 3)
-
-
-def _name(folder: Path) -> str:
-    levels = 2 if folder.parent.name == "sweeps" else 4
-    return "/".join(folder.absolute().parts[-levels:])
-
-
-def _named(bucket: Bucket, at: str) -> dict[str, str] | None:
-    data = bucket.get(f"{at}/{NAMES}")
+def _named(there: Remote) -> dict[str, str] | None:
+    data = there.get(NAMES)
     try:
         return None if data is None else unsealed(data.decode())["files"]
     except (ValueError, KeyError, TypeError) as e:
-        raise ValueError(f"{bucket.name}/{at}/{NAMES} is damaged: {e}") from None
+        raise ValueError(f"{there.called(NAMES)} is damaged: {e}") from None
 
 
-def _files(folder: Path) -> Iterator[Path]:
-    kind = "sweep" if folder.parent.name == "sweeps" else "trial"
-    for pattern in READ[kind]:
-        yield from sorted(p for p in folder.glob(pattern) if p.is_file() and not p.name.startswith("."))
+def _files(folder: Path) -> dict[str, Path]:
+    patterns = READ["sweep" if folder.parent.name == "sweeps" else "trial"]
+    found = (path for pattern in patterns for path in sorted(folder.glob(pattern)))
+    return {str(p.relative_to(folder)): p for p in found if p.is_file() and not p.name.startswith(".")}
 
 
 def _text(path: Path) -> str:

@@ -34,7 +34,7 @@ from raydiff.experiment.config import Experiment
 from raydiff.experiment.ledgers import ledger_of, planned
 from raydiff.experiment.owner import Owner
 from raydiff.federated.book import Book
-from raydiff.federated.checkpoint import Overtaken, write_text
+from raydiff.federated.files import Overtaken, write_text
 from raydiff.privacy import budget as privacy
 from raydiff.privacy.budget import Budget
 from raydiff.privacy.release import Event

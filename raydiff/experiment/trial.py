@@ -29,7 +29,7 @@ import torch
 from raydiff.data import datasets
 from raydiff.evaluation import suite
 from raydiff.evaluation.suite import Instruments
-from raydiff.experiment import config, measurements, overrides, readable
+from raydiff.experiment import away, config, measurements, overrides, readable
 from raydiff.experiment.away import Given
 from raydiff.experiment.client_records import shares
 from raydiff.experiment.config import Experiment
@@ -38,11 +38,11 @@ from raydiff.experiment.ledgers import ledger_of, setup_of
 from raydiff.experiment.owner import Owner
 from raydiff.experiment.spending import Charged, book_of, charge
 from raydiff.federated import heartbeat
-from raydiff.federated.bucket import is_bucket
-from raydiff.federated.checkpoint import Store, appearing, write_text
+from raydiff.federated.checkpoint import Store
 from raydiff.federated.client import AtHand, Client, Keys
+from raydiff.federated.files import write_text
 from raydiff.federated.method import Metrics, WithRequirements, WithTables
-from raydiff.federated.remote import Remote
+from raydiff.federated.remote import shared
 from raydiff.federated.rounds import LocalPool, Pool, Progress, rounds
 from raydiff.models.training import Train
 from raydiff.privacy.ledger import Guarantee, Spent
@@ -69,7 +69,7 @@ class Trial:
     def store(self) -> Store:
         """What survives of it."""
         guard = Charged(self.owner, self.folder, book_of(self.folder, self.experiment.data))
-        return Store(self.folder, self.sweep / "cache", guard, Remote.of(self.folder))
+        return Store(self.folder, self.sweep / "cache", guard)
 
     @property
     def keys(self) -> Keys:
@@ -85,8 +85,7 @@ def cut_short(folder: Path, outcome: str, **more: Any) -> None:
     """End a trial that did not finish: stopped, failed or killed. It keeps the epsilon that it has spent."""
     experiment = config.read(folder / "config.json")
     try:
-        if (remote := Remote.of(folder)) is not None:
-            remote.restore(server=False)  # What was spent is known there; the processes that did so may be elsewhere.
+        shared(folder).restore(server=False)  # What was spent is known there, wherever the processes are that did so.
         server, outsiders = guarantees(Spent(ledger_of(folder)), experiment)
     except ValueError as e:  # a damaged folder, of which nothing can be guaranteed
         about: dict[str, Any] = {"delta": experiment.method.delta, "accountant": experiment.method.accountant}
@@ -171,7 +170,7 @@ def planned_secret(sweep: Path, experiment: Experiment) -> bytes:
     """
     given, path, storage = experiment.runtime.noise_secret, sweep / "secret", experiment.runtime.storage
     if not path.exists():
-        if given is None and is_bucket(storage) and readable.exists(storage, sweep.name):
+        if given is None and readable.exists(storage, sweep.name):
             raise ValueError(
                 f"the noise secret of {sweep.name} is not on this machine, and never in its bucket: set "
                 f"{overrides.SECRET} to what it was begun with, or to the hex digits of the file secret in its folder "
@@ -188,11 +187,9 @@ def planned_secret(sweep: Path, experiment: Experiment) -> bytes:
 
 def keep_secret(sweep: Path, secret: bytes) -> None:
     """Write a sweep's secret, unless another process was first: then its secret counts."""
-    if (sweep / "secret").exists():
-        return
-    with contextlib.suppress(FileExistsError), appearing(sweep / "secret", durable=True, first=True) as temporary:
-        temporary.touch(0o600)
-        temporary.write_bytes(secret)
+    with contextlib.suppress(FileExistsError):
+        if not (sweep / "secret").exists():
+            away.keep(sweep / "secret", secret, first=True)
 
 
 def make_clients(trial: Trial, ids: Sequence[int], *, keys: Keys | None = None) -> list[Client]:

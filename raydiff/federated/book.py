@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from raydiff.federated import seals
-from raydiff.federated.checkpoint import write_text
+from raydiff.federated.files import write_text
 from raydiff.report.files import sealed
 
 

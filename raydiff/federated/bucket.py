@@ -1,8 +1,8 @@
 """A bucket of an object store in the place of a folder that all nodes share. No Ray inside.
 
 Each process works in a folder of its own, below a root with the file `bucket.json`, which names the bucket; `remote`
-and `experiment.away` carry files between the two. A name is never looked for in a list where it can be known: lists may
-lag. Whoever puts a name `first` takes it, as a link does in a folder.
+and `experiment.readable` carry files between the two. A name is never looked for in a list where it can be known: lists
+may lag. Whoever puts a name `first` takes it, as a link does in a folder.
 
 Through obstore: of the clients of object stores that are libraries alone it can put a name only if there is none.
 """
@@ -16,7 +16,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -73,7 +73,7 @@ class Bucket:
         with self._asked(name) as store:
             try:
                 store.put(name, data, mode="create")
-            except _errors().AlreadyExistsError:
+            except _obstore().exceptions.AlreadyExistsError:
                 return self.get(name) == data
         return True
 
@@ -90,11 +90,10 @@ class Bucket:
             return found if len(found) == end - start else None
         return None
 
-    def written(self, name: str) -> datetime | None:
+    def written(self, name: str) -> float | None:
         """When it was put, by the store's clock; None where there is none."""
         with contextlib.suppress(FileNotFoundError), self._asked(name) as store:
-            at: datetime = store.head(name)["last_modified"]
-            return at
+            return float(store.head(name)["last_modified"].timestamp())
         return None
 
     def below(self, name: str) -> list[str]:
@@ -113,11 +112,9 @@ class Bucket:
     def _asked(self, name: str) -> Iterator[Any]:
         try:
             yield _opened(self.uri)
-        except FileNotFoundError:
-            raise
-        except _errors().BaseError as e:
-            if isinstance(e, _errors().NotFoundError):
-                raise FileNotFoundError(name) from None
+        except (FileNotFoundError, _obstore().exceptions.NotFoundError):
+            raise FileNotFoundError(name) from None
+        except _obstore().exceptions.BaseError as e:
             raise Unreachable(f"{self.name}/{name}", e) from None
 
 
@@ -168,11 +165,6 @@ def bucket_at(root: Path) -> Bucket | None:
         return None
 
 
-def bucket_above(folder: Path, levels: int) -> Bucket | None:
-    """`bucket_at` the root that is so many levels above the parent of this folder."""
-    return next((bucket_at(at) for at in folder.absolute().parents[levels : levels + 1]), None)
-
-
 def _about(name: str, piece: int, count: int) -> bytes:
     return f"{name}\0{piece}\0{count}".encode()
 
@@ -192,15 +184,8 @@ def _opened(uri: str) -> Any:
 
 def _obstore() -> Any:
     try:
-        import obstore
+        import obstore.exceptions
         import obstore.store
     except ImportError:
         raise ValueError("storage in a bucket needs obstore: pip install 'raydiff[bucket]'") from None
     return obstore
-
-
-def _errors() -> Any:
-    _obstore()
-    from obstore import exceptions
-
-    return exceptions

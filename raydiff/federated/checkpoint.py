@@ -20,36 +20,28 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import platform
 import re
 import types
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from raydiff.federated import seals
+from raydiff.federated.files import Overtaken, Shared, read_tensors, write_tensors, write_text
 from raydiff.federated.latest import Latest
+from raydiff.federated.remote import shared
 from raydiff.later import spelled
 from raydiff.privacy.ledger import SETUP, Entry, Ledger
 from raydiff.privacy.release import Event, Gaussian, Nothing, Release, already_private, event_from_dict, event_to_dict
 from raydiff.report.files import sealed, unsealed
 from raydiff.seeding import keyed_digest
-from raydiff.tree import Params, Tensors, aligned
-
-if TYPE_CHECKING:
-    from raydiff.federated.remote import Remote
+from raydiff.tree import Params
 
 INITIAL = -1  # the "round" of a client's state before its first one
 END = re.compile(r'[0-9a-f]{64}"}$|"sha256": ".{64}..$')  # of a note that was written whole, whatever one byte became
-SYNCING = 8  # files that are brought to the disk at once: together they take a tenth of their time one by one
-
-
-class Overtaken(ValueError):
-    """Another process goes on with this trial. Who gets this stops, sends nothing, and writes nothing more."""
 
 
 @dataclass(frozen=True)
@@ -60,10 +52,13 @@ class Store:
     cache: Path | None = None
     guard: Callable[[], None] | None = None
     """Raises Overtaken where the driver that this process works for no longer owns the sweep."""
-    remote: Remote | None = None
-    """Where the storage is a bucket: what this process's folder has is carried there by it."""
     _latest: Latest = field(default_factory=Latest, init=False, repr=False, compare=False)
     """What was seen of clients' states: one client after the other asks for its latest."""
+
+    @cached_property
+    def shared(self) -> Shared:
+        """What all processes see of it."""
+        return shared(self.root)
 
     def save_server(self, number: int, state: Params) -> None:
         """Keep the server's state after a round; `commit` makes it count. Raises Overtaken as `commit` does."""
@@ -124,8 +119,7 @@ class Store:
         """Write ahead what these messages reveal, (client, event, bytes) each, in one go; so nothing is forgotten when
         the round never commits. Of what was noised `save_release` has told already."""
         sent = list(sent)
-        if self.remote is not None:  # All that must be there before these are sent is put now, in one piece.
-            self.remote.send(number, sent)
+        self.shared.send(number, sent)  # All that must be there before these are sent is put now, in one piece.
         told = [
             "\n" + sealed({"client": client, "event": event_to_dict(event), "bytes": size})
             for client, event, size in sent
@@ -189,15 +183,15 @@ class Store:
         Raises Overtaken, and changes nothing, where it counts already, or the guard does.
         """
         states = sorted((self.root / "clients").glob("*.safetensors"), key=_numbers)
-        before = self._commit(number - 1)
+        before, server = self._commit(number - 1), self._server(number) if self.has_server(number) else None
+        said = self.shared.said(number, {c: path for path in states for c, of in [_numbers(path)] if of == number})
         whole = {
             **record,
-            "states": self._sealed(number, [path for path in states if _numbers(path)[1] == number]),
+            "states": {"server": seals.seal_of(server) if server else None, "clients": said},
             "previous": seals.digest(before) if before.exists() else None,
         }
         self.check_open(number)
-        if self.remote is not None:
-            self.remote.commit(number, sealed(whole), self._server(number) if self.has_server(number) else None)
+        self.shared.commit(number, sealed(whole), server)
         try:
             write_text(self._commit(number), sealed(whole), durable=True, first=True)
         except FileExistsError:
@@ -256,30 +250,26 @@ class Store:
         if (found := self.load_cached(key)) is not None:  # Another trial was faster: its result counts.
             return found
         write_tensors(self.cache / f"{key}.safetensors", made)
-        if self.remote is not None:
-            self.remote.keep_cached(self.cache / f"{key}.safetensors")
+        self.shared.keep_cached(self.cache / f"{key}.safetensors")
         return made
 
     def load_cached(self, key: str) -> Params | None:
         """What `cached` has kept under this key, or None. It may be forgotten while one looks."""
-        if self.remote is not None and self.cache is not None:
-            self.remote.load_cached(self.cache / f"{key}.safetensors")
-        with contextlib.suppress(FileNotFoundError):
-            return read_tensors(self.cache / f"{key}.safetensors")[0] if self.cache else None
+        if self.cache is not None:
+            self.shared.load_cached(self.cache / f"{key}.safetensors")
+            with contextlib.suppress(FileNotFoundError):
+                return read_tensors(self.cache / f"{key}.safetensors")[0]
         return None
 
     def forget(self, keys: Iterable[str]) -> None:
         """Drop cached results that no one will ask for again."""
         for key in keys:
             if self.cache is not None:
-                (self.cache / f"{key}.safetensors").unlink(missing_ok=True)
-                if self.remote is not None:
-                    self.remote.forget_cached(self.cache / f"{key}.safetensors")
+                self.shared.forget_cached(self.cache / f"{key}.safetensors")
 
     def has_cached(self, key: str) -> bool:
         """Whether `cached` would find this key's result."""
-        path = None if self.cache is None else self.cache / f"{key}.safetensors"
-        return path is not None and (path.exists() or (self.remote is not None and self.remote.has_cached(path)))
+        return self.cache is not None and self.shared.has_cached(self.cache / f"{key}.safetensors")
 
     def cache_key(self, kind: str, secret: bytes, parts: tuple[object, ...]) -> str:
         """The name of a cached result that depends on `parts`, digests of records among them: keyed by the sweep's
@@ -317,17 +307,6 @@ class Store:
         begun += [_numbers(p)[1] for kind in ("clients", "releases") for p in (self.root / kind).glob("*.safetensors")]
         return [last + 2] if lost or max(begun, default=0) > last + 1 else []
 
-    def _sealed(self, number: int, clients: Sequence[Path]) -> dict[str, Any]:
-        """The digests of the states that round `number` made, which are brought to the disk before they are named."""
-        server = self._server(number)
-        if self.remote is not None:  # Most states are in other processes' folders; their messages have told of them.
-            return {"server": seals.seal_of(server) if server.exists() else None, "clients": self.remote.said(number)}
-        with ThreadPoolExecutor(SYNCING) as pool:
-            said = {str(_numbers(path)[0]): seal for path, seal in zip(clients, pool.map(_kept, clients), strict=True)}
-        if clients:
-            _sync(self.root / "clients")
-        return {"server": seals.seal_of(server) if server.exists() else None, "clients": said}
-
     def _states(self, number: int) -> dict[str, Any]:
         """The digests that a commit carries; none where there is no such commit, or it is from before 2026-11-22."""
         path = self._commit(number)
@@ -351,8 +330,7 @@ class Store:
     def _here(self, kind: str, client: int, number: int) -> Path:
         """The same as `_numbered`, fetched if need be."""
         path = self._numbered(kind, client, number)
-        if self.remote is not None:
-            self.remote.fetch(path)
+        self.shared.fetch(path)
         return path
 
     def _numbered(self, kind: str, client: int, number: int) -> Path:
@@ -379,72 +357,3 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
             cut = isinstance(e, json.JSONDecodeError) and line.startswith("{") and not END.search(line)
             if not cut:
                 raise ValueError(f"{path} is damaged: what clients have sent is not known") from None
-
-
-def write_tensors(path: Path, tensors: Tensors, *, note: str = "", durable: bool = False, first: bool = False) -> None:
-    """Write a safetensors file; `note` goes into its header. `first`: one that is there stays."""
-    from safetensors.torch import save
-
-    whole = {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}
-    pieces = seals.sealed(save(whole, metadata=seals.metadata(note)))
-    with (
-        contextlib.suppress(*[FileExistsError] * first),
-        appearing(path, durable=durable, first=first) as temporary,
-        temporary.open("wb") as f,
-    ):
-        f.writelines(pieces)
-
-
-def read_tensors(path: Path) -> tuple[Params, str]:
-    """(tensors, note) of a file that `write_tensors` wrote. Raises ValueError, which names the file, where it is
-    damaged."""
-    from safetensors import SafetensorError, safe_open
-
-    seals.check_tensors(path)
-    try:
-        with safe_open(str(path), framework="pt") as f:
-            return {k: aligned(f.get_tensor(k)) for k in f.keys()}, seals.note_of(path, f.metadata())  # noqa: SIM118
-    except SafetensorError as e:
-        raise ValueError(f"{path} is damaged: {e}") from None
-
-
-def write_text(path: Path, text: str, *, durable: bool = False, first: bool = False) -> None:
-    """Write a small text file, whole or not at all. `first`: raises FileExistsError where one is there."""
-    with appearing(path, durable=durable, first=first) as temporary:
-        temporary.write_text(text)
-
-
-@contextlib.contextmanager
-def appearing(path: Path, *, durable: bool = False, first: bool = False) -> Iterator[Path]:
-    """A temporary name beside `path` (".<name>.<8 hex digits>") that becomes `path` if the block succeeds. With `first`
-    raises FileExistsError where there is such a file: of several that try at once, one succeeds."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
-    try:
-        yield temporary
-        if durable:
-            with temporary.open("rb") as f:
-                os.fsync(f.fileno())
-        if first:
-            os.link(temporary, path)
-        else:
-            temporary.replace(path)
-        if durable:  # The folder is synced too, for it holds the file's name.
-            _sync(path.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _sync(path: Path) -> None:
-    """Bring a file, or the names in a folder, to the disk."""
-    opened = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)
-
-
-def _kept(path: Path) -> str | None:
-    """A state's digest, once it is on the disk. On storage of a network it was when its writer had closed it."""
-    _sync(path)
-    return seals.seal_of(path)

@@ -25,8 +25,7 @@ from raydiff.seeding import NoiseStream
 from raydiff.tree import Params
 
 AT_HAND = 2**30  # bytes of private states in a process's memory; beyond them they are read from the store again
-TOGETHER_S = 5.0  # A bucket is put at most one object in so much of a process's work,
-TOGETHER_BYTES = 8 * 2**20  # or of so many bytes: neither waits for more, nor are uploads held that fill the memory.
+TOGETHER_BYTES = 8 * 2**20  # that are told of together: uploads are not held until they fill the memory
 COHORT = 16  # clients that train in lock-step at most: more are hardly faster, and each has its activations in memory
 
 
@@ -254,19 +253,18 @@ def noted(
     """These clients' results, each told of in their store before it is given: it is sent then. Where the storage is a
     bucket, those of a few seconds are told of together, unless each is waited for `alone`."""
     store = clients[0].store if clients else None
-    together = store is not None and store.remote is not None and not alone
-    for some in _gathered(results) if together else ([result] for result in results):
+    for some in _gathered(results, 0.0 if store is None or alone else store.shared.together_s):
         if store:
             store.note(number, [(upload.client, upload.release.event, upload.release.nbytes) for upload, _ in some])
         yield from some
 
 
-def _gathered(results: Iterable[tuple[Upload, Metrics]]) -> Iterator[list[tuple[Upload, Metrics]]]:
+def _gathered(results: Iterable[tuple[Upload, Metrics]], seconds: float) -> Iterator[list[tuple[Upload, Metrics]]]:
     some, size, began = list[tuple[Upload, Metrics]](), 0, time.monotonic()
     for result in results:
         some.append(result)
         size += result[0].release.nbytes
-        if size >= TOGETHER_BYTES or time.monotonic() - began >= TOGETHER_S:
+        if size >= TOGETHER_BYTES or time.monotonic() - began >= seconds:
             yield some
             some, size, began = [], 0, time.monotonic()
     if some:

@@ -19,12 +19,12 @@ from pathlib import Path
 
 from torch import Tensor
 
-from raydiff.federated.bucket import bucket_above
+from raydiff.federated.remote import shared
 from raydiff.models.ddpm import ALIVE
 from raydiff.models.training import WATCH
 
 EVERY_S = 2.0
-FAR_S = 30.0  # between two that are put into a bucket, which costs money for each
+FAR_S = 30.0  # between two that are carried to where others see them, which may cost money
 LATEST = 50  # steps that the loss is a mean of
 FOLDER = "beats"
 STEPS, ALONE = ".json", ".alive"
@@ -85,10 +85,10 @@ def process() -> str:
 
 def sign(trial: Path, process: str) -> object:
     """Another one whenever that process has told that it goes on."""
-    if (bucket := bucket_above(trial, 3)) is not None:
-        with contextlib.suppress(OSError):  # What is not heard is no sign.
-            return [bucket.written(f"{_name(trial)}/{FOLDER}/{process}{kind}") for kind in (STEPS, ALONE)]
-    return [_written(trial / FOLDER / f"{process}{kind}") for kind in (STEPS, ALONE)]
+    there = shared(trial)
+    with contextlib.suppress(OSError):  # What is not heard is no sign.
+        return [there.written(f"{FOLDER}/{process}{kind}") for kind in (STEPS, ALONE)]
+    return None
 
 
 class Heard:
@@ -117,54 +117,39 @@ def beating(
 ) -> Iterator[None]:
     """Within, trainings tell how far they are, and what is computed without steps that it goes on, in the folder of
     their trial (None: nowhere)."""
-    start, last = time.monotonic(), dict[str, float]()  # When each kind of file was written last.
-    far = dict[str, float]()  # When it was put into a bucket.
+    start, last = time.monotonic(), dict[str, float]()  # When each file was written last,
+    far = dict[str, float]()  # and carried to where others see it.
 
-    def due(kind: str) -> Path | None:
-        """The file of this kind, if it is time to write it."""
-        if trial is None or time.monotonic() - last.get(kind, start) < EVERY_S:
-            return None
-        last[kind] = time.monotonic()
-        return trial / FOLDER / f"{process()}{kind}"
+    def tell(kind: str, says: Callable[[], str]) -> None:
+        """Write the file of this kind, if it is time."""
+        name, now = f"{FOLDER}/{process()}{kind}", time.monotonic()
+        if trial is None or now - last.get(name, start) < EVERY_S:
+            return
+        last[name], text = now, says()
+        _write(trial / name, text)
+        if now - far.get(name, -FAR_S) >= FAR_S:
+            far[name] = now
+            with contextlib.suppress(OSError):
+                shared(trial).carry(name, text.encode())
 
     def watch(step: int, steps: int, losses: Tensor) -> None:
-        if (path := due(STEPS)) is None:
-            return
-        mean, at = float(losses[max(0, step - LATEST) : step].mean()) if loss else None, time.time()
-        beat = Beat(
-            who=who, round=number, turn=turn, turns=turns, step=step, steps=steps, loss=mean, began=began, at=at
-        )
-        tell(path, json.dumps(dataclasses.asdict(beat)))
+        def says() -> str:
+            mean, at = float(losses[max(0, step - LATEST) : step].mean()) if loss else None, time.time()
+            beat = Beat(
+                who=who, round=number, turn=turn, turns=turns, step=step, steps=steps, loss=mean, began=began, at=at
+            )
+            return json.dumps(dataclasses.asdict(beat))
 
-    def alive() -> None:
-        if (path := due(ALONE)) is not None:
-            tell(path, "")
+        tell(STEPS, says)
 
-    def tell(path: Path, text: str) -> None:
-        _write(path, text)
-        assert trial is not None
-        bucket = bucket_above(trial, 3)
-        if bucket is not None and time.monotonic() - far.get(path.suffix, -FAR_S) >= FAR_S:
-            far[path.suffix] = time.monotonic()
-            with contextlib.suppress(OSError):
-                bucket.put(f"{_name(trial)}/{FOLDER}/{path.name}", text.encode())
-
-    tokens = WATCH.set(watch), ALIVE.set(alive)
+    tokens = WATCH.set(watch), ALIVE.set(lambda: tell(ALONE, str))
     try:
         yield
     finally:
         WATCH.reset(tokens[0])
         ALIVE.reset(tokens[1])
-        for kind in last:
-            assert trial is not None
-            with contextlib.suppress(OSError):  # Nor does a disk that has become read-only end it.
-                (trial / FOLDER / f"{process()}{kind}").unlink(missing_ok=True)
-        if far and trial is not None and (bucket := bucket_above(trial, 3)) is not None:
-            bucket.remove([f"{_name(trial)}/{FOLDER}/{process()}{kind}" for kind in far])
-
-
-def _name(trial: Path) -> str:
-    return "/".join(trial.absolute().parts[-4:])
+        if trial is not None:
+            shared(trial).remove(list(far))
 
 
 @cache

@@ -1,4 +1,4 @@
-"""A trial's `Store` where the storage is a bucket: what of its folder is carried there, and when. No Ray inside.
+"""Storage in a bucket, beyond `files.Shared`: what of a trial's folder is carried there, and when. No Ray inside.
 
     <trial>/packs/00003-<id>        states and noised uploads that a process made in round 3
     <trial>/log/00003/00000         the first message of round 3: who sends what, and which part of which pack has it
@@ -19,48 +19,54 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from raydiff.federated import seals
-from raydiff.federated.bucket import MULTIPART, Bucket, Lock, bucket_above, closed_size
-from raydiff.federated.checkpoint import Overtaken, appearing
+from raydiff.federated.bucket import MULTIPART, Bucket, Lock, bucket_at, closed_size
+from raydiff.federated.files import Overtaken, Shared, write_bytes
 from raydiff.privacy.release import Event, Nothing, event_to_dict
 from raydiff.report.files import sealed
 
 AHEAD = 16  # names that are asked for at once, where they are counted up
 PLACES = "places.json"
+NOTHING = event_to_dict(Nothing())
+LEVELS = {"sweeps": 2, "trials": 4}
+"""Of a folder in such a one, how many above it the storage is."""
 Place = tuple[str, int, int]
 """A pack, and the first byte and the one after the last of something in it."""
 
 
+def shared(folder: Path, levels: int | None = None) -> Shared:
+    """What all processes see of the folder of a sweep or a trial, or, with 0 levels, of a storage's own."""
+    at = folder.absolute()
+    if levels is None:
+        levels = LEVELS.get(at.parent.name, 0)
+    bucket = bucket_at(next(iter(at.parents[levels - 1 : levels]), at) if levels else at)
+    return Shared(folder) if bucket is None else Remote(folder, bucket, "/".join(at.parts[len(at.parts) - levels :]))
+
+
 @dataclass(frozen=True)
-class Remote:
-    """The files of one trial in a bucket."""
+class Remote(Shared):
+    """The files in a bucket of a sweep or a trial, on which each process works in a folder of its own."""
 
     bucket: Bucket
-    folder: Path
-    """The trial's folder here."""
+    name: str
+    """What the names of its files begin with."""
     _log: dict[int, list[dict[str, Any]]] = field(default_factory=dict, init=False, repr=False, compare=False)
     """What was read of the log, by round."""
-
-    @classmethod
-    def of(cls, folder: Path) -> Remote | None:
-        """Of the trial in this folder; None where the storage is a folder itself."""
-        bucket = bucket_above(folder, 3)
-        return None if bucket is None else cls(bucket, folder)
-
-    @property
-    def name(self) -> str:
-        """What the names of its files begin with."""
-        return "/".join(self.folder.absolute().parts[-4:])
+    apart: ClassVar[bool] = True
+    asked_s: ClassVar[float] = 5.0  # Each question costs money.
+    together_s: ClassVar[float] = 5.0
 
     @cached_property
-    def _lock(self) -> Lock:
+    def lock(self) -> Lock:
+        """Of what a trial has of clients."""
         sweep = self.folder.parents[1]
         if not (sweep / "secret").exists():
             raise ValueError(
@@ -69,82 +75,92 @@ class Remote:
             )
         return Lock((sweep / "secret").read_bytes(), sweep.name)
 
+    # --- a file by its name
+
+    def at(self, name: str) -> str:
+        """Its whole name."""
+        return f"{self.name}/{name}".removeprefix("/")
+
+    def put(self, name: str, data: bytes) -> None:
+        self.bucket.put(self.at(name), data)
+
+    def first(self, name: str, data: bytes) -> bool:
+        return self.bucket.first(self.at(name), data)
+
+    def get(self, name: str) -> bytes | None:
+        return self.bucket.get(self.at(name))
+
+    def reading(self, name: str) -> Callable[[], bytes | None]:
+        return partial(self.bucket.get, self.at(name))
+
+    def written(self, name: str) -> float | None:
+        return self.bucket.written(self.at(name))
+
+    touch = carry = put
+
+    def remove(self, names: Sequence[str]) -> None:
+        super().remove(names)
+        self.bucket.remove([self.at(name) for name in names])
+
+    def called(self, name: str) -> str:
+        return f"{self.bucket.name}/{self.at(name)}"
+
+    def unseen(self, node: str) -> str:
+        says = f"the bucket {self.bucket.name} cannot be read: node {node} does not see what the driver writes there"
+        return f"{says}; its credentials must be in every node's environment"
+
     # --- from the bucket
 
     def restore(self, *, server: bool = True) -> None:
-        """Make the folder what the bucket says: its commits, what was sent in the round after them, and the server's
-        state if asked. Raises ValueError where something is damaged or lost."""
         for kind in ("commit-*.json", "server-*", "clients/*", "releases/*"):
             for path in self.folder.glob(kind):
                 path.unlink()
         places: dict[str, Place] = {}
         number, last = -1, None
-        for number, last in enumerate(self._commits()):
-            _write(self.folder / f"commit-{number:05d}.json", last["commit"].encode())
-            made = {_state(int(client), number): place for client, place in last["states"].items()}
-            again = {_client(name) for name in made}
-            places = {name: place for name, place in places.items() if _client(name) not in again} | made
+        for number, last in enumerate(self._counted("commit-{:05d}", 0)):
+            write_bytes(self.folder / f"commit-{number:05d}.json", last["commit"].encode())
+            places = _after(places, number, last["states"])
         self._log.clear()
         for record in self._records(number + 1):
             places |= record["places"]
             told = [{k: sent[k] for k in ("client", "event", "bytes")} for sent in record["sent"]]
-            lines = "".join("\n" + sealed(line) for line in told if line["event"] != event_to_dict(Nothing()))
-            _write(self.folder / "releases" / f"{number + 1:05d}-{record['by']}.jsonl", lines.encode())
-        _write(self.folder / PLACES, json.dumps({"server": last and last["server"], "places": places}).encode())
-        self._forget()
-        if server and last is not None:
-            self._fetch_server(number, last["server"])
+            lines = "".join("\n" + sealed(line) for line in told if line["event"] != NOTHING)
+            write_bytes(self.folder / "releases" / f"{number + 1:05d}-{record['by']}.jsonl", lines.encode())
+        name = None if last is None else last["server"]
+        self._know(name, places)
+        if server and name is not None:
+            if (found := self.get(name)) is None:
+                raise ValueError(f"{self.called(name)} is gone, and round {number} counts: it made it")
+            write_bytes(self.folder / f"server-{number:05d}.safetensors", self._opened(found, self.at(name)))
 
-    def is_here(self, last: int) -> bool:
-        """Whether the folder has all that tells of a trial whose last round is this one, but for clients' states."""
-        commit, server = self.folder / f"commit-{last:05d}.json", self.folder / f"server-{last:05d}.safetensors"
-        return server.exists() and (self.folder / PLACES).exists() and commit.exists() and commit.stat().st_size > 0
+    def complete(self, last: int) -> None:
+        names = (f"commit-{last:05d}.json", f"server-{last:05d}.safetensors", PLACES)
+        if not all((self.folder / name).exists() and (self.folder / name).stat().st_size for name in names):
+            self.restore()
 
     def fetch(self, path: Path) -> None:
-        """Bring a state or an upload here, if it is not and there is one. Raises ValueError where it is damaged, or is
-        gone."""
         name = f"{path.parent.name}/{path.name}"
-        if path.exists() or (place := self._places.get(name)) is None:
+        if path.exists() or (place := self._known["places"].get(name)) is None:
             return
         pack, start, end = place
-        found = self.bucket.part(f"{self.name}/{pack}", start, end)
+        found = self.bucket.part(self.at(pack), start, end)
         if found is None:
-            raise ValueError(f"{self.bucket.name}/{self.name}/{pack} is gone or cut short: it has {name}")
-        _write(path, self._opened(found, f"{self.name}/{name}"))
-
-    def mark(self) -> None:
-        """Have the names of its commits in the folder, for whoever only counts them, and may have no secret."""
-        number = 0
-        while self.counts(number):
-            (self.folder / f"commit-{number:05d}.json").touch()
-            number += 1
-
-    def counts(self, number: int) -> bool:
-        """Whether a round's commit is there."""
-        return self.bucket.written(f"{self.name}/commit-{number:05d}") is not None
-
-    def _fetch_server(self, number: int, name: str) -> None:
-        found = self.bucket.get(f"{self.name}/{name}")
-        if found is None:
-            raise ValueError(f"{self.bucket.name}/{self.name}/{name} is gone, and round {number} counts: it made it")
-        _write(self.folder / f"server-{number:05d}.safetensors", self._opened(found, f"{self.name}/{name}"))
+            raise ValueError(f"{self.called(pack)} is gone or cut short: it has {name}")
+        write_bytes(path, self._opened(found, self.at(name)))
 
     def _opened(self, data: bytes, name: str) -> bytes:
-        lock = self._lock
+        lock = self.lock
         try:
             return lock.opened(data, name)
         except ValueError as e:
             raise ValueError(f"{self.bucket.name}/{e}") from None
-
-    def _commits(self) -> Iterator[dict[str, Any]]:
-        yield from self._counted(f"{self.name}/commit-{{:05d}}", 0)
 
     def _records(self, number: int) -> list[dict[str, Any]]:
         """The log of a round, as far as it has come by now."""
         for earlier in [n for n in self._log if n < number]:
             del self._log[earlier]
         known = self._log.setdefault(number, [])
-        known += self._counted(f"{self.name}/log/{number:05d}/{{:05d}}", len(known), ahead=1)
+        known += self._counted(f"log/{number:05d}/{{:05d}}", len(known), ahead=1)
         return known
 
     def _counted(self, names: str, start: int, *, ahead: int = AHEAD) -> Iterator[dict[str, Any]]:
@@ -153,30 +169,20 @@ class Remote:
         with ThreadPoolExecutor(ahead) as pool:
             while True:
                 asked = [names.format(i) for i in range(start, start + ahead)]
-                found = list(pool.map(self.bucket.get, asked))
+                found = list(pool.map(self.get, asked))
                 there = found.index(None) if None in found else ahead
                 if any(found[there:]):
-                    raise ValueError(f"{self.bucket.name}/{asked[there]} is lost, and a later one is there")
+                    raise ValueError(f"{self.called(asked[there])} is lost, and a later one is there")
                 for name, data in zip(asked[:there], found, strict=False):
                     assert data is not None
-                    yield self._read(name, data)
+                    yield json.loads(self._opened(data, self.at(name)))
                 start += ahead
                 if there < ahead:
                     return
 
-    def _read(self, name: str, data: bytes) -> dict[str, Any]:
-        fields: dict[str, Any] = json.loads(self._opened(data, name))
-        return fields
-
-    def _first(self, name: str, fields: Mapping[str, Any]) -> bool:
-        return self.bucket.first(name, b"".join(self._lock.closed(json.dumps(fields).encode(), name)))
-
     # --- to the bucket
 
     def send(self, number: int, messages: Sequence[tuple[int, Event, int]]) -> None:
-        """Write ahead (client, event, bytes) of what is sent now, with the states and noised uploads that are in the
-        folder. It is in the bucket when this returns; raises Overtaken where another process has sent something else
-        that one of these clients noised, or the round counts."""
         mine = [self._sent(number, *message) for message in messages]
         place, by = dict[str, Place](), uuid.uuid4().hex
         while True:
@@ -186,52 +192,47 @@ class Remote:
             for sent in mine:
                 if sent["upload"] and noised.get(sent["client"], sent["upload"]) != sent["upload"]:
                     raise Overtaken(f"another process has sent what client {sent['client']} noised in round {number}")
-            new = [sent for sent in mine if before.get(sent["client"]) != sent and _tells(sent)]
+            told = [sent for sent in mine if sent["state"] or sent["upload"] or sent["event"] != NOTHING]
+            new = [sent for sent in told if before.get(sent["client"]) != sent]
             if not new:
                 break
             place = place or self._pack(number, by, new)
             record = {"by": by, "sent": new, "places": place}
-            name = f"{self.name}/log/{number:05d}/{len(log):05d}"
-            if self._first(name, record):
+            if self._first(f"log/{number:05d}/{len(log):05d}", record):
                 log.append(record)
                 break
-        if self.counts(number):
-            raise Overtaken(f"round {number} of {self.folder} counts already: another process goes on with this trial")
+        if self.written(f"commit-{number:05d}") is not None:
+            raise self._counts(number)
 
-    def said(self, number: int) -> dict[str, str]:
-        """The digests of the states that a round's messages tell of, by client."""
+    def said(self, number: int, states: dict[int, Path]) -> dict[str, str | None]:
+        """Most states are in other processes' folders; their messages have told of them."""
         found = {s["client"]: s["state"] for record in self._records(number) for s in record["sent"] if s["state"]}
         return {str(client): found[client] for client in sorted(found)}
 
     def commit(self, number: int, text: str, server: Path | None) -> None:
-        """Make a round count, with what the folder is to have as its commit; then drop what no resume can need. Raises
-        Overtaken where it counts already."""
         name = None
         if server is not None:
             name = f"server-{number:05d}-{uuid.uuid4().hex}"
-            self._put(name, self._lock.closed(server.read_bytes(), f"{self.name}/{name}"), server.stat().st_size)
+            self._put(self.at(name), {self.at(name): server})
         log = self._records(number)
-        of = {s["client"]: r["places"][_state(s["client"], number)] for r in log for s in r["sent"] if s["state"]}
-        fields = {"commit": text, "server": name, "states": of}
-        if not self._first(f"{self.name}/commit-{number:05d}", fields):
-            if name is not None:
-                self.bucket.remove([f"{self.name}/{name}"])
-            raise Overtaken(f"round {number} of {self.folder} counts already: another process goes on with this trial")
-        self._drop(number, {_state(client, number): place for client, place in of.items()}, name, log)
+        states = {s["client"]: r["places"][_state(s["client"], number)] for r in log for s in r["sent"] if s["state"]}
+        if not self._first(f"commit-{number:05d}", {"commit": text, "server": name, "states": states}):
+            self.remove([name] if name is not None else [])
+            raise self._counts(number)
+        self._drop(number, states, name, log)
 
     def _drop(
-        self, number: int, made: Mapping[str, Place], server: str | None, log: Iterable[Mapping[str, Any]]
+        self, number: int, states: Mapping[int, Place], server: str | None, log: Iterable[Mapping[str, Any]]
     ) -> None:
         """What the commit before needed and this one does not."""
-        again = {_client(name) for name in made}
-        before = {**self._places, **{name: place for record in log for name, place in record["places"].items()}}
-        after = {name: p for name, p in self._places.items() if _is_state(name, number) and _client(name) not in again}
-        after |= made
-        packs = {p[0] for p in before.values()} - {p[0] for p in after.values()}
-        old = [*sorted(packs), *([self._known["server"]] if self._known.get("server") else [])]
-        _write(self.folder / PLACES, json.dumps({"server": server, "places": after}).encode())
-        self._forget()
-        self.bucket.remove([f"{self.name}/{name}" for name in old])
+        known, after = self._known, _after(self._known["places"], number, states)
+        before = [*known["places"].values(), *(place for record in log for place in record["places"].values())]
+        old = sorted({pack for pack, *_ in before} - {pack for pack, *_ in after.values()})
+        self._know(server, after)
+        self.remove([*old, *filter(None, [known["server"]])])
+
+    def _counts(self, number: int) -> Overtaken:
+        return Overtaken(f"round {number} of {self.folder} counts already: another process goes on with this trial")
 
     def _sent(self, number: int, client: int, event: Event, size: int) -> dict[str, Any]:
         kept = {kind: self.folder / _named(kind, client, number) for kind in ("clients", "releases")}
@@ -240,53 +241,43 @@ class Remote:
         told: dict[str, Any] = json.loads(json.dumps({**about, "state": seal["clients"], "upload": seal["releases"]}))
         return told  # as it is read from the log: without tuples
 
+    def _first(self, name: str, fields: Mapping[str, Any]) -> bool:
+        return self.first(name, b"".join(self.lock.closed(json.dumps(fields).encode(), self.at(name))))
+
     def _pack(self, number: int, by: str, sent: Iterable[Mapping[str, Any]]) -> dict[str, Place]:
         """Put what these messages go with, and say where it is."""
-        names = [_named("clients", s["client"], number) for s in sent if s["state"]]
+        names = [_state(s["client"], number) for s in sent if s["state"]]
         names += [_named("releases", s["client"], number) for s in sent if s["upload"]]
-        pack, places, at = f"packs/{number:05d}-{by}", dict[str, Place](), 0
-        for name in names:
-            end = at + closed_size((self.folder / name).stat().st_size)
-            places[name], at = (pack, at, end), end
+        pack, sizes = f"packs/{number:05d}-{by}", [closed_size((self.folder / n).stat().st_size) for n in names]
+        if names:
+            self._put(self.at(pack), {self.at(name): self.folder / name for name in names})
+        return {n: (pack, *ends) for n, ends in zip(names, pairwise(accumulate(sizes, initial=0)), strict=True)}
 
-        def pieces() -> Iterator[bytes]:
-            for name in names:
-                yield from self._lock.closed((self.folder / name).read_bytes(), f"{self.name}/{name}")
-
-        if places:
-            self._put(pack, pieces(), at)
-        return places
-
-    def _put(self, name: str, pieces: Iterable[bytes], size: int) -> None:
+    def _put(self, name: str, files: Mapping[str, Path]) -> None:
+        """Put these as one, each encrypted under its own name."""
+        size = sum(path.stat().st_size for path in files.values())
+        pieces = (piece for own, path in files.items() for piece in self.lock.closed(path.read_bytes(), own))
         # What is small is put at once: parts take three requests.
-        self.bucket.put(f"{self.name}/{name}", b"".join(pieces) if size <= MULTIPART else pieces)
+        self.bucket.put(name, b"".join(pieces) if size <= MULTIPART else pieces)
 
     # --- results that several trials share
 
     def load_cached(self, path: Path) -> None:
-        """Bring a result here, if it is not and there is one."""
-        name = self._cached(path)
+        name = _cached(path)
         if not path.exists() and (found := self.bucket.get(name)) is not None:
-            _write(path, self._opened(found, name))
+            write_bytes(path, self._opened(found, name))
 
     def keep_cached(self, path: Path) -> None:
-        """Put a result that was made here."""
-        name, size = self._cached(path), path.stat().st_size
-        pieces = self._lock.closed(path.read_bytes(), name)
-        self.bucket.put(name, b"".join(pieces) if size <= MULTIPART else pieces)
+        self._put(_cached(path), {_cached(path): path})
 
     def forget_cached(self, path: Path) -> None:
-        """Drop it."""
-        self.bucket.remove([self._cached(path)])
+        super().forget_cached(path)
+        self.bucket.remove([_cached(path)])
 
     def has_cached(self, path: Path) -> bool:
-        """Whether it is there."""
-        return self.bucket.written(self._cached(path)) is not None
+        return super().has_cached(path) or self.bucket.written(_cached(path)) is not None
 
-    def _cached(self, path: Path) -> str:
-        return "/".join(path.absolute().parts[-4:])
-
-    # --- what this process knows
+    # --- what this process knows: the name of the server's last state, and where states and uploads are
 
     @cached_property
     def _known(self) -> dict[str, Any]:
@@ -294,11 +285,8 @@ class Remote:
         found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"server": None, "places": {}}
         return found
 
-    @property
-    def _places(self) -> dict[str, Place]:
-        return dict(self._known["places"])
-
-    def _forget(self) -> None:
+    def _know(self, server: str | None, places: Mapping[str, Place]) -> None:
+        write_bytes(self.folder / PLACES, json.dumps({"server": server, "places": places}).encode())
         self.__dict__.pop("_known", None)
 
 
@@ -310,22 +298,18 @@ def _state(client: int, number: int) -> str:
     return _named("clients", client, number)
 
 
-def _client(name: str) -> str:
-    """What the name of a state begins with: its client."""
-    return name.partition("-")[0]
+def _cached(path: Path) -> str:
+    return "/".join(path.absolute().parts[-4:])
 
 
-def _is_state(name: str, number: int) -> bool:
-    """Whether this is a client's state from before a round."""
-    kind, _, of = name.partition("/")
-    return kind == "clients" and int(of.partition("-")[2].removesuffix(".safetensors")) < number
+def _after(places: Mapping[str, Place], number: int, made: Mapping[Any, Place]) -> dict[str, Place]:
+    """Where clients' latest states are, once a round has made some: by client, where they are."""
+    new = {int(client): place for client, place in made.items()}
 
+    def lasts(name: str) -> bool:
+        kind, _, rest = name.partition("/")
+        client, _, of = rest.removesuffix(".safetensors").partition("-")
+        return kind == "clients" and int(of) < number and int(client) not in new
 
-def _tells(sent: Mapping[str, Any]) -> bool:
-    """Whether this must be known: a message reveals something, or a state goes with it."""
-    return bool(sent["state"] or sent["upload"] or sent["event"] != event_to_dict(Nothing()))
-
-
-def _write(path: Path, data: bytes) -> None:
-    with appearing(path) as temporary:
-        temporary.write_bytes(data)
+    kept = {name: place for name, place in places.items() if lasts(name)}
+    return kept | {_state(client, number): place for client, place in new.items()}

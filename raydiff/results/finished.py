@@ -22,7 +22,7 @@ from raydiff.experiment.overrides import SECRET
 from raydiff.experiment.trial import Trial, guarantees, make_clients, planned_secret
 from raydiff.federated.client import Client, Keys
 from raydiff.federated.method import SCRATCH, SERVER_ONLY, Deployed
-from raydiff.federated.remote import Remote
+from raydiff.federated.remote import shared
 from raydiff.privacy.ledger import Guarantee, Spent
 from raydiff.report.files import KEYED
 from raydiff.results import sampler
@@ -195,8 +195,7 @@ def open_finished(folder: Path) -> Finished:
         raise ValueError(f"{folder} was made by another version of raydiff: here its digest is {experiment.digest}")
     trial = Trial(experiment, folder.parents[1])
     outcome = _finished(trial)
-    if (remote := Remote.of(folder)) is not None and not remote.is_here(experiment.method.rounds - 1):
-        remote.restore()
+    shared(folder).complete(experiment.method.rounds - 1)
     trial.store.check()  # what the outcome says was spent by these commits
     last = trial.store.last_commit()
     if last is None or not trial.store.has_server(last[0]):
@@ -219,7 +218,7 @@ def open_finished(folder: Path) -> Finished:
 def _secret(trial: Trial) -> bytes:
     path = trial.sweep / "secret"
     if not path.exists() and trial.experiment.data_digest.startswith(KEYED):
-        where = f": set {SECRET} to it" if Remote.of(trial.folder) is not None else ""
+        where = f": set {SECRET} to it" if shared(trial.folder).apart else ""
         raise ValueError(
             f"{path} is gone: the digest of the data and the names of clients' models are keyed by it{where}"
         )

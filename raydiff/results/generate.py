@@ -27,7 +27,7 @@ from raydiff import seeding
 from raydiff.data.tables import rows_file
 from raydiff.evaluation.grids import picture, to_bytes
 from raydiff.experiment import overrides
-from raydiff.federated.checkpoint import appearing, write_text
+from raydiff.federated.files import appearing, write_text
 from raydiff.models.d3pm import codes_of
 from raydiff.models.ddpm import device
 from raydiff.report.files import KEYED

@@ -26,7 +26,7 @@ from raydiff.evaluation import suite
 from raydiff.evaluation.quality.distances import half_counts
 from raydiff.evaluation.suite import Evaluation, Instruments
 from raydiff.experiment import overrides
-from raydiff.federated.checkpoint import read_tensors, write_tensors, write_text
+from raydiff.federated.files import read_tensors, write_tensors, write_text
 from raydiff.federated.method import Deployed, Metrics, WithKinds, WithNewClients
 from raydiff.models.classifier import Classifier
 from raydiff.models.d3pm import DiscreteDiffusion

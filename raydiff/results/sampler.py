@@ -28,7 +28,8 @@ from raydiff import seeding, tree
 from raydiff.data.tables import encode
 from raydiff.evaluation.grids import to_bytes
 from raydiff.experiment import overrides
-from raydiff.federated.checkpoint import Store, write_text
+from raydiff.federated.checkpoint import Store
+from raydiff.federated.files import write_text
 from raydiff.federated.method import Method
 from raydiff.models.d3pm import codes_of
 from raydiff.models.ddpm import DDPM

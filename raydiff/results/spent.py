@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from raydiff.experiment.ledgers import ledger_of
-from raydiff.federated.checkpoint import write_text
+from raydiff.federated.files import write_text
 from raydiff.privacy import accountants
 from raydiff.privacy.composed import compose
 from raydiff.privacy.ledger import Guarantee, Ledger

@@ -13,6 +13,7 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,7 +31,7 @@ from raydiff.federated.client import Client, noted, run_clients
 from raydiff.federated.exact_sum import Bits
 from raydiff.federated.heartbeat import beating
 from raydiff.federated.method import Metrics, Upload
-from raydiff.federated.remote import Remote
+from raydiff.federated.remote import shared
 from raydiff.federated.rounds import Closing
 from raydiff.federated.sums import Desk, Late, Partial, partial_sum
 from raydiff.privacy.release import already_private
@@ -87,8 +88,7 @@ class Worker:
             cap_memory(gpu)
             if gpu and (meter := gpu_memory.here()):
                 meter.start()  # The peak of an earlier trial is not this one's.
-            if (remote := Remote.of(trial.folder)) is not None:
-                remote.restore(server=False)
+            shared(trial.folder).restore(server=False)
             self._instruments = make_instruments(trial)
             self._clients = {c.number: c for c in make_clients(trial, ids)}
         self._trial, self._federation = trial.experiment.digest, trial.experiment.clients
@@ -188,7 +188,7 @@ class RayPool:
         self._digest = trial.experiment.digest
         self._records: dict[int, int] = {}
         self._ear = Ear(self.workers, trial.folder, trial.experiment.runtime)
-        self._sent = away.sent(trial)
+        self._sent = replace(trial, given=away.Given.of(trial.sweep))
         hosting = [w.host.remote(self._sent, self._ids_of(i), gpu) for i, w in enumerate(self.workers)]
         for i, ref in enumerate(hosting):
             try:

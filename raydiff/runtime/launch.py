@@ -21,8 +21,8 @@ from raydiff.experiment.config import Experiment
 from raydiff.experiment.owner import held
 from raydiff.experiment.study import varying
 from raydiff.federated import heartbeat
-from raydiff.federated.bucket import is_bucket
-from raydiff.federated.checkpoint import Overtaken, write_text
+from raydiff.federated.files import Overtaken, write_text
+from raydiff.federated.remote import shared
 from raydiff.federated.rounds import Pool
 from raydiff.models.training import Train
 from raydiff.report.files import read_json
@@ -79,8 +79,7 @@ def start(
     since = since or time.monotonic()
     folder = sweep_folder.folder(planned.base, planned.folder.name)
     with held(folder) as owner:
-        if is_bucket(planned.base.runtime.storage):
-            readable.get_sweep(folder)  # Not before it is held: another driver of this machine may be at work there.
+        readable.get_sweep(folder)  # Not before it is held: another driver of this machine may be at work there.
         if (retry or extend) and not (folder / "sweep.json").exists():
             raise ValueError(f"there is no sweep {folder.name} in {folder.parent} to retry or extend")
         planned = replace(planned, owner=owner)
@@ -150,7 +149,7 @@ def _announce(planned: Planned, folder: Path, *, whole: bool) -> None:
         print(remark, flush=True)
     if whole:
         print(f"sweep {folder.name}: {planned.total} trials in {folder}", flush=True)
-    if is_bucket(planned.base.runtime.storage) and planned.base.runtime.noise_secret is None:
+    if shared(folder).apart and planned.base.runtime.noise_secret is None:
         print(f"only this machine has the noise secret, in {folder / 'secret'}: nothing goes on without it", flush=True)
     if whole:
         for line in planned.tuned:

@@ -19,7 +19,7 @@ from raydiff.experiment import readable
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.study import varying
 from raydiff.federated import heartbeat
-from raydiff.federated.bucket import bucket_at
+from raydiff.federated.remote import shared
 from raydiff.runtime import lost
 from raydiff.runtime.left import EVERY_S, Left, duration
 from raydiff.runtime.plan import Planned, experiment_of
@@ -45,8 +45,8 @@ class Running:
     def place(self, sweep: Path) -> str:
         """Where it is, in words, and that it may hang."""
         folder = sweep / "trials" / self.experiment.digest
-        # Of a bucket's trials this machine hears at the end of each round alone.
-        silent = 0.0 if bucket_at(sweep.parents[1]) else self.heard.silent_s(folder)
+        # Of processes with folders of their own this one hears at the end of each round alone.
+        silent = 0.0 if shared(sweep).apart else self.heard.silent_s(folder)
         still = f"; nothing heard for {duration(silent)}" if silent > self.experiment.runtime.client_timeout_s else ""
         if (number := self.round + 1) >= self.experiment.method.rounds:
             return f"evaluation{still}"

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import torch
 
 from raydiff.experiment.config import Runtime
-from raydiff.federated.bucket import bucket_at
+from raydiff.federated.remote import shared
 
 T = TypeVar("T")
 CAP = 0.95  # Torch may take this share of a slice; CUDA itself needs the rest.
@@ -124,33 +124,24 @@ def storage_is_shared(folder: Path, among: Collection[str] | None = None) -> Non
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    nonce, path, bucket = uuid.uuid4().hex, folder / f".nonce-{uuid.uuid4().hex[:8]}", bucket_at(folder)
-    path.write_text(nonce)
-    if bucket is not None:
-        bucket.put(path.name, nonce.encode())
+    there, name, nonce = shared(folder, 0), f".nonce-{uuid.uuid4().hex[:8]}", uuid.uuid4().hex.encode()
+    there.put(name, nonce)
 
-    def read(name: str) -> str:
-        if bucket is not None:
-            return (bucket.get(Path(name).name) or b"").decode()
-        return Path(name).read_text() if Path(name).exists() else ""
+    def found(read: Callable[[], bytes | None]) -> bytes | None:  # Of a folder it imports nothing of the house there.
+        with contextlib.suppress(FileNotFoundError):
+            return read()
+        return None
 
-    says = f"the storage folder {folder} is not shared"
-    remedy = "give --runtime.storage a folder that all nodes mount, or a bucket"
-    if bucket is not None:
-        says, remedy = f"the bucket {bucket.name} cannot be read", "its credentials must be in every node's environment"
-    task = ray.remote(num_cpus=0)(read)
+    task, read = ray.remote(num_cpus=0)(found), there.reading(name)
     try:
         for node in (n for n in ray.nodes() if n["Alive"] and (among is None or n["NodeID"] in among)):
             where = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
             with in_one_sentence():
-                if ray.get(task.options(scheduling_strategy=where).remote(str(path)), timeout=120) == nonce:
+                if ray.get(task.options(scheduling_strategy=where).remote(read), timeout=120) == nonce:
                     continue
-            address = node["NodeManagerAddress"]
-            raise ValueError(f"{says}: node {address} does not see what the driver writes there; {remedy}")
+            raise ValueError(there.unseen(node["NodeManagerAddress"]))
     finally:
-        path.unlink(missing_ok=True)
-        if bucket is not None:
-            bucket.remove([path.name])
+        there.remove([name])
 
 
 def called(work: Callable[[], T], *, threads: int, gpu: float) -> T:

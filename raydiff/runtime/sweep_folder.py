@@ -22,8 +22,8 @@ from raydiff.experiment import away, config, overrides, readable, trial
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.mlflow_store import ARTIFACTS, redacted
 from raydiff.experiment.tracking import Mlflow
-from raydiff.federated.bucket import bucket_at, is_bucket
-from raydiff.federated.checkpoint import write_text
+from raydiff.federated.files import write_text
+from raydiff.federated.remote import shared
 from raydiff.report.files import outcomes, read_json, sealed
 from raydiff.results import mlflow_models
 from raydiff.results.finished import find, open_finished
@@ -48,8 +48,7 @@ def folder(base: Experiment, name: str) -> Path:
     at = place(base, name)
     storage = at.parents[1]
     check_writable(storage, "the storage folder")
-    if is_bucket(base.runtime.storage):
-        away.prepare(base.runtime.storage)
+    away.prepare(base.runtime.storage)
     (storage / "sweeps").mkdir(exist_ok=True)
     (storage / "sweeps").chmod(0o700)  # A folder that is older than this rule may be open to others.
     return at
@@ -112,7 +111,7 @@ def plan(
         raise ValueError(f"{at.name} exists already: continue it with --resume, or give another --name")
     then: Plan = read_json(path, needs="trials")
     if None not in (then.get("secret"), now["secret"]) and then["secret"] != now["secret"]:
-        if not (at / "secret").exists() and bucket_at(at.parents[1]) is not None:
+        if not (at / "secret").exists() and shared(at).apart:
             raise ValueError(f"runtime.noise_secret is not the one that {at.name} was started with")
         raise ValueError(f"{at / 'secret'} is gone or damaged: trials are named by it, and noise is drawn from it")
     changed = sorted(f for f in {*then["code"], *now["code"]} if then["code"].get(f) != now["code"].get(f))

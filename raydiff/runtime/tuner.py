@@ -35,7 +35,7 @@ from raydiff.experiment.away import Given
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.owner import Owner
 from raydiff.experiment.trial import Trial, cut_short
-from raydiff.federated.checkpoint import Overtaken
+from raydiff.federated.files import Overtaken
 from raydiff.runtime import gpu_memory, lost, searched
 from raydiff.runtime.actors import RayPool, WorkersLost, start_workers
 from raydiff.runtime.cluster import grows, nodes

@@ -22,7 +22,8 @@ from raydiff.experiment import overrides as settings
 from raydiff.experiment import trial
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.presets import names
-from raydiff.federated.checkpoint import Store, write_text
+from raydiff.federated.checkpoint import Store
+from raydiff.federated.files import write_text
 from raydiff.report.files import read_json
 from raydiff.runtime import sweep_folder
 

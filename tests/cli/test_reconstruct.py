@@ -15,7 +15,7 @@ from PIL import Image
 from raydiff import seeding
 from raydiff.cli import reconstruct
 from raydiff.experiment.trial import make_clients
-from raydiff.federated.checkpoint import read_tensors, write_tensors
+from raydiff.federated.files import read_tensors, write_tensors
 from raydiff.results.finished import open_finished
 from raydiff.tree import clip_records
 

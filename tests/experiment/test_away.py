@@ -23,8 +23,9 @@ from raydiff.experiment.ledgers import ledger_of
 from raydiff.experiment.overrides import SECRET as SECRET_NAME
 from raydiff.experiment.trial import Trial
 from raydiff.federated.bucket import Bucket, Lock
-from raydiff.federated.checkpoint import Overtaken, Store, read_tensors, write_tensors
-from raydiff.federated.remote import Remote
+from raydiff.federated.checkpoint import Store
+from raydiff.federated.files import Overtaken, read_tensors, write_tensors
+from raydiff.federated.remote import Remote, shared
 from raydiff.methods import SPIRE
 from raydiff.privacy.release import Gaussian, NonPrivate
 from raydiff.report import load
@@ -109,8 +110,8 @@ def kept(uri: str, number: int, value: float, *, event: object = EVENT) -> tuple
     away.prepare(uri)
     folder = away.root(uri) / "sweeps" / "lab" / "trials" / "d"
     trial.keep_secret(folder.parents[1], SECRET)
-    remote = Remote.of(folder)
-    assert remote is not None
+    remote = shared(folder)
+    assert isinstance(remote, Remote)
     if isinstance(event, Gaussian):
         write_tensors(folder / "releases" / f"00007-{number:05d}.safetensors", {"x": torch.tensor([value])})
     return remote, (7, event, 4)
@@ -154,7 +155,7 @@ def test_of_what_is_not_noised_the_last_counts(machine):
     write_tensors(second.folder / "clients" / "00007-00003.safetensors", {"x": torch.tensor([2.0])})
     second.send(3, [message])
     first._log.clear()
-    assert first.said(3) == second.said(3)
+    assert first.said(3, {}) == second.said(3, {})
     assert len(second._records(3)) == 2
 
 
@@ -189,9 +190,7 @@ def replace_sweep(experiment: Experiment, sweep: Path) -> Trial:
     resolved = trial._named(trial.resolve(experiment), SECRET, sweep)
     (sweep / "trials" / resolved.digest).mkdir(parents=True, exist_ok=True)
     this = Trial(resolved, sweep)
-    remote = Remote.of(this.folder)
-    assert remote is not None
-    remote.restore()
+    shared(this.folder).restore()
     return this
 
 
@@ -301,7 +300,7 @@ def test_a_trial_that_is_ended_elsewhere_has_spent_what_was_sent(noised, machine
     assert ledger == ledger_of(folder.folder) and [entry.round for entry in ledger.entries].count(2) == 2
     machine()
     away.prepare(uri)
-    assert Remote.of(elsewhere.folder) is not None
+    assert shared(elsewhere.folder).apart
     assert begun(noised, uri).outcome() is None  # It goes on, and will have another.
 
 

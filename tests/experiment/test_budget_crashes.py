@@ -16,7 +16,7 @@ from crashes import Machine, PowerLost
 
 from raydiff.experiment import spending
 from raydiff.experiment.config import Experiment
-from raydiff.federated.checkpoint import write_text
+from raydiff.federated.files import write_text
 from raydiff.privacy import budget as privacy
 from raydiff.privacy.budget import Budget
 from raydiff.privacy.ledger import Entry, Ledger

@@ -16,7 +16,8 @@ from raydiff.experiment.config import Experiment
 from raydiff.experiment.owner import Owner, held
 from raydiff.federated import heartbeat
 from raydiff.federated.bucket import Bucket, Unreachable
-from raydiff.federated.checkpoint import Overtaken
+from raydiff.federated.files import Overtaken
+from raydiff.federated.remote import shared
 from raydiff.models.ddpm import going_on
 
 
@@ -55,11 +56,10 @@ def test_a_driver_on_another_machine_that_is_silent_by_the_store_s_clock_is_dead
         patch.setattr(owner, "_machine", lambda: elsewhere)
         with contextlib.suppress(KeyError), held(first):
             raise KeyError
-    there = owner._numbers(first)
-    there.write(1, there.read(1).replace("true", "false"))  # it never told its end
-    now = owner._Objects.now
+    there, name, now = shared(first), owner._name(1), owner._now
+    there.put(name, (there.get(name) or b"").replace(b"true", b"false"))  # it never told its end
     monkeypatch.setattr(owner, "_pause", lambda: waited.append(30.0))
-    monkeypatch.setattr(owner._Objects, "now", lambda self: now(self) + sum(waited))
+    monkeypatch.setattr(owner, "_now", lambda there: now(there) + sum(waited))
     with held(sweep()) as second:
         assert second.number == 2 and 2 <= len(waited) <= 3
 

@@ -16,7 +16,8 @@ import pytest
 
 from raydiff.experiment import owner
 from raydiff.experiment.owner import held
-from raydiff.federated.checkpoint import Overtaken
+from raydiff.federated import files
+from raydiff.federated.files import Overtaken
 
 FORK = multiprocessing.get_context("fork")  # a process that imports torch anew takes seconds
 
@@ -110,7 +111,7 @@ def test_elsewhere_a_driver_that_is_silent_by_the_storage_s_clock_is_dead(
 ) -> None:
     path = pretend(sweep, **where)
     now, began = [path.stat().st_mtime], path.stat().st_mtime
-    monkeypatch.setattr(owner, "_now", lambda folder: now[0])
+    monkeypatch.setattr(owner, "_now", lambda there: now[0])
     monkeypatch.setattr(owner, "_pause", lambda: now.append(now.pop() + 30))
     with held(sweep) as mine:
         assert mine.number == 2 and now[0] - began == 90
@@ -164,7 +165,7 @@ def test_an_end_that_cannot_be_written_is_one(sweep: Path, monkeypatch: pytest.M
         raise OSError("No space left on device")
 
     with monkeypatch.context() as patch, held(sweep):
-        patch.setattr(owner, "write_text", full)
+        patch.setattr(files, "write_bytes", full)
     assert not json.loads((sweep / "owners" / "00001.json").read_text())["ended"]
     with held(sweep) as again:
         assert again.number == 2

@@ -20,8 +20,8 @@ from raydiff.experiment.config import Experiment
 from raydiff.experiment.ledgers import ledger_of, planned
 from raydiff.experiment.trial import Trial, open_trial
 from raydiff.federated.book import Book
-from raydiff.federated.checkpoint import Overtaken
 from raydiff.federated.client import Failed
+from raydiff.federated.files import Overtaken
 from raydiff.methods import DPSGD, PFDM, FedAvg, LocalOnly
 from raydiff.methods._averaging import Averaging
 from raydiff.privacy import accountants

@@ -20,8 +20,9 @@ from raydiff import tree
 from raydiff.data.datasets import Records
 from raydiff.federated import checkpoint
 from raydiff.federated import rounds as federation
-from raydiff.federated.checkpoint import INITIAL, Overtaken, Store, write_tensors
+from raydiff.federated.checkpoint import INITIAL, Store
 from raydiff.federated.client import AtHand, Client, Failed, Keys
+from raydiff.federated.files import Overtaken, write_tensors
 from raydiff.federated.form import Form, Leaf
 from raydiff.federated.method import Deployed, LocalResult, Method, Metrics, Round, Upload
 from raydiff.federated.rounds import LocalPool, Progress, rounds

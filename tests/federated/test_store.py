@@ -16,7 +16,8 @@ import torch
 
 from raydiff import tree
 from raydiff.federated import checkpoint, seals
-from raydiff.federated.checkpoint import INITIAL, Store, read_tensors, write_tensors, write_text
+from raydiff.federated.checkpoint import INITIAL, Store
+from raydiff.federated.files import read_tensors, write_tensors, write_text
 from raydiff.models.ddpm import DDPM, Sampling
 from raydiff.models.networks import MLP
 from raydiff.privacy.ledger import Ledger

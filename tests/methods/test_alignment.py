@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from raydiff.federated.checkpoint import read_tensors, write_tensors
+from raydiff.federated.files import read_tensors, write_tensors
 from raydiff.methods._prompt_pool import Pool, Prompts, match, table, threshold_between
 from raydiff.seeding import generator
 

@@ -407,7 +407,7 @@ def test_what_ran_out_of_memory_is_retried_on_a_larger_slice_and_what_always_fai
 def test_who_lost_the_sweep_to_another_driver_says_nothing_of_its_trials(tmp_path, tiny, progress):
     """Neither the driver, nor a coordinator that is left over from it, of whatever it hears in a worker."""
     from raydiff.experiment.owner import Owner
-    from raydiff.federated.checkpoint import Overtaken
+    from raydiff.federated.files import Overtaken
     from raydiff.runtime import tuner as sweep
 
     opened = trial.open_trial(tiny, tmp_path, Owner(tmp_path, 1))

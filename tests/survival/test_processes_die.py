@@ -109,7 +109,7 @@ def unsteady(client, trial) -> None:
 def test_where_training_is_not_deterministic_the_stored_bytes_are_resent(tmp_path, nodes, expected, monkeypatch):
     """The same noise on another value would reveal the difference."""
     from raydiff import tree
-    from raydiff.federated.checkpoint import read_tensors
+    from raydiff.federated.files import read_tensors
     from raydiff.federated.method import Upload
     from raydiff.federated.sums import Desk
     from raydiff.privacy.release import already_private
