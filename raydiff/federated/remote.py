@@ -47,7 +47,7 @@ def shared(folder: Path, levels: int | None = None) -> Shared:
     at = folder.absolute()
     if levels is None:
         levels = LEVELS.get(at.parent.name, 0)
-    bucket = bucket_at(next(iter(at.parents[levels - 1 : levels]), at) if levels else at)
+    bucket = bucket_at(at.parents[levels - 1] if 0 < levels <= len(at.parents) else at)
     return Shared(folder) if bucket is None else Remote(folder, bucket, "/".join(at.parts[len(at.parts) - levels :]))
 
 
