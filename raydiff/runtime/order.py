@@ -16,6 +16,7 @@ class _NewestFirst(FIFOScheduler):
 
     def choose_trial_to_run(self, tune_controller: Any) -> Any:
         """The trial that Tune is to start next, if one waits."""
+        _let_go(tune_controller._tune_controller)
         waiting = [trial for trial in tune_controller.get_trials() if trial.status == "PENDING"]
         begun = [trial for trial in waiting if trial.has_reported_at_least_once]
         return (begun or waiting[-1:] or [None])[0]
@@ -27,3 +28,12 @@ class InOrder(_NewestFirst):
 
 class Asha(_NewestFirst, ASHAScheduler):
     """Trials begin in order, and are ended early by ASHA."""
+
+
+def _let_go(controller: Any) -> None:
+    """Tune keeps all that it knows of every trial until the sweep ends, some 85 KB: what nobody asks for any more, of
+    trials that have ended and left their processes. Ray 2.60 has no public way."""
+    ended = {trial for trial in controller._stopped_trials if trial not in controller._trial_to_actor}
+    controller._trials[:] = [trial for trial in controller._trials if trial not in ended]
+    controller._stopped_trials -= ended
+    controller._trials_to_cache -= ended

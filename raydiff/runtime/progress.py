@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ray import tune
+from ray.tune.progress_reporter import TrialProgressCallback
 
 from raydiff.experiment import readable
 from raydiff.experiment.config import Experiment
@@ -54,9 +55,10 @@ class Running:
         return f"round {number + 1}{f': {beats[0]}' if beats else ''}{still}"
 
 
-class Progress(tune.Callback, tune.Stopper):
+class Progress(TrialProgressCallback, tune.Stopper):
     """Tune's events as lines: what runs, what is done, the best so far, the time left. Ends Tune's loop after an
-    interrupt, or an error that is to stop the sweep."""
+    interrupt, or an error that is to stop the sweep. In place of Tune's own lines: what writes those keeps every trial.
+    """
 
     def __init__(self, plan: Planned) -> None:
         self.plan, self.total = plan, plan.total
@@ -97,7 +99,7 @@ class Progress(tune.Callback, tune.Stopper):
         if (known := self.running.get(trial.trial_id)) is not None:
             return known
         experiment = experiment_of(trial.config)
-        self._waiting.pop(experiment.digest, None)
+        experiment = self._waiting.pop(experiment.digest, experiment)  # The plan's own, not one more of each trial.
         told = len(lost.words(self.plan.folder / "trials" / experiment.digest))  # by an earlier process
         self.running[trial.trial_id] = Running(experiment, self._named(experiment), time.monotonic(), told=told)
         return self.running[trial.trial_id]

@@ -309,4 +309,5 @@ def _quiet() -> None:
     os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
     os.environ.setdefault("TUNE_MAX_PENDING_TRIALS_PG", "200")  # `Room` says how many; with Optuna it would be one.
     os.environ.setdefault("TUNE_DISABLE_SIGINT_HANDLER", "1")  # `Progress.interrupt` ends the sweep, for SIGTERM too
+    os.environ.setdefault("TUNE_GLOBAL_CHECKPOINT_S", "inf")  # What Tune could restore a sweep from grows with it.
     logging.getLogger("ray.tune").setLevel(logging.ERROR)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import os
 import signal
 from types import SimpleNamespace
@@ -257,7 +258,8 @@ def test_who_takes_over_the_processes_of_a_trial_that_has_ended():
         begun.run_metadata.last_result = {"round": 2}
     for order in (InOrder(), Asha(time_attr="round", metric="m", mode="min")):
         for trials, chosen in (([old, running, new], new), ([old, cut_off, new], cut_off), ([running], None)):
-            among = SimpleNamespace(get_trials=lambda trials=trials: trials)
+            known = SimpleNamespace(_trials=trials, _stopped_trials=set(), _trials_to_cache=set(), _trial_to_actor={})
+            among = SimpleNamespace(get_trials=lambda trials=trials: trials, _tune_controller=known)
             assert order.choose_trial_to_run(among) is chosen
 
 
@@ -370,6 +372,40 @@ def test_a_failing_trial_is_named_and_the_others_finish(tmp_path, tiny, planned)
     written = {f: f.stat().st_mtime_ns for f in plan.folder.glob("trials/*/outcome.json")}
     assert sweep.run(plan, shape, shown(plan)) is False
     assert len(written) == 2 and written == {f: f.stat().st_mtime_ns for f in written}
+
+
+@pytest.mark.ray
+def test_a_trial_that_has_ended_leaves_the_drivers_memory(tiny, planned):
+    """Ray Tune by itself keeps all of them until the sweep ends."""
+    from raydiff.runtime import tuner as sweep
+    from raydiff.runtime.progress import Progress
+
+    class Short(sweep.tune.Trainable):
+        def reset_config(self, new_config):
+            return True
+
+        def step(self):
+            return {"done": True, "finished": True, "digest": "", "round": 0, "time/seconds": 1.0}
+
+        def save_checkpoint(self, checkpoint_dir):
+            pass
+
+    known: list[int] = []
+
+    class Counting(Progress):
+        def on_trial_complete(self, iteration, trials, trial, **info):
+            super().on_trial_complete(iteration, trials, trial, **info)
+            gc.collect()
+            same = [o for o in gc.get_objects() if type(o) is type(trial)]
+            known.append(sum(o.trial_id.split("_")[0] == trial.trial_id.split("_")[0] for o in same))
+
+    plan, runs_by = planned
+    runs_by(Short)
+    plan = plan(*(override(tiny, {"seed": n}) for n in range(8)))
+    progress = Counting(plan)
+    assert sweep.run(plan, sweep.check(plan, [{"CPU": 2.0}]), progress) is False
+    assert progress.done == len(known) == 8
+    assert max(known) <= 3, known  # One that has ended, the next one, and the one after it.
 
 
 @pytest.mark.survival
