@@ -40,11 +40,12 @@ COORDINATOR, WORKER = "ray::ResourceTrainable", "ray::Worker"
 class Nodes:
     """A head without CPUs, and two nodes with two CPUs and a GPU each."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, at_exit: bool = True) -> None:
+        """`at_exit`: end it when this process ends; then nodes can be added by the main thread alone."""
         from ray.cluster_utils import Cluster
 
         head = {"num_cpus": 0, "num_gpus": 0, "include_dashboard": True, "dashboard_port": 0}
-        self._cluster = Cluster(initialize_head=True, head_node_args=head)
+        self._cluster = Cluster(initialize_head=True, head_node_args=head, shutdown_at_exit=at_exit)
         self.address = self._cluster.address
         self.complete()
 

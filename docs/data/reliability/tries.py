@@ -157,7 +157,7 @@ def main() -> None:
         expected = {kind: undisturbed(folder, kind) for kind in KINDS}
         print(f"undisturbed after {time.monotonic() - begun:.0f} s; {len(wanted)} faults", flush=True)
         spread = [f for f in wanted if FAULTS[f][2]]
-        clusters = [Nodes() for _ in spread[:CLUSTERS]]
+        clusters = [Nodes(at_exit=False) for _ in spread[:CLUSTERS]]
         for nodes in clusters:
             stack.callback(nodes.stop)
         if given.seed is not None:
