@@ -210,7 +210,6 @@ def attached() -> Iterator[FakeGpu]:
         patch.setattr(torch.cuda, "is_available", lambda: True)
         patch.setattr(torch.cuda, "device_count", lambda: 1)
         patch.setattr(torch, "autocast", cast)
-        patch.setattr(torch.optim.Optimizer, "_accelerator_graph_capture_health_check", lambda optimizer: None)
         patch.setattr(threading.Thread, "run", with_it)
         _placed.cache_clear()  # What another one held lies on the CPU for this one.
         yield gpu

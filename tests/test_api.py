@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import pickle
 import shutil
 import subprocess
 import sys
@@ -31,6 +32,24 @@ def run(tiny: rd.Experiment, tmp_path_factory: pytest.TempPathFactory) -> rd.Run
 def test_importing_it_imports_nothing_heavy() -> None:
     code = "import sys, raydiff; print(sorted({'torch', 'numpy', 'ray', 'mlflow', 'pandas'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+TRAINED = """
+import pickle, sys
+from pathlib import Path
+from raydiff.experiment import trial
+this = trial.open_trial(pickle.loads(Path(sys.argv[1]).read_bytes()), Path(sys.argv[2]))
+list(trial.run(this, trial.local_pool(this)))
+print(sorted({"torch._dynamo", "sklearn.datasets", "pandas", "matplotlib"} & set(sys.modules)))
+"""
+
+
+def test_training_imports_nothing_that_only_other_things_need(tiny: rd.Experiment, tmp_path: Path) -> None:
+    """They take seconds of each process that hosts clients."""
+    (tmp_path / "experiment").write_bytes(pickle.dumps(replace(tiny, evaluation=None)))
+    command = [sys.executable, "-c", TRAINED, str(tmp_path / "experiment"), str(tmp_path / "trial")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
 

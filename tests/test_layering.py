@@ -24,7 +24,11 @@ LAYERS = (
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 HOMES = {
     "ray": ("raydiff/runtime/", "raydiff/cli/plain_fedavg.py"),  # what raydiff on Ray is compared with
-    "mlflow": ("raydiff/experiment/mlflow_store.py", "raydiff/results/mlflow_models.py"),
+    "mlflow": (
+        "raydiff/experiment/mlflow_store.py",
+        "raydiff/experiment/machine.py",
+        "raydiff/results/mlflow_models.py",
+    ),
     "opacus": "raydiff/privacy/",
     "diffusers": "raydiff/models/",
     "transformers": "raydiff/models/",

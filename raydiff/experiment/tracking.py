@@ -10,12 +10,14 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
+import time
 import types
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from raydiff.experiment import told
+from raydiff.experiment.machine import Machine
 from raydiff.experiment.mlflow_store import (
     all_runs,
     connect,
@@ -68,6 +70,8 @@ class Mlflow(threading.Thread):
         self.experiment_id: str | None = None
         self.error: Exception | None = None
         self._client: Any = None
+        self._machine: Machine | None = None
+        self._since = 0.0  # when the parent run was begun
         self._runs: dict[str, str] = {}  # trial digest -> run id
         self._logged: dict[str, int] = {}  # trial digest -> last step that MLflow has
         self._ended: dict[str, int] = {}  # trial digest -> when the outcome was written that MLflow now has
@@ -93,6 +97,7 @@ class Mlflow(threading.Thread):
                     self._open()
                 if self.parent is None:
                     self._find_runs()
+                self._tell_of_the_machine()
                 self._look()
                 self.error, wait = None, told.PERIOD_S
             except Exception as e:  # whatever MLflow raises, the sweep goes on and the files keep everything
@@ -182,6 +187,7 @@ class Mlflow(threading.Thread):
                     raise
             found = client.get_experiment_by_name(self.experiment)
         self.experiment_id = found.experiment_id
+        self._machine = Machine()
         self._client = client
 
     def _find_runs(self) -> None:
@@ -199,10 +205,17 @@ class Mlflow(threading.Thread):
             tags = {**self._identity(), "raydiff.kind": "sweep", **self.tags}
             parent = client.create_run(self.experiment_id, run_name=self.sweep.name, tags=tags).info.run_id
         client.update_run(parent, status="RUNNING")
+        self._since = client.get_run(parent).info.start_time / 1000
         self.parent = parent
 
     def _identity(self) -> dict[str, str]:
         return {"raydiff.sweep": self.sweep.name, "raydiff.id": self._id}
+
+    def _tell_of_the_machine(self) -> None:
+        """Its steps are seconds since the sweep's run was begun, so that a resumed sweep's follow on."""
+        assert self._machine is not None
+        step = int(time.time() - self._since)
+        log_values(self._client, str(self.parent), ((k, step, v) for k, v in self._machine.measured().items()))
 
     def _look(self) -> None:
         for folder in sorted((self.sweep / "trials").glob("*")):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
@@ -10,6 +11,8 @@ from typing import Literal, Protocol, get_args
 
 import torch
 from torch import Tensor
+from torch.optim.adamw import adamw
+from torch.optim.sgd import sgd
 
 from raydiff import tree
 from raydiff.later import later
@@ -20,7 +23,8 @@ Objective = Callable[[Params, tuple[Tensor, Tensor], Params, Params], Tensor]
 """loss(params, (x, labels), draws, extras): a pure function of tensors; extras are constants of this client."""
 
 Gradient = Callable[[Params], tuple[Params, Tensor]]
-"""theta -> (its gradient, loss) in one step, whose batch and draws are its own: other ones at each call."""
+"""theta, whose leaves have no `grad` yet, -> (its gradient, loss) in one step, whose batch and draws are its own: other
+ones at each call."""
 
 Optimizer = Literal["adamw", "sgd"]
 Decay = Literal["cosine", "constant"]
@@ -28,7 +32,10 @@ Decay = Literal["cosine", "constant"]
 Draw = tuple[tuple[Tensor, Tensor], Params]
 """(batch, draws) of a step."""
 
-STATE = ("exp_avg", "exp_avg_sq", "step", "momentum_buffer")  # AdamW's and SGD's, by torch's names.
+# torch's functions, for its classes import its compiler: 2 s of each process.
+ADAMW = functools.partial(adamw, beta1=0.9, beta2=0.999, eps=1e-8, amsgrad=False, maximize=False, fused=True)
+SGD = functools.partial(sgd, dampening=0.0, nesterov=False, maximize=False, fused=True)
+MOMENTS = ("exp_avg", "exp_avg_sq")  # AdamW's, by torch's names.
 AVERAGE = "average"  # Among the moments: the moving average of the weights, below this prefix.
 ROWS = "rows"  # Among the draws of a step: which records are in its batch.
 AHEAD, AHEAD_BYTES = 32, 2**26  # steps, and bytes, that are drawn before they are taken
@@ -282,17 +289,16 @@ def optimize(
     start = tree.Flat.of(params)
     buffer = start.buffer.to(where, copy=True)  # All parameters: `theta` are views of it.
     theta = {k: v.requires_grad_() for k, v in start.layout.leaves(buffer).items()}
-    optimizer = _optimizer(theta, training, moments)
-    average = _average(theta, moments or {}) if training.ema else {}
+    state = {k: v.to(where, copy=True) for k, v in (moments or {}).items()}
+    if training.ema:
+        state = tree.prefixed(AVERAGE, {k: v.detach().clone() for k, v in theta.items()}) | state
+    average = tree.under(AVERAGE, state)  # Its tensors are the state's, and change with it.
     losses, watch = torch.zeros(len(steps), device=where), WATCH.get()
     for i, step in enumerate(steps):
-        for group in optimizer.param_groups:
-            group["lr"] = training.rate(step)
-        optimizer.zero_grad()
+        for leaf in theta.values():
+            leaf.grad = None
         gradients, losses[i] = gradient(theta)
-        for name, g in gradients.items():
-            theta[name].grad = g
-        optimizer.step()
+        _step(theta, gradients, state, training=training, rate=training.rate(step))
         if average:
             share = 1 - min(training.ema, (1 + step) / (10 + step))
             torch._foreach_lerp_(list(average.values()), [v.detach() for v in theta.values()], share)
@@ -304,10 +310,7 @@ def optimize(
     if not tree.is_finite(weights):  # No loss shows the last update.
         raise Diverged(steps[-1], math.nan)
     mean, over = float(losses.double().mean()), steps.stop == training.part(0, 1).stop
-    if moments is None:
-        kept = {}
-    else:
-        kept = _moments(optimizer, theta) | tree.prefixed(AVERAGE, {k: v.cpu() for k, v in average.items()})
+    kept = {} if moments is None else {k: v.cpu() for k, v in state.items()}
     if average and over:
         weights = tree.Flat.of({k: v.cpu() for k, v in average.items()})
     return weights, kept, mean
@@ -380,30 +383,21 @@ def with_clipped_copies(
     return both, torch.cat([labels.repeat(2, 1), flags], dim=1)
 
 
-def _optimizer(theta: Params, training: Training, moments: Params | None) -> torch.optim.Optimizer:
-    leaves, rate, decay = list(theta.values()), training.learning_rate, training.weight_decay
-    optimizer: torch.optim.Optimizer
+@torch.no_grad()
+def _step(theta: Params, gradients: Params, state: Params, *, training: Training, rate: float) -> None:
+    """A step of the optimiser, in place. Its state begins with the first."""
+    leaves, given, decay = [theta[name] for name in gradients], list(gradients.values()), training.weight_decay
     if training.optimizer == "sgd":
-        optimizer = torch.optim.SGD(leaves, lr=rate, momentum=training.momentum, weight_decay=decay, fused=True)
-    else:
-        optimizer = torch.optim.AdamW(leaves, lr=rate, weight_decay=decay, fused=True)
-    if moments:
-        for name, leaf in theta.items():
-            kept = {k: moments.get(f"{k}/{name}") for k in STATE}
-            optimizer.state[leaf] = {k: v.to(leaf.device, copy=True) for k, v in kept.items() if v is not None}
-    return optimizer
-
-
-def _average(theta: Params, moments: Params) -> Params:
-    """The weights' moving average, as far as it has come; at first the weights."""
-    kept = tree.under(AVERAGE, moments)
-    return {k: kept.get(k, v.detach()).to(v.device, copy=True) for k, v in theta.items()}
-
-
-def _moments(optimizer: torch.optim.Optimizer, theta: Params) -> Params:
-    """The optimiser's state; SGD has one with momentum alone (else its `momentum_buffer` is None)."""
-    states = ((name, k, v) for name, leaf in theta.items() for k, v in optimizer.state[leaf].items())
-    return {f"{k}/{name}": v.detach().cpu() for name, k, v in states if v is not None}
+        buffers, momentum = [state.get(f"momentum_buffer/{name}") for name in gradients], training.momentum
+        SGD(leaves, given, buffers, lr=rate, weight_decay=decay, momentum=momentum)
+        state |= {f"momentum_buffer/{name}": b for name, b in zip(gradients, buffers, strict=True) if b is not None}
+        return
+    for name, leaf in zip(gradients, leaves, strict=True):
+        if f"step/{name}" not in state:
+            state[f"step/{name}"] = torch.zeros((), device=leaf.device)
+            state |= {f"{moment}/{name}": torch.zeros_like(leaf) for moment in MOMENTS}
+    means, squares, taken = ([state[f"{k}/{name}"] for name in gradients] for k in (*MOMENTS, "step"))
+    ADAMW(leaves, given, means, squares, [], taken, lr=rate, weight_decay=decay)
 
 
 def _check_finite(losses: Tensor, first: int) -> None:

@@ -6,9 +6,10 @@ Figures are made without pyplot, which keeps global state.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
+if TYPE_CHECKING:
+    import pandas as pd
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C510A", "#5E3C99")
 """Okabe and Ito's, which the colour-blind tell apart; then a brown and a violet."""

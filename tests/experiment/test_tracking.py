@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import math
 import shutil
+import sqlite3
 import threading
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -173,6 +175,18 @@ def test_a_schedule_with_a_rate_has_a_name(experiment: Experiment) -> None:
     method = FedAvg(model=DiscreteDiffusion(schedule=Sigmoid(rate=2.0)))
     name = told.run_name(overrides.to_dict(replace(experiment, method=method)))
     assert name == "FedAvg, 2 clients, Sigmoid, seed 0"
+
+
+def test_the_sweeps_run_has_its_machines_metrics_and_they_go_on_when_it_is_resumed(sweep: Sweep) -> None:
+    name = "system/cpu_utilization_percentage"
+    sweep.follow()
+    (run,) = sweep.runs("sweep")
+    (first,) = sweep.history(run, name)
+    assert 0 <= first[1] <= 100 and run.data.metrics["system/system_memory_usage_megabytes"] > 0
+    with contextlib.closing(sqlite3.connect(sweep.uri.removeprefix("sqlite:///"))) as db, db:  # It began a minute ago.
+        db.execute("UPDATE runs SET start_time = start_time - 60000")
+    sweep.follow()
+    assert [step >= 60 for step, _ in sweep.history(run, name)] == [False, True]
 
 
 def test_runs_are_found_again_however_many_pages_they_fill(
