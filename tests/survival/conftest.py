@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import shutil
 import signal
 import subprocess
@@ -147,15 +148,19 @@ def wait_until(
 
 
 @pytest.fixture(scope="session")
-def undisturbed(tmp_path_factory) -> dict[str, tuple]:
+def undisturbed(once, tmp_path_factory) -> dict[str, tuple]:
     """The table of the sweep when nobody disturbs it."""
-    sweep = Sweep(tmp_path_factory.mktemp("undisturbed"))
-    process = sweep.start()
-    output = sweep.end_of(process)
-    assert process.returncode == 0, output
-    table = sweep.table()
-    assert len(table) == TRIALS and all(outcome == "finished" for outcome, _, _ in table.values())
-    return table
+
+    def make(path: Path) -> None:
+        sweep = Sweep(tmp_path_factory.mktemp("undisturbed"))
+        process = sweep.start()
+        output = sweep.end_of(process)
+        assert process.returncode == 0, output
+        table = sweep.table()
+        assert len(table) == TRIALS and all(outcome == "finished" for outcome, _, _ in table.values())
+        path.write_bytes(pickle.dumps(table))
+
+    return pickle.loads(once("undisturbed", make).read_bytes())
 
 
 def check_whole(sweep: Sweep, undisturbed: dict[str, tuple]) -> None:
@@ -170,11 +175,14 @@ def check_whole(sweep: Sweep, undisturbed: dict[str, tuple]) -> None:
 
 
 @pytest.fixture(scope="session")
-def expected(tmp_path_factory) -> dict[str, tuple]:
+def expected(once, tmp_path_factory) -> dict[str, tuple]:
     """What three trials of `nodes.Federated` end with when nobody disturbs them."""
     from nodes import undisturbed_state
 
-    return undisturbed_state(tmp_path_factory.mktemp("expected"))
+    def make(path: Path) -> None:
+        path.write_bytes(pickle.dumps(undisturbed_state(tmp_path_factory.mktemp("expected"))))
+
+    return pickle.loads(once("expected", make).read_bytes())
 
 
 @pytest.fixture(scope="session")

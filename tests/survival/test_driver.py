@@ -17,8 +17,8 @@ def kill_group(process) -> None:
     process.wait()
 
 
-def half_way(sweep: Sweep) -> bool:
-    return len(sweep.outcomes()) >= 1
+def finished(sweep: Sweep) -> int:
+    return sum(outcome["outcome"] == "finished" for outcome in sweep.outcomes().values())
 
 
 def resume(sweep: Sweep) -> str:
@@ -28,41 +28,31 @@ def resume(sweep: Sweep) -> str:
     return output
 
 
-def test_a_killed_driver_is_resumed(tmp_path, undisturbed):
-    sweep = Sweep(tmp_path)
-    process = sweep.start()
-    wait_until(lambda: half_way(sweep), "an outcome", progress=sweep.progress)
-    kill_group(process)
-    assert 1 <= len(sweep.outcomes()) < len(undisturbed)
-    output = resume(sweep)
-    assert "Traceback" not in output
-    check_whole(sweep, undisturbed)
-
-
-def test_of_two_drivers_started_at_once_one_runs(tmp_path, undisturbed):
+def test_of_two_drivers_one_runs_and_is_interrupted_resumed_killed_and_resumed(tmp_path, undisturbed):
     sweep = Sweep(tmp_path)
     (tmp_path / "mlflow.db").unlink()  # its tables they make at once, too
     processes = [sweep.start(), sweep.start()]
-    outputs = [sweep.end_of(process) for process in processes]
-    codes = [process.returncode for process in processes]
-    assert sorted(codes) == [0, 2], outputs
-    refused = outputs[codes.index(2)]
-    assert "error: survivor is being run by process " in refused and "Traceback" not in refused
-    check_whole(sweep, undisturbed)
+    wait_until(lambda: any(p.poll() is not None for p in processes), "one to be refused", progress=sweep.progress)
+    refused, process = sorted(processes, key=lambda p: p.poll() is None)
+    said = sweep.end_of(refused)
+    assert refused.returncode == 2, said
+    assert "error: survivor is being run by process " in said and "Traceback" not in said
 
-
-def test_an_interrupted_driver_says_how_to_resume_and_is_resumed(tmp_path, undisturbed):
-    sweep = Sweep(tmp_path)
-    process = sweep.start()
-    wait_until(lambda: half_way(sweep), "an outcome", progress=sweep.progress)
+    wait_until(lambda: finished(sweep) >= 1, "an outcome", progress=sweep.progress)
     process.send_signal(signal.SIGINT)
     output = sweep.end_of(process)
     assert process.returncode == 130, output
     assert "--name survivor" in output and output.rstrip().splitlines()[-2].endswith("--resume")
     assert "Traceback" not in output
     assert "RUNNING" not in {status for _, status, _ in sweep.runs()}
-    assert 1 <= sum(outcome["outcome"] == "finished" for outcome in sweep.outcomes().values()) < len(undisturbed)
-    resume(sweep)
+    assert 1 <= finished(sweep) < len(undisturbed)
+
+    commits, _ = sweep.progress()
+    process = sweep.start("--resume")
+    wait_until(lambda: sweep.progress()[0] > commits, "a commit", progress=sweep.progress, every=0.01)
+    kill_group(process)
+    assert finished(sweep) < len(undisturbed)
+    assert "Traceback" not in resume(sweep)
     check_whole(sweep, undisturbed)
 
 

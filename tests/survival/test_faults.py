@@ -50,27 +50,27 @@ FULL = (fill, lambda disk: (disk / "ballast").unlink(), "No space left on device
 LOCKED = (functools.partial(read_only, yes=True), functools.partial(read_only, yes=False), "Read-only file system")
 
 
-@pytest.mark.parametrize(("fail", "mend", "why"), [FULL, LOCKED], ids=["full", "read-only"])
-def test_storage_that_cannot_be_written(
-    disk, tmp_path, nodes, expected, migrated, monkeypatch, capsys, fail, mend, why
-):
-    """The trials end with its name and the reason; what was committed stays, and counts when the sweep is resumed."""
+def test_storage_that_cannot_be_written(disk, tmp_path, nodes, expected, migrated, monkeypatch, capsys):
+    """Full, then read-only: the trials end with its name and the reason; what was committed stays, and counts when the
+    sweep is resumed."""
     shutil.copy(migrated, tmp_path / "mlflow.db")
     sweep = Federated(disk)
     sweep.mlflow = f"sqlite:///{tmp_path}/mlflow.db"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", sweep.mlflow)
+    committed, resume = 0, list[str]()
+    for fail, mend, why in (FULL, LOCKED):
 
-    def meanwhile():
-        wait_until(lambda: sweep.progress()[0] >= 2, "two commits", every=0.002)
-        fail(disk)
+        def meanwhile(fail=fail, most=committed + 2):
+            wait_until(lambda: sweep.progress()[0] >= most, "two more commits", every=0.002)
+            fail(disk)
 
-    assert sweep.run(meanwhile=meanwhile) == 1
-    said = capsys.readouterr().out
-    assert f"FAILED, the storage folder {sweep.folder} cannot be written: {why}" in said and "Traceback" not in said
-    assert "RUNNING" not in {status for _, status, _ in sweep.runs()}
-    committed = sweep.progress()[0]
-    assert 2 <= committed < 2 * ROUNDS
-    mend(disk)
+        assert sweep.run(*resume, meanwhile=meanwhile) == 1
+        said = capsys.readouterr().out
+        assert f"FAILED, the storage folder {sweep.folder} cannot be written: {why}" in said
+        assert "Traceback" not in said and "RUNNING" not in {status for _, status, _ in sweep.runs()}
+        assert committed + 2 <= sweep.progress()[0] < 2 * ROUNDS
+        committed, resume = sweep.progress()[0], ["--resume"]
+        mend(disk)
     assert sweep.run("--resume") == 0
     check_unharmed(sweep, expected)
 
@@ -81,7 +81,7 @@ def test_an_mlflow_server_is_away_for_a_while(tmp_path, nodes, expected, migrate
     port, sweep = free_port(), Federated(tmp_path)
     sweep.mlflow = f"http://127.0.0.1:{port}"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", sweep.mlflow)
-    start = functools.partial(mlflow_server, f"sqlite:///{tmp_path}/server.db", tmp_path, port=port)
+    start = functools.partial(mlflow_server, f"sqlite:///{tmp_path}/server.db", tmp_path, port=port, workers=1)
 
     with contextlib.ExitStack() as first, contextlib.ExitStack() as second:
 

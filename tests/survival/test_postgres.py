@@ -65,13 +65,15 @@ def postgres() -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def mlflow_server(database: str, folder: Path, *, port: int = 0) -> Iterator[str]:
+def mlflow_server(database: str, folder: Path, *, port: int = 0, workers: int = 2) -> Iterator[str]:
     """The URI of an MLflow server over this database."""
     uri = f"http://127.0.0.1:{port or free_port()}"
     command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", uri.rpartition(":")[2]]
-    command += ["--backend-store-uri", database, "--artifacts-destination", str(folder / "artifacts"), "--workers", "2"]
+    command += ["--backend-store-uri", database, "--artifacts-destination", str(folder / "artifacts")]
+    command += ["--workers", str(workers)]
+    env = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}  # processes that only its other uses need
     with (folder / "mlflow.log").open("w") as log:
-        server = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, start_new_session=True)
+        server = subprocess.Popen(command, cwd=folder, env=env, stdout=log, stderr=log, start_new_session=True)
 
     def up() -> bool:
         assert server.poll() is None, (folder / "mlflow.log").read_text()

@@ -97,11 +97,12 @@ def submit(env: dict[str, str], name: str, sweep: Sweep, *more: str) -> None:
 def test_a_submitted_sweep_is_stopped_and_continued(tmp_path, cluster, undisturbed):
     sweep = Sweep(tmp_path)
     submit(cluster, "first", sweep)  # the submitting process is gone at once; the job goes on
-    wait_until(lambda: len(sweep.outcomes()) >= 1, "an outcome", progress=sweep.progress, every=0.01)
+    first = f"[1/{TRIALS}]"
+    wait_until(lambda: first in api(cluster, "first/logs")["logs"], "its first line", progress=sweep.progress)
     assert api(cluster, "first/stop", "POST") == {"stopped": True}
     assert end_of(cluster, "first", sweep) == "STOPPED"
     log = job(cluster, "logs", "first").stdout
-    assert f"[1/{TRIALS}]" in log and "ready after" in log
+    assert first in log and "ready after" in log
     assert "continue with: python jobs/sweep.py" in log and "0011223344" not in log
 
     submit(cluster, "second", sweep, "--resume")
