@@ -76,23 +76,23 @@ class Forest:
         """Parameters from M_r as `moments.packed` has it, (R, m (m + 1) / 2), with noise of `std` on each entry, and
         how many records each row of labels has, (R,)."""
         whole = torch.stack([moments.unpacked(row, self.width) for row in packed])
-        blocks = [self._blocks(row) for row in whole]
         # Off the diagonal a count stands twice in the norm of a symmetric matrix, and has half the noise's variance.
-        pair = std / math.sqrt(2)
-        totals = numbers.clamp_min(1).tolist()
-        own = [_own(of, total, std=std, pair=pair) for of, total in zip(blocks, totals, strict=True)]
-        parent, order = self._tree(blocks, own, std=pair)
-        k = max(self.counts)
+        pair, totals = std / math.sqrt(2), numbers.clamp_min(1).double()
+        own = self._own(whole, totals, std=std, pair=pair)
+        chance = self._by_chance(own, totals, std=pair)
+        parent, order = self._tree(whole, own, totals, chance=chance.sum(0))
+        k, alone_of = max(self.counts), [row.split(self.counts) for row in own]
         table = torch.zeros(self.rows, len(self.counts), k, k, dtype=torch.float64)
         for r, column in itertools.product(range(self.rows), range(len(self.counts))):
-            alone, above = own[r][column], parent[column]
+            alone, above = alone_of[r][column], parent[column]
             found = alone.expand(k, -1)
             if above >= 0:
-                joint, apart = blocks[r][above][column], torch.outer(own[r][above], alone) / alone.sum()
-                chance = _by_chance(own[r][above], alone, pair)
-                found = (apart + _kept(joint - apart, chance) * (joint - apart)).clamp_min(0)
+                joint = whole[r].split(self.counts)[above].split(self.counts, dim=1)[column]
+                apart = torch.outer(alone_of[r][above], alone) / totals[r]
+                kept = _kept(joint - apart, float(chance[r, above, column]))
+                found = (apart + kept * (joint - apart)).clamp_min(0)
                 found = torch.where(found.sum(1, keepdim=True) > 0, found, alone)
-            found = found + SHARE * alone.sum()
+            found = found + SHARE * totals[r]
             table[r, column, : len(found), : len(alone)] = found / found.sum(1, keepdim=True)
         return {"parent": torch.tensor(parent), "order": torch.tensor(order), "table": table.float()}
 
@@ -105,56 +105,49 @@ class Forest:
             codes[:, column] = drawn(params["table"][row, column, above], rng)
         return images_of(codes)
 
-    def _blocks(self, matrix: Tensor) -> list[list[Tensor]]:
-        return [list(band.split(self.counts, dim=1)) for band in matrix.split(self.counts, dim=0)]
+    @property
+    def _column(self) -> Tensor:
+        """(m, n): 1 where an entry is of a column."""
+        return torch.block_diag(*(torch.ones(k, 1, dtype=torch.float64) for k in self.counts))
 
-    def _tree(
-        self, blocks: list[list[list[Tensor]]], own: list[list[Tensor]], *, std: float
-    ) -> tuple[list[int], list[int]]:
+    def _own(self, whole: Tensor, totals: Tensor, *, std: float, pair: float) -> Tensor:
+        """(R, m): how often each value of each column is there, as counts of a column that sum to the records in the
+        row: the mean of the diagonal and of every table that the column has a part in, by their precision."""
+        column, sizes = self._column, torch.tensor(self.counts, dtype=torch.float64)
+        others = (1 - column) / (pair * pair * sizes).clamp_min(1e-12)
+        first = 1 / max(std * std, 1e-12)
+        said = (whole @ column * others).sum(2) + first * whole.diagonal(dim1=1, dim2=2)
+        mean = torch.maximum(said / (others.sum(1) + first), SHARE * totals[:, None])
+        return mean * totals[:, None] / (mean @ column @ column.T)
+
+    def _by_chance(self, own: Tensor, totals: Tensor, *, std: float) -> Tensor:
+        """(R, n, n): the mean sum of squares that the table of two independent columns, which have the counts `own`, has
+        beyond independence: by noise, and by the draw of the records."""
+        spread = 1 - (own / totals[:, None]).square() @ self._column
+        by_draw = totals[:, None, None] * spread[:, :, None] * spread[:, None, :]
+        sizes = torch.tensor(self.counts, dtype=torch.float64)
+        return by_draw + torch.outer(sizes, sizes) * std * std
+
+    def _tree(self, whole: Tensor, own: Tensor, totals: Tensor, *, chance: Tensor) -> tuple[list[int], list[int]]:
         """(parent of each column, columns with parents first) of the heaviest forest: Prim's way, from column to
         column; a new root where no edge is left."""
-        n = len(self.counts)
-        weight = torch.zeros(n, n, dtype=torch.float64)
-        for a, b in itertools.combinations(range(n), 2):
-            found = chance = 0.0
-            for of, alone in zip(blocks, own, strict=True):
-                found += float((of[a][b] - torch.outer(alone[a], alone[b]) / alone[a].sum()).square().sum())
-                chance += _by_chance(alone[a], alone[b], std)
-            free = max(1, self.rows * (self.counts[a] - 1) * (self.counts[b] - 1))
-            weight[a, b] = weight[b, a] = found - chance * (1 + TRUSTED * math.sqrt(2 / free))
+        n, column = len(self.counts), self._column
+        beyond = whole - own[:, :, None] * own[:, None, :] / totals[:, None, None]
+        found = (column.T @ beyond.square() @ column).sum(0)
+        less = torch.tensor(self.counts, dtype=torch.float64) - 1
+        free = (self.rows * torch.outer(less, less)).clamp_min(1)
+        edge = (found - chance * (1 + TRUSTED * (2 / free).sqrt())).triu(1)
+        weights = (edge + edge.T).tolist()
         parent, order, left = [-1] * n, list[int](), set(range(n))
         while left:
-            edges = [(float(weight[a, b]), a, b) for a in order for b in sorted(left)]
-            best, above, column = max(edges, default=(0.0, -1, -1), key=lambda edge: edge[0])
+            edges = [(weights[a][b], a, b) for a in order for b in sorted(left)]
+            best, above, child = max(edges, default=(0.0, -1, -1), key=lambda edge: edge[0])
             if best <= 0:
-                above, column = -1, max(sorted(left), key=lambda c: float(weight[c].clamp_min(0).sum()))
-            parent[column] = above
-            order.append(column)
-            left.discard(column)
+                above, child = -1, max(sorted(left), key=lambda c: sum(max(0.0, w) for w in weights[c]))
+            parent[child] = above
+            order.append(child)
+            left.discard(child)
         return parent, order
-
-
-def _own(blocks: list[list[Tensor]], total: float, *, std: float, pair: float) -> list[Tensor]:
-    """How often each value of each column is there, as counts that sum to `total`: the diagonal and every table that
-    the column has a part in, by their precision."""
-    found = []
-    for a, band in enumerate(blocks):
-        said, weights = [band[a].diagonal()], [1 / max(std * std, 1e-12)]
-        for b, table in enumerate(band):
-            if b != a:
-                said.append(table.sum(1))
-                weights.append(1 / max(pair * pair * table.shape[1], 1e-12))
-        mean = sum(w * s for w, s in zip(weights, said, strict=True)) / sum(weights)
-        mean = torch.as_tensor(mean).clamp_min(SHARE * total)
-        found.append(mean * total / mean.sum())
-    return found
-
-
-def _by_chance(a: Tensor, b: Tensor, std: float) -> float:
-    """The mean sum of squares that the table of two independent columns, which have these counts, has beyond
-    independence: by noise, and by the draw of the records."""
-    total, (p, q) = float(a.sum()), (a / a.sum(), b / b.sum())
-    return len(a) * len(b) * std * std + total * float((1 - p.square().sum()) * (1 - q.square().sum()))
 
 
 def _kept(beyond: Tensor, chance: float) -> float:
