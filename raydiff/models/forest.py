@@ -108,7 +108,7 @@ class Forest:
     @property
     def _column(self) -> Tensor:
         """(m, n): 1 where an entry is of a column."""
-        return torch.block_diag(*(torch.ones(k, 1, dtype=torch.float64) for k in self.counts))
+        return torch.eye(len(self.counts), dtype=torch.float64).repeat_interleave(torch.tensor(self.counts), dim=0)
 
     def _own(self, whole: Tensor, totals: Tensor, *, std: float, pair: float) -> Tensor:
         """(R, m): how often each value of each column is there, as counts of a column that sum to the records in the
@@ -121,8 +121,8 @@ class Forest:
         return mean * totals[:, None] / (mean @ column @ column.T)
 
     def _by_chance(self, own: Tensor, totals: Tensor, *, std: float) -> Tensor:
-        """(R, n, n): the mean sum of squares that the table of two independent columns, which have the counts `own`, has
-        beyond independence: by noise, and by the draw of the records."""
+        """(R, n, n): the mean sum of squares that the table of two independent columns, which have the counts `own`,
+        has beyond independence: by noise, and by the draw of the records."""
         spread = 1 - (own / totals[:, None]).square() @ self._column
         by_draw = totals[:, None, None] * spread[:, :, None] * spread[:, None, :]
         sizes = torch.tensor(self.counts, dtype=torch.float64)
