@@ -62,10 +62,12 @@ class Mlflow(threading.Thread):
         tags: Mapping[str, str],
         artifacts: str | None,
         log_sampler: LogSampler | None = None,
+        machine: bool = False,
     ) -> None:
+        """`machine`: the parent run has this machine's system metrics."""
         super().__init__(name="mlflow", daemon=True)
         self.uri, self.experiment, self.sweep, self.tags, self.artifacts = uri, experiment, sweep, dict(tags), artifacts
-        self.log_sampler = log_sampler
+        self.log_sampler, self.machine = log_sampler, machine
         self.parent: str | None = None
         self.experiment_id: str | None = None
         self.error: Exception | None = None
@@ -97,7 +99,8 @@ class Mlflow(threading.Thread):
                     self._open()
                 if self.parent is None:
                     self._find_runs()
-                self._tell_of_the_machine()
+                if self._machine is not None:
+                    self._tell_of(self._machine)
                 self._look()
                 self.error, wait = None, told.PERIOD_S
             except Exception as e:  # whatever MLflow raises, the sweep goes on and the files keep everything
@@ -187,7 +190,8 @@ class Mlflow(threading.Thread):
                     raise
             found = client.get_experiment_by_name(self.experiment)
         self.experiment_id = found.experiment_id
-        self._machine = Machine()
+        if self.machine:
+            self._machine = Machine()
         self._client = client
 
     def _find_runs(self) -> None:
@@ -211,11 +215,10 @@ class Mlflow(threading.Thread):
     def _identity(self) -> dict[str, str]:
         return {"raydiff.sweep": self.sweep.name, "raydiff.id": self._id}
 
-    def _tell_of_the_machine(self) -> None:
+    def _tell_of(self, machine: Machine) -> None:
         """Its steps are seconds since the sweep's run was begun, so that a resumed sweep's follow on."""
-        assert self._machine is not None
         step = int(time.time() - self._since)
-        log_values(self._client, str(self.parent), ((k, step, v) for k, v in self._machine.measured().items()))
+        log_values(self._client, str(self.parent), ((k, step, v) for k, v in machine.measured().items()))
 
     def _look(self) -> None:
         for folder in sorted((self.sweep / "trials").glob("*")):

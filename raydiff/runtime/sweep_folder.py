@@ -208,6 +208,7 @@ def mlflow(at: Path, preset: str, base: Experiment, *, experiment: str, samplers
         tags=_tags(preset, base),
         artifacts=artifacts,
         log_sampler=_log_sampler if samplers else None,
+        machine=base.evaluation is not None,  # Under --protocol-only it would tell more than what the protocol costs.
     )
 
 

@@ -100,6 +100,7 @@ class Sweep:
             sweep=self.folder,
             tags={"raydiff.preset": "p"},
             artifacts=str(self.artifacts),
+            machine=True,
         )
 
     def follow(self) -> Mlflow:
