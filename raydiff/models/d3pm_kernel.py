@@ -50,8 +50,8 @@ class Sigmoid:
         """alpha_0 .. alpha_T, (T + 1,) float64."""
         _check(steps)
         last = _sigmoid(3 * self.rate)
-        rest = [last - _sigmoid(3 * self.rate * t / steps) for t in range(steps + 1)]
-        return _tensor([x / (last - 0.5) for x in rest])
+        rest = [last - _sigmoid(3 * self.rate * t / steps) for t in range(steps)]
+        return _tensor([*(x / (last - 0.5) for x in rest), 0.0])  # 0 at T, on either side of which floats may fall
 
 
 @dataclass(frozen=True, kw_only=True)

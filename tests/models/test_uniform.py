@@ -21,6 +21,11 @@ def test_linear() -> None:
     assert Linear().alpha(20)[20] == 0
 
 
+@pytest.mark.parametrize("steps", [3, 6, 12])
+def test_the_sigmoid_ends_at_zero_where_floats_fall_beside_it(steps: int) -> None:
+    assert float(Sigmoid(rate=10**0.25).alpha(steps)[-1]) == 0.0
+
+
 def test_sigmoid() -> None:
     found = Sigmoid(rate=2.0).alpha(10)
     for t in range(11):
