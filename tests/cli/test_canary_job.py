@@ -34,6 +34,7 @@ def test_right_noise_passes_and_half_of_it_is_flagged(capsys: pytest.CaptureFixt
     assert "flagged: 2 of 2 seeds" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["sketch", "dpmerf", "evolution"])
 def test_half_the_noise_of_a_sum_is_flagged_and_the_right_one_is_not(
     method: str, capsys: pytest.CaptureFixture[str]

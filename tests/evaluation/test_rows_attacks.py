@@ -161,6 +161,7 @@ def test_the_interval_is_as_wide_as_drawing_members_by_lot_makes_it() -> None:
     assert found.dcr == 1 and found.dcr_interval == (0.5, 1.0)
 
 
+@pytest.mark.slow
 def test_intervals_of_nothing_hold_one_half() -> None:
     """40 pairs of tables from one population, with five times as many made rows: 95 % of them, at least 34."""
     held = [0, 0]

@@ -32,8 +32,9 @@ CHANGES: dict[str, dict[str, Any]] = {
     "plain": {},
     "lock-step": {"runtime.vectorize": True},
     "bfloat16": {"method.model.precision": "bfloat16"},
+    "unet": {"method.model.network": SMALL},
 }
-UNET = {"method.model.network": SMALL}
+SLOW = ("bfloat16", "unet")
 
 
 @pytest.fixture
@@ -71,7 +72,8 @@ def test_a_method_has_the_bits_of_the_cpu(method: Method) -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [*CHANGES.values(), pytest.param(UNET, marks=pytest.mark.slow)], ids=[*CHANGES, "unet"]
+    "changes",
+    [pytest.param(c, id=name, marks=[pytest.mark.slow] * (name in SLOW)) for name, c in CHANGES.items()],
 )
 def test_a_trial_has_the_numbers_of_the_cpu(tmp_path: Path, tiny: Experiment, changes: dict[str, Any]) -> None:
     """Rounds, evaluation, attacks; then samples of what it has left."""
