@@ -54,10 +54,10 @@ def reached(run: rd.Run) -> dict[str, object]:
 
 def road(folder: Path, data: str) -> None:
     """The three commands; what came out stays in FOLDER as a row."""
-    name = re.sub(r"\W+", "-", data).strip("-")
+    name = re.sub(r"\W+", "-", data.replace(f"{folder}/", "")).strip("-")
     file = folder / f"{name}.toml"
     given = ["--runtime.storage", str(folder)]
-    row: dict[str, object] = {"raydiff init": data}
+    row: dict[str, object] = {"raydiff init": data.replace(f"{folder}/", "")}
     row["init_s"] = seconds(["init", *shlex.split(data), "--out", str(file)], folder / f"{name}-init.log")
     row["said_s"] = said(file.read_text())
     row["run_s"] = seconds(["run", str(file), "--name", name, *given], folder / f"{name}-run.log")
