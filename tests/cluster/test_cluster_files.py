@@ -51,6 +51,16 @@ def test_there_is_one_ray_and_the_project_allows_it() -> None:
     assert needed.specifier.contains(Version(versions.pop()))
 
 
+def test_the_constraints_name_a_version_of_each_dependency_that_the_project_allows() -> None:
+    lines = (CLUSTER / "constraints.txt").read_text().splitlines()
+    pins = [Requirement(line) for line in lines if not line.startswith("#")]
+    assert all(re.fullmatch(r"[\w.-]+==[\w.]+", str(pin)) for pin in pins)  # neither addresses nor markers
+    version = {pin.name: next(iter(pin.specifier)).version for pin in pins}
+    needed = [Requirement(r) for r in (*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["bucket"])]
+    for r in needed:
+        assert r.specifier.contains(Version(version[r.name.replace("_", "-")])), r.name
+
+
 def test_images_are_official_or_built_here_and_carry_a_version() -> None:
     official = re.compile(r"(rayproject/ray:\d+\.\d+\.\d+-py3\d+-gpu|raydiff:ray-[\d.]+|postgres:\d+)")
     official_mlflow = re.compile(r"ghcr\.io/mlflow/mlflow:v3\.\d+\.\d+-full")
