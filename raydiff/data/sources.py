@@ -140,11 +140,11 @@ def files(folder: Path | None, labels: Sequence[str]) -> Source:
 
 def digits(folder: Path | None, labels: Sequence[str]) -> Source:
     """scikit-learn's digits: 1797 pictures of 8 x 8 pixels in 0..16."""
-    # Its file, without `load_digits`: to import that takes 3 s of each process that hosts clients.
+    # Its file, without `load_digits`, whose import takes seconds of each process that hosts clients.
     package = importlib.util.find_spec("sklearn")
     assert package is not None and package.origin is not None
-    with gzip.open(Path(package.origin).with_name("datasets") / "data" / "digits.csv.gz", "rt") as rows_of_65:
-        table = np.loadtxt(rows_of_65, delimiter=",", dtype=np.uint8)
+    with gzip.open(Path(package.origin).with_name("datasets") / "data" / "digits.csv.gz", "rt") as lines:
+        table = np.loadtxt(lines, delimiter=",", dtype=np.uint8)
     pixels, classes = table[:, :64].reshape(-1, 8, 8), torch.from_numpy(table[:, 64:].astype(np.int64))
 
     def pictures(rows: Tensor) -> Iterator[Picture]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import Any
 
@@ -12,7 +13,7 @@ class Machine:
     """MLflow's monitors, asked by the one who writes to MLflow: the thread that `mlflow.start_run` has for them would
     be a second writer, and ends for good when its server is away.
 
-    A machine that has no GPU, or does not count its packets, is measured without.
+    A monitor that fails, of a GPU that is not there or of packets that nobody counts, is left out from then on.
     """
 
     def __init__(self) -> None:
@@ -26,10 +27,8 @@ class Machine:
             gpu_monitor.GPUMonitor,
             rocm_monitor.ROCMMonitor,
         ):
-            try:
+            with contextlib.suppress(Exception):  # MLflow's own thread takes any as "there is none" as well
                 self._monitors.append(kind())
-            except Exception:  # MLflow's own monitor takes any as "there is none" as well
-                continue
         self._next = 0.0
 
     def measured(self) -> dict[str, float]:
@@ -38,8 +37,12 @@ class Machine:
             return {}
         self._next = time.monotonic() + PERIOD_S
         found: dict[str, float] = {}
-        for monitor in self._monitors:
-            monitor.collect_metrics()
+        for monitor in list(self._monitors):
+            try:
+                monitor.collect_metrics()
+            except Exception:  # whatever it is, the trials' numbers must not wait for it
+                self._monitors.remove(monitor)
+                continue
             found |= {f"system/{name}": value for name, value in monitor.aggregate_metrics().items()}
             monitor.clear_metrics()
         return found

@@ -62,12 +62,12 @@ class Mlflow(threading.Thread):
         tags: Mapping[str, str],
         artifacts: str | None,
         log_sampler: LogSampler | None = None,
-        machine: bool = False,
+        system_metrics: bool = False,
     ) -> None:
-        """`machine`: the parent run has this machine's system metrics."""
+        """`system_metrics`: the parent run has this machine's."""
         super().__init__(name="mlflow", daemon=True)
         self.uri, self.experiment, self.sweep, self.tags, self.artifacts = uri, experiment, sweep, dict(tags), artifacts
-        self.log_sampler, self.machine = log_sampler, machine
+        self.log_sampler, self.system_metrics = log_sampler, system_metrics
         self.parent: str | None = None
         self.experiment_id: str | None = None
         self.error: Exception | None = None
@@ -190,7 +190,7 @@ class Mlflow(threading.Thread):
                     raise
             found = client.get_experiment_by_name(self.experiment)
         self.experiment_id = found.experiment_id
-        if self.machine:
+        if self.system_metrics:
             self._machine = Machine()
         self._client = client
 

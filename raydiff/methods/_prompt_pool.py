@@ -89,7 +89,7 @@ def match(sent: Prompts, pool: Prompts, *, threshold: float) -> Tensor:
     The assignment of least total distance (Eq. 13) where going without a partner costs the threshold, within each
     label. So it is not forced to spend a near pair to give every prompt some partner.
     """
-    from scipy.optimize import linear_sum_assignment  # 0.7 s of each process, whatever its method
+    from scipy.optimize import linear_sum_assignment  # half a second and more: only where it is used
 
     partner = torch.full((len(sent.labels),), -1)
     for label in sent.labels.unique().tolist():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
@@ -11,12 +10,11 @@ from typing import Literal, Protocol, get_args
 
 import torch
 from torch import Tensor
-from torch.optim.adamw import adamw
-from torch.optim.sgd import sgd
 
 from raydiff import tree
 from raydiff.later import later
 from raydiff.models.ddpm import DDPM, device
+from raydiff.models.optimizers import adamw_step, sgd_step
 from raydiff.tree import Params
 
 Objective = Callable[[Params, tuple[Tensor, Tensor], Params, Params], Tensor]
@@ -32,10 +30,6 @@ Decay = Literal["cosine", "constant"]
 Draw = tuple[tuple[Tensor, Tensor], Params]
 """(batch, draws) of a step."""
 
-# torch's functions, for its classes import its compiler: 2 s of each process.
-ADAMW = functools.partial(adamw, beta1=0.9, beta2=0.999, eps=1e-8, amsgrad=False, maximize=False, fused=True)
-SGD = functools.partial(sgd, dampening=0.0, nesterov=False, maximize=False, fused=True)
-MOMENTS = ("exp_avg", "exp_avg_sq")  # AdamW's, by torch's names.
 AVERAGE = "average"  # Among the moments: the moving average of the weights, below this prefix.
 ROWS = "rows"  # Among the draws of a step: which records are in its batch.
 AHEAD, AHEAD_BYTES = 32, 2**26  # steps, and bytes, that are drawn before they are taken
@@ -298,7 +292,11 @@ def optimize(
         for leaf in theta.values():
             leaf.grad = None
         gradients, losses[i] = gradient(theta)
-        _step(theta, gradients, state, training=training, rate=training.rate(step))
+        rate, decay = training.rate(step), training.weight_decay
+        if training.optimizer == "sgd":
+            sgd_step(theta, gradients, state, rate=rate, decay=decay, momentum=training.momentum)
+        else:
+            adamw_step(theta, gradients, state, rate=rate, decay=decay)
         if average:
             share = 1 - min(training.ema, (1 + step) / (10 + step))
             torch._foreach_lerp_(list(average.values()), [v.detach() for v in theta.values()], share)
@@ -381,23 +379,6 @@ def with_clipped_copies(
     flags = torch.arange(2).repeat_interleave(len(images))[:, None]
     both = torch.cat([images, tree.clip_records(images, clip, center)])
     return both, torch.cat([labels.repeat(2, 1), flags], dim=1)
-
-
-@torch.no_grad()
-def _step(theta: Params, gradients: Params, state: Params, *, training: Training, rate: float) -> None:
-    """A step of the optimiser, in place. Its state begins with the first."""
-    leaves, given, decay = [theta[name] for name in gradients], list(gradients.values()), training.weight_decay
-    if training.optimizer == "sgd":
-        buffers, momentum = [state.get(f"momentum_buffer/{name}") for name in gradients], training.momentum
-        SGD(leaves, given, buffers, lr=rate, weight_decay=decay, momentum=momentum)
-        state |= {f"momentum_buffer/{name}": b for name, b in zip(gradients, buffers, strict=True) if b is not None}
-        return
-    for name, leaf in zip(gradients, leaves, strict=True):
-        if f"step/{name}" not in state:
-            state[f"step/{name}"] = torch.zeros((), device=leaf.device)
-            state |= {f"{moment}/{name}": torch.zeros_like(leaf) for moment in MOMENTS}
-    means, squares, taken = ([state[f"{k}/{name}"] for name in gradients] for k in (*MOMENTS, "step"))
-    ADAMW(leaves, given, means, squares, [], taken, lr=rate, weight_decay=decay)
 
 
 def _check_finite(losses: Tensor, first: int) -> None:

@@ -208,7 +208,8 @@ def mlflow(at: Path, preset: str, base: Experiment, *, experiment: str, samplers
         tags=_tags(preset, base),
         artifacts=artifacts,
         log_sampler=_log_sampler if samplers else None,
-        machine=base.evaluation is not None,  # Under --protocol-only it would tell more than what the protocol costs.
+        # Under --protocol-only nothing is told but the protocol's own costs.
+        system_metrics=base.evaluation is not None,
     )
 
 

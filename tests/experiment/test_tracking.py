@@ -100,7 +100,7 @@ class Sweep:
             sweep=self.folder,
             tags={"raydiff.preset": "p"},
             artifacts=str(self.artifacts),
-            machine=True,
+            system_metrics=True,
         )
 
     def follow(self) -> Mlflow:
@@ -188,6 +188,24 @@ def test_the_sweeps_run_has_its_machines_metrics_and_they_go_on_when_it_is_resum
         db.execute("UPDATE runs SET start_time = start_time - 60000")
     sweep.follow()
     assert [step >= 60 for step, _ in sweep.history(run, name)] == [False, True]
+
+
+def test_a_monitor_that_fails_is_left_out_and_keeps_nothing_from_mlflow(
+    sweep: Sweep, experiment: Experiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mlflow.system_metrics.metrics.cpu_monitor import CPUMonitor
+    from mlflow.system_metrics.metrics.network_monitor import NetworkMonitor
+
+    def fails(monitor: object) -> None:
+        raise OSError("nobody counts here")
+
+    monkeypatch.setattr(NetworkMonitor, "__init__", fails)
+    monkeypatch.setattr(CPUMonitor, "collect_metrics", fails)
+    finish(sweep.trial(experiment))
+    sweep.follow()
+    (parent,), (run,) = sweep.runs("sweep"), sweep.runs("trial")
+    assert run.info.status == "FINISHED"
+    assert {name.split("_")[0] for name in parent.data.metrics} == {"system/disk"}
 
 
 def test_runs_are_found_again_however_many_pages_they_fill(

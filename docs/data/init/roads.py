@@ -54,10 +54,11 @@ def reached(run: rd.Run) -> dict[str, object]:
 
 def road(folder: Path, data: str) -> None:
     """The three commands; what came out stays in FOLDER as a row."""
-    name = re.sub(r"\W+", "-", data.replace(f"{folder}/", "")).strip("-")
+    shown = re.sub(r"\S*/", "", data)  # Of a path its last part.
+    name = re.sub(r"\W+", "-", shown).strip("-")
     file = folder / f"{name}.toml"
     given = ["--runtime.storage", str(folder)]
-    row: dict[str, object] = {"raydiff init": data.replace(f"{folder}/", "")}
+    row: dict[str, object] = {"raydiff init": shown}
     row["init_s"] = seconds(["init", *shlex.split(data), "--out", str(file)], folder / f"{name}-init.log")
     row["said_s"] = said(file.read_text())
     row["run_s"] = seconds(["run", str(file), "--name", name, *given], folder / f"{name}-run.log")

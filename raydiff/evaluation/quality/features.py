@@ -9,26 +9,22 @@ Shapes: N images, C channels (1 or 3), H x W pixels (8 to 64 a side), K label co
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.optim.adam import adam
 
 from raydiff.data.datasets import Records
 from raydiff.models.ddpm import going_on
+from raydiff.models.optimizers import ADAM
 from raydiff.seeding import generator
 from raydiff.tree import Params
 
 BATCH = 64
 LEARNING_RATE = 3e-3
 NOISE_STD = 0.1
-ADAM = functools.partial(
-    adam, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.0, amsgrad=False, maximize=False
-)  # `torch.optim.Adam` would import torch's compiler: 2 s of each process.
 WIDTHS = (16, 16, 16, 32, 64)
 """Channels at 64, 32, 16, 8 and 4 pixels a side; smaller images enter later, all end at about 4."""
 ROWS_PER_FEATURE = 5

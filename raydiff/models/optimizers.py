@@ -1,0 +1,43 @@
+"""torch's optimisers as functions. Its classes import its compiler, which takes two seconds of CPU time in each process
+that trains; the functions, to which the classes come down, do not."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import Tensor
+from torch.optim.adam import adam
+from torch.optim.adamw import adamw
+from torch.optim.sgd import sgd
+
+from raydiff.tree import Params
+
+ADAM = functools.partial(adam, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.0, amsgrad=False, maximize=False)
+_ADAMW = functools.partial(adamw, beta1=0.9, beta2=0.999, eps=1e-8, amsgrad=False, maximize=False, fused=True)
+_SGD = functools.partial(sgd, dampening=0.0, nesterov=False, maximize=False, fused=True)
+
+
+@torch.no_grad()
+def adamw_step(theta: Params, gradients: Params, state: Params, *, rate: float, decay: float) -> None:
+    """A step of AdamW (Loshchilov & Hutter, ICLR 2019), in place, of the leaves that have a gradient.
+
+    `state` gets, with a leaf's first step, `step/NAME`, `exp_avg/NAME` and `exp_avg_sq/NAME`, torch's names.
+    """
+    for name in gradients:
+        if f"step/{name}" not in state:
+            state[f"step/{name}"] = torch.zeros((), device=theta[name].device)
+            state |= {f"{moment}/{name}": torch.zeros_like(theta[name]) for moment in ("exp_avg", "exp_avg_sq")}
+    means, squares, taken = ([state[f"{k}/{name}"] for name in gradients] for k in ("exp_avg", "exp_avg_sq", "step"))
+    leaves = [theta[name] for name in gradients]
+    _ADAMW(leaves, list(gradients.values()), means, squares, [], taken, lr=rate, weight_decay=decay)
+
+
+@torch.no_grad()
+def sgd_step(theta: Params, gradients: Params, state: Params, *, rate: float, decay: float, momentum: float) -> None:
+    """A step of gradient descent, in place, of the leaves that have a gradient. With momentum `state` gets
+    `momentum_buffer/NAME`, torch's name."""
+    buffers: list[Tensor | None] = [state.get(f"momentum_buffer/{name}") for name in gradients]
+    leaves = [theta[name] for name in gradients]
+    _SGD(leaves, list(gradients.values()), buffers, lr=rate, weight_decay=decay, momentum=momentum)
+    state |= {f"momentum_buffer/{name}": b for name, b in zip(gradients, buffers, strict=True) if b is not None}
