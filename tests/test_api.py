@@ -41,15 +41,27 @@ from pathlib import Path
 from raydiff.experiment import trial
 this = trial.open_trial(pickle.loads(Path(sys.argv[1]).read_bytes()), Path(sys.argv[2]))
 list(trial.run(this, trial.local_pool(this)))
-print(sorted({"torch._dynamo", "sklearn.datasets", "pandas", "matplotlib"} & set(sys.modules)))
+print(sorted({"torch._dynamo", "torchvision", "sklearn.datasets", "pandas", "matplotlib"} & set(sys.modules)))
 """
 
 
-def test_training_imports_nothing_that_only_other_things_need(tiny: rd.Experiment, tmp_path: Path) -> None:
-    """They take seconds of each process that hosts clients."""
-    (tmp_path / "experiment").write_bytes(pickle.dumps(replace(tiny, evaluation=None)))
+@pytest.mark.parametrize("measured", [False, True])
+def test_training_imports_nothing_that_only_other_things_need(
+    measured: bool, tiny: rd.Experiment, tmp_path: Path
+) -> None:
+    """They take seconds of each process that hosts clients; torch's compiler of those that measure too."""
+    experiment = tiny if measured else replace(tiny, evaluation=None)
+    (tmp_path / "experiment").write_bytes(pickle.dumps(experiment))
     command = [sys.executable, "-c", TRAINED, str(tmp_path / "experiment"), str(tmp_path / "trial")]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ("['matplotlib']" if measured else "[]")
+
+
+def test_workers_start_without_what_only_coordinators_need() -> None:
+    """Theirs are the ledgers, and the roots that these solve for."""
+    coordinators = {"scipy", "pandas", "ray.tune", "mlflow"}
+    code = f"import sys, raydiff.runtime.actors; print(sorted({coordinators} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
 

@@ -8,7 +8,7 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -143,7 +143,7 @@ class Runtime:
 class Experiment:
     """One trial."""
 
-    method: Method = PFDM()
+    method: Method = field(default_factory=PFDM)
     """What is trained, and what is sent: one of `methods.METHODS`, or module:Class from anywhere."""
     data: Data = Data()
     """The data set and its splits."""
@@ -244,9 +244,9 @@ class Experiment:
             tree["evaluation"].pop("weights")  # There is one network of these weights, wherever its file lies.
         if tree["method"]["model"].get("digest"):  # A frozen model's digest says all but where it lies.
             tree["method"]["model"].pop("path")
-        for field in ("name", "public_from"):
-            if (place := tree["data"][field]) is not None:
-                tree["data"][field] = Path(place).name  # The digest of the data says the rest.
+        for given in ("name", "public_from"):
+            if (place := tree["data"][given]) is not None:
+                tree["data"][given] = Path(place).name  # The digest of the data says the rest.
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:16]
 
 

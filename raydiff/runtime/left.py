@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from scipy.optimize import nnls
 
 from raydiff.experiment.config import Experiment
 from raydiff.runtime.gpu_memory import trainings
@@ -83,6 +82,8 @@ def _line(ended: list[tuple[Experiment, float]]) -> np.ndarray:
     seconds = np.array([s for _, s in ended])
     if np.ptp(works) == 0:
         return np.array([seconds.mean() / works[0], 0.0]) if works[0] else np.array([0.0, seconds.mean()])
+    from scipy.optimize import nnls  # half a second, and coordinators load this module without asking for a line
+
     scale = works.max()
     found, _ = nnls(np.stack([works / scale, np.ones(len(works))], 1), seconds)
     return np.array([found[0] / scale, found[1]])

@@ -4,9 +4,9 @@ A distance between finite sets is biased upwards by an amount that depends on th
 here compares sets of EQUAL counts per class, and comes with its floor: the real records' own halves against
 each other. A value at its floor means "as close as real data"; below it, no smaller is better.
 
-The formulas are clean-fid's (Parmar et al., CVPR 2022): Frechet distance (Heusel et al., NeurIPS 2017) and
-unbiased kernel distance with k(x, y) = (x.y / dim + 1)^3 (Binkowski et al., ICLR 2018). They are called FID
-and KID only on Inception features; on any others their names carry the network's.
+Frechet distance (Heusel et al., NeurIPS 2017) and unbiased kernel distance with k(x, y) = (x.y / dim + 1)^3 (Binkowski
+et al., ICLR 2018), as clean-fid computes them (Parmar et al., CVPR 2022). They are called FID and KID only on its
+Inception's features; on any others their names carry the network's.
 
 Shapes: features (N, dim), classes (N,) int64.
 """
@@ -14,15 +14,11 @@ Shapes: features (N, dim), classes (N,) int64.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-
-from raydiff.seeding import forked
 
 SUBSET = 1000
 """Largest number of rows in one estimate of the kernel distance."""
@@ -31,16 +27,15 @@ SUBSET = 1000
 def frechet(a: Tensor, b: Tensor) -> float:
     """Frechet distance of Gaussians fitted to features a (N, dim) and b (M, dim), in squared feature units.
 
+    With roots R of both covariances, R^T R, the trace of the root of their product is the sum of the singular values of
+    R_a R_b^T: exact where they are singular too.
+
     Raises ValueError on fewer than 2 rows, different widths, or values that are not finite.
     """
-    from cleanfid.fid import frechet_distance
-
-    x, y = _arrays(a, b)
-    moments = (x.mean(0), np.cov(x, rowvar=False), y.mean(0), np.cov(y, rowvar=False))
-    with warnings.catch_warnings():
-        # clean-fid 0.1.35 passes `disp` to scipy's sqrtm: deprecated in scipy 1.16, to be removed in 1.18.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        return float(frechet_distance(*moments))
+    x, y = _checked(a, b)
+    root, other = (torch.linalg.qr(z - z.mean(0), mode="r").R / math.sqrt(len(z) - 1) for z in (x, y))
+    shared = torch.linalg.svdvals(root @ other.T).sum()
+    return float((x.mean(0) - y.mean(0)).square().sum() + root.square().sum() + other.square().sum() - 2 * shared)
 
 
 def kernel(a: Tensor, b: Tensor, rng: torch.Generator) -> tuple[float, float]:
@@ -50,14 +45,16 @@ def kernel(a: Tensor, b: Tensor, rng: torch.Generator) -> tuple[float, float]:
     spread is the standard deviation over them; where both sets are the subset, the jackknife's standard error over
     pairs of rows. Raises ValueError as `frechet` does.
     """
-    from cleanfid.fid import kernel_distance
+    x, y = _checked(a, b)
+    if len(x) == len(y) <= SUBSET:  # then every subset is the whole set, and one will do
+        return _discrepancy(x, y), _jackknife(x, y)
+    size = min(len(x), len(y), SUBSET)
 
-    x, y = _arrays(a, b)
-    with forked(rng):  # clean-fid draws its subsets from numpy's global generator
-        if len(x) == len(y) <= SUBSET:  # then every subset is the whole set, and one will do
-            return float(kernel_distance(x, y, num_subsets=1, max_subset_size=SUBSET)), _jackknife(x, y)
-        subsets = [kernel_distance(x, y, num_subsets=1, max_subset_size=SUBSET) for _ in range(100)]
-    return float(np.mean(subsets)), float(np.std(subsets, ddof=1))
+    def drawn(rows: Tensor) -> Tensor:
+        return rows[torch.randperm(len(rows), generator=rng)[:size]]
+
+    estimates = [_discrepancy(drawn(x), drawn(y)) for _ in range(100)]
+    return float(np.mean(estimates)), float(np.std(estimates, ddof=1))
 
 
 def half_counts(reference_classes: Tensor) -> dict[int, int]:
@@ -147,18 +144,30 @@ def label_accuracy(logits: Tensor, classes: Tensor) -> float:
     return float((logits.argmax(1) == classes).double().mean())
 
 
-def _jackknife(x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> float:
+def _kernels(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Both (n, n), of x and y (n, dim): the sum of the kernels within each without the diagonal, and that across."""
+    within, across = ((u @ v.T / x.shape[1] + 1) ** 3 for u, v in ((x, x), (x, y)))
+    within = within + (y @ y.T / x.shape[1] + 1) ** 3
+    return within.fill_diagonal_(0.0), across
+
+
+def _discrepancy(x: Tensor, y: Tensor) -> float:
+    """The unbiased estimate on x and y (n, dim)."""
+    n = len(x)
+    within, across = _kernels(x, y)
+    return float(within.sum() / (n * (n - 1)) - 2 * across.sum() / n**2)
+
+
+def _jackknife(x: Tensor, y: Tensor) -> float:
     """Standard error of the unbiased estimate on x and y (n, dim), each leaving out row i of both; NaN below n = 3."""
-    n, dim = x.shape
+    n = len(x)
     if n < 3:
         return math.nan
-    within = (x @ x.T / dim + 1) ** 3 + (y @ y.T / dim + 1) ** 3
-    across = (x @ y.T / dim + 1) ** 3
-    np.fill_diagonal(within, 0)
+    within, across = _kernels(x, y)
     pairs = within.sum() - 2 * within.sum(0)
-    crosses = across.sum() - across.sum(0) - across.sum(1) + np.diag(across)
+    crosses = across.sum() - across.sum(0) - across.sum(1) + across.diag()
     left_out = pairs / ((n - 1) * (n - 2)) - 2 * crosses / (n - 1) ** 2
-    return float(np.sqrt((n - 1) / n * ((left_out - left_out.mean()) ** 2).sum()))
+    return float(((n - 1) / n * (left_out - left_out.mean()).square().sum()).sqrt())
 
 
 def _check_counts(sample_classes: Tensor, wanted: Mapping[int, int], classes: set[int]) -> None:
@@ -169,10 +178,11 @@ def _check_counts(sample_classes: Tensor, wanted: Mapping[int, int], classes: se
             raise ValueError(f"samples must hold {need} of class {c}, as half of the reference does, got {have}")
 
 
-def _arrays(a: Tensor, b: Tensor) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+def _checked(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Both as float64 on the CPU."""
     if a.dim() != 2 or b.dim() != 2 or a.shape[1] != b.shape[1] or min(len(a), len(b)) < 2:
         shapes = f"{tuple(a.shape)} and {tuple(b.shape)}"
         raise ValueError(f"features must be two matrices of equal width with at least 2 rows each, got {shapes}")
     if not (a.isfinite().all() and b.isfinite().all()):
         raise ValueError("features must be finite, got infinite or NaN values")
-    return a.double().cpu().numpy(), b.double().cpu().numpy()
+    return a.cpu().double(), b.cpu().double()
