@@ -24,6 +24,7 @@ from typing import Any
 import ray
 import torch
 from ray import tune
+from ray.tune.execution import class_cache
 from ray.tune.search import BasicVariantGenerator, ConcurrencyLimiter
 from ray.tune.stopper import CombinedStopper
 
@@ -284,8 +285,22 @@ def _fit(
                 failure_config=tune.FailureConfig(max_failures=plan.base.runtime.failures),
             ),
         )
-        tuner.fit()
+        with _no_variables():
+            tuner.fit()
     return room.none_left
+
+
+@contextlib.contextmanager
+def _no_variables() -> Iterator[None]:
+    """Tune gives trainables, and so all that these start, an environment variable for PyTorch Lightning. Without it
+    they take the processes that Ray has ready; with it each is started anew, by a Python of its own that imports Ray
+    too: a second before every trial's first round."""
+    before = dict(class_cache.DEFAULT_ENV_VARS)
+    class_cache.DEFAULT_ENV_VARS.clear()
+    try:
+        yield
+    finally:
+        class_cache.DEFAULT_ENV_VARS.update(before)
 
 
 def _asha(plan: Planned) -> Any:

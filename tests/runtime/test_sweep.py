@@ -375,8 +375,11 @@ def test_a_failing_trial_is_named_and_the_others_finish(tmp_path, tiny, planned)
 
 
 @pytest.mark.ray
-def test_a_trial_that_has_ended_leaves_the_drivers_memory(tiny, planned):
-    """Ray Tune by itself keeps all of them until the sweep ends."""
+def test_a_trial_that_has_ended_leaves_the_drivers_memory_and_had_a_process_that_was_ready(tiny, planned):
+    """Ray Tune by itself keeps all of them until the sweep ends, and gives them an environment for which each process
+    is started anew."""
+    import ray
+
     from raydiff.runtime import tuner as sweep
     from raydiff.runtime.progress import Progress
 
@@ -385,7 +388,8 @@ def test_a_trial_that_has_ended_leaves_the_drivers_memory(tiny, planned):
             return True
 
         def step(self):
-            return {"done": True, "finished": True, "digest": "", "round": 0, "time/seconds": 1.0}
+            own = dict(ray.get_runtime_context().runtime_env)
+            return {"done": True, "finished": True, "digest": "", "round": 0, "time/seconds": 1.0, "own": own}
 
         def save_checkpoint(self, checkpoint_dir):
             pass
@@ -395,6 +399,7 @@ def test_a_trial_that_has_ended_leaves_the_drivers_memory(tiny, planned):
     class Counting(Progress):
         def on_trial_complete(self, iteration, trials, trial, **info):
             super().on_trial_complete(iteration, trials, trial, **info)
+            assert trial.last_result["own"] == {}
             gc.collect()
             same = [o for o in gc.get_objects() if type(o) is type(trial)]
             known.append(sum(o.trial_id.split("_")[0] == trial.trial_id.split("_")[0] for o in same))

@@ -45,6 +45,8 @@ class Nodes:
         from ray.cluster_utils import Cluster
 
         head = {"num_cpus": 0, "num_gpus": 0, "include_dashboard": True, "dashboard_port": 0}
+        # A node that is gone is missed after two seconds; one that is slow to answer has ten, as it has by default.
+        head["_system_config"] = {"health_check_period_ms": 1000, "health_check_failure_threshold": 2}
         self._cluster = Cluster(initialize_head=True, head_node_args=head, shutdown_at_exit=at_exit)
         self.address = self._cluster.address
         self.complete()
