@@ -41,6 +41,8 @@ class Ended:
 
     folder: Path
     interrupted: bool
+    failed: int = 0
+    """Trials that failed now: a folder that cannot be written does not say so itself."""
 
     @property
     def opened_by(self) -> str:
@@ -52,8 +54,8 @@ class Ended:
         """The exit code: 0 where all trials finished or were stopped by the scheduler."""
         if self.interrupted:
             return 130
-        failed = sweep_folder.ended(self.folder, "failed", "killed") or sweep_folder.open_ended(self.folder)
-        return int(bool(failed))
+        ended_so = sweep_folder.ended(self.folder, "failed", "killed") or sweep_folder.open_ended(self.folder)
+        return int(bool(self.failed or ended_so))
 
 
 Begin = Callable[[float | None], None]
@@ -99,13 +101,13 @@ def start(
             sweep_folder.write(folder, this, planned.secret, again=not retry)
             followers.begin()
 
-        interrupted = False
+        interrupted, failed = False, 0
         try:
             if planned.base.runtime.pool == "local" or planned.base.runtime.server_workers > 1:
                 _here(planned, begin, retry=retry)
             else:
                 share = None if extend else this.get("share")  # What an earlier start has measured.
-                interrupted = _on_ray(planned, begin, share, retry=retry, since=since if report else None)
+                interrupted, failed = _on_ray(planned, begin, share, retry=retry, since=since if report else None)
         except KeyboardInterrupt:
             if not (folder / "sweep.json").exists():
                 raise
@@ -121,7 +123,7 @@ def start(
         followers.end("KILLED" if interrupted else "FINISHED", table)
         if noise := chance.noise(folder):
             print(noise, flush=True)
-        return Ended(folder, interrupted)
+        return Ended(folder, interrupted, failed)
 
 
 def _about(planned: Planned, folder: Path, *, resume: bool, extend: bool) -> sweep_folder.Plan:
@@ -261,8 +263,10 @@ def _means(this: trial.Trial) -> Iterator[tuple[Callable[[], Pool], Train | None
 # --- on Ray ---
 
 
-def _on_ray(planned: Planned, begin: Begin, share: float | None, *, retry: bool, since: float | None) -> bool:
-    """Through Ray Tune; True after an interrupt."""
+def _on_ray(
+    planned: Planned, begin: Begin, share: float | None, *, retry: bool, since: float | None
+) -> tuple[bool, int]:
+    """Through Ray Tune; whether it was interrupted, and how many trials failed that had not failed before."""
     from raydiff.runtime import retry as again
     from raydiff.runtime import tuner
     from raydiff.runtime.cluster import cluster
@@ -276,12 +280,12 @@ def _on_ray(planned: Planned, begin: Begin, share: float | None, *, retry: bool,
         if since is not None:
             print(f"ready after {time.monotonic() - since:.0f} s: {slot.workers} worker(s) per trial", flush=True)
         if retry:
-            return again.run(planned, nodes)
+            return again.run(planned, nodes), 0
         progress = Progress(planned)
         interrupted = tuner.run(planned, slot, progress)
         if since is not None and (split := progress.split()):
             _say_split(planned.folder, split)
-        return interrupted
+        return interrupted, progress.failed
 
 
 def _say_split(folder: Path, split: Mapping[str, float]) -> None:

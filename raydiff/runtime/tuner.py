@@ -130,8 +130,9 @@ def _failed(trial: Trial | None, error: Exception) -> dict[str, Any]:
         reason = not_writable(cause, trial.sweep) or reason
     slice_ = {"field": cause.field, "share": cause.share} if isinstance(cause, gpu_memory.OutOfMemory) else None
     if trial is not None:
-        # The disk may be full; a trial without an outcome is run again when the sweep is resumed.
-        with contextlib.suppress(OSError):
+        # The disk may be full, or have been so before the trial had its config; a trial without an outcome is run again
+        # when the sweep is resumed.
+        with contextlib.suppress(OSError, ValueError):
             cut_short(trial.folder, "failed", reason=reason, **({"slice": slice_} if slice_ else {}))
             (trial.folder / "error.txt").write_text("".join(traceback.format_exception(error)))
             readable.put(trial.folder)

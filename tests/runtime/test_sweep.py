@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import gc
 import os
 import signal
@@ -471,6 +472,24 @@ def test_who_lost_the_sweep_to_another_driver_says_nothing_of_its_trials(tmp_pat
     with pytest.raises(Overtaken):
         list(trial.run(opened, trial.local_pool(opened)))
     assert opened.outcome() is None and not list(opened.folder.glob("commit-*"))
+
+
+def test_a_trial_that_cannot_even_begin_fails_with_its_reason_and_so_does_the_command(tmp_path, tiny, monkeypatch):
+    """The disk became read-only between two trials: nothing of the second lies in the folder."""
+    from raydiff.runtime import tuner as sweep
+    from raydiff.runtime.launch import Ended
+
+    def begin(_):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(sweep.trials, "begin", begin)
+    coordinator = object.__new__(sweep.Federation)
+    coordinator._gauges = SimpleNamespace(tell=lambda *_: None)
+    fixed = {"sweep": str(tmp_path), "owner": None, "metric": "m", "worst": 1.0}
+    coordinator._begin({"experiment": written(tiny), **fixed})
+    said = coordinator.step()["failed"]
+    assert said == f"the storage folder {tmp_path} cannot be written: Read-only file system"
+    assert (Ended(tmp_path, False, failed=1).code, Ended(tmp_path, False).code) == (1, 0)
 
 
 def losing_the_device(sweep, folder):

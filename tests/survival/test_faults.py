@@ -62,7 +62,10 @@ def test_storage_that_cannot_be_written(disk, tmp_path, nodes, expected, migrate
 
         def meanwhile(fail=fail, most=committed + 2):
             wait_until(lambda: sweep.progress()[0] >= most, "two more commits", every=0.002)
+            coordinator, _ = nodes.only(COORDINATOR)
+            os.kill(coordinator, signal.SIGSTOP)  # so that the sweep has not ended when its disk fails
             fail(disk)
+            os.kill(coordinator, signal.SIGCONT)
 
         assert sweep.run(*resume, meanwhile=meanwhile) == 1
         said = capsys.readouterr().out
