@@ -8,6 +8,7 @@ their tags and adds what is missing. How it is written is `mlflow_store`'s.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import threading
 import time
@@ -34,6 +35,7 @@ from raydiff.report.files import KEYED, flatten, published, read_json, read_line
 
 ENDED = {"finished": "FINISHED", "stopped": "FINISHED", "failed": "FAILED", "killed": "KILLED"}
 """Our outcome -> MLflow's run status. A trial stopped early by a scheduler did what it was asked to."""
+DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 LONGEST_WAIT_S = 60.0  # between attempts while MLflow cannot be reached
 FINAL = "final.json"
 TOLD = "raydiff.outcome"
@@ -146,13 +148,17 @@ class Mlflow(threading.Thread):
         Gives the reason, in a sentence, if MLflow has not got everything; the files have.
         """
         try:
-            if self.error is not None:
+            full = isinstance(self.error, OSError) and self.error.errno in DISK  # Artifacts lie there; MLflow goes on.
+            if self.error is not None and not full:
                 raise self.error
             for digest, run in self._runs.items():
                 if digest not in self._ended:  # its outcome could not be written, as on a full disk
                     self._client.set_terminated(run, "KILLED")
                     self._client.set_tag(run, TOLD, "killed")
             assert self.parent is not None
+            if self.error is not None:
+                self._client.set_terminated(self.parent, "KILLED")
+                raise self.error
             if note:
                 self._client.set_tag(self.parent, "mlflow.note.content", note[:NOTE])
             self._log_means(means)

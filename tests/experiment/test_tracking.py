@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import math
 import shutil
 import sqlite3
 import threading
+import types
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -103,14 +105,14 @@ class Sweep:
             system_metrics=True,
         )
 
-    def follow(self) -> Mlflow:
-        """One follower from its start to its end."""
+    def follow(self, error: type = types.NoneType) -> Mlflow:
+        """One follower from its start to its end, at which it may have this error."""
         follower = self.follower()
         follower.start()
         follower.wait_ready()
         follower.begin()
         follower.close()
-        assert not follower.is_alive() and follower.error is None
+        assert not follower.is_alive() and isinstance(follower.error, error)
         return follower
 
     def trial(self, experiment: Experiment) -> Path:
@@ -638,6 +640,24 @@ def test_a_store_that_cannot_be_written_is_said_at_once(sweep: Sweep) -> None:
     follower.close()
     reason = follower.end("FINISHED")
     assert reason is not None and reason.startswith("MLflow is behind the files (")
+
+
+def test_on_a_disk_that_cannot_be_written_no_run_is_left_running(
+    sweep: Sweep, experiment: Experiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Artifacts lie on it, and MLflow's store elsewhere. The next follower says what is true."""
+
+    def attach(*_: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    finish(sweep.trial(experiment))
+    with monkeypatch.context() as patch:
+        patch.setattr(tracking.Mlflow, "_attach_artifacts", attach)
+        reason = sweep.follow(OSError).end("FINISHED")
+    assert reason is not None and reason.startswith("MLflow is behind the files (OSError)")
+    assert [sweep.runs(kind)[0].info.status for kind in ("sweep", "trial")] == ["KILLED", "KILLED"]
+    assert sweep.follow().end("FINISHED") is None
+    assert [sweep.runs(kind)[0].info.status for kind in ("sweep", "trial")] == ["FINISHED", "FINISHED"]
 
 
 def test_the_parent_run_ends_with_the_sweep(sweep: Sweep, tmp_path: Path) -> None:
