@@ -295,7 +295,7 @@ def _fit(
 def _no_variables() -> Iterator[None]:
     """Tune gives trainables, and so all that these start, an environment variable for PyTorch Lightning. Without it
     they take the processes that Ray has ready; with it each is started anew, by a Python of its own that imports Ray
-    too: a second before every trial's first round."""
+    too."""
     before = dict(class_cache.DEFAULT_ENV_VARS)
     class_cache.DEFAULT_ENV_VARS.clear()
     try:

@@ -57,7 +57,7 @@ def test_frechet_is_the_formula_with_the_root_of_the_product(n: int) -> None:
 def test_both_distances_are_clean_fids(monkeypatch: pytest.MonkeyPatch) -> None:
     from cleanfid import fid
 
-    monkeypatch.setattr(fid.linalg, "sqrtm", lambda m, disp: (sqrtm(m), None))  # which SciPy 1.18 calls without disp
+    monkeypatch.setattr(fid.linalg, "sqrtm", lambda m, disp: (sqrtm(m), None))  # SciPy 1.18 has no disp
     rng = generator(4)
     a, b = torch.randn(90, 20, generator=rng).double(), torch.randn(90, 20, generator=rng).double() * 1.5 + 0.2
     moments = [m for z in (a.numpy(), b.numpy()) for m in (z.mean(0), np.cov(z, rowvar=False))]
