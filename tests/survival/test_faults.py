@@ -40,14 +40,18 @@ def fill(disk: Path) -> None:
             f.write(bytes(2**16))
 
 
-def read_only(disk: Path, yes: bool) -> None:
-    """Let nothing be written."""
-    mount = ["mount", "-o", f"remount,{'ro' if yes else 'rw'}", str(disk)]
-    wait_until(lambda: subprocess.run(mount, check=False).returncode == 0, "a moment in which no file is being written")
+def empty(disk: Path) -> None:
+    """Undo `fill`."""
+    (disk / "ballast").unlink()
 
 
-FULL = (fill, lambda disk: (disk / "ballast").unlink(), "No space left on device")
-LOCKED = (functools.partial(read_only, yes=True), functools.partial(read_only, yes=False), "Read-only file system")
+def remount(disk: Path, mode: str) -> None:
+    """CalledProcessError: a file there is being written, which forbids `ro`."""
+    subprocess.run(["mount", "-o", f"remount,{mode}", str(disk)], capture_output=True, check=True)
+
+
+FULL = (fill, empty, "No space left on device")
+LOCKED = (functools.partial(remount, mode="ro"), functools.partial(remount, mode="rw"), "Read-only file system")
 
 
 def test_storage_that_cannot_be_written(disk, tmp_path, nodes, expected, migrated, monkeypatch, capsys):
@@ -60,12 +64,20 @@ def test_storage_that_cannot_be_written(disk, tmp_path, nodes, expected, migrate
     committed, resume = 0, list[str]()
     for fail, mend, why in (FULL, LOCKED):
 
+        def failed(coordinator, fail):
+            os.kill(coordinator, signal.SIGSTOP)  # so that the sweep has not ended when its disk fails
+            try:
+                fail(disk)
+            except subprocess.CalledProcessError:
+                return False
+            finally:
+                os.kill(coordinator, signal.SIGCONT)
+            return True
+
         def meanwhile(fail=fail, most=committed + 2):
             wait_until(lambda: sweep.progress()[0] >= most, "two more commits", every=0.002)
             coordinator, _ = nodes.only(COORDINATOR)
-            os.kill(coordinator, signal.SIGSTOP)  # so that the sweep has not ended when its disk fails
-            fail(disk)
-            os.kill(coordinator, signal.SIGCONT)
+            wait_until(lambda: failed(coordinator, fail), "a moment in which no file is being written", every=0.002)
 
         assert sweep.run(*resume, meanwhile=meanwhile) == 1
         said = capsys.readouterr().out
