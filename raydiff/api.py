@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import signal
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -291,13 +290,9 @@ def open(name: str | Path, *, storage: str | Path = STORAGE) -> Run | Sweep:
 
 @contextlib.contextmanager
 def _private() -> Iterator[None]:
-    """What is written within is its user's alone, and the handlers of signals are afterwards as they were."""
+    """What is written within is its user's alone."""
     umask = os.umask(0o077)
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
         os.umask(umask)
-        with contextlib.suppress(ValueError):  # not in the main thread, where none was set either
-            for number, handler in before.items():
-                signal.signal(number, handler)

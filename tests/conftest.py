@@ -54,8 +54,8 @@ SHARING = {
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Those on Ray come first, being the longest group: see `pytest_xdist_make_scheduler`."""
-    items.sort(key=lambda item: item.path.parent != RAY)
+    """The longest groups come first, see `pytest_xdist_make_scheduler`: of the survival suite, then those on Ray."""
+    items.sort(key=lambda item: (item.path.stem not in SHARING, item.path.parent != RAY))
 
 
 @pytest.hookimpl(optionalhook=True)

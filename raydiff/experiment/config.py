@@ -21,6 +21,7 @@ from raydiff.evaluation.suite import Evaluation
 from raydiff.evaluation.table_audit import RowAudit
 from raydiff.experiment import overrides
 from raydiff.federated.bucket import Bucket, is_bucket
+from raydiff.federated.heartbeat import FAR_S
 from raydiff.later import later
 from raydiff.methods import PFDM, Method
 from raydiff.models.d3pm import DiscreteDiffusion
@@ -115,6 +116,11 @@ class Runtime:
         for name, value, default in (("budget", self.budget, None), ("server_workers", self.server_workers, 1)):
             if value != default:
                 raise ValueError(f"{name} needs storage in a folder that all nodes share, got {self.storage!r}")
+        if self.client_timeout_s < 4 * FAR_S:
+            raise ValueError(
+                f"client_timeout_s must be at least {4 * FAR_S:g} where storage is a bucket, to which signs of life "
+                f"are carried every {FAR_S:g} s: got {self.client_timeout_s:g}"
+            )
 
     @property
     def races(self) -> bool:

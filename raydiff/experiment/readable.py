@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import hashlib
 import json
 import os
@@ -21,10 +22,12 @@ from raydiff.report.files import sealed, unsealed
 
 NAMES = "files.json"
 READ = {
-    "sweep": ("sweep.json", "split.json", "report/**/*"),
+    "sweep": ("sweep.json", "split.json", "composed.json", "report/**/*"),
     "trial": ("metrics.jsonl", "rejected.jsonl", "lost.txt", "error.txt", "artifacts/*", "config.json", "outcome.json"),
 }
-"""What people read; the last is put last."""
+"""What people read; the last is put last. Nothing else is fetched by the names that `files.json` gives: who writes to
+the bucket may have written it, and commits and states are believed only because they are authenticated."""
+DIGEST = re.compile("[0-9a-f]{16}")
 CLOSED = ("error.txt",)
 """What of it is encrypted: it may show values of records."""
 AT_ONCE = 8
@@ -71,6 +74,8 @@ def get_sweep(sweep: Path) -> bool:
         return False
     said = json.loads(_text(sweep / "sweep.json") or "{}")
     names = {*said.get("trials", []), *there.bucket.below(there.at("trials"))}  # A search may have added some.
+    if odd := sorted(name for name in names if not DIGEST.fullmatch(name)):
+        raise ValueError(f"{there.called('trials')} is damaged: no trial can be called {odd[0]!r}")
     folders = [sweep / "trials" / digest for digest in sorted(names)]
     with ThreadPoolExecutor(AT_ONCE) as pool:
         begun = list(compress(folders, pool.map(get, folders)))
@@ -119,11 +124,15 @@ def exists(storage: str, name: str) -> bool:
 
 
 def _mark(folder: Path) -> None:
-    """Have the names of a trial's commits in its folder, for whoever only counts them, and may have no secret."""
+    """Have the names of a trial's commits in its folder, and of what was sent after them, for whoever only counts them,
+    and may have no secret."""
     number, there = 0, shared(folder)
     while there.written(f"commit-{number:05d}") is not None:
         (folder / f"commit-{number:05d}.json").touch()
         number += 1
+    if there.written(f"log/{number:05d}/00000") is not None:  # In the next one something was sent.
+        (folder / "releases").mkdir(exist_ok=True)
+        (folder / "releases" / f"{number:05d}-log.jsonl").touch()
 
 
 def _digest(folder: Path, name: str, content: bytes) -> str:
@@ -141,13 +150,25 @@ def _has_secret(folder: Path) -> bool:
 def _named(there: Remote) -> dict[str, str] | None:
     data = there.get(NAMES)
     try:
-        return None if data is None else unsealed(data.decode())["files"]
+        named = {} if data is None else dict[str, str](unsealed(data.decode())["files"])
     except (ValueError, KeyError, TypeError) as e:
         raise ValueError(f"{there.called(NAMES)} is damaged: {e}") from None
+    if odd := [name for name in named if not _is_read(there.folder, name)]:
+        raise ValueError(f"{there.called(NAMES)} is damaged: it names {odd[0]!r}, which is none of what people read")
+    return None if data is None else named
+
+
+def _is_read(folder: Path, name: str) -> bool:
+    whole = not {"", ".", ".."} & set(name.split("/"))
+    return whole and any(fnmatch.fnmatchcase(name, pattern.replace("**/", "")) for pattern in _patterns(folder))
+
+
+def _patterns(folder: Path) -> tuple[str, ...]:
+    return READ["sweep" if folder.parent.name == "sweeps" else "trial"]
 
 
 def _files(folder: Path) -> dict[str, Path]:
-    patterns = READ["sweep" if folder.parent.name == "sweeps" else "trial"]
+    patterns = _patterns(folder)
     found = (path for pattern in patterns for path in sorted(folder.glob(pattern)))
     return {str(p.relative_to(folder)): p for p in found if p.is_file() and not p.name.startswith(".")}
 

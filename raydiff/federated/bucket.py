@@ -163,6 +163,8 @@ def bucket_at(root: Path) -> Bucket | None:
         return Bucket(json.loads((root / MARK).read_text())["uri"])
     except (FileNotFoundError, NotADirectoryError):
         return None
+    except (KeyError, TypeError, ValueError) as e:
+        raise ValueError(f"{root / MARK} does not name a bucket ({e}): delete it, and it is made again") from None
 
 
 def _about(name: str, piece: int, count: int) -> bytes:

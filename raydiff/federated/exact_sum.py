@@ -99,8 +99,8 @@ class ExactSum:
         self._expect(flat.layout, dtypes, 1)
         for end in (end * weight for end in _ends(flat.buffer)):
             if not abs(end) <= self.grid.largest:  # Nor where it is NaN.
-                room = f"the sum's range of {self.grid.largest:.4g}"
-                raise OutOfRange(f"an entry times its weight is {end:.4g}, not within {room}")
+                # Not which: rejections are read by more people than uploads are.
+                raise OutOfRange(f"an entry times its weight is not within the sum's range of {self.grid.largest:.4g}")
         self.layout, self.dtypes, size = flat.layout, dtypes, flat.layout.size
         if first := self._bits is None:
             fits = self._spare is not None and len(self._spare) == size

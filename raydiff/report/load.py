@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,9 @@ from raydiff.report import files
 Row = dict[str, Any]
 
 VIEWS = ("server", "outsiders")
-UNTOLD = "metrics.jsonl does not tell of all rounds that count"
+SENT = re.compile(r"\d+-(\d+)\.safetensors|(\d+)-.*\.jsonl")
+"""What is stored of a client's upload, or of a node's: their rounds (`federated.checkpoint`)."""
+UNTOLD = "metrics.jsonl does not tell of all that was sent"
 SPENT = (*(f"privacy/epsilon_{view}" for view in VIEWS), "privacy/auc_ceiling", "comm/bytes_up")
 """Metrics that count from the start of a trial, so that the last round's value stands for the whole."""
 
@@ -123,7 +126,7 @@ def _run(folder: Path) -> Row:
     end: Row = files.read_outcome(folder) or {"outcome": "unfinished"}
     lines = files.read_lines(folder / "metrics.jsonl")
     row: Row = {"digest": folder.name, "outcome": end["outcome"], "reason": end.get("reason"), **config}
-    behind = any(number > (lines[-1]["step"] if lines else -1) for number in _untold(folder))
+    behind = any(number > (lines[-1]["step"] if lines else -1) for number in [*_untold(folder), *_sent(folder)])
     for view in VIEWS:
         guarantee = end.get(view) or _so_far(view, lines, config, behind=behind)
         row |= {f"{view}/{k}": ", ".join(v) if isinstance(v, list) else v for k, v in guarantee.items()}
@@ -141,8 +144,8 @@ def _spent(lines: Sequence[Row]) -> Row:
 
 
 def _so_far(view: str, lines: Sequence[Row], config: Row, *, behind: bool) -> Row:
-    """Of a trial that recorded none at its end: what its last round says; where its lines are `behind` its commits,
-    nothing is guaranteed."""
+    """Of a trial that recorded none at its end: what its last round says; where its lines are `behind` its commits, or
+    behind what was sent in a round that does not count yet, nothing is guaranteed."""
     last = lines[-1] if lines else {}
     if view in last and not behind:
         return dict(last[view])
@@ -171,6 +174,13 @@ def _untold(folder: Path) -> list[int]:
     """The rounds that count and of which no line tells."""
     told = {line["step"] for line in files.read_lines(folder / "metrics.jsonl")}
     return sorted({int(path.stem[7:]) for path in folder.glob("commit-*.json")} - told)
+
+
+def _sent(folder: Path) -> Iterator[int]:
+    """The rounds in which something was sent, or was about to be, and which did not count when it was last looked."""
+    for path in (folder / "releases").glob("*"):
+        if match := SENT.fullmatch(path.name):
+            yield int(match[1] or match[2])
 
 
 def of_one_type(values: pd.Series) -> pd.Series:

@@ -30,7 +30,7 @@ from raydiff.experiment import overrides
 from raydiff.federated.files import appearing, write_text
 from raydiff.models.d3pm import codes_of
 from raydiff.models.ddpm import device
-from raydiff.report.files import KEYED
+from raydiff.report.files import KEYED, read_json
 from raydiff.results.finished import DRAWN, Draw, Finished, Source, words
 
 PART = 1000
@@ -250,7 +250,7 @@ def _claim(out: Path, card: Mapping[str, Any]) -> None:
     files = ("train-*.parquet", "train-*.csv", rows_file.FILE, "card.json")
     left = [path for name in files for path in out.glob(f".{name}.*")]
     if (out / "card.json").exists():
-        then = json.loads((out / "card.json").read_text())
+        then = read_json(out / "card.json", edited=True)
         differ = [k for k in sorted({*then, *card}) if then.get(k) != json.loads(json.dumps(card)).get(k)]
         if differ:
             raise ValueError(

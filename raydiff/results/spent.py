@@ -8,6 +8,7 @@ from pathlib import Path
 
 from raydiff.experiment.ledgers import ledger_of
 from raydiff.federated.files import write_text
+from raydiff.federated.remote import shared
 from raydiff.privacy import accountants
 from raydiff.privacy.composed import compose
 from raydiff.privacy.ledger import Guarantee, Ledger
@@ -20,6 +21,8 @@ def composed(folder: Path) -> str:
     """What all trials have spent together, run on the same records: a line for each kind of epsilon, for these do not
     compose. Also written as composed.json."""
     folders = sorted((folder / "trials").glob("*"))
+    for trial in folders:
+        shared(trial).restore(server=False)  # of a bucket: a driver's folder lacks what other machines have committed
     ledgers = [ledger_of(f).server for f in folders]
     protected = [book for book in ledgers if all(math.isfinite(g.epsilon) for g in _guarantees(book))]
     says = [

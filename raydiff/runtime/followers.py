@@ -15,6 +15,7 @@ class Followers:
 
     def __init__(self, planned: Planned, folder: Path, experiment: str, *, track: bool) -> None:
         self.folder, asked, of = folder, planned.asked, (folder, planned.preset, planned.base)
+        self.begun = False
         self.mlflow = sweep_folder.mlflow(*of, experiment=experiment, samplers=asked.samplers) if track else None
         self.beside: trackers.Follower | None = None
         if asked.tracker is not None:
@@ -31,6 +32,7 @@ class Followers:
 
     def begin(self) -> None:
         """From now on there is a sweep to follow."""
+        self.begun = True
         if self.mlflow:
             self.mlflow.begin()
         if self.beside:

@@ -41,8 +41,8 @@ class Ended:
 
     folder: Path
     interrupted: bool
-    failed: int = 0
-    """Trials that failed now: a folder that cannot be written does not say so itself."""
+    failed: bool = False
+    """Whether a trial failed now, or could not begin for want of room: the folder may not say so itself."""
 
     @property
     def opened_by(self) -> str:
@@ -51,11 +51,11 @@ class Ended:
 
     @property
     def code(self) -> int:
-        """The exit code: 0 where all trials finished or were stopped by the scheduler."""
+        """The exit code: 0 where all trials that there was time for finished, or were stopped by the scheduler."""
         if self.interrupted:
             return 130
         ended_so = sweep_folder.ended(self.folder, "failed", "killed") or sweep_folder.open_ended(self.folder)
-        return int(bool(self.failed or ended_so))
+        return int(self.failed or bool(ended_so))
 
 
 Begin = Callable[[float | None], None]
@@ -101,7 +101,7 @@ def start(
             sweep_folder.write(folder, this, planned.secret, again=not retry)
             followers.begin()
 
-        interrupted, failed = False, 0
+        interrupted = failed = False
         try:
             if planned.base.runtime.pool == "local" or planned.base.runtime.server_workers > 1:
                 _here(planned, begin, retry=retry)
@@ -114,16 +114,31 @@ def start(
             interrupted = True
             for digest in sweep_folder.open_ended(folder):
                 trial.cut_short(folder / "trials" / digest, "killed", reason="interrupted")
-        followers.close()
-        table = _report(folder, folder / "report") if report else ""
+        except ValueError:  # The storage cannot be written, say. What was refused before it began has left nothing.
+            if followers.begun:
+                followers.close()
+                followers.end("KILLED", "")
+            raise
         try:
-            readable.put(folder)
-        except OSError as e:
-            print(f"the report is on this machine alone, in {folder / 'report'}: {e}", flush=True)
-        followers.end("KILLED" if interrupted else "FINISHED", table)
-        if noise := chance.noise(folder):
-            print(noise, flush=True)
+            _tell(folder, followers, "KILLED" if interrupted else "FINISHED", report=report)
+        except KeyboardInterrupt:
+            print(f"interrupted while reporting; to make the report: raydiff report {folder}", flush=True)
+            followers.end("KILLED", "")
+            interrupted = True
         return Ended(folder, interrupted, failed)
+
+
+def _tell(folder: Path, followers: Followers, status: str, *, report: bool) -> None:
+    """What the sweep has shown, to whoever ran it, and to those who follow it."""
+    followers.close()
+    table = _report(folder, folder / "report") if report else ""
+    try:
+        readable.put(folder)
+    except OSError as e:
+        print(f"the report is on this machine alone, in {folder / 'report'}: {e}", flush=True)
+    followers.end(status, table)
+    if noise := chance.noise(folder):
+        print(noise, flush=True)
 
 
 def _about(planned: Planned, folder: Path, *, resume: bool, extend: bool) -> sweep_folder.Plan:
@@ -265,8 +280,9 @@ def _means(this: trial.Trial) -> Iterator[tuple[Callable[[], Pool], Train | None
 
 def _on_ray(
     planned: Planned, begin: Begin, share: float | None, *, retry: bool, since: float | None
-) -> tuple[bool, int]:
-    """Through Ray Tune; whether it was interrupted, and how many trials failed that had not failed before."""
+) -> tuple[bool, bool]:
+    """Through Ray Tune; whether it was interrupted, and whether a trial failed that had not failed before, or found no
+    room."""
     from raydiff.runtime import retry as again
     from raydiff.runtime import tuner
     from raydiff.runtime.cluster import cluster
@@ -280,12 +296,12 @@ def _on_ray(
         if since is not None:
             print(f"ready after {time.monotonic() - since:.0f} s: {slot.workers} worker(s) per trial", flush=True)
         if retry:
-            return again.run(planned, nodes), 0
+            return again.run(planned, nodes), False
         progress = Progress(planned)
         interrupted = tuner.run(planned, slot, progress)
         if since is not None and (split := progress.split()):
             _say_split(planned.folder, split)
-        return interrupted, progress.failed
+        return interrupted, progress.failed > 0 or progress.without_room
 
 
 def _say_split(folder: Path, split: Mapping[str, float]) -> None:

@@ -36,7 +36,7 @@ def tell(folder: Path, says: str) -> None:
 def words(folder: Path) -> list[str]:
     """Why processes of this trial were lost, as far as that was told."""
     path = folder / FILE
-    return path.read_text().splitlines() if path.exists() else []
+    return path.read_text(errors="replace").splitlines() if path.exists() else []
 
 
 def last_words(folder: Path) -> str:

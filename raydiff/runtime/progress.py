@@ -72,6 +72,7 @@ class Progress(TrialProgressCallback, tune.Stopper):
         self.done, self.failed = 0, 0
         self.best: tuple[float, str] | None = None
         self.interrupted = self.ending = False
+        self.without_room = False  # No node that is left has room for a trial.
         self._asked = 0.0  # When the interrupt came.
         self._slots: list[tuple[float, int]] = []  # (since when, trials that there is room for side by side)
         self._start = self._spoke = time.monotonic()

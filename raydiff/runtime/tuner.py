@@ -14,9 +14,10 @@ import math
 import os
 import signal
 import tempfile
+import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -179,8 +180,27 @@ def run(plan: Planned, shape: Slot, progress: Progress) -> bool:
     _quiet()
     cap_memory(0)  # The driver keeps off the GPUs, which belong to the trials.
     trials.noise_secret(plan.folder, plan.base)  # The secret is made once, here, before any trial asks for it.
-    signal.signal(signal.SIGINT, progress.interrupt)
-    signal.signal(signal.SIGTERM, progress.interrupt)  # `ray job stop`
+    with _heard(progress.interrupt):
+        _go_on(plan, shape, progress)
+    return progress.interrupted
+
+
+@contextlib.contextmanager
+def _heard(interrupt: Callable[..., None]) -> Iterator[None]:
+    """Within, SIGINT and SIGTERM, which `ray job stop` sends, are this function's. In a thread beside the main one,
+    which cannot have them, they are what they were."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _go_on(plan: Planned, shape: Slot, progress: Progress) -> None:
     started = time.monotonic()
     left = budget = plan.asked.budget_s
     while _has_lost_its_room(plan, shape, progress, budget_s=left):
@@ -191,10 +211,10 @@ def run(plan: Planned, shape: Slot, progress: Progress) -> bool:
             shape = fitted(plan, nodes(), most=shape.workers)
         except ValueError as e:
             print(f"no trial can go on: {e}; continue with --resume once there is room", flush=True)
+            progress.without_room = True
             break
         print(f"nodes were lost: going on with {shape.workers} worker(s) per trial", flush=True)
     _close(plan, progress, out_of_time=budget is not None and time.monotonic() - started >= budget)
-    return progress.interrupted
 
 
 def fitted(plan: Planned, found: Sequence[Mapping[str, float]], *, most: int | None) -> Slot:

@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from mlflow import MlflowClient
 
 import raydiff as rd
 from raydiff.__main__ import leave
@@ -25,7 +26,8 @@ from raydiff.experiment.presets import names
 from raydiff.federated.checkpoint import Store
 from raydiff.federated.files import write_text
 from raydiff.report.files import read_json
-from raydiff.runtime import sweep_folder
+from raydiff.runtime import launch, sweep_folder
+from raydiff.runtime.plan import Planned
 
 ROOT = Path(__file__).resolve().parents[2]
 SECRET = b"the noise secret"
@@ -141,7 +143,11 @@ def test_storage_that_cannot_be_written(tmp_path):
         run.main(["--runtime.storage", str(tmp_path / "file" / "s")])
 
 
-def test_storage_that_is_full_in_the_middle_of_a_run(tmp_path, tiny, monkeypatch):
+def test_storage_that_is_full_in_the_middle_of_a_run(tmp_path, tiny, migrated, monkeypatch):
+    """It is said, and no run is left running in an MLflow store that is elsewhere."""
+    shutil.copy(migrated, tmp_path / "mlflow.db")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri := f"sqlite:///{tmp_path}/mlflow.db")
+
     def full(*_, **__):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "a file")
 
@@ -149,7 +155,30 @@ def test_storage_that_is_full_in_the_middle_of_a_run(tmp_path, tiny, monkeypatch
     monkeypatch.setattr(trial, "cut_short", full)
     here = dataclasses.replace(tiny.runtime, storage=str(tmp_path))
     with pytest.raises(ValueError, match=r"^the storage folder \S+/s cannot be written: No space left on device$"):
-        rd.run(dataclasses.replace(tiny, evaluation=None, runtime=here), name="s", track=False)
+        rd.run(dataclasses.replace(tiny, evaluation=None, runtime=here), name="s")
+    client = MlflowClient(uri)
+    runs = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
+    assert [run.info.status for run in runs] == ["KILLED"] * 2
+
+
+def test_an_interrupt_while_the_report_is_made_is_said_and_leaves_no_run_running(
+    tmp_path, tiny, migrated, monkeypatch, capsys
+):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    shutil.copy(migrated, tmp_path / "mlflow.db")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri := f"sqlite:///{tmp_path}/mlflow.db")
+    monkeypatch.setattr(launch, "_report", interrupt)
+    here = dataclasses.replace(tiny.runtime, storage=str(tmp_path))
+    base = trial.resolve(dataclasses.replace(tiny, evaluation=None, runtime=here), b"0" * 32)
+    plan = Planned(preset="x", folder=tmp_path / "sweeps" / "s", base=base, trials=(base,), secret=b"0" * 32, metric="")
+    ended = launch.start(plan)
+    assert ended.code == 130
+    assert f"interrupted while reporting; to make the report: raydiff report {plan.folder}\n" in capsys.readouterr().out
+    client = MlflowClient(uri)
+    runs = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
+    assert sorted(run.info.status for run in runs) == ["FINISHED", "KILLED"]
 
 
 @pytest.mark.parametrize(
@@ -306,6 +335,11 @@ def test_a_sweep_that_is_to_be_retried_or_extended_must_exist(tmp_path, given):
         ("s3://key:word@lab/x", [], r"storage must be .* no password"),
         ("s3://lab/x", ["--budget", "10"], r"budget needs storage in a folder that all nodes share, got 's3://lab/x'"),
         ("s3://lab/x", ["--runtime.server-workers", "2"], r"server_workers needs storage in a folder"),
+        (
+            "s3://lab/x",
+            ["--runtime.client-timeout-s", "60"],
+            r"client_timeout_s must be at least 120 where storage",
+        ),
     ],
 )
 def test_storage_that_is_neither_a_folder_nor_a_bucket_that_will_do(main, storage, more, says, tmp_path, monkeypatch):

@@ -29,7 +29,9 @@ from raydiff.federated.remote import Remote, shared
 from raydiff.methods import SPIRE
 from raydiff.privacy.release import Gaussian, NonPrivate
 from raydiff.report import load
+from raydiff.report.files import sealed
 from raydiff.results.finished import open_finished
+from raydiff.results.spent import composed
 
 EVENT = Gaussian(1.5, "client", "replace_one", "local")
 
@@ -194,6 +196,13 @@ def replace_sweep(experiment: Experiment, sweep: Path) -> Trial:
     return this
 
 
+@pytest.mark.parametrize("text", ["{", "[]", '{"url": "s3://lab"}'])
+def test_a_folder_that_does_not_name_its_bucket_is_named(tmp_path, text):
+    (tmp_path / "bucket.json").write_text(text)
+    with pytest.raises(ValueError, match=rf"^{tmp_path}/bucket.json does not name a bucket "):
+        shared(tmp_path, 0)
+
+
 def test_folders_of_processes_that_have_ended_are_removed(machine):
     uri = machine()
     processes = away.root(uri) / "processes" / platform.node()
@@ -302,6 +311,64 @@ def test_a_trial_that_is_ended_elsewhere_has_spent_what_was_sent(noised, machine
     away.prepare(uri)
     assert shared(elsewhere.folder).apart
     assert begun(noised, uri).outcome() is None  # It goes on, and will have another.
+
+
+@pytest.mark.parametrize(
+    "name", ["commit-00003.json", "server-00002.safetensors", "../../secret", "clients/config.json"]
+)
+def test_who_writes_to_the_bucket_names_no_file_that_is_believed(noised, machine, tmp_path, name):
+    """`files.json` is not signed: a commit or a state that it names would be one that nobody has authenticated."""
+    uri = machine()
+    this = through(begun(noised, uri))
+    there = tmp_path / "bucket" / "sweeps" / "lab" / "trials" / this.folder.name
+    named = json.loads((there / "files.json").read_text())["files"]
+    (there / "files.json").write_text(sealed({"files": {**named, name: "0" * 64}}))
+    (there / name).parent.mkdir(exist_ok=True)
+    (there / name).write_text("{}")
+    machine()
+    with pytest.raises(
+        ValueError, match=rf"files.json is damaged: it names '{name}', which is none of what people read"
+    ):
+        begun(noised, uri)
+
+
+def test_who_reads_without_the_secret_sees_that_something_was_sent_after_the_last_round(noised, machine, monkeypatch):
+    uri = machine()
+    with monkeypatch.context() as patch, pytest.raises(Died):
+        patch.setattr(Remote, "commit", dies_in_the_third(Remote.commit))
+        through(this := begun(noised, uri))
+    (this.sweep / "sweep.json").write_text(json.dumps({"id": "lab's", "trials": [this.folder.name]}))
+    readable.put(this.sweep)
+    readable.put(this.folder)
+    machine()
+    monkeypatch.delenv(SECRET_NAME, raising=False)
+    table = load.runs(readable.fetched(f"{uri}/sweeps/lab"))
+    assert len(load.rounds(readable.fetched(f"{uri}/sweeps/lab"))["step"].unique()) == 2
+    assert table["server/epsilon"].tolist() == [math.inf]
+
+
+def test_who_writes_to_the_bucket_names_no_trial_elsewhere(noised, machine, tmp_path):
+    uri = machine()
+    this = through(begun(noised, uri))
+    (this.sweep / "sweep.json").write_text(json.dumps({"id": "lab's", "trials": ["../../other"]}))
+    readable.put(this.sweep)
+    machine()
+    with pytest.raises(ValueError, match=r"trials is damaged: no trial can be called '../../other'"):
+        readable.fetched(f"{uri}/sweeps/lab")
+
+
+def test_what_all_trials_spent_is_known_to_a_driver_that_ran_none_of_them(noised, machine, tmp_path):
+    folder = through(in_a_folder(noised, tmp_path))
+    uri = machine()
+    sweep = through(begun(noised, uri)).sweep
+    (sweep / "sweep.json").write_text(json.dumps({"id": "lab's", "trials": []}))
+    readable.put(sweep)
+    machine()
+    away.prepare(uri)
+    sweep = away.root(uri) / "sweeps" / "lab"
+    readable.get_sweep(sweep)
+    trial.keep_secret(sweep, SECRET)
+    assert composed(sweep) == composed(folder.sweep)
 
 
 def test_one_object_in_another_s_place_is_found(noised, machine, tmp_path):

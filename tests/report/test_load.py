@@ -102,6 +102,25 @@ def test_trial_without_outcome_is_unfinished_and_its_epsilon_unknown_before_a_ro
     assert pd.isna(row["server/epsilon"])
 
 
+@pytest.mark.parametrize(
+    ("file", "known"),
+    [
+        ("00007-00001.safetensors", False),
+        ("00001-node.jsonl", False),
+        ("00007-00000.safetensors", True),  # of the round that counts: the driver died before it was removed
+        (".00007-00001.safetensors.0a1b2c3d", True),  # nothing is sent before it is written
+    ],
+)
+def test_what_was_sent_after_the_last_line_leaves_nothing_guaranteed(tmp_path: Path, file: str, known: bool) -> None:
+    write_trial(tmp_path, "aa", lines=[line(0, 5.0)])
+    releases = tmp_path / "trials" / "aa" / "releases"
+    releases.mkdir()
+    (releases / file).touch()
+    row = only(load.runs(tmp_path))
+    assert row["server/epsilon"] == (5.0 if known else math.inf)
+    assert known or row["server/unprotected"] == load.UNTOLD
+
+
 def test_failed_trial_has_its_reason(tmp_path: Path) -> None:
     write_trial(tmp_path, "aa", outcome={"outcome": "failed", "reason": "loss is not finite"})
     row = only(load.runs(tmp_path))

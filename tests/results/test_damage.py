@@ -206,7 +206,7 @@ def is_beyond_knowing(name: str, state: str, file: Path, damage: str) -> bool:
         "remove",
         *(("truncate", "empty") if "json" in file.name else ()),
     )
-    return notes and name == "spent" and state == "killed"
+    return notes and name in ("spent", "report") and state == "killed"
 
 
 @pytest.mark.parametrize("state", ["finished", "killed"])

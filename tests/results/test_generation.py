@@ -265,6 +265,8 @@ def test_another_request_into_the_same_folder(finished: Finished, tmp_path: Path
     assert "request" in refusal(finished, 1, tmp_path, Request(num=5))
     assert "made_by" in refusal(finished, 0, tmp_path, Request(num=5), code={"raydiff": "0.2"})
     assert files(tmp_path) == before
+    (tmp_path / "card.json").write_text("{")
+    assert refusal(finished, 0, tmp_path, Request(num=5)).startswith(f"{tmp_path}/card.json is not valid JSON")
 
 
 def test_a_folder_that_is_somebody_elses(finished: Finished, tmp_path: Path) -> None:

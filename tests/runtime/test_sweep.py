@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import gc
@@ -489,7 +490,34 @@ def test_a_trial_that_cannot_even_begin_fails_with_its_reason_and_so_does_the_co
     coordinator._begin({"experiment": written(tiny), **fixed})
     said = coordinator.step()["failed"]
     assert said == f"the storage folder {tmp_path} cannot be written: Read-only file system"
-    assert (Ended(tmp_path, False, failed=1).code, Ended(tmp_path, False).code) == (1, 0)
+    assert (Ended(tmp_path, False, failed=True).code, Ended(tmp_path, False).code) == (1, 0)
+
+
+def test_where_no_node_has_room_any_more_the_command_fails_and_signals_are_the_callers_again(
+    tmp_path, monkeypatch, capsys
+):
+    """Before the first trial has begun, too: nothing of it lies in the folder."""
+    from raydiff.runtime import cluster, launch, tuner
+
+    base, handlers = seeded(0), [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+
+    def lost(plan, shape, progress, **_):
+        assert signal.getsignal(signal.SIGTERM) == progress.interrupt
+        return True
+
+    def full(*_, **__):
+        raise ValueError("a trial needs 1 GPU and no node has room for it")
+
+    monkeypatch.setattr(tuner, "_has_lost_its_room", lost)
+    monkeypatch.setattr(tuner, "check", lambda plan, nodes: tuner.slot_of(plan, nodes))
+    monkeypatch.setattr(tuner, "fitted", full)
+    monkeypatch.setattr(tuner, "nodes", lambda: [])
+    monkeypatch.setattr(cluster, "cluster", lambda: contextlib.nullcontext([{"CPU": 2.0}]))
+    plan = planned_as(tmp_path / "sweeps" / "s", [base], base=base)
+    interrupted, failed = launch._on_ray(plan, lambda _: None, None, retry=False, since=None)
+    assert "no trial can go on: a trial needs 1 GPU" in capsys.readouterr().out
+    assert launch.Ended(plan.folder, interrupted, failed).code == 1
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
 
 
 def losing_the_device(sweep, folder):
@@ -577,6 +605,11 @@ def test_which_errors_end_a_process(tmp_path, monkeypatch, error, ends):
     with pytest.raises(SystemExit if ends else type(error)), lost.ending(tmp_path, "a worker"):
         raise error
     assert lost.last_words(tmp_path) == (f"a worker: {str(error).splitlines()[0]}" if ends else "")
+
+
+def test_words_with_a_flipped_bit_end_no_sweep(tmp_path):
+    (tmp_path / lost.FILE).write_bytes(b"a worker: CUDA err\xefr\n")
+    assert lost.last_words(tmp_path).startswith("a worker: CUDA err")
 
 
 def test_a_trial_whose_processes_are_always_lost_says_why(tmp_path, tiny, progress):

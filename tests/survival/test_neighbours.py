@@ -27,7 +27,7 @@ with cluster():
     for mode in ("disabled", "token"):
         env = {**os.environ, "RAY_AUTH_MODE": mode}
         if mode == "disabled":
-            env["HOME"] = os.environ["HOME"] + "/nobody"
+            env |= {"HOME": os.environ["HOME"] + "/nobody", "RAY_NUM_REDIS_GET_RETRIES": "2"}
         print(mode, subprocess.run(asked, env=env, capture_output=True, text=True).stdout.strip())
 """
 

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from conftest import wait_until
 from nodes import COORDINATOR, WORKER
 from sweeps import ROUNDS, Try
-from test_faults import fill, read_only
+from test_faults import empty, fill, remount
 from test_postgres import mlflow_server
 from test_submit import free_port
 
@@ -267,7 +268,11 @@ def of_files(*, hows: dict[str, Callable[..., None]], kind: str = "noised", name
     return {f"{n}: {h}": local(damaged, kind, files=FILES[n], how=how) for n in names for h, how in hows.items()}
 
 
-WRITABLE = functools.partial(read_only, yes=False)
+def read_only(disk: Path) -> None:
+    """Let nothing be written."""
+    wait_until(lambda: remount(disk, "ro"), "a moment in which no file is being written")
+
+
 HOWS = {"one bit": bit, "cut short": cut, "gone": gone}
 FAULTS: dict[str, tuple[Any, ...]] = {
     "the driver is killed": local(ended, by=signal.SIGKILL),
@@ -277,9 +282,9 @@ FAULTS: dict[str, tuple[Any, ...]] = {
     "the driver is stopped for 1 to 8 s": local(stood),
     "a second driver is started on the same sweep": local(second),
     "the storage folder is moved between a kill and the resume": local(moved),
-    "the disk is full for a while": local(unwritable, fail=fill, mend=lambda disk: (disk / "ballast").unlink()),
+    "the disk is full for a while": local(unwritable, fail=fill, mend=empty),
     "the storage is read-only for a while": local(
-        unwritable, fail=functools.partial(read_only, yes=True), mend=WRITABLE
+        unwritable, fail=read_only, mend=functools.partial(remount, mode="rw")
     ),
     "the MLflow server is gone until the command has ended": local(without_mlflow),
     **of_files(hows=HOWS, names=("a commit", "a client's private state", "a stored upload")),
