@@ -24,8 +24,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from raydiff.data import datasets
 from raydiff.evaluation import suite
 from raydiff.evaluation.suite import Instruments
@@ -44,6 +42,7 @@ from raydiff.federated.files import write_text
 from raydiff.federated.method import Metrics, WithRequirements, WithTables
 from raydiff.federated.remote import shared
 from raydiff.federated.rounds import LocalPool, Pool, Progress, rounds
+from raydiff.models.ddpm import Precision, compute_with
 from raydiff.models.training import Train
 from raydiff.privacy.ledger import Guarantee, Spent
 from raydiff.report.files import read_json, read_outcome, sealed
@@ -215,9 +214,20 @@ def make_instruments(trial: Trial) -> Instruments | None:
     return suite.prepare(datasets.load(trial.experiment.data), trial.experiment.evaluation, trial.store.cached)
 
 
+def compute(experiment: Experiment) -> None:
+    """This process computes for this trial from now on: with its threads, in its precision."""
+    compute_with(experiment.runtime.threads, precision_of(experiment))
+
+
+def precision_of(experiment: Experiment) -> Precision:
+    """Of its model: float32 where that has no choice."""
+    found: Precision = getattr(experiment.method.model, "precision", "float32")
+    return found
+
+
 def local_pool(trial: Trial) -> LocalPool:
     """All clients of the trial in this process."""
-    torch.set_num_threads(trial.experiment.runtime.threads)  # before the feature network is trained
+    compute(trial.experiment)  # before the feature network is trained
     instruments = make_instruments(trial)
     clients = make_clients(trial, trial.experiment.everyone)
     return LocalPool(clients, instruments.of_client if instruments else None)
@@ -230,7 +240,7 @@ def run(trial: Trial, pool: Pool, *, train: Train | None = None) -> Iterator[dic
 
     A finished trial gives its recorded numbers again and does nothing.
     """
-    torch.set_num_threads(trial.experiment.runtime.threads)
+    compute(trial.experiment)
     recorded = trial.outcome()
     if recorded and recorded["outcome"] == "finished":
         yield {"round": trial.experiment.method.rounds, "finished": True, **recorded["final"]}

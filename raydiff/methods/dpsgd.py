@@ -102,8 +102,8 @@ class DPSGD(Averaged):
             raise ValueError("averaging.privacy must be none: what clients send is private already")
         if self.averaging.max_update_norm is not None:
             raise ValueError("averaging.max_update_norm must be none: gradients are clipped, and the rest is noise")
-        if isinstance(self.model, DDPM) and (self.model.compile or self.model.precision != "float32"):
-            raise ValueError("model must have precision float32 and compile false: torch.func has no gradients else")
+        if isinstance(self.model, DDPM) and (self.model.compile or self.model.precision == "bfloat16"):
+            raise ValueError("model must not be bfloat16 or compiled: torch.func has no gradients then")
         if isinstance(self.model, DDPM) and isinstance(self.model.network, UNet) and self.model.network.channels_last:
             raise ValueError("model.network.channels_last must be false: torch.func has one layout of pictures only")
 

@@ -31,7 +31,7 @@ ScheduleName = Literal["linear", "cosine", "sigmoid", "scaled_linear"]
 Sampler = Literal["ancestral", "ddim", "dpmsolver"]
 MEASURED: tuple[Sampler, ...] = ("ancestral", "ddim")
 """What every model is measured with, beside the configured one."""
-Precision = Literal["float32", "bfloat16"]
+Precision = Literal["float32", "tf32", "bfloat16"]
 Prediction = Literal["epsilon", "v", "x0", "edm"]
 Denoiser = Callable[[Tensor, Tensor, Tensor], Tensor]
 Network = Callable[[Params, Tensor, Tensor, Tensor, bool], Tensor]
@@ -95,7 +95,8 @@ class DDPM:
     """Standard deviation of the data's pixels, of which EDM's preconditioning is made; at 1 it is v up to sign. A
     public number."""
     precision: Precision = "float32"
-    """Arithmetic of the network; parameters, losses and chains are float32 in either."""
+    """Arithmetic of the network; parameters, losses and chains are float32 in each. tf32 is float32 on a CPU; on a GPU
+    all that the process computes rounds the inputs of products and convolutions to 10 bits (`compute_with`)."""
     compile: bool = False
     """Compile the network by `torch.compile`: a minute at the start, faster steps on a GPU."""
 
@@ -195,7 +196,7 @@ class DDPM:
             x_t = x_t / self._std(*_shares(x_t, self.abar, t))
         if not self.conditional:  # What a method appends to the data's labels stays.
             labels = labels[:, labels.shape[1] - len(self.labels) :]
-        if self.precision == "float32":
+        if self.precision != "bfloat16":
             return network(params, x_t, t, labels, features)
         with torch.autocast(x_t.device.type, dtype=torch.bfloat16):
             return network(params, x_t, t, labels, features).float()
@@ -275,6 +276,13 @@ def _compiled(model: DDPM) -> Network:
 def device() -> torch.device:
     """Where tensors are computed: the one accelerator that the process was given, else the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def compute_with(threads: int, precision: Precision) -> None:
+    """How this process computes from now on. Unless the precision is tf32, float32 is full on a GPU too: by torch's own
+    default convolutions would be TF32, and products not."""
+    torch.set_num_threads(threads)
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
 
 
 def device_lost(error: BaseException) -> bool:

@@ -48,7 +48,8 @@ Draws = Callable[[int, torch.Generator], Params]
 Neighbours = Literal["zero_out", "replace_one"]
 """The relations that hold of it."""
 
-FLOATS = 2**25  # entries of per-record gradients in memory at once: 128 MiB
+FLOATS = 2**25  # entries of per-record gradients in memory at once: 128 MiB,
+ON_A_GPU = 8  # or the gradients of so many records there, which one by one would leave it idle
 EXAMPLES = 256  # records times draws in one forward pass
 
 
@@ -126,7 +127,8 @@ class PrivateGradient:
         """(sum of clipped gradients, sum of losses) over these records, in pieces that bound the memory."""
         total, loss = {k: torch.zeros_like(v) for k, v in theta.items()}, torch.zeros((), device=self.images.device)
         count = sum(v.numel() for v in theta.values())
-        piece, keys = max(1, min(FLOATS // count, EXAMPLES // self.mechanism.multiplicity)), self._keys(rows)
+        room, keys = max(ON_A_GPU if self.images.is_cuda else 1, FLOATS // count), self._keys(rows)
+        piece = max(1, min(room, EXAMPLES // self.mechanism.multiplicity))
         gradients_of: GradientsOf = per_record
         if self.by_layers:
             piece, gradients_of = EXAMPLES, layers.per_record

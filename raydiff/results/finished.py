@@ -19,7 +19,7 @@ from raydiff.data.tables.encode import OTHER
 from raydiff.experiment import config
 from raydiff.experiment.ledgers import ledger_of, setup_of
 from raydiff.experiment.overrides import SECRET
-from raydiff.experiment.trial import Trial, guarantees, make_clients, planned_secret
+from raydiff.experiment.trial import Trial, compute, guarantees, make_clients, planned_secret
 from raydiff.federated.client import Client, Keys
 from raydiff.federated.method import SCRATCH, SERVER_ONLY, Deployed
 from raydiff.federated.remote import shared
@@ -200,7 +200,7 @@ def open_finished(folder: Path) -> Finished:
     last = trial.store.last_commit()
     if last is None or not trial.store.has_server(last[0]):
         raise ValueError(f"the server's state is gone from {folder}")
-    torch.set_num_threads(experiment.runtime.threads)  # part of the name of a client's model
+    compute(experiment)  # Threads are part of the name of a client's model
     dataset = datasets.load(experiment.data)
     if not config.is_of(experiment, dataset, _secret(trial)):
         raise ValueError(

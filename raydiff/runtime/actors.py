@@ -25,7 +25,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from raydiff import process
 from raydiff.experiment import away
-from raydiff.experiment.trial import Trial, make_clients, make_instruments
+from raydiff.experiment.trial import Trial, compute, make_clients, make_instruments
 from raydiff.federated import heartbeat
 from raydiff.federated.client import Client, noted, run_clients
 from raydiff.federated.exact_sum import Bits
@@ -81,7 +81,7 @@ class Worker:
     def host(self, trial: Trial, ids: Sequence[int], gpu: float) -> tuple[str, dict[int, int]]:
         """Become the home of these clients of this trial: how this process is called, and how many records each has."""
         trial = away.arrived(trial)
-        torch.set_num_threads(trial.experiment.runtime.threads)
+        compute(trial.experiment)
         self._gpu, self._folder = gpu, trial.folder
         self._messages = iter(())  # What is left of another trial's holds its clients.
         with lost.ending(self._folder, "a worker"):

@@ -24,9 +24,9 @@ from torch import Tensor
 
 from raydiff import process
 from raydiff.experiment.config import Runtime
-from raydiff.experiment.trial import Trial, local_pool
+from raydiff.experiment.trial import Trial, local_pool, precision_of
 from raydiff.federated.rounds import Pool
-from raydiff.models.ddpm import device
+from raydiff.models.ddpm import Precision, compute_with, device
 from raydiff.models.training import Diverged, Draw, Fitted, Task, optimize
 from raydiff.runtime.actors import RayPool, start_workers
 from raydiff.runtime.cluster import cluster
@@ -42,12 +42,15 @@ class DataParallel:
     """Its `server_workers`, `threads`, `gpu_server` (of each process) and `failures`."""
     folder: Path
     """Where Ray Train may write while it trains; all nodes see it."""
+    precision: Precision = "float32"
+    """Of the model."""
 
     def __call__(self, task: Task) -> Fitted:
         """Raises Diverged as `Task.alone`, and moves the task's generator on as it does."""
+        given = {"threads": self.runtime.threads, "precision": self.precision, "gpu": self.runtime.gpu_server}
         trainer = TorchTrainer(
             _process,  # rank 0's result is Result.return_value
-            train_loop_config={"task": ray.put(task), "threads": self.runtime.threads, "gpu": self.runtime.gpu_server},
+            train_loop_config={"task": ray.put(task), **given},
             scaling_config=ScalingConfig(
                 num_workers=self.runtime.server_workers,
                 use_gpu=self.runtime.gpu_server > 0,
@@ -98,7 +101,7 @@ def means(trial: Trial) -> Iterator[tuple[Callable[[], Pool], DataParallel]]:
             cap_memory(max(shape.gpu_per_worker, shape.gpu_server))
             return local_pool(trial)
 
-        yield pool, DataParallel(runtime, trial.folder / "train")
+        yield pool, DataParallel(runtime, trial.folder / "train", precision_of(trial.experiment))
 
 
 def bundle(runtime: Runtime) -> dict[str, float]:
@@ -109,7 +112,7 @@ def bundle(runtime: Runtime) -> dict[str, float]:
 
 def _process(config: dict[str, Any]) -> Any:
     """One process, from Ray Train's arguments to what it lets through: no tensors."""
-    torch.set_num_threads(config["threads"])
+    compute_with(config["threads"], config["precision"])
     process.begin()
     cap_memory(config["gpu"])
     if config["gpu"]:

@@ -24,7 +24,7 @@ from raydiff.federated.method import SERVER_ONLY, Round
 from raydiff.federated.sums import Desk
 from raydiff.models.latent.model import LatentModel
 from raydiff.models.training import Training
-from raydiff.runtime.slots import CAP, called, slot
+from raydiff.runtime.slots import CONTEXT, allowed, called, slot
 from raydiff.seeding import NoiseStream
 
 SPARE = 1.2  # The peak of one step is measured; a fifth is added for safety.
@@ -64,7 +64,7 @@ class OutOfMemory(RuntimeError):
     def __str__(self) -> str:
         when = "before round 0" if self.number == INITIAL else f"in round {self.number}"
         flag = f"--runtime.{self.field.replace('_', '-')}"
-        slice_ = f"slice is {self.share * CAP * self.total / GB:.3g} GB ({self.share:g} of a GPU)"
+        slice_ = f"slice is {allowed(self.share, self.total) / GB:.3g} GB ({self.share:g} of a GPU)"
         advice = f"give {flag} {doubled(self.share):g}" if self.share < 1 else "no slice is larger: lower the batch"
         return f"{self.who}, {when}: needed more than {self.peak / GB:.3g} GB, {slice_}: {advice}"
 
@@ -95,11 +95,11 @@ def share_of(peak: int, total: int) -> float:
 
     Raises ValueError where a whole GPU is not enough.
     """
-    share = math.ceil(1e4 * SPARE * peak / (CAP * total)) / 1e4
+    share = math.ceil(1e4 * (SPARE * peak + CONTEXT) / total) / 1e4
     if share > 1:
         raise ValueError(
             f"a worker needs {SPARE * peak / GB:.3g} GB (its peak in one step, and a fifth), but a GPU has "
-            f"{CAP * total / GB:.3g} GB for it: lower the batch"
+            f"{allowed(1.0, total) / GB:.3g} GB for it: lower the batch"
         )
     return max(share, 1e-4)
 
@@ -114,7 +114,7 @@ def probe(experiment: Experiment, meter: Meter | None = None, *, cohort: int = 1
     meter = meter or Meter()
     with tempfile.TemporaryDirectory(prefix="raydiff-probe-") as folder:
         this = trial.open_trial(one_step(experiment), Path(folder) / "sweep")
-        torch.set_num_threads(experiment.runtime.threads)
+        trial.compute(experiment)
         try:
             return _peak(this, meter, cohort), meter.total()
         except torch.OutOfMemoryError:

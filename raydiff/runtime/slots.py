@@ -21,7 +21,8 @@ from raydiff.experiment.config import Runtime
 from raydiff.federated.remote import shared
 
 T = TypeVar("T")
-CAP = 0.95  # Torch may take this share of a slice; CUDA itself needs the rest.
+CONTEXT = int(0.45 * 2**30)
+"""Bytes of each slice that are not torch's: a process's CUDA context and libraries take 0.3 to 0.5 GB."""
 COORDINATOR = 0.1  # of one process's CPUs: it works while its workers wait, so a slot is booked as its workers alone
 
 
@@ -110,12 +111,24 @@ def this_machine() -> dict[str, float]:
 def cap_memory(share: float) -> None:
     """Keep this process to its share of the GPU's memory, so that one client cannot starve its neighbours.
 
-    A process without a share is kept off the GPU: Ray no longer hides GPUs from actors that asked for none.
+    A process without a share is kept off the GPU: Ray no longer hides GPUs from actors that asked for none. Raises
+    ValueError for a share that is too small for any tensor.
     """
     if share == 0 and not torch.cuda.is_initialized():
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     if 0 < share < 1 and torch.cuda.is_available():
-        torch.cuda.set_per_process_memory_fraction(share * CAP, 0)
+        total = torch.cuda.get_device_properties(0).total_memory
+        if (left := allowed(share, total)) <= 0:
+            raise ValueError(
+                f"{share:g} of a GPU is {share * total / 2**30:.2g} GB, and CUDA alone takes {CONTEXT / 2**30:.2g} GB "
+                "of each process: give it a larger share"
+            )
+        torch.cuda.set_per_process_memory_fraction(left / total, 0)
+
+
+def allowed(share: float, total: int) -> int:
+    """How many bytes torch may take of this share of a GPU of `total` bytes; at most 0: CUDA itself takes all of it."""
+    return int(share * total) - CONTEXT
 
 
 def storage_is_shared(folder: Path, among: Collection[str] | None = None) -> None:

@@ -17,11 +17,12 @@ from raydiff.experiment import trial
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.overrides import override
 from raydiff.federated.method import Method
-from raydiff.methods import Evolution, Marginals, Sketch
+from raydiff.methods import DPSGD, Evolution, Marginals, Sketch
 from raydiff.models.ddpm import DDPM, device
 from raydiff.models.lockstep import answers
 from raydiff.models.networks import MLP, UNet
 from raydiff.models.training import Task, Training
+from raydiff.privacy import private_gradient
 from raydiff.results.finished import open_finished
 from raydiff.seeding import generator
 
@@ -86,6 +87,37 @@ def test_a_trial_has_the_numbers_of_the_cpu(tmp_path: Path, tiny: Experiment, ch
         found.append(({k: v for k, v in final.items() if not k.startswith("time/")}, made.tolist()))
     assert gpu is not None and gpu.counts["ops"] > 1000
     assert found[0] == found[1]
+
+
+def test_float32_is_full_unless_the_model_says_otherwise(tmp_path: Path, tiny: Experiment) -> None:
+    """Torch's own default is TF32 in convolutions alone. Both flags are set anew by each trial of a process."""
+    seen = []
+    for precision in ("tf32", "float32", "bfloat16"):
+        this = trial.open_trial(override(tiny, {"method.model.precision": precision}), tmp_path)
+        trial.compute(this.experiment)
+        seen.append((torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32))
+    assert seen == [(True, True), (False, False), (False, False)]
+
+
+def test_private_gradients_of_a_large_model_are_not_taken_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU; the sums are the CPU's but for their order."""
+    monkeypatch.setattr(private_gradient, "FLOATS", 1)
+    pieces: list[int] = []
+    found = private_gradient.per_record
+
+    def counted(loss: Any, theta: Any, batch: Any, draws: Any) -> Any:
+        pieces.append(len(batch[0]))
+        return found(loss, theta, batch, draws)
+
+    monkeypatch.setattr(private_gradient, "per_record", counted)
+    dpsgd = DPSGD(model=DDPM(network=SMALL, timesteps=8), local=Training(steps=1, batch=10), noise_multiplier=1.0)
+    alone = run(dpsgd)[-1].server
+    assert set(pieces) == {1}
+    pieces.clear()
+    with attached():
+        together = run(dpsgd)[-1].server
+    assert max(pieces) == 8
+    assert all(torch.allclose(alone[name], together[name], atol=1e-5) for name in alone)
 
 
 @pytest.mark.parametrize(

@@ -391,7 +391,7 @@ def test_a_compiled_network_computes_the_same() -> None:
 
 
 def test_an_unknown_precision_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"^precision must be one of float32, bfloat16, got 'half'$"):
+    with pytest.raises(ValueError, match=r"^precision must be one of float32, tf32, bfloat16, got 'half'$"):
         DDPM(precision="half")  # type: ignore[arg-type]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ from raydiff.privacy.client_level import ClientPrivacy
 from raydiff.runtime import gpu_memory, tuner
 from raydiff.runtime.actors import Worker
 from raydiff.runtime.plan import Planned
-from raydiff.runtime.slots import slot
+from raydiff.runtime.slots import cap_memory, slot
 
 GB = 2**30
 
@@ -45,9 +46,9 @@ class Fake:
 
 def test_a_slice_is_the_peak_and_a_fifth() -> None:
     share = gpu_memory.share_of(19 * GB, 80 * GB)
-    assert share == pytest.approx(1.2 * 19 / (0.95 * 80)) == 0.3
-    assert gpu_memory.share_of(1, 80 * GB) == 1e-4  # Ray's unit
-    with pytest.raises(ValueError, match=r"^a worker needs 84 GB \(.*\), but a GPU has 76 GB for it: lower the batch$"):
+    assert share == pytest.approx((1.2 * 19 + 0.45) / 80, abs=1e-4) == 0.2907
+    assert gpu_memory.share_of(1, 80 * GB) == 0.0057  # CUDA's own, in Ray's unit
+    with pytest.raises(ValueError, match=r"^a worker needs 84 GB \(.*\), but a GPU has 79.6 GB for it: lower the bat"):
         gpu_memory.share_of(70 * GB, 80 * GB)
 
 
@@ -165,8 +166,8 @@ def test_auto_becomes_the_number_that_was_measured(
     plan = Planned(preset="p", folder=tmp_path, base=auto, trials=(auto,), secret=b"", metric="m")
     found = tuner.sized(plan, [{"CPU": 1.0, "GPU": 1.0}])
     (one,) = found.trials
-    assert found.base.runtime.gpu_per_worker == one.runtime.gpu_per_worker == 0.3 and one.digest == auto.digest
-    assert capsys.readouterr().out == "a worker's peak is 19 GB: its slice is 0.3 of a GPU of 80 GB\n"
+    assert found.base.runtime.gpu_per_worker == one.runtime.gpu_per_worker == 0.2907 and one.digest == auto.digest
+    assert capsys.readouterr().out == "a worker's peak is 19 GB: its slice is 0.2907 of a GPU of 80 GB\n"
     known = tuner.sized(plan, [], share=0.25)
     assert known.base.runtime.gpu_per_worker == 0.25
     with pytest.raises(ValueError, match=r"auto is measured on a GPU, and there is none: give a number"):
@@ -195,6 +196,30 @@ def test_cuda_is_there_before_it_is_asked(monkeypatch: pytest.MonkeyPatch) -> No
     assert there
 
 
+@pytest.mark.parametrize(("share", "gb"), [(0.5, 7.55), (0.125, 1.55), (0.0625, 0.55)])
+def test_torch_is_held_to_its_slice_but_for_what_cuda_takes(
+    share: float, gb: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = cap_of(16, share, monkeypatch)
+    assert held == pytest.approx([gb / 16], abs=1e-6)
+
+
+def test_a_slice_that_cuda_alone_fills_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    says = r"^0\.02 of a GPU is 0\.32 GB, and CUDA alone takes 0\.45 GB of each process: give it a larger share$"
+    with pytest.raises(ValueError, match=says):
+        cap_of(16, 0.02, monkeypatch)
+
+
+def cap_of(total: int, share: float, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The fractions to which torch is held on a GPU of so many GB."""
+    held: list[float] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=total * GB))
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda part, _: held.append(part))
+    cap_memory(share)
+    return held
+
+
 # --- too small ---
 
 
@@ -202,9 +227,11 @@ def out_of_memory(*_: object) -> None:
     raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
 
-@pytest.mark.parametrize(("share", "says"), [(0.25, "give --runtime.gpu-per-worker 0.5"), (1.0, "no slice is larger")])
+@pytest.mark.parametrize(
+    ("share", "gb", "says"), [(0.25, 19.6, "give --runtime.gpu-per-worker 0.5"), (1.0, 79.6, "no slice is larger")]
+)
 def test_a_client_says_what_it_held_and_which_flag_to_set(
-    tiny: Experiment, tmp_path, monkeypatch: pytest.MonkeyPatch, share: float, says: str
+    tiny: Experiment, tmp_path, monkeypatch: pytest.MonkeyPatch, share: float, gb: float, says: str
 ) -> None:
     meter = Fake(18 * GB)
     monkeypatch.setattr(gpu_memory, "here", lambda: meter)
@@ -214,7 +241,7 @@ def test_a_client_says_what_it_held_and_which_flag_to_set(
     monkeypatch.setattr(Client, "run", out_of_memory)
     with pytest.raises(gpu_memory.OutOfMemory) as e:
         list(worker.run(this.experiment.digest, [1], {}, 3, 0.0))
-    held = f"client 1, in round 3: needed more than 18 GB, slice is {76 * share:g} GB ({share:g} of a GPU): "
+    held = f"client 1, in round 3: needed more than 18 GB, slice is {gb} GB ({share:g} of a GPU): "
     assert str(e.value).startswith(held + says)
     assert str(pickle.loads(pickle.dumps(e.value))) == str(e.value)  # as it travels
 
