@@ -43,6 +43,11 @@ def refusal(**fields: Any) -> str:
     return str(error.value)
 
 
+def categories(table: Encoded) -> tuple[tuple[str, ...], ...]:
+    """For each column the names of its codes."""
+    return tuple(column.categories for column in table.mapping.columns)
+
+
 # --- columns ---
 
 
@@ -51,8 +56,8 @@ def test_numbers_are_cut_into_parts_as_equal_as_can_be(csv: str) -> None:
     assert table.columns == ("age", "sex")
     assert table.codes.dtype == torch.int64
     assert table.codes[:, 0].bincount().tolist() == [3, 3, 3, 3]
-    assert table.categories[0] == ("< 31", "31 to < 41", "41 to < 58", ">= 58")
-    assert (table.counts, table.k) == ((4, 2), 4)
+    assert categories(table)[0] == ("< 31", "31 to < 41", "41 to < 58", ">= 58")
+    assert table.k == 4
     assert table.labels is not None
     assert table.labels.tolist() == [1, 1, 0] * 4
     assert table.rows.tolist() == list(range(12))
@@ -83,22 +88,22 @@ def test_no_bin_is_empty_whatever_the_ties(tmp_path: Path) -> None:
 def test_rare_values_are_merged_and_ties_go_by_name(tmp_path: Path) -> None:
     path = written(tmp_path / "t.csv", people(town=list("dddddcccbbaa")))
     table = read(Table(source=path, columns=("town",), bins=3))
-    assert table.categories == (("c", "d", OTHER),)
+    assert categories(table) == (("c", "d", OTHER),)
     assert table.codes[:, 0].tolist() == [1] * 5 + [0] * 3 + [2] * 4
     assert any("merged in town" in note for note in table.notes)
 
 
 def test_numbers_with_few_values_are_categories_in_order(tmp_path: Path) -> None:
     path = written(tmp_path / "t.csv", people(rooms=[10, 2, 3, math.nan] * 3))
-    assert read(Table(source=path, columns=("rooms",))).categories == (("2", "3", "10", MISSING),)
+    assert categories(read(Table(source=path, columns=("rooms",)))) == (("2", "3", "10", MISSING),)
 
 
 def test_missing_values_are_a_category_within_the_limit(tmp_path: Path) -> None:
     ages = [math.nan, *people()["age"][1:]]
     path = written(tmp_path / "t.csv", people(age=ages, town=["?", *"aaaabbbccde"]))
     table = read(Table(source=path, columns=("age", "town"), bins=4))
-    assert table.counts == (4, 4)
-    assert [names[-1] for names in table.categories] == [MISSING, MISSING]
+    assert list(map(len, categories(table))) == [4, 4]
+    assert [names[-1] for names in categories(table)] == [MISSING, MISSING]
     assert table.codes[0].tolist() == [3, 3]
     assert (table.codes[1:] < 3).all()
 
@@ -119,14 +124,8 @@ def test_rows_with_missing_values_are_dropped_but_keep_their_numbers(tmp_path: P
 def test_parquet_reads_as_csv_does(tmp_path: Path, csv: str) -> None:
     people().to_parquet(tmp_path / "people.parquet")
     twin = read(Table(source=str(tmp_path / "people.parquet"), label="pays"))
-    assert twin.digest == read(Table(source=csv, label="pays")).digest
-
-
-def test_the_digest_knows_codes_labels_and_names(tmp_path: Path, csv: str) -> None:
-    one = read(Table(source=csv, label="pays")).digest
-    assert read(Table(source=csv)).digest != one
-    renamed = people(sex=["female", "male"] * 6)  # the same codes
-    assert read(Table(source=written(tmp_path / "t.csv", renamed), label="pays")).digest != one
+    other = read(Table(source=csv, label="pays"))
+    assert torch.equal(twin.codes, other.codes) and torch.equal(twin.rows, other.rows) and twin.mapping == other.mapping
 
 
 # --- public rows ---
@@ -175,11 +174,11 @@ def test_a_private_record_changes_nothing_but_its_own_codes(tmp_path: Path, chan
 def test_what_no_public_row_has_goes_to_the_end_bin_or_to_one_category(tmp_path: Path) -> None:
     path = written(tmp_path / "t.csv", crowd(age=987654.25, sex="x", rooms=None, pays="hiv"))
     table = read(Table(source=path, label="pays"), public=20)
-    age, sex, rooms = table.categories
+    age, sex, rooms = categories(table)
     assert table.labels is not None and table.mapping.label is not None
     assert (age[-1], sex, rooms) == (MISSING, ("f", "m", OTHER), ("1", "2", "3", OTHER))
     assert table.mapping.label.categories == ("no", "yes", OTHER)
-    assert [names[c] for names, c in zip(table.categories, table.codes[7].tolist(), strict=True)] == [
+    assert [names[c] for names, c in zip(categories(table), table.codes[7].tolist(), strict=True)] == [
         age[-2],
         *[OTHER] * 2,
     ]
@@ -390,6 +389,6 @@ def test_the_loan_preset_keeps_complete_rows(tmp_path: Path) -> None:
     assert tuple(table.codes.shape) == (480, 11)
     assert table.k == 4
     assert table.columns == LOAN.columns
-    credit = table.categories[LOAN.columns.index("Credit_History")]
+    credit = categories(table)[LOAN.columns.index("Credit_History")]
     assert credit == ("0", "1")
     assert "Loan_ID" in refusal(source=path, label="Loan_Status")  # an identifier, and no preset to leave it out

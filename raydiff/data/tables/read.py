@@ -15,7 +15,6 @@ Shapes: s rows, n columns, k categories at most.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import itertools
 import math
 import os
@@ -29,7 +28,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from raydiff import tree
 from raydiff.data import sizes
 from raydiff.data.tables.encode import MISSING, Column, Mapping, bins_of, groups_of, texts_of
 from raydiff.data.tables.presets import PRESETS, Preset
@@ -128,27 +126,9 @@ class Encoded:
         return tuple(column.name for column in self.mapping.columns)
 
     @property
-    def categories(self) -> tuple[tuple[str, ...], ...]:
-        """For each column the names of its codes."""
-        return tuple(column.categories for column in self.mapping.columns)
-
-    @property
-    def counts(self) -> tuple[int, ...]:
-        """Number of categories of each column."""
-        return tuple(map(len, self.categories))
-
-    @property
     def k(self) -> int:
-        """The largest of them."""
-        return max(self.counts)
-
-    @property
-    def digest(self) -> str:
-        """Hex SHA-256 over codes, labels, row numbers and mapping."""
-        leaves = {"codes": self.codes, "rows": self.rows}
-        if self.labels is not None:
-            leaves["labels"] = self.labels
-        return hashlib.sha256((tree.digest(leaves) + self.mapping.to_json()).encode()).hexdigest()
+        """The largest number of categories of a column."""
+        return max(len(column.categories) for column in self.mapping.columns)
 
 
 def read(config: Table, *, public: int | None = None, seed: int = 0) -> Encoded:
