@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import configparser
+import os
 import re
 import subprocess
 import tomllib
+import urllib.request
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -235,6 +237,39 @@ def test_the_sweep_as_a_job() -> None:
     shared = yaml.safe_load(spec["runtimeEnvYAML"])["env_vars"]
     assert set(documents("runtime_env.yaml")[0]["env_vars"].items()) <= set(shared.items())
     assert shared["MLFLOW_TRACKING_URI"] == "http://mlflow:5000"
+
+
+def strict(schema: Any) -> Any:
+    """The same, which takes no field that it does not name."""
+    if isinstance(schema, list):
+        return [strict(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    schema = {k: strict(v) for k, v in schema.items()}
+    if schema.get("x-kubernetes-int-or-string"):
+        return {"type": ["integer", "string"]}
+    if "properties" in schema and not schema.get("x-kubernetes-preserve-unknown-fields"):
+        schema.setdefault("additionalProperties", False)
+    return schema
+
+
+@pytest.mark.network
+@pytest.mark.parametrize("name", ["ray-cluster.dev.yaml", "ray-job.sweep.yaml"])
+def test_kuberay_s_own_schema_takes_it_and_sees_a_typo(name: str) -> None:
+    """That of the oldest version that the manifests name; RAYDIFF_CRDS names another folder of them, as a URL."""
+    import jsonschema
+
+    kuberay = "https://raw.githubusercontent.com/ray-project/kuberay/v1.5.1/helm-chart/kuberay-operator/crds"
+    (manifest,) = documents(name)
+    kind = f"ray.io_{manifest['kind'].lower()}s.yaml"
+    with urllib.request.urlopen(f"{os.environ.get('RAYDIFF_CRDS', kuberay)}/{kind}") as crd:
+        versions = {v["name"]: v["schema"]["openAPIV3Schema"] for v in yaml.safe_load(crd)["spec"]["versions"]}
+    spec = strict(versions[manifest["apiVersion"].removeprefix("ray.io/")]["properties"]["spec"])
+    jsonschema.validate(manifest["spec"], spec)
+    ray = manifest["spec"].get("rayClusterSpec", manifest["spec"])
+    ray["headGroupSpec"]["template"]["spec"]["containers"][0]["enviroment"] = []
+    with pytest.raises(jsonschema.ValidationError, match="'enviroment' was unexpected"):
+        jsonschema.validate(manifest["spec"], spec)
 
 
 def test_the_jobs_entrypoint_is_a_command_that_the_sweep_takes() -> None:
