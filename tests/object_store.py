@@ -8,12 +8,14 @@ import http.client
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 Fault = Callable[[str, str, int], str]
-"""(method, path, how many requests came before) -> "" (none), "refused" (nothing is done), or "lost" (it is done, and
-the answer is an error)."""
+"""(method, path, how many requests came before) -> "" (none), "refused" (nothing is done), "lost" (it is done, and the
+answer is an error), or "slow" (it is done, and answered LATE_S later)."""
+LATE_S = 2.0
 
 
 @contextlib.contextmanager
@@ -62,8 +64,10 @@ class Proxy:
                     there.request(self.command, self.path, body, dict(self.headers))
                     came = there.getresponse()
                     answer = came.read()
-                    if not fault:
-                        status, reason, headers = came.status, came.reason, came.getheaders()
+                    if fault == "slow":
+                        time.sleep(LATE_S)
+                    if fault != "lost":
+                        status, reason, headers, fault = came.status, came.reason, came.getheaders(), ""
                     there.close()
                 self.send_response_only(status, reason)
                 for name, value in headers:
@@ -73,7 +77,8 @@ class Proxy:
                 self.send_header("Content-Length", length if self.command == "HEAD" else str(len(answer) * (not fault)))
                 self.end_headers()
                 if not fault and self.command != "HEAD":
-                    self.wfile.write(answer)
+                    with contextlib.suppress(BrokenPipeError):  # Nobody waits for it any more.
+                        self.wfile.write(answer)
 
             do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = _pass_on
 

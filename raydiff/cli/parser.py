@@ -31,7 +31,7 @@ class Parser(argparse.ArgumentParser):
         from raydiff.experiment.config import Runtime
 
         where, shown = Runtime().storage, "where sweeps are (default: %(default)s)"
-        self.add_argument("--storage", type=_folder, default=where, help=shown)
+        self.add_argument("--storage", type=folder, default=where, help=shown)
         return self
 
     def error(self, message: str) -> NoReturn:
@@ -39,7 +39,8 @@ class Parser(argparse.ArgumentParser):
         raise ValueError(message)
 
 
-def _folder(text: str) -> Path:
+def folder(text: str) -> Path:
+    """What an argument names, whole. Raises ArgumentTypeError for a bucket."""
     if "://" in text:
         raise argparse.ArgumentTypeError(f"this command needs storage in a folder, got {text!r}")
     return Path(text).expanduser().absolute()

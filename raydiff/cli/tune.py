@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
 
 from raydiff.cli import arguments
-from raydiff.cli.parser import Parser
+from raydiff.cli.parser import Parser, folder
 from raydiff.evaluation.metrics import lower_is_better
 from raydiff.experiment import overrides, tuning
 from raydiff.experiment.study import Study
@@ -84,14 +83,10 @@ def _options() -> Parser:
     p.add_argument("--trials", type=int, default=8, help="settings that are tried of each arm (default: %(default)s)")
     p.add_argument("--seeds", default="10,11", help="seeds of each setting's runs (default: %(default)s)")
     p.add_argument("--metric", default=None, help="what is best (default: as in raydiff sweep)")
-    p.add_argument("--out", type=_folder, default=tuning.FOLDER, help="folder to write (default: beside the presets)")
+    p.add_argument("--out", type=folder, default=tuning.FOLDER, help="folder to write (default: beside the presets)")
     p.add_argument("--name", default=None, help="name of the sweep that it runs (default: preset and time)")
     p.add_argument("--resume", action="store_true", help="continue that of this name if it exists; --trials may grow")
     return p
-
-
-def _folder(text: str) -> Path:
-    return Path(text).expanduser().absolute()
 
 
 def _seeds(text: str, study: Study) -> tuple[int, ...]:

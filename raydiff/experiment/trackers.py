@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, get_args
 
 from raydiff.experiment import told
-from raydiff.report.files import flatten, published, read_json, read_lines
+from raydiff.report.files import flatten, published, read_json, read_lines, read_outcome
 
 Name = Literal["tensorboard", "wandb"]
 NAMES: tuple[Name, ...] = get_args(Name)
@@ -130,8 +130,7 @@ class Follower(threading.Thread):
         for folder in sorted((self.sweep / "trials").glob("*")):
             if folder.name in self._over or not (folder / "config.json").exists():
                 continue
-            path = folder / "outcome.json"  # read first: rounds logged after this look are seen in the next
-            outcome = read_json(path) if path.exists() else None
+            outcome = read_outcome(folder)  # read first: rounds logged after this look are seen in the next
             if folder.name not in self._runs:
                 tree = published(read_json(folder / "config.json", needs="method"))
                 self._runs[folder.name] = self.tracker(folder.name, told.run_name(tree), flatten(tree))

@@ -248,7 +248,7 @@ def run(trial: Trial, pool: Pool, *, train: Train | None = None) -> Iterator[dic
     charge(trial.experiment, trial.folder)  # before anything is trained, and far before anything is sent
     method, setup = trial.experiment.method, trial.experiment.evaluation
     log, rejected = Jsonl(trial.folder / "metrics.jsonl"), Jsonl(trial.folder / "rejected.jsonl")
-    progress, spent, clock = None, Spent(), time.perf_counter()
+    progress, resumed, spent, clock = None, False, Spent(), time.perf_counter()
     public = datasets.load(trial.experiment.data).splits["public"]
     for progress in rounds(
         method,
@@ -265,6 +265,7 @@ def run(trial: Trial, pool: Pool, *, train: Train | None = None) -> Iterator[dic
         train=train,
         instruments=setup is not None,
     ):
+        resumed = resumed or progress.resumed
         spent.follow(progress.ledger)
         server, outsiders = guarantees(spent, trial.experiment)
         metrics = {**progress.metrics, **measurements.of_ledger(spent, server, outsiders)}
@@ -278,6 +279,8 @@ def run(trial: Trial, pool: Pool, *, train: Train | None = None) -> Iterator[dic
         readable.put(trial.folder)
         yield {"round": progress.number, "finished": False, "rejected": why, **metrics}
     assert progress is not None  # a method has at least one round
+    if resumed:  # Who takes part in no round that is left has not looked at its state since.
+        trial.store.check_clients(pool.clients, before=method.rounds)
     final = _finish(trial, pool, progress, spent, log=log, clock=clock)
     yield {"round": method.rounds, "finished": True, **final}
 

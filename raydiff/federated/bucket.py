@@ -14,6 +14,7 @@ import errno
 import functools
 import json
 import os
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -70,12 +71,20 @@ class Bucket:
     def first(self, name: str, data: bytes) -> bool:
         """Put it unless there is one; whether it is there now. An answer that was lost is no other's: what is there is
         read, and so `data` must be like no other's."""
-        with self._asked(name) as store:
+        until = time.monotonic() + RETRY_S
+        while True:
             try:
-                store.put(name, data, mode="create")
-            except _obstore().exceptions.AlreadyExistsError:
-                return self.get(name) == data
-        return True
+                with self._asked(name) as store:
+                    try:
+                        store.put(name, data, mode="create")
+                    except _obstore().exceptions.AlreadyExistsError:
+                        return self.get(name) == data
+                return True
+            except Unreachable:  # Where no answer comes, obstore does not ask again: it may have been put.
+                if (there := self.get(name)) is not None:
+                    return there == data
+                if time.monotonic() > until:
+                    raise
 
     def get(self, name: str) -> bytes | None:
         """All of it; None where there is none."""

@@ -90,6 +90,13 @@ class Store:
         )
         return None if found is None else self._whole(self._here("clients", client, found[0]), found[1])
 
+    def check_clients(self, clients: Iterable[int], *, before: int) -> None:
+        """Raises ValueError as `load_client`, of each. Not where the storage is a bucket, from which all of them would
+        have to be fetched."""
+        if not self.shared.apart:
+            for client in clients:
+                self.load_client(client, before=before)
+
     def save_release(
         self, client: int, number: int, release: Release, metrics: Mapping[str, float] = types.MappingProxyType({})
     ) -> Release:

@@ -85,21 +85,16 @@ class LocalPool:
 
     def run(self, ids: Sequence[int], server: Params, number: int) -> Iterator[tuple[Upload, Metrics]]:
         """`Client.run` of each: all that take part."""
-        yield from self._run(ids, server, number)
-
-    def _run(
-        self, ids: Sequence[int], server: Params, number: int, *, alone: bool = False
-    ) -> Iterator[tuple[Upload, Metrics]]:
         clients = [self._clients[i] for i in ids]
-        yield from noted(clients, number, run_clients(clients, server, number, ids), alone=alone)
+        yield from noted(clients, number, run_clients(clients, server, number, ids))
 
     def race(
         self, ids: Sequence[int], server: Params, number: int, closing: Closing
     ) -> Iterator[tuple[Upload, Metrics] | Late]:
         """`Client.run` of one after the other until enough have come or the time is up: the clock is looked at before
         and after each, and who is late has had no turn, or not the time to end it."""
-        start, came = self._clock(), 0
-        results = self._run(ids, server, number, alone=True)
+        clients, start, came = [self._clients[i] for i in ids], self._clock(), 0
+        results = noted(clients, number, run_clients(clients, server, number, ids), alone=True)
         for i in ids:
             result = None
             if came < closing.enough and self._clock() - start < closing.seconds:

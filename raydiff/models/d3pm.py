@@ -152,14 +152,10 @@ class DiscreteDiffusion:
         """
         return frozen(lambda bound, *inputs: self._call(bound, *inputs).double().softmax(-1), params)
 
-    def sample(self, predict: Predict, labels: Tensor, rng: torch.Generator, *, release: int | None = None) -> Tensor:
-        """Rows (N, n) int64 of step `release` (default: the field) that a `denoiser` makes of uniform ones, for labels
-        (N, K). Raises ValueError for a step outside 0..T."""
-        stop = self.release if release is None else release
-        if not 0 <= stop <= self.steps:
-            raise ValueError(f"release must be in 0..{self.steps} (steps), got {stop}")
+    def sample(self, predict: Predict, labels: Tensor, rng: torch.Generator) -> Tensor:
+        """Rows (N, n) int64 of step `release` that a `denoiser` makes of uniform ones, for labels (N, K)."""
         rows = torch.randint(self.k, (len(labels), len(self.counts)), generator=rng)
-        for step in range(self.steps, stop, -1):
+        for step in range(self.steps, self.release, -1):
             t = torch.full((len(rows),), step)
             rows = drawn(self.posterior(predict(rows, t, labels), rows, t), rng)
         return rows

@@ -167,9 +167,9 @@ def _channels_last(conv: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
     return (inputs[0].contiguous(memory_format=torch.channels_last),)
 
 
-def _sinusoids(t: Tensor, width: int = 64) -> Tensor:
-    """Transformer position code of t (B,) -> (B, width)."""
-    half = width // 2
+def _sinusoids(t: Tensor) -> Tensor:
+    """Transformer position code of t (B,) -> (B, 64)."""
+    half = 32
     frequency = torch.exp(torch.arange(half, device=t.device) * (-math.log(10_000) / half))
     angle = t.float()[:, None] * frequency
     return torch.cat([angle.sin(), angle.cos()], dim=1)

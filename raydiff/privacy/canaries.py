@@ -46,13 +46,9 @@ class CanaryAudit:
     fnr: float
     """Share of the canaries that it took for antipodes."""
     mu_low: float
-    """Lower confidence bound on mu of Gaussian DP; at least 0."""
+    """Lower confidence bound (one-sided) on mu of Gaussian DP; at least 0."""
     mu_most: float
     """The largest bound that so many canaries could show: every guess right."""
-    counted: tuple[int, int]
-    """Canaries and antipodes behind the two rates."""
-    confidence: float
-    """One-sided, of `mu_low`."""
 
     def flags(self, mu: float) -> bool:
         """Whether a mechanism of this mu is ruled out."""
@@ -112,8 +108,6 @@ def bound(canaries: Tensor, antipodes: Tensor, *, confidence: float = 0.95) -> C
         fnr=missed / sizes[0],
         mu_low=max(0.0, float(_of_counts(missed, taken, sizes, confidence))),
         mu_most=max(0.0, float(_of_counts(0, 0, sizes, confidence))),
-        counted=sizes,
-        confidence=confidence,
     )
 
 

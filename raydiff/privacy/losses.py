@@ -46,15 +46,6 @@ class Roc:
         return float(low + (high - low) * (fpr - x) / (beyond - x))
 
 
-def roc(events: Sequence[Event]) -> Roc | None:
-    """The curve of Gaussians of which some are sampled; None where every attack is allowed.
-
-    Raises ValueError for events that do not compose.
-    """
-    kinds = accountants.kinds_of(events)
-    return None if kinds is None else _roc(*kinds)
-
-
 def auc_ceiling(events: Sequence[Event]) -> float:
     """The largest ROC AUC of any attack on what these events sent: in closed form where none is sampled.
 
@@ -82,7 +73,7 @@ def tpr_ceiling(events: Sequence[Event], fpr: float) -> float:
 
 def least_fpr(events: Sequence[Event]) -> Callable[[float], float]:
     """true positive rate -> the smallest false positive rate of any test of it, whichever of the two neighbours is to
-    be found: the inverse of the trade-off curve, from below. Raises as `roc` does."""
+    be found: the inverse of the trade-off curve, from below. Raises ValueError for events that do not compose."""
     try:
         mu = accountants.gaussian_dp_mu(events)
     except accountants.Unsupported:

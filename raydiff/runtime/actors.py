@@ -388,7 +388,7 @@ def _streaming(method: Any) -> Any:
     return method.options(num_returns="streaming", _generator_backpressure_num_objects=IN_FLIGHT)
 
 
-def _messages(results: Iterable[tuple[Upload, Metrics]], *, seconds: float = MESSAGE_S) -> Iterator[list[Any]]:
+def _messages(results: Iterable[tuple[Upload, Metrics]], *, seconds: float) -> Iterator[list[Any]]:
     """The results as they travel, in lists of MESSAGE_BYTES or `seconds`."""
     message: list[Any] = []
     size, started = 0, time.monotonic()

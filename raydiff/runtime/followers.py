@@ -38,10 +38,10 @@ class Followers:
         if self.beside:
             self.beside.start()
 
-    def close(self) -> None:
-        """Catch up with the trials' files, and say what went wrong."""
+    def close(self, timeout_s: float = 120.0) -> None:
+        """Catch up with the trials' files, and say what went wrong. `timeout_s` as in `Mlflow.close`."""
         if self.mlflow:
-            self.mlflow.close()
+            self.mlflow.close(timeout_s)
         if self.beside and (wrong := self.beside.close()):
             print(wrong)
 

@@ -34,6 +34,9 @@ from raydiff.runtime.left import EVERY_S, duration
 from raydiff.runtime.plan import Planned
 from raydiff.runtime.slots import cap_memory
 
+HURRY_S = 10.0
+"""How long an interrupted report waits for MLflow to be told of a trial's end."""
+
 
 @dataclass(frozen=True)
 class Ended:
@@ -123,6 +126,7 @@ def start(
             _tell(folder, followers, "KILLED" if interrupted else "FINISHED", report=report)
         except KeyboardInterrupt:
             print(f"interrupted while reporting; to make the report: raydiff report {folder}", flush=True)
+            followers.close(HURRY_S)
             followers.end("KILLED", "")
             interrupted = True
         return Ended(folder, interrupted, failed)

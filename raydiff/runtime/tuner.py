@@ -162,8 +162,6 @@ def sized(plan: Planned, nodes: Sequence[Mapping[str, float]], *, share: float |
 def check(plan: Planned, nodes: Sequence[Mapping[str, float]]) -> Slot:
     """The sweep's slot. Raises ValueError when it cannot run here: too large, where nothing adds nodes, or storage that
     not all nodes share."""
-    if plan.base.runtime.server_workers > 1:
-        raise ValueError("runtime.server_workers must be 1 in a sweep: several train the server of raydiff run alone")
     shape = slot_of(plan, nodes)
     try:
         fitting(shape, nodes)

@@ -103,14 +103,6 @@ def neighbours(table: Ints, record: int, kernel: Kernel, weights: Ints | None = 
     return [with_it / with_it.sum(), without / without.sum()]
 
 
-def generated(counts: Floats, kernel: Kernel, step: int = 0) -> Floats:
-    """Distribution of the rows that a model trained perfectly on `counts`, (k, .., k), generates, at the given step."""
-    chain = np.full(counts.size, 1 / counts.size)
-    for t in range(kernel.steps, step, -1):
-        chain = chain @ joint(column_chances(counts / counts.sum(), kernel, t))
-    return chain.reshape(counts.shape)
-
-
 def states(columns: int, categories: int) -> Ints:
     """All rows, (k^n, n), the last column's value changing first."""
     return np.stack(np.unravel_index(np.arange(categories**columns), (categories,) * columns), axis=1)

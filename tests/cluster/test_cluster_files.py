@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import configparser
+import os
 import re
 import subprocess
 import tomllib
+import urllib.request
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -184,7 +187,7 @@ def check_pod(pod: dict[str, Any]) -> None:
     """What the API server and KubeRay insist on."""
     spec = pod["spec"]
     volumes = {v["name"] for v in spec.get("volumes", [])}
-    assert spec["containers"]
+    assert spec["containers"] and spec["securityContext"]["runAsNonRoot"]
     for container in spec["containers"]:
         assert container["name"] and container["image"]
         assert {m["name"] for m in container.get("volumeMounts", [])} <= volumes
@@ -236,6 +239,39 @@ def test_the_sweep_as_a_job() -> None:
     assert shared["MLFLOW_TRACKING_URI"] == "http://mlflow:5000"
 
 
+def strict(schema: Any) -> Any:
+    """The same, which takes no field that it does not name."""
+    if isinstance(schema, list):
+        return [strict(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    schema = {k: strict(v) for k, v in schema.items()}
+    if schema.get("x-kubernetes-int-or-string"):
+        return {"type": ["integer", "string"]}
+    if "properties" in schema and not schema.get("x-kubernetes-preserve-unknown-fields"):
+        schema.setdefault("additionalProperties", False)
+    return schema
+
+
+@pytest.mark.network
+@pytest.mark.parametrize("name", ["ray-cluster.dev.yaml", "ray-job.sweep.yaml"])
+def test_kuberay_s_own_schema_takes_it_and_sees_a_typo(name: str) -> None:
+    """That of the oldest version that the manifests name; RAYDIFF_CRDS names another folder of them, as a URL."""
+    import jsonschema
+
+    kuberay = "https://raw.githubusercontent.com/ray-project/kuberay/v1.5.1/helm-chart/kuberay-operator/crds"
+    (manifest,) = documents(name)
+    kind = f"ray.io_{manifest['kind'].lower()}s.yaml"
+    with urllib.request.urlopen(f"{os.environ.get('RAYDIFF_CRDS', kuberay)}/{kind}") as crd:
+        versions = {v["name"]: v["schema"]["openAPIV3Schema"] for v in yaml.safe_load(crd)["spec"]["versions"]}
+    spec = strict(versions[manifest["apiVersion"].removeprefix("ray.io/")]["properties"]["spec"])
+    jsonschema.validate(manifest["spec"], spec)
+    ray = manifest["spec"].get("rayClusterSpec", manifest["spec"])
+    ray["headGroupSpec"]["template"]["spec"]["containers"][0]["enviroment"] = []
+    with pytest.raises(jsonschema.ValidationError, match="'enviroment' was unexpected"):
+        jsonschema.validate(manifest["spec"], spec)
+
+
 def test_the_jobs_entrypoint_is_a_command_that_the_sweep_takes() -> None:
     from raydiff.cli import arguments as command
     from raydiff.cli import sweep
@@ -253,21 +289,52 @@ def test_the_jobs_entrypoint_is_a_command_that_the_sweep_takes() -> None:
 
 def test_the_mlflow_server() -> None:
     by_kind = {(d["kind"], d["metadata"]["name"]): d for d in documents("mlflow.yaml")}
-    assert set(by_kind) == {
-        (k, n)
-        for n, ks in {"mlflow": ["Service", "Deployment"], "mlflow-db": ["Service", "StatefulSet"]}.items()
-        for k in ks
+    of = {
+        "mlflow": ["Service", "NetworkPolicy", "Deployment"],
+        "mlflow-db": ["Service", "NetworkPolicy", "StatefulSet"],
     }
+    assert set(by_kind) == {(k, n) for n, ks in of.items() for k in ks} | {("ConfigMap", "mlflow-auth")}
     for (kind, _), d in by_kind.items():
         if kind == "Service":
-            assert d["spec"].get("type", "ClusterIP") == "ClusterIP"  # it has no login
-        else:
+            assert d["spec"].get("type", "ClusterIP") == "ClusterIP"  # what travels is not encrypted
+        elif "selector" in d.get("spec", {}):
             assert d["spec"]["selector"]["matchLabels"] == d["spec"]["template"]["metadata"]["labels"]
     (server,) = by_kind["Deployment", "mlflow"]["spec"]["template"]["spec"]["containers"]
-    assert dict(zip(*[iter(server["args"])] * 2, strict=True))["--allowed-hosts"].split(",")[:2] == [
-        "mlflow",
-        "mlflow:5000",
-    ]
+    given = dict(zip(*[iter([*server["command"][2:], *server["args"]])] * 2, strict=True))
+    assert given["--allowed-hosts"].split(",")[:2] == ["mlflow", "mlflow:5000"]
+    assert given["--app-name"] == "basic-auth"
+
+
+def test_who_reaches_the_mlflow_server_and_its_database() -> None:
+    """Heads of Ray clusters and the server, each on one port; the policies select the pods that there are."""
+    found = documents("mlflow.yaml")
+    policies = {d["metadata"]["name"]: d["spec"] for d in found if d["kind"] == "NetworkPolicy"}
+    pods = {d["metadata"]["name"]: d["spec"]["template"] for d in found if "template" in d.get("spec", {})}
+    for name, who, port in (("mlflow", {"ray.io/node-type": "head"}, 5000), ("mlflow-db", {"app": "mlflow"}, 5432)):
+        assert policies[name]["podSelector"]["matchLabels"] == pods[name]["metadata"]["labels"]
+        (rule,) = policies[name]["ingress"]
+        assert policies[name]["policyTypes"] == ["Ingress"] and rule["ports"] == [{"port": port}]
+        assert rule["from"] == [{"podSelector": {"matchLabels": who}}]
+
+
+def test_the_login_is_where_the_server_reads_it_and_drivers_have_it() -> None:
+    by_kind = {d["kind"]: d for d in documents("mlflow.yaml")}
+    (server,) = by_kind["Deployment"]["spec"]["template"]["spec"]["containers"]
+    ((name, text),) = by_kind["ConfigMap"]["data"].items()
+    (mount,) = server["volumeMounts"]
+    assert {e["name"]: e["value"] for e in server["env"]}["MLFLOW_AUTH_CONFIG_PATH"] == f"{mount['mountPath']}/{name}"
+    login = configparser.ConfigParser()
+    login.read_string(text)
+    assert login["mlflow"]["default_permission"] == "NO_PERMISSIONS" and "admin_password" not in login["mlflow"]
+    for manifest in ("ray-cluster.dev.yaml", "ray-job.sweep.yaml"):
+        (head,) = [v for k, v in walk(documents(manifest)[0]) if k == "headGroupSpec"]
+        given = {e["name"]: e for e in head["template"]["spec"]["containers"][0]["env"]}
+        assert given["MLFLOW_TRACKING_USERNAME"]["value"] == login["mlflow"]["admin_username"]
+        secret = given["MLFLOW_TRACKING_PASSWORD"]["valueFrom"]["secretKeyRef"]
+        assert secret == {"name": "raydiff-mlflow", "key": "MLFLOW_AUTH_ADMIN_PASSWORD", "optional": True}
+
+
+def test_the_volumes_that_are_claimed_are_made() -> None:
     claim = {d["metadata"]["name"] for d in documents("storage.yaml")}
     used = {v["claimName"] for n in MANIFESTS for d in documents(n) for k, v in walk(d) if k == "persistentVolumeClaim"}
     assert used == claim

@@ -161,6 +161,20 @@ def test_of_what_is_not_noised_the_last_counts(machine):
     assert len(second._records(3)) == 2
 
 
+def test_a_round_of_many_clients_puts_as_few_objects_as_one_of_few(noised, machine, monkeypatch):
+    """States, uploads and messages are packed: else a round of a thousand clients would cost thousands of requests."""
+    names: list[str] = []
+    for how in ("put", "first"):
+        put = getattr(Bucket, how)
+        monkeypatch.setattr(Bucket, how, lambda self, name, data, put=put: names.append(name) or put(self, name, data))
+    counts = []
+    for clients in (3, 12):
+        names.clear()
+        through(begun(replace(noised, clients=clients, participants=clients - 1), machine()))
+        counts.append(len(names))
+    assert counts[0] == counts[1]
+
+
 def test_who_reads_the_bucket_reads_no_client_and_no_secret(noised, machine, tmp_path):
     this = through(begun(noised, machine()))
     data = {path.name: path.read_bytes() for path in objects(tmp_path)}

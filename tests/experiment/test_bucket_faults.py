@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from buckets import begun, through, told
-from object_store import CREDENTIALS, Proxy, s3_server
+from object_store import CREDENTIALS, LATE_S, Proxy, s3_server
 
 from raydiff.experiment import away, readable
 from raydiff.federated import bucket as module
@@ -62,6 +62,17 @@ def test_who_put_first_has_it_though_the_answer_was_lost(proxy: Proxy) -> None:
     proxy.fault = loses_one
     assert there.first("mine", b"one") and lost
     assert not there.first("mine", b"two")
+
+
+def test_an_answer_that_comes_too_late_is_asked_for_again(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ANSWER_S", LATE_S / 4)
+    late = iter(["slow", "", "slow", "slow", "", "slow"])
+    proxy.fault = lambda *_: next(late, "")
+    there = Bucket(proxy.uri)
+    there.put("x", b"1")
+    assert there.get("x") == b"1"
+    assert there.first("y", b"2") and not there.first("y", b"3")  # Its own answer came late: it was there first.
+    assert next(late, None) is None
 
 
 def test_a_large_object_that_was_put_in_part_is_not_there(proxy: Proxy) -> None:

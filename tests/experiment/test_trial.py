@@ -242,6 +242,29 @@ def test_a_killed_trial_ends_with_the_same_numbers(
     assert [line["step"] for line in files.read_lines(second.folder / "metrics.jsonl")] == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize("damage", ["cut", "gone"])
+def test_a_state_that_no_round_looks_at_any_more_is_checked_before_the_trial_ends(
+    noised: Experiment, tmp_path: Path, damage: str
+) -> None:
+    """The process died between the last commit and the outcome."""
+    first = open_trial(noised, tmp_path)
+    running = trial.run(first, trial.local_pool(first))
+    list(itertools.islice(running, noised.method.rounds))
+    running.close()  # type: ignore[attr-defined]
+    states = first.folder / "clients"
+    state = max(states.iterdir())
+    whole = state.read_bytes()
+    state.write_bytes(whole[:-9])
+    if damage == "gone":
+        state.unlink()
+    again = open_trial(noised, tmp_path)
+    with pytest.raises(ValueError, match=f"^{state} is (damaged|gone)"):
+        execute(again)
+    assert again.outcome() is None
+    state.write_bytes(whole)
+    assert execute(again)[-1]["finished"]
+
+
 def test_a_round_committed_but_not_logged_is_logged_by_the_next_process(protocol: Experiment, tmp_path: Path) -> None:
     first = open_trial(protocol, tmp_path)
     running = trial.run(first, trial.local_pool(first))

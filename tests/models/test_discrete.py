@@ -72,22 +72,14 @@ def test_noised_rows_have_the_closed_forms_marginal(schedule: Any) -> None:
 def test_the_last_step_is_uniform_and_step_0_is_clean() -> None:
     params = SMALL.init(generator(1))
     predict, labels = SMALL.denoiser(params), torch.zeros(9000, 1, dtype=torch.long)
-    noise = SMALL.sample(predict, labels, generator(2), release=4)
+    noise = replace(SMALL, release=4).sample(predict, labels, generator(2))
     for column in noise.T:
         assert (column.bincount(minlength=3) / 9000 - 1 / 3).abs().max() < 0.02
     clean = SMALL.sample(predict, labels, generator(2))
     assert clean.shape == (9000, 2)
     assert clean[:, 1].max() == 1  # the second column has no third category
-    assert (SMALL.sample(predict, labels, generator(2), release=1)[:, 1] == 2).any()
+    assert (replace(SMALL, release=1).sample(predict, labels, generator(2))[:, 1] == 2).any()
     assert torch.equal(codes_of(SMALL.sampler(params)(labels, generator(2))), clean)
-
-
-def test_the_field_release_is_the_default() -> None:
-    params = SMALL.init(generator(1))
-    predict, labels = SMALL.denoiser(params), torch.zeros(50, 1, dtype=torch.long)
-    early = replace(SMALL, release=2).sample(predict, labels, generator(2))
-    assert torch.equal(early, SMALL.sample(predict, labels, generator(2), release=2))
-    assert not torch.equal(early, SMALL.sample(predict, labels, generator(2)))
 
 
 def perfect(data: Tensor, model: DiscreteDiffusion, weights: Tensor) -> Any:
@@ -110,7 +102,7 @@ def test_a_perfect_denoiser_of_one_column_gives_the_data_back(schedule: Any) -> 
     rows = model.sample(predict, labels, generator(0))
     found = rows[:, 0].bincount(minlength=4) / len(rows)
     assert (found - torch.tensor([0.5, 0.3, 0, 0.2])).abs().max() < 0.015
-    early = model.sample(predict, labels, generator(0), release=2)[:, 0].bincount(minlength=4) / len(rows)
+    early = replace(model, release=2).sample(predict, labels, generator(0))[:, 0].bincount(minlength=4) / len(rows)
     expected = torch.tensor([0.5, 0.3, 0, 0.2], dtype=torch.float64) @ kernel(float(model.abar[2]), 4)
     assert (early - expected).abs().max() < 0.015
 
@@ -217,4 +209,4 @@ def test_pictures_and_steps_that_there_are_not_are_refused() -> None:
     with pytest.raises(ValueError, match="discrete diffusion is for tables"):
         SMALL.for_data((1, 8, 8), (10,))
     with pytest.raises(ValueError, match=r"release must be in 0\.\.4"):
-        SMALL.sample(SMALL.denoiser(SMALL.init(generator(0))), torch.zeros(1, 1).long(), generator(0), release=5)
+        replace(SMALL, release=5)

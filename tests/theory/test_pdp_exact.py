@@ -15,8 +15,8 @@ from reference.pdp_tables import CLEAR, CONDITIONS, NOISY, kernel, skewed, weigh
 from raydiff.models.d3pm_kernel import Linear, Schedule, Sigmoid
 from raydiff.privacy.pdp.bound import CAVEATS, ReleasedRows, audit, bounds, caveats
 from raydiff.privacy.pdp.histograms import Distinct, histograms
-from raydiff.privacy.pdp.kernel import Ints
-from raydiff.theory.pdp_exact import Exact, column_chances, exact, generated, hockey_stick, noise
+from raydiff.privacy.pdp.kernel import Floats, Ints, Kernel
+from raydiff.theory.pdp_exact import Exact, column_chances, exact, hockey_stick, joint, noise
 
 NOISE = 1e-11  # of differences of sums of floats near 1
 
@@ -193,6 +193,14 @@ def test_agrees_with_bayes_rule_over_all_states(columns: int, categories: int, s
     assert found.delta == pytest.approx(max(hockey_stick(p, q, 0.05), hockey_stick(q, p, 0.05)), rel=1e-9)
     output = sum((a - b) * math.log(a / b) for a, b in zip(p, q, strict=True) if a != b)
     assert found.output == pytest.approx(output * release.price, rel=1e-9)
+
+
+def generated(counts: Floats, kernel: Kernel, step: int = 0) -> Floats:
+    """Distribution of the rows that a model trained perfectly on `counts`, (k, .., k), generates, at the given step."""
+    chain = np.full(counts.size, 1 / counts.size)
+    for t in range(kernel.steps, step, -1):
+        chain = chain @ joint(column_chances(counts / counts.sum(), kernel, t))
+    return chain.reshape(counts.shape)
 
 
 def test_one_column_is_learned_exactly() -> None:

@@ -78,7 +78,7 @@ def test_a_denoisers_chain_is_what_it_samples(step: int) -> None:
     params, count = noisy(1), 40_000
     noise = Kernel(alpha=MODEL.schedule.alpha(4).tolist(), categories=3)
     expected = chain(predictions(MODEL.denoiser(params), 2, 3), noise, 2, step)
-    rows = MODEL.sample(MODEL.denoiser(params), torch.zeros(count, 0), generator(2), release=step)
+    rows = replace(MODEL, release=step).sample(MODEL.denoiser(params), torch.zeros(count, 0), generator(2))
     seen = np.bincount(np.ravel_multi_index(tuple(rows.numpy().T), (3, 3)), minlength=9)
     assert chisquare(seen, expected * count).pvalue > 0.01
     assert chisquare(seen, np.roll(expected, 1) * count).pvalue < 1e-6

@@ -156,14 +156,13 @@ def groups_of(
     name: str,
     bins: int,
     groups: Dictionary[str, Sequence[str]] | None,
-    merge: bool,
     public: bool = False,
 ) -> Column:
     """A column of texts: in these groups, or one category for each value, the rarest merged; at most `bins`.
 
     `public`: these are the public values alone, and what others hold goes to OTHER, which there always is. Raises
-    ValueError where there are more values and they may not be merged, or where most occur once: then it is an
-    identifier, of which merging would leave nothing.
+    ValueError where there are more values and most occur once: then it is an identifier, of which merging would leave
+    nothing.
     """
     missing = [MISSING] if values.isna().any() else []
     if groups is not None:
@@ -176,8 +175,6 @@ def groups_of(
     if len(order) > room:
         says = f"column {name!r} has {len(order)} values{' and missing ones' if missing else ''}"
         beside = f" and {OTHER}" if public else ""
-        if not merge:
-            raise ValueError(f"{says}{beside}, more than the {bins} categories that bins allow: merge the rare ones")
         if 2 * len(order) > len(texts):
             raise ValueError(
                 f"{says} in {len(values)} {'public ' if public else ''}rows{beside}, more than the {bins} categories "

@@ -15,21 +15,17 @@ Shapes: s rows, n columns, k categories at most.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import itertools
-import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from raydiff import tree
 from raydiff.data import sizes
 from raydiff.data.tables.encode import MISSING, Column, Mapping, bins_of, groups_of, texts_of
 from raydiff.data.tables.presets import PRESETS, Preset
@@ -39,8 +35,6 @@ from raydiff.seeding import generator
 if TYPE_CHECKING:
     import pandas as pd
 
-Missing = Literal["category", "drop"]
-Rare = Literal["merge", "refuse"]
 Ints = NDArray[np.int64]
 SUFFIXES = (".csv", ".parquet")
 MARKS = ["", "?", "NA", "N/A", "NaN", "nan", "null", "NULL", MISSING]
@@ -52,9 +46,7 @@ class Table:
     """Which table, and how its columns become categories."""
 
     source: str = "adult"
-    """A CSV or parquet file; or adult, german or loan, found below the root (`tablesets`)."""
-    root: str | None = None
-    """Folder of data sets; None: the environment variable RAYDIFF_DATA."""
+    """A CSV or parquet file; or adult, german or loan, found in the folder of data sets, RAYDIFF_DATA."""
     preset: str | None = None
     """adult, german or loan: read the file in `source` as that one is read. Fields that are given here win."""
     label: str | None = None
@@ -65,13 +57,6 @@ class Table:
     """Columns that are left out of these."""
     bins: int | None = None
     """k: the most categories of a column, missing values' included; None: the preset's, or 5."""
-    cuts: tuple[str, ...] = ()
-    """Given edges of columns of numbers, such as age=25,35,45; other columns are cut at quantiles."""
-    rare: Rare = "merge"
-    """More values than `bins` allow: merge the rarest into one category, or refuse the table."""
-    missing: Missing | None = None
-    """category: missing values are one; drop: leave out rows with one, in the columns or the label. None: a preset
-    drops, else category; rows without a label are always left out."""
 
     def __post_init__(self) -> None:
         if not self.source:
@@ -80,15 +65,10 @@ class Table:
             check_one_of("preset", self.preset, PRESETS)
         if self.bins is not None and self.bins < 2:
             raise ValueError(f"bins must be at least 2, got {self.bins}")
-        check_one_of("rare", self.rare, get_args(Rare))
-        if self.missing is not None:
-            check_one_of("missing", self.missing, get_args(Missing))
         if len(set(self.columns)) < len(self.columns):
             raise ValueError(f"columns must name each column once, got {' '.join(self.columns)}")
         if self.label is not None and self.label in self.columns:
             raise ValueError(f"label {self.label!r} is also among the columns: it is a condition, apart from them")
-        for cut in self.cuts:
-            edges_in(cut)
 
     @property
     def known(self) -> Preset | None:
@@ -98,7 +78,7 @@ class Table:
     @property
     def given_edges(self) -> dict[str, Sequence[float]]:
         """{column: edges} of those that are not cut at quantiles."""
-        return {**(self.known.cuts if self.known else {}), **dict(map(edges_in, self.cuts))}
+        return dict(self.known.cuts) if self.known else {}
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,27 +108,9 @@ class Encoded:
         return tuple(column.name for column in self.mapping.columns)
 
     @property
-    def categories(self) -> tuple[tuple[str, ...], ...]:
-        """For each column the names of its codes."""
-        return tuple(column.categories for column in self.mapping.columns)
-
-    @property
-    def counts(self) -> tuple[int, ...]:
-        """Number of categories of each column."""
-        return tuple(map(len, self.categories))
-
-    @property
     def k(self) -> int:
-        """The largest of them."""
-        return max(self.counts)
-
-    @property
-    def digest(self) -> str:
-        """Hex SHA-256 over codes, labels, row numbers and mapping."""
-        leaves = {"codes": self.codes, "rows": self.rows}
-        if self.labels is not None:
-            leaves["labels"] = self.labels
-        return hashlib.sha256((tree.digest(leaves) + self.mapping.to_json()).encode()).hexdigest()
+        """The largest number of categories of a column."""
+        return max(len(column.categories) for column in self.mapping.columns)
 
 
 def read(config: Table, *, public: int | None = None, seed: int = 0) -> Encoded:
@@ -158,7 +120,7 @@ def read(config: Table, *, public: int | None = None, seed: int = 0) -> Encoded:
     Raises ValueError, in one sentence, on a file that cannot be read, a column or label that it has not, fewer than two
     rows, a column with one value or more than `bins` allow, numbers that are not finite, and too few public rows.
     """
-    path = locate(config.source, config.root)
+    path = locate(config.source)
     frame = _frame(path)
     columns, label = _chosen(config, frame, path)
     order = torch.randperm(len(frame), generator=generator(seed, "splits", "public rows")).numpy()
@@ -200,7 +162,7 @@ def is_file(name: str) -> bool:
     return name.lower().endswith(SUFFIXES) and not Path(name).expanduser().is_dir()
 
 
-def locate(source: str, root: str | None, *, part: int = 0) -> Path:
+def locate(source: str, root: str | None = None, *, part: int = 0) -> Path:
     """The file that `source` means: of a preset its training rows (part 0) or test rows (1). Raises ValueError where
     there is none."""
     if source not in PRESETS:
@@ -216,19 +178,6 @@ def locate(source: str, root: str | None, *, part: int = 0) -> Path:
     if not path.is_file():
         raise ValueError(f"there is no file {path}")
     return path
-
-
-def edges_in(cut: str) -> tuple[str, tuple[float, ...]]:
-    """(column, edges) of a text such as age=25,35,45. Raises ValueError unless edges are finite and ascend."""
-    column, _, text = cut.rpartition("=")
-    try:
-        edges = tuple(float(e) for e in text.split(","))
-    except ValueError:
-        edges = ()
-    ascending = all(a < b for a, b in itertools.pairwise(edges))
-    if not column or not edges or not ascending or not all(map(math.isfinite, edges)):
-        raise ValueError(f"cuts must be like age=25,35,45 with edges that ascend, got {cut!r}")
-    return column, edges
 
 
 def _frame(path: Path) -> pd.DataFrame:
@@ -272,16 +221,13 @@ def _chosen(config: Table, frame: pd.DataFrame, path: Path) -> tuple[tuple[str, 
     preset = config.known
     label = config.label or (preset.label if preset else None)
     columns = config.columns or (preset.columns if preset else tuple(c for c in frame.columns if c != label))
-    wanted = (*columns, *([label] if label else []), *(edges_in(cut)[0] for cut in config.cuts))
+    wanted = (*columns, *([label] if label else []))
     _check_there(wanted, frame, path)
     columns = _without(columns, config.exclude, path)
     if not columns:
         raise ValueError(f"{path} has no column but the label {label!r}")
     if label in columns:
         raise ValueError(f"label {label!r} is also among the columns: it is a condition, apart from them")
-    for cut in config.cuts:
-        if edges_in(cut)[0] not in columns:
-            raise ValueError(f"cuts name {edges_in(cut)[0]!r}, which is not among the columns")
     return columns, label
 
 
@@ -306,8 +252,9 @@ def _check_there(names: Sequence[str], frame: pd.DataFrame, path: Path) -> None:
 def _complete(
     config: Table, frame: pd.DataFrame, columns: Sequence[str], label: str | None, path: Path
 ) -> tuple[pd.DataFrame, list[str]]:
-    """The wanted columns of the rows that are kept, and notes on those left out."""
-    drop = (config.missing or ("drop" if config.known else "category")) == "drop"
+    """The wanted columns of the rows that are kept, and notes on those left out: rows without a label, and of a preset
+    those with any missing value."""
+    drop = config.known is not None
     labels = [] if label is None else [label]
     wanted = frame[[*columns, *labels]]
     kept = wanted.dropna(subset=[*(columns if drop else ()), *labels])
@@ -319,9 +266,9 @@ def _complete(
 
 
 def _found(config: Table, columns: Sequence[str], label: str | None) -> tuple[str, ...]:
-    """The columns, the label last, that neither the preset nor `cuts` give."""
+    """The columns, the label last, that the preset does not give."""
     preset = config.known
-    given = {edges_in(cut)[0] for cut in config.cuts} | ({*preset.cuts, *preset.groups} if preset else set())
+    given = {*preset.cuts, *preset.groups} if preset else set()
     labels = () if label is None or (preset and label == preset.label) else (label,)
     return (*(name for name in columns if name not in given), *labels)
 
@@ -375,8 +322,7 @@ def _fitted(config: Table, frame: pd.DataFrame, columns: Sequence[str], label: s
         else:
             if _numeric(values):
                 bins_of(values, name=name, bins=bins, edges=None)  # This checks that numbers are finite.
-            merge = config.rare == "merge"
-            column = groups_of(values, name=name, bins=bins, groups=groups.get(name), merge=merge, public=ours)
+            column = groups_of(values, name=name, bins=bins, groups=groups.get(name), public=ours)
         if len(column.categories) > bins:
             raise ValueError(
                 f"column {name!r} has {len(column.categories)} categories, more than the {bins} that bins allow"
@@ -396,8 +342,8 @@ def _label(values: pd.Series, name: str, preset: Preset | None, *, public: bool)
         raise ValueError(f"label {name!r} must have at most {MOST_CLASSES} classes, finite ones, got {classes}")
     if preset is not None and name == preset.label:
         given = {value: (value,) for value in preset.classes}
-        return groups_of(values, name=name, bins=MOST_CLASSES, groups=given, merge=False)
-    return groups_of(values, name=name, bins=MOST_CLASSES + public, groups=None, merge=False, public=public)
+        return groups_of(values, name=name, bins=MOST_CLASSES, groups=given)
+    return groups_of(values, name=name, bins=MOST_CLASSES + public, groups=None, public=public)
 
 
 def _numeric(values: pd.Series) -> bool:

@@ -39,25 +39,23 @@ PER_COEFFICIENT = 10
 """Records to fit to for each coefficient, at least."""
 
 
-def scores(statistics: Tensor, images: Tensor, known: Tensor, *, level: float = LEVEL) -> Tensor:
+def scores(statistics: Tensor, images: Tensor, known: Tensor) -> Tensor:
     """Of the target's statistics (N, S) of pictures (N, C, H, W): statistic - q(picture), (N, S + 1), low for members.
 
     `known` (N,) bool: the n records that nobody trained on. The last column is the mean of the others. Raises
-    ValueError on shapes that do not go together, fewer than 2 records to fit to, and a level outside (0, 1)."""
+    ValueError on shapes that do not go together, and fewer than 2 records to fit to."""
     if statistics.dim() != 2 or len(images) != len(statistics) or known.shape != statistics.shape[:1]:
         shapes = f"{tuple(statistics.shape)}, {tuple(images.shape)} and {tuple(known.shape)}"
         raise ValueError(f"statistics, images and known must be (N, S), (N, C, H, W) and (N,), got {shapes}")
     if int(known.sum()) < 2:
         raise ValueError(f"known must name at least 2 records to fit to, got {int(known.sum())}")
-    if not 0 < level < 1:
-        raise ValueError(f"level must be between 0 and 1, got {level}")
     flat = images.double().flatten(1)
     rows = known.nonzero()[:, 0]
-    predicted = quantiles(flat[rows], statistics[rows], flat, level=level)
+    predicted = quantiles(flat[rows], statistics[rows], flat, level=LEVEL)
     fold = torch.arange(len(rows)) % FOLDS
     for k in range(min(FOLDS, len(rows))):
         held, others = rows[fold == k], rows[fold != k]
-        predicted[held] = quantiles(flat[others], statistics[others], flat[held], level=level)
+        predicted[held] = quantiles(flat[others], statistics[others], flat[held], level=LEVEL)
     return with_mean(statistics - predicted)
 
 

@@ -28,8 +28,6 @@ Shapes: N records, M shadows, S timesteps.
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -47,13 +45,12 @@ def scores(
     population: Tensor,
     *,
     online: bool = False,
-    gamma: float = 1.0,
 ) -> Tensor:
     """Of the target's statistics (N, S) against the shadows' (M, N, S): (N, S + 1) in [0, 1], low for members.
 
     `inside` (M, N) says which records each shadow was trained on, `population` (N,) bool which records are known to be
-    no members of the target. The last column is the mean of the others. Raises ValueError as `lira.scores` does, on a
-    population of another shape or of fewer than 2 records, and on a gamma of 0 or less.
+    no members of the target. The last column is the mean of the others. Raises ValueError as `lira.scores` does, and
+    on a population of another shape or of fewer than 2 records.
     """
     lira.check_together(target, shadows, inside)
     if population.shape != target.shape[:1] or int(population.sum()) < 2:
@@ -61,14 +58,12 @@ def scores(
             f"population must name at least 2 of the {len(target)} records, "
             f"got {int(population.sum())} in shape {tuple(population.shape)}"
         )
-    if not gamma > 0:
-        raise ValueError(f"gamma must be above 0, got {gamma}")
     likelihood = (-shadows.exp()).exp()
     without = lira.mean_of(likelihood, ~inside)
     a = interpolation(shadows, inside)
     within = lira.mean_of(likelihood, inside) if online else a * without + 1 - a
     ratio = _log_ratio(target, without, within)
-    return lira.with_mean(torch.stack([_beaten_by(r, population, gamma) for r in ratio.T.contiguous()], dim=1))
+    return lira.with_mean(torch.stack([_beaten_by(r, population) for r in ratio.T.contiguous()], dim=1))
 
 
 def interpolation(shadows: Tensor, inside: Tensor) -> Tensor:
@@ -86,10 +81,8 @@ def _log_ratio(statistics: Tensor, without: Tensor, within: Tensor) -> Tensor:
     return -statistics.exp() - ((without + within) / 2).clamp_min(lira.TINY).log()
 
 
-def _beaten_by(ratio: Tensor, population: Tensor, gamma: float) -> Tensor:
-    """For each log ratio (N,) the share of the population, but for the record itself, that it is not gamma times."""
+def _beaten_by(ratio: Tensor, population: Tensor) -> Tensor:
+    """For each log ratio (N,) the share of the population, but for the record itself, that it is smaller than."""
     ranked = ratio[population].sort().values
-    beaten = torch.searchsorted(ranked, ratio - math.log(gamma), right=True)
-    if gamma <= 1:
-        beaten = beaten - population.long()  # itself, whose ratio is 1
+    beaten = torch.searchsorted(ranked, ratio, right=True) - population.long()  # itself, whose ratio is 1
     return 1 - beaten.double() / (len(ranked) - population.long())

@@ -41,7 +41,7 @@ def weights(path: str | None) -> Path:
         return found
     if not (USUAL / FILE).is_file():
         try:
-            _download(USUAL)
+            _download()
         except OSError as e:
             reason = getattr(e, "reason", None) or e
             raise ValueError(
@@ -102,14 +102,14 @@ def _opened(path: Path) -> torch.nn.Module:
     return network
 
 
-def _download(to: Path) -> None:
+def _download() -> None:
     """Whole or not at all, unlike clean-fid's own. Raises OSError."""
     from cleanfid.downloads_helper import check_download_inception
 
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(PATIENCE_S)
     try:
-        with tempfile.TemporaryDirectory(dir=to) as folder:
-            os.replace(check_download_inception(folder), to / FILE)
+        with tempfile.TemporaryDirectory(dir=USUAL) as folder:
+            os.replace(check_download_inception(folder), USUAL / FILE)
     finally:
         socket.setdefaulttimeout(before)

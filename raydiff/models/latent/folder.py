@@ -60,7 +60,7 @@ def read_json(path: Path) -> dict[str, Any]:
 def configs(folder: Path) -> dict[str, dict[str, Any]]:
     """{part: its config} of vae, unet and scheduler, and of text_encoder where the model has one."""
     index = read_json(folder / INDEX)
-    parts = [*MODULES, "scheduler", *(["text_encoder"] if _has(index, "text_encoder") else [])]
+    parts = [*MODULES, "scheduler", *(["text_encoder"] if _has_text_encoder(index) else [])]
     if "text_encoder" in parts and not (folder / "tokenizer").is_dir():
         raise ValueError(f"the latent diffusion model in {folder} lacks its tokenizer: half of it is missing")
     out = {}
@@ -135,9 +135,9 @@ def digest(configs: dict[str, dict[str, Any]], weights: Params) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _has(index: dict[str, Any], part: str) -> bool:
-    """Whether an index names a part; one that was left out is [null, null]."""
-    return bool(index.get(part)) and index[part][0] is not None
+def _has_text_encoder(index: dict[str, Any]) -> bool:
+    """Whether an index names one; what was left out is [null, null]."""
+    return bool(index.get("text_encoder")) and index["text_encoder"][0] is not None
 
 
 def _check_weights(folder: Path, name: str) -> None:

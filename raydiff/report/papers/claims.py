@@ -197,8 +197,8 @@ def _shared(mine: pd.Series, theirs: pd.Series) -> bool:
 
 def page(found: pd.DataFrame) -> str:
     """What came out in all, then a table for each sweep with where its numbers are from; `found` as in claims.csv."""
-    kinds = {REPRODUCED: REPRODUCED, NOT: NOT, SCALE: SCALE}
-    by = pd.crosstab(found["sweep"], found["outcome"].map(lambda outcome: kinds.get(outcome, UNTESTED)))
+    kinds = (REPRODUCED, NOT, SCALE)
+    by = pd.crosstab(found["sweep"], found["outcome"].map(lambda outcome: outcome if outcome in kinds else UNTESTED))
     counts = by.reindex(columns=[*kinds, UNTESTED], index=found["sweep"].unique(), fill_value=0)
     counts.loc["in all"] = counts.sum()
     lines = [[str(name), *map(str, row)] for name, row in zip(counts.index, counts.to_numpy(), strict=True)]
@@ -225,10 +225,6 @@ def _read(path: Path) -> pd.DataFrame:
 def main(argv: Sequence[str]) -> None:
     """Print a table for each sweep and where its numbers come from, write the files and say where."""
     given = load.arguments(__doc__, argv, several=True)
-    tables: dict[str, pd.DataFrame] = {}
-    for name, own in (
-        (str(name), own) for path in given.sweeps for name, own in _read(path).groupby("sweep", sort=False)
-    ):
-        tables[name] = own
+    tables = {str(name): own for path in given.sweeps for name, own in _read(path).groupby("sweep", sort=False)}
     found = pd.concat(tables.values())
     publish(given.out, "claims", page(found), {"claims": found})

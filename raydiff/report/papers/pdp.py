@@ -140,7 +140,7 @@ def main(argv: Sequence[str]) -> None:
     given = load.arguments(__doc__, argv)
     folder, out = given.sweep, given.out
     if (folder / BOUND).is_file():
-        picture = (out if "--out" in argv else folder) / "pdp-bound.png"
+        picture = (out if given.own_out else folder) / "pdp-bound.png"
         picture.parent.mkdir(parents=True, exist_ok=True)
         draw_bound(pd.read_csv(folder / BOUND, keep_default_na=False, dtype={"figure": str}), picture)
         print(picture)
