@@ -28,8 +28,6 @@ nothing is remembered. None of these numbers is a guarantee.
 from __future__ import annotations
 
 import argparse
-import csv
-import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -41,10 +39,10 @@ from torch import Tensor
 
 from raydiff.cli import attack_rows
 from raydiff.cli.parser import Parser
+from raydiff.cli.readings import keep
 from raydiff.evaluation.attacks import lira, quantile, rmia
 from raydiff.evaluation.attacks.membership import LOW_FPRS, attack, needed
 from raydiff.evaluation.figures import draw_roc
-from raydiff.federated.files import write_text
 from raydiff.report.cells import aligned
 from raydiff.results.finished import Finished, open_finished
 from raydiff.results.shadows import ROLES, Attacked, Request, open_attacked
@@ -161,14 +159,8 @@ def _read(attacked: Attacked, target: Tensor, out: Path) -> None:
         rows.append(row)
         curves[name] = by_role["members"][:, column], by_role["nonmembers"][:, column]
     _print(rows)
-    out.mkdir(parents=True, exist_ok=True)
     request = {**asdict(attacked.request), "trial": str(attacked.request.trial), "timesteps": attacked.timesteps}
-    said = {"about": _about(attacked), "privacy": "none", "made_by": sweep_folder.version(), "request": request}
-    write_text(out / "readings.json", json.dumps({**said, "readings": rows}, indent=1))
-    with (out / "readings.csv").open("w", newline="") as f:
-        writer = csv.DictWriter(f, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
+    keep(out, rows, about=_about(attacked), request=request)
     draw_roc(curves, out / "roc.png", title=_about(attacked).replace("; ", "\n"))
 
 

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import csv
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from raydiff import seeding
+from raydiff.cli.readings import keep
 from raydiff.evaluation.attacks import anonymeter, closest, domias
 from raydiff.evaluation.attacks.anonymeter import Risk
 from raydiff.evaluation.attacks.membership import LOW_FPRS, Interval, attack, needed
-from raydiff.federated.files import write_text
 from raydiff.report.cells import aligned
 from raydiff.results.attacked_rows import AttackedRows, open_rows
 from raydiff.results.finished import Finished
-from raydiff.runtime import sweep_folder
 
 CAVEAT = """None of these numbers is a guarantee. Where one is as if nothing were remembered (0 for a risk), this attack
 on these rows found nothing in the mean over records; DCR and NNDR are known to miss what membership attacks find."""
@@ -55,7 +52,8 @@ def run(finished: Finished, client: int | None, out: Path, *, num: int | None, s
     )
     print(*aligned([("attack", *RISK_COLUMNS, "risk"), *(_risk_cells(*found) for found in risks.items())]), sep="\n")
     print(f"\n{CAVEAT}")
-    _keep(out, about, [*shares, *_readings(risks)], seed)
+    each = [reading._asdict() for reading in (*shares, *_readings(risks))]
+    keep(out, each, about=about, caveat=CAVEAT, seed=seed)
     print(f"files in {out}; privacy: none")
 
 
@@ -123,14 +121,3 @@ def _too_few(rows: AttackedRows) -> str:
     if there // 2 >= least:
         return ""
     return f"TPR at 1 % FPR: n too small ({there} non-members, {least} needed to calibrate and as many to evaluate)\n"
-
-
-def _keep(out: Path, about: str, readings: list[Reading], seed: int) -> None:
-    out.mkdir(parents=True, exist_ok=True)
-    said = {"about": about, "caveat": CAVEAT, "privacy": "none", "made_by": sweep_folder.version(), "seed": seed}
-    each = [reading._asdict() for reading in readings]
-    write_text(out / "readings.json", json.dumps({**said, "readings": each}, indent=1))
-    with (out / "readings.csv").open("w", newline="") as f:
-        writer = csv.DictWriter(f, list(Reading._fields))
-        writer.writeheader()
-        writer.writerows(each)

@@ -31,7 +31,6 @@ from raydiff.lookup import nearest
 from raydiff.methods import DPSGD
 from raydiff.privacy import canaries, one_run
 from raydiff.privacy.ledger import Ledger
-from raydiff.report.files import read_json
 from raydiff.runtime import sweep_folder
 from raydiff.seeding import generator
 
@@ -58,9 +57,7 @@ def _experiment(name: str, overrides: Sequence[str], storage: Path) -> Experimen
         start: Experiment = names.PRESETS[name]().experiment
     else:
         try:
-            start = config.from_dict(
-                read_json(sweep_folder.trial_folder(name, storage) / "config.json", needs="method")
-            )
+            start = config.read(sweep_folder.trial_folder(name, storage) / "config.json")
         except ValueError as e:
             raise ValueError(f"{name!r} is no preset{nearest(name, names.PRESETS)}, and no run: {e}") from None
     return trial.resolve(settings.override(start, settings.parse_overrides(start, arguments.shorthand(overrides))))

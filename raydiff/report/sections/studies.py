@@ -87,12 +87,13 @@ def papers(sweep: SweepView, out: Path) -> Section:
     """The papers' own numbers beside ours, where preset and data are theirs, with what differs."""
     rows = []
     for entry in paper_claims.rows_of("published"):
-        for setting, own in _settings_of(sweep, entry):
-            values = column(own, f"final/{entry['ours']}").dropna()
-            if len(values):
-                ours = f"{with_deviation(float(values.mean()), float(values.std()))} (n = {len(values)})"
-                theirs = [entry[name] for name in ("source", "data", "method", "measure", "value")]
-                rows.append([*theirs, setting, spoken(entry["ours"]), ours, entry["differs"]])
+        found = paper_claims.values(sweep.finished, entry["ours"], paper_claims.where(entry["config"]))
+        if found is None or sweep.preset != entry["preset"]:
+            continue
+        for setting, values in found["value"].groupby(sweep.settings.loc[found.index]):
+            ours = f"{with_deviation(float(values.mean()), float(values.std()))} (n = {len(values)})"
+            theirs = [entry[name] for name in ("source", "data", "method", "measure", "value")]
+            rows.append([*theirs, str(setting), spoken(entry["ours"]), ours, entry["differs"]])
     if not rows:
         return Section([])
     header = ["source", "data", "the paper's method", "its measure", "its number", "ours", "our measure", "our number"]
@@ -101,15 +102,3 @@ def papers(sweep: SweepView, out: Path) -> Section:
     names = ["source", "data", "method", "measure", "value", "setting", "our_measure", "our_value", "differs"]
     grid = html.table([*header, "what differs"], rows, name="the papers' numbers")
     return Section([html.paragraph(says, note=True), grid], {"published": pd.DataFrame(rows, columns=names)})
-
-
-def _settings_of(sweep: SweepView, entry: dict[str, str]) -> Iterator[tuple[str, pd.DataFrame]]:
-    """(setting, its finished trials) of those whose preset and config are the entry's."""
-    if sweep.preset != entry["preset"]:
-        return
-    own = sweep.finished
-    for path, wanted in paper_claims.where(entry["config"]).items():
-        known = own.get(path, pd.Series(None, own.index, dtype=object))
-        own = own[known.isna() if wanted is None else known == wanted]
-    for setting, of in own.groupby(sweep.settings.loc[own.index]):
-        yield str(setting), of
