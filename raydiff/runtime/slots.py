@@ -118,7 +118,7 @@ def cap_memory(share: float) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     if 0 < share < 1 and torch.cuda.is_available():
         total = torch.cuda.get_device_properties(0).total_memory
-        if (left := allowed(share, total)) <= 0:
+        if not (left := allowed(share, total)):
             raise ValueError(
                 f"{share:g} of a GPU is {share * total / 2**30:.2g} GB, and CUDA alone takes {CONTEXT / 2**30:.2g} GB "
                 "of each process: give it a larger share"
@@ -127,8 +127,8 @@ def cap_memory(share: float) -> None:
 
 
 def allowed(share: float, total: int) -> int:
-    """How many bytes torch may take of this share of a GPU of `total` bytes; at most 0: CUDA itself takes all of it."""
-    return int(share * total) - CONTEXT
+    """How many bytes torch may take of this share of a GPU of `total` bytes; 0: CUDA itself takes all of it."""
+    return max(0, int(share * total) - CONTEXT)
 
 
 def storage_is_shared(folder: Path, among: Collection[str] | None = None) -> None:
