@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -30,14 +30,14 @@ def drain(address: str, node_id: str) -> None:
 
 
 class Beside:
-    """A sweep in a process of its own on the cluster, and what it says."""
+    """A sweep in a process of its own on the cluster, and what it says; started `by` a command."""
 
-    def __init__(self, sweep: Sweep, address: str, *more: str) -> None:
+    def __init__(self, sweep: Sweep, address: str, *more: str, by: Sequence[str] = ()) -> None:
         self.sweep, self._log = sweep, sweep.storage / "log"
         env = {**os.environ, "RAY_ADDRESS": address, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
         with self._log.open("w") as to:
             self._process = subprocess.Popen(
-                [sys.executable, *sweep.arguments, *more],
+                [*by, sys.executable, *sweep.arguments, *more],
                 cwd=ROOT,
                 env=env,
                 stdout=to,

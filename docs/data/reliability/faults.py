@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 from conftest import wait_until
-from nodes import COORDINATOR, WORKER
+from networks import Parted
+from nodes import COORDINATOR, WORKER, Nodes
 from sweeps import ROUNDS, Try
 from test_faults import empty, fill, remount
 from test_postgres import mlflow_server
@@ -216,6 +217,18 @@ def node(this: Try, *, coordinator: bool) -> None:
     assert this.end(driver)[0] == 0
 
 
+def network(this: Try, *, seconds: tuple[float, float] | None = None) -> None:
+    """The network between two nodes is cut, for so many seconds or until the command has ended. The trial has workers
+    on both, and its coordinator on one."""
+    driver = this.start("--runtime.workers=3", "--runtime.revive-s=10")
+    this.moment(driver)
+    this.parted.cut()
+    if seconds is not None:
+        time.sleep(this.rng.uniform(*seconds))
+        this.parted.join()
+    assert this.end(driver)[0] == 0
+
+
 def client(this: Try, *, does: str) -> None:
     """A random client does something in a random round of a random trial, once. Where a trial fails for it, the sweep
     is resumed."""
@@ -256,12 +269,12 @@ def misbehaving(does: str, seed: int, number: int, of_round: int) -> Callable[[A
 
 def local(does: Callable[..., None], kind: str = "noised", /, **more: Any) -> tuple[Any, ...]:
     """A fault of a sweep in one process."""
-    return functools.partial(does, **more), kind, False
+    return functools.partial(does, **more), kind, None
 
 
-def spread(does: Callable[..., None], /, **more: Any) -> tuple[Any, ...]:
-    """A fault of a sweep on the cluster."""
-    return functools.partial(does, **more), "noised", True
+def spread(does: Callable[..., None], /, on: Any = Nodes, **more: Any) -> tuple[Any, ...]:
+    """A fault of a sweep on a cluster."""
+    return functools.partial(does, **more), "noised", on
 
 
 def of_files(*, hows: dict[str, Callable[..., None]], kind: str = "noised", names: tuple[str, ...]) -> dict[str, Any]:
@@ -300,8 +313,10 @@ FAULTS: dict[str, tuple[Any, ...]] = {
     "the coordinator is stopped for 1 to 10 s": spread(process, title=COORDINATOR, stopped=(1, 10)),
     "the node with the trial is gone": spread(node, coordinator=True),
     "a node with workers is gone": spread(node, coordinator=False),
+    "the network between two nodes is cut": spread(network, on=Parted),
+    "the network between two nodes is cut for 1 to 10 s": spread(network, on=Parted, seconds=(1, 10)),
     "a client raises, once": spread(client, does="raises"),
     "a client hangs, once": spread(client, does="hangs"),
     "a client's upload is NaN, once": spread(client, does="NaN"),
 }
-"""Fault -> (what does it, of which kind of sweep, whether on a cluster)."""
+"""Fault -> (what does it, of which kind of sweep, on what cluster)."""

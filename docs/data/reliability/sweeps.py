@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from conftest import wait_until
+from networks import Parted, enter
 from nodes import ROUNDS, Federated, Nodes, check_unharmed, faulty
 
 from raydiff.experiment import config, trial
@@ -36,13 +37,16 @@ KINDS = {
     "budget": f"{_SHARED} --method=pfdm --method.server-rounds={ROUNDS - 1} --method.local.steps=40"
     " --method.server.steps=64 --budget=1000",
 }
+Cluster = Nodes | Parted | None
 HERE = ("--runtime.pool=local",)
 CLUSTER = ("--runtime.workers=2", "--runtime.gpu-per-worker=0.25", "--runtime.client-timeout-s=15")
 
 
-def _command(arguments: Sequence[str], env: dict[str, str], log: Path, fault: Any) -> None:
+def _command(arguments: Sequence[str], env: dict[str, str], log: Path, fault: Any, network: str) -> None:
     """`raydiff sweep` in this fresh process, with its clients faulty where one asks for it."""
     os.setsid()
+    if network:
+        enter(network)
     os.environ.update(env)
     opened = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
     os.dup2(opened, 1)
@@ -118,7 +122,7 @@ class Tried(Federated):
 class Try:
     """One try of a fault: the sweep, the draws, what its commands said."""
 
-    def __init__(self, storage: Path, kind: str, seed: int, expected: Any, nodes: Nodes | None) -> None:
+    def __init__(self, storage: Path, kind: str, seed: int, expected: Any, nodes: Cluster) -> None:
         self.sweep, self.rng = Tried(storage, kind), random.Random(seed)
         self.expected, self._nodes = expected, nodes
         self.env: dict[str, str] = {} if nodes is None else {"RAY_ADDRESS": nodes.address}
@@ -132,7 +136,13 @@ class Try:
     @property
     def nodes(self) -> Nodes:
         """The cluster it runs on."""
-        assert self._nodes is not None
+        assert isinstance(self._nodes, Nodes)
+        return self._nodes
+
+    @property
+    def parted(self) -> Parted:
+        """The same, where its nodes are in two networks."""
+        assert isinstance(self._nodes, Parted)
         return self._nodes
 
     def start(self, *more: str, fault: Any = None) -> Any:
@@ -140,8 +150,9 @@ class Try:
         log = self.sweep.storage.parent / f"{len(self._running)}.log"
         log.touch()
         arguments = [*self.sweep.arguments, *self.where, *more]
+        network = self._nodes.here if isinstance(self._nodes, Parted) else ""
         driver = multiprocessing.get_context("forkserver").Process(
-            target=_command, args=(arguments, self.env, log, fault)
+            target=_command, args=(arguments, self.env, log, fault, network)
         )
         driver.start()
         driver.log = log

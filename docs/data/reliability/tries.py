@@ -10,7 +10,8 @@ Writes reliability.csv and reliability.md beside itself. A try ends as
     refused     the command, or the trial, ended with one sentence that names the damaged file; with the file put back
                 as it was, the sweep is then the same
     FAILED      anything else: another number, a lost epsilon, a hang (two minutes without a commit), a traceback
-Four sweeps run at a time, two of them each on a cluster of three nodes that is started for it.
+Four sweeps run at a time, up to three of them each on a cluster of three nodes that is started for it. Networks can be
+cut by root alone.
 """
 
 from __future__ import annotations
@@ -42,8 +43,9 @@ os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.pop("RAY_ADDRESS", None)
 
 from faults import FAULTS  # noqa: E402
+from networks import Parted  # noqa: E402
 from nodes import Nodes  # noqa: E402
-from sweeps import COMMITS, KINDS, Tried, Try  # noqa: E402
+from sweeps import COMMITS, KINDS, Cluster, Tried, Try  # noqa: E402
 
 CSV, TABLE = HERE / "reliability.csv", HERE / "reliability.md"
 CLUSTERS, SIDE = 2, 2  # sweeps at a time: on a cluster each, and in processes of their own
@@ -60,7 +62,9 @@ def undisturbed(folder: Path, kind: str) -> tuple[Any, str, float]:
     return this.sweep.state(), this.sweep.table(), this.sweep.round_s()
 
 
-def tried(fault: str, seed: int, expected: dict[str, Any], folder: Path, nodes: Nodes | None) -> dict[str, Any]:
+def tried(
+    fault: str, seed: int, expected: dict[str, Any], folder: Path, nodes: Nodes | Parted | None
+) -> dict[str, Any]:
     """One try, as a row of the table."""
     does, kind, _ = FAULTS[fault]
     at, begun = Path(tempfile.mkdtemp(dir=folder)), time.monotonic()
@@ -122,7 +126,7 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def tries(faults: list[str], count: int, expected: dict[str, Any], folder: Path, nodes: Nodes | None) -> None:
+def tries(faults: list[str], count: int, expected: dict[str, Any], folder: Path, nodes: Cluster) -> None:
     """All tries of these, one after the other."""
     for fault in faults:
         rows = []
@@ -156,18 +160,22 @@ def main() -> None:
         MlflowClient(f"sqlite:///{Tried.tables}").search_experiments()
         expected = {kind: undisturbed(folder, kind) for kind in KINDS}
         print(f"undisturbed after {time.monotonic() - begun:.0f} s; {len(wanted)} faults", flush=True)
-        spread = [f for f in wanted if FAULTS[f][2]]
-        clusters = [Nodes(at_exit=False) for _ in spread[:CLUSTERS]]
-        for nodes in clusters:
-            stack.callback(nodes.stop)
+        spread = [[f for f in wanted if FAULTS[f][2] is Nodes][i::CLUSTERS] for i in range(CLUSTERS)]
+        spread = [faults for faults in (*spread, [f for f in wanted if FAULTS[f][2] is Parted]) if faults]
+        clusters: list[Nodes | Parted] = []
+        for faults in spread:
+            clusters.append(Parted() if FAULTS[faults[0]][2] is Parted else Nodes(at_exit=False))
+            stack.callback(clusters[-1].stop)
+            clusters[-1].complete()
+        placed = {fault: nodes for faults, nodes in zip(spread, clusters, strict=True) for fault in faults}
         if given.seed is not None:
             for fault in wanted:
-                print(tried(fault, given.seed, expected, folder, clusters[0] if fault in spread else None))
+                print(tried(fault, given.seed, expected, folder, placed.get(fault)))
             return
         with ThreadPoolExecutor(CLUSTERS + SIDE) as pool:
-            rest, on = (given.tries, expected, folder), enumerate(clusters)
-            tasks = [pool.submit(tries, spread[i::CLUSTERS], *rest, nodes) for i, nodes in on]
-            tasks += [pool.submit(tries, [fault], *rest, None) for fault in wanted if fault not in spread]
+            rest = given.tries, expected, folder
+            tasks = [pool.submit(tries, faults, *rest, nodes) for faults, nodes in zip(spread, clusters, strict=True)]
+            tasks += [pool.submit(tries, [fault], *rest, None) for fault in wanted if fault not in placed]
             for task in tasks:
                 task.result()
     print(f"whole run: {time.monotonic() - begun:.0f} s")
