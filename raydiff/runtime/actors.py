@@ -79,11 +79,13 @@ class Worker:
         self._messages: Iterator[Any] = iter(())
 
     def host(self, trial: Trial, ids: Sequence[int], gpu: float) -> tuple[str, dict[int, int]]:
-        """Become the home of these clients of this trial: how this process is called, and how many records each has."""
+        """Become the home of these clients of this trial: how this process is called, and how many records each has.
+        Raises `lost.GpuLost`."""
         trial = away.arrived(trial)
         compute(trial.experiment)
         self._gpu, self._folder = gpu, trial.folder
         self._messages = iter(())  # What is left of another trial's holds its clients.
+        lost.check_gpu(gpu)
         with lost.ending(self._folder, "a worker"):
             cap_memory(gpu)
             if gpu and (meter := gpu_memory.here()):

@@ -8,7 +8,7 @@ import os
 import signal
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import ray
 
 from raydiff.runtime.slots import this_machine
 
+NODE = "ray.io/node-id"  # Ray's label of each node
 LONGEST = 40  # of a folder for Ray: below it the paths of sockets take 65 more, and end after 107
 
 
@@ -97,15 +98,16 @@ def _leave() -> None:
             gc.enable()
 
 
-def nodes() -> list[dict[str, float]]:
-    """The resources of each node that is there to stay."""
-    return list(present().values())
+def nodes(*, without: Collection[str] = ()) -> list[dict[str, float]]:
+    """The resources of each node that is there to stay, `without` those with these ids."""
+    return list(present(without=without).values())
 
 
-def present() -> dict[str, dict[str, float]]:
+def present(*, without: Collection[str] = ()) -> dict[str, dict[str, float]]:
     """Node id -> its resources, for every node that is alive and is not being drained."""
     leaving = ray._private.state.state.get_draining_nodes()  # Ray 2.60 has no public way to ask
-    return {n["NodeID"]: n["Resources"] for n in ray.nodes() if n["Alive"] and n["NodeID"] not in leaving}
+    apart = {*leaving, *without}
+    return {n["NodeID"]: n["Resources"] for n in ray.nodes() if n["Alive"] and n["NodeID"] not in apart}
 
 
 def grows() -> bool:

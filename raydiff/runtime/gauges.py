@@ -33,10 +33,9 @@ class Gauges:
         self._gauges = {name: Gauge(name, says, tag_keys=TAGS) for name, says in TOLD.items()}
 
     def tell(self, trial: Trial, result: Mapping[str, Any]) -> None:
-        """What a round's result says; of the trial's last result, which is none of a round, nothing."""
-        if result.get("finished") or "failed" in result:
+        """What a round's result says; of one that is none of a round, nothing."""
+        if result.get("finished") or (epsilon := result.get("privacy/epsilon_server")) is None:
             return
-        epsilon = result["privacy/epsilon_server"]
         values = {
             "raydiff_rounds": result["round"] + 1,
             "raydiff_unprotected": epsilon == math.inf,

@@ -3,7 +3,6 @@ log reads well."""
 
 from __future__ import annotations
 
-import contextlib
 import operator
 import os
 import signal
@@ -16,7 +15,6 @@ from typing import Any
 from ray import tune
 from ray.tune.progress_reporter import TrialProgressCallback
 
-from raydiff.experiment import readable
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.study import varying
 from raydiff.federated import heartbeat
@@ -73,6 +71,7 @@ class Progress(TrialProgressCallback, tune.Stopper):
         self.best: tuple[float, str] | None = None
         self.interrupted = self.ending = False
         self.without_room = False  # No node that is left has room for a trial.
+        self.left_out = set[str]()  # Ids of nodes that have lost a GPU.
         self._asked = 0.0  # When the interrupt came.
         self._slots: list[tuple[float, int]] = []  # (since when, trials that there is room for side by side)
         self._start = self._spoke = time.monotonic()
@@ -81,11 +80,20 @@ class Progress(TrialProgressCallback, tune.Stopper):
         self._ends: list[float] = []  # When each trial ended.
 
     def have_ended(self, trials: Sequence[tuple[Experiment, Mapping[str, Any]]]) -> None:
-        """These have their outcomes already: nothing of them is left to do."""
+        """Tune begins, perhaps again: these have their outcomes already, and nothing runs."""
+        self.running.clear()
         self.done = len(trials) - self.failed
         for experiment, outcome in trials:
             if self._waiting.pop(experiment.digest, None) and outcome["outcome"] == "finished":
                 self._left.add(experiment, outcome["final"]["time/seconds"])
+
+    def leave_out(self, node: str, why: str) -> bool:
+        """A node has lost a GPU: nothing is placed there any more. Whether this is news."""
+        if node in self.left_out:
+            return False
+        self.left_out.add(node)
+        self._say(f"  {why}: the sweep goes on without this node")
+        return True
 
     def have(self, slots: int) -> None:
         """From now on there is room for so many trials side by side."""
@@ -109,9 +117,6 @@ class Progress(TrialProgressCallback, tune.Stopper):
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
         """A round is over, or the whole trial."""
-        if digest := result.get("digest"):
-            with contextlib.suppress(OSError):  # a bucket that does not answer: what is there is fetched later
-                readable.get(self.plan.folder / "trials" / digest)
         this = self._begin(trial)
         this.round = result.get("round", -1)
         if self._began is None:

@@ -18,20 +18,21 @@ from raydiff.runtime.progress import Progress
 from raydiff.runtime.slots import Slot, say, share, storage_is_shared
 
 EVERY_S = 5.0
+LOST = "gpu_lost"  # In a trial's result: (the node, the sentence).
 AHEAD = 5  # An autoscaler sees what waits: as many trials as fit already, and at least so many.
 
 
 class Room(tune.Callback, tune.Stopper):
     """Sets `limit.max_concurrent`, of the search algorithm that Tune asks for trials.
 
-    Ends Tune's loop where a node that joins does not see the storage; and once nothing has run for `runtime.revive_s`
-    and no node has room for the slot, unless an autoscaler may bring one: a sweep goes on with fewer workers to a trial
-    then, whose number changes no result.
+    Ends Tune's loop where a node that joins does not see the storage, or one has lost a GPU; and once nothing has run
+    for `runtime.revive_s` and no node has room for the slot, unless an autoscaler may bring one: a sweep goes on with
+    fewer workers to a trial then, whose number changes no result.
     """
 
     def __init__(self, plan: Planned, shape: Slot, progress: Progress, limit: Any) -> None:
         self.plan, self.shape, self.progress, self.limit = plan, shape, progress, limit
-        self.none_left = False
+        self.over = False
         self._busy = time.monotonic()
         self._known = set(cluster.present())  # checked before the sweep began
         self._said: tuple[int, int] | None = None
@@ -46,16 +47,19 @@ class Room(tune.Callback, tune.Stopper):
             self._look()
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
-        """No trial is stopped for its result here."""
+        """No trial is stopped for its result here; but it may tell that it has found its GPU lost."""
+        if LOST in result and self.progress.leave_out(*result[LOST]):
+            self.over = True
         return False
 
     def stop_all(self) -> bool:
         """Asked by Tune in every turn of its loop."""
-        return self.none_left
+        return self.over
 
     def _look(self) -> None:
         self._looked = now = time.monotonic()
-        there, others, grows = cluster.present(), cluster.groups_of_others(), cluster.grows()
+        there = cluster.present(without=self.progress.left_out)
+        others, grows = cluster.groups_of_others(), cluster.grows()
         nodes = list(there.values())
         fits, own = share(self.shape, nodes, []), share(self.shape, nodes, [(g.job, g.bundles) for g in others])
         most = self.plan.asked.concurrent or self.progress.total
@@ -65,7 +69,7 @@ class Room(tune.Callback, tune.Stopper):
         self.limit.max_concurrent = max(1, min(own + ahead, most))
         self._say(fits, own, len({group.job for group in others}), grows=grows)
         idle = now - self._busy >= self.plan.base.runtime.revive_s
-        self.none_left = (idle and not fits and not grows) or not self._sees_storage(set(there))
+        self.over = self.over or (idle and not fits and not grows) or not self._sees_storage(set(there))
 
     def _sees_storage(self, ids: set[str]) -> bool:
         try:

@@ -9,6 +9,7 @@ trials that have no outcome yet.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import math
 import os
@@ -16,7 +17,6 @@ import signal
 import tempfile
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -38,16 +38,15 @@ from raydiff.experiment.config import Experiment
 from raydiff.experiment.owner import Owner
 from raydiff.experiment.trial import Trial, cut_short
 from raydiff.federated.files import Overtaken
-from raydiff.runtime import gpu_memory, lost, searched
+from raydiff.runtime import failed, gpu_memory, lost, searched
 from raydiff.runtime.actors import RayPool, WorkersLost, start_workers
-from raydiff.runtime.cluster import grows, nodes
+from raydiff.runtime.cluster import NODE, grows, nodes
 from raydiff.runtime.gauges import Gauges
 from raydiff.runtime.order import Asha, InOrder
 from raydiff.runtime.plan import Planned, experiment_of, written
 from raydiff.runtime.progress import Progress
-from raydiff.runtime.room import Room
+from raydiff.runtime.room import LOST, Room
 from raydiff.runtime.slots import Slot, cap_memory, fitting, slot, storage_is_shared
-from raydiff.runtime.sweep_folder import not_writable
 
 
 class Federation(tune.Trainable):
@@ -65,7 +64,6 @@ class Federation(tune.Trainable):
         process.begin()
         self._given = given
         shape = Slot(**config["slot"])
-        cap_memory(shape.gpu_server)
         self._gpu, self._gpu_server = shape.gpu_per_worker, shape.gpu_server
         self._workers = start_workers(shape, ray.util.get_current_placement_group())
         self._gauges = Gauges()
@@ -77,17 +75,21 @@ class Federation(tune.Trainable):
         return True
 
     def step(self) -> dict[str, Any]:
-        """One round. An error of the experiment ends the trial with its reason; lost processes are Tune's to retry."""
+        """One round. An error of the experiment ends the trial with its reason; lost processes are Tune's to retry; of
+        a lost GPU `Room` hears, and ends Tune's loop."""
         try:
             result = next(self._results)
         except (WorkersLost, Overtaken):
             raise
+        except lost.GpuLost as e:
+            result = {"finished": False, "round": self._round, LOST: (e.node, str(failed.cause(e)))}
+            self._results = itertools.repeat(result)
         except torch.OutOfMemoryError as e:
             number, share = self._round + 1, self._gpu_server
             slice_ = gpu_memory.exceeded("the server", number, "gpu_server", share) if share else e
-            result = _failed(self._trial, slice_)
+            result = failed.said(self._trial, slice_)
         except Exception as e:
-            result = _failed(self._trial, e)
+            result = failed.said(self._trial, e)
         self._round = result.get("round", self._round)
         if self._trial is not None:
             self._gauges.tell(self._trial, result)
@@ -115,29 +117,12 @@ class Federation(tune.Trainable):
             self._trial = trials.open_trial(experiment, self._trial.sweep, self._trial.owner)
         else:
             trials.begin(self._trial)
+        lost.check_gpu(self._gpu_server)
         with lost.ending(self._trial.folder, "the coordinator"):
+            cap_memory(self._gpu_server)
             pool = RayPool(self._workers, self._trial, gpu=self._gpu)
             for result in trials.run(self._trial, pool):
                 yield {"digest": self._trial.experiment.digest, **result}
-
-
-def _failed(trial: Trial | None, error: Exception) -> dict[str, Any]:
-    reason = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
-    cause: BaseException = error
-    if isinstance(error, ray.exceptions.RayTaskError):
-        cause = error.cause
-        reason = str(cause)
-    if trial is not None:
-        reason = not_writable(cause, trial.sweep) or reason
-    slice_ = {"field": cause.field, "share": cause.share} if isinstance(cause, gpu_memory.OutOfMemory) else None
-    if trial is not None:
-        # The disk may be full, or have been so before the trial had its config; a trial without an outcome is run again
-        # when the sweep is resumed.
-        with contextlib.suppress(OSError, ValueError):
-            cut_short(trial.folder, "failed", reason=reason, **({"slice": slice_} if slice_ else {}))
-            (trial.folder / "error.txt").write_text("".join(traceback.format_exception(error)))
-            readable.put(trial.folder)
-    return {"finished": True, "failed": reason, "digest": trial.experiment.digest if trial else ""}
 
 
 def slot_of(plan: Planned, nodes: Sequence[Mapping[str, float]]) -> Slot:
@@ -206,7 +191,7 @@ def _go_on(plan: Planned, shape: Slot, progress: Progress) -> None:
         if progress.ending or (left is not None and left <= 0):
             break
         try:
-            shape = fitted(plan, nodes(), most=shape.workers)
+            shape = fitted(plan, nodes(without=progress.left_out), most=shape.workers)
         except ValueError as e:
             print(f"no trial can go on: {e}; continue with --resume once there is room", flush=True)
             progress.without_room = True
@@ -225,7 +210,7 @@ def fitted(plan: Planned, found: Sequence[Mapping[str, float]], *, most: int | N
 
 
 def _has_lost_its_room(plan: Planned, shape: Slot, progress: Progress, *, budget_s: float | None) -> bool:
-    """Run what has no outcome yet; True when it ended because no node that is left has room for the slot."""
+    """Run what has no outcome yet; True when it ended because the slot has no room any more, as `_fit`."""
     fixed: dict[str, Any] = {"sweep": str(plan.folder), "slot": asdict(shape), "metric": searched.metric(plan)}
     fixed["worst"] = math.inf if plan.lower_is_better else -math.inf
     fixed["owner"] = plan.owner.number if plan.owner else None
@@ -276,13 +261,16 @@ def _fit(
     search: Any = None,
     samples: int = 1,
 ) -> bool:
-    """Through Tune; True when it ended because there was no room any more."""
+    """Through Tune; True when it ended because there was no room any more, or none on a node that has lost a GPU."""
     limit = BasicVariantGenerator(max_concurrent=1) if search is None else ConcurrencyLimiter(search, max_concurrent=1)
     room = Room(plan, shape, progress, limit)
     given = Given.of(plan.folder)
     # Not by the config, which Tune writes down: it has the secret.
     told: Any = Federation if given is None else tune.with_parameters(Federation, given=given)
-    trainable = tune.with_resources(told, tune.PlacementGroupFactory(shape.bundles, strategy="PACK"))
+    where: dict[str, Any] = {"strategy": "PACK"}
+    if progress.left_out:
+        where["bundle_label_selector"] = [{NODE: f"!in({','.join(sorted(progress.left_out))})"}] * len(shape.bundles)
+    trainable = tune.with_resources(told, tune.PlacementGroupFactory(shape.bundles, **where))
     # Tune's own notes lie elsewhere: on a full storage folder it would raise for want of them.
     with tempfile.TemporaryDirectory(prefix="raydiff-tune-", ignore_cleanup_errors=True) as own:
         tuner = tune.Tuner(
@@ -299,14 +287,14 @@ def _fit(
                 name="tune",
                 storage_path=own,
                 verbose=0,
-                callbacks=[progress, room],
+                callbacks=[failed.Written(plan.folder), progress, room],
                 stop=CombinedStopper(progress, room),
                 failure_config=tune.FailureConfig(max_failures=plan.base.runtime.failures),
             ),
         )
         with _no_variables():
             tuner.fit()
-    return room.none_left
+    return room.over
 
 
 @contextlib.contextmanager

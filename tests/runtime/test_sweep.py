@@ -164,7 +164,9 @@ def room(tmp_path, monkeypatch):
     from raydiff.runtime.slots import Slot
 
     there = SimpleNamespace(nodes={"n1": {"CPU": 2.0}}, groups=[], grows=False, unshared=set(), clock=0.0)
-    monkeypatch.setattr(module.cluster, "present", lambda: there.nodes)
+    monkeypatch.setattr(
+        module.cluster, "present", lambda without=(): {k: v for k, v in there.nodes.items() if k not in without}
+    )
     monkeypatch.setattr(module.cluster, "groups_of_others", lambda: there.groups)
     monkeypatch.setattr(module.cluster, "grows", lambda: there.grows)
     monkeypatch.setattr(module.time, "monotonic", lambda: there.clock)
@@ -206,6 +208,25 @@ def test_where_no_node_has_room_tune_is_ended(room):
     assert after(this, there, 10, "PENDING") and not this.stop_all()
     there.grows = False
     assert after(this, there, 10, "PENDING") and this.stop_all()
+
+
+def test_a_node_that_has_lost_a_gpu_ends_tune_and_has_no_room_afterwards(room, capsys):
+    from raydiff.runtime.room import LOST
+
+    make, there = room
+    there.nodes = {"n1": {"CPU": 2.0}, "n2": {"CPU": 4.0}}
+    this = make()
+    assert this.limit.max_concurrent == 6
+    this.progress.on_trial_start(0, [], fake_trial(0))
+    for _ in range(2):  # The trial says so until it is ended, and so may others on this node.
+        assert this("0", {LOST: ("n2", "a GPU of node 10.0.0.7 is lost (CUDA error: x)")}) is False
+        assert this.stop_all()
+    said = "  a GPU of node 10.0.0.7 is lost (CUDA error: x): the sweep goes on without this node\n"
+    assert capsys.readouterr().out == said
+    again = type(this)(this.plan, this.shape, this.progress, this.limit)
+    assert again.limit.max_concurrent == 2 and not again.stop_all()
+    this.progress.have_ended([])
+    assert not this.progress.running
 
 
 def test_nodes_that_join_are_used_and_a_line_says_so(room, capsys):
@@ -511,7 +532,7 @@ def test_where_no_node_has_room_any_more_the_command_fails_and_signals_are_the_c
     monkeypatch.setattr(tuner, "_has_lost_its_room", lost)
     monkeypatch.setattr(tuner, "check", lambda plan, nodes: tuner.slot_of(plan, nodes))
     monkeypatch.setattr(tuner, "fitted", full)
-    monkeypatch.setattr(tuner, "nodes", lambda: [])
+    monkeypatch.setattr(tuner, "nodes", lambda **_: [])
     monkeypatch.setattr(cluster, "cluster", lambda: contextlib.nullcontext([{"CPU": 2.0}]))
     plan = planned_as(tmp_path / "sweeps" / "s", [base], base=base)
     interrupted, failed = launch._on_ray(plan, lambda _: None, None, retry=False, since=None)
@@ -605,6 +626,89 @@ def test_which_errors_end_a_process(tmp_path, monkeypatch, error, ends):
     with pytest.raises(SystemExit if ends else type(error)), lost.ending(tmp_path, "a worker"):
         raise error
     assert lost.last_words(tmp_path) == (f"a worker: {str(error).splitlines()[0]}" if ends else "")
+
+
+def test_a_trial_fails_where_its_driver_hears_of_it(tmp_path, tiny):
+    """A coordinator that was cut off and given up fails too, for want of Ray: the trial goes on elsewhere."""
+    from raydiff.runtime import failed
+    from raydiff.runtime.tuner import Federation
+
+    def cut_off():
+        raise OSError("Broken pipe")
+        yield
+
+    this = trial.open_trial(dataclasses.replace(tiny, evaluation=None), tmp_path / "sweeps" / "s")
+    coordinator = object.__new__(Federation)
+    coordinator._trial, coordinator._results, coordinator._round = this, cut_off(), 0
+    coordinator._gauges = SimpleNamespace(tell=lambda *_: None)
+    coordinator._metric = coordinator._measured = "none"
+    result = coordinator.step()
+    assert result["done"] and result["failed"] == "Broken pipe" and this.outcome() is None
+    assert "OSError: Broken pipe" in (this.folder / "error.txt").read_text()
+    failed.Written(tmp_path / "sweeps" / "s").on_trial_result(0, [], fake_trial(0), result)
+    assert this.outcome()["outcome"] == "failed" and this.outcome()["reason"] == "Broken pipe"
+
+
+@pytest.fixture
+def asked(monkeypatch, tmp_path):
+    """(what the GPU does when it is used, one after the other; how often it was used), in a fresh process of Ray."""
+    monkeypatch.setattr(lost.ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "id"))
+    monkeypatch.setattr(lost.ray.util, "get_node_ip_address", lambda: "10.0.0.7")
+    monkeypatch.setattr(lost, "BETWEEN_S", 0.0)
+    monkeypatch.setattr(lost, "DRIVER", tmp_path)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    does, uses = [], []
+
+    def ones(*_, device):
+        uses.append(device)
+        if isinstance(does[0], Exception):
+            raise does.pop(0)
+        return torch.zeros(2)
+
+    monkeypatch.setattr(lost.torch, "ones", ones)
+    lost.check_gpu.cache_clear()
+    yield does, uses
+    lost.check_gpu.cache_clear()
+
+
+def test_a_gpu_on_which_no_fresh_process_can_compute_is_lost(asked):
+    does, uses = asked
+    does += [torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered\nMore.")] * lost.TRIES
+    with pytest.raises(lost.GpuLost) as found:
+        lost.check_gpu(0.5)
+    assert str(found.value) == "a GPU of node 10.0.0.7 is lost (CUDA error: uncorrectable ECC error encountered)"
+    assert found.value.node == "id" and uses == ["cuda"] * lost.TRIES
+
+
+def test_a_gpu_that_is_busy_at_first_is_not_lost_and_one_that_answered_is_asked_no_more(asked):
+    does, uses = asked
+    does += [torch.AcceleratorError("CUDA error: all CUDA-capable devices are busy or unavailable"), None]
+    lost.check_gpu(0.5)
+    lost.check_gpu(0.5)
+    assert uses == ["cuda"] * 2
+
+
+def test_who_has_no_share_of_a_gpu_leaves_it_alone(asked):
+    does, uses = asked
+    does.append(None)
+    lost.check_gpu(0.0)
+    assert uses == []
+
+
+def test_gpus_that_torch_does_not_find_are_lost_where_the_driver_has_them(asked, monkeypatch, tmp_path):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    lost.check_gpu(0.5)  # GPUs that are but numbers
+    lost.check_gpu.cache_clear()
+    (tmp_path / "0000:0b:00.0").mkdir()
+    with pytest.raises(lost.GpuLost, match="torch finds none of those that the driver has"):
+        lost.check_gpu(0.5)
+
+
+def test_an_error_of_something_else_is_none_of_the_gpu(asked):
+    does, _ = asked
+    does.append(RuntimeError("this process is poisoned"))
+    with pytest.raises(RuntimeError, match="poisoned"):
+        lost.check_gpu(0.5)
 
 
 def test_words_with_a_flipped_bit_end_no_sweep(tmp_path):

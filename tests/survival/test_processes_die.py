@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import os
 import signal
+import sys
 
 import pytest
+import torch
 from conftest import wait_until
 from nodes import CLIENTS, COORDINATOR, ROUNDS, WORKER, Federated, check_unharmed, faulty
 
@@ -144,3 +146,62 @@ def test_where_training_is_not_deterministic_the_stored_bytes_are_resent(tmp_pat
     assert mean.count == CLIENTS and tree.digest(after) == tree.digest(tree.add(before, mean.value))
     assert ledger == expected[digest][4]  # nothing more was spent
     assert sweep.state()[digest][3] != expected[digest][3]  # and the training was not deterministic
+
+
+ECC = "CUDA error: uncorrectable ECC error encountered"
+
+
+def on_a_lost_gpu(sweep, folder):
+    """The trainable, with workers of which the first in round 1 loses its GPU: no process of its node can compute any
+    more. Each notes on which node it hosts."""
+    import ray
+    from ray import cloudpickle
+
+    from raydiff.runtime import actors, lost
+
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    gone = folder / "gone"
+
+    class Worker(actors.Worker):
+        def host(self, trial, ids, gpu):
+            self.node = ray.get_runtime_context().get_node_id()
+            lost._why_not = lambda: ECC if gone.exists() and gone.read_text() == self.node else ""
+            lost.BETWEEN_S = 0.0
+            hosted = super().host(trial, ids, gpu)
+            with (folder / "hosts").open("a") as hosts:
+                hosts.write(f"{gone.exists()} {self.node}\n")
+            return hosted
+
+        def sums(self, trial, ids, server, number, *more):
+            with lost.ending(self._folder, "a worker"):
+                if number == 1 and not gone.exists():
+                    gone.write_text(self.node)
+                if lost._why_not():
+                    raise torch.AcceleratorError(ECC)
+            return super().sums(trial, ids, server, number, *more)
+
+    class Trainable(sweep.Federation):
+        def setup(self, config):
+            from raydiff.runtime import actors
+
+            actors.Worker = Worker
+            super().setup(config)
+
+    return Trainable
+
+
+def test_a_node_that_has_lost_a_gpu_is_left_out(tmp_path, monkeypatch, nodes, expected, capsys):
+    """The trial that ran there goes on elsewhere, and the next one begins there."""
+    from raydiff.runtime import tuner
+
+    (tmp_path / "storage").mkdir()
+    monkeypatch.setattr(tuner, "Federation", on_a_lost_gpu(tuner, tmp_path))
+    sweep = Federated(tmp_path / "storage")
+    assert sweep.run() == 0
+    said = capsys.readouterr().out
+    assert said.count(f" is lost ({ECC}): the sweep goes on without this node\n") == 1
+    hosts = [line.split() for line in (tmp_path / "hosts").read_text().splitlines()]
+    assert {node for after, node in hosts if after == "True"} == {node for _, node in hosts} - {
+        (tmp_path / "gone").read_text()
+    }
+    check_unharmed(sweep, expected)
