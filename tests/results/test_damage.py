@@ -23,11 +23,12 @@ from raydiff.experiment import trial
 from raydiff.experiment.config import Experiment, Runtime
 from raydiff.experiment.ledgers import ledger_of
 from raydiff.federated.checkpoint import Store
-from raydiff.methods import SPIRE, FedAvg
+from raydiff.methods import PFDM, SPIRE, FedAvg
 from raydiff.methods._averaging import Averaging, ClientPrivacy
 from raydiff.models.ddpm import DDPM, Sampling
 from raydiff.models.networks import MLP
 from raydiff.models.training import Training
+from raydiff.privacy.budget import Budget
 from raydiff.privacy.ledger import Spent
 from raydiff.report import load
 
@@ -37,8 +38,17 @@ SHARED["sampling"] = Sampling(sampler="ddim", steps=2)
 METHODS = {
     "noised": FedAvg(**SHARED, averaging=Averaging(weights="uniform", privacy=ClientPrivacy(trust="local"))),
     "bare": SPIRE(**SHARED),
+    "cached": PFDM(
+        model=MODEL,
+        local=SHARED["local"],
+        server=SHARED["local"],
+        server_rounds=2,
+        clip=6.4,
+        sampling=SHARED["sampling"],
+    ),
 }
-SECRETS = {"noised": "00112233445566778899aabbccddeeff", "bare": None}
+SECRETS = {"noised": "00112233445566778899aabbccddeeff", "bare": None, "cached": "00112233445566778899aabbccddeeff"}
+BUDGETS = {"cached": Budget(epsilon=1000.0)}
 
 
 def truncate(path: Path) -> None:
@@ -99,9 +109,9 @@ class Left:
         return Left(to, replace(self.experiment, runtime=replace(self.experiment.runtime, storage=str(to))))
 
     def files(self) -> list[str]:
-        """Of the sweep, but what only tells of its own process or is made of the rest."""
-        found = (p.relative_to(self.sweep) for p in self.sweep.rglob("*") if p.is_file())
-        return sorted(str(p) for p in found if p.parts[0] not in ("owners", "report"))
+        """Of the sweep and of the budget, but what only tells of its own process or is made of the rest."""
+        found = [p.relative_to(self.storage) for p in self.storage.rglob("*") if p.is_file()]
+        return sorted(str(p) for p in found if not {"owners", "report", "mlflow.db"} & {*p.parts})
 
 
 def resume(left: Left) -> Any:
@@ -136,7 +146,7 @@ def made(name: str, storage: Path, *, kill: bool) -> Left:
         data=Data(train=40, public=8, validation=0, calibration=0, test=8),
         partition=Iid(),
         evaluation=None,
-        runtime=Runtime(pool="local", storage=str(storage), noise_secret=SECRETS[name]),
+        runtime=Runtime(pool="local", storage=str(storage), noise_secret=SECRETS[name], budget=BUDGETS.get(name)),
     )
     with pytest.MonkeyPatch.context() as patch:
         if kill:
@@ -177,14 +187,14 @@ def outcome_of(read: Callable[[Left], Any], left: Left) -> Any:
         return str(e)
 
 
-def is_honest(name: str, got: Any, true: Any, sweep: Path, file: str, damage: str) -> bool:
+def is_honest(name: str, got: Any, true: Any, storage: Path, file: str, damage: str) -> bool:
     """Whether what came out is what it was, or says what is wrong in one sentence with the path."""
     if str(got) == str(true):
         return True
     if isinstance(got, str):
-        return str(sweep if damage == "remove" else sweep / file) in got and "\n" not in got
+        return str(storage if damage == "remove" else storage / file) in got and "\n" not in got
     if name == "report" and not isinstance(true, str):
-        return _leaves_out(got, true, sweep / file)
+        return _leaves_out(got, true, storage / file)
     return False
 
 
@@ -210,7 +220,7 @@ def is_beyond_knowing(name: str, state: str, file: Path, damage: str) -> bool:
 
 
 @pytest.mark.parametrize("state", ["finished", "killed"])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ["noised", "bare", pytest.param("cached", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "damage", [d if d in ("flip", "remove") else pytest.param(d, marks=pytest.mark.slow) for d in DAMAGES]
 )
@@ -222,7 +232,7 @@ def test_damage_is_said_and_no_number_is_wrong(
     def after(read: Callable[[Left], Any], file: str | None) -> Any:
         copy = left.copy(tmp_path / "copy")
         if file is not None:
-            DAMAGES[damage](copy.sweep / file)
+            DAMAGES[damage](copy.storage / file)
         got = outcome_of(read, copy)
         shutil.rmtree(copy.storage)
         return got
@@ -233,7 +243,7 @@ def test_damage_is_said_and_no_number_is_wrong(
     for file in left.files():
         for name, read in READS.items():
             got = after(read, file)
-            honest = is_honest(name, got, true[name], tmp_path / "copy" / "sweeps" / "s", file, damage)
+            honest = is_honest(name, got, true[name], tmp_path / "copy", file, damage)
             if not honest and not is_beyond_knowing(name, state, Path(file), damage):
                 wrong.append(f"{file}, {name}: {got}")
     assert not wrong, "\n".join(wrong)
