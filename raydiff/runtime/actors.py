@@ -193,8 +193,11 @@ class RayPool:
         self._sent = replace(trial, given=away.Given.of(trial.sweep))
         hosting = [w.host.remote(self._sent, self._ids_of(i), gpu) for i, w in enumerate(self.workers)]
         for i, ref in enumerate(hosting):
+            wait_s = trial.experiment.runtime.revive_s
+            while self._ear.first({ref: i}, lambda _: "before it had its clients", wait_s) is None:
+                if not _has_its_nodes():
+                    raise WorkersLost(f"worker {i} has had no node for {wait_s:g} s")
             try:
-                self._ear.first({ref: i}, lambda _: "before it had its clients")
                 self._hosts(i, ray.get(ref))
             except RayActorError:
                 self._revive(i)
@@ -374,6 +377,13 @@ class RayPool:
         for client in ids:
             parts[client % len(self.workers)][client] = None
         return {i: part for i, part in parts.items() if part}
+
+
+def _has_its_nodes() -> bool:
+    """Whether all bundles of this trial are on a node; one whose node is gone waits for room elsewhere, and its worker,
+    which nobody has started yet, answers nothing and fails at nothing."""
+    group = ray.util.get_current_placement_group()
+    return group is None or ray.util.placement_group_table(group)["state"] == "CREATED"
 
 
 def _clients(message: list[Any]) -> set[int]:

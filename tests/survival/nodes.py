@@ -60,6 +60,10 @@ class Nodes:
         """The two, or those that are left."""
         return list(self._cluster.worker_nodes)
 
+    def raylets(self) -> list[int]:
+        """The process of each of these that is a node's."""
+        return [_raylet(node) for node in self.worker_nodes()]
+
     def remove(self, node: Any) -> None:
         """An idle node leaves."""
         self._cluster.remove_node(node)
@@ -74,7 +78,7 @@ class Nodes:
 
     def processes(self, title: str) -> list[tuple[int, int]]:
         """(process, its node's raylet) of all that Ray calls so, on these nodes and no other Ray's."""
-        raylets = {_raylet(n) for n in self._cluster.worker_nodes}
+        raylets = set(self.raylets())
         found = []
         for folder in Path("/proc").glob("[0-9]*"):
             with suppress(FileNotFoundError, ProcessLookupError):  # it has just ended

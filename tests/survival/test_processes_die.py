@@ -6,6 +6,7 @@ import dataclasses
 import os
 import signal
 import sys
+import time
 
 import pytest
 import torch
@@ -146,6 +147,39 @@ def test_where_training_is_not_deterministic_the_stored_bytes_are_resent(tmp_pat
     assert mean.count == CLIENTS and tree.digest(after) == tree.digest(tree.add(before, mean.value))
     assert ledger == expected[digest][4]  # nothing more was spent
     assert sweep.state()[digest][3] != expected[digest][3]  # and the training was not deterministic
+
+
+def test_a_node_is_gone_before_its_workers_have_begun(tmp_path, monkeypatch, nodes, expected, capsys):
+    """They never begin, and nothing fails for it: the trial begins again, with as many as there is room for."""
+    from ray import cloudpickle
+
+    from raydiff.runtime import tuner
+
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    placed, gone = tmp_path / "placed", tmp_path / "gone"
+
+    class Trainable(tuner.Federation):
+        def setup(self, config):
+            placed.touch()
+            while not gone.exists():
+                time.sleep(0.01)
+            super().setup(config)
+
+    def kill():
+        import ray
+
+        wait_until(placed.exists, "a trial that is placed")
+        _, here = nodes.only(COORDINATOR)
+        nodes.kill(next(raylet for raylet in nodes.raylets() if raylet != here))
+        wait_until(lambda: sum(node["Alive"] for node in ray.nodes()) == 2, "the head to miss the node")
+        gone.touch()
+
+    (tmp_path / "storage").mkdir()
+    monkeypatch.setattr(tuner, "Federation", Trainable)
+    sweep = Federated(tmp_path / "storage")
+    assert sweep.run("--runtime.workers=3", "--runtime.revive-s=5", meanwhile=kill, seconds=90) == 0
+    assert "nodes were lost: going on with 2 worker(s) per trial\n" in capsys.readouterr().out
+    check_unharmed(sweep, expected)
 
 
 ECC = "CUDA error: uncorrectable ECC error encountered"
