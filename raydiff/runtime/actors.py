@@ -190,6 +190,7 @@ class RayPool:
         self._digest = trial.experiment.digest
         self._records: dict[int, int] = {}
         self._ear = Ear(self.workers, trial.folder, trial.experiment.runtime)
+        self._own_words = self._of_workers()
         self._sent = replace(trial, given=away.Given.of(trial.sweep))
         hosting = [w.host.remote(self._sent, self._ids_of(i), gpu) for i, w in enumerate(self.workers)]
         for i, ref in enumerate(hosting):
@@ -290,6 +291,7 @@ class RayPool:
                     self._ear.first({streams[i]: i}, at)
                     arrived[i].extend(ray.get(next(streams[i])))
                 except LOST:
+                    self._tell_lost(i)
                     if attempt == ATTEMPTS:
                         raise self._poisoned(i, client) from None
                     died.add(i)
@@ -323,6 +325,7 @@ class RayPool:
             try:
                 message = ray.get(ready)
             except LOST:
+                self._tell_lost(i)
                 deaths[i] += 1
                 if deaths[i] == ATTEMPTS:
                     raise self._poisoned(i, next(iter(parts[i]))) from None
@@ -337,6 +340,19 @@ class RayPool:
                 asked[self.workers[i].more.remote(self._digest)] = i
             yield message
         self._ear.owed(asked)
+
+    def _tell_lost(self, i: int) -> None:
+        """A worker has died: say so where neither it nor `Ear` has."""
+        before, self._own_words = self._own_words, self._of_workers()
+        if i in self._ear.killed:
+            self._ear.killed.discard(i)
+        elif self._own_words == before:
+            says = "it died without a word: out of memory, a crash in native code, or its node is gone"
+            lost.tell(self.trial.folder, f"worker {i}: {says}")
+
+    def _of_workers(self) -> int:
+        """How often a worker has told itself why it ends."""
+        return sum(says.startswith("a worker: ") for says in lost.words(self.trial.folder))
 
     def _revive(self, i: int) -> None:
         """Host worker i's clients again, waiting for Ray to restart it. Raises WorkersLost at the deadline."""
@@ -364,7 +380,7 @@ class RayPool:
         return f"at client {next(iter(clients))}{'' if sure else ', or at one after it'}"
 
     def _poisoned(self, i: int, client: int) -> PoisonedWorker:
-        why = lost.last_words(self.trial.folder) or "out of memory, or a crash in native code"
+        why = lost.last_words(self.trial.folder)
         return PoisonedWorker(f"worker {i} died {ATTEMPTS} times before client {client} had its result; {why}")
 
     def _ids_of(self, i: int) -> list[int]:

@@ -33,6 +33,7 @@ class Ear:
         self._silent = dict.fromkeys(range(len(workers)), 0.0)
         self._signs: dict[int, object] = {}  # The latest that each has given.
         self._owed: dict[int, Any] = {}
+        self.killed = set[int]()  # Workers of which it was told why, and that are not noticed to be gone yet.
 
     def first(self, asked: Mapping[Any, int], at: Callable[[int], str], seconds: float = math.inf) -> Any:
         """The first that is there, or that is lost, of what workers were `asked` for: reference or stream -> which
@@ -70,4 +71,5 @@ class Ear:
         self._silent[i] = -KILLING_S
         why = f"nothing was heard of it for {most:g} s (runtime.client_timeout_s), {at(i)}"
         lost.tell(self._folder, f"worker {i}: {why}")
+        self.killed.add(i)
         ray.kill(self._workers[i], no_restart=False)

@@ -25,6 +25,7 @@ from raydiff.models.ddpm import DDPM, Sampling
 from raydiff.models.networks import MLP
 from raydiff.models.training import Training
 from raydiff.privacy.client_level import ClientPrivacy
+from raydiff.runtime import lost
 
 pytestmark = pytest.mark.ray
 
@@ -335,6 +336,8 @@ def test_a_worker_that_dies_in_a_race_is_asked_again(tmp_path, workers, monkeypa
     monkeypatch.setattr(ray, "wait", killing)
     raced = list(pool.race(pool.clients, held.server, 0, Closing(enough=4)))
     assert killed and [upload.client for upload, _ in raced] == [0, 1, 2, 3]
+    [says] = lost.words(held.trial.folder)
+    assert says.startswith("worker 1: it died without a word")
 
 
 @pytest.mark.parametrize("closing", [None, Closing(enough=4)], ids=["run", "race"])
@@ -343,19 +346,19 @@ def test_an_upload_that_is_lost_with_its_node_is_asked_for_again(tmp_path, worke
 
     from raydiff.runtime.actors import RayPool
 
-    this, get, lost = trial.open_trial(experiment(METHODS["fedavg"], 4), tmp_path), ray.get, []
+    this, get, losses = trial.open_trial(experiment(METHODS["fedavg"], 4), tmp_path), ray.get, []
     pool, server = RayPool(workers, this), METHODS["fedavg"].init_server(None, torch.Generator().manual_seed(0))
 
     def losing(ref, **more):
-        if not lost:
-            lost.append(ref)
+        if not losses:
+            losses.append(ref)
             raise ray.exceptions.ObjectLostError(ref.hex(), None, "")
         return get(ref, **more)
 
     monkeypatch.setattr(ray, "get", losing)
     came = pool.run(pool.clients, server, 0) if closing is None else pool.race(pool.clients, server, 0, closing)
     found = [(upload.client, tree.digest(upload.release.value)) for upload, _ in came]
-    assert lost
+    assert losses
     alone = trial.local_pool(this).run(pool.clients, server, 0)
     assert found == [(upload.client, tree.digest(upload.release.value)) for upload, _ in alone]
 
@@ -372,6 +375,8 @@ def test_a_client_that_kills_its_worker_each_time_ends_the_trial(tmp_path, worke
     this = trial.open_trial(experiment(METHODS["fedavg"], 2), tmp_path)
     poisoned = Poison(model=MODEL, rounds=2, local=TRAINING)
     this = dataclasses.replace(this, experiment=dataclasses.replace(this.experiment, method=poisoned))
+    this.folder.mkdir(parents=True)
     pool = RayPool(workers[:1], this)
     with pytest.raises(PoisonedWorker, match="worker 0 died 4 times before client 0 had its result"):
         list(pool.run((0, 1), poisoned.init_server(None, torch.Generator()), 0))
+    assert len(lost.words(this.folder)) == 4

@@ -26,6 +26,7 @@ from raydiff.privacy.ledger import Spent
 from raydiff.report import load
 
 HANG_S = 120.0  # a command that commits nothing for so long, and has not ended, hangs
+CUT_S = 300.0  # The same where a network is cut: Ray's head may wait two minutes for a node that it does not reach.
 COMMITS = 2 * ROUNDS  # the moment of a fault is drawn as so many of them, and a part of a round
 _SHARED = "digits --name=survivor --clients=4 --min-clients=4 --protocol-only --no-baselines --max-concurrent=1"
 _SHARED += " --method.model.network.width=128 --grid seed=0,1"
@@ -125,6 +126,7 @@ class Try:
     def __init__(self, storage: Path, kind: str, seed: int, expected: Any, nodes: Cluster) -> None:
         self.sweep, self.rng = Tried(storage, kind), random.Random(seed)
         self.expected, self._nodes = expected, nodes
+        self.hang_s = CUT_S if isinstance(nodes, Parted) else HANG_S
         self.env: dict[str, str] = {} if nodes is None else {"RAY_ADDRESS": nodes.address}
         self.where = HERE if nodes is None else CLUSTER
         self.said: list[tuple[int, str]] = []
@@ -167,13 +169,13 @@ class Try:
         def come() -> bool:
             return not driver.is_alive() or (begun.exists() and self.sweep.progress()[0] >= commits)
 
-        wait_until(come, f"commit {commits}", HANG_S, progress=self.sweep.progress, every=0.005)
+        wait_until(come, f"commit {commits}", self.hang_s, progress=self.sweep.progress, every=0.005)
         time.sleep(more)
         self.committed = self.sweep.progress()[0]
 
     def end(self, driver: Any) -> tuple[int, str]:
         """(exit code, output) of the command, once it has ended. Raises AssertionError where it hangs or broke."""
-        wait_until(lambda: not driver.is_alive(), "the command to end", HANG_S, progress=self.sweep.progress)
+        wait_until(lambda: not driver.is_alive(), "the command to end", self.hang_s, progress=self.sweep.progress)
         driver.join()
         code, output = driver.exitcode, driver.log.read_text()
         self.said.append((code, output))
