@@ -9,8 +9,8 @@ Writes reliability.csv and reliability.md beside itself. A try ends as
     same        server states, ledgers, the report's table and MLflow's runs are those of the undisturbed sweep
     refused     the command, or the trial, ended with one sentence that names the damaged file; with the file put back
                 as it was, the sweep is then the same
-    FAILED      anything else: another number, a lost epsilon, a hang (two minutes without a commit, or five where a network is cut), a
-                traceback
+    FAILED      anything else: another number, a lost epsilon, a traceback, a hang (two minutes without a commit; five
+                where a network is cut)
 Four sweeps run at a time, up to three of them each on a cluster of three nodes that is started for it. Networks can be
 cut by root alone.
 """
