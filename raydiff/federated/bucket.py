@@ -37,7 +37,11 @@ class Unreachable(OSError):
     """The store does not answer, or not as it should; says which name was asked for, and why."""
 
     def __init__(self, name: str, why: object) -> None:
+        self._given = name, str(why)
         super().__init__(errno.EIO, f"{name} cannot be reached: {' '.join(str(why).split())[:400]}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), self._given  # By default it would be what OSError was given.
 
     def __str__(self) -> str:
         return str(self.strerror)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -88,8 +89,9 @@ def test_a_large_object_that_was_put_in_part_is_not_there(proxy: Proxy) -> None:
 def test_a_store_that_does_not_answer_is_said_in_a_sentence(proxy: Proxy) -> None:
     proxy.close()
     for asked in (lambda b: b.get("x"), lambda b: b.put("x", b""), lambda b: b.first("x", b""), lambda b: b.below("")):
-        with pytest.raises(OSError, match=r"^s3://lab/diffusion/x? ?cannot be reached: [^\n]{10,}$"):
+        with pytest.raises(OSError, match=r"^s3://lab/diffusion/x? ?cannot be reached: [^\n]{10,}$") as found:
             asked(Bucket(proxy.uri))
+        assert str(pickle.loads(pickle.dumps(found.value))) == str(found.value)  # As it comes from another process.
     with pytest.raises(ValueError, match=r"^the bucket s3://lab/diffusion cannot be written: "):
         away.prepare(proxy.uri)
 

@@ -17,6 +17,8 @@ from typing import Any
 
 from conftest import Sweep, wait_until
 
+from raydiff.experiment import away
+
 ROUNDS, CLIENTS = 4, 4
 FEDERATED = [
     "digits",
@@ -40,9 +42,12 @@ COORDINATOR, WORKER = "ray::ResourceTrainable", "ray::Worker"
 class Nodes:
     """A head without CPUs, and two nodes with two CPUs and a GPU each."""
 
-    def __init__(self, *, at_exit: bool = True) -> None:
-        """`at_exit`: end it when this process ends; then nodes can be added by the main thread alone."""
+    def __init__(self, *, at_exit: bool = True, places: Path | None = None) -> None:
+        """`at_exit`: end it when this process ends; then nodes can be added by the main thread alone. `places`: each
+        node works in a folder of its own below it, where the storage is a bucket."""
         from ray.cluster_utils import Cluster
+
+        self._places, self._started = places, 0
 
         head = {"num_cpus": 0, "num_gpus": 0, "include_dashboard": True, "dashboard_port": 0}
         # A node that is gone is missed after two seconds; one that is slow to answer has ten, as it has by default.
@@ -54,7 +59,9 @@ class Nodes:
     def complete(self) -> None:
         """Start a node for each that is missing."""
         while len(self._cluster.worker_nodes) < 2:
-            self._cluster.add_node(num_cpus=2, num_gpus=1)
+            self._started += 1
+            place = {} if self._places is None else {away.PLACE: str(self._places / f"node {self._started}")}
+            self._cluster.add_node(num_cpus=2, num_gpus=1, env_vars=place)
 
     def worker_nodes(self) -> list[Any]:
         """The two, or those that are left."""

@@ -3,17 +3,16 @@ the credentials and the secret alone, goes on, and ends with the bits of an undi
 
 from __future__ import annotations
 
-import os
 import re
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from conftest import TRIALS, Sweep, check_whole, wait_until
-from nodes import COORDINATOR, WORKER, _title
+from nodes import COORDINATOR, WORKER, Nodes
 from object_store import CREDENTIALS, Proxy, request, s3_server
-from test_driver import kill_group, processes_of, resume
+from test_driver import kill_group, resume
+from test_elastic import Beside
 
 from raydiff.experiment import away
 
@@ -35,8 +34,6 @@ class InBucket(Sweep):
         self.proxy.fault = lambda method, path, count: {5: "refused", 15: "lost"}.get(count % 40, "")
         self.arguments = [*self.arguments[:-1], self.proxy.uri]
         patch.setenv("MLFLOW_TRACKING_URI", self.mlflow)
-        for name, value in CREDENTIALS.items():
-            patch.setenv(name, value)
         self.machine("one")
 
     def machine(self, name: str) -> None:
@@ -58,35 +55,41 @@ class InBucket(Sweep):
     def progress(self) -> tuple[int, int]:
         return len(self.objects(r"/commit-\d+$")), len(self.objects(r"/outcome\.json$"))
 
-    def kill(self, session: int, title: str) -> None:
-        """One of its processes that Ray calls so, waited for."""
-        found: list[int] = []
 
-        def there() -> bool:
-            for pid in processes_of(session):
-                try:
-                    if _title(Path(f"/proc/{pid}")).startswith(title):
-                        found.append(pid)
-                except (FileNotFoundError, ProcessLookupError):
-                    continue
-            return bool(found)
-
-        wait_until(there, f"a {title}")
-        os.kill(found[0], signal.SIGKILL)
+@pytest.fixture
+def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Nodes]:
+    """A cluster of nodes that share no folder; each has the credentials."""
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    cluster = Nodes(places=tmp_path)
+    yield cluster
+    cluster.stop()
 
 
-def test_a_sweep_in_a_bucket_outlives_its_processes_and_its_machine(tmp_path, undisturbed, server, monkeypatch):
+def test_a_sweep_in_a_bucket_outlives_its_processes_and_its_machines(tmp_path, undisturbed, server, monkeypatch, apart):
+    """A worker, a coordinator and a node; then the driver is interrupted, goes on on another machine, is killed, and
+    goes on on a third."""
     sweep = InBucket(tmp_path, server, monkeypatch)
-    process = sweep.start()
-    wait_until(lambda: sweep.progress()[0] >= 1, "a commit", progress=sweep.progress)
-    sweep.kill(process.pid, WORKER)
-    wait_until(lambda: sweep.progress()[0] >= 3, "more commits", progress=sweep.progress)
-    sweep.kill(process.pid, COORDINATOR)
-    wait_until(lambda: sweep.progress()[1] >= 1, "an outcome", progress=sweep.progress)
-    kill_group(process)
-    assert 1 <= sweep.progress()[1] < TRIALS
+    with Beside(sweep, apart.address, "--runtime.workers=2") as running:
+        running.until(lambda: sweep.progress()[0] >= 1, "a commit")
+        apart.one(WORKER)
+        running.until(lambda: sweep.progress()[0] >= 3, "more commits")
+        apart.one(COORDINATOR)
+        commits, _ = sweep.progress()
+        running.until(lambda: sweep.progress()[0] > commits, "another commit")
+        _, raylet = apart.only(COORDINATOR)
+        apart.kill(raylet)
+        running.until(lambda: sweep.progress()[1] >= 1, "an outcome")
+        assert "its processes were lost; it goes on after round" in running.said()
+        assert running.interrupted() == 130 and "Traceback" not in running.said()
+    apart.stop()
+    finished = sweep.progress()[1]
     sweep.machine("two")
-    output = resume(sweep)
-    assert "Traceback" not in output
+    process = sweep.start("--resume")
+    wait_until(lambda: len(sweep.table()) > finished, "another outcome", progress=sweep.progress)
+    kill_group(process)
+    assert "finished" in {outcome for outcome, _, _ in sweep.table().values()} and len(sweep.table()) < TRIALS
+    sweep.machine("three")
+    assert "Traceback" not in resume(sweep)
     check_whole(sweep, undisturbed)
     assert len(sweep.objects(r"report/report\.html$")) == 1 and not sweep.objects("secret")

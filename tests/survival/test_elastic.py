@@ -67,6 +67,12 @@ class Beside:
         wait_until(over, what, progress=self.sweep.progress)
         assert held[-1] or condition(), self.said()
 
+    def interrupted(self) -> int:
+        """Send SIGINT; its exit code, once it has ended."""
+        self._process.send_signal(signal.SIGINT)
+        self.until(lambda: self._process.poll() is not None, "the sweep to end")
+        return int(self._process.returncode)
+
     def end(self) -> None:
         """Wait until it has ended well."""
         self.until(lambda: self._process.poll() is not None, "the sweep to end")
