@@ -51,11 +51,13 @@ SHARING = {
     **dict.fromkeys(("test_elastic", "test_faults", "test_processes_die"), "nodes"),
 }
 """Files that share a process beside those in `runtime`, for they share an undisturbed sweep, or a cluster."""
+LONG = ("test_hangs", "test_cut_network")
+"""Files that take longer than all but these groups."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest groups come first, see `pytest_xdist_make_scheduler`: of the survival suite, then those on Ray."""
-    items.sort(key=lambda item: (item.path.stem not in SHARING, item.path.parent != RAY))
+    """The longest groups come first, see `pytest_xdist_make_scheduler`: of the survival suite, then that on Ray."""
+    items.sort(key=lambda i: (i.path.stem not in SHARING, i.path.stem not in LONG, i.path.parent != RAY))
 
 
 @pytest.hookimpl(optionalhook=True)

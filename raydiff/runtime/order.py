@@ -14,10 +14,18 @@ class _NewestFirst(FIFOScheduler):
     which Tune then ends. Where trials end more often than processes start, such a node would never be used.
     """
 
+    limit: Any = None
+    """What has `max_concurrent`, see `Room`; None: there is none."""
+
     def choose_trial_to_run(self, tune_controller: Any) -> Any:
-        """The trial that Tune is to start next, if one waits."""
+        """The trial that Tune is to start next, if one waits. Where none does, and none may be added, no slot is kept
+        for it: another job may wait for that."""
         _let_go(tune_controller._tune_controller)
-        waiting = [trial for trial in tune_controller.get_trials() if trial.status == "PENDING"]
+        trials = tune_controller.get_trials()
+        waiting = [trial for trial in trials if trial.status == "PENDING"]
+        running = sum(trial.status == "RUNNING" for trial in trials)
+        if self.limit is not None and not waiting and running >= self.limit.max_concurrent:
+            tune_controller._tune_controller._cleanup_cached_actors(force_all=True)  # Ray 2.60 has no public way.
         begun = [trial for trial in waiting if trial.has_reported_at_least_once]
         return (begun or waiting[-1:] or [None])[0]
 

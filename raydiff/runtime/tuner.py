@@ -263,7 +263,8 @@ def _fit(
 ) -> bool:
     """Through Tune; True when it ended because there was no room any more, or none on a node that has lost a GPU."""
     limit = BasicVariantGenerator(max_concurrent=1) if search is None else ConcurrencyLimiter(search, max_concurrent=1)
-    room = Room(plan, shape, progress, limit)
+    room, order = Room(plan, shape, progress, limit), scheduler or InOrder()
+    order.limit = limit
     given = Given.of(plan.folder)
     # Not by the config, which Tune writes down: it has the secret.
     told: Any = Federation if given is None else tune.with_parameters(Federation, given=given)
@@ -279,7 +280,7 @@ def _fit(
             tune_config=tune.TuneConfig(
                 num_samples=samples,
                 reuse_actors=True,
-                scheduler=scheduler or InOrder(),
+                scheduler=order,
                 search_alg=limit,
                 time_budget_s=budget_s,
             ),
