@@ -286,6 +286,32 @@ def test_who_takes_over_the_processes_of_a_trial_that_has_ended():
             assert order.choose_trial_to_run(among) is chosen
 
 
+@pytest.mark.parametrize(
+    ("statuses", "most", "let_go"),
+    [
+        (["RUNNING"], 1, True),
+        (["RUNNING"], 2, False),  # The next one is about to be added.
+        (["RUNNING", "PENDING"], 1, False),
+        ([], 1, False),
+    ],
+)
+def test_a_slot_that_no_trial_may_have_is_let_go(statuses, most, let_go):
+    """Another job may wait for it; processes are kept for the next trial only where there may be one."""
+    from ray.tune.experiment import Trial
+
+    from raydiff.runtime.order import InOrder
+
+    trials, done = [Trial("federation", stub=True) for _ in statuses], []
+    for trial_, status in zip(trials, statuses, strict=True):
+        trial_.set_status(status)
+    known = SimpleNamespace(_trials=trials, _stopped_trials=set(), _trials_to_cache=set(), _trial_to_actor={})
+    known._cleanup_cached_actors = lambda force_all: done.append(force_all)
+    order = InOrder()
+    order.limit = SimpleNamespace(max_concurrent=most)
+    order.choose_trial_to_run(SimpleNamespace(get_trials=lambda: trials, _tune_controller=known))
+    assert done == [True] * let_go
+
+
 def test_a_ray_that_does_not_start_is_one_sentence(monkeypatch):
     from raydiff.runtime import cluster
 
