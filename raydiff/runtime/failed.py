@@ -28,7 +28,7 @@ def said(trial: Trial | None, error: Exception) -> dict[str, Any]:
     if trial is None:
         return {"finished": True, "failed": reason}
     reason = not_writable(raised, trial.sweep) or reason
-    with contextlib.suppress(OSError):  # on a full disk
+    with contextlib.suppress(OSError, ValueError):  # on a full disk, or beside a damaged file
         (trial.folder / "error.txt").write_text("".join(traceback.format_exception(error)))
         readable.put(trial.folder)
     result = {"finished": True, "failed": reason, "digest": trial.experiment.digest}

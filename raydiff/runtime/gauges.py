@@ -21,7 +21,7 @@ TOLD = {
     "raydiff_bytes_sent": "Bytes of all uploads so far.",
     "raydiff_stragglers": "Clients that were late in the last round.",
     "raydiff_rejected": "Clients whose upload was rejected in the last round.",
-    "raydiff_processes_lost": "Processes of the trial that hung, or lost their accelerator, and were ended.",
+    "raydiff_processes_lost": "Processes of the trial that died, hung, or lost their accelerator.",
 }
 """Name -> what it is. Ray puts `ray_` before each."""
 

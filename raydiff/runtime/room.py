@@ -18,7 +18,7 @@ from raydiff.runtime.progress import Progress
 from raydiff.runtime.slots import Slot, say, share, storage_is_shared
 
 EVERY_S = 5.0
-LOST = "gpu_lost"  # In a trial's result: (the node, the sentence).
+GPU_LOST = "gpu_lost"  # In a trial's result: (the node, the sentence).
 AHEAD = 5  # An autoscaler sees what waits: as many trials as fit already, and at least so many.
 
 
@@ -48,7 +48,7 @@ class Room(tune.Callback, tune.Stopper):
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
         """No trial is stopped for its result here; but it may tell that it has found its GPU lost."""
-        if LOST in result and self.progress.leave_out(*result[LOST]):
+        if GPU_LOST in result and self.progress.leave_out(*result[GPU_LOST]):
             self.over = True
         return False
 

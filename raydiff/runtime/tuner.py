@@ -45,7 +45,7 @@ from raydiff.runtime.gauges import Gauges
 from raydiff.runtime.order import Asha, InOrder
 from raydiff.runtime.plan import Planned, experiment_of, written
 from raydiff.runtime.progress import Progress
-from raydiff.runtime.room import LOST, Room
+from raydiff.runtime.room import GPU_LOST, Room
 from raydiff.runtime.slots import Slot, cap_memory, fitting, slot, storage_is_shared
 
 
@@ -82,7 +82,7 @@ class Federation(tune.Trainable):
         except (WorkersLost, Overtaken):
             raise
         except lost.GpuLost as e:
-            result = {"finished": False, "round": self._round, LOST: (e.node, str(failed.cause(e)))}
+            result = {"finished": False, "round": self._round, GPU_LOST: (e.node, str(failed.cause(e)))}
             self._results = itertools.repeat(result)
         except torch.OutOfMemoryError as e:
             number, share = self._round + 1, self._gpu_server

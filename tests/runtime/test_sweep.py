@@ -211,7 +211,7 @@ def test_where_no_node_has_room_tune_is_ended(room):
 
 
 def test_a_node_that_has_lost_a_gpu_ends_tune_and_has_no_room_afterwards(room, capsys):
-    from raydiff.runtime.room import LOST
+    from raydiff.runtime.room import GPU_LOST
 
     make, there = room
     there.nodes = {"n1": {"CPU": 2.0}, "n2": {"CPU": 4.0}}
@@ -219,7 +219,7 @@ def test_a_node_that_has_lost_a_gpu_ends_tune_and_has_no_room_afterwards(room, c
     assert this.limit.max_concurrent == 6
     this.progress.on_trial_start(0, [], fake_trial(0))
     for _ in range(2):  # The trial says so until it is ended, and so may others on this node.
-        assert this("0", {LOST: ("n2", "a GPU of node 10.0.0.7 is lost (CUDA error: x)")}) is False
+        assert this("0", {GPU_LOST: ("n2", "a GPU of node 10.0.0.7 is lost (CUDA error: x)")}) is False
         assert this.stop_all()
     said = "  a GPU of node 10.0.0.7 is lost (CUDA error: x): the sweep goes on without this node\n"
     assert capsys.readouterr().out == said

@@ -14,14 +14,13 @@ from networks import Parted, possible
 from nodes import COORDINATOR, Federated, check_unharmed
 from test_elastic import Beside
 
-pytestmark = [
-    pytest.mark.survival,
-    pytest.mark.skipif(not possible(), reason="needs root and `ip netns`, to make networks"),
-]
+pytestmark = pytest.mark.survival
 
 
 @pytest.fixture
 def parted() -> Iterator[Parted]:
+    if not possible():
+        pytest.skip("needs root and `ip netns`, to make networks")
     cluster = Parted()
     yield cluster
     cluster.stop()

@@ -63,9 +63,7 @@ def undisturbed(folder: Path, kind: str) -> tuple[Any, str, float]:
     return this.sweep.state(), this.sweep.table(), this.sweep.round_s()
 
 
-def tried(
-    fault: str, seed: int, expected: dict[str, Any], folder: Path, nodes: Nodes | Parted | None
-) -> dict[str, Any]:
+def tried(fault: str, seed: int, expected: dict[str, Any], folder: Path, nodes: Cluster) -> dict[str, Any]:
     """One try, as a row of the table."""
     does, kind, _ = FAULTS[fault]
     at, begun = Path(tempfile.mkdtemp(dir=folder)), time.monotonic()
