@@ -10,13 +10,17 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import hmac
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+
+_FEW = 2**47  # A smaller word of 64 bits has too few significant ones.
+_BLOCK = 2**15  # draws that are made at a time, so that they stay in a CPU's cache
 
 
 def generator(seed: int, *path: str | int) -> torch.Generator:
@@ -36,17 +40,28 @@ class NoiseStream:
     path: tuple[str | int, ...]
 
     def normal(self, records: Sequence[int], shape: Sequence[int]) -> Tensor:
-        """Standard normal draws, (len(records), *shape), float32.
+        """Standard normal draws, (len(records), *shape), float64, for `privacy.grid.noised`.
 
         Not from torch's CPU generator, which keeps 32 bits of its seed: among 100,000 records some would share their
         noise, and all streams can be tried. SHAKE-256 makes the bits, the normal quantile function the draws.
         """
-        out = torch.empty(len(records), *shape)
-        for row, record in enumerate(records):
-            bits = hashlib.shake_256(_digest(self.secret, (*self.path, record))).digest(8 * out[row].numel())
-            uniform = ((np.frombuffer(bits, "<u8") >> 12) + 0.5) / 2**52  # the middles of 2^52 equal cells
-            out[row] = torch.special.ndtri(torch.from_numpy(uniform)).view(out[row].shape)
-        return out
+        size = math.prod(shape)
+        streams = [_digest(self.secret, (*self.path, record)) for record in records]
+        bits = b"".join(hashlib.shake_256(stream).digest(8 * size) for stream in streams)
+
+        def further(at: int) -> Iterator[int]:
+            record, entry = divmod(at, size)
+            more = hashlib.shake_256(_digest(streams[record], ("further", entry))).digest(1024)
+            return iter(np.frombuffer(more, "<u8").tolist())
+
+        return _normal(np.frombuffer(bits, "<u8"), further).view(len(streams), *shape)
+
+    def many_normal(self, count: int, *path: str | int) -> Tensor:
+        """(count,) standard normal draws in float64 from `generator`: for millions of draws, step after step."""
+        source = self.generator(*path).bit_generator
+        blocks = [min(_BLOCK, count - start) for start in range(0, count, _BLOCK)]
+        draws = [_normal(source.random_raw(n), lambda _: iter(source.random_raw, None)) for n in blocks]
+        return torch.cat(draws) if draws else torch.empty(0, dtype=torch.float64)
 
     def words(self, count: int, *path: str | int) -> np.ndarray[Any, np.dtype[np.uint32]]:
         """(count,) uniform words of 32 bits of the stream named by `path` below this one: SHAKE-256's, so that what is
@@ -55,7 +70,7 @@ class NoiseStream:
         return np.frombuffer(bits, "<u4").astype(np.uint32)
 
     def generator(self, *path: str | int) -> np.random.Generator:
-        """A fast generator for the stream named by `path` below this one: for millions of draws, step after step.
+        """A fast generator for the stream named by `path` below this one.
 
         Philox with 128 bits of the HMAC as its key: no two of these streams will ever meet, and none can be found by
         trying. Each is a bijection of a counter and passes the usual statistical tests. It is no cipher: that its key
@@ -92,6 +107,30 @@ def forked(rng: torch.Generator) -> Iterator[None]:
             yield
         finally:
             np.random.set_state(numpy_state)
+
+
+def _normal(words: np.ndarray[Any, np.dtype[np.uint64]], further: Callable[[int], Iterator[int]]) -> Tensor:
+    """Standard normal draws in float64, one from each uniform word of 64 bits: its first bit is the sign, the others
+    are a uniform number in (0, 1/2), whose quantile is taken.
+
+    A number below 2^-17 gets more bits behind its own, of the words `further(its place)`, so that each has 47
+    significant bits at least and no tail is cut off.
+    """
+    words = words.view(np.int64)
+    bits = words & (2**63 - 1)
+    half = bits.astype(np.float64)
+    half += 0.5
+    half *= 2.0**-64
+    for at in np.flatnonzero(bits < _FEW).tolist():
+        half[at] = (int(bits[at]) + _uniform(further(at))) * 2.0**-64
+    z = torch.special.ndtri(torch.from_numpy(half)).numpy()
+    return torch.from_numpy(np.copysign(z, words))
+
+
+def _uniform(words: Iterator[int]) -> float:
+    """A uniform number in (0, 1), with 47 significant bits at least."""
+    word = next(words)
+    return (word + (_uniform(words) if word < _FEW else 0.5)) * 2.0**-64
 
 
 def _key(secret: bytes, path: Sequence[str | int]) -> int:

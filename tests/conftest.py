@@ -39,6 +39,7 @@ from raydiff.models.ddpm import DDPM
 from raydiff.models.latent.model import LatentModel
 from raydiff.models.networks import MLP
 from raydiff.models.training import Training
+from raydiff.privacy import accountants, grid, private_gradient
 from raydiff.tree import Params
 
 hypothesis.settings.register_profile("raydiff", deadline=None)  # Timings are benchmarks, not tests.
@@ -53,6 +54,24 @@ SHARING = {
 """Files that share a process beside those in `runtime`, for they share an undisturbed sweep, or a cluster."""
 LONG = ("test_hangs", "test_cut_network")
 """Files that take longer than all but these groups."""
+
+
+@pytest.fixture
+def fine_grid(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps so small that a release is signal plus noise to float32: for tests of the signal or the noise's scale."""
+    monkeypatch.setattr(grid, "FINENESS", 2**30)
+
+
+@pytest.fixture
+def real_gaussians(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Bounds of real Gaussians, without what `grid.charged` adds for the sampler: to compare with other accountants."""
+    caches = (accountants.mu_for, private_gradient.noise_multiplier_for)
+    monkeypatch.setattr(grid, "charged", lambda bound, delta: bound(delta))
+    for cache in caches:
+        cache.cache_clear()
+    yield
+    for cache in caches:
+        cache.cache_clear()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

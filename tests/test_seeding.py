@@ -71,7 +71,7 @@ def test_noise_is_keyed_by_secret_and_path(other: NoiseStream) -> None:
 
 def test_noise_is_standard_normal_within_and_across_records() -> None:
     z = NoiseStream(SECRET, ("x",)).normal(range(200), (200,))
-    assert z.dtype == torch.float32 and z.isfinite().all()
+    assert z.dtype == torch.float64 and z.isfinite().all()
     n = z.numel()
     assert abs(float(z.mean())) < 5 / math.sqrt(n)
     assert abs(float(z.square().mean()) - 1) < 5 * math.sqrt(2 / n)

@@ -22,6 +22,8 @@ Of sums of discrete Gaussians (trust aggregate) only their Renyi divergence is k
 All see unsampled Gaussians through mu = sensitivity / standard deviation, or tau = mu^2 / 2. Under
 composition mu^2 and tau add up, also where a value depends on those before it (Dong, Roth & Su 2019, arXiv
 1905.02383). exact = pld <= rdp <= theorem; of sampled ones pld <= rdp.
+
+To each bound is added what the noise that is drawn differs from real Gaussians (`grid.charged`): about 1e-5 to epsilon.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, TypeVar
 
-from raydiff.privacy import gaussian, pairs, renyi
+from raydiff.privacy import gaussian, grid, pairs, renyi
 from raydiff.privacy.gaussian import check_delta
 from raydiff.privacy.release import DiscreteGaussian, Event, Gaussian, NonPrivate, Nothing
 
@@ -53,7 +55,8 @@ def exact(events: Sequence[Event], delta: float) -> float:
     Raises ValueError for events that do not compose, Unsupported for sampled and discrete ones.
     """
     check_delta(delta)
-    return gaussian.epsilon_for(gaussian_dp_mu(events), delta)
+    mu = gaussian_dp_mu(events)
+    return _charged(events, lambda d: gaussian.epsilon_for(mu, d), delta)
 
 
 def pld(events: Sequence[Event], delta: float) -> float:
@@ -64,7 +67,7 @@ def pld(events: Sequence[Event], delta: float) -> float:
     """
     check_delta(delta)
     kinds = kinds_of(events)
-    return math.inf if kinds is None else _pld(*kinds, delta)
+    return math.inf if kinds is None else _charged(events, lambda d: _pld(*kinds, d), delta)
 
 
 def rdp(events: Sequence[Event], delta: float) -> float:
@@ -78,8 +81,9 @@ def rdp(events: Sequence[Event], delta: float) -> float:
         kinds, replaced = _kinds(gaussians)
         if replaced:
             raise Unsupported("rdp has no theorem for Poisson sampling under replace_one: use the pld accountant")
-        return renyi.epsilon_of_sampled(kinds, delta)
-    return renyi.epsilon_for(renyi_mu(events), delta)
+        return _charged(events, lambda d: renyi.epsilon_of_sampled(kinds, d), delta)
+    mu = renyi_mu(events)
+    return _charged(events, lambda d: renyi.epsilon_for(mu, d), delta)
 
 
 def theorem(events: Sequence[Event], delta: float) -> float:
@@ -91,7 +95,7 @@ def theorem(events: Sequence[Event], delta: float) -> float:
     check_delta(delta)
     mu = renyi_mu(events)
     tau = mu * mu / 2
-    return tau + 2 * math.sqrt(tau * -math.log(delta))
+    return _charged(events, lambda d: tau + 2 * math.sqrt(tau * -math.log(d)), delta)
 
 
 Bound = Callable[[Sequence[Event], float], float]
@@ -188,7 +192,12 @@ def kinds_of(events: Sequence[Event]) -> tuple[tuple[pairs.Kind, ...], bool] | N
 def mu_for(epsilon: float, delta: float, accountant: Literal["exact", "rdp"] = "exact") -> float:
     """The largest mu, to within a relative 1e-9, at which that accountant's epsilon is at most epsilon."""
     check_budget(epsilon, delta)
-    spent = gaussian.epsilon_for if accountant == "exact" else lambda mu, delta: renyi.epsilon_for(mu, delta)
+
+    def spent(mu: float, delta: float) -> float:
+        if accountant == "rdp":
+            return renyi.epsilon_for(mu, delta)
+        return grid.charged(lambda d: gaussian.epsilon_for(mu, d), delta)
+
     low, high = 0.0, 1.0
     while spent(high, delta) <= epsilon:
         low, high = high, 2 * high
@@ -201,6 +210,12 @@ def mu_for(epsilon: float, delta: float, accountant: Literal["exact", "rdp"] = "
 def knows_no_curve(events: Iterable[Event]) -> bool:
     """Whether of some of these only Renyi divergences are known."""
     return any(isinstance(e, DiscreteGaussian) for e in events)
+
+
+def _charged(events: Iterable[Event], bound: Callable[[float], float], delta: float) -> float:
+    """`bound(delta)`, and what the sampler of Gaussians costs (`grid`); sums of discrete Gaussians are exact."""
+    drawn = any(isinstance(e, Gaussian) and e.std_over_sensitivity < math.inf for e in events)
+    return grid.charged(bound, delta) if drawn and not knows_no_curve(events) else bound(delta)
 
 
 def _gaussians(events: Sequence[Event]) -> list[Gaussian] | None:

@@ -137,18 +137,9 @@ class Weakened(NoiseStream):
         """`NoiseStream.normal`, times the factor."""
         return self.factor * super().normal(records, shape)
 
-    def generator(self, *path: str | int) -> np.random.Generator:
-        """`NoiseStream.generator`, its normal draws times the factor."""
-        quiet = _Quiet(super().generator(*path).bit_generator)
-        quiet.factor = self.factor
-        return quiet
-
-
-class _Quiet(np.random.Generator):
-    factor: float
-
-    def standard_normal(self, size: Any = None, dtype: Any = np.float64, out: Any = None) -> Any:
-        return super().standard_normal(size, dtype, out) * np.dtype(dtype).type(self.factor)
+    def many_normal(self, count: int, *path: str | int) -> Tensor:
+        """`NoiseStream.many_normal`, times the factor."""
+        return self.factor * super().many_normal(count, *path)
 
 
 def _check(count: int, confidence: float) -> None:

@@ -125,7 +125,12 @@ class ClientPrivacy:
         return Encoding.of(clip=self.clip, ratio=ratio, size=size, shares=self.shares)
 
     def publish(self, mean: Params, *, count: int, rounds: int, noise: NoiseStream) -> tuple[Params, Gaussian]:
-        """The mean of `count` clipped updates as the server publishes it under central trust, and its event."""
+        """The mean of `count` clipped updates as the server publishes it under central trust, and its event.
+
+        A mean in float32 is rounded by up to 2^-24 of its norm, which is at most the clip norm, so that replacing a
+        client moves `count` times the mean by (2 + 2 count 2^-24) clip: the noise is larger by that.
+        """
         std = self.std(rounds)
         event = Gaussian(std / (2 * self.clip), "client", "replace_one", "central")
-        return noised(mean, std=std / count, noise=noise), event
+        noisy = noised(mean, std=std / count * (1 + count * 2.0**-24), noise=noise)
+        return {k: v.to(mean[k].dtype) for k, v in noisy.items()}, event

@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 
 from raydiff import seeding, tree
-from raydiff.privacy import accountants, layers
+from raydiff.privacy import accountants, grid, layers
 from raydiff.privacy.layers import Outer, PerRecord
 from raydiff.privacy.release import ROUNDING, Gaussian
 from raydiff.seeding import NoiseStream
@@ -114,7 +114,8 @@ class PrivateGradient:
         total, loss = self._clipped_sum(theta, np.flatnonzero(drawn).tolist())
         z, std = self._normal(theta), self.mechanism.noise_multiplier * self.mechanism.max_grad_norm
         self.steps += 1
-        return {k: (v + std * z[k]) / self.batch for k, v in total.items()}, loss / self.batch
+        noisy = {k: grid.noised(v, z[k], std=std) / self.batch for k, v in total.items()}
+        return {k: v.to(theta[k].dtype) for k, v in noisy.items()}, loss / self.batch
 
     @property
     def event(self) -> Gaussian:
@@ -168,8 +169,8 @@ class PrivateGradient:
     def _normal(self, theta: Params) -> Params:
         """Standard normal draws shaped like theta."""
         sizes = [v.numel() for v in theta.values()]
-        z = self.noise.generator("noise", self.steps).standard_normal(sum(sizes), dtype=np.float32)
-        parts = torch.from_numpy(z).to(self.images.device).split(sizes)
+        z = self.noise.many_normal(sum(sizes), "noise", self.steps)
+        parts = z.to(self.images.device).split(sizes)
         return {k: part.view_as(v) for (k, v), part in zip(theta.items(), parts, strict=True)}
 
 

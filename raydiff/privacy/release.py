@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from raydiff import tree
+from raydiff.privacy import grid
 from raydiff.seeding import NoiseStream
 from raydiff.tree import Flat, Params, Tensors, clip_records
 
@@ -227,11 +228,12 @@ def gaussian_records(
     if "x" in public:
         raise ValueError("public must not have a field 'x': it would take the place of the noised records")
     x = _finite(x if center is None else x - center, "records")
-    noisy = scale * clip_records(x, clip * (1 - ROUNDING)) + std * noise.normal(numbers, x.shape[1:])
-    if center is not None:  # It is added last: its rounding is no part of the signal.
-        noisy += scale * center
+    signal = scale * clip_records(x, clip * (1 - ROUNDING))
+    noisy = grid.noised(signal, noise.normal(numbers, x.shape[1:]), std=std)
+    if center is not None:  # It is added last, on the same grid: its rounding is no part of the signal.
+        noisy += grid.noised(scale * center, torch.zeros(center.shape, dtype=torch.float64), std=std)
     event = Gaussian(std / (2 * clip * scale), "example", "replace_one", "local", declared=tuple(public))
-    return Release({"x": noisy, **_copied(public)}, event, _KEY)
+    return Release({"x": noisy.float(), **_copied(public)}, event, _KEY)
 
 
 def _finite(x: Tensor, what: str) -> Tensor:
@@ -251,7 +253,8 @@ def gaussian_update(value: Tensors, *, clip: float, std: float, noise: NoiseStre
     """
     if not (clip > 0 and std >= 0 and math.isfinite(clip)):
         raise ValueError(f"clip must be > 0 and finite, std >= 0, got {clip} and {std}")
-    noisy = noised(clipped_update(value, clip), std=std, noise=noise)
+    clipped = clipped_update(value, clip)
+    noisy = {k: v.to(clipped[k].dtype) for k, v in noised(clipped, std=std, noise=noise).items()}
     event = Gaussian(std / (2 * clip), "client", "replace_one", "local", declared=("examples",))
     return Release(noisy, event, _KEY)
 
@@ -270,7 +273,8 @@ def gaussian_rows(x: Tensor, *, clip: float, std: float, noise: NoiseStream, pub
     if not len(x):
         raise ValueError("there must be one vector at least")
     x = _finite(x, "vectors")
-    noisy = clip_records(x, clip * (1 - ROUNDING)) + std * noise.normal(range(len(x)), x.shape[1:])
+    signal = clip_records(x, clip * (1 - ROUNDING))
+    noisy = grid.noised(signal, noise.normal(range(len(x)), x.shape[1:]), std=std).float()
     declared = (*public, "examples")
     event = Gaussian(std / (2 * clip * math.sqrt(len(x))), "client", "replace_one", "local", declared=declared)
     return Release({"x": noisy, **_copied(public)}, event, _KEY)
@@ -292,7 +296,7 @@ def gaussian_sum(
         raise ValueError(f"public must not have a field {min(shared)!r}: it would take the place of a noised sum")
     if not tree.is_finite(value):
         raise ValueError("the sum must be finite: no sensitivity bounds an infinite or undefined record")
-    noisy = {k: v.float() for k, v in noised({k: v.double() for k, v in value.items()}, std=std, noise=noise).items()}
+    noisy = {k: v.float() for k, v in noised(value, std=std, noise=noise).items()}
     event = Gaussian(std / sensitivity, "example", "replace_one", "local", declared=declared)
     return Release({**noisy, **_copied(public)}, event, _KEY)
 
@@ -315,6 +319,6 @@ def _shrunk(v: Tensor, norm: Tensor, clip: float) -> Tensor:
 
 
 def noised(value: Tensors, *, std: float, noise: NoiseStream) -> Params:
-    """`value + std * z`, with independent noise for each leaf."""
+    """`value + std * z` on the grid, in float64, with independent noise for each leaf."""
     draws = {k: noise.normal([i], value[k].shape)[0] for i, k in enumerate(sorted(value))}
-    return {k: v + std * draws[k].to(v.dtype) for k, v in value.items()}
+    return {k: grid.noised(v, draws[k].to(v.device), std=std) for k, v in value.items()}

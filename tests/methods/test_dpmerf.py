@@ -23,6 +23,8 @@ from raydiff.privacy import accountants
 from raydiff.seeding import NoiseStream, generator
 from raydiff.tree import Params
 
+pytestmark = pytest.mark.usefixtures("fine_grid")
+
 NOISE = NoiseStream(b"0123456789abcdef", ("x",))
 PUBLIC = records(9, 30)
 SHORT = Training(steps=8, batch=20)

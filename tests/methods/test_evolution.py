@@ -23,6 +23,8 @@ from raydiff.privacy import accountants, gaussian
 from raydiff.seeding import NoiseStream, generator
 from raydiff.tree import Params
 
+pytestmark = pytest.mark.usefixtures("fine_grid")
+
 NOISE = NoiseStream(b"0123456789abcdef", ("x",))
 PUBLIC = records(9, 30)
 
@@ -85,6 +87,7 @@ def test_no_replaced_record_moves_the_votes_by_more_than_the_root_of_two_and_som
     assert {round(x, 6) for x in found} == {0.0, round(math.sqrt(2), 6)}
 
 
+@pytest.mark.usefixtures("real_gaussians")
 def test_all_rounds_together_keep_to_the_budget() -> None:
     """Each is a Gaussian mechanism of the same mu; nobody spends more, however many records and clients there are."""
     method = small(epsilon=2.0, delta=1e-6, rounds=5)

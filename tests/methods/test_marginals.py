@@ -23,6 +23,8 @@ from raydiff.privacy.canaries import Weakened
 from raydiff.privacy.release import Gaussian, NonPrivate
 from raydiff.seeding import NoiseStream, generator
 
+pytestmark = pytest.mark.usefixtures("fine_grid")
+
 COUNTS = (3, 2, 4, 3)
 METHOD = Marginals(model=Forest(counts=COUNTS, labels=(2,)))
 NOISE = NoiseStream(b"0123456789abcdef", ("x",))

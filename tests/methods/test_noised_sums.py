@@ -33,6 +33,8 @@ from raydiff.privacy.release import Gaussian, NonPrivate, Release, gaussian_sum
 from raydiff.seeding import NoiseStream, generator
 from raydiff.tree import Params
 
+pytestmark = pytest.mark.usefixtures("fine_grid")
+
 Summed = Sketch | DPMERF | Evolution
 Mechanism = Callable[[Summed, Records, NoiseStream], Release]
 

@@ -24,6 +24,8 @@ from raydiff.privacy.release import Gaussian, NonPrivate
 from raydiff.seeding import NoiseStream, generator
 from raydiff.tree import Params
 
+pytestmark = pytest.mark.usefixtures("fine_grid")
+
 NOISE = NoiseStream(b"0123456789abcdef", ("x",))
 
 
@@ -95,7 +97,7 @@ def test_a_given_depth_must_keep_to_the_budget(method: PFDM) -> None:
 def test_the_upload_is_algorithm_1_by_hand(method: PFDM) -> None:
     method, data = replace(method, clip=4.6), records(0)
     result = method.local_update({}, {}, data, Round(0, generator(0), NOISE))
-    abar, z = float(method.model.abar[method.depth]), NOISE.normal(range(12), (1, 8, 8))
+    abar, z = float(method.model.abar[method.depth]), NOISE.normal(range(12), (1, 8, 8)).float()
     norms = data.images.flatten(1).norm(dim=1)
     assert bool((norms > 4.6).any()) and bool((norms < 4.6).any())
     clipped = data.images * (4.6 / norms).clamp_max(1).view(-1, 1, 1, 1)
@@ -292,7 +294,7 @@ def test_a_center_moves_what_is_clipped_and_not_what_is_guaranteed(method: PFDM)
     assert centred.release.event == plain.release.event
     assert (centred.metrics["upload/clipped_fraction"], plain.metrics["upload/clipped_fraction"]) == (0.0, 1.0)
     abar = float(method.model.abar[method.depth])
-    noise = math.sqrt(1 - abar) * NOISE.normal(range(len(near)), near.images.shape[1:])
+    noise = math.sqrt(1 - abar) * NOISE.normal(range(len(near)), near.images.shape[1:]).float()
     sent = (centred.release.value["x"] - noise) / math.sqrt(abar)
     assert torch.allclose(sent, near.images, atol=1e-4)
     far = method.local_update(server, {}, data, rnd).release.value["x"]

@@ -23,6 +23,8 @@ from raydiff.models.training import with_clipped_flag
 from raydiff.privacy import accountants
 from raydiff.seeding import NoiseStream, generator
 
+pytestmark = pytest.mark.usefixtures("fine_grid")
+
 NOISE = NoiseStream(b"0123456789abcdef", ("x",))
 PUBLIC = records(9, 30)
 

@@ -22,6 +22,8 @@ from raydiff.privacy.accountants import ACCOUNTANTS, Unsupported, exact, rdp, th
 from raydiff.privacy.depth import depth_for, release_event
 from raydiff.privacy.release import Event, Gaussian, NonPrivate, Nothing
 
+pytestmark = pytest.mark.usefixtures("real_gaussians")
+
 NAMES = ("theorem", "rdp", "exact")
 EVERY = (*NAMES, "pld")
 LINEAR = alphas_bar("linear", 1000)

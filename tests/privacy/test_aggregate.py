@@ -140,6 +140,7 @@ def test_epsilon_covers_the_true_divergence_and_half_the_noise_or_one_share_fewe
         assert hockey_stick(broken, shift, epsilon) > 3 * DELTA
 
 
+@pytest.mark.usefixtures("real_gaussians")
 def test_accountants_without_a_theorem_refuse() -> None:
     event = DiscreteGaussian(2.0, "client", "replace_one", "aggregate")
     plain = Gaussian(2.0, "client", "replace_one", "aggregate")

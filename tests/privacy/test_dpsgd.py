@@ -612,6 +612,7 @@ def test_a_batch_that_cannot_be_drawn_is_refused(batch: int, n: int) -> None:
 # --- what it costs -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("real_gaussians")
 @pytest.mark.parametrize(("sigma", "batch", "steps"), [(1.0, 20, 30), (0.6, 1, 5), (4.0, 200, 3)])
 def test_the_event_is_of_the_steps_taken_and_costs_what_opacus_says(sigma: float, batch: int, steps: int) -> None:
     gradient = make(noise_multiplier=sigma, batch=batch)

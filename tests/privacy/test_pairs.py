@@ -15,6 +15,8 @@ from raydiff.privacy.accountants import exact, pld, rdp
 from raydiff.privacy.release import Gaussian, NonPrivate
 from raydiff.seeding import NoiseStream
 
+pytestmark = pytest.mark.usefixtures("real_gaussians")
+
 RELATIONS = ("zero_out", "replace_one")
 
 

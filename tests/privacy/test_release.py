@@ -42,6 +42,8 @@ from raydiff.privacy.release import (
 from raydiff.seeding import NoiseStream
 from raydiff.tree import Params
 
+pytestmark = pytest.mark.usefixtures("fine_grid")
+
 Mechanism = Callable[..., Release]
 
 CLIP, SCALE, STD = 1.5, 0.4, 0.7

@@ -21,6 +21,8 @@ from raydiff.privacy.ledger import Ledger
 from raydiff.privacy.release import ROUNDING, Gaussian, Release, already_private, gaussian_rows
 from raydiff.seeding import NoiseStream
 
+pytestmark = pytest.mark.usefixtures("fine_grid")
+
 Mechanism = Callable[..., Release]
 
 CLIP, STD, WIDTH = 1.5, 0.7, 500

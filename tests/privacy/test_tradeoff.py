@@ -13,6 +13,7 @@ from raydiff.privacy.ledger import Ledger, Spent
 from raydiff.privacy.release import Gaussian, NonPrivate
 
 
+@pytest.mark.usefixtures("real_gaussians")
 def test_pfdm_at_epsilon_10() -> None:
     """By Theorem 5.1: tau + 2 sqrt(tau ln(1/delta)) = 10 and mu = sqrt(2 tau). The exact accountant allows more noise
     less, so its ceilings are higher."""
@@ -26,6 +27,7 @@ def test_pfdm_at_epsilon_10() -> None:
     assert gaussian.tpr_ceiling(exact, 0.01) == pytest.approx(0.372, abs=5e-4)
 
 
+@pytest.mark.usefixtures("real_gaussians")
 def test_epsilon_for_is_the_inverse_of_mu_for() -> None:
     assert gaussian.epsilon_for(accountants.mu_for(3.0, 1e-5), 1e-5) == pytest.approx(3.0, rel=1e-6)
     with pytest.raises(ValueError, match="mu must be >= 0"):
