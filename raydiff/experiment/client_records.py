@@ -61,7 +61,8 @@ def alike(trials: Sequence[Path], unit: str) -> bool:
     """Whether the trials in these folders that have the same data set have the same units. Where that cannot be read
     any more, only equal settings tell it."""
     try:
-        flats = {trial: flatten(read_json(trial / "config.json")) for trial in trials if (trial / "config.json").exists()}
+        begun = [trial for trial in trials if (trial / "config.json").exists()]
+        flats = {trial: flatten(read_json(trial / "config.json")) for trial in begun}
         names = {trial: sources.identity(flat.get("data.name", "")) for trial, flat in flats.items()}
         distinct = {(names[t], *_deciding(flat, unit).items()): t for t, flat in flats.items()}
         if len(distinct) == len(set(names.values())):

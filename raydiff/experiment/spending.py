@@ -193,16 +193,22 @@ class _State:
             raise ValueError(f"{who} cannot be charged to the budget of {self.budget}: {why} ({where})")
         record = self._record(experiment, folder, events, whole=True)
         known = [*self.records[1:], *self.early.values(), *self.pending]
-        for other in known:
-            self._check_units(who, record["units"], other)
-        charges = {r["key"]: privacy.read(r["events"]) for r in known if r["key"] != record["key"]}
-        before, after = (self.budget.spent(c, order_of(known)) for c in (charges.values(), [*charges.values(), events]))
+        for other in (r for r in known if r["units"]["digest"] != record["units"]["digest"]):
+            what = "public records" if self.budget.unit == "example" else "clients or public records"
+            apart = _apart(record["units"], other["units"])
+            raise ValueError(f"{who} has other {what} than {other['trial']}, under one budget in {where}: {apart}")
+        others = {r["key"]: privacy.read(r["events"]) for r in known if r["key"] != record["key"]}
+        after = self.budget.spent(charges := [*others.values(), events], order_of(known))
         if events and after.epsilon > self.budget.epsilon:
+            before = self.budget.spent(charges[:-1], order_of(known)).epsilon
+            how = {"exact": " (sampled noise counts as if unsampled)", "rdp": " (at one Renyi order)"}
+            sampled = any(getattr(e, "sampling_rate", 1) < 1 for charge in charges for e in charge)
             early = _listed(r["trial"] for r in known if not r["whole"])
             raise ValueError(
-                f"{who} would overspend the budget of {self.budget}: epsilon {before.epsilon:.4g} is spent, and with "
-                f"it {after.epsilon:.4g}{privacy.filter_of(after, [*charges.values(), events])}"
-                f"{early and f'; {early} ran before there was a budget'} ({where}: raydiff budget lists it)"
+                f"{who} would overspend the budget of {self.budget}: epsilon {before:.4g} is spent, and with it "
+                f"{after.epsilon:.4g}{how.get(after.accountant, '') if sampled else ''}"
+                + (early and f"; {early} ran before there was a budget, and another runtime.storage leaves them out")
+                + (f" ({where}: raydiff budget lists it)" if self.records else "")
             )
         return record
 
@@ -221,16 +227,12 @@ class _State:
             "at": time.strftime("%Y-%m-%d %H:%M:%S"),
         }
 
-    def _check_units(self, who: str, units: dict[str, str], other: dict[str, Any]) -> None:
-        then = other["units"]
-        if units["digest"] != then["digest"]:
-            what = "public records" if self.budget.unit == "example" else "clients or public records"
-            names = [k for k in {**units, **then} if k != "digest" and units.get(k) != then.get(k)]
-            apart = [f"{k} is {units.get(k, 'not there')}, and was {then.get(k, 'not there')}" for k in names]
-            raise ValueError(
-                f"{who} has other {what} than {other['trial']}, under one budget in {self.book.folder}: "
-                f"{', '.join(apart) or 'the files of the data set have changed'}; set that as it was"
-            )
+
+def _apart(now: dict[str, str], then: dict[str, str]) -> str:
+    """In which settings two trials differ, and what to do."""
+    names = [k for k in {**now, **then} if k != "digest" and now.get(k) != then.get(k)]
+    found = [f"{k} is {now.get(k, 'not there')}, and was {then.get(k, 'not there')}" for k in names]
+    return f"{', '.join(found) or 'the files of the data set have changed'}; set that as it was"
 
 
 def order_of(charges: Sequence[Mapping[str, Any]]) -> Order:
@@ -240,8 +242,9 @@ def order_of(charges: Sequence[Mapping[str, Any]]) -> Order:
 
 def logs(storage: Path) -> list[Book]:
     """All logs of a storage folder, those that are lost too."""
-    names = [path.name for of in ("budgets/*", "sweeps/.budgeted/[!.]*") for path in storage.glob(of)]
-    return [Book(storage / "budgets" / name) for name in sorted(set(names))]
+    names = {path.parent.name for path in storage.glob("budgets/*/*.json")}
+    names |= {path.name for path in storage.glob("sweeps/.budgeted/[!.]*")}
+    return [Book(storage / "budgets" / name) for name in sorted(names)]
 
 
 def verified(book: Book) -> list[dict[str, Any]]:

@@ -39,7 +39,7 @@ from raydiff.privacy.release import (
 )
 
 Order = float | None | Literal["first"]
-"""Of a filter's Renyi divergences; None: Gaussian DP; first: as the first trial decides."""
+"""Of a filter's Renyi divergences; None: Gaussian DP's filter; first: what the first trial decides."""
 ROUNDING = 1e-9
 """Relative: two ways to the same noise may differ by so much."""
 
@@ -119,24 +119,15 @@ class Budget:
 @functools.lru_cache(maxsize=2**15)
 def cost(events: tuple[Event, ...], order: float | None) -> float:
     """What a trial adds to the filter's sum: mu^2, or its Renyi divergence of this order."""
-    unsampled = [replace(e, sampling_rate=1.0) if isinstance(e, Gaussian) else e for e in events]
+    plain = [replace(e, sampling_rate=1.0) if isinstance(e, Gaussian) else e for e in events]
     if order is None:
-        return accountants.gaussian_dp_mu(unsampled) ** 2
-    total = 0.0
-    for event, plain in zip(events, unsampled, strict=True):
-        divergence = order * accountants.renyi_mu([plain]) ** 2 / 2
-        if isinstance(event, Gaussian) and event.sampling_rate < 1 and event.relation != "replace_one":
-            rate, noise = event.sampling_rate, event.std_over_sensitivity
-            divergence = min(divergence, event.steps * renyi.sampled_divergence(rate, noise, order))
-        total += divergence
-    return total
-
-
-def filter_of(together: Guarantee, charges: Iterable[Sequence[Event]]) -> str:
-    """What the filter does to sampled noise, in words that follow a number; "" where there is none."""
-    if all(e.sampling_rate == 1 for events in charges for e in events if isinstance(e, Gaussian)):
-        return ""
-    return " (sampled noise counts as if unsampled)" if together.accountant == "exact" else " (at one Renyi order)"
+        return accountants.gaussian_dp_mu(plain) ** 2
+    divergences = [order * accountants.renyi_mu([e]) ** 2 / 2 for e in plain]
+    for i, e in enumerate(events):
+        if isinstance(e, Gaussian) and e.sampling_rate < 1 and e.relation != "replace_one":
+            sampled = e.steps * renyi.sampled_divergence(e.sampling_rate, e.std_over_sensitivity, order)
+            divergences[i] = min(divergences[i], sampled)  # sampling never hurts
+    return sum(divergences)
 
 
 def worst(*ledgers: Ledger) -> tuple[Event, ...]:

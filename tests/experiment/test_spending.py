@@ -38,6 +38,7 @@ from raydiff.privacy.composed import compose
 from raydiff.privacy.ledger import Ledger
 from raydiff.privacy.release import Event, Gaussian, NonPrivate, Nothing
 from raydiff.report.files import sealed
+from raydiff.results.spent import composed
 from raydiff.runtime import launch
 from raydiff.runtime.plan import Planned
 
@@ -187,7 +188,7 @@ def test_what_cannot_be_covered_is_named(protocol: Experiment, tmp_path: Path) -
         execute(opened(budgeted(protocol), tmp_path, "a"))
     for seed in range(5):
         shutil.rmtree(tmp_path / "sweeps" / f"bare-{seed}")
-    message = r"would overspend .* is spent, and with it .*; noised/\w+ ran before there was a budget \("
+    message = r"would overspend .* is spent, and with it .*; noised/\w+ ran before there was a budget, and another"
     with pytest.raises(ValueError, match=message):
         execute(opened(budgeted(protocol, Budget(epsilon=4)), tmp_path, "b"))
     execute(opened(budgeted(protocol), tmp_path, "c"))
@@ -355,6 +356,35 @@ def test_other_kinds_are_refused(protocol: Experiment, tmp_path: Path, method: d
     assert not (tmp_path / "budgets").exists() and not list(this.folder.glob("commit-*"))
 
 
+@pytest.mark.parametrize(
+    ("first", "then", "said"),
+    [
+        ((4.0, 1.0, 1), (0.8, 0.01, 200), r" \(sampled noise counts as if unsampled\) \("),
+        ((0.8, 0.01, 200), (0.8, 0.01, 900), r" \(at one Renyi order\) \("),
+        ((1.0, 1.0, 1), (1.0, 1.0, 1), r" \("),
+    ],
+)
+def test_how_a_filter_counts_sampled_noise_is_said_where_it_refuses_it(
+    protocol: Experiment,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    first: tuple[float, float, int],
+    then: tuple[float, float, int],
+    said: str,
+) -> None:
+    for name, (noise, rate, steps) in (("a", first), ("b", then)):
+        event = Gaussian(noise, "example", "zero_out", "local", rate, steps)
+        monkeypatch.setattr(spending, "planned", lambda _, event=event: Ledger().with_upload(0, 0, event, 1))
+        this = opened(
+            budgeted(protocol, Budget(epsilon=5 if first[1] == 1 else 3, relation="zero_out")), tmp_path, name
+        )
+        if name == "a":
+            spending.charge(this.experiment, this.folder)
+            continue
+        with pytest.raises(ValueError, match=rf"b/\w+ would overspend .* is spent, and with it [\d.]+{said}"):
+            spending.charge(this.experiment, this.folder)
+
+
 def test_another_number_is_refused(protocol: Experiment, tmp_path: Path) -> None:
     execute(opened(budgeted(protocol), tmp_path, "a"))
     with pytest.raises(ValueError, match=r"is epsilon 7 .*, and not epsilon 20 .*: it is given once and for all"):
@@ -443,6 +473,7 @@ def test_a_sweep_that_goes_on_is_refused_trial_by_trial(protocol: Experiment, tm
     outcomes = [Trial(experiment, plan.folder).outcome() or {} for experiment in trials]
     assert [outcome["outcome"] for outcome in outcomes] == ["finished", "finished", "failed", "failed"]
     assert "would overspend the budget" in outcomes[2]["reason"] and outcomes[2]["reason"].startswith("PFDM trial s/")
+    assert composed(plan.folder).startswith("no composed epsilon: trials were added when others had been seen")
 
 
 # --- damage ---
