@@ -4,8 +4,9 @@ raydiff budget                       every budget of the storage folder
 raydiff budget digits                that of a data set, a preset or an experiment file
 raydiff budget path/to/pictures --storage /mnt/shared/raydiff
 
-A budget is begun by the first trial with `--budget 10` (raydiff sweep, raydiff run). Its records are checked: one that
-is damaged, cut or missing is named, and then nothing is spent any more.
+A budget is begun by the first trial with `--budget 10` (raydiff sweep, raydiff run). "together" is what the trials so
+far count for in its privacy filter; what is guaranteed is the budget. The log is checked: what is damaged, cut or
+missing is named, and then nothing is charged any more.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from raydiff.cli.parser import Parser
+from raydiff.data import sources
 from raydiff.experiment import file, spending
 from raydiff.experiment.presets import names
 from raydiff.federated.book import Book
 from raydiff.privacy import accountants, gaussian
 from raydiff.privacy import budget as privacy
-from raydiff.privacy.budget import Budget
+from raydiff.privacy.budget import Budget, Order
 from raydiff.privacy.ledger import Guarantee
 from raydiff.privacy.release import Event
 
@@ -30,9 +32,9 @@ def main(argv: Sequence[str]) -> int:
     p = Parser("budget [DATA]", __doc__).with_storage()
     p.add_argument("data", nargs="?", help="a data set, a preset or an experiment file (default: all)")
     given = p.parse_args(argv)
-    books = [Book(path.parent) for path in sorted((given.storage / "budgets").glob("*/00001.json"))]
+    books = spending.logs(given.storage)
     if given.data is not None:
-        wanted = spending.called(spending.source(_data(given.data)))
+        wanted = spending.called(sources.identity(_data(given.data)))
         books = [book for book in books if book.folder.name == wanted]
     if not books:
         of = "" if given.data is None else f" of {given.data}"
@@ -47,23 +49,23 @@ def lines(book: Book) -> list[str]:
     header, *records = spending.verified(book)
     budget = Budget(**header["budget"])
     said, charges = [f"{header['source']}: {budget}"], dict[str, tuple[Event, ...]]()
-    total = budget.spent([])
+    order, total = spending.order_of(records), budget.spent([])
     for record in records:
         charges[record["key"]] = events = privacy.read(record["events"])
-        alone, total = budget.spent([events]), budget.spent(charges.values())
+        alone, total = budget.spent([events]), budget.spent(charges.values(), order)
         sent = "" if record["whole"] else ", as far as it was sent before there was a budget"
         said.append(f"  {record['at']}  {record['trial']}: {_shown(alone)}, together {_shown(total)}{sent}")
-    return [*said, f"spent: {_shown(total)} of {budget.epsilon:g}, by {len(charges)} trials; {_left(budget, charges)}"]
+    left = _left(budget, [events for events in charges.values() if events], order)
+    return [*said, f"spent: {_shown(total)} of {budget.epsilon:g}, by {len(charges)} trials; {left}"]
 
 
-def _left(budget: Budget, charges: dict[str, tuple[Event, ...]]) -> str:
-    """What one more trial may spend: under Gaussian DP the squares of mu add up; else no number says it."""
-    try:
-        spent = accountants.gaussian_dp_mu([event for events in charges.values() for event in events])
-    except ValueError:  # Sampled noise has no mu, and what does not compose none at all.
-        return "what is left depends on the noise that would come next"
-    room = accountants.mu_for(budget.epsilon, budget.delta) ** 2 - spent**2
-    left = gaussian.epsilon_for(math.sqrt(room), budget.delta) if room > 0 else 0.0
+def _left(budget: Budget, charges: Sequence[tuple[Event, ...]], order: Order) -> str:
+    """What one more trial may spend: under Gaussian DP the squares of mu add up; of Renyi divergences no epsilon says
+    it."""
+    if order not in (None, "first"):
+        return f"what is left depends on the noise that would come next (Renyi order {order:g})"
+    room = accountants.mu_for(budget.epsilon, budget.delta) ** 2 - sum(privacy.cost(events, None) for events in charges)
+    left = gaussian.epsilon_for(math.sqrt(max(0.0, room)), budget.delta)
     return f"left: one more trial at epsilon {left:.2f}, or several that are less together"
 
 

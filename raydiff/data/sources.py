@@ -106,6 +106,11 @@ def is_path(name: str) -> bool:
     return read.is_file(name) or ("/" in name and not name.startswith(hub.PREFIX))
 
 
+def identity(name: str) -> str:
+    """What tells records apart, given the name of a data set: a path, or what lies below the root or on the hub."""
+    return str(Path(name).expanduser().resolve()) if is_path(name) else FOLDERS.get(name, name)
+
+
 def _below_root(name: str, root: str | None) -> Path:
     root = root or os.environ.get("RAYDIFF_DATA")
     if not root:

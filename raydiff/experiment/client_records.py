@@ -1,16 +1,22 @@
-"""Which records belong to which client of a trial."""
+"""Which records belong to which client of a trial, and which are public."""
 
 from __future__ import annotations
 
 import functools
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
 from raydiff import seeding
-from raydiff.data import partition
+from raydiff.data import datasets, partition, sources
 from raydiff.data.datasets import Dataset
+from raydiff.experiment import config, overrides
 from raydiff.experiment.config import Experiment
 from raydiff.models.d3pm import DiscreteDiffusion
+from raydiff.report.files import flatten, read_json
 
 
 @functools.lru_cache(maxsize=4)
@@ -30,3 +36,43 @@ def _partitioned(experiment: Experiment, dataset: Dataset) -> list[Tensor]:
     late, rest = partition.newcomers(train, experiment.newcomers, rng=seeding.generator(experiment.seed, "newcomers"))
     parts = partition.partition(train.select(rest), experiment.clients, how=experiment.partition, rng=rng)
     return [*(rest[part] for part in parts), *late]
+
+
+PUBLIC = {f"data.{n}" for n in ["split_seed", "public", "public_from", "labels", "superclasses", "test", "fitted_on"]}
+"""The fields that can move public rows."""
+DEALT = ("data.train", "data.validation", "data.calibration", "seed", "clients", "partition", "newcomers", "audit")
+"""Those, beside, that can move records from one client to another; with what is in them."""
+
+
+def units_of(experiment: Experiment, unit: str, secret: bytes) -> dict[str, str]:
+    """Who is covered by a guarantee: the settings that decide it, and "digest", keyed, of the public rows, and of each
+    client's where the unit is a client."""
+    data, dataset = experiment.data, datasets.load(experiment.data)
+    rows = [sorted(dataset.splits["public"].numbers.tolist())]
+    if unit == "client":
+        train = dataset.splits["train"].numbers
+        rows += sorted(sorted(train[part].tolist()) for part in shares(experiment, dataset))
+    other = data.public_from and sources.identity(data.public_from)
+    text = json.dumps([sources.identity(data.name), other, data.superclasses, data.labels, rows])
+    return {**_deciding(overrides.flat(experiment), unit), "digest": seeding.keyed_digest(secret, "units", text)}
+
+
+def alike(trials: Sequence[Path], unit: str) -> bool:
+    """Whether the trials in these folders that have the same data set have the same units. Where that cannot be read
+    any more, only equal settings tell it."""
+    try:
+        begun = [trial for trial in trials if (trial / "config.json").exists()]
+        flats = {trial: flatten(read_json(trial / "config.json")) for trial in begun}
+        names = {trial: sources.identity(flat.get("data.name", "")) for trial, flat in flats.items()}
+        distinct = {(names[t], *_deciding(flat, unit).items()): t for t, flat in flats.items()}
+        if len(distinct) == len(set(names.values())):
+            return True
+        read = [config.read(trial / "config.json") for trial in distinct.values()]
+        return len({units_of(e, unit, b"-")["digest"] for e in read}) == len(set(names.values()))
+    except ValueError:
+        return False
+
+
+def _deciding(flat: Mapping[str, Any], unit: str) -> dict[str, str]:
+    names = [k for k in flat if k in PUBLIC or (unit == "client" and (k in DEALT or k.partition(".")[0] in DEALT))]
+    return {name: overrides.short(flat[name]) for name in names}

@@ -2,11 +2,13 @@
 
     <folder>/00001.json     the first record; sealed (`seals`), as all are
     <folder>/00002.json     the next one, with the digest of the file before it
+    <storage>/sweeps/.budgeted/<folder's name>    that there is such a log, where the trials are; before record 2
 
 A number is taken by an atomic link of a file that is on the disk already. So a record is there whole or not at all,
 whenever a process dies; of several processes that add at once one succeeds, and the others look again; and a lock that
-a dead process might hold there is none. A flipped bit, a cut file or a missing one is found by the digests; of the last
-records missing those know who were told their numbers (`experiment.spending`).
+a dead process might hold there is none. A flipped bit, a cut file or a missing one is found by the digests; that the
+first or all are missing, by the marker in another folder; that the last are, by the trials that were told their numbers
+(`experiment.spending`).
 """
 
 from __future__ import annotations
@@ -28,22 +30,32 @@ class Book:
     folder: Path
 
     @property
+    def marker(self) -> Path:
+        """The file that knows of this log when its folder is gone."""
+        return self.folder.parents[1] / "sweeps" / ".budgeted" / self.folder.name
+
+    @property
     def begun(self) -> bool:
-        """Whether there is a record."""
-        return self._file(1).exists()
+        """Whether there is a record, or ever was one after the first."""
+        return self._file(1).exists() or self.marker.exists()
 
     def records(self) -> list[dict[str, Any]]:
         """All of them, checked. Raises ValueError, which names the file, where one is damaged or missing."""
         found: list[dict[str, Any]] = []
         before: str | None = None
+        marked = self.marker.exists()  # before record 1 is looked for: another process writes both
         while (path := self._file(len(found) + 1)).exists():
             record = seals.read_json(path)
             if record.pop("previous", "") != before:
                 raise ValueError(f"{path} is damaged: it does not follow the record before it")
             before = seals.digest(path)
             found.append(record)
-        if any(p.stem.isdigit() and int(p.stem) > len(found) + 1 for p in self.folder.glob("*.json")):
-            raise ValueError(f"{self.folder} has lost record {len(found) + 1}: what it told is not known")
+        later = any(p.stem.isdigit() and int(p.stem) > len(found) + 1 for p in self.folder.glob("*.json"))
+        if later or (marked and not found):
+            gone = f"has lost record {len(found) + 1}" if self.folder.exists() else "is gone"
+            raise ValueError(f"{self.folder} {gone}: what was spent is not known until a copy is put back")
+        if len(found) > 1 and not self.marker.exists():
+            raise ValueError(f"{self.marker} is gone, the other trace of {self.folder}: put back a copy of it")
         return found
 
     def add(self, record: Mapping[str, Any], number: int) -> None:

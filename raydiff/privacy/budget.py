@@ -1,15 +1,30 @@
-"""How much all that is released of the same records may reveal together."""
+"""How much all that is released of the same records may reveal together, however each trial was chosen.
+
+Accountants compose trials whose settings were fixed beforehand. Whoever looks at one trial chooses the next one's
+settings by it: by privacy losses of sampled Gaussians delta is then exceeded twice over (arXiv 2602.06756, 2602.15815).
+A privacy filter admits a trial while the sum of costs stays below a number fixed beforehand. Two have a theorem:
+
+    Gaussian DP      mu^2, of sampled noise as if unsampled (Smith & Thakurta 2022, arXiv 2210.17520; Koskela, Tobaben &
+                     Honkela 2023, arXiv 2209.15596); after a first trial with unsampled noise
+    one Renyi order  the divergence, of unsampled noise order mu^2 / 2 (Feldman & Zrnic 2021, arXiv 2008.11193;
+                     converted as in `renyi`); after one with sampled noise, but for replace_one, which has no theorem
+
+The filter and its order must be fixed beforehand too. They follow from the first trial's settings, which nobody chose
+by a release, for there was none. So the first trial alone may be judged by the tightest accountant: that the filter has
+no room for it, and so for nothing after it, is known beforehand as well.
+"""
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, get_args
 
 from raydiff.lookup import check_one_of
-from raydiff.privacy import accountants
+from raydiff.privacy import accountants, gaussian, renyi
 from raydiff.privacy.composed import compose
 from raydiff.privacy.ledger import Entry, Exposed, Guarantee, Ledger
 from raydiff.privacy.release import (
@@ -23,6 +38,8 @@ from raydiff.privacy.release import (
     event_to_dict,
 )
 
+Order = float | None | Literal["first"]
+"""Of a filter's Renyi divergences; None: Gaussian DP's filter; first: what the first trial decides."""
 ROUNDING = 1e-9
 """Relative: two ways to the same noise may differ by so much."""
 
@@ -65,14 +82,52 @@ class Budget:
                 return f"its guarantee is {kind}, which does not compose with the budget's"
         return ""
 
-    def spent(self, charges: Iterable[Sequence[Event]]) -> Guarantee:
-        """What these have spent together, of a record that fared worst in each.
+    def order(self, first: Sequence[Event]) -> float | None:
+        """The Renyi order of the filter that a first trial with these events begins: the one at which the budget has
+        room for most such trials. None: Gaussian DP."""
+        noises = [e for e in first if isinstance(e, Gaussian) and e.std_over_sensitivity > 0]
+        sampled = [e for e in noises if e.sampling_rate < 1]
+        if any(e.relation == "replace_one" for e in sampled) or not (sampled or accountants.knows_no_curve(noises)):
+            return None
+        rooms = {order: self.epsilon - self.epsilon_of(0.0, order) for order in renyi.ORDERS}
+        best = max(rooms, key=lambda order: rooms[order] / max(cost(tuple(noises), order), 1e-300))
+        return best if rooms[best] > 0 else None
 
-        Raises Unsupported where no accountant has a theorem.
+    def epsilon_of(self, total: float, order: float | None) -> float:
+        """The epsilon that a sum of costs converts to, by the filter of this order."""
+        if order is None:
+            return gaussian.epsilon_for(math.sqrt(total), self.delta)
+        return renyi.converted(total, order - 1, self.delta)
+
+    def spent(self, charges: Iterable[Sequence[Event]], order: Order = "first") -> Guarantee:
+        """What these trials have spent by the filter of this order ("first": of the first one's), of a record that
+        fared worst in each; a single one, by the tightest accountant.
+
+        Raises Unsupported where no theorem covers them.
         """
-        entries = (Entry(0, 0, event, 0) for events in charges for event in events)
-        seen = Exposed(Ledger(tuple(entries)))
-        return accountants.tightest(lambda name: seen.guarantee(self.delta, name))
+        sent = [kept for events in charges if (kept := tuple(e for e in events if not isinstance(e, Nothing)))]
+        every = [e for events in sent for e in events]
+        if len(sent) < 2 or not accountants.composable(every) or any(isinstance(e, NonPrivate) for e in every):
+            seen = Exposed(Ledger(tuple(Entry(0, 0, event, 0) for event in every)))
+            return accountants.tightest(lambda name: seen.guarantee(self.delta, name))
+        order = self.order(sent[0]) if order == "first" else order
+        total = max(0.0, self.epsilon_of(sum(cost(events, order) for events in sent), order))
+        about = {**asdict(self), "epsilon": total, "accountant": "exact" if order is None else "rdp"}
+        return Guarantee(**about, clients=1, declared=accountants.declared_by(every))
+
+
+@functools.lru_cache(maxsize=2**15)
+def cost(events: tuple[Event, ...], order: float | None) -> float:
+    """What a trial adds to the filter's sum: mu^2, or its Renyi divergence of this order."""
+    plain = [replace(e, sampling_rate=1.0) if isinstance(e, Gaussian) else e for e in events]
+    if order is None:
+        return accountants.gaussian_dp_mu(plain) ** 2
+    divergences = [order * accountants.renyi_mu([e]) ** 2 / 2 for e in plain]
+    for i, e in enumerate(events):
+        if isinstance(e, Gaussian) and e.sampling_rate < 1 and e.relation != "replace_one":
+            sampled = e.steps * renyi.sampled_divergence(e.sampling_rate, e.std_over_sensitivity, order)
+            divergences[i] = min(divergences[i], sampled)  # sampling never hurts
+    return sum(divergences)
 
 
 def worst(*ledgers: Ledger) -> tuple[Event, ...]:

@@ -11,10 +11,12 @@ from raydiff.privacy.release import Event, Gaussian, NonPrivate, Nothing
 
 
 def compose(ledgers: Iterable[Ledger]) -> Ledger:
-    """One ledger for several trials on the same data: of a record that fared worst in each (client 0).
+    """One ledger for several trials with settings fixed beforehand: of a unit that fared worst in each (client 0).
 
-    The same record may be with another client in the next trial, so every trial counts with its worst client.
-    Give the same view of every trial (`ledger.server` or `ledger.outsiders`). `bytes` are the trials' totals.
+    An example is with one client of each trial, which one may change: every trial counts with its worst client. Of the
+    unit client this holds only where a client has the same records in each trial, and of either only where the public
+    records are the same: see `client_records.alike`, which the caller asks. Give the same view of every trial
+    (`ledger.server` or `ledger.outsiders`). `bytes` are the trials' totals.
     """
     entries: list[Entry] = []
     for trial in ledgers:

@@ -35,7 +35,7 @@ def epsilon_for(mu: float, delta: float) -> float:
     low = min(math.log(L / 2 / tau) / 2, math.log(math.expm1(L / 2))) - 1
     high = min(math.log(L / tau) / 2, L) + 1
     u = math.exp(brentq(lambda s: tau * math.exp(2 * s) + math.log1p(math.exp(s)) - L, low, high, xtol=1e-12))
-    return max(0.0, _converted((1 + u) * tau, u, delta))
+    return max(0.0, converted((1 + u) * tau, u, delta))
 
 
 def epsilon_of_sampled(kinds: Sequence[pairs.Kind], delta: float) -> float:
@@ -46,7 +46,7 @@ def epsilon_of_sampled(kinds: Sequence[pairs.Kind], delta: float) -> float:
     """
 
     def divergence(order: float) -> float:
-        return sum(k.times * _sampled_divergence(k.rate, k.noise, order) for k in kinds)
+        return sum(k.times * sampled_divergence(k.rate, k.noise, order) for k in kinds)
 
     unsampled = epsilon_for(math.hypot(*(math.sqrt(k.times) / k.noise for k in kinds)), delta)
     return max(0.0, min(_best_order(divergence, delta), unsampled))  # sampling never hurts
@@ -79,24 +79,24 @@ def _best_order(divergence: Callable[[float], float], delta: float) -> float:
     while waiting:
         first, end, least = waiting.pop()
         orders = ORDERS[first:end]
-        if not orders or min(_converted(least, order - 1, delta) for order in orders) > best + ROUNDING:
+        if not orders or min(converted(least, order - 1, delta) for order in orders) > best + ROUNDING:
             continue
         middle = (first + end) // 2
         here = divergence(ORDERS[middle])
-        best = min(best, _converted(here, ORDERS[middle] - 1, delta))
+        best = min(best, converted(here, ORDERS[middle] - 1, delta))
         waiting += [(middle + 1, end, here), (first, middle, least)]
     return best
 
 
 @functools.lru_cache(maxsize=2**15)
-def _sampled_divergence(rate: float, noise: float, order: float) -> float:
+def sampled_divergence(rate: float, noise: float, order: float) -> float:
     """Renyi divergence of one sampled step."""
     from opacus.accountants.analysis.rdp import compute_rdp
 
     return float(compute_rdp(q=rate, noise_multiplier=noise, steps=1, orders=order))
 
 
-def _converted(divergence: float, u: float, delta: float) -> float:
+def converted(divergence: float, u: float, delta: float) -> float:
     """Epsilon from a Renyi divergence D of order gamma = 1 + u.
 
     D + ln(1 - 1/gamma) - (ln delta + ln gamma) / (gamma - 1).

@@ -128,7 +128,7 @@ def plan(
             f"(it was started by: {' '.join(then['command'])}){advice}"
             f"{_apart(at, old - new, [e for e in trials if e.digest not in old])}"
         )
-    this = {**then, **{k: now[k] for k in ("trials", "command")}} if new - old else then
+    this = {**then, **{k: now[k] for k in ("trials", "command")}, "extended": True} if new - old else then
     return _under_another_version(at, this, now) if other else this
 
 

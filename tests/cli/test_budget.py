@@ -65,7 +65,17 @@ def test_sampled_noise_has_no_number_that_is_left(
     this = open_trial(base, tmp_path / "sweeps" / "s")
     spending.charge(this.experiment, this.folder)
     budget.main(["digits", "--storage", str(tmp_path)])
-    assert "what is left depends on the noise that would come next" in capsys.readouterr().out
+    *_, trial, last = capsys.readouterr().out.splitlines()
+    order = given.order(privacy.read(spending.verified(this.store.guard.book)[1]["events"]))  # type: ignore[union-attr]
+    assert last.endswith(f"; what is left depends on the noise that would come next (Renyi order {order:g})")
+    assert trial.partition("together ")[2] in last  # One trial alone: by the tightest accountant.
+    again = open_trial(replace(base, seed=1), tmp_path / "sweeps" / "t")
+    spending.charge(again.experiment, again.folder)
+    budget.main(["digits", "--storage", str(tmp_path)])
+    *_, last = capsys.readouterr().out.splitlines()
+    events = [privacy.read(r["events"]) for r in spending.verified(again.store.guard.book)[1:]]  # type: ignore[union-attr]
+    by_the_filter = given.epsilon_of(sum(privacy.cost(e, order) for e in events), order)
+    assert last.startswith(f"spent: epsilon {by_the_filter:.2f} of 7, by 2 trials")
 
 
 @pytest.mark.parametrize("damage", ["flipped", "cut", "lost"])

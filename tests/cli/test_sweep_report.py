@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 
+from raydiff.data.partition import Iid
+from raydiff.experiment import overrides
+from raydiff.experiment.config import Experiment
 from raydiff.privacy import accountants
 from raydiff.privacy.ledger import Ledger
 from raydiff.privacy.release import Gaussian
@@ -69,6 +72,52 @@ def test_kinds_of_epsilon_that_do_not_compose_have_a_line_each(folder: Path) -> 
         for line, kind, epsilon in zip(some, kinds, wanted, strict=True):
             assert f": epsilon {epsilon:.2f} ({kind}, local trust" in line and "of 3" in line
     assert json.loads((folder / "composed.json").read_text())["says"] == lines
+
+
+def resolved(folder: Path, digest: str, std: float, tiny: Experiment, unit: str = "example", **changes: Any) -> None:
+    write_trial(folder, digest, std=std, unit=unit)
+    experiment = overrides.override(tiny, changes)
+    (folder / "trials" / digest / "config.json").write_text(json.dumps(overrides.to_dict(experiment)))
+
+
+@pytest.mark.parametrize("cut", [{"data.split_seed": 1}, {"data.public": 251}, {"data.public_from": "mnist"}])
+def test_trials_with_other_public_records_have_no_composed_epsilon(
+    tmp_path: Path, tiny: Experiment, cut: dict[str, Any]
+) -> None:
+    """A record that is public in one of them is published there. Rows count, not the settings, and not what is held."""
+    resolved(tmp_path, "0", 1.0, tiny)
+    resolved(tmp_path, "1", 1.0, tiny, **{"data.train": 100, "data.fitted_on": "all", "seed": 5})
+    assert composed(tmp_path).startswith("all 2 trials composed: epsilon 6.57 ")
+    resolved(tmp_path, "2", 1.0, tiny, **cut)
+    assert composed(tmp_path) == "no composed epsilon: trials declare different records public"
+
+
+@pytest.mark.parametrize("dealt", [{"seed": 1}, {"clients": 3}, {"data.train": 100}, {"partition": Iid}])
+def test_clients_that_are_other_records_have_none(tmp_path: Path, tiny: Experiment, dealt: dict[str, Any]) -> None:
+    resolved(tmp_path, "0", 1.0, tiny, "client")
+    resolved(tmp_path, "1", 1.0, tiny, "client", **{"method.epsilon": 3.0})
+    assert "trials composed: epsilon 6.57 (per client" in composed(tmp_path)
+    resolved(tmp_path, "2", 1.0, tiny, **dealt)  # Per example it may be dealt anew.
+    assert "kind 1 of 2: epsilon 6.57 (per client" in composed(tmp_path)
+    resolved(tmp_path, "3", 1.0, tiny, "client", **dealt)
+    lines = composed(tmp_path).splitlines()
+    assert lines[0].startswith("all 4 trials composed, kind 1 of 2: no composed epsilon per client: trials deal the")
+    assert lines[1].startswith("all 4 trials composed, kind 2 of 2: epsilon 4.38 (per example")
+
+
+@pytest.mark.parametrize(
+    ("plan", "why"),
+    [
+        ({"search": "optuna"}, "the search chose trials"),
+        ({"search": "asha fedavg"}, "the search chose trials"),
+        ({"search": "grid", "extended": True}, "trials were added when others had been seen"),
+    ],
+)
+def test_trials_that_were_chosen_by_others_have_none(folder: Path, plan: dict[str, Any], why: str) -> None:
+    (folder / "sweep.json").write_text(json.dumps({**plan, "trials": []}))
+    assert composed(folder).startswith(f"no composed epsilon: {why}")
+    (folder / "sweep.json").write_text(json.dumps({"search": "random", "trials": []}))
+    assert composed(folder).startswith("all 2 trials composed: epsilon 6.57 ")
 
 
 def test_a_report_that_fails_is_one_line(

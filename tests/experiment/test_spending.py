@@ -7,21 +7,27 @@ import multiprocessing
 import random
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from raydiff.data.partition import Iid
+from raydiff.cli import budget as budget_command
+from raydiff.data import datasets
+from raydiff.data.partition import ByClass, Iid, Pooled
 from raydiff.experiment import spending, trial
+from raydiff.experiment.client_records import units_of
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.ledgers import ledger_of, planned
 from raydiff.experiment.trial import Trial, open_trial
 from raydiff.federated.book import Book
 from raydiff.federated.client import Failed
-from raydiff.federated.files import Overtaken
+from raydiff.federated.files import Overtaken, write_text
 from raydiff.methods import DPSGD, PFDM, FedAvg, LocalOnly
 from raydiff.methods._averaging import Averaging
 from raydiff.privacy import accountants
@@ -29,7 +35,10 @@ from raydiff.privacy import budget as privacy
 from raydiff.privacy.budget import Budget
 from raydiff.privacy.client_level import ClientPrivacy
 from raydiff.privacy.composed import compose
+from raydiff.privacy.ledger import Ledger
 from raydiff.privacy.release import Event, Gaussian, NonPrivate, Nothing
+from raydiff.report.files import sealed
+from raydiff.results.spent import composed
 from raydiff.runtime import launch
 from raydiff.runtime.plan import Planned
 
@@ -161,9 +170,163 @@ def test_what_was_sent_before_there_was_a_budget_counts(protocol: Experiment, tm
 def test_a_budget_is_not_begun_that_is_spent_already(protocol: Experiment, tmp_path: Path) -> None:
     execute(opened(replace(protocol, method=replace(protocol.method, epsilon=None)), tmp_path, "bare"))
     this = opened(budgeted(protocol), tmp_path, "a")
-    with pytest.raises(ValueError, match=r"would overspend .*epsilon inf \(no guarantee: images sent as they are"):
+    sent = r"cannot cover bare/\w+, run before there was one \(it sends images sent as they are without protection\)"
+    with pytest.raises(ValueError, match=sent + ".* give another runtime.storage, .* or raydiff rm these sweeps"):
         execute(this)
     assert not (tmp_path / "budgets").exists()
+
+
+def test_what_cannot_be_covered_is_named(protocol: Experiment, tmp_path: Path) -> None:
+    """A few of them, and how many more; what can be covered is not, until it is what there is no room for."""
+    bare = replace(protocol, method=replace(protocol.method, epsilon=None))
+    for seed in range(5):
+        execute(opened(replace(bare, seed=seed), tmp_path, f"bare-{seed}"))
+    execute(opened(protocol, tmp_path, "noised"))
+    silent = LocalOnly(model=protocol.method.model, local=protocol.method.local)
+    execute(opened(replace(protocol, method=silent), tmp_path, "silent"))
+    with pytest.raises(ValueError, match=r"cannot cover (bare-\d/\w+, ){2}bare-\d/\w+ and 2 more, run before"):
+        execute(opened(budgeted(protocol), tmp_path, "a"))
+    for seed in range(5):
+        shutil.rmtree(tmp_path / "sweeps" / f"bare-{seed}")
+    message = r"would overspend .* is spent, and with it .*; noised/\w+ ran before there was a budget, and another"
+    with pytest.raises(ValueError, match=message):
+        execute(opened(budgeted(protocol, Budget(epsilon=4)), tmp_path, "b"))
+    execute(opened(budgeted(protocol), tmp_path, "c"))
+
+
+def test_a_trial_is_whole_though_it_was_charged_while_another_looked(
+    protocol: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had no note yet, and has sent a part by now: that part may not take the place of the whole."""
+    averaged = FedAvg(
+        model=protocol.method.model,
+        local=protocol.method.local,
+        rounds=4,
+        averaging=Averaging(weights="uniform", privacy=ClientPrivacy(epsilon=3.0)),
+    )
+    mine = budgeted(protocol, Budget(epsilon=7, unit="client"), method=averaged)
+    execute(opened(mine, tmp_path, "first"))
+    other, real = opened(mine, tmp_path, "other"), spending._notes
+    going = trial.run(other, trial.local_pool(other))
+
+    def look(storage: Path, book: Book) -> list[Any]:
+        seen = list(real(storage, book))
+        monkeypatch.setattr(spending, "_notes", real)
+        next(going)
+        return seen
+
+    monkeypatch.setattr(spending, "_notes", look)
+    with suppress(ValueError):
+        spending.charge(mine, opened(mine, tmp_path, "mine").folder)
+    assert [r["whole"] for r in charges(other)] == [True] * len(charges(other))
+
+
+# --- whose budget it is ---
+
+CUTS = [
+    {"split_seed": 1},
+    {"public": 251},
+    {"test": 401},
+    {"superclasses": "parity"},
+    {"public": 249, "split_seed": 1},
+]
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_all_trials_have_the_same_public_records(protocol: Experiment, tmp_path: Path, cut: dict[str, Any]) -> None:
+    """What is public in one trial is published there, whatever another pays for it."""
+    this = opened(budgeted(protocol), tmp_path, "a")
+    execute(this)
+    other = replace(protocol, data=replace(protocol.data, **cut), partition=Iid())
+    apart = ", ".join(rf"data.{name} is {value}, and was \w+" for name, value in cut.items())
+    with pytest.raises(ValueError, match=rf"PFDM trial b/\w+ has other public records than a/\w+, .*: {apart}; set"):
+        execute(opened(other, tmp_path, "b"))
+    assert len(charges(this)) == 1
+
+
+@given(st.integers(0, 2), st.sampled_from([250, 249]), st.sampled_from([400, 399]), st.sampled_from([200, 199]))
+def test_units_are_told_apart_by_their_rows_and_by_nothing_else(
+    tiny: Experiment, seed: int, public: int, test: int, validation: int
+) -> None:
+    cut = replace(tiny.data, split_seed=seed, public=public, test=test, validation=validation)
+    other = replace(tiny, data=cut, seed=9, clients=tiny.clients)
+    rows = [set(datasets.load(e.data).splits["public"].numbers.tolist()) for e in (tiny, other)]
+    digests = [units_of(e, "example", b"key")["digest"] for e in (tiny, other)]
+    assert (digests[0] == digests[1]) == (rows[0] == rows[1])
+    assert units_of(tiny, "example", b"other")["digest"] != digests[0]  # Nothing can be tried without the key.
+
+
+def test_a_sweep_over_cuts_is_refused_whole(protocol: Experiment, tmp_path: Path) -> None:
+    over = [budgeted(protocol, data=replace(protocol.data, split_seed=seed)) for seed in (0, 1)]
+    with pytest.raises(ValueError, match=r"has other public records than s/.*data.split_seed is 1, and was 0"):
+        spending.check([trial.resolve(e, b"0" * 32) for e in over], tmp_path / "sweeps" / "s")
+    assert not list(tmp_path.iterdir())
+
+
+def test_so_have_those_from_before_there_was_a_budget(protocol: Experiment, tmp_path: Path) -> None:
+    execute(opened(replace(protocol, data=replace(protocol.data, split_seed=1)), tmp_path, "before"))
+    with pytest.raises(ValueError, match=r"has other public records than before/\w+, .*split_seed is 0, and was 1"):
+        execute(opened(budgeted(protocol), tmp_path, "a"))
+
+
+def test_other_sizes_of_what_is_not_public_are_no_other_records(protocol: Experiment, tmp_path: Path) -> None:
+    execute(opened(budgeted(protocol), tmp_path, "a"))
+    smaller = replace(protocol.data, train=500, validation=10, calibration=20)
+    execute(opened(replace(protocol, data=smaller, clients=3, partition=Iid(), seed=5), tmp_path, "b"))
+
+
+def test_records_under_a_budget_are_no_public_ones_elsewhere(
+    protocol: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither after it was begun nor before."""
+    elsewhere = replace(protocol, data=replace(protocol.data, public_from="digits", name="other"))
+    monkeypatch.setattr(spending, "planned", lambda _: Ledger())
+    folder = tmp_path / "sweeps" / "s" / "trials" / "x"
+    spending.charge(elsewhere, folder)  # No budget is known yet.
+    write_text(folder / "config.json", sealed({"data": {"name": "other", "public_from": "digits"}}))
+    first = opened(budgeted(protocol), tmp_path, "a")
+    with pytest.raises(ValueError, match=r"cannot cover s/x, .*records of this data set \(as data.public_from\)"):
+        spending.charge(first.experiment, first.folder)
+    shutil.rmtree(folder)
+    spending.charge(first.experiment, first.folder)
+    with pytest.raises(
+        ValueError, match=r"PFDM trial s/x cannot .*: data.public_from is digits, whose records are under"
+    ):
+        spending.charge(elsewhere, folder)
+
+
+def per_client(protocol: Experiment, **more: Any) -> Experiment:
+    private = Averaging(weights="uniform", privacy=ClientPrivacy(epsilon=1.0))
+    method = FedAvg(model=protocol.method.model, local=protocol.method.local, rounds=1, averaging=private)
+    return budgeted(protocol, Budget(epsilon=9, unit="client"), method=method, clients=3, partition=Iid(), **more)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"seed": 1}, "seed is 1, and was 0"),
+        ({"clients": 4}, "clients is 4, and was 3"),
+        ({"partition": ByClass()}, "partition is ByClass, and was Iid"),
+        ({"data": {"train": 500}}, "data.train is 500, and was 60"),
+        ({"data": {"split_seed": 1}}, "data.split_seed is 1, and was 0"),
+    ],
+)
+def test_a_client_is_the_same_records_in_all_trials(
+    protocol: Experiment, tmp_path: Path, more: dict[str, Any], said: str
+) -> None:
+    base = per_client(protocol)
+    execute(opened(base, tmp_path, "a"))
+    execute(opened(replace(base, method=replace(base.method, rounds=2)), tmp_path, "b"))
+    if "data" in more:
+        more = {"data": replace(base.data, **more["data"])}
+    with pytest.raises(ValueError, match=f"has other clients or public records than a/.*{said}"):
+        execute(opened(replace(base, **more), tmp_path, "c"))
+
+
+def test_where_the_seed_deals_nothing_it_makes_no_other_clients(protocol: Experiment, tmp_path: Path) -> None:
+    for seed in (0, 1):
+        pooled = replace(per_client(protocol, seed=seed), clients=1, partition=Pooled())
+        execute(opened(pooled, tmp_path, f"s{seed}"))
 
 
 # --- what is refused ---
@@ -191,6 +354,35 @@ def test_other_kinds_are_refused(protocol: Experiment, tmp_path: Path, method: d
     with pytest.raises(ValueError, match=message):
         execute(this)
     assert not (tmp_path / "budgets").exists() and not list(this.folder.glob("commit-*"))
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "said"),
+    [
+        ((4.0, 1.0, 1), (0.8, 0.01, 200), r" \(sampled noise counts as if unsampled\) \("),
+        ((0.8, 0.01, 200), (0.8, 0.01, 900), r" \(at one Renyi order\) \("),
+        ((1.0, 1.0, 1), (1.0, 1.0, 1), r" \("),
+    ],
+)
+def test_how_a_filter_counts_sampled_noise_is_said_where_it_refuses_it(
+    protocol: Experiment,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    first: tuple[float, float, int],
+    then: tuple[float, float, int],
+    said: str,
+) -> None:
+    for name, (noise, rate, steps) in (("a", first), ("b", then)):
+        event = Gaussian(noise, "example", "zero_out", "local", rate, steps)
+        monkeypatch.setattr(spending, "planned", lambda _, event=event: Ledger().with_upload(0, 0, event, 1))
+        this = opened(
+            budgeted(protocol, Budget(epsilon=5 if first[1] == 1 else 3, relation="zero_out")), tmp_path, name
+        )
+        if name == "a":
+            spending.charge(this.experiment, this.folder)
+            continue
+        with pytest.raises(ValueError, match=rf"b/\w+ would overspend .* is spent, and with it [\d.]+{said}"):
+            spending.charge(this.experiment, this.folder)
 
 
 def test_another_number_is_refused(protocol: Experiment, tmp_path: Path) -> None:
@@ -281,6 +473,7 @@ def test_a_sweep_that_goes_on_is_refused_trial_by_trial(protocol: Experiment, tm
     outcomes = [Trial(experiment, plan.folder).outcome() or {} for experiment in trials]
     assert [outcome["outcome"] for outcome in outcomes] == ["finished", "finished", "failed", "failed"]
     assert "would overspend the budget" in outcomes[2]["reason"] and outcomes[2]["reason"].startswith("PFDM trial s/")
+    assert composed(plan.folder).startswith("no composed epsilon: trials were added when others had been seen")
 
 
 # --- damage ---
@@ -316,8 +509,52 @@ def test_a_missing_record_is_found_and_nothing_is_spent(
 ) -> None:
     book = spent.store.guard.book  # type: ignore[union-attr]
     (book.folder / f"{lost:05d}.json").unlink()
-    with pytest.raises(ValueError, match=f"{book.folder} has lost record {lost}"):
-        execute(opened(budgeted(protocol, seed=2), tmp_path, "c"))
+    refused(protocol, tmp_path, f"{book.folder} has lost record {lost}")
+
+
+def refused(protocol: Experiment, storage: Path, why: str) -> None:
+    """Every trial, whether it says --budget or not, whatever it says; and `raydiff budget` says why."""
+    for name, budget in (("c", None), ("d", BUDGET), ("e", Budget(epsilon=100))):
+        this = opened(budgeted(protocol, budget, seed=2), storage, name)
+        with pytest.raises(ValueError, match=why):
+            execute(this)
+        assert not list(this.folder.glob("releases/*")) and not list(this.folder.glob("commit-*"))
+        with pytest.raises(ValueError, match=why):
+            spending.check([this.experiment], this.sweep)
+    with pytest.raises(ValueError, match=why):
+        budget_command.main(["--storage", str(storage)])
+
+
+@pytest.mark.parametrize("how", ["folder", "all budgets", "emptied", "moved", "marker", "without the sweeps"])
+def test_that_there_was_a_budget_is_known_from_another_place(
+    spent: Trial, protocol: Experiment, tmp_path: Path, how: str
+) -> None:
+    book, why = spent.store.guard.book, "budgets/digits-.* is gone"  # type: ignore[union-attr]
+    if how == "marker":
+        book.marker.unlink()
+        why = f"{book.marker} is gone"
+    elif how == "emptied":
+        for path in book.folder.iterdir():
+            path.unlink()
+        why = "has lost record 1"
+    elif how == "moved":
+        book.folder.rename(tmp_path / "elsewhere")
+    else:
+        shutil.rmtree(book.folder if how == "folder" else book.folder.parent)
+    if how == "without the sweeps":  # as raydiff rm leaves it
+        shutil.rmtree(tmp_path / "sweeps" / "a")
+        shutil.rmtree(tmp_path / "sweeps" / "b")
+    refused(protocol, tmp_path, why)
+
+
+@pytest.mark.parametrize("pair", [(1, 2), (2, 3), (1, 3), (1, 2, 3)])
+def test_several_missing_records_are_found(
+    spent: Trial, protocol: Experiment, tmp_path: Path, pair: tuple[int, ...]
+) -> None:
+    book = spent.store.guard.book  # type: ignore[union-attr]
+    for lost in pair:
+        (book.folder / f"{lost:05d}.json").unlink()
+    refused(protocol, tmp_path, f"{book.folder} has lost record [123]")
 
 
 def test_a_record_put_back_from_elsewhere_is_found(spent: Trial) -> None:

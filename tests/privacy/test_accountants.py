@@ -172,11 +172,11 @@ def test_orders_that_are_passed_over_would_not_have_been_the_best(rate: float, n
 
     def divergence(order: float) -> float:
         asked.append(order)
-        return 50 * renyi._sampled_divergence(rate, noise, order)
+        return 50 * renyi.sampled_divergence(rate, noise, order)
 
     found = renyi._best_order(divergence, delta)
     assert len(asked) == len(set(asked)) < len(renyi.ORDERS) / 2
-    assert found == min(renyi._converted(divergence(o), o - 1, delta) for o in renyi.ORDERS)
+    assert found == min(renyi.converted(divergence(o), o - 1, delta) for o in renyi.ORDERS)
 
 
 @settings(max_examples=8, deadline=None)
