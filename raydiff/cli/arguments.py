@@ -18,7 +18,6 @@ from raydiff.experiment.study import Study
 REPRODUCE = "reproduce"
 """A preset that takes two options: `reproduce`."""
 EXPERIMENT = "MLflow's experiment of the runs (default: raydiff- and the name of the data set)"
-TRACKER = "what is told of the trials beside MLflow: TensorBoard's files in the sweep's folder, or Weights & Biases"
 
 
 def preset(argv: Sequence[str]) -> tuple[str, Study, list[str]]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from raydiff.cli import arguments
 from raydiff.cli.parser import Parser
-from raydiff.experiment import config, told, trackers, trial
+from raydiff.experiment import config, told, trial
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.study import Study
 
@@ -36,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
         start = config.read(options.config, edited=True)
     given = arguments.overrides(start, fields)
     name = options.name or sweep_folder.fresh_name(f"run-{preset}")
-    asked = Asked(given=given, samplers=True, experiment=options.experiment, tracker=options.tracker)
+    asked = Asked(given=given, samplers=True, experiment=options.experiment)
     planned = plan(preset, Study(experiment=start), asked, name=name)
     ended = launch.start(planned, resume=options.resume, report=False)
     if ended.interrupted:
@@ -53,7 +53,6 @@ def _options() -> Parser:
     p.add_argument("--config", type=Path, default=None, help="start from a trial's config.json in place of a preset")
     p.add_argument("--name", default=None, help="name of the run (default: preset and time)")
     p.add_argument("--experiment", default=None, help=arguments.EXPERIMENT)
-    p.add_argument("--tracker", choices=trackers.NAMES, default=None, help=arguments.TRACKER)
     p.add_argument("--resume", action="store_true", help="continue the run of this name if it exists")
     return p
 

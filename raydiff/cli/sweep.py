@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from raydiff.cli import arguments
 from raydiff.cli.parser import Parser
-from raydiff.experiment import overrides, trackers
+from raydiff.experiment import overrides
 from raydiff.experiment.study import Study
 
 if TYPE_CHECKING:
@@ -79,7 +79,6 @@ def planned(preset: str, study: Study, options: argparse.Namespace, fields: Sequ
         stop_on_error=options.on_error == "stop",
         samplers=options.log_samplers,
         experiment=options.experiment,
-        tracker=options.tracker,
     )
     return plan(preset, study, asked, name=options.name or sweep_folder.fresh_name(preset))
 
@@ -103,7 +102,6 @@ def _options() -> Parser:
     p.add_argument("--on-error", choices=("continue", "stop"), default="continue")
     p.add_argument("--log-samplers", action="store_true", help="log every trial's sampler to MLflow, with its weights")
     p.add_argument("--experiment", default=None, help=arguments.EXPERIMENT)
-    p.add_argument("--tracker", choices=trackers.NAMES, default=None, help=arguments.TRACKER)
     p.add_argument("--dry-run", action="store_true", help="what it would need, and about how long; nothing is kept")
     p.add_argument("--name", default=None, help="the sweep's name (default: preset and time)")
     p.add_argument("--resume", action="store_true", help="continue the sweep of this name if it exists")

@@ -1,4 +1,4 @@
-"""What MLflow and the trackers beside it are told of a trial's files, and how a run is called there."""
+"""What MLflow is told of a trial's files, and how a run is called there."""
 
 from __future__ import annotations
 

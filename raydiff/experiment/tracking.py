@@ -11,14 +11,12 @@ import contextlib
 import errno
 import json
 import threading
-import time
 import types
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from raydiff.experiment import told
-from raydiff.experiment.machine import Machine
 from raydiff.experiment.mlflow_store import (
     all_runs,
     connect,
@@ -64,18 +62,14 @@ class Mlflow(threading.Thread):
         tags: Mapping[str, str],
         artifacts: str | None,
         log_sampler: LogSampler | None = None,
-        system_metrics: bool = False,
     ) -> None:
-        """`system_metrics`: the parent run has this machine's."""
         super().__init__(name="mlflow", daemon=True)
         self.uri, self.experiment, self.sweep, self.tags, self.artifacts = uri, experiment, sweep, dict(tags), artifacts
-        self.log_sampler, self.system_metrics = log_sampler, system_metrics
+        self.log_sampler = log_sampler
         self.parent: str | None = None
         self.experiment_id: str | None = None
         self.error: Exception | None = None
         self._client: Any = None
-        self._machine: Machine | None = None
-        self._since = 0.0  # when the parent run was begun
         self._runs: dict[str, str] = {}  # trial digest -> run id
         self._logged: dict[str, int] = {}  # trial digest -> last step that MLflow has
         self._ended: dict[str, int] = {}  # trial digest -> when the outcome was written that MLflow now has
@@ -101,8 +95,6 @@ class Mlflow(threading.Thread):
                     self._open()
                 if self.parent is None:
                     self._find_runs()
-                if self._machine is not None:
-                    self._tell_of(self._machine)
                 self._look()
                 self.error, wait = None, told.PERIOD_S
             except Exception as e:  # whatever MLflow raises, the sweep goes on and the files keep everything
@@ -196,8 +188,6 @@ class Mlflow(threading.Thread):
                     raise
             found = client.get_experiment_by_name(self.experiment)
         self.experiment_id = found.experiment_id
-        if self.system_metrics:
-            self._machine = Machine()
         self._client = client
 
     def _find_runs(self) -> None:
@@ -215,16 +205,10 @@ class Mlflow(threading.Thread):
             tags = {**self._identity(), "raydiff.kind": "sweep", **self.tags}
             parent = client.create_run(self.experiment_id, run_name=self.sweep.name, tags=tags).info.run_id
         client.update_run(parent, status="RUNNING")
-        self._since = client.get_run(parent).info.start_time / 1000
         self.parent = parent
 
     def _identity(self) -> dict[str, str]:
         return {"raydiff.sweep": self.sweep.name, "raydiff.id": self._id}
-
-    def _tell_of(self, machine: Machine) -> None:
-        """Its steps are seconds since the sweep's run was begun, so that a resumed sweep's follow on."""
-        step = int(time.time() - self._since)
-        log_values(self._client, str(self.parent), ((k, step, v) for k, v in machine.measured().items()))
 
     def _look(self) -> None:
         for folder in sorted((self.sweep / "trials").glob("*")):

@@ -16,7 +16,6 @@ from raydiff.report import load
 from raydiff.report.html import html
 from raydiff.report.sections.attacks import attacks
 from raydiff.report.sections.conclusion import conclusion
-from raydiff.report.sections.importance import importance
 from raydiff.report.sections.quality import quality
 from raydiff.report.sections.run import frontier, what_was_run
 from raydiff.report.sections.samples import samples
@@ -35,7 +34,6 @@ SECTIONS: dict[str, Callable[[SweepView, Path], Section]] = {
     "Training": training,
     "Attacks against their ceilings": attacks,
     "Ledgers": ledgers,
-    "What matters": importance,
     "Paired comparisons of the presets": studies,
     "The paper's claims": claims,
     "Beside the papers": papers,

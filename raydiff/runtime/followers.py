@@ -5,21 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from raydiff.experiment import trackers
 from raydiff.runtime import sweep_folder
 from raydiff.runtime.plan import Planned
 
 
 class Followers:
-    """MLflow's writer, where the sweep is tracked, and the tracker beside it, where one was asked for."""
+    """MLflow's writer, where the sweep is tracked."""
 
     def __init__(self, planned: Planned, folder: Path, experiment: str, *, track: bool) -> None:
         self.folder, asked, of = folder, planned.asked, (folder, planned.preset, planned.base)
         self.begun = False
         self.mlflow = sweep_folder.mlflow(*of, experiment=experiment, samplers=asked.samplers) if track else None
-        self.beside: trackers.Follower | None = None
-        if asked.tracker is not None:
-            self.beside = trackers.Follower(folder, trackers.named(asked.tracker, folder, experiment))
         if self.mlflow:
             self.mlflow.start()  # Opening a new store takes 10 s, in which Ray starts.
 
@@ -35,15 +31,11 @@ class Followers:
         self.begun = True
         if self.mlflow:
             self.mlflow.begin()
-        if self.beside:
-            self.beside.start()
 
     def close(self, timeout_s: float = 120.0) -> None:
         """Catch up with the trials' files, and say what went wrong. `timeout_s` as in `Mlflow.close`."""
         if self.mlflow:
             self.mlflow.close(timeout_s)
-        if self.beside and (wrong := self.beside.close()):
-            print(wrong)
 
     def end(self, status: str, table: str) -> None:
         """Attach the report to MLflow's run of the sweep, and say what it has not got."""

@@ -15,7 +15,7 @@ from raydiff import methods
 from raydiff.evaluation.metrics import lower_is_better
 from raydiff.evaluation.suite import Evaluation
 from raydiff.experiment import config as configuration
-from raydiff.experiment import overrides, trackers, trial
+from raydiff.experiment import overrides, trial
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.owner import Owner
 from raydiff.experiment.study import Study, trials
@@ -62,8 +62,6 @@ class Asked:
     """Log every finished trial's sampler to MLflow, with its weights."""
     experiment: str | None = None
     """MLflow's experiment in which the runs are; None: raydiff- and the name of the data set."""
-    tracker: trackers.Name | None = None
-    """What is told of the trials beside MLflow."""
 
 
 @dataclass(frozen=True, kw_only=True)

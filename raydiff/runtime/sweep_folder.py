@@ -209,7 +209,6 @@ def mlflow(at: Path, preset: str, base: Experiment, *, experiment: str, samplers
         artifacts=artifacts,
         log_sampler=_log_sampler if samplers else None,
         # Under --protocol-only nothing is told but the protocol's own costs.
-        system_metrics=base.evaluation is not None,
     )
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import json
 import math
 import shutil
-import sqlite3
 import threading
 import types
 from collections.abc import Callable
@@ -102,7 +100,6 @@ class Sweep:
             sweep=self.folder,
             tags={"raydiff.preset": "p"},
             artifacts=str(self.artifacts),
-            system_metrics=True,
         )
 
     def follow(self, error: type = types.NoneType) -> Mlflow:
@@ -178,36 +175,6 @@ def test_a_schedule_with_a_rate_has_a_name(experiment: Experiment) -> None:
     method = FedAvg(model=DiscreteDiffusion(schedule=Sigmoid(rate=2.0)))
     name = told.run_name(overrides.to_dict(replace(experiment, method=method)))
     assert name == "FedAvg, 2 clients, Sigmoid, seed 0"
-
-
-def test_the_sweeps_run_has_its_machines_metrics_and_they_go_on_when_it_is_resumed(sweep: Sweep) -> None:
-    name = "system/cpu_utilization_percentage"
-    sweep.follow()
-    (run,) = sweep.runs("sweep")
-    (first,) = sweep.history(run, name)
-    assert 0 <= first[1] <= 100 and run.data.metrics["system/system_memory_usage_megabytes"] > 0
-    with contextlib.closing(sqlite3.connect(sweep.uri.removeprefix("sqlite:///"))) as db, db:  # It began a minute ago.
-        db.execute("UPDATE runs SET start_time = start_time - 60000")
-    sweep.follow()
-    assert [step >= 60 for step, _ in sweep.history(run, name)] == [False, True]
-
-
-def test_a_monitor_that_fails_is_left_out_and_keeps_nothing_from_mlflow(
-    sweep: Sweep, experiment: Experiment, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from mlflow.system_metrics.metrics.cpu_monitor import CPUMonitor
-    from mlflow.system_metrics.metrics.network_monitor import NetworkMonitor
-
-    def fails(monitor: object) -> None:
-        raise OSError("nobody counts here")
-
-    monkeypatch.setattr(NetworkMonitor, "__init__", fails)
-    monkeypatch.setattr(CPUMonitor, "collect_metrics", fails)
-    finish(sweep.trial(experiment))
-    sweep.follow()
-    (parent,), (run,) = sweep.runs("sweep"), sweep.runs("trial")
-    assert run.info.status == "FINISHED"
-    assert {name.split("_")[0] for name in parent.data.metrics} == {"system/disk"}
 
 
 def test_runs_are_found_again_however_many_pages_they_fill(

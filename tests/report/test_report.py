@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
 from pages import Page, Part, Table
@@ -21,8 +20,7 @@ from raydiff.report import page as report
 from raydiff.report.cells import strong
 from raydiff.report.html import html, sheet
 from raydiff.report.papers.claims import rows_of
-from raydiff.report.sections import conclusion, importance, seeds, studies, training
-from raydiff.report.sections.importance import epsilon_squared
+from raydiff.report.sections import conclusion, seeds, studies, training
 from raydiff.report.sweep_view import Section, SweepView, open_sweep, together
 
 BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
@@ -264,14 +262,6 @@ def test_quality_by_class_and_by_client(page: Page) -> None:
     assert means.row(n="6", setting="LocalOnly")["fd_cnn/minor"] == "2.015±0.019 [0.686]"
 
 
-def test_importance_puts_what_acts_first_and_the_seed_at_nothing(page: Page) -> None:
-    own = page.sections["What matters"]
-    table = one(own.tables, "field", "share")
-    assert table.column("field")[0] == "method.epsilon" and float(table.column("share")[0].rstrip("%")) > 95
-    assert table.row(field="seed")["share"] == "0%"
-    assert len(own.pictures) == 1
-
-
 def test_ends_reasons_and_interruptions(page: Page) -> None:
     own = page.sections["Cost, failures and resumes"]
     table = one(own.tables, "trial", "outcome", "interruptions")
@@ -289,7 +279,7 @@ def test_samples_show_one_of_each_setting_and_fold_the_other_seeds(page: Page) -
 
 
 def test_tables_are_csv_and_parquet_too(sweep: Path, page: Page) -> None:
-    for name in ("runs", "frontier", "seeds", "quality", "quality-class", "attacks", "ledger", "importance", "trials"):
+    for name in ("runs", "frontier", "seeds", "quality", "quality-class", "attacks", "ledger", "trials"):
         csv, parquet = (sweep / "report" / f"{name}.{kind}" for kind in ("csv", "parquet"))
         assert len(pd.read_csv(csv)) == len(pd.read_parquet(parquet)) > 0
     marked = pd.read_parquet(sweep / "report" / "attacks.parquet").query("above_ceiling")
@@ -422,13 +412,6 @@ def test_damaged_files_of_a_trial_are_named_and_the_rest_stands(tmp_path: Path) 
     assert "could not be made" in said["Frontier"] and "finished" in said["What was run"]
 
 
-def test_fewer_than_ten_trials_have_no_importance(tmp_path: Path) -> None:
-    for seed in range(9):
-        write_trial(tmp_path, f"t{seed}", seed=seed, clients=seed % 2 + 2, outcome=finished(9.77, 3.0 + seed))
-    found = part(importance.importance, tmp_path)
-    assert found.tables == [] and "9 finished trials are too few" in found.text
-
-
 def test_a_folder_without_trials_is_one_sentence(tmp_path: Path, command) -> None:
     said = f"error: {tmp_path} has no trials: nothing matches trials/*/config.json\n"
     assert command("report", tmp_path) == (2, "", said)
@@ -529,14 +512,6 @@ def test_sweeps_that_cannot_be_told_apart_are_not_compared(tmp_path: Path) -> No
     shutil.copytree(before, tmp_path / "copy")
     with pytest.raises(ValueError, match="trial beforeLocalOnly0 is in more than one of before, copy"):
         report.write(tmp_path / "out", before, tmp_path / "copy")
-
-
-def test_epsilon_squared_is_one_for_a_cause_and_small_for_none() -> None:
-    levels = pd.Series(["a", "b"] * 10)
-    assert epsilon_squared(levels.map({"a": 0.0, "b": 1.0}), levels) == 1.0
-    many, rng = pd.Series(list(range(10)) * 2), np.random.default_rng(0)
-    shares = [epsilon_squared(pd.Series(rng.normal(size=20)), many) for _ in range(100)]
-    assert np.mean(shares) < 0.25  # unadjusted it is 9 / 19; below 0 it is cut off
 
 
 # ---------------------------------------------------------------------------------------------------- many trials
