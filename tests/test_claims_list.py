@@ -1,4 +1,4 @@
-"""The lists of docs/privacy.md and docs/security.md: every claim has a test or a command, and every test that they name
+"""The lists of docs/claims.md and docs/security.md: every claim has a test or a command, and every test that they name
 is there."""
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-TEXT = "\n".join((ROOT / "docs" / name).read_text() for name in ("privacy.md", "security.md"))
+TEXT = "\n".join((ROOT / "docs" / name).read_text() for name in ("claims.md", "security.md"))
 NAMED = re.compile(r"\b(tests/[\w/]+\.py)(?:::(\w+))?")
 
 
