@@ -150,16 +150,7 @@ def load(config: Data) -> Dataset:
 
 @functools.lru_cache(maxsize=8)
 def _load(config: Data, folder: Path | None, public_folder: Path | None) -> Dataset:
-    alone = None if config.fitted_on == "all" else config.public
-    source = names.source(
-        config.name,
-        folder,
-        config.labels,
-        table=config.superclasses,
-        bins=config.bins,
-        public=alone,
-        seed=config.split_seed,
-    )
+    source = source_of(config, folder)
     sizes = {split: getattr(config, split) for split in SPLITS}
     if config.public_from is not None:
         sizes["public"] = 0
@@ -198,6 +189,14 @@ def _load(config: Data, folder: Path | None, public_folder: Path | None) -> Data
         mapping=source.mapping,
         found=source.found,
         learned=_learned(source) if config.fitted_on == "all" else "",
+    )
+
+
+def source_of(config: Data, folder: Path | None) -> Source:
+    """All rows of the data set in this folder."""
+    public, how = None if config.fitted_on == "all" else config.public, {"table": config.superclasses}
+    return names.source(
+        config.name, folder, config.labels, bins=config.bins, public=public, seed=config.split_seed, **how
     )
 
 
