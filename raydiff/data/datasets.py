@@ -67,7 +67,7 @@ class Data:
     split_seed: int = 0
     """Seed of the cut, apart from the experiment's: trials that differ in that one share their splits."""
     fitted_on: FittedOn = "public"
-    """Whose records tell what nobody gives: bins, names of categories and classes of a table, the classes of pictures.
+    """Whose records tell what nobody gives: types, bins, categories and classes of a table, the classes of pictures.
     public: those of the public split alone; of a table this is then drawn without a look at any row. all: everybody's,
     before any mechanism, so that no guarantee is left: every client has an event for it, and epsilon is inf."""
 
@@ -217,5 +217,5 @@ def _check_classes(source: Source, public: Records) -> None:
 def _learned(source: Source) -> str:
     if not source.found:
         return ""
-    what = "the classes" if source.codes is None else "bins, names of categories and classes"
+    what = "the classes" if source.codes is None else "types, bins, names of categories and classes"
     return f"{what}, taken from all records"
