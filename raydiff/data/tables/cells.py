@@ -1,11 +1,12 @@
 """Cells of a CSV or parquet file as text. Each cell is read by itself: no cell changes the text of another.
 
-A parquet cell's text follows from its value, not from its column's unit, scale or time zone: one row may have decided
-these. A duration is a number of seconds, a timestamp at midnight a date, and one with a time zone is in UTC (Z).
+Nor does a unit, scale or time zone that a writer chose for a column, maybe to fit one row: midnight is left out, and so
+are zeros that end a fraction. In parquet a duration is a number of seconds, a time with a zone is in UTC (Z).
 """
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from raydiff.data.tables.encode import MISSING, number_text, plain
 if TYPE_CHECKING:
     import pandas as pd
 
+ZEROS = re.compile(r"(?<=:\d\d)(?:\.0+|(\.\d*[1-9])0+)(?=[-+Z]|$)", re.ASCII)
 MARKS = {"", "?", "NA", "N/A", "NaN", "nan", "null", "NULL", MISSING}
 PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 
@@ -35,7 +37,8 @@ def frame(path: Path) -> pd.DataFrame:
         raise ValueError(f"{path} has two columns {table.columns[table.columns.duplicated()][0]!r}")
     if len(table) < 2:
         raise ValueError(f"{path} has {len(table)} row{'' if len(table) == 1 else 's'}, a table needs two at least")
-    return table.map(lambda text: None if not isinstance(text, str) or text.strip() in MARKS else text.strip())
+    out = table.apply(lambda c: c.str.strip().str.replace(ZEROS, r"\1", regex=True).str.removesuffix(" 00:00:00"))
+    return pd.DataFrame(out.mask(out.isin(MARKS)))
 
 
 def _parquet(path: Path) -> pd.DataFrame:
@@ -62,9 +65,7 @@ def _texts(column: Any) -> list[str | None]:
         return [None if value is None else _text(value) for value in column.to_pylist()]
     if pa.types.is_timestamp(kind) and kind.tz:
         column, zone = column.cast(pa.timestamp(kind.unit)), "Z"
-    times = column.cast(pa.string()).to_pylist()  # Python's own types end at the year 9999.
-    short = [time and (time.rstrip("0").rstrip(".") if "." in time else time) for time in times]
-    return [time and time.removesuffix(" 00:00:00") + zone for time in short]
+    return [time and time + zone for time in column.cast(pa.string()).to_pylist()]  # Python's end at the year 9999.
 
 
 def _text(value: Any) -> str:

@@ -131,8 +131,7 @@ def read(config: Table, *, public: int | None = None, seed: int = 0) -> Encoded:
     if merged := [c.name for c in mapping.columns if c.edges is None and seen[c.name].nunique() > len(c.values)]:
         notes.append(f"rare values merged in {', '.join(merged)}")
     if found:
-        whose = "these rows" if rows is None else f"{len(rows)} public rows"
-        notes.append(f"bins and categories were taken from {whose}")
+        notes.append(f"bins and categories were taken from {'these' if rows is None else f'{len(rows)} public'} rows")
     encoded = _encoded(frame, mapping, f"{path.name}", tuple(notes))
     return dataclasses.replace(encoded, found=found, public=None if rows is None else torch.from_numpy(rows))
 
