@@ -24,7 +24,7 @@ from PIL import Image
 
 from raydiff.data import hub, pictures, sizes
 from raydiff.data.datasets import Data, load
-from raydiff.data.tables import read
+from raydiff.data.tables import cells
 from raydiff.evaluation.quality import inception
 from raydiff.experiment import config, overrides
 from raydiff.experiment.config import Experiment
@@ -197,10 +197,10 @@ def test_a_table_that_does_not_fit_is_not_read(tmp_path: Path, monkeypatch: pyte
         pq.write_table(pa.table({"a": [1] * 1000, "b": [2] * 1000}), path)
     monkeypatch.setattr(sizes, "memory", lambda: 4004)
     if suffix == "csv":
-        assert len(read._frame(path)) == 1000
+        assert len(cells.frame(path)) == 1000
     monkeypatch.setattr(sizes, "memory", lambda: 4003)
     with pytest.raises(ValueError, match=f"^the table {path} would take 0 MB, more than this machine's 0 MB: take"):
-        read._frame(path)
+        cells.frame(path)
 
 
 def test_a_data_set_of_the_hub_is_not_downloaded_where_it_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,7 +67,7 @@ class Data:
     split_seed: int = 0
     """Seed of the cut, apart from the experiment's: trials that differ in that one share their splits."""
     fitted_on: FittedOn = "public"
-    """Whose records tell what nobody gives: bins, names of categories and classes of a table, the classes of pictures.
+    """Whose records tell what nobody gives: types, bins, categories and classes of a table, the classes of pictures.
     public: those of the public split alone; of a table this is then drawn without a look at any row. all: everybody's,
     before any mechanism, so that no guarantee is left: every client has an event for it, and epsilon is inf."""
 
@@ -150,16 +150,7 @@ def load(config: Data) -> Dataset:
 
 @functools.lru_cache(maxsize=8)
 def _load(config: Data, folder: Path | None, public_folder: Path | None) -> Dataset:
-    alone = None if config.fitted_on == "all" else config.public
-    source = names.source(
-        config.name,
-        folder,
-        config.labels,
-        table=config.superclasses,
-        bins=config.bins,
-        public=alone,
-        seed=config.split_seed,
-    )
+    source = source_of(config, folder)
     sizes = {split: getattr(config, split) for split in SPLITS}
     if config.public_from is not None:
         sizes["public"] = 0
@@ -201,6 +192,14 @@ def _load(config: Data, folder: Path | None, public_folder: Path | None) -> Data
     )
 
 
+def source_of(config: Data, folder: Path | None) -> Source:
+    """All rows of the data set in this folder."""
+    public, how = None if config.fitted_on == "all" else config.public, {"table": config.superclasses}
+    return names.source(
+        config.name, folder, config.labels, bins=config.bins, public=public, seed=config.split_seed, **how
+    )
+
+
 def _check_classes(source: Source, public: Records) -> None:
     """Raises ValueError where a record has a class that is neither given nor a public record's: that there is such a
     class would then be known from it."""
@@ -218,5 +217,5 @@ def _check_classes(source: Source, public: Records) -> None:
 def _learned(source: Source) -> str:
     if not source.found:
         return ""
-    what = "the classes" if source.codes is None else "bins, names of categories and classes"
+    what = "the classes" if source.codes is None else "types, bins, names of categories and classes"
     return f"{what}, taken from all records"

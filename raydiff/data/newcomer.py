@@ -8,13 +8,13 @@ test rows are held out, or else half of its rows.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from raydiff.data import other_source, pictures, sources
-from raydiff.data.datasets import Data, Dataset
+from raydiff.data.datasets import Data, Dataset, source_of
 from raydiff.data.records import Records
 from raydiff.data.source import Source
 from raydiff.data.splits import cut, stratified
@@ -94,6 +94,8 @@ def _of_run(choice: Choice, config: Data, dataset: Dataset, classes: Sequence[in
 def _of_other(choice: Choice, config: Data, dataset: Dataset, classes: Sequence[int]) -> Newcomer:
     assert choice.data is not None
     source, other = _source(config.name, config), _source(choice.data, config)
+    if other.mapping != source.mapping:
+        raise ValueError(f"codes of {other.says} are not the run's: a new client of a table has rows of the same file")
     wanted = {dataset.label_names[0][c] for c in classes}
     labels = other.labels[:, 0]
     values = [v for v, name in enumerate(other.names[0]) if name in wanted or not wanted]
@@ -121,7 +123,7 @@ def _of_other(choice: Choice, config: Data, dataset: Dataset, classes: Sequence[
 
 
 def _source(name: str, config: Data) -> Source:
-    return sources.source(name, sources.folder_of(name, config.root), config.labels, table=config.superclasses)
+    return source_of(replace(config, name=name), sources.folder_of(name, config.root))
 
 
 def _is_own(name: str, config: Data) -> bool:

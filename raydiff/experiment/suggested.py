@@ -15,6 +15,7 @@ import torch
 from raydiff.data import sources
 from raydiff.data.datasets import Data, Dataset
 from raydiff.data.overview import norms
+from raydiff.data.tables import cells, read
 from raydiff.evaluation.suite import Evaluation
 
 SPLITS = {"public": (0.14, 1000), "validation": (0.11, 500), "calibration": (0.06, 500), "test": (0.22, 1000)}
@@ -46,11 +47,14 @@ class Suggestion:
 def splits(data: Data) -> dict[str, int]:
     """Sizes of all splits but train, for a data set of which nobody gave them."""
     folder = sources.folder_of(data.name, data.root)
-    source = sources.source(data.name, folder, data.labels, table=data.superclasses)
-    rows = len(source.labels) - source.own_test
+    if folder is not None and read.is_file(data.name):  # Nothing is fitted on rows before it is known which are public.
+        rows, own_test = len(cells.frame(folder)), 0
+    else:
+        source = sources.source(data.name, folder, data.labels, table=data.superclasses)
+        rows, own_test = len(source.labels) - source.own_test, source.own_test
     sizes = {split: max(1, min(most, int(share * rows))) for split, (share, most) in SPLITS.items()}
-    if source.own_test:
-        sizes["test"] = min(SPLITS["test"][1], source.own_test)
+    if own_test:
+        sizes["test"] = min(SPLITS["test"][1], own_test)
     return sizes
 
 

@@ -124,7 +124,7 @@ def test_rows_with_missing_values_are_dropped_but_keep_their_numbers(
     monkeypatch.setitem(PRESETS, "mine", Preset(files=(), label="pays", classes=("no", "yes"), bins=3, read=how))
     table = read(Table(source=path, preset="mine"))
     assert table.rows.tolist() == list(range(2, 12))
-    assert table.notes[0] == "2 of 12 rows left out, with a missing value"
+    assert table.notes[0] == "rows with a missing value are left out"
     with pytest.raises(ValueError, match="has 1 of 12 rows without missing values"):
         read(Table(source=written(tmp_path / "t.csv", people(sex=[None] * 11 + ["f"])), preset="mine"))
 
@@ -272,8 +272,8 @@ def test_a_file_that_is_no_mapping(tmp_path: Path) -> None:
         (people(town=list("abcdefghijkl")), {}, "column 'town' has 12 values in 12 rows, more than the 5 categories"),
         (people().iloc[:1], {}, "has 1 row, a table needs two"),
         (people().iloc[:0], {}, "has 0 rows, a table needs two"),
-        (people(age=[math.inf, *range(11)]), {}, "column 'age' holds 1 numbers that are not finite"),
-        (people(rooms=[math.inf, 1, 2] * 4), {}, "column 'rooms' holds 4 numbers that are not finite"),
+        (people(age=[math.inf, *range(11)]), {}, "column 'age' must hold finite numbers, got 'inf'"),
+        (people(rooms=[math.inf, 1, 2] * 4), {}, "column 'rooms' must hold finite numbers, got 'inf'"),
         (people(pays="no"), {}, "label 'pays' has one value only"),
         (people(), {"label": "pay"}, "has no column 'pay'; did you mean pays"),
         (people(), {"columns": ("agee",)}, "has no column 'agee'; did you mean age"),
@@ -288,8 +288,8 @@ def test_bad_tables_are_refused(tmp_path: Path, frame: pd.DataFrame, fields: dic
     ("edges", "says"),
     [
         ({"age": (80.0, 90.0)}, "all values of column 'age' fall into one category"),
-        ({"age": (20.0, 30.0, 40.0)}, "column 'age' has 4 given bins, more than the 3"),
-        ({"sex": (1.0, 2.0)}, "column 'sex' must hold numbers"),
+        ({"age": (20.0, 30.0, 40.0)}, "column 'age' has 4 categories, more than the 3"),
+        ({"sex": (1.0, 2.0)}, "column 'sex' must hold finite numbers, got 'f'"),
     ],
 )
 def test_given_edges_that_do_not_go_with_the_table_are_refused(
@@ -345,7 +345,7 @@ def test_bad_configurations_are_refused(fields: dict[str, Any], says: str) -> No
 def test_presets_give_every_category(name: str) -> None:
     """So that nothing is looked up in rows."""
     preset = PRESETS[name]
-    assert {*preset.cuts, *preset.groups} == {*preset.columns} and len(preset.classes) == 2
+    assert {*preset.cuts, *preset.groups} == {*preset.columns, preset.label} and len(preset.classes) == 2
 
 
 @on_disk

@@ -254,7 +254,7 @@ def test_fitted_on_all_records_there_is_no_guarantee_anywhere(tmp_path: Path, na
     assert all("names of categories and classes, taken from all records" in row["events"] for row in mine)
     assert [row["epsilon_rdp"] for row in mine] == ["inf", "inf"]
     finished = open_finished(folder)
-    assert write(finished, None, tmp_path / "out", Request(num=2), code=CODE).startswith("epsilon inf (no guarantee: b")
+    assert write(finished, None, tmp_path / "out", Request(num=2), code=CODE).startswith("epsilon inf (no guarantee: t")
     assert finished.categories is not None and "no guarantee covers them" in finished.categories
     assert ledger_of(folder) == finished.trial.store.ledger()
     assert sum(e.round == -1 for e in ledger_of(folder).entries) == 2
@@ -284,7 +284,7 @@ def test_a_trial_from_before_there_was_an_event_has_no_guarantee_on_its_card(tmp
     finished = open_finished(folder)
     assert finite(folder) == {"server": True, "outsiders": True}
     assert finished.published.epsilon == finished.uploads.epsilon == float("inf")
-    assert finished.source(None).privacy.startswith("epsilon inf (no guarantee: bins, names of categories and classes")
+    assert finished.source(None).privacy.startswith("epsilon inf (no guarantee: types, bins, names of categories")
     assert files(folder) == before
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from raydiff.data.source import Picture, Source
 from raydiff.data.tables.presets import PRESETS
-from raydiff.data.tables.read import Encoded, Table, locate, read, read_again
+from raydiff.data.tables.read import Table, locate, read, read_again
 
 
 def source(
@@ -38,7 +38,7 @@ def source(
         raise ValueError(f"{file.name} needs a label: give data.labels one of {', '.join(parts[0].columns)}")
     rows, n = sum(len(part.codes) for part in parts), len(parts[0].columns)
     return Source(
-        labels=torch.cat([_labels(part) for part in parts])[:, None],
+        labels=torch.cat([part.labels for part in parts if part.labels is not None])[:, None],
         columns=(label.name,),
         names=(label.categories,),
         own_test=sum(len(part.codes) for part in parts[1:]),
@@ -50,11 +50,6 @@ def source(
         found=parts[0].found,
         public=parts[0].public,
     )
-
-
-def _labels(part: Encoded) -> Tensor:
-    assert part.labels is not None
-    return part.labels
 
 
 def _none(rows: Tensor) -> Iterator[Picture]:

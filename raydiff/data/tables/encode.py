@@ -9,10 +9,13 @@ Shapes: s rows, n columns.
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import json
+import math
+import re
+from collections.abc import Iterable, Sequence
 from collections.abc import Mapping as Dictionary
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +32,8 @@ OTHER = "(other)"
 """Name of the category that rare values are merged into, and values that no public row has."""
 UNUSED = "(none)"
 """What a code that its column does not use becomes: noised rows have such, clean ones never."""
+NUMBER = re.compile(r"[+-]?((\d+\.?\d*|\.\d+)(e[+-]?\d+)?|inf(inity)?)", re.ASCII | re.IGNORECASE)
+WHOLE = re.compile(r"\+?(-?)0*(\d+)(\.0*)?", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -44,25 +49,23 @@ class Column:
     values: Dictionary[str, int] = field(default_factory=dict)
     """Of a column of texts: the code of each known value; others go to OTHER, where there is such a category."""
 
+    def code(self, text: str | None) -> int:
+        """Of one value by itself, None where it is missing; -1: there is no category for it. Among texts a number is
+        known in any spelling, as 1.0 is where 1 is; among bins, what is no finite number is missing."""
+        rest = self.values.get(OTHER, -1)
+        if text is not None and self.edges is None:
+            return self.values.get(text, self.values.get(plain(text), rest))
+        if text is not None and self.edges is not None and math.isfinite(x := number(text)):
+            return bisect.bisect_right(self.edges, x)
+        return self.categories.index(MISSING) if MISSING in self.categories else rest
+
     def codes(self, values: pd.Series) -> NDArray[np.int64]:
-        """(s,) int64. Raises ValueError on values that have no category."""
-        missing, known = values.isna().to_numpy(), dict(self.values)
-        rest = known.get(OTHER, -1)
-        absent = self.categories.index(MISSING) if MISSING in self.categories else rest
-        if missing.any() and absent < 0:
-            raise ValueError(f"column {self.name!r} has {missing.sum()} missing values, for which it has no category")
-        out = np.full(len(values), absent, dtype=np.int64)
-        there = values[~missing]
-        if self.edges is not None:
-            out[~missing] = np.searchsorted(np.array(self.edges), numbers(there, self.name), side="right")
-            return out
-        texts = texts_of(there)
-        found = texts.map(lambda text: known.get(text, rest)).to_numpy(dtype=np.int64)
-        if (found < 0).any():
-            unknown = texts[found < 0].iloc[0]
-            raise ValueError(f"column {self.name!r} has the value {unknown!r}, which is in none of its categories")
-        out[~missing] = found
-        return out
+        """(s,) int64, of texts. Raises ValueError on values that have no category."""
+        texts = values.astype(object).where(values.notna(), None).tolist()
+        known = {text: self.code(text) for text in dict.fromkeys(texts)}
+        if unknown := [MISSING if text is None else text for text, code in known.items() if code < 0]:
+            raise ValueError(f"column {self.name!r} has the value {unknown[0]!r}, which is in none of its categories")
+        return np.array([known[text] for text in texts], dtype=np.int64)
 
     def names(self, codes: NDArray[np.int64]) -> NDArray[np.object_]:
         """The category of each code (s,): of a bin its interval as text; a missing value is None."""
@@ -91,8 +94,7 @@ class Mapping:
         return self.columns if self.label is None else (*self.columns, self.label)
 
     def encode(self, frame: pd.DataFrame) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
-        """(codes (s, n), labels (s,) or None) of a table with these columns. Raises ValueError on values that have no
-        category."""
+        """(codes (s, n), labels (s,) or None) of texts in these columns. Raises ValueError as `Column.codes` does."""
         codes = np.stack([column.codes(frame[column.name]) for column in self.columns], axis=1)
         return codes, None if self.label is None else self.label.codes(frame[self.label.name])
 
@@ -136,27 +138,16 @@ def _column(read: dict[str, Any]) -> Column:
 def bins_of(values: pd.Series, *, name: str, bins: int, edges: Sequence[float] | None, public: bool = False) -> Column:
     """A column of numbers, cut at these edges, or so that its parts are as equal as can be; at most `bins` categories.
 
-    `public`: these are the public values alone, and others may be missing. Raises ValueError on numbers that are not
-    finite, and on more edges than `bins` allow.
-    """
+    `public`: these are public values, and others may be missing. Raises ValueError as `numbers` does."""
     x = numbers(values.dropna(), name)
     missing = [MISSING] if public or values.isna().any() else []
     if edges is None:
         edges = _quantiles(x, bins - len(missing))
-    texts = _intervals(edges)
-    if len(texts) + len(missing) > bins:
-        more = " and one for missing values" if missing else ""
-        raise ValueError(f"column {name!r} has {len(texts)} given bins{more}, more than the {bins} that bins allow")
-    return Column(name, (*texts, *missing), tuple(map(float, edges)))
+    return Column(name, (*_intervals(edges), *missing), tuple(map(float, edges)))
 
 
 def groups_of(
-    values: pd.Series,
-    *,
-    name: str,
-    bins: int,
-    groups: Dictionary[str, Sequence[str]] | None,
-    public: bool = False,
+    values: pd.Series, *, name: str, bins: int, groups: Dictionary[str, Sequence[str]] | None, public: bool = False
 ) -> Column:
     """A column of texts: in these groups, or one category for each value, the rarest merged; at most `bins`.
 
@@ -168,44 +159,49 @@ def groups_of(
     if groups is not None:
         codes = {value: i for i, group in enumerate(groups.values()) for value in group}
         return Column(name, (*groups, *missing), values=codes)
-    texts = texts_of(values.dropna())
-    counts = texts.value_counts()
+    counts = values.value_counts()
     order = sorted(counts.index, key=lambda text: (-counts[text], text))  # Ties go by name, not by row.
     room = bins - len(missing) - public
-    if len(order) > room:
+    if len(order) > room and 2 * len(order) > counts.sum():
         says = f"column {name!r} has {len(order)} values{' and missing ones' if missing else ''}"
         beside = f" and {OTHER}" if public else ""
-        if 2 * len(order) > len(texts):
-            raise ValueError(
-                f"{says} in {len(values)} {'public ' if public else ''}rows{beside}, more than the {bins} categories "
-                "that bins allow, and too rare to merge: leave it out of the columns"
-            )
+        raise ValueError(
+            f"{says} in {len(values)} {'public ' if public else ''}rows{beside}, more than the {bins} categories "
+            "that bins allow, and too rare to merge: leave it out of the columns"
+        )
     if public or len(order) > room:
         kept = [text for text in order if text != OTHER][: room if public else room - 1]
-        names = (*_natural(kept), OTHER)
+        names = [*_natural(kept), OTHER]
     else:
-        names = tuple(_natural(order))
+        names = _natural(order)
     return Column(name, (*names, *missing), values={text: i for i, text in enumerate(names)})
 
 
 def numbers(values: pd.Series, name: str) -> NDArray[np.float64]:
-    """(s,) float64. Raises ValueError on one that is no number or not finite."""
-    try:
-        x = values.to_numpy(dtype=np.float64)
-    except (TypeError, ValueError):
-        raise ValueError(f"column {name!r} must hold numbers") from None
+    """(s,) float64, of texts. Raises ValueError on one that is no number or not finite."""
+    x = np.array([number(text) for text in values], dtype=np.float64)
     if not np.isfinite(x).all():
-        raise ValueError(f"column {name!r} holds {(~np.isfinite(x)).sum()} numbers that are not finite")
+        raise ValueError(f"column {name!r} must hold finite numbers, got {values[~np.isfinite(x)].iloc[0]!r}")
     return x
 
 
-def texts_of(values: pd.Series) -> pd.Series:
-    """Values as text; a whole number is written without a point, whatever its type."""
-    import pandas as pd
+def number(text: str) -> float:
+    """The number that this text spells; nan where it spells none."""
+    return float(text) if NUMBER.fullmatch(text) else math.nan
 
-    if pd.api.types.is_float_dtype(values.dtype):
-        return values.map(number_text).astype(object)
-    return values.astype(str).astype(object)
+
+def are_numbers(texts: Iterable[str]) -> bool:
+    """Whether each of them spells one, and there are some."""
+    found = list(texts)
+    return bool(found) and not any(math.isnan(number(text)) for text in found)
+
+
+def plain(text: str) -> str:
+    """The shortest spelling of a finite number, exact where it is whole; another text as it is."""
+    if not math.isfinite(x := number(text)):
+        return text
+    whole = WHOLE.fullmatch(text)
+    return whole[1] + whole[2] if whole and x else number_text(x)
 
 
 def number_text(x: float) -> str:
@@ -234,7 +230,5 @@ def _intervals(edges: Sequence[float]) -> list[str]:
 
 def _natural(texts: Sequence[str]) -> list[str]:
     """In order of value where all are numbers, else by name."""
-    try:
-        return sorted(texts, key=lambda text: (float(text), text))
-    except ValueError:
-        return sorted(texts)
+    numeric = are_numbers(texts)
+    return sorted(texts, key=lambda text: (number(text) if numeric else 0, text))

@@ -43,8 +43,9 @@ class Preset:
 
     @property
     def groups(self) -> dict[str, Mapping[str, Sequence[str]]]:
-        """{column: {category: values}}, of all other columns."""
-        return {name: how for name, how in self.read.items() if isinstance(how, Mapping)}
+        """{column: {category: values}}, of all other columns and the label."""
+        given = {name: how for name, how in self.read.items() if isinstance(how, Mapping)}
+        return {**given, self.label: _each(*self.classes)}
 
 
 def _each(*values: str) -> Mapping[str, Sequence[str]]:

@@ -1,13 +1,12 @@
 """Tables: CSV or parquet files to category vectors.
 
-Numbers are cut into bins, rare values are put together, missing ones are a category of their own or their rows are
-dropped; the label is apart from the columns. A column of numbers with no more values than `bins` is taken as one of
-texts, with a category for each. What is read as missing: an empty field, ?, NA, N/A, NaN, nan, null, NULL, (missing).
+Each cell is read by itself, as text (`cells`). A column has numbers if all of its texts spell one. Numbers are cut into
+bins, or are a category each where there are no more of them than `bins`; rare texts are put together. An empty field,
+?, NA, N/A, NaN, nan, null, NULL and (missing) are missing values, a category of their own.
 
-Without a preset, bins, categories and the label's classes are fitted on the rows themselves, before any mechanism; or
-on so many public rows alone, which are drawn by their place in the file, whatever it holds. What the other rows have
-beyond those is then their columns' last bin, or a category that there is in any case: numbers that are missing or none
-at all go to MISSING, other values to OTHER. So a row that is not public changes its own codes, and nothing else.
+Without a preset, types, bins, categories and the label's classes are fitted on all rows, before any mechanism; or on so
+many public rows alone, drawn by their place in the file. What another row has beyond those goes to the first or last
+bin, to MISSING where a column of bins has no finite number, else to OTHER: a private cell changes its own code alone.
 
 Shapes: s rows, n columns, k categories at most.
 """
@@ -16,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Mapping as Dictionary
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,8 +26,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from raydiff.data import sizes
-from raydiff.data.tables.encode import MISSING, Column, Mapping, bins_of, groups_of, texts_of
+from raydiff.data.tables import cells
+from raydiff.data.tables.encode import Column, Mapping, are_numbers, bins_of, groups_of, numbers, plain
 from raydiff.data.tables.presets import PRESETS, Preset
 from raydiff.lookup import check_one_of, nearest
 from raydiff.seeding import generator
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 Ints = NDArray[np.int64]
 SUFFIXES = (".csv", ".parquet")
-MARKS = ["", "?", "NA", "N/A", "NaN", "nan", "null", "NULL", MISSING]
 MOST_CLASSES = 100
 
 
@@ -121,22 +120,18 @@ def read(config: Table, *, public: int | None = None, seed: int = 0) -> Encoded:
     rows, a column with one value or more than `bins` allow, numbers that are not finite, and too few public rows.
     """
     path = locate(config.source)
-    frame = _frame(path)
+    frame = cells.frame(path)
     columns, label = _chosen(config, frame, path)
     order = torch.randperm(len(frame), generator=generator(seed, "splits", "public rows")).numpy()
-    frame, notes = _complete(config, frame, columns, label, path)
-    if not (found := _found(config, columns, label)) or public is None:
-        seen, rows = frame, None
-    else:
-        rows = _drawn(frame, order, public, path, found)
-        frame = _typed(frame, rows, found, typed=path.suffix.lower() != ".csv")
-        seen = frame.iloc[rows]
+    frame, notes = _complete(config, frame[[*columns, *([label] if label else [])]], label, path, public=public)
+    found = _found(config, columns, label)
+    rows = None if public is None or not found else _drawn(frame, order, public, path, found)
+    seen = (frame if rows is None else frame.iloc[rows]).apply(_typed)
     mapping = _fitted(config, seen, columns, label, public=rows is not None)
-    if (merged := [c.name for c in mapping.columns if _merges(c, seen)]) and config.known is None:
+    if merged := [c.name for c in mapping.columns if c.edges is None and seen[c.name].nunique() > len(c.values)]:
         notes.append(f"rare values merged in {', '.join(merged)}")
     if found:
-        whose = "these rows" if rows is None else f"{len(rows)} public rows"
-        notes.append(f"bins and categories were taken from {whose}")
+        notes.append(f"bins and categories were taken from {'these' if rows is None else f'{len(rows)} public'} rows")
     encoded = _encoded(frame, mapping, f"{path.name}", tuple(notes))
     return dataclasses.replace(encoded, found=found, public=None if rows is None else torch.from_numpy(rows))
 
@@ -144,11 +139,10 @@ def read(config: Table, *, public: int | None = None, seed: int = 0) -> Encoded:
 def read_again(config: Table, path: Path, mapping: Mapping) -> Encoded:
     """Another file of the same table, by a mapping that was fitted before. Raises ValueError as `read` does, and on
     values that have no category."""
-    frame = _frame(path)
+    frame = cells.frame(path)
     label = None if mapping.label is None else mapping.label.name
-    columns = tuple(column.name for column in mapping.columns)
-    _check_there((*columns, *([label] if label else [])), frame, path)
-    frame, notes = _complete(config, frame, columns, label, path)
+    _check_there(names := [column.name for column in mapping.decoded], frame, path)
+    frame, notes = _complete(config, frame[names], label, path)
     return _encoded(frame, mapping, path.name, tuple(notes))
 
 
@@ -178,43 +172,6 @@ def locate(source: str, root: str | None = None, *, part: int = 0) -> Path:
     if not path.is_file():
         raise ValueError(f"there is no file {path}")
     return path
-
-
-def _frame(path: Path) -> pd.DataFrame:
-    """The whole file, with missing values as such. Raises ValueError where it cannot be read."""
-    import pandas as pd  # Half a second, which commands that read no table do without.
-
-    sizes.check_fits(f"the table {path}", _claimed(path), "take fewer rows")
-    try:
-        if path.suffix.lower() == ".parquet":
-            frame = pd.read_parquet(path).reset_index(drop=True).replace(dict.fromkeys(MARKS))
-        else:
-            frame = pd.read_csv(path, keep_default_na=False, na_values=MARKS, skipinitialspace=True, low_memory=False)
-    except Exception as e:  # Each kind of damage has its own exception.
-        raise ValueError(f"{path} cannot be read as a table ({type(e).__name__})") from e
-    if not frame.index.equals(pd.RangeIndex(len(frame))):
-        raise ValueError(f"{path} cannot be read as a table (its rows have more fields than its header)")
-    frame.columns = [str(name) for name in frame.columns]
-    if not frame.columns.is_unique:
-        raise ValueError(f"{path} has two columns {frame.columns[frame.columns.duplicated()][0]!r}")
-    if len(frame) < 2:
-        raise ValueError(f"{path} has {len(frame)} row{'' if len(frame) == 1 else 's'}, a table needs two at least")
-    return frame
-
-
-def _claimed(path: Path) -> int:
-    """Bytes that the file says it has: a parquet file may be small, and have very many rows."""
-    if path.suffix.lower() != ".parquet":
-        return path.stat().st_size
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        about = pq.read_metadata(path)
-    except (pa.ArrowException, OSError) as e:
-        raise ValueError(f"{path} cannot be read as a table ({type(e).__name__})") from e
-    unpacked = sum(int(about.row_group(i).total_byte_size) for i in range(about.num_row_groups))
-    return max(unpacked, 8 * int(about.num_rows) * int(about.num_columns))
 
 
 def _chosen(config: Table, frame: pd.DataFrame, path: Path) -> tuple[tuple[str, ...], str | None]:
@@ -250,27 +207,23 @@ def _check_there(names: Sequence[str], frame: pd.DataFrame, path: Path) -> None:
 
 
 def _complete(
-    config: Table, frame: pd.DataFrame, columns: Sequence[str], label: str | None, path: Path
+    config: Table, wanted: pd.DataFrame, label: str | None, path: Path, *, public: int | None = None
 ) -> tuple[pd.DataFrame, list[str]]:
-    """The wanted columns of the rows that are kept, and notes on those left out: rows without a label, and of a preset
-    those with any missing value."""
-    drop = config.known is not None
-    labels = [] if label is None else [label]
-    wanted = frame[[*columns, *labels]]
-    kept = wanted.dropna(subset=[*(columns if drop else ()), *labels])
+    """The rows that are kept, and notes on those left out: of a preset rows with a missing value, else rows without a
+    label, which is OTHER where there are `public` rows."""
+    if config.known is None and (public is not None or label is None):
+        return wanted, []
+    kept = wanted.dropna(subset=None if config.known else [label])
     if len(kept) < 2:
-        raise ValueError(f"{path} has {len(kept)} of {len(frame)} rows without missing values, a table needs two")
-    left_out = len(frame) - len(kept)
-    what = "a missing value" if drop else "no label"
-    return kept, [f"{left_out} of {len(frame)} rows left out, with {what}"] if left_out else []
+        raise ValueError(f"{path} has {len(kept)} of {len(wanted)} rows without missing values, a table needs two")
+    what = "a missing value" if config.known else "no label"
+    return kept, [f"rows with {what} are left out"]  # Not how many: that depends on single cells.
 
 
 def _found(config: Table, columns: Sequence[str], label: str | None) -> tuple[str, ...]:
     """The columns, the label last, that the preset does not give."""
-    preset = config.known
-    given = {*preset.cuts, *preset.groups} if preset else set()
-    labels = () if label is None or (preset and label == preset.label) else (label,)
-    return (*(name for name in columns if name not in given), *labels)
+    given = {*config.known.cuts, *config.known.groups} if config.known else set()
+    return tuple(name for name in (*columns, label) if name is not None and name not in given)
 
 
 def _drawn(frame: pd.DataFrame, order: Ints, public: int, path: Path, found: Sequence[str]) -> Ints:
@@ -286,74 +239,45 @@ def _drawn(frame: pd.DataFrame, order: Ints, public: int, path: Path, found: Seq
     return np.flatnonzero(np.isin(frame.index, kept))
 
 
-def _typed(frame: pd.DataFrame, rows: Ints, found: Sequence[str], *, typed: bool) -> pd.DataFrame:
-    """Numbers where all public values are such, whatever the others have made of a column that comes without a type;
-    what is then no number, or not finite, is missing."""
-    import pandas as pd
-
-    frame = frame.copy()
-    for name in found:
-        seen = pd.to_numeric(frame[name].iloc[rows].dropna(), errors="coerce")
-        if not typed and len(seen) and _numeric(seen) and not seen.isna().any():
-            frame[name] = pd.to_numeric(frame[name], errors="coerce")
-        if _numeric(frame[name]):
-            infinite = np.isinf(frame[name].to_numpy(dtype=np.float64))
-            infinite[rows] = False  # Public values that are infinite are refused later.
-            frame[name] = frame[name].mask(infinite)
-    return frame
+def _typed(values: pd.Series) -> pd.Series:
+    """With plain numbers, where there is nothing else. Raises ValueError on one that is not finite."""
+    if numeric := are_numbers(values.dropna().unique()):
+        numbers(values.dropna(), str(values.name))
+    return values.map(plain, na_action="ignore") if numeric else values
 
 
 def _fitted(config: Table, frame: pd.DataFrame, columns: Sequence[str], label: str | None, *, public: bool) -> Mapping:
     """`public`: these are the public rows alone."""
-    preset = config.known
+    preset, cuts = config.known, config.given_edges
     bins = config.bins or (preset.bins if preset else 5)
-    cuts = config.given_edges
     groups = preset.groups if preset else {}
     if public and bins < 3:
         raise ValueError(f"bins must be at least 3, one of them for what no public row has, got {bins}")
     fitted = []
     for name in columns:
-        values, ours = frame[name], public and not (preset and name in {*preset.cuts, *groups})
-        different = texts_of(values.dropna()).nunique() + bool(values.isna().any())
+        values, numeric = frame[name], are_numbers(frame[name].dropna().unique())
+        ours, different = public and name not in {*cuts, *groups}, values.nunique(dropna=False)
         if different < 2 and not public:
             raise ValueError(f"column {name!r} has one value only: leave it out of the columns")
-        if name in cuts or (_numeric(values) and name not in groups and different > bins - ours):
+        if name in cuts or (numeric and name not in groups and different > bins - ours):
             column = bins_of(values, name=name, bins=bins, edges=cuts.get(name), public=ours)
         else:
-            if _numeric(values):
-                bins_of(values, name=name, bins=bins, edges=None)  # This checks that numbers are finite.
             column = groups_of(values, name=name, bins=bins, groups=groups.get(name), public=ours)
-        if len(column.categories) > bins:
-            raise ValueError(
-                f"column {name!r} has {len(column.categories)} categories, more than the {bins} that bins allow"
-            )
+        if (size := len(column.categories)) > bins:
+            raise ValueError(f"column {name!r} has {size} categories, more than the {bins} that bins allow")
         if not public and len(np.unique(column.codes(values))) < 2:
             raise ValueError(f"all values of column {name!r} fall into one category: give it other cuts")
         fitted.append(column)
-    return Mapping(tuple(fitted), None if label is None else _label(frame[label], label, preset, public=public))
+    return Mapping(tuple(fitted), None if label is None else _label(frame[label].dropna(), groups.get(label), public))
 
 
-def _label(values: pd.Series, name: str, preset: Preset | None, *, public: bool) -> Column:
-    whose = " in its public rows" if public else ""
-    classes = texts_of(values).nunique()
+def _label(values: pd.Series, given: Dictionary[str, Sequence[str]] | None, public: bool) -> Column:
+    name, classes = str(values.name), values.nunique()
     if classes < 2:
-        raise ValueError(f"label {name!r} has one value only{whose}")
-    if classes > MOST_CLASSES or (_numeric(values) and not np.isfinite(values.to_numpy(dtype=np.float64)).all()):
-        raise ValueError(f"label {name!r} must have at most {MOST_CLASSES} classes, finite ones, got {classes}")
-    if preset is not None and name == preset.label:
-        given = {value: (value,) for value in preset.classes}
-        return groups_of(values, name=name, bins=MOST_CLASSES, groups=given)
-    return groups_of(values, name=name, bins=MOST_CLASSES + public, groups=None, public=public)
-
-
-def _numeric(values: pd.Series) -> bool:
-    import pandas as pd
-
-    return pd.api.types.is_numeric_dtype(values.dtype) and not pd.api.types.is_bool_dtype(values.dtype)
-
-
-def _merges(column: Column, frame: pd.DataFrame) -> bool:
-    return column.edges is None and texts_of(frame[column.name].dropna()).nunique() > len(column.values)
+        raise ValueError(f"label {name!r} has one value only{' in its public rows' if public else ''}")
+    if classes > MOST_CLASSES:
+        raise ValueError(f"label {name!r} must have at most {MOST_CLASSES} classes, got {classes}")
+    return groups_of(values, name=name, bins=MOST_CLASSES + public, groups=given, public=public)
 
 
 def _encoded(frame: pd.DataFrame, mapping: Mapping, says: str, notes: tuple[str, ...]) -> Encoded:
