@@ -91,6 +91,33 @@ def test_opacus_history_costs_what_opacus_says(capsys: pytest.CaptureFixture[str
         assert found[relation]["mu"] is None and 0.5 < found[relation]["auc"] < 1 and 0.01 < found[relation]["tpr"] < 1
 
 
+@pytest.mark.parametrize(
+    "how", [["--sigma", "1", "--q", "0.01", "--steps", "1000"], ["--history", "[[1, 0.01, 1000]]"]]
+)
+@pytest.mark.parametrize("trust", ["local", "central"])
+@pytest.mark.parametrize("unit", ["example", "client"])
+def test_sampling_counts_where_nobody_sees_who_is_drawn(
+    capsys: pytest.CaptureFixture[str], how: list[str], unit: str, trust: str
+) -> None:
+    who = ["--unit", unit, "--trust", trust]
+    found, every = (told(capsys, *of, *who)["zero_out"] for of in (how, ["--sigma", "1", "--steps", "1000"]))
+    assert account.main([*how, *who]) == 0
+    note = capsys.readouterr().out.splitlines()[-1]
+    if (unit, trust) == ("client", "local"):
+        assert found == every and "the server sees which clients send" in note
+        ten = told(capsys, "--sigma", "1", "--steps", "10", *who)["zero_out"]["guarantee"]["epsilon"]
+        assert found["guarantee"]["epsilon"] > ten > 17.8  # what one has spent that was drawn as often as expected
+    else:
+        assert found["guarantee"]["epsilon"] < 2 and "averaging over the batch that was drawn" in note
+        assert "arXiv 2605.15648" in note
+
+
+def test_what_is_not_sampled_has_no_note(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (["--sigma", "1"], FLOWER):
+        account.main([*arguments, "--json"])
+        assert json.loads(capsys.readouterr().out)["note"] == ""
+
+
 def test_steps_and_rounds_are_all_counted(capsys: pytest.CaptureFixture[str]) -> None:
     sampled = ["--sigma", "1.1", "--q", "0.01"]
     twice = told(capsys, *sampled, "--steps", "50", "--rounds", "2")["zero_out"]
