@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from raydiff.data import datasets
+from raydiff.data.partition import publishes_labels
 from raydiff.evaluation import suite
 from raydiff.evaluation.suite import Instruments
 from raydiff.experiment import away, config, measurements, overrides, readable
@@ -316,9 +317,18 @@ def _said(server: Guarantee, experiment: Experiment) -> dict[str, str]:
 
 
 def guarantees(spent: Spent, experiment: Experiment) -> tuple[Guarantee, Guarantee]:
-    """(against the server, against outsiders): all that is said of a trial's epsilon comes from here."""
+    """(against the server, against outsiders): all that is said of a trial's epsilon. Where the partition publishes
+    labels, what covers a record does not cover its labels."""
     delta, accountant = experiment.method.delta, experiment.method.accountant
-    return spent.server.guarantee(delta, accountant), spent.outsiders.guarantee(delta, accountant)
+    server, outsiders = (view.guarantee(delta, accountant) for view in (spent.server, spent.outsiders))
+    if not publishes_labels(experiment.partition) and experiment.newcomers is None:
+        return server, outsiders
+    return _with_labels(server), _with_labels(outsiders)
+
+
+def _with_labels(guarantee: Guarantee) -> Guarantee:
+    declared = guarantee.declared if guarantee.unit != "example" else (*guarantee.declared, "labels")
+    return replace(guarantee, declared=tuple(dict.fromkeys(declared)))
 
 
 def without_secret(experiment: Experiment) -> Experiment:
