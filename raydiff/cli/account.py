@@ -33,6 +33,7 @@ from raydiff.lookup import check_one_of
 from raydiff.privacy import accountants
 from raydiff.privacy.ledger import Entry, Exposed, Guarantee, Ledger
 from raydiff.privacy.release import Gaussian, Relation, Unit
+from raydiff.report.bounds import up
 
 FPR = 0.01
 SAMPLED = (
@@ -164,8 +165,9 @@ class Found:
         name = self.relation.replace("_", "-")
         if self.guarantee is None:
             return f"{name}: nothing is stated: {self.refused}"
-        mu = "" if self.mu is None else f"mu {self.mu:.4g}; "
-        return f"{name}: {self.guarantee}; {mu}no attack above AUC {self.auc:.4f}, nor TPR {self.tpr:.4f} at FPR {FPR}"
+        mu = "" if self.mu is None else f"mu {up(self.mu, 3)}; "
+        above = f"no attack above AUC {up(self.auc, 4)}, nor TPR {up(self.tpr, 4)}"
+        return f"{name}: {self.guarantee}; {mu}{above} at FPR {FPR}"
 
 
 def found(spent: Elsewhere, relation: Relation) -> Found:

@@ -31,6 +31,7 @@ from raydiff.experiment.mlflow_store import (
     spelled,
 )
 from raydiff.federated import heartbeat
+from raydiff.report import bounds
 from raydiff.report.files import KEYED, flatten, published, read_json, read_lines
 
 ENDED = {"finished": "FINISHED", "stopped": "FINISHED", "failed": "FAILED", "killed": "KILLED"}
@@ -310,7 +311,7 @@ class Mlflow(threading.Thread):
         last = self._logged[folder.name] + 1
         final = told.final(outcome)
         log_values(c, run, ((k, last, v) for k, v in told.telling(final).items()), at=folder.stat().st_mtime)
-        spent = f"{outcome['server']['epsilon']:.4g}"
+        spent = bounds.up(outcome["server"]["epsilon"])
         tags = {
             "raydiff.privacy": outcome["says"],
             "raydiff.reason": outcome.get("reason", ""),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import operator
+import re
 from pathlib import Path
 from typing import Any
 
@@ -130,9 +132,20 @@ def test_what_is_printed_says_what_an_epsilon_needs(capsys: pytest.CaptureFixtur
     account.main([*FLOWER, "--rounds", "10"])
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "noise 0.4845 x the clip norm, 10 times"
-    needs = ("epsilon 48.37", "per client", "zero-out", "local trust", "delta 1e-05", "exact accountant", "mu 6.527")
+    needs = ("epsilon 48.38", "per client", "zero-out", "local trust", "delta 1e-05", "exact accountant", "mu 6.528")
     assert all(part in lines[1] for part in (*needs, "AUC", "TPR"))
     assert len(lines) == 4
+
+
+@pytest.mark.parametrize("more", [["--sigma", "1.1", "--q", "0.01", "--steps", "500"], ["--sigma", "7"], FLOWER])
+def test_what_is_printed_is_no_less_than_what_was_computed(capsys: pytest.CaptureFixture[str], more: list[str]) -> None:
+    found = told(capsys, *more)
+    account.main(more)
+    lines = {line.partition(":")[0].replace("-", "_"): line for line in capsys.readouterr().out.splitlines()}
+    for relation, of in found.items():
+        if of["guarantee"]:
+            shown = re.findall(r"epsilon (\S+) \(.*above AUC (\S+), nor TPR (\S+) at", lines[relation])[0]
+            assert all(map(operator.ge, map(float, shown), (of["guarantee"]["epsilon"], of["auc"], of["tpr"])))
 
 
 def test_a_file_says_the_same_and_options_come_after_it(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
