@@ -73,7 +73,8 @@ class MajorityMinority:
     """
 
     ratio: float = 0.1
-    """Records of a class that each minority client gets, over those that each majority client gets."""
+    """Records of a class that each minority client gets, over those that each majority client gets; one
+    record at least."""
     minority: int | None = None
     """Records of a class that each minority client gets, exactly; where given, `ratio` is not used."""
 
@@ -261,8 +262,9 @@ def _majority_minority(classes: list[int], sizes: Tensor, clients: int, how: Maj
     for k, (c, n) in enumerate(zip(classes, sizes.tolist(), strict=True)):
         start = 0 if c in first else 1
         majority, minority = range(start, clients, 2), range(1 - start, clients, 2)
-        # A minority client gets an equal share at most: rounding must not make the minority the larger part.
-        few = min(round(how.ratio * n / (len(majority) + how.ratio * len(minority))), n // clients)
+        # A minority client gets an equal share at most, rounding must not make the minority the larger part; and one
+        # record at least, for chance decides how many a small class has.
+        few = min(max(1, round(how.ratio * n / (len(majority) + how.ratio * len(minority)))), n // clients)
         of_class = f"of class {c} ({n} records, {clients} clients)"
         if how.minority is not None:
             few = how.minority
@@ -270,8 +272,7 @@ def _majority_minority(classes: list[int], sizes: Tensor, clients: int, how: Maj
                 worse = f"client {majority[0]} would get fewer records than a minority client {of_class}"
                 raise ValueError(f"{worse}: lower partition.minority ({few}) or use fewer clients")
         if few < 1:
-            knob = f"raise partition.ratio ({how.ratio}) or use fewer clients"
-            raise ValueError(f"client {minority[0]} would get no record {of_class}: {knob}")
+            raise ValueError(f"client {minority[0]} would get no record {of_class}: {_remedy(how)}")
         shares[k, minority] = few
         shares[k, majority] = _evenly(n - few * len(minority), len(majority))
     return shares

@@ -262,6 +262,10 @@ def test_majority_minority_with_an_odd_number_of_clients() -> None:
     assert table(data, 3, MajorityMinority(minority=30)) == [[90, 30], [30, 180], [90, 30]]
 
 
+def test_a_minority_of_a_small_class_is_one_record() -> None:
+    assert table(records([0] * 4 + [1] * 90), 2, MajorityMinority(ratio=0.1)) == [[3, 8], [1, 82]]
+
+
 def test_majority_minority_at_ratio_one_is_even() -> None:
     assert table(records([0] * 7 + [1] * 9), 2, MajorityMinority(ratio=1)) == [[4, 4], [3, 5]]
 
@@ -273,7 +277,11 @@ def test_majority_minority_at_ratio_one_is_even() -> None:
         (2, Pooled(), "clients must be 1 for a Pooled partition, got 2"),
         (21, Iid(), r"client 20 would get no record \(20 records for 21 clients\): use fewer clients"),
         (1, MajorityMinority(), "needs at least 2 clients and 2 classes, got 1 clients and 2 classes"),
-        (2, MajorityMinority(ratio=0.01), "client 1 would get no record of class 0 .* raise partition.ratio"),
+        (
+            11,
+            MajorityMinority(ratio=0.5),
+            "client 1 would get no record of class 0 .* use fewer clients or more records",
+        ),
         (2, MajorityMinority(minority=6), "client 0 would get fewer .* class 0 .* lower partition.minority"),
         (4, Dirichlet(alpha=0.001), "client . would get no record: raise partition.alpha"),
     ],
