@@ -95,7 +95,7 @@ def test_any_format_and_what_is_no_picture_is_told(tmp_path: Path) -> None:
     assert data.label_names == (("ant", "bee"),)
     assert sum(len(r) for r in data.splits.values()) == 15
     told = ("files left unread: 1, such as bee/notes.txt", "folders without pictures: cow")
-    assert data.notes == (*told, "1 of 15 converted from P to L")  # the GIF has a palette
+    assert data.notes == (*told, "converted to L, transparency dropped")  # the GIF has a palette
 
 
 def test_size_crops_to_the_central_square_and_averages(tmp_path: Path) -> None:
@@ -108,10 +108,17 @@ def test_size_crops_to_the_central_square_and_averages(tmp_path: Path) -> None:
     data = load(Data(name=str(tmp_path / "zoo"), size=1, fitted_on="all", **sizes))
     found = {int(n): float(v) for r in data.splits.values() for n, v in zip(r.numbers, r.images.flatten(), strict=True)}
     assert found == pytest.approx({0: 60 / 127.5 - 1, 1: 60 / 127.5 - 1, 2: 100 / 127.5 - 1, 3: 100 / 127.5 - 1})
-    assert data.notes == (
-        "2 of 4 cropped to the central square",
-        "resized from 2 sizes (4 x 4 to 6 x 2) to 1 x 1 by area averaging",
-    )
+    assert data.notes == ("cropped to the central square and resized to 1 x 1 by area averaging",)
+
+
+def test_notes_tell_nothing_of_any_picture(tmp_path: Path) -> None:
+    """They are the same whatever size and mode one picture has."""
+    notes = []
+    for name, odd, mode in (("a", (4, 4), None), ("b", (9, 5), None), ("c", (31, 31, 4), "RGBA"), ("d", (4, 4), "P")):
+        zoo = animals(tmp_path / name)
+        save(zoo / "bee" / "5.png", pictures(1, shape=odd)[0], mode)
+        notes += [load(Data(name=str(zoo), size=4, colour="rgb", fitted_on="all", **FEW | {"train": None})).notes]
+    assert len(set(notes)) == 1 and notes[0]
 
 
 def test_colour_is_converted_when_asked_for(tmp_path: Path) -> None:
@@ -124,8 +131,8 @@ def test_colour_is_converted_when_asked_for(tmp_path: Path) -> None:
            (("grey", grey), ("rgb", rgb))}  # fmt: skip
     assert torch.equal(red["rgb"][0, :, 0, 0], torch.tensor([1.0, -1.0, -1.0]))
     torch.testing.assert_close(red["grey"], torch.full((1, 1, 4, 4), 76 / 127.5 - 1))  # ITU-R 601: 0.299 x 255
-    assert grey.notes == ("1 of 12 converted from RGBA to L, transparency dropped",)
-    assert rgb.notes == ("12 of 12 converted from L and RGBA to RGB, transparency dropped",)
+    assert grey.notes == ("converted to L, transparency dropped",)
+    assert rgb.notes == ("converted to RGB, transparency dropped",)
 
 
 @pytest.mark.parametrize(

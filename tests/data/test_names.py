@@ -44,7 +44,7 @@ def test_colour_mnist_is_resized_channel_by_channel(tmp_path: Path) -> None:
     plain, small = (load(Data(name="colour-mnist", root=root, size=size, **DIGITS)) for size in (None, 2))
     blocks = plain.splits["train"].images.reshape(20, 3, 2, 2, 2, 2).mean(dim=(3, 5))
     torch.testing.assert_close(small.splits["train"].images, blocks)
-    assert small.notes[-1] == "resized from 4 x 4 to 2 x 2 by area averaging"
+    assert small.notes[-1] == "cropped to the central square and resized to 2 x 2 by area averaging"
 
 
 def test_the_colour_can_be_the_class(tmp_path: Path) -> None:

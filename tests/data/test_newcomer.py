@@ -174,7 +174,7 @@ def test_converted_as_the_run_s_pictures(tmp_path: Path) -> None:
     data = Data(name=animals(tmp_path / "own"), size=3, colour="grey", **SMALL)
     found = joins(data, data=animals(tmp_path / "other", first=60, shape=(6, 6, 3)))
     assert found.records.images.shape[1:] == (1, 3, 3)
-    assert "resized from 6 x 6 to 3 x 3 by area averaging" in found.notes
+    assert "cropped to the central square and resized to 3 x 3 by area averaging" in found.notes
 
 
 def test_other_pictures_are_refused(tmp_path: Path) -> None:
