@@ -70,7 +70,7 @@ def test_a_small_folder_gets_splits_that_fit(tmp_path: Path, capsys: pytest.Capt
 
 def test_what_a_run_would_refuse_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = ["--out", str(tmp_path)]
-    assert preview.main(["--clients", "60", *out]) == 0
+    assert preview.main(["--clients", "120", *out]) == 0
     said = capsys.readouterr().out
     assert "partition: none, see below" in said and re.search(
         r"raydiff run would refuse it: client \d+ would get", said
