@@ -36,14 +36,10 @@ from raydiff.privacy.release import Gaussian, Relation, Unit
 from raydiff.report.bounds import up
 
 FPR = 0.01
-SAMPLED = (
-    "holds for Poisson batches whose noised sum is divided by a fixed number; averaging over the batch that was drawn "
-    "is another mechanism (arXiv 2605.15648), of which nothing is stated"
-)
-SEEN = (
-    "sampling is not counted, for the server sees which clients send: a client that sent in k of the steps has spent "
-    "what --q 1 states of k steps"
-)
+SAMPLED = """holds for Poisson batches whose noised sum is divided by a fixed number; averaging over the batch drawn \
+is another mechanism (arXiv 2605.15648), of which nothing is stated"""
+SEEN = """sampling is not counted, for the server sees which clients send: a client that sent in k of the steps has \
+spent what --q 1 states of k steps"""
 RELATIONS: tuple[Relation, ...] = ("zero_out", "add_remove", "replace_one")
 _Step = tuple[float, float, int]
 """(noise over clip norm, sampling rate, how often), as Opacus notes it."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatch
+from operator import methodcaller
 
 from raydiff.privacy.ledger import Exposed, Spent
 
@@ -44,10 +45,8 @@ def of_ledger(spent: Spent) -> dict[str, float]:
 
 def rates(spent: Spent) -> dict[str, float]:
     """`TPRS`, against the server."""
-    found: dict[str, float] = {}
-    for fpr, name in TPRS.items():
-        found |= _of_views(spent, name, lambda view, at=fpr: view.tpr_ceiling(at))  # type: ignore[misc]
-    return found
+    views = [_of_views(spent, name, methodcaller("tpr_ceiling", fpr)) for fpr, name in TPRS.items()]
+    return {name: ceiling for view in views for name, ceiling in view.items()}
 
 
 def _of_views(spent: Spent, name: str, ceiling: Callable[[Exposed], float]) -> dict[str, float]:
@@ -70,23 +69,22 @@ def check_attacks(metrics: Mapping[str, float], *, unlike: float = 0.0) -> None:
     may raise an AUC; it raises a true positive rate to that at a false one of f + u, which is (f + u) / f times as high
     at most, for the curve is concave. A ceiling that is not there is not checked.
     """
-    _check(metrics, "auc", CEILING, lambda ceiling: ceiling + unlike, says="an AUC")
+    _check(metrics, "auc", CEILING, 1.0, unlike, says="an AUC")
     for fpr, name in TPRS.items():
-        at, factor = f"{100 * fpr:g}", (fpr + unlike) / fpr
+        at = f"{100 * fpr:g}"
         says = f"a true positive rate, at {at} % false ones,"
-        _check(metrics, f"tpr_at_{at}pct_fpr", name, lambda ceiling, by=factor: ceiling * by, says=says)  # type: ignore[misc]
+        _check(metrics, f"tpr_at_{at}pct_fpr", name, (fpr + unlike) / fpr, 0.0, says=says)
 
 
-def _check(
-    metrics: Mapping[str, float], number: str, name: str, allowed: Callable[[float], float], *, says: str
-) -> None:
-    ending = f"{number}_low"
-    above = []
+def _check(metrics: Mapping[str, float], number: str, name: str, factor: float, more: float, *, says: str) -> None:
+    """`factor` times the ceiling of this name, and `more`, is allowed."""
+    ending, above = f"{number}_low", []
     for attack, low in metrics.items():
         if any(fnmatch(attack, kind + ending) for kind in ATTACKS):
-            published = {} if attack.startswith("attack/uploads/") else metrics
-            ceiling = published.get(name + OUTSIDERS, metrics.get(name, 1.0))
-            above += [(low, attack, ceiling)] if low > allowed(ceiling) else []
+            ceiling = metrics.get(name, 1.0)
+            if not attack.startswith("attack/uploads/"):
+                ceiling = metrics.get(name + OUTSIDERS, ceiling)
+            above += [(low, attack, ceiling)] if low > factor * ceiling + more else []
     if above:
         low, attack, ceiling = max(above)
         mu = f" (mu {metrics[MU]:.4g})" if MU in metrics and ceiling == metrics.get(name) else ""

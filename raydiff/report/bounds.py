@@ -5,9 +5,6 @@ from __future__ import annotations
 import decimal
 import math
 
-EXACT = decimal.Context(prec=700)
-"""More digits than any float has before its point and behind it."""
-
 
 def up(epsilon: float, digits: int = 2) -> str:
     """An upper bound, such as epsilon: `9.71`, `0.057`, `0`, `inf`. So many decimals; below 0.1 significant digits."""
@@ -24,5 +21,5 @@ def _shown(value: float, digits: int, way: str) -> str:
         return f"{value:g}"
     exact = decimal.Decimal(repr(float(value)))  # the shortest text of this float, so that 0.1 stays 0.10
     places = digits if abs(value) >= 0.1 else digits - 1 - exact.adjusted()
-    rounded = exact.quantize(decimal.Decimal((0, (1,), -places)), rounding=way, context=EXACT)
+    rounded = exact.quantize(decimal.Decimal((0, (1,), -places)), way, decimal.Context(prec=700))
     return f"{rounded:f}" if abs(value) >= 0.1 else f"{float(rounded):.{digits}g}"

@@ -110,7 +110,7 @@ def test_sampling_counts_where_nobody_sees_who_is_drawn(
         ten = told(capsys, "--sigma", "1", "--steps", "10", *who)["zero_out"]["guarantee"]["epsilon"]
         assert found["guarantee"]["epsilon"] > ten > 17.8  # what one has spent that was drawn as often as expected
     else:
-        assert found["guarantee"]["epsilon"] < 2 and "averaging over the batch that was drawn" in note
+        assert found["guarantee"]["epsilon"] < 2 and "averaging over the batch drawn" in note
         assert "arXiv 2605.15648" in note
 
 
