@@ -77,13 +77,9 @@ def main(argv: Sequence[str]) -> int:
 def _public(dataset: datasets.Dataset, experiment: Experiment) -> str:
     """How many of the user's own rows nothing protects, and the ways out; "" where there are none."""
     count, rows = len(dataset.splits["public"]), sum(map(len, dataset.splits.values()))
-    if not count or experiment.data.public_from is not None:
-        return ""
-    other = "" if dataset.mapping else "--data.public-from NAME declares rows of another data set in their place, "
-    return (
-        f"{count / rows:.0%} of your own rows ({count} of {rows}) are declared public, and nothing protects them: "
-        f"{other}--data.public 0 declares none"
-    )
+    says = f"{count / rows:.0%} of your own rows ({count} of {rows}) are declared public, and nothing protects them: "
+    says += "--data.public-from NAME takes pictures of another data set, --data.public 0 none"
+    return "" if experiment.data.public_from or not count else says
 
 
 def _classes(names: Sequence[str]) -> str:

@@ -32,7 +32,7 @@ from raydiff.experiment.mlflow_store import (
 )
 from raydiff.federated import heartbeat
 from raydiff.report import bounds
-from raydiff.report.files import KEYED, flatten, published, read_json, read_lines
+from raydiff.report.files import KEYED, flatten, read_json, read_lines
 
 ENDED = {"finished": "FINISHED", "stopped": "FINISHED", "failed": "FAILED", "killed": "KILLED"}
 """Our outcome -> MLflow's run status. A trial stopped early by a scheduler did what it was asked to."""
@@ -278,7 +278,7 @@ class Mlflow(threading.Thread):
     def _attach(self, folder: Path) -> None:
         """Find or create the trial's run, log its config, and see how far MLflow has got."""
         digest, c = folder.name, self._client
-        tree = published(read_json(folder / "config.json", needs="method"))
+        tree = read_json(folder / "config.json", needs="method")
         data = tree["data_digest"].removeprefix(KEYED)[:16] if "data_digest" in tree else None
         params, found = flatten(tree), None
         if digest in self._runs:

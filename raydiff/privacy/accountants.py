@@ -17,10 +17,8 @@ guesses.
 | add_remove, zero_out | all | pld, rdp |
 | replace_one | all | pld, where the unit adds a vector of norm at most half the sensitivity |
 
-Where the adversary sees which units take part (clients, under local or aggregate trust) sampling hides nobody: every
-accountant then counts all steps as if they were not sampled (`hidden_rate`).
-
-Of sums of discrete Gaussians (trust aggregate) only their Renyi divergence is known: rdp and theorem cover them.
+Steps count as unsampled where the adversary sees who takes part (`hidden_rate`). Of sums of discrete Gaussians (trust
+aggregate) only their Renyi divergence is known: rdp and theorem cover them.
 
 All see unsampled Gaussians through mu = sensitivity / standard deviation, or tau = mu^2 / 2. Under
 composition mu^2 and tau add up, also where a value depends on those before it (Dong, Roth & Su 2019, arXiv

@@ -119,7 +119,7 @@ def _trials(sweep: Path) -> list[Path]:
 
 
 def _run(folder: Path) -> Row:
-    tree = files.published(files.read_json(folder / "config.json", needs="method"))
+    tree = files.read_json(folder / "config.json", needs="method")
     config = {k: json.dumps(v) if isinstance(v, list) else v for k, v in files.flatten(tree).items()}
     end: Row = files.read_outcome(folder) or {"outcome": "unfinished"}
     lines = files.read_lines(folder / "metrics.jsonl")

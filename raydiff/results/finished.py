@@ -23,7 +23,6 @@ from raydiff.federated.client import Client, Keys
 from raydiff.federated.method import SCRATCH, SERVER_ONLY, Deployed
 from raydiff.federated.remote import shared
 from raydiff.privacy.ledger import Guarantee
-from raydiff.report.files import KEYED
 from raydiff.results import sampler
 from raydiff.results.sampler import Card, Sample
 from raydiff.tree import Params
@@ -163,8 +162,7 @@ class Finished:
 
     @property
     def secret(self) -> bytes:
-        """The sweep's secret, by which digests of records are keyed; empty where it is gone and nothing of the trial is
-        keyed."""
+        """The sweep's secret, by which digests of records are keyed."""
         return _secret(self.trial)
 
     @property
@@ -214,12 +212,12 @@ def open_finished(folder: Path) -> Finished:
 
 def _secret(trial: Trial) -> bytes:
     path = trial.sweep / "secret"
-    if not path.exists() and trial.experiment.data_digest.startswith(KEYED):
+    if not path.exists():
         where = f": set {SECRET} to it" if shared(trial.folder).apart else ""
         raise ValueError(
             f"{path} is gone: the digest of the data and the names of clients' models are keyed by it{where}"
         )
-    return planned_secret(trial.sweep, trial.experiment) if path.exists() else b""
+    return planned_secret(trial.sweep, trial.experiment)
 
 
 def _finished(trial: Trial) -> dict[str, Any]:

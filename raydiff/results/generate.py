@@ -32,7 +32,7 @@ from raydiff.models.d3pm import codes_of
 from raydiff.models.ddpm import device
 from raydiff.report.files import read_json
 from raydiff.results.finished import DRAWN, Draw, Finished, Source, words
-from raydiff.results.spent import together
+from raydiff.results.spent import composed
 
 PART = 1000
 """Samples of a part."""
@@ -214,7 +214,7 @@ def _card(
         "labels": DRAWN[source.draw],
         "request": {**asdict(request), "labels": source.draw, "client": source.client},
         **_kind(finished, labels.rows),
-        "chosen": chosen(finished.trial.sweep),
+        "chosen": _chosen(finished.trial.sweep),
         "trial": experiment.digest,
         "sweep": finished.trial.sweep.name,
         "method": overrides.to_dict(experiment.method),
@@ -231,14 +231,14 @@ def _card(
     }
 
 
-def chosen(sweep: Path) -> dict[str, Any]:
+def _chosen(sweep: Path) -> dict[str, Any]:
     """From how many trials these samples' one was taken, and what all of them have spent, against the server."""
-    trials = len(list((sweep / "trials").glob("*")))
     try:
-        spent = together(sweep)[1]
+        spent = composed(sweep, keep=False)
     except ValueError as e:  # a damaged trial, or no theorem
-        spent = [f"what all of them have spent is not known: {e}"]
-    return {"from_trials": trials, "spent_together": spent, "says": "no epsilon covers which of them was chosen"}
+        spent = f"what all of them have spent is not known: {e}"
+    trials, says = len(list((sweep / "trials").glob("*"))), "no epsilon covers which of them was chosen"
+    return {"from_trials": trials, "spent_together": spent.splitlines(), "says": says}
 
 
 def _kind(finished: Finished, rows: int) -> dict[str, Any]:

@@ -17,16 +17,9 @@ from raydiff.report.files import sealed
 DELTA = 1e-5  # at which the trials are composed
 
 
-def composed(folder: Path) -> str:
-    """What all trials have spent together, as `together` says. Also written as composed.json."""
-    trials, says = together(folder)
-    write_text(folder / "composed.json", sealed({"trials": trials, "says": says}, indent=1))
-    return "\n".join(says)
-
-
-def together(folder: Path) -> tuple[list[str], list[str]]:
-    """(names of a sweep's trials, what all of them have spent, run on the same records): a line for each kind of
-    epsilon, for these do not compose."""
+def composed(folder: Path, *, keep: bool = True) -> str:
+    """What all trials have spent together, run on the same records: a line for each kind of epsilon, for these do not
+    compose. To `keep` it is to write it as composed.json, too."""
     folders = sorted((folder / "trials").glob("*"))
     for trial in folders:
         shared(trial).restore(server=False)  # of a bucket: a driver's folder lacks what other machines have committed
@@ -36,7 +29,9 @@ def together(folder: Path) -> tuple[list[str], list[str]]:
         *_lines(f"all {len(ledgers)} trials composed", ledgers),
         *_lines(f"the {len(protected)} protected ones alone", protected),
     ]
-    return [f.name for f in folders], says
+    if keep:
+        write_text(folder / "composed.json", sealed({"trials": [f.name for f in folders], "says": says}, indent=1))
+    return "\n".join(says)
 
 
 def _lines(about: str, books: Sequence[Ledger]) -> list[str]:

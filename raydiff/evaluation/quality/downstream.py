@@ -182,14 +182,10 @@ def _stratified(classes: Tensor, rng: torch.Generator) -> Tensor:
 
     The i-th of the n rows of a class stands at the relative place (i + 1/2) / n.
     """
-    shuffled = torch.randperm(len(classes), generator=rng)
-    rename = torch.randperm(int(classes.max()) + 1, generator=rng)  # No class may win all ties.
-    renamed = rename[classes[shuffled]]
-    by_class = shuffled[torch.argsort(renamed, stable=True)]
-    counts = torch.bincount(renamed)
-    rank = torch.cat([torch.arange(n) for n in counts.tolist()])
-    place = (rank + 0.5).double() / counts.repeat_interleave(counts)
-    return by_class[torch.argsort(place, stable=True)]
+    shuffled = torch.randperm(len(classes), generator=rng)  # It breaks ties, too: no class may win all of them.
+    of = classes[shuffled]
+    rank = F.one_hot(of).cumsum(0).gather(1, of[:, None])[:, 0]
+    return shuffled[torch.argsort((rank - 0.5).double() / of.bincount()[of], stable=True)]
 
 
 def _shape(images: Tensor) -> tuple[int, int, int]:
