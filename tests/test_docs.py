@@ -38,6 +38,7 @@ def of_docs(name: str) -> ModuleType:
 
 FIGURES = of_docs("figures")
 PAGES: list[Path] = FIGURES.PAGES
+METHODS = [ROOT / "README.md", ROOT / "docs" / "methods" / "index.md"]
 CURRENT = [page for page in PAGES if page.name != "changelog.md"]
 NAMES = {name for group in COMMANDS.values() for name in group}
 LAUNCHED = re.compile(r"\bpython ((?:jobs|analysis)/[a-z_]+\.py)([^\n`]*)")
@@ -225,3 +226,20 @@ def test_a_circle_is_found() -> None:
         "privacy",
         "tree",
     }
+
+
+@pytest.mark.parametrize("page", METHODS, ids=lambda page: page.name)
+def test_local_dp_is_said_of_no_method_that_noises_a_sum(page: Path) -> None:
+    """Who adds up records before noise is added holds them in clear: that is no local DP of a record."""
+    rows = [
+        line.lower()
+        for line in page.read_text().splitlines()
+        if line.startswith("|") and "dp of each record" in line.lower()
+    ]
+    assert {
+        name for name in ("pfdm", "sketch", "dpmerf", "evolution", "marginals", "dpsgd") for row in rows if name in row
+    }
+    for row in rows:
+        sums = any(name in row for name in ("sketch", "dpmerf", "evolution", "marginals"))
+        assert ("local dp of each record" in row) == ("pfdm" in row)
+        assert ("dp of each record, against the server" in row) == sums

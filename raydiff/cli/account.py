@@ -6,9 +6,10 @@
     raydiff account spent.toml                                      # the same names with _ for -, as TOML
 
 sigma is the noise's standard deviation over the norm to which one unit's part is clipped; q below 1 is Poisson
-sampling, and neither shuffled batches nor a fixed number of clients. LocalDpMod has noise of standard deviation
-sensitivity * sqrt(2 ln(1.25 / delta)) / epsilon in every round, as if there were one, while updates are clipped to the
-clipping norm: what is spent is computed from these two, and not from the epsilon that was given.
+sampling, and neither shuffled batches nor a fixed number of clients. It does not count for
+clients under local trust, for the server sees who sends. LocalDpMod has noise of standard deviation sensitivity *
+sqrt(2 ln(1.25 / delta)) / epsilon in every round, as if there were one, while updates are clipped to the clipping norm:
+what is spent is computed from these two, and not from the epsilon that was given.
 
 Each relation has a line: its epsilon by the tightest accountant that has a theorem; mu of Gaussian DP where there is
 one; and what no attack on what was released exceeds: AUC, and true positive rate at 1 % false positives.
@@ -32,8 +33,13 @@ from raydiff.lookup import check_one_of
 from raydiff.privacy import accountants
 from raydiff.privacy.ledger import Entry, Exposed, Guarantee, Ledger
 from raydiff.privacy.release import Gaussian, Relation, Unit
+from raydiff.report.bounds import up
 
 FPR = 0.01
+SAMPLED = """holds for Poisson batches whose noised sum is divided by a fixed number; averaging over the batch drawn \
+is another mechanism (arXiv 2605.15648), of which nothing is stated"""
+SEEN = """sampling is not counted, for the server sees which clients send: a client that sent in k of the steps has \
+spent what --q 1 states of k steps"""
 RELATIONS: tuple[Relation, ...] = ("zero_out", "add_remove", "replace_one")
 _Step = tuple[float, float, int]
 """(noise over clip norm, sampling rate, how often), as Opacus notes it."""
@@ -155,8 +161,9 @@ class Found:
         name = self.relation.replace("_", "-")
         if self.guarantee is None:
             return f"{name}: nothing is stated: {self.refused}"
-        mu = "" if self.mu is None else f"mu {self.mu:.4g}; "
-        return f"{name}: {self.guarantee}; {mu}no attack above AUC {self.auc:.4f}, nor TPR {self.tpr:.4f} at FPR {FPR}"
+        mu = "" if self.mu is None else f"mu {up(self.mu, 3)}; "
+        above = f"no attack above AUC {up(self.auc, 4)}, nor TPR {up(self.tpr, 4)}"
+        return f"{name}: {self.guarantee}; {mu}{above} at FPR {FPR}"
 
 
 def found(spent: Elsewhere, relation: Relation) -> Found:
@@ -183,13 +190,15 @@ def main(argv: Sequence[str]) -> int:
     as_json, path = given.pop("json"), given.pop("file")
     spent = Elsewhere(**({} if path is None else _read(path)) | given)
     results = [found(spent, relation) for relation in RELATIONS]
+    counted = any(accountants.hidden_rate(event) < 1 for event in spent.events("zero_out"))
+    note = SAMPLED if counted else SEEN if any(rate < 1 for _, rate, _ in spent.each_round) else ""
     if as_json:
-        print(json.dumps({"mechanism": asdict(spent), "found": [asdict(r) for r in results]}, indent=1))
+        print(json.dumps({"mechanism": asdict(spent), "note": note, "found": [asdict(r) for r in results]}, indent=1))
         return 0
     for noise, rate, steps in spent.each_round:
         sampled = f", Poisson sampling {rate:g}" if rate < 1 else ""
         print(f"noise {noise:.4g} x the clip norm{sampled}, {steps * spent.rounds} times")
-    print(*results, sep="\n")
+    print(*results, *filter(None, [note]), sep="\n")
     return 0
 
 
@@ -225,7 +234,7 @@ def _parser() -> Parser:
         "q": "probability at which a step draws a unit (default: 1)",
         "steps": "noised sums in a round (default: 1)",
         "rounds": "how often all of it happened (default: 1)",
-        "history": "[[noise multiplier, sample rate, steps], ...], of Opacus",
+        "history": "[[noise multiplier, sample rate, steps], ...] of Opacus, unless steps average over the batch drawn",
         "flower_epsilon": "epsilon of Flower's LocalDpMod",
         "flower_delta": "its delta (default: --delta)",
         "clipping_norm": "its clipping_norm",

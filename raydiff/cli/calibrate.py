@@ -16,6 +16,7 @@ from raydiff.cli.parser import Parser
 from raydiff.models.ddpm import alphas_bar
 from raydiff.privacy.accountants import check_budget, epsilon_of
 from raydiff.privacy.depth import depth_for, release_event
+from raydiff.report import bounds
 
 NAMES = ("theorem", "rdp", "exact")  # from the loosest bound to the tightest
 
@@ -59,7 +60,7 @@ def table(abar: Tensor, *, clip: float, epsilon: float, delta: float, t0: int | 
 def _row(label: str, t0: int, abar: float, *, clip: float, delta: float) -> str:
     event = release_event(clip, abar)
     sigma = 2 * clip * event.std_over_sensitivity
-    spent = (f"{epsilon_of([event], delta, name):.2f}" for name in NAMES)
+    spent = (bounds.up(epsilon_of([event], delta, name)) for name in NAMES)
     return _line(label, str(t0), f"{sigma:.2f}", *spent)
 
 

@@ -31,6 +31,7 @@ from raydiff.lookup import nearest
 from raydiff.methods import DPSGD
 from raydiff.privacy import canaries, one_run
 from raydiff.privacy.ledger import Ledger
+from raydiff.report.bounds import down, up
 from raydiff.runtime import sweep_folder
 from raydiff.seeding import generator
 
@@ -69,7 +70,7 @@ def _gaussian(experiment: Experiment, options: argparse.Namespace) -> int:
     subject = canary_methods.subject(method, public)
     ledger, delta = subject.ledger, method.delta
     mu, flagged, lows = ledger.mu(0), [], []
-    print(f"{_says(ledger, experiment)}; mu {mu:.3f}")
+    print(f"{_says(ledger, experiment)}; mu {up(mu, 3)}")
     for seed in range(options.seeds):
         found = canaries.audit(
             subject.send,
@@ -83,10 +84,11 @@ def _gaussian(experiment: Experiment, options: argparse.Namespace) -> int:
         flagged.append(found.flags(mu))
         wrong = f"FPR {found.fpr:.3f}, FNR {found.fnr:.3f}"
         lows.append(found.epsilon_low(delta))
-        bounds = f"mu >= {found.mu_low:.3f}, epsilon >= {lows[-1]:.3f}"
+        bounds = f"mu >= {down(found.mu_low, 3)}, epsilon >= {down(lows[-1], 3)}"
         print(f"seed {seed}: {bounds} ({wrong}){_mark(flagged)}", flush=True)
     median = statistics.median(lows)
-    print(f"median epsilon >= {median:.3f}; most: mu {found.mu_most:.3f}, epsilon {found.epsilon_most(delta):.3f}")
+    most = f"mu {down(found.mu_most, 3)}, epsilon {down(found.epsilon_most(delta), 3)}"
+    print(f"median epsilon >= {down(median, 3)}; most: {most}")
     _warn(found.mu_most > mu)
     return sum(flagged)
 
@@ -109,10 +111,10 @@ def _one_run(experiment: Experiment, options: argparse.Namespace) -> int:
         found = one_run.guess(scores, coins, rng=rng, **wanted)
         flagged.append(found.flags(events))
         lows.append(found.epsilon_of_noise(events))
-        about = f"of any mechanism {found.epsilon_low:.3f}; {found.right} of {found.guesses} guesses right"
-        print(f"seed {seed}: epsilon >= {lows[-1]:.3f} ({about}){_mark(flagged)}", flush=True)
+        about = f"of any mechanism {down(found.epsilon_low, 3)}; {found.right} of {found.guesses} guesses right"
+        print(f"seed {seed}: epsilon >= {down(lows[-1], 3)} ({about}){_mark(flagged)}", flush=True)
     most = found.most.epsilon_of_noise(events)
-    print(f"median epsilon >= {statistics.median(lows):.3f}; most: epsilon {most:.3f}, all guesses right")
+    print(f"median epsilon >= {down(statistics.median(lows), 3)}; most: epsilon {down(most, 3)}, all guesses right")
     _warn(found.most.flags(events))
     return sum(flagged)
 

@@ -63,10 +63,23 @@ def main(argv: Sequence[str]) -> int:
     print("trying it with a few steps, evaluation and all ...", flush=True)
     train = f"raydiff run {out}    # about {duration(estimate.alone(experiment))} on the machine that wrote this"
     about = f"{subject}: {dataset.says}, {_classes(dataset.label_names[0])}"
-    head = [about, f"written by: raydiff init {shlex.join(argv)}", train, *[found.warns] * bool(found.warns)]
+    head = [
+        about,
+        f"written by: raydiff init {shlex.join(argv)}",
+        train,
+        *filter(None, [_public(dataset, experiment), found.warns]),
+    ]
     out.write_text(suggested.written("\n".join(head), found, values))
     print("\n".join([about, *head[3:], f"wrote {out}", f"next: {train}"]))
     return 0
+
+
+def _public(dataset: datasets.Dataset, experiment: Experiment) -> str:
+    """How many of the user's own rows nothing protects, and the ways out; "" where there are none."""
+    count, rows = len(dataset.splits["public"]), sum(map(len, dataset.splits.values()))
+    says = f"{count / rows:.0%} of your own rows ({count} of {rows}) are declared public, and nothing protects them: "
+    says += "--data.public-from NAME takes pictures of another data set, --data.public 0 none"
+    return "" if experiment.data.public_from or not count else says
 
 
 def _classes(names: Sequence[str]) -> str:

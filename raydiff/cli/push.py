@@ -56,7 +56,8 @@ def main(argv: Sequence[str]) -> int:
 
 def readme(repository: str, card: dict[str, Any]) -> str:
     """The hub's page about it: what the card says, in sentences."""
-    made = card["made_by"]
+    made, chosen = card["made_by"], card["chosen"]
+    spent = "; ".join(chosen["spent_together"])
     return f"""---
 tags: [synthetic, raydiff]
 ---
@@ -65,6 +66,8 @@ tags: [synthetic, raydiff]
 {card["rows"]} synthetic records: {card["about"]}. Made by raydiff {made["raydiff"]} ({card["method"]["kind"]}).
 
 **Privacy: {card["privacy"]}.** What it covers: {card["covers"]}. Labels: {card["labels"]}.
+
+Chosen from {chosen["from_trials"]} trials of one sweep: {chosen["says"]}. Against the server, {spent}.
 
 `card.json` has the method's settings, the seed and the guarantee in numbers.
 """

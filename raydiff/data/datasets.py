@@ -99,8 +99,7 @@ class Dataset:
 
     name: str
     splits: dict[str, Records]
-    """The five `SPLITS`: disjoint, stratified by class (by the hidden one below a superclass), and so is any run of
-    neighbouring records in one."""
+    """The five `SPLITS`: disjoint, each in an order that depends on nothing that a record holds."""
     label_names: tuple[tuple[str, ...], ...]
     """For each label column the names of its values 0, 1, ..."""
     digest: str
@@ -155,7 +154,7 @@ def _load(config: Data, folder: Path | None, public_folder: Path | None) -> Data
     if config.public_from is not None:
         sizes["public"] = 0
     rows = cut(
-        source.strata,
+        source.labels,
         source.own_test,
         sizes=sizes,
         seed=config.split_seed,

@@ -18,12 +18,13 @@ from raydiff.data.source import Picture, Source
 
 
 def source(folder: Path) -> Source:
-    """The pictures in the order of their names; one label column, `class`: the name of the folder that they lie in.
+    """The pictures in the order of their own names, whatever their classes, so that one that moves to another folder
+    moves no other (names that are there twice go by class); one label column, `class`: the name of the folder.
 
     Raises ValueError, in one sentence, where there are no pictures, or they do not lie in folders of classes.
     """
-    splits = [_classes(part) for part in _split_folders(folder)]
-    files = [path for split in splits for paths in split.values() for path in paths]
+    splits = [_of_classes(part) for part in _split_folders(folder)]
+    files = [path for split in splits for path in split]
     if not files:
         raise ValueError(_no_classes(folder))
     names = sorted({path.parent.name for path in files}, key=_in_order)
@@ -33,7 +34,7 @@ def source(folder: Path) -> Source:
         columns=("class",),
         names=(tuple(names),),
         found=("class",),
-        own_test=sum(len(paths) for split in splits[1:] for paths in split.values()),
+        own_test=sum(map(len, splits[1:])),
         pictures=functools.partial(_pictures, files),
         says=f"{len(files)} pictures in {len(names)} class folders of {folder}",
         notes=_unread(folder, files),
@@ -48,15 +49,15 @@ def _split_folders(folder: Path) -> list[Path]:
     return splits if _folders(splits[1]) else splits[:1]
 
 
-def _classes(folder: Path) -> dict[str, list[Path]]:
-    """The pictures of each class folder."""
-    classes = {}
+def _of_classes(folder: Path) -> list[Path]:
+    """The pictures of all class folders, in the order of their own names."""
+    found: list[Path] = []
     for path in _folders(folder):
         if deeper := _folders(path):
             wanted = "class/picture, or train/class/picture and test/class/picture"
             raise ValueError(f"{path} holds the folder {deeper[0].name}, but pictures must lie as {wanted}")
-        classes[path.name] = _picture_files(path)
-    return classes
+        found += _picture_files(path)
+    return sorted(found, key=lambda path: path.name)
 
 
 def _folders(folder: Path) -> list[Path]:

@@ -17,7 +17,7 @@ from raydiff.data import other_source, pictures, sources
 from raydiff.data.datasets import Data, Dataset, source_of
 from raydiff.data.records import Records
 from raydiff.data.source import Source
-from raydiff.data.splits import cut, stratified
+from raydiff.data.splits import cut
 from raydiff.lookup import is_outside
 from raydiff.seeding import generator
 
@@ -105,7 +105,7 @@ def _of_other(choice: Choice, config: Data, dataset: Dataset, classes: Sequence[
     own_test = int((rows >= len(labels) - other.own_test).sum())
     held_out = min(own_test or len(rows) // 2, len(dataset.splits["test"]))
     sizes: dict[str, int | None] = {"test": held_out, "train": None, "public": 0, "validation": 0, "calibration": 0}
-    places = cut(labels[rows], own_test, sizes=sizes, seed=choice.seed, name=repr(choice.data))
+    places = cut(rows, own_test, sizes=sizes, seed=choice.seed, name=repr(choice.data))
     what = "its test rows" if own_test else "half of them"
     own = _first(rows[places["train"]], choice.records, f"beside those held out ({what}) in {other.says}", usual=None)
     private = {split: records for split, records in dataset.splits.items() if split != "public"}
@@ -144,10 +144,9 @@ def _values(classes: Sequence[str], dataset: Dataset) -> list[int]:
 
 
 def _dealt(rows: Tensor, labels: Tensor, classes: Sequence[int], rng: torch.Generator) -> Tensor:
-    """Those rows that are of the classes (all: []), each run of neighbours with every class in its share."""
-    if classes:
-        rows = rows[torch.isin(labels[rows], torch.tensor(classes))]
-    return rows[stratified(labels[rows], rng)] if len(rows) else rows
+    """Those rows that are of the classes (all: []), in an order in which no label has a part."""
+    rows = rows[torch.randperm(len(rows), generator=rng)]
+    return rows[torch.isin(labels[rows], torch.tensor(classes))] if classes else rows
 
 
 def _first(rows: Tensor, count: int | None, where: str, *, usual: int | None) -> Tensor:

@@ -17,7 +17,6 @@ from raydiff.data import pictures
 from raydiff.data.pictures import Colour
 from raydiff.data.records import Records
 from raydiff.data.source import Source
-from raydiff.data.splits import stratified
 from raydiff.seeding import generator
 
 
@@ -82,14 +81,14 @@ def public_records(
     size: int | None,
     colour: Colour,
 ) -> tuple[Records, tuple[str, ...]]:
-    """`count` rows of `other`, stratified by class and labelled as in `source`, and notes on them.
+    """`count` rows of `other`, labelled as in `source`, and notes on them.
 
     Their numbers go on from the last row of `source`. Raises ValueError, in one sentence, where there are too few, and
     as `read` does.
     """
     if count > len(other.labels):
         raise ValueError(f"there are {len(other.labels)} rows in {other.says}, too few for data.public={count}")
-    rows = stratified(other.strata, generator(seed, "splits", "public"))[:count].clone()
+    rows = torch.randperm(len(other.labels), generator=generator(seed, "splits", "public"))[:count].clone()
     found, notes = read(other, {"public": rows}, source, splits, size=size, colour=colour, purpose=PUBLIC)
     return found["public"], (f"from {other.says}", *notes)
 

@@ -4,6 +4,10 @@ A partition is a list of index tensors, one per client: disjoint, covering all r
 for the same state of the generator. "Class" is label column 0 (what superclasses hide below it matters to `Entangled`
 alone); a class without records does not count.
 
+Under Pooled, Iid and Dirichlet a record's client follows from its own label, its place and what is public, so another
+label of one record moves no other record. The other partitions count the records of each class: labels are public by
+declaration under them (`publishes_labels`), whatever a method covers.
+
 Shapes: N records, M clients, K classes.
 """
 
@@ -41,7 +45,9 @@ class ByClass:
 
 @dataclass(frozen=True, kw_only=True)
 class Dirichlet:
-    """Each class is cut among the clients in proportions of its own, drawn from Dirichlet(alpha, ..., alpha).
+    """Each class goes to the clients in proportions of its own, drawn from Dirichlet(alpha, ..., alpha).
+
+    Each record is dealt by these and a public place of its own: the numbers of a class are left to chance.
 
     After Yurochkin et al., "Bayesian Nonparametric Federated Learning of Neural Networks", ICML 2019.
     """
@@ -50,7 +56,7 @@ class Dirichlet:
     """Concentration: near 0 each class goes to one client, at infinity the clients are alike."""
     balanced: bool = later(False)
     """A client that has its equal share of all records, or more, gets none of the classes that come after, as in
-    NIID-Bench (arXiv 2102.02079) and others."""
+    NIID-Bench (arXiv 2102.02079) and others. Labels are then public."""
 
     def __post_init__(self) -> None:
         if not 1e-6 <= self.alpha <= 1e6:
@@ -67,7 +73,8 @@ class MajorityMinority:
     """
 
     ratio: float = 0.1
-    """Records of a class that each minority client gets, over those that each majority client gets."""
+    """Records of a class that each minority client gets, over those that each majority client gets; one
+    record at least."""
     minority: int | None = None
     """Records of a class that each minority client gets, exactly; where given, `ratio` is not used."""
 
@@ -97,7 +104,8 @@ class Entangled:
 
 @dataclass(frozen=True, kw_only=True)
 class Newcomers:
-    """Clients that join after the last round, each with records of a few classes that no other client has."""
+    """Clients that join after the last round, each with records of a few classes that no other client has. Labels are
+    public by declaration where there are any."""
 
     clients: int = 5
     """How many."""
@@ -135,6 +143,8 @@ def partition(records: Records, clients: int, *, how: Partition, rng: torch.Gene
     order = torch.randperm(len(records), generator=rng)
     if isinstance(how, Pooled | Iid):
         parts = list(order.tensor_split(clients))
+    elif isinstance(how, Dirichlet):
+        parts = _dirichlet(records.labels[:, 0], order, clients, how, rng)
     else:
         kinds = records.bases if isinstance(how, Entangled) else records.labels[:, 0]
         parts = _deal(kinds, order, _shares(kinds, clients, how, rng))
@@ -142,6 +152,11 @@ def partition(records: Records, clients: int, *, how: Partition, rng: torch.Gene
         if not len(part):
             raise ValueError(f"client {client} would get no record: {_remedy(how)}")
     return [part.sort().values for part in parts]
+
+
+def publishes_labels(how: Partition) -> bool:
+    """Whether another label of one record may move other records, so that labels are public by declaration."""
+    return how.balanced if isinstance(how, Dirichlet) else not isinstance(how, Pooled | Iid)
 
 
 def newcomers(records: Records, how: Newcomers, *, rng: torch.Generator) -> tuple[list[Tensor], Tensor]:
@@ -188,16 +203,12 @@ def _classes(labels: Tensor) -> tuple[Tensor, Tensor]:
     return classes, sizes[classes]
 
 
-def _shares(
-    labels: Tensor, clients: int, how: ByClass | Dirichlet | MajorityMinority | Entangled, rng: torch.Generator
-) -> Tensor:
+def _shares(labels: Tensor, clients: int, how: ByClass | MajorityMinority | Entangled, rng: torch.Generator) -> Tensor:
     """(K, M) int64: how many records of each class go to each client."""
     classes, sizes = _classes(labels)
     match how:
         case ByClass():
             return _by_class(sizes, clients)
-        case Dirichlet():
-            return _dirichlet(sizes, clients, how, rng)
         case MajorityMinority():
             return _majority_minority(classes.tolist(), sizes, clients, how)
         case Entangled():
@@ -222,29 +233,23 @@ def _by_class(sizes: Tensor, clients: int) -> Tensor:
     return shares
 
 
-def _dirichlet(sizes: Tensor, clients: int, how: Dirichlet, rng: torch.Generator) -> Tensor:
-    alpha = how.alpha
+def _dirichlet(labels: Tensor, order: Tensor, clients: int, how: Dirichlet, rng: torch.Generator) -> list[Tensor]:
+    """Each record at its place, order (N,), in the proportions of its class: those of a class are drawn after those of
+    the classes before it, and do not depend on how many records any has."""
+    place, owners = (order.double() + 0.5) / len(order), torch.zeros_like(order)
+    ones, held = torch.ones(clients, dtype=torch.float64), torch.zeros(clients, dtype=torch.int64)
     with seeding.forked(rng):
-        ones = torch.ones(len(sizes), clients, dtype=torch.float64)
-        # Gamma(alpha) = Gamma(alpha + 1) U^(1 / alpha), in logs: torch's Dirichlet underflows at small alpha
-        gamma = torch.distributions.Gamma((alpha + 1) * ones, ones).sample()
-        log_gamma = gamma.log() + torch.rand_like(ones).log() / alpha
-    if not how.balanced:
-        return _cut(log_gamma.softmax(1), sizes)
-    shares: list[Tensor] = []
-    held = torch.zeros(clients, dtype=torch.int64)
-    for of_class, size in zip(log_gamma, sizes, strict=True):
-        open_to = of_class.masked_fill(held * clients >= sizes.sum(), -torch.inf)
-        shares.append(_cut(open_to.softmax(0)[None], size[None])[0])
-        held += shares[-1]
-    return torch.stack(shares)
-
-
-def _cut(proportions: Tensor, sizes: Tensor) -> Tensor:
-    """(K, M) whole parts of each of the sizes (K,), in these proportions (K, M)."""
-    cuts = (proportions.cumsum(1) * sizes.unsqueeze(1)).round().long()
-    cuts[:, -1] = sizes
-    return cuts.diff(dim=1, prepend=torch.zeros_like(cuts[:, :1]))
+        for c in range(int(labels.max()) + 1):
+            # Gamma(alpha) = Gamma(alpha + 1) U^(1 / alpha), in logs: torch's Dirichlet underflows at small alpha
+            gamma = torch.distributions.Gamma((how.alpha + 1) * ones, ones).sample()
+            weights = gamma.log() + torch.rand_like(ones).log() / how.alpha
+            if how.balanced:
+                weights = weights.masked_fill(held * clients >= len(labels), -torch.inf)
+            mine = labels == c
+            ends = weights.softmax(0).cumsum(0)
+            owners[mine] = torch.searchsorted(ends, place[mine]).clamp_max(clients - 1)
+            held += owners[mine].bincount(minlength=clients)
+    return [(owners == client).nonzero()[:, 0] for client in range(clients)]
 
 
 def _majority_minority(classes: list[int], sizes: Tensor, clients: int, how: MajorityMinority) -> Tensor:
@@ -257,8 +262,9 @@ def _majority_minority(classes: list[int], sizes: Tensor, clients: int, how: Maj
     for k, (c, n) in enumerate(zip(classes, sizes.tolist(), strict=True)):
         start = 0 if c in first else 1
         majority, minority = range(start, clients, 2), range(1 - start, clients, 2)
-        # A minority client gets an equal share at most: rounding must not make the minority the larger part.
-        few = min(round(how.ratio * n / (len(majority) + how.ratio * len(minority))), n // clients)
+        # A minority client gets an equal share at most, rounding must not make the minority the larger part; and one
+        # record at least, for chance decides how many a small class has.
+        few = min(max(1, round(how.ratio * n / (len(majority) + how.ratio * len(minority)))), n // clients)
         of_class = f"of class {c} ({n} records, {clients} clients)"
         if how.minority is not None:
             few = how.minority
@@ -266,8 +272,7 @@ def _majority_minority(classes: list[int], sizes: Tensor, clients: int, how: Maj
                 worse = f"client {majority[0]} would get fewer records than a minority client {of_class}"
                 raise ValueError(f"{worse}: lower partition.minority ({few}) or use fewer clients")
         if few < 1:
-            knob = f"raise partition.ratio ({how.ratio}) or use fewer clients"
-            raise ValueError(f"client {minority[0]} would get no record {of_class}: {knob}")
+            raise ValueError(f"client {minority[0]} would get no record {of_class}: {_remedy(how)}")
         shares[k, minority] = few
         shares[k, majority] = _evenly(n - few * len(minority), len(majority))
     return shares

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import io
 import sys
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
@@ -88,17 +87,13 @@ def check_stored(nbytes: int, where: str) -> None:
 def stack(
     pictures: Iterable[Picture], places: Sequence[int], *, top: int, size: int | None, colour: Colour
 ) -> tuple[Tensor, tuple[str, ...]]:
-    """(n, C, H, W) with the i-th picture at places[i], and notes on what was done to them.
+    """(n, C, H, W) with the i-th picture at places[i], and notes on what is done to pictures.
 
     uint8 in 0..top, or, where `size` is given, float32 on [-1, 1]: each picture is then cropped to its central square
     and resized by area averaging before it is stacked. Raises ValueError on pictures that do not go together.
     """
     out, first = torch.empty(0), ""
-    sizes: Counter[tuple[int, int]] = Counter()
-    modes: Counter[str] = Counter()
     for place, (where, image) in zip(places, pictures, strict=True):
-        sizes[image.size] += 1
-        modes[image.mode] += 1
         pixels = _pixels(image, where, size=size, colour=colour)
         if size is not None:
             pixels = resized(scaled(pixels, top), size)
@@ -109,7 +104,7 @@ def stack(
         if pixels.shape != out.shape[1:]:
             raise ValueError(_misfit(where, pixels.shape, first, out.shape[1:]))
         out[place] = pixels
-    return out, (*_colour_notes(modes, colour), *_size_notes(sizes, size))
+    return out, _notes(size, colour)
 
 
 def scaled(pixels: Tensor, top: int) -> Tensor:
@@ -154,22 +149,8 @@ def form(shape: Sequence[int]) -> str:
     return f"{shape[2]} x {shape[1]} {'L' if shape[0] == 1 else 'RGB'}"
 
 
-def _colour_notes(modes: Counter[str], colour: Colour) -> list[str]:
-    if colour == "stored":
-        return []
-    other = sorted(mode for mode in modes if mode != MODES[colour])
-    if not other:
-        return []
-    dropped = ", transparency dropped" if any("A" in mode and mode != "LAB" for mode in other) else ""
-    count = sum(modes[mode] for mode in other)
-    return [f"{count} of {modes.total()} converted from {' and '.join(other)} to {MODES[colour]}{dropped}"]
-
-
-def _size_notes(sizes: Counter[tuple[int, int]], size: int | None) -> list[str]:
-    if size is None or set(sizes) <= {(size, size)}:
-        return []
-    low, high = (f"{w} x {h}" for w, h in (min(sizes), max(sizes)))
-    found = low if len(sizes) == 1 else f"{len(sizes)} sizes ({low} to {high})"
-    oblong = sum(n for (w, h), n in sizes.items() if w != h)
-    cropped = [f"{oblong} of {sizes.total()} cropped to the central square"] if oblong else []
-    return [*cropped, f"resized from {found} to {size} x {size} by area averaging"]
+def _notes(size: int | None, colour: Colour) -> tuple[str, ...]:
+    """What is done to pictures that need it: which ones do is theirs to know."""
+    resized = f"cropped to the central square and resized to {size} x {size} by area averaging"
+    converted = "" if colour == "stored" else f"converted to {MODES[colour]}, transparency dropped"
+    return tuple(filter(None, [converted, resized if size else ""]))

@@ -53,11 +53,6 @@ class Source:
     public: Tensor | None = None
     """(p,) int64: row numbers of the public rows, where these were drawn before any other row was looked at."""
 
-    @property
-    def strata(self) -> Tensor:
-        """(N,): what splits are stratified by, the class."""
-        return self.labels[:, 0] if self.base is None else self.base
-
     def select(self, labels: Sequence[str]) -> Source:
         """The source with these label columns only, in this order; all of them where none is named."""
         for name in labels:

@@ -1,6 +1,12 @@
-"""How the rows of a source are cut into disjoint splits, stratified by class."""
+"""How the rows of a source are cut into disjoint splits: by their places and the seed, never by what they hold.
+
+So a record with another label is in the same split, at the same place, and so is every other record: a guarantee that
+covers labels would not hold otherwise. How many records of a class a split has is left to chance.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sized
 
 import torch
 from torch import Tensor
@@ -11,7 +17,7 @@ SPLITS = ("train", "public", "validation", "calibration", "test")
 
 
 def cut(
-    classes: Tensor,
+    records: Sized,
     own_test: int,
     *,
     sizes: dict[str, int | None],
@@ -19,16 +25,16 @@ def cut(
     name: str,
     public: Tensor | None = None,
 ) -> dict[str, Tensor]:
-    """Row numbers of each split, in stratified order; classes (N,), the last `own_test` of them the source's own test.
+    """Row numbers of each split, in random order, of N records, the last `own_test` of them the source's own test.
 
     `sizes` has a number for each of `SPLITS`, or None: all that is left; `public` are the public rows, where they were
-    drawn without a look at the classes. Raises ValueError where sizes are too large.
+    drawn before. Raises ValueError where sizes are too large.
     """
-    own = len(classes) - own_test
+    own = len(records) - own_test
     if own < 1:
         raise ValueError(f"{name} has test rows only")
     left = torch.arange(own) if public is None else torch.ones(own).index_fill(0, public, 0).nonzero()[:, 0]
-    order = left[stratified(classes[left], generator(seed, "splits", "train"))] if len(left) else left
+    order = left[torch.randperm(len(left), generator=generator(seed, "splits", "train"))]
     test = {"test": sizes["test"]}
     # The training split is dealt last, so that another size of it moves no other split.
     others = {split: sizes[split] for split in ("public", "validation", "calibration", "train")}
@@ -37,7 +43,7 @@ def cut(
         del others["public"]
         beside = f"{name} beside the {len(public)} public ones"
     if own_test:
-        test_order = own + stratified(classes[own:], generator(seed, "splits", "test"))
+        test_order = own + torch.randperm(own_test, generator=generator(seed, "splits", "test"))
         rows = _deal(test_order, test, f"test rows in {name}") | _deal(order, others, f"train rows in {beside}")
     else:
         rows = _deal(order, test | others, f"rows in {beside}")
@@ -58,18 +64,3 @@ def _deal(order: Tensor, sizes: dict[str, int | None], pool: str) -> dict[str, T
         pieces[split] = order[start:stop].clone()
         start = stop
     return pieces
-
-
-def stratified(classes: Tensor, rng: torch.Generator) -> Tensor:
-    """All rows in a random order in which every run of neighbours holds each class in its share.
-
-    The i-th of the n rows of a class stands at the relative place (i + 1/2) / n.
-    """
-    shuffled = torch.randperm(len(classes), generator=rng)
-    rename = torch.randperm(int(classes.max()) + 1, generator=rng)  # No class may win all ties.
-    renamed = rename[classes[shuffled]]
-    by_class = shuffled[torch.argsort(renamed, stable=True)]
-    counts = torch.bincount(renamed)
-    rank = torch.cat([torch.arange(n) for n in counts.tolist()])
-    place = (rank + 0.5).double() / counts.repeat_interleave(counts)
-    return by_class[torch.argsort(place, stable=True)]

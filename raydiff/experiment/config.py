@@ -177,7 +177,7 @@ class Experiment:
     """Where it runs."""
     data_digest: str = ""
     """Digest of all records, keyed by the sweep's secret: `files.KEYED`, then 64 hex digits. Filled in by
-    `trial.resolve`; trials made before 2026-11-23 have a plain SHA-256."""
+    `trial.resolve`."""
 
     def __post_init__(self) -> None:
         if self.clients < 1:
@@ -293,10 +293,8 @@ def keyed(dataset: Dataset, secret: bytes) -> str:
 
 
 def is_of(experiment: Experiment, dataset: Dataset, secret: bytes) -> bool:
-    """Whether these are the data that the experiment was resolved with, in the sweep with this secret. In a trial made
-    before 2026-11-23 their digest is not keyed."""
-    recorded = experiment.data_digest
-    return recorded == (keyed(dataset, secret) if recorded.startswith(KEYED) else dataset.digest)
+    """Whether these are the data that the experiment was resolved with, in the sweep with this secret."""
+    return experiment.data_digest == keyed(dataset, secret)
 
 
 def _check_audit(audit: RowAudit, method: Method, dataset: Dataset) -> None:
@@ -333,9 +331,6 @@ def _absolute(name: str) -> str:
 
 def from_dict(data: Mapping[str, Any]) -> Experiment:
     """The experiment of a config.json. Raises ValueError on names that this version does not know."""
-    own = data.get("data", {})
-    if own and "fitted_on" not in own:  # This was written when everything was fitted on all records.
-        data = {**data, "data": {**own, "fitted_on": "all"}}
     found: Experiment = overrides.from_dict(data, Experiment)
     return found
 

@@ -29,7 +29,8 @@ from raydiff.experiment.mlflow_store import (
     spelled,
 )
 from raydiff.federated import heartbeat
-from raydiff.report.files import KEYED, flatten, published, read_json, read_lines
+from raydiff.report import bounds
+from raydiff.report.files import KEYED, flatten, read_json, read_lines
 
 ENDED = {"finished": "FINISHED", "stopped": "FINISHED", "failed": "FAILED", "killed": "KILLED"}
 """Our outcome -> MLflow's run status. A trial stopped early by a scheduler did what it was asked to."""
@@ -261,7 +262,7 @@ class Mlflow(threading.Thread):
     def _attach(self, folder: Path) -> None:
         """Find or create the trial's run, log its config, and see how far MLflow has got."""
         digest, c = folder.name, self._client
-        tree = published(read_json(folder / "config.json", needs="method"))
+        tree = read_json(folder / "config.json", needs="method")
         data = tree["data_digest"].removeprefix(KEYED)[:16] if "data_digest" in tree else None
         params, found = flatten(tree), None
         if digest in self._runs:
@@ -294,7 +295,7 @@ class Mlflow(threading.Thread):
         last = self._logged[folder.name] + 1
         final = told.final(outcome)
         log_values(c, run, ((k, last, v) for k, v in told.telling(final).items()), at=folder.stat().st_mtime)
-        spent = f"{outcome['server']['epsilon']:.4g}"
+        spent = bounds.up(outcome["server"]["epsilon"])
         tags = {
             "raydiff.privacy": outcome["says"],
             "raydiff.reason": outcome.get("reason", ""),

@@ -18,7 +18,6 @@ are believed.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import platform
 import re
@@ -280,10 +279,8 @@ class Store:
 
     def cache_key(self, kind: str, secret: bytes, parts: tuple[object, ...]) -> str:
         """The name of a cached result that depends on `parts`, digests of records among them: keyed by the sweep's
-        secret, for it is a file's name; plain where one was made before 2026-11-23."""
-        text = spelled(parts)
-        plain = f"{kind}-{hashlib.sha256(text.encode()).hexdigest()[:32]}"
-        return plain if self.has_cached(plain) else f"{kind}-{keyed_digest(secret, kind, text)[:32]}"
+        secret, for it is a file's name."""
+        return f"{kind}-{keyed_digest(secret, kind, spelled(parts))[:32]}"
 
     def has_server(self, number: int) -> bool:
         """Whether the server's state after this round is there."""

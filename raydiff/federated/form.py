@@ -60,8 +60,8 @@ class Form:
         alike = isinstance(value, Flat) and value.layout == self.layout
         if not alike and (why := self._unlike_leaf(value)):
             return why
-        if self.longest < math.inf and (length := tree.norm(value)) > self.longest:
-            return f"its norm is {length:.4g}, above {self.longest:.4g}"
+        if self.longest < math.inf and tree.norm(value) > self.longest:
+            return f"its norm is above {self.longest:.4g}"  # not what it is: see `exact_sum`
         return None
 
     def _unlike_leaf(self, value: Tensors) -> str | None:

@@ -145,7 +145,7 @@ class Evolution(Method):
         """The candidates, the same for every client and for the server alone."""
         params, model = tree.under("model", server), self.model
         target = Target((model.denoiser(params),), model.abar)
-        about = "candidate pictures, made of public ones, that noised votes have chosen"
+        about = "public pictures, as they are or mixed, that noised votes have chosen"
         return Deployed({"population": partial(model.draw, params)}, about=about, targets={"global": target})
 
 

@@ -21,6 +21,7 @@ from typing import Any
 
 from raydiff.privacy import accountants, losses
 from raydiff.privacy.release import DiscreteGaussian, Event, NonPrivate, Nothing, event_from_dict, event_to_dict
+from raydiff.report import bounds
 
 _Group = tuple[str | None, str | None, str]
 """(unit, relation, trust); without unit and relation where nothing but unprotected values was sent."""
@@ -64,10 +65,9 @@ class Guarantee:
             return f"epsilon inf (no guarantee: {', '.join(self.unprotected) or 'noise of scale 0'})"
         if self.unit is None or self.relation is None:
             return "epsilon 0 (nothing sent)"
-        shown = f"{self.epsilon:.2f}" if self.epsilon >= 0.1 else f"{self.epsilon:.2g}"
         about = f"per {self.unit}, {self.relation.replace('_', '-')}, {self.trust} trust, delta {self.delta:g}"
         declared = f"; public by declaration: {', '.join(self.declared)}" if self.declared else ""
-        return f"epsilon {shown} ({about}, {self.accountant} accountant{declared})"
+        return f"epsilon {bounds.up(self.epsilon)} ({about}, {self.accountant} accountant{declared})"
 
 
 @dataclass(frozen=True)
@@ -184,10 +184,8 @@ class Ledger:
 
     @classmethod
     def from_json(cls, text: str) -> Ledger:
-        """Read back what `to_json` wrote; until 2026-11-24 that was a list, with an event in each of its entries."""
+        """Read back what `to_json` wrote."""
         tree = json.loads(text)
-        if isinstance(tree, list):
-            return cls(tuple(Entry(**{**row, "event": event_from_dict(row["event"])}) for row in tree))
         events = [event_from_dict(event) for event in tree["events"]]
         return cls(tuple(Entry(number, client, events[place], size) for number, client, place, size in tree["entries"]))
 

@@ -112,7 +112,7 @@ class Losses:
     @classmethod
     def _solved(cls, losses: Any, mass: Any, beyond: float, delta: float) -> float:
         """beyond + P(L >= l) - e^epsilon Q(L >= l) = delta, solved between neighbours of the grid, where it holds."""
-        keep = losses >= losses[1] - losses[0]  # those above 0, and of 0 the divergence is the total variation
+        keep = losses > 0  # at epsilon 0 the divergence is what these say
         losses, mass, other = cls._sums(losses[keep], mass[keep])
         if beyond >= delta:
             return math.inf

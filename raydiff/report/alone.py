@@ -10,7 +10,7 @@ import pandas as pd
 from markupsafe import Markup
 
 from raydiff.lookup import telling
-from raydiff.report import plots
+from raydiff.report import bounds, plots
 from raydiff.report.cells import Table, number
 from raydiff.report.frontier.kinds import comparable
 from raydiff.report.frontier.rows import is_budget
@@ -54,7 +54,7 @@ def gaps(sweep: SweepView) -> pd.DataFrame:
             row: Row = {"cell": cell, "kind": kind, "setting": name}
             row["arm"] = setting(first, needed[first["method"]])
             spent = own["epsilon"].max()
-            row["asked"] = next((first[n] for n in asked if first[n] is not None), float(f"{spent:.3g}"))
+            row["asked"] = next((first[n] for n in asked if first[n] is not None), float(bounds.up(spent)))
             row |= {"spent": spent, "n": len(mine), "mean": mine.mean()}
             row |= {"base": base, "base_mean": by_seed[base].mean()}
             rows.append({**row, **interval((mine - by_seed[base]).dropna(), "difference")})

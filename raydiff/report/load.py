@@ -119,10 +119,8 @@ def _trials(sweep: Path) -> list[Path]:
 
 
 def _run(folder: Path) -> Row:
-    tree = files.published(files.read_json(folder / "config.json", needs="method"))
+    tree = files.read_json(folder / "config.json", needs="method")
     config = {k: json.dumps(v) if isinstance(v, list) else v for k, v in files.flatten(tree).items()}
-    if "data" in config:
-        config.setdefault("data.fitted_on", "all")  # A trial from before 2026-11-23 had no choice.
     end: Row = files.read_outcome(folder) or {"outcome": "unfinished"}
     lines = files.read_lines(folder / "metrics.jsonl")
     row: Row = {"digest": folder.name, "outcome": end["outcome"], "reason": end.get("reason"), **config}

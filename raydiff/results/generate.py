@@ -30,8 +30,9 @@ from raydiff.experiment import overrides
 from raydiff.federated.files import appearing, write_text
 from raydiff.models.d3pm import codes_of
 from raydiff.models.ddpm import device
-from raydiff.report.files import KEYED, read_json
+from raydiff.report.files import read_json
 from raydiff.results.finished import DRAWN, Draw, Finished, Source, words
+from raydiff.results.spent import composed
 
 PART = 1000
 """Samples of a part."""
@@ -203,8 +204,6 @@ def _card(
     """What is said of the samples. Nothing in it changes when they are made again."""
     experiment, names = finished.trial.experiment, finished.dataset.label_names[0]
     shared, uploads = source.client is None, str(finished.uploads)
-    # From a digest that is not keyed, as in trials made before 2026-11-23, records can be found.
-    digest = {"digest": experiment.data_digest} if experiment.data_digest.startswith(KEYED) else {}
     return {
         "about": source.about,
         "privacy": source.privacy,
@@ -215,12 +214,13 @@ def _card(
         "labels": DRAWN[source.draw],
         "request": {**asdict(request), "labels": source.draw, "client": source.client},
         **_kind(finished, labels.rows),
+        "chosen": _chosen(finished.trial.sweep),
         "trial": experiment.digest,
         "sweep": finished.trial.sweep.name,
         "method": overrides.to_dict(experiment.method),
         "experiment_seed": experiment.seed,
         "clients": experiment.clients,
-        "data": {"name": Path(experiment.data.name).name, **digest},
+        "data": {"name": Path(experiment.data.name).name, "digest": experiment.data_digest},
         "made_by": {
             **code,
             "torch": torch.__version__,
@@ -229,6 +229,16 @@ def _card(
             "threads": torch.get_num_threads(),
         },
     }
+
+
+def _chosen(sweep: Path) -> dict[str, Any]:
+    """From how many trials these samples' one was taken, and what all of them have spent, against the server."""
+    try:
+        spent = composed(sweep, keep=False)
+    except ValueError as e:  # a damaged trial, or no theorem
+        spent = f"what all of them have spent is not known: {e}"
+    trials, says = len(list((sweep / "trials").glob("*"))), "no epsilon covers which of them was chosen"
+    return {"from_trials": trials, "spent_together": spent.splitlines(), "says": says}
 
 
 def _kind(finished: Finished, rows: int) -> dict[str, Any]:
@@ -251,7 +261,8 @@ def _claim(out: Path, card: Mapping[str, Any]) -> None:
     left = [path for name in files for path in out.glob(f".{name}.*")]
     if (out / "card.json").exists():
         then = read_json(out / "card.json", edited=True)
-        differ = [k for k in sorted({*then, *card}) if then.get(k) != json.loads(json.dumps(card)).get(k)]
+        keys = sorted({*then, *card} - {"chosen"})  # there may be more trials by now
+        differ = [k for k in keys if then.get(k) != json.loads(json.dumps(card)).get(k)]
         if differ:
             raise ValueError(
                 f"{out} holds other samples ({', '.join(differ)} differ in its card.json): give another --out"

@@ -18,9 +18,9 @@ from raydiff.report.files import read_json, sealed
 DELTA = 1e-5  # at which the trials are composed
 
 
-def composed(folder: Path) -> str:
+def composed(folder: Path, *, keep: bool = True) -> str:
     """What all trials have spent together, run on the same records: a line for each kind of epsilon, for these do not
-    compose; or why no line can be stated. Also written as composed.json."""
+    compose; or why no line can be stated. To `keep` it is to write it as composed.json, too."""
     folders = sorted((folder / "trials").glob("*"))
     for trial in folders:
         shared(trial).restore(server=False)  # of a bucket: a driver's folder lacks what other machines have committed
@@ -33,7 +33,8 @@ def composed(folder: Path) -> str:
             *_lines(f"all {len(ledgers)} trials composed", ledgers),
             *_lines(f"the {len(protected)} protected ones alone", protected),
         ]
-    write_text(folder / "composed.json", sealed({"trials": [f.name for f in folders], "says": says}, indent=1))
+    if keep:
+        write_text(folder / "composed.json", sealed({"trials": [f.name for f in folders], "says": says}, indent=1))
     return "\n".join(says)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import operator
+import re
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +93,33 @@ def test_opacus_history_costs_what_opacus_says(capsys: pytest.CaptureFixture[str
         assert found[relation]["mu"] is None and 0.5 < found[relation]["auc"] < 1 and 0.01 < found[relation]["tpr"] < 1
 
 
+@pytest.mark.parametrize(
+    "how", [["--sigma", "1", "--q", "0.01", "--steps", "1000"], ["--history", "[[1, 0.01, 1000]]"]]
+)
+@pytest.mark.parametrize("trust", ["local", "central"])
+@pytest.mark.parametrize("unit", ["example", "client"])
+def test_sampling_counts_where_nobody_sees_who_is_drawn(
+    capsys: pytest.CaptureFixture[str], how: list[str], unit: str, trust: str
+) -> None:
+    who = ["--unit", unit, "--trust", trust]
+    found, every = (told(capsys, *of, *who)["zero_out"] for of in (how, ["--sigma", "1", "--steps", "1000"]))
+    assert account.main([*how, *who]) == 0
+    note = capsys.readouterr().out.splitlines()[-1]
+    if (unit, trust) == ("client", "local"):
+        assert found == every and "the server sees which clients send" in note
+        ten = told(capsys, "--sigma", "1", "--steps", "10", *who)["zero_out"]["guarantee"]["epsilon"]
+        assert found["guarantee"]["epsilon"] > ten > 17.8  # what one has spent that was drawn as often as expected
+    else:
+        assert found["guarantee"]["epsilon"] < 2 and "averaging over the batch drawn" in note
+        assert "arXiv 2605.15648" in note
+
+
+def test_what_is_not_sampled_has_no_note(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (["--sigma", "1"], FLOWER):
+        account.main([*arguments, "--json"])
+        assert json.loads(capsys.readouterr().out)["note"] == ""
+
+
 def test_steps_and_rounds_are_all_counted(capsys: pytest.CaptureFixture[str]) -> None:
     sampled = ["--sigma", "1.1", "--q", "0.01"]
     twice = told(capsys, *sampled, "--steps", "50", "--rounds", "2")["zero_out"]
@@ -103,9 +132,20 @@ def test_what_is_printed_says_what_an_epsilon_needs(capsys: pytest.CaptureFixtur
     account.main([*FLOWER, "--rounds", "10"])
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "noise 0.4845 x the clip norm, 10 times"
-    needs = ("epsilon 48.37", "per client", "zero-out", "local trust", "delta 1e-05", "exact accountant", "mu 6.527")
+    needs = ("epsilon 48.38", "per client", "zero-out", "local trust", "delta 1e-05", "exact accountant", "mu 6.528")
     assert all(part in lines[1] for part in (*needs, "AUC", "TPR"))
     assert len(lines) == 4
+
+
+@pytest.mark.parametrize("more", [["--sigma", "1.1", "--q", "0.01", "--steps", "500"], ["--sigma", "7"], FLOWER])
+def test_what_is_printed_is_no_less_than_what_was_computed(capsys: pytest.CaptureFixture[str], more: list[str]) -> None:
+    found = told(capsys, *more)
+    account.main(more)
+    lines = {line.partition(":")[0].replace("-", "_"): line for line in capsys.readouterr().out.splitlines()}
+    for relation, of in found.items():
+        if of["guarantee"]:
+            shown = re.findall(r"epsilon (\S+) \(.*above AUC (\S+), nor TPR (\S+) at", lines[relation])[0]
+            assert all(map(operator.ge, map(float, shown), (of["guarantee"]["epsilon"], of["auc"], of["tpr"])))
 
 
 def test_a_file_says_the_same_and_options_come_after_it(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -19,12 +19,12 @@ from raydiff.models.networks import MLP
 from raydiff.runtime import estimate
 
 
-def zoo(folder: Path) -> Path:
+def zoo(folder: Path, shade: int = 0) -> Path:
     """Two classes of 20 grey 6 x 4 pictures, one of one shade each."""
     for c, name in enumerate(("ant", "bee")):
         (folder / name).mkdir(parents=True)
         for i in range(20):
-            Image.fromarray(np.full((4, 6), 10 * i + 5 * c, np.uint8)).save(folder / name / f"{i}.png")
+            Image.fromarray(np.full((4, 6), 10 * i + 5 * c + shade, np.uint8)).save(folder / name / f"{i}.png")
     return folder
 
 
@@ -80,6 +80,34 @@ def test_what_is_given_stands_in_the_file(tmp_path: Path) -> None:
     assert isinstance(experiment.method, FedAvg) and experiment.clients == 3
     assert experiment.method.model.network.width == 64 and experiment.data.labels == ("digit",)
     assert "width = 64\n" in file.read_text()  # without the comment on another width
+
+
+SIZES = ["--data.validation", "4", "--data.calibration", "4", "--data.test", "8"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "share"),
+    [([], "12% of your own rows (5 of 40)"), ([*SIZES, "--data.public", "10"], "25% of your own rows (10 of 40)")],
+)
+def test_how_many_of_your_own_rows_are_public_is_said_and_written(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    share: str,
+) -> None:
+    """With both ways out; and not where the public records are another's, or none."""
+    monkeypatch.chdir(tmp_path)
+    folder, bare = str(zoo(tmp_path / "zoo")), ["--data.size", "4", "--evaluation", "none"]
+    assert init.main([folder, *bare, *arguments]) == 0
+    for text in (capsys.readouterr().out, (tmp_path / "zoo.toml").read_text()):
+        assert f"{share} are declared public, and nothing protects them: " in text
+        assert "--data.public-from NAME" in text and "--data.public 0" in text
+    elsewhere = ["--data.public-from", str(zoo(tmp_path / "other", shade=2)), "--data.public", "10"]
+    for out, instead in (("a.toml", elsewhere), ("b.toml", ["--data.public", "0", "--data.fitted-on", "all"])):
+        clip = ["--method.clip", "3", "--partition", "iid", "--out", out]
+        assert init.main([folder, *bare, *SIZES, *clip, *instead]) == 0
+        assert "declared public" not in capsys.readouterr().out + (tmp_path / out).read_text()
 
 
 def test_a_table(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def test_a_small_folder_gets_splits_that_fit(tmp_path: Path, capsys: pytest.Capt
     assert preview.main([folder, *arguments]) == 0
     said = capsys.readouterr().out
     assert f"{folder}: 40 pictures in 2 class folders of {folder}\n" in said
-    assert "  40 of 40 cropped to the central square\n  resized from 6 x 4 to 4 x 4 by area averaging\n" in said
+    assert "  cropped to the central square and resized to 4 x 4 by area averaging\n" in said
     assert "splits: train 21, public 5, validation 4, calibration 2, test 8" in said
     assert "label column class (the class): 2 values" in said
     assert "clips" not in said  # nobody gave a clip
@@ -70,7 +70,7 @@ def test_a_small_folder_gets_splits_that_fit(tmp_path: Path, capsys: pytest.Capt
 
 def test_what_a_run_would_refuse_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = ["--out", str(tmp_path)]
-    assert preview.main(["--clients", "60", *out]) == 0
+    assert preview.main(["--clients", "120", *out]) == 0
     said = capsys.readouterr().out
     assert "partition: none, see below" in said and re.search(
         r"raydiff run would refuse it: client \d+ would get", said

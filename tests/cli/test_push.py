@@ -53,6 +53,11 @@ def samples(tmp_path: Path) -> Path:
         "rows": 20,
         "method": {"kind": "PFDM"},
         "made_by": {"raydiff": "0.1.0"},
+        "chosen": {
+            "from_trials": 24,
+            "spent_together": ["all 24 trials composed: epsilon 61.02"],
+            "says": "no epsilon",
+        },
     }
     (tmp_path / "card.json").write_text(json.dumps(card))
     (tmp_path / "train-00000-of-00001.parquet").write_bytes(b"parts")

@@ -69,12 +69,14 @@ def message(config: Data) -> str:
 
 
 def assert_cut(data: Dataset, pools: Sequence[tuple[Sequence[str], Tensor]]) -> None:
-    """Splits are disjoint, and each has every class in its share of the pool (labels) it came from."""
+    """Splits are disjoint, and the classes of each are those of rows drawn at random from the pool (labels) it came
+    from: by the hypergeometric law no count is further than five deviations from its share."""
     numbers = torch.cat([data.splits[split].numbers for split in SPLITS])
     assert len(set(numbers.tolist())) == len(numbers)
     for splits, pool in pools:
-        share = pool.bincount() / len(pool)
+        share, n = pool.bincount() / len(pool), len(pool)
         for split in splits:
             labels = data.splits[split].labels[:, 0]
+            variance = len(labels) * share * (1 - share) * (n - len(labels)) / max(1, n - 1)
             deviation = labels.bincount(minlength=len(share)) - share * len(labels)
-            assert deviation.abs().max() < 2, split
+            assert (deviation.abs() <= 5 * variance.sqrt() + 1e-6).all(), split

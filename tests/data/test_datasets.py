@@ -19,7 +19,7 @@ from sklearn.datasets import load_digits
 from raydiff.data import pictures as pictures_in
 from raydiff.data.datasets import SPLITS, Data, Records, _load, load
 
-DIGITS = "fb4251d8c8e7bc75117e611d13b2ccb810a1fd4c6517387bd0336d10417c1ef5"
+DIGITS = "0fe42d79a86fd82ce17acffc59998121a24224d25ac3bdb5bf151c85400a7394"
 
 
 # --- digits ---
@@ -44,14 +44,8 @@ def test_digits_rows_are_their_source_rows_on_minus_one_to_one() -> None:
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_digits_splits_are_disjoint_and_stratified(seed: int) -> None:
+def test_digits_splits_are_disjoint_and_drawn_at_random(seed: int) -> None:
     assert_cut(load(Data(split_seed=seed)), [(SPLITS, torch.from_numpy(load_digits().target))])
-
-
-def test_neighbouring_records_are_stratified_too() -> None:
-    labels = load(Data()).splits["train"].labels[:, 0]
-    for start in range(0, 800, 50):
-        assert (labels[start : start + 50].bincount(minlength=10) - 5).abs().max() <= 2
 
 
 def test_split_seed_changes_the_cut_and_the_digest() -> None:
@@ -65,7 +59,6 @@ def test_train_cap_is_a_prefix_and_moves_no_other_split() -> None:
     for split in SPLITS:
         kept = 100 if split == "train" else len(whole.splits[split])
         assert torch.equal(capped.splits[split].numbers, whole.splits[split].numbers[:kept])
-    assert capped.splits["train"].labels.squeeze(1).bincount().tolist() == pytest.approx([10] * 10, abs=1)
 
 
 def test_size_averages_areas() -> None:
@@ -116,7 +109,10 @@ def test_rows_come_with_their_own_pixels_and_labels(tmp_path: Path) -> None:
 
 def test_classes_that_nobody_names_are_those_of_public_records(tmp_path: Path) -> None:
     """That there is a class must not be known from one private record: it is refused, or has its event."""
-    encoded, labels = [png(p) for p in pictures(30)], [0, 1] * 14 + [2, 2]
+    encoded, labels = [png(p) for p in pictures(30)], [0, 1] * 15
+    write(tmp_path / "few" / "x.parquet", encoded, labels)
+    public = load(Data(name=str(tmp_path / "few"), **FEW)).splits["public"].numbers.tolist()
+    labels[next(row for row in range(30) if row not in public)] = 2
     write(tmp_path / "numbered" / "x.parquet", encoded, labels)
     write(tmp_path / "named" / "x.parquet", encoded, labels, names=["ant", "bee", "hiv"])
     config = Data(name=str(tmp_path / "numbered"), **FEW)
@@ -127,13 +123,12 @@ def test_classes_that_nobody_names_are_those_of_public_records(tmp_path: Path) -
     assert (everybody.found, everybody.learned) == (("label",), "the classes, taken from all records")
     named = load(replace(config, name=str(tmp_path / "named")))
     assert (named.found, named.learned, named.label_names) == ((), "", (("ant", "bee", "hiv"),))
-    write(tmp_path / "few" / "x.parquet", encoded, [0, 1] * 15)
     few = load(replace(config, name=str(tmp_path / "few")))
     assert (few.found, few.learned, few.label_names) == (("label",), "", (("0", "1"),))
 
 
 def test_the_public_rows_of_a_table_are_drawn_without_a_look_at_it(tmp_path: Path) -> None:
-    """Also where the labels are others, by which the other splits are stratified."""
+    """Also where the labels are others, and rows of other classes."""
     frame = pd.DataFrame({"age": range(60), "pays": ["yes", "no"] * 30})
     sets = []
     for name, pays in (("a", frame["pays"]), ("b", frame["pays"].replace("yes", "no").where(frame.index > 5, "yes"))):
@@ -242,8 +237,7 @@ def test_real_sets(name: str, shape: tuple[int, int, int], classes: int, first: 
     assert len(set(numbers.tolist())) == len(numbers)
     images = data.splits["train"].images
     assert images.min() >= -1 and images.max() <= 1 and images.std() > 0.2
-    counts = data.splits["train"].labels[:, 0].bincount(minlength=classes)
-    assert (counts - 160 / classes).abs().max() < 3
+    assert len(data.splits["train"].labels.unique()) > 0.7 * classes  # 160 rows at random hold 0.8 of 100 classes
 
 
 # --- errors ---

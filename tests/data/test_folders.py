@@ -13,7 +13,7 @@ from sets import message, pictures
 
 from raydiff.data.datasets import Data, load
 
-FEW: dict[str, Any] = {"train": 4, "public": 2, "validation": 0, "calibration": 0, "test": 4}
+FEW: dict[str, Any] = {"train": 2, "public": 4, "validation": 0, "calibration": 0, "test": 4}
 
 
 def save(path: Path, pixels: Any, mode: str | None = None) -> Path:
@@ -34,11 +34,26 @@ def animals(folder: Path, *, first: int = 0, names: tuple[str, ...] = ("ant", "b
 def test_the_class_is_the_folder(tmp_path: Path) -> None:
     data = load(Data(name=str(animals(tmp_path / "zoo")), **FEW))
     assert (data.label_columns, data.label_names, data.shape) == (("class",), (("ant", "bee"),), (1, 4, 4))
-    source = torch.from_numpy(np.concatenate([pictures(6), pictures(6, first=6)])).float().unsqueeze(1) / 127.5 - 1
+    of_class = torch.from_numpy(np.stack([pictures(6), pictures(6, first=6)], axis=1)).float()
+    source = of_class.view(12, 1, 4, 4) / 127.5 - 1  # by the pictures' own names: of each the ant, then the bee
     for records in data.splits.values():
         torch.testing.assert_close(records.images, source[records.numbers], rtol=0, atol=1e-6)
-        assert records.labels[:, 0].tolist() == (records.numbers >= 6).long().tolist()
+        assert records.labels[:, 0].tolist() == (records.numbers % 2).tolist()
     assert data.says == f"12 pictures in 2 class folders of {tmp_path}/zoo" and data.notes == ()
+
+
+def test_a_picture_in_another_class_folder_moves_no_other(tmp_path: Path) -> None:
+    """Where each has a name of its own: so its place among the rows, and its split, do not tell of its class."""
+    of_row = {}
+    for moved in (False, True):
+        zoo = tmp_path / f"{moved}"
+        for i, pixels in enumerate(pictures(40)):
+            save(zoo / ("bee" if i % 2 or (moved and i == 8) else "ant") / f"{i}.png", pixels)
+        data = load(Data(name=str(zoo), public=12, validation=4, calibration=4, test=8))
+        of_row[moved] = {name: r.images for name, r in data.splits.items()}
+        labels = {int(n): int(c) for r in data.splits.values() for n, c in zip(r.numbers, r.labels[:, 0], strict=True)}
+        assert sum(labels.values()) == 20 + moved
+    assert all(torch.equal(of_row[False][split], of_row[True][split]) for split in of_row[False])
 
 
 def test_train_and_test_folders_are_kept_apart(tmp_path: Path) -> None:
@@ -65,7 +80,7 @@ def test_a_class_may_be_called_train(tmp_path: Path) -> None:
 
 
 def test_numbers_are_sorted_as_numbers(tmp_path: Path) -> None:
-    data = load(Data(name=str(animals(tmp_path / "zoo", names=("10", "2", "0", "x"), each=3)), **FEW | {"public": 4}))
+    data = load(Data(name=str(animals(tmp_path / "zoo", names=("10", "2", "0", "x"), each=3)), fitted_on="all", **FEW))
     assert data.label_names == (("0", "2", "10", "x"),)
 
 
@@ -80,7 +95,7 @@ def test_any_format_and_what_is_no_picture_is_told(tmp_path: Path) -> None:
     assert data.label_names == (("ant", "bee"),)
     assert sum(len(r) for r in data.splits.values()) == 15
     told = ("files left unread: 1, such as bee/notes.txt", "folders without pictures: cow")
-    assert data.notes == (*told, "1 of 15 converted from P to L")  # the GIF has a palette
+    assert data.notes == (*told, "converted to L, transparency dropped")  # the GIF has a palette
 
 
 def test_size_crops_to_the_central_square_and_averages(tmp_path: Path) -> None:
@@ -92,11 +107,18 @@ def test_size_crops_to_the_central_square_and_averages(tmp_path: Path) -> None:
     sizes = {"train": None, "public": 0, "validation": 0, "calibration": 0, "test": 1}
     data = load(Data(name=str(tmp_path / "zoo"), size=1, fitted_on="all", **sizes))
     found = {int(n): float(v) for r in data.splits.values() for n, v in zip(r.numbers, r.images.flatten(), strict=True)}
-    assert found == pytest.approx({0: 60 / 127.5 - 1, 2: 60 / 127.5 - 1, 1: 100 / 127.5 - 1, 3: 100 / 127.5 - 1})
-    assert data.notes == (
-        "2 of 4 cropped to the central square",
-        "resized from 2 sizes (4 x 4 to 6 x 2) to 1 x 1 by area averaging",
-    )
+    assert found == pytest.approx({0: 60 / 127.5 - 1, 1: 60 / 127.5 - 1, 2: 100 / 127.5 - 1, 3: 100 / 127.5 - 1})
+    assert data.notes == ("cropped to the central square and resized to 1 x 1 by area averaging",)
+
+
+def test_notes_tell_nothing_of_any_picture(tmp_path: Path) -> None:
+    """They are the same whatever size and mode one picture has."""
+    notes = []
+    for name, odd, mode in (("a", (4, 4), None), ("b", (9, 5), None), ("c", (31, 31, 4), "RGBA"), ("d", (4, 4), "P")):
+        zoo = animals(tmp_path / name)
+        save(zoo / "bee" / "5.png", pictures(1, shape=odd)[0], mode)
+        notes += [load(Data(name=str(zoo), size=4, colour="rgb", fitted_on="all", **FEW | {"train": None})).notes]
+    assert len(set(notes)) == 1 and notes[0]
 
 
 def test_colour_is_converted_when_asked_for(tmp_path: Path) -> None:
@@ -105,12 +127,12 @@ def test_colour_is_converted_when_asked_for(tmp_path: Path) -> None:
     sizes = FEW | {"train": None}
     grey, rgb = (load(Data(name=str(zoo), colour=colour, **sizes)) for colour in ("grey", "rgb"))
     assert (grey.shape[0], rgb.shape[0]) == (1, 3)
-    red = {c: next(r.images[r.numbers == 6] for r in d.splits.values() if (r.numbers == 6).any()) for c, d in
+    red = {c: next(r.images[r.numbers == 1] for r in d.splits.values() if (r.numbers == 1).any()) for c, d in
            (("grey", grey), ("rgb", rgb))}  # fmt: skip
     assert torch.equal(red["rgb"][0, :, 0, 0], torch.tensor([1.0, -1.0, -1.0]))
     torch.testing.assert_close(red["grey"], torch.full((1, 1, 4, 4), 76 / 127.5 - 1))  # ITU-R 601: 0.299 x 255
-    assert grey.notes == ("1 of 12 converted from RGBA to L, transparency dropped",)
-    assert rgb.notes == ("12 of 12 converted from L and RGBA to RGB, transparency dropped",)
+    assert grey.notes == ("converted to L, transparency dropped",)
+    assert rgb.notes == ("converted to RGB, transparency dropped",)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +176,7 @@ def test_only_the_pictures_of_the_splits_are_decoded(tmp_path: Path) -> None:
     numbers = {int(n) for records in load(config).splits.values() for n in records.numbers}
     assert len(numbers) == 10
     for row in set(range(120)) - numbers:
-        names = sorted((zoo / "ant").iterdir()) + sorted((zoo / "bee").iterdir())
+        names = sorted((*(zoo / "ant").iterdir(), *(zoo / "bee").iterdir()), key=lambda path: (path.name, path))
         names[row].write_text("damaged")
     assert load(Data(name=f"{zoo}/", **FEW)).digest == load(config).digest
 

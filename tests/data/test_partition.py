@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 from PIL import Image
@@ -16,6 +17,7 @@ from raydiff.data.datasets import Records
 from raydiff.data.partition import (
     ByClass,
     Dirichlet,
+    Entangled,
     Iid,
     MajorityMinority,
     Newcomers,
@@ -26,7 +28,9 @@ from raydiff.data.partition import (
     groups,
     newcomers,
     partition,
+    publishes_labels,
 )
+from raydiff.data.splits import cut
 from raydiff.evaluation.figures import draw_counts
 from raydiff.later import spelled
 from raydiff.seeding import generator
@@ -84,6 +88,77 @@ def test_disjoint_covering_seeded_and_nobody_empty_or_refused(
     assert all(torch.equal(a, b) for a, b in zip(parts, again, strict=True))
 
 
+every_label = st.lists(st.integers(0, 9), min_size=30, max_size=120)
+one_change = st.tuples(st.integers(0, 10**6), st.integers(0, 12))
+
+
+def changed(labels: list[int], change: tuple[int, int]) -> tuple[list[int], int]:
+    """With another label for one record (also one that nobody else has), and which one that is."""
+    row = change[0] % len(labels)
+    return [*labels[:row], change[1], *labels[row + 1 :]], row
+
+
+@settings(max_examples=200)
+@given(
+    labels=every_label,
+    change=one_change,
+    clients=st.integers(1, 5),
+    how=st.one_of(st.just(Pooled()), st.just(Iid()), st.builds(Dirichlet, alpha=st.floats(0.05, 100))),
+    seed=st.integers(0, 1000),
+)
+def test_another_label_of_one_record_moves_no_other_record(
+    labels: list[int], change: tuple[int, int], clients: int, how: Partition, seed: int
+) -> None:
+    """Under each partition that leaves labels private; and every partition is either one of these or says so."""
+    assert not publishes_labels(how)
+    others, row = changed(labels, change)
+    held = []
+    for of in (labels, others):
+        try:
+            parts = partition(records(of), 1 if isinstance(how, Pooled) else clients, how=how, rng=generator(seed))
+        except ValueError as error:
+            assert "would get no record" in str(error)
+            return
+        held.append([set(part.tolist()) - {row} for part in parts])
+    assert held[0] == held[1]
+
+
+def test_partitions_that_count_labels_say_that_labels_are_public() -> None:
+    counting = (ByClass(), MajorityMinority(), Entangled(), Dirichlet(balanced=True))
+    assert all(map(publishes_labels, counting))
+    assert {type(how) for how in (*counting, Pooled(), Iid(), Dirichlet())} == set(get_args(Partition))
+
+
+@settings(max_examples=200)
+@given(
+    labels=every_label,
+    change=one_change,
+    own_test=st.sampled_from([0, 5, 9]),
+    sizes=st.tuples(*[st.integers(0, 5)] * 4),
+    whole=st.booleans(),
+    public=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+def test_another_label_of_one_record_moves_none_between_splits_nor_within_one(
+    labels: list[int],
+    change: tuple[int, int],
+    own_test: int,
+    sizes: tuple[int, ...],
+    whole: bool,
+    public: bool,
+    seed: int,
+) -> None:
+    others = dict(zip(("public", "validation", "calibration", "test"), sizes, strict=True))
+    wanted = {"train": None if whole else 3, **others}
+    drawn = torch.arange(sizes[0]) if public else None
+    one, other = (
+        cut(torch.tensor(of), own_test, sizes=wanted, seed=seed, name="these", public=drawn)
+        for of in (labels, changed(labels, change)[0])
+    )
+    assert {split: rows.tolist() for split, rows in one.items()} == {s: rows.tolist() for s, rows in other.items()}
+    assert {split: len(one[split]) for split in others} == others
+
+
 @pytest.mark.parametrize("how", [Iid(), ByClass(), Dirichlet(alpha=50), MajorityMinority()])
 def test_another_seed_deals_other_records(how: Partition) -> None:
     data = equal_classes(3, 100)
@@ -122,7 +197,8 @@ def test_by_class_skips_classes_without_records() -> None:
 def test_dirichlet_alpha_runs_from_one_client_per_class_to_alike() -> None:
     data = equal_classes(10, 200)
     alike = torch.tensor(table(data, 4, Dirichlet(alpha=1e6)))
-    assert (alike - 50).abs().max() <= 2
+    assert (alike.sum(1) - 500).abs().max() <= 2
+    assert (alike - 50).abs().max() <= 25  # four deviations of 200 records of one class, each with its own place
     skewed = torch.tensor(table(data, 2, Dirichlet(alpha=1e-3)))
     assert skewed.max(dim=0).values.tolist() == [200] * 10
 
@@ -133,6 +209,7 @@ def test_dirichlet_has_the_moments_of_its_law(alpha: float) -> None:
     data = equal_classes(1000, 200)
     shares = torch.tensor(table(data, 4, Dirichlet(alpha=alpha))).double() / 200  # (4, 1000)
     variance = 0.25 * 0.75 / (4 * alpha + 1)
+    variance += (0.25 * 0.75 - variance) / 200  # of 200 records, each with its own place
     assert shares.mean(dim=1).tolist() == pytest.approx([0.25] * 4, abs=5 * (variance / 1000) ** 0.5)
     assert shares.var(dim=1).mean().item() == pytest.approx(variance, rel=0.1)
 
@@ -185,6 +262,10 @@ def test_majority_minority_with_an_odd_number_of_clients() -> None:
     assert table(data, 3, MajorityMinority(minority=30)) == [[90, 30], [30, 180], [90, 30]]
 
 
+def test_a_minority_of_a_small_class_is_one_record() -> None:
+    assert table(records([0] * 4 + [1] * 90), 2, MajorityMinority(ratio=0.1)) == [[3, 8], [1, 82]]
+
+
 def test_majority_minority_at_ratio_one_is_even() -> None:
     assert table(records([0] * 7 + [1] * 9), 2, MajorityMinority(ratio=1)) == [[4, 4], [3, 5]]
 
@@ -196,7 +277,11 @@ def test_majority_minority_at_ratio_one_is_even() -> None:
         (2, Pooled(), "clients must be 1 for a Pooled partition, got 2"),
         (21, Iid(), r"client 20 would get no record \(20 records for 21 clients\): use fewer clients"),
         (1, MajorityMinority(), "needs at least 2 clients and 2 classes, got 1 clients and 2 classes"),
-        (2, MajorityMinority(ratio=0.01), "client 1 would get no record of class 0 .* raise partition.ratio"),
+        (
+            11,
+            MajorityMinority(ratio=0.5),
+            "client 1 would get no record of class 0 .* use fewer clients or more records",
+        ),
         (2, MajorityMinority(minority=6), "client 0 would get fewer .* class 0 .* lower partition.minority"),
         (4, Dirichlet(alpha=0.001), "client . would get no record: raise partition.alpha"),
     ],

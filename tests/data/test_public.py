@@ -62,7 +62,7 @@ def test_another_size_and_colour_are_made_alike(tmp_path: Path) -> None:
     )
     alike = load(Data(name=own, public_from=other, size=3, colour="rgb", **FEW))
     assert alike.splits["public"].images.shape == (10, 3, 3, 3)
-    assert "public records: resized from 6 x 6 to 3 x 3 by area averaging" in alike.notes
+    assert "public records: cropped to the central square and resized to 3 x 3 by area averaging" in alike.notes
 
 
 @pytest.mark.parametrize("copied", [1, 30])

@@ -22,5 +22,5 @@ def test_labels_that_differ_raise_the_ceiling_by_their_total_variation(tiny: Exp
     assert _unlike(resolved, [0]) == pytest.approx(apart) and apart > 0.2
     each = [m / m.sum() for m in mixes]  # both have more records than are attacked
     together = float(((each[0] + each[1]) / 2 - test / test.sum()).abs().sum() / 2)
-    assert _unlike(resolved, [0, 1]) == pytest.approx(together, abs=1e-12) and together < 0.1
+    assert _unlike(resolved, [0, 1]) == pytest.approx(together, abs=1e-12) and together < apart / 1.5
     assert _unlike(resolved, []) == 0

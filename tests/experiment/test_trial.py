@@ -18,7 +18,7 @@ from PIL import Image
 
 from raydiff.data.datasets import Data, load
 from raydiff.data.entangled import measured
-from raydiff.data.partition import Entangled, Iid, Newcomers, Pooled
+from raydiff.data.partition import ByClass, Dirichlet, Entangled, Iid, MajorityMinority, Newcomers, Pooled
 from raydiff.evaluation import grids
 from raydiff.evaluation import suite as evaluate
 from raydiff.evaluation.suite import Evaluation, Instruments
@@ -30,11 +30,15 @@ from raydiff.federated.client import Failed
 from raydiff.federated.method import Round
 from raydiff.federated.rounds import LocalPool
 from raydiff.methods import DPSGD, PFDM, SPIRE, FedAvg, LocalOnly
+from raydiff.methods._averaging import Averaging
+from raydiff.models.ddpm import DDPM
+from raydiff.models.networks import MLP
 from raydiff.models.training import Training
-from raydiff.privacy import gaussian
+from raydiff.privacy import accountants, client_level, gaussian
 from raydiff.privacy.ceilings import AboveCeiling
-from raydiff.privacy.ledger import Ledger
-from raydiff.privacy.release import disclose
+from raydiff.privacy.client_level import ClientPrivacy
+from raydiff.privacy.ledger import Ledger, Spent
+from raydiff.privacy.release import Gaussian, disclose
 from raydiff.report import files
 from raydiff.report.files import read_json
 from raydiff.results.finished import open_finished
@@ -126,6 +130,42 @@ def test_an_attack_above_the_ceiling_fails_the_trial(tiny: Experiment, tmp_path:
     with pytest.raises(AboveCeiling, match=r"attack/global/pia has an AUC of at least 0\.999, above the ceiling 0\.82"):
         execute(opened)
     assert opened.outcome() is None  # whoever runs it writes that it failed
+
+
+def test_a_server_that_adds_no_noise_is_found_by_an_attack_on_its_model(
+    tiny: Experiment, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """Under central trust, of which the ceiling of what is published is; the server itself has seen every update."""
+    monkeypatch.setattr(client_level, "noised", lambda value, **_: dict(value))
+    privacy = ClientPrivacy(trust="central", epsilon=1.0, clip=1000.0)
+    model = DDPM(network=MLP(width=128, depth=2), timesteps=10)
+    averaging = Averaging(weights="uniform", privacy=privacy)
+    method = FedAvg(model=model, rounds=1, local=Training(steps=300, batch=16), averaging=averaging)
+    instruments = Evaluation(members=30, attacks=("loss",), distance="none")
+    opened = open_trial(replace(tiny, method=method, partition=Iid(), evaluation=instruments), tmp_path)
+    ceiling = gaussian.auc_ceiling(accountants.mu_for(1.0, 1e-5))
+    with pytest.raises(
+        AboveCeiling, match=rf"attack/global/\w+ has .* above the ceiling {ceiling:.4g} that the ledger"
+    ):
+        execute(opened)
+
+
+def test_labels_are_covered_where_the_partition_leaves_them_private(tiny: Experiment) -> None:
+    """DP-SGD covers them; a partition that counts labels, or newcomers, make them public, and the guarantee says so."""
+    event = Gaussian(1.0, "example", "zero_out", "local", 0.1, 5)
+    spent = Spent(Ledger().with_uploads(0, [(0, event, 1), (1, event, 1)]))
+    late = Newcomers(clients=1, classes=2, records=4)
+    for changes, public in (
+        ({"partition": Iid()}, False),
+        ({"partition": Dirichlet()}, False),
+        ({"partition": Dirichlet(balanced=True)}, True),
+        ({"partition": MajorityMinority()}, True),
+        ({"partition": ByClass()}, True),
+        ({"partition": Iid(), "newcomers": late}, True),
+    ):
+        experiment = replace(_dpsgd(tiny), **changes)
+        for view in trial.guarantees(spent, experiment):
+            assert (view.declared == ("labels",)) == public == ("public by declaration: labels" in str(view))
 
 
 def test_the_outcome_has_the_final_numbers_and_the_guarantee(
@@ -506,13 +546,13 @@ def test_both_samplers_are_measured_and_the_configured_one_is_the_result(
 ) -> None:
     final = finished[1][-1]
     own, other = finished[0].experiment.method.client_sampling.variants()
-    for reading in ("fd_cnn/minor", "kd_cnn/all", "label_accuracy/major"):
+    for reading in ("fd_cnn/minor", "kd_cnn/all", "fd_cnn/major"):
         assert final[f"eval/{own}/{reading}"] == final[f"eval/{reading}"] != final[f"eval/{other}/{reading}"]
     assert not [k for k in final if "ddim" in k and k.endswith(("_floor", "/real"))]
 
 
 def test_the_clusters_of_a_pooled_model_are_measured(tiny: Experiment, tmp_path: Path) -> None:
-    data = replace(tiny.data, test=400)  # enough of each cluster
+    data = replace(tiny.data, train=400, test=400)  # enough of each cluster, and none that chance makes rare
     instruments = Evaluation(dim=4, attack=False, clusters=True)
     pooled = replace(tiny, data=data, partition=Pooled(), clients=1, evaluation=instruments)
     final = execute(open_trial(pooled, tmp_path))[-1]
@@ -532,7 +572,8 @@ def joined(tiny: Experiment) -> Experiment:
     )
     late = Newcomers(clients=2, classes=2, records=10)
     instruments = Evaluation(dim=4, attack=False, distance="kernel")
-    return replace(tiny, method=method, partition=Iid(), newcomers=late, evaluation=instruments)
+    data = replace(tiny.data, train=90)  # chance gives no class too few for them
+    return replace(tiny, data=data, method=method, partition=Iid(), newcomers=late, evaluation=instruments)
 
 
 def tree_size(experiment: Experiment) -> int:
@@ -580,7 +621,7 @@ def test_newcomers_records_are_nobody_elses(joined: Experiment, tmp_path: Path) 
     numbers = torch.cat([c.data.numbers for c in clients])
     train = load(joined.data).splits["train"].numbers
     assert sorted(numbers.tolist()) == sorted(train.tolist())
-    assert [len(c.data) for c in clients] == [20, 20, 10, 10]
+    assert [len(c.data) for c in clients] == [35, 35, 10, 10]
 
 
 def test_a_newcomer_of_a_method_that_shares_nothing_trains_alone(joined: Experiment, tmp_path: Path) -> None:

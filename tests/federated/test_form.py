@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from raydiff.federated.form import Form, Leaf, form_of
@@ -70,4 +73,13 @@ def test_each_column_has_its_own_values() -> None:
 def test_the_norm_is_over_all_leaves() -> None:
     form = form_of({"a": torch.zeros(1), "b": torch.zeros(1)}, longest=5.0)
     assert form.unlike({"a": torch.tensor([3.0]), "b": torch.tensor([4.0])}) is None
-    assert form.unlike({"a": torch.tensor([3.0]), "b": torch.tensor([4.1])}) == "its norm is 5.08, above 5"
+    assert form.unlike({"a": torch.tensor([3.0]), "b": torch.tensor([4.1])}) == "its norm is above 5"
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=2), st.floats(0.1, 5))
+def test_a_rejection_tells_nothing_of_the_upload_but_that(value: list[float], longest: float) -> None:
+    """Whatever is sent, what is said of it is one of the sentences of the form."""
+    form = Form({"a": Leaf((2,), torch.float64, (range(-9, 10),))}, longest)
+    outside, long = "its leaf 'a' has entries outside -9 .. 9", f"its norm is above {longest:.4g}"
+    why = form.unlike({"a": torch.tensor(value, dtype=torch.float64)})
+    assert why == (outside if any(not -9 <= v < 10 for v in value) else long if math.hypot(*value) > longest else None)

@@ -222,6 +222,7 @@ def test_a_client_and_the_server_sample_the_same() -> None:
     labels = torch.arange(10)[:, None]
     own = Client(0, method, data, keys=KEYS).deploy(last.sent, last.number).sample(labels, generator(1))
     assert torch.equal(own, method.deploy(last.sent).sample(labels, generator(1)))
+    assert method.deploy(last.sent).about.startswith("public pictures, as they are or mixed,")
     assert set(last.sent) == {"model/pictures"}
 
 

@@ -214,7 +214,7 @@ def test_an_update_far_longer_than_what_it_updates_is_rejected() -> None:
     between = sum(lengths) / 2  # the norm of w is 1
     bounded = replace(once, averaging=Averaging(max_update_norm=between))
     first = run(bounded, 2.0, 4.0)[0]
-    why = f"its norm is {lengths[1]:.4g}, above {between:.4g}"
+    why = f"its norm is above {between:.4g}"
     assert first.rejected == {1: why}
     assert float(first.server["w"]) == 1 + lengths[0]
     assert run(once, 2.0, BAD)[0].rejected == {}  # unless asked for, any finite length will do

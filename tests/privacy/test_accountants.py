@@ -5,22 +5,23 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import replace
+from typing import get_args
 
 import mpmath
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from opacus.accountants import RDPAccountant
 from opacus.accountants.analysis.rdp import compute_rdp, get_privacy_spent
 from scipy.stats import norm
 
 from raydiff.models.ddpm import alphas_bar
-from raydiff.privacy import accountants, gaussian, renyi
-from raydiff.privacy.accountants import ACCOUNTANTS, Unsupported, exact, rdp, theorem
+from raydiff.privacy import accountants, gaussian, losses, renyi
+from raydiff.privacy.accountants import ACCOUNTANTS, Unsupported, exact, pld, rdp, theorem
 from raydiff.privacy.depth import depth_for, release_event
-from raydiff.privacy.release import Event, Gaussian, NonPrivate, Nothing
+from raydiff.privacy.release import Event, Gaussian, NonPrivate, Nothing, Relation, Trust, Unit
 
 pytestmark = pytest.mark.usefixtures("real_gaussians")
 
@@ -366,3 +367,59 @@ def test_depth_refuses_bad_input(change: dict[str, object], message: str) -> Non
 
 def test_a_schedule_that_ends_in_pure_noise_reveals_nothing() -> None:
     assert depth_for(**{**BUDGET, "alphas_bar": torch.tensor([1.0, 0.9, 0.0])}) == 2
+
+
+# --- who is seen is not hidden by sampling -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("trust", get_args(Trust))
+@pytest.mark.parametrize("relation", get_args(Relation))
+@pytest.mark.parametrize("unit", get_args(Unit))
+@settings(max_examples=6, deadline=None)
+@given(rate=st.floats(1e-3, 0.5), noise=st.floats(0.5, 5), steps=st.integers(1, 50))
+def test_participants_that_the_adversary_sees_are_not_amplified(
+    unit: Unit, relation: Relation, trust: Trust, rate: float, noise: float, steps: int
+) -> None:
+    """By no accountant and no ceiling; all other units are, by those that have a theorem."""
+    every = Gaussian(noise, unit, relation, trust, steps=steps)
+    drawn = replace(every, sampling_rate=rate)
+    seen = unit == "client" and trust != "central"
+    for name, bound in ACCOUNTANTS.items():
+        try:
+            found = bound([drawn, Nothing()], 1e-5)
+        except Unsupported:
+            assert not seen
+            continue
+        unsampled = bound([every], 1e-5)
+        assert found == unsampled if seen else found <= unsampled, name
+    assert (losses.auc_ceiling([drawn]) == losses.auc_ceiling([every])) == seen
+    assert (losses.tpr_ceiling([drawn], 0.01) == losses.tpr_ceiling([every], 0.01)) == seen
+
+
+# --- how far pld is above the truth --------------------------------------------------------------------------
+
+
+@settings(max_examples=60, deadline=None)
+@example(rate=10**-4.9375, noise=45.0, delta=1e-9)  # its epsilon is smaller than a cell of the grid
+@given(rate=st.floats(-5, -0.1).map(lambda e: 10.0**e), noise=st.floats(0.3, 300), delta=st.floats(1e-9, 1e-2))
+def test_pld_of_one_step_is_above_the_truth_by_less_than_a_thousandth_of_one_or_of_itself(
+    rate: float, noise: float, delta: float
+) -> None:
+    """The truth by the hockey-stick divergences of the pair, in closed form."""
+    r = 1 / noise
+
+    def divergence(epsilon: float) -> float:
+        c = math.exp(epsilon)
+        at = math.log1p((c - 1) / rate) / r + r / 2
+        towards = (1 - rate) * norm.sf(at) + rate * norm.sf(at - r) - c * norm.sf(at)
+        if (inner := 1 + (1 / c - 1) / rate) <= 0:
+            return float(towards)
+        at = math.log(inner) / r + r / 2
+        return float(max(towards, norm.cdf(at) - c * ((1 - rate) * norm.cdf(at) + rate * norm.cdf(at - r))))
+
+    low, high = 0.0, 60.0
+    for _ in range(80):
+        middle = (low + high) / 2
+        low, high = (middle, high) if divergence(middle) > delta else (low, middle)
+    found = pld([sampled(noise, rate)], delta)
+    assert low - 1e-9 <= found <= low + 1e-3 * max(1.0, low)

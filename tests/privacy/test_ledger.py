@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from raydiff.privacy import accountants, depth
 from raydiff.privacy.accountants import Unsupported, exact, rdp
-from raydiff.privacy.ledger import PUBLISHED, SETUP, Entry, Exposed, Guarantee, Ledger, Spent
+from raydiff.privacy.ledger import PUBLISHED, SETUP, Exposed, Guarantee, Ledger, Spent
 from raydiff.privacy.release import Event, Gaussian, NonPrivate, Nothing
 
 DELTA = 1e-5
@@ -315,15 +315,6 @@ def test_json_keeps_every_field() -> None:
     assert Ledger.from_json(ledger.to_json()).entries == ledger.entries
 
 
-def test_what_was_written_with_an_event_in_every_entry_is_read_as_it_was() -> None:
-    """As until 2026-11-24, and in a commit of then."""
-    event = '{"kind": "Gaussian", "std_over_sensitivity": 1.5, "unit": "example", "relation": "replace_one", '
-    event += '"trust": "local", "sampling_rate": 1.0, "steps": 1, "declared": ["labels"]}'
-    rows = [f'{{"round": 4, "client": {c}, "event": {event}, "bytes": {size}}}' for c, size in ((0, 9), (2, 7))]
-    before = Gaussian(1.5, "example", "replace_one", "local", declared=("labels",))
-    assert Ledger.from_json(f"[{', '.join(rows)}]").entries == (Entry(4, 0, before, 9), Entry(4, 2, before, 7))
-
-
 def test_an_event_of_many_clients_is_written_once() -> None:
     event = Gaussian(0.1, "client", "replace_one", "local")
 
@@ -340,11 +331,11 @@ def test_a_guarantee_is_one_line_that_says_everything() -> None:
     pfdm = depth.release_event(15.0, 3.8943e-3)
     ledger = ledger_of({0: replace(pfdm, declared=("labels",)), 1: pfdm})
     assert [str(g) for g in ledger.guarantees(1e-5, "exact")] == [
-        "epsilon 9.24 (per example, replace-one, local trust, delta 1e-05, exact accountant; "
+        "epsilon 9.25 (per example, replace-one, local trust, delta 1e-05, exact accountant; "
         "public by declaration: labels)"
     ]
     published = ledger_of({PUBLISHED: CENTRAL}).guarantees(1e-6, "rdp")
-    epsilon = rdp([CENTRAL], 1e-6)
+    epsilon = math.ceil(100 * rdp([CENTRAL], 1e-6)) / 100
     assert [str(g) for g in published] == [
         f"epsilon {epsilon:.2f} (per client, add-remove, central trust, delta 1e-06, rdp accountant)"
     ]
@@ -380,7 +371,7 @@ def test_a_small_epsilon_is_not_printed_as_none() -> None:
         "relation": "add_remove",
         "trust": "local",
     }
-    assert str(Guarantee(epsilon=0.00123, clients=1, **about)).startswith("epsilon 0.0012 (")
+    assert str(Guarantee(epsilon=0.00123, clients=1, **about)).startswith("epsilon 0.0013 (")
 
 
 def test_the_table_has_a_row_per_client_and_every_accountant() -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 
 import pytest
+import torch
 from reference import tradeoff
 
+from raydiff.evaluation.attacks import membership
 from raydiff.privacy import accountants, ceilings, gaussian, losses
 from raydiff.privacy.ceilings import AboveCeiling, check_attacks
 from raydiff.privacy.ledger import Ledger, Spent
@@ -75,6 +77,45 @@ def test_events_that_do_not_compose_allow_every_attack() -> None:
         tradeoff.of_ledger(both, 0, [0.5])
 
 
+def test_what_is_published_has_the_ceiling_of_outsiders_and_uploads_that_of_the_server() -> None:
+    """Under central trust the server sees the updates, and its own noise covers all that comes after."""
+    central = Gaussian(2.0, "client", "replace_one", "central")
+    ledger = Ledger().with_upload(0, 0, NonPrivate("clipped updates"), 0).with_published(0, [central])
+    metrics = ceilings.of_ledger(Spent(ledger)) | ceilings.rates(Spent(ledger))
+    assert metrics[ceilings.CEILING] == 1.0 and metrics[ceilings.MU] == math.inf
+    assert metrics[ceilings.CEILING + ceilings.OUTSIDERS] == gaussian.auc_ceiling(0.5)
+    for fpr, name in ceilings.TPRS.items():
+        assert (metrics[name], metrics[name + ceilings.OUTSIDERS]) == (1.0, gaussian.tpr_ceiling(0.5, fpr))
+    for target in ("global", "pool", "uploads"):
+        for number, most in (("auc", gaussian.auc_ceiling(0.5)), ("tpr_at_1pct_fpr", gaussian.tpr_ceiling(0.5, 0.01))):
+            name = f"attack/{target}/loss/{number}_low"
+            check_attacks({**metrics, name: most})
+            if target == "uploads":
+                check_attacks({**metrics, name: 1.0})
+                continue
+            with pytest.raises(
+                AboveCeiling, match=f"attack/{target}/loss .* ceiling {most:.4g} that the ledger's noise sets"
+            ):
+                check_attacks({**metrics, name: most + 1e-9})
+
+
+def test_where_the_clients_add_the_noise_both_see_the_same() -> None:
+    spent = Spent(Ledger().with_upload(0, 0, Gaussian(0.5, "example", "replace_one", "local"), 0))
+    assert not [name for name in ceilings.of_ledger(spent) | ceilings.rates(spent) if name.endswith(ceilings.OUTSIDERS)]
+
+
+@pytest.mark.parametrize("mu", [0.3, 1.0, 2.0])
+def test_an_attack_that_reaches_its_ceiling_is_above_it_in_a_fortieth_of_sound_trials_at_most(mu: float) -> None:
+    rng, tries = torch.Generator().manual_seed(0), 600
+    ceiling, above = gaussian.auc_ceiling(mu), 0
+    for _ in range(tries):  # a smaller score says that it is a member's
+        inside, outside = (torch.randn(100, 1, generator=rng, dtype=torch.float64) - shift for shift in (mu, 0.0))
+        rows = {"calibration_members": inside, "calibration_nonmembers": outside}
+        found = membership.attack(**rows, members=inside, nonmembers=outside)
+        above += found.auc_interval[0] > ceiling
+    assert above / tries < 0.025 + 3 * (0.025 * 0.975 / tries) ** 0.5
+
+
 def test_above_is_strictly_above() -> None:
     name = "attack/global/pia/auc_low"
     check_attacks({ceilings.CEILING: 0.7, name: 0.7})
@@ -120,5 +161,5 @@ def test_an_attack_above_the_ceiling_is_named_with_its_limit_and_the_ceiling() -
         check_attacks({**GOOD, "attack/global/secmi/auc_low": 0.77, "attack/global/sima/auc_low": 0.765})
     assert str(e.value) == (
         "attack/global/secmi has an AUC of at least 0.77, above the ceiling 0.7602 that the ledger's noise (mu 1) sets "
-        "to any attack"
+        f"to any attack; {ceilings.BY_CHANCE}"
     )

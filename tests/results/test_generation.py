@@ -13,11 +13,15 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 import torch
+from storages import Storage
 from torch import Tensor
 
 from raydiff.data.datasets import Data, load
 from raydiff.data.partition import Iid
 from raydiff.experiment.config import Experiment
+from raydiff.experiment.ledgers import ledger_of
+from raydiff.methods import FedAvg
+from raydiff.privacy.composed import compose
 from raydiff.results import generate
 from raydiff.results.finished import Finished, Source, open_finished
 from raydiff.results.generate import Request, plan, write
@@ -216,6 +220,29 @@ def test_the_card_of_the_servers_samples(finished: Finished, tmp_path: Path) -> 
     assert card["privacy"] == card["guarantee"]["says"] == privacy
     assert card["guarantee"]["delta"] == 1e-5 and card["guarantee"]["relation"] == "replace_one"
     assert "still noised" in card["about"] and card["request"]["client"] is None
+
+
+def test_the_card_says_from_how_many_trials_and_what_all_of_them_have_spent(finished: Finished, tmp_path: Path) -> None:
+    """Which one is published was chosen with all of them at hand: their composition is what it may have cost."""
+    storage, base = Storage(tmp_path / "storage"), replace(finished.trial.experiment, evaluation=None)
+    for seed in (0, 1, 2):
+        folder = storage.finish("three", replace(base, seed=seed))
+    write(open_finished(folder), None, tmp_path / "out", Request(num=5), code=CODE)
+    chosen = json.loads((tmp_path / "out" / "card.json").read_text())["chosen"]
+    ledgers = [ledger_of(path).server for path in folder.parent.iterdir()]
+    assert chosen["from_trials"] == len(ledgers) == 3 and "no epsilon covers which" in chosen["says"]
+    assert chosen["spent_together"][0] == f"all 3 trials composed: {compose(ledgers).guarantee(1e-5, 'exact')}"
+    bare = FedAvg(model=base.method.model, local=base.method.local, rounds=1)
+    storage.finish("three", replace(base, method=bare))
+    write(open_finished(folder), None, tmp_path / "out", Request(num=5), code=CODE)  # goes on, and says so
+    chosen = json.loads((tmp_path / "out" / "card.json").read_text())["chosen"]
+    assert chosen["from_trials"] == 4 and "epsilon inf (no guarantee" in chosen["spent_together"][0]
+    next(folder.parent.glob("*/commit-*.json")).write_text("{")
+    write(open_finished(folder), None, tmp_path / "more", Request(num=5), code=CODE)
+    chosen = json.loads((tmp_path / "more" / "card.json").read_text())["chosen"]
+    assert chosen["from_trials"] == 4 and chosen["spent_together"][0].startswith(
+        "what all of them have spent is not known"
+    )
 
 
 # --- resuming ---

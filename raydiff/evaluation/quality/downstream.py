@@ -21,7 +21,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from raydiff import seeding
-from raydiff.data.splits import stratified
 from raydiff.federated.method import Metrics
 from raydiff.models.classifier import CNN, Classifier, LeNet, Perceptron, ResNet18
 from raydiff.models.training import Training, fit
@@ -172,10 +171,21 @@ class _Dropping:
 
 def _cut(of: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
     """Rows to train on and rows held out, each class in its share."""
-    order = stratified(of, rng)
+    order = _stratified(of, rng)
     # In stratified order every run of neighbours has each class in its share; every fifth record has not.
     held = max(1, len(order) // HELD_OUT)
     return order[held:], order[:held]
+
+
+def _stratified(classes: Tensor, rng: torch.Generator) -> Tensor:
+    """All rows in a random order in which every run of neighbours holds each class in its share.
+
+    The i-th of the n rows of a class stands at the relative place (i + 1/2) / n.
+    """
+    shuffled = torch.randperm(len(classes), generator=rng)  # It breaks ties, too: no class may win all of them.
+    of = classes[shuffled]
+    rank = F.one_hot(of).cumsum(0).gather(1, of[:, None])[:, 0]
+    return shuffled[torch.argsort((rank - 0.5).double() / of.bincount()[of], stable=True)]
 
 
 def _shape(images: Tensor) -> tuple[int, int, int]:

@@ -8,6 +8,7 @@ import re
 
 import pandas as pd
 
+from raydiff.report import bounds
 from raydiff.report.load import VIEWS, Row, column, records
 
 NOTHING = "nothing sent"
@@ -102,4 +103,4 @@ def shown(epsilon: float | None, kind: str = "") -> str:
         return "?"
     if epsilon == 0:
         return f"0 ({NOTHING})" if kind == NOTHING else "0"
-    return f"{epsilon:.2f}" if epsilon >= 0.1 else f"{epsilon:.2g}"
+    return bounds.up(epsilon)

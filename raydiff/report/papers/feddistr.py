@@ -21,7 +21,7 @@ from typing import Any
 
 import pandas as pd
 
-from raydiff.report import load, plots
+from raydiff.report import bounds, load, plots
 from raydiff.report.cells import Table, publish, span
 from raydiff.report.frontier.kinds import kind_of
 from raydiff.report.frontier.rows import settings
@@ -233,7 +233,7 @@ def _by_cell(rows: pd.DataFrame, shown: Any, title: str, note: str, more: Mappin
     lines = []
     for arm, own in groups(rows, ARM, sort=False):  # the rows stand in their order already
         at, epsilon = own.set_index(CELL), own["epsilon"].max(skipna=False)
-        first = [arm["name"], str(arm["rounds"] or "none"), "" if math.isnan(epsilon) else f"{epsilon:.3g}"]
+        first = [arm["name"], str(arm["rounds"] or "none"), "" if math.isnan(epsilon) else bounds.up(epsilon)]
         values = [shown(at.loc[cell]) if cell in at.index else "" for cell in cells]
         lines.append([*first, *values, *(_range(own[c]) for c in (more or {}).values())])
     return Table(header, lines, title, note)

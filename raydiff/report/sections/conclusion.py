@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from raydiff.report import bounds
 from raydiff.report.alone import gaps
 from raydiff.report.cells import number
 from raydiff.report.html import html
@@ -70,7 +71,7 @@ def means(sweep: SweepView) -> dict[str, Row]:
         if len(by_seed) < 2:
             continue
         mean, low, high = student(by_seed)
-        told: Row = {"epsilon": f"{of['epsilon'].max():.4g}", "method": str(of["method"].iloc[0])}
+        told: Row = {"epsilon": bounds.up(of["epsilon"].max()), "method": str(of["method"].iloc[0])}
         told |= {"seeds": str(len(by_seed)), sweep.measure: mean}
         final = sweep.runs.loc[of.index].filter(regex="^final/").select_dtypes("number").mean().dropna()
         where = f", {cell}" if trials["cell"].nunique() > 1 else ""
@@ -117,5 +118,5 @@ def _protected(found: pd.DataFrame) -> Iterator[str]:
         if low is not None:
             verdict = f"{shown(gap, low, high, '+.3f')}, {'a clear' if decided(low, high) else 'no clear'} difference"
         told = str(kind).split(", delta")[0]
-        which = f"with an epsilon {told}, {best['setting']} is best ({best['spent']:.4g} spent)"
+        which = f"with an epsilon {told}, {best['setting']} is best ({bounds.up(best['spent'])} spent)"
         yield f"{which}; its difference from {best['base']}, which sends nothing: {verdict}."
