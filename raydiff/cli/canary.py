@@ -2,7 +2,7 @@
 
     raydiff canary digits                          PFDM's upload of records, by pairs of opposite canaries
     raydiff canary digits --halve                  the same with half the noise, which must be flagged
-    raydiff canary frontier --method dpsgd --epsilon 2        DP-SGD, one run for each seed (slow: minutes)
+    raydiff canary frontier --method dpsgd --epsilon 2        DP-SGD, one run for each seed
     raydiff canary digits --method fedavg --method.averaging.privacy clientprivacy
     raydiff canary RUN                             what a run was set up to do; named as for generate.py
 

@@ -27,8 +27,8 @@ than the clip norm. One that is left out leaves a record without gradient in its
 which is public, and with it the sampling rate say nothing: the sum moves as if the canary had been removed. Under
 replace-one its opposite takes its place.
 
-The bounds are loose by nature: they cannot exceed what all guesses right would show, and of an honest run they are far
-below epsilon. They are meant for small targets (epsilon of at most 2).
+Both bounds are loose: of an honest run they are far below epsilon. Where the noise is what the events say, scores are
+independent: `Bits.alone` tests them as releases of their own, with the power of as many runs.
 """
 
 from __future__ import annotations
@@ -71,8 +71,7 @@ class Bits:
     confidence: float
     """Of the bounds."""
     alone: tuple[CanaryAudit, ...] = ()
-    """The same canaries as releases of their own, whose scores are independent where the noise is what the events say:
-    `flags` then has the power of that many runs."""
+    """The same canaries as releases of their own, with independent scores where the noise is what the events say."""
 
     @property
     def epsilon_low(self) -> float:
@@ -148,9 +147,8 @@ def guess(
 ) -> Bits:
     """Guess that the canaries of the highest scores (m,) were included, those of the lowest not, half and half.
 
-    `included` (m,) are the coins. Equal scores are told apart by chance. Each of `groups` (m,) bool is audited `alone`:
-    scores above `middle` are taken for those of canaries that are included. Raises ValueError for a bad number of
-    guesses, and for groups with fewer than four canaries on a side.
+    `included` (m,) are the coins. Equal scores are told apart by chance. Each of `groups` (m,) bool is audited `alone`,
+    with `middle` as the threshold. Raises ValueError for a bad number of guesses.
     """
     m = len(scores)
     if not 2 <= guesses <= m or guesses % 2:
@@ -160,13 +158,14 @@ def guess(
     out, inside = included[order[: guesses // 2]], included[order[m - guesses // 2 :]]
     right = int((~out).sum() + inside.sum())
     sides = [(scores[group & included] - middle, scores[group & ~included] - middle) for group in groups]
-    alone = tuple(bound(*side, confidence=_level(confidence, len(groups))) for side in sides)
+    levels = [_level(confidence, len(groups) if place else 1) for place in range(len(groups))]
+    alone = tuple(bound(*side, confidence=level) for side, level in zip(sides, levels, strict=True))
     return Bits(canaries=m, guesses=guesses, right=right, delta=delta, confidence=confidence, alone=alone)
 
 
-def _level(confidence: float, audits: int) -> float:
-    """Of these audits and of the guesses each, so that all hold together with `confidence` (Bonferroni)."""
-    return 1 - (1 - confidence) / (1 + audits)
+def _level(confidence: float, tests: int) -> float:
+    """Of each of so many tests that share half of what the confidence leaves; the first of `alone` has the other."""
+    return 1 - (1 - confidence) / (2 * tests if tests else 1)
 
 
 def epsilon_low(canaries: int, guesses: int, right: int, *, delta: float, confidence: float = 0.95) -> float:
@@ -215,10 +214,9 @@ def p_value(canaries: int, guesses: int, right: int, *, epsilon: float, delta: f
 class Pulls:
     """The model of the canaries: parameter i is pulled at by record i, and by nothing else.
 
-    It stands where a method or a `PrivateGradient` wants a model, so that the rest of their code is the real one. Each
-    parameter belongs to one of the layers that `layers` knows, so that a fault in any of its gradients moves scores:
-    canaries 0 .. k - 1 pull at a bias, as many at a scale and at a shift of `F.layer_norm`, all others at the weights
-    of a linear layer and of an embedding, whose one vectors are short: k x k entries cost a record 2 k.
+    It stands where a method or a `PrivateGradient` wants a model, so that the rest of their code is the real one. Its
+    parameters are of all KINDS, so that a fault in the gradients of one moves scores. Most are entries of matrices,
+    which cost a record the root of their number.
     """
 
     canaries: int
@@ -226,7 +224,7 @@ class Pulls:
 
     @property
     def vector(self) -> int:
-        """k: canaries of the bias, of the scale and of the shift. Their gradients are as long for every record."""
+        """k: canaries of the bias, of the scale and of the shift."""
         return max(2, self.canaries // 32)
 
     @property
