@@ -22,7 +22,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 from scipy.special import betaincinv, ndtri
 from torch import Tensor
@@ -41,18 +40,53 @@ STRETCH = 10.0
 class CanaryAudit:
     """What the adversary achieved, at a threshold that no canary chose."""
 
-    fpr: float
-    """Share of the antipodes that it took for canaries."""
-    fnr: float
-    """Share of the canaries that it took for antipodes."""
-    mu_low: float
-    """Lower confidence bound (one-sided) on mu of Gaussian DP; at least 0."""
-    mu_most: float
-    """The largest bound that so many canaries could show: every guess right."""
+    missed: int
+    """Canaries that it took for antipodes."""
+    taken: int
+    """Antipodes that it took for canaries."""
+    sizes: tuple[int, int]
+    """How many canaries and antipodes there were."""
+    confidence: float
+    """Of all bounds, one-sided."""
 
-    def flags(self, mu: float) -> bool:
-        """Whether a mechanism of this mu is ruled out."""
-        return self.mu_low > mu
+    @property
+    def fnr(self) -> float:
+        """False negative rate."""
+        return self.missed / self.sizes[0]
+
+    @property
+    def fpr(self) -> float:
+        """False positive rate."""
+        return self.taken / self.sizes[1]
+
+    @property
+    def limits(self) -> tuple[float, float]:
+        """Upper limits of the false negative and false positive rates (Clopper & Pearson 1934); each misses with half
+        of what the confidence leaves, so that both hold together (Bonferroni)."""
+        level, errors = (1 + self.confidence) / 2, zip((self.missed, self.taken), self.sizes, strict=True)
+        fnr, fpr = (float(betaincinv(k + 1, n - k, level)) if k < n else 1.0 for k, n in errors)
+        return fnr, fpr
+
+    @property
+    def mu_low(self) -> float:
+        """Lower confidence bound on mu of Gaussian DP; at least 0."""
+        return max(0.0, float(-sum(map(ndtri, self.limits))))
+
+    @property
+    def most(self) -> CanaryAudit:
+        """What so many canaries could show: every guess right."""
+        return replace(self, missed=0, taken=0)
+
+    @property
+    def mu_most(self) -> float:
+        """The largest `mu_low` that so many canaries could show."""
+        return self.most.mu_low
+
+    def flags(self, ledger: Any, ceiling: Callable[[Any, float], float] = gaussian.tpr_ceiling) -> bool:
+        """Whether the attack lies above the largest true positive rate `ceiling(ledger, false positive rate)` that the
+        ledger allows: by default that of a mu, otherwise of events by `losses.tpr_ceiling`."""
+        fnr, fpr = self.limits
+        return 1 - fnr > ceiling(ledger, fpr)
 
     def epsilon_low(self, delta: float) -> float:
         """Lower confidence bound on epsilon at this delta, of a Gaussian mechanism, by the exact accountant."""
@@ -60,7 +94,7 @@ class CanaryAudit:
 
     def epsilon_most(self, delta: float) -> float:
         """The largest `epsilon_low` that so many canaries could show."""
-        return gaussian.epsilon_for(self.mu_most, delta)
+        return self.most.epsilon_low(delta)
 
 
 def audit(
@@ -95,19 +129,17 @@ def audit(
 def bound(canaries: Tensor, antipodes: Tensor, *, confidence: float = 0.95) -> CanaryAudit:
     """The bound from independent scores: above 0 they are taken for a canary's, else for an antipode's.
 
-    Both rates' limits hold together with this confidence (each misses with half of what is left: Bonferroni). Raises
-    ValueError for fewer than four scores of a kind, for scores that are not numbers and for a confidence that is none.
+    Raises ValueError for fewer than four scores of a kind, for scores that are not numbers and for a confidence that is
+    none.
     """
     _check(min(len(canaries), len(antipodes)), confidence)
     if not (canaries.isfinite().all() and antipodes.isfinite().all()):
         raise ValueError("the scores must be finite numbers")
-    missed, taken = int((canaries <= 0).sum()), int((antipodes > 0).sum())
-    sizes = (len(canaries), len(antipodes))
     return CanaryAudit(
-        fpr=taken / sizes[1],
-        fnr=missed / sizes[0],
-        mu_low=max(0.0, float(_of_counts(missed, taken, sizes, confidence))),
-        mu_most=max(0.0, float(_of_counts(0, 0, sizes, confidence))),
+        missed=int((canaries <= 0).sum()),
+        taken=int((antipodes > 0).sum()),
+        sizes=(len(canaries), len(antipodes)),
+        confidence=confidence,
     )
 
 
@@ -147,15 +179,3 @@ def _check(count: int, confidence: float) -> None:
         raise ValueError(f"an audit needs at least 8 canaries, half of them antipodes, got {count} of a kind")
     if not 0 < confidence < 1:
         raise ValueError(f"confidence must be in (0, 1), got {confidence}")
-
-
-def _of_counts(missed: Any, taken: Any, sizes: tuple[int, int], confidence: float) -> Any:
-    """Phi^-1(1 - FPR) - Phi^-1(FNR) at the upper Clopper-Pearson limits of both; -inf where one of them is 1."""
-    fnr, fpr = (_upper(k, n, (1 + confidence) / 2) for k, n in zip((missed, taken), sizes, strict=True))
-    return -ndtri(fpr) - ndtri(fnr)
-
-
-def _upper(successes: Any, n: int, confidence: float) -> Any:
-    """Clopper & Pearson's upper limit of a rate (1934)."""
-    k = np.minimum(successes, n - 1)
-    return np.where(successes < n, betaincinv(k + 1, n - k, confidence), 1.0)

@@ -27,8 +27,8 @@ than the clip norm. One that is left out leaves a record without gradient in its
 which is public, and with it the sampling rate say nothing: the sum moves as if the canary had been removed. Under
 replace-one its opposite takes its place.
 
-The bounds are loose by nature: they cannot exceed what all guesses right would show, and of an honest run they are far
-below epsilon. They are meant for small targets (epsilon of at most 2).
+Both bounds are loose: of an honest run they are far below epsilon. Where the noise is what the events say, scores are
+independent: `Bits.alone` tests them as releases of their own, with the power of as many runs.
 """
 
 from __future__ import annotations
@@ -41,8 +41,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from raydiff.privacy import accountants, losses
+from raydiff.privacy.canaries import STRETCH, CanaryAudit, bound
 from raydiff.privacy.release import Event, Gaussian
 from raydiff.tree import Params
 
@@ -50,8 +52,8 @@ CLOSE = 1e-3
 """Relative distance of two noises between which the bound lies."""
 LEAST, MOST = 2.0**-20, 2.0**20
 """Factors of the ledger's noise between which it is looked for."""
-STRENGTH = 10.0
-"""A canary's gradient norm over the clip norm: at 1 a forgotten clip would not show."""
+KINDS = ("bias", "scale", "shift", "weight", "embedding")
+"""Parameters of `Pulls`, one for every kind of gradient that `layers` computes, in the order of their canaries."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +70,8 @@ class Bits:
     """The delta of all epsilons."""
     confidence: float
     """Of the bounds."""
+    alone: tuple[CanaryAudit, ...] = ()
+    """The same canaries as releases of their own, with independent scores where the noise is what the events say."""
 
     @property
     def epsilon_low(self) -> float:
@@ -76,7 +80,10 @@ class Bits:
 
     def flags(self, events: Sequence[Event]) -> bool:
         """Whether a run that costs a record what these events say is ruled out."""
-        return refuted(self.canaries, self.guesses, self.right, losses.least_fpr(events), confidence=self.confidence)
+        level, least_fpr = _level(self.confidence, len(self.alone)), losses.least_fpr(events)
+        if any(audit.flags(events, losses.tpr_ceiling) for audit in self.alone):
+            return True
+        return refuted(self.canaries, self.guesses, self.right, least_fpr, confidence=level)
 
     def epsilon_of_noise(self, events: Sequence[Event]) -> float:
         """Lower confidence bound on epsilon of a run of such events with any noise: that of the most noise which is not
@@ -86,7 +93,7 @@ class Bits:
     @property
     def most(self) -> Bits:
         """What so many canaries and guesses could show: every guess right."""
-        return replace(self, right=self.guesses)
+        return replace(self, right=self.guesses, alone=tuple(audit.most for audit in self.alone))
 
 
 @functools.lru_cache(maxsize=256)
@@ -128,11 +135,20 @@ def refuted(
 
 
 def guess(
-    scores: Tensor, included: Tensor, *, guesses: int, delta: float, rng: torch.Generator, confidence: float = 0.95
+    scores: Tensor,
+    included: Tensor,
+    *,
+    guesses: int,
+    delta: float,
+    rng: torch.Generator,
+    confidence: float = 0.95,
+    groups: Sequence[Tensor] = (),
+    middle: float = 0.0,
 ) -> Bits:
     """Guess that the canaries of the highest scores (m,) were included, those of the lowest not, half and half.
 
-    `included` (m,) are the coins. Equal scores are told apart by chance. Raises ValueError for a bad number of guesses.
+    `included` (m,) are the coins. Equal scores are told apart by chance. Each of `groups` (m,) bool is audited `alone`,
+    with `middle` as the threshold. Raises ValueError for a bad number of guesses.
     """
     m = len(scores)
     if not 2 <= guesses <= m or guesses % 2:
@@ -141,7 +157,15 @@ def guess(
     order = shuffled[scores[shuffled].sort(stable=True).indices]
     out, inside = included[order[: guesses // 2]], included[order[m - guesses // 2 :]]
     right = int((~out).sum() + inside.sum())
-    return Bits(canaries=m, guesses=guesses, right=right, delta=delta, confidence=confidence)
+    sides = [(scores[group & included] - middle, scores[group & ~included] - middle) for group in groups]
+    levels = [_level(confidence, len(groups) if place else 1) for place in range(len(groups))]
+    alone = tuple(bound(*side, confidence=level) for side, level in zip(sides, levels, strict=True))
+    return Bits(canaries=m, guesses=guesses, right=right, delta=delta, confidence=confidence, alone=alone)
+
+
+def _level(confidence: float, tests: int) -> float:
+    """Of each of so many tests that share half of what the confidence leaves; the first of `alone` has the other."""
+    return 1 - (1 - confidence) / (2 * tests if tests else 1)
 
 
 def epsilon_low(canaries: int, guesses: int, right: int, *, delta: float, confidence: float = 0.95) -> float:
@@ -190,31 +214,74 @@ def p_value(canaries: int, guesses: int, right: int, *, epsilon: float, delta: f
 class Pulls:
     """The model of the canaries: parameter i is pulled at by record i, and by nothing else.
 
-    It stands where a method or a `PrivateGradient` wants a model, so that the rest of their code is the real one.
+    It stands where a method or a `PrivateGradient` wants a model, so that the rest of their code is the real one. Its
+    parameters are of all KINDS, so that a fault in the gradients of one moves scores. Most are entries of matrices,
+    which cost a record the root of their number.
     """
 
     canaries: int
-    """m: how many parameters there are."""
+    """m."""
+
+    @property
+    def vector(self) -> int:
+        """k: canaries of the bias, of the scale and of the shift."""
+        return max(2, self.canaries // 32)
+
+    @property
+    def side(self) -> int:
+        """Rows and columns of either matrix."""
+        return max(1, math.ceil(math.sqrt(max(0, self.canaries - 3 * self.vector) / 2)))
 
     def init(self, rng: torch.Generator) -> Params:
-        """All parameters at 0."""
-        return {"w": torch.zeros(self.canaries)}
+        """All parameters at 0; `unused` has no canary, and no gradient."""
+        k, side = self.vector, self.side
+        shapes = {"bias": (k,), "scale": (k,), "shift": (k,), "weight": (side, side), "embedding": (side, side)}
+        return {name: torch.zeros(shape) for name, shape in {**shapes, "unused": (k, 1)}.items()}
 
     def draws(self, count: int, rng: torch.Generator) -> Params:
         """Nothing in the loss is random."""
         return {"none": torch.zeros(count)}
 
     def loss(self, params: Params, batch: tuple[Tensor, Tensor], draws: Params, extras: Params) -> Tensor:
-        """A record's gradient: minus its image's one entry, at the parameter that its label names."""
-        images, labels = batch
-        return -(params["w"][labels[:, 0]] * images.flatten(1).sum(1)).mean()
+        """A record's gradient: minus a multiple of its image's one entry, at the parameter that its label names."""
+        images, number = batch[0].flatten(1).sum(1), batch[1][:, 0]
+        k, side = self.vector, self.side
+        bias, scale, shift = (_one_hot(number - i * k, k) for i in range(3))
+        in_weight, in_embedding = number - 3 * k, number - 3 * k - side * side
+        row, column = _one_hot(in_weight // side, side), _one_hot(in_weight % side, side)
+        chosen, known = in_embedding // side, _one_hot(in_embedding // side, side).sum(1, keepdim=True)
+        pulled = (
+            F.linear(torch.zeros_like(bias[:, :1]), params["unused"], params["bias"]) * bias,
+            F.layer_norm(scale, (k,), params["scale"], None, 1e-5) * scale,
+            F.layer_norm(torch.zeros_like(shift), (k,), None, params["shift"], 1e-5) * shift,
+            F.linear(column, params["weight"]) * row,
+            F.embedding(chosen.clamp(0, side - 1), params["embedding"]) * known * _one_hot(in_embedding % side, side),
+        )
+        return -(images * sum((out.sum(1) for out in pulled), torch.zeros_like(images))).mean()
+
+    def scores(self, params: Params) -> Tensor:
+        """(m,): each canary's parameter."""
+        return torch.cat([params[name].flatten() for name in KINDS])[: self.canaries]
+
+    @property
+    def groups(self) -> list[Tensor]:
+        """(m,) bool each: all canaries, and those of every kind, where coins leave four or more on both sides."""
+        params = self.init(torch.Generator())
+        kinds = self.scores({name: params[name] + place for place, name in enumerate(KINDS)})
+        groups = [torch.ones_like(kinds).bool(), *(kinds == place for place in range(len(KINDS)))]
+        return [group for group in groups if group.sum() >= 60]
 
     def records(self, included: Tensor, *, clip: float, opposite: bool = False) -> tuple[Tensor, Tensor]:
-        """Images (m, 1, 1, 1) and labels (m, 1): the canaries of gradient norm `STRENGTH * clip`, and where they are
-        left out 0, or their `opposite`."""
+        """Images (m, 1, 1, 1) and labels (m, 1): the canaries of gradient norm `STRETCH * clip` at least, and where
+        they are left out 0, or their `opposite`."""
         instead = -1.0 if opposite else 0.0
-        images = STRENGTH * clip * torch.where(included, 1.0, instead)
+        images = STRETCH * clip * torch.where(included, 1.0, instead)
         return images.view(-1, 1, 1, 1), torch.arange(self.canaries)[:, None]
+
+
+def _one_hot(index: Tensor, size: int) -> Tensor:
+    """(B, size); all 0 where the index (B,) is outside. (`F.one_hot` would refuse that.)"""
+    return (index[:, None] == torch.arange(size, device=index.device)).float()
 
 
 def coins(canaries: int, rng: torch.Generator) -> Tensor:

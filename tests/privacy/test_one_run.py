@@ -14,7 +14,9 @@ from scipy.optimize import linprog
 from scipy.stats import binom
 from torch import Tensor
 
-from raydiff.privacy import accountants, canaries, losses, one_run, private_gradient
+from raydiff import tree
+from raydiff.privacy import accountants, canaries, layers, losses, one_run, private_gradient
+from raydiff.privacy.layers import Outer
 from raydiff.privacy.one_run import Bits, Pulls
 from raydiff.privacy.private_gradient import Budget, Mechanism, PrivateGradient, noise_multiplier_for
 from raydiff.privacy.release import Event, Gaussian
@@ -187,10 +189,12 @@ def test_a_number_of_guesses_that_is_none_is_refused(guesses: int) -> None:
 # --- DP-SGD's own code -------------------------------------------------------------------------------------
 
 
-def run(seed: int, *, steps: int = 1, rate: float = 1.0, factor: float = 1.0) -> tuple[Bits, list[Event]]:
+def run(
+    seed: int, *, steps: int = 1, rate: float = 1.0, factor: float = 1.0, by_layers: bool = True, m: int = CANARIES
+) -> tuple[Bits, list[Event]]:
     """(what was guessed, the events) of one run whose records are the canaries."""
     rng = generator(seed, "one run")
-    pulls, coins = Pulls(CANARIES), one_run.coins(CANARIES, rng)
+    pulls, coins = Pulls(m), one_run.coins(m, rng)
     images, labels = pulls.records(coins, clip=CLIP)
     sigma = noise_multiplier_for(Budget(epsilon=EPSILON, delta=DELTA), sampling_rate=rate, steps=steps)
     gradient = PrivateGradient(
@@ -199,23 +203,85 @@ def run(seed: int, *, steps: int = 1, rate: float = 1.0, factor: float = 1.0) ->
         labels,
         draws=pulls.draws,
         mechanism=Mechanism(noise_multiplier=sigma, max_grad_norm=CLIP),
-        batch=int(rate * CANARIES),
+        batch=int(rate * m),
         rng=rng,
         noise=canaries.stream(rng, factor),
+        by_layers=by_layers,
     )
     theta = pulls.init(rng)
-    scores: Tensor = -sum(gradient(theta)[0]["w"] for _ in range(steps))
-    return one_run.guess(scores, coins, guesses=200, delta=DELTA, rng=rng), [gradient.event]
+    scores = -torch.stack([pulls.scores(gradient(theta)[0]) for _ in range(steps)]).sum(0)
+    wanted = {"guesses": 200, "delta": DELTA, "groups": pulls.groups, "middle": CLIP * steps / m / 2}
+    return one_run.guess(scores, coins, rng=rng, **wanted), [gradient.event]  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("by_layers", [True, False])
 @pytest.mark.parametrize(("steps", "rate"), [(1, 1.0), (8, 0.5)])
-def test_right_noise_is_not_flagged_and_half_of_it_is(steps: int, rate: float) -> None:
+def test_right_noise_is_not_flagged_and_half_of_it_is(steps: int, rate: float, by_layers: bool) -> None:
     for seed in range(2):
-        right, events = run(seed, steps=steps, rate=rate)
+        right, events = run(seed, steps=steps, rate=rate, by_layers=by_layers, m=2000)
         assert EPSILON - 0.01 < accountants.pld(events, DELTA) <= EPSILON and not right.flags(events)
         assert right.epsilon_of_noise(events) < EPSILON < right.most.epsilon_of_noise(events)
-        halved, events = run(seed, steps=steps, rate=rate, factor=0.5)
+        halved, events = run(seed, steps=steps, rate=rate, factor=0.5, by_layers=by_layers, m=2000)
         assert halved.flags(events) and halved.epsilon_of_noise(events) > EPSILON > halved.epsilon_low
+
+
+def test_noise_at_seven_tenths_is_flagged_by_the_canaries_as_runs_of_their_own() -> None:
+    """And the right one in none of 10 runs; the guesses of one run alone flag few."""
+    right = [run(seed, m=4000) for seed in range(10)]
+    weak = [run(seed, m=4000, factor=0.7) for seed in range(10)]
+    assert sum(found.flags(events) for found, events in right) == 0
+    assert sum(found.flags(events) for found, events in weak) >= 8
+    assert sum(replace(found, alone=()).flags(events) for found, events in weak) <= 5
+
+
+def fault(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Break what production computes the gradients of an MLP by."""
+    norms, weighted, clipped = Outer.norms, Outer.weighted, private_gradient.clipped_sum
+    outer: dict[str, tuple[str, Any]] = {
+        "half the norms": ("norms", lambda self: norms(self) / 2),
+        "norms of one factor": ("norms", lambda self: tree.norms(self.right)),
+        "sums doubled": ("weighted", lambda self, factors: 2 * weighted(self, factors)),
+        "no factors": ("weighted", lambda self, factors: self.left.T @ self.right),
+    }
+    if name in outer:
+        monkeypatch.setattr(Outer, *outer[name])
+        return
+
+    def unclipped(gradients: dict[str, Any], clip: float) -> dict[str, Tensor]:
+        whole, out = gradients[name], clipped(gradients, clip)
+        ones = torch.ones(len(whole.left if isinstance(whole, Outer) else whole))
+        out[name] = whole.weighted(ones) if isinstance(whole, Outer) else whole.sum(0)
+        return out
+
+    monkeypatch.setattr(private_gradient, "clipped_sum", unclipped)
+
+
+@pytest.mark.parametrize(
+    "name", ["half the norms", "norms of one factor", "sums doubled", "no factors", *one_run.KINDS]
+)
+def test_a_fault_in_the_fast_gradients_is_flagged(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In all of them, or in the clip of one kind of parameter."""
+    fault(name, monkeypatch)
+    for seed in range(2):
+        found, events = run(seed, steps=4, rate=0.5, m=4000)
+        assert found.flags(events)
+
+
+def test_the_canaries_gradients_are_the_same_by_layers_and_record_by_record() -> None:
+    """Each at its own parameter alone, of all kinds."""
+    pulls = Pulls(300)
+    images, labels = pulls.records(torch.ones(300).bool(), clip=CLIP)
+    batch, theta = (images, labels), {k: v.requires_grad_() for k, v in pulls.init(generator(0)).items()}
+    each, _ = private_gradient.per_record(pulls.loss, theta, batch, {"none": torch.zeros(300, 1)})
+    fast, _ = layers.per_record(pulls.loss, theta, batch, {"none": torch.zeros(300, 1)})
+    for name, slow in each.items():
+        quick = fast[name]
+        if isinstance(quick, Outer):
+            quick = torch.einsum("bi,bj->bij", quick.left, quick.right)
+        torch.testing.assert_close(quick, slow)
+    own = torch.stack([pulls.scores({k: v[i] for k, v in each.items()}) for i in range(300)])
+    assert torch.equal(own != 0, torch.eye(300).bool()) and float(own.diagonal().max()) <= -canaries.STRETCH * CLIP
+    assert sum(torch.count_nonzero(v).item() for v in each.values() if isinstance(v, Tensor)) == 300
 
 
 def test_a_forgotten_clip_is_flagged(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,7 +289,7 @@ def test_a_forgotten_clip_is_flagged(monkeypatch: pytest.MonkeyPatch) -> None:
         return {k: v.sum(0) for k, v in gradients.items()}
 
     monkeypatch.setattr(private_gradient, "clipped_sum", unclipped)
-    found, events = run(0, steps=8, rate=0.5)
+    found, events = run(0, steps=8, rate=0.5, by_layers=False)
     assert found.flags(events) and found.right > 195
 
 
