@@ -164,7 +164,7 @@ def test_one_large_picture_in_every_row_is_unpacked_a_few_rows_at_a_time(tmp_pat
     path = parquet(tmp_path / "set" / "x.parquet", grey(more=2**20), [0, 1])
     assert path.stat().st_size < 100_000
     before = pa.default_memory_pool().max_memory()
-    data = load(Data(name=str(path.parent), **{**FEW, "train": 60}))
+    data = load(Data(name=str(path.parent), **{**FEW, "train": 60, "public": 20}))
     assert len(data.splits["train"]) == 60
     assert pa.default_memory_pool().max_memory() < max(before, 300 * 2**20)
 

@@ -407,14 +407,7 @@ def test_what_was_written_before_there_was_another_accountant_is_by_renyi_s_and_
     assert switched.method.accountant == "pld" and override(switched, {"method": PFDM}).method.accountant == "exact"
 
 
-def test_what_was_written_before_there_was_a_choice_was_fitted_on_all_records(tiny: Experiment) -> None:
-    """And keeps its digest; a table, or pictures of classes that nobody names, get another one by default."""
-    for name in ("/data/people.csv", "/my/birds"):
-        experiment = replace(tiny, data=Data(name=name))
-        old = to_dict(experiment)
-        old["data"].pop("fitted_on")
-        assert from_dict(old) == replace(experiment, data=Data(name=name, fitted_on="all"))
-        assert from_dict(old).digest != experiment.digest
+def test_whose_records_categories_are_fitted_on_is_in_the_digest_where_nobody_gives_them(tiny: Experiment) -> None:
     start = replace(tiny, data=Data(name="adult"))
     assert start.digest == override(start, {"data.fitted_on": "all"}).digest
     start = override(start, {"data.labels": ("native-country",)})

@@ -265,8 +265,8 @@ def test_a_run_is_named_after_what_it_spent_and_until_then_after_its_target(
     finish(folder, says="epsilon 9.51", server={"epsilon": 9.5117})
     sweep.follow()
     (run,) = sweep.runs("trial")
-    assert run.info.run_name == "PFDM, epsilon 9.512, 2 clients, linear, seed 0"
-    assert run.data.tags["raydiff.epsilon"] == "9.512"
+    assert run.info.run_name == "PFDM, epsilon 9.52, 2 clients, linear, seed 0"
+    assert run.data.tags["raydiff.epsilon"] == "9.52"
 
 
 def test_artifacts_carry_their_privacy(sweep: Sweep, experiment: Experiment) -> None:

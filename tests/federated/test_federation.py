@@ -513,7 +513,10 @@ def test_a_commit_that_is_there_stays(tmp_path: Path) -> None:
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     late = Store(tmp_path)
     late.save_client(1, 3, {"count": torch.ones(1)})
-    for write in (lambda: late.save_server(3, {"sum": torch.ones(1)}), lambda: late.commit(3, {"ledger": "[]"})):
+    for write in (
+        lambda: late.save_server(3, {"sum": torch.ones(1)}),
+        lambda: late.commit(3, {"ledger": Ledger().to_json()}),
+    ):
         with pytest.raises(Overtaken, match=r"^round 3 of "):
             write()
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before

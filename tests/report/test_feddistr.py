@@ -165,7 +165,7 @@ def test_ties_wins_and_single_seeds_are_told_apart(sweep: Path, found: pd.DataFr
     says = {tuple(row[1:4]): row[4] for row in cells}
     assert says["FedProx", "1", "inf"] == "+0.000 [-0.248, +0.248] tie"
     assert says["FedAvg", "5", "inf"] == "**-0.209 [-0.209, -0.209]**"
-    assert says["FedAvg", "10", "7.5"] == "-0.500 (1 seed)"
+    assert says["FedAvg", "10", "7.50"] == "-0.500 (1 seed)"
 
 
 def test_convergence_is_the_first_round_count_near_the_last(found: pd.DataFrame) -> None:

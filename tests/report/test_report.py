@@ -165,7 +165,7 @@ def test_conclusions_are_made_of_paired_intervals(
         write_trial(tmp_path, f"p{seed}", **more)
     said = part(conclusion.conclusion, tmp_path).text
     assert first in said and second in said
-    assert "with an epsilon per example, replace-one, local trust, PFDM is best (9.7 spent)" in said
+    assert "with an epsilon per example, replace-one, local trust, PFDM is best (9.70 spent)" in said
     assert ("The best of several is picked on the same numbers" in said) == (seeds > 1)
 
 
@@ -175,7 +175,7 @@ def test_means_of_settings_begin_with_what_is_compared_first(sweep: Path) -> Non
     assert list(found) == [f"mean: {name} (6 seeds)" for name in order]
     row = found["mean: PFDM, method.epsilon 50 (6 seeds)"]
     measure = "final/eval/fd_cnn/minor"
-    assert list(row)[:4] == ["epsilon", "method", "seeds", measure] and row["epsilon"] == "48.9"
+    assert list(row)[:4] == ["epsilon", "method", "seeds", measure] and row["epsilon"] == "48.90"
     assert row[measure] == pytest.approx(2.005) and row["final/attack/client/pia/auc"] == pytest.approx(0.85)
     assert row[f"{measure}/low"] < row[measure] < row[f"{measure}/high"]
 

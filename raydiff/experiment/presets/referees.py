@@ -69,6 +69,6 @@ def dpimagebench() -> Study:
         ),
         runtime=Runtime(pool="local"),
     )
-    sketch = {"method": Sketch, "method.clip": 13.9, "method.center": True}
+    sketch = {"method": Sketch, "method.clip": 14.0, "method.center": True}
     grid = {"method.epsilon": (1.0, 10.0), "seed": SEEDS[:3]}
     return Study(experiment=base, grid=grid, beside=(Arm(changes=sketch),))
