@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, get_args
 
 from raydiff.lookup import check_one_of
-from raydiff.privacy import accountants, gaussian, renyi
+from raydiff.privacy import accountants, gaussian, grid, renyi
 from raydiff.privacy.composed import compose
 from raydiff.privacy.ledger import Entry, Exposed, Guarantee, Ledger
 from raydiff.privacy.release import (
@@ -96,8 +96,8 @@ class Budget:
     def epsilon_of(self, total: float, order: float | None) -> float:
         """The epsilon that a sum of costs converts to, by the filter of this order."""
         if order is None:
-            return gaussian.epsilon_for(math.sqrt(total), self.delta)
-        return renyi.converted(total, order - 1, self.delta)
+            return grid.charged(lambda delta: gaussian.epsilon_for(math.sqrt(total), delta), self.delta)
+        return grid.charged(lambda delta: renyi.converted(total, order - 1, delta), self.delta)
 
     def spent(self, charges: Iterable[Sequence[Event]], order: Order = "first") -> Guarantee:
         """What these trials have spent by the filter of this order ("first": of the first one's), of a record that

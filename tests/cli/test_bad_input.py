@@ -53,7 +53,7 @@ CASES = {
     "colour": ("--data.colour sepia", r"--data\.colour must be one of stored, grey, rgb, got 'sepia'"),
     "public overlap": ("--data.public-from digits", "of the 250 public pictures are also records of the private data"),
     "no records": ("--clients 2000 --partition iid", "client .*no record"),
-    "no class": ("--clients 60", "class"),
+    "no class": ("--clients 120", "class"),
     "unet size": ("--model unet --method.model.network.widths 8 16 32 64 128", "divisible by 16, got 8x8"),
     "participation": ("--participation 0", r"participation must be in \(0, 1\], got 0"),
     "gpu share": ("--runtime.gpu-per-worker 1.5", "gpu_per_worker must be a share"),
