@@ -65,7 +65,7 @@ def subject(method: Method, public: Records | None) -> Subject:
     if isinstance(method, Marginals):
         raise ValueError("there is no audit of Marginals: canaries are pictures, and it counts the values of columns")
     averaging = getattr(method, "averaging", None)
-    if isinstance(averaging, Averaging) and averaging.hidden:
+    if isinstance(averaging, Averaging) and averaging.secure_aggregation:
         raise ValueError("there is no audit of averaging.privacy.trust = aggregate: local and central trust have one")
     if isinstance(averaging, Averaging) and averaging.privacy and averaging.privacy.epsilon < math.inf:
         averaged = _averaged(averaging, averaging.privacy, method.rounds)

@@ -211,7 +211,7 @@ class Experiment:
         if self.runtime.races:
             raise ValueError(
                 "method.averaging.privacy.trust must not be aggregate with runtime.round_deadline_s or "
-                "runtime.overcommit: an upload that comes late finds its masks taken off"
+                "runtime.overcommit: an upload that comes late is outside the sum that the server sees"
             )
         if not shares <= self.min_clients:
             raise ValueError(

@@ -17,7 +17,6 @@ from torch import Tensor
 from raydiff.data.records import Records
 from raydiff.federated.form import Form
 from raydiff.models.training import Model, Training
-from raydiff.privacy.aggregate import Masks
 from raydiff.privacy.release import UNSEEN, Event, Release
 from raydiff.seeding import NoiseStream
 from raydiff.tree import Params
@@ -48,11 +47,6 @@ class Round:
     """Privacy noise of a client's upload in this round, or of what the server publishes (central trust)."""
     clients: int = 1
     """Clients of the federation, those that sit this round out included."""
-    client: int | None = None
-    """This participant's number; None: it is the server."""
-    masks: Masks | None = None
-    """What uploads of this round are hidden under where the server is to see their sum alone; None: nobody said who
-    takes part in it."""
 
 
 @dataclass(frozen=True)
@@ -101,8 +95,6 @@ class Mean:
     value: Params
     count: int
     """Uploads in it."""
-    clients: tuple[int, ...] = ()
-    """Whose they are, ascending."""
 
 
 @dataclass(frozen=True)

@@ -86,7 +86,7 @@ class LocalPool:
     def run(self, ids: Sequence[int], server: Params, number: int) -> Iterator[tuple[Upload, Metrics]]:
         """`Client.run` of each: all that take part."""
         clients = [self._clients[i] for i in ids]
-        yield from noted(clients, number, run_clients(clients, server, number, ids))
+        yield from noted(clients, number, run_clients(clients, server, number))
 
     def race(
         self, ids: Sequence[int], server: Params, number: int, closing: Closing
@@ -94,7 +94,7 @@ class LocalPool:
         """`Client.run` of one after the other until enough have come or the time is up: the clock is looked at before
         and after each, and who is late has had no turn, or not the time to end it."""
         clients, start, came = [self._clients[i] for i in ids], self._clock(), 0
-        results = noted(clients, number, run_clients(clients, server, number, ids), alone=True)
+        results = noted(clients, number, run_clients(clients, server, number), alone=True)
         for i in ids:
             result = None
             if came < closing.enough and self._clock() - start < closing.seconds:
@@ -254,8 +254,7 @@ def _round(
     rng, noise = seeding.generator(keys.seed, *path), NoiseStream(keys.secret, (keys.digest, *path))
     try:
         with beating(folder, "the server", number, began=time.time(), loss=instruments):
-            rnd = Round(number, rng, noise, desk.clients, masks=keys.masks(number, ids))
-            after, metrics, events = method.aggregate(server, uploads, rnd)
+            after, metrics, events = method.aggregate(server, uploads, Round(number, rng, noise, desk.clients))
     except Diverged as e:
         raise Failed("the server", number, str(e)) from None
     if desk.summand is None:

@@ -108,14 +108,12 @@ class Worker:
         self._messages = _messages(results, seconds=0.0)
         return self.more(trial)
 
-    def sums(
-        self, trial: str, ids: Sequence[int], server: Arrays, number: int, seconds: float, among: Sequence[int]
-    ) -> Any:
+    def sums(self, trial: str, ids: Sequence[int], server: Arrays, number: int, seconds: float) -> Any:
         """The sum of what `Client.run` sends of as many as end within `seconds`, one at least; `more` gives that of the
-        others. `among` take part in the round, in this worker and in others."""
+        others."""
         clients, params = self._of(trial, ids), tensors(server)
         desk = Desk(clients[0].method, params, number, self._federation)
-        results = self._in_its_slice(ids, number, run_clients(clients, params, number, among))
+        results = self._in_its_slice(ids, number, run_clients(clients, params, number))
         folded = functools.partial(partial_sum, desk, results, spare=self._spare, store=clients[0].store)
         self._messages = (folded(seconds=seconds) for _ in ids)
         return self.more(trial)
@@ -254,7 +252,7 @@ class RayPool:
 
         def ask(worker: Any, part: list[int], deaths: int) -> Any:
             seconds = 0.0 if closing or deaths else min(PART_S, silence_s / 4)
-            return worker.sums.remote(self._digest, part, ref, desk.number, seconds, list(ids))
+            return worker.sums.remote(self._digest, part, ref, desk.number, seconds)
 
         everyone = Closing(enough=len(ids))
         for part in self._arrivals(ids, ask, closing or everyone, _clients_of_part):

@@ -149,7 +149,7 @@ def one_step(experiment: Experiment) -> Experiment:
         steps |= {f"method.{path}.steps": 0 if none else rounds, f"method.{path}.epochs": None}
     bare: dict[str, Any] = {"newcomers": None, "runtime.noise_secret": None}
     privacy = getattr(getattr(experiment.method, "averaging", None), "privacy", None)
-    if privacy is not None and privacy.trust == "aggregate":  # No sum of so few is revealed, and it is none of a GPU's.
+    if privacy is not None and privacy.trust == "aggregate":  # The probe has fewer uploads than `shares`.
         bare["method.averaging.privacy"] = None
     cut: Experiment = override(experiment, {**steps, **bare})
     return cut

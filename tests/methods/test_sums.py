@@ -63,7 +63,7 @@ class Dealt(LocalPool):
             own = mixed[i :: self.workers]
             there = Desk(desk.method, desk.server, desk.number, desk.clients)  # A worker has its own.
             hosted = [self._clients[client] for client in own]
-            results, seconds = run_clients(hosted, desk.server, desk.number, ids), 0.0 if i == 0 else math.inf
+            results, seconds = run_clients(hosted, desk.server, desk.number), 0.0 if i == 0 else math.inf
             while (part := partial_sum(there, results, spare=self.spare[i], seconds=seconds)).sent:
                 yield pickle.loads(pickle.dumps(part))
 
