@@ -71,7 +71,7 @@ class Store:
 
     def save_client(self, client: int, number: int, state: Params) -> None:
         """Keep a client's private state after a round (INITIAL: before the first). One that is there stays if the round
-        counts already: whoever is late, or was left over, does not change what a commit tells of."""
+        counts already: a process that had lost the trial does not change what a commit tells of."""
         write_tensors(self._numbered("clients", client, number), state, first=self._commit(number).exists())
         self._latest.kept(number)
 
@@ -79,7 +79,7 @@ class Store:
         """A client's latest state from a round earlier than `before`, or None. Raises ValueError where it is damaged,
         or where a commit tells of a later one.
 
-        One that no commit tells of is believed: it came late, or is older than these digests.
+        One that no commit tells of is believed: a process that had lost the trial may have written it.
         """
         found = self._latest.find(
             client,

@@ -17,7 +17,7 @@ from torch import Tensor
 from raydiff.data.records import Records
 from raydiff.federated.form import Form
 from raydiff.models.training import Model, Training
-from raydiff.privacy.release import UNSEEN, Event, Release
+from raydiff.privacy.release import Event, NonPrivate, Release
 from raydiff.seeding import NoiseStream
 from raydiff.tree import Params
 
@@ -207,9 +207,9 @@ class Method(Protocol):
         """The client's part of a round ("client executes")."""
 
     def upload_event(self, records: int, number: int) -> Event:
-        """What a client with this many records reveals by its upload of round `number`, known before it is sent: what
-        a client that is late is charged. Never an event that reveals less than the upload's own."""
-        return UNSEEN
+        """What a client with this many records reveals by its upload of round `number`, known before it is sent: what a
+        budget is charged. Never an event that reveals less than the upload's own."""
+        return NonPrivate("uploads whose event the method does not state beforehand")
 
     def form(self, server: Params, examples: int, number: int) -> Form:
         """What the upload of a client with this many examples looks like in round `number`: any other one is rejected

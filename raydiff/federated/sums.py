@@ -22,15 +22,6 @@ from raydiff.tree import Params
 
 
 @dataclass(frozen=True)
-class Late:
-    """A client whose upload had not come when the round was closed. It may still send it."""
-
-    client: int
-    examples: int
-    """Its number of records."""
-
-
-@dataclass(frozen=True)
 class Sent:
     """What is known of an upload beside its value."""
 

@@ -114,8 +114,6 @@ def event_from_dict(data: dict[str, Any]) -> Event:
     return event
 
 
-UNSEEN = NonPrivate("what came late, by a method that cannot say what it is")
-"""The event of a late upload whose method cannot tell its cost beforehand: the client may have sent anything."""
 UNACCOUNTED = NonPrivate("what is no release of local trust")
 """The event of a client that sent something which no ledger can take."""
 ROUNDING = 1e-5

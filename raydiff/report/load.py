@@ -131,7 +131,6 @@ def _run(folder: Path) -> Row:
         guarantee = end.get(view) or _so_far(view, lines, config, behind=behind)
         row |= {f"{view}/{k}": ", ".join(v) if isinstance(v, list) else v for k, v in guarantee.items()}
     row |= {f"final/{k}": v for k, v in (end.get("final") or ({} if behind else _spent(lines))).items()}
-    row |= {"outcome/remark": end["remark"]} if "remark" in end else {}
     return row | {f"last/{k}": v for line in lines for k, v in line.items() if k.startswith("validation/")}
 
 

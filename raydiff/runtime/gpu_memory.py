@@ -159,8 +159,7 @@ def cohort_of(experiment: Experiment, workers: int) -> int:
     """How many clients a worker of this trial trains at once, at most, where the slot has so many workers."""
     if not experiment.runtime.vectorize:
         return 1
-    asked = experiment.in_a_round + experiment.runtime.overcommit
-    return min(COHORT, math.ceil(experiment.clients / workers), asked)
+    return min(COHORT, math.ceil(experiment.clients / workers), experiment.in_a_round)
 
 
 def largest(trials: Sequence[Experiment], workers: int = 1) -> list[Experiment]:

@@ -166,8 +166,6 @@ def _about(planned: Planned, folder: Path, *, resume: bool, extend: bool) -> swe
 
 
 def _announce(planned: Planned, folder: Path, *, whole: bool) -> None:
-    for remark in sorted({e.runtime.remark for e in (planned.base, *planned.trials)} - {""}):
-        print(remark, flush=True)
     if whole:
         print(f"sweep {folder.name}: {planned.total} trials in {folder}", flush=True)
     if shared(folder).apart and planned.base.runtime.noise_secret is None:

@@ -279,7 +279,7 @@ def _tags(preset: str, base: Experiment) -> dict[str, str]:
     tags = {
         "raydiff.preset": preset,
         "raydiff.accountant": base.method.accountant,
-        "raydiff.replayable": str(base.runtime.noise_secret is not None and not base.runtime.races).lower(),
+        "raydiff.replayable": str(base.runtime.noise_secret is not None).lower(),
         "mlflow.source.name": redacted(command()),
         "mlflow.source.type": "JOB",
     }

@@ -124,8 +124,6 @@ OTHER: dict[str, Any] = {
     "runtime.threads": 2,
     "runtime.vectorize": True,
     "runtime.server_workers": 2,
-    "runtime.overcommit": 1,
-    "runtime.round_deadline_s": 60.0,
     "runtime.workers": 2,
     "runtime.gpu_per_worker": 0.5,
     "runtime.gpu_server": 1.0,
@@ -140,12 +138,11 @@ OTHER: dict[str, Any] = {
 }
 """Another value for every field of the tiny experiment."""
 FIRST: dict[str, dict[str, Any]] = {
-    "runtime.overcommit": {"participants": 1},
     "method.local.momentum": {"method.local.optimizer": "sgd"},
     "method.server.momentum": {"method.server.optimizer": "sgd"},
 }
 """What must be so before these fields may have it."""
-COUNTS = {f"runtime.{name}" for name in ("threads", "vectorize", "server_workers", "overcommit", "round_deadline_s")}
+COUNTS = {f"runtime.{name}" for name in ("threads", "vectorize", "server_workers")}
 ELSEWHERE = {path for path in OTHER if path.startswith("runtime.")} - COUNTS | {
     "data.root",
     "data.fitted_on",
@@ -361,9 +358,6 @@ def test_what_cannot_be_is_refused_in_one_line(tiny: Experiment, path: str, text
         ("runtime.client_timeout_s", 4.0),
         ("runtime.client_timeout_s", math.inf),
         ("runtime.failures", -1),
-        ("runtime.overcommit", -1),
-        ("runtime.round_deadline_s", 0.0),
-        ("runtime.round_deadline_s", math.inf),
         ("runtime.noise_secret", "xyz"),
         ("runtime.noise_secret", "ab" * 15),
         ("evaluation.clients", 0),
@@ -421,28 +415,12 @@ def test_what_was_written_before_there_was_a_choice_was_fitted_on_all_records(ti
     assert start.digest != override(start, {"data.fitted_on": "all"}).digest
 
 
-def test_a_round_that_takes_all_has_nobody_left_for_an_overcommit(tiny: Experiment) -> None:
-    with pytest.raises(ValueError, match=r"runtime.overcommit must be in 0..0 \(the clients that a round leaves out\)"):
-        override(tiny, {"runtime.overcommit": 1})
-
-
-@pytest.mark.parametrize("closing", [{"runtime.round_deadline_s": 1.0}, {"participants": 1, "runtime.overcommit": 1}])
-def test_noise_for_a_fixed_count_needs_rounds_without_a_deadline(tiny: Experiment, closing: dict[str, Any]) -> None:
-    averaging = {t: Averaging(weights="uniform", privacy=ClientPrivacy(trust=t)) for t in ("local", "central")}
-    methods = {t: FedAvg(model=tiny.method.model, averaging=how) for t, how in averaging.items()}
-    assert override(tiny, {"method": methods["local"], **closing}).runtime.races
-    with pytest.raises(ValueError, match=r"trust must be local with runtime\.round_deadline_s or runtime\.overcommit"):
-        override(tiny, {"method": methods["central"], **closing})
-
-
-def test_a_sum_needs_as_many_as_share_its_noise_and_nobody_late(tiny: Experiment) -> None:
+def test_a_sum_needs_as_many_as_share_its_noise(tiny: Experiment) -> None:
     averaging = Averaging(weights="uniform", privacy=ClientPrivacy(trust="aggregate", shares=2))
-    hidden = {"method": FedAvg(model=tiny.method.model, averaging=averaging)}
-    assert override(tiny, {**hidden, "min_clients": 2}).min_clients == 2
+    summed = {"method": FedAvg(model=tiny.method.model, averaging=averaging)}
+    assert override(tiny, {**summed, "min_clients": 2}).min_clients == 2
     with pytest.raises(ValueError, match=r"^min_clients must be at least .*privacy\.shares = 2, .* got 1$"):
-        override(tiny, hidden)
-    with pytest.raises(ValueError, match=r"must not be aggregate with runtime\.round_deadline_s or"):
-        override(tiny, {**hidden, "min_clients": 2, "runtime.round_deadline_s": 1.0})
+        override(tiny, summed)
 
 
 def test_overrides_are_checked_together(tiny: Experiment) -> None:
