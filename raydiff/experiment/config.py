@@ -22,7 +22,6 @@ from raydiff.evaluation.table_audit import RowAudit
 from raydiff.experiment import overrides
 from raydiff.federated.bucket import Bucket, is_bucket
 from raydiff.federated.heartbeat import FAR_S
-from raydiff.later import later
 from raydiff.methods import PFDM, Method
 from raydiff.models.d3pm import DiscreteDiffusion
 from raydiff.privacy.budget import Budget
@@ -57,10 +56,10 @@ class Runtime:
     revive_s: float = 120.0
     """How long a dead worker may take to come back before the trial begins again after its last commit, and how long a
     trial waits for room on the nodes that are left before it goes on with fewer workers."""
-    budget: Budget | None = later(None)
+    budget: Budget | None = None
     """What all trials on the same data set may spend together in this storage folder (`--budget 10`); once a trial was
     charged to one, every trial on them is, asked or not, and what would overspend is refused."""
-    client_timeout_s: float = later(1800.0)
+    client_timeout_s: float = 1800.0
     """How long nothing may be heard of a worker that others wait for: no upload, no step of a training, no piece of a
     chain of samples. It is then killed, and its clients are asked again; four times in a row, then the trial fails.
     Well above the seconds of a step, and of the reading of the data."""
@@ -153,7 +152,7 @@ class Experiment:
     """Where it runs."""
     data_digest: str = ""
     """Digest of all records, keyed by the sweep's secret: `files.KEYED`, then 64 hex digits. Filled in by
-    `trial.resolve`; trials made before 2026-11-23 have a plain SHA-256."""
+    `trial.resolve`."""
 
     def __post_init__(self) -> None:
         if self.clients < 1:
@@ -188,19 +187,12 @@ class Experiment:
 
     @property
     def digest(self) -> str:
-        """16 hex digits over all that can change a number: the tree without where it runs and where the data lie.
-
-        A field that was added later (`later`) is left out at its default, so that digests on disk stay what they are.
-        """
-        tree = overrides.to_dict(self, whole=False)
-        tree["runtime"] = {"threads": self.runtime.threads}
-        if self.runtime.vectorize:
-            tree["runtime"]["vectorize"] = True
-        if self.runtime.server_workers > 1:
-            tree["runtime"]["server_workers"] = self.runtime.server_workers
+        """16 hex digits over all that can change a number: the tree without where it runs and where the data lie."""
+        tree = overrides.to_dict(self)
+        tree["runtime"] = {name: tree["runtime"][name] for name in ("threads", "vectorize", "server_workers")}
         tree["data"].pop("root")
-        if self.data.fitted_on == "all" or sources.is_known(self.data.name, self.data.labels):
-            tree["data"].pop("fitted_on")  # All was the only choice once, and where all is known it changes nothing.
+        if sources.is_known(self.data.name, self.data.labels):
+            tree["data"].pop("fitted_on")  # Nothing is fitted.
         if self.evaluation is not None:
             tree["evaluation"].pop("weights")  # There is one network of these weights, wherever its file lies.
         if tree["method"]["model"].get("digest"):  # A frozen model's digest says all but where it lies.
@@ -248,10 +240,8 @@ def keyed(dataset: Dataset, secret: bytes) -> str:
 
 
 def is_of(experiment: Experiment, dataset: Dataset, secret: bytes) -> bool:
-    """Whether these are the data that the experiment was resolved with, in the sweep with this secret. In a trial made
-    before 2026-11-23 their digest is not keyed."""
-    recorded = experiment.data_digest
-    return recorded == (keyed(dataset, secret) if recorded.startswith(KEYED) else dataset.digest)
+    """Whether these are the data that the experiment was resolved with, in the sweep with this secret."""
+    return experiment.data_digest == keyed(dataset, secret)
 
 
 def _check_audit(audit: RowAudit, method: Method, dataset: Dataset) -> None:
@@ -288,9 +278,6 @@ def _absolute(name: str) -> str:
 
 def from_dict(data: Mapping[str, Any]) -> Experiment:
     """The experiment of a config.json. Raises ValueError on names that this version does not know."""
-    own = data.get("data", {})
-    if own and "fitted_on" not in own:  # This was written when everything was fitted on all records.
-        data = {**data, "data": {**own, "fitted_on": "all"}}
     found: Experiment = overrides.from_dict(data, Experiment)
     return found
 

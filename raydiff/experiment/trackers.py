@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, get_args
 
 from raydiff.experiment import told
-from raydiff.report.files import flatten, published, read_json, read_lines, read_outcome
+from raydiff.report.files import flatten, read_json, read_lines, read_outcome
 
 Name = Literal["tensorboard", "wandb"]
 NAMES: tuple[Name, ...] = get_args(Name)
@@ -132,7 +132,7 @@ class Follower(threading.Thread):
                 continue
             outcome = read_outcome(folder)  # read first: rounds logged after this look are seen in the next
             if folder.name not in self._runs:
-                tree = published(read_json(folder / "config.json", needs="method"))
+                tree = read_json(folder / "config.json", needs="method")
                 self._runs[folder.name] = self.tracker(folder.name, told.run_name(tree), flatten(tree))
             for line in read_lines(folder / "metrics.jsonl"):
                 if line["step"] > self._told.get(folder.name, -1):

@@ -31,7 +31,7 @@ from raydiff.experiment.mlflow_store import (
     spelled,
 )
 from raydiff.federated import heartbeat
-from raydiff.report.files import KEYED, flatten, published, read_json, read_lines
+from raydiff.report.files import KEYED, flatten, read_json, read_lines
 
 ENDED = {"finished": "FINISHED", "stopped": "FINISHED", "failed": "FAILED", "killed": "KILLED"}
 """Our outcome -> MLflow's run status. A trial stopped early by a scheduler did what it was asked to."""
@@ -277,8 +277,8 @@ class Mlflow(threading.Thread):
     def _attach(self, folder: Path) -> None:
         """Find or create the trial's run, log its config, and see how far MLflow has got."""
         digest, c = folder.name, self._client
-        tree = published(read_json(folder / "config.json", needs="method"))
-        data = tree["data_digest"].removeprefix(KEYED)[:16] if "data_digest" in tree else None
+        tree = read_json(folder / "config.json", needs="data_digest")
+        data = tree["data_digest"].removeprefix(KEYED)[:16]
         params, found = flatten(tree), None
         if digest in self._runs:
             found = c.get_run(self._runs[digest])
@@ -289,12 +289,12 @@ class Mlflow(threading.Thread):
                 "raydiff.trial": digest,
                 "raydiff.kind": "trial",
                 "mlflow.parentRunId": self.parent,
-                **({"raydiff.data": data} if data else {}),
+                "raydiff.data": data,
                 **self.tags,
             }
             self._runs[digest] = c.create_run(self.experiment_id, run_name=told.run_name(tree), tags=tags).info.run_id
         run = self._runs[digest]
-        if data and not (found and found.inputs.dataset_inputs):
+        if not (found and found.inputs.dataset_inputs):
             of = tree["data"]["name"], data
             log_data(c, run, *of)
             if of not in self._data:

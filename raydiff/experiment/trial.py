@@ -45,7 +45,7 @@ from raydiff.federated.rounds import LocalPool, Pool, Progress, rounds
 from raydiff.models.ddpm import Precision, compute_with
 from raydiff.models.training import Train
 from raydiff.privacy.ledger import Guarantee, Spent
-from raydiff.report.files import read_json, read_outcome, sealed
+from raydiff.report.files import read_outcome, sealed
 
 
 @dataclass(frozen=True)
@@ -99,11 +99,10 @@ def end(folder: Path, outcome: str, **more: Any) -> None:
     readable.put(folder)
 
 
-def resolve(experiment: Experiment, secret: bytes | None = None, sweep: Path | None = None) -> Experiment:
+def resolve(experiment: Experiment, secret: bytes | None = None) -> Experiment:
     """Load the data and fill in what only they can tell. Raises ValueError on anything that does not fit together.
 
-    `secret` is the sweep's; without it the digest of the data stays empty, and so the trial's is no sweep's. `sweep` is
-    its folder: a trial that it has from before 2026-11-23 keeps its name.
+    `secret` is the sweep's; without it the digest of the data stays empty, and so the trial's is no sweep's.
     """
     dataset = datasets.load(experiment.data)
     resolved = config.resolve(experiment, dataset)
@@ -113,25 +112,18 @@ def resolve(experiment: Experiment, secret: bytes | None = None, sweep: Path | N
             resolved.method.check_records(dataset.splits["train"].select(part))
     if resolved.evaluation is not None:
         suite.check(resolved.evaluation, dataset, [dataset.splits["train"].select(part) for part in parts])
-    return resolved if secret is None else _named(resolved, secret, sweep)
+    return resolved if secret is None else _named(resolved, secret)
 
 
-def _named(resolved: Experiment, secret: bytes, sweep: Path | None) -> Experiment:
+def _named(resolved: Experiment, secret: bytes) -> Experiment:
     """With the digest of its data, which is part of the trial's name."""
-    dataset = datasets.load(resolved.data)
-    plain, keyed = (replace(resolved, data_digest=d) for d in (dataset.digest, config.keyed(dataset, secret)))
-    if sweep is None:
-        return keyed
-    planned = read_json(path).get("trials", []) if (path := sweep / "sweep.json").exists() else []
-    if plain.digest not in planned and not (Trial(plain, sweep).folder / "config.json").exists():
-        return keyed
-    return replace(plain, data=replace(plain.data, fitted_on="all"))  # as its config.json is read: it had no choice
+    return replace(resolved, data_digest=config.keyed(datasets.load(resolved.data), secret))
 
 
 def open_trial(experiment: Experiment, sweep: Path, owner: Owner | None = None) -> Trial:
     """Resolve the experiment and `begin`."""
     resolved = resolve(experiment)  # first: what is refused has left nothing
-    trial = Trial(_named(resolved, noise_secret(sweep, experiment), sweep), sweep, owner)
+    trial = Trial(_named(resolved, noise_secret(sweep, experiment)), sweep, owner)
     begin(trial)
     return trial
 

@@ -17,7 +17,6 @@ import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from raydiff.later import later
 from raydiff.lookup import check_one_of
 from raydiff.privacy import accountants, aggregate
 from raydiff.privacy.aggregate import Encoding
@@ -53,7 +52,7 @@ class ClientPrivacy:
     trust: Trust = "local"
     """local: clients add the noise; central: the server does, once per round, to the sum; aggregate: clients add a
     share of it each, and the server is taken to see only the sum."""
-    shares: int | None = later(None)
+    shares: int | None = None
     """Under aggregate trust: how many of a round's participants have all of the noise together. A round with fewer
     fails. With more of them the sum has more noise, and so many may drop out, or tell the server their noise."""
 

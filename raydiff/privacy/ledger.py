@@ -184,10 +184,8 @@ class Ledger:
 
     @classmethod
     def from_json(cls, text: str) -> Ledger:
-        """Read back what `to_json` wrote; until 2026-11-24 that was a list, with an event in each of its entries."""
+        """Read back what `to_json` wrote."""
         tree = json.loads(text)
-        if isinstance(tree, list):
-            return cls(tuple(Entry(**{**row, "event": event_from_dict(row["event"])}) for row in tree))
         events = [event_from_dict(event) for event in tree["events"]]
         return cls(tuple(Entry(number, client, events[place], size) for number, client, place, size in tree["entries"]))
 

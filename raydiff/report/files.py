@@ -1,7 +1,7 @@
 """The JSON files of a sweep, as anybody may read them: configs, outcomes, lines of metrics.
 
 Their last field, sha256, is the digest of all bytes before it: a flipped bit, a digit that was edited. Not against
-people: who can write a file can write its digest. Files written before 2026-11-24 have none, and are believed.
+people: who can write a file can write its digest. A file that somebody wrote by hand has none, and is believed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ REMEDIES = {
 }
 """What can be done about a damaged file of a sweep, by its name."""
 KEYED = "hmac:"
-"""How a config's `data_digest` begins. In trials made before 2026-11-23 it is a plain hash of the records."""
+"""How a config's `data_digest` begins."""
 HEX = re.compile("[0-9a-f]{64}")
 SEAL = re.compile(r'(,\s*)"sha256": "([^"]*)"\s*}\s*$')
 
@@ -107,12 +107,6 @@ def outcomes(sweep: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
     """(its folder, `read_outcome`) of every trial of a sweep that has ended, by digest."""
     folders = (path.parent for path in sorted(sweep.glob("trials/*/outcome.json")))
     yield from ((folder, outcome) for folder in folders if (outcome := read_outcome(folder)) is not None)
-
-
-def published(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """A config's JSON as it may leave the storage folder: without a hash of the records that is not keyed, from which
-    they are found by trying."""
-    return {k: v for k, v in tree.items() if k != "data_digest" or str(v).startswith(KEYED)}
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

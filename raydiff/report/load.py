@@ -119,10 +119,8 @@ def _trials(sweep: Path) -> list[Path]:
 
 
 def _run(folder: Path) -> Row:
-    tree = files.published(files.read_json(folder / "config.json", needs="method"))
+    tree = files.read_json(folder / "config.json", needs="method")
     config = {k: json.dumps(v) if isinstance(v, list) else v for k, v in files.flatten(tree).items()}
-    if "data" in config:
-        config.setdefault("data.fitted_on", "all")  # A trial from before 2026-11-23 had no choice.
     end: Row = files.read_outcome(folder) or {"outcome": "unfinished"}
     lines = files.read_lines(folder / "metrics.jsonl")
     row: Row = {"digest": folder.name, "outcome": end["outcome"], "reason": end.get("reason"), **config}
@@ -148,10 +146,9 @@ def _so_far(view: str, lines: Sequence[Row], config: Row, *, behind: bool) -> Ro
     last = lines[-1] if lines else {}
     if view in last and not behind:
         return dict(last[view])
-    of = dict.fromkeys(("unit", "relation", "trust", "declared", "unprotected"))  # lines before 2026-11-22 do not say
+    of = dict.fromkeys(("unit", "relation", "trust", "declared", "unprotected"))
     about = {"delta": config.get("method.delta"), "accountant": config.get("method.accountant")}
-    epsilon = math.inf if behind else last.get(f"privacy/epsilon_{view}")
-    return {"epsilon": epsilon, **about, **of, **({"unprotected": [UNTOLD]} if behind else {})}
+    return {"epsilon": math.inf if behind else None, **about, **of, **({"unprotected": [UNTOLD]} if behind else {})}
 
 
 # -------------------------------------------------------------------------------------------------- the files

@@ -17,14 +17,12 @@ from raydiff.data import datasets
 from raydiff.data.datasets import Dataset
 from raydiff.data.tables.encode import OTHER
 from raydiff.experiment import config
-from raydiff.experiment.ledgers import ledger_of, setup_of
 from raydiff.experiment.overrides import SECRET
-from raydiff.experiment.trial import Trial, compute, guarantees, make_clients, planned_secret
+from raydiff.experiment.trial import Trial, compute, make_clients, planned_secret
 from raydiff.federated.client import Client, Keys
 from raydiff.federated.method import SCRATCH, SERVER_ONLY, Deployed
 from raydiff.federated.remote import shared
-from raydiff.privacy.ledger import Guarantee, Spent
-from raydiff.report.files import KEYED
+from raydiff.privacy.ledger import Guarantee
 from raydiff.results import sampler
 from raydiff.results.sampler import Card, Sample
 from raydiff.tree import Params
@@ -209,20 +207,17 @@ def open_finished(folder: Path) -> Finished:
         )
     server = tree.without(SERVER_ONLY, trial.store.load_server(last[0]))
     views = tuple(_guarantee(outcome[view]) for view in ("server", "outsiders"))
-    if dataset.learned and any(math.isfinite(view.epsilon) for view in views):  # before there was an event for it
-        ledger = ledger_of(folder).with_setup(range(experiment.clients), setup_of(experiment))
-        views = guarantees(Spent(ledger), experiment)
     return Finished(trial, dataset, last[0], server, *views)
 
 
 def _secret(trial: Trial) -> bytes:
     path = trial.sweep / "secret"
-    if not path.exists() and trial.experiment.data_digest.startswith(KEYED):
+    if not path.exists():
         where = f": set {SECRET} to it" if shared(trial.folder).apart else ""
         raise ValueError(
             f"{path} is gone: the digest of the data and the names of clients' models are keyed by it{where}"
         )
-    return planned_secret(trial.sweep, trial.experiment) if path.exists() else b""
+    return planned_secret(trial.sweep, trial.experiment)
 
 
 def _finished(trial: Trial) -> dict[str, Any]:

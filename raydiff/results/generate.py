@@ -30,7 +30,7 @@ from raydiff.experiment import overrides
 from raydiff.federated.files import appearing, write_text
 from raydiff.models.d3pm import codes_of
 from raydiff.models.ddpm import device
-from raydiff.report.files import KEYED, read_json
+from raydiff.report.files import read_json
 from raydiff.results.finished import DRAWN, Draw, Finished, Source, words
 
 PART = 1000
@@ -203,8 +203,6 @@ def _card(
     """What is said of the samples. Nothing in it changes when they are made again."""
     experiment, names = finished.trial.experiment, finished.dataset.label_names[0]
     shared, uploads = source.client is None, str(finished.uploads)
-    # From a digest that is not keyed, as in trials made before 2026-11-23, records can be found.
-    digest = {"digest": experiment.data_digest} if experiment.data_digest.startswith(KEYED) else {}
     return {
         "about": source.about,
         "privacy": source.privacy,
@@ -220,7 +218,7 @@ def _card(
         "method": overrides.to_dict(experiment.method),
         "experiment_seed": experiment.seed,
         "clients": experiment.clients,
-        "data": {"name": Path(experiment.data.name).name, **digest},
+        "data": {"name": Path(experiment.data.name).name, "digest": experiment.data_digest},
         "made_by": {
             **code,
             "torch": torch.__version__,

@@ -161,7 +161,7 @@ def _about(planned: Planned, folder: Path, *, resume: bool, extend: bool) -> swe
         spending.check(planned.trials, folder)
     if planned.tuned:
         this["tuned"] = planned.tuned
-    experiment = sweep_folder.mlflow_experiment(folder, planned.preset, planned.base, asked=asked.experiment)
+    experiment = sweep_folder.mlflow_experiment(folder, planned.base, asked=asked.experiment)
     return {**this, "experiment": experiment}
 
 

@@ -141,7 +141,7 @@ def plan(preset: str, study: Study, asked: Asked, *, name: str) -> Planned:
     methods.check_names([type(e.method) for e in found])
     folder = sweep_folder.place(base, name)
     secret = trial.planned_secret(folder, base)
-    unique = {e.digest: e for e in (trial.resolve(e, secret, folder) for e in found)}
+    unique = {e.digest: e for e in (trial.resolve(e, secret) for e in found)}
     resolved = trial.resolve(base, secret)
     return Planned(
         preset=preset,

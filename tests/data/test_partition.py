@@ -28,7 +28,6 @@ from raydiff.data.partition import (
     partition,
 )
 from raydiff.evaluation.figures import draw_counts
-from raydiff.later import spelled
 from raydiff.seeding import generator
 
 
@@ -151,7 +150,6 @@ def test_balanced_dirichlet_gives_no_more_to_who_has_enough() -> None:
         free = partition(data, 5, how=Dirichlet(alpha=0.5), rng=generator(seed))
         assert torch.equal(counts(data, free, 10)[:, 0], table[:, 0])  # the same draws
     assert stopped > 20
-    assert spelled(Dirichlet()) == "Dirichlet(alpha=0.5)"
 
 
 def test_dirichlet_leaves_the_global_stream_alone() -> None:

@@ -203,7 +203,7 @@ def test_a_bucket_without_the_secret_says_what_is_missing(noised, machine, monke
 
 def replace_sweep(experiment: Experiment, sweep: Path) -> Trial:
     """The trial as it was named by its secret, which this machine has not."""
-    resolved = trial._named(trial.resolve(experiment), SECRET, sweep)
+    resolved = trial._named(trial.resolve(experiment), SECRET)
     (sweep / "trials" / resolved.digest).mkdir(parents=True, exist_ok=True)
     this = Trial(resolved, sweep)
     shared(this.folder).restore()

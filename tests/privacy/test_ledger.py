@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from raydiff.privacy import accountants, depth
 from raydiff.privacy.accountants import Unsupported, exact, rdp
-from raydiff.privacy.ledger import PUBLISHED, SETUP, Entry, Exposed, Guarantee, Ledger, Spent
+from raydiff.privacy.ledger import PUBLISHED, SETUP, Exposed, Guarantee, Ledger, Spent
 from raydiff.privacy.release import Event, Gaussian, NonPrivate, Nothing
 
 DELTA = 1e-5
@@ -313,15 +313,6 @@ def test_json_keeps_every_field() -> None:
     silent = replace(event, std_over_sensitivity=math.inf)
     ledger = ledger_of({3: event, 4: silent, 5: NonPrivate("prompts"), 6: Nothing()})
     assert Ledger.from_json(ledger.to_json()).entries == ledger.entries
-
-
-def test_what_was_written_with_an_event_in_every_entry_is_read_as_it_was() -> None:
-    """As until 2026-11-24, and in a commit of then."""
-    event = '{"kind": "Gaussian", "std_over_sensitivity": 1.5, "unit": "example", "relation": "replace_one", '
-    event += '"trust": "local", "sampling_rate": 1.0, "steps": 1, "declared": ["labels"]}'
-    rows = [f'{{"round": 4, "client": {c}, "event": {event}, "bytes": {size}}}' for c, size in ((0, 9), (2, 7))]
-    before = Gaussian(1.5, "example", "replace_one", "local", declared=("labels",))
-    assert Ledger.from_json(f"[{', '.join(rows)}]").entries == (Entry(4, 0, before, 9), Entry(4, 2, before, 7))
 
 
 def test_an_event_of_many_clients_is_written_once() -> None:

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from raydiff.report.papers import pdp
-from raydiff.report.papers.pdp import AS_ONE, GROUPS, attacks, removal
+from raydiff.report.papers.pdp import attacks, removal
 
 TRIAL: dict[str, Any] = {
     "outcome": "finished",
@@ -99,13 +99,6 @@ def test_removal_is_drawn_and_written(removed: pd.DataFrame, tmp_path: Path) -> 
     says = said(removed, tmp_path)
     assert "-0.040 [-0.090, +0.010]" in says
     assert {path.name for path in tmp_path.iterdir()} == {"pdp.md", "pdp-removal.csv", "pdp-removal.png"}
-
-
-def test_bounds_from_before_the_audit_was_by_label_are_named(removed: pd.DataFrame, tmp_path: Path) -> None:
-    assert AS_ONE in said(removed, tmp_path)
-    assert AS_ONE not in said(removed.assign(**{GROUPS: 2.0}), tmp_path)
-    mixed = removed.assign(**{GROUPS: [2.0, 2.0, None, None, None, None]})
-    assert AS_ONE in said(mixed, tmp_path)
 
 
 def test_a_sweep_without_tables_is_refused(tmp_path: Path) -> None:

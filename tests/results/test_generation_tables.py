@@ -27,8 +27,6 @@ from raydiff.methods import DPSGD, FedAvg, LocalOnly
 from raydiff.methods._averaging import Averaging, ClientPrivacy
 from raydiff.models.d3pm import DiscreteDiffusion, codes_of
 from raydiff.models.training import Training
-from raydiff.privacy.ledger import Ledger
-from raydiff.privacy.release import event_to_dict
 from raydiff.report.files import read_json
 from raydiff.results import generate
 from raydiff.results.finished import Finished, open_finished
@@ -258,34 +256,6 @@ def test_fitted_on_all_records_there_is_no_guarantee_anywhere(tmp_path: Path, na
     assert finished.categories is not None and "no guarantee covers them" in finished.categories
     assert ledger_of(folder) == finished.trial.store.ledger()
     assert sum(e.round == -1 for e in ledger_of(folder).entries) == 2
-
-
-def test_a_trial_from_before_there_was_an_event_has_no_guarantee_on_its_card(tmp_path: Path) -> None:
-    """Its bins were fitted on all records; what it wrote down then stays as it is."""
-    path = table_of(tmp_path / "t.csv", None)
-    storage = Storage(tmp_path / "storage")
-    now = storage.finish("now", experiment_on(path, PRIVATE["dpsgd"]))
-    folder = storage.finish("then", experiment_on(path, PRIVATE["dpsgd"], fitted_on="all"))
-    config = read_json(folder / "config.json")
-    del config["data"]["fitted_on"]
-    (folder / "config.json").write_text(json.dumps(config))
-    for path in folder.glob("commit-*.json"):
-        commit = {
-            k: v for k, v in json.loads(path.read_text()).items() if k in ("ledger", "metrics")
-        }  # no digests then
-        kept = [e for e in Ledger.from_json(commit["ledger"]).entries if e.round >= 0]
-        rows = [(e.round, e.client, event_to_dict(e.event), e.bytes) for e in kept]
-        commit["ledger"] = json.dumps(
-            [dict(zip(("round", "client", "event", "bytes"), row, strict=True)) for row in rows]
-        )
-        path.write_text(json.dumps(commit))
-    (folder / "outcome.json").write_text((now / "outcome.json").read_text())
-    before = files(folder)
-    finished = open_finished(folder)
-    assert finite(folder) == {"server": True, "outsiders": True}
-    assert finished.published.epsilon == finished.uploads.epsilon == float("inf")
-    assert finished.source(None).privacy.startswith("epsilon inf (no guarantee: bins, names of categories and classes")
-    assert files(folder) == before
 
 
 def test_a_trial_cut_short_in_its_first_round_has_spent_what_was_learned(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -17,14 +16,11 @@ import pandas as pd
 import pytest
 
 from raydiff import tree
-from raydiff.data.datasets import Dataset, load
-from raydiff.experiment import config, told, trial
+from raydiff.data.datasets import Dataset
+from raydiff.experiment import config, told
 from raydiff.experiment.client_records import shares
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.tracking import Mlflow
-from raydiff.federated.checkpoint import Store
-from raydiff.later import spelled
-from raydiff.report import files
 from raydiff.report.frontier import command as frontier
 from raydiff.results import mlflow_models, sampler
 from raydiff.results.finished import Finished, open_finished
@@ -158,13 +154,6 @@ def published(mine: Runs, name: str, out: Path) -> bytes:
     return "\n".join([*said, *map(str, files)]).encode() + b"".join(p.read_bytes() for p in files)
 
 
-def of_old(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As trials were written before digests were keyed."""
-    monkeypatch.setattr(config, "keyed", lambda dataset, _: dataset.digest)
-    named = lambda kind, parts: f"{kind}-{hashlib.sha256(spelled(parts).encode()).hexdigest()[:32]}"  # noqa: E731
-    monkeypatch.setattr(Store, "cache_key", lambda _, kind, __, parts: named(kind, parts))
-
-
 def test_nothing_published_has_a_digest_that_is_found_by_trying(mine: Runs, tmp_path: Path) -> None:
     """Of the right guess among two that differ in one private record, or of any part of it."""
     mine.follow("pfdm", samplers=True)
@@ -178,30 +167,6 @@ def test_nothing_published_has_a_digest_that_is_found_by_trying(mine: Runs, tmp_
     assert experiment.data_digest.encode() in text and experiment.digest.encode() in text  # the text is the right one
     assert experiment.data_digest == config.keyed(right, finished.secret) != config.keyed(right, b"another secret")
     assert not [p for p in (mine.storage.sweeps / "pfdm").rglob("*") if any(d[:8] in p.name for d in told)]
-
-
-def test_a_trial_of_before_goes_on_and_its_digest_is_published_no_more(
-    mine: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny: Experiment
-) -> None:
-    """It keeps its name, finds its clients' models, and is opened; in a new sweep it is another trial."""
-    experiment, sweep = replace(tiny, evaluation=None), mine.storage.sweeps / "old"
-    with monkeypatch.context() as patch:
-        of_old(patch)
-        opened = trial.open_trial(experiment, sweep)
-        rounds = trial.run(opened, trial.local_pool(opened))
-        next(rounds)
-        rounds.close()  # type: ignore[attr-defined]
-    (sweep / "sweep.json").write_text(json.dumps({"id": "of old"}))
-    assert opened.experiment.data_digest == load(tiny.data).digest
-    models = sorted((sweep / "cache").iterdir())
-    again = trial.open_trial(opened.experiment, sweep)
-    assert again.folder == opened.folder and list(trial.run(again, trial.local_pool(again)))[-1]["finished"]
-    assert again.store.ledger().entries[0].round == 0 and sorted((sweep / "cache").iterdir()) == models
-    mine.follow("old", samplers=True)
-    text = published(mine, "old", tmp_path / "out")
-    assert opened.folder.name.encode() in text and opened.experiment.data_digest[:8].encode() not in text
-    elsewhere = trial.open_trial(opened.experiment, tmp_path / "new").experiment
-    assert elsewhere.data_digest.startswith(files.KEYED) and elsewhere.digest != opened.experiment.digest
 
 
 # --- samplers ---

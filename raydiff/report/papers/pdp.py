@@ -31,14 +31,8 @@ CAVEAT = (
     "confidential to the curator, and are no replacement for DP. After removal: conditional on the removed set, not "
     "the pipeline's guarantee."
 )
-AS_ONE = (
-    "These bounds were made before conditional models were audited by label: of models that are conditional on the "
-    "label, as they are by default, they are too small. Run the trials again."
-)
 REMOVE, SPLIT = "audit.remove", ["seed", "data.split_seed"]
 ATTACK, LARGEST = "final/eval/blackbox/accuracy", "final/pdp/own/largest"
-GROUPS = "final/pdp/own/groups"
-"""Labels by which a table was audited; older trials have none."""
 SCHEDULE = ["method.model.schedule", "method.model.schedule.rate"]
 ARM = ["data.name", "method", "clients"]
 QUALITY = {"accuracy_real": "accuracy/real", "accuracy_majority": "accuracy/majority"}
@@ -64,7 +58,6 @@ def removal(runs: pd.DataFrame) -> pd.DataFrame:
             less = (accuracy - whole).dropna()
             row = {**arm, "removed": share, "n": len(part)}
             row |= {f"bound_{name}": part[f"final/pdp/own/{name}"].mean() for name in ("largest", "mean")}
-            row["by_label"] = GROUPS in part and bool(part[GROUPS].notna().all())
             row["vacuous_share"] = part["final/pdp/own/vacuous_share"].mean()
             row |= interval(accuracy, "accuracy", "accuracy_")
             row |= interval(less, "difference", "difference_") if share and len(less) else {}
@@ -105,7 +98,6 @@ def tables(removed: pd.DataFrame, attacked: pd.DataFrame) -> Iterator[Table]:
             "Accuracy: of a classifier trained on generated rows, on real test rows. Bound: delta (pDP) of one row "
             "released. Pairs: total variation of pairs of columns.",
         ]
-        says += [] if own["by_label"].all() else [AS_ONE]
         yield Table(header, lines, f"Removing the most exposed records of {name} (Figure 6)", "\n".join(says))
     header = ["method", "clients", "T", "schedule", "rate", "attack", "random", "the paper's", "pairs"]
     for name, own in attacked.groupby("data.name") if len(attacked) else ():
