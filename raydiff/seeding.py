@@ -63,12 +63,6 @@ class NoiseStream:
         draws = [_normal(source.random_raw(n), lambda _: iter(source.random_raw, None)) for n in blocks]
         return torch.cat(draws) if draws else torch.empty(0, dtype=torch.float64)
 
-    def words(self, count: int, *path: str | int) -> np.ndarray[Any, np.dtype[np.uint32]]:
-        """(count,) uniform words of 32 bits of the stream named by `path` below this one: SHAKE-256's, so that what is
-        hidden under them is as secret as they are."""
-        bits = hashlib.shake_256(_digest(self.secret, (*self.path, *path))).digest(4 * count)
-        return np.frombuffer(bits, "<u4").astype(np.uint32)
-
     def generator(self, *path: str | int) -> np.random.Generator:
         """A fast generator for the stream named by `path` below this one.
 

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 LAYERS = (
-    ("tree", "seeding", "lookup", "later", "process", "report"),
+    ("tree", "seeding", "lookup", "process", "report"),
     ("data", "privacy"),
     ("models",),
     ("federated",),
@@ -36,7 +36,7 @@ HOMES = {
     "huggingface_hub": "raydiff/data/hub.py",
     "skimage": "raydiff/evaluation/attacks/reconstruction.py",
 }
-TORCHLESS = ("raydiff.report", "raydiff.lookup", "raydiff.later", "raydiff.process")
+TORCHLESS = ("raydiff.report", "raydiff.lookup", "raydiff.process")
 
 
 def imports(path: Path) -> Iterator[str]:

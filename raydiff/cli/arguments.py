@@ -44,7 +44,7 @@ def shorthand(argv: Sequence[str]) -> list[str]:
     `--budget 10` for `--runtime.budget budget --runtime.budget.epsilon 10`.
 
     Under `--protocol-only` nothing leaves a client but releases; the ledger of them (epsilon, the ceiling of attacks);
-    costs: bytes, seconds, the numbers of uploads that were rejected, late or sent again and of clients that trained in
+    costs: bytes, seconds, the numbers of uploads that were rejected or sent again and of clients that trained in
     lock-step; and the outcome, with its reason. No loss, clipped share, count of records, distance, attack, picture,
     table or bound is recorded, and no sampler logged.
     """

@@ -138,7 +138,7 @@ def _coordinator(clients: int, senders: int, network: MLP, folder: Path) -> Fiel
         def clients(self) -> Sequence[int]:
             return range(clients)
 
-        def sums(self, ids: Sequence[int], desk: Desk, closing: Any) -> Iterator[Partial]:
+        def sums(self, ids: Sequence[int], desk: Desk) -> Iterator[Partial]:
             for own in () if messages else np.array_split(list(ids), senders):
                 part, nothing = desk.partial(), disclose(tree.sub(desk.server, desk.server), "")
                 desk.add(part, Upload(0, 1, nothing), {"train/loss": 0.0})

@@ -154,7 +154,7 @@ def _summed(method: Summed, public: Records | None) -> Subject:
             if (apart := (u - v).norm()) > 0:
                 along += float((_entries(release) - (u + v) / 2) @ (u - v) / apart)
             if r + 1 < method.participating_rounds:
-                server = method.aggregate(server, Mean(dict(release.value), 1, (0,)), rnd)[0]
+                server = method.aggregate(server, Mean(dict(release.value), 1), rnd)[0]
         return along * e[None], ledger
 
     return Subject(one=one, clip=1.0, shape=(1, math.prod(shape)))
@@ -194,7 +194,7 @@ def _entries(release: Release) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class _Sender(FedAvg):
-    """Client 0 sends a canary in every round, all others 0; the server adds up the means that it sees."""
+    """Each client sends a canary times its one entry in every round; the server adds up the means that it sees."""
 
     canary: Any
     noise: Any
@@ -204,7 +204,7 @@ class _Sender(FedAvg):
         return tree.scale(self.canary, 0.0)
 
     def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
-        update = tree.scale(self.canary, float(rnd.client == 0))
+        update = tree.scale(self.canary, float(data.images))
         return LocalResult(state, self.averaging.release(update, self._audited(rnd), rounds=self.rounds))
 
     def aggregate(self, server: Params, uploads: Mean, rnd: Round) -> tuple[Params, Metrics, list[Event]]:
@@ -219,18 +219,19 @@ def _averaged(privacy: ClientPrivacy, rounds: int) -> Subject:
     """All rounds of a federation, by the code of every other one, with as few clients as may be. The adversary sees
     what its server makes public (central trust), or what it sees itself."""
     clients = {"local": 1, "central": 2, "aggregate": privacy.shares or 0}[privacy.trust]
-    nobody = Records(torch.zeros(1, 1, 1, 1), torch.zeros(1, 1, dtype=torch.int64), torch.arange(1))
+    entry = torch.zeros(clients, 1, 1, 1, 1).index_fill(0, torch.tensor(0), 1.0)  # 1 for client 0, and 0 for the others
+    data = [Records(x, torch.zeros(1, 1, dtype=torch.int64), torch.arange(1)) for x in entry]
 
     def one(canary: Tensor, noise: NoiseStream) -> tuple[Tensor, Ledger]:
-        own = privacy
+        audited = privacy
         if privacy.trust == "aggregate" and isinstance(noise, canaries.Weakened):  # Of normal draws it has none.
             mu = 2 * privacy.clip * math.sqrt(rounds) / (noise.factor * privacy.std(rounds))
-            own = replace(privacy, epsilon=renyi.epsilon_for(mu, DELTA))
+            audited = replace(privacy, epsilon=renyi.epsilon_for(mu, DELTA))
         leaves = {"a": canary[0, : WIDTH // 3], "b": canary[0, WIDTH // 3 :]}
-        averaging = Averaging(weights="uniform", privacy=own)
+        averaging = Averaging(weights="uniform", privacy=audited)
         method = _Sender(rounds=rounds, averaging=averaging, canary=leaves, noise=noise)
         keys = Keys(0, noise.secret, "")
-        *_, last = run(method, LocalPool([Client(c, method, nobody, keys=keys) for c in range(clients)]), keys=keys)
+        *_, last = run(method, LocalPool([Client(c, method, own, keys=keys) for c, own in enumerate(data)]), keys=keys)
         seen = torch.cat([last.server["a"], last.server["b"]])[None].double()
         return seen, last.ledger.outsiders if privacy.trust == "central" else last.ledger.server
 

@@ -63,7 +63,8 @@ def lines(folder: Path, *, follow: bool = False, clients: bool = False) -> Itera
         yield "no outcome yet: it is running, or was cut short and waits for --resume"
         return
     yield f"{outcome['outcome']}" + (f": {outcome['reason']}" if outcome.get("reason") else "")
-    yield from (outcome[k] for k in ("says", "remark") if k in outcome)
+    if "says" in outcome:
+        yield outcome["says"]
     yield from (f"  {k} {v:.4g}" for k, v in sorted(outcome.get("final", {}).items()) if clients or not _of_client(k))
     if outcome["outcome"] == "failed" and (folder / "error.txt").exists():
         yield (folder / "error.txt").read_text().rstrip()

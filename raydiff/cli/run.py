@@ -62,7 +62,5 @@ def _show(outcome: dict[str, object]) -> None:
         print(f"{outcome.get('outcome', 'not finished')}: {outcome.get('reason', 'no reason recorded')}")
         return
     print(outcome["says"])
-    if "remark" in outcome:
-        print(outcome["remark"])
     for name, value in sorted(told.telling(told.final(outcome)).items()):
         print(f"  {name.removeprefix('final/')} {value:.4g}")

@@ -22,7 +22,6 @@ from torch import Tensor
 from raydiff import seeding
 from raydiff.data import entangled
 from raydiff.data.records import Records
-from raydiff.later import later
 
 TEN_CLASSES = (0, 1, 6, 7, 9)
 """PFDM's first cluster of the ten digits; the second is 2, 3, 4, 5, 8."""
@@ -54,7 +53,7 @@ class Dirichlet:
 
     alpha: float = 0.5
     """Concentration: near 0 each class goes to one client, at infinity the clients are alike."""
-    balanced: bool = later(False)
+    balanced: bool = False
     """A client that has its equal share of all records, or more, gets none of the classes that come after, as in
     NIID-Bench (arXiv 2102.02079) and others. Labels are then public."""
 

@@ -23,7 +23,6 @@ from raydiff.evaluation.metrics import METRICS, Drawn
 from raydiff.evaluation.quality import distances, downstream, features, inception
 from raydiff.evaluation.quality.coverage import NEIGHBOURS
 from raydiff.federated.method import Deployed, Metrics
-from raydiff.later import later
 from raydiff.tree import Params
 
 GRID_COLUMNS = 2
@@ -56,7 +55,7 @@ class Evaluation:
     downstream: tuple[str, ...] = ()
     """Classifiers (linear, mlp, cnn, resnet18, lenet) that are trained on samples, and tested on real records at the
     end."""
-    ceiling: bool = later(True)
+    ceiling: bool = True
     """Train each of them on the client's own records too, as many as it has: what it makes of real ones."""
     per_class: int | None = None
     """Samples of each class that they are trained on; none: those that the distances are measured of."""
@@ -71,9 +70,9 @@ class Evaluation:
     labels."""
     attacks: tuple[str, ...] = ("pia", "sima")
     """Membership attacks on denoisers: any of loss, pia, pian, secmi, sima, or module:name from anywhere."""
-    metrics: tuple[str, ...] = later(tuple(METRICS))
+    metrics: tuple[str, ...] = tuple(METRICS)
     """What is measured (`metrics.METRICS`), or module:name from anywhere."""
-    split: Split = later("test")
+    split: Split = "test"
     """Whose records the final models are measured beside. validation: for a trial by which settings are chosen, which
     reads no test record: nothing is attacked, and downstream and memorization are left out."""
     clients: int | None = None

@@ -22,7 +22,6 @@ from raydiff.evaluation.table_audit import RowAudit
 from raydiff.experiment import overrides
 from raydiff.federated.bucket import Bucket, is_bucket
 from raydiff.federated.heartbeat import FAR_S
-from raydiff.later import later
 from raydiff.methods import PFDM, Method
 from raydiff.models.d3pm import DiscreteDiffusion
 from raydiff.privacy.budget import Budget
@@ -31,8 +30,8 @@ from raydiff.report.files import KEYED, read_json
 
 @dataclass(frozen=True, kw_only=True)
 class Runtime:
-    """Where and how a trial runs. Nothing here changes its numbers, but `threads`, `vectorize`, `server_workers`,
-    `overcommit` and `round_deadline_s`."""
+    """Where and how a trial runs. Nothing here changes its numbers, but `threads`, `vectorize` and
+    `server_workers`."""
 
     pool: Literal["ray", "local"] = "ray"
     """ray: clients in actors; local: all in this process, one trial after the other."""
@@ -57,15 +56,10 @@ class Runtime:
     revive_s: float = 120.0
     """How long a dead worker may take to come back before the trial begins again after its last commit, and how long a
     trial waits for room on the nodes that are left before it goes on with fewer workers."""
-    overcommit: int = 0
-    """Clients drawn in each round beyond those needed: it is closed when as many uploads as without them have come."""
-    round_deadline_s: float | None = None
-    """Seconds after which a round is closed at the latest. Who is late is charged, and not aggregated. With it, or with
-    `overcommit`, numbers depend on the machine: both are part of the digest."""
-    budget: Budget | None = later(None)
+    budget: Budget | None = None
     """What all trials on the same data set may spend together in this storage folder (`--budget 10`); once a trial was
     charged to one, every trial on them is, asked or not, and what would overspend is refused."""
-    client_timeout_s: float = later(1800.0)
+    client_timeout_s: float = 1800.0
     """How long nothing may be heard of a worker that others wait for: no upload, no step of a training, no piece of a
     chain of samples. It is then killed, and its clients are asked again; four times in a row, then the trial fails.
     Well above the seconds of a step, and of the reading of the data."""
@@ -96,10 +90,6 @@ class Runtime:
             raise ValueError(f"revive_s must be > 0 and failures >= 0, got {self.revive_s} and {self.failures}")
         if not 5 <= self.client_timeout_s < math.inf:
             raise ValueError(f"client_timeout_s must be a number of seconds >= 5, got {self.client_timeout_s}")
-        if self.overcommit < 0:
-            raise ValueError(f"overcommit must be >= 0, got {self.overcommit}")
-        if self.round_deadline_s is not None and not 0 < self.round_deadline_s < math.inf:
-            raise ValueError(f"round_deadline_s must be a positive number or none, got {self.round_deadline_s}")
         if self.noise_secret is not None:
             try:
                 long_enough = len(bytes.fromhex(self.noise_secret)) >= 16
@@ -121,21 +111,6 @@ class Runtime:
                 f"client_timeout_s must be at least {4 * FAR_S:g} where storage is a bucket, to which signs of life "
                 f"are carried every {FAR_S:g} s: got {self.client_timeout_s:g}"
             )
-
-    @property
-    def races(self) -> bool:
-        """Whether a round may be closed before every upload has come, so that numbers depend on the machine."""
-        return self.overcommit > 0 or self.round_deadline_s is not None
-
-    @property
-    def remark(self) -> str:
-        """What a reader of the numbers has to know of it, else ""."""
-        if not self.races:
-            return ""
-        return (
-            "not repeatable: who is in time for a round depends on the machine (runtime.round_deadline_s, "
-            "runtime.overcommit); those asked and late are charged like the others"
-        )
 
     @property
     def worker_share(self) -> float:
@@ -193,30 +168,11 @@ class Experiment:
         drawn = self.in_a_round
         if not 1 <= self.min_clients <= drawn:
             raise ValueError(f"min_clients must be in 1..{drawn} (the clients in a round), got {self.min_clients}")
-        if self.runtime.overcommit > self.clients - drawn:
-            raise ValueError(
-                f"runtime.overcommit must be in 0..{self.clients - drawn} (the clients that a round leaves out), "
-                f"got {self.runtime.overcommit}"
-            )
         privacy = getattr(getattr(self.method, "averaging", None), "privacy", None)
-        if privacy is not None and privacy.trust == "aggregate":
-            self._check_shares(privacy.shares)
-        if self.runtime.races and privacy is not None and privacy.trust == "central":
+        if privacy is not None and privacy.trust == "aggregate" and privacy.shares > self.min_clients:
             raise ValueError(
-                "method.averaging.privacy.trust must be local with runtime.round_deadline_s or runtime.overcommit: the "
-                "server's noise is for a fixed number of uploads, and how many are in time may depend on the data"
-            )
-
-    def _check_shares(self, shares: int) -> None:
-        if self.runtime.races:
-            raise ValueError(
-                "method.averaging.privacy.trust must not be aggregate with runtime.round_deadline_s or "
-                "runtime.overcommit: an upload that comes late finds its masks taken off"
-            )
-        if not shares <= self.min_clients:
-            raise ValueError(
-                f"min_clients must be at least method.averaging.privacy.shares = {shares}, whose noise together is "
-                f"enough, got {self.min_clients}"
+                f"min_clients must be at least method.averaging.privacy.shares = {privacy.shares}, whose noise "
+                f"together is enough, got {self.min_clients}"
             )
 
     @property
@@ -231,21 +187,12 @@ class Experiment:
 
     @property
     def digest(self) -> str:
-        """16 hex digits over all that can change a number: the tree without where it runs and where the data lie.
-
-        A field that was added later (`later`) is left out at its default, so that digests on disk stay what they are.
-        """
-        tree = overrides.to_dict(self, whole=False)
-        tree["runtime"] = {"threads": self.runtime.threads}
-        if self.runtime.vectorize:
-            tree["runtime"]["vectorize"] = True
-        if self.runtime.server_workers > 1:
-            tree["runtime"]["server_workers"] = self.runtime.server_workers
-        if self.runtime.races:
-            tree["runtime"] |= {name: getattr(self.runtime, name) for name in ("overcommit", "round_deadline_s")}
+        """16 hex digits over all that can change a number: the tree without where it runs and where the data lie."""
+        tree = overrides.to_dict(self)
+        tree["runtime"] = {name: tree["runtime"][name] for name in ("threads", "vectorize", "server_workers")}
         tree["data"].pop("root")
-        if self.data.fitted_on == "all" or sources.is_known(self.data.name, self.data.labels):
-            tree["data"].pop("fitted_on")  # All was the only choice once, and where all is known it changes nothing.
+        if sources.is_known(self.data.name, self.data.labels):
+            tree["data"].pop("fitted_on")  # Nothing is fitted.
         if self.evaluation is not None:
             tree["evaluation"].pop("weights")  # There is one network of these weights, wherever its file lies.
         if tree["method"]["model"].get("digest"):  # A frozen model's digest says all but where it lies.

@@ -47,9 +47,8 @@ def planned(experiment: Experiment) -> Ledger:
     """What a resolved trial's clients will have sent after its last round, by what the method says beforehand."""
     method, clients = experiment.method, range(experiment.clients)
     sizes = [len(part) for part in shares(experiment, datasets.load(experiment.data))]
-    count = experiment.in_a_round + experiment.runtime.overcommit
     entries = [Entry(SETUP, i, event, 0) for i in clients if (event := setup_of(experiment)) is not None]
     for number in range(method.participating_rounds):
-        drawn = drawn_for(clients, count, experiment.seed, number)
+        drawn = drawn_for(clients, experiment.in_a_round, experiment.seed, number)
         entries += [Entry(number, i, method.upload_event(sizes[i], number), 0) for i in drawn]
     return Ledger(tuple(entries))

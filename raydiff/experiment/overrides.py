@@ -17,7 +17,6 @@ from typing import Any, Literal
 
 from raydiff import methods
 from raydiff.federated.method import Method
-from raydiff.later import counted, unsaid
 from raydiff.lookup import is_outside, nearest
 
 UNIONS = (types.UnionType, typing.Union)
@@ -27,12 +26,10 @@ SECRET = "RAYDIFF_NOISE_SECRET"
 # ---------------------------------------------------------------------------------------------- JSON and flat forms
 
 
-def to_dict(obj: Any, *, whole: bool = True) -> Any:
-    """JSON-ready tree; each dataclass carries its class name under "kind", of another package `module:Class`. Not
-    whole: without fields that came later and are at their default."""
+def to_dict(obj: Any) -> Any:
+    """JSON-ready tree; each dataclass carries its class name under "kind", of another package `module:Class`."""
     if dataclasses.is_dataclass(obj):
-        known = dataclasses.fields(obj) if whole else counted(obj)
-        fields = {f.name: to_dict(getattr(obj, f.name), whole=whole) for f in known}
+        fields = {f.name: to_dict(getattr(obj, f.name)) for f in dataclasses.fields(obj)}
         return {"kind": kind(type(obj)), **fields}
     return list(obj) if isinstance(obj, tuple) else obj
 
@@ -49,15 +46,14 @@ def kind(cls: type) -> str:
 def from_dict(data: Mapping[str, Any], declared: Any) -> Any:
     """The inverse of `to_dict`: an object of the declared class, or of one of a declared union.
 
-    A field that came later and is not there is as it was before. Raises ValueError on names that this version does not
-    know.
+    A field that is not there has its default. Raises ValueError on names that this version does not know.
     """
     known = {kind(c): c for c in _dataclasses_of(declared)}
     name = str(data.get("kind"))
     if name not in known and not (declared is Method and is_outside(name)):
         raise ValueError(f"unknown kind {data.get('kind')!r}; known here: {', '.join(known)}")
     cls = known.get(name) or methods.imported(name)
-    hints, values = typing.get_type_hints(cls), unsaid(cls)
+    hints, values = typing.get_type_hints(cls), dict[str, Any]()
     for name, value in data.items():
         if name == "kind":
             continue

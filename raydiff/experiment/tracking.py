@@ -262,8 +262,8 @@ class Mlflow(threading.Thread):
     def _attach(self, folder: Path) -> None:
         """Find or create the trial's run, log its config, and see how far MLflow has got."""
         digest, c = folder.name, self._client
-        tree = read_json(folder / "config.json", needs="method")
-        data = tree["data_digest"].removeprefix(KEYED)[:16] if "data_digest" in tree else None
+        tree = read_json(folder / "config.json", needs="data_digest")
+        data = tree["data_digest"].removeprefix(KEYED)[:16]
         params, found = flatten(tree), None
         if digest in self._runs:
             found = c.get_run(self._runs[digest])
@@ -274,12 +274,12 @@ class Mlflow(threading.Thread):
                 "raydiff.trial": digest,
                 "raydiff.kind": "trial",
                 "mlflow.parentRunId": self.parent,
-                **({"raydiff.data": data} if data else {}),
+                "raydiff.data": data,
                 **self.tags,
             }
             self._runs[digest] = c.create_run(self.experiment_id, run_name=told.run_name(tree), tags=tags).info.run_id
         run = self._runs[digest]
-        if data and not (found and found.inputs.dataset_inputs):
+        if not (found and found.inputs.dataset_inputs):
             of = tree["data"]["name"], data
             log_data(c, run, *of)
             if of not in self._data:

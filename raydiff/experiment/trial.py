@@ -91,8 +91,7 @@ def cut_short(folder: Path, outcome: str, **more: Any) -> None:
         about: dict[str, Any] = {"delta": experiment.method.delta, "accountant": experiment.method.accountant}
         about |= {"unit": None, "relation": None, "trust": "local", "clients": 0, "unprotected": (str(e),)}
         server = outsiders = Guarantee(epsilon=math.inf, **about)
-    says = _said(server, experiment)
-    end(folder, outcome, server=asdict(server), outsiders=asdict(outsiders), **says, **more)
+    end(folder, outcome, server=asdict(server), outsiders=asdict(outsiders), says=str(server), **more)
 
 
 def end(folder: Path, outcome: str, **more: Any) -> None:
@@ -250,8 +249,6 @@ def run(trial: Trial, pool: Pool, *, train: Train | None = None) -> Iterator[dic
         participation=trial.experiment.participation,
         participants=trial.experiment.participants,
         min_clients=trial.experiment.min_clients,
-        overcommit=trial.experiment.runtime.overcommit,
-        deadline_s=trial.experiment.runtime.round_deadline_s,
         public=public,
         setup=setup_of(trial.experiment),
         store=trial.store,
@@ -286,7 +283,8 @@ def _finish(trial: Trial, pool: Pool, progress: Progress, spent: Spent, *, log: 
     if experiment.evaluation is not None:
         final |= measurements.of_data(experiment, together=spent.bytes_up > 0)
         final |= measurements.of_models(experiment, pool, progress, final, artifacts=trial.folder / "artifacts")
-    final |= {name: count for name in ("clients/rejected", "clients/late") if (count := log.total(name))}
+    if rejected := log.total("clients/rejected"):
+        final["clients/rejected"] = rejected
     final["time/seconds"] = log.total("time/seconds") + time.perf_counter() - clock
     table = ledger.table(experiment.method.delta)
     columns = list(table[0]) if table else []
@@ -295,17 +293,10 @@ def _finish(trial: Trial, pool: Pool, progress: Progress, spent: Spent, *, log: 
         tables |= experiment.method.tables(progress.server)
     for name, (columns, rows) in tables.items():
         write_text(trial.folder / "artifacts" / f"{name}.json", sealed({"columns": columns, "data": rows}))
-    says = _said(server, experiment)
     if trial.owner is not None:
         trial.owner()
-    end(trial.folder, "finished", final=final, server=asdict(server), outsiders=asdict(outsiders), **says)
+    end(trial.folder, "finished", final=final, server=asdict(server), outsiders=asdict(outsiders), says=str(server))
     return final
-
-
-def _said(server: Guarantee, experiment: Experiment) -> dict[str, str]:
-    """The guarantee in words, and what else has to be said beside the numbers."""
-    remark = experiment.runtime.remark
-    return {"says": str(server), **({"remark": remark} if remark else {})}
 
 
 def guarantees(spent: Spent, experiment: Experiment) -> tuple[Guarantee, Guarantee]:

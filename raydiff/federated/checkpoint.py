@@ -11,8 +11,7 @@
 
 Every file appears whole or not at all (temporary file, then rename), but for the .jsonl, to which lines are added.
 Tensors and commits carry a digest of themselves (`seals`), and whoever reads one that is damaged, or misses one that a
-commit names, gets a ValueError that names the file. In folders from before 2026-11-22 there are no digests: such files
-are believed.
+commit names, gets a ValueError that names the file.
 """
 
 from __future__ import annotations
@@ -32,8 +31,7 @@ from raydiff.federated import seals
 from raydiff.federated.files import Overtaken, Shared, read_tensors, write_tensors, write_text
 from raydiff.federated.latest import Latest
 from raydiff.federated.remote import shared
-from raydiff.later import spelled
-from raydiff.privacy.ledger import SETUP, Entry, Ledger
+from raydiff.privacy.ledger import Ledger
 from raydiff.privacy.release import Event, Gaussian, Nothing, Release, already_private, event_from_dict, event_to_dict
 from raydiff.report.files import sealed, unsealed
 from raydiff.seeding import keyed_digest
@@ -70,7 +68,7 @@ class Store:
 
     def save_client(self, client: int, number: int, state: Params) -> None:
         """Keep a client's private state after a round (INITIAL: before the first). One that is there stays if the round
-        counts already: whoever is late, or was left over, does not change what a commit tells of."""
+        counts already: a process that had lost the trial does not change what a commit tells of."""
         write_tensors(self._numbered("clients", client, number), state, first=self._commit(number).exists())
         self._latest.kept(number)
 
@@ -78,7 +76,7 @@ class Store:
         """A client's latest state from a round earlier than `before`, or None. Raises ValueError where it is damaged,
         or where a commit tells of a later one.
 
-        One that no commit tells of is believed: it came late, or is older than these digests.
+        One that no commit tells of is believed: a process that had lost the trial may have written it.
         """
         found = self._latest.find(
             client,
@@ -144,8 +142,8 @@ class Store:
         return stored[0] if (stored := self._stored(client, number)) else None
 
     def load_sent(self, client: int, number: int) -> tuple[Release, dict[str, float], bool] | None:
-        """The same with the client's metrics (none where it was stored before 2026-11-22), and whether the state that
-        its round made is there, undamaged: a loss of power can take it and leave what was stored after it."""
+        """The same with the client's metrics, and whether the state that its round made is there, undamaged: a loss of
+        power can take it and leave what was stored after it."""
         if (stored := self._stored(client, number)) is None:
             return None
         release, note = stored
@@ -155,7 +153,7 @@ class Store:
                 read_tensors(self._here("clients", client, number))
             except (ValueError, FileNotFoundError):
                 whole = False
-        return release, note.get("metrics", {}), whole
+        return release, note["metrics"], whole
 
     def _stored(self, client: int, number: int) -> tuple[Release, dict[str, Any]] | None:
         try:
@@ -231,15 +229,8 @@ class Store:
         return numbers[-1], {k: v for k, v in record.items() if k not in ("states", "previous")}
 
     def ledger(self) -> Ledger:
-        """What the rounds that count have spent. Raises ValueError where it is not known: as `check` does, and where a
-        commit has entries of other rounds."""
-        entries: list[Entry] = []
-        for number, record in self._records():
-            added = Ledger.from_json(record["ledger"]).entries
-            if any(entry.round not in ((SETUP, 0) if number == 0 else (number,)) for entry in added):
-                raise ValueError(f"{self.root} was made by another version of raydiff: its commits have whole ledgers")
-            entries += added
-        return Ledger(tuple(entries))
+        """What the rounds that count have spent. Raises ValueError where it is not known, as `check` does."""
+        return Ledger(tuple(e for _, record in self._records() for e in Ledger.from_json(record["ledger"]).entries))
 
     def check(self) -> None:
         """Raises ValueError where a commit is missing, damaged, or another one than the next round followed."""
@@ -280,7 +271,7 @@ class Store:
     def cache_key(self, kind: str, secret: bytes, parts: tuple[object, ...]) -> str:
         """The name of a cached result that depends on `parts`, digests of records among them: keyed by the sweep's
         secret, for it is a file's name."""
-        return f"{kind}-{keyed_digest(secret, kind, spelled(parts))[:32]}"
+        return f"{kind}-{keyed_digest(secret, kind, repr(parts))[:32]}"
 
     def has_server(self, number: int) -> bool:
         """Whether the server's state after this round is there."""
@@ -296,7 +287,7 @@ class Store:
             if number != there:
                 raise ValueError(f"{self.root} has lost commit {number}: what it has spent is not known")
             record = seals.read_json(self._commit(number))
-            if record.get("previous", before) != before:  # Commits from before 2026-11-22 do not tell.
+            if record["previous"] != before:
                 raise ValueError(f"{self._commit(number - 1)} is damaged: it is not what round {number} followed")
             before = seals.digest(self._commit(number))
             yield number, record
@@ -312,9 +303,9 @@ class Store:
         return [last + 2] if lost or max(begun, default=0) > last + 1 else []
 
     def _states(self, number: int) -> dict[str, Any]:
-        """The digests that a commit carries; none where there is no such commit, or it is from before 2026-11-22."""
+        """The digests that a commit carries; none where there is no such commit."""
         path = self._commit(number)
-        return seals.read_json(path).get("states", {}) if path.exists() else {}
+        return seals.read_json(path)["states"] if path.exists() else {}
 
     def _whole(self, path: Path, said: str | None) -> Params:
         """A state that is there and undamaged, and the one that a commit told of (None: it told of none)."""

@@ -18,7 +18,6 @@ from raydiff.federated.heartbeat import beating
 from raydiff.federated.method import Deployed, Method, Metrics, Round, Upload, WithKinds, WithNewClients
 from raydiff.models.lockstep import in_step
 from raydiff.models.training import Diverged, fit_personal
-from raydiff.privacy.aggregate import Masks
 from raydiff.privacy.budget import covers
 from raydiff.privacy.release import Release, accountable
 from raydiff.seeding import NoiseStream
@@ -51,10 +50,6 @@ class Keys:
     """The noise secret: privacy noise. Never logged."""
     digest: str
     """The trial's config digest: no two trials share their privacy noise."""
-
-    def masks(self, number: int, participants: Sequence[int]) -> Masks:
-        """What these hide their uploads of a round under, where they do."""
-        return Masks(NoiseStream(self.secret, (self.digest, "masks", "round", number)), tuple(participants))
 
 
 Evaluate = Callable[[Deployed, Records, torch.Generator], Any]
@@ -113,9 +108,9 @@ class Client:
         self.instruments = instruments  # Without them the metrics of `local_update` stay here.
         self._at_hand = AtHand() if at_hand is None else at_hand  # Clients of one process share it.
 
-    def run(self, server: Params, number: int, among: Sequence[int] | None = None) -> tuple[Upload, Metrics]:
-        """This client's part of round `number`, in which `among` take part, itself included. Asked again for it, a
-        noised release is resent, not drawn again; for a round that counts already nothing is made: raises Overtaken."""
+    def run(self, server: Params, number: int) -> tuple[Upload, Metrics]:
+        """This client's part of round `number`. Asked again for it, a noised release is resent, not drawn again; for a
+        round that counts already nothing is made: raises Overtaken."""
         if self.store:
             self.store.check_open(number)
         if self.store and (stored := self.store.load_sent(self.number, number)):
@@ -125,9 +120,8 @@ class Client:
                 return self._upload(release), {**metrics, "upload/resent": 1.0}
         state = self._state_before(number)
         path = ("client", self.number, "round", number)
-        masks = None if among is None else self.keys.masks(number, among)
         rng = seeding.generator(self.keys.seed, *path)
-        rnd = Round(number, rng, self._noise(number), client=self.number, masks=masks)
+        rnd = Round(number, rng, self._noise(number))
         try:
             result = self.method.local_update(server, state, self.data, rnd)
         except Diverged as e:
@@ -271,9 +265,7 @@ def _gathered(results: Iterable[tuple[Upload, Metrics]], seconds: float) -> Iter
         yield some
 
 
-def run_clients(
-    clients: Sequence[Client], server: Params, number: int, among: Sequence[int] | None = None
-) -> Iterator[tuple[Upload, Metrics]]:
+def run_clients(clients: Sequence[Client], server: Params, number: int) -> Iterator[tuple[Upload, Metrics]]:
     """`Client.run` of each, in order; whoever sends the results has them noted before. One after the other; or, where
     they are to be vectorized, COHORT at a time in lock-step. Then the metric `cohort/size` says with how many a client
     trained, itself included; 1 is by itself."""
@@ -286,7 +278,7 @@ def run_clients(
         who = f"client {names[0]}" if len(names) == 1 else f"clients {names[0]} to {names[-1]}"
         folder, told = cohort[0].store.root if cohort[0].store else None, all(client.instruments for client in cohort)
         with beating(folder, who, number, turn=turn, turns=len(cohorts), began=began, loss=told):
-            runs = [functools.partial(client.run, server, number, among) for client in cohort]
+            runs = [functools.partial(client.run, server, number) for client in cohort]
             results = in_step(runs) if together else ((run(), []) for run in runs)
             first = next(results)  # All the work of a cohort is done before its first result.
         for (upload, metrics), sizes in itertools.chain([first], results):

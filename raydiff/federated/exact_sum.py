@@ -80,8 +80,7 @@ class ExactSum:
 
     @property
     def multiples(self) -> dict[str, Bits]:
-        """The sum in steps of the grid, leaf by leaf. What secure aggregation would mask: whole numbers, added modulo
-        2**64."""
+        """The sum in steps of the grid, leaf by leaf: whole numbers, added modulo 2**64."""
         if self.layout is None:
             return {}
         steps = self.layout.leaves(torch.from_numpy(self._whole() - self._offset()))

@@ -45,7 +45,7 @@ def read_tensors(path: Path) -> tuple[Params, str]:
     seals.check_tensors(path)
     try:
         with safe_open(str(path), framework="pt") as f:
-            return {k: aligned(f.get_tensor(k)) for k in f.keys()}, seals.note_of(path, f.metadata())  # noqa: SIM118
+            return {k: aligned(f.get_tensor(k)) for k in f.keys()}, seals.note_of(f.metadata())  # noqa: SIM118
     except SafetensorError as e:
         raise ValueError(f"{path} is damaged: {e}") from None
 

@@ -17,8 +17,7 @@ from torch import Tensor
 from raydiff.data.records import Records
 from raydiff.federated.form import Form
 from raydiff.models.training import Model, Training
-from raydiff.privacy.aggregate import Masks
-from raydiff.privacy.release import UNSEEN, Event, Release
+from raydiff.privacy.release import Event, NonPrivate, Release
 from raydiff.seeding import NoiseStream
 from raydiff.tree import Params
 
@@ -48,11 +47,6 @@ class Round:
     """Privacy noise of a client's upload in this round, or of what the server publishes (central trust)."""
     clients: int = 1
     """Clients of the federation, those that sit this round out included."""
-    client: int | None = None
-    """This participant's number; None: it is the server."""
-    masks: Masks | None = None
-    """What uploads of this round are hidden under where the server is to see their sum alone; None: nobody said who
-    takes part in it."""
 
 
 @dataclass(frozen=True)
@@ -101,8 +95,6 @@ class Mean:
     value: Params
     count: int
     """Uploads in it."""
-    clients: tuple[int, ...] = ()
-    """Whose they are, ascending."""
 
 
 @dataclass(frozen=True)
@@ -215,9 +207,9 @@ class Method(Protocol):
         """The client's part of a round ("client executes")."""
 
     def upload_event(self, records: int, number: int) -> Event:
-        """What a client with this many records reveals by its upload of round `number`, known before it is sent: what
-        a client that is late is charged. Never an event that reveals less than the upload's own."""
-        return UNSEEN
+        """What a client with this many records reveals by its upload of round `number`, known before it is sent: what a
+        budget is charged. Never an event that reveals less than the upload's own."""
+        return NonPrivate("uploads whose event the method does not state beforehand")
 
     def form(self, server: Params, examples: int, number: int) -> Form:
         """What the upload of a client with this many examples looks like in round `number`: any other one is rejected

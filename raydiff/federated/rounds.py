@@ -5,7 +5,6 @@ A unit test, `raydiff run` and the Tune trainable all consume the same generator
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +20,7 @@ from raydiff.federated.client import Client, Evaluate, Failed, Keys, noted, run_
 from raydiff.federated.exact_sum import Bits
 from raydiff.federated.heartbeat import beating
 from raydiff.federated.method import SERVER_ONLY, Mean, Method, Metrics, Round, Upload
-from raydiff.federated.sums import Desk, Late, Partial, Sent, partial_sum
+from raydiff.federated.sums import Desk, Partial, Sent, partial_sum
 from raydiff.models.training import TRAIN, Diverged, Train
 from raydiff.privacy.ledger import Ledger
 from raydiff.privacy.release import Event
@@ -30,16 +29,6 @@ from raydiff.tree import Params
 
 PER_CLIENT_METRICS = 32  # above this many participants only the means are recorded
 NAMED = 5  # rejected clients that the reason of a failed trial names
-
-
-@dataclass(frozen=True, kw_only=True)
-class Closing:
-    """When a round is closed though not every upload has come."""
-
-    enough: int
-    """Uploads that are waited for."""
-    seconds: float = math.inf
-    """How long they are, from the round's start."""
 
 
 class Pool(Protocol):
@@ -52,12 +41,7 @@ class Pool(Protocol):
     def run(self, ids: Sequence[int], server: Params, number: int) -> Iterator[tuple[Upload, Metrics]]:
         """`Client.run` of each."""
 
-    def race(
-        self, ids: Sequence[int], server: Params, number: int, closing: Closing
-    ) -> Iterator[tuple[Upload, Metrics] | Late]:
-        """`Client.run` of each that comes before the round is closed; the others are late."""
-
-    def sums(self, ids: Sequence[int], desk: Desk, closing: Closing | None) -> Iterator[Partial | Late]:
+    def sums(self, ids: Sequence[int], desk: Desk) -> Iterator[Partial]:
         """The sum of what `Client.run` of each sends, in parts that come in any order; of a method with a `summand`."""
 
     def evaluate(self, ids: Sequence[int], server: Params, number: int, split: str) -> Iterator[Any]:
@@ -67,15 +51,9 @@ class Pool(Protocol):
 class LocalPool:
     """All clients in this process: for tests, debugging and laptops."""
 
-    def __init__(
-        self,
-        clients: Sequence[Client],
-        evaluate: Callable[[str], Evaluate] | None = None,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, clients: Sequence[Client], evaluate: Callable[[str], Evaluate] | None = None) -> None:
         self._clients = {c.number: c for c in sorted(clients, key=lambda c: c.number)}
-        self._evaluate, self._clock = evaluate, clock
+        self._evaluate = evaluate
         self._spare: list[Bits] = []
 
     @property
@@ -86,38 +64,11 @@ class LocalPool:
     def run(self, ids: Sequence[int], server: Params, number: int) -> Iterator[tuple[Upload, Metrics]]:
         """`Client.run` of each: all that take part."""
         clients = [self._clients[i] for i in ids]
-        yield from noted(clients, number, run_clients(clients, server, number, ids))
+        yield from noted(clients, number, run_clients(clients, server, number))
 
-    def race(
-        self, ids: Sequence[int], server: Params, number: int, closing: Closing
-    ) -> Iterator[tuple[Upload, Metrics] | Late]:
-        """`Client.run` of one after the other until enough have come or the time is up: the clock is looked at before
-        and after each, and who is late has had no turn, or not the time to end it."""
-        clients, start, came = [self._clients[i] for i in ids], self._clock(), 0
-        results = noted(clients, number, run_clients(clients, server, number, ids), alone=True)
-        for i in ids:
-            result = None
-            if came < closing.enough and self._clock() - start < closing.seconds:
-                result = next(results)
-            if result is None or self._clock() - start >= closing.seconds:
-                yield Late(i, len(self._clients[i].data))
-            else:
-                came += 1
-                yield result
-
-    def sums(self, ids: Sequence[int], desk: Desk, closing: Closing | None) -> Iterator[Partial | Late]:
-        """The sum of what `Client.run` of each sends, and who is late."""
-        asked, late = (ids, desk.server, desk.number), list[Late]()
-
-        def in_time() -> Iterator[tuple[Upload, Metrics]]:
-            for result in self.run(*asked) if closing is None else self.race(*asked, closing):
-                if isinstance(result, Late):
-                    late.append(result)
-                else:
-                    yield result
-
-        yield partial_sum(desk, in_time(), spare=self._spare)
-        yield from late
+    def sums(self, ids: Sequence[int], desk: Desk) -> Iterator[Partial]:
+        """The sum of what `Client.run` of each sends."""
+        yield partial_sum(desk, self.run(ids, desk.server, desk.number), spare=self._spare)
 
     def evaluate(self, ids: Sequence[int], server: Params, number: int, split: str) -> Iterator[Any]:
         """`Client.evaluate` of each, against a split that no client holds."""
@@ -156,8 +107,6 @@ def rounds(
     participation: float = 1.0,
     participants: int | None = None,
     min_clients: int = 1,
-    overcommit: int = 0,
-    deadline_s: float | None = None,
     public: Records | None = None,
     setup: Event | None = None,
     store: Store | None = None,
@@ -174,19 +123,12 @@ def rounds(
     An upload that `aggregate` cannot use is rejected: it is in the ledger, for it was sent, and the round goes on
     without it. Raises Failed where fewer than `min_clients` of a round's uploads are left.
 
-    With an `overcommit` so many more are drawn, and a round is closed when the number of uploads that would else be
-    drawn has come; with `deadline_s` after so many seconds at the latest. Who has not sent by then is late: not
-    aggregated, but in the ledger like everybody who was asked, for the upload may be on its way.
-
     `train` does the server's trainings, and those of clients in this process; default: this process. Without
     `instruments` the metrics of `aggregate` are left out; those of a client it keeps itself, where it is made so.
     """
     if not 0 < participation <= 1:
         raise ValueError(f"participation must be in (0, 1], got {participation}")
     count = participants or max(1, round(participation * len(pool.clients)))
-    closing = None
-    if overcommit or deadline_s is not None:
-        closing = Closing(enough=count, seconds=math.inf if deadline_s is None else deadline_s)
     first, server, ledger = 0, {}, Ledger()
     if store and (last := store.last_commit()):
         number, record = last
@@ -201,7 +143,7 @@ def rounds(
         committed = 0  # What was spent before round 0 (SETUP) is committed with it.
         server = method.init_server(public, seeding.generator(keys.seed, "server", "init"))
     for number in range(first, method.rounds):
-        drawn = drawn_for(pool.clients, count + overcommit, keys.seed, number)
+        drawn = drawn_for(pool.clients, count, keys.seed, number)
         ids = drawn if number < method.participating_rounds else []
         before = TRAIN.set(train)
         try:
@@ -214,7 +156,6 @@ def rounds(
                 keys=keys,
                 ids=ids,
                 min_clients=min_clients,
-                closing=closing,
                 instruments=instruments,
                 folder=store.root if store else None,
             )
@@ -238,7 +179,6 @@ def _round(
     keys: Keys,
     ids: Sequence[int],
     min_clients: int,
-    closing: Closing | None,
     instruments: bool,
     folder: Path | None,
 ) -> Progress:
@@ -246,68 +186,57 @@ def _round(
     heard = _Heard(min_clients if ids else 0)
     uploads: Any
     if desk.summand is not None:
-        uploads = heard.mean(desk, pool.sums(ids, desk, closing))
+        uploads = heard.mean(desk, pool.sums(ids, desk))
     else:
-        asked = ids, desk.server, number
-        uploads = heard.stream(desk, pool.run(*asked) if closing is None else pool.race(*asked, closing))
+        uploads = heard.stream(desk, pool.run(ids, desk.server, number))
     path = ("server", "round", number)
     rng, noise = seeding.generator(keys.seed, *path), NoiseStream(keys.secret, (keys.digest, *path))
     try:
         with beating(folder, "the server", number, began=time.time(), loss=instruments):
-            rnd = Round(number, rng, noise, desk.clients, masks=keys.masks(number, ids))
-            after, metrics, events = method.aggregate(server, uploads, rnd)
+            after, metrics, events = method.aggregate(server, uploads, Round(number, rng, noise, desk.clients))
     except Diverged as e:
         raise Failed("the server", number, str(e)) from None
     if desk.summand is None:
         for _ in uploads:  # Uploads that the method did not read were sent all the same, and are charged.
             pass
     told = sorted(heard.sent, key=lambda s: s.client)  # Sums come in any order.
-    rejected, late = heard.rejected, [x.client for x in heard.late]
+    rejected = heard.rejected
     metrics = {
         **_client_metrics([(s.client, s.metrics) for s in told if s.rejected is None]),
-        **_counted("rejected", rejected, len(ids)),
-        **_counted("late", late, len(ids)),
+        **_counted(rejected, len(ids)),
         **(metrics if instruments else {}),
     }
     spent = [(s.client, s.event, s.bytes) for s in told]
-    spent += [(x.client, method.upload_event(x.examples, number), 0) for x in heard.late]
-    ledger = ledger.with_uploads(number, sorted(spent, key=lambda s: s[0])).with_published(number, events)
+    ledger = ledger.with_uploads(number, spent).with_published(number, events)
     return Progress(number, after, ledger, metrics, rejected)
 
 
 class _Heard:
-    """Who has sent something in a round, and who is late; `aggregate` must not make a model of fewer than `enough`."""
+    """Who has sent something in a round; `aggregate` must not make a model of fewer than `enough`."""
 
     def __init__(self, enough: int) -> None:
         self.enough = enough
         self.sent: list[Sent] = []
-        self.late: list[Late] = []
 
     @property
     def rejected(self) -> dict[int, str]:
         """Why, by client."""
         return {s.client: s.rejected for s in sorted(self.sent, key=lambda s: s.client) if s.rejected is not None}
 
-    def stream(self, desk: Desk, results: Iterable[tuple[Upload, Metrics] | Late]) -> Iterator[Upload]:
+    def stream(self, desk: Desk, results: Iterable[tuple[Upload, Metrics]]) -> Iterator[Upload]:
         """The uploads, one by one. Raises Failed at the end where they are too few."""
         for came in results:
-            if isinstance(came, Late):
-                self.late.append(came)
-                continue
             upload, about = desk.check(*came)
             self.sent.append(about)
             if about.rejected is None:
                 yield upload
         self._check(desk.number)
 
-    def mean(self, desk: Desk, parts: Iterable[Partial | Late]) -> Mean:
+    def mean(self, desk: Desk, parts: Iterable[Partial]) -> Mean:
         """Of the uploads whose sum comes in parts. Raises Failed where they are too few."""
         whole = desk.partial()
         for part in parts:
-            if isinstance(part, Late):
-                self.late.append(part)
-            else:
-                whole.merge(part)
+            whole.merge(part)
         self.sent = whole.sent
         self._check(desk.number)
         return whole.mean
@@ -315,23 +244,22 @@ class _Heard:
     def _check(self, number: int) -> None:
         rejected = self.rejected
         if (good := len(self.sent) - len(rejected)) < self.enough:
-            raise Failed("the server", number, _too_few(good, self.enough, rejected, len(self.late)))
+            raise Failed("the server", number, _too_few(good, self.enough, rejected))
 
 
-def _too_few(good: int, wanted: int, rejected: Mapping[int, str], late: int) -> str:
+def _too_few(good: int, wanted: int, rejected: Mapping[int, str]) -> str:
     first = "; ".join(f"client {client}: {why}" for client, why in list(rejected.items())[:NAMED])
     more = f"; and {len(rejected) - NAMED} more" if len(rejected) > NAMED else ""
-    of = f"{good} of {good + len(rejected) + late} uploads can be used, fewer than min_clients = {wanted}"
-    why = [f"{first}{more}"] * bool(rejected) + [f"{late} came late"] * bool(late)
-    return f"{of} ({'; '.join(why)})" if why else of
+    of = f"{good} of {good + len(rejected)} uploads can be used, fewer than min_clients = {wanted}"
+    return f"{of} ({first}{more})" if rejected else of
 
 
-def _counted(what: str, clients: Collection[int], participants: int) -> Metrics:
-    """How many were rejected or late, where any was, and each of them where participants are few."""
-    if not clients:
+def _counted(rejected: Collection[int], participants: int) -> Metrics:
+    """How many were rejected, where any was, and each of them where participants are few."""
+    if not rejected:
         return {}
-    each = {f"client/{i}/{what}": 1.0 for i in clients} if participants <= PER_CLIENT_METRICS else {}
-    return {f"clients/{what}": float(len(clients)), **each}
+    each = {f"client/{i}/rejected": 1.0 for i in rejected} if participants <= PER_CLIENT_METRICS else {}
+    return {"clients/rejected": float(len(rejected)), **each}
 
 
 def drawn_for(clients: Sequence[int], count: int, seed: int, number: int) -> list[int]:

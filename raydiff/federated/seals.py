@@ -3,8 +3,6 @@ put back from elsewhere. Not against people: who can write a file can write its 
 
     JSON            the last field, sha256, is the digest of all bytes before it (`report.files`)
     safetensors     in the header's "seal": the digest of the whole file with zeros in its own place
-
-Files written before 2026-11-22 have neither, and are believed.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from raydiff.report.files import unsealed
+from raydiff.report.files import SEAL, unsealed
 
 _BLANK = b"0" * 64
 _START = b'{"__metadata__":{"seal":"{\\"sha256\\": \\"'  # The header begins so, after 8 bytes for its length.
@@ -26,13 +24,15 @@ _CHUNK = 2**20
 def read_json(path: Path) -> dict[str, Any]:
     """The fields of a JSON file, checked. Raises ValueError, which names the file, where it is damaged."""
     try:
-        fields = unsealed(path.read_text())
+        fields = unsealed(text := path.read_text())
     except (json.JSONDecodeError, UnicodeDecodeError) as e:
         raise ValueError(f"{path} is damaged: it is not valid JSON ({e})") from None
     except ValueError as e:
         raise ValueError(f"{path} is damaged: {e}") from None
     if not isinstance(fields, dict):
         raise ValueError(f"{path} is damaged: it is not a JSON object")
+    if not SEAL.search(text):
+        raise ValueError(f"{path} is damaged: it has no digest of itself")
     return fields
 
 
@@ -62,9 +62,9 @@ def seal_of(path: Path) -> str | None:
 
 
 def check_tensors(path: Path) -> None:
-    """Raises ValueError, which names the file, where a safetensors file is not what its seal says."""
+    """Raises ValueError, which names the file, where a safetensors file is not what its seal says, or has none."""
     if (said := seal_of(path)) is None:
-        return
+        raise ValueError(f"{path} is damaged: its header has no seal")
     found = hashlib.sha256()
     with path.open("rb") as f:
         found.update(f.read(_AT) + _BLANK)
@@ -75,13 +75,6 @@ def check_tensors(path: Path) -> None:
         raise ValueError(f"{path} is damaged: it is not what was written")
 
 
-def note_of(path: Path, metadata: Mapping[str, str] | None) -> str:
-    """The note in the metadata of a safetensors file that `check_tensors` let pass. Raises ValueError where only damage
-    explains what is there."""
-    if not metadata:
-        return ""
-    if "note" in metadata:  # Files from before 2026-11-22 always have one.
-        return metadata["note"]
-    if seal_of(path) is None:
-        raise ValueError(f"{path} is damaged: its header has no seal")
+def note_of(metadata: Mapping[str, str]) -> str:
+    """The note in the metadata of a safetensors file that `check_tensors` let pass."""
     return str(json.loads(metadata["seal"])["note"])

@@ -22,15 +22,6 @@ from raydiff.tree import Params
 
 
 @dataclass(frozen=True)
-class Late:
-    """A client whose upload had not come when the round was closed. It may still send it."""
-
-    client: int
-    examples: int
-    """Its number of records."""
-
-
-@dataclass(frozen=True)
 class Sent:
     """What is known of an upload beside its value."""
 
@@ -62,8 +53,7 @@ class Partial:
         """Raises ValueError where the weights of its uploads add up to nothing."""
         if not self.total.count:
             return Mean({}, 0)
-        clients = tuple(sorted(s.client for s in self.sent if s.rejected is None))
-        return Mean(self.total.over(self.weight), self.total.count, clients)
+        return Mean(self.total.over(self.weight), self.total.count)
 
 
 class Desk:

@@ -81,16 +81,16 @@ class Averaging:
             raise ValueError(f"beta1 and beta2 must be in [0, 1), got {self.beta1} and {self.beta2}")
         if self.privacy is not None and self.privacy.trust == "central" and self.weights != "uniform":
             raise ValueError("weights must be uniform where the server adds the noise (privacy.trust = central)")
-        if self.hidden and self.weights != "uniform":
-            raise ValueError("weights must be uniform where the server sees the sum alone (privacy.trust = aggregate)")
+        if self.secure_aggregation and self.weights != "uniform":
+            raise ValueError("weights must be uniform where the server sees only the sum (privacy.trust = aggregate)")
         if self.max_update_norm is not None and not 0 < self.max_update_norm < math.inf:
             raise ValueError(f"max_update_norm must be a positive number or none, got {self.max_update_norm}")
         if self.max_update_norm is not None and self.privacy is not None:
             raise ValueError("max_update_norm must be none where privacy is given: its clip bounds updates already")
 
     @property
-    def hidden(self) -> bool:
-        """Whether updates are whole numbers under masks, and the server sees their sum alone."""
+    def secure_aggregation(self) -> bool:
+        """Whether uploads are whole numbers with shares of noise, and the server is taken to see only their sum."""
         return self.privacy is not None and self.privacy.trust == "aggregate"
 
     def release(self, update: Params, rnd: Round, *, rounds: int) -> Release:
@@ -99,7 +99,7 @@ class Averaging:
         if self.privacy is None:
             return disclose(update, AS_THEY_ARE, copy=False)
         assert rnd.noise is not None  # A client's round always has a noise stream.
-        return self.privacy.release(update, rounds=rounds, noise=rnd.noise, client=rnd.client, masks=rnd.masks)
+        return self.privacy.release(update, rounds=rounds, noise=rnd.noise)
 
     def upload_event(self, *, rounds: int) -> Event:
         """The event of any update's release."""
@@ -107,14 +107,14 @@ class Averaging:
 
     def form(self, before: Tensors) -> Form:
         """What an update of the parameters `before` looks like: like them, and not too long, unless they are all 0."""
-        if self.hidden:
+        if self.secure_aggregation:
             return Form({k: Leaf(tuple(v.shape), torch.int32) for k, v in before.items()})
         longest = self.max_update_norm * tree.norm(before) if self.max_update_norm is not None else 0.0
         return form_of(before, longest=longest or math.inf)
 
     def summand(self, before: Tensors, *, rounds: int) -> Summand:
         """How updates of the parameters `before` are averaged, and how large they may be."""
-        if self.hidden:
+        if self.secure_aggregation:
             return Summand("uniform", 2.0 ** (BITS - 1))
         if self.privacy is None:
             size = TIMES * max(1.0, tree.largest(before))
@@ -130,7 +130,7 @@ class Averaging:
         if self.privacy is None or self.privacy.trust == "local":
             return mean.value, []
         if self.privacy.trust == "aggregate":
-            return self.privacy.revealed(mean.value, arrived=mean.clients, rounds=rounds, masks=rnd.masks), []
+            return self.privacy.decode(mean.value, count=mean.count, rounds=rounds), []
         assert rnd.noise is not None  # The server's round always has a noise stream.
         value, event = self.privacy.publish(mean.value, count=mean.count, rounds=rounds, noise=rnd.noise)
         return value, [event]
@@ -238,7 +238,7 @@ class Averaged(Method, Protocol):
         """The server's optimiser takes one step along the clients' mean update."""
         mean, events = self.averaging.publish(uploads, rnd, rounds=self.rounds)
         moments, before = f"{SERVER_ONLY}/averaging", {k: server[k] for k in mean}
-        if self.averaging.hidden:  # Whole numbers have become float64s.
+        if self.averaging.secure_aggregation:  # Whole numbers have become float64s.
             mean = {k: v.to(before[k].dtype) for k, v in mean.items()}
         after, moved = self.averaging.step(before, mean, tree.under(moments, server))
         return {**server, **after, **tree.prefixed(moments, moved)}, {"server/update_norm": tree.norm(mean)}, events

@@ -31,7 +31,6 @@ from raydiff import tree
 from raydiff.data.records import Records
 from raydiff.federated.form import Form
 from raydiff.federated.method import SERVER_ONLY, LocalResult, Mean, Metrics, Round
-from raydiff.later import later
 from raydiff.lookup import check_one_of
 from raydiff.methods._averaging import Averaged, Averaging
 from raydiff.models.d3pm import DiscreteDiffusion
@@ -70,9 +69,9 @@ class DPSGD(Averaged):
     """Privacy budget of one record, all rounds together; None: none, and no noise unless `noise_multiplier` says so."""
     delta: float = 1e-5
     """The delta that goes with it."""
-    relation: Neighbours = later("zero_out")
+    relation: Neighbours = "zero_out"
     """What the epsilon speaks of: a record that counts or not (zero_out), or one in another's place (replace_one)."""
-    accountant: Literal["pld", "rdp"] = later("pld", before="rdp")
+    accountant: Literal["pld", "rdp"] = "pld"
     """Which bound turns the noise into an epsilon; rdp adds up to a tenth more noise, and has none for replace_one."""
     noise_multiplier: float | None = None
     """sigma. Default: the smallest within the budget; a given one must be too."""

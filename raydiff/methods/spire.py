@@ -41,7 +41,6 @@ from torch import Tensor
 from raydiff import tree
 from raydiff.data.records import Records
 from raydiff.federated.method import Deployed, LocalResult, Round, Sampler, Target
-from raydiff.later import later
 from raydiff.methods._averaging import Averaged, Averaging, deployed
 from raydiff.models.ddpm import DDPM, Sampling
 from raydiff.models.k_means import k_means
@@ -75,7 +74,7 @@ class SPIRE(Averaged):
     """How a client that joins later fits its embedding."""
     sampling: Sampling = Sampling()
     """The chain from T to 0."""
-    embeddings: int = later(1)
+    embeddings: int = 1
     """Embeddings of a client that joins later, one for each cluster of its pictures."""
 
     def __post_init__(self) -> None:

@@ -21,7 +21,6 @@ import torch
 from torch import Tensor, nn
 
 from raydiff import lookup
-from raydiff.later import later
 from raydiff.models.functional import fresh, stateless
 from raydiff.models.networks import MLP, UNet
 from raydiff.tree import Params
@@ -87,11 +86,11 @@ class DDPM:
     """Condition on the data's labels; false: on none of them."""
     embedding: bool = False
     """A vector of the client beside the time embedding, among the parameters as `networks.CLIENT`; SPIRE sets it."""
-    prediction: Prediction = later("epsilon")
+    prediction: Prediction = "epsilon"
     """What the network gives: the noise z (epsilon), the picture x_0, sqrt(abar) z - sqrt(1 - abar) x_0 (v: Salimans
     & Ho 2022, arXiv 2202.00512, appendix D), or F of EDM's preconditioning (edm: Karras et al. 2022, Table 1; t is
     drawn uniformly as for the others). `predict` and the denoiser give the noise in each case."""
-    sigma_data: float = later(0.5)
+    sigma_data: float = 0.5
     """Standard deviation of the data's pixels, of which EDM's preconditioning is made; at 1 it is v up to sign. A
     public number."""
     precision: Precision = "float32"

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from raydiff import tree
-from raydiff.later import later
 from raydiff.models.ddpm import DDPM, device
 from raydiff.models.optimizers import adamw_step, sgd_step
 from raydiff.tree import Params
@@ -76,15 +75,15 @@ class Training:
     """adamw or sgd."""
     decay: Decay = "cosine"
     """Of the learning rate over all steps: to zero along a cosine, or constant."""
-    epochs: int | None = later(None)
+    epochs: int | None = None
     """Passes over the records in all: epochs * ceil(records / batch) steps; where given, `steps` is not used."""
-    momentum: float = later(0.0)
+    momentum: float = 0.0
     """Of sgd: v <- momentum * v + gradient, and a step goes along v; it starts anew where the optimiser does."""
-    replacement: bool = later(True)
+    replacement: bool = True
     """Draw each batch from all records; false: each pass takes every record once, in a random order of its own, and its
     last batch is what is left. A training that is continued, or another round's, begins a new pass."""
 
-    ema: float = later(0.0)
+    ema: float = 0.0
     """Decay per step of a moving average of the weights, with which a whole training ends in place of its last weights;
     the average of the first k steps decays by (1 + k) / (10 + k) where that is less."""
 

@@ -1,8 +1,12 @@
-"""Secure aggregation with distributed noise: the server learns the sum of a round's updates, and nothing else of them.
+"""Distributed discrete Gaussian noise: the server learns the sum of a round's updates, and nothing else of them.
 
-Each participant clips its whole update, scales it to whole numbers, adds its own share of noise, and hides the result
-under masks; of the sum of all the server takes the masks off. The noise of `shares` participants together is the full
-noise (Kairouz, Liu & Steinke 2021, "The Distributed Discrete Gaussian Mechanism", arXiv 2102.06387).
+Each participant clips its whole update, scales it to whole numbers and adds its own share of noise. The noise of
+`shares` participants together is the full noise (Kairouz, Liu & Steinke 2021, "The Distributed Discrete Gaussian
+Mechanism", arXiv 2102.06387).
+
+Trust model: secure aggregation (Bonawitz et al. 2017, arXiv 1611.04482). The server is taken to see only the sum modulo
+2^32, which is all that the epsilon covers. Key agreement and masking are not simulated: the server's process handles
+single uploads, and each of them lies in the storage folder with one share of noise.
 
 Privacy. Let x be a client's d whole numbers, ||x|| <= B, and the entries of each share N_Z(0, sigma^2): P(z)
 proportional to exp(-z^2 / (2 sigma^2)). Replacing the client moves the sum by 2 B at most. With m shares its Renyi
@@ -13,18 +17,11 @@ post-processing. Nothing is claimed of the trade-off curve.
 
 Sensitivity. Entries are rounded at random, unbiased, and again until ||x|| <= B, where B^2 = c^2 + d / 4 + c + sqrt(d)
 / 2 of the scaled clip c: at least 1 - exp(-1/2) of all roundings are (Theorem 1 there, beta = exp(-1/2)).
-
-Masks (Bonawitz et al. 2017, arXiv 1611.04482). Each participant adds words of a seed of its own, and for each other one
-words of a seed that both have, which one adds and the other takes off. What leaves it is uniform modulo 2^32 whatever
-its update is. Of who has sent the server is told the own seeds, of who has not the seeds shared with those who have:
-never both of one. This is the protocol's arithmetic in a simulation: seeds come from the sweep's secret, no keys are
-exchanged, seeds are not shared out among the clients, and no message is authenticated.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,39 +47,6 @@ WRAPS = 2.0**-40
 """Probability that any entry of a round's sum wraps around, at most; it would cost no privacy, but the model."""
 
 Whole = np.ndarray[Any, np.dtype[np.int64]]
-Words = np.ndarray[Any, np.dtype[np.uint32]]
-
-
-@dataclass(frozen=True)
-class Masks:
-    """What the updates of a round are hidden under."""
-
-    seeds: NoiseStream
-    """Of this round, and of nothing else."""
-    participants: tuple[int, ...]
-    """Who was asked for an update."""
-
-    def hiding(self, client: int, size: int) -> Words:
-        """(size,): what this participant adds to its numbers."""
-        others = (other for other in self.participants if other != client)
-        return sum((self._shared(client, other, size) for other in others), self._own(client, size))
-
-    def left(self, arrived: Collection[int], size: int) -> Words:
-        """(size,): the sum of what these have added. Seeds that two of them share have cancelled, and stay secret."""
-        missing = [client for client in self.participants if client not in arrived]
-        total = np.zeros(size, np.uint32)
-        for client in arrived:
-            total += self._own(client, size)
-            for other in missing:
-                total += self._shared(client, other, size)
-        return total
-
-    def _own(self, client: int, size: int) -> Words:
-        return self.seeds.words(size, "own", client)
-
-    def _shared(self, client: int, other: int, size: int) -> Words:
-        words = self.seeds.words(size, "shared", *sorted((client, other)))
-        return words if client < other else -words
 
 
 @dataclass(frozen=True)
@@ -143,32 +107,28 @@ class Encoding:
         return discrete_gaussian(self.sigma, self.size, noise.generator("share"))
 
 
-def hidden(update: Tensors, encoding: Encoding, *, client: int, masks: Masks, noise: NoiseStream) -> Params:
-    """What a participant sends: its clipped update in steps, its share of noise and its masks, modulo 2^32, as int32
-    leaves of the same shapes."""
-    if client not in masks.participants:
-        raise ValueError(f"client {client} takes no part in this round, whose masks are for {list(masks.participants)}")
-    encoding.check_room(len(masks.participants))
+def encode(update: Tensors, encoding: Encoding, noise: NoiseStream) -> Params:
+    """A participant's upload: its clipped update in steps plus its share of noise, modulo 2^32, as int32 leaves of the
+    same shapes."""
     x = torch.cat([update[k].detach().double().reshape(-1) for k in sorted(update)]).cpu().numpy()
     steps = encoding.rounded(x, noise) + encoding.share(noise)
-    words = steps.astype(np.uint32) + masks.hiding(client, encoding.size)
-    return _leaves(torch.from_numpy(words.view(np.int32)), update)
+    return _leaves(torch.from_numpy(steps.astype(np.int32)), update)
 
 
-def revealed(mean: Tensors, encoding: Encoding, *, arrived: Collection[int], masks: Masks) -> Params:
-    """The mean update, in float64, of those who have `arrived`; `mean` is that of what they sent, as it is.
+def decode(mean: Tensors, encoding: Encoding, count: int) -> Params:
+    """The mean update, in float64, from the mean of `count` uploads.
 
-    Raises ValueError where these are fewer than `shares`: their noise is too little, and no mask is taken off.
+    Raises ValueError where `count` is below `shares`, whose noise the ledger states, or their sum may wrap around.
     """
-    if len(arrived) < encoding.shares or not set(arrived) <= set(masks.participants):
+    if count < encoding.shares:
         raise ValueError(
-            f"{len(arrived)} of {len(masks.participants)} participants have sent their update, and privacy.shares = "
-            f"{encoding.shares} are needed for the noise: what they sent stays hidden"
+            f"{count} uploads of the round can be used, fewer than privacy.shares = {encoding.shares}: their sum has "
+            "too little noise. Give a larger min_clients or fewer shares"
         )
-    total = torch.cat([mean[k].double().reshape(-1) for k in sorted(mean)]).mul(len(arrived)).round().to(torch.int64)
-    words = total.numpy().astype(np.uint32) - masks.left(arrived, encoding.size)
-    steps = torch.from_numpy(words.view(np.int32)).double()
-    return _leaves(steps / (encoding.scale * len(arrived)), mean)
+    encoding.check_room(count)
+    total = torch.cat([mean[k].double().reshape(-1) for k in sorted(mean)]).mul(count).round().to(torch.int64)
+    steps = torch.from_numpy(total.numpy().astype(np.int32)).double()
+    return _leaves(steps / (encoding.scale * count), mean)
 
 
 def size_of(update: Tensors) -> int:

@@ -3,8 +3,8 @@
 Unit: all records of one client, replaced by any others. Each client's update is clipped to a norm as a whole; then
 either the client adds the noise itself (local trust: it holds against the server), or the server, which is trusted with
 the clipped updates, adds it to their sum (central trust: it holds against everybody else, the other clients included),
-or every client adds a share of it and hides its update from the server, which sees the sum alone (aggregate trust: it
-holds against the server, too, as long as `shares` of the participants keep their noise to themselves: see `aggregate`).
+or every client adds a share of it, and the server is taken to see only the sum (aggregate trust, the trust model of
+secure aggregation: see `aggregate`; it holds as long as `shares` of the participants keep their noise to themselves).
 
 Deviations: no amplification by sampling clients, since a server sees who takes part and rounds have fixed counts; the
 relation is replace-one, for the number of clients is public. Under local and aggregate trust so is each client's number
@@ -14,14 +14,12 @@ of records, which the server sees: it is declared in the event.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from raydiff.later import later
 from raydiff.lookup import check_one_of
 from raydiff.privacy import accountants, aggregate
-from raydiff.privacy.aggregate import Encoding, Masks
+from raydiff.privacy.aggregate import Encoding
 from raydiff.privacy.release import (
     DiscreteGaussian,
     Event,
@@ -53,8 +51,8 @@ class ClientPrivacy:
     """Norm to which an update is clipped. A public number: never take it from private data."""
     trust: Trust = "local"
     """local: clients add the noise; central: the server does, once per round, to the sum; aggregate: clients add a
-    share of it each, and the server sees the sum alone."""
-    shares: int | None = later(None)
+    share of it each, and the server is taken to see only the sum."""
+    shares: int | None = None
     """Under aggregate trust: how many of a round's participants have all of the noise together. A round with fewer
     fails. With more of them the sum has more noise, and so many may drop out, or tell the server their noise."""
 
@@ -72,7 +70,7 @@ class ClientPrivacy:
                 f"noise), got {'none' if self.shares is None else self.shares}"
             )
         elif self.epsilon == math.inf:
-            raise ValueError("epsilon must be a number under trust = aggregate, whose masks need noise; got inf")
+            raise ValueError("epsilon must be a number under trust = aggregate; got inf")
 
     def std(self, rounds: int) -> float:
         """Standard deviation of each round's noise, on one update (local) or on their sum (central, and aggregate: of
@@ -86,21 +84,10 @@ class ClientPrivacy:
         """The one that has a theorem of this noise: the tightest."""
         return "rdp" if self.trust == "aggregate" else "exact"
 
-    def release(
-        self,
-        update: Params,
-        *,
-        rounds: int,
-        noise: NoiseStream,
-        client: int | None = None,
-        masks: Masks | None = None,
-    ) -> Release:
-        """What a client sends; under aggregate trust `masks` are the round's."""
+    def release(self, update: Params, *, rounds: int, noise: NoiseStream) -> Release:
+        """What a client sends."""
         if self.trust == "aggregate":
-            if client is None or masks is None:
-                raise ValueError("under trust = aggregate a client has to know who it is, and who else takes part")
-            clipped, encoding = clipped_update(update, self.clip), self._encoding(update, rounds)
-            value = aggregate.hidden(clipped, encoding, client=client, masks=masks, noise=noise)
+            value = aggregate.encode(clipped_update(update, self.clip), self._encoding(update, rounds), noise)
             return already_private(value, self.upload_event(rounds), copy=False)
         if self.trust == "local":
             return gaussian_update(update, clip=self.clip, std=self.std(rounds), noise=noise)
@@ -113,11 +100,9 @@ class ClientPrivacy:
         ratio, kind = self.std(rounds) / (2 * self.clip), DiscreteGaussian if self.trust == "aggregate" else Gaussian
         return kind(ratio, "client", "replace_one", self.trust, declared=("examples",))
 
-    def revealed(self, mean: Tensors, *, arrived: Collection[int], rounds: int, masks: Masks | None) -> Params:
-        """The mean update under aggregate trust, in float64, from that of what these clients have sent."""
-        if masks is None:
-            raise ValueError("under trust = aggregate the server has to know who was asked for an update")
-        return aggregate.revealed(mean, self._encoding(mean, rounds), arrived=arrived, masks=masks)
+    def decode(self, mean: Tensors, *, count: int, rounds: int) -> Params:
+        """The mean update under aggregate trust, in float64, from the mean of `count` uploads."""
+        return aggregate.decode(mean, self._encoding(mean, rounds), count)
 
     def _encoding(self, update: Tensors, rounds: int) -> Encoding:
         assert self.shares is not None  # It is given under aggregate trust.

@@ -35,10 +35,11 @@ Unit = Literal["example", "client"]
 Relation = Literal["replace_one", "zero_out", "add_remove"]
 """What neighbours differ in. zero_out: a unit counts, or nothing does in its place, so that their number may be public
 (Kairouz et al. 2021, arXiv 2103.00039, Definition 1.1; Ponomareva et al. 2023, arXiv 2303.00654). add_remove:
-one more or fewer, so that their number is not public; DP-SGD's events in older sweeps say so."""
+one more or fewer, so that their number is not public."""
 Trust = Literal["local", "central", "aggregate"]
 """Whom the noise holds against. local: the server too, for clients add it. central: all but the server, which adds it.
-aggregate: the server too, which sees sums of clients' values alone, each with a share of the noise (`aggregate`)."""
+aggregate: the server too, which is taken to see only sums of clients' values, each with a share of the noise
+(`aggregate`)."""
 
 
 @dataclass(frozen=True)
@@ -114,8 +115,6 @@ def event_from_dict(data: dict[str, Any]) -> Event:
     return event
 
 
-UNSEEN = NonPrivate("what came late, by a method that cannot say what it is")
-"""The event of a late upload whose method cannot tell its cost beforehand: the client may have sent anything."""
 UNACCOUNTED = NonPrivate("what is no release of local trust")
 """The event of a client that sent something which no ledger can take."""
 ROUNDING = 1e-5

@@ -1,7 +1,7 @@
 """The JSON files of a sweep, as anybody may read them: configs, outcomes, lines of metrics.
 
 Their last field, sha256, is the digest of all bytes before it: a flipped bit, a digit that was edited. Not against
-people: who can write a file can write its digest. Files written before 2026-11-24 have none, and are believed.
+people: who can write a file can write its digest. A file that somebody wrote by hand has none, and is believed.
 """
 
 from __future__ import annotations

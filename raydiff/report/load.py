@@ -129,7 +129,6 @@ def _run(folder: Path) -> Row:
         guarantee = end.get(view) or _so_far(view, lines, config, behind=behind)
         row |= {f"{view}/{k}": ", ".join(v) if isinstance(v, list) else v for k, v in guarantee.items()}
     row |= {f"final/{k}": v for k, v in (end.get("final") or ({} if behind else _spent(lines))).items()}
-    row |= {"outcome/remark": end["remark"]} if "remark" in end else {}
     return row | {f"last/{k}": v for line in lines for k, v in line.items() if k.startswith("validation/")}
 
 
@@ -147,10 +146,9 @@ def _so_far(view: str, lines: Sequence[Row], config: Row, *, behind: bool) -> Ro
     last = lines[-1] if lines else {}
     if view in last and not behind:
         return dict(last[view])
-    of = dict.fromkeys(("unit", "relation", "trust", "declared", "unprotected"))  # lines before 2026-11-22 do not say
+    of = dict.fromkeys(("unit", "relation", "trust", "declared", "unprotected"))
     about = {"delta": config.get("method.delta"), "accountant": config.get("method.accountant")}
-    epsilon = math.inf if behind else last.get(f"privacy/epsilon_{view}")
-    return {"epsilon": epsilon, **about, **of, **({"unprotected": [UNTOLD]} if behind else {})}
+    return {"epsilon": math.inf if behind else None, **about, **of, **({"unprotected": [UNTOLD]} if behind else {})}
 
 
 # -------------------------------------------------------------------------------------------------- the files

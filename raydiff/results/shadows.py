@@ -6,8 +6,7 @@ that training alone; else it is the whole protocol: of a client's own model with
 were, of the shared model with every client's records halved, and each non-member dealt to a client that has its class.
 
 A shadow is kept in the sweep's cache, and so are its statistics, by the digest of all that they depend on: whoever
-trains it, here or on a cluster, and when. It is trained on records of clients, so nothing of it is private. A round
-deadline and over-commit are left out: who is drawn for a shadow's round is in time.
+trains it, here or on a cluster, and when. It is trained on records of clients, so nothing of it is private.
 """
 
 from __future__ import annotations

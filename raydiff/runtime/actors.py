@@ -32,8 +32,7 @@ from raydiff.federated.exact_sum import Bits
 from raydiff.federated.heartbeat import beating
 from raydiff.federated.method import Metrics, Upload
 from raydiff.federated.remote import shared
-from raydiff.federated.rounds import Closing
-from raydiff.federated.sums import Desk, Late, Partial, partial_sum
+from raydiff.federated.sums import Desk, Partial, partial_sum
 from raydiff.privacy.release import already_private
 from raydiff.runtime import gpu_memory, lost
 from raydiff.runtime.hung import Ear
@@ -78,9 +77,8 @@ class Worker:
         self._spare: list[Bits] = []
         self._messages: Iterator[Any] = iter(())
 
-    def host(self, trial: Trial, ids: Sequence[int], gpu: float) -> tuple[str, dict[int, int]]:
-        """Become the home of these clients of this trial: how this process is called, and how many records each has.
-        Raises `lost.GpuLost`."""
+    def host(self, trial: Trial, ids: Sequence[int], gpu: float) -> str:
+        """Become the home of these clients of this trial: how this process is called. Raises `lost.GpuLost`."""
         trial = away.arrived(trial)
         compute(trial.experiment)
         self._gpu, self._folder = gpu, trial.folder
@@ -94,7 +92,7 @@ class Worker:
             self._instruments = make_instruments(trial)
             self._clients = {c.number: c for c in make_clients(trial, ids)}
         self._trial, self._federation = trial.experiment.digest, trial.experiment.clients
-        return heartbeat.process(), {number: len(client.data) for number, client in self._clients.items()}
+        return heartbeat.process()
 
     def run(self, trial: str, ids: Sequence[int], server: Arrays, number: int, seconds: float) -> Iterator[Any]:
         """`Client.run` of each, streamed, in messages that are so old at least."""
@@ -102,27 +100,18 @@ class Worker:
         results = self._results(trial, ids, params, number, alone=not seconds)
         yield from _messages(results, seconds=seconds)
 
-    def race(self, trial: str, ids: Sequence[int], server: Arrays, number: int) -> Any:
-        """`Client.run` of the first; `more` gives the others, one at a time."""
-        results = self._results(trial, ids, tensors(server), number, alone=True)
-        self._messages = _messages(results, seconds=0.0)
-        return self.more(trial)
-
-    def sums(
-        self, trial: str, ids: Sequence[int], server: Arrays, number: int, seconds: float, among: Sequence[int]
-    ) -> Any:
+    def sums(self, trial: str, ids: Sequence[int], server: Arrays, number: int, seconds: float) -> Any:
         """The sum of what `Client.run` sends of as many as end within `seconds`, one at least; `more` gives that of the
-        others. `among` take part in the round, in this worker and in others."""
+        others."""
         clients, params = self._of(trial, ids), tensors(server)
         desk = Desk(clients[0].method, params, number, self._federation)
-        results = self._in_its_slice(ids, number, run_clients(clients, params, number, among))
+        results = self._in_its_slice(ids, number, run_clients(clients, params, number))
         folded = functools.partial(partial_sum, desk, results, spare=self._spare, store=clients[0].store)
         self._messages = (folded(seconds=seconds) for _ in ids)
         return self.more(trial)
 
     def more(self, trial: str) -> Any:
-        """The next message of what was asked for last. What nobody asks for is not computed: a round that is closed
-        leaves no work behind but that of the client whose turn it was."""
+        """The next message of what was asked for last. What nobody asks for is not computed."""
         if self._trial != trial:
             raise NotHosted(trial)
         return next(self._messages)
@@ -188,7 +177,6 @@ class RayPool:
         self.workers, self.trial, self.gpu = list(workers), trial, gpu
         self._clients = tuple(range(trial.experiment.clients))
         self._digest = trial.experiment.digest
-        self._records: dict[int, int] = {}
         self._ear = Ear(self.workers, trial.folder, trial.experiment.runtime)
         self._own_words = self._of_workers()
         self._sent = replace(trial, given=away.Given.of(trial.sweep))
@@ -199,7 +187,7 @@ class RayPool:
                 if not _has_its_nodes():
                     raise WorkersLost(f"worker {i} has had no node for {wait_s:g} s")
             try:
-                self._hosts(i, ray.get(ref))
+                self._ear.names[i] = ray.get(ref)
             except RayActorError:
                 self._revive(i)
 
@@ -220,47 +208,19 @@ class RayPool:
         for client, examples, value, event, metrics in self._stream(ids, ask):
             yield Upload(client, examples, already_private(tensors(value), event, copy=False)), metrics
 
-    def race(
-        self, ids: Sequence[int], server: Params, number: int, closing: Closing
-    ) -> Iterator[tuple[Upload, Metrics] | Late]:
-        """`Client.run` of each that comes before the round is closed; the others are late.
-
-        All that came is held until then, for it is given in the order of `ids`. A worker ends the client that it is at,
-        and is not asked for those that were to come after: the next round begins behind it.
-        """
-        if not ids:
-            return
-        ref, came = ray.put(arrays(server)), dict[int, Any]()
-        for message in self._arrivals(
-            ids, lambda w, part, _: w.race.remote(self._digest, part, ref, number), closing, _clients
-        ):
-            came |= {result[0]: result for result in message}
-        for client in ids:
-            if client in came:
-                _, examples, value, event, metrics = came[client]
-                yield Upload(client, examples, already_private(tensors(value), event, copy=False)), metrics
-            else:
-                yield Late(client, self._records[client])
-
-    def sums(self, ids: Sequence[int], desk: Desk, closing: Closing | None) -> Iterator[Partial | Late]:
+    def sums(self, ids: Sequence[int], desk: Desk) -> Iterator[Partial]:
         """The sum of what `Client.run` of each sends: one part of each worker, or more where its clients take long.
 
-        Where a round may be closed, and in a worker that has died, each client is a part by itself.
+        In a worker that has died, each client is a part by itself.
         """
         if not ids:
             return
-        ref, missing = ray.put(arrays(desk.server)), set(ids)
-        silence_s = self.trial.experiment.runtime.client_timeout_s
+        ref, seconds = ray.put(arrays(desk.server)), min(PART_S, self.trial.experiment.runtime.client_timeout_s / 4)
 
         def ask(worker: Any, part: list[int], deaths: int) -> Any:
-            seconds = 0.0 if closing or deaths else min(PART_S, silence_s / 4)
-            return worker.sums.remote(self._digest, part, ref, desk.number, seconds, list(ids))
+            return worker.sums.remote(self._digest, part, ref, desk.number, 0.0 if deaths else seconds)
 
-        everyone = Closing(enough=len(ids))
-        for part in self._arrivals(ids, ask, closing or everyone, _clients_of_part):
-            missing -= {sent.client for sent in part.sent}
-            yield part
-        yield from (Late(client, self._records[client]) for client in sorted(missing))
+        yield from self._arrivals(ids, ask)
 
     def evaluate(self, ids: Sequence[int], server: Params, number: int, split: str) -> Iterator[Any]:
         """`Client.evaluate` of each, against a split that no client holds."""
@@ -300,27 +260,17 @@ class RayPool:
             del parts[i][client]
             yield arrived[i].popleft()
 
-    def _arrivals(
-        self,
-        ids: Sequence[int],
-        ask: Callable[[Any, list[int], int], Any],
-        closing: Closing,
-        clients_of: Callable[[Any], set[int]],
-    ) -> Iterator[Any]:
-        """Messages as they come, in any order, until the round is closed. `ask` is told how often the worker has died
-        since its last message, `clients_of` tells whose results are in a message.
+    def _arrivals(self, ids: Sequence[int], ask: Callable[[Any, list[int], int], Any]) -> Iterator[Partial]:
+        """Partial sums as they come, in any order, until each client is in one. `ask` is told how often the worker has
+        died since its last message.
 
-        A worker that dies before is waited for, whatever the deadline, then asked for what has not arrived.
+        A worker that dies before is waited for, then asked for what has not arrived.
         """
-        deadline, came = time.monotonic() + closing.seconds, 0
         parts = self._dealt(ids)
         asked = {ask(self.workers[i], [*part], 0): i for i, part in parts.items()}
         deaths = dict.fromkeys(asked.values(), 0)
-        while asked and came < closing.enough:
-            left = max(0.0, deadline - time.monotonic())
-            ready = self._ear.first(asked, lambda i: self._at(parts[i], alone=deaths[i] > 0), left)
-            if ready is None:
-                break
+        while asked:
+            ready = self._ear.first(asked, lambda i: self._at(parts[i], alone=deaths[i] > 0))
             i = asked.pop(ready)
             try:
                 message = ray.get(ready)
@@ -332,14 +282,12 @@ class RayPool:
                 self._revive(i)
                 asked[ask(self.workers[i], [*parts[i]], deaths[i])] = i
                 continue
-            clients = clients_of(message)
-            for client in clients:
-                parts[i].pop(client, None)
-            came, deaths[i] = came + len(clients), 0
-            if parts[i] and came < closing.enough:
+            for sent in message.sent:
+                parts[i].pop(sent.client, None)
+            deaths[i] = 0
+            if parts[i]:
                 asked[self.workers[i].more.remote(self._digest)] = i
             yield message
-        self._ear.owed(asked)
 
     def _tell_lost(self, i: int) -> None:
         """A worker has died: say so where neither it nor `Ear` has."""
@@ -362,16 +310,12 @@ class RayPool:
             try:
                 left = max(0.1, deadline - time.monotonic())
                 hosting = self.workers[i].host.remote(self._sent, self._ids_of(i), self.gpu)
-                self._hosts(i, ray.get(hosting, timeout=left))
+                self._ear.names[i] = ray.get(hosting, timeout=left)
                 return
             except (RayActorError, ray.exceptions.GetTimeoutError):
                 time.sleep(0.2)  # Calls on an actor that is not back yet may fail at once.
                 if time.monotonic() >= deadline:
                     raise WorkersLost(f"worker {i} did not come back within {wait_s:g} s") from None
-
-    def _hosts(self, i: int, hosted: tuple[str, dict[int, int]]) -> None:
-        self._ear.names[i], records = hosted
-        self._records |= records
 
     def _at(self, clients: Mapping[int, None], *, alone: bool) -> str:
         """Where a worker is that has sent nothing yet of these: at the first, where it sends each `alone` as soon as it
@@ -400,16 +344,6 @@ def _has_its_nodes() -> bool:
     which nobody has started yet, answers nothing and fails at nothing."""
     group = ray.util.get_current_placement_group()
     return group is None or ray.util.placement_group_table(group)["state"] == "CREATED"
-
-
-def _clients(message: list[Any]) -> set[int]:
-    """Whose results are in a message of `race`."""
-    return {result[0] for result in message}
-
-
-def _clients_of_part(part: Partial) -> set[int]:
-    """Whose uploads a partial sum tells of."""
-    return {sent.client for sent in part.sent}
 
 
 def _streaming(method: Any) -> Any:

@@ -19,7 +19,6 @@ TOLD = {
     "raydiff_epsilon": "Epsilon spent against the server; nothing where it is infinite.",
     "raydiff_unprotected": "1 where that epsilon is infinite, else 0.",
     "raydiff_bytes_sent": "Bytes of all uploads so far.",
-    "raydiff_stragglers": "Clients that were late in the last round.",
     "raydiff_rejected": "Clients whose upload was rejected in the last round.",
     "raydiff_processes_lost": "Processes of the trial that died, hung, or lost their accelerator.",
 }
@@ -40,7 +39,6 @@ class Gauges:
             "raydiff_rounds": result["round"] + 1,
             "raydiff_unprotected": epsilon == math.inf,
             "raydiff_bytes_sent": result["comm/bytes_up"],
-            "raydiff_stragglers": result.get("clients/late", 0),
             "raydiff_rejected": result.get("clients/rejected", 0),
             "raydiff_processes_lost": len(lost.words(trial.folder)),
         }

@@ -149,7 +149,7 @@ def one_step(experiment: Experiment) -> Experiment:
         steps |= {f"method.{path}.steps": 0 if none else rounds, f"method.{path}.epochs": None}
     bare: dict[str, Any] = {"newcomers": None, "runtime.noise_secret": None}
     privacy = getattr(getattr(experiment.method, "averaging", None), "privacy", None)
-    if privacy is not None and privacy.trust == "aggregate":  # No sum of so few is revealed, and it is none of a GPU's.
+    if privacy is not None and privacy.trust == "aggregate":  # The probe has fewer uploads than `shares`.
         bare["method.averaging.privacy"] = None
     cut: Experiment = override(experiment, {**steps, **bare})
     return cut
@@ -159,8 +159,7 @@ def cohort_of(experiment: Experiment, workers: int) -> int:
     """How many clients a worker of this trial trains at once, at most, where the slot has so many workers."""
     if not experiment.runtime.vectorize:
         return 1
-    asked = experiment.in_a_round + experiment.runtime.overcommit
-    return min(COHORT, math.ceil(experiment.clients / workers), asked)
+    return min(COHORT, math.ceil(experiment.clients / workers), experiment.in_a_round)
 
 
 def largest(trials: Sequence[Experiment], workers: int = 1) -> list[Experiment]:

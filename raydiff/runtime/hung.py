@@ -32,16 +32,11 @@ class Ear:
         self.names: dict[int, str] = {}  # Of the workers' processes, as `heartbeat` calls them.
         self._silent = dict.fromkeys(range(len(workers)), 0.0)
         self._signs: dict[int, object] = {}  # The latest that each has given.
-        self._owed: dict[int, Any] = {}
         self.killed = set[int]()  # Workers of which it was told why, and that are not noticed to be gone yet.
 
     def first(self, asked: Mapping[Any, int], at: Callable[[int], str], seconds: float = math.inf) -> Any:
         """The first that is there, or that is lost, of what workers were `asked` for: reference or stream -> which
         worker's. None after so many seconds. `at` says in words what a worker is at."""
-        for i in self._owed.keys() & asked.values():
-            if ray.wait([self._owed[i]], timeout=0)[0]:  # It has done what it owed, and nobody has listened.
-                del self._owed[i]
-                self._silent[i] = 0.0
         began = last = time.monotonic()
         while True:
             left = max(0.0, began + seconds - last)
@@ -54,10 +49,6 @@ class Ear:
                 return None
             for i in asked.values():
                 self._listen(i, last - before, at)
-
-    def owed(self, asked: Mapping[Any, int]) -> None:
-        """Nobody waits for this any more, and its worker may be at it still."""
-        self._owed |= {i: message for message, i in asked.items()}
 
     def _listen(self, i: int, seconds: float, at: Callable[[int], str]) -> None:
         hosts = i in self.names  # Before that its process may be starting still.

@@ -161,13 +161,11 @@ def _about(planned: Planned, folder: Path, *, resume: bool, extend: bool) -> swe
         spending.check(planned.trials, folder)
     if planned.tuned:
         this["tuned"] = planned.tuned
-    experiment = sweep_folder.mlflow_experiment(folder, planned.preset, planned.base, asked=asked.experiment)
+    experiment = sweep_folder.mlflow_experiment(folder, planned.base, asked=asked.experiment)
     return {**this, "experiment": experiment}
 
 
 def _announce(planned: Planned, folder: Path, *, whole: bool) -> None:
-    for remark in sorted({e.runtime.remark for e in (planned.base, *planned.trials)} - {""}):
-        print(remark, flush=True)
     if whole:
         print(f"sweep {folder.name}: {planned.total} trials in {folder}", flush=True)
     if shared(folder).apart and planned.base.runtime.noise_secret is None:

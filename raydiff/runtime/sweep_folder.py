@@ -29,8 +29,8 @@ from raydiff.results import mlflow_models
 from raydiff.results.finished import find, open_finished
 from raydiff.runtime.slots import cap_memory
 
-ELSEWHERE = ("runtime.", "data_digest", "data.fitted_on")
-"""Fields that tell no old trial from a new one: where it runs, and what only the data or a later version knows."""
+ELSEWHERE = ("runtime.", "data_digest")
+"""Fields that tell no old trial from a new one: where it runs, and what only the data know."""
 Plan = dict[str, Any]
 """The content of sweep.json."""
 NOT_WRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG, errno.EIO)
@@ -50,7 +50,7 @@ def folder(base: Experiment, name: str) -> Path:
     check_writable(storage, "the storage folder")
     away.prepare(base.runtime.storage)
     (storage / "sweeps").mkdir(exist_ok=True)
-    (storage / "sweeps").chmod(0o700)  # A folder that is older than this rule may be open to others.
+    (storage / "sweeps").chmod(0o700)  # mkdir leaves a folder that is there as open as it was.
     return at
 
 
@@ -115,7 +115,7 @@ def plan(
             raise ValueError(f"runtime.noise_secret is not the one that {at.name} was started with")
         raise ValueError(f"{at / 'secret'} is gone or damaged: trials are named by it, and noise is drawn from it")
     changed = sorted(f for f in {*then["code"], *now["code"]} if then["code"].get(f) != now["code"].get(f))
-    other = then.get("version") != now["version"]
+    other = then["version"] != now["version"]
     if changed and not other:
         raise ValueError(f"{at.name} was started under other code; changed since: {', '.join(changed)}")
     old, new = set(then["trials"]), set(now["trials"])
@@ -153,14 +153,13 @@ def _under_another_version(at: Path, then: Plan, now: Plan) -> Plan:
     """
     done = {folder.name for folder, outcome in outcomes(at) if outcome["outcome"] == "finished"}
     both = sorted({path.parent.name for path in at.glob("trials/*/commit-*.json")} - done)
-    began = f"raydiff {then['version']}" if "version" in then else "an earlier raydiff"
     print(
-        f"{at.name} was begun under other code, by {began}, and this is {now['version']}: {len(done)} finished trials "
-        f"keep their numbers; with rounds of both, which one version alone might not have given: "
-        f"{', '.join(both) or 'none'}",
+        f"{at.name} was begun under other code, by raydiff {then['version']}, and this is {now['version']}: "
+        f"{len(done)} finished trials keep their numbers; with rounds of both, which one version alone might not have "
+        f"given: {', '.join(both) or 'none'}",
         flush=True,
     )
-    before = {"version": then.get("version"), "code": then["code"], "both": both}
+    before = {"version": then["version"], "code": then["code"], "both": both}
     return {**then, **{k: now[k] for k in ("version", "code", "git")}, "before": [*then.get("before", []), before]}
 
 
@@ -186,13 +185,13 @@ def write(at: Path, this: Plan, secret: bytes, *, again: bool = True) -> None:
     readable.put(at)
 
 
-def mlflow_experiment(at: Path, preset: str, base: Experiment, *, asked: str | None) -> str:
+def mlflow_experiment(at: Path, base: Experiment, *, asked: str | None) -> str:
     """MLflow's experiment in which a sweep's runs are, or are to be; by default it is called as the data set is. Raises
     ValueError where another is asked for than the one they are in."""
     name = asked or f"raydiff-{PurePath(base.data.name).stem.replace(':', '-')}"
     if not (at / "sweep.json").exists():
         return name
-    kept = str(read_json(at / "sweep.json").get("experiment", f"raydiff-{preset}"))  # As it was until 2026-11-24.
+    kept = str(read_json(at / "sweep.json", needs="experiment")["experiment"])
     if asked not in (None, kept):
         raise ValueError(f"{at.name} logs to MLflow's experiment {kept}, not {asked}: leave --experiment out")
     return kept
@@ -278,7 +277,7 @@ def _tags(preset: str, base: Experiment) -> dict[str, str]:
     tags = {
         "raydiff.preset": preset,
         "raydiff.accountant": base.method.accountant,
-        "raydiff.replayable": str(base.runtime.noise_secret is not None and not base.runtime.races).lower(),
+        "raydiff.replayable": str(base.runtime.noise_secret is not None).lower(),
         "mlflow.source.name": redacted(command()),
         "mlflow.source.type": "JOB",
     }

@@ -315,7 +315,7 @@ def test_nothing_to_retry_is_said(tmp_path, capsys):
     planned = sweep.planned("digits", names.PRESETS["digits"](), options, overrides)
     at = sweep_folder.folder(planned.base, "none")
     this = sweep_folder.plan(at, trials=planned.trials, space={}, search="grid", resume=False)
-    sweep_folder.write(at, this, planned.secret)
+    sweep_folder.write(at, {**this, "experiment": "mine"}, planned.secret)
     assert sweep.main([*given, "--name", "none", "--resume", "--retry", "failed"]) == 0
     assert capsys.readouterr().out.startswith("no trial of none has failed\n")
 
@@ -426,7 +426,7 @@ def test_a_slot_that_does_not_fit_leaves_no_sweep_behind(tmp_path):
 def test_runs_stand_under_their_data_set_or_what_was_asked_for_and_stay_there(tmp_path, tiny):
     def of(name: str, asked: str | None = None) -> str:
         base = dataclasses.replace(tiny, data=dataclasses.replace(tiny.data, name=name))
-        return sweep_folder.mlflow_experiment(tmp_path, "digits", base, asked=asked)
+        return sweep_folder.mlflow_experiment(tmp_path, base, asked=asked)
 
     assert [of("mnist"), of("/there/credit.csv"), of("owner/pets"), of("mine:Source")] == [
         "raydiff-mnist",
@@ -435,8 +435,6 @@ def test_runs_stand_under_their_data_set_or_what_was_asked_for_and_stay_there(tm
         "raydiff-mine-Source",
     ]
     assert of("mnist", "trial runs") == "trial runs"
-    (tmp_path / "sweep.json").write_text("{}")
-    assert of("mnist") == "raydiff-digits"  # A sweep from before: it was called as its preset.
     (tmp_path / "sweep.json").write_text('{"experiment": "trial runs"}')
     assert of("mnist") == of("mnist", "trial runs") == "trial runs"
     with pytest.raises(ValueError, match="logs to MLflow's experiment trial runs, not other: leave --experiment out"):

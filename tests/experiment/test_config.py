@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import hashlib
-import itertools
 import json
 import math
 from collections.abc import Callable, Iterator
@@ -22,7 +20,7 @@ from raydiff.evaluation.table_audit import RowAudit
 from raydiff.experiment import config
 from raydiff.experiment.config import Experiment, Runtime, from_dict
 from raydiff.experiment.overrides import convert, flat, has_path, override, parse_overrides, to_dict
-from raydiff.methods import DPSGD, METHODS, PFDM, FedAvg, LocalOnly, PerFedAvg, Scaffold
+from raydiff.methods import METHODS, PFDM, FedAvg, LocalOnly, PerFedAvg, Scaffold
 from raydiff.methods._averaging import Averaging
 from raydiff.models.ddpm import DDPM, Sampling
 from raydiff.models.networks import UNet
@@ -124,8 +122,6 @@ OTHER: dict[str, Any] = {
     "runtime.threads": 2,
     "runtime.vectorize": True,
     "runtime.server_workers": 2,
-    "runtime.overcommit": 1,
-    "runtime.round_deadline_s": 60.0,
     "runtime.workers": 2,
     "runtime.gpu_per_worker": 0.5,
     "runtime.gpu_server": 1.0,
@@ -140,12 +136,11 @@ OTHER: dict[str, Any] = {
 }
 """Another value for every field of the tiny experiment."""
 FIRST: dict[str, dict[str, Any]] = {
-    "runtime.overcommit": {"participants": 1},
     "method.local.momentum": {"method.local.optimizer": "sgd"},
     "method.server.momentum": {"method.server.optimizer": "sgd"},
 }
 """What must be so before these fields may have it."""
-COUNTS = {f"runtime.{name}" for name in ("threads", "vectorize", "server_workers", "overcommit", "round_deadline_s")}
+COUNTS = {f"runtime.{name}" for name in ("threads", "vectorize", "server_workers")}
 ELSEWHERE = {path for path in OTHER if path.startswith("runtime.")} - COUNTS | {
     "data.root",
     "data.fitted_on",
@@ -361,9 +356,6 @@ def test_what_cannot_be_is_refused_in_one_line(tiny: Experiment, path: str, text
         ("runtime.client_timeout_s", 4.0),
         ("runtime.client_timeout_s", math.inf),
         ("runtime.failures", -1),
-        ("runtime.overcommit", -1),
-        ("runtime.round_deadline_s", 0.0),
-        ("runtime.round_deadline_s", math.inf),
         ("runtime.noise_secret", "xyz"),
         ("runtime.noise_secret", "ab" * 15),
         ("evaluation.clients", 0),
@@ -381,61 +373,25 @@ def test_values_out_of_range_are_refused_in_one_line(tiny: Experiment, path: str
     assert (str(value) in says) == (name != "noise_secret")
 
 
-def test_a_digest_without_a_deadline_is_as_it_was(tiny: Experiment) -> None:
-    as_it_was = to_dict(tiny) | {"runtime": {"threads": 1}}
-    as_it_was["data"].pop("root")
-    as_it_was["data"].pop("fitted_on")
-    as_it_was["evaluation"].pop("weights")
-    as_it_was["evaluation"].pop("metrics")
-    as_it_was["evaluation"].pop("split")
-    as_it_was["evaluation"].pop("ceiling")
-    as_it_was["method"]["model"].pop("prediction")
-    as_it_was["method"]["model"].pop("sigma_data")
-    for training, field in itertools.product(("local", "server"), ("epochs", "momentum", "replacement", "ema")):
-        as_it_was["method"][training].pop(field)
-    assert tiny.digest == hashlib.sha256(json.dumps(as_it_was, sort_keys=True).encode()).hexdigest()[:16]
+def test_a_field_that_is_not_there_has_its_default(tiny: Experiment) -> None:
+    tree = to_dict(tiny)
+    del tree["data"]["fitted_on"], tree["evaluation"]["split"]
+    assert from_dict(tree) == replace(tiny, evaluation=replace(tiny.evaluation, split="test"))
 
 
-def test_what_was_written_before_there_was_another_accountant_is_by_renyi_s_and_keeps_its_digest() -> None:
-    new = Experiment(method=DPSGD())
-    old = to_dict(new)
-    del old["method"]["accountant"], old["method"]["relation"]
-    opened = from_dict(old)
-    assert opened.method == DPSGD(accountant="rdp") and opened.digest == "fbb0af2921d0036c"  # by the code of then
-    assert new.digest != opened.digest and from_dict(to_dict(new)) == new
-    switched = override(Experiment(), {"method": DPSGD})  # PFDM's is exact, which DP-SGD has not
-    assert switched.method.accountant == "pld" and override(switched, {"method": PFDM}).method.accountant == "exact"
-
-
-def test_whose_records_categories_are_fitted_on_is_in_the_digest_where_nobody_gives_them(tiny: Experiment) -> None:
-    start = replace(tiny, data=Data(name="adult"))
+def test_where_all_is_known_what_is_fitted_on_changes_nothing() -> None:
+    start = Experiment(data=Data(name="adult"))
     assert start.digest == override(start, {"data.fitted_on": "all"}).digest
     start = override(start, {"data.labels": ("native-country",)})
     assert start.digest != override(start, {"data.fitted_on": "all"}).digest
 
 
-def test_a_round_that_takes_all_has_nobody_left_for_an_overcommit(tiny: Experiment) -> None:
-    with pytest.raises(ValueError, match=r"runtime.overcommit must be in 0..0 \(the clients that a round leaves out\)"):
-        override(tiny, {"runtime.overcommit": 1})
-
-
-@pytest.mark.parametrize("closing", [{"runtime.round_deadline_s": 1.0}, {"participants": 1, "runtime.overcommit": 1}])
-def test_noise_for_a_fixed_count_needs_rounds_without_a_deadline(tiny: Experiment, closing: dict[str, Any]) -> None:
-    averaging = {t: Averaging(weights="uniform", privacy=ClientPrivacy(trust=t)) for t in ("local", "central")}
-    methods = {t: FedAvg(model=tiny.method.model, averaging=how) for t, how in averaging.items()}
-    assert override(tiny, {"method": methods["local"], **closing}).runtime.races
-    with pytest.raises(ValueError, match=r"trust must be local with runtime\.round_deadline_s or runtime\.overcommit"):
-        override(tiny, {"method": methods["central"], **closing})
-
-
-def test_a_sum_needs_as_many_as_share_its_noise_and_nobody_late(tiny: Experiment) -> None:
+def test_a_sum_needs_as_many_as_share_its_noise(tiny: Experiment) -> None:
     averaging = Averaging(weights="uniform", privacy=ClientPrivacy(trust="aggregate", shares=2))
-    hidden = {"method": FedAvg(model=tiny.method.model, averaging=averaging)}
-    assert override(tiny, {**hidden, "min_clients": 2}).min_clients == 2
+    summed = {"method": FedAvg(model=tiny.method.model, averaging=averaging)}
+    assert override(tiny, {**summed, "min_clients": 2}).min_clients == 2
     with pytest.raises(ValueError, match=r"^min_clients must be at least .*privacy\.shares = 2, .* got 1$"):
-        override(tiny, hidden)
-    with pytest.raises(ValueError, match=r"must not be aggregate with runtime\.round_deadline_s or"):
-        override(tiny, {**hidden, "min_clients": 2, "runtime.round_deadline_s": 1.0})
+        override(tiny, summed)
 
 
 def test_overrides_are_checked_together(tiny: Experiment) -> None:

@@ -690,25 +690,6 @@ def test_rejected_uploads_are_counted_and_named(
         execute(open_trial(replace(opened.experiment, min_clients=2), tmp_path))
 
 
-def test_late_clients_are_counted_and_charged_and_the_outcome_says_what_that_means(
-    protocol: Experiment, tmp_path: Path
-) -> None:
-    method = FedAvg(model=protocol.method.model, rounds=2, local=Training(steps=2, batch=8))
-    raced = overrides.override(
-        protocol, {"method": method, "clients": 4, "participants": 2, "runtime.overcommit": 1, "partition": Iid()}
-    )
-    opened = open_trial(raced, tmp_path)
-    final = execute(opened)[-1]
-    assert final["clients/late"] == 2.0
-    charged = [(e.round, e.bytes > 0) for e in ledger_of(opened.folder).entries]
-    assert charged == [(0, True), (0, True), (0, False), (1, True), (1, True), (1, False)]
-    outcome = opened.outcome()
-    assert outcome is not None and outcome["remark"] == raced.runtime.remark
-    assert outcome["remark"].startswith("not repeatable: ")
-    trial.cut_short(opened.folder, "killed", reason="interrupted")
-    assert (opened.outcome() or {})["remark"] == raced.runtime.remark
-
-
 def test_a_trial_runs_on_the_threads_it_says(protocol: Experiment, tmp_path: Path) -> None:
     opened = open_trial(overrides.override(protocol, {"runtime.threads": 2, "method.local.steps": 0}), tmp_path)
     try:

@@ -27,8 +27,9 @@ from raydiff.federated.form import Form, Leaf
 from raydiff.federated.method import Deployed, LocalResult, Method, Metrics, Round, Upload
 from raydiff.federated.rounds import LocalPool, Progress, rounds
 from raydiff.models.training import Diverged
+from raydiff.privacy.budget import Budget
 from raydiff.privacy.ledger import Ledger
-from raydiff.privacy.release import UNSEEN, Event, Gaussian, Nothing, already_private, disclose, nothing
+from raydiff.privacy.release import Event, Gaussian, Nothing, already_private, disclose, nothing
 from raydiff.tree import Params
 
 KEYS = Keys(0, b"0123456789abcdef", "digest")
@@ -618,122 +619,10 @@ def test_unprotected_values_are_computed_again(tmp_path: Path) -> None:
     assert [s[2] for s in method.seen if s[0] == "update"] == [2] * 3 + [3] * 3
 
 
-# --- rounds that are closed early ---
-
-
-@dataclass(frozen=True)
-class Timed(Walk):
-    """Clients take `takes` seconds by a clock of their own, which stands still otherwise."""
-
-    takes: tuple[float, ...] = ()
-    now: list[float] = field(default_factory=lambda: [0.0], compare=False)
-
-    def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
-        result = super().local_update(server, state, data, rnd)
-        self.now[0] += self.takes[int(data.images[0, 0, 0, 0])]
-        return result
-
-    def upload_event(self, records: int, number: int) -> Event:
-        return Gaussian(1.0, "example", "replace_one", "local")
-
-
-def timed(method: Timed, store: Store | None = None) -> LocalPool:
-    clients = [Client(i, method, own_records(i), keys=KEYS, store=store) for i in range(len(method.takes))]
-    return LocalPool(clients, clock=lambda: method.now[0])
-
-
-def who(method: Walk, before: Progress | None, after: Progress) -> list[float]:
-    """Whose uploads the round aggregated."""
-    listed = after.server["held/who"].tolist()
-    return listed[len(before.server["held/who"]) if before else 0 :]
-
-
-def test_an_upload_after_the_deadline_is_late_charged_and_not_aggregated() -> None:
-    method = Timed(rounds=2, takes=(1.0, 5.0, 1.0, 1.0))
-    first, second = rounds(method, timed(method), keys=KEYS, deadline_s=4.0)
-    for number, before, p in ((0, None, first), (1, first, second)):
-        assert who(method, before, p) == [0.0]  # 1 came too late, 2 and 3 had no turn
-        assert p.metrics["clients/late"] == 3.0 and "client/0/late" not in p.metrics
-        assert [p.metrics[f"client/{i}/late"] for i in (1, 2, 3)] == [1.0] * 3
-        charged = [(e.client, e.event, e.bytes) for e in p.ledger.entries if e.round == number]
-        event = Gaussian(1.0, "example", "replace_one", "local")
-        assert charged == [(0, event, 12), (1, event, 0), (2, event, 0), (3, event, 0)]
-
-
-def test_whoever_was_late_takes_part_in_the_next_round() -> None:
-    class Once(Timed):
-        def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
-            result = super().local_update(server, state, data, rnd)
-            self.now[0] += 9.0 * (rnd.number == 0 and int(data.images[0, 0, 0, 0]) == 1)
-            return result
-
-    method = Once(rounds=2, takes=(1.0, 1.0, 1.0))
-    first, second = rounds(method, timed(method), keys=KEYS, deadline_s=4.0)
-    assert (who(method, None, first), who(method, first, second)) == ([0.0], [0.0, 1.0, 2.0])
-    assert "clients/late" not in second.metrics
-    counts = {s[1]: s[4] for s in method.seen if s[0] == "update" and s[2] == 1}
-    assert counts == {0: 1.0, 1: 1.0, 2: 0.0}  # client 1 did its work in round 0, client 2 had no turn
-
-
-def test_a_round_is_closed_when_enough_uploads_have_come() -> None:
-    method = Timed(rounds=3, participating_rounds=2, takes=(1.0,) * 6)
-    progress = list(rounds(method, timed(method), keys=KEYS, participants=2, overcommit=3))
-    assert [len([e for e in p.ledger.entries if e.round == p.number]) for p in progress] == [5, 5, 0]
-    assert [len(who(method, b, p)) for b, p in zip([None, *progress], progress, strict=False)] == [2, 2, 0]
-    assert [p.metrics.get("clients/late") for p in progress] == [3.0, 3.0, None]
-
-
-def test_with_too_few_in_time_the_trial_fails_and_says_so() -> None:
-    method = Timed(takes=(1.0, 5.0, 1.0, 1.0))
-    says = r"the server, in round 0: 1 of 4 uploads can be used, fewer than min_clients = 2 \(3 came late\)"
-    with pytest.raises(Failed, match=says):
-        list(rounds(method, timed(method), keys=KEYS, deadline_s=4.0, min_clients=2))
-    with pytest.raises(Failed, match="0 of 4 uploads"):
-        list(rounds(method, timed(method), keys=KEYS, deadline_s=1.0))
-
-
-def test_an_upload_that_nobody_can_foretell_costs_everything() -> None:
-    class Mute(Walk):
-        pass
-
-    method = Mute(rounds=1)
-    times = iter([0.0, 0.0, 0.0, *[9.0] * 9])  # client 0 is in time
-    clients = LocalPool([Client(i, method, own_records(i), keys=KEYS) for i in range(2)], clock=lambda: next(times))
-    (only,) = rounds(method, clients, keys=KEYS, deadline_s=4.0)
-    assert [e.event for e in only.ledger.entries] == [Gaussian(1.0, "example", "replace_one", "local"), UNSEEN]
-    assert only.ledger.epsilon(1e-5, "exact") == math.inf
-
-
-def test_with_a_deadline_that_all_keep_nothing_changes() -> None:
-    method = Timed(takes=(1.0,) * 4)
-    whole = list(rounds(method, timed(method), keys=KEYS))
-    raced = list(rounds(method, timed(method), keys=KEYS, deadline_s=5.0))
-    assert all(same(a, b) and a.metrics == b.metrics for a, b in zip(whole, raced, strict=True))
-
-
-def test_without_a_deadline_nothing_is_raced() -> None:
-    class Never(LocalPool):
-        def race(self, *_: Any) -> Iterator[Any]:
-            raise AssertionError
-
-    method = Walk(rounds=1)
-    list(rounds(method, Never([Client(0, method, own_records(0), keys=KEYS)]), keys=KEYS))
-
-
-def test_a_round_that_was_killed_is_run_again_and_resends_what_was_stored(tmp_path: Path) -> None:
-    """The second time others are in time; everybody who was asked is charged once."""
-    method, store = Timed(careless=True, takes=(1.0, 5.0, 1.0)), Fragile(tmp_path)
-    with pytest.raises(Killed):
-        list(rounds(method, timed(method, store), keys=KEYS, store=store, deadline_s=4.0))
-    kept = [Store(tmp_path).load_release(i, 2) for i in range(3)]
-    assert [k is not None for k in kept] == [True, True, False]  # client 1 was late, and may have sent
-    assert [(number, client) for number, client, _, _ in Store(tmp_path).sent_after(1)] == [(2, 0), (2, 1)]
-    fast = Timed(careless=True, takes=(1.0, 1.0, 1.0))
-    progress = list(rounds(fast, timed(fast, Store(tmp_path)), keys=KEYS, store=Store(tmp_path), deadline_s=4.0))
-    assert who(fast, progress[0], progress[1]) == [0.0, 1.0, 2.0]
-    trained = {s[1:3] for s in fast.seen if s[0] == "update"}
-    assert (2, 2) in trained and not trained & {(0, 2), (1, 2)}
-    assert [(e.round, e.client) for e in progress[-1].ledger.entries] == [(n, c) for n in range(4) for c in range(3)]
+def test_a_method_that_does_not_state_what_it_sends_costs_everything() -> None:
+    event = Walk().upload_event(3, 0)
+    assert Ledger().with_upload(0, 0, event, 4).epsilon(1e-5, "exact") == math.inf
+    assert Budget().refuses([event])
 
 
 # --- shared beginnings ---

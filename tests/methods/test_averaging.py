@@ -194,7 +194,7 @@ def test_a_repeated_round_repeats_the_noise(fedavg: FedAvg) -> None:
         ),
         (
             lambda: Averaging(privacy=ClientPrivacy(trust="aggregate", shares=2)),
-            "weights must be uniform where the server sees the sum alone (privacy.trust = aggregate)",
+            "weights must be uniform where the server sees only the sum (privacy.trust = aggregate)",
         ),
         (lambda: Averaging(max_update_norm=0.0), "max_update_norm must be a positive number or none, got 0.0"),
         (lambda: ClientPrivacy(clip=math.inf), "clip must be a positive number, got inf"),
@@ -211,7 +211,7 @@ def test_a_repeated_round_repeats_the_noise(fedavg: FedAvg) -> None:
         ),
         (
             lambda: ClientPrivacy(trust="aggregate", shares=2, epsilon=math.inf),
-            "epsilon must be a number under trust = aggregate, whose masks need noise; got inf",
+            "epsilon must be a number under trust = aggregate; got inf",
         ),
     ],
 )

@@ -17,8 +17,8 @@ from raydiff import tree
 from raydiff.data.records import Records
 from raydiff.federated.client import Client, Failed, run_clients
 from raydiff.federated.method import LocalResult, Round
-from raydiff.federated.rounds import Closing, LocalPool, Progress, rounds
-from raydiff.federated.sums import Desk, Late, Partial, partial_sum
+from raydiff.federated.rounds import LocalPool, Progress, rounds
+from raydiff.federated.sums import Desk, Partial, partial_sum
 from raydiff.methods import FedAvg, Scaffold
 from raydiff.methods._averaging import RECORDS, TIMES, Averaging
 from raydiff.models.training import Training
@@ -57,13 +57,13 @@ class Dealt(LocalPool):
         self.workers, self.rng = workers, random.Random(seed)
         self.spare: list[list[Any]] = [[] for _ in range(workers)]
 
-    def sums(self, ids: Sequence[int], desk: Desk, closing: Closing | None) -> Iterator[Partial | Late]:
+    def sums(self, ids: Sequence[int], desk: Desk) -> Iterator[Partial]:
         mixed = self.rng.sample(list(ids), len(ids))
         for i in range(self.workers):
             own = mixed[i :: self.workers]
             there = Desk(desk.method, desk.server, desk.number, desk.clients)  # A worker has its own.
             hosted = [self._clients[client] for client in own]
-            results, seconds = run_clients(hosted, desk.server, desk.number, ids), 0.0 if i == 0 else math.inf
+            results, seconds = run_clients(hosted, desk.server, desk.number), 0.0 if i == 0 else math.inf
             while (part := partial_sum(there, results, spare=self.spare[i], seconds=seconds)).sent:
                 yield pickle.loads(pickle.dumps(part))
 

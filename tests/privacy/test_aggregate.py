@@ -1,4 +1,4 @@
-"""Secure aggregation: the noise of a sum of shares and what it costs, roundings within their bound, masks that hide."""
+"""Secure aggregation: the noise of a sum of shares and what it costs, roundings within their bound."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from scipy import stats
 
 from raydiff.privacy import accountants
-from raydiff.privacy.aggregate import LARGEST, LEAST, Encoding, Masks, discrete_gaussian, hidden, revealed
+from raydiff.privacy.aggregate import LARGEST, LEAST, Encoding, decode, discrete_gaussian, encode
 from raydiff.privacy.release import DiscreteGaussian, Gaussian, NonPrivate, clipped_update
 from raydiff.seeding import NoiseStream, generator
 from raydiff.tree import Params
@@ -247,75 +247,18 @@ def _has_room(encoding: Encoding, participants: int) -> bool:
     return True
 
 
-# --- masks ---
+# --- the sum ---
 
 CLIENTS = (2, 3, 5, 11)
-
-
-@pytest.mark.parametrize("count", [1, 2, 3, 4])
-def test_masks_of_all_who_arrived_come_off_bit_by_bit(count: int) -> None:
-    masks = Masks(stream("masks"), CLIENTS)
-    for arrived in itertools.combinations(CLIENTS, count):
-        total = sum((masks.hiding(client, 100) for client in arrived), np.zeros(100, np.uint32))
-        assert (total == masks.left(arrived, 100)).all()
-
-
-def test_seeds_that_two_share_cancel_and_one_missing_is_noticed() -> None:
-    masks = Masks(stream("masks"), CLIENTS)
-    own = sum((masks.seeds.words(100, "own", client) for client in CLIENTS), np.zeros(100, np.uint32))
-    assert (masks.left(CLIENTS, 100) == own).all()
-    assert not (masks.left(CLIENTS[:3], 100) == masks.left(CLIENTS, 100)).any()
-
-
-def uniform(words: np.ndarray) -> float:
-    """p of the chi-square test that the upper bytes of words, and the lower ones, are uniform; the smaller one."""
-    return min(
-        float(stats.chisquare(np.bincount((words >> shift) & 255, minlength=256)).pvalue) for shift in (0, 8, 16, 24)
-    )
-
-
-ENCODING = Encoding.of(clip=1.0, ratio=2.0, size=40_000, shares=2)
-
-
-def sent(x: torch.Tensor, client: int, masks: Masks) -> np.ndarray:
-    value = hidden({"w": x}, ENCODING, client=client, masks=masks, noise=stream("client", client))
-    assert value["w"].dtype == torch.int32
-    return value["w"].numpy().view(np.uint32)
-
-
-@pytest.mark.parametrize("which", range(4))
-def test_what_leaves_a_client_is_uniform_whatever_its_update_is(which: int) -> None:
-    """And so is what is left of it once the server was told all that it is told."""
-    x, masks = updates(40_000)[which].double() * (1 - 1e-6), Masks(stream("masks", which), CLIENTS)
-    words = sent(x, 3, masks)
-    assert uniform(words) > FALSE_ALARM
-    known = masks.left((3,), 40_000) - sum(masks._shared(3, other, 40_000) for other in (2, 5))
-    assert uniform(words - known) > FALSE_ALARM  # 11 is missing; 2 and 5 are not, and what 3 shares with them stays.
-    told = sum((masks._shared(3, other, 40_000) for other in (2, 5, 11)), np.zeros(40_000, np.uint32))
-    assert uniform(words - told) > FALSE_ALARM  # It was rejected, so its own seed stays with it.
-    assert uniform(words - masks.hiding(3, 40_000)) < 1e-100  # Without masks it is seen.
-
-
-def test_another_update_moves_what_is_sent_by_the_difference_alone() -> None:
-    """So the masks do not depend on it: with uniform ones, what is sent is uniform for every update."""
-    masks = Masks(stream("masks"), CLIENTS)
-    a, b = (sent(x.double() * (1 - 1e-6), 3, masks) for x in updates(40_000)[1:3])
-    steps = [ENCODING.rounded(x.double() * (1 - 1e-6), stream("client", 3)) for x in updates(40_000)[1:3]]
-    assert (a - b == (steps[0] - steps[1]).astype(np.uint32)).all()
-
-
-# --- the sum ---
 
 
 def round_of(
     xs: dict[int, Params], encoding: Encoding, *, noise: Callable[[int], NoiseStream], arrived: Any = None
 ) -> Params:
     """The mean that the server is shown of the clipped updates of these clients; `noise` gives each its stream."""
-    masks = Masks(stream("masks"), tuple(xs))
-    values = {c: hidden(clipped_update(x, 1.0), encoding, client=c, masks=masks, noise=noise(c)) for c, x in xs.items()}
-    arrived = tuple(arrived or xs)
-    mean = {k: torch.stack([values[c][k].double() for c in arrived]).mean(0) for k in values[arrived[0]]}
-    return revealed(mean, encoding, arrived=arrived, masks=masks)
+    sent = [encode(clipped_update(xs[c], 1.0), encoding, noise(c)) for c in arrived or xs]
+    mean = {k: torch.stack([value[k].double() for value in sent]).mean(0) for k in sent[0]}
+    return decode(mean, encoding, len(sent))
 
 
 def variance(encoding: Encoding, *, clients: int = 3, noise: Callable[[int], NoiseStream] = stream) -> float:
@@ -360,10 +303,19 @@ def test_the_mean_is_that_of_clipped_updates_but_for_grid_and_noise() -> None:
             assert mean[k].shape == v.shape and float((mean[k] - v).abs().max()) < off
 
 
-def test_fewer_than_shares_stay_hidden() -> None:
+def test_fewer_uploads_than_shares_give_no_mean() -> None:
     xs = {c: {"w": torch.zeros(11)} for c in CLIENTS}
     encoding = Encoding.of(clip=1.0, ratio=1.0, size=11, shares=3)
-    with pytest.raises(ValueError, match=r"^2 of 4 participants have sent .* privacy\.shares = 3 are needed"):
+    with pytest.raises(ValueError, match=r"^2 uploads of the round can be used, fewer than privacy\.shares = 3: "):
         round_of(xs, encoding, noise=stream, arrived=(2, 3))
-    with pytest.raises(ValueError, match=r"^client 7 takes no part in this round"):
-        hidden(xs[2], encoding, client=7, masks=Masks(stream(), CLIENTS), noise=stream())
+
+
+def test_a_sum_is_reduced_modulo_2_to_the_32_and_one_that_may_wrap_is_refused() -> None:
+    encoding = Encoding.of(clip=1.0, ratio=1.0, size=3, shares=2)
+    steps = torch.tensor([5, -7, 2**31 - 1])
+    for turns in (-2, 1, 3):
+        mean = {"w": (steps + turns * 2**32).double() / 2}
+        assert (decode(mean, encoding, 2)["w"] * 2 * encoding.scale).round().tolist() == steps.tolist()
+    wide = replace(encoding, longest=2**60)
+    with pytest.raises(ValueError, match=r"^the updates of 2 participants may wrap around"):
+        decode({"w": torch.zeros(3)}, wide, 2)

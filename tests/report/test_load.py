@@ -11,7 +11,6 @@ import pytest
 from written import GAUSSIAN, finished, line, write_trial
 
 from raydiff.report import load
-from raydiff.report.frontier.kinds import kind_of
 
 
 def only(frame: pd.DataFrame) -> dict[str, Any]:
@@ -85,14 +84,6 @@ def test_without_a_guarantee_of_its_end_a_trial_has_that_of_its_last_round(tmp_p
     assert (row["final/comm/bytes_up"], row["final/time/seconds"]) == (100.0, 4.0)
     assert row["last/validation/fd_cnn/minor"] == 4.0
     assert set(load.rounds(tmp_path)["metric"]).isdisjoint({"server", "outsiders"})
-
-
-@pytest.mark.parametrize(("epsilon", "kind"), [(5.0, "unit, relation and trust not recorded"), (math.inf, "not rec")])
-def test_a_line_of_an_older_version_has_an_epsilon_and_no_kind(tmp_path: Path, epsilon: float, kind: str) -> None:
-    write_trial(tmp_path, "aa", lines=[line(0, epsilon)])
-    row = only(load.runs(tmp_path))
-    assert (row["server/epsilon"], row["server/delta"], row["server/accountant"]) == (epsilon, 1e-5, "exact")
-    assert row["server/unit"] is None and kind in kind_of(row, "server")
 
 
 def test_trial_without_outcome_is_unfinished_and_its_epsilon_unknown_before_a_round(tmp_path: Path) -> None:

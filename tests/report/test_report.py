@@ -576,10 +576,3 @@ def _shown(driver: Any, page: Path, width: int, theme: str) -> str:
     assert tables > 5 and shown
     colour: str = driver.execute_script("return getComputedStyle(document.body).backgroundColor")
     return colour
-
-
-def test_what_has_to_be_said_of_the_trials_stands_below_the_frontier(tmp_path: Path) -> None:
-    write_artifacts(write_trial(tmp_path, "aa", outcome={**finished(9.77, 3.0), "remark": "not repeatable: a remark"}))
-    write_artifacts(write_trial(tmp_path, "bb", seed=1, outcome=finished(9.77, 3.1)))
-    write_about(tmp_path, "digits", trials=2)
-    assert report.write(tmp_path / "report", tmp_path).read_text().count("not repeatable: a remark") == 1

@@ -6,7 +6,6 @@ import dataclasses
 import fcntl
 import os
 import stat
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,8 +16,8 @@ from raydiff.evaluation.suite import Evaluation
 from raydiff.experiment import trial
 from raydiff.experiment.config import Experiment, Runtime
 from raydiff.experiment.trial import Trial
-from raydiff.federated.rounds import Closing, rounds
-from raydiff.federated.sums import Late
+from raydiff.federated.rounds import rounds
+from raydiff.federated.sums import Desk
 from raydiff.methods import DPSGD, PFDM, SPIRE, FedAvg, LocalOnly, Moon, Scaffold, SharedRep
 from raydiff.methods._averaging import Averaging
 from raydiff.models.ddpm import DDPM, Sampling
@@ -249,99 +248,52 @@ def test_a_worker_that_dies_idle_is_revived_by_the_next_trial(tmp_path, workers)
     assert [u.client for u, _ in RayPool(workers, this).run((0, 1), {}, 0)] == [0, 1]
 
 
-class Held:
-    """A trial of four clients, of which some wait in round 0 until they are let go. There client 2 begins after
-    client 1, on the other worker."""
-
-    def __init__(self, folder: Path, *who: int) -> None:
-        class Waiting(FedAvg):
-            def local_update(self, server, state, data, rnd):
-                me = numbers.index(int(data.numbers[0]))
-                (folder / f"begun-{me}").open("a").write(f"{rnd.number} ")
-                if rnd.number == 0 and me == 1:
-                    (folder / "signal").open("wb", buffering=0).write(b"1")
-                if rnd.number == 0 and me == 2:
-                    (folder / "signal").open("rb", buffering=0).read(1)  # waits for it
-                if rnd.number == 0 and me in who:
-                    fcntl.flock((folder / f"gate-{me}").open(), fcntl.LOCK_SH)
-                return super().local_update(server, state, data, rnd)
-
-        Waiting.__module__ = FedAvg.__module__  # On disk it is one of raydiff's; workers get it by value.
-        self.folder, this = folder, trial.open_trial(experiment(METHODS["fedavg"], 4), folder)
-        clients = trial.make_clients(this, range(4))
-        numbers = [int(client.data.numbers[0]) for client in clients]
-        self.records = [len(client.data) for client in clients]
-        os.mkfifo(folder / "signal")
-        self.signal = (folder / "signal").open("r+b", buffering=0)  # while it is open no end waits to be opened
-        self.gates = [(folder / f"gate-{i}").open("w") for i in who]
-        for gate in self.gates:
-            fcntl.flock(gate, fcntl.LOCK_EX)
-        method = Waiting(model=MODEL, rounds=2, local=TRAINING)
-        self.trial = dataclasses.replace(this, experiment=dataclasses.replace(this.experiment, method=method))
-        self.server = method.init_server(None, torch.Generator().manual_seed(0))
-
-    def let_go(self) -> None:
-        for gate in self.gates:
-            gate.close()
-
-    def begun(self) -> list[list[str]]:
-        """The rounds that each client has begun."""
-        return [(self.folder / f"begun-{i}").read_text().split() for i in range(4)]
-
-
-def test_a_worker_that_is_late_goes_on_with_the_next_round(tmp_path, workers):
-    """On worker 1, client 3 stands behind client 1: it is dropped when the round is closed, and asked in the next."""
-    from raydiff.runtime.actors import RayPool
-
-    held = Held(tmp_path, 1)
-    pool = RayPool(workers, held.trial)
-    first = list(pool.race(pool.clients, held.server, 0, Closing(enough=2)))
-    held.let_go()
-    found = [came if isinstance(came, Late) else came[0].client for came in first]
-    assert found == [0, Late(1, held.records[1]), 2, Late(3, held.records[3])]
-    second = {u.client: tree.digest(u.release.value) for u, _ in pool.run(pool.clients, held.server, 1)}
-    assert held.begun() == [["0", "1"], ["0", "1"], ["0", "1"], ["1"]]
-    alone = trial.local_pool(held.trial).run(pool.clients, held.server, 1)
-    assert second == {u.client: tree.digest(u.release.value) for u, _ in alone}
-
-
-def test_a_round_is_closed_at_its_deadline(tmp_path, workers):
-    from raydiff.federated.client import Failed
-    from raydiff.runtime.actors import RayPool
-
-    held = Held(tmp_path, 0, 1)
-    pool, method = RayPool(workers, held.trial), held.trial.experiment.method
-    with pytest.raises(Failed, match=r"0 of 4 uploads can be used, fewer than min_clients = 1 \(4 came late\)"):
-        list(rounds(method, pool, keys=held.trial.keys, deadline_s=0.2))
-    held.let_go()
-    assert not any(isinstance(came, Late) for came in pool.race(pool.clients, held.server, 1, Closing(enough=4)))
+def summed(pool, this, server):
+    """The digest of the mean that round 0 gives, and whose uploads are in it."""
+    desk = Desk(this.experiment.method, server, 0, 4)
+    whole = desk.partial()
+    for part in pool.sums(pool.clients, desk):
+        whole.merge(part)
+    return tree.digest(whole.mean.value), sorted(sent.client for sent in whole.sent)
 
 
 @pytest.mark.survival
-def test_a_worker_that_dies_in_a_race_is_asked_again(tmp_path, workers, monkeypatch):
+def test_a_worker_that_dies_in_a_sum_is_asked_again(tmp_path, workers, monkeypatch):
     import ray
 
     from raydiff.runtime.actors import RayPool
 
-    held, killed = Held(tmp_path, 1), []
-    pool, wait = RayPool(workers, held.trial), ray.wait
+    class Waiting(FedAvg):
+        def local_update(self, server, state, data, rnd):
+            if int(data.numbers[0]) == first:
+                fcntl.flock((tmp_path / "gate").open(), fcntl.LOCK_SH)
+            return super().local_update(server, state, data, rnd)
+
+    Waiting.__module__ = FedAvg.__module__  # On disk it is one of raydiff's; workers get it by value.
+    sound = trial.open_trial(experiment(METHODS["fedavg"], 4), tmp_path)
+    first = int(trial.make_clients(sound, [1])[0].data.numbers[0])
+    method = Waiting(model=MODEL, rounds=2, local=TRAINING)
+    this = dataclasses.replace(sound, experiment=dataclasses.replace(sound.experiment, method=method))
+    gate, killed, wait = (tmp_path / "gate").open("w"), [], ray.wait
+    fcntl.flock(gate, fcntl.LOCK_EX)
+    pool, server = RayPool(workers, this), method.init_server(None, torch.Generator().manual_seed(0))
 
     def killing(streams, timeout):
         ready = wait(streams, timeout=timeout)  # of worker 0
         if not killed:
             killed.append(ray.kill(workers[1], no_restart=False))
-            held.let_go()
+            gate.close()
         return ready
 
     monkeypatch.setattr(ray, "wait", killing)
-    raced = list(pool.race(pool.clients, held.server, 0, Closing(enough=4)))
-    assert killed and [upload.client for upload, _ in raced] == [0, 1, 2, 3]
-    [says] = lost.words(held.trial.folder)
+    found = summed(pool, this, server)
+    assert killed and found == summed(trial.local_pool(sound), sound, server)
+    [says] = lost.words(this.folder)
     assert says.startswith("worker 1: it died without a word")
 
 
-@pytest.mark.parametrize("closing", [None, Closing(enough=4)], ids=["run", "race"])
-def test_an_upload_that_is_lost_with_its_node_is_asked_for_again(tmp_path, workers, monkeypatch, closing):
+@pytest.mark.parametrize("how", ["run", "sums"])
+def test_an_upload_that_is_lost_with_its_node_is_asked_for_again(tmp_path, workers, monkeypatch, how):
     import ray
 
     from raydiff.runtime.actors import RayPool
@@ -355,12 +307,15 @@ def test_an_upload_that_is_lost_with_its_node_is_asked_for_again(tmp_path, worke
             raise ray.exceptions.ObjectLostError(ref.hex(), None, "")
         return get(ref, **more)
 
+    def sent(pool):
+        if how == "sums":
+            return summed(pool, this, server)
+        return [(u.client, tree.digest(u.release.value)) for u, _ in pool.run(pool.clients, server, 0)]
+
     monkeypatch.setattr(ray, "get", losing)
-    came = pool.run(pool.clients, server, 0) if closing is None else pool.race(pool.clients, server, 0, closing)
-    found = [(upload.client, tree.digest(upload.release.value)) for upload, _ in came]
+    found = sent(pool)
     assert losses
-    alone = trial.local_pool(this).run(pool.clients, server, 0)
-    assert found == [(upload.client, tree.digest(upload.release.value)) for upload, _ in alone]
+    assert found == sent(trial.local_pool(this))
 
 
 @pytest.mark.survival

@@ -55,22 +55,20 @@ def test_each_round_of_a_trial_is_told_and_nothing_else(tmp_path: Path, tiny: Ex
         "raydiff_epsilon": (ended[-1]["privacy/epsilon_server"], tags),
         "raydiff_unprotected": (0.0, tags),
         "raydiff_bytes_sent": (ended[-1]["comm/bytes_up"], tags),
-        "raydiff_stragglers": (0.0, tags),
         "raydiff_rejected": (0.0, tags),
         "raydiff_processes_lost": (1.0, tags),
     }
 
 
-def test_who_was_late_or_rejected_is_counted(tmp_path: Path, tiny: Experiment, told: dict[str, Any]) -> None:
+def test_who_was_rejected_is_counted(tmp_path: Path, tiny: Experiment, told: dict[str, Any]) -> None:
     this = trial.open_trial(tiny, tmp_path)
-    numbers = {"privacy/epsilon_server": math.inf, "comm/bytes_up": 8.0, "clients/late": 3.0, "clients/rejected": 2.0}
+    numbers = {"privacy/epsilon_server": math.inf, "comm/bytes_up": 8.0, "clients/rejected": 2.0}
     gauges.Gauges().tell(this, {"round": 4, "finished": False, **numbers})
     gauges.Gauges().tell(this, {"finished": True, "failed": "it"})
     assert {name: values[0][0] for name, values in told.items()} == {
         "raydiff_rounds": 5.0,
         "raydiff_unprotected": 1.0,
         "raydiff_bytes_sent": 8.0,
-        "raydiff_stragglers": 3.0,
         "raydiff_rejected": 2.0,
         "raydiff_processes_lost": 0.0,
     }
@@ -92,7 +90,7 @@ def test_a_scrape_of_the_node_gives_what_a_coordinator_tells(tiny: Experiment, w
     ray.get([c.tell.remote(*told) for c, told in zip(coordinators, (("kept", 9.5), ("open", math.inf)), strict=True)])
     (node,) = ray.nodes()
     found, deadline = dict[str, set[str]](), time.monotonic() + 120  # Ray collects every ten seconds.
-    while {len(names) for names in found.values()} != {7, 6} and time.monotonic() < deadline:
+    while {len(names) for names in found.values()} != {6, 5} and time.monotonic() < deadline:
         with urllib.request.urlopen(f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics") as page:
             lines = [line for line in page.read().decode().splitlines() if line.startswith("ray_raydiff_")]
         found = {s: {line.partition("{")[0] for line in lines if f'sweep="{s}"' in line} for s in ("kept", "open")}

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from raydiff.federated.rounds import Closing
 from raydiff.runtime import actors
 from raydiff.runtime.actors import RayPool
 
@@ -59,11 +57,10 @@ def pool_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Any]:
                 answers.append(pool.workers[asked[ready]])
                 return ready
 
-            def owed(self, asked: dict[Any, int]) -> None:
-                assert not asked
-
         pool._ear = Ear()
-        monkeypatch.setattr(actors.ray, "get", lambda _: {answers.pop().left.pop()})
+        monkeypatch.setattr(
+            actors.ray, "get", lambda _: SimpleNamespace(sent=[SimpleNamespace(client=answers.pop().left.pop())])
+        )
         return pool
 
     return make
@@ -71,9 +68,8 @@ def pool_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Any]:
 
 def arrivals(pool: Any, clients: int) -> list[int]:
     ids = [Number(client) for client in range(clients)]
-    closing = Closing(enough=clients, seconds=math.inf)
-    messages = pool._arrivals(ids, lambda worker, part, _: worker.asked(part), closing, lambda message: message)
-    return sorted(int(client) for message in messages for client in message)
+    messages = pool._arrivals(ids, lambda worker, part, _: worker.asked(part))
+    return sorted(int(sent.client) for message in messages for sent in message.sent)
 
 
 @pytest.mark.parametrize("workers", [1, 7])

@@ -77,9 +77,9 @@ def test_the_probe_is_one_step_and_one_evaluation(tiny: Experiment, monkeypatch:
     passes = override(fedavg, {"method.local.epochs": 9, "method.local.replacement": False, "evaluation": None})
     gpu_memory.probe(passes, Fake(3, 0))
     assert seen == ["1 step of 8, 30 records"]
-    privacy = ClientPrivacy(trust="aggregate", shares=2)  # No sum of one client's update is ever shown.
-    hidden = {"method.averaging.weights": "uniform", "method.averaging.privacy": privacy, "min_clients": 2}
-    assert gpu_memory.probe(override(fedavg, {**hidden, "evaluation": None}), Fake(3, 0)) == (3, 80 * GB)
+    privacy = ClientPrivacy(trust="aggregate", shares=2)  # The probe has one upload.
+    summed = {"method.averaging.weights": "uniform", "method.averaging.privacy": privacy, "min_clients": 2}
+    assert gpu_memory.probe(override(fedavg, {**summed, "evaluation": None}), Fake(3, 0)) == (3, 80 * GB)
 
 
 @pytest.mark.parametrize(("workers", "size"), [(1, 4), (2, 3), (4, 2), (5, 1)])

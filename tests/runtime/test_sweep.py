@@ -332,7 +332,7 @@ def hungry(sweep, *, seed: int, least: float):
         def host(self, trial, ids, gpu):
             hosted = super().host(trial, ids, gpu)
 
-            def run(server, number, among):
+            def run(server, number):
                 raise torch.OutOfMemoryError("Tried to allocate 2.00 GiB")
 
             if trial.experiment.seed == seed and gpu < least:
@@ -586,9 +586,9 @@ def losing_the_device(sweep, folder):
             hosted = super().host(trial, ids, gpu)
 
             def guarded(client, run):
-                def computing(server, number, among):
+                def computing(server, number):
                     compute("device-side assert triggered", trial.experiment.seed == 1 and client.number == 1)
-                    return run(server, number, among)
+                    return run(server, number)
 
                 return computing
 

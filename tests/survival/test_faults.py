@@ -118,7 +118,7 @@ def test_an_mlflow_server_is_away_for_a_while(tmp_path, nodes, expected, migrate
 def poisoned(client, trial) -> None:
     """One trial's clients cannot train."""
 
-    def run(server, number, among):
+    def run(server, number):
         raise RuntimeError("this trial is poisoned")
 
     if trial.experiment.seed == 0:

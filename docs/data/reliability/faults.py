@@ -248,16 +248,16 @@ def misbehaving(does: str, seed: int, number: int, of_round: int) -> Callable[[A
     def fault(client: Any, trial: Any) -> None:
         run = client.run
 
-        def once(server: Any, at: int, among: Any = None) -> Any:
+        def once(server: Any, at: int) -> Any:
             marker = trial.sweep / "misbehaved"
             if (trial.experiment.seed, client.number, at) != (seed, number, of_round) or marker.exists():
-                return run(server, at, among)
+                return run(server, at)
             marker.touch()
             if does == "hangs":
                 time.sleep(1e6)
             if does == "raises":
                 raise RuntimeError(f"client {number} raises in round {at}")
-            upload, metrics = run(server, at, among)
+            upload, metrics = run(server, at)
             for tensor in upload.release.value.values():
                 tensor.fill_(torch.nan)  # on its way: what was stored is sound
             return upload, metrics

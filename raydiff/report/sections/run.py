@@ -76,8 +76,6 @@ def frontier(sweep: SweepView, out: Path) -> Section:
         blocks += [html.table(header, lines, name="the frontier"), html.bullets(meanings(done), note=True)]
     else:
         blocks.append(html.paragraph("No trial finished or was stopped with results: there is no frontier."))
-    if "outcome/remark" in sweep.runs:
-        blocks.append(html.bullets(sorted(sweep.runs["outcome/remark"].dropna().unique()), note=True))
     if len(others):
         blocks += [html.heading("Settings without a row"), html.bullets(without_row(others))]
     if len(sweep.folders) == 1:
