@@ -54,7 +54,7 @@ def test_what_it_prints_and_keeps(shop, capsys: pytest.CaptureFixture[str]) -> N
     assert personalize.main(command) == 0
     said = capsys.readouterr().out
     digest, folder = shop.folder("fedavg").name, made(shop, "fedavg")
-    assert said.startswith(f"FedAvg {digest[:8]}, a new client: 20 records of 2 7; 20 held out\n")
+    assert said.startswith(f"FedAvg {digest[:8]}, a new client: 20 records of 2 7; 16 held out\n")
     assert "held out: the test split" in said and f"files in {folder}; " in said
     assert "it trains 12,000 of 12,000 parameters (100.000%)" in said
     rows = table(folder / "curves.csv")

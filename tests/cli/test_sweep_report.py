@@ -11,6 +11,7 @@ import pytest
 from raydiff.data.partition import Iid
 from raydiff.experiment import overrides
 from raydiff.experiment.config import Experiment
+from raydiff.federated.checkpoint import Store
 from raydiff.privacy import accountants
 from raydiff.privacy.ledger import Ledger
 from raydiff.privacy.release import Gaussian
@@ -27,7 +28,7 @@ def write_trial(folder: Path, digest: str, std: float, **changes: Any) -> None:
     own.mkdir(parents=True)
     kind = {"unit": "example", "relation": "replace_one", "trust": "local", **changes}
     event = Gaussian(std_over_sensitivity=std, **kind)
-    (own / "commit-00000.json").write_text(json.dumps({"ledger": Ledger().with_upload(0, 0, event, 100).to_json()}))
+    Store(own).commit(0, {"ledger": Ledger().with_upload(0, 0, event, 100).to_json()})
     (own / "config.json").write_text(json.dumps({"method": {"kind": "PFDM", "delta": 1e-5}, "seed": int(digest)}))
 
 
@@ -40,7 +41,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_what_the_end_composes_is_what_the_report_says(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     printed = composed(folder)
-    assert printed.startswith("all 2 trials composed: epsilon 6.57 ")  # mu = sqrt(2); 4.38 for each
+    assert printed.startswith("all 2 trials composed: epsilon 6.58 ")  # mu = sqrt(2); 4.38 for each
     launch._report(folder, folder / "report")
     assert f"report: {folder / 'report' / 'report.html'}" in capsys.readouterr().out
     page = (folder / "report" / "report.html").read_text()
@@ -87,7 +88,7 @@ def test_trials_with_other_public_records_have_no_composed_epsilon(
     """A record that is public in one of them is published there. Rows count, not the settings, and not what is held."""
     resolved(tmp_path, "0", 1.0, tiny)
     resolved(tmp_path, "1", 1.0, tiny, **{"data.train": 100, "data.fitted_on": "all", "seed": 5})
-    assert composed(tmp_path).startswith("all 2 trials composed: epsilon 6.57 ")
+    assert composed(tmp_path).startswith("all 2 trials composed: epsilon 6.58 ")
     resolved(tmp_path, "2", 1.0, tiny, **cut)
     assert composed(tmp_path) == "no composed epsilon: trials declare different records public"
 
@@ -96,9 +97,9 @@ def test_trials_with_other_public_records_have_no_composed_epsilon(
 def test_clients_that_are_other_records_have_none(tmp_path: Path, tiny: Experiment, dealt: dict[str, Any]) -> None:
     resolved(tmp_path, "0", 1.0, tiny, "client")
     resolved(tmp_path, "1", 1.0, tiny, "client", **{"method.epsilon": 3.0})
-    assert "trials composed: epsilon 6.57 (per client" in composed(tmp_path)
+    assert "trials composed: epsilon 6.58 (per client" in composed(tmp_path)
     resolved(tmp_path, "2", 1.0, tiny, **dealt)  # Per example it may be dealt anew.
-    assert "kind 1 of 2: epsilon 6.57 (per client" in composed(tmp_path)
+    assert "kind 1 of 2: epsilon 6.58 (per client" in composed(tmp_path)
     resolved(tmp_path, "3", 1.0, tiny, "client", **dealt)
     lines = composed(tmp_path).splitlines()
     assert lines[0].startswith("all 4 trials composed, kind 1 of 2: no composed epsilon per client: trials deal the")
@@ -117,7 +118,7 @@ def test_trials_that_were_chosen_by_others_have_none(folder: Path, plan: dict[st
     (folder / "sweep.json").write_text(json.dumps({**plan, "trials": []}))
     assert composed(folder).startswith(f"no composed epsilon: {why}")
     (folder / "sweep.json").write_text(json.dumps({"search": "random", "trials": []}))
-    assert composed(folder).startswith("all 2 trials composed: epsilon 6.57 ")
+    assert composed(folder).startswith("all 2 trials composed: epsilon 6.58 ")
 
 
 def test_a_report_that_fails_is_one_line(
