@@ -27,7 +27,7 @@ OUTSIDERS = "_outsiders"
 """Ends the name of a ceiling for what is published, where that is below the one for what the server sees."""
 ATTACKS = ("attack/global/*/", "attack/pool/*/", "attack/uploads/*/")
 """Where metrics of attacks on clean records are, by what is made of uploads alone."""
-BY_CHANCE = "or it is chance: in a sound trial 1.3 % of attacks that reach their ceiling seem above it, 2.5 % at most"
+BY_CHANCE = "or it is chance: in a sound trial one in forty attacks, at most, seems above its ceiling"
 
 
 class AboveCeiling(RuntimeError):

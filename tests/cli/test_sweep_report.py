@@ -16,6 +16,7 @@ from raydiff.privacy import accountants
 from raydiff.privacy.ledger import Ledger
 from raydiff.privacy.release import Gaussian
 from raydiff.report import page as report
+from raydiff.report.bounds import up
 from raydiff.results.spent import composed
 from raydiff.runtime import launch
 
@@ -71,7 +72,7 @@ def test_kinds_of_epsilon_that_do_not_compose_have_a_line_each(folder: Path) -> 
     kinds = ["per client, replace-one", "per example, add-remove", "per example, replace-one"]
     for some in (lines[:3], lines[3:]):  # all of them, and the protected ones, which are all
         for line, kind, epsilon in zip(some, kinds, wanted, strict=True):
-            assert f": epsilon {epsilon:.2f} ({kind}, local trust" in line and "of 3" in line
+            assert f": epsilon {up(epsilon)} ({kind}, local trust" in line and "of 3" in line
     assert json.loads((folder / "composed.json").read_text())["says"] == lines
 
 

@@ -71,12 +71,12 @@ def test_the_probe_is_one_step_and_one_evaluation(tiny: Experiment, monkeypatch:
     monkeypatch.setattr(Client, "evaluate", spied_evaluate)
     fedavg = replace(tiny, method=FedAvg(model=tiny.method.model, local=tiny.method.local, rounds=9))
     assert gpu_memory.probe(fedavg, Fake(3, 5)) == (5, 80 * GB)
-    assert seen == ["1 step of 8, 30 records", "evaluation"]
+    assert seen == ["1 step of 8, 32 records", "evaluation"]
     assert gpu_memory.probe(replace(fedavg, evaluation=None), Fake(3, 0)) == (3, 80 * GB)
     seen.clear()
     passes = override(fedavg, {"method.local.epochs": 9, "method.local.replacement": False, "evaluation": None})
     gpu_memory.probe(passes, Fake(3, 0))
-    assert seen == ["1 step of 8, 30 records"]
+    assert seen == ["1 step of 8, 32 records"]
     privacy = ClientPrivacy(trust="aggregate", shares=2)  # The probe has one upload.
     summed = {"method.averaging.weights": "uniform", "method.averaging.privacy": privacy, "min_clients": 2}
     assert gpu_memory.probe(override(fedavg, {**summed, "evaluation": None}), Fake(3, 0)) == (3, 80 * GB)

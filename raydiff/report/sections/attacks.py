@@ -63,10 +63,8 @@ def attacks(sweep: SweepView, out: Path) -> Section:
     says += "rows are marked too; under central trust those of global and pool are of what is published. "
     says += f"{SMALL}: too few records for that number."
     above = f"Above their ceiling with their whole interval: {len(marked)}. The accounting or the attack is "
-    above += (
-        "wrong, or members and others have other labels, for which a trial's own check allows, or it is chance, as "
-    )
-    above += "in 1.3 % of the attacks that reach their ceiling (2.5 % at most)."
+    above += "wrong, or members and others have other labels, for which a trial's own check allows, or it is chance, "
+    above += "as in one of forty attacks of a sound trial at most."
     verdict = above if marked else f"No interval of the targets {NAMED} lies above its ceiling."
     grid = html.table(header, cells, name="attacks", marked=marked)
     shown = grid if len(cells) <= OPEN else html.folded(f"{len(cells)} rows", [grid])
