@@ -25,6 +25,7 @@ from raydiff.privacy import budget as privacy
 from raydiff.privacy.budget import Budget, Order
 from raydiff.privacy.ledger import Guarantee
 from raydiff.privacy.release import Event
+from raydiff.report import bounds
 
 
 def main(argv: Sequence[str]) -> int:
@@ -66,11 +67,11 @@ def _left(budget: Budget, charges: Sequence[tuple[Event, ...]], order: Order) ->
         return f"what is left depends on the noise that would come next (Renyi order {order:g})"
     room = accountants.mu_for(budget.epsilon, budget.delta) ** 2 - sum(privacy.cost(events, None) for events in charges)
     left = gaussian.epsilon_for(math.sqrt(max(0.0, room)), budget.delta)
-    return f"left: one more trial at epsilon {left:.2f}, or several that are less together"
+    return f"left: one more trial at epsilon {bounds.down(left)}, or several that are less together"
 
 
 def _shown(guarantee: Guarantee) -> str:
-    return "epsilon inf" if guarantee.epsilon == math.inf else f"epsilon {guarantee.epsilon:.2f}"
+    return f"epsilon {bounds.up(guarantee.epsilon)}"
 
 
 def _data(name: str) -> str:

@@ -47,6 +47,7 @@ from raydiff.federated.files import Overtaken, write_text
 from raydiff.privacy import budget as privacy
 from raydiff.privacy.budget import Budget, Order
 from raydiff.privacy.release import Event, NonPrivate
+from raydiff.report import bounds
 from raydiff.report.files import read_json, read_outcome, sealed
 
 NOTE = "budget.json"
@@ -205,8 +206,8 @@ class _State:
             sampled = any(getattr(e, "sampling_rate", 1) < 1 for charge in charges for e in charge)
             early = _listed(r["trial"] for r in known if not r["whole"])
             raise ValueError(
-                f"{who} would overspend the budget of {self.budget}: epsilon {before:.4g} is spent, and with it "
-                f"{after.epsilon:.4g}{how.get(after.accountant, '') if sampled else ''}"
+                f"{who} would overspend the budget of {self.budget}: epsilon {bounds.up(before, 3)} is spent, and with "
+                f"it {bounds.up(after.epsilon, 3)}{how.get(after.accountant, '') if sampled else ''}"
                 + (early and f"; {early} ran before there was a budget, and another runtime.storage leaves them out")
                 + (f" ({where}: raydiff budget lists it)" if self.records else "")
             )

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from raydiff.privacy.accountants import check_budget, epsilon_of
 from raydiff.privacy.release import Gaussian
+from raydiff.report import bounds
 
 
 def release_event(clip: float, abar: float) -> Gaussian:
@@ -45,7 +46,7 @@ def depth_for(
     if t == len(abar):
         raise ValueError(
             f"no depth reaches epsilon {epsilon:g} at clip {clip:g}, delta {delta:g} ({accountant} accountant): "
-            f"the smallest reachable with this schedule is {spent(t - 1):.4g}"
+            f"the smallest reachable with this schedule is {bounds.up(spent(t - 1), 3)}"
         )
     if given is not None and given < t:
         raise ValueError(

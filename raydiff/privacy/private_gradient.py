@@ -37,6 +37,7 @@ from raydiff import seeding, tree
 from raydiff.privacy import accountants, grid, layers
 from raydiff.privacy.layers import Outer, PerRecord
 from raydiff.privacy.release import ROUNDING, Gaussian
+from raydiff.report import bounds
 from raydiff.seeding import NoiseStream
 from raydiff.tree import Params
 
@@ -259,7 +260,7 @@ def noise_multiplier(given: float | None, budget: Budget, *, batch: int, records
     if spent > budget.epsilon:  # only then is it worth its search, which takes a second
         needed = noise_multiplier_for(budget, sampling_rate=rate, steps=steps)
         raise ValueError(
-            f"noise_multiplier = {given:g} spends epsilon {spent:.4g} > {budget.epsilon:g} on a client's "
+            f"noise_multiplier = {given:g} spends epsilon {bounds.up(spent, 3)} > {budget.epsilon:g} on a client's "
             f"{records} records: it must be at least {math.ceil(1000 * needed) / 1000:g}"
         )
     return given

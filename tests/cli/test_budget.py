@@ -17,11 +17,12 @@ from raydiff.privacy import budget as privacy
 from raydiff.privacy.accountants import mu_for
 from raydiff.privacy.budget import Budget
 from raydiff.privacy.release import Gaussian
+from raydiff.report import bounds
 
 
 @pytest.fixture
 def storage(tiny: Experiment, tmp_path: Path) -> Path:
-    """Two trials of epsilon 3.32, charged to a budget of 7."""
+    """Two trials of epsilon 3.33, charged to a budget of 7."""
     base = replace(tiny, evaluation=None, method=replace(tiny.method, epsilon=4.0))
     base = replace(base, runtime=replace(base.runtime, budget=Budget(epsilon=7)))
     for seed in (0, 1):
@@ -36,8 +37,8 @@ def test_it_lists_who_spent_what_and_what_is_left(storage: Path, capsys: pytest.
         head, *trials, last = capsys.readouterr().out.splitlines()
         assert head == "digits: epsilon 7 (per example, replace-one, local trust, delta 1e-05)"
         assert [line.split()[2].partition("/")[0] for line in trials] == ["s0", "s1"]
-        assert trials[0].endswith("epsilon 3.32, together epsilon 3.32")
-        assert trials[1].endswith("epsilon 3.32, together epsilon 4.96")
+        assert trials[0].endswith("epsilon 3.33, together epsilon 3.33")
+        assert trials[1].endswith("epsilon 3.33, together epsilon 4.96")
         assert last.startswith("spent: epsilon 4.96 of 7, by 2 trials; left: one more trial at epsilon ")
         left = float(last.partition("at epsilon ")[2].partition(",")[0])
         assert left == pytest.approx(4.25, abs=0.5)
@@ -75,7 +76,7 @@ def test_sampled_noise_has_no_number_that_is_left(
     *_, last = capsys.readouterr().out.splitlines()
     events = [privacy.read(r["events"]) for r in spending.verified(again.store.guard.book)[1:]]  # type: ignore[union-attr]
     by_the_filter = given.epsilon_of(sum(privacy.cost(e, order) for e in events), order)
-    assert last.startswith(f"spent: epsilon {by_the_filter:.2f} of 7, by 2 trials")
+    assert last.startswith(f"spent: epsilon {bounds.up(by_the_filter)} of 7, by 2 trials")
 
 
 @pytest.mark.parametrize("damage", ["flipped", "cut", "lost"])

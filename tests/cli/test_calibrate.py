@@ -86,7 +86,7 @@ def test_a_budget_that_only_some_accountants_can_keep(capsys: pytest.CaptureFixt
         (["--clip", "15", "--t0", "0"], "t0 must be in 1..1000, got 0"),
         (["--clip", "15", "--t0", "1001"], "t0 must be in 1..1000, got 1001"),
         (["--clip", "15", "--eps", "3"], "unrecognized arguments: --eps 3"),
-        (["--clip", "35", "--epsilon", "1"], "the smallest reachable with this schedule is 1.749"),
+        (["--clip", "35", "--epsilon", "1"], "the smallest reachable with this schedule is 1.750"),
     ],
 )
 def test_bad_input_is_one_sentence(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
