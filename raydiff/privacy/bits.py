@@ -4,7 +4,8 @@ A float32 number that was made as signal + noise is not any number: the noise wa
 draw times the standard deviation, and whoever knows two candidates for the record asks for each whether such a draw
 exists (Mironov, CCS 2012). No secret is needed. A way to draw noise (`explanations`) is believed where it explains
 every release by one of its candidates at least; then a candidate that it does not explain was not sent. Beside it the
-likelihood attack guesses the nearer signal, which is the best attack on Gaussian noise.
+likelihood attack guesses the nearer signal, which is the best attack on Gaussian noise. Without the standard deviation
+only float32 sums are tried, which rule little out where a signal is far below its noise.
 
 Under mu-Gaussian DP no test tells the two apart with a rate of right answers more than 2 Phi(mu / 2) - 1 above that of
 wrong ones, so an audit is flagged where Clopper-Pearson limits of both rates are further apart.
