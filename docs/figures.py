@@ -4,7 +4,7 @@
 
 A table stands between `<!-- data/collaboration-digits/paired.md -->` and `<!-- end -->`: the file's lines, as the
 command wrote them. A page's other numbers with a decimal point, in sentences and in tables, must be those of some file
-of docs/data, or of the published numbers in raydiff/report/papers, that the page names or links to, as far as they are
+of docs/data, or of the published numbers in raydiff/papers, that the page names or links to, as far as they are
 rounded; `tests/test_docs.py` looks.
 """
 
@@ -20,7 +20,7 @@ from pathlib import Path
 DOCS = Path(__file__).resolve().parent
 PAGES = [DOCS.parent / "README.md", *sorted(set(DOCS.rglob("*.md")) - set((DOCS / "data").rglob("*")))]
 TABLE = re.compile(r"(<!-- (data/[\w./-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
-NAMED = re.compile(r"(?<![\w-])(?:data/[\w/-]+\.(?:md|csv|json|txt)|raydiff/report/papers/\w+\.tsv)")
+NAMED = re.compile(r"(?<![\w-])(?:data/[\w/-]+\.(?:md|csv|json|txt)|raydiff/papers/\w+\.tsv)")
 NUMBER = re.compile(r"(?<![\w.])\d[\d,]*\.\d+(?![\w.]*\d)")
 NOT_TYPED = re.compile(
     r"```.*?```|^ {4}.*?$|`[^`]*`|\]\([^)]*\)|<!-- .*? -->|(?:arXiv|[Ss]ection|Theorem|Python|torch|Ray) [\d.]+",

@@ -35,22 +35,19 @@ if TYPE_CHECKING:  # what type checkers and editors see of the table below
     from raydiff.experiment.config import Runtime as Runtime
     from raydiff.experiment.study import Arm as Arm
     from raydiff.experiment.study import Study as Study
-    from raydiff.methods import DPMERF as DPMERF
-    from raydiff.methods import DPSGD as DPSGD
-    from raydiff.methods import PFDM as PFDM
-    from raydiff.methods import SPIRE as SPIRE
-    from raydiff.methods import Evolution as Evolution
-    from raydiff.methods import FedAvg as FedAvg
-    from raydiff.methods import FedDistr as FedDistr
-    from raydiff.methods import FedProx as FedProx
-    from raydiff.methods import LocalOnly as LocalOnly
-    from raydiff.methods import Marginals as Marginals
-    from raydiff.methods import Moon as Moon
-    from raydiff.methods import PerFedAvg as PerFedAvg
-    from raydiff.methods import Scaffold as Scaffold
-    from raydiff.methods import SharedRep as SharedRep
-    from raydiff.methods import Sketch as Sketch
     from raydiff.methods._averaging import Averaging as Averaging
+    from raydiff.methods.dpmerf import DPMERF as DPMERF
+    from raydiff.methods.dpsgd import DPSGD as DPSGD
+    from raydiff.methods.evolution import Evolution as Evolution
+    from raydiff.methods.fedavg import FedAvg as FedAvg
+    from raydiff.methods.fedprox import FedProx as FedProx
+    from raydiff.methods.localonly import LocalOnly as LocalOnly
+    from raydiff.methods.marginals import Marginals as Marginals
+    from raydiff.methods.moon import Moon as Moon
+    from raydiff.methods.perfedavg import PerFedAvg as PerFedAvg
+    from raydiff.methods.scaffold import Scaffold as Scaffold
+    from raydiff.methods.sharedrep import SharedRep as SharedRep
+    from raydiff.methods.sketch import Sketch as Sketch
     from raydiff.models.classifier import Classifier as Classifier
     from raydiff.models.d3pm import DiscreteDiffusion as DiscreteDiffusion
     from raydiff.models.ddpm import DDPM as DDPM
@@ -58,6 +55,9 @@ if TYPE_CHECKING:  # what type checkers and editors see of the table below
     from raydiff.models.networks import MLP as MLP
     from raydiff.models.networks import UNet as UNet
     from raydiff.models.training import Training as Training
+    from raydiff.papers.feddistr.method import FedDistr as FedDistr
+    from raydiff.papers.pfdm.method import PFDM as PFDM
+    from raydiff.papers.spire.method import SPIRE as SPIRE
     from raydiff.privacy.client_level import ClientPrivacy as ClientPrivacy
     from raydiff.privacy.ledger import Guarantee as Guarantee
     from raydiff.privacy.ledger import Ledger as Ledger
@@ -69,14 +69,27 @@ _MODULES = {
     "evaluation.suite": "Evaluation",
     "experiment.config": "Experiment Runtime",
     "experiment.study": "Arm Study",
-    "methods": "DPMERF DPSGD PFDM SPIRE Evolution FedAvg FedDistr FedProx LocalOnly Marginals Moon PerFedAvg Scaffold "
-    "SharedRep Sketch",
+    "methods.dpmerf": "DPMERF",
+    "methods.dpsgd": "DPSGD",
+    "methods.evolution": "Evolution",
+    "methods.fedavg": "FedAvg",
+    "methods.fedprox": "FedProx",
+    "methods.localonly": "LocalOnly",
+    "methods.marginals": "Marginals",
+    "methods.moon": "Moon",
+    "methods.perfedavg": "PerFedAvg",
+    "methods.scaffold": "Scaffold",
+    "methods.sharedrep": "SharedRep",
+    "methods.sketch": "Sketch",
     "methods._averaging": "Averaging",
     "models.classifier": "Classifier",
     "models.d3pm": "DiscreteDiffusion",
     "models.ddpm": "DDPM Sampling",
     "models.networks": "MLP UNet",
     "models.training": "Training",
+    "papers.feddistr.method": "FedDistr",
+    "papers.pfdm.method": "PFDM",
+    "papers.spire.method": "SPIRE",
     "privacy.client_level": "ClientPrivacy",
     "privacy.ledger": "Guarantee Ledger",
 }

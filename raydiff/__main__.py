@@ -22,8 +22,8 @@ COMMANDS = {
         "run": ("cli.run", "one trial, round by round"),
         "init": ("cli.init", "an experiment file for a data set of your own"),
         "preview": ("cli.preview", "a data set as a trial would use it"),
-        "calibrate": ("cli.calibrate", "how deep PFDM's noise must be for an epsilon"),
-        "pretrain": ("cli.pretrain", "a latent diffusion model from public records"),
+        "calibrate": ("papers.pfdm.calibrate_command", "how deep PFDM's noise must be for an epsilon"),
+        "pretrain": ("papers.feddistr.pretrain_command", "a latent diffusion model from public records"),
         "ls": ("cli.ls", "the sweeps of a storage folder"),
         "budget": ("cli.budget", "what the trials on a data set have spent of its budget"),
         "rm": ("cli.rm", "remove a sweep's files"),
@@ -34,26 +34,25 @@ COMMANDS = {
         "push": ("cli.push", "samples to the Hugging Face hub, with their card"),
         "personalize": ("cli.personalize", "a new client joins"),
         "attack": ("cli.attack", "which records was the model trained on? (LiRA, RMIA; DCR, Anonymeter, DOMIAS)"),
-        "reconstruct": ("cli.reconstruct", "from PFDM's uploads back to the records"),
+        "reconstruct": ("papers.pfdm.reconstruct_command", "from PFDM's uploads back to the records"),
     },
     "checks": {
         "account": ("cli.account", "what a mechanism has spent that ran elsewhere: Opacus, Flower"),
-        "audit": ("cli.audit", "what a table's synthetic rows reveal of each record (pDP)"),
+        "audit": ("papers.discrete.audit_command", "what a table's synthetic rows reveal of each record (pDP)"),
         "canary": ("cli.canary", "does a method leak more than its ledger says?"),
-        "theory": ("cli.theory", "what perfect denoisers would give"),
-        "bench": ("cli.bench", "seconds and bytes against plain torch"),
+        "theory": ("papers.theory_command", "what perfect denoisers would give"),
     },
     "finished sweeps": {
         "report": ("report.page", "a page with tables and pictures"),
         "frontier": ("report.frontier.command", "privacy against quality: the table and the picture"),
         "tables": ("report.load", "all runs and rounds as parquet"),
-        "claims": ("report.papers.claims", "what the papers claim, and what came out"),
-        "collaboration": ("report.papers.collaboration", "does federation help the minority? Paired differences"),
-        "newcomers": ("report.papers.newcomers", "how well new clients are served"),
-        "feddistr": ("report.papers.feddistr", "utility over entanglement"),
-        "pdp": ("report.papers.pdp", "the figures of the per-instance bounds"),
-        "referees": ("report.papers.referees", "a benchmark's accuracies beside those that others published"),
-        "ceilings": ("report.papers.ceilings", "attacks beside the most that the ledger allows"),
+        "claims": ("papers.claims", "what the papers claim, and what came out"),
+        "collaboration": ("papers.pfdm.report", "does federation help the minority? Paired differences"),
+        "newcomers": ("papers.spire.report", "how well new clients are served"),
+        "feddistr": ("papers.feddistr.report", "utility over entanglement"),
+        "pdp": ("papers.discrete.report", "the figures of the per-instance bounds"),
+        "referees": ("papers.referees", "a benchmark's accuracies beside those that others published"),
+        "ceilings": ("report.attack_ceilings", "attacks beside the most that the ledger allows"),
     },
 }
 """What a command is about -> its name -> its module below `raydiff`, whose `main` takes the arguments, and a line."""
@@ -80,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 def leave(run: Callable[[Sequence[str]], int | None], arguments: Sequence[str]) -> NoReturn:
     """Run a command's `main` and exit with its code; what it writes is its user's alone."""
-    from raydiff.experiment.mlflow_store import redacted
+    from raydiff.tracking.mlflow_store import redacted
 
     process.begin()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # A scheduler's end is an interrupt: what ran says so.
@@ -103,7 +102,7 @@ def _reading(run: Callable[[Sequence[str]], int | None], arguments: Sequence[str
     """Run a command that reads sweeps: what an argument names in a bucket is fetched, and read in a folder."""
     if not any("://" in argument for argument in arguments):
         return run(arguments)
-    from raydiff.experiment.readable import fetched
+    from raydiff.storage.artifact_sync import fetched
 
     def here(argument: str) -> str:
         option, equals, value = argument.partition("=") if argument.startswith("--") else ("", "", argument)

@@ -19,21 +19,21 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from raydiff import seeding
-from raydiff.data.newcomer import Newcomer
 from raydiff.data.records import Records
-from raydiff.experiment import readable
+from raydiff.data.unseen_client import Newcomer
+from raydiff.experiment import presets as names
 from raydiff.experiment.config import Experiment, Runtime
 from raydiff.experiment.ledgers import ledger_of
-from raydiff.experiment.presets import names
 from raydiff.experiment.study import Arm, Study
-from raydiff.methods import Method
+from raydiff.federated.method import Method
+from raydiff.formats.json_files import outcomes, read_lines
 from raydiff.models.d3pm import codes_of
 from raydiff.privacy.ledger import Guarantee
-from raydiff.report.files import outcomes, read_lines
-from raydiff.results import personalize
+from raydiff.results import personalization as personalize
 from raydiff.results.finished import Finished, open_finished
 from raydiff.runtime import launch, sweep_folder
 from raydiff.runtime.plan import Asked, Search, Space, plan
+from raydiff.storage import artifact_sync as readable
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -223,7 +223,9 @@ def run(experiment: Experiment, *, name: str | None = None, resume: bool = False
     name = name or sweep_folder.fresh_name("run")
     with _private():
         planned = plan("run", Study(experiment=experiment), Asked(samplers=track), name=name)
-        ended = launch.start(planned, resume=resume, report=False, track=track)
+        from raydiff.report.after_sweep import SUMMARY
+
+        ended = launch.start(planned, resume=resume, report=SUMMARY, track=track)
     (trial,) = planned.trials
     done = Run(ended.folder / "trials" / trial.digest)
     done.finished  # noqa: B018  # raises where it is not
@@ -266,7 +268,9 @@ def sweep(
     name = name or sweep_folder.fresh_name("sweep")
     with _private():
         planned = plan("sweep", study, asked, name=name)
-        return Sweep(launch.start(planned, resume=resume, track=track).folder)
+        from raydiff.report.after_sweep import FULL
+
+        return Sweep(launch.start(planned, resume=resume, report=FULL, track=track).folder)
 
 
 def preset(name: str) -> Study:

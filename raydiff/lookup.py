@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections import UserDict
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, TypeVar
@@ -42,6 +43,21 @@ def imported(name: str) -> Any:
     if not hasattr(module, attribute):
         raise ValueError(f"{name} cannot be imported: {path} has no {attribute}{nearest(attribute, vars(module))}")
     return getattr(module, attribute)
+
+
+class Table(UserDict[str, T]):
+    """Entries by name, each a value or the `module:name` of one, which is imported when it is asked for.
+
+    By such a table a room lists what rooms above it hold, such as the papers, which it never imports.
+    """
+
+    def __init__(self, entries: Mapping[str, T | str]) -> None:
+        super().__init__()
+        self.data = {**entries}  # type: ignore[dict-item]  # an entry not imported yet is a str
+
+    def __getitem__(self, name: str) -> T:
+        entry = self.data[name]
+        return imported(entry) if isinstance(entry, str) else entry
 
 
 def check_one_of(field: str, value: object, known: Iterable[str]) -> None:

@@ -6,9 +6,10 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from raydiff.experiment import away, trial
+from raydiff.experiment import trial
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.trial import Trial
+from raydiff.storage import staging as away
 
 SECRET = bytes(range(32))
 

@@ -33,13 +33,16 @@ from raydiff.data.datasets import Data, Records
 from raydiff.evaluation.quality import features
 from raydiff.evaluation.suite import Evaluation
 from raydiff.experiment.config import Experiment, Runtime
-from raydiff.federated.files import read_tensors, write_tensors
-from raydiff.methods import PFDM, FedAvg, LocalOnly, Method
+from raydiff.federated.method import Method
+from raydiff.methods.fedavg import FedAvg
+from raydiff.methods.localonly import LocalOnly
 from raydiff.models.ddpm import DDPM
-from raydiff.models.latent.model import LatentModel
 from raydiff.models.networks import MLP
 from raydiff.models.training import Training
+from raydiff.papers.feddistr.latent.model import LatentModel
+from raydiff.papers.pfdm.method import PFDM
 from raydiff.privacy import accountants, grid, private_gradient
+from raydiff.storage.atomic_files import read_tensors, write_tensors
 from raydiff.tree import Params
 
 hypothesis.settings.register_profile("raydiff", deadline=None)  # Timings are benchmarks, not tests.

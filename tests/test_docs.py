@@ -21,8 +21,8 @@ import pytest
 import raydiff
 from raydiff.__main__ import COMMANDS, main
 from raydiff.cli.arguments import shorthand
-from raydiff.experiment import file
-from raydiff.experiment.presets.names import PRESETS
+from raydiff.experiment import toml_file as file
+from raydiff.experiment.presets import PRESETS
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -212,20 +212,11 @@ def test_experiment_files_on_pages_can_be_read() -> None:
         assert file.parse(text, str(page), PRESETS).grid
 
 
-def test_no_circle_of_rooms_and_the_picture_is_of_these_imports() -> None:
+def test_the_picture_of_the_rooms_is_of_these_imports() -> None:
     architecture = of_docs("architecture")
-    arrows = architecture.imports()
-    assert architecture.circle(arrows) == []
-    drawn = architecture.described(architecture.shown(arrows))
+    drawn = architecture.described(architecture.shown(architecture.arrows()))
     assert f">{drawn}<" in architecture.PICTURE.read_text(), "draw it: python docs/architecture.py"
-
-
-def test_a_circle_is_found() -> None:
-    assert set(of_docs("architecture").circle({("data", "privacy"), ("privacy", "tree"), ("tree", "data")})) == {
-        "data",
-        "privacy",
-        "tree",
-    }
+    assert set(architecture.QUESTION) == set(architecture.arrows()) - set(architecture.SMALL)
 
 
 @pytest.mark.parametrize("page", METHODS, ids=lambda page: page.name)

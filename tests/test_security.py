@@ -29,8 +29,8 @@ from raydiff.evaluation.quality import inception
 from raydiff.experiment import config, overrides
 from raydiff.experiment.config import Experiment
 from raydiff.federated.method import Method
-from raydiff.report.files import read_json, sealed, unsealed
-from raydiff.results import mlflow_models
+from raydiff.formats.json_files import read_json, sealed, unsealed
+from raydiff.tracking import mlflow_models
 
 ROOT = Path(__file__).resolve().parents[1]
 RUNS_CODE = {
@@ -40,7 +40,7 @@ RUNS_CODE = {
     *("pyfunc.load_model", "mlflow.pyfunc.load_model", "marshal.loads", "runpy.run_path", "torch.hub.load"),
 }
 """What runs code that lies in what it reads."""
-BENCH = "raydiff/cli/bench_scale.py: pickle.loads"
+BENCH = "analysis/bench/scale.py: pickle.loads"
 """It reads what it has just written, in memory."""
 
 

@@ -29,11 +29,11 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from raydiff.cli.parser import Parser
+from raydiff.formats.rounding import up
 from raydiff.lookup import check_one_of
 from raydiff.privacy import accountants
 from raydiff.privacy.ledger import Entry, Exposed, Guarantee, Ledger
 from raydiff.privacy.release import Gaussian, Relation, Unit
-from raydiff.report.bounds import up
 
 FPR = 0.01
 SAMPLED = """holds for Poisson batches whose noised sum is divided by a fixed number; averaging over the batch drawn \

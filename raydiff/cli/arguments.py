@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from raydiff.cli.parser import Parser
 from raydiff.experiment import fields
 from raydiff.experiment import overrides as paths
+from raydiff.experiment import presets as names
 from raydiff.experiment.config import Experiment
-from raydiff.experiment.presets import names
 from raydiff.experiment.study import Study
+from raydiff.storage.staging import SECRET
 
 REPRODUCE = "reproduce"
 """A preset that takes two options: `reproduce`."""
@@ -29,8 +31,7 @@ def preset(argv: Sequence[str]) -> tuple[str, Study, list[str]]:
 
 
 def _reproduced(argv: Sequence[str]) -> tuple[str, Study, list[str]]:
-    from raydiff.experiment.presets import papers  # needs presets, as this does
-
+    papers = import_module(names.REPRODUCE)
     parser = Parser(f"sweep {REPRODUCE}", None, fields=True)
     for name, choices in (("paper", papers.PAPERS), ("scale", papers.SCALES)):
         parser.add_argument(f"--{name}", choices=choices, required=name == "paper", default=choices[0])
@@ -64,7 +65,7 @@ def shorthand(argv: Sequence[str]) -> list[str]:
 
 def overrides(start: Experiment, argv: Sequence[str]) -> dict[str, Any]:
     """{path: value} of the command line, with the noise secret that the environment may hold."""
-    secret = {"runtime.noise_secret": os.environ[paths.SECRET]} if paths.SECRET in os.environ else {}
+    secret = {"runtime.noise_secret": os.environ[SECRET]} if SECRET in os.environ else {}
     return {**paths.parse_overrides(start, argv), **secret}
 
 

@@ -43,7 +43,7 @@ from raydiff.cli.readings import keep
 from raydiff.evaluation.attacks import lira, quantile, rmia
 from raydiff.evaluation.attacks.membership import LOW_FPRS, attack, needed
 from raydiff.evaluation.figures import draw_roc
-from raydiff.report.cells import aligned
+from raydiff.formats.tables import aligned
 from raydiff.results.finished import Finished, open_finished
 from raydiff.results.shadows import ROLES, Attacked, Request, open_attacked
 from raydiff.runtime import sweep_folder

@@ -11,7 +11,7 @@ from raydiff.cli.readings import keep
 from raydiff.evaluation.attacks import anonymeter, closest, domias
 from raydiff.evaluation.attacks.anonymeter import Risk
 from raydiff.evaluation.attacks.membership import LOW_FPRS, Interval, attack, needed
-from raydiff.report.cells import aligned
+from raydiff.formats.tables import aligned
 from raydiff.results.attacked_rows import AttackedRows, open_rows
 from raydiff.results.finished import Finished
 

@@ -17,15 +17,16 @@ from pathlib import Path
 
 from raydiff.cli.parser import Parser
 from raydiff.data import sources
-from raydiff.experiment import file, spending
-from raydiff.experiment.presets import names
-from raydiff.federated.book import Book
+from raydiff.experiment import presets as names
+from raydiff.experiment import spending
+from raydiff.experiment import toml_file as file
+from raydiff.formats import rounding as bounds
 from raydiff.privacy import accountants, gaussian
-from raydiff.privacy import budget as privacy
-from raydiff.privacy.budget import Budget, Order
+from raydiff.privacy import filters as privacy
+from raydiff.privacy.filters import Budget, Order
 from raydiff.privacy.ledger import Guarantee
 from raydiff.privacy.release import Event
-from raydiff.report import bounds
+from raydiff.storage.append_log import Book
 
 
 def main(argv: Sequence[str]) -> int:

@@ -30,15 +30,16 @@ from raydiff.cli.parser import Parser
 from raydiff.data import datasets
 from raydiff.experiment import config, trial
 from raydiff.experiment import overrides as settings
+from raydiff.experiment import presets as names
 from raydiff.experiment.config import Experiment
-from raydiff.experiment.presets import names
 from raydiff.federated.method import Round
+from raydiff.formats.rounding import down, up
 from raydiff.lookup import nearest
-from raydiff.methods import DPSGD
-from raydiff.privacy import accountants, bits, canaries, losses, one_run
+from raydiff.methods.dpsgd import DPSGD
+from raydiff.privacy import accountants, bits, canaries, one_run
+from raydiff.privacy import tradeoff as losses
 from raydiff.privacy.ledger import Ledger
 from raydiff.privacy.release import Gaussian
-from raydiff.report.bounds import down, up
 from raydiff.runtime import sweep_folder
 from raydiff.seeding import NoiseStream, generator
 from raydiff.tree import Tensors

@@ -13,12 +13,18 @@ from torch import Tensor
 from raydiff import tree
 from raydiff.data.records import Records
 from raydiff.federated.client import Client, Keys
-from raydiff.federated.method import SCRATCH, LocalResult, Mean, Metrics, Round
+from raydiff.federated.method import LocalResult, Mean, Method, Metrics, Round
 from raydiff.federated.rounds import LocalPool
 from raydiff.federated.rounds import rounds as run
-from raydiff.methods import DPMERF, DPSGD, PFDM, Evolution, FedAvg, FedDistr, Marginals, Method, Sketch
+from raydiff.lookup import Table
 from raydiff.methods._averaging import Averaging
 from raydiff.methods._noised_sums import COUNTS
+from raydiff.methods.dpmerf import DPMERF
+from raydiff.methods.dpsgd import DPSGD
+from raydiff.methods.evolution import Evolution
+from raydiff.methods.fedavg import FedAvg
+from raydiff.methods.marginals import Marginals
+from raydiff.methods.sketch import Sketch
 from raydiff.models.d3pm import images_of
 from raydiff.models.ddpm import DDPM
 from raydiff.models.training import Training
@@ -66,12 +72,16 @@ class Subject:
         return self.one(zero if self.together else zero[0], NoiseStream(b"of an empty upload", ()))[1]
 
 
+OF_PAPERS: Table[Callable[[Any, Records | None], Subject | None]] = Table(
+    {"PFDM": "raydiff.papers.pfdm.canary:subject", "FedDistr": "raydiff.papers.feddistr.canary:subject"}
+)
+"""Of the papers' methods: (method, public records) -> subject; None where nothing is noised."""
+
+
 def subject(method: Method, public: Records | None) -> Subject:
     """The canaries' way through this method's own code. Raises ValueError where it has no such audit."""
-    if isinstance(method, PFDM) and method.epsilon is not None and method.start != "noise":
-        return _pfdm(method, public)
-    if isinstance(method, FedDistr) and method.epsilon not in (None, math.inf):
-        return _feddistr(method)
+    if (name := type(method).__name__) in OF_PAPERS and (found := OF_PAPERS[name](method, public)) is not None:
+        return found
     if isinstance(method, Summed) and method.epsilon not in (None, math.inf):
         return _summed(method, public)
     averaging = getattr(method, "averaging", None)
@@ -81,44 +91,14 @@ def subject(method: Method, public: Records | None) -> Subject:
 
 
 def _refusal(method: Method) -> ValueError:
-    name, fields = type(method).__name__, dict.fromkeys((PFDM, DPSGD, *get_args(Summed)), "method.epsilon")
-    if type(method) not in fields and isinstance(method.upload_event(1000, 0), Gaussian):
+    classes = ("PFDM", *(cls.__name__ for cls in (DPSGD, *get_args(Summed))))
+    name, fields = type(method).__name__, dict.fromkeys(classes, "method.epsilon")
+    if name not in fields and isinstance(method.upload_event(1000, 0), Gaussian):
         return ValueError(f"there is no audit of {name}, which adds noise to its uploads: canary_methods.py needs one")
-    fields |= {FedDistr: "method.epsilon and method.clip"}
-    field = fields.get(type(method), "method.averaging.privacy, where the method has it")
+    fields |= {"FedDistr": "method.epsilon and method.clip"}
+    field = fields.get(name, "method.averaging.privacy, where the method has it")
     says = f"{name} adds no noise to what its clients send as it is set up here"
     return ValueError(f"{says}: there is nothing to audit without {field}")
-
-
-def _pfdm(method: PFDM, public: Records | None) -> Subject:
-    center = method.init_server(public, generator(0)).get("center")
-    shape, start = method.model.shape, {} if center is None else {"center": center}
-    origin = torch.zeros(shape) if center is None else center
-    scale = math.sqrt(float(method.model.abar[method.depth]))
-
-    def every(canaries: Tensor, noise: NoiseStream) -> tuple[Tensor, Ledger]:
-        n = len(canaries)
-        data = Records(canaries.view(n, *shape) + origin, torch.zeros(n, 1, dtype=torch.int64), torch.arange(n))
-        release = method.local_update(start, {}, data, Round(0, generator(0), noise)).release
-        seen = release.value["x"] - scale * origin
-        return seen.view(n, 1, -1), Ledger().with_upload(0, 0, release.event, release.nbytes)
-
-    return Subject(one=every, clip=method.clip, shape=(1, math.prod(shape)), count=16_000, together=True)
-
-
-def _feddistr(method: FedDistr) -> Subject:
-    assert method.clip is not None  # it is given with an epsilon
-    start = method.model.load().start.cpu()
-
-    def one(canary: Tensor, noise: NoiseStream) -> tuple[Tensor, Ledger]:
-        m = len(canary)
-        vectors = {"v": start + canary, "label": torch.zeros(m, dtype=torch.int64), "count": torch.ones(m)}
-        state = tree.prefixed(SCRATCH, {**vectors, "loss": torch.zeros(())})
-        nobody = Records(torch.zeros(0, 1, 1, 1), torch.zeros(0, 1, dtype=torch.int64), torch.arange(0))
-        release = method.local_update({}, state, nobody, Round(0, generator(0), noise)).release
-        return release.value["x"], Ledger().with_upload(0, 0, release.event, release.nbytes)
-
-    return Subject(one=one, clip=method.clip, shape=(method.clusters, len(start)))
 
 
 def _summed(method: Summed, public: Records | None) -> Subject:

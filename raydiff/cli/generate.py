@@ -23,11 +23,12 @@ from typing import get_args
 
 from raydiff.cli.parser import Parser
 from raydiff.data.tables import rows_file
-from raydiff.experiment.mlflow_store import redacted
-from raydiff.results import generate, mlflow_models
+from raydiff.results import generation as generate
 from raydiff.results.finished import Draw, Finished, open_finished
-from raydiff.results.generate import Request
+from raydiff.results.generation import Request
 from raydiff.runtime import sweep_folder
+from raydiff.tracking import mlflow_models
+from raydiff.tracking.mlflow_store import redacted
 
 
 def main(argv: Sequence[str]) -> int:

@@ -23,12 +23,13 @@ from raydiff.cli.parser import Parser
 from raydiff.data import datasets
 from raydiff.data.splits import SPLITS
 from raydiff.data.tables.read import is_table
-from raydiff.experiment import file, suggested, trial
 from raydiff.experiment import overrides as settings
+from raydiff.experiment import suggested, trial
+from raydiff.experiment import toml_file as file
 from raydiff.experiment.config import Experiment
-from raydiff.experiment.presets.names import PRESETS
+from raydiff.experiment.presets import PRESETS
 from raydiff.runtime import estimate
-from raydiff.runtime.left import duration
+from raydiff.runtime.eta import duration
 
 NAMED = 10  # classes that are named; of more, how many there are
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from raydiff.cli.parser import Parser
-from raydiff.report.files import read_lines, read_outcome
+from raydiff.formats.json_files import read_lines, read_outcome
 from raydiff.runtime import sweep_folder
 
 PERIOD_S = 1.0  # between looks at the files

@@ -13,8 +13,8 @@ from pathlib import Path
 from time import localtime, strftime
 
 from raydiff.cli.parser import Parser
-from raydiff.report.cells import aligned, size
-from raydiff.report.files import outcomes, read_json, read_outcome
+from raydiff.formats.json_files import outcomes, read_json, read_outcome
+from raydiff.formats.tables import aligned, size
 
 
 def main(argv: Sequence[str]) -> int:

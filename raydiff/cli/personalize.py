@@ -13,7 +13,7 @@ For each learning rate there is one training at that constant rate, measured bef
 of the client's classes, and the Frechet distance where there are enough of them, by the run's own feature network.
 Printed as a table; kept in <sweep>/newcomers/ as curves.csv, curves.png and, for each rate, the personal part after the
 last epoch (personal-RATE.safetensors, with its card); logged to MLflow as a run below the run's own.
-raydiff.results.personalize.reopen deploys the personal part again.
+raydiff.results.personalization.reopen deploys the personal part again.
 
 The records: of the run's own data first those rows that no split took (where data.train leaves some), then the
 validation split; held out are the test split's records of the same classes. Of another data set its own test rows are
@@ -34,14 +34,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from raydiff.cli.parser import Parser
-from raydiff.data.newcomer import Choice, newcomer
+from raydiff.data.unseen_client import Choice, newcomer
 from raydiff.evaluation.figures import draw_curves
-from raydiff.experiment.mlflow_store import redacted
 from raydiff.models.training import Diverged
-from raydiff.results import mlflow_models, personalize
+from raydiff.results import personalization as personalize
 from raydiff.results.finished import Finished, open_finished
-from raydiff.results.personalize import Joining, Row
+from raydiff.results.personalization import Joining, Row
 from raydiff.runtime import sweep_folder
+from raydiff.tracking import mlflow_models
+from raydiff.tracking.mlflow_store import redacted
 
 
 def main(argv: Sequence[str]) -> int:

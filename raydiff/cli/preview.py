@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -25,17 +26,18 @@ from raydiff.data import datasets, overview, partition
 from raydiff.data.datasets import SPLITS, Data, Dataset
 from raydiff.data.pictures import form
 from raydiff.evaluation import figures
-from raydiff.experiment import away, suggested, trial
 from raydiff.experiment import overrides as settings
+from raydiff.experiment import presets, suggested, trial
 from raydiff.experiment.config import Experiment
-from raydiff.experiment.presets import names as presets
-from raydiff.experiment.presets import pfdm
-from raydiff.methods import FedDistr
-from raydiff.models.latent.inversion import cluster
-from raydiff.report.cells import aligned
+from raydiff.formats.tables import aligned
+from raydiff.lookup import Table
+from raydiff.storage import staging as away
 
 MOST_ROWS = 24
 """A table with more rows or columns than this is left to the picture."""
+
+BESIDE: Table[Callable[[Any, Dataset, Path], str]] = Table({"FedDistr": "raydiff.papers.feddistr.preview:draw_latents"})
+"""Method -> what draws one more picture of the data, and says what is on it."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -52,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
     if subject not in presets.PRESETS and not any(f"data.{split}" in values for split in SPLITS):
         sizes = suggested.splits(experiment.data)
         experiment = settings.override(experiment, {f"data.{split}": n for split, n in sizes.items()})
-    clips = hasattr(experiment.method, "clip") and not isinstance(experiment.method, FedDistr)  # FedDistr clips vectors
+    clips = hasattr(experiment.method, "center")  # clips records
     known = clips and (subject in presets.PRESETS or "method.clip" in values)  # a data set's own is yet to be chosen
     clip = getattr(experiment.method, "clip", None) if known else None
     dataset = datasets.load(experiment.data)
@@ -64,8 +66,8 @@ def main(argv: Sequence[str]) -> int:
     folder = options.out or away.root(experiment.runtime.storage) / "previews" / Path(subject).absolute().name
     print(_source(dataset), _labels(dataset), _norms(measured, clip), _clients(dataset, counts), sep="\n\n")
     files = _draw(dataset, counts, measured, clip=clip, folder=folder)
-    if isinstance(experiment.method, FedDistr) and dataset.splits["test"].base is not None:
-        print(f"\n{_draw_latents(experiment.method, dataset, folder / 'latents.png')}")
+    if (draw := BESIDE.get(type(experiment.method).__name__)) and dataset.splits["test"].base is not None:
+        print(f"\n{draw(experiment.method, dataset, folder / 'latents.png')}")
         files.append("latents.png")
     print(f"\nfiles in {folder}: {', '.join(files) or 'none'}")
     print(_next(subject, overrides, experiment))
@@ -82,7 +84,7 @@ def _start(subject: str) -> Experiment:
     """A preset's experiment, or that of digits with another data set."""
     if subject in presets.PRESETS:
         return presets.PRESETS[subject]().experiment
-    return dataclasses.replace(pfdm.digits().experiment, data=Data(name=subject))
+    return dataclasses.replace(presets.PRESETS["digits"]().experiment, data=Data(name=subject))
 
 
 def _counts(experiment: Experiment, dataset: Dataset) -> Tensor | None:
@@ -160,18 +162,6 @@ def _draw(
         figures.draw_counts(counts, dataset.base_names, folder / "partition.png")
         files.append("partition.png")
     return files
-
-
-def _draw_latents(method: FedDistr, dataset: Dataset, path: Path) -> str:
-    """Clusters as a client would make them, beside the hidden classes."""
-    records, names = dataset.splits["test"], dataset.label_names[0]
-    model, rng = method.model.load(), seeding.generator(0, "preview", "clusters")
-    latents, labels = model.encode(records.images), records.labels[:, 0]
-    own = cluster(latents, labels, count=method.clusters, least=0, silhouette=method.silhouette, rng=rng)
-    known = {"label_names": names, "base_names": dataset.base_names}
-    found = figures.draw_clusters(latents, labels, records.bases, own.members, path=path, **known)
-    each = ", ".join(f"{names[c]} {r:.2f}" for c, r in zip(labels.unique().tolist(), found, strict=True))
-    return f"clusters of latents against hidden classes, adjusted Rand index (1: the same, 0: chance): {each}"
 
 
 def _next(subject: str, given: Sequence[str], experiment: Experiment) -> str:

@@ -17,8 +17,8 @@ from typing import Any
 from raydiff.cli.parser import Parser
 from raydiff.data import hub
 from raydiff.data.tables import rows_file
-from raydiff.federated.files import write_text
-from raydiff.report.files import read_json
+from raydiff.formats.json_files import read_json
+from raydiff.storage.atomic_files import write_text
 
 KNOWN = ("card.json", rows_file.FILE)
 """What `raydiff generate` writes beside the parts, which begin with train-."""

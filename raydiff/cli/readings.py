@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from raydiff.federated.files import write_text
 from raydiff.runtime import sweep_folder
+from raydiff.storage.atomic_files import write_text
 
 
 def keep(out: Path, rows: Sequence[Mapping[str, Any]], **about: Any) -> None:

@@ -16,9 +16,9 @@ from pathlib import Path
 
 from raydiff.cli import ls
 from raydiff.cli.parser import Parser
-from raydiff.experiment.owner import held
-from raydiff.report.cells import size
+from raydiff.formats.tables import size
 from raydiff.results.spent import composed
+from raydiff.storage.lease import held
 
 REMADE = ("cnn-*", "shadow*")
 """Of a sweep's cache what any command trains again where it is missing; from the clients' models, which are there too,

@@ -13,9 +13,10 @@ from pathlib import Path
 
 from raydiff.cli import arguments
 from raydiff.cli.parser import Parser
-from raydiff.experiment import config, told, trial
+from raydiff.experiment import config, trial
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.study import Study
+from raydiff.tracking import metric_names as told
 
 
 def main(argv: Sequence[str]) -> int:
@@ -28,6 +29,7 @@ def main(argv: Sequence[str]) -> int:
         return 0
     if options.resume and not options.name:
         raise ValueError("--resume continues the run of a name: give its --name")
+    from raydiff.report.after_sweep import SUMMARY
     from raydiff.runtime import launch, sweep_folder
     from raydiff.runtime.plan import Asked, plan
 
@@ -38,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
     name = options.name or sweep_folder.fresh_name(f"run-{preset}")
     asked = Asked(given=given, samplers=True, experiment=options.experiment)
     planned = plan(preset, Study(experiment=start), asked, name=name)
-    ended = launch.start(planned, resume=options.resume, report=False)
+    ended = launch.start(planned, resume=options.resume, report=SUMMARY)
     if ended.interrupted:
         print(f"interrupted; continue with: {sweep_folder.resume_command(name)}")
     outcome = trial.Trial(planned.trials[0], ended.folder).outcome() or {}

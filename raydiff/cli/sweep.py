@@ -38,19 +38,20 @@ def main(argv: Sequence[str]) -> int:
         print(arguments.help_text(__doc__, _options().format_help(), study.experiment))
         return 0
     _check_resumption(options)
+    from raydiff.report.after_sweep import FULL
     from raydiff.runtime import launch, sweep_folder
 
     plan = planned(preset, study, options, fields)
     if options.dry_run:
         return _dry_run(plan)
     more = {"resume": options.resume, "extend": options.extend, "retry": options.retry is not None}
-    ended = launch.start(plan, since=since, **more)
+    ended = launch.start(plan, since=since, report=FULL, **more)
     print(f"whole run: {time.monotonic() - since:.0f} s")
     if ended.interrupted:
         print(f"\ninterrupted; continue with: {sweep_folder.resume_command(plan.folder.name)}")
     print(f"open the runs {ended.opened_by}")
     if plan.asked.search == "optuna":
-        from raydiff.runtime import searched
+        from raydiff.runtime import search as searched
 
         print("\n".join(searched.best(plan)))
     return ended.code
@@ -130,7 +131,7 @@ def _dry_run(plan: Planned) -> int:
     """Say what the sweep would need and about how long it would take; nothing is kept, and no Ray is started."""
     from raydiff.runtime import estimate, tuner
     from raydiff.runtime.cluster import cluster
-    from raydiff.runtime.left import duration
+    from raydiff.runtime.eta import duration
     from raydiff.runtime.slots import called, fitting, say, total_of
 
     print(f"{plan.total} trials" + (f", {plan.suggested} of them Optuna's" if plan.suggested else ""))

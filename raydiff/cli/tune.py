@@ -31,6 +31,7 @@ def main(argv: Sequence[str]) -> int:
     seeds = _seeds(options.seeds, study)
     if options.resume and not options.name:
         raise ValueError("--resume continues the tuning of a name: give its --name")
+    from raydiff.report.after_sweep import SUMMARY
     from raydiff.runtime import launch, sweep_folder
     from raydiff.runtime.plan import Asked, plan
 
@@ -45,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
     planned = plan(f"tune-{preset}", tuning.study_of(of, seeds=seeds), Asked(metric=metric), name=name)
     sweep_folder.check_writable(options.out, "--out")
     begun = options.resume and (planned.folder / "sweep.json").exists()
-    ended = launch.start(planned, resume=options.resume, extend=begun, report=False)
+    ended = launch.start(planned, resume=options.resume, extend=begun, report=SUMMARY)
     if ended.interrupted:
         print(f"interrupted; continue with: {sweep_folder.resume_command(name)}")
         return ended.code

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from raydiff.data.records import Records
-from raydiff.report.plots import panels
+from raydiff.formats.plots import panels
 
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 CLASSES_SHOWN, PICTURES_SHOWN = 48, 6

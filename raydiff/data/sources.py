@@ -16,12 +16,12 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from raydiff import lookup
 from raydiff.data import folders, hub, parquet, superclasses
-from raydiff.data.partition import TEN_CLASSES
 from raydiff.data.source import Picture, Source
 from raydiff.data.tables import as_source as tables
 from raydiff.data.tables import read
-from raydiff.data.tables.presets import PRESETS
+from raydiff.data.tables.code_books import CODE_BOOKS
 from raydiff.lookup import imported, is_outside, nearest
 
 
@@ -71,8 +71,8 @@ def _outside(name: str) -> Callable[[Path | None, Sequence[str]], Source]:
 
 def is_known(name: str, labels: Sequence[str]) -> bool:
     """Whether all categories and classes of a data set of this name are known without a look at its records."""
-    if name in PRESETS:
-        return tuple(labels) in ((), (PRESETS[name].label,))
+    if name in CODE_BOOKS:
+        return tuple(labels) in ((), (CODE_BOOKS[name].label,))
     return name in SOURCES
 
 
@@ -133,7 +133,7 @@ def _below_root(name: str, root: str | None) -> Path:
 def _hint(name: str, known: Iterable[str]) -> str:
     if Path(name).is_dir():
         return f"; the folder here is ./{name}"
-    names = dict.fromkeys([*SOURCES, *known, *PRESETS])
+    names = dict.fromkeys([*SOURCES, *known, *CODE_BOOKS])
     return nearest(name, names) or f"; known: {', '.join(names)}"
 
 
@@ -160,42 +160,16 @@ def digits(folder: Path | None, labels: Sequence[str]) -> Source:
     return Source(classes, ("digit",), (tuple("0123456789"),), own_test=0, pictures=pictures, says=says, top=16)
 
 
-def colour_mnist(folder: Path | None, labels: Sequence[str]) -> Source:
-    """MNIST with the digit drawn in one colour channel and zero in the others; labels (digit, colour).
-
-    PFDM's Figure 6 shows client 1 with red 0, 1, 6, 7, 9 as majority and blue 2, 3, 4, 5, 8 as minority; what colours
-    its other clients have is not stated. Here the colour goes with the digit, at every client: the first cluster is
-    red, the second blue.
-    """
-    mnist = files(folder, ())
-    digit = mnist.labels[:, 0]
-    blue = (~torch.isin(digit, torch.tensor(TEN_CLASSES))).long()
-
-    def pictures(rows: Tensor) -> Iterator[Picture]:
-        for row, (where, image) in zip(rows.tolist(), mnist.pictures(rows), strict=True):
-            dark = Image.new("L", image.size)
-            channels = (dark, dark, image) if blue[row] else (image, dark, dark)
-            yield where, Image.merge("RGB", channels)
-
-    return Source(
-        labels=torch.stack([digit, blue], dim=1),
-        columns=("digit", "colour"),
-        names=(mnist.names[0], ("red", "blue")),
-        own_test=mnist.own_test,
-        pictures=pictures,
-        says=f"MNIST in colour, from {mnist.says}",
-        notes=(*mnist.notes, f"coloured by digit: {' '.join(map(str, TEN_CLASSES))} red, the others blue"),
-    )
-
-
-SOURCES: dict[str, Callable[[Path | None, Sequence[str]], Source]] = {
-    "digits": digits,
-    "mnist": files,
-    "cifar10": files,
-    "cifar100": files,
-    "faces": files,
-    "colour-mnist": colour_mnist,
-}
+SOURCES: lookup.Table[Callable[[Path | None, Sequence[str]], Source]] = lookup.Table(
+    {
+        "digits": digits,
+        "mnist": files,
+        "cifar10": files,
+        "cifar100": files,
+        "faces": files,
+        "colour-mnist": "raydiff.papers.pfdm.colour_mnist:source",
+    }
+)
 """Name -> a function of the set's folder (None: it is embedded) and the label columns that are asked for (none: its own
 choice). Whoever reads one of these knows its classes."""
 FOLDERS = {

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from raydiff import lookup, seeding
 from raydiff.data.datasets import Dataset, Records
-from raydiff.evaluation.attacks import blackbox, targets
-from raydiff.evaluation.quality import distances, downstream, features, inception, memorization, tables
+from raydiff.evaluation.quality import distances, downstream, features, inception, memorization
+from raydiff.evaluation.quality import table_fidelity as tables
 from raydiff.evaluation.quality.coverage import coverage
 from raydiff.federated.method import Deployed, Metrics
 from raydiff.models.d3pm import codes_of
@@ -191,27 +191,18 @@ def table_quality(drawn: Drawn) -> Metrics:
     )
 
 
-def blackbox_attack(drawn: Drawn) -> Metrics:
-    """What a classifier learns from the final rows of whether a record was among the client's (`blackbox`): members are
-    its own rows, non-members those of the test split in its mix of labels."""
-    if drawn.dataset.mapping is None or not drawn.is_final or not drawn.config.attack:
-        return {}
-    others = targets.in_proportion(drawn.reference, drawn.own.labels[:, 0])
-    members, nonmembers = ((codes_of(r.images), r.labels[:, 0]) for r in (drawn.own, others))
-    made = codes_of(drawn.images), drawn.labels[:, 0]
-    return blackbox.attack(made, members=members, nonmembers=nonmembers, rng=drawn.rng).metrics("blackbox")
-
-
-METRICS: dict[str, Callable[[Drawn], Metrics]] = {
-    "accuracy": accuracy,
-    "distances": feature_distances,
-    "coverage": sample_coverage,
-    "labels": label_accuracy,
-    "memorization": memorized,
-    "downstream": downstream_accuracy,
-    "table": table_quality,
-    "blackbox": blackbox_attack,
-}
+METRICS: lookup.Table[Callable[[Drawn], Metrics]] = lookup.Table(
+    {
+        "accuracy": accuracy,
+        "distances": feature_distances,
+        "coverage": sample_coverage,
+        "labels": label_accuracy,
+        "memorization": memorized,
+        "downstream": downstream_accuracy,
+        "table": table_quality,
+        "blackbox": "raydiff.papers.discrete.blackbox:of_rows",
+    }
+)
 """By name, in the order in which they are asked."""
 BY_SAMPLER = ("distances", "coverage", "labels")
 """Those that are also asked of each of the model's samplers by itself."""

@@ -15,8 +15,8 @@ from raydiff.data import datasets, partition, sources
 from raydiff.data.datasets import Dataset
 from raydiff.experiment import config, overrides
 from raydiff.experiment.config import Experiment
+from raydiff.formats.json_files import flatten, read_json
 from raydiff.models.d3pm import DiscreteDiffusion
-from raydiff.report.files import flatten, read_json
 
 
 @functools.lru_cache(maxsize=4)

@@ -17,15 +17,16 @@ from raydiff.data import sources
 from raydiff.data.datasets import Data, Dataset
 from raydiff.data.partition import ByClass, Dirichlet, Entangled, Iid, MajorityMinority, Newcomers, Pooled
 from raydiff.data.records import public_mean
+from raydiff.evaluation.row_audit import RowAudit
 from raydiff.evaluation.suite import Evaluation
-from raydiff.evaluation.table_audit import RowAudit
 from raydiff.experiment import overrides
-from raydiff.federated.bucket import Bucket, is_bucket
 from raydiff.federated.heartbeat import FAR_S
-from raydiff.methods import PFDM, Method
+from raydiff.federated.method import Method
+from raydiff.formats.json_files import KEYED, read_json
+from raydiff.methods.fedavg import FedAvg
 from raydiff.models.d3pm import DiscreteDiffusion
-from raydiff.privacy.budget import Budget
-from raydiff.report.files import KEYED, read_json
+from raydiff.privacy.filters import Budget
+from raydiff.storage.bucket import Bucket, is_bucket
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +125,7 @@ class Runtime:
 class Experiment:
     """One trial."""
 
-    method: Method = field(default_factory=PFDM)
+    method: Method = field(default_factory=FedAvg)
     """What is trained, and what is sent: one of `methods.METHODS`, or module:Class from anywhere."""
     data: Data = Data()
     """The data set and its splits."""

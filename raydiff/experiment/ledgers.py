@@ -9,11 +9,11 @@ from raydiff.data import datasets, sources
 from raydiff.experiment import config
 from raydiff.experiment.client_records import shares
 from raydiff.experiment.config import Experiment
-from raydiff.federated.checkpoint import INITIAL, Store
 from raydiff.federated.rounds import drawn_for
+from raydiff.formats.json_files import read_lines
 from raydiff.privacy.ledger import SETUP, Entry, Ledger
 from raydiff.privacy.release import Event, NonPrivate
-from raydiff.report.files import read_lines
+from raydiff.storage.checkpoint import INITIAL, Store
 
 
 def ledger_of(folder: Path) -> Ledger:

@@ -11,12 +11,13 @@ import torch
 
 from raydiff import seeding
 from raydiff.data import datasets, entangled, partition
-from raydiff.evaluation import figures, grids, suite, table_audit
+from raydiff.evaluation import figures, grids, row_audit, suite
 from raydiff.evaluation.suite import ClientReport
 from raydiff.experiment.client_records import shares
 from raydiff.experiment.config import Experiment
 from raydiff.federated.method import Metrics, WithNewClients
 from raydiff.federated.rounds import Pool, Progress
+from raydiff.lookup import imported
 from raydiff.models.d3pm import DiscreteDiffusion
 from raydiff.privacy import ceilings
 from raydiff.privacy.ledger import Guarantee, Spent
@@ -47,7 +48,7 @@ def of_data(experiment: Experiment, *, together: bool) -> Metrics:
     model = experiment.method.model
     if experiment.audit is not None and isinstance(model, DiscreteDiffusion):
         tables = [train.select(part) for part in parts]
-        found = {**found, **table_audit.measured(experiment.audit, tables, model, together=together)}
+        found = {**found, **imported(f"{row_audit.AUDIT}:measured")(experiment.audit, tables, model, together=together)}
     return found
 
 

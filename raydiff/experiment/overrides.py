@@ -18,9 +18,9 @@ from typing import Any, Literal
 from raydiff import methods
 from raydiff.federated.method import Method
 from raydiff.lookup import is_outside, nearest
+from raydiff.storage.staging import SECRET
 
 UNIONS = (types.UnionType, typing.Union)
-SECRET = "RAYDIFF_NOISE_SECRET"
 """The environment variable that may hold the noise secret, as hexadecimal digits."""
 
 # ---------------------------------------------------------------------------------------------- JSON and flat forms

@@ -37,18 +37,19 @@ from typing import Any
 
 from raydiff.data.datasets import Data
 from raydiff.data.sources import identity as source
-from raydiff.experiment import away, config
+from raydiff.experiment import config
 from raydiff.experiment.client_records import units_of
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.ledgers import ledger_of, planned
-from raydiff.experiment.owner import Owner
-from raydiff.federated.book import Book
-from raydiff.federated.files import Overtaken, write_text
-from raydiff.privacy import budget as privacy
-from raydiff.privacy.budget import Budget, Order
+from raydiff.formats import rounding as bounds
+from raydiff.formats.json_files import read_json, read_outcome, sealed
+from raydiff.privacy import filters as privacy
+from raydiff.privacy.filters import Budget, Order
 from raydiff.privacy.release import Event, NonPrivate
-from raydiff.report import bounds
-from raydiff.report.files import read_json, read_outcome, sealed
+from raydiff.storage import staging as away
+from raydiff.storage.append_log import Book
+from raydiff.storage.atomic_files import Overtaken, write_text
+from raydiff.storage.lease import Owner
 
 NOTE = "budget.json"
 OVER = ("finished", "stopped")

@@ -10,8 +10,10 @@ from typing import Any
 
 from raydiff.experiment import overrides
 from raydiff.experiment.config import Experiment
+from raydiff.federated.method import Method
 from raydiff.lookup import telling
-from raydiff.methods import FedAvg, LocalOnly, Method
+from raydiff.methods.fedavg import FedAvg
+from raydiff.methods.localonly import LocalOnly
 
 Settings = Mapping[str, Any]
 """Field path -> its value."""

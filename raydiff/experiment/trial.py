@@ -28,25 +28,27 @@ from raydiff.data import datasets
 from raydiff.data.partition import publishes_labels
 from raydiff.evaluation import suite
 from raydiff.evaluation.suite import Instruments
-from raydiff.experiment import away, config, measurements, overrides, readable
-from raydiff.experiment.away import Given
+from raydiff.experiment import config, measurements, overrides
 from raydiff.experiment.client_records import shares
 from raydiff.experiment.config import Experiment
-from raydiff.experiment.jsonl import Jsonl
 from raydiff.experiment.ledgers import ledger_of, setup_of
-from raydiff.experiment.owner import Owner
 from raydiff.experiment.spending import Charged, book_of, charge
 from raydiff.federated import heartbeat
-from raydiff.federated.checkpoint import Store
 from raydiff.federated.client import AtHand, Client, Keys
-from raydiff.federated.files import write_text
 from raydiff.federated.method import Metrics, WithRequirements, WithTables
-from raydiff.federated.remote import shared
 from raydiff.federated.rounds import LocalPool, Pool, Progress, rounds
+from raydiff.formats.json_files import read_outcome, sealed
+from raydiff.formats.jsonl import Jsonl
 from raydiff.models.ddpm import Precision, compute_with
 from raydiff.models.training import Train
 from raydiff.privacy.ledger import Guarantee, Spent
-from raydiff.report.files import read_outcome, sealed
+from raydiff.storage import artifact_sync as readable
+from raydiff.storage import staging as away
+from raydiff.storage.atomic_files import write_text
+from raydiff.storage.checkpoint import Store
+from raydiff.storage.lease import Owner
+from raydiff.storage.remote import shared
+from raydiff.storage.staging import Given
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ class Trial:
     owner: Owner | None = None
     """The driver that it is run for. None: nobody else can come by, as in a test."""
     given: Given | None = None
-    """On its way to a process that is to work for a bucket in a folder of its own: see `away.arrived`."""
+    """On its way to a process that is to work for a bucket in a folder of its own: see `localized`."""
 
     @property
     def folder(self) -> Path:
@@ -79,6 +81,15 @@ class Trial:
     def outcome(self) -> dict[str, Any] | None:
         """What `outcome.json` says, or None while there is none."""
         return read_outcome(self.folder)
+
+
+def localized(trial: Trial) -> Trial:
+    """The trial as this process works on it: where its storage is a bucket, in a folder of this process alone."""
+    if (given := trial.given) is None:
+        return trial
+    sweep = away.localized(given, trial.sweep.name, trial.folder.name)
+    owner = None if trial.owner is None else replace(trial.owner, sweep=sweep)
+    return replace(trial, sweep=sweep, owner=owner, given=None)
 
 
 def cut_short(folder: Path, outcome: str, **more: Any) -> None:
@@ -164,7 +175,7 @@ def planned_secret(sweep: Path, experiment: Experiment) -> bytes:
         if given is None and readable.exists(storage, sweep.name):
             raise ValueError(
                 f"the noise secret of {sweep.name} is not on this machine, and never in its bucket: set "
-                f"{overrides.SECRET} to what it was begun with, or to the hex digits of the file secret in its folder "
+                f"{away.SECRET} to what it was begun with, or to the hex digits of the file secret in its folder "
                 "on the machine where it was begun"
             )
         return bytes.fromhex(given) if given else secrets.token_bytes(32)

@@ -20,13 +20,13 @@ from raydiff import seeding
 from raydiff.experiment import overrides
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.study import Arm, Choices, Settings, Study
+from raydiff.formats.json_files import read_json
 from raydiff.lookup import nearest
-from raydiff.report.files import read_json
 
 if TYPE_CHECKING:
     import pandas as pd
 
-FOLDER = Path(__file__).parent / "presets" / "tuned"
+FOLDER = Path(__file__).parents[1] / "papers" / "tuned"
 
 
 @dataclass(frozen=True)

@@ -13,14 +13,14 @@ import torch
 
 from raydiff import seeding, tree
 from raydiff.data.datasets import Records
-from raydiff.federated.checkpoint import INITIAL, Store
 from raydiff.federated.heartbeat import beating
 from raydiff.federated.method import Deployed, Method, Metrics, Round, Upload, WithKinds, WithNewClients
 from raydiff.models.lockstep import in_step
 from raydiff.models.training import Diverged, fit_personal
-from raydiff.privacy.budget import covers
+from raydiff.privacy.filters import covers
 from raydiff.privacy.release import Release, accountable
 from raydiff.seeding import NoiseStream
+from raydiff.storage.checkpoint import INITIAL, Store
 from raydiff.tree import Params
 
 AT_HAND = 2**30  # bytes of private states in a process's memory; beyond them they are read from the store again

@@ -19,9 +19,9 @@ from pathlib import Path
 
 from torch import Tensor
 
-from raydiff.federated.remote import shared
 from raydiff.models.ddpm import ALIVE
 from raydiff.models.training import WATCH
+from raydiff.storage.remote import shared
 
 EVERY_S = 2.0
 FAR_S = 30.0  # between two that are carried to where others see them, which may cost money

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from raydiff.data.records import Records
-from raydiff.federated.form import Form
+from raydiff.federated.upload_spec import Form
 from raydiff.models.training import Model, Training
 from raydiff.privacy.release import Event, NonPrivate, Release
 from raydiff.seeding import NoiseStream

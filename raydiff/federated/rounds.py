@@ -15,7 +15,6 @@ import torch
 
 from raydiff import seeding, tree
 from raydiff.data.datasets import Records
-from raydiff.federated.checkpoint import Store
 from raydiff.federated.client import Client, Evaluate, Failed, Keys, noted, run_clients
 from raydiff.federated.exact_sum import Bits
 from raydiff.federated.heartbeat import beating
@@ -25,6 +24,7 @@ from raydiff.models.training import TRAIN, Diverged, Train
 from raydiff.privacy.ledger import Ledger
 from raydiff.privacy.release import Event
 from raydiff.seeding import NoiseStream
+from raydiff.storage.checkpoint import Store
 from raydiff.tree import Params
 
 PER_CLIENT_METRICS = 32  # above this many participants only the means are recorded

@@ -13,11 +13,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from raydiff import tree
-from raydiff.federated.checkpoint import Store
 from raydiff.federated.exact_sum import Bits, ExactSum, Grid, OutOfRange
-from raydiff.federated.form import Form
 from raydiff.federated.method import Mean, Method, Metrics, Upload
+from raydiff.federated.upload_spec import Form
 from raydiff.privacy.release import UNACCOUNTED, Event, accountable
+from raydiff.storage.checkpoint import Store
 from raydiff.tree import Params
 
 

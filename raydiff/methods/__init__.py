@@ -7,39 +7,26 @@ from typing import Any
 
 from raydiff import lookup
 from raydiff.federated.method import Method
-from raydiff.methods.dpmerf import DPMERF
-from raydiff.methods.dpsgd import DPSGD
-from raydiff.methods.evolution import Evolution
-from raydiff.methods.fedavg import FedAvg
-from raydiff.methods.feddistr import FedDistr
-from raydiff.methods.fedprox import FedProx
-from raydiff.methods.localonly import LocalOnly
-from raydiff.methods.marginals import Marginals
-from raydiff.methods.moon import Moon
-from raydiff.methods.perfedavg import PerFedAvg
-from raydiff.methods.pfdm import PFDM
-from raydiff.methods.scaffold import Scaffold
-from raydiff.methods.sharedrep import SharedRep
-from raydiff.methods.sketch import Sketch
-from raydiff.methods.spire import SPIRE
 
-METHODS: dict[str, type[Method]] = {
-    "pfdm": PFDM,
-    "localonly": LocalOnly,
-    "fedavg": FedAvg,
-    "fedprox": FedProx,
-    "scaffold": Scaffold,
-    "moon": Moon,
-    "perfedavg": PerFedAvg,
-    "spire": SPIRE,
-    "sharedrep": SharedRep,
-    "dpsgd": DPSGD,
-    "feddistr": FedDistr,
-    "sketch": Sketch,
-    "dpmerf": DPMERF,
-    "evolution": Evolution,
-    "marginals": Marginals,
-}
+METHODS: lookup.Table[type[Method]] = lookup.Table(
+    {
+        "pfdm": "raydiff.papers.pfdm.method:PFDM",
+        "localonly": "raydiff.methods.localonly:LocalOnly",
+        "fedavg": "raydiff.methods.fedavg:FedAvg",
+        "fedprox": "raydiff.methods.fedprox:FedProx",
+        "scaffold": "raydiff.methods.scaffold:Scaffold",
+        "moon": "raydiff.methods.moon:Moon",
+        "perfedavg": "raydiff.methods.perfedavg:PerFedAvg",
+        "spire": "raydiff.papers.spire.method:SPIRE",
+        "sharedrep": "raydiff.methods.sharedrep:SharedRep",
+        "dpsgd": "raydiff.methods.dpsgd:DPSGD",
+        "feddistr": "raydiff.papers.feddistr.method:FedDistr",
+        "sketch": "raydiff.methods.sketch:Sketch",
+        "dpmerf": "raydiff.methods.dpmerf:DPMERF",
+        "evolution": "raydiff.methods.evolution:Evolution",
+        "marginals": "raydiff.methods.marginals:Marginals",
+    }
+)
 """Name on the command line -> class. Files on disk have the class's own name."""
 MEMBERS = [name for name in vars(Method) if not name.startswith("_")]
 
@@ -68,24 +55,3 @@ def check_names(classes: Sequence[type]) -> None:
         if found.setdefault(cls.__name__, cls) is not cls:
             both = " and ".join(f"{c.__module__}:{c.__qualname__}" for c in (found[cls.__name__], cls))
             raise ValueError(f"{both} are methods of one name: give one another name")
-
-
-__all__ = [
-    "DPMERF",
-    "DPSGD",
-    "METHODS",
-    "PFDM",
-    "SPIRE",
-    "Evolution",
-    "FedAvg",
-    "FedDistr",
-    "FedProx",
-    "LocalOnly",
-    "Marginals",
-    "Method",
-    "Moon",
-    "PerFedAvg",
-    "Scaffold",
-    "SharedRep",
-    "Sketch",
-]

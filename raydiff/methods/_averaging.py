@@ -14,7 +14,6 @@ import torch
 
 from raydiff import tree
 from raydiff.data.records import Records
-from raydiff.federated.form import Form, Leaf, form_of
 from raydiff.federated.method import (
     SCRATCH,
     SERVER_ONLY,
@@ -27,6 +26,7 @@ from raydiff.federated.method import (
     Target,
     Weights,
 )
+from raydiff.federated.upload_spec import Form, Leaf, form_of
 from raydiff.models.classifier import Classifier
 from raydiff.models.d3pm import DiscreteDiffusion
 from raydiff.models.ddpm import DDPM, Sampling

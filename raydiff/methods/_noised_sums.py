@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from raydiff import tree
-from raydiff.federated.form import Form, Leaf
 from raydiff.federated.method import Mean, Summand
+from raydiff.federated.upload_spec import Form, Leaf
 from raydiff.privacy import accountants
 from raydiff.privacy.release import Event, Gaussian, NonPrivate, Release, disclose, gaussian_sum
 from raydiff.seeding import NoiseStream

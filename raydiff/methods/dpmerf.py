@@ -47,8 +47,8 @@ from torch import Tensor
 
 from raydiff import tree
 from raydiff.data.records import Records, label_rows
-from raydiff.federated.form import Form
 from raydiff.federated.method import SERVER_ONLY, Deployed, LocalResult, Mean, Method, Metrics, Round, Summand, Target
+from raydiff.federated.upload_spec import Form
 from raydiff.methods._noised_sums import NoisedSum, by_row
 from raydiff.models.ddpm import device
 from raydiff.models.generator import Generator

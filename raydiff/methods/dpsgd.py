@@ -29,8 +29,8 @@ from typing import Literal, get_args
 
 from raydiff import tree
 from raydiff.data.records import Records
-from raydiff.federated.form import Form
 from raydiff.federated.method import SERVER_ONLY, LocalResult, Mean, Metrics, Round
+from raydiff.federated.upload_spec import Form
 from raydiff.lookup import check_one_of
 from raydiff.methods._averaging import Averaged, Averaging
 from raydiff.models.d3pm import DiscreteDiffusion

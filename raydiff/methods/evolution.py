@@ -50,8 +50,8 @@ from torch import Tensor
 
 from raydiff import tree
 from raydiff.data.records import Records, label_rows
-from raydiff.federated.form import Form
 from raydiff.federated.method import SERVER_ONLY, Deployed, LocalResult, Mean, Method, Metrics, Round, Summand, Target
+from raydiff.federated.upload_spec import Form
 from raydiff.methods._noised_sums import NoisedSum
 from raydiff.models.population import Population
 from raydiff.privacy import accountants

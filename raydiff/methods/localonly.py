@@ -18,8 +18,8 @@ from typing import ClassVar
 import torch
 
 from raydiff.data.records import Records, public_mean
-from raydiff.federated.form import Form
 from raydiff.federated.method import Deployed, LocalResult, Method, Metrics, Round, Target, Upload
+from raydiff.federated.upload_spec import Form
 from raydiff.methods._averaging import AnyModel, deployed
 from raydiff.models.classifier import Classifier
 from raydiff.models.ddpm import DDPM, Sampling

@@ -38,8 +38,8 @@ import torch
 
 from raydiff import tree
 from raydiff.data.records import Records, label_rows
-from raydiff.federated.form import Form
 from raydiff.federated.method import Deployed, LocalResult, Mean, Method, Metrics, Round, Summand
+from raydiff.federated.upload_spec import Form
 from raydiff.methods._noised_sums import NoisedSum
 from raydiff.models import moments
 from raydiff.models.forest import Forest

@@ -22,8 +22,8 @@ import torch
 
 from raydiff import tree
 from raydiff.data.records import Records
-from raydiff.federated.form import Form
 from raydiff.federated.method import Deployed, LocalResult, Round
+from raydiff.federated.upload_spec import Form
 from raydiff.methods._averaging import Averaged, Averaging, deployed
 from raydiff.models.ddpm import DDPM, Sampling
 from raydiff.models.training import Training, fit

@@ -49,8 +49,8 @@ from torch import Tensor
 
 from raydiff import tree
 from raydiff.data.records import Records, label_rows, public_mean
-from raydiff.federated.form import Form
 from raydiff.federated.method import Deployed, LocalResult, Mean, Method, Metrics, Round, Summand, Target
+from raydiff.federated.upload_spec import Form
 from raydiff.methods._noised_sums import NoisedSum, by_row
 from raydiff.models import moments
 from raydiff.models.ddpm import DDPM, Sampling, noised

@@ -35,7 +35,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, TypeVar
 
-from raydiff.privacy import gaussian, grid, pairs, renyi
+from raydiff.privacy import gaussian, grid, renyi
+from raydiff.privacy import pld as pairs
 from raydiff.privacy.gaussian import check_delta
 from raydiff.privacy.release import DiscreteGaussian, Event, Gaussian, NonPrivate, Nothing
 

@@ -19,9 +19,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from raydiff.privacy import accountants, losses
+from raydiff.formats import rounding as bounds
+from raydiff.privacy import accountants
+from raydiff.privacy import tradeoff as losses
 from raydiff.privacy.release import DiscreteGaussian, Event, NonPrivate, Nothing, event_from_dict, event_to_dict
-from raydiff.report import bounds
 
 _Group = tuple[str | None, str | None, str]
 """(unit, relation, trust); without unit and relation where nothing but unprotected values was sent."""

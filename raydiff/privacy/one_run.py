@@ -43,7 +43,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from raydiff.privacy import accountants, losses
+from raydiff.privacy import accountants
+from raydiff.privacy import tradeoff as losses
 from raydiff.privacy.canaries import STRETCH, CanaryAudit, bound
 from raydiff.privacy.release import Event, Gaussian
 from raydiff.tree import Params

@@ -34,10 +34,11 @@ import torch
 from torch import Tensor
 
 from raydiff import seeding, tree
-from raydiff.privacy import accountants, grid, layers
-from raydiff.privacy.layers import Outer, PerRecord
+from raydiff.formats import rounding as bounds
+from raydiff.privacy import accountants, grid
+from raydiff.privacy import ghost_clipping as layers
+from raydiff.privacy.ghost_clipping import Outer, PerRecord
 from raydiff.privacy.release import ROUNDING, Gaussian
-from raydiff.report import bounds
 from raydiff.seeding import NoiseStream
 from raydiff.tree import Params
 

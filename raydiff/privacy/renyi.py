@@ -10,7 +10,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 
-from raydiff.privacy import pairs
+from raydiff.privacy import pld as pairs
 from raydiff.privacy.gaussian import check_mu
 
 ORDERS = [1 + n / 10 for n in range(1, 100)] + [float(n) for n in (*range(11, 64), 96, 128, 192, 256, 512)]

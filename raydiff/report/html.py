@@ -15,7 +15,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
 
-from raydiff.report.cells import Table
+from raydiff.formats.tables import Table
 
 NUMBER = re.compile(r"[-+<>≥]?[\d.]+(e[-+]\d+)?( ?[%skMGTB]+)?|inf|-|")
 """Of a cell that is set on the right; what follows in brackets or after ± does not count."""

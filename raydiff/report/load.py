@@ -23,7 +23,7 @@ from typing import Any
 
 import pandas as pd
 
-from raydiff.report import files
+from raydiff.formats import json_files as files
 
 Row = dict[str, Any]
 

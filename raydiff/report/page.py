@@ -12,34 +12,36 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from raydiff import lookup
 from raydiff.report import load
 from raydiff.report.html import html
 from raydiff.report.sections.attacks import attacks
 from raydiff.report.sections.conclusion import conclusion
+from raydiff.report.sections.curves import training
 from raydiff.report.sections.quality import quality
-from raydiff.report.sections.run import frontier, what_was_run
 from raydiff.report.sections.samples import samples
 from raydiff.report.sections.seeds import seeds
-from raydiff.report.sections.studies import claims, papers, studies
-from raydiff.report.sections.training import training
+from raydiff.report.sections.setting import frontier, what_was_run
 from raydiff.report.sections.trials import cost, ledgers
 from raydiff.report.sweep_view import Section, SweepView, open_sweep, together
 
-SECTIONS: dict[str, Callable[[SweepView, Path], Section]] = {
-    "What came out": conclusion,
-    "What was run": what_was_run,
-    "Frontier": frontier,
-    "Seeds, intervals and ranks": seeds,
-    "Quality": quality,
-    "Training": training,
-    "Attacks against their ceilings": attacks,
-    "Ledgers": ledgers,
-    "Paired comparisons of the presets": studies,
-    "The paper's claims": claims,
-    "Beside the papers": papers,
-    "Samples": samples,
-    "Cost, failures and resumes": cost,
-}
+SECTIONS: lookup.Table[Callable[[SweepView, Path], Section]] = lookup.Table(
+    {
+        "What came out": conclusion,
+        "What was run": what_was_run,
+        "Frontier": frontier,
+        "Seeds, intervals and ranks": seeds,
+        "Quality": quality,
+        "Training": training,
+        "Attacks against their ceilings": attacks,
+        "Ledgers": ledgers,
+        "Paired comparisons of the presets": "raydiff.papers.report_sections:studies",
+        "The paper's claims": "raydiff.papers.report_sections:claims",
+        "Beside the papers": "raydiff.papers.report_sections:papers",
+        "Samples": samples,
+        "Cost, failures and resumes": cost,
+    }
+)
 """In the order of the page: what makes the blocks of a section, and writes its pictures into a folder."""
 
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pandas as pd
 
+from raydiff.formats.json_files import read_json, read_lines
+from raydiff.formats.tables import short
 from raydiff.report import load
-from raydiff.report.cells import short
-from raydiff.report.files import read_json, read_lines
 from raydiff.report.frontier.rows import EVAL, has, ranked_by, settings
 from raydiff.report.load import Row, records
 

@@ -18,7 +18,7 @@ from raydiff.data.records import Records, joined
 from raydiff.evaluation.attacks import gower
 from raydiff.evaluation.attacks.targets import in_proportion
 from raydiff.models.d3pm import codes_of
-from raydiff.results import generate
+from raydiff.results import generation as generate
 from raydiff.results.finished import Finished
 
 LEAST = 4

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from raydiff.experiment import config, overrides
 from raydiff.experiment.config import Experiment
-from raydiff.report.files import outcomes
+from raydiff.formats.json_files import outcomes
 
 LEAST = 0.2  # of the way from chance to a classifier's accuracy on real pictures
 CURES = (

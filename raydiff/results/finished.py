@@ -17,14 +17,14 @@ from raydiff.data import datasets
 from raydiff.data.datasets import Dataset
 from raydiff.data.tables.encode import OTHER
 from raydiff.experiment import config
-from raydiff.experiment.overrides import SECRET
 from raydiff.experiment.trial import Trial, compute, make_clients, planned_secret
 from raydiff.federated.client import Client, Keys
 from raydiff.federated.method import SCRATCH, SERVER_ONLY, Deployed
-from raydiff.federated.remote import shared
 from raydiff.privacy.ledger import Guarantee
 from raydiff.results import sampler
 from raydiff.results.sampler import Card, Sample
+from raydiff.storage.remote import shared
+from raydiff.storage.staging import SECRET
 from raydiff.tree import Params
 
 Draw = Literal["uniform", "public", "as-data"]

@@ -28,14 +28,12 @@ from raydiff import seeding, tree
 from raydiff.data.tables import encode
 from raydiff.evaluation.grids import to_bytes
 from raydiff.experiment import overrides
-from raydiff.federated.checkpoint import Store
-from raydiff.federated.files import write_text
 from raydiff.federated.method import Method
 from raydiff.models.d3pm import codes_of
 from raydiff.models.ddpm import DDPM
-from raydiff.models.latent.folder import locate
-from raydiff.models.latent.model import LatentModel
 from raydiff.models.networks import UNet
+from raydiff.storage.atomic_files import write_text
+from raydiff.storage.checkpoint import Store
 from raydiff.tree import Params
 
 if TYPE_CHECKING:
@@ -89,7 +87,7 @@ def save(
     models = [method.deploy(server, state) for state in states.values()] or [method.deploy(server)]
     if not all(model.samplers for model in models):
         raise ValueError("a classifier makes no pictures")
-    latent = locate(method.model.path) if isinstance(method.model, LatentModel) else None
+    latent = method.model.folder if hasattr(method.model, "folder") else None
     size = tree.nbytes(server) + sum(map(tree.nbytes, states.values()))
     if latent is not None and size + (own := _bytes_below(latent)) > LARGEST:
         raise ValueError(

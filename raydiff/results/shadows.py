@@ -24,12 +24,12 @@ from raydiff import seeding, tree
 from raydiff.data.records import Records, joined
 from raydiff.evaluation.attacks import lira, scores
 from raydiff.evaluation.attacks.targets import in_proportion
-from raydiff.federated.checkpoint import INITIAL
 from raydiff.federated.client import Client, Failed, Keys
 from raydiff.federated.method import Deployed
 from raydiff.federated.rounds import LocalPool, rounds
 from raydiff.models.training import Diverged
 from raydiff.results.finished import Finished, open_finished
+from raydiff.storage.checkpoint import INITIAL
 from raydiff.tree import Params
 
 Source = Literal["client", "global"]

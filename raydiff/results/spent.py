@@ -8,12 +8,12 @@ from pathlib import Path
 
 from raydiff.experiment.client_records import alike
 from raydiff.experiment.ledgers import ledger_of
-from raydiff.federated.files import write_text
-from raydiff.federated.remote import shared
+from raydiff.formats.json_files import read_json, sealed
 from raydiff.privacy import accountants
 from raydiff.privacy.composed import compose
 from raydiff.privacy.ledger import Guarantee, Ledger
-from raydiff.report.files import read_json, sealed
+from raydiff.storage.atomic_files import write_text
+from raydiff.storage.remote import shared
 
 DELTA = 1e-5  # at which the trials are composed
 

@@ -24,19 +24,20 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from raydiff import process
-from raydiff.experiment import away
-from raydiff.experiment.trial import Trial, compute, make_clients, make_instruments
+from raydiff.experiment.trial import Trial, compute, localized, make_clients, make_instruments
 from raydiff.federated import heartbeat
 from raydiff.federated.client import Client, noted, run_clients
 from raydiff.federated.exact_sum import Bits
 from raydiff.federated.heartbeat import beating
 from raydiff.federated.method import Metrics, Upload
-from raydiff.federated.remote import shared
 from raydiff.federated.sums import Desk, Partial, partial_sum
 from raydiff.privacy.release import already_private
-from raydiff.runtime import gpu_memory, lost
-from raydiff.runtime.hung import Ear
+from raydiff.runtime import device_faults as lost
+from raydiff.runtime import gpu_memory
 from raydiff.runtime.slots import Slot, cap_memory
+from raydiff.runtime.watchdog import Ear
+from raydiff.storage import staging as away
+from raydiff.storage.remote import shared
 from raydiff.tree import Arrays, Params, arrays, tensors
 
 T = TypeVar("T")
@@ -79,7 +80,7 @@ class Worker:
 
     def host(self, trial: Trial, ids: Sequence[int], gpu: float) -> str:
         """Become the home of these clients of this trial: how this process is called. Raises `lost.GpuLost`."""
-        trial = away.arrived(trial)
+        trial = localized(trial)
         compute(trial.experiment)
         self._gpu, self._folder = gpu, trial.folder
         self._messages = iter(())  # What is left of another trial's holds its clients.

@@ -11,7 +11,7 @@ from typing import Any
 from ray.util.metrics import Gauge
 
 from raydiff.experiment.trial import Trial
-from raydiff.runtime import lost
+from raydiff.runtime import device_faults as lost
 
 TAGS = ("sweep", "trial", "method")
 TOLD = {

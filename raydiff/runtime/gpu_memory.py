@@ -18,14 +18,13 @@ from raydiff import seeding, tree
 from raydiff.experiment import trial
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.overrides import override
-from raydiff.federated.checkpoint import INITIAL
 from raydiff.federated.client import COHORT, run_clients
 from raydiff.federated.method import SERVER_ONLY, Round
 from raydiff.federated.sums import Desk
-from raydiff.models.latent.model import LatentModel
 from raydiff.models.training import Training
 from raydiff.runtime.slots import CONTEXT, allowed, called, slot
 from raydiff.seeding import NoiseStream
+from raydiff.storage.checkpoint import INITIAL
 
 SPARE = 1.2  # The peak of one step is measured; a fifth is added for safety.
 GB = 2**30
@@ -169,7 +168,7 @@ def largest(trials: Sequence[Experiment], workers: int = 1) -> list[Experiment]:
     def size(experiment: Experiment) -> tuple[int, int]:
         model = experiment.method.model
         # A latent model is frozen and the same one in all trials, so it tells nothing apart.
-        fresh = {} if isinstance(model, LatentModel) else model.init(torch.Generator())
+        fresh = {} if hasattr(model, "folder") else model.init(torch.Generator())
         weights = max(1, sum(v.numel() for v in fresh.values()))
         batch = max((t.batch for _, t in trainings(experiment.method)), default=1)
         return weights * batch * cohort_of(experiment, workers), -experiment.clients

@@ -16,23 +16,24 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from raydiff.experiment import readable, spending, trial
+from raydiff.experiment import spending, trial
 from raydiff.experiment.config import Experiment
-from raydiff.experiment.owner import held
 from raydiff.experiment.study import varying
 from raydiff.federated import heartbeat
-from raydiff.federated.files import Overtaken, write_text
-from raydiff.federated.remote import shared
 from raydiff.federated.rounds import Pool
+from raydiff.formats.json_files import read_json
 from raydiff.models.training import Train
-from raydiff.report.files import read_json
 from raydiff.results import chance
 from raydiff.results.spent import composed
 from raydiff.runtime import sweep_folder
-from raydiff.runtime.followers import Followers
-from raydiff.runtime.left import EVERY_S, duration
+from raydiff.runtime.callbacks import Followers, Reporter
+from raydiff.runtime.eta import EVERY_S, duration
 from raydiff.runtime.plan import Planned
 from raydiff.runtime.slots import cap_memory
+from raydiff.storage import artifact_sync as readable
+from raydiff.storage.atomic_files import Overtaken, write_text
+from raydiff.storage.lease import held
+from raydiff.storage.remote import shared
 
 HURRY_S = 10.0
 """How long an interrupted report waits for MLflow to be told of a trial's end."""
@@ -71,15 +72,15 @@ def start(
     resume: bool = False,
     extend: bool = False,
     retry: bool = False,
-    report: bool = True,
+    report: Reporter | None = None,
     track: bool = True,
     since: float | None = None,
 ) -> Ended:
     """Run what has no outcome yet, and report. Raises ValueError where the sweep may not start, or not here.
 
     `resume` continues the sweep of this name if it exists; `extend`: it may have grown; `retry` runs what failed, and
-    only that. `report`: write the table, the picture and the page; `track`: log to MLflow. `since`: when it was asked
-    for (`time.monotonic`).
+    only that. `report`: what writes the table, the picture and the page; `track`: log to MLflow. `since`: when it
+    was asked for (`time.monotonic`).
     """
     since = since or time.monotonic()
     folder = sweep_folder.folder(planned.base, planned.folder.name)
@@ -94,8 +95,9 @@ def start(
             if not planned.trials:
                 print(f"no trial of {folder.name} has failed")
                 return Ended(folder, False)
-        _announce(planned, folder, whole=report)
-        followers = Followers(planned, folder, this["experiment"], track=track)
+        whole = report is not None and report.write is not None
+        _announce(planned, folder, whole=whole)
+        followers = Followers(planned, folder, this["experiment"], report=report, track=track)
 
         def begin(share: float | None) -> None:
             this.update(followers.ready())
@@ -110,7 +112,7 @@ def start(
                 _here(planned, begin, retry=retry)
             else:
                 share = None if extend else this.get("share")  # What an earlier start has measured.
-                interrupted, failed = _on_ray(planned, begin, share, retry=retry, since=since if report else None)
+                interrupted, failed = _on_ray(planned, begin, share, retry=retry, since=since if whole else None)
         except KeyboardInterrupt:
             if not (folder / "sweep.json").exists():
                 raise
@@ -132,10 +134,10 @@ def start(
         return Ended(folder, interrupted, failed)
 
 
-def _tell(folder: Path, followers: Followers, status: str, *, report: bool) -> None:
+def _tell(folder: Path, followers: Followers, status: str, *, report: Reporter | None) -> None:
     """What the sweep has shown, to whoever ran it, and to those who follow it."""
     followers.close()
-    table = _report(folder, folder / "report") if report else ""
+    table = report.write(folder, composed(folder)) if report and report.write else ""
     try:
         readable.put(folder)
     except OSError as e:
@@ -315,27 +317,3 @@ def _say_split(folder: Path, split: Mapping[str, float]) -> None:
         f"training, sampling and evaluation, {share['outside']:.0%} into changing trials, "
         f"{share['waiting']:.0%} into waiting for the last ones"
     )
-
-
-# ------------------------------------------------------------------------------------------------------- reporting
-
-
-def _report(folder: Path, out: Path) -> str:
-    """The table, the picture and the page: the trials are done and recorded, so nothing here can fail the sweep. Gives
-    the table."""
-    from raydiff.report import load, page
-    from raydiff.report.frontier.command import write
-
-    table = ""
-    for unread in load.cut_short(folder):
-        print(unread)
-    try:
-        table = write(folder, out)
-        print(f"\n{table}\n{composed(folder)}" + (f"\nplot: {png}" if (png := out / "frontier.png").exists() else ""))
-    except (ValueError, OSError) as e:
-        print(f"no table: {e}")
-    try:
-        print(f"report: {page.write(out, folder)}")
-    except Exception as e:
-        print(f"no report: {type(e).__name__}: {e}")
-    return table

@@ -17,11 +17,11 @@ from raydiff.evaluation.suite import Evaluation
 from raydiff.experiment import config as configuration
 from raydiff.experiment import overrides, trial
 from raydiff.experiment.config import Experiment
-from raydiff.experiment.owner import Owner
 from raydiff.experiment.study import Study, trials
-from raydiff.federated.bucket import is_bucket
 from raydiff.lookup import nearest
 from raydiff.runtime import sweep_folder
+from raydiff.storage.bucket import is_bucket
+from raydiff.storage.lease import Owner
 
 Search = Literal["grid", "random", "optuna", "asha"]
 Space = Mapping[str, tuple[str, tuple[Any, ...]]]

@@ -18,10 +18,10 @@ from ray.tune.progress_reporter import TrialProgressCallback
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.study import varying
 from raydiff.federated import heartbeat
-from raydiff.federated.remote import shared
-from raydiff.runtime import lost
-from raydiff.runtime.left import EVERY_S, Left, duration
+from raydiff.runtime import device_faults as lost
+from raydiff.runtime.eta import EVERY_S, Left, duration
 from raydiff.runtime.plan import Planned, experiment_of
+from raydiff.storage.remote import shared
 
 ONE_S = 1.0  # `timeout` signals its command, then the group that it is in: signals within a second are one
 

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import torch
 
 from raydiff.experiment.config import Runtime
-from raydiff.federated.remote import shared
+from raydiff.storage.remote import shared
 
 T = TypeVar("T")
 CONTEXT = int(0.45 * 2**30)

@@ -18,16 +18,18 @@ from typing import Any
 
 import raydiff
 from raydiff import seeding
-from raydiff.experiment import away, config, overrides, readable, trial
+from raydiff.experiment import config, overrides, trial
 from raydiff.experiment.config import Experiment
-from raydiff.experiment.mlflow_store import ARTIFACTS, redacted
-from raydiff.experiment.tracking import Mlflow
-from raydiff.federated.files import write_text
-from raydiff.federated.remote import shared
-from raydiff.report.files import outcomes, read_json, sealed
-from raydiff.results import mlflow_models
+from raydiff.formats.json_files import outcomes, read_json, sealed
 from raydiff.results.finished import find, open_finished
 from raydiff.runtime.slots import cap_memory
+from raydiff.storage import artifact_sync as readable
+from raydiff.storage import staging as away
+from raydiff.storage.atomic_files import write_text
+from raydiff.storage.remote import shared
+from raydiff.tracking import mlflow_models
+from raydiff.tracking.mlflow_store import ARTIFACTS, redacted
+from raydiff.tracking.writer import Mlflow
 
 ELSEWHERE = ("runtime.", "data_digest")
 """Fields that tell no old trial from a new one: where it runs, and what only the data know."""

@@ -15,9 +15,10 @@ from ray.util import ActorPool
 
 from raydiff import process
 from raydiff.models.ddpm import device
-from raydiff.results import generate, shadows
+from raydiff.results import generation as generate
+from raydiff.results import shadows
 from raydiff.results.finished import open_finished
-from raydiff.results.generate import Maker, Request, Spread
+from raydiff.results.generation import Maker, Request, Spread
 from raydiff.results.shadows import Attacked, open_attacked
 from raydiff.runtime.slots import cap_memory, in_one_sentence, say, storage_is_shared, unplaced
 

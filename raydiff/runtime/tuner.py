@@ -30,23 +30,27 @@ from ray.tune.search import BasicVariantGenerator, ConcurrencyLimiter
 from ray.tune.stopper import CombinedStopper
 
 from raydiff import process
-from raydiff.experiment import away, overrides, readable
 from raydiff.experiment import config as configuration
+from raydiff.experiment import overrides
 from raydiff.experiment import trial as trials
-from raydiff.experiment.away import Given
 from raydiff.experiment.config import Experiment
-from raydiff.experiment.owner import Owner
 from raydiff.experiment.trial import Trial, cut_short
-from raydiff.federated.files import Overtaken
-from raydiff.runtime import failed, gpu_memory, lost, searched
+from raydiff.runtime import device_faults as lost
+from raydiff.runtime import failures as failed
+from raydiff.runtime import gpu_memory
+from raydiff.runtime import search as searched
 from raydiff.runtime.actors import RayPool, WorkersLost, start_workers
 from raydiff.runtime.cluster import NODE, grows, nodes
+from raydiff.runtime.concurrency import GPU_LOST, Room
 from raydiff.runtime.gauges import Gauges
-from raydiff.runtime.order import Asha, InOrder
 from raydiff.runtime.plan import Planned, experiment_of, written
 from raydiff.runtime.progress import Progress
-from raydiff.runtime.room import GPU_LOST, Room
+from raydiff.runtime.schedulers import Asha, InOrder
 from raydiff.runtime.slots import Slot, cap_memory, fitting, slot, storage_is_shared
+from raydiff.storage import artifact_sync as readable
+from raydiff.storage.atomic_files import Overtaken
+from raydiff.storage.lease import Owner
+from raydiff.storage.staging import Given
 
 
 class Federation(tune.Trainable):
@@ -112,7 +116,7 @@ class Federation(tune.Trainable):
         experiment = experiment_of(config)
         sweep, number = Path(config["sweep"]), config["owner"]
         owner = None if number is None else Owner(sweep, number)
-        self._trial = away.arrived(Trial(experiment, sweep, owner, self._given))
+        self._trial = trials.localized(Trial(experiment, sweep, owner, self._given))
         if config.get("values"):  # What Optuna has chosen is resolved here; the driver has resolved all else.
             self._trial = trials.open_trial(experiment, self._trial.sweep, self._trial.owner)
         else:

@@ -18,9 +18,11 @@ import pytest
 from raydiff import tree
 from raydiff.cli import generate, run
 from raydiff.data import datasets
-from raydiff.experiment import config, mlflow_store, told
+from raydiff.experiment import config
+from raydiff.formats.json_files import read_json
 from raydiff.report import page
-from raydiff.report.files import read_json
+from raydiff.tracking import metric_names as told
+from raydiff.tracking import mlflow_store
 
 CANARY = {"income": "987654.25", "job": "lighthouse keeper", "diagnosis": "hiv"}
 TOLD = re.compile(r"987654|lighthouse|\bhiv\b")

@@ -18,7 +18,7 @@ from raydiff.data.partition import Pooled
 from raydiff.evaluation.attacks import lira, quantile, rmia
 from raydiff.evaluation.attacks.membership import attack as judge
 from raydiff.experiment.config import Experiment
-from raydiff.methods import LocalOnly
+from raydiff.methods.localonly import LocalOnly
 from raydiff.models.ddpm import DDPM
 from raydiff.models.networks import MLP
 from raydiff.models.training import Training

@@ -14,12 +14,12 @@ import pytest
 from PIL import Image
 from reference import pdp_reference
 
-from raydiff.cli import audit
 from raydiff.data.tables.read import Table, read
-from raydiff.experiment import mlflow_store
 from raydiff.models.d3pm_kernel import Sigmoid
-from raydiff.privacy.pdp.bound import UNCONDITIONAL, ReleasedRows
-from raydiff.privacy.pdp.kernel import Kernel
+from raydiff.papers.discrete import audit_command as audit
+from raydiff.papers.discrete.bound import UNCONDITIONAL, ReleasedRows
+from raydiff.papers.discrete.kernel import Kernel
+from raydiff.tracking import mlflow_store
 
 
 @pytest.fixture

@@ -20,14 +20,15 @@ import raydiff as rd
 from raydiff.__main__ import leave
 from raydiff.cli import run, sweep
 from raydiff.experiment import overrides as settings
+from raydiff.experiment import presets as names
 from raydiff.experiment import trial
 from raydiff.experiment.config import Experiment
-from raydiff.experiment.presets import names
-from raydiff.federated.checkpoint import Store
-from raydiff.federated.files import write_text
-from raydiff.report.files import read_json
+from raydiff.formats.json_files import read_json
+from raydiff.report.after_sweep import FULL
 from raydiff.runtime import launch, sweep_folder
 from raydiff.runtime.plan import Planned
+from raydiff.storage.atomic_files import write_text
+from raydiff.storage.checkpoint import Store
 
 ROOT = Path(__file__).resolve().parents[2]
 SECRET = b"the noise secret"
@@ -169,11 +170,10 @@ def test_an_interrupt_while_the_report_is_made_is_said_and_leaves_no_run_running
 
     shutil.copy(migrated, tmp_path / "mlflow.db")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri := f"sqlite:///{tmp_path}/mlflow.db")
-    monkeypatch.setattr(launch, "_report", interrupt)
     here = dataclasses.replace(tiny.runtime, storage=str(tmp_path))
     base = trial.resolve(dataclasses.replace(tiny, evaluation=None, runtime=here), b"0" * 32)
     plan = Planned(preset="x", folder=tmp_path / "sweeps" / "s", base=base, trials=(base,), secret=b"0" * 32, metric="")
-    ended = launch.start(plan)
+    ended = launch.start(plan, report=dataclasses.replace(FULL, write=interrupt))
     assert ended.code == 130
     assert f"interrupted while reporting; to make the report: raydiff report {plan.folder}\n" in capsys.readouterr().out
     client = MlflowClient(uri)
@@ -210,7 +210,7 @@ def test_an_mlflow_store_that_cannot_be_written(tmp_path, monkeypatch):
 @pytest.mark.parametrize("job", [run, sweep])
 @pytest.mark.parametrize("more", [[], ["--resume"]], ids=["", "resume"])
 def test_a_sweep_that_another_driver_runs_is_refused_and_left_as_it_is(tmp_path, job, more):
-    from raydiff.experiment.owner import held
+    from raydiff.storage.lease import held
 
     with held(tmp_path / "sweeps" / "mine"):
         before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}

@@ -12,12 +12,12 @@ from raydiff.cli import arguments, budget
 from raydiff.experiment import overrides, spending
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.trial import open_trial
-from raydiff.methods import DPSGD
-from raydiff.privacy import budget as privacy
+from raydiff.formats import rounding as bounds
+from raydiff.methods.dpsgd import DPSGD
+from raydiff.privacy import filters as privacy
 from raydiff.privacy.accountants import mu_for
-from raydiff.privacy.budget import Budget
+from raydiff.privacy.filters import Budget
 from raydiff.privacy.release import Gaussian
-from raydiff.report import bounds
 
 
 @pytest.fixture

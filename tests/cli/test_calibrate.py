@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from raydiff.__main__ import main
-from raydiff.cli import calibrate
+from raydiff.papers.pfdm import calibrate_command as calibrate
 
 ROOT = Path(__file__).parents[2]
 JOB = ROOT / "jobs" / "calibrate.py"

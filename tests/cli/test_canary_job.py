@@ -15,27 +15,25 @@ import torch
 
 from raydiff.cli import canary, canary_methods
 from raydiff.data.records import Records
-from raydiff.federated.method import LocalResult, Round
-from raydiff.methods import (
-    DPMERF,
-    DPSGD,
-    METHODS,
-    PFDM,
-    SPIRE,
-    Evolution,
-    FedAvg,
-    FedDistr,
-    Marginals,
-    Method,
-    Sketch,
-)
+from raydiff.federated.method import LocalResult, Method, Round
+from raydiff.methods import METHODS
 from raydiff.methods._averaging import Averaging
-from raydiff.methods.evolution import PICTURES
+from raydiff.methods.dpmerf import DPMERF
+from raydiff.methods.dpsgd import DPSGD
+from raydiff.methods.evolution import PICTURES, Evolution
+from raydiff.methods.fedavg import FedAvg
+from raydiff.methods.marginals import Marginals
+from raydiff.methods.sketch import Sketch
 from raydiff.models.ddpm import DDPM
 from raydiff.models.forest import Forest
-from raydiff.models.latent.model import LatentModel
 from raydiff.models.training import Training
-from raydiff.privacy import accountants, aggregate, canaries, client_level, layers, losses
+from raydiff.papers.feddistr.latent.model import LatentModel
+from raydiff.papers.feddistr.method import FedDistr
+from raydiff.papers.pfdm.method import PFDM
+from raydiff.papers.spire.method import SPIRE
+from raydiff.privacy import accountants, aggregate, canaries, client_level
+from raydiff.privacy import ghost_clipping as layers
+from raydiff.privacy import tradeoff as losses
 from raydiff.privacy.client_level import ClientPrivacy
 from raydiff.privacy.one_run import coins
 from raydiff.privacy.release import Event, Gaussian, Trust, already_private

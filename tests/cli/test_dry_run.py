@@ -10,7 +10,7 @@ import pytest
 
 from raydiff.cli import sweep
 from raydiff.experiment.config import Experiment
-from raydiff.methods import FedAvg
+from raydiff.methods.fedavg import FedAvg
 from raydiff.models.training import Training
 from raydiff.runtime import estimate
 from raydiff.runtime.slots import Slot

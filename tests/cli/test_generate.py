@@ -15,9 +15,9 @@ import pytest
 
 from raydiff.cli import generate
 from raydiff.data.datasets import Data, load
-from raydiff.results import generate as generation
-from raydiff.results import mlflow_models
+from raydiff.results import generation
 from raydiff.runtime import sweep_folder
+from raydiff.tracking import mlflow_models
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -14,7 +14,8 @@ from raydiff.data import datasets
 from raydiff.data.datasets import Data
 from raydiff.experiment import suggested, trial
 from raydiff.experiment.overrides import override
-from raydiff.methods import FedAvg, LocalOnly
+from raydiff.methods.fedavg import FedAvg
+from raydiff.methods.localonly import LocalOnly
 from raydiff.models.networks import MLP
 from raydiff.runtime import estimate
 

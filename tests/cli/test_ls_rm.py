@@ -10,7 +10,7 @@ import pytest
 import raydiff as rd
 from raydiff.cli import ls, rm
 from raydiff.experiment.overrides import override
-from raydiff.experiment.owner import held
+from raydiff.storage.lease import held
 
 
 @pytest.fixture(scope="module")

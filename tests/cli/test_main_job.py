@@ -9,7 +9,7 @@ import pytest
 
 from raydiff.experiment import trial
 from raydiff.experiment.overrides import override
-from raydiff.experiment.presets.names import study
+from raydiff.experiment.presets import study
 from raydiff.experiment.study import trials
 
 TABLE = Path(__file__).parents[2] / "docs" / "data" / "main-job.csv"

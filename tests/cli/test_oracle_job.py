@@ -8,9 +8,13 @@ from pathlib import Path
 import pytest
 
 from raydiff.__main__ import main
-from raydiff.cli import theory
-from raydiff.theory import feddistr, pfdm_mixture, pfdm_theorems, random_tables, spire
-from raydiff.theory.pfdm_data import ARMS
+from raydiff.papers import theory_command as theory
+from raydiff.papers.discrete.theory import random_tables
+from raydiff.papers.feddistr import theory as feddistr
+from raydiff.papers.pfdm.theory import mixture as pfdm_mixture
+from raydiff.papers.pfdm.theory import theorems as pfdm_theorems
+from raydiff.papers.pfdm.theory.on_data import ARMS
+from raydiff.papers.spire import theory as spire
 
 COLUMNS = "data,minority,epsilon,sampler,arm,w2_squared,w2_low,w2_high,gain_over_local,gain_low,gain_high"
 

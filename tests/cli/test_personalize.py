@@ -14,12 +14,12 @@ import pytest
 from raydiff.cli import personalize
 from raydiff.experiment import trial
 from raydiff.experiment.config import Experiment
-from raydiff.methods import SPIRE
 from raydiff.models.training import Training
-from raydiff.results import mlflow_models
-from raydiff.results import personalize as personalization
+from raydiff.papers.spire.method import SPIRE
+from raydiff.results import personalization
 from raydiff.results.finished import open_finished
 from raydiff.runtime import sweep_folder
+from raydiff.tracking import mlflow_models
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -20,9 +20,10 @@ from raydiff.__main__ import main
 from raydiff.evaluation import metrics
 from raydiff.evaluation.suite import Evaluation
 from raydiff.experiment import config, overrides, trial
-from raydiff.methods import FedAvg, check_names
+from raydiff.formats.json_files import read_json
+from raydiff.methods import check_names
+from raydiff.methods.fedavg import FedAvg
 from raydiff.report import load
-from raydiff.report.files import read_json
 from raydiff.report.frontier.rows import frontier
 from raydiff.results.finished import open_finished
 
@@ -32,7 +33,7 @@ BLOCK = re.compile(r"```python\n# (\S+)\n(.*?)```", re.DOTALL)
 MODULES = dict(BLOCK.findall(PAGE))
 WRONG = """
 from dataclasses import dataclass
-from raydiff.methods import FedAvg
+from raydiff.methods.fedavg import FedAvg
 
 @dataclass(frozen=True, kw_only=True)
 class Pfdm(FedAvg): pass

@@ -10,9 +10,15 @@ from raydiff.data import datasets
 from raydiff.data.partition import Pooled
 from raydiff.evaluation.metrics import lower_is_better
 from raydiff.experiment import overrides, trial
-from raydiff.experiment.presets import names
+from raydiff.experiment import presets as names
 from raydiff.experiment.study import trials as trials_of
-from raydiff.methods import DPMERF, PFDM, Evolution, FedAvg, FedDistr, LocalOnly, Sketch
+from raydiff.methods.dpmerf import DPMERF
+from raydiff.methods.evolution import Evolution
+from raydiff.methods.fedavg import FedAvg
+from raydiff.methods.localonly import LocalOnly
+from raydiff.methods.sketch import Sketch
+from raydiff.papers.feddistr.method import FedDistr
+from raydiff.papers.pfdm.method import PFDM
 from raydiff.privacy import accountants
 
 

@@ -10,11 +10,11 @@ import pytest
 from PIL import Image
 
 from raydiff import tree
-from raydiff.cli import pretrain
 from raydiff.data import datasets
 from raydiff.data.datasets import Data
-from raydiff.experiment import mlflow_store
-from raydiff.models.latent import model
+from raydiff.papers.feddistr import pretrain_command as pretrain
+from raydiff.papers.feddistr.latent import model
+from raydiff.tracking import mlflow_store
 
 SHORT = ["--training.steps=2", "--training.vae-steps=2", "--training.words=1", "--training.widths", "8", "16"]
 SHORT += ["--training.vae-widths", "8", "8", "--training.width=8", "--data.public=40"]

@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from raydiff.cli import run
-from raydiff.experiment import config, mlflow_store, told, trial
-from raydiff.report.files import KEYED, flatten, read_json, read_lines
+from raydiff.experiment import config, trial
+from raydiff.formats.json_files import KEYED, flatten, read_json, read_lines
+from raydiff.tracking import metric_names as told
+from raydiff.tracking import mlflow_store
 
 RATES = {"privacy/tpr_ceiling_at_1pct_fpr", "privacy/tpr_ceiling_at_0.1pct_fpr"}
 LEDGER = {"privacy/epsilon_server", "privacy/epsilon_outsiders", "privacy/mu", "privacy/auc_ceiling"}

@@ -13,11 +13,11 @@ import torch
 from PIL import Image
 
 from raydiff import seeding
-from raydiff.cli import reconstruct
 from raydiff.experiment.trial import make_clients
-from raydiff.federated.files import read_tensors, write_tensors
+from raydiff.papers.pfdm import reconstruct_command as reconstruct
 from raydiff.privacy import grid
 from raydiff.results.finished import open_finished
+from raydiff.storage.atomic_files import read_tensors, write_tensors
 from raydiff.tree import clip_records
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -12,10 +12,10 @@ import pytest
 from raydiff.cli import arguments as command
 from raydiff.cli import sweep
 from raydiff.experiment.overrides import flat
-from raydiff.experiment.presets import papers
 from raydiff.experiment.study import trials as trials_of
-from raydiff.methods import DPSGD
-from raydiff.report.papers.claims import rows_of, where
+from raydiff.methods.dpsgd import DPSGD
+from raydiff.papers import presets as papers
+from raydiff.papers.claims import rows_of, where
 
 
 def trials(paper: str, scale: str) -> list:

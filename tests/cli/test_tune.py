@@ -18,14 +18,16 @@ from raydiff.data import datasets
 from raydiff.data.partition import Iid
 from raydiff.evaluation.suite import Evaluation
 from raydiff.experiment import overrides, tuning
+from raydiff.experiment import presets as names
 from raydiff.experiment.config import Runtime
-from raydiff.experiment.presets import names
 from raydiff.experiment.study import Arm, Study, trials
-from raydiff.methods import FedAvg, FedProx, LocalOnly
+from raydiff.formats.json_files import read_json
+from raydiff.methods.fedavg import FedAvg
+from raydiff.methods.fedprox import FedProx
+from raydiff.methods.localonly import LocalOnly
 from raydiff.models.classifier import CNN, Classifier
 from raydiff.models.training import Training
-from raydiff.report.files import read_json
-from raydiff.report.sections.run import what_was_run
+from raydiff.report.sections.setting import what_was_run
 from raydiff.report.sweep_view import open_sweep
 
 Command = Callable[..., tuple[int, str, str]]

@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 
 from raydiff.data.tables.encode import MISSING
-from raydiff.data.tables.lone_bins import Ints, lone, merged
 from raydiff.data.tables.read import Table, read
+from raydiff.papers.discrete.lone_bins import Ints, lone, merged
 
 
 def table(tmp_path: Path, values: list[float | None], *, bins: int = 5, **fields: object) -> Table:

@@ -10,7 +10,7 @@ import torch
 from sets import grey_set, pictures, png, write
 
 from raydiff.data.datasets import Data, Dataset, load
-from raydiff.data.newcomer import Choice, Newcomer, newcomer
+from raydiff.data.unseen_client import Choice, Newcomer, newcomer
 
 CAPPED: dict[str, Any] = {"train": 60, "public": 80, "validation": 60, "calibration": 20, "test": 100}
 UNUSED = 1797 - 320

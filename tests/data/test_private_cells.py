@@ -18,12 +18,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from raydiff.data.datasets import Data, load
-from raydiff.data.newcomer import Choice, newcomer
 from raydiff.data.source import Source
 from raydiff.data.tables import cells, rows_file
 from raydiff.data.tables.as_source import source
-from raydiff.data.tables.presets import PRESETS
+from raydiff.data.tables.code_books import CODE_BOOKS
 from raydiff.data.tables.read import Table, read
+from raydiff.data.unseen_client import Choice, newcomer
 from raydiff.experiment.suggested import splits
 from raydiff.seeding import generator
 
@@ -193,9 +193,9 @@ def test_a_private_cell_changes_its_own_code_alone(tmp_path: Path, change: tuple
 
 
 @pytest.mark.parametrize("cell", ["", " ", "?", "nan"])
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", CODE_BOOKS)
 def test_a_missing_cell_of_a_preset_takes_its_row_out_and_nothing_else(tmp_path: Path, name: str, cell: str) -> None:
-    preset = PRESETS[name]
+    preset = CODE_BOOKS[name]
     known = {column: [v for group in groups.values() for v in group] for column, groups in preset.groups.items()}
     known |= {column: [str(edge) for edge in edges] for column, edges in preset.cuts.items()}
     lines = [[values[i % len(values)] for values in known.values()] for i in range(ROWS)]

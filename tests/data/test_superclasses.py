@@ -13,8 +13,8 @@ from sklearn.datasets import load_digits
 
 from raydiff import tree
 from raydiff.data.datasets import SPLITS, Data, load
-from raydiff.data.newcomer import Choice, newcomer
 from raydiff.data.superclasses import CIFAR100, TABLES
+from raydiff.data.unseen_client import Choice, newcomer
 
 TARGET = torch.from_numpy(load_digits().target)
 REST: dict[str, Any] = {"public": 6, "validation": 6, "calibration": 3, "test": 9}

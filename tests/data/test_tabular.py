@@ -11,9 +11,10 @@ import pandas as pd
 import pytest
 import torch
 
+from raydiff.data.tables.code_books import CODE_BOOKS, CodeBook
 from raydiff.data.tables.encode import MISSING, OTHER, UNUSED, Mapping
-from raydiff.data.tables.presets import LOAN, PRESETS, Preset
 from raydiff.data.tables.read import Encoded, Table, locate, read, read_again
+from raydiff.papers.discrete.tables import LOAN
 
 on_disk = pytest.mark.skipif("RAYDIFF_DATA" not in os.environ, reason="RAYDIFF_DATA names no folder of data sets")
 
@@ -121,7 +122,7 @@ def test_rows_with_missing_values_are_dropped_but_keep_their_numbers(
     assert table.rows.tolist() == list(range(1, 12))
     path = written(tmp_path / "t.csv", people(sex=["f", None, *["m", "f"] * 5], pays=[None, "no", *["yes", "no"] * 5]))
     how = {"age": (30.0,), "sex": {"f": ("f",), "m": ("m",)}}
-    monkeypatch.setitem(PRESETS, "mine", Preset(files=(), label="pays", classes=("no", "yes"), bins=3, read=how))
+    monkeypatch.setitem(CODE_BOOKS, "mine", CodeBook(files=(), label="pays", classes=("no", "yes"), bins=3, read=how))
     table = read(Table(source=path, preset="mine"))
     assert table.rows.tolist() == list(range(2, 12))
     assert table.notes[0] == "rows with a missing value are left out"
@@ -341,10 +342,10 @@ def test_bad_configurations_are_refused(fields: dict[str, Any], says: str) -> No
 # --- the paper's tables ---
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", CODE_BOOKS)
 def test_presets_give_every_category(name: str) -> None:
     """So that nothing is looked up in rows."""
-    preset = PRESETS[name]
+    preset = CODE_BOOKS[name]
     assert {*preset.cuts, *preset.groups} == {*preset.columns, preset.label} and len(preset.classes) == 2
 
 

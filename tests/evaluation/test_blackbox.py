@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from raydiff.evaluation.attacks import blackbox
-from raydiff.evaluation.attacks.blackbox import Rows
+from raydiff.papers.discrete import blackbox
+from raydiff.papers.discrete.blackbox import Rows
 from raydiff.seeding import generator
 
 

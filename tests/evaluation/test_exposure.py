@@ -15,18 +15,21 @@ from reference.pdp_reference import deltas
 from raydiff.data.datasets import Data
 from raydiff.data.partition import Iid
 from raydiff.data.records import Records
+from raydiff.evaluation.row_audit import RowAudit
 from raydiff.evaluation.suite import Evaluation
-from raydiff.evaluation.table_audit import RowAudit, measured
 from raydiff.experiment import overrides, trial
 from raydiff.experiment.config import Experiment, Runtime
 from raydiff.experiment.trial import open_trial
-from raydiff.methods import DPSGD, FedAvg, LocalOnly
+from raydiff.methods.dpsgd import DPSGD
+from raydiff.methods.fedavg import FedAvg
+from raydiff.methods.localonly import LocalOnly
 from raydiff.models.d3pm import DiscreteDiffusion, codes_of, images_of
 from raydiff.models.training import Training
-from raydiff.privacy.pdp.bound import ReleasedRows
-from raydiff.privacy.pdp.kernel import Kernel
+from raydiff.papers.discrete.bound import ReleasedRows
+from raydiff.papers.discrete.kernel import Kernel
+from raydiff.papers.discrete.table_audit import measured
+from raydiff.papers.discrete.theory.exact import exact
 from raydiff.seeding import generator
-from raydiff.theory.pdp_exact import exact
 
 MODEL = DiscreteDiffusion(hidden=16, layers=2, steps=5, counts=(3, 3, 3))
 RELEASE = ReleasedRows(kernel=Kernel(alpha=MODEL.schedule.alpha(5).tolist(), categories=3))

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from raydiff.evaluation.attacks.reconstruction import compare, reconstruct
 from raydiff.models.ddpm import alphas_bar, denoise
+from raydiff.papers.pfdm.reconstruction import compare, reconstruct
 from raydiff.seeding import generator
 
 ABAR = alphas_bar("linear", 100)

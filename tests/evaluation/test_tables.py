@@ -15,18 +15,24 @@ from torch import Tensor
 
 from raydiff.data.datasets import Data, load
 from raydiff.data.partition import ByClass, Iid
-from raydiff.evaluation.quality import tables
+from raydiff.evaluation.quality import table_fidelity as tables
+from raydiff.evaluation.row_audit import RowAudit
 from raydiff.evaluation.suite import Evaluation
-from raydiff.evaluation.table_audit import RowAudit
 from raydiff.experiment import config, overrides, trial
 from raydiff.experiment.config import Experiment, Runtime
 from raydiff.experiment.trial import open_trial
-from raydiff.methods import DPSGD, FedAvg, FedProx, LocalOnly, Marginals, Moon, Scaffold
+from raydiff.methods.dpsgd import DPSGD
+from raydiff.methods.fedavg import FedAvg
+from raydiff.methods.fedprox import FedProx
+from raydiff.methods.localonly import LocalOnly
+from raydiff.methods.marginals import Marginals
+from raydiff.methods.moon import Moon
+from raydiff.methods.scaffold import Scaffold
 from raydiff.models.d3pm import DiscreteDiffusion
 from raydiff.models.ddpm import DDPM
 from raydiff.models.training import Training
 from raydiff.results.finished import open_finished
-from raydiff.results.generate import Request, write
+from raydiff.results.generation import Request, write
 from raydiff.seeding import generator
 
 MODEL = DiscreteDiffusion(hidden=32, layers=3, steps=5)

@@ -16,10 +16,12 @@ from raydiff.evaluation.attacks import scores as attacks
 from raydiff.federated.client import Client, Keys
 from raydiff.federated.method import Deployed, Target, Upload, Uploads
 from raydiff.federated.rounds import LocalPool, rounds
-from raydiff.methods import PFDM, FedAvg, LocalOnly
+from raydiff.methods.fedavg import FedAvg
+from raydiff.methods.localonly import LocalOnly
 from raydiff.models.ddpm import DDPM
 from raydiff.models.networks import MLP
 from raydiff.models.training import Training, fit
+from raydiff.papers.pfdm.method import PFDM
 from raydiff.seeding import NoiseStream, generator
 
 SMALL = DDPM(network=MLP(width=32, depth=1), timesteps=20)

@@ -10,14 +10,14 @@ import pytest
 from buckets import in_a_folder, through, told
 
 from raydiff.data.partition import Iid
-from raydiff.experiment import away
 from raydiff.experiment.config import Experiment
-from raydiff.methods import SPIRE
 from raydiff.methods._averaging import Averaging
 from raydiff.models.ddpm import DDPM
 from raydiff.models.networks import MLP
 from raydiff.models.training import Training
+from raydiff.papers.spire.method import SPIRE
 from raydiff.privacy.client_level import ClientPrivacy
+from raydiff.storage import staging as away
 
 
 @pytest.fixture

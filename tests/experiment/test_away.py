@@ -17,21 +17,23 @@ import torch
 from buckets import SECRET, begun, in_a_folder, objects, through, told
 
 from raydiff import seeding, tree
-from raydiff.experiment import away, readable, trial
+from raydiff.experiment import trial
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.ledgers import ledger_of
 from raydiff.experiment.overrides import SECRET as SECRET_NAME
 from raydiff.experiment.trial import Trial
-from raydiff.federated.bucket import Bucket, Lock
-from raydiff.federated.checkpoint import Store
-from raydiff.federated.files import Overtaken, read_tensors, write_tensors
-from raydiff.federated.remote import Remote, shared
-from raydiff.methods import SPIRE
+from raydiff.formats.json_files import sealed
+from raydiff.papers.spire.method import SPIRE
 from raydiff.privacy.release import Gaussian, NonPrivate
 from raydiff.report import load
-from raydiff.report.files import sealed
 from raydiff.results.finished import open_finished
 from raydiff.results.spent import composed
+from raydiff.storage import artifact_sync as readable
+from raydiff.storage import staging as away
+from raydiff.storage.atomic_files import Overtaken, read_tensors, write_tensors
+from raydiff.storage.bucket import Bucket, Lock
+from raydiff.storage.checkpoint import Store
+from raydiff.storage.remote import Remote, shared
 
 EVENT = Gaussian(1.5, "client", "replace_one", "local")
 

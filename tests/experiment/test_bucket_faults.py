@@ -11,9 +11,10 @@ import pytest
 from buckets import begun, through, told
 from object_store import CREDENTIALS, LATE_S, Proxy, s3_server
 
-from raydiff.experiment import away, readable
-from raydiff.federated import bucket as module
-from raydiff.federated.bucket import Bucket, Unreachable
+from raydiff.storage import artifact_sync as readable
+from raydiff.storage import bucket as module
+from raydiff.storage import staging as away
+from raydiff.storage.bucket import Bucket, Unreachable
 
 
 @pytest.fixture(scope="module")

@@ -16,11 +16,11 @@ from crashes import Machine, PowerLost
 
 from raydiff.experiment import spending
 from raydiff.experiment.config import Experiment
-from raydiff.federated.files import write_text
-from raydiff.privacy import budget as privacy
-from raydiff.privacy.budget import Budget
+from raydiff.privacy import filters as privacy
+from raydiff.privacy.filters import Budget
 from raydiff.privacy.ledger import Entry, Ledger
 from raydiff.privacy.release import Gaussian
+from raydiff.storage.atomic_files import write_text
 
 UPLOAD = Gaussian(4.0, "example", "replace_one", "local")  # mu 1/4: one is epsilon 0.95, two 1.4, three 1.7
 BUDGET = Budget(epsilon=1.5)

@@ -15,18 +15,23 @@ import pytest
 
 from raydiff.data.datasets import Data, load
 from raydiff.data.partition import ByClass, Dirichlet, Entangled, Iid, MajorityMinority, Newcomers, Pooled
+from raydiff.evaluation.row_audit import RowAudit
 from raydiff.evaluation.suite import Evaluation
-from raydiff.evaluation.table_audit import RowAudit
 from raydiff.experiment import config
 from raydiff.experiment.config import Experiment, Runtime, from_dict
 from raydiff.experiment.overrides import convert, flat, has_path, override, parse_overrides, to_dict
-from raydiff.methods import METHODS, PFDM, FedAvg, LocalOnly, PerFedAvg, Scaffold
+from raydiff.methods import METHODS
 from raydiff.methods._averaging import Averaging
+from raydiff.methods.fedavg import FedAvg
+from raydiff.methods.localonly import LocalOnly
+from raydiff.methods.perfedavg import PerFedAvg
+from raydiff.methods.scaffold import Scaffold
 from raydiff.models.ddpm import DDPM, Sampling
 from raydiff.models.networks import UNet
 from raydiff.models.training import Training
-from raydiff.privacy.budget import Budget
+from raydiff.papers.pfdm.method import PFDM
 from raydiff.privacy.client_level import ClientPrivacy
+from raydiff.privacy.filters import Budget
 
 OTHER: dict[str, Any] = {
     "method": FedAvg(),

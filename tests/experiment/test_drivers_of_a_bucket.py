@@ -11,14 +11,15 @@ import pytest
 from buckets import SECRET
 
 import raydiff as rd
-from raydiff.experiment import away, owner
 from raydiff.experiment.config import Experiment
-from raydiff.experiment.owner import Owner, held
 from raydiff.federated import heartbeat
-from raydiff.federated.bucket import Bucket, Unreachable
-from raydiff.federated.files import Overtaken
-from raydiff.federated.remote import shared
 from raydiff.models.ddpm import going_on
+from raydiff.storage import lease as owner
+from raydiff.storage import staging as away
+from raydiff.storage.atomic_files import Overtaken
+from raydiff.storage.bucket import Bucket, Unreachable
+from raydiff.storage.lease import Owner, held
+from raydiff.storage.remote import shared
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ import pytest
 import raydiff as rd
 from raydiff.cli import arguments
 from raydiff.experiment.overrides import override
-from raydiff.experiment.presets.names import PRESETS
-from raydiff.methods import FedAvg
+from raydiff.experiment.presets import PRESETS
+from raydiff.methods.fedavg import FedAvg
 from raydiff.models.networks import UNet
 
 WHOLE = """\

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from raydiff.experiment import owner
-from raydiff.experiment.owner import held
-from raydiff.federated import files
-from raydiff.federated.files import Overtaken
+from raydiff.storage import atomic_files as files
+from raydiff.storage import lease as owner
+from raydiff.storage.atomic_files import Overtaken
+from raydiff.storage.lease import held
 
 FORK = multiprocessing.get_context("fork")  # a process that imports torch anew takes seconds
 

@@ -25,22 +25,25 @@ from raydiff.experiment.client_records import units_of
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.ledgers import ledger_of, planned
 from raydiff.experiment.trial import Trial, open_trial
-from raydiff.federated.book import Book
 from raydiff.federated.client import Failed
-from raydiff.federated.files import Overtaken, write_text
-from raydiff.methods import DPSGD, PFDM, FedAvg, LocalOnly
+from raydiff.formats.json_files import sealed
 from raydiff.methods._averaging import Averaging
+from raydiff.methods.dpsgd import DPSGD
+from raydiff.methods.fedavg import FedAvg
+from raydiff.methods.localonly import LocalOnly
+from raydiff.papers.pfdm.method import PFDM
 from raydiff.privacy import accountants
-from raydiff.privacy import budget as privacy
-from raydiff.privacy.budget import Budget
+from raydiff.privacy import filters as privacy
 from raydiff.privacy.client_level import ClientPrivacy
 from raydiff.privacy.composed import compose
+from raydiff.privacy.filters import Budget
 from raydiff.privacy.ledger import Ledger
 from raydiff.privacy.release import Event, Gaussian, NonPrivate, Nothing
-from raydiff.report.files import sealed
 from raydiff.results.spent import composed
 from raydiff.runtime import launch
 from raydiff.runtime.plan import Planned
+from raydiff.storage.append_log import Book
+from raydiff.storage.atomic_files import Overtaken, write_text
 
 BUDGET = Budget(epsilon=7)
 
@@ -456,7 +459,7 @@ def test_a_sweep_that_would_overspend_is_refused_whole(protocol: Experiment, tmp
     with pytest.raises(
         ValueError, match=rf"PFDM trial s/{trials[3].digest} would overspend .*: epsilon 6\.\d+ is spent"
     ):
-        launch.start(plan, track=False, report=False)
+        launch.start(plan, track=False)
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
@@ -467,9 +470,9 @@ def test_a_sweep_that_goes_on_is_refused_trial_by_trial(protocol: Experiment, tm
     plan = Planned(
         preset="x", folder=tmp_path / "sweeps" / "s", base=trials[0], trials=trials, secret=b"0" * 32, metric=""
     )
-    launch.start(replace(plan, trials=trials[:1]), track=False, report=False)
+    launch.start(replace(plan, trials=trials[:1]), track=False)
     execute(opened(budgeted(protocol, seed=9), tmp_path, "other"))
-    launch.start(plan, track=False, report=False, resume=True, extend=True)
+    launch.start(plan, track=False, resume=True, extend=True)
     outcomes = [Trial(experiment, plan.folder).outcome() or {} for experiment in trials]
     assert [outcome["outcome"] for outcome in outcomes] == ["finished", "finished", "failed", "failed"]
     assert "would overspend the budget" in outcomes[2]["reason"] and outcomes[2]["reason"].startswith("PFDM trial s/")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from raydiff.experiment.overrides import override
-from raydiff.experiment.presets.names import PRESETS
+from raydiff.experiment.presets import PRESETS
 from raydiff.experiment.study import varying
 from raydiff.lookup import telling
-from raydiff.methods import LocalOnly
+from raydiff.methods.localonly import LocalOnly
 
 BASE = PRESETS["digits"]().experiment
 

@@ -18,19 +18,24 @@ import pytest
 import torch
 
 from raydiff.evaluation.grids import sample_grid
-from raydiff.experiment import mlflow_store, overrides, told, tracking
+from raydiff.experiment import overrides
 from raydiff.experiment.config import Experiment
-from raydiff.experiment.jsonl import Jsonl
-from raydiff.experiment.tracking import Mlflow
 from raydiff.federated import heartbeat
 from raydiff.federated.heartbeat import Beat
-from raydiff.methods import METHODS, FedAvg, Method
+from raydiff.federated.method import Method
+from raydiff.formats import json_files as files
+from raydiff.formats.json_files import read_lines
+from raydiff.formats.jsonl import Jsonl
+from raydiff.methods import METHODS
+from raydiff.methods.fedavg import FedAvg
 from raydiff.models.classifier import Classifier
 from raydiff.models.d3pm import DiscreteDiffusion
 from raydiff.models.d3pm_kernel import Sigmoid
-from raydiff.report import files
-from raydiff.report.files import read_lines
 from raydiff.seeding import generator
+from raydiff.tracking import metric_names as told
+from raydiff.tracking import mlflow_store
+from raydiff.tracking import writer as tracking
+from raydiff.tracking.writer import Mlflow
 
 # --- JSON lines ---
 

@@ -29,18 +29,22 @@ from raydiff.experiment.trial import Trial, end, make_clients, noise_secret, ope
 from raydiff.federated.client import Failed
 from raydiff.federated.method import Round
 from raydiff.federated.rounds import LocalPool
-from raydiff.methods import DPSGD, PFDM, SPIRE, FedAvg, LocalOnly
+from raydiff.formats import json_files as files
+from raydiff.formats.json_files import read_json
 from raydiff.methods._averaging import Averaging
+from raydiff.methods.dpsgd import DPSGD
+from raydiff.methods.fedavg import FedAvg
+from raydiff.methods.localonly import LocalOnly
 from raydiff.models.ddpm import DDPM
 from raydiff.models.networks import MLP
 from raydiff.models.training import Training
+from raydiff.papers.pfdm.method import PFDM
+from raydiff.papers.spire.method import SPIRE
 from raydiff.privacy import accountants, client_level, gaussian
 from raydiff.privacy.ceilings import AboveCeiling
 from raydiff.privacy.client_level import ClientPrivacy
 from raydiff.privacy.ledger import Ledger, Spent
 from raydiff.privacy.release import Gaussian, disclose
-from raydiff.report import files
-from raydiff.report.files import read_json
 from raydiff.results.finished import open_finished
 
 SECRET = "00112233445566778899aabbccddeeff"

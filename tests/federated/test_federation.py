@@ -18,18 +18,18 @@ from torch import Tensor
 
 from raydiff import tree
 from raydiff.data.datasets import Records
-from raydiff.federated import checkpoint
 from raydiff.federated import rounds as federation
-from raydiff.federated.checkpoint import INITIAL, Store
 from raydiff.federated.client import AtHand, Client, Failed, Keys
-from raydiff.federated.files import Overtaken, write_tensors
-from raydiff.federated.form import Form, Leaf
 from raydiff.federated.method import Deployed, LocalResult, Method, Metrics, Round, Upload
 from raydiff.federated.rounds import LocalPool, Progress, rounds
+from raydiff.federated.upload_spec import Form, Leaf
 from raydiff.models.training import Diverged
-from raydiff.privacy.budget import Budget
+from raydiff.privacy.filters import Budget
 from raydiff.privacy.ledger import Ledger
 from raydiff.privacy.release import Event, Gaussian, Nothing, already_private, disclose, nothing
+from raydiff.storage import checkpoint
+from raydiff.storage.atomic_files import Overtaken, write_tensors
+from raydiff.storage.checkpoint import INITIAL, Store
 from raydiff.tree import Params
 
 KEYS = Keys(0, b"0123456789abcdef", "digest")

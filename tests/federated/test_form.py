@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from raydiff import tree
-from raydiff.federated.form import Form, Leaf, form_of
+from raydiff.federated.upload_spec import Form, Leaf, form_of
 
 INT = torch.int64
 PROMPTS = Form(

@@ -15,14 +15,15 @@ import pytest
 import torch
 
 from raydiff import tree
-from raydiff.federated import checkpoint, seals
-from raydiff.federated.checkpoint import INITIAL, Store
-from raydiff.federated.files import read_tensors, write_tensors, write_text
+from raydiff.formats.json_files import unsealed
 from raydiff.models.ddpm import DDPM, Sampling
 from raydiff.models.networks import MLP
 from raydiff.privacy.ledger import Ledger
 from raydiff.privacy.release import Gaussian, NonPrivate, Release, already_private, disclose, nothing
-from raydiff.report.files import unsealed
+from raydiff.storage import checkpoint
+from raydiff.storage import checksums as seals
+from raydiff.storage.atomic_files import read_tensors, write_tensors, write_text
+from raydiff.storage.checkpoint import INITIAL, Store
 from raydiff.tree import Params
 
 EVENT = Gaussian(1.5, "example", "replace_one", "local", declared=("labels",))

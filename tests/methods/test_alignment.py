@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from raydiff.federated.files import read_tensors, write_tensors
-from raydiff.methods._prompt_pool import Pool, Prompts, match, table, threshold_between
+from raydiff.papers.feddistr.prompt_pool import Pool, Prompts, match, table, threshold_between
 from raydiff.seeding import generator
+from raydiff.storage.atomic_files import read_tensors, write_tensors
 
 
 def prompts(vectors: object, labels: list[int], counts: list[int] | None = None) -> Prompts:

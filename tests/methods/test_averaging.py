@@ -14,8 +14,8 @@ from raydiff import tree
 from raydiff.experiment.config import Experiment
 from raydiff.federated.method import Round, Upload
 from raydiff.federated.sums import Desk
-from raydiff.methods import FedAvg
 from raydiff.methods._averaging import Averaging
+from raydiff.methods.fedavg import FedAvg
 from raydiff.privacy import accountants, gaussian
 from raydiff.privacy.client_level import DELTA, ClientPrivacy
 from raydiff.privacy.ledger import Ledger

@@ -10,7 +10,11 @@ from toys import deployed_of, records, run
 
 from raydiff import tree
 from raydiff.federated.method import Deployed, Round
-from raydiff.methods import FedAvg, FedProx, LocalOnly, Moon, Scaffold
+from raydiff.methods.fedavg import FedAvg
+from raydiff.methods.fedprox import FedProx
+from raydiff.methods.localonly import LocalOnly
+from raydiff.methods.moon import Moon
+from raydiff.methods.scaffold import Scaffold
 from raydiff.models.classifier import CNN, Classifier
 from raydiff.models.training import Training
 from raydiff.seeding import generator

@@ -19,35 +19,33 @@ from raydiff import tree
 from raydiff.data.datasets import Records
 from raydiff.experiment import overrides
 from raydiff.experiment.config import Experiment
-from raydiff.federated.checkpoint import Store
 from raydiff.federated.client import Client, Keys
 from raydiff.federated.method import SCRATCH, SERVER_ONLY, Deployed, Method, Round, Upload
 from raydiff.federated.rounds import LocalPool, Progress, rounds
 from raydiff.federated.sums import Desk
-from raydiff.methods import (
-    DPMERF,
-    DPSGD,
-    METHODS,
-    Evolution,
-    FedDistr,
-    LocalOnly,
-    Marginals,
-    PerFedAvg,
-    Scaffold,
-    SharedRep,
-    Sketch,
-)
+from raydiff.methods import METHODS
+from raydiff.methods.dpmerf import DPMERF
+from raydiff.methods.dpsgd import DPSGD
+from raydiff.methods.evolution import Evolution
+from raydiff.methods.localonly import LocalOnly
+from raydiff.methods.marginals import Marginals
+from raydiff.methods.perfedavg import PerFedAvg
+from raydiff.methods.scaffold import Scaffold
+from raydiff.methods.sharedrep import SharedRep
+from raydiff.methods.sketch import Sketch
 from raydiff.models.classifier import Classifier
 from raydiff.models.ddpm import Sampling
 from raydiff.models.forest import Forest
-from raydiff.models.latent.model import LatentModel
 from raydiff.models.networks import UNet
 from raydiff.models.training import Training
+from raydiff.papers.feddistr.latent.model import LatentModel
+from raydiff.papers.feddistr.method import FedDistr
 from raydiff.privacy import bits, grid
-from raydiff.privacy.budget import covers
 from raydiff.privacy.client_level import ClientPrivacy
+from raydiff.privacy.filters import covers
 from raydiff.privacy.release import DiscreteGaussian, Gaussian, NonPrivate, Nothing
 from raydiff.seeding import NoiseStream, generator
+from raydiff.storage.checkpoint import Store
 from raydiff.tree import Params
 
 KEYS = Keys(0, b"0123456789abcdef", "digest")

@@ -15,8 +15,7 @@ from raydiff.data.records import Records
 from raydiff.federated.client import Client
 from raydiff.federated.method import Round
 from raydiff.federated.rounds import LocalPool, rounds
-from raydiff.methods import DPMERF
-from raydiff.methods.dpmerf import phi
+from raydiff.methods.dpmerf import DPMERF, phi
 from raydiff.models.generator import POINTS, Generator
 from raydiff.models.training import Training
 from raydiff.privacy import accountants

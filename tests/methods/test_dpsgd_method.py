@@ -15,11 +15,12 @@ from toys import KEYS, aggregated, records, run
 from raydiff import tree
 from raydiff.experiment import trial
 from raydiff.experiment.config import Experiment
-from raydiff.federated.checkpoint import Store
 from raydiff.federated.client import Client, Failed
 from raydiff.federated.method import Round, Upload
-from raydiff.methods import DPSGD, FedAvg, dpsgd
+from raydiff.methods import dpsgd
 from raydiff.methods._averaging import Averaging
+from raydiff.methods.dpsgd import DPSGD
+from raydiff.methods.fedavg import FedAvg
 from raydiff.models.ddpm import DDPM
 from raydiff.models.networks import UNet
 from raydiff.models.training import Training, optimize
@@ -28,6 +29,7 @@ from raydiff.privacy.client_level import ClientPrivacy
 from raydiff.privacy.private_gradient import Budget, noise_multiplier_for
 from raydiff.privacy.release import Gaussian, Nothing, disclose
 from raydiff.seeding import NoiseStream, generator
+from raydiff.storage.checkpoint import Store
 from raydiff.tree import Params
 
 BUDGET = Budget(epsilon=10.0, delta=1e-5)

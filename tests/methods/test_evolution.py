@@ -16,8 +16,7 @@ from raydiff.data.records import Records
 from raydiff.federated.client import Client
 from raydiff.federated.method import Mean, Round
 from raydiff.federated.rounds import LocalPool, rounds
-from raydiff.methods import Evolution
-from raydiff.methods.evolution import drawn, onto_counts
+from raydiff.methods.evolution import Evolution, drawn, onto_counts
 from raydiff.models.population import Population
 from raydiff.privacy import accountants, gaussian
 from raydiff.seeding import NoiseStream, generator

@@ -13,7 +13,8 @@ from toys import KEYS, aggregated, records, run
 from raydiff import tree
 from raydiff.experiment.config import Experiment
 from raydiff.federated.method import Round, Upload
-from raydiff.methods import FedAvg, fedavg
+from raydiff.methods import fedavg
+from raydiff.methods.fedavg import FedAvg
 from raydiff.models.training import Training, fit
 from raydiff.privacy.release import NonPrivate, disclose
 from raydiff.seeding import generator

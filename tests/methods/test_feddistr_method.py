@@ -22,12 +22,13 @@ from raydiff.evaluation.suite import Evaluation
 from raydiff.experiment import trial
 from raydiff.experiment.config import Experiment
 from raydiff.federated.method import SCRATCH, LocalResult, Round, Upload
-from raydiff.methods import FedAvg, FedDistr
-from raydiff.methods._prompt_pool import Pool, Prompts
+from raydiff.methods.fedavg import FedAvg
 from raydiff.models.classifier import Classifier
-from raydiff.models.latent import folder as latent_folder
-from raydiff.models.latent.model import LatentModel
 from raydiff.models.training import Training
+from raydiff.papers.feddistr.latent import folder as latent_folder
+from raydiff.papers.feddistr.latent.model import LatentModel
+from raydiff.papers.feddistr.method import FedDistr
+from raydiff.papers.feddistr.prompt_pool import Pool, Prompts
 from raydiff.privacy.release import Gaussian, NonPrivate, disclose
 from raydiff.results.sampler import Card, Sampler, save
 from raydiff.seeding import NoiseStream, generator

@@ -11,7 +11,8 @@ from toys import PASSES, QUADRATIC, asked, joined, records, run, values
 
 from raydiff import tree
 from raydiff.experiment.config import Experiment
-from raydiff.methods import FedAvg, FedProx
+from raydiff.methods.fedavg import FedAvg
+from raydiff.methods.fedprox import FedProx
 from raydiff.models.training import Training
 from raydiff.privacy.release import NonPrivate
 

@@ -12,19 +12,19 @@ import torch
 from toys import KEYS, QUADRATIC, values
 
 from raydiff import tree
-from raydiff.federated.checkpoint import Store
 from raydiff.federated.client import Client, Failed
 from raydiff.federated.method import LocalResult, Round
 from raydiff.federated.rounds import LocalPool, Progress, rounds
-from raydiff.methods import FedAvg
 from raydiff.methods._averaging import Averaging
+from raydiff.methods.fedavg import FedAvg
 from raydiff.models.training import Training
 from raydiff.privacy import accountants
-from raydiff.privacy.budget import Budget
 from raydiff.privacy.client_level import DELTA, ClientPrivacy
+from raydiff.privacy.filters import Budget
 from raydiff.privacy.ledger import Ledger
 from raydiff.privacy.release import DiscreteGaussian, Gaussian, already_private
 from raydiff.seeding import generator
+from raydiff.storage.checkpoint import Store
 from raydiff.tree import Params
 
 LOCAL = Training(steps=12, batch=4, optimizer="sgd", learning_rate=0.1, decay="constant")

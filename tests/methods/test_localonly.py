@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from toys import records, run
 
-from raydiff.methods import LocalOnly
+from raydiff.methods.localonly import LocalOnly
 from raydiff.models.ddpm import DDPM
 from raydiff.models.networks import MLP
 from raydiff.models.training import Training

@@ -15,7 +15,7 @@ from toys import KEYS, run
 from raydiff.data.records import Records
 from raydiff.federated.client import Client
 from raydiff.federated.method import Round
-from raydiff.methods import Marginals
+from raydiff.methods.marginals import Marginals
 from raydiff.models.d3pm import codes_of, images_of
 from raydiff.models.forest import Forest
 from raydiff.privacy import accountants

@@ -14,15 +14,16 @@ from toys import KEYS, PASSES, QUADRATIC, Quadratic, asked, joined, records, run
 
 from raydiff import tree
 from raydiff.experiment.config import Experiment
-from raydiff.federated.checkpoint import Store
 from raydiff.federated.client import Client
 from raydiff.federated.method import Round
 from raydiff.federated.rounds import LocalPool, rounds
-from raydiff.methods import FedAvg, Moon
+from raydiff.methods.fedavg import FedAvg
+from raydiff.methods.moon import Moon
 from raydiff.models.networks import UNet
 from raydiff.models.training import Training, fit
 from raydiff.results.finished import open_finished
 from raydiff.seeding import generator
+from raydiff.storage.checkpoint import Store
 from raydiff.tree import Params
 
 

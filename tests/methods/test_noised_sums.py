@@ -22,7 +22,9 @@ from raydiff.data.records import Records
 from raydiff.federated.client import Client
 from raydiff.federated.method import Round
 from raydiff.federated.sums import Desk
-from raydiff.methods import DPMERF, Evolution, Sketch
+from raydiff.methods.dpmerf import DPMERF
+from raydiff.methods.evolution import Evolution
+from raydiff.methods.sketch import Sketch
 from raydiff.models.generator import Generator
 from raydiff.models.moments import Gaussians
 from raydiff.models.population import Population

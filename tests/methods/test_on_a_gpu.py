@@ -17,7 +17,10 @@ from raydiff.experiment import trial
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.overrides import override
 from raydiff.federated.method import Method
-from raydiff.methods import DPSGD, Evolution, Marginals, Sketch
+from raydiff.methods.dpsgd import DPSGD
+from raydiff.methods.evolution import Evolution
+from raydiff.methods.marginals import Marginals
+from raydiff.methods.sketch import Sketch
 from raydiff.models.ddpm import DDPM, device
 from raydiff.models.lockstep import answers
 from raydiff.models.networks import MLP, UNet

@@ -14,8 +14,7 @@ from toys import QUADRATIC, asked, deployed_of, joined, records, run, values
 from raydiff import tree
 from raydiff.experiment.config import Experiment
 from raydiff.federated.method import Round
-from raydiff.methods import PerFedAvg
-from raydiff.methods.perfedavg import Order
+from raydiff.methods.perfedavg import Order, PerFedAvg
 from raydiff.models.ddpm import DDPM
 from raydiff.models.networks import UNet
 from raydiff.models.training import Training, fit

@@ -16,10 +16,12 @@ from raydiff.experiment.config import Experiment
 from raydiff.federated.client import Client
 from raydiff.federated.method import Round, Upload
 from raydiff.federated.rounds import LocalPool, rounds
-from raydiff.methods import PFDM, LocalOnly, pfdm
+from raydiff.methods.localonly import LocalOnly
 from raydiff.models import ddpm
 from raydiff.models.ddpm import DDPM, Sampling, alphas_bar, denoise
 from raydiff.models.training import fit
+from raydiff.papers.pfdm import method as pfdm
+from raydiff.papers.pfdm.method import PFDM
 from raydiff.privacy.release import Gaussian, NonPrivate
 from raydiff.seeding import NoiseStream, generator
 from raydiff.tree import Params

@@ -14,16 +14,16 @@ from toys import KEYS, Quadratic, values
 
 from raydiff import tree
 from raydiff.federated import rounds as federation
-from raydiff.federated.checkpoint import Store
 from raydiff.federated.client import Client, Failed
 from raydiff.federated.method import LocalResult, Metrics, Round, Upload
 from raydiff.federated.rounds import LocalPool, Progress, rounds
-from raydiff.methods import FedAvg
 from raydiff.methods._averaging import Averaging
+from raydiff.methods.fedavg import FedAvg
 from raydiff.models.training import Training
 from raydiff.privacy.client_level import ClientPrivacy
 from raydiff.privacy.ledger import Ledger
 from raydiff.privacy.release import UNACCOUNTED, Gaussian, NonPrivate, already_private, disclose
+from raydiff.storage.checkpoint import Store
 from raydiff.tree import Params
 
 BAD = 1000.0  # the records of a bad client

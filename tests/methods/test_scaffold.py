@@ -13,8 +13,9 @@ from raydiff import tree
 from raydiff.data.records import Records
 from raydiff.experiment.config import Experiment
 from raydiff.federated.method import Round, Upload
-from raydiff.methods import FedAvg, Scaffold
 from raydiff.methods._averaging import Averaging
+from raydiff.methods.fedavg import FedAvg
+from raydiff.methods.scaffold import Scaffold
 from raydiff.models.training import Training
 from raydiff.privacy.client_level import ClientPrivacy
 from raydiff.privacy.release import NonPrivate, disclose

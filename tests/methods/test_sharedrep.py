@@ -11,13 +11,14 @@ from toys import KEYS, PASSES, aggregated, records, run
 
 from raydiff import tree
 from raydiff.experiment.config import Experiment
-from raydiff.federated.checkpoint import Store
 from raydiff.federated.client import Client
 from raydiff.federated.method import Round, Upload
-from raydiff.methods import FedAvg, SharedRep
+from raydiff.methods.fedavg import FedAvg
+from raydiff.methods.sharedrep import SharedRep
 from raydiff.models.networks import UNet
 from raydiff.models.training import Training
 from raydiff.seeding import generator
+from raydiff.storage.checkpoint import Store
 
 
 @pytest.fixture(scope="module")

@@ -16,10 +16,11 @@ from raydiff.experiment.config import Experiment
 from raydiff.federated.client import Client
 from raydiff.federated.method import Round
 from raydiff.federated.rounds import LocalPool, rounds
-from raydiff.methods import PFDM, Sketch
+from raydiff.methods.sketch import Sketch
 from raydiff.models.ddpm import Sampling, denoise
 from raydiff.models.moments import Gaussians
 from raydiff.models.training import with_clipped_flag
+from raydiff.papers.pfdm.method import PFDM
 from raydiff.privacy import accountants
 from raydiff.seeding import NoiseStream, generator
 

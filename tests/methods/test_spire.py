@@ -15,12 +15,12 @@ from raydiff.experiment.config import Experiment
 from raydiff.federated.client import Client
 from raydiff.federated.method import Method, Metrics, Round, Upload
 from raydiff.federated.rounds import LocalPool, Progress, rounds
-from raydiff.methods import SPIRE, FedAvg
 from raydiff.methods._averaging import Averaging
-from raydiff.methods.spire import KINDS, SHARES
+from raydiff.methods.fedavg import FedAvg
 from raydiff.models.ddpm import DDPM
 from raydiff.models.networks import CLIENT, MLP, UNet
 from raydiff.models.training import Training, fit_personal
+from raydiff.papers.spire.method import KINDS, SHARES, SPIRE
 from raydiff.seeding import generator
 from raydiff.tree import Params
 

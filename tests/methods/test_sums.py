@@ -19,8 +19,9 @@ from raydiff.federated.client import Client, Failed, run_clients
 from raydiff.federated.method import LocalResult, Round
 from raydiff.federated.rounds import LocalPool, Progress, rounds
 from raydiff.federated.sums import Desk, Partial, partial_sum
-from raydiff.methods import FedAvg, Scaffold
 from raydiff.methods._averaging import RECORDS, TIMES, Averaging
+from raydiff.methods.fedavg import FedAvg
+from raydiff.methods.scaffold import Scaffold
 from raydiff.models.training import Training
 from raydiff.privacy.client_level import ClientPrivacy
 from raydiff.privacy.release import disclose

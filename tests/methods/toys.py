@@ -11,7 +11,6 @@ from torch import Tensor
 
 from raydiff import tree
 from raydiff.data.datasets import Records
-from raydiff.federated.checkpoint import Store
 from raydiff.federated.client import Client, Keys
 from raydiff.federated.method import SERVER_ONLY, Deployed, Method, Metrics, Round, Upload, WithNewClients
 from raydiff.federated.rounds import LocalPool, Progress, rounds
@@ -19,6 +18,7 @@ from raydiff.federated.sums import Desk
 from raydiff.models.training import Training, fit_personal
 from raydiff.privacy.release import Event
 from raydiff.seeding import generator
+from raydiff.storage.checkpoint import Store
 from raydiff.tree import Params
 
 KEYS = Keys(3, b"0123456789abcdef", "digest")

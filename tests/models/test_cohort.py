@@ -15,16 +15,22 @@ import torch
 from raydiff import tree
 from raydiff.data.records import Records
 from raydiff.federated import client
-from raydiff.federated.checkpoint import Store
 from raydiff.federated.client import Client, Failed, Keys
 from raydiff.federated.method import LocalResult
 from raydiff.federated.rounds import LocalPool, rounds
-from raydiff.methods import PFDM, FedAvg, FedProx, LocalOnly, Moon, PerFedAvg, Scaffold
+from raydiff.methods.fedavg import FedAvg
+from raydiff.methods.fedprox import FedProx
+from raydiff.methods.localonly import LocalOnly
+from raydiff.methods.moon import Moon
+from raydiff.methods.perfedavg import PerFedAvg
+from raydiff.methods.scaffold import Scaffold
 from raydiff.models import functional, lockstep
 from raydiff.models.classifier import Classifier
 from raydiff.models.ddpm import DDPM
 from raydiff.models.networks import MLP, UNet
 from raydiff.models.training import Task, Training, fit
+from raydiff.papers.pfdm.method import PFDM
+from raydiff.storage.checkpoint import Store
 
 MODEL = DDPM(network=MLP(width=16, depth=1), timesteps=20)
 UNET = DDPM(network=UNet(widths=(8, 16)), timesteps=20)

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from raydiff.models.latent.inversion import Clusters, cluster, invert
 from raydiff.models.training import Training
+from raydiff.papers.feddistr.latent.inversion import Clusters, cluster, invert
 from raydiff.seeding import generator
 from raydiff.tree import Params
 

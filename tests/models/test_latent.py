@@ -24,11 +24,11 @@ from raydiff import tree
 from raydiff.data.datasets import Data
 from raydiff.experiment import trial
 from raydiff.experiment.config import Experiment
-from raydiff.methods import FedDistr
 from raydiff.models.ddpm import alphas_bar
-from raydiff.models.latent import folder as latent_folder
-from raydiff.models.latent import model as latent
-from raydiff.models.latent.model import LatentDiffusion, LatentModel, check_disjoint, load
+from raydiff.papers.feddistr.latent import folder as latent_folder
+from raydiff.papers.feddistr.latent import model as latent
+from raydiff.papers.feddistr.latent.model import LatentDiffusion, LatentModel, check_disjoint, load
+from raydiff.papers.feddistr.method import FedDistr
 
 SHAPE, LATENT = (1, 14, 14), (4, 7, 7)
 

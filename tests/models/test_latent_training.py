@@ -13,10 +13,10 @@ from torch import Tensor
 from raydiff import tree
 from raydiff.data import datasets
 from raydiff.data.datasets import Data
-from raydiff.models.latent import model as latent
-from raydiff.models.latent import pretrain
-from raydiff.models.latent.inversion import Clusters
-from raydiff.models.latent.pretrain import Pretrained, Pretraining
+from raydiff.papers.feddistr.latent import model as latent
+from raydiff.papers.feddistr.latent import pretrain
+from raydiff.papers.feddistr.latent.inversion import Clusters
+from raydiff.papers.feddistr.latent.pretrain import Pretrained, Pretraining
 
 TINY = Pretraining(
     vae_widths=(8, 8), widths=(8, 16), width=8, words=2, steps=4, vae_steps=4, batch=8, learning_rate=0.01

@@ -17,12 +17,13 @@ from opacus.accountants import RDPAccountant
 from opacus.accountants.analysis.rdp import compute_rdp, get_privacy_spent
 from scipy.stats import norm
 
+from raydiff.formats import rounding as bounds
 from raydiff.models.ddpm import alphas_bar
-from raydiff.privacy import accountants, gaussian, losses, renyi
+from raydiff.papers.pfdm.depth import depth_for, release_event
+from raydiff.privacy import accountants, gaussian, renyi
+from raydiff.privacy import tradeoff as losses
 from raydiff.privacy.accountants import ACCOUNTANTS, Unsupported, exact, pld, rdp, theorem
-from raydiff.privacy.depth import depth_for, release_event
 from raydiff.privacy.release import Event, Gaussian, NonPrivate, Nothing, Relation, Trust, Unit
-from raydiff.report import bounds
 
 pytestmark = pytest.mark.usefixtures("real_gaussians")
 

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raydiff.privacy import accountants, grid, pairs
-from raydiff.privacy.budget import Budget, cost
-from raydiff.privacy.pairs import Kind
+from raydiff.privacy import accountants, grid
+from raydiff.privacy import pld as pairs
+from raydiff.privacy.filters import Budget, cost
+from raydiff.privacy.pld import Kind
 from raydiff.privacy.release import DiscreteGaussian, Event, Gaussian, NonPrivate, Nothing
 from raydiff.privacy.renyi import ORDERS
 

@@ -17,9 +17,9 @@ from torch import Tensor
 from raydiff import tree
 from raydiff.data.records import Records
 from raydiff.federated.method import Round
-from raydiff.methods import PFDM
 from raydiff.models.ddpm import DDPM
 from raydiff.models.networks import MLP
+from raydiff.papers.pfdm.method import PFDM
 from raydiff.privacy import accountants, canaries, gaussian
 from raydiff.privacy.canaries import Send, one_by_one
 from raydiff.privacy.client_level import ClientPrivacy

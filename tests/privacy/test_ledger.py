@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raydiff.privacy import accountants, depth
+from raydiff.papers.pfdm import depth
+from raydiff.privacy import accountants
 from raydiff.privacy.accountants import Unsupported, exact, rdp
 from raydiff.privacy.ledger import PUBLISHED, SETUP, Exposed, Guarantee, Ledger, Spent
 from raydiff.privacy.release import Event, Gaussian, NonPrivate, Nothing

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from raydiff.privacy import accountants, gaussian, losses
+from raydiff.privacy import accountants, gaussian
+from raydiff.privacy import tradeoff as losses
 from raydiff.privacy.release import DiscreteGaussian, Gaussian, NonPrivate
 from raydiff.seeding import NoiseStream
 

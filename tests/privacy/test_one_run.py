@@ -15,8 +15,10 @@ from scipy.stats import binom
 from torch import Tensor
 
 from raydiff import tree
-from raydiff.privacy import accountants, canaries, layers, losses, one_run, private_gradient
-from raydiff.privacy.layers import Outer
+from raydiff.privacy import accountants, canaries, one_run, private_gradient
+from raydiff.privacy import ghost_clipping as layers
+from raydiff.privacy import tradeoff as losses
+from raydiff.privacy.ghost_clipping import Outer
 from raydiff.privacy.one_run import Bits, Pulls
 from raydiff.privacy.private_gradient import Budget, Mechanism, PrivateGradient, noise_multiplier_for
 from raydiff.privacy.release import Event, Gaussian

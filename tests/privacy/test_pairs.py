@@ -10,7 +10,9 @@ import pytest
 from opacus.accountants import PRVAccountant
 from scipy.stats import norm
 
-from raydiff.privacy import accountants, gaussian, losses, pairs
+from raydiff.privacy import accountants, gaussian
+from raydiff.privacy import pld as pairs
+from raydiff.privacy import tradeoff as losses
 from raydiff.privacy.accountants import exact, pld, rdp
 from raydiff.privacy.release import Gaussian, NonPrivate
 from raydiff.seeding import NoiseStream

@@ -16,10 +16,10 @@ from reference import pdp_reference
 from reference.pdp_tables import CONDITIONS, SCHEDULES, kernel, skewed
 
 from raydiff.models.d3pm_kernel import Linear, Schedule, Sigmoid
-from raydiff.privacy import accountants
-from raydiff.privacy.pdp.bound import CAVEATS, Audit, ReleasedRows, audit, bounds
-from raydiff.privacy.pdp.histograms import Distinct, histograms
-from raydiff.privacy.pdp.kernel import Kernel
+from raydiff.papers.discrete import bound
+from raydiff.papers.discrete.bound import CAVEATS, Audit, ReleasedRows, audit, bounds
+from raydiff.papers.discrete.histograms import Distinct, histograms
+from raydiff.papers.discrete.kernel import Kernel
 
 LINEAR = kernel(Linear(), 10, 5)
 
@@ -98,7 +98,7 @@ def test_some_records_alone_equal_those_of_all() -> None:
 def test_batches_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     table = skewed(80, 4, 3, p=0.6)
     whole = audit(table, ReleasedRows(kernel=LINEAR))
-    monkeypatch.setattr("raydiff.privacy.pdp.bound.BATCH", 7)
+    monkeypatch.setattr("raydiff.papers.discrete.bound.BATCH", 7)
     parts = audit(table, ReleasedRows(kernel=LINEAR))
     np.testing.assert_array_equal(whole.delta, parts.delta)
     np.testing.assert_array_equal(whole.index, parts.index)
@@ -270,17 +270,13 @@ def test_the_last_step_does_not_where_columns_are_few() -> None:
 
 
 def test_the_audit_and_the_ledger_know_nothing_of_each_other() -> None:
-    """pDP is data-dependent: no bound may become an event, nor an epsilon of the ledger a bound."""
-    ledgers, audits = (
-        PRIVACY.glob("*.py"),
-        [*(PRIVACY / "pdp").glob("*.py"), *(PRIVACY.parent / "theory").glob("pdp*.py")],
-    )
-    assert len(audits) > 5 and {"ledger", "release", "accountants"} < {path.stem for path in ledgers}
-    assert {path.stem: known_to(path) - {"pdp"} for path in audits} == {path.stem: set() for path in audits}
-    assert [path.stem for path in ledgers if "pdp" in known_to(path)] == []
+    """pDP is data-dependent: no epsilon of the ledger may become a bound; that no bound becomes an event follows from
+    the rooms, for privacy imports nothing of the papers (`test_layering`)."""
+    audits = [*DISCRETE.glob("*.py"), *DISCRETE.glob("theory/*.py")]
+    assert len(audits) > 10 and {path.stem: known_to(path) for path in audits} == {path.stem: set() for path in audits}
 
 
-PRIVACY = Path(accountants.__file__).parent
+DISCRETE = Path(bound.__file__).parent
 
 
 def known_to(path: Path) -> set[str]:

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference.pdp_tables import skewed
 
-from raydiff.privacy.pdp import histograms as pdp_histograms
-from raydiff.privacy.pdp.histograms import blocked, dense, distinct, histograms
-from raydiff.privacy.pdp.kernel import Ints
+from raydiff.papers.discrete import histograms as pdp_histograms
+from raydiff.papers.discrete.histograms import blocked, dense, distinct, histograms
+from raydiff.papers.discrete.kernel import Ints
 
 
 def by_pairs(table: Ints, row: Ints) -> tuple[np.ndarray, np.ndarray]:

@@ -7,9 +7,9 @@ import pytest
 from reference import pdp_reference
 
 from raydiff.models.d3pm_kernel import Linear
-from raydiff.privacy.pdp.bound import CAVEATS, CONDITIONAL, UNCONDITIONAL, ReleasedRows, caveats
-from raydiff.privacy.pdp.kernel import Kernel
-from raydiff.privacy.pdp.radius import radius
+from raydiff.papers.discrete.bound import CAVEATS, CONDITIONAL, UNCONDITIONAL, ReleasedRows, caveats
+from raydiff.papers.discrete.kernel import Kernel
+from raydiff.papers.discrete.radius import radius
 
 
 @pytest.mark.parametrize("condition", ["theorem", "relaxed"])

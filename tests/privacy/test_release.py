@@ -22,7 +22,7 @@ from scipy.stats import kstest
 from torch import Tensor
 
 from raydiff import tree
-from raydiff.privacy.depth import release_event
+from raydiff.papers.pfdm.depth import release_event
 from raydiff.privacy.release import (
     DiscreteGaussian,
     Event,

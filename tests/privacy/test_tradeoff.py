@@ -9,7 +9,8 @@ import torch
 from reference import tradeoff
 
 from raydiff.evaluation.attacks import membership
-from raydiff.privacy import accountants, ceilings, gaussian, losses
+from raydiff.privacy import accountants, ceilings, gaussian
+from raydiff.privacy import tradeoff as losses
 from raydiff.privacy.ceilings import AboveCeiling, check_attacks
 from raydiff.privacy.ledger import Ledger, Spent
 from raydiff.privacy.release import Gaussian, NonPrivate

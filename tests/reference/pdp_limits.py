@@ -19,9 +19,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from raydiff.privacy.pdp.bound import ReleasedRows
-from raydiff.privacy.pdp.kernel import Floats, Ints, Kernel
-from raydiff.privacy.pdp.radius import radius
+from raydiff.papers.discrete.bound import ReleasedRows
+from raydiff.papers.discrete.kernel import Floats, Ints, Kernel
+from raydiff.papers.discrete.radius import radius
 
 
 @dataclass(frozen=True, kw_only=True)

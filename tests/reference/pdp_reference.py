@@ -1,6 +1,6 @@
 """Algorithms 1 and 2 written down as they stand: one record, one step, one pair of rows at a time. O(s^2 n T).
 
-It is what the fast audit must agree with. The readings of the paper are those listed in `raydiff.privacy.pdp.bound` and
+It is what the fast audit must agree with. The readings of the paper are those listed in `papers.discrete.bound` and
 `radius`; only the arithmetic is done anew.
 """
 
@@ -11,8 +11,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from raydiff.privacy.pdp.bound import ReleasedRows
-from raydiff.privacy.pdp.kernel import Floats, Ints
+from raydiff.papers.discrete.bound import ReleasedRows
+from raydiff.papers.discrete.kernel import Floats, Ints
 
 INF = math.inf
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from raydiff.models.d3pm_kernel import Cosine, Linear, Schedule, Sigmoid
-from raydiff.privacy.pdp.kernel import Ints, Kernel
+from raydiff.papers.discrete.kernel import Ints, Kernel
 
 SCHEDULES: tuple[Schedule, ...] = (
     Linear(),

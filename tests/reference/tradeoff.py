@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from raydiff.privacy import losses
+from raydiff.privacy import tradeoff as losses
 from raydiff.privacy.ledger import PUBLISHED, Exposed, Ledger
 
 

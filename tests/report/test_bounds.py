@@ -9,9 +9,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from raydiff.formats import rounding as bounds
 from raydiff.privacy import release
 from raydiff.privacy.ledger import Guarantee, Ledger
-from raydiff.report import bounds
 from raydiff.report.frontier import kinds
 
 EPSILONS = st.floats(min_value=0, allow_infinity=False, allow_subnormal=True)

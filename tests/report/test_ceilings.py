@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
-from raydiff.report.papers import ceilings
+from raydiff.report import attack_ceilings as ceilings
 
 TABLE = """attack,fpr,tpr,low,high
 pia,0.001,0.002,0.0,0.006

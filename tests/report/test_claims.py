@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from raydiff.report.papers.claims import (
+from raydiff.papers.claims import (
     NOT,
     REPRODUCED,
     SCALE,

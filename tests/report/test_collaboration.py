@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from raydiff.report.papers import collaboration
+from raydiff.papers.pfdm import report as collaboration
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPTH = {10.0: 61.0, 50.0: 40.0}

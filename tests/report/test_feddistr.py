@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 from written import finished, line, write_trial
 
+from raydiff.papers.feddistr import report as feddistr
 from raydiff.report import load
-from raydiff.report.papers import feddistr
 
 T2, T1 = 4.302652729911275, 12.706204736432095
 """Student's t at 97.5 %, with 2 degrees of freedom and with 1."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from raydiff.report import files
+from raydiff.formats import json_files as files
 
 FIELDS = {"outcome": "finished", "final": {"privacy/epsilon_server": 9.5, "Bär": [1, 2]}, "hash": "0" * 64}
 

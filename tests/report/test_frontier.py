@@ -13,8 +13,9 @@ import pytest
 from written import ROOT, finished, line, stop, write_trial
 
 from raydiff.__main__ import main
-from raydiff.report import load, plots
-from raydiff.report.cells import size
+from raydiff.formats import plots
+from raydiff.formats.tables import size
+from raydiff.report import load
 from raydiff.report.frontier import command, kinds, rows, scatter
 from raydiff.report.frontier import text as texts
 

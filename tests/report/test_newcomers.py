@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from raydiff.report.papers import newcomers
+from raydiff.papers.spire import report as newcomers
 
 ROOT = Path(__file__).resolve().parents[2]
 NEW = {"SPIRE": (0.5, 0.7, 0.6), "FedAvg": (0.9, 1.0, 1.1)}

@@ -9,8 +9,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from raydiff.report.papers import pdp
-from raydiff.report.papers.pdp import attacks, removal
+from raydiff.papers.discrete import report as pdp
+from raydiff.papers.discrete.report import attacks, removal
 
 TRIAL: dict[str, Any] = {
     "outcome": "finished",

@@ -10,11 +10,11 @@ import pandas as pd
 import pytest
 
 from raydiff.experiment.overrides import override, to_dict
-from raydiff.experiment.presets.referees import dpimagebench, niid_bench
 from raydiff.experiment.study import Study, trials
+from raydiff.papers import referees
+from raydiff.papers.claims import rows_of, values, where
+from raydiff.papers.referee_presets import dpimagebench, niid_bench
 from raydiff.report import load
-from raydiff.report.papers import referees
-from raydiff.report.papers.claims import rows_of, values, where
 
 NIID = niid_bench()
 

@@ -15,12 +15,14 @@ from pages import Page, Part, Table
 from PIL import Image, PngImagePlugin
 from written import finished, line, stop, write_trial
 
-from raydiff.report import cells
+from raydiff.formats import tables as cells
+from raydiff.formats.tables import strong
+from raydiff.papers import report_sections as studies
+from raydiff.papers.claims import rows_of
 from raydiff.report import page as report
-from raydiff.report.cells import strong
 from raydiff.report.html import html, sheet
-from raydiff.report.papers.claims import rows_of
-from raydiff.report.sections import conclusion, seeds, studies, training
+from raydiff.report.sections import conclusion, seeds
+from raydiff.report.sections import curves as training
 from raydiff.report.sweep_view import Section, SweepView, open_sweep, together
 
 BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
@@ -331,7 +333,7 @@ def test_a_look_alike_never_stands_beside_a_paper(tmp_path: Path, preset: str, s
 
 
 def test_every_published_number_says_what_differs_and_names_a_preset() -> None:
-    from raydiff.experiment.presets import names as presets
+    from raydiff.experiment import presets
 
     numbers = rows_of("published")
     assert {n["preset"] for n in numbers} <= set(presets.PRESETS)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from raydiff.experiment import overrides
-from raydiff.experiment.presets.names import PRESETS
+from raydiff.experiment.presets import PRESETS
 from raydiff.results.chance import noise
 
 

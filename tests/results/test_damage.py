@@ -22,15 +22,17 @@ from raydiff.data.partition import Iid
 from raydiff.experiment import trial
 from raydiff.experiment.config import Experiment, Runtime
 from raydiff.experiment.ledgers import ledger_of
-from raydiff.federated.checkpoint import Store
-from raydiff.methods import PFDM, SPIRE, FedAvg
 from raydiff.methods._averaging import Averaging, ClientPrivacy
+from raydiff.methods.fedavg import FedAvg
 from raydiff.models.ddpm import DDPM, Sampling
 from raydiff.models.networks import MLP
 from raydiff.models.training import Training
-from raydiff.privacy.budget import Budget
+from raydiff.papers.pfdm.method import PFDM
+from raydiff.papers.spire.method import SPIRE
+from raydiff.privacy.filters import Budget
 from raydiff.privacy.ledger import Spent
 from raydiff.report import load
+from raydiff.storage.checkpoint import Store
 
 MODEL = DDPM(network=MLP(width=8, depth=1), timesteps=8)
 SHARED: dict[str, Any] = {"model": MODEL, "rounds": 3, "local": Training(steps=2, batch=4)}

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from raydiff.experiment import config, overrides, trial
-from raydiff.report.files import read_json
+from raydiff.formats.json_files import read_json
 from raydiff.results.finished import find, open_finished, words
 from raydiff.seeding import generator
 

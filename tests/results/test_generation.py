@@ -20,11 +20,11 @@ from raydiff.data.datasets import Data, load
 from raydiff.data.partition import Iid
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.ledgers import ledger_of
-from raydiff.methods import FedAvg
+from raydiff.methods.fedavg import FedAvg
 from raydiff.privacy.composed import compose
-from raydiff.results import generate
+from raydiff.results import generation as generate
 from raydiff.results.finished import Finished, Source, open_finished
-from raydiff.results.generate import Request, plan, write
+from raydiff.results.generation import Request, plan, write
 from raydiff.results.sampler import Sampler
 from raydiff.seeding import generator
 

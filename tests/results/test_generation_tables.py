@@ -23,14 +23,16 @@ from raydiff.data.tables.read import Table, read
 from raydiff.experiment import trial
 from raydiff.experiment.config import Experiment, Runtime
 from raydiff.experiment.ledgers import ledger_of
-from raydiff.methods import DPSGD, FedAvg, LocalOnly
+from raydiff.formats.json_files import read_json
 from raydiff.methods._averaging import Averaging, ClientPrivacy
+from raydiff.methods.dpsgd import DPSGD
+from raydiff.methods.fedavg import FedAvg
+from raydiff.methods.localonly import LocalOnly
 from raydiff.models.d3pm import DiscreteDiffusion, codes_of
 from raydiff.models.training import Training
-from raydiff.report.files import read_json
-from raydiff.results import generate
+from raydiff.results import generation as generate
 from raydiff.results.finished import Finished, open_finished
-from raydiff.results.generate import Request, plan, write
+from raydiff.results.generation import Request, plan, write
 from raydiff.results.sampler import Sampler
 from raydiff.seeding import generator
 

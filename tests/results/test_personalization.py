@@ -13,17 +13,19 @@ import pytest
 import torch
 
 from raydiff import tree
-from raydiff.data.newcomer import Choice, newcomer
+from raydiff.data.unseen_client import Choice, newcomer
 from raydiff.evaluation import suite
 from raydiff.evaluation.quality import distances, features
 from raydiff.evaluation.suite import Evaluation, Instruments
 from raydiff.experiment.config import Experiment
 from raydiff.federated.method import WithNewClients
-from raydiff.methods import METHODS, SPIRE, SharedRep
+from raydiff.methods import METHODS
+from raydiff.methods.sharedrep import SharedRep
 from raydiff.models.training import Training, fit, fit_personal
-from raydiff.results import personalize
+from raydiff.papers.spire.method import SPIRE
+from raydiff.results import personalization as personalize
 from raydiff.results.finished import Finished, open_finished
-from raydiff.results.personalize import Joining, Stage, prepare, reopen, replaced, save
+from raydiff.results.personalization import Joining, Stage, prepare, reopen, replaced, save
 from raydiff.seeding import generator
 
 LABELS = torch.tensor([[0], [1], [6]])

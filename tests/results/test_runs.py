@@ -17,15 +17,17 @@ import pytest
 
 from raydiff import tree
 from raydiff.data.datasets import Dataset
-from raydiff.experiment import config, told
+from raydiff.experiment import config
 from raydiff.experiment.client_records import shares
 from raydiff.experiment.config import Experiment
-from raydiff.experiment.tracking import Mlflow
 from raydiff.report.frontier import command as frontier
-from raydiff.results import mlflow_models, sampler
+from raydiff.results import sampler
 from raydiff.results.finished import Finished, open_finished
-from raydiff.results.generate import Request, write
+from raydiff.results.generation import Request, write
 from raydiff.results.sampler import Sampler
+from raydiff.tracking import metric_names as told
+from raydiff.tracking import mlflow_models
+from raydiff.tracking.writer import Mlflow
 
 ROWS = pd.DataFrame({"label": [0, 1, 6], "client": [1, 0, 1]})
 LOAD = """

@@ -16,7 +16,8 @@ from safetensors import safe_open
 from raydiff import tree
 from raydiff.evaluation.grids import to_bytes
 from raydiff.experiment.config import Experiment
-from raydiff.methods import FedAvg, LocalOnly
+from raydiff.methods.fedavg import FedAvg
+from raydiff.methods.localonly import LocalOnly
 from raydiff.models.ddpm import DDPM
 from raydiff.models.networks import MLP, UNet
 from raydiff.models.training import Training

@@ -11,7 +11,8 @@ import torch
 from raydiff.data.records import Records
 from raydiff.evaluation.attacks import lira
 from raydiff.evaluation.attacks.targets import in_proportion
-from raydiff.methods import FedAvg, LocalOnly
+from raydiff.methods.fedavg import FedAvg
+from raydiff.methods.localonly import LocalOnly
 from raydiff.results import shadows
 from raydiff.results.finished import open_finished
 from raydiff.results.shadows import ROLES, Attacked, Request, open_attacked

@@ -9,9 +9,9 @@ import pytest
 def workers(tmp_path_factory):
     """Two idle `Worker` actors on a local Ray, each with room for any number of clients."""
     ray = pytest.importorskip("ray")
-    from raydiff.experiment.away import PLACE
     from raydiff.runtime.actors import start_workers
     from raydiff.runtime.slots import Slot
+    from raydiff.storage.staging import PLACE
 
     patch = pytest.MonkeyPatch()
     patch.setenv(PLACE, str(tmp_path_factory.mktemp("buckets")))  # Ray's processes inherit it.

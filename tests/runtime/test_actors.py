@@ -20,13 +20,20 @@ from raydiff.experiment.config import Experiment, Runtime
 from raydiff.experiment.trial import Trial
 from raydiff.federated.rounds import rounds
 from raydiff.federated.sums import Desk
-from raydiff.methods import DPSGD, PFDM, SPIRE, FedAvg, LocalOnly, Moon, Scaffold, SharedRep
 from raydiff.methods._averaging import Averaging
+from raydiff.methods.dpsgd import DPSGD
+from raydiff.methods.fedavg import FedAvg
+from raydiff.methods.localonly import LocalOnly
+from raydiff.methods.moon import Moon
+from raydiff.methods.scaffold import Scaffold
+from raydiff.methods.sharedrep import SharedRep
 from raydiff.models.ddpm import DDPM, Sampling
 from raydiff.models.networks import MLP
 from raydiff.models.training import Training
+from raydiff.papers.pfdm.method import PFDM
+from raydiff.papers.spire.method import SPIRE
 from raydiff.privacy.client_level import ClientPrivacy
-from raydiff.runtime import lost
+from raydiff.runtime import device_faults as lost
 
 pytestmark = pytest.mark.ray
 

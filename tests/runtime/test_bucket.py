@@ -9,17 +9,19 @@ from buckets import SECRET, begun
 
 from raydiff import tree
 from raydiff.data.partition import Iid
-from raydiff.experiment import away, trial
+from raydiff.experiment import trial
 from raydiff.experiment.config import Experiment, Runtime
 from raydiff.experiment.trial import Trial
-from raydiff.federated.bucket import Bucket
 from raydiff.federated.rounds import rounds
-from raydiff.methods import SPIRE, LocalOnly
 from raydiff.methods._averaging import Averaging
+from raydiff.methods.localonly import LocalOnly
 from raydiff.models.ddpm import DDPM
 from raydiff.models.networks import MLP
 from raydiff.models.training import Training
+from raydiff.papers.spire.method import SPIRE
 from raydiff.privacy.client_level import ClientPrivacy
+from raydiff.storage import staging as away
+from raydiff.storage.bucket import Bucket
 
 pytestmark = pytest.mark.ray
 

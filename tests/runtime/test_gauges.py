@@ -14,7 +14,8 @@ import pytest
 
 from raydiff.experiment import trial
 from raydiff.experiment.config import Experiment
-from raydiff.runtime import gauges, lost, tuner
+from raydiff.runtime import device_faults as lost
+from raydiff.runtime import gauges, tuner
 
 ROOT = Path(__file__).resolve().parents[2]
 

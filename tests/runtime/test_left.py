@@ -9,9 +9,9 @@ import pytest
 
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.overrides import override
-from raydiff.experiment.presets.names import study
+from raydiff.experiment.presets import study
 from raydiff.experiment.study import trials
-from raydiff.runtime.left import Left, duration, setting, work
+from raydiff.runtime.eta import Left, duration, setting, work
 
 
 def seconds_of(experiment: Experiment) -> float:

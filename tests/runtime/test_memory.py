@@ -15,7 +15,9 @@ from raydiff.experiment import trial
 from raydiff.experiment.config import Experiment, Runtime
 from raydiff.experiment.overrides import override
 from raydiff.federated.client import Client
-from raydiff.methods import METHODS, FedAvg, LocalOnly
+from raydiff.methods import METHODS
+from raydiff.methods.fedavg import FedAvg
+from raydiff.methods.localonly import LocalOnly
 from raydiff.models import lockstep as cohort
 from raydiff.models.training import Task
 from raydiff.privacy.client_level import ClientPrivacy

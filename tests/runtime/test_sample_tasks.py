@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from raydiff.results import generate
+from raydiff.results import generation as generate
 from raydiff.results.finished import open_finished
-from raydiff.results.generate import Request
+from raydiff.results.generation import Request
 from raydiff.runtime import tasks
 
 CODE = {"raydiff": "0.1.0"}

@@ -17,7 +17,7 @@ from raydiff.experiment import trial
 from raydiff.experiment.config import Experiment, Runtime
 from raydiff.experiment.overrides import override
 from raydiff.models.training import Training
-from raydiff.runtime import lost
+from raydiff.runtime import device_faults as lost
 from raydiff.runtime.plan import Asked, Planned, written
 
 
@@ -52,7 +52,7 @@ def test_progress_tells_finished_from_failed_from_stopped(progress, capsys):
     progress.on_trial_result(0, [], fake_trial(2), early)
     progress.on_trial_complete(0, [], fake_trial(2, **early))
     assert (progress.done, progress.failed, progress.stopped, progress.running) == (2, 1, {"c"}, {})
-    assert progress.best == (1.5, "PFDM seed=0")
+    assert progress.best == (1.5, "FedAvg seed=0")
     out = capsys.readouterr().out
     assert "FAILED, client 0, in round 1: boom" in out and "seed=2: stopped after round 3" in out
 
@@ -66,7 +66,7 @@ def test_the_best_is_the_greatest_of_a_metric_that_is_better_when_higher(tmp_pat
         for number, value in enumerate((1.5, 2.5)):
             shown.on_trial_start(0, [], fake_trial(number))
             shown.on_trial_result(0, [], fake_trial(number), {"finished": True, "time/seconds": 1.0, "m": value})
-        assert shown.best == (best, f"PFDM seed={int(not lower)}")
+        assert shown.best == (best, f"FedAvg seed={int(not lower)}")
 
 
 def test_where_the_slots_time_went(progress, monkeypatch):
@@ -159,7 +159,7 @@ def test_losses_count_between_two_rounds_alone(progress):
 @pytest.fixture
 def room(tmp_path, monkeypatch):
     """(a room for ten trials of one worker on a cluster in `there`, what is there)."""
-    from raydiff.runtime import room as module
+    from raydiff.runtime import concurrency as module
     from raydiff.runtime.progress import Progress
     from raydiff.runtime.slots import Slot
 
@@ -211,7 +211,7 @@ def test_where_no_node_has_room_tune_is_ended(room):
 
 
 def test_a_node_that_has_lost_a_gpu_ends_tune_and_has_no_room_afterwards(room, capsys):
-    from raydiff.runtime.room import GPU_LOST
+    from raydiff.runtime.concurrency import GPU_LOST
 
     make, there = room
     there.nodes = {"n1": {"CPU": 2.0}, "n2": {"CPU": 4.0}}
@@ -273,7 +273,7 @@ def test_who_takes_over_the_processes_of_a_trial_that_has_ended():
     """Not the oldest: its own processes may be starting on a node that has joined."""
     from ray.tune.experiment import Trial
 
-    from raydiff.runtime.order import Asha, InOrder
+    from raydiff.runtime.schedulers import Asha, InOrder
 
     old, cut_off, running, new = (Trial("federation", stub=True) for _ in range(4))
     running.set_status("RUNNING")
@@ -299,7 +299,7 @@ def test_a_slot_that_no_trial_may_have_is_let_go(statuses, most, let_go):
     """Another job may wait for it; processes are kept for the next trial only where there may be one."""
     from ray.tune.experiment import Trial
 
-    from raydiff.runtime.order import InOrder
+    from raydiff.runtime.schedulers import InOrder
 
     trials, done = [Trial("federation", stub=True) for _ in statuses], []
     for trial_, status in zip(trials, statuses, strict=True):
@@ -496,9 +496,9 @@ def test_what_ran_out_of_memory_is_retried_on_a_larger_slice_and_what_always_fai
 
 def test_who_lost_the_sweep_to_another_driver_says_nothing_of_its_trials(tmp_path, tiny, progress):
     """Neither the driver, nor a coordinator that is left over from it, of whatever it hears in a worker."""
-    from raydiff.experiment.owner import Owner
-    from raydiff.federated.files import Overtaken
     from raydiff.runtime import tuner as sweep
+    from raydiff.storage.atomic_files import Overtaken
+    from raydiff.storage.lease import Owner
 
     opened = trial.open_trial(tiny, tmp_path, Owner(tmp_path, 1))
     (tmp_path / "owners").mkdir()
@@ -656,7 +656,7 @@ def test_which_errors_end_a_process(tmp_path, monkeypatch, error, ends):
 
 def test_a_trial_fails_where_its_driver_hears_of_it(tmp_path, tiny):
     """A coordinator that was cut off and given up fails too, for want of Ray: the trial goes on elsewhere."""
-    from raydiff.runtime import failed
+    from raydiff.runtime import failures as failed
     from raydiff.runtime.tuner import Federation
 
     def cut_off():

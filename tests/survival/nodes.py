@@ -17,7 +17,7 @@ from typing import Any
 
 from conftest import Sweep, wait_until
 
-from raydiff.experiment import away
+from raydiff.storage import staging as away
 
 ROUNDS, CLIENTS = 4, 4
 FEDERATED = [
@@ -185,14 +185,14 @@ class Federated(Sweep):
 
     def trial(self, digest: str) -> Any:
         """The store of a trial."""
-        from raydiff.federated.checkpoint import Store
+        from raydiff.storage.checkpoint import Store
 
         return Store(self.folder / "trials" / digest)
 
     def examples(self, digest: str) -> list[int]:
         """How many records each client of the trial has."""
         from raydiff.experiment import config, trial
-        from raydiff.report.files import read_json
+        from raydiff.formats.json_files import read_json
 
         tree = read_json(self.folder / "trials" / digest / "config.json")
         this = trial.Trial(config.from_dict(tree), self.folder)
@@ -205,7 +205,7 @@ class Federated(Sweep):
 
     def resent(self) -> int:
         """Releases that were sent again, as the metrics have it."""
-        from raydiff.report.files import read_lines
+        from raydiff.formats.json_files import read_lines
 
         lines = [line for path in self.folder.glob("trials/*/metrics.jsonl") for line in read_lines(path)]
         return sum(key.endswith("upload/resent") and key.startswith("client/") for line in lines for key in line)

@@ -14,7 +14,7 @@ from object_store import CREDENTIALS, Proxy, request, s3_server
 from test_driver import kill_group, resume
 from test_elastic import Beside
 
-from raydiff.experiment import away
+from raydiff.storage import staging as away
 
 pytestmark = pytest.mark.survival
 

@@ -23,11 +23,11 @@ from raydiff.experiment import trial
 from raydiff.experiment.config import Experiment, Runtime
 from raydiff.experiment.trial import Trial
 from raydiff.federated.rounds import rounds
-from raydiff.methods import FedAvg
+from raydiff.methods.fedavg import FedAvg
 from raydiff.models.ddpm import DDPM, Sampling, denoise
 from raydiff.models.networks import MLP
 from raydiff.models.training import Training, fit
-from raydiff.runtime import lost
+from raydiff.runtime import device_faults as lost
 
 pytestmark = pytest.mark.survival
 

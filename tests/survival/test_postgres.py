@@ -22,8 +22,8 @@ from conftest import wait_until
 from test_submit import free_port
 
 from raydiff.experiment import config, overrides
-from raydiff.experiment.jsonl import Jsonl
-from raydiff.experiment.tracking import Mlflow
+from raydiff.formats.jsonl import Jsonl
+from raydiff.tracking.writer import Mlflow
 
 pytestmark = pytest.mark.survival
 TRIALS, ROUNDS = 8, 40

@@ -106,12 +106,12 @@ def unsteady(client, trial) -> None:
 def test_where_training_is_not_deterministic_the_stored_bytes_are_resent(tmp_path, nodes, expected, monkeypatch):
     """The same noise on another value would reveal the difference."""
     from raydiff import tree
-    from raydiff.federated.files import read_tensors
     from raydiff.federated.method import Upload
     from raydiff.federated.sums import Desk
     from raydiff.privacy.release import already_private
     from raydiff.results.finished import open_finished
     from raydiff.runtime import tuner
+    from raydiff.storage.atomic_files import read_tensors
 
     monkeypatch.setattr(tuner, "Federation", faulty(tuner, unsteady))
     sweep = Federated(tmp_path, "--grid", "seed=0")
@@ -185,7 +185,8 @@ def on_a_lost_gpu(sweep, folder):
     import ray
     from ray import cloudpickle
 
-    from raydiff.runtime import actors, lost
+    from raydiff.runtime import actors
+    from raydiff.runtime import device_faults as lost
 
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     gone = folder / "gone"

@@ -10,8 +10,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from raydiff.models.ddpm import MEASURED, Sampler, alphas_bar, denoise
-from raydiff.seeding import generator
-from raydiff.theory.pfdm import (
+from raydiff.papers.pfdm.theory.closed_forms import (
     Gauss,
     deconvolved,
     fitted,
@@ -22,6 +21,7 @@ from raydiff.theory.pfdm import (
     w2_squared,
     weight,
 )
+from raydiff.seeding import generator
 
 ABAR = alphas_bar("linear", 1000)
 

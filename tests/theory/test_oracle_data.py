@@ -8,12 +8,11 @@ import pytest
 import torch
 
 from raydiff.data.datasets import Data, Dataset, Records, load
+from raydiff.formats.intervals import student
 from raydiff.models.ddpm import alphas_bar
-from raydiff.privacy.depth import depth_for
-from raydiff.report.intervals import student
-from raydiff.seeding import generator
-from raydiff.theory.pfdm import Gauss
-from raydiff.theory.pfdm_data import (
+from raydiff.papers.pfdm.depth import depth_for
+from raydiff.papers.pfdm.theory.closed_forms import Gauss
+from raydiff.papers.pfdm.theory.on_data import (
     ARMS,
     MEASURED,
     ArmPrediction,
@@ -24,6 +23,7 @@ from raydiff.theory.pfdm_data import (
     predictions,
     truth,
 )
+from raydiff.seeding import generator
 
 
 @pytest.fixture(scope="module")

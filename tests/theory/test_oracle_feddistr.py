@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from raydiff.seeding import generator
-from raydiff.theory.feddistr import (
+from raydiff.papers.feddistr.theory import (
     Base,
     Setting,
     dominant_share,
@@ -22,6 +21,7 @@ from raydiff.theory.feddistr import (
     theorem2,
     utility_losses,
 )
+from raydiff.seeding import generator
 
 
 def f64(*values: float) -> Tensor:

@@ -11,8 +11,7 @@ import torch
 from PIL import Image
 
 from raydiff.models.ddpm import alphas_bar
-from raydiff.seeding import generator
-from raydiff.theory.pfdm_mixture import (
+from raydiff.papers.pfdm.theory.mixture import (
     LEAF,
     RADII,
     Case,
@@ -26,6 +25,7 @@ from raydiff.theory.pfdm_mixture import (
     reverse,
     tree,
 )
+from raydiff.seeding import generator
 
 ABAR = alphas_bar("linear", 1000)
 

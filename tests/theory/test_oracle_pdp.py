@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from raydiff.privacy.pdp.bound import audit
+from raydiff.papers.discrete.bound import audit
+from raydiff.papers.discrete.theory.random_tables import RandomTable, growing, skewed, slopes
 from raydiff.seeding import generator
-from raydiff.theory.random_tables import RandomTable, growing, skewed, slopes
 
 
 def test_shares_of_the_values() -> None:

@@ -7,10 +7,10 @@ import pytest
 
 from raydiff.models.d3pm import DiscreteDiffusion
 from raydiff.models.training import Training
+from raydiff.papers.discrete.theory import trained as pdp_trained
+from raydiff.papers.discrete.theory.random_tables import RandomTable
+from raydiff.papers.discrete.theory.trained import _trainings, stages
 from raydiff.seeding import generator
-from raydiff.theory import pdp_trained
-from raydiff.theory.pdp_trained import _trainings, stages
-from raydiff.theory.random_tables import RandomTable
 from raydiff.tree import Params
 
 TRAINING = Training(steps=60, learning_rate=1e-2, decay="constant")

@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from raydiff.seeding import generator
-from raydiff.theory.spire import (
+from raydiff.papers.spire.theory import (
     Federation,
     ddpm_loss,
     ddpm_variance,
@@ -26,6 +25,7 @@ from raydiff.theory.spire import (
     weight_estimate,
     weight_variance,
 )
+from raydiff.seeding import generator
 
 
 def f64(*values: float) -> Tensor:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from raydiff.models.ddpm import MEASURED, Sampler
+from raydiff.papers.pfdm.theory.theorems import break_even, eq9, first_order_gain, theorem_weights, trials
 from raydiff.seeding import generator
-from raydiff.theory.pfdm_theorems import break_even, eq9, first_order_gain, theorem_weights, trials
 
 
 def gains(

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from reference.pdp_tables import CLEAR, CONDITIONS, NOISY, kernel, skewed, weighted_tables
 
 from raydiff.models.d3pm_kernel import Linear, Schedule, Sigmoid
-from raydiff.privacy.pdp.bound import CAVEATS, ReleasedRows, audit, bounds, caveats
-from raydiff.privacy.pdp.histograms import Distinct, histograms
-from raydiff.privacy.pdp.kernel import Floats, Ints, Kernel
-from raydiff.theory.pdp_exact import Exact, column_chances, exact, hockey_stick, joint, noise
+from raydiff.papers.discrete.bound import CAVEATS, ReleasedRows, audit, bounds, caveats
+from raydiff.papers.discrete.histograms import Distinct, histograms
+from raydiff.papers.discrete.kernel import Floats, Ints, Kernel
+from raydiff.papers.discrete.theory.exact import Exact, column_chances, exact, hockey_stick, joint, noise
 
 NOISE = 1e-11  # of differences of sums of floats near 1
 

@@ -12,10 +12,10 @@ from reference.pdp_limits import limit, lower
 from reference.pdp_tables import CONDITIONS, SCHEDULES, kernel, skewed, weighted_tables
 
 from raydiff.models.d3pm_kernel import Linear, Schedule, Sigmoid
-from raydiff.privacy.pdp.bound import ReleasedRows, audit, bounds
-from raydiff.privacy.pdp.histograms import Distinct, histograms
-from raydiff.privacy.pdp.kernel import Ints, Kernel
-from raydiff.theory.pdp_exact import exact
+from raydiff.papers.discrete.bound import ReleasedRows, audit, bounds
+from raydiff.papers.discrete.histograms import Distinct, histograms
+from raydiff.papers.discrete.kernel import Ints, Kernel
+from raydiff.papers.discrete.theory.exact import exact
 
 
 @settings(max_examples=80, deadline=None)

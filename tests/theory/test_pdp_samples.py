@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binom, multinomial
 
-from raydiff.privacy.pdp.kernel import Floats
-from raydiff.theory import pdp_exact
-from raydiff.theory.pdp_exact import deltas, hockey_stick
+from raydiff.papers.discrete.kernel import Floats
+from raydiff.papers.discrete.theory import exact as pdp_exact
+from raydiff.papers.discrete.theory.exact import deltas, hockey_stick
 
 
 def pair(size: int, *, seed: int, spread: float = 0.3) -> tuple[Floats, Floats]:

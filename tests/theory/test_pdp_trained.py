@@ -14,11 +14,19 @@ from scipy.stats import chisquare
 
 from raydiff.models.d3pm import DiscreteDiffusion
 from raydiff.models.d3pm_kernel import Linear, Schedule, Sigmoid
-from raydiff.privacy.pdp.bound import ReleasedRows
-from raydiff.privacy.pdp.kernel import Floats, Kernel
+from raydiff.papers.discrete.bound import ReleasedRows
+from raydiff.papers.discrete.kernel import Floats, Kernel
+from raydiff.papers.discrete.theory.exact import (
+    clean_chances,
+    column_chances,
+    exact,
+    hockey_stick,
+    joint,
+    neighbours,
+    states,
+)
+from raydiff.papers.discrete.theory.trained import Predictions, error_factors, predictions, trained, transitions
 from raydiff.seeding import generator
-from raydiff.theory.pdp_exact import clean_chances, column_chances, exact, hockey_stick, joint, neighbours, states
-from raydiff.theory.pdp_trained import Predictions, error_factors, predictions, trained, transitions
 from raydiff.tree import Params
 
 MODEL = DiscreteDiffusion(hidden=16, layers=2, steps=4, counts=(3, 3))

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from raydiff.data.records import Records, label_rows
-from raydiff.federated.form import Form
 from raydiff.federated.method import LocalResult, Mean, Metrics, Round
+from raydiff.federated.upload_spec import Form
 from raydiff.methods.evolution import PICTURES, POOL, Evolution
 from raydiff.privacy.release import Event, Nothing, nothing
 from raydiff.tree import Params

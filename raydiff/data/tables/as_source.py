@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from raydiff.data.source import Picture, Source
-from raydiff.data.tables.presets import PRESETS
+from raydiff.data.tables.code_books import CODE_BOOKS
 from raydiff.data.tables.read import Table, locate, read, read_again
 
 
@@ -27,10 +27,10 @@ def source(
     """
     if len(labels) > 1:
         raise ValueError(f"a table has one label column, data.labels names {len(labels)}: {' '.join(labels)}")
-    preset = name if name in PRESETS else None
+    preset = name if name in CODE_BOOKS else None
     config = Table(source=str(file), preset=preset, label=labels[0] if labels else None, bins=bins)
     parts = [read(config, public=public, seed=seed)]
-    if preset is not None and len(PRESETS[preset].files) > 1:
+    if preset is not None and len(CODE_BOOKS[preset].files) > 1:
         root = str(file.parents[1])
         parts.append(read_again(config, locate(preset, root, part=1), parts[0].mapping))
     label = parts[0].mapping.label

@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from raydiff.data.tables import cells
+from raydiff.data.tables.code_books import CODE_BOOKS, CodeBook
 from raydiff.data.tables.encode import Column, Mapping, are_numbers, bins_of, groups_of, numbers, plain
-from raydiff.data.tables.presets import PRESETS, Preset
 from raydiff.lookup import check_one_of, nearest
 from raydiff.seeding import generator
 
@@ -61,7 +61,7 @@ class Table:
         if not self.source:
             raise ValueError("source must name a table or a file, got ''")
         if self.preset is not None:
-            check_one_of("preset", self.preset, PRESETS)
+            check_one_of("preset", self.preset, CODE_BOOKS)
         if self.bins is not None and self.bins < 2:
             raise ValueError(f"bins must be at least 2, got {self.bins}")
         if len(set(self.columns)) < len(self.columns):
@@ -70,9 +70,9 @@ class Table:
             raise ValueError(f"label {self.label!r} is also among the columns: it is a condition, apart from them")
 
     @property
-    def known(self) -> Preset | None:
+    def known(self) -> CodeBook | None:
         """The preset by which it is read."""
-        return PRESETS.get(self.preset or self.source)
+        return CODE_BOOKS.get(self.preset or self.source)
 
     @property
     def given_edges(self) -> dict[str, Sequence[float]]:
@@ -148,7 +148,7 @@ def read_again(config: Table, path: Path, mapping: Mapping) -> Encoded:
 
 def is_table(name: str) -> bool:
     """Whether this is the name of a table or of a file that may hold one."""
-    return name in PRESETS or is_file(name)
+    return name in CODE_BOOKS or is_file(name)
 
 
 def is_file(name: str) -> bool:
@@ -159,16 +159,16 @@ def is_file(name: str) -> bool:
 def locate(source: str, root: str | None = None, *, part: int = 0) -> Path:
     """The file that `source` means: of a preset its training rows (part 0) or test rows (1). Raises ValueError where
     there is none."""
-    if source not in PRESETS:
+    if source not in CODE_BOOKS:
         path = Path(source).expanduser().absolute()
         if path.suffix.lower() not in SUFFIXES:
-            known = f"{', '.join(PRESETS)}, or a .csv or .parquet file"
-            raise ValueError(f"a table is {known}, got {source!r}{nearest(source, PRESETS)}")
+            known = f"{', '.join(CODE_BOOKS)}, or a .csv or .parquet file"
+            raise ValueError(f"a table is {known}, got {source!r}{nearest(source, CODE_BOOKS)}")
     else:
         root = root or os.environ.get("RAYDIFF_DATA")
         if not root:
             raise ValueError(f"the table {source!r} needs a folder of data sets, set RAYDIFF_DATA or data.root")
-        path = Path(root).expanduser().absolute() / PRESETS[source].files[part]
+        path = Path(root).expanduser().absolute() / CODE_BOOKS[source].files[part]
     if not path.is_file():
         raise ValueError(f"there is no file {path}")
     return path

@@ -13,8 +13,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from raydiff.report import alone, load
-from raydiff.report.cells import publish
+from raydiff.formats.tables import publish
+from raydiff.report import gain_over_local as alone
+from raydiff.report import load
 from raydiff.report.frontier.kinds import spread
 from raydiff.report.frontier.rows import frontier
 from raydiff.report.frontier.scatter import draw, drawable

@@ -8,7 +8,7 @@ import re
 
 import pandas as pd
 
-from raydiff.report import bounds
+from raydiff.formats import rounding as bounds
 from raydiff.report.load import VIEWS, Row, column, records
 
 NOTHING = "nothing sent"

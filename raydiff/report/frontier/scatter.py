@@ -10,12 +10,12 @@ from typing import Any
 
 import pandas as pd
 
+from raydiff.formats.plots import COLOURS, LINES, MARKERS, logarithmic, panels, save
+from raydiff.formats.tables import number, short
 from raydiff.lookup import telling
-from raydiff.report.cells import number, short
 from raydiff.report.frontier.kinds import NOTHING, against, comparable, kinds, shown, stated
 from raydiff.report.frontier.rows import DONE, floors_of, is_budget, network_of, ranked_by, swept
 from raydiff.report.load import Row, records
-from raydiff.report.plots import COLOURS, LINES, MARKERS, logarithmic, panels, save
 
 WIDTH = 34
 """Of the legend's lines, in characters."""

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pandas as pd
 
-from raydiff.report.cells import aligned, number, short, size
+from raydiff.formats.tables import aligned, number, short, size
 from raydiff.report.frontier.kinds import NOTHING, against, epsilons, kinds, shown, stated
 from raydiff.report.frontier.rows import DONE, GROUPS, SAMPLERS, floors_of, measures, network_of, ranked_by, swept
 from raydiff.report.load import Row, records

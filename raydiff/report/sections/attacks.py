@@ -9,10 +9,10 @@ from typing import Any
 
 import pandas as pd
 
-from raydiff.report.cells import number
+from raydiff.formats.plots import COLOURS, MARKERS, legend, panels, save
+from raydiff.formats.tables import number
 from raydiff.report.html import html
 from raydiff.report.load import Row, column, records
-from raydiff.report.plots import COLOURS, MARKERS, legend, panels, save
 from raydiff.report.sweep_view import Section, SweepView
 
 NAME = re.compile(r"final/attack/(?P<target>[^/]+)/(?P<attack>[^/]+)/(?P<stat>[^/]+)")

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pandas as pd
 
-from raydiff.report import bounds
-from raydiff.report.alone import gaps
-from raydiff.report.cells import number
+from raydiff.formats import rounding as bounds
+from raydiff.formats.intervals import decided, shown, student
+from raydiff.formats.tables import number
+from raydiff.report.gain_over_local import gaps
 from raydiff.report.html import html
-from raydiff.report.intervals import decided, shown, student
 from raydiff.report.load import Row, column, records
 from raydiff.report.sections.seeds import compared, ranking
 from raydiff.report.sweep_view import Section, SweepView, spoken

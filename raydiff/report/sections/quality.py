@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from raydiff.report.cells import number, with_deviation
+from raydiff.formats.tables import number, with_deviation
 from raydiff.report.frontier.rows import DONE
 from raydiff.report.html import html
 from raydiff.report.sweep_view import Section, SweepView, spoken

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from raydiff.report.cells import short
+from raydiff.formats.tables import short
 from raydiff.report.html import html
 from raydiff.report.sweep_view import Section, SweepView
 

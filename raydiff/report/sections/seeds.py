@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from raydiff.report.cells import number, short
+from raydiff.formats.intervals import interval
+from raydiff.formats.tables import number, short
 from raydiff.report.frontier.kinds import guarantees
 from raydiff.report.html import html
-from raydiff.report.intervals import interval
 from raydiff.report.load import Row, column, records
 from raydiff.report.sweep_view import Section, SweepView, setting, spoken
 

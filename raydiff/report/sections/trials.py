@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from raydiff.report import files, load
-from raydiff.report.cells import number, short, size, span
+from raydiff.formats import json_files as files
+from raydiff.formats.tables import number, short, size, span
+from raydiff.report import load
 from raydiff.report.frontier.kinds import shown
 from raydiff.report.html import html
 from raydiff.report.load import Row, column, groups, records

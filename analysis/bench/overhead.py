@@ -1,0 +1,180 @@
+"""`python -m analysis.bench overhead`: raydiff beside FedAvg in plain torch and on bare Ray, case by case."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from analysis.bench.plain_fedavg import floor, plain_processes, two_actors, two_processes
+from analysis.bench.ways import Fields, Lines, Way, Work, in_process, memory, on_ray, per_round, ray_workers
+from raydiff import tree
+from raydiff.federated.rounds import rounds
+from raydiff.formats import plots
+from raydiff.formats import tables as cells
+from raydiff.formats.tables import Table
+from raydiff.models.networks import MLP
+from raydiff.tree import Params
+
+AGREEMENT = 1e-4  # of the weights after one round: the ways add floats in different orders
+CASES = (
+    Work(clients=8, steps=10),
+    Work(clients=32, steps=1, aim=1.25),
+    Work(clients=8, steps=1, network=MLP(width=248, depth=2)),
+    Work(clients=8, steps=0, network=MLP(width=768, depth=4), aim=1.05),
+)
+SMALL = Work(clients=4, steps=1, network=MLP(width=16, depth=1))
+WAYS = {
+    "floor": "plain loop",
+    "local": "LocalPool",
+    "two_processes": "two plain processes",
+    "bare_ray": "bare Ray",
+    "ray": "RayPool",
+    "ray_stored": "RayPool, rounds stored",
+}
+
+
+def overhead(quick: bool) -> Lines:
+    """Start of a fresh process, every case, change of trial in warm workers, memory."""
+    repetitions = 1 if quick else 5
+    yield "start", start()
+    with (
+        tempfile.TemporaryDirectory(prefix="raydiff-bench-") as folder,
+        ray_workers() as workers,
+        plain_processes() as pipes,
+    ):
+        ways: dict[str, Way] = {
+            "floor": floor,
+            "local": in_process,
+            "ray": lambda trial: on_ray(trial, workers),
+            "ray_stored": lambda trial: on_ray(trial, workers, stored=True),
+            "two_processes": lambda trial: two_processes(trial, pipes),
+            "bare_ray": lambda trial: two_actors(trial, workers),
+        }
+        for number, case in enumerate((SMALL,) if quick else CASES):
+            seconds = 0.01 if quick else 2.0
+            yield "overhead", compare(case, ways, Path(folder) / f"{number}", repetitions=repetitions, seconds=seconds)
+        yield "switch", switch(workers, repetitions, Path(folder))
+        yield "memory", {"after": "all cases", **memory(workers)}
+
+
+def compare(case: Work, ways: dict[str, Way], folder: Path, *, repetitions: int, seconds: float) -> Fields:
+    """Seconds per round of every way, the best repetition; each lasts `seconds` at least, after one warm-up."""
+    after_one = {name: next(way(case.trial(1, folder / f"{name}-first"))) for name, way in ways.items()}
+    warm = min(per_round(way(case.trial(3, folder / f"{name}-warm"))) for name, way in ways.items())
+    count = 1 + max(2, math.ceil(seconds / warm))
+    best: dict[str, float] = dict.fromkeys(ways, math.inf)
+    for repetition in range(repetitions):
+        for name, way in ways.items():
+            best[name] = min(best[name], per_round(way(case.trial(count, folder / f"{name}-{repetition}"))))
+    ratios = {
+        "local_over_floor": best["local"] / best["floor"],
+        "ray_over_two_processes": best["ray"] / best["two_processes"],
+        "ray_over_bare": best["ray"] / best["bare_ray"],
+    }
+    targets = {"local_over_floor": 1.05, "ray_over_two_processes": case.aim}
+    return {
+        "clients": case.clients,
+        "steps": case.steps,
+        "parameters": sum(v.numel() for v in after_one["floor"].values()),
+        "rounds": count - 1,
+        "repetitions": repetitions,
+        **{f"{name}_s": s for name, s in best.items()},
+        **ratios,
+        "targets": targets,
+        "met": {name: ratios[name] <= target for name, target in targets.items()},
+        "agree": all(difference(w, after_one["floor"]) <= AGREEMENT for w in after_one.values()),
+    }
+
+
+def difference(a: Params, b: Params) -> float:
+    """The largest between two sets of weights."""
+    return max(float(v.abs().max()) for v in tree.sub(a, b).values())
+
+
+def switch(workers: Sequence[Any], repetitions: int, folder: Path) -> Fields:
+    """From one trial's end to the end of the next one's first round, in the same workers.
+
+    `switch_s` is what hosting the next trial's clients takes of it.
+    """
+    from raydiff.runtime.actors import RayPool
+
+    case, hosting, whole = Work(clients=8, steps=1), math.inf, math.inf
+    steady = per_round(on_ray(case.trial(20, folder / "before"), workers))
+    for repetition in range(repetitions):
+        started = time.perf_counter()
+        trial = case.trial(2 + repetition, folder / f"after-{repetition}")  # other rounds: another trial
+        before = time.perf_counter()
+        pool = RayPool(workers, trial)
+        hosting = min(hosting, time.perf_counter() - before)
+        next(rounds(trial.experiment.method, pool, keys=trial.keys))
+        whole = min(whole, time.perf_counter() - started)
+    return {"switch_s": hosting, "to_end_of_first_round_s": whole, "steady_round_s": steady}
+
+
+def start() -> Fields:
+    """Seconds from the start of a fresh process to the end of its first round on Ray, and its memory then."""
+    started = time.perf_counter()
+    fresh = [sys.executable, "-m", "analysis.bench", "first-round"]
+    with subprocess.Popen(fresh, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        seconds = time.perf_counter() - started
+    if process.returncode:
+        raise OSError(f"the fresh process ended with code {process.returncode}")
+    return {"to_end_of_first_round_s": seconds, **json.loads(line)}
+
+
+def first_round() -> None:
+    """A fresh Ray, fresh workers, one round; then prints the memory that it took."""
+    with tempfile.TemporaryDirectory(prefix="raydiff-bench-") as folder, ray_workers() as workers:
+        next(on_ray(Work(clients=8, steps=1).trial(1, Path(folder)), workers))
+        print(json.dumps(memory(workers)), flush=True)
+
+
+def table(cases: Sequence[Fields]) -> Table:
+    """Seconds per round of every way, and their ratios."""
+    header = ["case", *WAYS.values(), "LocalPool / plain loop", "RayPool / two plain processes", "RayPool / bare Ray"]
+    rows = [
+        [
+            _case(found),
+            *(cells.number(found[f"{way}_s"]) for way in WAYS),
+            *(
+                cells.number(found[ratio], 3)
+                for ratio in ("local_over_floor", "ray_over_two_processes", "ray_over_bare")
+            ),
+        ]
+        for found in cases
+    ]
+    return Table(header, rows, note="Seconds per round, the best repetition.")
+
+
+def draw(cases: Sequence[Fields], path: Path) -> None:
+    """A panel a case: seconds per round of every way."""
+    columns = min(2, len(cases))
+    rows = math.ceil(len(cases) / columns)
+    figure, panels = plots.panels(rows, columns, size=(3.6 * columns + 1.5, 2.6 * rows + 0.6))
+    for axes, found in zip(panels.flat, cases, strict=True):
+        seconds = [found[f"{way}_s"] for way in WAYS]
+        colours = [plots.COLOURS[0] if name.endswith(("Pool", "stored")) else "0.7" for name in WAYS.values()]
+        bars = axes.barh(list(WAYS.values()), seconds, color=colours)
+        axes.bar_label(bars, [cells.number(value) for value in seconds], padding=3, fontsize=8)
+        axes.margins(x=0.25)
+        axes.invert_yaxis()
+        axes.set_title(_case(found), fontsize=8)
+        axes.set_xlabel("seconds per round", fontsize=8)
+        axes.locator_params(axis="x", nbins=4)
+        axes.tick_params(labelsize=8, labelleft=axes in panels[:, 0])
+        axes.spines[["top", "right"]].set_visible(False)
+    plots.save(figure, path)
+
+
+def _case(found: Fields) -> str:
+    steps = f"{found['steps']} step{'s' if found['steps'] != 1 else ''}"
+    return f"{found['clients']} clients x {steps}, {cells.size(4 * found['parameters'])}"

@@ -1,0 +1,46 @@
+"""Tables whose columns, edges, groups and classes are written down: nothing about them is taken from rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from raydiff import lookup
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodeBook:
+    """How one table is read."""
+
+    files: tuple[str, ...]
+    """Below the root: the training rows, and the table's own test rows, where it has some."""
+    label: str
+    """The label column."""
+    classes: tuple[str, ...]
+    """Its values."""
+    bins: int
+    """k."""
+    read: Mapping[str, Sequence[float] | Mapping[str, Sequence[str]]]
+    """{column: the edges of its bins, where it has numbers, else {category: values}}, in the order of the columns."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns."""
+        return tuple(self.read)
+
+    @property
+    def cuts(self) -> dict[str, Sequence[float]]:
+        """Edges of the columns of numbers."""
+        return {name: how for name, how in self.read.items() if not isinstance(how, Mapping)}
+
+    @property
+    def groups(self) -> dict[str, Mapping[str, Sequence[str]]]:
+        """{column: {category: values}}, of all other columns and the label."""
+        given = {name: how for name, how in self.read.items() if isinstance(how, Mapping)}
+        return {**given, self.label: {value: (value,) for value in self.classes}}
+
+
+CODE_BOOKS: lookup.Table[CodeBook] = lookup.Table(
+    {name.lower(): f"raydiff.papers.discrete.tables:{name}" for name in ("ADULT", "GERMAN", "LOAN")}
+)
+"""By the name of the data set."""

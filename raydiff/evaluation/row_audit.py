@@ -1,0 +1,51 @@
+"""The settings of the per-instance audit (pDP) of a table's rows. What it computes is in `papers/discrete`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from torch import Tensor
+
+from raydiff.data.records import Records
+from raydiff.lookup import check_one_of, imported
+
+if TYPE_CHECKING:
+    from raydiff.models.d3pm import DiscreteDiffusion
+
+Condition = Literal["theorem", "relaxed"]
+"""How the radius is found: see `papers.discrete.radius`."""
+AUDIT = "raydiff.papers.discrete.table_audit"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowAudit:
+    """Bounds on delta (pDP, Theorem 1) for rows of the model, at the step that it releases."""
+
+    remove: float = 0.0
+    """Fraction of each client's records that is left out of training, those with the largest bound first."""
+    epsilon: float = 1.0
+    """pDP's, at which delta is stated; not the ledger's."""
+    samples: int = 1
+    """m, rows that are released, of a conditional model each perhaps of the record's label; delta is linear in it."""
+    condition: Condition = "relaxed"
+    """How the radius is found."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.remove < 1:
+            raise ValueError(f"remove must be a share in [0, 1), got {self.remove}")
+        if not 0 < self.epsilon < float("inf"):
+            raise ValueError(f"epsilon must be a positive number, got {self.epsilon}")
+        if self.samples < 1:
+            raise ValueError(f"samples must be at least 1, got {self.samples}")
+        check_one_of("condition", self.condition, get_args(Condition))
+
+    def bounds(self, records: Records, model: DiscreteDiffusion) -> Any:
+        """delta of each record, (N,) float64. Raises ValueError for fewer than two records."""
+        return imported(f"{AUDIT}:bounds")(self, records, model)
+
+    def kept(self, records: Records, model: DiscreteDiffusion) -> Tensor:
+        """Positions (n,) of the records that are trained on, ascending. Raises ValueError where fewer than two are
+        left."""
+        positions: Tensor = imported(f"{AUDIT}:kept")(self, records, model)
+        return positions

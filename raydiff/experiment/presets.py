@@ -1,0 +1,64 @@
+"""Experiments by name. A preset is a function that returns a `Study`; what `raydiff tune` has found for it is put in.
+
+Every field can be overridden on the command line; see `raydiff sweep --help`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+
+from raydiff import lookup
+from raydiff.experiment import toml_file as file
+from raydiff.experiment import tuning
+from raydiff.experiment.study import Study
+from raydiff.lookup import nearest
+
+
+class _Presets(lookup.Table[Callable[[], Study]]):
+    def __getitem__(self, name: str) -> Callable[[], Study]:
+        return functools.partial(tuning.used, name, super().__getitem__(name))
+
+
+PRESETS = _Presets(
+    {
+        "digits": "raydiff.papers.pfdm.presets:digits",
+        "frontier": "raydiff.papers.pfdm.presets:frontier",
+        "mnist": "raydiff.papers.pfdm.presets:mnist",
+        "mnist-cpu": "raydiff.papers.pfdm.presets:mnist_cpu",
+        "colour-mnist": "raydiff.papers.pfdm.presets:colour_mnist",
+        "cifar10": "raydiff.papers.pfdm.presets:cifar10",
+        "collaboration": "raydiff.papers.pfdm.presets:collaboration",
+        "collaboration-colour": "raydiff.papers.pfdm.presets:collaboration_colour",
+        "clients": "raydiff.papers.pfdm.presets:clients",
+        "feddistr-digits": "raydiff.papers.feddistr.presets:feddistr_digits",
+        "feddistr-mnist": "raydiff.papers.feddistr.presets:feddistr_mnist",
+        "feddistr-cifar100": "raydiff.papers.feddistr.presets:feddistr_cifar100",
+        "niid-bench": "raydiff.papers.referee_presets:niid_bench",
+        "dpimagebench": "raydiff.papers.referee_presets:dpimagebench",
+        "frontier-adult": "raydiff.papers.discrete.presets:frontier_adult",
+        "removal-adult": "raydiff.papers.discrete.presets:removal_adult",
+        "removal-german": "raydiff.papers.discrete.presets:removal_german",
+        "spire-digits": "raydiff.papers.spire.presets:spire_digits",
+        "spire-mnist14": "raydiff.papers.spire.presets:spire_mnist14",
+        "spire-mnist": "raydiff.papers.spire.presets:spire_mnist",
+        "spire-cifar10": "raydiff.papers.spire.presets:spire_cifar10",
+        "spire-faces": "raydiff.papers.spire.presets:spire_faces",
+        "tabular-adult": "raydiff.papers.discrete.presets:tabular_adult",
+        "tabular-german": "raydiff.papers.discrete.presets:tabular_german",
+    }
+)
+"""Name -> a function that gives its study, with the settings that `raydiff tune` has kept for it."""
+REPRODUCE = "raydiff.papers.presets"
+"""The module of `sweep reproduce`: its PAPERS, its SCALES and its `study`."""
+
+
+def study(name: str) -> Study:
+    """The preset of this name, or what an experiment file says. Raises ValueError where there is none."""
+    if name.endswith(file.SUFFIX):
+        return file.read(Path(name).expanduser(), PRESETS)
+    if name not in PRESETS:
+        known = f"{', '.join(PRESETS)}, or a {file.SUFFIX} file"
+        raise ValueError(f"unknown preset {name!r}; known: {known}{nearest(name, PRESETS)}")
+    return PRESETS[name]()

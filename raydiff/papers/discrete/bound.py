@@ -1,0 +1,293 @@
+"""Per-instance differential privacy (pDP) of rows from a discrete diffusion model: Theorem 1, record by record.
+
+Unit: one record v* of one given table; adversary: sees m generated rows. (epsilon, delta)-pDP holds for a pair
+(table, v*), and delta(v*) depends on the other records. It is not differential privacy, bounds nothing for other
+tables, and is itself confidential: it never enters the ledger.
+
+The paper's theorem is for a model of one table that is conditional on nothing. Of a model that is conditional on a
+label y, the perfectly trained form is, for each y, that of y's rows alone. So with `labels` the theorem is applied to
+each label's rows by themselves: the neighbour of (table, labels) lacks one record of label y, all other labels' rows
+are the same, and so is what is generated for them; V_0 are y's rows and m is m_y, the rows of y that are released.
+That there is the label y, and m_y, are taken as public: that a record has the label y rather than another is not
+bounded, and m_y must not depend on how many records have it. Where labels of released rows are anybody's choice, m_y
+is m. The only record of a label has an infinite bound. Without `labels` all rows are one group: the paper's own case.
+
+| paper | here |
+|---|---|
+| V_0, s + 1 rows; V_1 without v* | `table`, or the rows of v*'s label; s = rows - 1 |
+| m, T_rl, epsilon | ReleasedRows.samples, .step, .epsilon |
+| alpha_t, k | Kernel.alpha, .categories |
+| n / s^psi_t; Sim(v*, V_1) | Audit.leak (and .psi); .similarity |
+| (1 + c_t) eta_t | Audit.radius |
+
+Deviations, where the paper disagrees with itself (Theorem 1, the appendices and Algorithms 1 and 2):
+
+- The sum runs over t = T_rl + 1 .. T (Lemma A.2), not from T_rl.
+- A_t is Eq. 8's; the proof's is smaller by mu+_t (`proved`).
+- The second term is n (1 - 1 / Rbar_{t-1}) / s^2, barred.
+- At t = 1 the bound is infinite where no other record shares v*'s value in some column: reported with that column.
+- The error terms of a trained model are not included: the bound is for a perfectly trained one.
+Those of the radius are listed in `pdp_radius`.
+
+Reference: Wei et al., TMLR 2024 (arXiv 2310.15524), Theorem 1, Algorithms 1 and 2, Appendix B.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import TypeVar, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raydiff.evaluation.row_audit import Condition
+from raydiff.lookup import check_one_of
+from raydiff.papers.discrete.histograms import Counts, Histograms, OnProgress, check_table, distinct, histograms
+from raydiff.papers.discrete.kernel import Floats, Ints, Kernel
+from raydiff.papers.discrete.radius import radius
+
+CAVEATS = (
+    "per-instance bound (pDP): valid for a perfectly trained model, training error not included",
+    "data-dependent, confidential to the curator, no replacement for DP",
+)
+"""Printed with every report of these numbers."""
+CONDITIONAL = (
+    "of a model that is conditional on the label: a record is bounded among those of its label, against the table "
+    "without it; which labels there are, and how many of each are released, is taken as public"
+)
+UNCONDITIONAL = "of a model that is conditional on nothing: one that is conditional on a label can reveal far more"
+
+Value = TypeVar("Value", bound=np.generic)
+
+SIGNAL = 1e-3  # abar_T above which the schedule counts as one that stops before pure noise
+BATCH = 50_000  # distinct rows whose similarities are computed together
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReleasedRows:
+    """What is given away, and how the bound on it is computed."""
+
+    kernel: Kernel
+    """The model's noise."""
+    epsilon: float = 1.0
+    """At which delta is stated; pDP's, not the ledger's."""
+    samples: int = 1
+    """m, generated rows that are released; of a conditional model m_y, the same for every label."""
+    by_label: tuple[int, ...] = ()
+    """m_y of the labels 0, 1, ..., in place of `samples`; empty: not given."""
+    step: int = 0
+    """T_rl, the step at which the rows are taken; 0 releases clean ones."""
+    condition: Condition = "relaxed"
+    """How the radius is found: theorem (Eq. 9) or relaxed (Eq. 27 and Algorithm 2)."""
+    proved: bool = False
+    """Use A_t as it is proved (Lemma A.5), not the larger one that Eq. 8 prints."""
+
+    def __post_init__(self) -> None:
+        check(self.epsilon, (self.samples, *self.by_label), self.condition)
+        if not 0 <= self.step <= self.kernel.steps:
+            raise ValueError(f"step must be in 0..{self.kernel.steps}, got {self.step}")
+
+    @property
+    def steps(self) -> range:
+        """The steps that leak: T_rl + 1 .. T."""
+        return range(self.step + 1, self.kernel.steps + 1)
+
+    @property
+    def price(self) -> float:
+        """delta per nat of one row's symmetric KL divergence (Lemma A.1): m / (eps (1 - e^-eps))."""
+        return self.samples / (self.epsilon * -math.expm1(-self.epsilon))
+
+    def of_label(self, label: int) -> ReleasedRows:
+        """What is given away of one label's model."""
+        return replace(self, samples=self.by_label[label], by_label=()) if self.by_label else self
+
+
+def check(epsilon: float, samples: Sequence[int], condition: str) -> None:
+    """Raises ValueError unless epsilon is positive, each number of samples too, and the condition a `Condition`."""
+    if not (epsilon > 0 and math.isfinite(epsilon)):
+        raise ValueError(f"epsilon must be a positive number, got {epsilon}")
+    if fewest := [m for m in samples if m < 1]:
+        raise ValueError(f"samples must be at least 1, got {fewest[0]}")
+    check_one_of("condition", condition, get_args(Condition))
+
+
+def caveats(release: ReleasedRows, *, conditional: bool = False) -> tuple[str, ...]:
+    """CAVEATS, what the model is conditional on, and a warning where generation starts from other noise than the
+    schedule ends with."""
+    found = (*CAVEATS, CONDITIONAL if conditional else UNCONDITIONAL)
+    left = float(release.kernel.abar[-1])
+    if left <= SIGNAL:
+        return found
+    return (
+        *found,
+        f"the schedule keeps {left:.2g} of the signal at T, but generation starts from pure noise: what the model "
+        "leaks because of that is not included, and can exceed the bound",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Audit:
+    """The bound of each distinct row; `index` says which one a record is. The steps are `ReleasedRows.steps`."""
+
+    delta: Floats
+    """(u,) bound on delta; inf where it is, and useless from 1 on."""
+    terms: Floats
+    """(u, steps) what each step adds to delta."""
+    leak: Floats
+    """(u, steps) n / s^psi_t: the largest symmetric KL divergence of the step, wherever the chain may be."""
+    psi: Floats
+    """(u, steps) psi_t; nan for s = 1."""
+    radius: Ints
+    """(u, steps) Hamming radius (1 + c_t) eta_t of the ball around the record."""
+    similarity: Floats
+    """(u, steps) Sim(v*, V_1)."""
+    overlap: Floats
+    """(u,) mean share of columns that agree with another record."""
+    alone: Ints
+    """(u,) the first column whose value no other record has (of its label, where there are labels), else -1; n where
+    no other record has the label."""
+    index: Ints
+    """(records,) distinct row of each audited record."""
+
+    def of_records(self, values: NDArray[Value]) -> NDArray[Value]:
+        """One of the arrays above, per audited record in the table's order."""
+        return values[self.index]
+
+
+def audit(
+    table: Ints,
+    release: ReleasedRows,
+    *,
+    labels: Ints | None = None,
+    records: Ints | None = None,
+    progress: OnProgress | None = None,
+) -> Audit:
+    """Theorem 1 for all records of a (s + 1, n) table of categories 0 .. k - 1, or for those at the given row numbers.
+
+    labels (s + 1,) int64 are those of a model that is conditional on them: each record is bounded within the rows of
+    its label. None: the model is conditional on nothing, and all rows are one group. Raises ValueError for a table that
+    is none, has fewer than two rows, or values that the kernel does not know, and for labels that do not fit.
+    """
+    check_table(table)
+    column, largest = int(np.argmax(table.max(axis=0))), int(table.max())
+    if largest >= release.kernel.categories:
+        raise ValueError(
+            f"column {column} has values up to {largest}, but the kernel has {release.kernel.categories} categories"
+        )
+    asked = np.arange(len(table)) if records is None else _checked(records, len(table))
+    groups = _groups(labels, len(table), release)
+    parts: list[Audit] = []
+    index, before, done = np.empty(len(asked), dtype=np.int64), 0, 0
+    for label in np.unique(groups[asked]):
+        rows, mine = np.flatnonzero(groups == label), np.flatnonzero(groups[asked] == label)
+        at, told = np.searchsorted(rows, asked[mine]), _share(progress, done, mine, asked)
+        found = _of_group(table[rows], release.of_label(int(label)), at, told)
+        index[mine] = found.index + before
+        parts, before, done = [*parts, found], before + len(found.delta), done + len(mine)
+    return replace(_joined(parts), index=index)
+
+
+def _of_group(table: Ints, release: ReleasedRows, records: Ints, progress: OnProgress | None) -> Audit:
+    """The records at these row numbers of a table that a model was trained on by itself."""
+    if len(table) == 1:
+        return _alone(table.shape[1], release, records)
+    data = distinct(table)
+    audited, index = np.unique(data.index[records], return_inverse=True)
+    counted = histograms(data, audited, progress)
+    parts = [bounds(_part(counted, start), release) for start in range(0, len(audited), BATCH)]
+    return replace(_joined(parts), index=index.reshape(-1))
+
+
+def _alone(n: int, release: ReleasedRows, records: Ints) -> Audit:
+    """Of the only record of a label: without it there is no model of that label, so every step tells of it."""
+    told = np.array([[math.inf if release.kernel.change(t, proved=release.proved) else 0.0 for t in release.steps]])
+    none = np.zeros_like(told)
+    return Audit(
+        delta=told.sum(axis=1),
+        terms=told,
+        leak=told,
+        psi=np.full_like(told, np.nan),
+        radius=np.full(told.shape, n),
+        similarity=none,
+        overlap=np.zeros(1),
+        alone=np.array([n]),
+        index=np.zeros(len(records), dtype=np.int64),
+    )
+
+
+def bounds(counted: Histograms, release: ReleasedRows) -> Audit:
+    """Algorithm 1 for the records of these histograms, whatever the table was."""
+    kernel, (u, n) = release.kernel, counted.sharing.shape[:2]
+    within = np.cumsum(counted.near, axis=1, dtype=np.int64)
+    s = int(within[0, -1])
+    shape = (u, len(release.steps))
+    terms, leak, similarity, ball = np.zeros(shape), np.zeros(shape), np.zeros(shape), np.zeros(shape, dtype=np.int64)
+    for column, t in enumerate(release.steps):
+        similarity[:, column] = counted.near @ kernel.blur[t] ** np.arange(n + 1)
+        change = kernel.change(t, proved=release.proved)
+        if change == 0:
+            continue
+        leak[:, column] = change * _logs(counted.sharing, similarity[:, column], kernel, t)
+        ball[:, column] = radius(within, leak[:, column], kernel, t, release.condition, change=change)
+        inside = np.take_along_axis(within, ball[:, column : column + 1], axis=1)[:, 0]
+        rest = n * (1 - kernel.blur[t - 1]) / s**2
+        terms[:, column] = release.price * (np.minimum(4 * inside / s, 1) * leak[:, column] + rest)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        psi = (math.log(n) - np.log(leak)) / np.log(s)
+    sharers = counted.sharing.sum(axis=2)
+    return Audit(
+        delta=terms.sum(axis=1),
+        terms=terms,
+        leak=leak,
+        psi=psi if s > 1 else np.full(shape, np.nan),
+        radius=ball,
+        similarity=similarity,
+        overlap=(counted.near @ np.arange(n, -1, -1)) / (n * s),
+        alone=np.where((sharers == 0).any(axis=1), np.argmax(sharers == 0, axis=1), -1),
+        index=np.arange(u),
+    )
+
+
+def _logs(sharing: Counts, similarity: Floats, kernel: Kernel, t: int) -> Floats:
+    """Eq. 8 without A_t: sum_i ln(1 + B_t / (Rbar_{t-1}^2 Sim_i + Sim + 1)) / (1 + Sim), (u,)."""
+    like = sharing @ kernel.blur[t] ** np.arange(sharing.shape[2])
+    with np.errstate(divide="ignore"):
+        logs = np.log1p(kernel.clear[t - 1] / (like + kernel.blur[t - 1] ** 2 * (similarity[:, None] + 1)))
+    return np.asarray(logs.sum(axis=1) / (1 + similarity))
+
+
+def _part(counted: Histograms, start: int) -> Histograms:
+    end = start + BATCH
+    return Histograms(near=counted.near[start:end], sharing=counted.sharing[start:end])
+
+
+def _joined(parts: Sequence[Audit]) -> Audit:
+    """All distinct rows of these in turn; `index` is the caller's to set."""
+    return Audit(**{f.name: np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(Audit)})
+
+
+def _share(progress: OnProgress | None, done: int, mine: Ints, asked: Ints) -> OnProgress | None:
+    """Progress of a group of records, told as that of all."""
+    return None if progress is None else lambda part: progress((done + part * len(mine)) / len(asked))
+
+
+def _groups(labels: Ints | None, rows: int, release: ReleasedRows) -> Ints:
+    if labels is None:
+        if release.by_label:
+            raise ValueError("by_label is for a conditional model: the audit needs labels")
+        return np.zeros(rows, dtype=np.int64)
+    if labels.shape != (rows,) or not np.issubdtype(labels.dtype, np.integer):
+        raise ValueError(
+            f"labels must be whole numbers, one for each of {rows} rows, got {labels.dtype} {labels.shape}"
+        )
+    if release.by_label and not (labels.min() >= 0 and labels.max() < len(release.by_label)):
+        raise ValueError(f"by_label has rows for the labels 0..{len(release.by_label) - 1}, got {labels.max()}")
+    return labels
+
+
+def _checked(records: Ints, rows: int) -> Ints:
+    if not len(records) or records.min() < 0 or records.max() >= rows:
+        raise ValueError(f"records must be row numbers in 0..{rows - 1}, at least one")
+    return records

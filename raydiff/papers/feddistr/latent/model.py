@@ -1,0 +1,268 @@
+"""A frozen latent diffusion model: what FedDistr's clients share, and fit nothing but a prompt's last word to.
+
+Shapes: images (N, C, H, W) on [-1, 1]; latents z (B, c, h, w), scaled to a deviation of about 1; t (B,) in 1..T; the
+word v (B, width), or (B, L, width) for L words. The condition of the denoiser is [p; v], p the frozen prefix.
+
+References: FedDistr (arXiv 2410.12530), Eqs. 10 and 12; Rombach et al. 2022 (latent diffusion, arXiv 2112.10752); Ho &
+Salimans 2022 (guidance, arXiv 2207.12598); Gal et al. 2022 (textual inversion, arXiv 2208.01618).
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from raydiff import tree
+from raydiff.models.ddpm import denoise, device, going_on, noised
+from raydiff.models.networks import Shape
+from raydiff.papers.feddistr.latent import folder as folders
+from raydiff.tree import Params
+
+Prediction = Literal["epsilon", "v_prediction"]
+
+PIXELS = 2**18
+"""Of the pictures in one forward pass where nothing is trained: bounds memory."""
+MODES = {1: "grey", 3: "rgb"}
+NO_MODEL = "names no latent diffusion model: give a folder or owner/name of the hub; raydiff pretrain"
+
+
+@dataclass(frozen=True, eq=False)
+class LatentDiffusion:
+    """Auto-encoder, conditional denoiser and the frozen part of its prompt. Nothing here is ever trained."""
+
+    vae: nn.Module
+    """diffusers' AutoencoderKL."""
+    unet: nn.Module
+    """diffusers' UNet2DConditionModel."""
+    prefix: Tensor
+    """(P, width): tokens of the frozen prompt p, "a photo of"; P may be 0."""
+    empty: Tensor
+    """(Q, width), Q >= 1: tokens of the empty prompt, for guidance."""
+    start: Tensor
+    """(width,): where every inversion starts. Public."""
+    abar: Tensor
+    """abar_0 .. abar_T, (T + 1,) float64."""
+    prediction: Prediction
+    """What the denoiser gives: the noise, or v = sqrt(abar) noise - sqrt(1 - abar) z."""
+    scaling: float
+    """Latents are (E(x) - shift) * scaling."""
+    shift: float
+    """See `scaling`."""
+    digest: str
+    """Hex SHA-256 over all weights and configs."""
+
+    @property
+    def timesteps(self) -> int:
+        """T."""
+        return len(self.abar) - 1
+
+    @property
+    def width(self) -> int:
+        """Numbers in a word."""
+        return len(self.start)
+
+    def check(self, shape: Shape) -> None:
+        """Raises ValueError where pictures of this shape (C, H, W) do not fit."""
+        config: Any = self.vae.config
+        if shape[0] != config.in_channels:
+            wanted = MODES.get(config.in_channels)
+            remedy = f": set data.colour={wanted}" if wanted else ""
+            raise ValueError(f"the latent model's pictures have {config.in_channels} channels, not {shape[0]}{remedy}")
+        factor = self._factor
+        if shape[1] % factor or shape[2] % factor:
+            says = f"the latent model halves pictures {factor.bit_length() - 1} times, so height and width must be"
+            raise ValueError(f"{says} divisible by {factor}, got {shape[1]}x{shape[2]}: set data.size")
+
+    def latent_shape(self, shape: Shape) -> Shape:
+        """(c, h, w) of the latents of pictures of this shape (C, H, W)."""
+        config: Any = self.vae.config
+        return config.latent_channels, shape[1] // self._factor, shape[2] // self._factor
+
+    @torch.no_grad()
+    def encode(self, images: Tensor) -> Tensor:
+        """The posterior's mean, scaled: Eq. 10. (N, C, H, W) -> (N, c, h, w). Raises ValueError as `check` does."""
+        self.check((images.shape[1], images.shape[2], images.shape[3]))
+        vae = _there(self.vae)
+        return _chunked(
+            lambda x: (vae.encode(x).latent_dist.mean - self.shift) * self.scaling, images, images[0, 0].numel()
+        )
+
+    @torch.no_grad()
+    def decode(self, latents: Tensor) -> Tensor:
+        """The pictures, clamped to [-1, 1]: (N, c, h, w) -> (N, C, H, W)."""
+        vae = _there(self.vae)
+        pixels = latents.shape[2] * latents.shape[3] * self._factor**2
+        return _chunked(lambda z: vae.decode(z / self.scaling + self.shift).sample.clamp(-1, 1), latents, pixels)
+
+    def predict(self, z_t: Tensor, t: Tensor, v: Tensor) -> Tensor:
+        """The noise in z_t given [p; v], (B, c, h, w); differentiable in v and z_t."""
+        where = device()
+        v = v.to(where)
+        words = v.unsqueeze(1) if v.dim() == 2 else v
+        condition = torch.cat([self.prefix.to(where).expand(len(v), -1, -1), words], dim=1)
+        return self._noise(z_t.to(where), t.to(where), condition).cpu()
+
+    def draws(self, count: int, shape: Shape, rng: torch.Generator) -> Params:
+        """The random part of one step on latents of this shape (c, h, w): t ~ Uniform{1..T} (B,), z ~ N(0, I)."""
+        t = torch.randint(1, self.timesteps + 1, (count,), generator=rng)
+        return {"t": t, "z": torch.randn(count, *shape, generator=rng)}
+
+    def loss(self, v: Tensor, latents: Tensor, draws: Params) -> Tensor:
+        """||eps - eps_theta(sqrt(abar_t) z + sqrt(1 - abar_t) eps, t, [p; v])||^2 of each row, per entry of the latent:
+        Eq. 12, (B,)."""
+        where = device()
+        eps = draws["z"].to(where)
+        z_t = noised(latents.to(where), eps, self.abar, draws["t"].to(where))
+        return (eps.cpu() - self.predict(z_t, draws["t"], v)).square().mean(dim=(1, 2, 3))
+
+    def sample(self, v: Tensor, rng: torch.Generator, *, shape: Shape, steps: int, guidance: float) -> Tensor:
+        """One picture of shape (C, H, W) per word: DDIM (eta = 0) in this many steps, then decoded.
+
+        The noise is eps_empty + guidance * (eps_v - eps_empty); at guidance 1 the condition alone is evaluated.
+        """
+        self.check(shape)
+        latent = self.latent_shape(shape)
+
+        @torch.no_grad()
+        def z_theta(z_t: Tensor, t: Tensor, words: Tensor) -> Tensor:
+            given = self.predict(z_t, t, words)
+            if guidance == 1:
+                return given
+            where = device()
+            empty = self.empty.to(where).expand(len(z_t), -1, -1)
+            without = self._noise(z_t.to(where), t.to(where), empty).cpu()
+            return without + guidance * (given - without)
+
+        z = torch.randn(len(v), *latent, generator=rng)  # It is drawn for all, so that chunks change no draw.
+        at_once = max(1, PIXELS // (shape[1] * shape[2]))
+        parts = [
+            denoise(
+                z_theta, part, labels=words, abar=self.abar, start=self.timesteps, sampler="ddim", steps=steps, rng=rng
+            )
+            for part, words in zip(z.split(at_once), v.detach().split(at_once), strict=True)
+        ]
+        return self.decode(torch.cat(parts))
+
+    @property
+    def _factor(self) -> int:
+        config: Any = self.vae.config
+        return int(2 ** (len(config.block_out_channels) - 1))
+
+    def _noise(self, z_t: Tensor, t: Tensor, condition: Tensor) -> Tensor:
+        out: Tensor = _there(self.unet)(z_t, t - 1, encoder_hidden_states=condition).sample  # diffusers counts from 0
+        if self.prediction == "epsilon":
+            return out
+        abar = self.abar.to(out.device)[t].to(out.dtype).view(-1, 1, 1, 1)
+        return abar.sqrt() * out + (1 - abar).sqrt() * z_t
+
+
+def _there(module: nn.Module) -> Any:
+    """The module, moved to where tensors are computed. Not before it is used: who asks for its shapes alone, such as
+    the driver of a sweep, takes no memory on a GPU that is the trials'."""
+    first = next(module.parameters(), None)
+    if first is not None and first.device.type != device().type:
+        module.to(device())
+    return module
+
+
+def _chunked(call: Callable[[Tensor], Tensor], x: Tensor, pixels: int) -> Tensor:
+    """`call` on parts of x, each of `PIXELS` in all where a record has this many; the results on the CPU."""
+    return torch.cat([call(part.to(device())).cpu() for part in going_on(x.split(max(1, PIXELS // pixels)))])
+
+
+def load(name: str) -> LatentDiffusion:
+    """The model in a folder, or owner/name of the hub, frozen; cached in the process.
+
+    Raises ValueError, in one sentence, where it is missing, damaged, pickled, or its parts do not go together.
+    """
+    return _load(folders.locate(name))
+
+
+@functools.lru_cache(maxsize=4)
+def _load(folder: Path) -> LatentDiffusion:
+    configs = folders.configs(folder)
+    prediction = configs["scheduler"].get("prediction_type", "epsilon")
+    if prediction not in get_args(Prediction):
+        known = ", ".join(get_args(Prediction))
+        raise ValueError(f"the scheduler in {folder} must have a prediction_type of {known}, got {prediction!r}")
+    abar = folders.betas_bar(configs["scheduler"], folder)
+    vae, unet = (folders.module(folder, part) for part in folders.MODULES)
+    tokens = folders.tokens(folder, encoder="text_encoder" in configs)
+    shapes: dict[str, Any] = {"vae": vae.config, "unet": unet.config}
+    latent, denoised = shapes["vae"].latent_channels, shapes["unet"].in_channels
+    if latent != denoised:
+        raise ValueError(f"the vae in {folder} has {latent} latent channels, but its unet takes {denoised}")
+    attended, width = shapes["unet"].cross_attention_dim, len(tokens["start"])
+    if attended != width:
+        raise ValueError(f"the tokens in {folder} are {width} wide, but its unet attends to a width of {attended}")
+    weights = {f"{part}/{k}": v for part, m in (("vae", vae), ("unet", unet)) for k, v in m.state_dict().items()}
+    return LatentDiffusion(
+        vae=vae,
+        unet=unet,
+        **tokens,
+        abar=abar,
+        prediction=prediction,
+        scaling=shapes["vae"].scaling_factor,
+        shift=shapes["vae"].shift_factor or 0.0,
+        digest=folders.digest(configs, {**weights, **tree.prefixed("tokens", tokens)}),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentModel:
+    """Which frozen latent diffusion model a trial uses."""
+
+    path: str = ""
+    """Its folder, or owner/name of the hub; raydiff pretrain makes one."""
+    digest: str = ""
+    """Digest of the model; filled in when an experiment is built."""
+    shape: Shape = (1, 8, 8)
+    """(channels, height, width) of a picture; filled in from the data."""
+    labels: tuple[int, ...] = (10,)
+    """Number of values of each condition; filled in from the data."""
+
+    def for_data(self, shape: Shape, labels: tuple[int, ...]) -> LatentModel:
+        """The same for pictures of this shape and these labels, found from any working directory.
+
+        Raises ValueError as `load` and `LatentDiffusion.check` do.
+        """
+        model = self.load()
+        model.check(shape)
+        there = Path(self.path).expanduser()
+        path = str(there.absolute()) if there.is_dir() else self.path
+        return replace(self, path=path, digest=model.digest, shape=shape, labels=labels)
+
+    @property
+    def folder(self) -> Path:
+        """Where the frozen model lies on this machine."""
+        return folders.locate(self.path)
+
+    def load(self) -> LatentDiffusion:
+        """The model. Raises ValueError as the function `load` does, and if it is not the one that was recorded."""
+        if not self.path:
+            raise ValueError(f"model.path {NO_MODEL} makes one of public records")
+        model = load(self.path)
+        if self.digest and model.digest != self.digest:
+            changed = f"{model.digest[:16]}, not the recorded {self.digest[:16]}"
+            raise ValueError(f"the latent diffusion model in {self.path} has changed since: its digest is {changed}")
+        return model
+
+
+def check_disjoint(name: str, images: Tensor) -> None:
+    """Raises ValueError where one of these client records (N, C, H, W) is a public picture that the model of this name
+    was trained on. A downloaded model, which does not tell of its pictures, has nothing to compare."""
+    path = folders.locate(name) / folders.PUBLIC
+    if not path.is_file():
+        return
+    public = frozenset(json.loads(path.read_text())["sha256"])
+    shared = [i for i, digest in enumerate(tree.digests(images)) if digest in public]
+    if shared:
+        says = "client records are also in the public data the latent model was trained on"
+        raise ValueError(f"{says}: {len(shared)} of {len(images)}, the first at place {shared[0]}")

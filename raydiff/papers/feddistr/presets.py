@@ -1,0 +1,174 @@
+"""Presets: one round of prompts against many rounds of weights, FedDistr's comparison."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from raydiff.data.datasets import Data
+from raydiff.data.partition import Entangled, Pooled
+from raydiff.evaluation.suite import Evaluation
+from raydiff.experiment.config import Experiment, Runtime
+from raydiff.experiment.overrides import override
+from raydiff.experiment.study import SEEDS, Arm, Choices, Study
+from raydiff.methods.fedavg import FedAvg
+from raydiff.methods.fedprox import FedProx
+from raydiff.methods.localonly import LocalOnly
+from raydiff.methods.moon import Moon
+from raydiff.methods.scaffold import Scaffold
+from raydiff.models.classifier import CNN, Classifier, ResNet18
+from raydiff.models.training import Training
+from raydiff.papers.feddistr.latent.model import LatentModel
+from raydiff.papers.feddistr.method import FedDistr
+from raydiff.privacy.client_level import ClientPrivacy
+
+BUDGETS = (10.0, 100.0, 1000.0, 10_000.0)
+"""Client-level epsilons: of the paper's noise none is known."""
+ROUNDS = (1, 10, 50)
+RATE = ("method.local.optimizer", "method.local.learning_rate")
+SLOW, FAST, FASTEST, ADAMW = ("sgd", 0.03), ("sgd", 0.3), ("sgd", 1.0), ("adamw", 1e-3)
+SPACES: dict[type, Choices] = {
+    FedAvg: {RATE: (SLOW, ("sgd", 0.1), FAST, FASTEST, ("adamw", 3e-4), ADAMW)},
+    FedProx: {
+        (*RATE, "method.mu"): (
+            *((*rate, 0.01) for rate in (SLOW, FAST, FASTEST, ADAMW)),
+            *(("sgd", 0.1, mu) for mu in (0.001, 0.1)),
+        )
+    },
+    Scaffold: {
+        (*RATE, "method.averaging.rate"): (
+            *((*rate, 1.0) for rate in (SLOW, FAST, FASTEST)),
+            *(("sgd", 0.1, rate) for rate in (0.5, 1.0)),
+            (*FAST, 0.5),
+        )
+    },
+    Moon: {
+        (*RATE, "method.mu"): (
+            *((*rate, 1.0) for rate in (SLOW, FAST, FASTEST, ADAMW)),
+            *(("sgd", 0.1, mu) for mu in (0.1, 5.0)),
+        )
+    },
+}
+"""Of the averaging methods, chosen by the arm of most rounds for all of a method's: six settings each."""
+PROMPTS: Choices = {
+    ("method.clusters", "method.least", "method.inversion.batch"): ((2, 10, 16), (6, 6, 8)),
+    "method.guidance": (1.0, 2.0),
+    "method.threshold": (0.5, 2.0),
+}
+"""Of FedDistr. Inversion costs most, and settings that agree in it share it."""
+
+
+def _feddistr(base: Experiment, *, clip: float, steps: int, batch: int, bounds: Training, rate: float = 1e-3) -> Study:
+    """FedDistr against the averaging methods on the same classifier after 1, 10 and 50 rounds of `steps` local steps,
+    against its upper bounds, and against noise. What is chosen for a method is chosen without noise, which asks for
+    other settings: arms with noise are as they are written here.
+    """
+    weights = {
+        "method.model": Classifier,
+        "method.local.batch": batch,
+        "method.local.learning_rate": rate,
+        "method.local.decay": "constant",
+    }
+    sgd = {"method.local.optimizer": "sgd", "method.local.learning_rate": float(f"{30 * rate:g}")}
+
+    def averaged(method: type, rounds: int, **more: Any) -> Arm:
+        of = {"method": method, **weights, "method.rounds": rounds, "method.local.steps": rounds * steps}
+        space = SPACES[method] if rounds == ROUNDS[-1] and not more else {}
+        return Arm(changes={**of, **(sgd if method is Scaffold else {}), **more}, space=space, as_written=bool(more))
+
+    alone = {"method": LocalOnly, **weights, "partition": Pooled, "clients": 1}
+    central = {
+        "method.local.steps": bounds.steps,
+        "method.local.batch": bounds.batch,
+        "method.local.decay": bounds.decay,
+    }
+    private = {"method.averaging.privacy": ClientPrivacy}
+    beside = (
+        *(averaged(m, r) for m in (FedAvg, FedProx, Scaffold, Moon) for r in ROUNDS),
+        Arm(changes={**alone, **central}),
+        Arm(changes={"method.upload": "latents"}),
+        Arm(changes={"partition": Pooled, "clients": 1}),
+        *(Arm(changes={"method.epsilon": e, "method.clip": clip}, as_written=True) for e in BUDGETS),
+        *(averaged(FedAvg, 50, **private, **{"method.averaging.privacy.epsilon": e}) for e in BUDGETS),
+    )
+    return Study(experiment=base, grid={"seed": SEEDS, "partition.xi": (0.0, 0.385)}, beside=beside, space=PROMPTS)
+
+
+def feddistr_digits() -> Study:
+    """FedDistr on digits in five superclasses of two, five clients; its latent model is made first, by
+
+    raydiff pretrain --data.public 500 --data.validation 200 --data.calibration 10 --data.test 400 \
+        --out ~/raydiff/latent-digits
+
+    The settings here are those of before `raydiff tune`: what it has chosen is in tuned/feddistr-digits.json.
+    """
+    bounds = Training(steps=1000, batch=64, learning_rate=1e-3)
+    method = FedDistr(
+        model=LatentModel(path="~/raydiff/latent-digits"),
+        clusters=2,
+        least=10,
+        threshold=2.0,  # public records: .9 between prompts that say the same, 3.1 between others; their norm is 2.1
+        classifier=Classifier(network=CNN()),
+        training=bounds,
+    )
+    base = Experiment(
+        method=method,
+        data=Data(name="digits", superclasses="pairs", public=500, validation=200, calibration=10, test=400),
+        clients=5,
+        partition=Entangled(xi=0.0),
+        evaluation=Evaluation(distance="none", attack=False, clients=1),
+        runtime=Runtime(workers=1),
+    )
+    return _feddistr(base, clip=2.1, steps=20, batch=32, bounds=bounds)
+
+
+def feddistr_mnist() -> Study:
+    """The same on MNIST at 14x14; its latent model is made first, by
+
+    raydiff pretrain --data.name mnist --data.size 14 --data.public 10000 --data.train 6400 \
+        --data.validation 1000 --data.calibration 10 --data.test 2000 --out ~/raydiff/latent-mnist14
+    """
+    study = feddistr_digits()
+    changes = {
+        "data": Data(
+            name="mnist",
+            size=14,
+            superclasses="pairs",
+            train=6400,
+            public=10_000,
+            validation=1000,
+            calibration=10,
+            test=2000,
+        ),
+        "method.model.path": "~/raydiff/latent-mnist14",
+    }
+    return replace(study, experiment=override(study.experiment, changes))
+
+
+def feddistr_cifar100() -> Study:
+    """The paper's CIFAR-100: ten superclasses of two classes each, ResNet-18; for a GPU, with a latent model of your
+    own (`--method.model.path`: a folder, or owner/name of the hub)."""
+    bounds = Training(steps=4000, batch=128, learning_rate=1e-3)
+    base = override(
+        feddistr_digits().experiment,
+        {
+            "data": Data(
+                name="cifar100", superclasses="cifar100-10x2", public=200, validation=200, calibration=0, test=400
+            ),
+            "method.model.path": "",
+            "method.inversion": Training(steps=500, batch=12, learning_rate=0.02),
+            "method.images": 4000,
+            "method.steps": 50,
+            "method.guidance": 10.0,
+            "method.classifier.network": ResNet18(),
+            "method.training": bounds,
+            "runtime": Runtime(workers=1, gpu_per_worker=0.5, gpu_server=0.5),
+        },
+    )
+    study = _feddistr(base, clip=10.0, steps=50, batch=128, bounds=bounds)
+    grid = {**study.grid, "clients": (5, 10, 20), "partition.xi": (0.0, 0.003, 0.057, 0.385)}
+    resnet = {"method.model.network": ResNet18}
+    beside = tuple(
+        replace(a, changes={**a.changes, **resnet}) if "method.model" in a.changes else a for a in study.beside
+    )
+    return replace(study, grid=grid, beside=beside)

@@ -1,0 +1,177 @@
+"""FedDistr's server: prompts of several clients become one pool, each base distribution in it once.
+
+Clients' prompts are matched one client after the other against the pool as it is then, within each label, by the
+Kuhn-Munkres algorithm on their distances (Eq. 13). A pair nearer than the threshold is parallel: the vector with more
+records behind it stays. What has no such partner is orthogonal, and is appended.
+
+Shapes: m prompts of a client, P in the pool: vectors (., width) float32, labels and counts (.,) int64.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from raydiff import tree
+from raydiff.federated.method import Denoiser
+from raydiff.papers.feddistr.latent.model import LatentDiffusion
+from raydiff.tree import Params
+
+HALVES = 200  # public records of each label in each half from which a threshold is taken, at most
+
+
+@dataclass(frozen=True, eq=False)
+class Prompts:
+    """Vectors, each with its label and the number of records behind it."""
+
+    vectors: Tensor
+    """(m, width)."""
+    labels: Tensor
+    """(m,)."""
+    counts: Tensor
+    """(m,)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Pool:
+    """The server's prompts, and where they are from."""
+
+    prompts: Prompts
+    """The vectors that stayed; counts are of the records behind all that were merged."""
+    largest: Tensor
+    """(P,): the records behind the vector that stayed."""
+    members: Tensor
+    """(U, 3) int64: for each prompt that was sent its client, its place in the client's upload, its row in the pool."""
+
+    @classmethod
+    def empty(cls, width: int) -> Pool:
+        """Nothing yet."""
+        none = torch.empty(0, dtype=torch.int64)
+        return cls(Prompts(torch.empty(0, width), none, none), none, torch.empty(0, 3, dtype=torch.int64))
+
+    def with_prompts(self, client: int, sent: Prompts, *, threshold: float) -> Pool:
+        """The pool after this client's prompts."""
+        pool, size = self.prompts, len(self.prompts.labels)
+        vectors, counts, largest = pool.vectors.clone(), pool.counts.clone(), self.largest.clone()
+        partner = match(sent, pool, threshold=threshold)
+        fresh = torch.nonzero(partner < 0)[:, 0]
+        row = partner.clone()
+        row[fresh] = torch.arange(size, size + len(fresh))
+        for i in torch.nonzero(partner >= 0)[:, 0].tolist():
+            p = int(partner[i])
+            counts[p] += sent.counts[i]
+            if sent.counts[i] > largest[p]:  # On a tie the earlier client's vector stays.
+                vectors[p], largest[p] = sent.vectors[i], sent.counts[i]
+        merged = Prompts(
+            torch.cat([vectors, sent.vectors[fresh]]),
+            torch.cat([pool.labels, sent.labels[fresh]]),
+            torch.cat([counts, sent.counts[fresh]]),
+        )
+        places = torch.stack([torch.full_like(row, client), torch.arange(len(row)), row], dim=1)
+        return Pool(merged, torch.cat([largest, sent.counts[fresh]]), torch.cat([self.members, places]))
+
+    def to_params(self) -> Params:
+        """As leaves of the server's state."""
+        return {**vars(self.prompts), "largest": self.largest, "members": self.members}
+
+    @classmethod
+    def from_params(cls, params: Params) -> Pool:
+        """The inverse of `to_params`."""
+        prompts = Prompts(params["vectors"], params["labels"], params["counts"])
+        return cls(prompts, params["largest"], params["members"])
+
+
+def match(sent: Prompts, pool: Prompts, *, threshold: float) -> Tensor:
+    """(m,) int64: for each prompt that was sent its partner in the pool, or -1.
+
+    The assignment of least total distance (Eq. 13) where going without a partner costs the threshold, within each
+    label. So it is not forced to spend a near pair to give every prompt some partner.
+    """
+    from scipy.optimize import linear_sum_assignment  # half a second and more: only where it is used
+
+    partner = torch.full((len(sent.labels),), -1)
+    for label in sent.labels.unique().tolist():
+        ours, theirs = (torch.nonzero(p.labels == label)[:, 0] for p in (sent, pool))
+        distances = torch.cdist(sent.vectors[ours].double(), pool.vectors[theirs].double())
+        rows, columns = linear_sum_assignment(distances.clamp_max(threshold).numpy())
+        near = distances[rows, columns] < threshold
+        partner[ours[rows][near]] = theirs[columns][near]
+    return partner
+
+
+def threshold_between(one: Prompts, other: Prompts) -> tuple[float, float, float]:
+    """(threshold, distance of prompts that say the same, distance of those that do not) from two uploads on halves of
+    one set, in which every prompt has its partner: medians, and the middle between them.
+
+    The same: the pairs of the best assignment. Not the same: all other pairs of one label, or of any where labels have
+    one prompt each.
+    """
+    partner = match(one, other, threshold=torch.inf)
+    distances = torch.cdist(one.vectors.double(), other.vectors.double())
+    matched = torch.zeros(distances.shape, dtype=torch.bool)
+    matched[torch.arange(len(partner))[partner >= 0], partner[partner >= 0]] = True
+    alike = one.labels[:, None] == other.labels[None]
+    apart = ~matched & alike if bool((~matched & alike).any()) else ~matched
+    if not bool(matched.any() and apart.any()):
+        raise ValueError("a threshold needs at least two public prompts: give method.threshold")
+    same, different = float(distances[matched].median()), float(distances[apart].median())
+    return (same + different) / 2, same, different
+
+
+def halves(classes: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Positions of two disjoint random halves, each with the same number of every class, at most `HALVES`."""
+    halves: tuple[list[Tensor], list[Tensor]] = ([], [])
+    for c in classes.unique().tolist():
+        rows = torch.nonzero(classes == c)[:, 0]
+        rows = rows[torch.randperm(len(rows), generator=rng)]
+        n = min(len(rows) // 2, HALVES)
+        for half, own in zip(halves, rows[: 2 * n].split(max(n, 1)), strict=False):
+            half.append(own)
+    return torch.cat(halves[0]), torch.cat(halves[1])
+
+
+def shares(counts: Tensor, images: int) -> Tensor:
+    """(n,) rows, each repeated in proportion to its count, at least once; n is `images` to within rounding."""
+    each = (counts.double() * images / counts.sum()).round().long().clamp_min(1)
+    return torch.arange(len(counts)).repeat_interleave(each)
+
+
+def drawn(model: LatentDiffusion, prompts: Prompts, labels: Tensor, rng: torch.Generator) -> Tensor:
+    """(n, width): for each of these labels (n, K) a prompt of its class, drawn by the records behind it; the public
+    start for a class of which nobody sent one."""
+    weights = (prompts.labels[None] == labels[:, :1]) * prompts.counts.double()
+    weights = torch.cat([weights, (weights.sum(1, keepdim=True) == 0).double()], dim=1)
+    rows = torch.multinomial(weights, 1, generator=rng)[:, 0]
+    return torch.cat([prompts.vectors, model.start[None]])[rows]
+
+
+def denoisers(model: LatentDiffusion, prompts: Prompts, classes: int) -> tuple[Denoiser, ...]:
+    """The frozen denoiser with the first prompt of each class, with the second, ...; a class that has fewer begins
+    again, and one that has none has the public start."""
+    rows = [torch.nonzero(prompts.labels == label)[:, 0] for label in range(classes)]
+    vectors = torch.cat([prompts.vectors, model.start[None]])
+
+    def denoiser(k: int) -> Denoiser:
+        chosen = torch.stack([vectors[own[k % len(own)] if len(own) else -1] for own in rows])
+        return lambda z_t, t, labels: model.predict(z_t, t, chosen[labels[:, 0]])
+
+    return tuple(denoiser(k) for k in range(max(map(len, rows))))
+
+
+def table(pool: Pool) -> tuple[list[str], list[list[str]]]:
+    """(columns, rows) of the pool with its provenance, as text: one row per prompt."""
+    from_whom: dict[int, list[str]] = {}
+    for client, place, row in pool.members.tolist():
+        from_whom.setdefault(row, []).append(f"{client}:{place}")
+    prompts = pool.prompts
+    rows = [
+        [str(p), str(int(prompts.labels[p])), str(int(prompts.counts[p])), " ".join(from_whom[p]), _norm(prompts, p)]
+        for p in range(len(prompts.labels))
+    ]
+    return ["prompt", "label", "records", "client:place", "norm"], rows
+
+
+def _norm(prompts: Prompts, p: int) -> str:
+    return f"{tree.norm({'v': prompts.vectors[p]}):.4f}"

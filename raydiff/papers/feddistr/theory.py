@@ -1,0 +1,302 @@
+"""FedDistr's theory (arXiv 2410.12530, section 3.2 and appendix C) where the truth is known.
+
+Base distribution i is a normal distribution with unknown mean mu_i, truncated to an interval of length b - a around it,
+as in appendix C.1. Clients know from which base a record is and send each base's sample mean; the server keeps, of each
+base, the mean over most records (section 4.3). The model is one number per base, the loss f(w, z) = |w_i - z| for a z
+of base i: 1-Lipschitz, and least at the median, which here is the mean. So with delta_i the error of the mean kept,
+
+    eps_u = sum_i (share of base i) E(|T - delta_i| - |T|),   T ~ the base less its mean    (Eq. 4)
+
+exactly. Other Lipschitz constants L are other units: they enter as L (b - a). Where the paper disagrees with
+itself, or with this setting:
+
+- Theorem 1 (Eq. 8) has the exponent -2 min_k n_k eps^2; the appendix states -min_k n_k eps^2 / (2 L^2), and its proof
+  divides by (a - b)^2 as well. The first two depend on the units of f.
+- Theorem 1's proof gives a client with several bases all its n_k records for each of them. At xi = 0 Theorem 2 has
+  n / m where Theorem 1 has n / K; they agree for one base per client. The average over clients (Eq. 7 of the appendix)
+  is said to have the probability of one of them: a union over clients, a factor K, is missing.
+- Theorem 2 drops (a - b)^2 too. The text says that its probability is one at xi = 0; it is 1 - 2 exp(-n eps^2 / (2 m)).
+  Its proof prints m / n for n / m.
+- Lemma 2 needs an S-hat that is S shifted by the error. Read literally, with the sample mean in the place of the
+  parameter mu of phi(mu, sigma, a, b), it is false: see `literal_limit`.
+- Lemma 3 must have <= xi. Its vectors have length one and sum to one over the clients in each base: as
+  sum_i sum_k a_ik^2 = K and sum_i sum_k a_ik = m, the inner products of the K (K - 1) ordered pairs sum to m - K, so
+  that xi is at least (m - K) / (K (K - 1)), and xi < 1 / (K - 1)^2 leaves m = K and m = K + 1 (or K = 1). Theorem 2's
+  proof is about no other federation. For Definition 1's cosine Lemma 3 is false (`one_shared`); with xi m / K for xi it
+  is true, since the vectors of shares have squared length m / K at most (`dominant_share`).
+
+Shapes: K clients, m base distributions, R repetitions, E values of epsilon. All in float64.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from raydiff.data import entangled
+from raydiff.formats.plots import panels, save
+from raydiff.papers.theory_tables import Rows, bracket, grid
+from raydiff.seeding import generator
+
+CHUNK = 4_000_000  # records drawn at once
+CLIENTS, RECORDS, XIS = (5, 10, 20), (10, 50), (0.0, 0.003, 0.057, 0.385)
+WIDTHS = (1.0, 100.0)  # b - a, in the picture
+ALL_WIDTHS = torch.logspace(-1, 4, 101, dtype=torch.float64)
+EPS = torch.logspace(-4, 4, 401, dtype=torch.float64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Base:
+    """A normal distribution truncated to `width` around its mean, less that mean."""
+
+    width: float = 1.0
+    """b - a."""
+    sigma: float = 0.25
+    """Standard deviation before truncation, as a share of the width."""
+
+    @property
+    def mass(self) -> float:
+        """What the normal distribution has on the interval."""
+        return math.erf(0.5 / self.sigma / math.sqrt(2))
+
+    def sample(self, *shape: int, rng: torch.Generator) -> Tensor:
+        """Draws of T."""
+        u = torch.rand(shape, dtype=torch.float64, generator=rng)
+        return torch.erfinv((2 * u - 1) * self.mass) * (math.sqrt(2) * self.sigma * self.width)
+
+    def cdf(self, t: Tensor) -> Tensor:
+        """Pr(T <= t), for |t| at most half the width."""
+        return (1 + torch.erf(t / (math.sqrt(2) * self.sigma * self.width)) / self.mass) / 2
+
+    def loss(self, delta: Tensor) -> Tensor:
+        """E(|T - delta| - |T|), the integral of 2 cdf - 1 from 0 to delta, for |delta| at most half the width."""
+        scale = self.sigma * self.width
+        x = delta / scale
+        normal = x * torch.erf(x / math.sqrt(2)) + math.sqrt(2 / math.pi) * torch.expm1(-x.square() / 2)
+        return scale * normal / self.mass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """A federation: m bases with equally many records, dealt by `raydiff.data.entangled`."""
+
+    clients: int
+    bases: int = 20
+    records: int = 100
+    """Of each base, of all clients together: the paper's n / m."""
+    xi: float = 0.0
+
+    def counts(self, rng: torch.Generator) -> Tensor:
+        """(K, m): records of each client by base."""
+        return entangled.shares(torch.full((self.bases,), self.records), self.clients, self.xi, rng=rng).T
+
+    @property
+    def fewest(self) -> float:
+        """min_k n_k; clients have as many records as each other."""
+        return self.records * self.bases / self.clients
+
+
+def utility_losses(counts: Tensor, base: Base, *, repetitions: int, rng: torch.Generator) -> Tensor:
+    """eps_u (R,) of the one-round algorithm for clients with `counts` (K, m).
+
+    Which estimate the server keeps depends on the counts alone, so the others are not drawn.
+    """
+    kept, share = counts.amax(0), counts.sum(0) / counts.sum()
+    total = torch.zeros(repetitions, dtype=torch.float64)
+    for n, weight in zip(kept.tolist(), share.tolist(), strict=True):
+        step = max(1, CHUNK // n)
+        means = [base.sample(len(part), n, rng=rng).mean(1) for part in total.split(step)]
+        total += weight * base.loss(torch.cat(means))
+    return total
+
+
+def theorem1(fewest: float, eps: Tensor, *, width: float | None) -> Tensor:
+    """Theorem 1's lower bound on Pr(eps_u <= eps), (E,), for L = 1: Eq. 8, or, given b - a, the appendix's proof's."""
+    exponent = 2.0 if width is None else 1 / (2 * width**2)
+    return 1 - 2 * torch.exp(-exponent * fewest * eps.square())
+
+
+def theorem2(setting: Setting, eps: Tensor) -> Tensor:
+    """Theorem 2's lower bound (Eq. 9), (E,), for L = 1.
+
+    Above xi = 1 / (K - 1)^2, where the theorem does not apply, the formula is below -1.
+    """
+    kept = 1 - (setting.clients - 1) * math.sqrt(setting.xi)
+    return 1 - 2 * torch.exp(-kept * setting.records * eps.square() / 2)
+
+
+def probability(losses: Tensor, eps: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Pr(eps_u <= eps), (E,), from losses (R,): the share, and the exact 95 % interval of Clopper and Pearson."""
+    from scipy.stats import beta
+
+    total = len(losses)
+    hits = torch.searchsorted(losses.sort().values, eps, right=True).double()
+    low = torch.from_numpy(beta.ppf(0.025, hits.numpy(), (total - hits + 1).numpy())).nan_to_num(0.0)
+    high = torch.from_numpy(beta.ppf(0.975, (hits + 1).numpy(), (total - hits).numpy())).nan_to_num(1.0)
+    return hits / total, low, high
+
+
+def promised(bound: Tensor, eps: Tensor) -> float:
+    """The smallest of eps (E,), ascending, at which `bound` (E,) reaches 0.95; infinite where it never does."""
+    reached = (bound >= 0.95).nonzero()
+    return float(eps[reached[0, 0]]) if len(reached) else math.inf
+
+
+def fails_from(losses: Tensor, setting: Setting, widths: Tensor, *, theorem: int) -> float:
+    """The smallest of the `widths` b - a, ascending, from which a theorem as printed is violated; infinite where none.
+
+    `losses` (R,) are those for b - a = 1: eps_u is proportional to it, and the printed bounds do not know it. Violated
+    is where the whole 95 % interval of Pr(eps_u <= eps) is below the bound, at some eps.
+    """
+    eps = losses.quantile(torch.linspace(0, 1, 201, dtype=torch.float64))
+    high = probability(losses, eps)[2]
+    for width in widths.tolist():
+        scaled = eps * width
+        bound = theorem1(setting.fewest, scaled, width=None) if theorem == 1 else theorem2(setting, scaled)
+        if (high < bound).any():
+            return float(width)
+    return math.inf
+
+
+# --- counter-examples ---
+
+
+def dominant_share(counts: Tensor) -> tuple[float, float, float, float]:
+    """Lemma 3 for clients with `counts` (K, m), each base with as many records as any other.
+
+    Returns xi (the largest coefficient of a pair), the least over bases of the largest client's share, and its lower
+    bounds: Lemma 3's 1 - (K - 1) sqrt(xi), and 1 - (K - 1) sqrt(xi m / K).
+    """
+    clients, bases = counts.shape
+    pairs = entangled.coefficients(counts)[~torch.eye(clients, dtype=torch.bool)]
+    xi, least = float(pairs.max()), float((counts.double() / counts.sum(0)).amax(0).min())
+    printed, proved = (1 - (clients - 1) * math.sqrt(x) for x in (xi, xi * bases / clients))
+    return xi, least, printed, proved
+
+
+def one_shared(clients: int, own: int) -> Tensor:
+    """(K, K own + 1): each client has `own` bases to itself, and all share one evenly: xi = 1 / (1 + K^2 own)."""
+    alone = torch.eye(clients, dtype=torch.int64).repeat_interleave(own, dim=1) * clients
+    return torch.cat([alone, torch.ones(clients, 1, dtype=torch.int64)], dim=1)
+
+
+def literal_limit(mu: float = 0.0) -> float:
+    """What eps_u tends to for S = phi(mu, 0.5, 0, 1) where the mean of S takes the place of mu.
+
+    Lemma 2 estimates "the distribution mean mu" of phi(mu, sigma, a, b) by the sample mean. But mu is no mean unless it
+    is the middle of [a, b]. One base and |w - z|: w-hat is the median of phi(mean of S, sigma, a, b), which no number
+    of records makes the median of S. The proof's coupling of z with z + epsilon fails.
+    """
+    from scipy.stats import truncnorm
+
+    sigma, a, b = 0.5, 0.0, 1.0
+    truth, found = (truncnorm((a - c) / sigma, (b - c) / sigma, c, sigma) for c in (mu, _mean(mu, sigma, a, b)))
+    w, best = float(found.median()), float(truth.median())
+    t = torch.linspace(best, w, 1001, dtype=torch.float64)
+    return float(torch.trapezoid(torch.from_numpy(2 * truth.cdf(t.numpy()) - 1), t))
+
+
+def _mean(mu: float, sigma: float, a: float, b: float) -> float:
+    """Of a truncated normal distribution."""
+    low, high = (a - mu) / sigma, (b - mu) / sigma
+    ends = (math.exp(-low * low / 2) - math.exp(-high * high / 2)) / math.sqrt(2 * math.pi)
+    return mu + sigma * 2 * ends / (math.erf(high / math.sqrt(2)) - math.erf(low / math.sqrt(2)))
+
+
+# --- what `raydiff theory feddistr` prints ---
+
+
+def report(out: Path, *, repetitions: int = 2000) -> list[str]:
+    """The table and the counter-examples; a picture into the folder `out`."""
+    settings = [Setting(clients=k, records=n, xi=xi) for k, n, xi in itertools.product(CLIENTS, RECORDS, XIS)]
+    found = {setting: _losses(setting, repetitions) for setting in settings}
+    picture = out / "feddistr-theory.png"
+    _draw(picture, found)
+    head = ("K", "n/m", "xi", "measured", "Thm 1", "appendix", "Thm 2", "1 fails at", "2 fails at")
+    return [
+        f"FedDistr's Theorems 1 and 2 where the truth is known: 20 bases, {repetitions} repetitions, L = 1.",
+        "Epsilon that eps_u stays below with probability 0.95 at b - a = 1: measured, as promised (-: never); then the",
+        "b - a from which a theorem as printed, which does not know b - a, is violated (95 % interval below the bound)",
+        *grid((4, 5, 7, 10, 12, 12, 12, 12, 12), [head, *(_cells(*item) for item in found.items())]),
+        "",
+        *_many_bases(repetitions),
+        *_counter_examples(),
+        f"written: {picture}",
+    ]
+
+
+def _losses(setting: Setting, repetitions: int) -> Tensor:
+    path = ("feddistr", repr(setting))
+    counts = setting.counts(generator(0, *path, "counts"))
+    return utility_losses(counts, Base(), repetitions=repetitions, rng=generator(0, *path, "losses"))
+
+
+def _cells(setting: Setting, losses: Tensor) -> tuple[str, ...]:
+    fails = [fails_from(losses, setting, ALL_WIDTHS, theorem=theorem) for theorem in (1, 2)]
+    bounds = *(theorem1(setting.fewest, EPS, width=width) for width in (None, 1.0)), theorem2(setting, EPS)
+    reached = [promised(bound, EPS) for bound in bounds]
+    if setting.xi > 0:  # Theorem 1 means something at xi = 0 alone
+        reached[:2], fails[0] = [math.inf, math.inf], math.inf
+    values = (f"{value:.3g}" if value < math.inf else "-" for value in (*reached, *fails))
+    measured = f"{float(losses.quantile(0.95)):.5f}"
+    return (str(setting.clients), str(setting.records), f"{setting.xi:g}", measured, *values)
+
+
+def _many_bases(repetitions: int) -> list[str]:
+    """The appendix's own bound, where a client has one record of each of many bases."""
+    setting = Setting(clients=2, bases=800, records=1)
+    losses = _losses(setting, repetitions)
+    eps = losses.quantile(torch.tensor([0.01], dtype=torch.float64))
+    share, low, high = (float(v) for v in probability(losses, eps))
+    bound = float(theorem1(setting.fewest, eps, width=1.0))
+    return [
+        "Theorem 1 in the appendix's form, with n_k records of 400 bases at each of two clients, one of each base: at",
+        f"epsilon = {float(eps):.4f} it says {bound:.3f}; measured {bracket(share, low, high)}",
+    ]
+
+
+def _counter_examples() -> list[str]:
+    rows: Rows = [("K", "own", "xi", "1/(K-1)^2", "share", "Lemma 3", "xi m/K")]
+    for clients, own in ((2, 1), (5, 1), (5, 4), (20, 1)):
+        xi, *shares = (f"{value:.4f}" for value in dominant_share(one_shared(clients, own)))
+        rows.append((str(clients), str(own), xi, f"{1 / (clients - 1) ** 2:.4f}", *shares))
+    return [
+        "Lemma 2 with the sample mean as the parameter mu of phi(0, 0.5, 0, 1): eps_u tends to "
+        f"{literal_limit():.4f}, not to 0, as n grows",
+        "Lemma 3 for Definition 1's cosine, K clients with `own` bases each and one that all share evenly:",
+        *grid((4, 5, 9, 11, 8, 9, 9), rows),
+    ]
+
+
+def _draw(path: Path, found: Mapping[Setting, Tensor]) -> None:
+    """The probability by epsilon at two widths, measured and bounded; epsilon at probability 0.95 by xi."""
+    drawn = Setting(clients=20, records=50)  # With one base per client all of Theorem 1 can hold.
+    losses, (figure, ((*curves, blow_up),)) = found[drawn], panels(1, 3, size=(14, 4.4), dpi=110)
+    for axes, width in zip(curves, WIDTHS, strict=True):
+        low, high = width * float(losses.min()) / 2, max(3.0, 5 * width) / math.sqrt(drawn.records)
+        eps = torch.logspace(math.log10(min(low, 0.02)), math.log10(high), 200, dtype=torch.float64)
+        axes.semilogx(eps, probability(losses * width, eps)[0], "k", linewidth=2, label="measured")
+        axes.semilogx(eps, theorem1(drawn.fewest, eps, width=None), "C3", label="Theorem 1, Eq. 8")
+        axes.semilogx(eps, theorem2(drawn, eps), "C1--", label="Theorem 2, Eq. 9")
+        bound = theorem1(drawn.fewest, eps, width=width)
+        axes.semilogx(eps, bound, "C0:", linewidth=2, label="appendix's proof, with b - a")
+        axes.set(ylim=(-0.05, 1.05), xlabel="epsilon", ylabel="Pr(eps_u <= epsilon)")
+        axes.set_title(f"K = m = 20, n/m = {drawn.records}, xi = 0, b - a = {width:g}")
+        axes.legend(fontsize=8)
+    for colour, clients in enumerate(CLIENTS):
+        mine = [s for s in found if (s.clients, s.records) == (clients, drawn.records)]
+        measured = [float(found[s].quantile(0.95)) for s in mine]
+        blow_up.plot([s.xi + 1e-3 for s in mine], measured, "o-", color=f"C{colour}", label=f"K = {clients}, measured")
+        xi = torch.linspace(0, 1, 400, dtype=torch.float64)[:-1].square() / (clients - 1) ** 2
+        promised = [math.sqrt(2 * math.log(40) / (drawn.records * (1 - (clients - 1) * x**0.5))) for x in xi.tolist()]
+        blow_up.plot(xi + 1e-3, promised, "--", color=f"C{colour}", label=f"K = {clients}, Theorem 2, to 1/(K-1)^2")
+    blow_up.set(xscale="log", yscale="log", ylim=(5e-4, 20), xlabel="xi + 0.001", ylabel="epsilon")
+    blow_up.set_title(f"epsilon at probability 0.95, n/m = {drawn.records}, b - a = 1")
+    blow_up.legend(fontsize=8)
+    save(figure, path)

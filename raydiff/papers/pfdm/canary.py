@@ -1,0 +1,34 @@
+"""Canaries among PFDM's noised records."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from raydiff.cli.canary_methods import Subject
+from raydiff.data.records import Records
+from raydiff.federated.method import Round
+from raydiff.papers.pfdm.method import PFDM
+from raydiff.privacy.ledger import Ledger
+from raydiff.seeding import NoiseStream, generator
+
+
+def subject(method: PFDM, public: Records | None) -> Subject | None:
+    """The way of canaries through one upload; None where there is no noise."""
+    if method.epsilon is None or method.start == "noise":
+        return None
+    center = method.init_server(public, generator(0)).get("center")
+    shape, start = method.model.shape, {} if center is None else {"center": center}
+    origin = torch.zeros(shape) if center is None else center
+    scale = math.sqrt(float(method.model.abar[method.depth]))
+
+    def every(canaries: Tensor, noise: NoiseStream) -> tuple[Tensor, Ledger]:
+        n = len(canaries)
+        data = Records(canaries.view(n, *shape) + origin, torch.zeros(n, 1, dtype=torch.int64), torch.arange(n))
+        release = method.local_update(start, {}, data, Round(0, generator(0), noise)).release
+        seen = release.value["x"] - scale * origin
+        return seen.view(n, 1, -1), Ledger().with_upload(0, 0, release.event, release.nbytes)
+
+    return Subject(one=every, clip=method.clip, shape=(1, math.prod(shape)), count=16_000, together=True)

@@ -1,0 +1,56 @@
+"""How deep PFDM's noise must be: its upload as a Gaussian, and the smallest depth within a budget."""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import math
+
+from torch import Tensor
+
+from raydiff.formats import rounding as bounds
+from raydiff.privacy.accountants import check_budget, epsilon_of
+from raydiff.privacy.release import Gaussian
+
+
+def release_event(clip: float, abar: float) -> Gaussian:
+    """PFDM's upload at a depth with that abar: sqrt(abar) CLIP(x, clip) + sqrt(1 - abar) z, per record."""
+    if not (clip > 0 and math.isfinite(clip)):
+        raise ValueError(f"clip must be finite and > 0, got {clip}")
+    if not 0 <= abar <= 1:
+        raise ValueError(f"abar must be in [0, 1], got {abar}")
+    sensitivity = 2 * clip * math.sqrt(abar)
+    ratio = math.sqrt(1 - abar) / sensitivity if sensitivity > 0 else math.inf
+    return Gaussian(ratio, "example", "replace_one", "local")
+
+
+def depth_for(
+    *, epsilon: float, delta: float, clip: float, alphas_bar: Tensor, accountant: str, given: int | None = None
+) -> int:
+    """The smallest t0 in 1..T at which PFDM's upload is (epsilon, delta)-DP by `accountant`, or the given one.
+
+    `alphas_bar` is (T + 1,) with abar_0 = 1. Raises ValueError when no depth, or not the given one, keeps to the
+    budget, and for a budget, clip or schedule that is none.
+    """
+    check_budget(epsilon, delta)
+    abar = alphas_bar.double().tolist()
+    falling = all(later <= earlier for earlier, later in itertools.pairwise(abar))
+    if len(abar) < 2 or abar[0] != 1 or not falling or abar[-1] < 0:
+        raise ValueError("alphas_bar must start at 1 and fall within [0, 1], with at least two entries")
+
+    def spent(t: int) -> float:
+        return epsilon_of([release_event(clip, abar[t])], delta, accountant)
+
+    # What is spent falls with abar, so the first depth that keeps to the budget is found by halving.
+    t = 1 + bisect.bisect_left(range(1, len(abar)), True, key=lambda t: spent(t) <= epsilon)
+    if t == len(abar):
+        raise ValueError(
+            f"no depth reaches epsilon {epsilon:g} at clip {clip:g}, delta {delta:g} ({accountant} accountant): "
+            f"the smallest reachable with this schedule is {bounds.up(spent(t - 1), 3)}"
+        )
+    if given is not None and given < t:
+        raise ValueError(
+            f"t0 = {given} spends more than epsilon = {epsilon:g} at clip {clip:g}, delta {delta:g} ({accountant} "
+            f"accountant): it must be at least {t}"
+        )
+    return given or t

@@ -1,0 +1,161 @@
+"""Try to turn the uploads of a finished PFDM run back into the records behind them (PFDM, appendix D.2).
+
+raydiff reconstruct RUN --out DIR                        by the global model, and by one of the public split
+raydiff reconstruct RUN --public-steps 5000 --out DIR    which is trained so long (default: as a client's)
+raydiff reconstruct RUN --pretrained MODEL --out DIR     by the model that an earlier attack has left
+
+RUN is what raydiff generate takes. Files in DIR: metrics.json, reconstruction.png (rows as in Figures 8 and 9: uploads,
+originals, what each attacker made of them), pretrained.safetensors. They show private records: all are confidential.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from raydiff import seeding, tree
+from raydiff.cli.parser import Parser
+from raydiff.data.records import Records, joined
+from raydiff.evaluation.grids import sample_grid
+from raydiff.experiment.trial import make_clients
+from raydiff.federated.method import SERVER_ONLY
+from raydiff.models.ddpm import DDPM
+from raydiff.models.training import Diverged, fit
+from raydiff.papers.pfdm.method import PFDM
+from raydiff.papers.pfdm.reconstruction import Denoise, Reconstruction, compare, reconstruct
+from raydiff.results.finished import Finished, open_finished
+from raydiff.runtime import sweep_folder
+from raydiff.storage.atomic_files import read_tensors, write_tensors, write_text
+from raydiff.tree import Params
+
+COLUMNS = 10  # of the picture
+SHOWN = ("mse", "mse_wrong", "psnr", "ssim", "ssim_wrong", "closest", "closest_in_class")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Find the run, attack it, print, save."""
+    given = _options().parse_args(argv)
+    if given.records < 2:
+        raise ValueError(f"--records must be at least 2, got {given.records}")
+    if given.public_steps is not None and (given.public_steps < 1 or given.pretrained):
+        raise ValueError("--public-steps must be at least 1, and has no meaning with --pretrained")
+    finished = open_finished(sweep_folder.trial_folder(given.run, given.storage))
+    method = method_of(finished)
+    uploads, originals = sent(finished, method, given.records)
+    attackers: dict[str, Denoise] = {}
+    if model := tree.under("model", finished.server):
+        attackers["global"] = attacker(method, model)
+    if pretrained := _pretrained(finished, method, given.pretrained, given.public_steps):
+        attackers["pretrained"] = attacker(method, pretrained)
+    if not attackers:
+        raise ValueError("there is no attacker: this run has no global denoiser and no public split; give --pretrained")
+    made = {name: reconstruct(denoise, uploads, originals.labels) for name, denoise in attackers.items()}
+    found = {name: compare(x, originals.images, originals.labels[:, 0]) for name, x in made.items()}
+    found = {"upload": compare(uploads, originals.images, originals.labels[:, 0]), **found}
+    print("\n".join(table(found, len(originals), method)))
+    metrics = {k: v for name, one in found.items() for k, v in one.metrics(f"reconstruction/{name}").items()}
+    given.out.mkdir(parents=True, exist_ok=True)
+    write_text(given.out / "metrics.json", json.dumps(metrics, indent=1))
+    rows = {"upload": uploads, "original": originals.images, **dict(reversed(made.items()))}
+    privacy = "none: the second row are private records"
+    pictures = [x[:COLUMNS] for x in rows.values()]
+    sample_grid(pictures, given.out / "reconstruction.png", privacy=privacy, names=tuple(rows))
+    if pretrained:
+        write_tensors(given.out / "pretrained.safetensors", pretrained)
+    print(f"files in {given.out}: metrics.json, reconstruction.png" + (", pretrained.safetensors" * bool(pretrained)))
+    return 0
+
+
+def method_of(finished: Finished) -> PFDM:
+    """The run's method. Raises ValueError unless noised records were sent."""
+    method = finished.trial.experiment.method
+    if not isinstance(method, PFDM) or not isinstance(method.model, DDPM):
+        raise ValueError(f"{type(method).__name__} sends no noised records: there is nothing to reconstruct")
+    if method.start == "noise" or method.epsilon is None:
+        what = "nothing" if method.start == "noise" else "its records as they are"
+        raise ValueError(f"this run sent {what}: there is nothing to reconstruct")
+    return method
+
+
+def sent(finished: Finished, method: PFDM, count: int) -> tuple[Tensor, Records]:
+    """(uploads, the records behind them) of at most `count` records, the same ones in every attack on this run.
+
+    The uploads are read from the server's pool, where they lie in the order of the clients that took part.
+    """
+    trial = finished.trial
+    last = trial.store.last_commit()
+    assert last is not None  # an opened trial has one
+    pool = trial.store.load_server(last[0])[f"{SERVER_ONLY}/pool/x"]
+    took_part = sorted(trial.store.ledger().bytes_by_client)
+    parts = [c.data for c in make_clients(trial, took_part, keys=dataclasses.replace(trial.keys, secret=b""))]
+    if len(pool) != sum(map(len, parts)):
+        raise ValueError(
+            f"the server holds {len(pool)} uploads of {sum(map(len, parts))} records: it was tampered with"
+        )
+    records = joined(parts)
+    rows = torch.randperm(len(pool), generator=seeding.generator(0, "reconstructed"))[:count]
+    return pool[rows], records.select(rows)
+
+
+def attacker(method: PFDM, params: Params) -> Denoise:
+    """The client's chain from t0 to 0 with these parameters; the attacker knows that pictures end in [-1, 1]."""
+    z = method.model.denoiser(params)
+
+    def denoise(uploads: Tensor, labels: Tensor) -> Tensor:
+        rng = seeding.generator(0, "reconstruction")
+        chain = method.client_sampling
+        return chain.run(method.model, z, uploads, labels=labels, start=method.depth, bound=1.0, rng=rng)
+
+    return denoise
+
+
+def table(found: Mapping[str, Reconstruction], n: int, method: PFDM) -> list[str]:
+    """Lines of text, one per attacker."""
+    one = next(iter(found.values()))
+    lines = [
+        f"{n} uploads of depth t0 = {method.depth}, epsilon = {method.epsilon:g} (per example, replace_one, local)",
+        "attacker".ljust(12) + "".join(name.rjust(18) for name in SHOWN),
+    ]
+    lines += [name.ljust(12) + "".join(f"{getattr(f, k):18.4g}" for k in SHOWN) for name, f in found.items()]
+    return [*lines, f"by chance: closest {one.closest_random:.4g}, closest_in_class {one.closest_in_class_random:.4g}"]
+
+
+def _pretrained(finished: Finished, method: PFDM, path: Path | None, steps: int | None) -> Params:
+    """The denoiser in this file, or one trained on the public split: of the method's model, without the clipped flag;
+    {} where there is neither."""
+    public, rng = finished.dataset.splits["public"], seeding.generator(0, "reconstruction", "pretrained")
+    fresh = method.model.init(rng)
+    if path is not None:
+        try:
+            params, _ = read_tensors(path)
+        except Exception as e:  # by kind of damage: FileNotFoundError, SafetensorError, ...
+            raise ValueError(f"--pretrained: {path} cannot be read ({type(e).__name__})") from None
+        if {k: v.shape for k, v in params.items()} != {k: v.shape for k, v in fresh.items()}:
+            raise ValueError(f"--pretrained: {path} holds no parameters of this run's model")
+        return params
+    if not len(public):
+        if steps is not None:
+            raise ValueError("--public-steps needs public records: the run's data.public is 0")
+        print("no pretrained attacker: the run has no public split")
+        return {}
+    training = method.local if steps is None else dataclasses.replace(method.local, steps=steps, epochs=None)
+    training = training.of(len(public))
+    print(f"training a denoiser on {len(public)} public records, {training.steps} steps", flush=True)
+    try:
+        return fit(method.model, fresh, public.images, public.labels, training=training, rng=rng)[0]
+    except Diverged as e:
+        raise ValueError(f"the pretrained attacker: {e}") from None
+
+
+def _options() -> Parser:
+    p = Parser("reconstruct", __doc__).of_run()
+    p.add_argument("--records", type=int, default=256, help="how many uploads are attacked (default: %(default)s)")
+    p.add_argument("--public-steps", type=int, help="steps of the attacker's training on the public split")
+    p.add_argument("--pretrained", type=Path, metavar="MODEL", help="safetensors file of the attacker's denoiser")
+    p.add_argument("--out", type=Path, required=True, help="folder for the files")
+    return p

@@ -1,0 +1,170 @@
+"""Presets: clients that join later, SPIRE's comparison."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from raydiff.data.datasets import Data
+from raydiff.data.partition import ByClass, Newcomers
+from raydiff.evaluation.suite import Evaluation
+from raydiff.experiment.config import Experiment
+from raydiff.experiment.overrides import override
+from raydiff.experiment.study import SEEDS, Arm, Choices, Study
+from raydiff.methods.fedavg import FedAvg
+from raydiff.methods.localonly import LocalOnly
+from raydiff.methods.perfedavg import PerFedAvg
+from raydiff.methods.sharedrep import SharedRep
+from raydiff.models.ddpm import DDPM
+from raydiff.models.networks import MLP, UNet
+from raydiff.models.training import Training
+from raydiff.papers.pfdm.method import PFDM
+from raydiff.papers.pfdm.presets import digits, mnist
+from raydiff.papers.spire.method import SPIRE
+
+PAPERS_MNIST = Data(name="mnist", train=24_000, public=2000, validation=0, calibration=0, test=4000)
+
+LAST_RATES: dict[Any, Choices] = {
+    FedAvg: {"method.finetune.learning_rate": (3e-4, 1e-3, 3e-3, 1e-2)},
+    SharedRep: {"method.joining.learning_rate": (3e-4, 1e-3, 3e-3, 1e-2)},
+    PerFedAvg: {"method.inner_rate": (0.003, 0.01, 0.03, 0.1)},
+    LocalOnly: {"method.local.learning_rate": (1e-3, 2e-3, 4e-3, 8e-3)},
+}
+"""Method -> rates with which it trains what a client that joins has of its own."""
+
+
+def _trained(path: str, training: Training) -> dict[str, Any]:
+    """What is trained after the federation, in all but its batch."""
+    return {f"{path}.{name}": getattr(training, name) for name in ("steps", "learning_rate", "decay")}
+
+
+def _spire(
+    base: Experiment,
+    *,
+    rounds: int,
+    local: Training,
+    joining: Training,
+    others: Training,
+    middle: Training,
+    beside: tuple[Arm, ...],
+) -> Study:
+    """The paper's five methods, for the clients of the federation and for those that join later: SPIRE's `joining` its
+    embedding, `others` fine-tuning, `middle` joining a shared representation; and what else there is `beside`."""
+    tuning = {"method.finetune": Training, "method.finetune.batch": local.batch}
+    arms = (
+        Arm(changes={"method": FedAvg, **tuning, **_trained("method.finetune", others)}),
+        Arm(changes={"method": SharedRep, **_trained("method.joining", middle)}),
+        Arm(changes={"method": PerFedAvg, "method.adapt_steps": 100}),
+        Arm(method=LocalOnly),
+    )
+    assert isinstance(base.method, PFDM | SPIRE)
+    method = SPIRE(
+        model=DDPM(conditional=False, timesteps=base.method.model.timesteps, network=base.method.model.network),
+        rounds=rounds,
+        local=local,
+        joining=joining,
+        sampling=base.method.sampling,
+    )
+    kernel = Evaluation(distance="kernel", attack=False)
+    experiment = replace(base, method=method, evaluation=kernel)
+    return Study(experiment=experiment, grid={"seed": SEEDS}, beside=(*beside, *arms))
+
+
+def _as_published(base: Experiment, *, rounds: int, tau: int, rate: float, batch: int) -> Study:
+    """The paper's rates: SPIRE's embedding at 0.01, its competitors at a tenth of the learning rate, 100 steps, about
+    five epochs, all constant. Per-FedAvg adapts by as many steps of SGD.
+    """
+    a_tenth = float(f"{rate / 10:g}")  # 1e-5, not 1.0000000000000001e-05
+    tenth = Training(steps=100, learning_rate=a_tenth, decay="constant")
+    return _spire(
+        base,
+        rounds=rounds,
+        local=Training(steps=rounds * tau, batch=batch, learning_rate=rate, decay="constant"),
+        joining=Training(steps=100, batch=batch, learning_rate=1e-2, decay="constant"),
+        others=tenth,
+        middle=tenth,
+        beside=(),
+    )
+
+
+def spire_digits() -> Study:
+    """Digits: 10 clients with one class each, 5 more that join with three; SPIRE also with three embeddings for these.
+
+    Rates, decay and rounds are those that validation records chose for SPIRE, FedAvg and shared representations.
+    """
+    base = replace(
+        override(digits().experiment, {"method.model.network": MLP(width=128)}),
+        data=Data(name="digits", train=750, validation=190, calibration=0, test=600),
+        clients=10,
+        partition=ByClass(),
+        newcomers=Newcomers(clients=5, classes=3, records=50),
+    )
+    return _as_searched(base)
+
+
+def _as_searched(base: Experiment) -> Study:
+    """The rates, decay and rounds that validation records of digits chose; SPIRE also with three embeddings.
+
+    `raydiff tune PRESET --metric new/kd_cnn/all` chooses each arm's last rate.
+    """
+    study = _spire(
+        base,
+        rounds=400,
+        local=Training(steps=2000, batch=20, learning_rate=2e-3, decay="cosine"),
+        joining=Training(steps=1000, batch=20, learning_rate=0.1, decay="cosine"),
+        others=Training(steps=1000, learning_rate=1e-3, decay="cosine"),
+        middle=Training(steps=1000, learning_rate=3e-4, decay="cosine"),
+        beside=(Arm(changes={"method.embeddings": 3}),),
+    )
+    beside = (replace(arm, space=LAST_RATES.get(arm.method or arm.changes.get("method"), {})) for arm in study.beside)
+    return replace(study, beside=tuple(beside), space={"method.joining.learning_rate": (0.03, 0.1, 0.3, 1.0)})
+
+
+def spire_mnist14() -> Study:
+    """The paper's clients and records of MNIST at 14x14, for 2 cores: an MLP, trained as in `spire_digits`."""
+    base = override(
+        spire_digits().experiment,
+        {
+            "method.model.network": MLP(width=128, skip=True),
+            "data": replace(PAPERS_MNIST, size=14, validation=1000),
+            "clients": 30,
+            "newcomers": Newcomers(clients=30, classes=3, records=400),
+        },
+    )
+    return _as_searched(base)
+
+
+def spire_mnist() -> Study:
+    """MNIST as in the paper: 30 clients x 400 records of one class, 30 more x 400 of three, the paper's widths."""
+    base = replace(
+        override(mnist().experiment, {"method.model.network": UNet(widths=(32, 64, 64), layers=2)}),
+        data=PAPERS_MNIST,
+        clients=30,
+        partition=ByClass(),
+        newcomers=Newcomers(clients=30, classes=3, records=400),
+    )
+    return _as_published(base, rounds=200, tau=20, rate=1e-3, batch=20)
+
+
+def spire_cifar10() -> Study:
+    """CIFAR-10, widths and numbers of clients as in the paper, with the records there are: 18 clients x 700 records of
+    one class, 18 more x 275 of two; 400 rounds of 100 steps."""
+    study = spire_mnist()
+    changes = {
+        "data": Data(name="cifar10", public=2000, validation=0, calibration=0, test=4000),
+        "clients": 18,
+        "newcomers": Newcomers(clients=18, classes=2, records=275),
+        "method.model.network": UNet(widths=(64, 128, 128, 128), layers=2),
+    }
+    return _as_published(override(study.experiment, changes), rounds=400, tau=100, rate=1e-4, batch=28)
+
+
+def spire_faces() -> Study:
+    """Faces at 64x64: 6 clients x 5 people, 2 more x 5 other people; 8 pictures of each."""
+    study = spire_cifar10()
+    changes = {
+        "data": Data(name="faces", public=40, validation=0, calibration=0, test=80),
+        "clients": 6,
+        "newcomers": Newcomers(clients=2, classes=5, records=40, own_classes=True),
+    }
+    return _as_published(override(study.experiment, changes), rounds=800, tau=50, rate=1e-4, batch=25)

@@ -1,0 +1,124 @@
+"""How well does each method serve clients that join later? A sweep of a `spire-...` preset as a table and a picture.
+
+    raydiff newcomers SWEEP [--sampler ddim] [--out DIR]     prints, and writes newcomers.csv, .md and .png
+
+A row is a method: the kernel distance of its samples to real held-out records, mean over clients and seeds, for the
+clients of the federation and for those that joined; what the first method's distance is less than its own, seed by seed
+(mean and 95 % Student interval; bold where it excludes 0; negative: the first method is nearer to the data); and how
+many parameters a new client trains. The floor is real records against real records. The picture shows samples of one
+seed, drawn from the same noise by every method that draws nothing before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from raydiff.formats import plots
+from raydiff.formats.intervals import interval, shown
+from raydiff.formats.tables import Table, publish, span
+from raydiff.report import load
+from raydiff.report.frontier.rows import SAMPLERS
+from raydiff.report.load import column
+
+GROUPS = {"eval": "clients", "new": "newcomers"}
+"""Prefix of a reading -> whom it is of."""
+
+
+def readings(sweep: Path, sampler: str | None = None) -> pd.DataFrame:
+    """One row per finished trial: digest, method, seed, clients and newcomers, of both the floor, the jackknife spread
+    of a client's distance and the share of samples that are of its classes, then parameters, share and seconds.
+
+    `sampler` names the chain (ddim or ancestral); None: the configured one. Raises ValueError where nobody joined.
+    """
+    runs = load.finished(load.runs(sweep))
+    named = f"{sampler}/kd_cnn/all" if sampler else "kd_cnn/all"
+    if f"final/new/{named}" not in runs or not len(runs):
+        raise ValueError(f"{sweep} has no finished trials that measured clients which joined later")
+    out = runs[["digest", "method", "seed"]].assign(method=[_name(r) for r in runs.to_dict("records")])
+    for prefix, group in GROUPS.items():
+        out[group] = runs[f"final/{prefix}/{named}"]
+        out[f"{group}_floor"] = runs[f"final/{prefix}/kd_cnn/all_floor"]
+        out[f"{group}_spread"] = column(runs, f"final/{prefix}/{named}_spread")
+        own = f"{sampler}/own_classes" if sampler else "own_classes"
+        out[f"{group}_own"] = column(runs, f"final/{prefix}/{own}")
+    out["parameters"], out["share"] = (column(runs, f"final/new/parameters{end}") for end in ("", "_share"))
+    return out.assign(seconds=runs["final/time/seconds"])
+
+
+def _name(run: Mapping[Any, Any]) -> str:
+    """The method, whether it fine-tunes, and with how many embeddings a client joins, where there are several."""
+    if (run.get("method.embeddings") or 1) > 1:
+        return f"{run['method']}, {run['method.embeddings']:.0f} embeddings"
+    tuned = not pd.isna(run.get("method.finetune.steps"))
+    return f"{run['method']} + fine-tuning" if tuned else str(run["method"])
+
+
+def table(found: pd.DataFrame, first: str) -> pd.DataFrame:
+    """A row per method, `first` on top: n, means, and for each group the paired difference `first` - method."""
+    mine = found[found["method"] == first]
+    if mine.empty:
+        raise ValueError(f"there is no {first} in this sweep: it has {', '.join(sorted(found['method'].unique()))}")
+    rows = []
+    for method, own in found.groupby("method", sort=False):
+        row: dict[str, Any] = {"method": method, "n": len(own)}
+        means = [f"{group}{end}" for group in GROUPS.values() for end in ("", "_spread", "_own")]
+        row |= {c: own[c].mean() for c in (*means, "parameters", "share", "seconds")}
+        both = mine.merge(own, on="seed", suffixes=("_first", ""))
+        for group in GROUPS.values():
+            gap = both[f"{group}_first"] - both[group]
+            row |= interval(gap, f"{group}_gap", f"{group}_")
+        rows.append(row)
+    rows.sort(key=lambda row: (row["method"] != first, row["newcomers"]))
+    return pd.DataFrame(rows)
+
+
+def shown_table(found: pd.DataFrame, rows: pd.DataFrame) -> Table:
+    """The table for people, and the floors below it."""
+    first = rows["method"].iloc[0]
+    header = ["method", "clients", f"{first} - method", "newcomers", f"{first} - method", "newcomer trains", "seconds"]
+    lines = []
+    for row in rows.to_dict("records"):
+        own = [cell for g in GROUPS.values() for cell in (f"{row[g]:.3f}", _gap(row, g, first))]
+        trains = "all" if pd.isna(row["parameters"]) else f"{row['parameters']:,.0f} ({row['share']:.3%})"
+        lines.append([row["method"], *own, trains, format(row["seconds"], ".0f")])
+    floors = "; ".join(f"{group} {found[f'{group}_floor'].mean():.3f}" for group in GROUPS.values())
+    return Table(header, lines, note=f"n = {span(rows['n'])} seeds; floors (real against real): {floors}")
+
+
+def _gap(row: Mapping[Any, Any], group: str, first: str) -> str:
+    if row["method"] == first:
+        return ""
+    gap, low, high = (row[f"{group}_{end}"] for end in ("gap", "low", "high"))
+    return shown(gap, low, high, "+.3f", bold=True)
+
+
+def draw(sweep: Path, found: pd.DataFrame, methods: Sequence[str], path: Path) -> None:
+    """Samples of the smallest seed that most methods have, a row for each of these: clients of the federation on the
+    left, newcomers on the right."""
+    from matplotlib.image import imread
+
+    seed = found["seed"].value_counts().sort_index().idxmax()
+    trials = {row["method"]: row for row in found[found["seed"] == seed].to_dict("records")}
+    drawn = [trials[method] for method in methods if method in trials]
+    figure, grids = plots.panels(len(drawn), 2, size=(9, 2.6 * len(drawn)), dpi=150)
+    for line, trial in zip(grids, drawn, strict=True):
+        for axes, name, group in zip(line, ("samples", "newcomers"), GROUPS.values(), strict=True):
+            axes.imshow(imread(sweep / "trials" / trial["digest"] / "artifacts" / f"{name}.png"), cmap="gray")
+            axes.set(xticks=[], yticks=[])
+            axes.set_title(f"{trial['method']}, {group}: {trial[group]:.2f}", fontsize=9)
+    plots.save(figure, path)
+
+
+def main(argv: Sequence[str]) -> None:
+    """Print the table, write the files and say where."""
+    sampler = {"choices": SAMPLERS, "help": "the chain (default: the configured one)"}
+    first = {"default": "SPIRE", "help": "the method that the others are compared with"}
+    given = load.arguments(__doc__, argv, sampler=sampler, first=first)
+    found = readings(given.sweep, given.sampler)
+    rows = table(found, given.first)
+    publish(given.out, "newcomers", str(shown_table(found, rows)), {"newcomers": rows})
+    draw(given.sweep, found, list(rows["method"]), given.out / "newcomers.png")

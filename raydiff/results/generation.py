@@ -1,0 +1,319 @@
+"""Labelled samples of a finished trial, as a data set: pictures, parquet in the Hugging Face image layout, or the rows
+of a table, CSV; and a card.
+
+    card.json                        what these samples are, and what they say about the records behind them
+    train-00000-of-00010.parquet     PART pictures each: image (PNG), label, and the other label columns if any
+    rows.csv                         of a table all rows, the label last; while they are made, train-00000-of-00010.csv
+
+The card is written first, then the parts, each whole or not at all and from streams of its own: a run that was killed
+continues with the parts that are missing, and its files are those of a run that was not, wherever they were made.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import platform
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import torch
+from torch import Tensor
+
+from raydiff import seeding
+from raydiff.data.tables import rows_file
+from raydiff.evaluation.grids import picture, to_bytes
+from raydiff.experiment import overrides
+from raydiff.formats.json_files import read_json
+from raydiff.models.d3pm import codes_of
+from raydiff.models.ddpm import device
+from raydiff.results.finished import DRAWN, Draw, Finished, Source, words
+from raydiff.results.spent import composed
+from raydiff.storage.atomic_files import appearing, write_text
+
+PART = 1000
+"""Samples of a part."""
+PNG_BYTES = 150
+"""More than a PNG's headers and a row's place in parquet take, whatever its pixels."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """How many samples, with which labels."""
+
+    num: int = 1000
+    """Samples in all, or of each class."""
+    per_class: bool = False
+    """`num` of each class that the labels drawn from have; else classes in their proportions."""
+    seed: int = 0
+    """Of these samples; apart from the experiment's."""
+    labels: Draw | None = None
+    """What labels are drawn from. uniform: every value alike often; of several label columns every combination that a
+    public record has, or all where there are no public records. public: the public records' labels. as-data: those of
+    the records behind the samples, which no guarantee covers: epsilon is inf. None: as-data for a client's own model,
+    whose samples have no guarantee anyway, uniform for the server's."""
+
+    def __post_init__(self) -> None:
+        if self.num < 1:
+            raise ValueError(f"num must be at least 1, got {self.num}")
+        if self.labels is not None and self.labels not in get_args(Draw):
+            raise ValueError(f"labels must be one of {', '.join(get_args(Draw))}, got {self.labels!r}")
+
+
+@dataclass(frozen=True, eq=False)
+class Labels:
+    """The label rows of all samples: those of the source, dealt out again and again in a random order."""
+
+    pools: Sequence[Tensor]
+    """Row i takes from pool i mod P: all label rows, or one pool per class; (n_p, K) each."""
+    rows: int
+
+    def of(self, start: int, stop: int) -> Tensor:
+        """Rows start .. stop - 1: (stop - start, K)."""
+        count = len(self.pools)
+        return torch.stack([self.pools[i % count][i // count % len(self.pools[i % count])] for i in range(start, stop)])
+
+    def per_class(self, classes: int) -> list[int]:
+        """How many rows each value of column 0 has."""
+        total = torch.zeros(classes, dtype=torch.long)
+        for p, pool in enumerate(self.pools):
+            mine = (self.rows - p + len(self.pools) - 1) // len(self.pools)  # rows that take from this pool
+            whole, rest = divmod(mine, len(pool))
+            total += whole * pool[:, 0].bincount(minlength=classes) + pool[:rest, 0].bincount(minlength=classes)
+        return total.tolist()
+
+
+def plan(source: Source, request: Request) -> Labels:
+    """The labels of all samples. Every combination of label columns is one that the source's rows have."""
+    shuffled = torch.randperm(len(source.labels), generator=_generator(source, request, "labels"))
+    labels = source.labels[shuffled]
+    if not request.per_class:
+        return Labels([labels], request.num)
+    pools = [labels[labels[:, 0] == c] for c in labels[:, 0].unique().tolist()]
+    return Labels(pools, request.num * len(pools))
+
+
+def part_of(source: Source, request: Request, labels: Labels, part: int) -> tuple[Tensor, Tensor]:
+    """The label rows (N, K) of part 0, 1, ... and what is made for them."""
+    rows = labels.of(part * PART, part * PART + _count(part, labels.rows))
+    return rows, source.sample(rows, _generator(source, request, part))
+
+
+@dataclass(frozen=True, eq=False)
+class Maker:
+    """Writes the parts of one folder, each by itself."""
+
+    finished: Finished
+    source: Source
+    out: Path
+    request: Request
+    labels: Labels
+
+    def write(self, part: int) -> None:
+        """Part 0, 1, ... of the folder, whole or not at all."""
+        mapping = self.finished.dataset.mapping
+        rows, made = part_of(self.source, self.request, self.labels, part)
+        with appearing(self.out / _names(self.labels.rows, mapping)[part]) as temporary:
+            if mapping is None:
+                _write_part(temporary, to_bytes(made), rows, self.finished.label_names, self.source)
+            else:
+                rows_file.write_part(temporary, codes_of(made).numpy(), rows[:, 0].numpy(), mapping, header=part == 0)
+
+
+def maker(finished: Finished, client: int | None, out: Path, request: Request) -> Maker:
+    """Raises ValueError as `Finished.source`."""
+    source = finished.source(client, request.labels)
+    return Maker(finished, source, out, request, plan(source, request))
+
+
+Spread = Callable[[Maker, Sequence[int]], Iterable[int]]
+"""Writes these parts, and gives the number of each once it is there."""
+
+
+def one_by_one(make: Maker, parts: Sequence[int]) -> Iterator[int]:
+    """A `Spread` in this process."""
+    for part in parts:
+        make.write(part)
+        yield part
+
+
+def write(
+    finished: Finished,
+    client: int | None,
+    out: Path,
+    request: Request,
+    *,
+    code: Mapping[str, str],
+    say: Callable[[int, int], None] = lambda done, rows: None,
+    spread: Spread = one_by_one,
+) -> str:
+    """Fill the folder `out`, or go on filling it, and give the samples' privacy in words.
+
+    `say(rows there are, rows in all)` is called at the start and after each part; `code` tells in the card by what they
+    were made; `spread` says where. Raises ValueError, in one sentence, where the folder holds something else, or its
+    disk has too little room.
+    """
+    make, mapping = maker(finished, client, out, request), finished.dataset.mapping
+    source, labels = make.source, make.labels
+    card = _card(finished, source, labels, request, code)
+    _claim(out, card)
+    whole = mapping is not None and (out / rows_file.FILE).exists()
+    there = {path.name for path in out.glob("train-*")}
+    done = labels.rows if whole else sum(_count(int(name.split("-")[1]), labels.rows) for name in there)
+    _check_room(out, labels.rows - done, 0 if whole else _bytes(finished, labels.rows, done))
+    write_text(out / "card.json", json.dumps(card, indent=1))
+    say(done, labels.rows)
+    names = [] if whole else _names(labels.rows, mapping)
+    for part in spread(make, [part for part, name in enumerate(names) if name not in there]):
+        done += _count(part, labels.rows)
+        say(done, labels.rows)
+    if mapping is not None:
+        _join(out, names)
+    return source.privacy
+
+
+def _join(out: Path, names: Sequence[str]) -> None:
+    """The parts become one file; without names it is there already, and what a kill has left of the parts goes."""
+    if names:
+        with appearing(out / rows_file.FILE) as temporary:
+            rows_file.join([out / name for name in names], temporary)
+    for part in out.glob("train-*.csv"):
+        part.unlink()
+
+
+def _generator(source: Source, request: Request, what: int | str) -> torch.Generator:
+    return seeding.generator(request.seed, "generate", "global" if source.client is None else source.client, what)
+
+
+def _count(part: int, rows: int) -> int:
+    """Rows of a part."""
+    return min(PART, rows - part * PART)
+
+
+def _names(rows: int, mapping: object | None) -> list[str]:
+    parts, suffix = -(-rows // PART), "parquet" if mapping is None else "csv"
+    return [f"train-{part:05d}-of-{parts:05d}.{suffix}" for part in range(parts)]
+
+
+def _card(
+    finished: Finished, source: Source, labels: Labels, request: Request, code: Mapping[str, str]
+) -> dict[str, Any]:
+    """What is said of the samples. Nothing in it changes when they are made again."""
+    experiment, names = finished.trial.experiment, finished.dataset.label_names[0]
+    shared, uploads = source.client is None, str(finished.uploads)
+    return {
+        "about": source.about,
+        "privacy": source.privacy,
+        "guarantee": words(source.guarantee) if source.guarantee else None,
+        "covers": "every client's records" if shared else f"other clients' records, as the uploads are: {uploads}",
+        "rows": labels.rows,
+        "classes": dict(zip(names, labels.per_class(len(names)), strict=True)),
+        "labels": DRAWN[source.draw],
+        "request": {**asdict(request), "labels": source.draw, "client": source.client},
+        **_kind(finished, labels.rows),
+        "chosen": _chosen(finished.trial.sweep),
+        "trial": experiment.digest,
+        "sweep": finished.trial.sweep.name,
+        "method": overrides.to_dict(experiment.method),
+        "experiment_seed": experiment.seed,
+        "clients": experiment.clients,
+        "data": {"name": Path(experiment.data.name).name, "digest": experiment.data_digest},
+        "made_by": {
+            **code,
+            "torch": torch.__version__,
+            "device": device().type,
+            "machine": platform.machine(),
+            "threads": torch.get_num_threads(),
+        },
+    }
+
+
+def _chosen(sweep: Path) -> dict[str, Any]:
+    """From how many trials these samples' one was taken, and what all of them have spent, against the server."""
+    try:
+        spent = composed(sweep, keep=False)
+    except ValueError as e:  # a damaged trial, or no theorem
+        spent = f"what all of them have spent is not known: {e}"
+    trials, says = len(list((sweep / "trials").glob("*"))), "no epsilon covers which of them was chosen"
+    return {"from_trials": trials, "spent_together": spent.splitlines(), "says": says}
+
+
+def _kind(finished: Finished, rows: int) -> dict[str, Any]:
+    """What only pictures, or only rows of a table, have on their card."""
+    if (mapping := finished.dataset.mapping) is None:
+        return {
+            "parts": -(-rows // PART),
+            "pixels": "8-bit PNG: round((x + 1) * 127.5) of a sample x clamped to [-1, 1]",
+        }
+    model: Any = finished.trial.experiment.method.model  # One of rows, as the data are.
+    label = "what a row was made for" if model.conditional else "apart from the row: the model knows of no label"
+    return {**rows_file.describe(mapping), "categories": finished.categories, "label": label}
+
+
+def _claim(out: Path, card: Mapping[str, Any]) -> None:
+    """Raises ValueError unless the folder is new or was begun by the same request; clears what a kill has left."""
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"{out} is not a folder")
+    files = ("train-*.parquet", "train-*.csv", rows_file.FILE, "card.json")
+    left = [path for name in files for path in out.glob(f".{name}.*")]
+    if (out / "card.json").exists():
+        then = read_json(out / "card.json", edited=True)
+        keys = sorted({*then, *card} - {"chosen"})  # there may be more trials by now
+        differ = [k for k in keys if then.get(k) != json.loads(json.dumps(card)).get(k)]
+        if differ:
+            raise ValueError(
+                f"{out} holds other samples ({', '.join(differ)} differ in its card.json): give another --out"
+            )
+    elif out.exists() and set(out.iterdir()) - set(left):
+        raise ValueError(f"{out} is not empty and holds no card.json: give another --out")
+    for path in left:
+        path.unlink()
+
+
+def _bytes(finished: Finished, rows: int, done: int) -> int:
+    """The most that is still to be written."""
+    if (mapping := finished.dataset.mapping) is not None:  # each row twice: in a part, and in the file of all
+        return (2 * rows - done) * rows_file.most_bytes(mapping) + 2 * rows_file.header_bytes(mapping)
+    channels, height, width = finished.dataset.shape
+    return (rows - done) * (channels * height * width + height + PNG_BYTES)
+
+
+def _check_room(out: Path, rows: int, needed: int) -> None:
+    there = next(p for p in (out, *out.absolute().parents) if p.exists())
+    free = shutil.disk_usage(there).free
+    if needed > free:
+        raise ValueError(
+            f"{rows:,} samples may take {needed / 2**30:.3g} GB, but there are {free / 2**30:.3g} GB left for {out}"
+        )
+
+
+def _write_part(path: Path, pixels: Tensor, labels: Tensor, names: Mapping[str, Sequence[str]], source: Source) -> None:
+    """One parquet file: pixels (n, H, W, C) uint8, labels (n, K)."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    features: dict[str, Any] = {"image": {"_type": "Image"}}
+    features.update({column: {"_type": "ClassLabel", "names": list(values)} for column, values in names.items()})
+    schema = pa.schema(
+        [
+            ("image", pa.struct([("bytes", pa.binary()), ("path", pa.string())])),
+            *((column, pa.int64()) for column in names),
+        ],
+        metadata={
+            "huggingface": json.dumps({"info": {"features": features}}),
+            "raydiff": json.dumps({"privacy": source.privacy, "about": source.about}),
+        },
+    )
+    images = [{"bytes": _png(p), "path": None} for p in pixels]
+    arrays = [images, *(column.tolist() for column in labels.T)]
+    table = pa.table([pa.array(a, type=f.type) for a, f in zip(arrays, schema, strict=True)], schema=schema)
+    pq.write_table(table, path)
+
+
+def _png(pixels: Tensor) -> bytes:
+    buffer = io.BytesIO()
+    picture(pixels).save(buffer, format="PNG")
+    return buffer.getvalue()

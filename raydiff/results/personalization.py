@@ -1,0 +1,292 @@
+"""A client that joins after the federation has ended: it makes a finished run's model its own, alone.
+
+It takes the server's model, trains only what the method personalises, on its own records, and sends nothing. What it
+has trained is kept by itself (`save`) and needs the run to be used again (`reopen`).
+
+    personal-0.001.safetensors     the personal part trained at learning rate 0.001
+    personal-0.001.json            its card: of which run, on what, how
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from raydiff import seeding, tree
+from raydiff.data.records import Records
+from raydiff.data.unseen_client import Newcomer
+from raydiff.evaluation import suite
+from raydiff.evaluation.quality.distances import half_counts
+from raydiff.evaluation.suite import Evaluation, Instruments
+from raydiff.experiment import overrides
+from raydiff.federated.method import Deployed, Metrics, WithKinds, WithNewClients
+from raydiff.models.classifier import Classifier
+from raydiff.models.d3pm import DiscreteDiffusion
+from raydiff.models.training import Training, fit_personal
+from raydiff.results.finished import Finished
+from raydiff.storage.atomic_files import read_tensors, write_tensors, write_text
+from raydiff.tree import Params
+
+Row = dict[str, float]
+"""A line of a table, by column."""
+HELD_OUT = "held out"
+"""The split by which a model is judged, among those of the instruments."""
+DISTANCES = ("kd_cnn", "fd_cnn")
+READINGS = ("kd_cnn", "kd_cnn_spread", "kd_cnn_floor", "fd_cnn", "fd_cnn_floor", "own_classes", "label_accuracy")
+"""What is measured of a model, over all of its client's classes; without fd_cnn where records are too few for it."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The personal part on its way."""
+
+    epoch: int
+    """0: as it is before training."""
+    steps: int
+    """Since the start."""
+    state: Params
+    loss: float
+    """Mean over the steps since the stage before; NaN at epoch 0."""
+    seconds: float
+    """Of training, since the start."""
+
+
+@dataclass(frozen=True)
+class Joining:
+    """A new client of a finished run. Everything that is random here comes from `seed` and the experiment's."""
+
+    finished: Finished
+    client: Newcomer
+    instruments: Instruments
+    seed: int = 0
+    batch: int | None = None
+    """Records per step; None: as the method has it for a client that joins."""
+
+    def __post_init__(self) -> None:
+        method_of(self.finished)
+        if self.batch is not None and self.batch < 1:
+            raise ValueError(f"batch must be at least 1, got {self.batch}")
+
+    @property
+    def classes(self) -> list[str]:
+        """Names of the client's classes."""
+        names = self.finished.dataset.label_names[0]
+        return [names[c] for c in self.client.records.labels[:, 0].unique().tolist()]
+
+    def training(self, rate: float, epochs: int) -> Training:
+        """The method's own training for a client that joins, at this constant learning rate.
+
+        An epoch is as many steps as batches cover the records once.
+        """
+        joining = method_of(self.finished).joining
+        asked = replace(joining, epochs=epochs, batch=self.batch or joining.batch, learning_rate=rate, decay="constant")
+        return asked.of(len(self.client.records))
+
+    def stages(self, rate: float, epochs: Sequence[int]) -> Iterator[Stage]:
+        """One training, seen before it begins and after each of these numbers of epochs, ascending.
+
+        Raises Diverged when the loss is no longer finite.
+        """
+        method, own = method_of(self.finished), self.client.records
+        training, rng = self.training(rate, max(epochs)), self._rng("join")
+        part, fixed = method.join(self.finished.server, rng)
+        own, kinds = method.kinds(own, rng) if isinstance(method, WithKinds) else (own, {})
+        moments: Params = {}
+        done, seconds = 0, 0.0
+        yield Stage(0, 0, {**kinds, **part}, math.nan, 0.0)
+        for epoch in sorted({*epochs} - {0}):
+            steps, started = self.training(rate, epoch).steps, time.perf_counter()
+            part, moments, loss = fit_personal(
+                method.trained_model,
+                part,
+                fixed,
+                (own.images, own.labels),
+                training=training,
+                rng=rng,
+                steps=range(done, steps),
+                moments=moments,
+            )
+            done, seconds = steps, seconds + time.perf_counter() - started
+            yield Stage(epoch, done, {**kinds, **part}, loss, seconds)
+
+    def rows(self, rate: float, epochs: Sequence[int]) -> Iterator[tuple[Row, Stage]]:
+        """`stages`, each with what is measured of it."""
+        for stage in self.stages(rate, epochs):
+            counted = {"learning_rate": rate, "epoch": stage.epoch, "steps": stage.steps, "loss": stage.loss}
+            yield {**counted, **self.measure(stage.state), "seconds": stage.seconds}, stage
+
+    def deploy(self, state: Params) -> Deployed:
+        """The client's model with this personal part."""
+        return self.finished.trial.experiment.method.deploy(self.finished.server, state)
+
+    def measure(self, state: Params) -> Metrics:
+        """`READINGS` of the client's model with this personal part: its samples beside the held-out records.
+
+        All stages are sampled from the same noise.
+        """
+        held_out = self.client.held_out
+        return self._read(self.deploy(state), self.client.records, held_out, self._rng("samples"))
+
+    def old_clients(self, server: Params) -> dict[int, Metrics]:
+        """`READINGS` of each old client's model on the test records of its classes, were this the server's state.
+
+        Of the first clients only, where the run's evaluation says so. Raises ValueError for a client whose model is
+        gone, and for one with a class that has fewer than two test records.
+        """
+        finished, test = self.finished, self.finished.dataset.splits["test"]
+        out = {}
+        for number in range(finished.trial.experiment.clients)[: self.instruments.config.clients]:
+            client = finished.client(number)
+            few = set(client.data.labels[:, 0].tolist()) - set(half_counts(test.labels[:, 0]))
+            if few:
+                raise ValueError(
+                    f"client {number} has the class {min(few)}, with fewer than 2 test records: no distance"
+                )
+            deployed, rng = client.deploy(server, finished.round), self._rng("old client", number)
+            out[number] = self._read(deployed, client.data, test, rng)
+        return out
+
+    def forgetting(self, state: Params, before: Mapping[int, Metrics]) -> list[Row]:
+        """What each old client would see if the new one's model took the shared one's place: `DISTANCES` before, after.
+
+        After is with `replaced` as the server's state, which the old clients deploy as they deploy the server's own,
+        with their own private parts. Where a part alone is personalised the shared part is as it was: the old clients'
+        models are the same, and the change is 0. `before` is `old_clients` of the server's own state.
+        """
+        server = replaced(method_of(self.finished), self.finished.server, state)
+        same = all(torch.equal(server[k], v) for k, v in self.finished.server.items())
+        after = before if same else self.old_clients(server)
+        return [{"client": number, **_change(before[number], after[number])} for number in before]
+
+    def touched(self) -> tuple[int, int]:
+        """(parameters that the client trains, parameters of its model)."""
+        personal, fixed = method_of(self.finished).join(self.finished.server, self._rng("join"))
+        mine, others = (sum(v.numel() for v in part.values()) for part in (personal, fixed))
+        return mine, mine + others
+
+    def key(self, epochs: Sequence[int], rates: Sequence[float]) -> str:
+        """16 hex digits over all that was asked for, keyed by the sweep's secret: the client's records are among it."""
+        own, held_out = (tree.digest(records.leaves) for records in (self.client.records, self.client.held_out))
+        asked = (self.finished.trial.experiment.digest, own, held_out, *epochs, *rates, self.seed, self.batch)
+        return seeding.keyed_digest(self.finished.secret, "newcomer", repr(asked))[:16]
+
+    def _read(self, deployed: Deployed, own: Records, reference: Records, rng: torch.Generator) -> Metrics:
+        """The run's own instrument, by the configured sampler alone and without attacks."""
+        classes, counts = reference.labels[:, 0].unique(return_counts=True)
+        mine = torch.isin(classes, own.labels[:, 0])
+        large = int((counts[mine] // 2).sum()) >= 5 * self.instruments.config.dim
+        instruments = replace(
+            self.instruments,
+            config=replace(self.instruments.config, distance="frechet" if large else "kernel", clusters=False),
+            dataset=replace(self.instruments.dataset, splits={**self.instruments.dataset.splits, HELD_OUT: reference}),
+        )
+        name, sample = next(iter(deployed.samplers.items()))
+        report = instruments.of_client(HELD_OUT)(replace(deployed, samplers={name: sample}), own, rng)
+        found = {k.replace("/all", ""): v for k, v in report.metrics.items()}
+        return {k: found[k] for k in READINGS if k in found}
+
+    def _rng(self, *path: str | int) -> torch.Generator:
+        experiment = self.finished.trial.experiment
+        return seeding.generator(experiment.seed, "newcomer", self.seed, *path)
+
+
+def _change(before: Metrics, after: Metrics) -> Row:
+    row: Row = {}
+    for name in DISTANCES:
+        if name in before:
+            row |= {f"{name}_before": before[name], f"{name}_after": after[name]}
+            row[f"{name}_change"] = after[name] - before[name]
+    return row
+
+
+def method_of(finished: Finished) -> WithNewClients:
+    """The run's method. Raises ValueError where it has nothing that a new client could personalise."""
+    method = finished.trial.experiment.method
+    if isinstance(method.model, Classifier):
+        raise ValueError("a classifier makes no pictures, by which a new client's model is judged")
+    if isinstance(method.model, DiscreteDiffusion):
+        raise ValueError("a new client's model is judged by its pictures, and this method makes rows of a table")
+    if not isinstance(method, WithNewClients):
+        raise ValueError(f"{type(method).__name__} has no shared model that a new client could make its own")
+    return method
+
+
+def replaced(method: WithNewClients, server: Params, state: Params) -> Params:
+    """The server's state with the model of a new client, whose trained personal part is `state`, as the shared one.
+
+    A method that personalises a part of the model leaves the shared part, the other one, as the server sent it: then
+    this is the server's state as it is.
+    """
+    personal, fixed = method.join(server, seeding.generator(0))
+    if fixed:
+        return server
+    places = {id(value): name for name, value in personal.items()}  # a method may keep its model below a prefix
+    out = {k: state[places[id(v)]] if id(v) in places else v for k, v in server.items()}
+    assert len(places) == sum(id(v) in places for v in server.values())
+    return out
+
+
+def prepare(finished: Finished) -> Instruments:
+    """The run's own instruments, by the cnn: from the run's cache, or trained again on its public split.
+
+    Raises ValueError without public records.
+    """
+    if not len(finished.dataset.splits["public"]):
+        raise ValueError("the distances need a feature network, and that public records: the run's data.public is 0")
+    setup = replace(finished.trial.experiment.evaluation or Evaluation(), features="cnn")
+    return suite.prepare(finished.dataset, setup, finished.trial.store.cached)
+
+
+def save(folder: Path, joining: Joining, stage: Stage, *, rate: float, more: Mapping[str, Any]) -> Path:
+    """Write the personal part alone, and its card with `more` in it; gives the part's file."""
+    finished = joining.finished
+    training = joining.training(rate, stage.epoch)
+    touched, whole = joining.touched()
+    card = {
+        "about": "the part of a model that a client trained which joined after the last round",
+        "privacy": "none",
+        "trial": finished.trial.experiment.digest,
+        "sweep": finished.trial.sweep.name,
+        "round": finished.round,
+        "server": tree.digest(finished.server),
+        "method": overrides.to_dict(finished.trial.experiment.method),
+        "data": joining.client.says,
+        "records": len(joining.client.records),
+        "classes": joining.classes,
+        "seed": joining.seed,
+        "epochs": stage.epoch,
+        "training": overrides.to_dict(training),
+        "parameters": {"touched": touched, "all": whole, "share": touched / whole},
+        **more,
+    }
+    path = folder / f"personal-{rate}.safetensors"
+    write_tensors(path, stage.state)
+    write_text(path.with_suffix(".json"), json.dumps(card, indent=1))
+    return path
+
+
+def reopen(finished: Finished, path: Path) -> Deployed:
+    """The model of a client that joined, from what `save` wrote.
+
+    Raises ValueError, in one sentence, where that is missing, damaged, or of another run.
+    """
+    card_path = path.with_suffix(".json")
+    if not path.exists() or not card_path.exists():
+        raise ValueError(f"there is no personal part {path} with its card {card_path.name} beside it")
+    try:
+        state, _ = read_tensors(path)
+        card = json.loads(card_path.read_text())
+        trial, server = card["trial"], card["server"]
+    except Exception as e:  # by kind of damage: SafetensorError, JSONDecodeError, KeyError, ...
+        raise ValueError(f"the personal part {path} is damaged ({type(e).__name__})") from None
+    if (trial, server) != (finished.trial.experiment.digest, tree.digest(finished.server)):
+        here = finished.trial.experiment.digest
+        raise ValueError(f"the personal part {path} is of the trial {trial}, with another server's state than {here}'s")
+    return finished.trial.experiment.method.deploy(finished.server, state)

@@ -1,0 +1,192 @@
+"""The MLflow runs of finished trials: found again, and given the trial's sampler as a model. Beside `mlflow_store.py`
+the only home of mlflow."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from raydiff.formats import json_files as files
+from raydiff.results.finished import Finished
+from raydiff.results.personalization import Joining, Row
+from raydiff.results.sampler import Sampler
+from raydiff.tracking import mlflow_store
+
+READINGS = "final/eval/"
+"""How the names of a run's metrics begin that are readings of its samples."""
+TELLING = ("method", "method.epsilon", "clients", "seed", "data.name")
+"""Fields by which MLflow's list of models tells them apart."""
+COUNTED = ("learning_rate", "epoch", "steps", "client")
+"""Columns of a newcomer's table that are no readings."""
+
+
+def find_trial(uri: str, run: str, sweeps: Path) -> str:
+    """The trial that an MLflow run is of, as SWEEP/DIGEST; of a sweep's own run the SWEEP.
+
+    Raises ValueError without such a run, and where the sweep of that name is another one by now.
+    """
+    client = open_client(uri)
+    from mlflow.exceptions import MlflowException
+
+    try:
+        tags = client.get_run(run).data.tags
+    except MlflowException as e:
+        why = mlflow_store.redacted(f"{uri}: {str(e).splitlines()[0]}")
+        raise ValueError(f"the run {run} cannot be read from {why}") from None
+    if "raydiff.sweep" not in tags:
+        raise ValueError(f"the run {run} in {mlflow_store.redacted(uri)} is not one of raydiff's")
+    named = [tags[k] for k in ("raydiff.sweep", "raydiff.trial") if k in tags]
+    if any(Path(name).name != name or name == ".." for name in named):
+        raise ValueError(f"the run {run} in {mlflow_store.redacted(uri)} names no sweep and trial: {'/'.join(named)!r}")
+    path = sweeps / tags["raydiff.sweep"] / "sweep.json"
+    if not path.exists():
+        raise ValueError(f"the sweep {tags['raydiff.sweep']} of the run {run} is not in {sweeps}: say its --storage")
+    if files.read_json(path, needs="id")["id"] != tags["raydiff.id"]:
+        raise ValueError(f"the sweep {tags['raydiff.sweep']} in {sweeps} is another one than that of the run {run}")
+    return "/".join(named)
+
+
+def find_run(uri: str, folder: Path) -> str:
+    """The MLflow run of a trial's folder. Raises ValueError if there is none."""
+    identity = files.read_json(folder.parents[1] / "sweep.json", needs="id")["id"]
+    client, query = open_client(uri), f"tags.`raydiff.id` = '{identity}' and tags.`raydiff.trial` = '{folder.name}'"
+    experiments = [e.experiment_id for e in client.search_experiments()]
+    for run in client.search_runs(experiments, query, max_results=1):
+        return str(run.info.run_id)
+    raise ValueError(f"no run in {mlflow_store.redacted(uri)} is that of {folder}")
+
+
+def open_client(uri: str) -> Any:
+    """`mlflow_store.connect`. Raises ValueError for a SQLite store that does not exist: it would be made."""
+    path = uri.removeprefix("sqlite:///")
+    if path != uri and not Path(path).exists():
+        raise ValueError(f"there is no MLflow store {path}")
+    return mlflow_store.connect(uri)
+
+
+def log_sampler(client: Any, run: str, finished: Finished, number: int | None = None, *, shared: bool = False) -> str:
+    """Log the sampler of one client, of all (None), or of the server's model as a pyfunc model of this run.
+
+    It takes the place of an earlier one. Gives its name, `sampler` or `sampler-global`, for
+    `mlflow.pyfunc.load_model(f"runs:/{run}/{name}")`. It is an output of the run, with the fields that tell models
+    apart; the sampler of all clients has the run's final readings, which are theirs. Raises ValueError as
+    `Finished.save_sampler` does.
+    """
+    from mlflow.entities import LoggedModelOutput
+    from mlflow.models import Model
+
+    name = "sampler-global" if shared else "sampler"
+    with tempfile.TemporaryDirectory() as folder:
+        files, path = Path(folder) / "sampler", Path(folder) / "model"
+        finished.save_sampler(files, number, shared=shared)
+        card = json.loads((files / "sampler.json").read_text())
+        its = client.get_run(run)
+        experiment, params = its.info.experiment_id, {k: v for k, v in its.data.params.items() if k in TELLING}
+        for earlier in client.search_logged_models([experiment], f"name = '{name}' and source_run_id = '{run}'"):
+            client.delete_logged_model(earlier.model_id)
+        tags = {"raydiff.privacy": card["privacy"], "raydiff.trial": card["trial"]}
+        logged = client.create_logged_model(experiment, name=name, source_run_id=run, tags=tags, params=params)
+        _save_model(path, files, card, Model(run_id=run, model_id=logged.model_id))
+        client.log_model_artifacts(logged.model_id, str(path))
+    client.finalize_logged_model(logged.model_id, "READY")
+    client.log_outputs(run, [LoggedModelOutput(logged.model_id, 0)])
+    if number is None and not shared:
+        _give_readings(client, its, logged.model_id)
+    client.set_tag(run, f"raydiff.privacy.{name}", card["privacy"])
+    return name
+
+
+def _give_readings(client: Any, run: Any, model: str) -> None:
+    """What was measured of the run's samples at the end, and on which data set, said of its model too. MLflow keeps a
+    value of a run once, however often it is given."""
+    from mlflow.entities import Metric
+
+    data = [given.dataset for given in run.inputs.dataset_inputs][:1]
+    of = {"model_id": model, "run_id": run.info.run_id}
+    of |= {k: v for d in data for k, v in (("dataset_name", d.name), ("dataset_digest", d.digest))}
+    for key in sorted(k for k in run.data.metrics if k.startswith(READINGS)):
+        last = client.get_metric_history(run.info.run_id, key)[-1]
+        client.log_batch(run.info.run_id, metrics=[Metric(key, last.value, last.timestamp, last.step, **of)])
+
+
+def _save_model(path: Path, files: Path, card: Mapping[str, Any], model: Any) -> None:
+    """The model's files: those of the sampler, the code that loads them, a signature and an example."""
+    import numpy as np
+    import pandas as pd
+    from mlflow import pyfunc
+    from mlflow.models import ModelSignature
+    from mlflow.types import ColSpec, ParamSchema, ParamSpec, Schema, TensorSpec
+
+    channels, height, width = card["shape"]
+    mapping = Sampler(files).mapping
+    whose = [ColSpec("long", "client", required=False)] if card["clients"] else []
+    inputs = Schema([*(ColSpec("long", column) for column in card["labels"]), *whose])
+    made: list[ColSpec | TensorSpec]
+    if mapping is None:
+        made = [TensorSpec(np.dtype("uint8"), (-1, height, width, channels))]
+    else:
+        made = [ColSpec("string", column.name, required=False) for column in mapping.decoded]
+    seed = ParamSchema([ParamSpec("seed", "long", None)])
+    example = pd.DataFrame({column: [0, len(names) - 1] for column, names in card["labels"].items()})
+    pyfunc.save_model(
+        str(path),
+        loader_module="raydiff.results.sampler",
+        data_path=str(files),
+        code_paths=[str(Path(__file__).parents[1])],
+        mlflow_model=model,
+        signature=ModelSignature(inputs, Schema(made), seed),
+        input_example=(example, {"seed": 0}),
+        pip_requirements=[f"{name}=={metadata.version(name)}" for name in ("mlflow", *card["requires"])],
+        metadata={k: card[k] for k in ("privacy", "about", "trial", "clients")},
+    )
+
+
+def log_newcomer(
+    uri: str, parent: str, joining: Joining, rows: Sequence[Row], files: Sequence[Path], *, key: str, name: str
+) -> str:
+    """Log a client that joined the run `parent` as a finished run below it, and give its id.
+
+    A metric for each reading and learning rate, with the epoch as its step; what the old clients lose at the last one.
+    `key` says what was asked for: the run of an earlier client with this key gives way.
+    """
+    client = open_client(uri)
+    experiment = client.get_run(parent).info.experiment_id
+    query = f"tags.`raydiff.newcomer` = '{key}' and tags.`mlflow.parentRunId` = '{parent}'"
+    for earlier in client.search_runs([experiment], query):
+        client.delete_run(earlier.info.run_id)
+    tags = {  # not raydiff.id and raydiff.trial: by these the trial's own run is found again
+        "mlflow.parentRunId": parent,
+        "raydiff.kind": "newcomer",
+        "raydiff.newcomer": key,
+        "raydiff.privacy": "none",
+        "raydiff.folder": str(files[0].parent),
+    }
+    run = str(client.create_run(experiment, run_name=name[:200], tags=tags).info.run_id)
+    touched, whole = joining.touched()
+    params = {
+        "data": joining.client.says,
+        "classes": " ".join(joining.classes),
+        "records": len(joining.client.records),
+        "held_out": len(joining.client.held_out),
+        "seed": joining.seed,
+        "batch": joining.training(1.0, 1).batch,
+        "parameters": touched,
+        "parameters_share": touched / whole,
+    }
+    mlflow_store.log_params(client, run, params)
+    last, values = max(row.get("epoch", 0) for row in rows), list[tuple[str, int, float]]()
+    for row in rows:
+        end = f"lr_{row['learning_rate']:g}"
+        if "client" in row:
+            end = f"client_{row['client']:.0f}/{end}"
+        step = int(row.get("epoch", last))
+        values += [(f"{reading}/{end}", step, value) for reading, value in row.items() if reading not in COUNTED]
+    mlflow_store.log_values(client, run, values)
+    for path in files:
+        client.log_artifact(run, str(path))
+    client.set_terminated(run, "FINISHED")
+    return run
