@@ -31,7 +31,7 @@ def in_a_folder(experiment: Experiment, storage: Path) -> Trial:
 
 def through(this: Trial) -> Trial:
     """Run it to its end."""
-    for _ in trial.run(this, trial.local_pool(this)):
+    for _ in trial.run(this, trial.local_executor(this)):
         pass
     return this
 

@@ -103,7 +103,7 @@ def switch(workers: Sequence[Any], repetitions: int, folder: Path) -> Fields:
 
     `switch_s` is what hosting the next trial's clients takes of it.
     """
-    from raydiff.runtime.actors import RayPool
+    from raydiff.runtime.actors import RayExecutor
 
     case, hosting, whole = Work(clients=8, steps=1), math.inf, math.inf
     steady = per_round(on_ray(case.trial(20, folder / "before"), workers))
@@ -111,7 +111,7 @@ def switch(workers: Sequence[Any], repetitions: int, folder: Path) -> Fields:
         started = time.perf_counter()
         trial = case.trial(2 + repetition, folder / f"after-{repetition}")  # other rounds: another trial
         before = time.perf_counter()
-        pool = RayPool(workers, trial)
+        pool = RayExecutor(workers, trial)
         hosting = min(hosting, time.perf_counter() - before)
         next(rounds(trial.experiment.method, pool, keys=trial.keys))
         whole = min(whole, time.perf_counter() - started)

@@ -22,8 +22,8 @@ from raydiff.data.source import Source
 from raydiff.experiment import trial as trials
 from raydiff.experiment.trial import Trial
 from raydiff.federated.method import Upload
-from raydiff.federated.rounds import LocalPool, rounds
-from raydiff.federated.sums import Desk, Partial
+from raydiff.federated.rounds import LocalExecutor, rounds
+from raydiff.federated.sums import Partial, UploadValidator
 from raydiff.models.networks import MLP
 from raydiff.privacy.release import disclose
 from raydiff.tree import Params
@@ -133,15 +133,15 @@ def _coordinator(clients: int, senders: int, network: MLP, folder: Path) -> Fiel
     """The driver's time alone: a round's messages of so many clients, from so many workers, are made before it."""
     messages: list[tuple[bytes, list[pickle.PickleBuffer]]] = []
 
-    class Heard(LocalPool):
+    class Heard(LocalExecutor):
         @property
         def clients(self) -> Sequence[int]:
             return range(clients)
 
-        def sums(self, ids: Sequence[int], desk: Desk) -> Iterator[Partial]:
+        def sums(self, ids: Sequence[int], validator: UploadValidator) -> Iterator[Partial]:
             for own in () if messages else np.array_split(list(ids), senders):
-                part, nothing = desk.partial(), disclose(tree.sub(desk.server, desk.server), "")
-                desk.add(part, Upload(0, 1, nothing), {"train/loss": 0.0})
+                part, nothing = validator.partial(), disclose(tree.sub(validator.server, validator.server), "")
+                validator.add(part, Upload(0, 1, nothing), {"train/loss": 0.0})
                 part.sent = [replace(part.sent[0], client=i) for i in own.tolist()]
                 buffers: list[pickle.PickleBuffer] = []
                 messages.append((pickle.dumps(part, protocol=5, buffer_callback=buffers.append), buffers))
@@ -154,9 +154,9 @@ def _coordinator(clients: int, senders: int, network: MLP, folder: Path) -> Fiel
 
 def _opened(case: Work, rounds: int, folder: Path, workers: Sequence[Any]) -> tuple[Trial, Any]:
     """A new trial, and its pool, which counts the bytes of the sums that come."""
-    from raydiff.runtime.actors import RayPool
+    from raydiff.runtime.actors import RayExecutor
 
-    class Counting(RayPool):
+    class Counting(RayExecutor):
         received = 0
 
         def sums(self, *asked: Any) -> Iterator[Any]:

@@ -17,7 +17,7 @@ from raydiff.experiment import trial as trials
 from raydiff.experiment.config import Experiment, Runtime
 from raydiff.experiment.trial import Trial, make_clients
 from raydiff.federated.client import Client
-from raydiff.federated.rounds import LocalPool, rounds
+from raydiff.federated.rounds import LocalExecutor, rounds
 from raydiff.methods.fedavg import FedAvg
 from raydiff.models.ddpm import DDPM
 from raydiff.models.networks import MLP
@@ -43,7 +43,7 @@ class Work:
     """How many take part in a round; None: all."""
     data: Data = Data(train=1500, public=100, validation=0, calibration=0, test=100)
     aim: float = 1.10
-    """What RayPool may take, in times of two plain processes."""
+    """What RayExecutor may take, in times of two plain processes."""
 
     def trial(self, rounds: int, sweep: Path) -> Trial:
         """The trial; its noise secret is given, for no noise is drawn."""
@@ -64,17 +64,17 @@ def in_process(trial: Trial) -> Iterator[Params]:
     """The round loop over clients in this process, without a store."""
     method, keys = trial.experiment.method, trial.keys
     hosted = make_clients(trial, range(trial.experiment.clients))
-    pool = LocalPool([Client(c.number, method, c.data, keys=keys) for c in hosted])
+    pool = LocalExecutor([Client(c.number, method, c.data, keys=keys) for c in hosted])
     for progress in rounds(method, pool, keys=keys):
         yield progress.server
 
 
 def on_ray(trial: Trial, workers: Sequence[Any], *, stored: bool = False) -> Iterator[Params]:
     """The round loop over worker actors; `stored` commits every round, as a trial does."""
-    from raydiff.runtime.actors import RayPool
+    from raydiff.runtime.actors import RayExecutor
 
     store = trial.store if stored else None
-    for progress in rounds(trial.experiment.method, RayPool(workers, trial), keys=trial.keys, store=store):
+    for progress in rounds(trial.experiment.method, RayExecutor(workers, trial), keys=trial.keys, store=store):
         yield progress.server
 
 

@@ -26,7 +26,7 @@ from raydiff.privacy import filters as privacy
 from raydiff.privacy.filters import Budget, Order
 from raydiff.privacy.ledger import Guarantee
 from raydiff.privacy.release import Event
-from raydiff.storage.append_log import Book
+from raydiff.storage.append_log import BudgetLog
 
 
 def main(argv: Sequence[str]) -> int:
@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def lines(book: Book) -> list[str]:
+def lines(book: BudgetLog) -> list[str]:
     """What a book says: its budget, each trial with what it spends and what all up to it have, and what is left."""
     header, *records = spending.verified(book)
     budget = Budget(**header["budget"])

@@ -14,7 +14,7 @@ from raydiff import tree
 from raydiff.data.records import Records
 from raydiff.federated.client import Client, Keys
 from raydiff.federated.method import LocalResult, Mean, Method, Metrics, Round
-from raydiff.federated.rounds import LocalPool
+from raydiff.federated.rounds import LocalExecutor
 from raydiff.federated.rounds import rounds as run
 from raydiff.lookup import Table
 from raydiff.methods._averaging import Averaging
@@ -211,7 +211,9 @@ def _averaged(privacy: ClientPrivacy, rounds: int) -> Subject:
         averaging = Averaging(weights="uniform", privacy=audited)
         method = _Sender(rounds=rounds, averaging=averaging, canary=leaves, noise=noise)
         keys = Keys(0, noise.secret, "")
-        *_, last = run(method, LocalPool([Client(c, method, own, keys=keys) for c, own in enumerate(data)]), keys=keys)
+        *_, last = run(
+            method, LocalExecutor([Client(c, method, own, keys=keys) for c, own in enumerate(data)]), keys=keys
+        )
         seen = torch.cat([last.server["a"], last.server["b"]])[None].double()
         return seen, last.ledger.outsiders if privacy.trust == "central" else last.ledger.server
 

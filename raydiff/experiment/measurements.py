@@ -16,14 +16,14 @@ from raydiff.evaluation.suite import ClientReport
 from raydiff.experiment.client_records import shares
 from raydiff.experiment.config import Experiment
 from raydiff.federated.method import Metrics, WithNewClients
-from raydiff.federated.rounds import Pool, Progress
+from raydiff.federated.rounds import ClientExecutor, Progress
 from raydiff.lookup import imported
 from raydiff.models.d3pm import DiscreteDiffusion
 from raydiff.privacy import ceilings
-from raydiff.privacy.ledger import Guarantee, Spent
+from raydiff.privacy.ledger import Guarantee, PrivacyOdometer
 
 
-def of_ledger(spent: Spent, server: Guarantee, outsiders: Guarantee) -> Metrics:
+def of_ledger(spent: PrivacyOdometer, server: Guarantee, outsiders: Guarantee) -> Metrics:
     """Epsilon as is guaranteed, and the membership AUC that no attack on the uploads can exceed, with its mu where it
     has one."""
     return {
@@ -34,7 +34,7 @@ def of_ledger(spent: Spent, server: Guarantee, outsiders: Guarantee) -> Metrics:
     }
 
 
-def at_the_end(spent: Spent, server: Guarantee, outsiders: Guarantee) -> Metrics:
+def at_the_end(spent: PrivacyOdometer, server: Guarantee, outsiders: Guarantee) -> Metrics:
     """`of_ledger`, and the true positive rates that no attack can exceed."""
     return {**of_ledger(spent, server, outsiders), **ceilings.rates(spent)}
 
@@ -52,14 +52,16 @@ def of_data(experiment: Experiment, *, together: bool) -> Metrics:
     return found
 
 
-def validation(experiment: Experiment, pool: Pool, progress: Progress) -> Metrics:
+def validation(experiment: Experiment, pool: ClientExecutor, progress: Progress) -> Metrics:
     """What the clients' models are worth after a round, on the split for choosing among checkpoints."""
     measured = _measured(experiment, pool)
     reports: list[ClientReport] = list(pool.evaluate(measured, progress.sent, progress.number, "validation"))
     return {k.replace("eval/", "validation/"): v for k, v in suite.summarise(reports).items()}
 
 
-def of_models(experiment: Experiment, pool: Pool, progress: Progress, known: Metrics, *, artifacts: Path) -> Metrics:
+def of_models(
+    experiment: Experiment, pool: ClientExecutor, progress: Progress, known: Metrics, *, artifacts: Path
+) -> Metrics:
     """What the clients' models are worth at the end and what attacks learn of them, with pictures in `artifacts`.
 
     Raises `ceilings.AboveCeiling` where an attack does better than the ledger allows, of which `known` tells.
@@ -76,7 +78,7 @@ def of_models(experiment: Experiment, pool: Pool, progress: Progress, known: Met
     return {**final, **_newcomers(experiment, pool, progress, artifacts)}
 
 
-def _measured(experiment: Experiment, pool: Pool) -> Sequence[int]:
+def _measured(experiment: Experiment, pool: ClientExecutor) -> Sequence[int]:
     """The clients whose models are measured."""
     assert experiment.evaluation is not None
     return pool.clients[: experiment.evaluation.clients]
@@ -99,7 +101,7 @@ def _unlike(experiment: Experiment, clients: Sequence[int]) -> float:
     return float((members / members.sum() - nonmembers).abs().sum() / 2) if clients else 0.0
 
 
-def _newcomers(experiment: Experiment, pool: Pool, progress: Progress, artifacts: Path) -> Metrics:
+def _newcomers(experiment: Experiment, pool: ClientExecutor, progress: Progress, artifacts: Path) -> Metrics:
     """What is measured of the clients that join now, and how much of the model they train."""
     assert experiment.evaluation is not None
     method, split = experiment.method, experiment.evaluation.split

@@ -7,8 +7,8 @@
 
 A trial is charged before its first round, for all its rounds: who is drawn is known beforehand, and so is what an
 upload reveals (`Method.upload_event`). A round that is run again, and an upload that is sent again, find the record
-there. No process sends anything while the trial's note has no number (`Charged`), and none sends more than was charged
-(`Client.run`). What is not sent after all, for a trial was stopped, stays spent.
+there. No process sends anything while the trial's note has no number (`BudgetGuard`), and none sends more than was
+charged (`Client.run`). What is not sent after all, for a trial was stopped, stays spent.
 
 Trials are charged with their worst client, and add up in a privacy filter (`privacy.budget`). That covers each unit,
 whatever the settings. An example is in one client of a trial at most, so the trial costs it no more than its worst
@@ -47,9 +47,9 @@ from raydiff.privacy import filters as privacy
 from raydiff.privacy.filters import Budget, Order
 from raydiff.privacy.release import Event, NonPrivate
 from raydiff.storage import staging as away
-from raydiff.storage.append_log import Book
-from raydiff.storage.atomic_files import Overtaken, write_text
-from raydiff.storage.lease import Owner
+from raydiff.storage.append_log import BudgetLog
+from raydiff.storage.atomic_files import LeaseLost, write_text
+from raydiff.storage.lease import Lease
 
 NOTE = "budget.json"
 OVER = ("finished", "stopped")
@@ -59,25 +59,25 @@ AS_PUBLIC = NonPrivate("records of this data set (as data.public_from)")
 
 
 @dataclass(frozen=True)
-class Charged:
+class BudgetGuard:
     """What a trial's store asks before anything is sent: whether its driver still owns the sweep, and whether the trial
     is charged where there is a budget. Small, and safe to send to another process."""
 
-    owner: Owner | None
+    owner: Lease | None
     trial: Path
-    book: Book
+    book: BudgetLog
 
     def __call__(self) -> None:
         """Raises Overtaken where the trial may not go on."""
         if self.owner is not None:
             self.owner()
         if self.book.begun and _note(self.trial).get("record") is None:
-            raise Overtaken(f"{_who(self.trial)} is not charged to {self.book.folder}, which was begun meanwhile")
+            raise LeaseLost(f"{_who(self.trial)} is not charged to {self.book.folder}, which was begun meanwhile")
 
 
-def book_of(trial: Path, data: Data) -> Book:
+def budget_log_of(trial: Path, data: Data) -> BudgetLog:
     """The book of a trial's records, given its folder."""
-    return Book(trial.parents[3] / "budgets" / called(source(data.name)))
+    return BudgetLog(trial.parents[3] / "budgets" / called(source(data.name)))
 
 
 def called(source: str) -> str:
@@ -96,7 +96,7 @@ def check(trials: Sequence[Experiment], sweep: Path) -> None:
         if book is not None and (read_outcome(folder) or {}).get("outcome") not in OVER:
             pending.setdefault(book.folder, []).append((experiment, folder))
     for at, waiting in pending.items():
-        state = _State.of(Book(at), next((e.runtime.budget for e, _ in waiting if e.runtime.budget), None))
+        state = _State.of(BudgetLog(at), next((e.runtime.budget for e, _ in waiting if e.runtime.budget), None))
         for experiment, folder in waiting:
             if not state.is_charged(_key_of(folder)):
                 state = replace(state, pending=(*state.pending, state.charge_of(experiment, folder)))
@@ -128,11 +128,11 @@ def charge(experiment: Experiment, folder: Path) -> None:
     write_text(folder / NOTE, sealed({"key": key, "book": book.folder.name, "record": number}), durable=True)
 
 
-def _bound(experiment: Experiment, folder: Path) -> Book | None:
+def _bound(experiment: Experiment, folder: Path) -> BudgetLog | None:
     """The log that the trial is to be charged to, if any. Raises ValueError where its public records are under another
     budget."""
-    book, public_from = book_of(folder, experiment.data), experiment.data.public_from
-    other = book if public_from is None else Book(book.folder.with_name(called(source(public_from))))
+    book, public_from = budget_log_of(folder, experiment.data), experiment.data.public_from
+    other = book if public_from is None else BudgetLog(book.folder.with_name(called(source(public_from))))
     if other != book and other.begun:
         why = f"data.public_from is {public_from}, whose records are under the budget in {other.folder}"
         raise ValueError(f"{_named(experiment, folder)} cannot declare them public: {why}")
@@ -143,7 +143,7 @@ def _bound(experiment: Experiment, folder: Path) -> Book | None:
 class _State:
     """What a log says, and what it does not say yet."""
 
-    book: Book
+    book: BudgetLog
     budget: Budget
     secret: bytes | None
     """The log's key; None before there is one."""
@@ -154,7 +154,7 @@ class _State:
     """Records of trials that are to be charged before the next one."""
 
     @classmethod
-    def of(cls, book: Book, given: Budget | None) -> _State:
+    def of(cls, book: BudgetLog, given: Budget | None) -> _State:
         """`given` counts while there is no record. Raises ValueError where the log is damaged, and where the budget
         cannot cover what was sent before."""
         storage = book.folder.parents[1]
@@ -242,14 +242,14 @@ def order_of(charges: Sequence[Mapping[str, Any]]) -> Order:
     return next((r["order"] for r in charges if r["events"]), "first")
 
 
-def logs(storage: Path) -> list[Book]:
+def logs(storage: Path) -> list[BudgetLog]:
     """All logs of a storage folder, those that are lost too."""
     names = {path.parent.name for path in storage.glob("budgets/*/*.json")}
     names |= {path.name for path in storage.glob("sweeps/.budgeted/[!.]*")}
-    return [Book(storage / "budgets" / name) for name in sorted(names)]
+    return [BudgetLog(storage / "budgets" / name) for name in sorted(names)]
 
 
-def verified(book: Book) -> list[dict[str, Any]]:
+def verified(book: BudgetLog) -> list[dict[str, Any]]:
     """A book's records. Raises ValueError where one is damaged, or missing that a trial was charged by."""
     notes = dict(_notes(book.folder.parents[1], book))
     records = book.records()
@@ -257,14 +257,14 @@ def verified(book: Book) -> list[dict[str, Any]]:
     return records
 
 
-def _check_notes(book: Book, records: Sequence[dict[str, Any]], notes: Mapping[Path, dict[str, Any]]) -> None:
+def _check_notes(book: BudgetLog, records: Sequence[dict[str, Any]], notes: Mapping[Path, dict[str, Any]]) -> None:
     for folder, note in notes.items():
         number = note["record"]
         if number is not None and (number > len(records) or records[number - 1].get("key") != note["key"]):
             raise ValueError(f"{book.folder} has lost record {number}, by which {_who(folder)} was charged")
 
 
-def _notes(storage: Path, book: Book) -> Iterator[tuple[Path, dict[str, Any]]]:
+def _notes(storage: Path, book: BudgetLog) -> Iterator[tuple[Path, dict[str, Any]]]:
     for path in storage.glob(f"sweeps/*/trials/*/{NOTE}"):
         with suppress(FileNotFoundError):  # removed meanwhile
             note = read_json(path, needs="record")
@@ -273,7 +273,7 @@ def _notes(storage: Path, book: Book) -> Iterator[tuple[Path, dict[str, Any]]]:
 
 
 def _uncharged(
-    storage: Path, book: Book, notes: Mapping[Path, dict[str, Any]]
+    storage: Path, book: BudgetLog, notes: Mapping[Path, dict[str, Any]]
 ) -> Iterator[tuple[Path, tuple[Event, ...]]]:
     """Trials on these records that have no record for all their rounds, and what they have sent."""
     whole = {folder for folder, note in notes.items() if note["record"] is not None}
@@ -297,7 +297,7 @@ def _key_of(folder: Path) -> str:
     return str(_note(folder).get("key", folder))
 
 
-def _key(folder: Path, book: Book) -> str:
+def _key(folder: Path, book: BudgetLog) -> str:
     """A trial's key in the book, made once. It goes with its folder, and so does what could be sent again."""
     with suppress(FileExistsError):
         fresh = {"key": uuid.uuid4().hex, "book": book.folder.name, "record": None}

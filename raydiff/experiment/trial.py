@@ -32,23 +32,23 @@ from raydiff.experiment import config, measurements, overrides
 from raydiff.experiment.client_records import shares
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.ledgers import ledger_of, setup_of
-from raydiff.experiment.spending import Charged, book_of, charge
+from raydiff.experiment.spending import BudgetGuard, budget_log_of, charge
 from raydiff.federated import heartbeat
-from raydiff.federated.client import AtHand, Client, Keys
+from raydiff.federated.client import Client, Keys, StateCache
 from raydiff.federated.method import Metrics, WithRequirements, WithTables
-from raydiff.federated.rounds import LocalPool, Pool, Progress, rounds
+from raydiff.federated.rounds import ClientExecutor, LocalExecutor, Progress, rounds
 from raydiff.formats.json_files import read_outcome, sealed
 from raydiff.formats.jsonl import Jsonl
 from raydiff.models.ddpm import Precision, compute_with
 from raydiff.models.training import Train
-from raydiff.privacy.ledger import Guarantee, Spent
+from raydiff.privacy.ledger import Guarantee, PrivacyOdometer
 from raydiff.storage import artifact_sync as readable
 from raydiff.storage import staging as away
 from raydiff.storage.atomic_files import write_text
 from raydiff.storage.checkpoint import Store
-from raydiff.storage.lease import Owner
+from raydiff.storage.lease import Lease
 from raydiff.storage.remote import shared
-from raydiff.storage.staging import Given
+from raydiff.storage.staging import StorageCredentials
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,9 @@ class Trial:
 
     experiment: Experiment
     sweep: Path
-    owner: Owner | None = None
+    owner: Lease | None = None
     """The driver that it is run for. None: nobody else can come by, as in a test."""
-    given: Given | None = None
+    given: StorageCredentials | None = None
     """On its way to a process that is to work for a bucket in a folder of its own: see `localized`."""
 
     @property
@@ -70,7 +70,7 @@ class Trial:
     @property
     def store(self) -> Store:
         """What survives of it."""
-        guard = Charged(self.owner, self.folder, book_of(self.folder, self.experiment.data))
+        guard = BudgetGuard(self.owner, self.folder, budget_log_of(self.folder, self.experiment.data))
         return Store(self.folder, self.sweep / "cache", guard)
 
     @property
@@ -97,7 +97,7 @@ def cut_short(folder: Path, outcome: str, **more: Any) -> None:
     experiment = config.read(folder / "config.json")
     try:
         shared(folder).restore(server=False)  # What was spent is known there, wherever the processes are that did so.
-        server, outsiders = guarantees(Spent(ledger_of(folder)), experiment)
+        server, outsiders = guarantees(PrivacyOdometer(ledger_of(folder)), experiment)
     except ValueError as e:  # a damaged folder, of which nothing can be guaranteed
         about: dict[str, Any] = {"delta": experiment.method.delta, "accountant": experiment.method.accountant}
         about |= {"unit": None, "relation": None, "trust": "local", "clients": 0, "unprotected": (str(e),)}
@@ -132,7 +132,7 @@ def _named(resolved: Experiment, secret: bytes) -> Experiment:
     return replace(resolved, data_digest=config.keyed(datasets.load(resolved.data), secret))
 
 
-def open_trial(experiment: Experiment, sweep: Path, owner: Owner | None = None) -> Trial:
+def open_trial(experiment: Experiment, sweep: Path, owner: Lease | None = None) -> Trial:
     """Resolve the experiment and `begin`."""
     resolved = resolve(experiment)  # first: what is refused has left nothing
     trial = Trial(_named(resolved, noise_secret(sweep, experiment)), sweep, owner)
@@ -200,10 +200,10 @@ def make_clients(trial: Trial, ids: Sequence[int], *, keys: Keys | None = None) 
     train, public, parts = dataset.splits["train"], dataset.splits["public"], shares(trial.experiment, dataset)
     method, regular = trial.experiment.method, trial.experiment.clients
     shared: dict[str, Any] = {"keys": keys or trial.keys, "public": public, "store": trial.store}
-    shared["at_hand"] = AtHand()
+    shared["at_hand"] = StateCache()
     shared["vectorize"] = trial.experiment.runtime.vectorize
     shared["instruments"] = trial.experiment.evaluation is not None
-    budgeted = trial.experiment.runtime.budget or book_of(trial.folder, trial.experiment.data).begun
+    budgeted = trial.experiment.runtime.budget or budget_log_of(trial.folder, trial.experiment.data).begun
     shared["strict"] = bool(budgeted)
     train = train.without_base()
     return [Client(i, method, train.select(parts[i]), newcomer=i >= regular, **shared) for i in ids]
@@ -228,15 +228,15 @@ def precision_of(experiment: Experiment) -> Precision:
     return found
 
 
-def local_pool(trial: Trial) -> LocalPool:
+def local_executor(trial: Trial) -> LocalExecutor:
     """All clients of the trial in this process."""
     compute(trial.experiment)  # before the feature network is trained
     instruments = make_instruments(trial)
     clients = make_clients(trial, trial.experiment.everyone)
-    return LocalPool(clients, instruments.of_client if instruments else None)
+    return LocalExecutor(clients, instruments.of_client if instruments else None)
 
 
-def run(trial: Trial, pool: Pool, *, train: Train | None = None) -> Iterator[dict[str, Any]]:
+def run(trial: Trial, pool: ClientExecutor, *, train: Train | None = None) -> Iterator[dict[str, Any]]:
     """Run or continue the trial: one result per round, then one that is `finished` and has the final numbers.
 
     `rejected` in a round's result says whose uploads were not aggregated, and why. `train` is as in `rounds`.
@@ -251,7 +251,7 @@ def run(trial: Trial, pool: Pool, *, train: Train | None = None) -> Iterator[dic
     charge(trial.experiment, trial.folder)  # before anything is trained, and far before anything is sent
     method, setup = trial.experiment.method, trial.experiment.evaluation
     log, rejected = Jsonl(trial.folder / "metrics.jsonl"), Jsonl(trial.folder / "rejected.jsonl")
-    progress, resumed, spent, clock = None, False, Spent(), time.perf_counter()
+    progress, resumed, spent, clock = None, False, PrivacyOdometer(), time.perf_counter()
     public = datasets.load(trial.experiment.data).splits["public"]
     for progress in rounds(
         method,
@@ -286,7 +286,9 @@ def run(trial: Trial, pool: Pool, *, train: Train | None = None) -> Iterator[dic
     yield {"round": method.rounds, "finished": True, **final}
 
 
-def _finish(trial: Trial, pool: Pool, progress: Progress, spent: Spent, *, log: Jsonl, clock: float) -> Metrics:
+def _finish(
+    trial: Trial, pool: ClientExecutor, progress: Progress, spent: PrivacyOdometer, *, log: Jsonl, clock: float
+) -> Metrics:
     experiment, ledger = trial.experiment, progress.ledger
     (trial.folder / "artifacts").mkdir(exist_ok=True)
     server, outsiders = guarantees(spent, experiment)
@@ -310,7 +312,7 @@ def _finish(trial: Trial, pool: Pool, progress: Progress, spent: Spent, *, log: 
     return final
 
 
-def guarantees(spent: Spent, experiment: Experiment) -> tuple[Guarantee, Guarantee]:
+def guarantees(spent: PrivacyOdometer, experiment: Experiment) -> tuple[Guarantee, Guarantee]:
     """(against the server, against outsiders): all that is said of a trial's epsilon. Where the partition publishes
     labels, what covers a record does not cover its labels."""
     delta, accountant = experiment.method.delta, experiment.method.accountant

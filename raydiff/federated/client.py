@@ -55,7 +55,7 @@ class Keys:
 Evaluate = Callable[[Deployed, Records, torch.Generator], Any]
 
 
-class AtHand:
+class StateCache:
     """The private states in this process's memory, by client. Those that the store has too leave it, once they are more
     than `most` bytes, beginning with the client whose state came first."""
 
@@ -100,13 +100,13 @@ class Client:
         vectorize: bool = False,
         instruments: bool = True,
         strict: bool = False,
-        at_hand: AtHand | None = None,
+        at_hand: StateCache | None = None,
     ) -> None:
         self.number, self.method, self.data, self.public = number, method, data, public
         self.keys, self.store, self.newcomer, self.vectorize = keys, store, newcomer, vectorize
         self.strict = strict  # It sends nothing that reveals more than its method said beforehand: see `Budget`.
         self.instruments = instruments  # Without them the metrics of `local_update` stay here.
-        self._at_hand = AtHand() if at_hand is None else at_hand  # Clients of one process share it.
+        self._at_hand = StateCache() if at_hand is None else at_hand  # Clients of one process share it.
 
     def run(self, server: Params, number: int) -> tuple[Upload, Metrics]:
         """This client's part of round `number`. Asked again for it, a noised release is resent, not drawn again; for a

@@ -19,8 +19,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from raydiff.models.ddpm import ALIVE
-from raydiff.models.training import WATCH
+from raydiff.models.ddpm import ON_PROGRESS
+from raydiff.models.training import ON_STEP
 from raydiff.storage.remote import shared
 
 EVERY_S = 2.0
@@ -31,7 +31,7 @@ STEPS, ALONE = ".json", ".alive"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Beat:
+class Heartbeat:
     """Where a process is in its part of a round."""
 
     who: str
@@ -69,12 +69,12 @@ class Beat:
         return f"{self.who}{turn}, step {self.step:,} of {self.steps:,}{loss}"
 
 
-def read(trial: Path) -> list[Beat]:
+def read(trial: Path) -> list[Heartbeat]:
     """The latest of each process that trains for the trial in this folder, the slowest first."""
     found = []
     for path in (trial / FOLDER).glob(f"*{STEPS}"):
         with contextlib.suppress(OSError, ValueError, TypeError):  # It is no record: an odd one is no error.
-            found.append(Beat(**json.loads(path.read_text())))
+            found.append(Heartbeat(**json.loads(path.read_text())))
     return sorted(found, key=lambda beat: beat.share)
 
 
@@ -135,19 +135,19 @@ def beating(
     def watch(step: int, steps: int, losses: Tensor) -> None:
         def says() -> str:
             mean, at = float(losses[max(0, step - LATEST) : step].mean()) if loss else None, time.time()
-            beat = Beat(
+            beat = Heartbeat(
                 who=who, round=number, turn=turn, turns=turns, step=step, steps=steps, loss=mean, began=began, at=at
             )
             return json.dumps(dataclasses.asdict(beat))
 
         tell(STEPS, says)
 
-    tokens = WATCH.set(watch), ALIVE.set(lambda: tell(ALONE, str))
+    tokens = ON_STEP.set(watch), ON_PROGRESS.set(lambda: tell(ALONE, str))
     try:
         yield
     finally:
-        WATCH.reset(tokens[0])
-        ALIVE.reset(tokens[1])
+        ON_STEP.reset(tokens[0])
+        ON_PROGRESS.reset(tokens[1])
         if trial is not None:
             shared(trial).remove(list(far))
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from raydiff.data.records import Records
-from raydiff.federated.upload_spec import Form
+from raydiff.federated.upload_spec import UploadSpec
 from raydiff.models.training import Model, Training
 from raydiff.privacy.release import Event, NonPrivate, Release
 from raydiff.seeding import NoiseStream
@@ -74,7 +74,7 @@ Weights = Literal["examples", "uniform"]
 
 
 @dataclass(frozen=True)
-class Summand:
+class MeanSpec:
     """What the uploads of a method are whose server needs no more than their weighted mean."""
 
     weights: Weights
@@ -211,18 +211,18 @@ class Method(Protocol):
         budget is charged. Never an event that reveals less than the upload's own."""
         return NonPrivate("uploads whose event the method does not state beforehand")
 
-    def form(self, server: Params, examples: int, number: int) -> Form:
+    def upload_spec(self, server: Params, examples: int, number: int) -> UploadSpec:
         """What the upload of a client with this many examples looks like in round `number`: any other one is rejected
         before `aggregate` (`rounds`)."""
 
-    def summand(self, server: Params) -> Summand | None:
+    def mean_spec(self, server: Params) -> MeanSpec | None:
         """How uploads are averaged where their weighted mean is all that `aggregate` needs: then every worker adds up
         its own clients', and sends one sum a round. None: `aggregate` gets the uploads one by one. `server` is the
         state that clients see."""
         return None
 
     def aggregate(self, server: Params, uploads: Any, rnd: Round) -> tuple[Params, Metrics, list[Event]]:
-        """The server's part ("server executes"). `uploads` is their `Mean` where there is a `summand`; else an
+        """The server's part ("server executes"). `uploads` is their `Mean` where there is a `mean_spec`; else an
         Iterable[Upload], a stream in client order, to be folded as it comes.
 
         The events are those of what the server publishes beyond the uploads' own (central trust); usually none.

@@ -19,8 +19,8 @@ from raydiff.federated.client import Client, Evaluate, Failed, Keys, noted, run_
 from raydiff.federated.exact_sum import Bits
 from raydiff.federated.heartbeat import beating
 from raydiff.federated.method import SERVER_ONLY, Mean, Method, Metrics, Round, Upload
-from raydiff.federated.sums import Desk, Partial, Sent, partial_sum
-from raydiff.models.training import TRAIN, Diverged, Train
+from raydiff.federated.sums import Partial, UploadRecord, UploadValidator, partial_sum
+from raydiff.models.training import TRAINER_OVERRIDE, Diverged, Train
 from raydiff.privacy.ledger import Ledger
 from raydiff.privacy.release import Event
 from raydiff.seeding import NoiseStream
@@ -31,7 +31,7 @@ PER_CLIENT_METRICS = 32  # above this many participants only the means are recor
 NAMED = 5  # rejected clients that the reason of a failed trial names
 
 
-class Pool(Protocol):
+class ClientExecutor(Protocol):
     """Runs clients somewhere; results come back in the order of `ids`, one at a time."""
 
     @property
@@ -41,14 +41,14 @@ class Pool(Protocol):
     def run(self, ids: Sequence[int], server: Params, number: int) -> Iterator[tuple[Upload, Metrics]]:
         """`Client.run` of each."""
 
-    def sums(self, ids: Sequence[int], desk: Desk) -> Iterator[Partial]:
-        """The sum of what `Client.run` of each sends, in parts that come in any order; of a method with a `summand`."""
+    def sums(self, ids: Sequence[int], validator: UploadValidator) -> Iterator[Partial]:
+        """The sum of what `Client.run` of each sends, in parts, in any order; of a method with a `mean_spec`."""
 
     def evaluate(self, ids: Sequence[int], server: Params, number: int, split: str) -> Iterator[Any]:
         """`Client.evaluate` of each, against a split that no client holds."""
 
 
-class LocalPool:
+class LocalExecutor:
     """All clients in this process: for tests, debugging and laptops."""
 
     def __init__(self, clients: Sequence[Client], evaluate: Callable[[str], Evaluate] | None = None) -> None:
@@ -66,9 +66,9 @@ class LocalPool:
         clients = [self._clients[i] for i in ids]
         yield from noted(clients, number, run_clients(clients, server, number))
 
-    def sums(self, ids: Sequence[int], desk: Desk) -> Iterator[Partial]:
+    def sums(self, ids: Sequence[int], validator: UploadValidator) -> Iterator[Partial]:
         """The sum of what `Client.run` of each sends."""
-        yield partial_sum(desk, self.run(ids, desk.server, desk.number), spare=self._spare)
+        yield partial_sum(validator, self.run(ids, validator.server, validator.number), spare=self._spare)
 
     def evaluate(self, ids: Sequence[int], server: Params, number: int, split: str) -> Iterator[Any]:
         """`Client.evaluate` of each, against a split that no client holds."""
@@ -101,7 +101,7 @@ class Progress:
 
 def rounds(
     method: Method,
-    pool: Pool,
+    pool: ClientExecutor,
     *,
     keys: Keys,
     participation: float = 1.0,
@@ -145,7 +145,7 @@ def rounds(
     for number in range(first, method.rounds):
         drawn = drawn_for(pool.clients, count, keys.seed, number)
         ids = drawn if number < method.participating_rounds else []
-        before = TRAIN.set(train)
+        before = TRAINER_OVERRIDE.set(train)
         try:
             progress = _round(
                 method,
@@ -160,7 +160,7 @@ def rounds(
                 folder=store.root if store else None,
             )
         finally:
-            TRAIN.reset(before)
+            TRAINER_OVERRIDE.reset(before)
         server, ledger = progress.server, progress.ledger
         if store:
             store.save_server(number, server)
@@ -171,7 +171,7 @@ def rounds(
 
 def _round(
     method: Method,
-    pool: Pool,
+    pool: ClientExecutor,
     server: Params,
     ledger: Ledger,
     number: int,
@@ -182,21 +182,21 @@ def _round(
     instruments: bool,
     folder: Path | None,
 ) -> Progress:
-    desk = Desk(method, tree.without(SERVER_ONLY, server), number, len(pool.clients))
-    heard = _Heard(min_clients if ids else 0)
+    validator = UploadValidator(method, tree.without(SERVER_ONLY, server), number, len(pool.clients))
+    heard = _RoundCollector(min_clients if ids else 0)
     uploads: Any
-    if desk.summand is not None:
-        uploads = heard.mean(desk, pool.sums(ids, desk))
+    if validator.mean_spec is not None:
+        uploads = heard.mean(validator, pool.sums(ids, validator))
     else:
-        uploads = heard.stream(desk, pool.run(ids, desk.server, number))
+        uploads = heard.stream(validator, pool.run(ids, validator.server, number))
     path = ("server", "round", number)
     rng, noise = seeding.generator(keys.seed, *path), NoiseStream(keys.secret, (keys.digest, *path))
     try:
         with beating(folder, "the server", number, began=time.time(), loss=instruments):
-            after, metrics, events = method.aggregate(server, uploads, Round(number, rng, noise, desk.clients))
+            after, metrics, events = method.aggregate(server, uploads, Round(number, rng, noise, validator.clients))
     except Diverged as e:
         raise Failed("the server", number, str(e)) from None
-    if desk.summand is None:
+    if validator.mean_spec is None:
         for _ in uploads:  # Uploads that the method did not read were sent all the same, and are charged.
             pass
     told = sorted(heard.sent, key=lambda s: s.client)  # Sums come in any order.
@@ -211,34 +211,34 @@ def _round(
     return Progress(number, after, ledger, metrics, rejected)
 
 
-class _Heard:
+class _RoundCollector:
     """Who has sent something in a round; `aggregate` must not make a model of fewer than `enough`."""
 
     def __init__(self, enough: int) -> None:
         self.enough = enough
-        self.sent: list[Sent] = []
+        self.sent: list[UploadRecord] = []
 
     @property
     def rejected(self) -> dict[int, str]:
         """Why, by client."""
         return {s.client: s.rejected for s in sorted(self.sent, key=lambda s: s.client) if s.rejected is not None}
 
-    def stream(self, desk: Desk, results: Iterable[tuple[Upload, Metrics]]) -> Iterator[Upload]:
+    def stream(self, validator: UploadValidator, results: Iterable[tuple[Upload, Metrics]]) -> Iterator[Upload]:
         """The uploads, one by one. Raises Failed at the end where they are too few."""
         for came in results:
-            upload, about = desk.check(*came)
+            upload, about = validator.check(*came)
             self.sent.append(about)
             if about.rejected is None:
                 yield upload
-        self._check(desk.number)
+        self._check(validator.number)
 
-    def mean(self, desk: Desk, parts: Iterable[Partial]) -> Mean:
+    def mean(self, validator: UploadValidator, parts: Iterable[Partial]) -> Mean:
         """Of the uploads whose sum comes in parts. Raises Failed where they are too few."""
-        whole = desk.partial()
+        whole = validator.partial()
         for part in parts:
             whole.merge(part)
         self.sent = whole.sent
-        self._check(desk.number)
+        self._check(validator.number)
         return whole.mean
 
     def _check(self, number: int) -> None:

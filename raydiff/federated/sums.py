@@ -1,6 +1,6 @@
 """The sum of a round's uploads, made where the clients are hosted.
 
-Where all that a method needs of its uploads is their weighted mean (`Method.summand`), a worker checks its clients'
+Where all that a method needs of its uploads is their weighted mean (`Method.mean_spec`), a worker checks its clients'
 uploads itself, adds them up, and sends one sum. Beside it travels a line about each client: what it sent, what that
 costs, and why it is not in the sum if it is not. `ExactSum` gives the same bits however clients are dealt.
 """
@@ -15,14 +15,14 @@ from dataclasses import dataclass, field, replace
 from raydiff import tree
 from raydiff.federated.exact_sum import Bits, ExactSum, Grid, OutOfRange
 from raydiff.federated.method import Mean, Method, Metrics, Upload
-from raydiff.federated.upload_spec import Form
+from raydiff.federated.upload_spec import UploadSpec
 from raydiff.privacy.release import UNACCOUNTED, Event, accountable
 from raydiff.storage.checkpoint import Store
 from raydiff.tree import Params
 
 
 @dataclass(frozen=True)
-class Sent:
+class UploadRecord:
     """What is known of an upload beside its value."""
 
     client: int
@@ -39,7 +39,7 @@ class Partial:
 
     total: ExactSum
     weight: float = 0.0
-    sent: list[Sent] = field(default_factory=list)
+    sent: list[UploadRecord] = field(default_factory=list)
     """A line for each of these clients; those that are rejected are not in the sum."""
 
     def merge(self, other: Partial) -> None:
@@ -56,32 +56,32 @@ class Partial:
         return Mean(self.total.over(self.weight), self.total.count)
 
 
-class Desk:
+class UploadValidator:
     """Where a round's uploads are checked, and added up."""
 
     def __init__(self, method: Method, server: Params, number: int, clients: int) -> None:
         self.method, self.number, self.clients = method, number, clients
-        self.summand = method.summand(server)
-        self.server = server if self.summand is None else tree.flattened(server)
-        self._forms: dict[int, Form] = {}
+        self.mean_spec = method.mean_spec(server)
+        self.server = server if self.mean_spec is None else tree.flattened(server)
+        self._forms: dict[int, UploadSpec] = {}
 
-    def check(self, upload: Upload, metrics: Metrics) -> tuple[Upload, Sent]:
+    def check(self, upload: Upload, metrics: Metrics) -> tuple[Upload, UploadRecord]:
         """The upload as it is accounted for."""
         upload = replace(upload, release=accountable(upload.release))
         why = self._objection(upload)
-        return upload, Sent(upload.client, upload.release.event, upload.release.nbytes, metrics, why)
+        return upload, UploadRecord(upload.client, upload.release.event, upload.release.nbytes, metrics, why)
 
     def partial(self, spare: Bits | None = None) -> Partial:
         """The sum of no uploads yet, of a method with a summand; `spare` is memory for it."""
-        assert self.summand is not None
-        return Partial(ExactSum(Grid.of(self.summand.largest, self.clients), spare))
+        assert self.mean_spec is not None
+        return Partial(ExactSum(Grid.of(self.mean_spec.largest, self.clients), spare))
 
     def add(self, partial: Partial, upload: Upload, metrics: Metrics) -> None:
         """One more upload: into the sum, or rejected."""
         upload, sent = self.check(upload, metrics)
         if sent.rejected is None:
-            assert self.summand is not None
-            weight = self.summand.weight(upload.examples)
+            assert self.mean_spec is not None
+            weight = self.mean_spec.weight(upload.examples)
             try:
                 partial.total.add(upload.release.value, weight)
                 partial.weight += weight
@@ -102,11 +102,11 @@ class Desk:
             return "it sent what is no release of local trust"
         if not (isinstance(upload.examples, int) and upload.examples >= 0):
             return f"its number of records is {upload.examples}"
-        if self.summand is None and (why := _not_finite(upload)):  # A sum's range tells that too.
+        if self.mean_spec is None and (why := _not_finite(upload)):  # A sum's range tells that too.
             return why
         if (form := self._forms.get(upload.examples)) is None:
-            form = self._forms[upload.examples] = self.method.form(self.server, upload.examples, self.number)
-        return form.unlike(upload.release.value)
+            form = self._forms[upload.examples] = self.method.upload_spec(self.server, upload.examples, self.number)
+        return form.mismatch(upload.release.value)
 
 
 def _not_finite(upload: Upload) -> str | None:
@@ -114,7 +114,7 @@ def _not_finite(upload: Upload) -> str | None:
 
 
 def partial_sum(
-    desk: Desk,
+    validator: UploadValidator,
     results: Iterable[tuple[Upload, Metrics]],
     *,
     spare: list[Bits],
@@ -126,13 +126,13 @@ def partial_sum(
 
     The memory in `spare` is used, and left there for the next sum: whoever makes that needs this one no more.
     """
-    partial, started = desk.partial(spare.pop() if spare else None), time.monotonic()
+    partial, started = validator.partial(spare.pop() if spare else None), time.monotonic()
     for result in results:
-        desk.add(partial, *result)
+        validator.add(partial, *result)
         if time.monotonic() - started >= seconds:
             break
     if partial.total.memory is not None:
         spare.append(partial.total.memory)
     if store is not None:
-        store.note(desk.number, [(s.client, s.event, s.bytes) for s in partial.sent])
+        store.note(validator.number, [(s.client, s.event, s.bytes) for s in partial.sent])
     return partial

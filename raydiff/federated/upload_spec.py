@@ -15,7 +15,7 @@ from raydiff.tree import Flat, Layout, Tensors
 
 
 @dataclass(frozen=True)
-class Leaf:
+class TensorSpec:
     """One leaf of an upload."""
 
     shape: tuple[int | str, ...]
@@ -26,7 +26,7 @@ class Leaf:
     each: int | None = None
     """How often every value that there is has to be there; None: it does not matter."""
 
-    def unlike(self, x: Tensor, sizes: dict[str, int]) -> str | None:
+    def mismatch(self, x: Tensor, sizes: dict[str, int]) -> str | None:
         """Why `x` is no such leaf, in words that follow "its leaf ..."; None: it is. `sizes` are those of the names so
         far, and this leaf's are added."""
         if x.shape == self.shape and x.dtype == self.dtype and not self.values and self.each is None:
@@ -46,41 +46,41 @@ class Leaf:
 
 
 @dataclass(frozen=True)
-class Form:
+class UploadSpec:
     """Leaves by name, and no others."""
 
-    leaves: Mapping[str, Leaf] = field(default_factory=dict)
+    leaves: Mapping[str, TensorSpec] = field(default_factory=dict)
     longest: float = math.inf
     """Euclidean norm of all leaves together, at most."""
     layout: Layout | None = None
     """Of a flat tree whose leaves are like these, whatever is in them; None: each leaf is looked at."""
 
-    def unlike(self, value: Tensors) -> str | None:
+    def mismatch(self, value: Tensors) -> str | None:
         """Why an upload is not of this form, in words; None: it is."""
         alike = isinstance(value, Flat) and value.layout == self.layout
-        if not alike and (why := self._unlike_leaf(value)):
+        if not alike and (why := self._tensor_mismatch(value)):
             return why
         if self.longest < math.inf and tree.norm(value) > self.longest:
             return f"its norm is above {self.longest:.4g}"  # not what it is: see `exact_sum`
         return None
 
-    def _unlike_leaf(self, value: Tensors) -> str | None:
+    def _tensor_mismatch(self, value: Tensors) -> str | None:
         for name in sorted(value.keys() ^ self.leaves.keys()):
             return f"it has a leaf {name!r} that nobody asked for" if name in value else f"its leaf {name!r} is missing"
         sizes: dict[str, int] = {}
         for name, leaf in self.leaves.items():
-            if why := leaf.unlike(value[name], sizes):
+            if why := leaf.mismatch(value[name], sizes):
                 return f"its leaf {name!r} {why}"
         return None
 
 
-def form_of(value: Tensors, *, longest: float = math.inf) -> Form:
+def upload_spec_of(value: Tensors, *, longest: float = math.inf) -> UploadSpec:
     """The form of what has these shapes and types."""
     if isinstance(value, Flat):
-        return Form(_leaves(value.layout), longest, value.layout)
-    return Form({k: Leaf(tuple(v.shape), v.dtype) for k, v in value.items()}, longest)
+        return UploadSpec(_leaves(value.layout), longest, value.layout)
+    return UploadSpec({k: TensorSpec(tuple(v.shape), v.dtype) for k, v in value.items()}, longest)
 
 
 @functools.lru_cache(maxsize=64)
-def _leaves(layout: Layout) -> Mapping[str, Leaf]:
-    return {k: Leaf(shape, layout.dtype) for k, shape in zip(layout.names, layout.shapes, strict=True)}
+def _leaves(layout: Layout) -> Mapping[str, TensorSpec]:
+    return {k: TensorSpec(shape, layout.dtype) for k, shape in zip(layout.names, layout.shapes, strict=True)}

@@ -19,14 +19,14 @@ from raydiff.federated.method import (
     SERVER_ONLY,
     Deployed,
     Mean,
+    MeanSpec,
     Method,
     Metrics,
     Round,
-    Summand,
     Target,
     Weights,
 )
-from raydiff.federated.upload_spec import Form, Leaf, form_of
+from raydiff.federated.upload_spec import TensorSpec, UploadSpec, upload_spec_of
 from raydiff.models.classifier import Classifier
 from raydiff.models.d3pm import DiscreteDiffusion
 from raydiff.models.ddpm import DDPM, Sampling
@@ -105,17 +105,17 @@ class Averaging:
         """The event of any update's release."""
         return NonPrivate(AS_THEY_ARE) if self.privacy is None else self.privacy.upload_event(rounds)
 
-    def form(self, before: Tensors) -> Form:
+    def upload_spec(self, before: Tensors) -> UploadSpec:
         """What an update of the parameters `before` looks like: like them, and not too long, unless they are all 0."""
         if self.secure_aggregation:
-            return Form({k: Leaf(tuple(v.shape), torch.int32) for k, v in before.items()})
+            return UploadSpec({k: TensorSpec(tuple(v.shape), torch.int32) for k, v in before.items()})
         longest = self.max_update_norm * tree.norm(before) if self.max_update_norm is not None else 0.0
-        return form_of(before, longest=longest or math.inf)
+        return upload_spec_of(before, longest=longest or math.inf)
 
-    def summand(self, before: Tensors, *, rounds: int) -> Summand:
+    def mean_spec(self, before: Tensors, *, rounds: int) -> MeanSpec:
         """How updates of the parameters `before` are averaged, and how large they may be."""
         if self.secure_aggregation:
-            return Summand("uniform", 2.0 ** (BITS - 1))
+            return MeanSpec("uniform", 2.0 ** (BITS - 1))
         if self.privacy is None:
             size = TIMES * max(1.0, tree.largest(before))
             size = size if math.isfinite(size) else TIMES  # No update of such a model is finite either.
@@ -123,7 +123,7 @@ class Averaging:
             # No clipped update is beyond the range, so who is in a mean never depends on what is in an update.
             noise = self.privacy.std(rounds) if self.privacy.trust == "local" else 0.0
             size = self.privacy.clip + DEVIATIONS * noise
-        return Summand(self.weights, size * (RECORDS if self.weights == "examples" else 1))
+        return MeanSpec(self.weights, size * (RECORDS if self.weights == "examples" else 1))
 
     def publish(self, mean: Mean, rnd: Round, *, rounds: int) -> tuple[Params, list[Event]]:
         """(the mean update as it may be published, what publishing it reveals)."""
@@ -226,13 +226,13 @@ class Averaged(Method, Protocol):
         """That of every update."""
         return self.averaging.upload_event(rounds=self.rounds)
 
-    def form(self, server: Params, examples: int, number: int) -> Form:
+    def upload_spec(self, server: Params, examples: int, number: int) -> UploadSpec:
         """An update of all that clients see."""
-        return self.averaging.form(tree.without(SERVER_ONLY, server))
+        return self.averaging.upload_spec(tree.without(SERVER_ONLY, server))
 
-    def summand(self, server: Params) -> Summand:
+    def mean_spec(self, server: Params) -> MeanSpec:
         """Updates are averaged."""
-        return self.averaging.summand(server, rounds=self.rounds)
+        return self.averaging.mean_spec(server, rounds=self.rounds)
 
     def aggregate(self, server: Params, uploads: Mean, rnd: Round) -> tuple[Params, Metrics, list[Event]]:
         """The server's optimiser takes one step along the clients' mean update."""

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from raydiff import tree
-from raydiff.federated.method import Mean, Summand
-from raydiff.federated.upload_spec import Form, Leaf
+from raydiff.federated.method import Mean, MeanSpec
+from raydiff.federated.upload_spec import TensorSpec, UploadSpec
 from raydiff.privacy import accountants
 from raydiff.privacy.release import Event, Gaussian, NonPrivate, Release, disclose, gaussian_sum
 from raydiff.seeding import NoiseStream
@@ -72,15 +72,15 @@ class NoisedSum:
             sums, sensitivity=self.sensitivity, std=self.std, noise=noise, public=public, declared=("labels",)
         )
 
-    def form(self, shapes: dict[str, tuple[int, ...]], rows: int) -> Form:
+    def upload_spec(self, shapes: dict[str, tuple[int, ...]], rows: int) -> UploadSpec:
         """Leaves of these shapes, and counts."""
-        leaves = {name: Leaf(shape, torch.float32) for name, shape in shapes.items()}
-        return Form({**leaves, COUNTS: Leaf((rows,), torch.float64, (range(RECORDS + 1),))})
+        leaves = {name: TensorSpec(shape, torch.float32) for name, shape in shapes.items()}
+        return UploadSpec({**leaves, COUNTS: TensorSpec((rows,), torch.float64, (range(RECORDS + 1),))})
 
     @property
-    def summand(self) -> Summand:
+    def mean_spec(self) -> MeanSpec:
         """How clients are added up. No noised sum is beyond the range, so who is in a sum never depends on records."""
-        return Summand("uniform", RECORDS * max(1.0, self.largest) + DEVIATIONS * self.std)
+        return MeanSpec("uniform", RECORDS * max(1.0, self.largest) + DEVIATIONS * self.std)
 
     def total(self, mean: Mean) -> tuple[Params, Tensor, float]:
         """(the sums over all clients, counts (R,), standard deviation of the noise in each entry)."""

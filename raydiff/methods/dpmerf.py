@@ -47,8 +47,8 @@ from torch import Tensor
 
 from raydiff import tree
 from raydiff.data.records import Records, label_rows
-from raydiff.federated.method import SERVER_ONLY, Deployed, LocalResult, Mean, Method, Metrics, Round, Summand, Target
-from raydiff.federated.upload_spec import Form
+from raydiff.federated.method import SERVER_ONLY, Deployed, LocalResult, Mean, MeanSpec, Method, Metrics, Round, Target
+from raydiff.federated.upload_spec import UploadSpec
 from raydiff.methods._noised_sums import NoisedSum, by_row
 from raydiff.models.ddpm import device
 from raydiff.models.generator import Generator
@@ -150,14 +150,14 @@ class DPMERF(Method):
         """One upload, in round 0, the same whatever the records."""
         return Nothing() if number > 0 else self._sum.event
 
-    def form(self, server: Params, examples: int, number: int) -> Form:
+    def upload_spec(self, server: Params, examples: int, number: int) -> UploadSpec:
         """A sum of features for each row of labels, and counts."""
         rows = self.model.rows
-        return self._sum.form({EMBEDDING: (rows, self.features)}, rows) if number == 0 else Form()
+        return self._sum.upload_spec({EMBEDDING: (rows, self.features)}, rows) if number == 0 else UploadSpec()
 
-    def summand(self, server: Params) -> Summand:
+    def mean_spec(self, server: Params) -> MeanSpec:
         """The sum over clients is all that the server needs."""
-        return self._sum.summand
+        return self._sum.mean_spec
 
     def aggregate(self, server: Params, uploads: Mean, rnd: Round) -> tuple[Params, Metrics, list[Event]]:
         """Round 0: the mean features of each row of labels. Later: the generator is trained to have the same."""

@@ -30,7 +30,7 @@ from typing import Literal, get_args
 from raydiff import tree
 from raydiff.data.records import Records
 from raydiff.federated.method import SERVER_ONLY, LocalResult, Mean, Metrics, Round
-from raydiff.federated.upload_spec import Form
+from raydiff.federated.upload_spec import UploadSpec
 from raydiff.lookup import check_one_of
 from raydiff.methods._averaging import Averaged, Averaging
 from raydiff.models.d3pm import DiscreteDiffusion
@@ -148,9 +148,9 @@ class DPSGD(Averaged):
         sigma, rate = self.mechanism(records).noise_multiplier, sampling_rate(self.local.batch, records)
         return replace(event_of(sigma, self.relation, rate=rate, steps=steps), declared=DECLARED)
 
-    def form(self, server: Params, examples: int, number: int) -> Form:
+    def upload_spec(self, server: Params, examples: int, number: int) -> UploadSpec:
         """An update of the model, in a round that has steps."""
-        return super().form(tree.without(EMA, server), examples, number) if self._steps(number) else Form()
+        return super().upload_spec(tree.without(EMA, server), examples, number) if self._steps(number) else UploadSpec()
 
     def aggregate(self, server: Params, uploads: Mean, rnd: Round) -> tuple[Params, Metrics, list[Event]]:
         """FedAvg's, and the moving average: bias-corrected, so that it starts as the first round's model."""

@@ -50,8 +50,8 @@ from torch import Tensor
 
 from raydiff import tree
 from raydiff.data.records import Records, label_rows
-from raydiff.federated.method import SERVER_ONLY, Deployed, LocalResult, Mean, Method, Metrics, Round, Summand, Target
-from raydiff.federated.upload_spec import Form
+from raydiff.federated.method import SERVER_ONLY, Deployed, LocalResult, Mean, MeanSpec, Method, Metrics, Round, Target
+from raydiff.federated.upload_spec import UploadSpec
 from raydiff.methods._noised_sums import NoisedSum
 from raydiff.models.population import Population
 from raydiff.privacy import accountants
@@ -123,13 +123,13 @@ class Evolution(Method):
         """The same in every round, whatever the records."""
         return self._sum.event
 
-    def form(self, server: Params, examples: int, number: int) -> Form:
+    def upload_spec(self, server: Params, examples: int, number: int) -> UploadSpec:
         """Votes for each candidate, and counts."""
-        return self._sum.form({VOTES: (self.model.rows, self.candidates)}, self.model.rows)
+        return self._sum.upload_spec({VOTES: (self.model.rows, self.candidates)}, self.model.rows)
 
-    def summand(self, server: Params) -> Summand:
+    def mean_spec(self, server: Params) -> MeanSpec:
         """The sum over clients is all that the server needs."""
-        return self._sum.summand
+        return self._sum.mean_spec
 
     def aggregate(self, server: Params, uploads: Mean, rnd: Round) -> tuple[Params, Metrics, list[Event]]:
         """The next candidates. The metric is how many of the last ones they are made of, a mean over rows of labels."""

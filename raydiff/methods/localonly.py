@@ -19,7 +19,7 @@ import torch
 
 from raydiff.data.records import Records, public_mean
 from raydiff.federated.method import Deployed, LocalResult, Method, Metrics, Round, Target, Upload
-from raydiff.federated.upload_spec import Form
+from raydiff.federated.upload_spec import UploadSpec
 from raydiff.methods._averaging import AnyModel, deployed
 from raydiff.models.classifier import Classifier
 from raydiff.models.ddpm import DDPM, Sampling
@@ -91,9 +91,9 @@ class LocalOnly(Method):
         """Nothing is sent."""
         return Nothing()
 
-    def form(self, server: Params, examples: int, number: int) -> Form:
+    def upload_spec(self, server: Params, examples: int, number: int) -> UploadSpec:
         """Nothing is sent."""
-        return Form()
+        return UploadSpec()
 
     def aggregate(self, server: Params, uploads: Iterable[Upload], rnd: Round) -> tuple[Params, Metrics, list[Event]]:
         """Nothing was sent."""

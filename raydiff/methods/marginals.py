@@ -38,8 +38,8 @@ import torch
 
 from raydiff import tree
 from raydiff.data.records import Records, label_rows
-from raydiff.federated.method import Deployed, LocalResult, Mean, Method, Metrics, Round, Summand
-from raydiff.federated.upload_spec import Form
+from raydiff.federated.method import Deployed, LocalResult, Mean, MeanSpec, Method, Metrics, Round
+from raydiff.federated.upload_spec import UploadSpec
 from raydiff.methods._noised_sums import NoisedSum
 from raydiff.models import moments
 from raydiff.models.forest import Forest
@@ -86,14 +86,14 @@ class Marginals(Method):
         """One upload, the same whatever the records."""
         return self._sum.event
 
-    def form(self, server: Params, examples: int, number: int) -> Form:
+    def upload_spec(self, server: Params, examples: int, number: int) -> UploadSpec:
         """Pairs for each row of labels, and counts."""
         rows, m = self.model.rows, self.model.width
-        return self._sum.form({PAIRS: (rows, m * (m + 1) // 2)}, rows)
+        return self._sum.upload_spec({PAIRS: (rows, m * (m + 1) // 2)}, rows)
 
-    def summand(self, server: Params) -> Summand:
+    def mean_spec(self, server: Params) -> MeanSpec:
         """The sum over clients is all that the server needs."""
-        return self._sum.summand
+        return self._sum.mean_spec
 
     def aggregate(self, server: Params, uploads: Mean, rnd: Round) -> tuple[Params, Metrics, list[Event]]:
         """The tree from the sums over all clients, which have M clients' noise."""

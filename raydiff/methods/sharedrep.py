@@ -23,7 +23,7 @@ import torch
 from raydiff import tree
 from raydiff.data.records import Records
 from raydiff.federated.method import Deployed, LocalResult, Round
-from raydiff.federated.upload_spec import Form
+from raydiff.federated.upload_spec import UploadSpec
 from raydiff.methods._averaging import Averaged, Averaging, deployed
 from raydiff.models.ddpm import DDPM, Sampling
 from raydiff.models.training import Training, fit
@@ -75,9 +75,9 @@ class SharedRep(Averaged):
         release = self.averaging.release(tree.sub(after, shared), rnd, rounds=self.rounds)
         return LocalResult(private, release, {"train/loss": loss})
 
-    def form(self, server: Params, examples: int, number: int) -> Form:
+    def upload_spec(self, server: Params, examples: int, number: int) -> UploadSpec:
         """An update of the shared part."""
-        return super().form(tree.without(START, server), examples, number)
+        return super().upload_spec(tree.without(START, server), examples, number)
 
     def deploy(self, server: Params, state: Params | None = None) -> Deployed:
         """Sample the shared part with the client's own middle, which the server does not have."""

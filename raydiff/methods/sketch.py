@@ -49,8 +49,8 @@ from torch import Tensor
 
 from raydiff import tree
 from raydiff.data.records import Records, label_rows, public_mean
-from raydiff.federated.method import Deployed, LocalResult, Mean, Method, Metrics, Round, Summand, Target
-from raydiff.federated.upload_spec import Form
+from raydiff.federated.method import Deployed, LocalResult, Mean, MeanSpec, Method, Metrics, Round, Target
+from raydiff.federated.upload_spec import UploadSpec
 from raydiff.methods._noised_sums import NoisedSum, by_row
 from raydiff.models import moments
 from raydiff.models.ddpm import DDPM, Sampling, noised
@@ -151,14 +151,14 @@ class Sketch(Method):
         """One upload, the same whatever the records."""
         return self._sum.event
 
-    def form(self, server: Params, examples: int, number: int) -> Form:
+    def upload_spec(self, server: Params, examples: int, number: int) -> UploadSpec:
         """A sum for each row of labels, the second moment, and counts."""
         d, rows = self.model.pixels, self.model.rows
-        return self._sum.form({SUMS: (rows, d), SECOND: (d * (d + 1) // 2,)}, rows)
+        return self._sum.upload_spec({SUMS: (rows, d), SECOND: (d * (d + 1) // 2,)}, rows)
 
-    def summand(self, server: Params) -> Summand:
+    def mean_spec(self, server: Params) -> MeanSpec:
         """The sum over clients is all that the server needs."""
-        return self._sum.summand
+        return self._sum.mean_spec
 
     def aggregate(self, server: Params, uploads: Mean, rnd: Round) -> tuple[Params, Metrics, list[Event]]:
         """Gaussians from the sums over all clients, which have M clients' noise."""

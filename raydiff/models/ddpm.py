@@ -36,7 +36,7 @@ Denoiser = Callable[[Tensor, Tensor, Tensor], Tensor]
 Network = Callable[[Params, Tensor, Tensor, Tensor, bool], Tensor]
 """(parameters, x_t, t, labels, whether its features are asked for) -> what it predicts, or the features."""
 
-ALIVE: ContextVar[Callable[[], None] | None] = ContextVar("alive", default=None)
+ON_PROGRESS: ContextVar[Callable[[], None] | None] = ContextVar("alive", default=None)
 """What is told that this process goes on with something long (`federated.heartbeat`)."""
 
 CHUNK = 4096  # records per forward pass when nothing is trained: bounds memory, does not change results
@@ -301,14 +301,14 @@ def frozen(call: Callable[..., Tensor], params: Params) -> Callable[..., Tensor]
     @torch.no_grad()
     def of(*inputs: Tensor) -> Tensor:
         parts = zip(*(x.split(CHUNK) for x in inputs), strict=True)
-        return torch.cat([call(bound, *(p.to(where) for p in part)).cpu() for part in going_on(parts)])
+        return torch.cat([call(bound, *(p.to(where) for p in part)).cpu() for part in with_progress(parts)])
 
     return of
 
 
-def going_on(pieces: Iterable[Piece]) -> Iterator[Piece]:
+def with_progress(pieces: Iterable[Piece]) -> Iterator[Piece]:
     """The pieces of something long that takes no steps of a training: at each it is told that this process goes on."""
-    told = ALIVE.get()
+    told = ON_PROGRESS.get()
     for piece in pieces:
         if told is not None:
             told()
@@ -371,7 +371,7 @@ def denoise(
     """
     times = chain(start, stop, steps)
     last: tuple[Tensor, float] | None = None  # The predicted x_0 of the step before, and that step's length.
-    for t, s in going_on(itertools.pairwise(times)):
+    for t, s in with_progress(itertools.pairwise(times)):
         z = z_theta(x, torch.full((len(x),), t), labels)
         a_t, a_s = float(abar[t]), float(abar[s])
         x0 = (x - math.sqrt(1 - a_t) * z) / math.sqrt(a_t)

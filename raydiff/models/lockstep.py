@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from raydiff.models.ddpm import device, device_lost
-from raydiff.models.training import TRAIN, Diverged, Fitted, Task, optimize
+from raydiff.models.training import TRAINER_OVERRIDE, Diverged, Fitted, Task, optimize
 from raydiff.tree import Params
 
 T = TypeVar("T")
@@ -86,7 +86,7 @@ class _Turn(Generic[T]):
         self.task = self._tasks.get()
 
     def _run(self) -> None:
-        TRAIN.set(self._meet)  # This thread alone sees it.
+        TRAINER_OVERRIDE.set(self._meet)  # This thread alone sees it.
         try:
             self.outcome.set_result(self._call())
         except BaseException as e:

@@ -220,7 +220,7 @@ class Task:
 Train = Callable[[Task], Fitted]
 """Does a task: `Task.alone`, or something faster."""
 
-TRAIN: ContextVar[Train | None] = ContextVar("train", default=None)
+TRAINER_OVERRIDE: ContextVar[Train | None] = ContextVar("train", default=None)
 """What does the tasks of `fit` in place of `Task.alone`. `lockstep` sets it to train several clients together, and the
 round loop sets it to train on several processes (`runtime.data_parallel`): so no method needs to know of either."""
 
@@ -228,7 +228,7 @@ round loop sets it to train on several processes (`runtime.data_parallel`): so n
 Watch = Callable[[int, int, Tensor], None]
 """Told after each step: how many are done, of how many, and the losses so far (as many entries as steps in all)."""
 
-WATCH: ContextVar[Watch | None] = ContextVar("watch", default=None)
+ON_STEP: ContextVar[Watch | None] = ContextVar("watch", default=None)
 """What is told of the steps of `optimize` in this process (`federated.heartbeat`)."""
 
 
@@ -271,7 +271,7 @@ def fit(
         objective=objective,
         extras=extras or {},
     )
-    return (TRAIN.get() or Task.alone)(task)
+    return (TRAINER_OVERRIDE.get() or Task.alone)(task)
 
 
 def optimize(
@@ -286,7 +286,7 @@ def optimize(
     if training.ema:
         state = tree.prefixed(AVERAGE, {k: v.detach().clone() for k, v in theta.items()}) | state
     average = tree.under(AVERAGE, state)  # Its tensors are the state's, and change with it.
-    losses, watch = torch.zeros(len(steps), device=where), WATCH.get()
+    losses, watch = torch.zeros(len(steps), device=where), ON_STEP.get()
     for i, step in enumerate(steps):
         for leaf in theta.values():
             leaf.grad = None

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from fnmatch import fnmatch
 from operator import methodcaller
 
-from raydiff.privacy.ledger import Exposed, Spent
+from raydiff.privacy.ledger import Exposed, PrivacyOdometer
 
 MU = "privacy/mu"
 """Metric: mu of Gaussian DP of the client that fares worst; absent where the ledger has no closed form."""
@@ -35,7 +35,7 @@ class AboveCeiling(RuntimeError):
     is chance (`BY_CHANCE`), for the lower limit of a 95 % interval decides."""
 
 
-def of_ledger(spent: Spent) -> dict[str, float]:
+def of_ledger(spent: PrivacyOdometer) -> dict[str, float]:
     """`CEILING`, and `MU` where there is one, against the server."""
     found = _of_views(spent, CEILING, Exposed.auc_ceiling)
     with contextlib.suppress(ValueError):  # Neither sampled noise nor kinds that do not compose have one.
@@ -43,13 +43,13 @@ def of_ledger(spent: Spent) -> dict[str, float]:
     return found
 
 
-def rates(spent: Spent) -> dict[str, float]:
+def rates(spent: PrivacyOdometer) -> dict[str, float]:
     """`TPRS`, against the server."""
     views = [_of_views(spent, name, methodcaller("tpr_ceiling", fpr)) for fpr, name in TPRS.items()]
     return {name: ceiling for view in views for name, ceiling in view.items()}
 
 
-def _of_views(spent: Spent, name: str, ceiling: Callable[[Exposed], float]) -> dict[str, float]:
+def _of_views(spent: PrivacyOdometer, name: str, ceiling: Callable[[Exposed], float]) -> dict[str, float]:
     """A ceiling against the server, and where it is lower that against outsiders; 1 of kinds that do not compose."""
     found = []
     for view in (spent.server, spent.outsiders):

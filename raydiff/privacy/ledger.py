@@ -156,7 +156,7 @@ class Ledger:
 
     def epsilon(self, delta: float, accountant: str) -> float:
         """The worst over both adversaries, of `Exposed.epsilon`."""
-        spent = Spent(self)
+        spent = PrivacyOdometer(self)
         return max(view.epsilon(delta, accountant) for view in (spent.server, spent.outsiders))
 
     def mu(self, client: int | None = None) -> float:
@@ -165,7 +165,7 @@ class Ledger:
         Raises ValueError where their events do not compose, Unsupported for sampled and discrete ones.
         """
         one = self if client is None else Ledger(tuple(e for e in self.entries if e.client in (client, PUBLISHED)))
-        spent = Spent(one)
+        spent = PrivacyOdometer(one)
         return max(spent.server.mu(), spent.outsiders.mu())
 
     def table(self, delta: float) -> list[dict[str, Any]]:
@@ -203,7 +203,7 @@ class Ledger:
         return out
 
 
-class Spent:
+class PrivacyOdometer:
     """What a ledger's events cost, to either adversary (as `Ledger.server` and `outsiders` see them); it can follow a
     ledger that grows, and then counts only what is new."""
 

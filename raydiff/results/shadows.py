@@ -26,7 +26,7 @@ from raydiff.evaluation.attacks import lira, scores
 from raydiff.evaluation.attacks.targets import in_proportion
 from raydiff.federated.client import Client, Failed, Keys
 from raydiff.federated.method import Deployed
-from raydiff.federated.rounds import LocalPool, rounds
+from raydiff.federated.rounds import LocalExecutor, rounds
 from raydiff.models.training import Diverged
 from raydiff.results.finished import Finished, open_finished
 from raydiff.storage.checkpoint import INITIAL
@@ -134,7 +134,7 @@ class Attacked:
                 if self.alone
                 else rounds(
                     experiment.method,
-                    LocalPool(clients),
+                    LocalExecutor(clients),
                     keys=keys,
                     participation=experiment.participation,
                     participants=experiment.participants,

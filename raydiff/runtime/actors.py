@@ -1,5 +1,5 @@
-"""Clients on a Ray cluster: `Worker` actors that host them, and `RayPool`, which looks to the round loop like
-`LocalPool`.
+"""Clients on a Ray cluster: `Worker` actors that host them, and `RayExecutor`, which looks to the round loop like
+`LocalExecutor`.
 
 A worker hosts any number of clients; packing many into one is the same code. It keeps their private state, and writes
 it to the store itself: nothing of it passes through the coordinator. Tensors travel as numpy arrays, which Ray maps
@@ -30,12 +30,12 @@ from raydiff.federated.client import Client, noted, run_clients
 from raydiff.federated.exact_sum import Bits
 from raydiff.federated.heartbeat import beating
 from raydiff.federated.method import Metrics, Upload
-from raydiff.federated.sums import Desk, Partial, partial_sum
+from raydiff.federated.sums import Partial, UploadValidator, partial_sum
 from raydiff.privacy.release import already_private
 from raydiff.runtime import device_faults as lost
 from raydiff.runtime import gpu_memory
 from raydiff.runtime.slots import Slot, cap_memory
-from raydiff.runtime.watchdog import Ear
+from raydiff.runtime.watchdog import HeartbeatMonitor
 from raydiff.storage import staging as away
 from raydiff.storage.remote import shared
 from raydiff.tree import Arrays, Params, arrays, tensors
@@ -60,7 +60,7 @@ class WorkersLost(RuntimeError):
     """A worker did not come back in time; Tune then retries the trial from its last commit."""
 
 
-class PoisonedWorker(RuntimeError):
+class WorkerCrashLoop(RuntimeError):
     """A worker died again and again at the same clients: trying once more would not help."""
 
 
@@ -105,9 +105,9 @@ class Worker:
         """The sum of what `Client.run` sends of as many as end within `seconds`, one at least; `more` gives that of the
         others."""
         clients, params = self._of(trial, ids), tensors(server)
-        desk = Desk(clients[0].method, params, number, self._federation)
+        validator = UploadValidator(clients[0].method, params, number, self._federation)
         results = self._in_its_slice(ids, number, run_clients(clients, params, number))
-        folded = functools.partial(partial_sum, desk, results, spare=self._spare, store=clients[0].store)
+        folded = functools.partial(partial_sum, validator, results, spare=self._spare, store=clients[0].store)
         self._messages = (folded(seconds=seconds) for _ in ids)
         return self.more(trial)
 
@@ -171,16 +171,16 @@ def start_workers(slot: Slot, group: PlacementGroup | None) -> list[Any]:
     return handles
 
 
-class RayPool:
-    """`federation.Pool` over workers: clients are dealt round-robin, results come back in client order."""
+class RayExecutor:
+    """`federation.ClientExecutor` over workers: clients are dealt round-robin, results come back in client order."""
 
     def __init__(self, workers: Sequence[Any], trial: Trial, *, gpu: float = 0.0) -> None:
         self.workers, self.trial, self.gpu = list(workers), trial, gpu
         self._clients = tuple(range(trial.experiment.clients))
         self._digest = trial.experiment.digest
-        self._ear = Ear(self.workers, trial.folder, trial.experiment.runtime)
+        self._ear = HeartbeatMonitor(self.workers, trial.folder, trial.experiment.runtime)
         self._own_words = self._of_workers()
-        self._sent = replace(trial, given=away.Given.of(trial.sweep))
+        self._sent = replace(trial, given=away.StorageCredentials.of(trial.sweep))
         hosting = [w.host.remote(self._sent, self._ids_of(i), gpu) for i, w in enumerate(self.workers)]
         for i, ref in enumerate(hosting):
             wait_s = trial.experiment.runtime.revive_s
@@ -209,17 +209,20 @@ class RayPool:
         for client, examples, value, event, metrics in self._stream(ids, ask):
             yield Upload(client, examples, already_private(tensors(value), event, copy=False)), metrics
 
-    def sums(self, ids: Sequence[int], desk: Desk) -> Iterator[Partial]:
+    def sums(self, ids: Sequence[int], validator: UploadValidator) -> Iterator[Partial]:
         """The sum of what `Client.run` of each sends: one part of each worker, or more where its clients take long.
 
         In a worker that has died, each client is a part by itself.
         """
         if not ids:
             return
-        ref, seconds = ray.put(arrays(desk.server)), min(PART_S, self.trial.experiment.runtime.client_timeout_s / 4)
+        ref, seconds = (
+            ray.put(arrays(validator.server)),
+            min(PART_S, self.trial.experiment.runtime.client_timeout_s / 4),
+        )
 
         def ask(worker: Any, part: list[int], deaths: int) -> Any:
-            return worker.sums.remote(self._digest, part, ref, desk.number, 0.0 if deaths else seconds)
+            return worker.sums.remote(self._digest, part, ref, validator.number, 0.0 if deaths else seconds)
 
         yield from self._arrivals(ids, ask)
 
@@ -291,7 +294,7 @@ class RayPool:
             yield message
 
     def _tell_lost(self, i: int) -> None:
-        """A worker has died: say so where neither it nor `Ear` has."""
+        """A worker has died: say so where neither it nor `HeartbeatMonitor` has."""
         before, self._own_words = self._own_words, self._of_workers()
         if i in self._ear.killed:
             self._ear.killed.discard(i)
@@ -324,9 +327,9 @@ class RayPool:
         sure = len(clients) == 1 or (alone and not self.trial.experiment.runtime.vectorize)
         return f"at client {next(iter(clients))}{'' if sure else ', or at one after it'}"
 
-    def _poisoned(self, i: int, client: int) -> PoisonedWorker:
+    def _poisoned(self, i: int, client: int) -> WorkerCrashLoop:
         why = lost.last_words(self.trial.folder)
-        return PoisonedWorker(f"worker {i} died {ATTEMPTS} times before client {client} had its result; {why}")
+        return WorkerCrashLoop(f"worker {i} died {ATTEMPTS} times before client {client} had its result; {why}")
 
     def _ids_of(self, i: int) -> list[int]:
         return [*self.trial.experiment.everyone[i :: len(self.workers)]]

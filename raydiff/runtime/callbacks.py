@@ -21,7 +21,7 @@ class Reporter:
     """(folder, composed epsilon, in a sentence) -> the table that it printed, beside the files of the report."""
 
 
-class Followers:
+class SweepCallbacks:
     """MLflow's writer, where the sweep is tracked."""
 
     def __init__(

@@ -22,7 +22,7 @@ GPU_LOST = "gpu_lost"  # In a trial's result: (the node, the sentence).
 AHEAD = 5  # An autoscaler sees what waits: as many trials as fit already, and at least so many.
 
 
-class Room(tune.Callback, tune.Stopper):
+class ConcurrencyController(tune.Callback, tune.Stopper):
     """Sets `limit.max_concurrent`, of the search algorithm that Tune asks for trials.
 
     Ends Tune's loop where a node that joins does not see the storage, or one has lost a GPU; and once nothing has run

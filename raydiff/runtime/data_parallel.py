@@ -24,11 +24,11 @@ from torch import Tensor
 
 from raydiff import process
 from raydiff.experiment.config import Runtime
-from raydiff.experiment.trial import Trial, local_pool, precision_of
-from raydiff.federated.rounds import Pool
+from raydiff.experiment.trial import Trial, local_executor, precision_of
+from raydiff.federated.rounds import ClientExecutor
 from raydiff.models.ddpm import Precision, compute_with, device
 from raydiff.models.training import Diverged, Draw, Fitted, Task, optimize
-from raydiff.runtime.actors import RayPool, start_workers
+from raydiff.runtime.actors import RayExecutor, start_workers
 from raydiff.runtime.cluster import cluster
 from raydiff.runtime.slots import COORDINATOR, cap_memory, say, slot, storage_is_shared, total_of, unplaced
 from raydiff.tree import Params, arrays, tensors
@@ -75,7 +75,7 @@ class DataParallel:
 
 
 @contextlib.contextmanager
-def means(trial: Trial) -> Iterator[tuple[Callable[[], Pool], DataParallel]]:
+def means(trial: Trial) -> Iterator[tuple[Callable[[], ClientExecutor], DataParallel]]:
     """What a trial with its coordinator in this process runs on until the block ends: its pool, and who trains the
     server.
 
@@ -95,11 +95,11 @@ def means(trial: Trial) -> Iterator[tuple[Callable[[], Pool], DataParallel]]:
                 "GPU shares"
             )
 
-        def pool() -> Pool:
+        def pool() -> ClientExecutor:
             if apart:
-                return RayPool(start_workers(shape, None), trial, gpu=shape.gpu_per_worker)
+                return RayExecutor(start_workers(shape, None), trial, gpu=shape.gpu_per_worker)
             cap_memory(max(shape.gpu_per_worker, shape.gpu_server))
-            return local_pool(trial)
+            return local_executor(trial)
 
         yield pool, DataParallel(runtime, trial.folder / "train", precision_of(trial.experiment))
 

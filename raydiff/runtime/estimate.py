@@ -37,7 +37,7 @@ def probe(experiment: Experiment) -> Times:
     alone = dataclasses.replace(experiment, evaluation=None, newcomers=None, runtime=runtime)
     with tempfile.TemporaryDirectory(prefix="raydiff-probe-") as folder:
         this = trial.open_trial(alone, Path(folder) / "sweep")
-        results = trial.run(this, trial.local_pool(this))
+        results = trial.run(this, trial.local_executor(this))
         first = next(results)["time/seconds"]
         return first, next(results)["time/seconds"] if this.experiment.method.rounds > 1 else first
 
@@ -54,7 +54,7 @@ def alone(experiment: Experiment) -> float:
     began, rounds_s, whole_s = time.perf_counter(), 0.0, 0.0
     with tempfile.TemporaryDirectory(prefix="raydiff-probe-") as folder:
         this = trial.open_trial(override(dataclasses.replace(experiment, runtime=runtime), short), Path(folder) / "s")
-        for result in trial.run(this, trial.local_pool(this)):
+        for result in trial.run(this, trial.local_executor(this)):
             if not result["finished"]:
                 clients = result["round"] < method.participating_rounds
                 rounds_s += result["time/seconds"]

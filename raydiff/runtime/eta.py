@@ -32,7 +32,7 @@ def work(experiment: Experiment) -> float:
 
 
 @dataclass
-class Left:
+class RemainingTime:
     """Seconds of trials that have not ended: the mean of their setting where one of it has; else those of a straight
     line over `work`, times how far off that is for the trials of the same method that have ended."""
 

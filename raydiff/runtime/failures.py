@@ -42,7 +42,7 @@ def cause(error: Exception) -> BaseException:
     return error.cause if isinstance(error, ray.exceptions.RayTaskError) else error
 
 
-class Written(tune.Callback):
+class OutcomeWriter(tune.Callback):
     """In the driver: has here what a bucket has of a trial, and writes the outcome of one that has failed."""
 
     def __init__(self, sweep: Path) -> None:

@@ -20,7 +20,7 @@ from raydiff.experiment.config import Experiment
 from raydiff.experiment.overrides import override
 from raydiff.federated.client import COHORT, run_clients
 from raydiff.federated.method import SERVER_ONLY, Round
-from raydiff.federated.sums import Desk
+from raydiff.federated.sums import UploadValidator
 from raydiff.models.training import Training
 from raydiff.runtime.slots import CONTEXT, allowed, called, slot
 from raydiff.seeding import NoiseStream
@@ -130,8 +130,8 @@ def _peak(this: trial.Trial, meter: Meter, cohort: int) -> int:
     uploads = [upload for upload, _ in run_clients(clients, server, 0)] if method.participating_rounds else []
     trained = meter.peak()
     noise = NoiseStream(this.keys.secret, ("probe",))
-    desk = Desk(method, server, 0, this.experiment.clients)
-    received: Any = uploads if desk.summand is None else desk.mean(uploads)
+    validator = UploadValidator(method, server, 0, this.experiment.clients)
+    received: Any = uploads if validator.mean_spec is None else validator.mean(uploads)
     server, _, _ = method.aggregate(server, received, Round(0, rng, noise, this.experiment.clients))
     meter.start()
     if instruments is not None:

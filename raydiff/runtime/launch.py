@@ -20,18 +20,18 @@ from raydiff.experiment import spending, trial
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.study import varying
 from raydiff.federated import heartbeat
-from raydiff.federated.rounds import Pool
+from raydiff.federated.rounds import ClientExecutor
 from raydiff.formats.json_files import read_json
 from raydiff.models.training import Train
 from raydiff.results import chance
 from raydiff.results.spent import composed
 from raydiff.runtime import sweep_folder
-from raydiff.runtime.callbacks import Followers, Reporter
+from raydiff.runtime.callbacks import Reporter, SweepCallbacks
 from raydiff.runtime.eta import EVERY_S, duration
 from raydiff.runtime.plan import Planned
 from raydiff.runtime.slots import cap_memory
 from raydiff.storage import artifact_sync as readable
-from raydiff.storage.atomic_files import Overtaken, write_text
+from raydiff.storage.atomic_files import LeaseLost, write_text
 from raydiff.storage.lease import held
 from raydiff.storage.remote import shared
 
@@ -97,7 +97,7 @@ def start(
                 return Ended(folder, False)
         whole = report is not None and report.write is not None
         _announce(planned, folder, whole=whole)
-        followers = Followers(planned, folder, this["experiment"], report=report, track=track)
+        followers = SweepCallbacks(planned, folder, this["experiment"], report=report, track=track)
 
         def begin(share: float | None) -> None:
             this.update(followers.ready())
@@ -134,7 +134,7 @@ def start(
         return Ended(folder, interrupted, failed)
 
 
-def _tell(folder: Path, followers: Followers, status: str, *, report: Reporter | None) -> None:
+def _tell(folder: Path, followers: SweepCallbacks, status: str, *, report: Reporter | None) -> None:
     """What the sweep has shown, to whoever ran it, and to those who follow it."""
     followers.close()
     table = report.write(folder, composed(folder)) if report and report.write else ""
@@ -219,14 +219,14 @@ def _here(planned: Planned, begin: Begin, *, retry: bool) -> None:
             return
 
 
-def _rounds(this: trial.Trial, pool: Callable[[], Pool], train: Train | None) -> None:
+def _rounds(this: trial.Trial, pool: Callable[[], ClientExecutor], train: Train | None) -> None:
     trial.begin(this)
     try:
         with _told_of(this):
             for result in trial.run(this, pool(), train=train):
                 if not result["finished"]:
                     _say_round(result, this.experiment.method.rounds)
-    except Overtaken:  # Another driver owns the sweep now, and writes how the trial ends.
+    except LeaseLost:  # Another driver owns the sweep now, and writes how the trial ends.
         raise
     except Exception as e:  # Every trial that began gets an outcome.
         trial.cut_short(this.folder, "failed", reason=str(e) or type(e).__name__)
@@ -266,7 +266,7 @@ def _say_round(result: dict[str, Any], rounds: int) -> None:
 
 
 @contextlib.contextmanager
-def _means(this: trial.Trial) -> Iterator[tuple[Callable[[], Pool], Train | None]]:
+def _means(this: trial.Trial) -> Iterator[tuple[Callable[[], ClientExecutor], Train | None]]:
     """Where it runs: in this process alone, or with help from a Ray."""
     given = this.experiment.runtime
     if given.server_workers > 1:
@@ -276,7 +276,7 @@ def _means(this: trial.Trial) -> Iterator[tuple[Callable[[], Pool], Train | None
             yield found
     else:
         cap_memory(1.0 if given.gpu_per_worker == "auto" else max(given.worker_share, given.gpu_server))
-        yield functools.partial(trial.local_pool, this), None
+        yield functools.partial(trial.local_executor, this), None
 
 
 # --- on Ray ---

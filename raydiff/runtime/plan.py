@@ -21,7 +21,7 @@ from raydiff.experiment.study import Study, trials
 from raydiff.lookup import nearest
 from raydiff.runtime import sweep_folder
 from raydiff.storage.bucket import is_bucket
-from raydiff.storage.lease import Owner
+from raydiff.storage.lease import Lease
 
 Search = Literal["grid", "random", "optuna", "asha"]
 Space = Mapping[str, tuple[str, tuple[Any, ...]]]
@@ -72,7 +72,7 @@ class Planned:
     """What the sweep is of."""
     folder: Path
     """Where it is, or is to be; its name is the sweep's."""
-    owner: Owner | None = None
+    owner: Lease | None = None
     """The driver that runs it, by its number in that folder; None: no other can come by."""
     base: Experiment
     trials: tuple[Experiment, ...]

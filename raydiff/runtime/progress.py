@@ -19,7 +19,7 @@ from raydiff.experiment.config import Experiment
 from raydiff.experiment.study import varying
 from raydiff.federated import heartbeat
 from raydiff.runtime import device_faults as lost
-from raydiff.runtime.eta import EVERY_S, Left, duration
+from raydiff.runtime.eta import EVERY_S, RemainingTime, duration
 from raydiff.runtime.plan import Planned, experiment_of
 from raydiff.storage.remote import shared
 
@@ -63,7 +63,7 @@ class Progress(TrialProgressCallback, tune.Stopper):
         self._is_better = operator.lt if plan.lower_is_better else operator.gt
         self._named = varying([plan.base, *plan.trials], plan.space)
         self._waiting = {e.digest: e for e in plan.trials}
-        self._left = Left()
+        self._left = RemainingTime()
         self.running: dict[str, Running] = {}  # By Tune's trial id.
         self._furthest: dict[str, int] = {}  # Tune's trial id -> its latest round ever
         self.stopped: set[str] = set()  # digests of trials that a scheduler ended early

@@ -15,7 +15,7 @@ class _NewestFirst(FIFOScheduler):
     """
 
     limit: Any = None
-    """What has `max_concurrent`, see `Room`; None: there is none."""
+    """What has `max_concurrent`, see `ConcurrencyController`; None: there is none."""
 
     def choose_trial_to_run(self, tune_controller: Any) -> Any:
         """The trial that Tune is to start next, if one waits. Where none does, and none may be added, no slot is kept

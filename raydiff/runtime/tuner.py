@@ -39,30 +39,30 @@ from raydiff.runtime import device_faults as lost
 from raydiff.runtime import failures as failed
 from raydiff.runtime import gpu_memory
 from raydiff.runtime import search as searched
-from raydiff.runtime.actors import RayPool, WorkersLost, start_workers
+from raydiff.runtime.actors import RayExecutor, WorkersLost, start_workers
 from raydiff.runtime.cluster import NODE, grows, nodes
-from raydiff.runtime.concurrency import GPU_LOST, Room
+from raydiff.runtime.concurrency import GPU_LOST, ConcurrencyController
 from raydiff.runtime.gauges import Gauges
 from raydiff.runtime.plan import Planned, experiment_of, written
 from raydiff.runtime.progress import Progress
 from raydiff.runtime.schedulers import Asha, InOrder
 from raydiff.runtime.slots import Slot, cap_memory, fitting, slot, storage_is_shared
 from raydiff.storage import artifact_sync as readable
-from raydiff.storage.atomic_files import Overtaken
-from raydiff.storage.lease import Owner
-from raydiff.storage.staging import Given
+from raydiff.storage.atomic_files import LeaseLost
+from raydiff.storage.lease import Lease
+from raydiff.storage.staging import StorageCredentials
 
 
 class Federation(tune.Trainable):
     """One trial. Reused for the next one (`reset_config`): the processes stay, all state is replaced."""
 
-    _given: Given | None = None
+    _given: StorageCredentials | None = None
     _measured: float
     _results: Iterator[dict[str, Any]]
     _round: int
     _trial: Trial | None
 
-    def setup(self, config: dict[str, Any], given: Given | None = None) -> None:
+    def setup(self, config: dict[str, Any], given: StorageCredentials | None = None) -> None:
         """Start the workers in this trial's own placement group, then begin. `given`: the storage is a bucket, and this
         process works in a folder of its own."""
         process.begin()
@@ -80,10 +80,10 @@ class Federation(tune.Trainable):
 
     def step(self) -> dict[str, Any]:
         """One round. An error of the experiment ends the trial with its reason; lost processes are Tune's to retry; of
-        a lost GPU `Room` hears, and ends Tune's loop."""
+        a lost GPU `ConcurrencyController` hears, and ends Tune's loop."""
         try:
             result = next(self._results)
-        except (WorkersLost, Overtaken):
+        except (WorkersLost, LeaseLost):
             raise
         except lost.GpuLost as e:
             result = {"finished": False, "round": self._round, GPU_LOST: (e.node, str(failed.cause(e)))}
@@ -115,7 +115,7 @@ class Federation(tune.Trainable):
     def _run(self, config: dict[str, Any]) -> Iterator[dict[str, Any]]:
         experiment = experiment_of(config)
         sweep, number = Path(config["sweep"]), config["owner"]
-        owner = None if number is None else Owner(sweep, number)
+        owner = None if number is None else Lease(sweep, number)
         self._trial = trials.localized(Trial(experiment, sweep, owner, self._given))
         if config.get("values"):  # What Optuna has chosen is resolved here; the driver has resolved all else.
             self._trial = trials.open_trial(experiment, self._trial.sweep, self._trial.owner)
@@ -124,7 +124,7 @@ class Federation(tune.Trainable):
         lost.check_gpu(self._gpu_server)
         with lost.ending(self._trial.folder, "the coordinator"):
             cap_memory(self._gpu_server)
-            pool = RayPool(self._workers, self._trial, gpu=self._gpu)
+            pool = RayExecutor(self._workers, self._trial, gpu=self._gpu)
             for result in trials.run(self._trial, pool):
                 yield {"digest": self._trial.experiment.digest, **result}
 
@@ -267,9 +267,9 @@ def _fit(
 ) -> bool:
     """Through Tune; True when it ended because there was no room any more, or none on a node that has lost a GPU."""
     limit = BasicVariantGenerator(max_concurrent=1) if search is None else ConcurrencyLimiter(search, max_concurrent=1)
-    room, order = Room(plan, shape, progress, limit), scheduler or InOrder()
+    room, order = ConcurrencyController(plan, shape, progress, limit), scheduler or InOrder()
     order.limit = limit
-    given = Given.of(plan.folder)
+    given = StorageCredentials.of(plan.folder)
     # Not by the config, which Tune writes down: it has the secret.
     told: Any = Federation if given is None else tune.with_parameters(Federation, given=given)
     where: dict[str, Any] = {"strategy": "PACK"}
@@ -292,7 +292,7 @@ def _fit(
                 name="tune",
                 storage_path=own,
                 verbose=0,
-                callbacks=[failed.Written(plan.folder), progress, room],
+                callbacks=[failed.OutcomeWriter(plan.folder), progress, room],
                 stop=CombinedStopper(progress, room),
                 failure_config=tune.FailureConfig(max_failures=plan.base.runtime.failures),
             ),
@@ -334,7 +334,9 @@ def _quiet() -> None:
     os.environ.setdefault("TUNE_DISABLE_STRICT_METRIC_CHECKING", "1")
     os.environ.setdefault("TUNE_PRINT_ALL_TRIAL_ERRORS", "0")  # `Progress` says each error in a line.
     os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
-    os.environ.setdefault("TUNE_MAX_PENDING_TRIALS_PG", "200")  # `Room` says how many; with Optuna it would be one.
+    os.environ.setdefault(
+        "TUNE_MAX_PENDING_TRIALS_PG", "200"
+    )  # `ConcurrencyController` says how many; with Optuna it would be one.
     os.environ.setdefault("TUNE_DISABLE_SIGINT_HANDLER", "1")  # `Progress.interrupt` ends the sweep, for SIGTERM too
     os.environ.setdefault("TUNE_GLOBAL_CHECKPOINT_S", "inf")  # What Tune could restore a sweep from grows with it.
     logging.getLogger("ray.tune").setLevel(logging.ERROR)

@@ -23,7 +23,7 @@ LOOK_S = 30.0  # between two of them at most
 KILLING_S = 30.0  # What it may take until a process is gone: one that is stopped takes Ray 6 s.
 
 
-class Ear:
+class HeartbeatMonitor:
     """Waits for what a trial's workers send. Only time in which it waits counts as silence."""
 
     def __init__(self, workers: Sequence[Any], folder: Path, runtime: Runtime) -> None:

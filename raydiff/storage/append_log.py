@@ -24,7 +24,7 @@ from raydiff.storage.atomic_files import write_text
 
 
 @dataclass(frozen=True)
-class Book:
+class BudgetLog:
     """The records in a folder; nothing is made until there is one."""
 
     folder: Path

@@ -19,7 +19,7 @@ from raydiff.tree import Params, Tensors, aligned
 SYNCING = 8  # files that are brought to the disk at once: together they take a tenth of their time one by one
 
 
-class Overtaken(ValueError):
+class LeaseLost(ValueError):
     """Another process goes on with this trial. Who gets this stops, sends nothing, and writes nothing more."""
 
 

@@ -32,9 +32,9 @@ from raydiff.privacy.ledger import Ledger
 from raydiff.privacy.release import Event, Gaussian, Nothing, Release, already_private, event_from_dict, event_to_dict
 from raydiff.seeding import keyed_digest
 from raydiff.storage import checksums as seals
-from raydiff.storage.atomic_files import Overtaken, Shared, read_tensors, write_tensors, write_text
+from raydiff.storage.atomic_files import LeaseLost, Shared, read_tensors, write_tensors, write_text
 from raydiff.storage.remote import shared
-from raydiff.storage.state_cache import Latest
+from raydiff.storage.state_cache import StateIndex
 from raydiff.tree import Params
 
 INITIAL = -1  # the "round" of a client's state before its first one
@@ -49,7 +49,7 @@ class Store:
     cache: Path | None = None
     guard: Callable[[], None] | None = None
     """Raises Overtaken where the driver that this process works for no longer owns the sweep."""
-    _latest: Latest = field(default_factory=Latest, init=False, repr=False, compare=False)
+    _latest: StateIndex = field(default_factory=StateIndex, init=False, repr=False, compare=False)
     """What was seen of clients' states: one client after the other asks for its latest."""
 
     @cached_property
@@ -116,7 +116,7 @@ class Store:
         kept = self.load_release(client, number)
         self.check_open(number)  # This is last: an earlier commit may have taken away another value than `kept`.
         if kept is None:
-            raise Overtaken(f"what client {client} sends in round {number} has gone from {path.parent}")
+            raise LeaseLost(f"what client {client} sends in round {number} has gone from {path.parent}")
         return kept
 
     def note(self, number: int, sent: Iterable[tuple[int, Event, int]]) -> None:
@@ -217,7 +217,7 @@ class Store:
         if self.guard is not None:
             self.guard()
         if self._commit(number).exists():
-            raise Overtaken(f"round {number} of {self.root} counts already: another process goes on with this trial")
+            raise LeaseLost(f"round {number} of {self.root} counts already: another process goes on with this trial")
 
     def last_commit(self) -> tuple[int, dict[str, Any]] | None:
         """(number, record) of the last round that counts, or None. Raises ValueError where it is damaged."""

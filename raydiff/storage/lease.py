@@ -4,7 +4,7 @@
     <sweep>/owners/00002.json    the next one: the highest number owns the sweep
 
 A number is taken by an atomic link, and none is given twice: whoever had an earlier one, and was thought dead while it
-only stood still, finds the next number there and stops (`Owner`, which workers and coordinators ask too).
+only stood still, finds the next number there and stops (`Lease`, which workers and coordinators ask too).
 
 An owner of this machine is dead when its process is. Of any other it is known only by its silence: by the file's time,
 which the storage itself keeps, so that clocks need not agree. In a bucket it is the same, with objects in the place of
@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from raydiff.storage.atomic_files import Overtaken, Shared
+from raydiff.storage.atomic_files import LeaseLost, Shared
 from raydiff.storage.remote import shared
 
 BEAT_S = 5.0  # between signs of life
@@ -34,7 +34,7 @@ SILENCE_S = 90.0  # without one: dead. Far more than a beat, and than NFS shows 
 
 
 @dataclass(frozen=True)
-class Owner:
+class Lease:
     """A driver's number. Small, and safe to send to another process."""
 
     sweep: Path
@@ -49,11 +49,11 @@ class Owner:
             return
         self._asked[:] = [time.monotonic()]
         if there.written(_name(self.number + 1)) is not None:
-            raise Overtaken(f"{self.sweep.name} is run by another driver now: this one has stopped")
+            raise LeaseLost(f"{self.sweep.name} is run by another driver now: this one has stopped")
 
 
 @contextlib.contextmanager
-def held(sweep: Path) -> Iterator[Owner]:
+def held(sweep: Path) -> Iterator[Lease]:
     """Own the sweep in this folder, which is made if need be. Raises ValueError, which says who runs it, where somebody
     does. Where nothing was begun, nothing is left.
 
@@ -73,7 +73,7 @@ def held(sweep: Path) -> Iterator[Owner]:
             _give_back(owner, me)
 
 
-def _take(sweep: Path, me: dict[str, Any]) -> Owner:
+def _take(sweep: Path, me: dict[str, Any]) -> Lease:
     there = shared(sweep)
     while True:
         number = max((int(path.stem) for path in (sweep / "owners").glob("*.json")), default=0)
@@ -82,7 +82,7 @@ def _take(sweep: Path, me: dict[str, Any]) -> Owner:
         if number:
             _outlive(sweep, there, number)
         if there.first(_name(number + 1), _text(me)):  # else somebody was faster
-            return Owner(sweep, number + 1)
+            return Lease(sweep, number + 1)
 
 
 def _outlive(sweep: Path, files: Shared, number: int) -> None:
@@ -113,11 +113,11 @@ def _outlive(sweep: Path, files: Shared, number: int) -> None:
 
 def _was_ours(pid: int, sweep: Path, number: int) -> bool:
     """Whether this very process owned it, and could not write that it has ended, as on a full disk."""
-    name = _thread(Owner(sweep, number))
+    name = _thread(Lease(sweep, number))
     return pid == os.getpid() and all(thread.name != name for thread in threading.enumerate())
 
 
-def _thread(owner: Owner) -> str:
+def _thread(owner: Lease) -> str:
     return f"owner {owner.number} of {owner.sweep}"
 
 
@@ -136,13 +136,13 @@ def _now(there: Shared) -> float:
         there.remove([probe])
 
 
-def _beat(owner: Owner, over: threading.Event, text: bytes) -> None:
+def _beat(owner: Lease, over: threading.Event, text: bytes) -> None:
     there = shared(owner.sweep)
     while not over.wait(BEAT_S):
         try:
             owner()
             there.touch(_name(owner.number), text)
-        except Overtaken as e:
+        except LeaseLost as e:
             if not over.is_set():
                 _end_process(str(e))
         except OSError:  # a full or unreachable disk: it may come back
@@ -154,7 +154,7 @@ def _end_process(why: str) -> None:
     os._exit(2)
 
 
-def _give_back(owner: Owner, me: dict[str, Any]) -> None:
+def _give_back(owner: Lease, me: dict[str, Any]) -> None:
     there = shared(owner.sweep)
     if owner.number > 1 or (owner.sweep / "sweep.json").exists():
         there.put(_name(owner.number), _text({**me, "ended": True}))

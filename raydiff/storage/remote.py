@@ -30,7 +30,7 @@ from typing import Any, ClassVar
 from raydiff.formats.json_files import sealed
 from raydiff.privacy.release import Event, Nothing, event_to_dict
 from raydiff.storage import checksums as seals
-from raydiff.storage.atomic_files import Overtaken, Shared, write_bytes
+from raydiff.storage.atomic_files import LeaseLost, Shared, write_bytes
 from raydiff.storage.bucket import MULTIPART, Bucket, Lock, bucket_at, closed_size
 
 AHEAD = 16  # names that are asked for at once, where they are counted up
@@ -191,7 +191,7 @@ class Remote(Shared):
             noised = {sent["client"]: sent["upload"] for r in log for sent in r["sent"] if sent["upload"]}
             for sent in mine:
                 if sent["upload"] and noised.get(sent["client"], sent["upload"]) != sent["upload"]:
-                    raise Overtaken(f"another process has sent what client {sent['client']} noised in round {number}")
+                    raise LeaseLost(f"another process has sent what client {sent['client']} noised in round {number}")
             told = [sent for sent in mine if sent["state"] or sent["upload"] or sent["event"] != NOTHING]
             new = [sent for sent in told if before.get(sent["client"]) != sent]
             if not new:
@@ -231,8 +231,8 @@ class Remote(Shared):
         self._know(server, after)
         self.remove([*old, *filter(None, [known["server"]])])
 
-    def _counts(self, number: int) -> Overtaken:
-        return Overtaken(f"round {number} of {self.folder} counts already: another process goes on with this trial")
+    def _counts(self, number: int) -> LeaseLost:
+        return LeaseLost(f"round {number} of {self.folder} counts already: another process goes on with this trial")
 
     def _sent(self, number: int, client: int, event: Event, size: int) -> dict[str, Any]:
         kept = {kind: self.folder / _named(kind, client, number) for kind in ("clients", "releases")}

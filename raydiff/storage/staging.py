@@ -67,20 +67,20 @@ def begin(at: Path, bucket: Bucket) -> None:
 
 
 @dataclass(frozen=True)
-class Given:
+class StorageCredentials:
     """What a process of another node is told, to work for a sweep in a bucket."""
 
     uri: str
     secret: bytes = field(repr=False)
 
     @classmethod
-    def of(cls, sweep: Path) -> Given | None:
+    def of(cls, sweep: Path) -> StorageCredentials | None:
         """Of the sweep in this folder; None where its storage is a folder."""
         bucket = bucket_at(sweep.parents[1])
         return None if bucket is None else cls(bucket.uri, (sweep / "secret").read_bytes())
 
 
-def localized(given: Given, name: str, trial: str) -> Path:
+def localized(given: StorageCredentials, name: str, trial: str) -> Path:
     """The folder of the sweep of this name in which this process works on the trial; the other trials that it had there
     are gone."""
     sweep = _own(given.uri) / "sweeps" / name

@@ -9,7 +9,7 @@ NEVER = -2  # before every round, and before the state that a client may have fr
 UNKNOWN = (NEVER, None)
 
 
-class Latest:
+class StateIndex:
     """What a process knows of the states of a trial's clients, as it goes from round to round."""
 
     def __init__(self) -> None:

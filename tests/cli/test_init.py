@@ -182,7 +182,7 @@ def test_time_that_a_trial_takes(monkeypatch: pytest.MonkeyPatch) -> None:
         yield {"round": 5, "finished": True, "time/seconds": 40.0}
 
     monkeypatch.setattr(estimate.trial, "run", run)
-    monkeypatch.setattr(estimate.trial, "local_pool", lambda this: None)
+    monkeypatch.setattr(estimate.trial, "local_executor", lambda this: None)
     monkeypatch.setattr(estimate.time, "perf_counter", lambda: now[0])
     monkeypatch.setattr(estimate.os, "cpu_count", lambda: 2)
     base = rd.preset("digits").experiment

@@ -105,7 +105,7 @@ def test_the_page_is_short_and_has_one_of_each() -> None:
 def test_a_trial_of_things_from_outside_is_like_any_other(package: Path, tmp_path: Path, tiny) -> None:
     experiment = overrides.override(tiny, overrides.parse_overrides(tiny, OUTSIDE.split()))
     opened = trial.open_trial(experiment, tmp_path / "sweep")
-    *_, final = trial.run(opened, trial.local_pool(opened))
+    *_, final = trial.run(opened, trial.local_executor(opened))
     assert 1 < final["eval/vendi"] < 100 and 0 <= final["attack/client/jump/auc"] <= 1
     assert "eval/fd_cnn/all" in final and "eval/coverage/all" not in final
     written = read_json(opened.folder / "config.json")
@@ -186,7 +186,7 @@ def test_a_number_of_another_name_is_refused_when_it_is_measured(package: Path, 
     evaluation = replace(tiny.evaluation, metrics=("wrong:stray",))
     opened = trial.open_trial(replace(tiny, evaluation=evaluation), tmp_path)
     with pytest.raises(ValueError, match=r"the metric stray must call its numbers stray or stray/\.\.\., not 'other'"):
-        list(trial.run(opened, trial.local_pool(opened)))
+        list(trial.run(opened, trial.local_executor(opened)))
 
 
 def test_a_class_that_no_worker_could_import_has_no_name_on_disk() -> None:

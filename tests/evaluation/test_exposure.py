@@ -151,7 +151,7 @@ def experiment(tmp_path_factory: pytest.TempPathFactory) -> Experiment:
 
 def final(experiment: Experiment, folder: Path) -> dict[str, Any]:
     opened = open_trial(experiment, folder)
-    return list(trial.run(opened, trial.local_pool(opened)))[-1]
+    return list(trial.run(opened, trial.local_executor(opened)))[-1]
 
 
 def test_clients_train_on_what_their_own_audit_leaves(experiment: Experiment, tmp_path: Path) -> None:

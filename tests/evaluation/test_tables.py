@@ -215,7 +215,7 @@ def test_the_command_line_switches_to_discrete_diffusion() -> None:
 
 def finished(experiment: Experiment, folder: Path) -> tuple[trial.Trial, dict[str, Any]]:
     opened = open_trial(experiment, folder)
-    return opened, list(trial.run(opened, trial.local_pool(opened)))[-1]
+    return opened, list(trial.run(opened, trial.local_executor(opened)))[-1]
 
 
 AVERAGED: dict[str, Any] = {"model": MODEL, "rounds": 2, "local": SHORT}

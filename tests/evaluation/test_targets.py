@@ -15,7 +15,7 @@ from raydiff.evaluation.attacks import membership, targets
 from raydiff.evaluation.attacks import scores as attacks
 from raydiff.federated.client import Client, Keys
 from raydiff.federated.method import Deployed, Target, Upload, Uploads
-from raydiff.federated.rounds import LocalPool, rounds
+from raydiff.federated.rounds import LocalExecutor, rounds
 from raydiff.methods.fedavg import FedAvg
 from raydiff.methods.localonly import LocalOnly
 from raydiff.models.ddpm import DDPM
@@ -41,7 +41,7 @@ def evaluated(method: Any, own: list[Records], **changes: Any) -> list[targets.S
     def instrument(deployed: Deployed, records: Records, rng: torch.Generator) -> targets.Scores:
         return targets.scores(deployed, records, **{**given, **changes})
 
-    pool = LocalPool([Client(i, method, d, keys=KEYS) for i, d in enumerate(own)], lambda split: instrument)
+    pool = LocalExecutor([Client(i, method, d, keys=KEYS) for i, d in enumerate(own)], lambda split: instrument)
     last = list(rounds(method, pool, keys=KEYS))[-1]
     return list(pool.evaluate(pool.clients, last.sent, last.number, "test"))
 

@@ -30,7 +30,7 @@ from raydiff.results.finished import open_finished
 from raydiff.results.spent import composed
 from raydiff.storage import artifact_sync as readable
 from raydiff.storage import staging as away
-from raydiff.storage.atomic_files import Overtaken, read_tensors, write_tensors
+from raydiff.storage.atomic_files import LeaseLost, read_tensors, write_tensors
 from raydiff.storage.bucket import Bucket, Lock
 from raydiff.storage.checkpoint import Store
 from raydiff.storage.remote import Remote, shared
@@ -98,7 +98,7 @@ def test_what_was_noised_and_put_is_sent_again_and_nothing_else(noised, machine,
     machine()
     this = begun(replace(noised), uri)
     monkeypatch.setattr(SPIRE, "local_update", lambda *_: pytest.fail("it was trained again"))
-    pool = trial.local_pool(this)
+    pool = trial.local_executor(this)
     server = this.experiment.method.init_server(None, torch.Generator().manual_seed(0))
     from raydiff.federated.rounds import drawn_for
 
@@ -128,7 +128,7 @@ def test_of_two_processes_that_noised_one_client_s_upload_one_sends(machine):
     second, _ = kept(uri, 3, 2.0)
     assert second._records(3) == []  # it has looked, and the other has not put it yet
     first.send(3, [message])
-    with pytest.raises(Overtaken, match="another process has sent what client 7 noised in round 3"):
+    with pytest.raises(LeaseLost, match="another process has sent what client 7 noised in round 3"):
         second.send(3, [message])
     first.send(3, [message])  # again is no other
 
@@ -137,7 +137,7 @@ def test_nothing_is_sent_in_a_round_that_counts(machine):
     uri = machine()
     remote, message = kept(uri, 0, 1.0)
     remote.commit(0, "{}", None)
-    with pytest.raises(Overtaken, match=r"round 0 of .* counts already"):
+    with pytest.raises(LeaseLost, match=r"round 0 of .* counts already"):
         remote.send(0, [message])
 
 
@@ -145,7 +145,7 @@ def test_a_round_counts_once(machine):
     uri = machine()
     kept(uri, 0, 1.0)[0].commit(0, "{}", None)
     machine()
-    with pytest.raises(Overtaken, match=r"round 0 of .* counts already"):
+    with pytest.raises(LeaseLost, match=r"round 0 of .* counts already"):
         kept(uri, 0, 1.0)[0].commit(0, "{}", None)
 
 

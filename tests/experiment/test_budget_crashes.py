@@ -58,7 +58,7 @@ class World:
             assert "would overspend" in str(e)
             self.refused.add(name)
             return
-        guard = spending.Charged(None, folder, spending.book_of(folder, self.experiment.data))
+        guard = spending.BudgetGuard(None, folder, spending.budget_log_of(folder, self.experiment.data))
         for number in range(2):
             guard()
             with suppress(FileExistsError):  # It was stored: that one counts.
@@ -68,7 +68,7 @@ class World:
 
     def check(self) -> list[dict[str, Any]]:
         """What must hold at every moment."""
-        book = spending.book_of(self.folder("a"), self.experiment.data)
+        book = spending.budget_log_of(self.folder("a"), self.experiment.data)
         records = spending.verified(book)
         charged = [r["trial"] for r in records[1:]]
         assert len(set(charged)) == len(charged), "charged twice"

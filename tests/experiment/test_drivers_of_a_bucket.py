@@ -13,12 +13,12 @@ from buckets import SECRET
 import raydiff as rd
 from raydiff.experiment.config import Experiment
 from raydiff.federated import heartbeat
-from raydiff.models.ddpm import going_on
+from raydiff.models.ddpm import with_progress
 from raydiff.storage import lease as owner
 from raydiff.storage import staging as away
-from raydiff.storage.atomic_files import Overtaken
+from raydiff.storage.atomic_files import LeaseLost
 from raydiff.storage.bucket import Bucket, Unreachable
-from raydiff.storage.lease import Owner, held
+from raydiff.storage.lease import Lease, held
 from raydiff.storage.remote import shared
 
 
@@ -46,8 +46,8 @@ def test_a_second_driver_is_refused_from_whatever_machine_until_the_first_has_en
     with held(sweep()) as second:
         assert (first.number, second.number) == (1, 2)
         second()
-        with pytest.raises(Overtaken, match="lab is run by another driver now"):
-            Owner(first.sweep, 1)()
+        with pytest.raises(LeaseLost, match="lab is run by another driver now"):
+            Lease(first.sweep, 1)()
 
 
 def test_a_driver_on_another_machine_that_is_silent_by_the_store_s_clock_is_dead(sweep, monkeypatch) -> None:
@@ -83,7 +83,7 @@ def test_a_process_that_works_in_another_folder_is_heard(sweep, monkeypatch) -> 
         folder.mkdir(parents=True)
     silence = heartbeat.sign(here, heartbeat.process())
     with heartbeat.beating(there, "client 0", 0, began=0.0, loss=False):
-        list(going_on([1]))
+        list(with_progress([1]))
         assert heartbeat.sign(here, heartbeat.process()) != silence
     assert heartbeat.sign(here, heartbeat.process()) == silence
 

@@ -16,7 +16,7 @@ import pytest
 
 from raydiff.storage import atomic_files as files
 from raydiff.storage import lease as owner
-from raydiff.storage.atomic_files import Overtaken
+from raydiff.storage.atomic_files import LeaseLost
 from raydiff.storage.lease import held
 
 FORK = multiprocessing.get_context("fork")  # a process that imports torch anew takes seconds
@@ -122,12 +122,12 @@ def test_a_driver_that_was_overtaken_finds_out_whatever_the_next_one_has_done_si
     with held(sweep) as first:
         pretend_next = sweep / "owners" / "00002.json"
         pretend_next.write_text(json.dumps(owner._me() | {"host": "elsewhere", "ended": True}))
-        with pytest.raises(Overtaken, match=r"^mine is run by another driver now"):
+        with pytest.raises(LeaseLost, match=r"^mine is run by another driver now"):
             first()
         with held(sweep) as third:
             assert third.number == 3
             third()
-        with pytest.raises(Overtaken):
+        with pytest.raises(LeaseLost):
             first()
 
 

@@ -42,8 +42,8 @@ from raydiff.privacy.release import Event, Gaussian, NonPrivate, Nothing
 from raydiff.results.spent import composed
 from raydiff.runtime import launch
 from raydiff.runtime.plan import Planned
-from raydiff.storage.append_log import Book
-from raydiff.storage.atomic_files import Overtaken, write_text
+from raydiff.storage.append_log import BudgetLog
+from raydiff.storage.atomic_files import LeaseLost, write_text
 
 BUDGET = Budget(epsilon=7)
 
@@ -63,7 +63,7 @@ def opened(experiment: Experiment, storage: Path, name: str) -> Trial:
 
 
 def execute(this: Trial) -> list[dict[str, Any]]:
-    return list(trial.run(this, trial.local_pool(this)))
+    return list(trial.run(this, trial.local_executor(this)))
 
 
 def charges(this: Trial) -> list[dict[str, Any]]:
@@ -111,7 +111,7 @@ def test_a_budget_changes_no_digest_and_no_number(protocol: Experiment, tmp_path
 
 def test_what_is_run_again_is_charged_once(protocol: Experiment, tmp_path: Path) -> None:
     this = opened(budgeted(protocol), tmp_path, "a")
-    results = trial.run(this, trial.local_pool(this))
+    results = trial.run(this, trial.local_executor(this))
     next(results)  # Round 0, with the only upload, counts.
     assert len(charges(this)) == 1
     results.close()  # type: ignore[attr-defined]
@@ -156,14 +156,14 @@ def test_the_plan_is_what_the_ledger_says_in_the_end(protocol: Experiment, tmp_p
 def test_what_was_sent_before_there_was_a_budget_counts(protocol: Experiment, tmp_path: Path) -> None:
     before, begun = opened(protocol, tmp_path, "before"), opened(replace(protocol, seed=1), tmp_path, "begun")
     execute(before)
-    going = trial.run(begun, trial.local_pool(begun))
+    going = trial.run(begun, trial.local_executor(begun))
     next(going)
     first = opened(budgeted(protocol, seed=2), tmp_path, "first")
     execute(first)
     told = {r["trial"].partition("/")[0]: r["whole"] for r in charges(first)}
     assert told == {"before": False, "begun": False, "first": True}
     assert 6 < BUDGET.spent(privacy.read(r["events"]) for r in charges(first)).epsilon < 7
-    with pytest.raises(Overtaken, match=r"begun/\w+ is not charged to .*, which was begun meanwhile"):
+    with pytest.raises(LeaseLost, match=r"begun/\w+ is not charged to .*, which was begun meanwhile"):
         list(going)
     execute(Trial(begun.experiment, begun.sweep))  # Begun again it is charged for all its rounds, in place of the one.
     assert [r["whole"] for r in charges(first) if r["trial"].startswith("begun")] == [False, True]
@@ -210,9 +210,9 @@ def test_a_trial_is_whole_though_it_was_charged_while_another_looked(
     mine = budgeted(protocol, Budget(epsilon=7, unit="client"), method=averaged)
     execute(opened(mine, tmp_path, "first"))
     other, real = opened(mine, tmp_path, "other"), spending._notes
-    going = trial.run(other, trial.local_pool(other))
+    going = trial.run(other, trial.local_executor(other))
 
-    def look(storage: Path, book: Book) -> list[Any]:
+    def look(storage: Path, book: BudgetLog) -> list[Any]:
         seen = list(real(storage, book))
         monkeypatch.setattr(spending, "_notes", real)
         next(going)
@@ -562,7 +562,7 @@ def test_several_missing_records_are_found(
 
 def test_a_record_put_back_from_elsewhere_is_found(spent: Trial) -> None:
     book = spent.store.guard.book  # type: ignore[union-attr]
-    other = Book(book.folder.with_name("other"))
+    other = BudgetLog(book.folder.with_name("other"))
     for number, record in enumerate(book.records(), 1):
         other.add({**record, "events": []} if number > 1 else record, number)
     shutil.copy(other.folder / "00002.json", book.folder / "00002.json")
@@ -600,7 +600,7 @@ def test_two_sweeps_at_once_share_a_budget(protocol: Experiment, tmp_path: Path)
         process.join(120)
     assert [process.exitcode for process in processes] == [0, 0]
     assert told.get(timeout=10) + told.get(timeout=10) == 3
-    (book,) = (Book(path) for path in (tmp_path / "budgets").iterdir())
+    (book,) = (BudgetLog(path) for path in (tmp_path / "budgets").iterdir())
     records = spending.verified(book)[1:]
     assert len({r["key"] for r in records}) == len(records) == 3
     sent = [ledger_of(f) for f in tmp_path.glob("sweeps/*/trials/*") if ledger_of(f).entries]

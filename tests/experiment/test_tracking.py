@@ -21,7 +21,7 @@ from raydiff.evaluation.grids import sample_grid
 from raydiff.experiment import overrides
 from raydiff.experiment.config import Experiment
 from raydiff.federated import heartbeat
-from raydiff.federated.heartbeat import Beat
+from raydiff.federated.heartbeat import Heartbeat
 from raydiff.federated.method import Method
 from raydiff.formats import json_files as files
 from raydiff.formats.json_files import read_lines
@@ -377,7 +377,7 @@ def test_within_a_long_round_the_loss_is_a_chart(sweep: Sweep, experiment: Exper
 
     def tell(*said: tuple[int, float | None]) -> None:
         for number, (step, loss) in enumerate(said):
-            beat = Beat(who=f"client {number}", step=step, loss=loss, **given)
+            beat = Heartbeat(who=f"client {number}", step=step, loss=loss, **given)
             (folder / heartbeat.FOLDER / f"{number}.json").write_text(json.dumps(asdict(beat)))
         sweep.follow()
 

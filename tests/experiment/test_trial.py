@@ -28,7 +28,7 @@ from raydiff.experiment.ledgers import ledger_of
 from raydiff.experiment.trial import Trial, end, make_clients, noise_secret, open_trial
 from raydiff.federated.client import Failed
 from raydiff.federated.method import Round
-from raydiff.federated.rounds import LocalPool
+from raydiff.federated.rounds import LocalExecutor
 from raydiff.formats import json_files as files
 from raydiff.formats.json_files import read_json
 from raydiff.methods._averaging import Averaging
@@ -43,7 +43,7 @@ from raydiff.papers.spire.method import SPIRE
 from raydiff.privacy import accountants, client_level, gaussian
 from raydiff.privacy.ceilings import AboveCeiling
 from raydiff.privacy.client_level import ClientPrivacy
-from raydiff.privacy.ledger import Ledger, Spent
+from raydiff.privacy.ledger import Ledger, PrivacyOdometer
 from raydiff.privacy.release import Gaussian, disclose
 from raydiff.results.finished import open_finished
 
@@ -51,7 +51,7 @@ SECRET = "00112233445566778899aabbccddeeff"
 
 
 def execute(opened: Trial) -> list[dict[str, Any]]:
-    return list(trial.run(opened, trial.local_pool(opened)))
+    return list(trial.run(opened, trial.local_executor(opened)))
 
 
 def numbers(metrics: dict[str, Any]) -> dict[str, Any]:
@@ -157,7 +157,7 @@ def test_a_server_that_adds_no_noise_is_found_by_an_attack_on_its_model(
 def test_labels_are_covered_where_the_partition_leaves_them_private(tiny: Experiment) -> None:
     """DP-SGD covers them; a partition that counts labels, or newcomers, make them public, and the guarantee says so."""
     event = Gaussian(1.0, "example", "zero_out", "local", 0.1, 5)
-    spent = Spent(Ledger().with_uploads(0, [(0, event, 1), (1, event, 1)]))
+    spent = PrivacyOdometer(Ledger().with_uploads(0, [(0, event, 1), (1, event, 1)]))
     late = Newcomers(clients=1, classes=2, records=4)
     for changes, public in (
         ({"partition": Iid()}, False),
@@ -277,7 +277,7 @@ def test_a_killed_trial_ends_with_the_same_numbers(
 ) -> None:
     opened, results = finished
     first = open_trial(opened.experiment, tmp_path)
-    running = trial.run(first, trial.local_pool(first))
+    running = trial.run(first, trial.local_executor(first))
     list(itertools.islice(running, done))
     running.close()  # type: ignore[attr-defined]
     second = open_trial(opened.experiment, tmp_path)
@@ -292,7 +292,7 @@ def test_a_state_that_no_round_looks_at_any_more_is_checked_before_the_trial_end
 ) -> None:
     """The process died between the last commit and the outcome."""
     first = open_trial(noised, tmp_path)
-    running = trial.run(first, trial.local_pool(first))
+    running = trial.run(first, trial.local_executor(first))
     list(itertools.islice(running, noised.method.rounds))
     running.close()  # type: ignore[attr-defined]
     states = first.folder / "clients"
@@ -311,7 +311,7 @@ def test_a_state_that_no_round_looks_at_any_more_is_checked_before_the_trial_end
 
 def test_a_round_committed_but_not_logged_is_logged_by_the_next_process(protocol: Experiment, tmp_path: Path) -> None:
     first = open_trial(protocol, tmp_path)
-    running = trial.run(first, trial.local_pool(first))
+    running = trial.run(first, trial.local_executor(first))
     list(itertools.islice(running, 2))
     running.close()  # type: ignore[attr-defined]
     log = first.folder / "metrics.jsonl"
@@ -373,7 +373,7 @@ def test_a_client_that_took_part_cannot_go_on_without_its_state(protocol: Experi
     """SPIRE's clients keep their embeddings: made anew, one would silently give other numbers."""
     method = SPIRE(model=protocol.method.model, local=replace(protocol.method.local, steps=1), rounds=3)
     opened = open_trial(replace(protocol, method=method), tmp_path)
-    running = trial.run(opened, trial.local_pool(opened))
+    running = trial.run(opened, trial.local_executor(opened))
     list(itertools.islice(running, 2))
     running.close()  # type: ignore[attr-defined]
     path = opened.folder / "clients" / "00001-00001.safetensors"
@@ -608,7 +608,7 @@ def test_newcomers_with_several_embeddings_send_nothing_and_are_attacked(
     one, several = (overrides.override(joined, {**given, "method.embeddings": k}) for k in (1, 3))
     before = execute(open_trial(one, tmp_path / "a"))[-1]
     stopped = open_trial(several, tmp_path / "a")
-    running = trial.run(stopped, trial.local_pool(stopped))
+    running = trial.run(stopped, trial.local_executor(stopped))
     next(running)
     running.close()  # type: ignore[attr-defined]
     final = execute(stopped)[-1]
@@ -637,14 +637,14 @@ def test_a_newcomer_of_a_method_that_shares_nothing_trains_alone(joined: Experim
 def test_only_the_clients_asked_for_are_measured(tiny: Experiment, tmp_path: Path) -> None:
     asked: list[int] = []
 
-    class Asked(LocalPool):
+    class Asked(LocalExecutor):
         def evaluate(self, ids: Sequence[int], *args: Any) -> Iterator[Any]:
             asked.extend(ids)
             return super().evaluate(ids, *args)
 
     one = replace(tiny, evaluation=Evaluation(dim=4, attack=False, clients=1))
     opened = open_trial(one, tmp_path)
-    pool = trial.local_pool(opened)
+    pool = trial.local_executor(opened)
     pool.__class__ = Asked
     list(trial.run(opened, pool))
     assert asked == [0]
@@ -697,7 +697,7 @@ def test_rejected_uploads_are_counted_and_named(
 def test_a_trial_runs_on_the_threads_it_says(protocol: Experiment, tmp_path: Path) -> None:
     opened = open_trial(overrides.override(protocol, {"runtime.threads": 2, "method.local.steps": 0}), tmp_path)
     try:
-        pool = trial.local_pool(opened)  # trains the feature network, where there is one
+        pool = trial.local_executor(opened)  # trains the feature network, where there is one
         assert torch.get_num_threads() == 2
         torch.set_num_threads(1)
         next(trial.run(opened, pool))

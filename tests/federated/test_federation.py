@@ -19,16 +19,16 @@ from torch import Tensor
 from raydiff import tree
 from raydiff.data.datasets import Records
 from raydiff.federated import rounds as federation
-from raydiff.federated.client import AtHand, Client, Failed, Keys
+from raydiff.federated.client import Client, Failed, Keys, StateCache
 from raydiff.federated.method import Deployed, LocalResult, Method, Metrics, Round, Upload
-from raydiff.federated.rounds import LocalPool, Progress, rounds
-from raydiff.federated.upload_spec import Form, Leaf
+from raydiff.federated.rounds import LocalExecutor, Progress, rounds
+from raydiff.federated.upload_spec import TensorSpec, UploadSpec
 from raydiff.models.training import Diverged
 from raydiff.privacy.filters import Budget
 from raydiff.privacy.ledger import Ledger
 from raydiff.privacy.release import Event, Gaussian, Nothing, already_private, disclose, nothing
 from raydiff.storage import checkpoint
-from raydiff.storage.atomic_files import Overtaken, write_tensors
+from raydiff.storage.atomic_files import LeaseLost, write_tensors
 from raydiff.storage.checkpoint import INITIAL, Store
 from raydiff.tree import Params
 
@@ -93,8 +93,8 @@ class Walk(Method):
         release = already_private(message, event) if self.private else disclose(message, "it")
         return LocalResult({**state, "count": state["count"] + 1}, release, {"train/loss": float(client)})
 
-    def form(self, server: Params, examples: int, number: int) -> Form:
-        return Form({"value": Leaf((1,), torch.float32), "client": Leaf((1,), torch.int64)})
+    def upload_spec(self, server: Params, examples: int, number: int) -> UploadSpec:
+        return UploadSpec({"value": TensorSpec((1,), torch.float32), "client": TensorSpec((1,), torch.int64)})
 
     def aggregate(self, server: Params, uploads: Iterable[Upload], rnd: Round) -> tuple[Params, Metrics, list[Event]]:
         if self.fails[0] == "server" and self.fails[2] == rnd.number:
@@ -115,8 +115,8 @@ class Walk(Method):
         return Deployed({"only": sample})
 
 
-def pool(method: Any, store: Store | None = None, *, clients: Iterable[int] = range(3)) -> LocalPool:
-    return LocalPool(
+def pool(method: Any, store: Store | None = None, *, clients: Iterable[int] = range(3)) -> LocalExecutor:
+    return LocalExecutor(
         [Client(i, method, own_records(i), keys=KEYS, store=store) for i in clients],
         lambda split: lambda deployed, records, rng: (split, len(records), float(torch.rand((), generator=rng))),
     )
@@ -188,7 +188,7 @@ def test_evaluation_is_keyed_by_client_and_repeats() -> None:
     assert first == again and first[0][:2] == ("test", 3)
     assert first[0][2] != first[1][2]
     with pytest.raises(ValueError, match="made without instruments"):
-        list(LocalPool([]).evaluate([], {}, 0, "test"))
+        list(LocalExecutor([]).evaluate([], {}, 0, "test"))
 
 
 # --- participation ---
@@ -241,8 +241,8 @@ def test_a_client_that_sends_nothing_is_in_the_ledger_too() -> None:
         def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
             return LocalResult(state, nothing())
 
-        def form(self, server: Params, examples: int, number: int) -> Form:
-            return Form()
+        def upload_spec(self, server: Params, examples: int, number: int) -> UploadSpec:
+            return UploadSpec()
 
     entries = run(Silent(rounds=1, participating_rounds=1, reads=0))[-1].ledger.entries
     assert [(e.client, e.event, e.bytes) for e in entries] == [(c, Nothing(), 0) for c in range(3)]
@@ -329,9 +329,9 @@ def test_a_run_with_a_store_is_the_run_without(tmp_path: Path) -> None:
 @pytest.mark.parametrize("private", [True, False])
 def test_beyond_what_may_be_in_memory_states_are_read_from_the_store_again(tmp_path: Path, private: bool) -> None:
     """Of three clients whose states are 8 bytes, and of two rounds each, the memory has room for one and a half."""
-    method, store, at_hand = Walk(private=private), Store(tmp_path, tmp_path / "cache"), AtHand(24)
+    method, store, at_hand = Walk(private=private), Store(tmp_path, tmp_path / "cache"), StateCache(24)
     clients = [Client(i, method, own_records(i), keys=KEYS, store=store, at_hand=at_hand) for i in range(3)]
-    found, whole = rounds(method, LocalPool(clients), keys=KEYS, store=store), run(Walk(private=private))
+    found, whole = rounds(method, LocalExecutor(clients), keys=KEYS, store=store), run(Walk(private=private))
     for here, there in zip(found, whole, strict=True):
         assert same(here, there) and here.metrics == there.metrics
         assert 0 < at_hand.bytes <= 24 and [len(at_hand.of(i)) for i in range(3)] == [0, 0, 2]
@@ -340,9 +340,9 @@ def test_beyond_what_may_be_in_memory_states_are_read_from_the_store_again(tmp_p
 
 
 def test_what_the_store_does_not_have_stays_in_memory() -> None:
-    method, at_hand = Walk(), AtHand(0)
+    method, at_hand = Walk(), StateCache(0)
     clients = [Client(i, method, own_records(i), keys=KEYS, at_hand=at_hand) for i in range(3)]
-    assert all(map(same, rounds(method, LocalPool(clients), keys=KEYS), run(Walk())))
+    assert all(map(same, rounds(method, LocalExecutor(clients), keys=KEYS), run(Walk())))
     assert at_hand.bytes == 0 and [len(at_hand.of(i)) for i in range(3)] == [2] * 3
 
 
@@ -448,7 +448,7 @@ def test_for_a_round_that_counts_nothing_is_drawn(tmp_path: Path, number: int) -
     method = Walk(careless=True)
     left_over = Client(1, method, own_records(1), keys=KEYS, store=Store(tmp_path))
     everything_else(tmp_path)()
-    with pytest.raises(Overtaken, match=f"^round {number} of "):
+    with pytest.raises(LeaseLost, match=f"^round {number} of "):
         left_over.run({"sum": torch.zeros(1)}, number)
     assert not method.seen
 
@@ -459,7 +459,7 @@ def test_who_trains_while_another_commits_sends_nothing(tmp_path: Path, done: in
         take(Walk(careless=True), Store(tmp_path), done)
 
     left_over = Client(1, Watched(meanwhile=meanwhile), own_records(1), keys=KEYS, store=Store(tmp_path))
-    with pytest.raises(Overtaken, match=r"^round 0 of "):
+    with pytest.raises(LeaseLost, match=r"^round 0 of "):
         left_over.run({"sum": torch.zeros(1)}, 0)
     assert len(run(Walk(careless=True), Store(tmp_path))[-1].ledger.entries) == 12  # and the others go on
 
@@ -480,7 +480,7 @@ def test_who_stores_while_another_commits_sends_nothing(tmp_path: Path, monkeypa
                     everything_else(root)()
 
         monkeypatch.setattr(checkpoint, "write_tensors", write)
-        with pytest.raises(Overtaken):
+        with pytest.raises(LeaseLost):
             Client(1, Walk(careless=True), own_records(1), keys=KEYS, store=Store(root)).run({"sum": torch.zeros(1)}, 0)
 
 
@@ -489,7 +489,7 @@ def test_of_two_drivers_of_one_trial_at_most_one_value_leaves_a_client(tmp_path:
     for order in itertools.product((0, 1), repeat=6):
         root, left = tmp_path / "".join(map(str, order)), dict[tuple[int, int], set[str]]()
 
-        class Noted(LocalPool):
+        class Noted(LocalExecutor):
             def run(self, ids: Any, server: Params, number: int, left: Any = left) -> Iterator[Any]:
                 for upload, metrics in super().run(ids, server, number):
                     left.setdefault((number, upload.client), set()).add(tree.digest(upload.release.value))
@@ -502,7 +502,7 @@ def test_of_two_drivers_of_one_trial_at_most_one_value_leaves_a_client(tmp_path:
 
         drivers = [driver(), driver()]
         for i in order:
-            with suppress(Overtaken):
+            with suppress(LeaseLost):
                 next(drivers[i], None)
         assert all(len(values) == 1 for values in left.values()), order
         assert len(left) >= 2
@@ -518,7 +518,7 @@ def test_a_commit_that_is_there_stays(tmp_path: Path) -> None:
         lambda: late.save_server(3, {"sum": torch.ones(1)}),
         lambda: late.commit(3, {"ledger": Ledger().to_json()}),
     ):
-        with pytest.raises(Overtaken, match=r"^round 3 of "):
+        with pytest.raises(LeaseLost, match=r"^round 3 of "):
             write()
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
@@ -532,14 +532,14 @@ def test_of_two_commits_at_once_the_first_counts(tmp_path: Path, monkeypatch: py
         link(source, target)
 
     monkeypatch.setattr(os, "link", late)
-    with pytest.raises(Overtaken, match=r"^round 0 of "):
+    with pytest.raises(LeaseLost, match=r"^round 0 of "):
         store.commit(0, {"who": "second"})
     assert Store(tmp_path).last_commit() == (0, {"who": "first"})
 
 
 def test_a_process_whose_driver_lost_the_sweep_sends_and_commits_nothing(tmp_path: Path) -> None:
     def lost() -> None:
-        raise Overtaken("another driver runs it")
+        raise LeaseLost("another driver runs it")
 
     first = run(Walk(rounds=1), Store(tmp_path))
     theirs = Store(tmp_path, guard=lost)
@@ -552,7 +552,7 @@ def test_a_process_whose_driver_lost_the_sweep_sends_and_commits_nothing(tmp_pat
         lambda: theirs.save_server(1, {}),
         lambda: theirs.commit(1, {}),
     ):
-        with pytest.raises(Overtaken, match=r"^another driver runs it$"):
+        with pytest.raises(LeaseLost, match=r"^another driver runs it$"):
             act()
     assert Store(tmp_path).last_commit() is not None and not list(tmp_path.glob("*-00001*"))
 
@@ -631,7 +631,7 @@ def test_a_method_that_does_not_state_what_it_sends_costs_everything() -> None:
 def made(method: Any, store: Store, *, keys: Keys = KEYS, records: Callable[[int], Records] = own_records) -> int:
     """How many of two clients compute their first state."""
     method.seen.clear()
-    clients = LocalPool([Client(i, method, records(i), keys=keys, store=store) for i in range(2)])
+    clients = LocalExecutor([Client(i, method, records(i), keys=keys, store=store) for i in range(2)])
     list(clients.run([0, 1], {"sum": torch.zeros(1)}, 0))
     return sum(s[0] == "init" for s in method.seen)
 

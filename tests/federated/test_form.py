@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from raydiff import tree
-from raydiff.federated.upload_spec import Form, Leaf, form_of
+from raydiff.federated.upload_spec import TensorSpec, UploadSpec, upload_spec_of
 
 INT = torch.int64
-PROMPTS = Form(
+PROMPTS = UploadSpec(
     {
-        "x": Leaf(("m", 2), torch.float32),
-        "label": Leaf(("m",), INT, (range(3),), each=2),
-        "count": Leaf(("m",), INT, (range(1, sys.maxsize),)),
+        "x": TensorSpec(("m", 2), torch.float32),
+        "label": TensorSpec(("m",), INT, (range(3),), each=2),
+        "count": TensorSpec(("m",), INT, (range(1, sys.maxsize),)),
     }
 )
 """Any number of vectors, two of each label 0, 1, 2, each with a count."""
@@ -32,18 +32,18 @@ def prompts(**other: Tensor) -> Mapping[str, Tensor]:
 
 def test_a_leaf_that_is_unlike_is_named() -> None:
     a = {"x": torch.zeros(3, 5), "y": torch.zeros((), dtype=INT)}
-    assert form_of(a) == Form({"x": Leaf((3, 5), torch.float32), "y": Leaf((), INT)})
-    assert form_of(a).unlike(a) is None and Form().unlike({}) is None
+    assert upload_spec_of(a) == UploadSpec({"x": TensorSpec((3, 5), torch.float32), "y": TensorSpec((), INT)})
+    assert upload_spec_of(a).mismatch(a) is None and UploadSpec().mismatch({}) is None
     for other in ({**a, "x": a["x"].t()}, {**a, "x": a["x"].half()}, {"x": a["x"]}, {**a, "z": a["y"]}):
         (leaf,) = {k for k in {*a, *other} if k not in a or k not in other or a[k] is not other[k]}
-        assert repr(leaf) in str(form_of(a).unlike(other))
+        assert repr(leaf) in str(upload_spec_of(a).mismatch(other))
 
 
 def test_a_named_size_is_any_but_the_same_everywhere() -> None:
-    assert PROMPTS.unlike(prompts()) is None
+    assert PROMPTS.mismatch(prompts()) is None
     empty = {"x": torch.zeros(0, 2), "label": torch.zeros(0, dtype=INT), "count": torch.zeros(0, dtype=INT)}
-    assert PROMPTS.unlike(empty) is None
-    says = PROMPTS.unlike(prompts(count=torch.ones(3, dtype=INT)))
+    assert PROMPTS.mismatch(empty) is None
+    says = PROMPTS.mismatch(prompts(count=torch.ones(3, dtype=INT)))
     assert says == "its leaf 'count' is torch.int64 (3,) in place of torch.int64 (4,)"
 
 
@@ -61,26 +61,26 @@ def test_a_named_size_is_any_but_the_same_everywhere() -> None:
     ],
 )
 def test_what_is_outside_is_refused(leaf: str, value: Tensor) -> None:
-    assert repr(leaf) in str(PROMPTS.unlike(prompts(**{leaf: value})))
+    assert repr(leaf) in str(PROMPTS.mismatch(prompts(**{leaf: value})))
 
 
 def test_each_column_has_its_own_values() -> None:
-    form = Form({"labels": Leaf(("n", 2), INT, (range(10), range(2)))})
-    assert form.unlike({"labels": torch.tensor([[9, 1], [0, 0]])}) is None
-    assert form.unlike({"labels": torch.tensor([[1, 9]])}) == "its leaf 'labels' has entries outside 0 .. 9, 0 .. 1"
+    form = UploadSpec({"labels": TensorSpec(("n", 2), INT, (range(10), range(2)))})
+    assert form.mismatch({"labels": torch.tensor([[9, 1], [0, 0]])}) is None
+    assert form.mismatch({"labels": torch.tensor([[1, 9]])}) == "its leaf 'labels' has entries outside 0 .. 9, 0 .. 1"
 
 
 def test_the_norm_is_over_all_leaves() -> None:
-    form = form_of({"a": torch.zeros(1), "b": torch.zeros(1)}, longest=5.0)
-    assert form.unlike({"a": torch.tensor([3.0]), "b": torch.tensor([4.0])}) is None
-    assert form.unlike({"a": torch.tensor([3.0]), "b": torch.tensor([4.1])}) == "its norm is above 5"
+    form = upload_spec_of({"a": torch.zeros(1), "b": torch.zeros(1)}, longest=5.0)
+    assert form.mismatch({"a": torch.tensor([3.0]), "b": torch.tensor([4.0])}) is None
+    assert form.mismatch({"a": torch.tensor([3.0]), "b": torch.tensor([4.1])}) == "its norm is above 5"
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=2), st.floats(0.1, 5))
 def test_a_rejection_tells_nothing_of_the_upload_but_that(value: list[float], longest: float) -> None:
     """Whatever is sent, what is said of it is one of the sentences of the form."""
-    form = Form({"a": Leaf((2,), torch.float64, (range(-9, 10),))}, longest)
+    form = UploadSpec({"a": TensorSpec((2,), torch.float64, (range(-9, 10),))}, longest)
     outside, long = "its leaf 'a' has entries outside -9 .. 9", f"its norm is above {longest:.4g}"
     sent = {"a": torch.tensor(value, dtype=torch.float64)}
     beyond, far = any(not -9 <= v < 10 for v in value), tree.norm(sent) > longest
-    assert form.unlike(sent) == (outside if beyond else long if far else None)
+    assert form.mismatch(sent) == (outside if beyond else long if far else None)

@@ -15,22 +15,22 @@ from raydiff.experiment import trial
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.overrides import override
 from raydiff.federated import heartbeat
-from raydiff.federated.heartbeat import Beat
-from raydiff.models.ddpm import going_on
+from raydiff.federated.heartbeat import Heartbeat
+from raydiff.models.ddpm import with_progress
 from raydiff.runtime import launch
 from raydiff.runtime.progress import Running
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> list[Beat]:
+def told(monkeypatch: pytest.MonkeyPatch) -> list[Heartbeat]:
     """Every beat that is written, at each step."""
-    beats: list[Beat] = []
+    beats: list[Heartbeat] = []
     write = heartbeat._write
 
     def spy(path: Path, text: str) -> None:
         write(path, text)
         if path.suffix == heartbeat.STEPS:
-            beats.append(Beat(**json.loads(text)))
+            beats.append(Heartbeat(**json.loads(text)))
             assert heartbeat.read(path.parents[1]) == beats[-1:]
 
     monkeypatch.setattr(heartbeat, "EVERY_S", 0.0)
@@ -40,12 +40,12 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[Beat]:
 
 def run(experiment: Experiment, folder: Path) -> Path:
     this = trial.open_trial(experiment, folder)
-    assert list(trial.run(this, trial.local_pool(this)))[-1]["finished"]
+    assert list(trial.run(this, trial.local_executor(this)))[-1]["finished"]
     return this.folder
 
 
 def test_each_participant_tells_its_steps_and_nothing_is_left(
-    tmp_path: Path, tiny: Experiment, told: list[Beat]
+    tmp_path: Path, tiny: Experiment, told: list[Heartbeat]
 ) -> None:
     folder = run(dataclasses.replace(tiny, newcomers=None), tmp_path)
     clients = [beat for beat in told if beat.who != "the server"]
@@ -59,7 +59,7 @@ def test_each_participant_tells_its_steps_and_nothing_is_left(
     assert list((folder / heartbeat.FOLDER).iterdir()) == []
 
 
-def test_clients_in_lock_step_tell_their_mean_loss(tmp_path: Path, tiny: Experiment, told: list[Beat]) -> None:
+def test_clients_in_lock_step_tell_their_mean_loss(tmp_path: Path, tiny: Experiment, told: list[Heartbeat]) -> None:
     """As it is one by one, up to the order in which floats are added."""
     alone: Experiment = dataclasses.replace(tiny, evaluation=tiny.evaluation)
     run(alone, tmp_path / "alone")
@@ -75,15 +75,15 @@ def test_what_takes_no_steps_gives_signs_too(tmp_path: Path, monkeypatch: pytest
     """And leaves nothing; outside nobody is told."""
     monkeypatch.setattr(heartbeat, "EVERY_S", 0.0)
     with heartbeat.beating(tmp_path, "client 0", 0, began=0.0, loss=True):
-        for _ in going_on(range(3)):
+        for _ in with_progress(range(3)):
             (file,) = (tmp_path / heartbeat.FOLDER).iterdir()
             assert heartbeat.sign(tmp_path, heartbeat.process()) == [None, file.stat().st_mtime] != [None, 0.001]
             os.utime(file, ns=(1, 1))
     assert heartbeat.sign(tmp_path, heartbeat.process()) == [None, None] and heartbeat.read(tmp_path) == []
-    assert list(going_on(range(2))) == [0, 1]
+    assert list(with_progress(range(2))) == [0, 1]
 
 
-def test_without_instruments_no_loss_is_told(tmp_path: Path, tiny: Experiment, told: list[Beat]) -> None:
+def test_without_instruments_no_loss_is_told(tmp_path: Path, tiny: Experiment, told: list[Heartbeat]) -> None:
     run(dataclasses.replace(tiny, evaluation=None), tmp_path)
     assert told and {b.loss for b in told} == {None}
 
@@ -92,9 +92,9 @@ def test_a_short_training_writes_nothing(tmp_path: Path, tiny: Experiment) -> No
     assert not (run(tiny, tmp_path) / heartbeat.FOLDER).exists()
 
 
-def beat(**more: Any) -> Beat:
+def beat(**more: Any) -> Heartbeat:
     given = {"who": "client 3", "round": 0, "turn": 1, "turns": 4, "step": 500, "steps": 1000, "loss": 0.25}
-    return Beat(**{**given, "began": 100.0, "at": 130.0, **more})
+    return Heartbeat(**{**given, "began": 100.0, "at": 130.0, **more})
 
 
 def test_what_is_left_follows_from_the_pace() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from raydiff.papers.feddistr.prompt_pool import Pool, Prompts, match, table, threshold_between
+from raydiff.papers.feddistr.prompt_pool import PromptPool, Prompts, match, table, threshold_between
 from raydiff.seeding import generator
 from raydiff.storage.atomic_files import read_tensors, write_tensors
 
@@ -26,8 +26,8 @@ def line(*positions: float) -> Prompts:
     return prompts(positions, [0] * len(positions))
 
 
-def pooled(*sent: Prompts, threshold: float) -> Pool:
-    pool = Pool.empty(sent[0].vectors.shape[1])
+def pooled(*sent: Prompts, threshold: float) -> PromptPool:
+    pool = PromptPool.empty(sent[0].vectors.shape[1])
     for client, own in enumerate(sent):
         pool = pool.with_prompts(client, own, threshold=threshold)
     return pool
@@ -248,9 +248,9 @@ def test_a_threshold_needs_pairs(ours: list[int], theirs: list[int]) -> None:
 def test_a_pool_survives_the_disk(tmp_path: Path) -> None:
     pool = pooled(prompts(RANDOM, [0, 0, 1, 1, 1, 2], [9, 8, 7, 6, 5, 4]), prompts(RANDOM[:2], [0, 5]), threshold=1.0)
     write_tensors(tmp_path / "pool.safetensors", pool.to_params())
-    again = Pool.from_params(read_tensors(tmp_path / "pool.safetensors")[0])
+    again = PromptPool.from_params(read_tensors(tmp_path / "pool.safetensors")[0])
 
-    def leaves(of: Pool) -> list[Tensor]:
+    def leaves(of: PromptPool) -> list[Tensor]:
         return [of.prompts.vectors, of.prompts.labels, of.prompts.counts, of.largest, of.members]
 
     assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(leaves(pool), leaves(again), strict=True))

@@ -13,7 +13,7 @@ from toys import KEYS, run
 from raydiff import tree
 from raydiff.experiment.config import Experiment
 from raydiff.federated.method import Round, Upload
-from raydiff.federated.sums import Desk
+from raydiff.federated.sums import UploadValidator
 from raydiff.methods._averaging import Averaging
 from raydiff.methods.fedavg import FedAvg
 from raydiff.privacy import accountants, gaussian
@@ -33,8 +33,8 @@ def server_round(noise: NoiseStream | None = None) -> Round:
 
 
 def mean_of(averaging: Averaging, *sent: tuple[int, list[float]]) -> list[float]:
-    desk = Desk(FedAvg(averaging=averaging), {"w": torch.zeros(2)}, 0, len(sent))
-    mean, events = averaging.publish(desk.mean(uploads(*sent)), server_round(), rounds=1)
+    validator = UploadValidator(FedAvg(averaging=averaging), {"w": torch.zeros(2)}, 0, len(sent))
+    mean, events = averaging.publish(validator.mean(uploads(*sent)), server_round(), rounds=1)
     assert events == []
     return mean["w"].tolist()
 
@@ -83,7 +83,7 @@ def test_the_servers_moments_stay_with_it(fedavg: FedAvg, update: str) -> None:
 
 @pytest.mark.parametrize("trust", ["local", "central"])
 def test_without_noise_and_with_a_wide_clip_it_is_fedavg(fedavg: FedAvg, trust: str) -> None:
-    room = fedavg.summand(fedavg.init_server(None, generator(KEYS.seed, "server", "init"))).largest
+    room = fedavg.mean_spec(fedavg.init_server(None, generator(KEYS.seed, "server", "init"))).largest
     wide = run(private(fedavg, epsilon=math.inf, clip=room, trust=trust))[-1]  # The same grid for the sums.
     assert tree.digest(wide.server) == tree.digest(run(fedavg)[-1].server)
     assert wide.ledger.epsilon(DELTA, "exact") == math.inf

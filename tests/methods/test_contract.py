@@ -21,8 +21,8 @@ from raydiff.experiment import overrides
 from raydiff.experiment.config import Experiment
 from raydiff.federated.client import Client, Keys
 from raydiff.federated.method import SCRATCH, SERVER_ONLY, Deployed, Method, Round, Upload
-from raydiff.federated.rounds import LocalPool, Progress, rounds
-from raydiff.federated.sums import Desk
+from raydiff.federated.rounds import LocalExecutor, Progress, rounds
+from raydiff.federated.sums import UploadValidator
 from raydiff.methods import METHODS
 from raydiff.methods.dpmerf import DPMERF
 from raydiff.methods.dpsgd import DPSGD
@@ -164,8 +164,8 @@ def records(client: int, *, blank: bool = False) -> Records:
     return Records(images * (0.0 if blank else 1.0), torch.randint(10, (12, 1), generator=rng), torch.arange(12))
 
 
-def pool(method: Method, keys: Keys = KEYS, store: Store | None = None, *, blank: bool = False) -> LocalPool:
-    return LocalPool([Client(i, method, records(i, blank=blank), keys=keys, store=store) for i in range(2)])
+def pool(method: Method, keys: Keys = KEYS, store: Store | None = None, *, blank: bool = False) -> LocalExecutor:
+    return LocalExecutor([Client(i, method, records(i, blank=blank), keys=keys, store=store) for i in range(2)])
 
 
 def run(method: Method, keys: Keys = KEYS, store: Store | None = None) -> list[Progress]:
@@ -211,14 +211,16 @@ def test_the_number_of_rounds_is_what_it_says(method: Method) -> None:
 
 def test_an_exact_mean_is_that_of_floats_to_rounding(method: Method) -> None:
     server = tree.without(SERVER_ONLY, method.init_server(None, generator(0)))
-    desk = Desk(method, server, 0, 5)
-    if desk.summand is None:
+    validator = UploadValidator(method, server, 0, 5)
+    if validator.mean_spec is None:
         pytest.skip("its uploads are not averaged")
     uploads = [Client(i, method, records(i), keys=KEYS).run(server, 0)[0] for i in range(5)]
-    weights = [desk.summand.weight(upload.examples) for upload in uploads]
+    weights = [validator.mean_spec.weight(upload.examples) for upload in uploads]
     summands = [tree.scale(u.release.value, weight) for u, weight in zip(uploads, weights, strict=True)]
     floats = tree.scale(functools.reduce(tree.add, summands), 1 / sum(weights))
-    assert tree.norm(floats) > 0 and tree.norm(tree.sub(desk.mean(uploads).value, floats)) <= 1e-6 * tree.norm(floats)
+    assert tree.norm(floats) > 0 and tree.norm(tree.sub(validator.mean(uploads).value, floats)) <= 1e-6 * tree.norm(
+        floats
+    )
 
 
 def test_a_release_shares_no_memory_with_what_stays(method: Method) -> None:
@@ -371,8 +373,8 @@ def test_what_a_method_sends_is_all_that_it_accepts(method: Method) -> None:
     assert all(p.rejected == {} for p in whole(method))
     for upload, _ in pool(method).run([0, 1], server, 0):
         value = upload.release.value
-        form = method.form(server, upload.examples, 0)
-        assert form.unlike(value) is None
+        form = method.upload_spec(server, upload.examples, 0)
+        assert form.mismatch(value) is None
         spoiled = [{**value, "more": torch.zeros(1)}]
         for k, v in value.items():
             longer = torch.cat([v, v]) if v.dim() else v[None]
@@ -380,7 +382,7 @@ def test_what_a_method_sends_is_all_that_it_accepts(method: Method) -> None:
             spoiled += [{name: leaf for name, leaf in value.items() if name != k}]
             spoiled += [{**value, k: v - 100} for _ in range(not v.is_floating_point())]  # labels, counts
         for other in spoiled:
-            assert form.unlike(other), list(other)
+            assert form.mismatch(other), list(other)
 
 
 def test_trials_of_different_epsilon_do_not_share_noise(experiment: Experiment) -> None:
@@ -457,7 +459,7 @@ def test_the_servers_model_alone_has_nothing_of_a_client(method: Method) -> None
 def test_a_personalised_state_is_all_that_deploy_needs(method: Method) -> None:
     """Twice the same samples from it, also where it was kept without the client's scratch."""
     clients = [Client(i, method, records(i), keys=KEYS) for i in range(2)]
-    last, client = list(rounds(method, LocalPool(clients), keys=KEYS))[-1], clients[1]
+    last, client = list(rounds(method, LocalExecutor(clients), keys=KEYS))[-1], clients[1]
     state = client.personalized(last.sent, last.number)
     kept = method.deploy(last.sent, tree.without(SCRATCH, state))
     images = client.deploy(last.sent, last.number).sample(LABELS, generator(0))
@@ -508,7 +510,7 @@ def test_epochs_passes_and_momentum_have_the_same_bits_resumed(experiment: Exper
 
     def run_on(store: Store | None) -> Iterator[Progress]:
         clients = [Client(i, method, own, keys=KEYS, store=store) for i, own in enumerate(data)]
-        return rounds(method, LocalPool(clients), keys=KEYS, store=store)
+        return rounds(method, LocalExecutor(clients), keys=KEYS, store=store)
 
     store = Store(tmp_path / "trial")
     *_, whole = run_on(None)

@@ -14,7 +14,7 @@ from raydiff import tree
 from raydiff.data.records import Records
 from raydiff.federated.client import Client
 from raydiff.federated.method import Round
-from raydiff.federated.rounds import LocalPool, rounds
+from raydiff.federated.rounds import LocalExecutor, rounds
 from raydiff.methods.dpmerf import DPMERF, phi
 from raydiff.models.generator import POINTS, Generator
 from raydiff.models.training import Training
@@ -96,7 +96,7 @@ def test_the_server_s_target_is_the_mean_of_all_records() -> None:
     for center in (False, True):
         method = small(epsilon=None, center=center, radius=5.0, length=None)
         clients = [Client(i, method, own, keys=KEYS, public=PUBLIC) for i, own in enumerate(parts)]
-        first = next(rounds(method, LocalPool(clients), keys=KEYS, public=PUBLIC))
+        first = next(rounds(method, LocalExecutor(clients), keys=KEYS, public=PUBLIC))
         every = phi(x, kernel(first.server, method))
         means = torch.stack([every[y == k].mean(0) for k in range(10)])
         torch.testing.assert_close(first.server["held/target/mean"], means, rtol=1e-3, atol=1e-4)

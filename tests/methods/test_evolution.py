@@ -15,7 +15,7 @@ from toys import KEYS, records, run
 from raydiff.data.records import Records
 from raydiff.federated.client import Client
 from raydiff.federated.method import Mean, Round
-from raydiff.federated.rounds import LocalPool, rounds
+from raydiff.federated.rounds import LocalExecutor, rounds
 from raydiff.methods.evolution import Evolution, drawn, onto_counts
 from raydiff.models.population import Population
 from raydiff.privacy import accountants, gaussian
@@ -179,7 +179,7 @@ def test_votes_tell_what_the_public_records_labels_do_not(epsilon: float | None)
     method = small(model=Population(labels=(2,)), epsilon=epsilon, candidates=20)
     public = halves(40, 0, told=False)
     clients = [Client(i, method, halves(100, 1 + i), keys=KEYS, public=public) for i in range(2)]
-    steps = list(rounds(method, LocalPool(clients), keys=KEYS, public=public))
+    steps = list(rounds(method, LocalExecutor(clients), keys=KEYS, public=public))
     wanted = torch.arange(2).repeat(100)[:, None]
 
     def right(server: Params) -> float:
@@ -194,7 +194,7 @@ def test_votes_tell_what_the_public_records_labels_do_not(epsilon: float | None)
 def test_a_label_without_records_keeps_its_first_candidates() -> None:
     data = replace(records(0), labels=torch.zeros(12, 1, dtype=torch.int64))
     client = Client(0, small(), data, keys=KEYS, public=PUBLIC)
-    first, *_, last = rounds(client.method, LocalPool([client]), keys=KEYS, public=PUBLIC)
+    first, *_, last = rounds(client.method, LocalExecutor([client]), keys=KEYS, public=PUBLIC)
     assert torch.equal(pictures(first.server)[1:], pictures(last.server)[1:])
     assert not torch.equal(pictures(first.server)[0], pictures(last.server)[0])
 

@@ -28,7 +28,7 @@ from raydiff.models.training import Training
 from raydiff.papers.feddistr.latent import folder as latent_folder
 from raydiff.papers.feddistr.latent.model import LatentModel
 from raydiff.papers.feddistr.method import FedDistr
-from raydiff.papers.feddistr.prompt_pool import Pool, Prompts
+from raydiff.papers.feddistr.prompt_pool import PromptPool, Prompts
 from raydiff.privacy.release import Gaussian, NonPrivate, disclose
 from raydiff.results.sampler import Card, Sampler, save
 from raydiff.seeding import NoiseStream, generator
@@ -60,8 +60,8 @@ def upload(client: int, vectors: Tensor, labels: Sequence[int], counts: Sequence
     return Upload(client, sum(counts), disclose(value, "prompts"))
 
 
-def pool_of(server: Params) -> Pool:
-    return Pool.from_params(tree.under("pool", server))
+def pool_of(server: Params) -> PromptPool:
+    return PromptPool.from_params(tree.under("pool", server))
 
 
 def test_one_round_and_a_small_fraction_of_fedavgs_bytes(method: FedDistr) -> None:
@@ -165,7 +165,7 @@ def test_what_is_sent_under_an_epsilon_does_not_tell_the_sizes_of_clusters(metho
         value = result.release.value
         assert set(value) == {"x", "label"} and value["label"].tolist() == [0, 0, 1, 1]
         assert result.release.event == results[0].release.event
-        assert asked.form(asked.init_server(None, generator(0)), 12, 0).unlike(result.release.value) is None
+        assert asked.upload_spec(asked.init_server(None, generator(0)), 12, 0).mismatch(result.release.value) is None
 
 
 def test_under_an_epsilon_prompts_have_equal_shares_of_their_clients_records(method: FedDistr) -> None:
@@ -186,7 +186,7 @@ def test_an_upload_that_tells_of_cluster_sizes_is_refused_under_an_epsilon(
 ) -> None:
     asked = replace(private(method), clusters=2)
     sent = {"x": torch.zeros(len(value["label"]), 8), **value}
-    assert asked.form(asked.init_server(None, generator(0)), 8, 0).unlike(sent) == says
+    assert asked.upload_spec(asked.init_server(None, generator(0)), 8, 0).mismatch(sent) == says
 
 
 def test_the_noise_that_is_added_is_the_noise_that_is_accounted_for(method: FedDistr) -> None:
@@ -397,7 +397,7 @@ def test_every_prompt_of_the_pool_is_asked_about_records_of_its_label(method: Fe
 def test_a_trial_from_start_to_end(tiny: Experiment, method: FedDistr, tmp_path: Path) -> None:
     evaluation = Evaluation(distance="none", attacks=("sima",))  # the quickest
     opened = trial.open_trial(replace(tiny, method=method, evaluation=evaluation), tmp_path / "sweep")
-    *_, final = trial.run(opened, trial.local_pool(opened))
+    *_, final = trial.run(opened, trial.local_executor(opened))
     assert 0 <= final["eval/accuracy"] <= 1 and final["eval/utility_loss"] == 1 - final["eval/accuracy"]
     assert 0 <= final["attack/pool/sima/auc"] <= 1
     artifacts = opened.folder / "artifacts"

@@ -16,7 +16,7 @@ from raydiff import tree
 from raydiff.experiment.config import Experiment
 from raydiff.federated.client import Client
 from raydiff.federated.method import Round
-from raydiff.federated.rounds import LocalPool, rounds
+from raydiff.federated.rounds import LocalExecutor, rounds
 from raydiff.methods.fedavg import FedAvg
 from raydiff.methods.moon import Moon
 from raydiff.models.networks import UNet
@@ -119,7 +119,7 @@ def test_a_client_keeps_its_model_of_the_last_round_that_it_took_part_in(method:
     clients = [Client(i, method, records(i), keys=KEYS, store=store) for i in range(2)]
     seen: dict[int, set[str]] = {0: set(), 1: set()}
     took_part: dict[int, int] = {0: 0, 1: 0}
-    for progress in rounds(method, LocalPool(clients), keys=KEYS, participation=0.5, store=store):
+    for progress in rounds(method, LocalExecutor(clients), keys=KEYS, participation=0.5, store=store):
         (entry,) = (e for e in progress.ledger.entries if e.round == progress.number)
         took_part[entry.client] += 1
         for client in clients:

@@ -21,7 +21,7 @@ from raydiff import tree
 from raydiff.data.records import Records
 from raydiff.federated.client import Client
 from raydiff.federated.method import Round
-from raydiff.federated.sums import Desk
+from raydiff.federated.sums import UploadValidator
 from raydiff.methods.dpmerf import DPMERF
 from raydiff.methods.evolution import Evolution
 from raydiff.methods.sketch import Sketch
@@ -266,7 +266,7 @@ def test_the_server_knows_how_much_noise_there_is(clients: int) -> None:
     server: Params = {}
     blank = Records(torch.zeros(12, 1, 8, 8), torch.zeros(12, 1, dtype=torch.int64), torch.arange(12))
     uploads = [Client(i, method, blank, keys=KEYS).run(server, 0)[0] for i in range(clients)]
-    total, counts, std = method._sum.total(Desk(method, server, 0, clients).mean(uploads))
+    total, counts, std = method._sum.total(UploadValidator(method, server, 0, clients).mean(uploads))
     assert std == pytest.approx(math.sqrt(clients) * method.sensitivity / accountants.mu_for(10.0, 1e-5))
     assert kstest((leaves(total) / std).numpy(), "norm").pvalue > 1e-4
     assert counts.tolist() == [12.0 * clients, *[0.0] * 9]

@@ -15,7 +15,7 @@ from raydiff import tree
 from raydiff.experiment.config import Experiment
 from raydiff.federated.client import Client
 from raydiff.federated.method import Round, Upload
-from raydiff.federated.rounds import LocalPool, rounds
+from raydiff.federated.rounds import LocalExecutor, rounds
 from raydiff.methods.localonly import LocalOnly
 from raydiff.models import ddpm
 from raydiff.models.ddpm import DDPM, Sampling, alphas_bar, denoise
@@ -312,7 +312,7 @@ def test_without_public_records_there_is_no_center(method: PFDM) -> None:
 @pytest.mark.parametrize("changes", [{"center": True}, {"start": "shuffled"}, {"start": "gaussian"}])
 def test_each_start_gives_images_by_both_samplers(method: PFDM, changes: dict[str, Any]) -> None:
     method, public = replace(method, **changes), records(9)
-    pool = LocalPool([Client(i, method, records(i, 40), keys=KEYS, public=public) for i in range(2)])
+    pool = LocalExecutor([Client(i, method, records(i, 40), keys=KEYS, public=public) for i in range(2)])
     last = list(rounds(method, pool, keys=KEYS, public=public))[-1]
     deployed = Client(1, method, records(1, 40), keys=KEYS, public=public).deploy(last.sent, last.number)
     drawn = {name: sample(torch.arange(10)[:, None], generator(0)) for name, sample in deployed.samplers.items()}

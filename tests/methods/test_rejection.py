@@ -16,7 +16,7 @@ from raydiff import tree
 from raydiff.federated import rounds as federation
 from raydiff.federated.client import Client, Failed
 from raydiff.federated.method import LocalResult, Metrics, Round, Upload
-from raydiff.federated.rounds import LocalPool, Progress, rounds
+from raydiff.federated.rounds import LocalExecutor, Progress, rounds
 from raydiff.methods._averaging import Averaging
 from raydiff.methods.fedavg import FedAvg
 from raydiff.models.training import Training
@@ -56,8 +56,8 @@ class Betrayed(FedAvg):
         return replace(result, release=self.sends(result.release.value))
 
 
-def pool(method: FedAvg, *x: float, store: Store | None = None) -> LocalPool:
-    return LocalPool([Client(i, method, values(v), keys=KEYS, store=store) for i, v in enumerate(x)])
+def pool(method: FedAvg, *x: float, store: Store | None = None) -> LocalExecutor:
+    return LocalExecutor([Client(i, method, values(v), keys=KEYS, store=store) for i, v in enumerate(x)])
 
 
 def run(method: FedAvg, *x: float, store: Store | None = None, min_clients: int = 1) -> list[Progress]:
@@ -134,7 +134,7 @@ def test_what_is_no_release_has_no_guarantee(kind: str) -> None:
 def test_a_pool_cannot_bring_in_what_is_no_release() -> None:
     """Nor a number of records that weighs less than nothing."""
 
-    class Careless(LocalPool):
+    class Careless(LocalExecutor):
         change: dict[str, Any]
 
         def run(self, ids: Sequence[int], server: Params, number: int) -> Iterator[tuple[Upload, Metrics]]:
@@ -222,10 +222,10 @@ def test_an_update_far_longer_than_what_it_updates_is_rejected() -> None:
 
 def test_the_norm_is_relative_to_the_servers_model() -> None:
     averaging = Averaging(max_update_norm=2.0)
-    form = averaging.form({"w": torch.tensor([2.5, 0.0])})
-    assert form.unlike({"w": torch.tensor([3.0, 4.0])}) is None
-    assert form.unlike({"w": torch.tensor([3.0, 4.1])}) is not None
-    assert averaging.form({"w": torch.zeros(2)}).unlike({"w": torch.ones(2)}) is None  # relative to nothing
+    form = averaging.upload_spec({"w": torch.tensor([2.5, 0.0])})
+    assert form.mismatch({"w": torch.tensor([3.0, 4.0])}) is None
+    assert form.mismatch({"w": torch.tensor([3.0, 4.1])}) is not None
+    assert averaging.upload_spec({"w": torch.zeros(2)}).mismatch({"w": torch.ones(2)}) is None  # relative to nothing
 
 
 def test_a_bound_beside_a_clip_is_refused() -> None:

@@ -15,7 +15,7 @@ from raydiff.data.records import Records, label_rows
 from raydiff.experiment.config import Experiment
 from raydiff.federated.client import Client
 from raydiff.federated.method import Round
-from raydiff.federated.rounds import LocalPool, rounds
+from raydiff.federated.rounds import LocalExecutor, rounds
 from raydiff.methods.sketch import Sketch
 from raydiff.models.ddpm import Sampling, denoise
 from raydiff.models.moments import Gaussians
@@ -106,7 +106,7 @@ def test_a_mean_that_the_noise_has_swamped_is_not_believed() -> None:
     center, lengths = PUBLIC.images.mean(0), []
     for epsilon in (None, 0.3):
         client = Client(0, replace(method, epsilon=epsilon), data, keys=KEYS, public=PUBLIC)
-        *_, last = rounds(client.method, LocalPool([client]), keys=KEYS, public=PUBLIC)
+        *_, last = rounds(client.method, LocalExecutor([client]), keys=KEYS, public=PUBLIC)
         lengths.append(float((last.server["gaussians/mean"] - center).flatten(1).norm(dim=1).mean()))
     assert lengths[0] == pytest.approx(float((images - center).mean(0).norm()), rel=0.05)
     raw = (
@@ -137,7 +137,7 @@ def test_refined_pictures_are_drawn_noised_and_taken_back_by_pfdms_own_denoiser(
     state, theirs = (m.init_client({}, data, PUBLIC, Round(0, generator(1))) for m in (method, pfdm))
     assert tree.digest(state) == tree.digest(theirs)
     client = Client(0, method, data, keys=KEYS, public=PUBLIC)
-    *_, last = rounds(method, LocalPool([client]), keys=KEYS, public=PUBLIC)
+    *_, last = rounds(method, LocalExecutor([client]), keys=KEYS, public=PUBLIC)
     labels, rng = torch.arange(10)[:, None], generator(7)
     deployed = method.deploy(last.sent, state)
     found = deployed.sample(labels, generator(7))

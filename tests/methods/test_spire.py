@@ -14,7 +14,7 @@ from raydiff.data.records import Records
 from raydiff.experiment.config import Experiment
 from raydiff.federated.client import Client
 from raydiff.federated.method import Method, Metrics, Round, Upload
-from raydiff.federated.rounds import LocalPool, Progress, rounds
+from raydiff.federated.rounds import LocalExecutor, Progress, rounds
 from raydiff.methods._averaging import Averaging
 from raydiff.methods.fedavg import FedAvg
 from raydiff.models.ddpm import DDPM
@@ -33,7 +33,7 @@ def method(tiny: Experiment) -> SPIRE:
     return SPIRE(model=model, local=tiny.method.local, rounds=3, joining=Training(steps=4, batch=4, decay="constant"))
 
 
-class Watching(LocalPool):
+class Watching(LocalExecutor):
     """A pool that remembers what its clients sent."""
 
     def __init__(self, clients: list[Client]) -> None:

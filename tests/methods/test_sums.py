@@ -17,8 +17,8 @@ from raydiff import tree
 from raydiff.data.records import Records
 from raydiff.federated.client import Client, Failed, run_clients
 from raydiff.federated.method import LocalResult, Round
-from raydiff.federated.rounds import LocalPool, Progress, rounds
-from raydiff.federated.sums import Desk, Partial, partial_sum
+from raydiff.federated.rounds import LocalExecutor, Progress, rounds
+from raydiff.federated.sums import Partial, UploadValidator, partial_sum
 from raydiff.methods._averaging import RECORDS, TIMES, Averaging
 from raydiff.methods.fedavg import FedAvg
 from raydiff.methods.scaffold import Scaffold
@@ -50,7 +50,7 @@ METHODS: dict[str, Any] = {
 CLIENTS = 9
 
 
-class Dealt(LocalPool):
+class Dealt(LocalExecutor):
     """Clients dealt to so many workers anew in every round; their sums come as they come, and travel."""
 
     def __init__(self, clients: Sequence[Client], workers: int, seed: int) -> None:
@@ -58,13 +58,15 @@ class Dealt(LocalPool):
         self.workers, self.rng = workers, random.Random(seed)
         self.spare: list[list[Any]] = [[] for _ in range(workers)]
 
-    def sums(self, ids: Sequence[int], desk: Desk) -> Iterator[Partial]:
+    def sums(self, ids: Sequence[int], validator: UploadValidator) -> Iterator[Partial]:
         mixed = self.rng.sample(list(ids), len(ids))
         for i in range(self.workers):
             own = mixed[i :: self.workers]
-            there = Desk(desk.method, desk.server, desk.number, desk.clients)  # A worker has its own.
+            there = UploadValidator(
+                validator.method, validator.server, validator.number, validator.clients
+            )  # A worker has its own.
             hosted = [self._clients[client] for client in own]
-            results, seconds = run_clients(hosted, desk.server, desk.number), 0.0 if i == 0 else math.inf
+            results, seconds = run_clients(hosted, validator.server, validator.number), 0.0 if i == 0 else math.inf
             while (part := partial_sum(there, results, spare=self.spare[i], seconds=seconds)).sent:
                 yield pickle.loads(pickle.dumps(part))
 
@@ -80,7 +82,7 @@ def clients(method: Any) -> list[Client]:
 @pytest.mark.parametrize("name", METHODS)
 def test_however_clients_are_dealt_the_bits_are_the_same(name: str, workers: int) -> None:
     method = METHODS[name]
-    expected = list(rounds(method, LocalPool(clients(method)), keys=KEYS))
+    expected = list(rounds(method, LocalExecutor(clients(method)), keys=KEYS))
     found = list(rounds(method, Dealt(clients(method), workers, seed=workers), keys=KEYS))
     for a, b in zip(expected, found, strict=True):
         assert tree.digest(a.server) == tree.digest(b.server)
@@ -97,7 +99,7 @@ def test_it_is_the_mean_to_more_than_floats_have() -> None:
         replace(_upload(method, i), examples=w, release=disclose(x, "it"))
         for i, (w, x) in enumerate(zip(weights, sent, strict=True))
     ]
-    mean = Desk(method, before, 0, 20).mean(releases).value["w"]
+    mean = UploadValidator(method, before, 0, 20).mean(releases).value["w"]
     summands = torch.stack([x["w"] for x in sent]) * torch.tensor(weights).view(-1, 1)
     exact, float32 = ((summands.to(dtype).sum(0) / sum(weights)) for dtype in (torch.float64, torch.float32))
     assert float((mean - exact).abs().max()) <= 2.0**-24 * float(exact.abs().max())  # The result's own rounding.
@@ -125,7 +127,7 @@ class Huge(FedAvg):
 
 
 def run(method: FedAvg, *x: float, **options: Any) -> Progress:
-    pool = LocalPool([Client(i, method, values(v), keys=KEYS) for i, v in enumerate(x)])
+    pool = LocalExecutor([Client(i, method, values(v), keys=KEYS) for i, v in enumerate(x)])
     return next(rounds(method, pool, keys=KEYS, **options))
 
 

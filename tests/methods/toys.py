@@ -13,8 +13,8 @@ from raydiff import tree
 from raydiff.data.datasets import Records
 from raydiff.federated.client import Client, Keys
 from raydiff.federated.method import SERVER_ONLY, Deployed, Method, Metrics, Round, Upload, WithNewClients
-from raydiff.federated.rounds import LocalPool, Progress, rounds
-from raydiff.federated.sums import Desk
+from raydiff.federated.rounds import LocalExecutor, Progress, rounds
+from raydiff.federated.sums import UploadValidator
 from raydiff.models.training import Training, fit_personal
 from raydiff.privacy.release import Event
 from raydiff.seeding import generator
@@ -71,7 +71,7 @@ def run(
 ) -> list[Progress]:
     """The protocol on one client for each of `data`, by default on two with 12 records each."""
     data = [records(0), records(1)] if data is None else data
-    pool = LocalPool([Client(i, method, own, keys=keys, store=store) for i, own in enumerate(data)])
+    pool = LocalExecutor([Client(i, method, own, keys=keys, store=store) for i, own in enumerate(data)])
     return list(rounds(method, pool, keys=keys, participation=participation, store=store))
 
 
@@ -99,6 +99,6 @@ def aggregated(
     method: Method, server: Params, uploads: Sequence[Upload], rnd: Round
 ) -> tuple[Params, Metrics, list[Event]]:
     """`aggregate` as the round loop calls it."""
-    desk = Desk(method, tree.without(SERVER_ONLY, server), rnd.number, max(rnd.clients, len(uploads)))
-    assert all(desk.check(upload, {})[1].rejected is None for upload in uploads)
-    return method.aggregate(server, iter(uploads) if desk.summand is None else desk.mean(uploads), rnd)
+    validator = UploadValidator(method, tree.without(SERVER_ONLY, server), rnd.number, max(rnd.clients, len(uploads)))
+    assert all(validator.check(upload, {})[1].rejected is None for upload in uploads)
+    return method.aggregate(server, iter(uploads) if validator.mean_spec is None else validator.mean(uploads), rnd)

@@ -17,7 +17,7 @@ from raydiff.data.records import Records
 from raydiff.federated import client
 from raydiff.federated.client import Client, Failed, Keys
 from raydiff.federated.method import LocalResult
-from raydiff.federated.rounds import LocalPool, rounds
+from raydiff.federated.rounds import LocalExecutor, rounds
 from raydiff.methods.fedavg import FedAvg
 from raydiff.methods.fedprox import FedProx
 from raydiff.methods.localonly import LocalOnly
@@ -85,7 +85,7 @@ def difference(a: tree.Params, b: tree.Params) -> float:
 
 def whole(method: Any, members: list[Client]) -> tuple[list[Any], list[tree.Params]]:
     """Every round's progress, and the clients' states at the end."""
-    seen = list(rounds(method, LocalPool(members), keys=KEYS))
+    seen = list(rounds(method, LocalExecutor(members), keys=KEYS))
     return seen, [client.state(seen[-1].number) for client in members]
 
 
@@ -174,7 +174,7 @@ def test_unequal_clients_are_not_padded() -> None:
     for vectorize in (False, True):
         methods = [METHODS["fedavg"], other, longer, other, METHODS["fedavg"]]
         members = [Client(i, m, records(i), keys=KEYS, vectorize=vectorize) for i, m in enumerate(methods)]
-        found[vectorize] = within(lambda members=members: list(LocalPool(members).run(range(5), server, 0)))
+        found[vectorize] = within(lambda members=members: list(LocalExecutor(members).run(range(5), server, 0)))
     assert [metrics["cohort/size"] for _, metrics in found[True]] == [2, 2, 1, 2, 2]
     sent = [[upload.release.value for upload, _ in found[v]] for v in (False, True)]
     assert all(difference(a, b) < 1e-5 for a, b in zip(*sent, strict=True))
@@ -244,7 +244,7 @@ def test_cohorts_have_a_largest_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "COHORT", 2)
     method = METHODS["fedavg"]
     server = method.init_server(None, torch.Generator().manual_seed(0))
-    found = within(lambda: list(LocalPool(clients(method, count=3)).run((0, 1, 2), server, 0)))
+    found = within(lambda: list(LocalExecutor(clients(method, count=3)).run((0, 1, 2), server, 0)))
     assert [(upload.client, metrics["cohort/size"]) for upload, metrics in found] == [(0, 2), (1, 2), (2, 1)]
 
 
@@ -253,7 +253,7 @@ def test_a_client_that_diverges_is_named_and_the_others_end() -> None:
     members = clients(method)
     members[1].data = records(1, bad=True)
     server = method.init_server(None, torch.Generator().manual_seed(0))
-    stream = LocalPool(members).run(range(4), server, 0)
+    stream = LocalExecutor(members).run(range(4), server, 0)
     upload, _ = within(lambda: next(stream))
     assert upload.client == 0 and math.isfinite(tree.norm(upload.release.value))
     with pytest.raises(Failed, match=r"client 1, in round 0: the loss became nan at step 0"):
@@ -277,7 +277,7 @@ def test_an_exception_surfaces_and_nobody_waits(tmp_path: Any, total: int, when:
     method = Faulty(model=MODEL, rounds=total, local=ADAMW)
     store, running = Store(tmp_path), threading.active_count()
     with pytest.raises(KeyError, match=when):
-        within(lambda: list(rounds(method, LocalPool(clients(method, store=store)), keys=KEYS, store=store)))
+        within(lambda: list(rounds(method, LocalExecutor(clients(method, store=store)), keys=KEYS, store=store)))
     assert [sent[1] for sent in store.sent_after(-1)] == [0, 1]  # What client 3 had made was never sent.
     assert threading.active_count() <= running + 1  # `within`'s own may not have gone yet
 
@@ -300,9 +300,9 @@ def test_a_crashed_round_resends_what_was_stored(tmp_path: Any, monkeypatch: pyt
     """Only client 1's release is lost: it alone is trained again, the others repeat their bytes."""
     method, store = METHODS["pfdm"], Store(tmp_path / "trial", tmp_path / "cache")
     server = method.init_server(None, torch.Generator().manual_seed(0))
-    first = within(lambda: list(LocalPool(clients(method, store=store)).run(range(4), server, 0)))
+    first = within(lambda: list(LocalExecutor(clients(method, store=store)).run(range(4), server, 0)))
     (tmp_path / "trial" / "releases" / "00001-00000.safetensors").unlink()
-    again = within(lambda: list(LocalPool(clients(method, store=store)).run(range(4), server, 0)))
+    again = within(lambda: list(LocalExecutor(clients(method, store=store)).run(range(4), server, 0)))
     assert [metrics.get("upload/resent") for _, metrics in again] == [1.0, None, 1.0, 1.0]
     for (before, _), (after, _) in zip(first, again, strict=True):
         assert tree.digest(before.release.value) == tree.digest(after.release.value)
@@ -312,10 +312,10 @@ def test_a_run_continues_after_a_committed_round(tmp_path: Any) -> None:
     method = METHODS["fedavg"]
     expected, _ = whole(method, clients(method))
     store = Store(tmp_path)
-    begun = rounds(method, LocalPool(clients(method, store=store)), keys=KEYS, store=store)
+    begun = rounds(method, LocalExecutor(clients(method, store=store)), keys=KEYS, store=store)
     within(lambda: next(begun))
     begun.close()
-    *_, end = within(lambda: list(rounds(method, LocalPool(clients(method, store=store)), keys=KEYS, store=store)))
+    *_, end = within(lambda: list(rounds(method, LocalExecutor(clients(method, store=store)), keys=KEYS, store=store)))
     assert tree.digest(end.server) == tree.digest(expected[-1].server)
 
 
@@ -323,7 +323,7 @@ def test_models_trained_in_lock_step_are_kept_apart(tmp_path: Any) -> None:
     """A trial one after the other must have its own bits, also where one in lock-step went before it in the sweep."""
     method = METHODS["localonly"]
     kept = {v: Store(tmp_path / str(v), tmp_path / "cache") for v in (True, False)}
-    within(lambda: list(LocalPool(clients(method, store=kept[True])).run(range(4), {}, 0)))
+    within(lambda: list(LocalExecutor(clients(method, store=kept[True])).run(range(4), {}, 0)))
     apart = clients(method, vectorize=False, store=kept[False])
     assert not any(client.is_trained(0) for client in apart)
     assert all(client.is_trained(0) for client in clients(method, store=kept[True]))

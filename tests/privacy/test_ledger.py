@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from raydiff.papers.pfdm import depth
 from raydiff.privacy import accountants
 from raydiff.privacy.accountants import Unsupported, exact, rdp
-from raydiff.privacy.ledger import PUBLISHED, SETUP, Exposed, Guarantee, Ledger, Spent
+from raydiff.privacy.ledger import PUBLISHED, SETUP, Exposed, Guarantee, Ledger, PrivacyOdometer
 from raydiff.privacy.release import Event, Gaussian, NonPrivate, Nothing
 
 DELTA = 1e-5
@@ -202,37 +202,37 @@ def test_what_is_spent_is_the_worst_client_s_by_a_second_reading_of_the_entries(
     for view, exposures in seen.items():
         together = accountants.composable(itertools.chain(*exposures))
         wanted = max(exact(x, DELTA) for x in exposures) if together else math.inf
-        assert getattr(Spent(ledger), view).epsilon(DELTA, "exact") == pytest.approx(wanted)
+        assert getattr(PrivacyOdometer(ledger), view).epsilon(DELTA, "exact") == pytest.approx(wanted)
 
 
 @settings(deadline=None)
 @given(ledger=ledgers)
 def test_following_a_ledger_round_by_round_gives_the_same_numbers(ledger: Ledger) -> None:
-    spent, grown = Spent(), Ledger()
+    spent, grown = PrivacyOdometer(), Ledger()
     for number in range(4):
         grown = Ledger((*grown.entries, *(e for e in ledger.entries if e.round == number)))
         spent.follow(grown)
         spent.follow(grown)  # of what is known already nothing is added
         assert spent.bytes_up == grown.bytes_up
-        for one, other in zip(views(spent), views(Spent(grown)), strict=True):
+        for one, other in zip(views(spent), views(PrivacyOdometer(grown)), strict=True):
             assert one.epsilon(DELTA, "exact") == other.epsilon(DELTA, "exact")
     assert grown == ledger
 
 
-def views(spent: Spent) -> tuple[Exposed, Exposed]:
+def views(spent: PrivacyOdometer) -> tuple[Exposed, Exposed]:
     return spent.server, spent.outsiders
 
 
 def test_a_ledger_is_followed_by_whole_rounds() -> None:
     """What is published makes up for uploads of its round, which would have been counted."""
     uploads = ledger_of({0: BARE})
-    spent = Spent(uploads)
+    spent = PrivacyOdometer(uploads)
     with pytest.raises(ValueError, match="round 0 has been counted already"):
         spent.follow(uploads.with_published(0, [CENTRAL]))
 
 
 def test_another_ledger_is_not_followed() -> None:
-    spent = Spent(ledger_of({0: UPLOAD}, {0: UPLOAD}))
+    spent = PrivacyOdometer(ledger_of({0: UPLOAD}, {0: UPLOAD}))
     for other in (ledger_of({0: UPLOAD}, {0: BARE}), ledger_of({0: UPLOAD}), Ledger()):
         with pytest.raises(ValueError, match="not the one that was followed"):
             spent.follow(other)

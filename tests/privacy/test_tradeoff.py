@@ -12,7 +12,7 @@ from raydiff.evaluation.attacks import membership
 from raydiff.privacy import accountants, ceilings, gaussian
 from raydiff.privacy import tradeoff as losses
 from raydiff.privacy.ceilings import AboveCeiling, check_attacks
-from raydiff.privacy.ledger import Ledger, Spent
+from raydiff.privacy.ledger import Ledger, PrivacyOdometer
 from raydiff.privacy.release import Gaussian, NonPrivate
 
 
@@ -57,12 +57,12 @@ def test_the_curve_of_sampled_noise_is_that_of_all_its_steps() -> None:
     assert once == [losses.tpr_ceiling([event], f) for f in fprs]
     assert all(a >= b for a, b in zip(both, once, strict=True))
     rates = {name: losses.tpr_ceiling([event, event], fpr) for fpr, name in ceilings.TPRS.items()}
-    assert ceilings.of_ledger(Spent(sampled)) == {ceilings.CEILING: losses.auc_ceiling([event, event])}
-    assert ceilings.rates(Spent(sampled)) == rates
+    assert ceilings.of_ledger(PrivacyOdometer(sampled)) == {ceilings.CEILING: losses.auc_ceiling([event, event])}
+    assert ceilings.rates(PrivacyOdometer(sampled)) == rates
 
 
 def test_the_ceilings_of_an_unsampled_ledger_are_the_closed_forms() -> None:
-    spent = Spent(Ledger().with_upload(0, 0, Gaussian(0.5, "example", "replace_one", "local"), 0))
+    spent = PrivacyOdometer(Ledger().with_upload(0, 0, Gaussian(0.5, "example", "replace_one", "local"), 0))
     assert ceilings.of_ledger(spent) == {ceilings.CEILING: gaussian.auc_ceiling(2.0), ceilings.MU: 2.0}
     assert ceilings.rates(spent) == {name: gaussian.tpr_ceiling(2.0, fpr) for fpr, name in ceilings.TPRS.items()}
     assert list(ceilings.TPRS.values()) == ["privacy/tpr_ceiling_at_1pct_fpr", "privacy/tpr_ceiling_at_0.1pct_fpr"]
@@ -72,8 +72,8 @@ def test_events_that_do_not_compose_allow_every_attack() -> None:
     both = Ledger()
     for number, relation in enumerate(("replace_one", "zero_out")):
         both = both.with_upload(number, 0, Gaussian(1.0, "example", relation, "local", 0.1), 0)  # type: ignore[arg-type]
-    assert ceilings.of_ledger(Spent(both)) == {ceilings.CEILING: 1.0}
-    assert set(ceilings.rates(Spent(both)).values()) == {1.0}
+    assert ceilings.of_ledger(PrivacyOdometer(both)) == {ceilings.CEILING: 1.0}
+    assert set(ceilings.rates(PrivacyOdometer(both)).values()) == {1.0}
     with pytest.raises(ValueError, match="do not compose"):
         tradeoff.of_ledger(both, 0, [0.5])
 
@@ -82,7 +82,7 @@ def test_what_is_published_has_the_ceiling_of_outsiders_and_uploads_that_of_the_
     """Under central trust the server sees the updates, and its own noise covers all that comes after."""
     central = Gaussian(2.0, "client", "replace_one", "central")
     ledger = Ledger().with_upload(0, 0, NonPrivate("clipped updates"), 0).with_published(0, [central])
-    metrics = ceilings.of_ledger(Spent(ledger)) | ceilings.rates(Spent(ledger))
+    metrics = ceilings.of_ledger(PrivacyOdometer(ledger)) | ceilings.rates(PrivacyOdometer(ledger))
     assert metrics[ceilings.CEILING] == 1.0 and metrics[ceilings.MU] == math.inf
     assert metrics[ceilings.CEILING + ceilings.OUTSIDERS] == gaussian.auc_ceiling(0.5)
     for fpr, name in ceilings.TPRS.items():
@@ -101,7 +101,7 @@ def test_what_is_published_has_the_ceiling_of_outsiders_and_uploads_that_of_the_
 
 
 def test_where_the_clients_add_the_noise_both_see_the_same() -> None:
-    spent = Spent(Ledger().with_upload(0, 0, Gaussian(0.5, "example", "replace_one", "local"), 0))
+    spent = PrivacyOdometer(Ledger().with_upload(0, 0, Gaussian(0.5, "example", "replace_one", "local"), 0))
     assert not [name for name in ceilings.of_ledger(spent) | ceilings.rates(spent) if name.endswith(ceilings.OUTSIDERS)]
 
 

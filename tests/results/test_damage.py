@@ -30,7 +30,7 @@ from raydiff.models.training import Training
 from raydiff.papers.pfdm.method import PFDM
 from raydiff.papers.spire.method import SPIRE
 from raydiff.privacy.filters import Budget
-from raydiff.privacy.ledger import Spent
+from raydiff.privacy.ledger import PrivacyOdometer
 from raydiff.report import load
 from raydiff.storage.checkpoint import Store
 
@@ -91,7 +91,7 @@ DAMAGES = {d.__name__: d for d in (truncate, empty, flip, edit, remove, deny)}
 
 
 @dataclass(frozen=True)
-class Left:
+class RemainingTime:
     """What a sweep of one trial has left, to be copied and damaged."""
 
     storage: Path
@@ -106,9 +106,9 @@ class Left:
         (folder,) = (self.sweep / "trials").iterdir()
         return folder
 
-    def copy(self, to: Path) -> Left:
+    def copy(self, to: Path) -> RemainingTime:
         shutil.copytree(self.storage, to)
-        return Left(to, replace(self.experiment, runtime=replace(self.experiment.runtime, storage=str(to))))
+        return RemainingTime(to, replace(self.experiment, runtime=replace(self.experiment.runtime, storage=str(to))))
 
     def files(self) -> list[str]:
         """Of the sweep and of the budget, but what only tells of its own process or is made of the rest."""
@@ -116,32 +116,32 @@ class Left:
         return sorted(str(p) for p in found if not {"owners", "report", "mlflow.db"} & {*p.parts})
 
 
-def resume(left: Left) -> Any:
+def resume(left: RemainingTime) -> Any:
     run = rd.run(left.experiment, name="s", resume=True, track=False)
     return (*generate(left), sorted((k, v) for k, v in run.metrics.items() if not k.startswith("time/")))
 
 
-def generate(left: Left) -> Any:
+def generate(left: RemainingTime) -> Any:
     run = rd.open(left.folder)
     assert isinstance(run, rd.Run)
     made = torch.as_tensor(run.sample([0, 1], client=0))
     return tree.digest({"made": made}), str(run.guarantee), str(run.published)
 
 
-def report(left: Left) -> Any:
+def report(left: RemainingTime) -> Any:
     runs, rounds = load.runs(left.sweep), load.rounds(left.sweep)
     runs = runs.drop(columns=[c for c in runs if "time/" in c or c.startswith("runtime.")])
     rounds = rounds[~rounds["metric"].str.startswith("time/")]
     return runs.to_dict("records"), rounds.to_dict("records"), load.cut_short(left.sweep)
 
 
-def spent(left: Left) -> tuple[float, float]:
+def spent(left: RemainingTime) -> tuple[float, float]:
     """(epsilon against the server, bytes sent)."""
-    spent = Spent(ledger_of(left.folder))
+    spent = PrivacyOdometer(ledger_of(left.folder))
     return trial.guarantees(spent, left.experiment)[0].epsilon, float(spent.bytes_up)
 
 
-def made(name: str, storage: Path, *, kill: bool) -> Left:
+def made(name: str, storage: Path, *, kill: bool) -> RemainingTime:
     """A run of three rounds; or one that was killed when all of the second had been sent, and nothing committed."""
     experiment = Experiment(
         method=METHODS[name],
@@ -155,7 +155,7 @@ def made(name: str, storage: Path, *, kill: bool) -> Left:
             patch.setattr(Store, "save_server", functools.partialmethod(_killed, Store.save_server))
         with contextlib.suppress(ValueError):  # it has not finished
             rd.run(experiment, name="s", track=False)
-    left = Left(storage, experiment)
+    left = RemainingTime(storage, experiment)
     if kill:
         (left.folder / "outcome.json").unlink()
     return left
@@ -168,7 +168,7 @@ def _killed(store: Store, save: Callable[..., None], number: int, state: Any) ->
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Left]:
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], RemainingTime]:
     """(method, how it ended) -> what it has left."""
     at = tmp_path_factory.mktemp("whole")
     return {
@@ -178,10 +178,10 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Lef
     }
 
 
-READS: dict[str, Callable[[Left], Any]] = {f.__name__: f for f in (resume, report, generate, spent)}
+READS: dict[str, Callable[[RemainingTime], Any]] = {f.__name__: f for f in (resume, report, generate, spent)}
 
 
-def outcome_of(read: Callable[[Left], Any], left: Left) -> Any:
+def outcome_of(read: Callable[[RemainingTime], Any], left: RemainingTime) -> Any:
     """What it gives, or the sentence with which the command ends; any other exception is a traceback."""
     try:
         return read(left)
@@ -227,11 +227,11 @@ def is_beyond_knowing(name: str, state: str, file: Path, damage: str) -> bool:
     "damage", [d if d in ("flip", "remove") else pytest.param(d, marks=pytest.mark.slow) for d in DAMAGES]
 )
 def test_damage_is_said_and_no_number_is_wrong(
-    whole: dict[tuple[str, str], Left], tmp_path: Path, method: str, state: str, damage: str
+    whole: dict[tuple[str, str], RemainingTime], tmp_path: Path, method: str, state: str, damage: str
 ) -> None:
     left = whole[method, state]
 
-    def after(read: Callable[[Left], Any], file: str | None) -> Any:
+    def after(read: Callable[[RemainingTime], Any], file: str | None) -> Any:
         copy = left.copy(tmp_path / "copy")
         if file is not None:
             DAMAGES[damage](copy.storage / file)

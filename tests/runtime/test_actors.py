@@ -19,7 +19,7 @@ from raydiff.experiment import trial
 from raydiff.experiment.config import Experiment, Runtime
 from raydiff.experiment.trial import Trial
 from raydiff.federated.rounds import rounds
-from raydiff.federated.sums import Desk
+from raydiff.federated.sums import UploadValidator
 from raydiff.methods._averaging import Averaging
 from raydiff.methods.dpsgd import DPSGD
 from raydiff.methods.fedavg import FedAvg
@@ -78,12 +78,12 @@ def last(pool, this: Trial):
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize(("clients", "share"), [(2, 1), (4, 4)], ids=["1-per-worker", "4-per-worker"])
 def test_ray_gives_the_bits_of_one_process(tmp_path, workers, name, clients, share):
-    from raydiff.runtime.actors import RayPool
+    from raydiff.runtime.actors import RayExecutor
 
     here = trial.open_trial(experiment(METHODS[name], clients), tmp_path / "local")
     there = trial.open_trial(experiment(METHODS[name], clients), tmp_path / "ray")
-    local = last(trial.local_pool(here), here)
-    remote = last(RayPool(workers[: clients // share], there), there)
+    local = last(trial.local_executor(here), here)
+    remote = last(RayExecutor(workers[: clients // share], there), there)
     assert tree.digest(local.server) == tree.digest(remote.server)
     assert local.ledger == remote.ledger
 
@@ -93,16 +93,16 @@ def test_however_many_workers_there_are_the_bits_are_those_of_one_process(tmp_pa
     """Five rounds of nine clients that are dealt to one worker, two, three and four."""
     import ray
 
-    from raydiff.runtime.actors import RayPool, start_workers
+    from raydiff.runtime.actors import RayExecutor, start_workers
     from raydiff.runtime.slots import Slot
 
     method = FedAvg(model=MODEL, rounds=5, local=Training(steps=10, batch=8), sampling=DDIM)
     here = trial.open_trial(experiment(method, 9), tmp_path / "local")
-    expected = tree.digest(last(trial.local_pool(here), here).server)
+    expected = tree.digest(last(trial.local_executor(here), here).server)
     more = start_workers(Slot(workers=2, threads=1, gpu_per_worker=0.0, gpu_server=0.0), None)
     for count in (1, 2, 3, 4):
         there = trial.open_trial(experiment(method, 9), tmp_path / f"ray-{count}")
-        end = last(RayPool([*workers, *more][:count], there), there)
+        end = last(RayExecutor([*workers, *more][:count], there), there)
         assert tree.digest(end.server) == expected
         assert [entry.client for entry in end.ledger.entries] == 5 * list(range(9))
     for worker in more:
@@ -111,21 +111,21 @@ def test_however_many_workers_there_are_the_bits_are_those_of_one_process(tmp_pa
 
 def test_clients_in_lock_step_share_a_worker(tmp_path, workers):
     """The same cohort has the same bits in an actor as in one process. Halved over two it is equal to rounding."""
-    from raydiff.runtime.actors import RayPool
+    from raydiff.runtime.actors import RayExecutor
 
     ends = []
     for name, share in (("local", None), ("ray", 1), ("both", 2)):
         vectorized = experiment(METHODS["fedavg"], 4)
         runtime = dataclasses.replace(vectorized.runtime, vectorize=True)
         this = trial.open_trial(dataclasses.replace(vectorized, runtime=runtime), tmp_path / name)
-        ends.append(last(trial.local_pool(this) if share is None else RayPool(workers[:share], this), this))
+        ends.append(last(trial.local_executor(this) if share is None else RayExecutor(workers[:share], this), this))
     assert [end.metrics["cohort/size"] for end in ends] == [4, 4, 2]
     assert tree.digest(ends[0].server) == tree.digest(ends[1].server)
     assert tree.norm(tree.sub(ends[0].server, ends[2].server)) < 1e-5
 
 
 def test_newcomers_in_actors_are_measured_as_in_one_process(tmp_path, workers):
-    from raydiff.runtime.actors import RayPool
+    from raydiff.runtime.actors import RayExecutor
 
     method = SPIRE(model=MODEL, rounds=1, local=TRAINING, joining=TRAINING, sampling=DDIM)
     late = dataclasses.replace(
@@ -135,7 +135,8 @@ def test_newcomers_in_actors_are_measured_as_in_one_process(tmp_path, workers):
     )
     here, there = (trial.open_trial(late, tmp_path / name) for name in ("local", "ray"))
     finals = [
-        list(trial.run(t, pool))[-1] for t, pool in ((here, trial.local_pool(here)), (there, RayPool(workers, there)))
+        list(trial.run(t, pool))[-1]
+        for t, pool in ((here, trial.local_executor(here)), (there, RayExecutor(workers, there)))
     ]
     for final in finals:
         final.pop("time/seconds")
@@ -143,30 +144,30 @@ def test_newcomers_in_actors_are_measured_as_in_one_process(tmp_path, workers):
 
 
 def test_a_second_trial_in_warm_workers_equals_it_alone(tmp_path, workers):
-    from raydiff.runtime.actors import RayPool
+    from raydiff.runtime.actors import RayExecutor
 
     first = trial.open_trial(experiment(METHODS["fedavg"], 3), tmp_path / "warm")
-    last(RayPool(workers, first), first)
+    last(RayExecutor(workers, first), first)
     second = trial.open_trial(experiment(METHODS["pfdm"], 4), tmp_path / "warm")
-    after = last(RayPool(workers, second), second)
+    after = last(RayExecutor(workers, second), second)
     alone = trial.open_trial(experiment(METHODS["pfdm"], 4), tmp_path / "alone")
-    assert tree.digest(after.server) == tree.digest(last(trial.local_pool(alone), alone).server)
+    assert tree.digest(after.server) == tree.digest(last(trial.local_executor(alone), alone).server)
 
 
 def test_a_killed_worker_is_hosted_again_and_resends_its_stored_bytes(tmp_path, workers):
     import ray
 
-    from raydiff.runtime.actors import RayPool
+    from raydiff.runtime.actors import RayExecutor
 
     this = trial.open_trial(experiment(METHODS["pfdm"], 4), tmp_path)
-    pool = RayPool(workers, this)
+    pool = RayExecutor(workers, this)
     stream = pool.run(pool.clients, {}, 0)
     uploads = [next(stream)]
     ray.kill(workers[1], no_restart=False)  # it hosts clients 1 and 3
     uploads += list(stream)
     assert [u.client for u, _ in uploads] == [0, 1, 2, 3]
 
-    again = list(RayPool(workers, this).run(pool.clients, {}, 0))
+    again = list(RayExecutor(workers, this).run(pool.clients, {}, 0))
     assert all(metrics["upload/resent"] == 1.0 for _, metrics in again)
     for (before, _), (after, _) in zip(uploads, again, strict=True):
         assert tree.digest(before.release.value) == tree.digest(after.release.value)
@@ -175,10 +176,10 @@ def test_a_killed_worker_is_hosted_again_and_resends_its_stored_bytes(tmp_path, 
 
 def test_what_clients_in_actors_keep_is_their_users_alone(tmp_path, workers):
     """Ray's processes, which an administrator may have started, have another umask than a job sets."""
-    from raydiff.runtime.actors import RayPool
+    from raydiff.runtime.actors import RayExecutor
 
     this = trial.open_trial(experiment(METHODS["spire"], 2), tmp_path)
-    last(RayPool(workers, this), this)
+    last(RayExecutor(workers, this), this)
     kept = list((this.folder / "clients").iterdir())
     assert kept and {stat.S_IMODE(p.stat().st_mode) for p in kept} == {0o600}
 
@@ -187,32 +188,32 @@ def test_what_clients_in_actors_keep_is_their_users_alone(tmp_path, workers):
 def test_a_worker_that_was_restarted_between_rounds_is_hosted_again(tmp_path, workers):
     import ray
 
-    from raydiff.runtime.actors import RayPool
+    from raydiff.runtime.actors import RayExecutor
 
     this = trial.open_trial(experiment(METHODS["fedavg"], 2), tmp_path / "killed")
-    pool = RayPool(workers, this)
+    pool = RayExecutor(workers, this)
     results = rounds(this.experiment.method, pool, keys=this.keys, store=this.store)
     next(results)
     ray.kill(workers[0], no_restart=False)
     *_, end = results
     whole = trial.open_trial(experiment(METHODS["fedavg"], 2), tmp_path / "whole")
-    assert tree.digest(end.server) == tree.digest(last(trial.local_pool(whole), whole).server)
+    assert tree.digest(end.server) == tree.digest(last(trial.local_executor(whole), whole).server)
 
 
 def test_a_diverging_client_is_named(tmp_path, workers):
     """Both of them diverge; whoever is first to say so is named."""
     from raydiff.federated.client import Failed
-    from raydiff.runtime.actors import RayPool
+    from raydiff.runtime.actors import RayExecutor
 
     wild = dataclasses.replace(METHODS["fedavg"], local=Training(steps=4, batch=8, learning_rate=1e30))
     this = trial.open_trial(experiment(wild, 2), tmp_path)
     with pytest.raises(Failed, match=r"client [01], in round \d: the loss became (nan|inf) at step \d"):
-        last(RayPool(workers, this), this)
+        last(RayExecutor(workers, this), this)
 
 
 def test_bad_clients_are_rejected_as_in_one_process(tmp_path, workers):
     from raydiff.privacy.release import disclose
-    from raydiff.runtime.actors import RayPool
+    from raydiff.runtime.actors import RayExecutor
 
     class Betrayed(FedAvg):
         def local_update(self, server, state, data, rnd):
@@ -228,20 +229,20 @@ def test_bad_clients_are_rejected_as_in_one_process(tmp_path, workers):
         firsts = [int(client.data.numbers[0]) for client in trial.make_clients(this, (0, 1))]
         betrayed = Betrayed(model=MODEL, rounds=2, local=TRAINING)
         this = dataclasses.replace(this, experiment=dataclasses.replace(this.experiment, method=betrayed))
-        end = last(trial.local_pool(this) if name == "local" else RayPool(workers, this), this)
+        end = last(trial.local_executor(this) if name == "local" else RayExecutor(workers, this), this)
         found.append((tree.digest(end.server), end.ledger, end.rejected, end.metrics))
     assert found[0] == found[1]
     assert found[0][2] == {0: "it sent what is no release of local trust", 1: "it is not finite"}
 
 
 def test_states_larger_than_an_inlined_result_arrive_whole(tmp_path, workers):
-    from raydiff.runtime.actors import RayPool
+    from raydiff.runtime.actors import RayExecutor
 
     wide = FedAvg(model=dataclasses.replace(MODEL, network=MLP(width=256, depth=1)), rounds=1, local=Training(steps=0))
     this = trial.open_trial(experiment(wide, 2), tmp_path)
     server = this.experiment.method.init_server(None, torch.Generator().manual_seed(0))
     before = tree.digest(server)
-    results = list(RayPool(workers, this).run((0, 1), server, 0))
+    results = list(RayExecutor(workers, this).run((0, 1), server, 0))
     assert [tree.norm(u.release.value) for u, _ in results] == [0.0, 0.0]
     assert tree.digest(server) == before
 
@@ -250,18 +251,18 @@ def test_states_larger_than_an_inlined_result_arrive_whole(tmp_path, workers):
 def test_a_worker_that_dies_idle_is_revived_by_the_next_trial(tmp_path, workers):
     import ray
 
-    from raydiff.runtime.actors import RayPool
+    from raydiff.runtime.actors import RayExecutor
 
     ray.kill(workers[1], no_restart=False)
     this = trial.open_trial(experiment(METHODS["localonly"], 2), tmp_path)
-    assert [u.client for u, _ in RayPool(workers, this).run((0, 1), {}, 0)] == [0, 1]
+    assert [u.client for u, _ in RayExecutor(workers, this).run((0, 1), {}, 0)] == [0, 1]
 
 
 def summed(pool, this, server):
     """The digest of the mean that round 0 gives, and whose uploads are in it."""
-    desk = Desk(this.experiment.method, server, 0, 4)
-    whole = desk.partial()
-    for part in pool.sums(pool.clients, desk):
+    validator = UploadValidator(this.experiment.method, server, 0, 4)
+    whole = validator.partial()
+    for part in pool.sums(pool.clients, validator):
         whole.merge(part)
     return tree.digest(whole.mean.value), sorted(sent.client for sent in whole.sent)
 
@@ -270,7 +271,7 @@ def summed(pool, this, server):
 def test_a_worker_that_dies_in_a_sum_is_asked_again(tmp_path, workers, monkeypatch):
     import ray
 
-    from raydiff.runtime.actors import RayPool
+    from raydiff.runtime.actors import RayExecutor
 
     class Waiting(FedAvg):
         def local_update(self, server, state, data, rnd):
@@ -285,7 +286,7 @@ def test_a_worker_that_dies_in_a_sum_is_asked_again(tmp_path, workers, monkeypat
     this = dataclasses.replace(sound, experiment=dataclasses.replace(sound.experiment, method=method))
     gate, killed, wait = (tmp_path / "gate").open("w"), [], ray.wait
     fcntl.flock(gate, fcntl.LOCK_EX)
-    pool, server = RayPool(workers, this), method.init_server(None, torch.Generator().manual_seed(0))
+    pool, server = RayExecutor(workers, this), method.init_server(None, torch.Generator().manual_seed(0))
 
     pid = ray.get(workers[1].__ray_call__.remote(lambda worker: os.getpid()))
     ended = os.pidfd_open(pid)
@@ -300,7 +301,7 @@ def test_a_worker_that_dies_in_a_sum_is_asked_again(tmp_path, workers, monkeypat
 
     monkeypatch.setattr(ray, "wait", killing)
     found = summed(pool, this, server)
-    assert killed and found == summed(trial.local_pool(sound), sound, server)
+    assert killed and found == summed(trial.local_executor(sound), sound, server)
     [says] = lost.words(this.folder)
     assert says.startswith("worker 1: it died without a word")
 
@@ -309,10 +310,10 @@ def test_a_worker_that_dies_in_a_sum_is_asked_again(tmp_path, workers, monkeypat
 def test_an_upload_that_is_lost_with_its_node_is_asked_for_again(tmp_path, workers, monkeypatch, how):
     import ray
 
-    from raydiff.runtime.actors import RayPool
+    from raydiff.runtime.actors import RayExecutor
 
     this, get, losses = trial.open_trial(experiment(METHODS["fedavg"], 4), tmp_path), ray.get, []
-    pool, server = RayPool(workers, this), METHODS["fedavg"].init_server(None, torch.Generator().manual_seed(0))
+    pool, server = RayExecutor(workers, this), METHODS["fedavg"].init_server(None, torch.Generator().manual_seed(0))
 
     def losing(ref, **more):
         if not losses:
@@ -328,12 +329,12 @@ def test_an_upload_that_is_lost_with_its_node_is_asked_for_again(tmp_path, worke
     monkeypatch.setattr(ray, "get", losing)
     found = sent(pool)
     assert losses
-    assert found == sent(trial.local_pool(this))
+    assert found == sent(trial.local_executor(this))
 
 
 @pytest.mark.survival
 def test_a_client_that_kills_its_worker_each_time_ends_the_trial(tmp_path, workers):
-    from raydiff.runtime.actors import PoisonedWorker, RayPool
+    from raydiff.runtime.actors import RayExecutor, WorkerCrashLoop
 
     class Poison(FedAvg):
         def local_update(self, server, state, data, rnd):
@@ -344,7 +345,7 @@ def test_a_client_that_kills_its_worker_each_time_ends_the_trial(tmp_path, worke
     poisoned = Poison(model=MODEL, rounds=2, local=TRAINING)
     this = dataclasses.replace(this, experiment=dataclasses.replace(this.experiment, method=poisoned))
     this.folder.mkdir(parents=True)
-    pool = RayPool(workers[:1], this)
-    with pytest.raises(PoisonedWorker, match="worker 0 died 4 times before client 0 had its result"):
+    pool = RayExecutor(workers[:1], this)
+    with pytest.raises(WorkerCrashLoop, match="worker 0 died 4 times before client 0 had its result"):
         list(pool.run((0, 1), poisoned.init_server(None, torch.Generator()), 0))
     assert len(lost.words(this.folder)) == 4

@@ -50,21 +50,21 @@ def last(pool, this: Trial, *, until: int | None = None):
 
 def test_workers_with_folders_of_their_own_give_the_bits_of_one_process(tmp_path, workers, experiment, monkeypatch):
     """Also where they are two, then one, and then another driver goes on in its own process elsewhere."""
-    from raydiff.runtime.actors import RayPool
+    from raydiff.runtime.actors import RayExecutor
 
     sweep = tmp_path / "folder" / "sweeps" / "lab"
     trial.keep_secret(sweep, SECRET)
     here = trial.open_trial(experiment, sweep)
-    alone = last(trial.local_pool(here), here)
+    alone = last(trial.local_executor(here), here)
     uri = f"file://{tmp_path}/bucket"
     monkeypatch.setenv(away.PLACE, str(tmp_path / "driver"))
     there = begun(experiment, uri)
-    last(RayPool(workers, there), there, until=0)
+    last(RayExecutor(workers, there), there, until=0)
     there = begun(experiment, uri)
-    last(RayPool(workers[:1], there), there, until=1)
+    last(RayExecutor(workers[:1], there), there, until=1)
     monkeypatch.setenv(away.PLACE, str(tmp_path / "another"))
     there = begun(experiment, uri)
-    elsewhere = last(trial.local_pool(there), there)
+    elsewhere = last(trial.local_executor(there), there)
     assert tree.digest(elsewhere.server) == tree.digest(alone.server)
     assert elsewhere.ledger == alone.ledger
     for client in range(3):

@@ -39,7 +39,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[tuple[float, dict[st
 
 def test_each_round_of_a_trial_is_told_and_nothing_else(tmp_path: Path, tiny: Experiment, told: dict[str, Any]) -> None:
     this = trial.open_trial(tiny, tmp_path / "mine")
-    ended = list(trial.run(this, trial.local_pool(this)))
+    ended = list(trial.run(this, trial.local_executor(this)))
     lost.tell(this.folder, "worker 1: gone")
     step = tuner.Federation.__new__(tuner.Federation)
     step._trial, step._metric, step._measured, step._round = this, "m", math.inf, -1

@@ -11,7 +11,7 @@ from raydiff.experiment.config import Experiment
 from raydiff.experiment.overrides import override
 from raydiff.experiment.presets import study
 from raydiff.experiment.study import trials
-from raydiff.runtime.eta import Left, duration, setting, work
+from raydiff.runtime.eta import RemainingTime, duration, setting, work
 
 
 def seconds_of(experiment: Experiment) -> float:
@@ -27,7 +27,7 @@ def test_an_unequal_sweep_is_foreseen_within_a_quarter_from_its_first_tenth_on()
         for number, e in enumerate(trials(digits.experiment, digits.grid, digits.beside))
     ]
     assert max(map(seconds_of, every)) > 4 * min(map(seconds_of, every))
-    left, waiting, clock = Left(), list(every), 0.0
+    left, waiting, clock = RemainingTime(), list(every), 0.0
     running = [(waiting.pop(0), 0.0) for _ in range(2)]
     said: list[tuple[float, float]] = []
     while running:
@@ -46,7 +46,7 @@ def test_an_unequal_sweep_is_foreseen_within_a_quarter_from_its_first_tenth_on()
 
 
 def test_a_setting_that_has_ended_tells_of_itself_and_its_method_of_other_sizes(tiny: Experiment) -> None:
-    left = Left()
+    left = RemainingTime()
     assert left.seconds([tiny], [], slots=1) is None
     with pytest.raises(ValueError, match="no trial has ended"):
         left.of(tiny)
@@ -62,7 +62,7 @@ def test_a_setting_that_has_ended_tells_of_itself_and_its_method_of_other_sizes(
 
 
 def test_slots_share_the_rest_and_the_longest_trial_bounds_it(tiny: Experiment) -> None:
-    left = Left()
+    left = RemainingTime()
     left.add(tiny, 30.0)
     assert left.seconds([tiny] * 3, [(tiny, 10.0)], slots=2) == pytest.approx((3 * 30 + 20) / 2)
     assert left.seconds([tiny], [(tiny, 100.0)], slots=4) == 30  # what is overdue is taken to be at its end

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from raydiff.runtime import actors
-from raydiff.runtime.actors import RayPool
+from raydiff.runtime.actors import RayExecutor
 
 
 class Number(int):
@@ -47,17 +47,17 @@ def pool_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Any]:
     """A pool of so many workers, whose answers are there at once."""
 
     def make(count: int) -> Any:
-        pool = RayPool.__new__(RayPool)
+        pool = RayExecutor.__new__(RayExecutor)
         pool.workers, pool._digest = [Worker() for _ in range(count)], ""
         answers: list[Worker] = []
 
-        class Ear:
+        class HeartbeatMonitor:
             def first(self, asked: dict[Any, int], *_: Any) -> Any:
                 ready = next(iter(asked))
                 answers.append(pool.workers[asked[ready]])
                 return ready
 
-        pool._ear = Ear()
+        pool._ear = HeartbeatMonitor()
         monkeypatch.setattr(
             actors.ray, "get", lambda _: SimpleNamespace(sent=[SimpleNamespace(client=answers.pop().left.pop())])
         )

@@ -182,7 +182,7 @@ def room(tmp_path, monkeypatch):
         plan = planned_as(tmp_path / "sweeps" / "s", trials)
         plan = dataclasses.replace(plan, asked=Asked(concurrent=concurrent))
         one = Slot(workers=1, threads=1, gpu_per_worker=0.0, gpu_server=0.0)
-        made = module.Room(plan, one, Progress(plan), SimpleNamespace(max_concurrent=None))
+        made = module.ConcurrencyController(plan, one, Progress(plan), SimpleNamespace(max_concurrent=None))
         return made
 
     return make, there
@@ -411,7 +411,7 @@ def test_a_failing_trial_is_named_and_the_others_finish(tmp_path, tiny, planned)
 
     trial.keep_secret(tmp_path / "alone", b"the noise secret")
     alone = trial.open_trial(plan.trials[1], tmp_path / "alone")
-    final = list(trial.run(alone, trial.local_pool(alone)))[-1]
+    final = list(trial.run(alone, trial.local_executor(alone)))[-1]
     same = {k: v for k, v in finished["final"].items() if not k.startswith("time/")}
     assert same == {k: final[k] for k in same}
     warm = trial.Trial(plan.trials[1], plan.folder)
@@ -497,14 +497,14 @@ def test_what_ran_out_of_memory_is_retried_on_a_larger_slice_and_what_always_fai
 def test_who_lost_the_sweep_to_another_driver_says_nothing_of_its_trials(tmp_path, tiny, progress):
     """Neither the driver, nor a coordinator that is left over from it, of whatever it hears in a worker."""
     from raydiff.runtime import tuner as sweep
-    from raydiff.storage.atomic_files import Overtaken
-    from raydiff.storage.lease import Owner
+    from raydiff.storage.atomic_files import LeaseLost
+    from raydiff.storage.lease import Lease
 
-    opened = trial.open_trial(tiny, tmp_path, Owner(tmp_path, 1))
+    opened = trial.open_trial(tiny, tmp_path, Lease(tmp_path, 1))
     (tmp_path / "owners").mkdir()
     (tmp_path / "owners" / "00002.json").write_text("{}")
     plan = planned_as(tmp_path, [opened.experiment], owner=opened.owner)
-    with pytest.raises(Overtaken):
+    with pytest.raises(LeaseLost):
         sweep._close(plan, progress, out_of_time=False)
     coordinator = object.__new__(sweep.Federation)
     config = {
@@ -515,10 +515,10 @@ def test_who_lost_the_sweep_to_another_driver_says_nothing_of_its_trials(tmp_pat
         "worst": 1.0,
     }
     coordinator._begin(config)
-    with pytest.raises(Overtaken):
+    with pytest.raises(LeaseLost):
         coordinator.step()
-    with pytest.raises(Overtaken):
-        list(trial.run(opened, trial.local_pool(opened)))
+    with pytest.raises(LeaseLost):
+        list(trial.run(opened, trial.local_executor(opened)))
     assert opened.outcome() is None and not list(opened.folder.glob("commit-*"))
 
 
@@ -671,7 +671,7 @@ def test_a_trial_fails_where_its_driver_hears_of_it(tmp_path, tiny):
     result = coordinator.step()
     assert result["done"] and result["failed"] == "Broken pipe" and this.outcome() is None
     assert "OSError: Broken pipe" in (this.folder / "error.txt").read_text()
-    failed.Written(tmp_path / "sweeps" / "s").on_trial_result(0, [], fake_trial(0), result)
+    failed.OutcomeWriter(tmp_path / "sweeps" / "s").on_trial_result(0, [], fake_trial(0), result)
     assert this.outcome()["outcome"] == "failed" and this.outcome()["reason"] == "Broken pipe"
 
 

@@ -275,7 +275,7 @@ def undisturbed_state(storage: Path) -> dict[str, tuple]:
     options, overrides = sweep._options().parse_known_args(arguments.shorthand(rest))
     for experiment in sweep.planned("digits", study, options, overrides).trials:
         this = trial.open_trial(experiment, reference.folder)
-        assert list(trial.run(this, trial.local_pool(this)))[-1]["finished"]
+        assert list(trial.run(this, trial.local_executor(this)))[-1]["finished"]
     return reference.state()
 
 

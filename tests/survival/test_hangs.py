@@ -109,12 +109,12 @@ def doing(this: Trial, at: str, what: dict[int, Callable[[], None]], *, once: bo
 
 def test_clients_that_hang_are_killed_and_the_round_ends_as_if_they_had_not(tmp_path: Path, two: list[Any]) -> None:
     """Each in another way; two of them are of one worker."""
-    from raydiff.runtime.actors import RayPool
+    from raydiff.runtime.actors import RayExecutor
 
     whole = opened(tmp_path / "whole")
-    expected = last(trial.local_pool(whole), whole)
+    expected = last(trial.local_executor(whole), whole)
     this = doing(opened(tmp_path / "hung"), "round 1", {1: sleep, 2: spin, 3: stop})
-    end = last(RayPool(two, this), this)
+    end = last(RayExecutor(two, this), this)
     assert tree.digest(end.server) == tree.digest(expected.server) and end.ledger == expected.ledger
     at = ("0: {} 0, or at one after it", "1: {} 1, or at one after it", "1: {} 3")  # Then they are asked one by one.
     assert sorted(lost.words(this.folder)) == [f"worker {where.format(SAYS)}" for where in at]
@@ -124,12 +124,12 @@ def test_a_client_that_always_hangs_ends_the_trial_and_is_named(
     tmp_path: Path, two: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from raydiff.runtime import actors
-    from raydiff.runtime.actors import PoisonedWorker, RayPool
+    from raydiff.runtime.actors import RayExecutor, WorkerCrashLoop
 
     monkeypatch.setattr(actors, "ATTEMPTS", 2)
     this = doing(opened(tmp_path), "round 1", {2: sleep}, once=False)
-    with pytest.raises(PoisonedWorker, match="worker 0 died 2 times before client 2 had its result; worker 0: ") as e:
-        last(RayPool(two[:1], this), this)
+    with pytest.raises(WorkerCrashLoop, match="worker 0 died 2 times before client 2 had its result; worker 0: ") as e:
+        last(RayExecutor(two[:1], this), this)
     assert str(e.value).endswith(f"{SAYS} 2")
     assert lost.words(this.folder)[0] == f"worker 0: {SAYS} 0, or at one after it"  # their sum was not sent yet
 
@@ -140,12 +140,12 @@ def evaluated(this: Trial, pool: Any) -> dict[str, Any]:
 
 
 def test_a_client_that_hangs_where_it_is_measured_is_killed(tmp_path: Path, two: list[Any]) -> None:
-    from raydiff.runtime.actors import RayPool
+    from raydiff.runtime.actors import RayExecutor
 
     measured = {"evaluation": Evaluation(distance="kernel", dim=4, attack=False)}
     whole = opened(tmp_path / "whole", **measured)
     this = doing(opened(tmp_path / "hung", **measured), "deploy", {3: sleep})
-    assert evaluated(this, RayPool(two, this)) == evaluated(whole, trial.local_pool(whole))
+    assert evaluated(this, RayExecutor(two, this)) == evaluated(whole, trial.local_executor(whole))
     assert lost.words(this.folder) == [f"worker 1: {SAYS} 3"]
 
 
@@ -183,12 +183,12 @@ def piecewise() -> None:
 
 
 def test_who_takes_long_but_goes_on_is_not_killed(tmp_path: Path, two: list[Any]) -> None:
-    from raydiff.runtime.actors import RayPool
+    from raydiff.runtime.actors import RayExecutor
 
     this = doing(opened(tmp_path / "trains"), "round 1", {1: long})
-    last(RayPool(two, this), this)
+    last(RayExecutor(two, this), this)
     assert lost.words(this.folder) == []
     this = opened(tmp_path / "samples", evaluation=Evaluation(distance="kernel", dim=4, attack=False))
     this = doing(this, "deploy", {1: piecewise})
-    evaluated(this, RayPool(two, this))
+    evaluated(this, RayExecutor(two, this))
     assert lost.words(this.folder) == []

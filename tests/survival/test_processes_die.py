@@ -107,7 +107,7 @@ def test_where_training_is_not_deterministic_the_stored_bytes_are_resent(tmp_pat
     """The same noise on another value would reveal the difference."""
     from raydiff import tree
     from raydiff.federated.method import Upload
-    from raydiff.federated.sums import Desk
+    from raydiff.federated.sums import UploadValidator
     from raydiff.privacy.release import already_private
     from raydiff.results.finished import open_finished
     from raydiff.runtime import tuner
@@ -135,9 +135,9 @@ def test_where_training_is_not_deterministic_the_stored_bytes_are_resent(tmp_pat
     after = sweep.trial(digest).load_server(number)
     examples = sweep.examples(digest)
     (folder,) = sweep.folder.glob("trials/*")
-    desk = Desk(open_finished(folder).trial.experiment.method, before, number, CLIENTS)
-    event = desk.method.upload_event(examples[0], number)
-    mean = desk.mean(Upload(c, examples[c], already_private(sent[c], event)) for c in range(CLIENTS))
+    validator = UploadValidator(open_finished(folder).trial.experiment.method, before, number, CLIENTS)
+    event = validator.method.upload_event(examples[0], number)
+    mean = validator.mean(Upload(c, examples[c], already_private(sent[c], event)) for c in range(CLIENTS))
     assert mean.count == CLIENTS and tree.digest(after) == tree.digest(tree.add(before, mean.value))
     assert ledger == expected[digest][4]  # nothing more was spent
     assert sweep.state()[digest][3] != expected[digest][3]  # and the training was not deterministic

@@ -9,7 +9,7 @@ import torch
 
 from raydiff.data.records import Records, label_rows
 from raydiff.federated.method import LocalResult, Mean, Metrics, Round
-from raydiff.federated.upload_spec import Form
+from raydiff.federated.upload_spec import UploadSpec
 from raydiff.methods.evolution import PICTURES, POOL, Evolution
 from raydiff.privacy.release import Event, Nothing, nothing
 from raydiff.tree import Params
@@ -38,9 +38,9 @@ class PublicOnly(Evolution):
         """Nothing is spent."""
         return Nothing()
 
-    def form(self, server: Params, examples: int, number: int) -> Form:
+    def form(self, server: Params, examples: int, number: int) -> UploadSpec:
         """Nothing is expected."""
-        return Form()
+        return UploadSpec()
 
     def aggregate(self, server: Params, uploads: Mean, rnd: Round) -> tuple[Params, Metrics, list[Event]]:
         """Nothing changes."""

@@ -34,7 +34,7 @@ import raydiff as rd
 from raydiff.experiment import overrides, trial
 from raydiff.experiment.config import Experiment
 from raydiff.federated.client import Client
-from raydiff.federated.rounds import LocalPool, rounds
+from raydiff.federated.rounds import LocalExecutor, rounds
 from raydiff.models.networks import CLIENT, table
 from raydiff.models.training import Training, fit
 from raydiff.seeding import generator
@@ -99,7 +99,7 @@ def one(out: Path, way: str, method: str, seed: int, split: str) -> None:
         if way == "central":
             server = centrally(e, own)
         else:
-            for progress in rounds(e.method, LocalPool(own), keys=this.keys):
+            for progress in rounds(e.method, LocalExecutor(own), keys=this.keys):
                 server = progress.sent
                 if progress.number % 100 == 99:
                     print(f"round {progress.number + 1}: {time.monotonic() - begun:.0f} s", flush=True)

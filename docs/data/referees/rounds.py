@@ -20,7 +20,7 @@ import raydiff as rd
 from raydiff.data import datasets
 from raydiff.data.partition import ByClass
 from raydiff.experiment import overrides, trial
-from raydiff.federated.rounds import LocalPool, rounds
+from raydiff.federated.rounds import LocalExecutor, rounds
 
 TABLE = Path(__file__).with_name("rounds.csv")
 FIELDS = ("method", "round", "accuracy", *(f"says {digit}" for digit in range(10)))
@@ -40,7 +40,7 @@ def main(method: str, count: int) -> None:
         clients = trial.make_clients(this, resolved.everyone)
         for client in clients:
             client.store = None
-        for progress in islice(rounds(resolved.method, LocalPool(clients), keys=this.keys), count):
+        for progress in islice(rounds(resolved.method, LocalExecutor(clients), keys=this.keys), count):
             said = resolved.method.deploy(progress.sent).classify(test.images).argmax(1)
             accuracy = 100 * (said == test.labels[:, 0]).double().mean().item()
             counts = torch.bincount(said, minlength=10).tolist()

@@ -22,7 +22,7 @@ from nodes import ROUNDS, Federated, Nodes, check_unharmed, faulty
 
 from raydiff.experiment import config, trial
 from raydiff.experiment.ledgers import ledger_of
-from raydiff.privacy.ledger import Spent
+from raydiff.privacy.ledger import PrivacyOdometer
 from raydiff.report import load
 
 HANG_S = 120.0  # a command that commits nothing for so long, and has not ended, hangs
@@ -112,7 +112,7 @@ class Tried(Federated):
                 outcome = trial.read_outcome(folder)
                 if outcome is None:
                     experiment = config.read(folder / "config.json")
-                    found[folder.name] = trial.guarantees(Spent(ledger_of(folder)), experiment)[0].epsilon
+                    found[folder.name] = trial.guarantees(PrivacyOdometer(ledger_of(folder)), experiment)[0].epsilon
                 else:
                     found[folder.name] = float(outcome["server"]["epsilon"])
             except (ValueError, FileNotFoundError):

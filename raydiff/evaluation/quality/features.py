@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from raydiff.data.datasets import Records
-from raydiff.models.ddpm import going_on
+from raydiff.models.ddpm import with_progress
 from raydiff.models.optimizers import ADAM
 from raydiff.seeding import generator
 from raydiff.tree import Params
@@ -60,7 +60,7 @@ def train_cnn(records: Records, *, classes: int, dim: int, seed: int = 0, steps:
     leaves = [p.requires_grad_() for p in params.values()]
     means, squares = ([torch.zeros_like(p) for p in leaves] for _ in range(2))
     taken = [torch.zeros(()) for _ in leaves]
-    for step in going_on(range(steps)):
+    for step in with_progress(range(steps)):
         index = torch.randint(len(images), (BATCH,), generator=rng)
         features = _trunk(params, _augment(images[index], rng))
         loss = F.cross_entropy(_head(params, features), labels[index])
@@ -145,7 +145,7 @@ def _batched(function: Callable[[Tensor], Tensor], params: Params, images: Tenso
     channels = params["conv0.weight"].shape[1]
     if images.dim() != 4 or images.shape[1] != channels:
         raise ValueError(f"images must be (N, {channels}, H, W) like the training images, got {tuple(images.shape)}")
-    return torch.cat([function(x.to(device)) for x in going_on(torch.split(images, 256))])
+    return torch.cat([function(x.to(device)) for x in with_progress(torch.split(images, 256))])
 
 
 def _check(images: Tensor, labels: Tensor, *, classes: int, dim: int, steps: int) -> None:

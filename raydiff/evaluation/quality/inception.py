@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from raydiff.evaluation.grids import to_bytes
-from raydiff.models.ddpm import device, going_on
+from raydiff.models.ddpm import device, with_progress
 
 FILE = "inception-2015-12-05.pt"
 USUAL = Path("/tmp")  # where clean-fid keeps it
@@ -80,7 +80,7 @@ def _load(path: Path) -> Callable[[Tensor], Tensor]:
     def features(images: Tensor) -> Tensor:
         three = images.expand(-1, 3, -1, -1) if images.shape[1] == 1 else images
         batches = []
-        for pixels in going_on(to_bytes(three).split(BATCH)):
+        for pixels in with_progress(to_bytes(three).split(BATCH)):
             large = np.stack([resize(picture.numpy()) for picture in pixels])
             batches.append(network(torch.from_numpy(large).movedim(3, 1).to(where)).cpu())
         return torch.cat(batches)

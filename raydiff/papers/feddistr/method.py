@@ -16,7 +16,7 @@ made of private records, and their sizes with them. The latent model is public.
 | m_k (Eq. 11) | `clusters` within each label that the client has |
 | v_{k,i} (Eq. 12) | the client's state, "v"; learned by `inversion` |
 | p, "a photo of" | the latent model's prefix |
-| e_{ij} (Eq. 13), parallel and orthogonal sets | `alignment.match`, `Pool` |
+| e_{ij} (Eq. 13), parallel and orthogonal sets | `alignment.match`, `PromptPool` |
 | "is small" (section 4.3) | `threshold`, on the distance |
 | F_omega | `classifier`, trained by `training` on `images` pictures |
 
@@ -46,18 +46,18 @@ from torch import Tensor
 from raydiff import tree
 from raydiff.data.records import Records
 from raydiff.federated.method import SCRATCH, Deployed, LocalResult, Method, Metrics, Round, Target, Upload
-from raydiff.federated.upload_spec import Form, Leaf
+from raydiff.federated.upload_spec import TensorSpec, UploadSpec
 from raydiff.models.classifier import Classifier
 from raydiff.models.training import Training, fit
 from raydiff.papers.feddistr import prompt_pool as _prompt_pool
 from raydiff.papers.feddistr.latent.inversion import cluster, invert
 from raydiff.papers.feddistr.latent.model import LatentDiffusion, LatentModel, check_disjoint
-from raydiff.papers.feddistr.prompt_pool import Pool, Prompts
+from raydiff.papers.feddistr.prompt_pool import PromptPool, Prompts
 from raydiff.privacy import accountants
 from raydiff.privacy.release import Event, Gaussian, NonPrivate, Release, disclose, gaussian_rows
 from raydiff.tree import Params
 
-Sent = Literal["prompts", "latents"]
+UploadKind = Literal["prompts", "latents"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ class FedDistr(Method):
 
     model: LatentModel = LatentModel()
     """The frozen latent diffusion model that all clients and the server have."""
-    upload: Sent = "prompts"
+    upload: UploadKind = "prompts"
     """prompts: the paper; latents: every record's latent and label as they are, which bounds from above what any
     prompts can do with this auto-encoder."""
     clusters: int = 2
@@ -99,8 +99,8 @@ class FedDistr(Method):
     rounds: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
-        if self.upload not in get_args(Sent):
-            raise ValueError(f"upload must be one of {', '.join(get_args(Sent))}, got {self.upload!r}")
+        if self.upload not in get_args(UploadKind):
+            raise ValueError(f"upload must be one of {', '.join(get_args(UploadKind))}, got {self.upload!r}")
         self.inversion.refuse_epochs("inversion", "each vector is fitted on batches of its own group")
         if self.clusters < (2 if self.silhouette else 1):
             raise ValueError(f"clusters must be at least 1 (2 with silhouette), got {self.clusters}")
@@ -215,17 +215,19 @@ class FedDistr(Method):
         assert self.clip is not None
         return 2 * self.clip * math.sqrt(vectors) / accountants.mu_for(self.epsilon, self.delta)
 
-    def form(self, server: Params, examples: int, number: int) -> Form:
+    def upload_spec(self, server: Params, examples: int, number: int) -> UploadSpec:
         """Vectors with their labels, and counts or as many for each label; or a latent and a label for each record."""
         model, known = self.model.load(), (range(self.model.labels[0]),)
         if self.upload == "latents":
             latent = (examples, *model.latent_shape(self.model.shape))
-            return Form({"z": Leaf(latent, torch.float32), "label": Leaf((examples,), torch.int64, known)})
-        vectors = {"x": Leaf(("m", model.width), torch.float32)}
+            return UploadSpec(
+                {"z": TensorSpec(latent, torch.float32), "label": TensorSpec((examples,), torch.int64, known)}
+            )
+        vectors = {"x": TensorSpec(("m", model.width), torch.float32)}
         if self.epsilon is not None:
-            return Form({**vectors, "label": Leaf(("m",), torch.int64, known, each=self.clusters)})
-        counts = Leaf(("m",), torch.int64, (range(1, sys.maxsize),))
-        return Form({**vectors, "label": Leaf(("m",), torch.int64, known), "count": counts})
+            return UploadSpec({**vectors, "label": TensorSpec(("m",), torch.int64, known, each=self.clusters)})
+        counts = TensorSpec(("m",), torch.int64, (range(1, sys.maxsize),))
+        return UploadSpec({**vectors, "label": TensorSpec(("m",), torch.int64, known), "count": counts})
 
     def aggregate(self, server: Params, uploads: Iterable[Upload], rnd: Round) -> tuple[Params, Metrics, list[Event]]:
         """Align, make pictures of all that was kept, and train the classifier on them."""
@@ -245,8 +247,8 @@ class FedDistr(Method):
         metrics |= {"server/classifier_loss": loss, "server/images": float(len(images))}
         return {**after, **tree.prefixed("classifier", params)}, metrics, []
 
-    def _aligned(self, model: LatentDiffusion, server: Params, uploads: Iterable[Upload]) -> tuple[Pool, Metrics]:
-        pool, threshold, sent = Pool.empty(model.width), float(server["threshold"]), 0
+    def _aligned(self, model: LatentDiffusion, server: Params, uploads: Iterable[Upload]) -> tuple[PromptPool, Metrics]:
+        pool, threshold, sent = PromptPool.empty(model.width), float(server["threshold"]), 0
         for upload in uploads:
             value = upload.release.value
             counts = value.get("count", _equal_shares(upload.examples, len(value["label"])))
@@ -268,7 +270,7 @@ class FedDistr(Method):
         classify = classifier.classify(tree.under("classifier", server))
         if self.upload == "latents":
             return Deployed(classify=classify)
-        model, prompts = self.model.load(), Pool.from_params(tree.under("pool", server)).prompts
+        model, prompts = self.model.load(), PromptPool.from_params(tree.under("pool", server)).prompts
         target = Target(_prompt_pool.denoisers(model, prompts, self.model.labels[0]), model.abar, encode=model.encode)
 
         def sample(labels: Tensor, rng: torch.Generator) -> Tensor:
@@ -281,7 +283,7 @@ class FedDistr(Method):
         """The pool with its provenance: which client's prompts each of its rows stands for."""
         if self.upload == "latents":
             return {}
-        return {"pool": _prompt_pool.table(Pool.from_params(tree.under("pool", server)))}
+        return {"pool": _prompt_pool.table(PromptPool.from_params(tree.under("pool", server)))}
 
 
 def _as_many(labels: Tensor, each: int) -> Tensor:

@@ -35,7 +35,7 @@ class Prompts:
 
 
 @dataclass(frozen=True, eq=False)
-class Pool:
+class PromptPool:
     """The server's prompts, and where they are from."""
 
     prompts: Prompts
@@ -46,12 +46,12 @@ class Pool:
     """(U, 3) int64: for each prompt that was sent its client, its place in the client's upload, its row in the pool."""
 
     @classmethod
-    def empty(cls, width: int) -> Pool:
+    def empty(cls, width: int) -> PromptPool:
         """Nothing yet."""
         none = torch.empty(0, dtype=torch.int64)
         return cls(Prompts(torch.empty(0, width), none, none), none, torch.empty(0, 3, dtype=torch.int64))
 
-    def with_prompts(self, client: int, sent: Prompts, *, threshold: float) -> Pool:
+    def with_prompts(self, client: int, sent: Prompts, *, threshold: float) -> PromptPool:
         """The pool after this client's prompts."""
         pool, size = self.prompts, len(self.prompts.labels)
         vectors, counts, largest = pool.vectors.clone(), pool.counts.clone(), self.largest.clone()
@@ -70,14 +70,14 @@ class Pool:
             torch.cat([counts, sent.counts[fresh]]),
         )
         places = torch.stack([torch.full_like(row, client), torch.arange(len(row)), row], dim=1)
-        return Pool(merged, torch.cat([largest, sent.counts[fresh]]), torch.cat([self.members, places]))
+        return PromptPool(merged, torch.cat([largest, sent.counts[fresh]]), torch.cat([self.members, places]))
 
     def to_params(self) -> Params:
         """As leaves of the server's state."""
         return {**vars(self.prompts), "largest": self.largest, "members": self.members}
 
     @classmethod
-    def from_params(cls, params: Params) -> Pool:
+    def from_params(cls, params: Params) -> PromptPool:
         """The inverse of `to_params`."""
         prompts = Prompts(params["vectors"], params["labels"], params["counts"])
         return cls(prompts, params["largest"], params["members"])
@@ -160,7 +160,7 @@ def denoisers(model: LatentDiffusion, prompts: Prompts, classes: int) -> tuple[D
     return tuple(denoiser(k) for k in range(max(map(len, rows))))
 
 
-def table(pool: Pool) -> tuple[list[str], list[list[str]]]:
+def table(pool: PromptPool) -> tuple[list[str], list[list[str]]]:
     """(columns, rows) of the pool with its provenance, as text: one row per prompt."""
     from_whom: dict[int, list[str]] = {}
     for client, place, row in pool.members.tolist():

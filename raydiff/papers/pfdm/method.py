@@ -47,7 +47,7 @@ from torch import Tensor
 from raydiff import tree
 from raydiff.data.records import Records, public_mean
 from raydiff.federated.method import SERVER_ONLY, Deployed, LocalResult, Method, Metrics, Round, Target, Upload, Uploads
-from raydiff.federated.upload_spec import Form, Leaf
+from raydiff.federated.upload_spec import TensorSpec, UploadSpec
 from raydiff.models.ddpm import DDPM, Sampling
 from raydiff.models.training import Training, fit, fit_part, with_clipped_copies, with_clipped_flag
 from raydiff.papers.pfdm import controls
@@ -157,13 +157,13 @@ class PFDM(Method):
         """One upload, in round 0."""
         return Nothing() if number > 0 or self.start == "noise" else self._copies.event
 
-    def form(self, server: Params, examples: int, number: int) -> Form:
+    def upload_spec(self, server: Params, examples: int, number: int) -> UploadSpec:
         """An image and its labels for each record, or nothing."""
         if self.start == "noise":
-            return Form()
+            return UploadSpec()
         known = tuple(map(range, self.model.labels)) if self.model.conditional else ()
-        labels = Leaf((examples, len(known) if self.model.conditional else "columns"), torch.int64, known)
-        return Form({"x": Leaf((examples, *self.model.shape), torch.float32), "labels": labels})
+        labels = TensorSpec((examples, len(known) if self.model.conditional else "columns"), torch.int64, known)
+        return UploadSpec({"x": TensorSpec((examples, *self.model.shape), torch.float32), "labels": labels})
 
     def aggregate(self, server: Params, uploads: Iterable[Upload], rnd: Round) -> tuple[Params, Metrics, list[Event]]:
         """Round 0: Dtilde = union of the uploads. Later: z_w trains on Dtilde as if it were clean (stage 2)."""

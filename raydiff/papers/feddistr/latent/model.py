@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from raydiff import tree
-from raydiff.models.ddpm import denoise, device, going_on, noised
+from raydiff.models.ddpm import denoise, device, noised, with_progress
 from raydiff.models.networks import Shape
 from raydiff.papers.feddistr.latent import folder as folders
 from raydiff.tree import Params
@@ -174,7 +174,7 @@ def _there(module: nn.Module) -> Any:
 
 def _chunked(call: Callable[[Tensor], Tensor], x: Tensor, pixels: int) -> Tensor:
     """`call` on parts of x, each of `PIXELS` in all where a record has this many; the results on the CPU."""
-    return torch.cat([call(part.to(device())).cpu() for part in going_on(x.split(max(1, PIXELS // pixels)))])
+    return torch.cat([call(part.to(device())).cpu() for part in with_progress(x.split(max(1, PIXELS // pixels)))])
 
 
 def load(name: str) -> LatentDiffusion:
