@@ -32,11 +32,11 @@ CASES = (
 SMALL = Work(clients=4, steps=1, network=MLP(width=16, depth=1))
 WAYS = {
     "floor": "plain loop",
-    "local": "LocalPool",
+    "local": "LocalExecutor",
     "two_processes": "two plain processes",
     "bare_ray": "bare Ray",
-    "ray": "RayPool",
-    "ray_stored": "RayPool, rounds stored",
+    "ray": "RayExecutor",
+    "ray_stored": "RayExecutor, rounds stored",
 }
 
 
@@ -140,7 +140,7 @@ def first_round() -> None:
 
 def table(cases: Sequence[Fields]) -> Table:
     """Seconds per round of every way, and their ratios."""
-    header = ["case", *WAYS.values(), "LocalPool / plain loop", "RayPool / two plain processes", "RayPool / bare Ray"]
+    header = ["case", *WAYS.values(), "LocalExecutor / plain loop", "RayExecutor / two plain processes", "RayExecutor / bare Ray"]
     rows = [
         [
             _case(found),

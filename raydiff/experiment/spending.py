@@ -68,7 +68,7 @@ class BudgetGuard:
     book: BudgetLog
 
     def __call__(self) -> None:
-        """Raises Overtaken where the trial may not go on."""
+        """Raises LeaseLost where the trial may not go on."""
         if self.owner is not None:
             self.owner()
         if self.book.begun and _note(self.trial).get("record") is None:

@@ -141,7 +141,7 @@ def open_trial(experiment: Experiment, sweep: Path, owner: Lease | None = None) 
 
 
 def begin(trial: Trial) -> None:
-    """Write the trial's config.json. Raises Overtaken where its owner no longer owns the sweep, and ValueError where
+    """Write the trial's config.json. Raises LeaseLost where its owner no longer owns the sweep, and ValueError where
     the data are others here than where its experiment was resolved."""
     if not config.is_of(trial.experiment, datasets.load(trial.experiment.data), trial.keys.secret):
         raise ValueError(

@@ -110,7 +110,7 @@ class Client:
 
     def run(self, server: Params, number: int) -> tuple[Upload, Metrics]:
         """This client's part of round `number`. Asked again for it, a noised release is resent, not drawn again; for a
-        round that counts already nothing is made: raises Overtaken."""
+        round that counts already nothing is made: raises LeaseLost."""
         if self.store:
             self.store.check_open(number)
         if self.store and (stored := self.store.load_sent(self.number, number)):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol, get_args
+from typing import Literal, get_args
 
 import torch
 
@@ -154,33 +154,29 @@ def _decayed(before: Params, value: Params, beta: float, *, share: float) -> Par
     return {k: (beta * before[k] if before else 0) + share * v for k, v in value.items()}
 
 
-class Averaged(Method, Protocol):
+@dataclass(frozen=True, kw_only=True)
+class Averaged(Method):
     """A method whose server keeps one model and averages what clients make of it. A subclass says what they do.
 
     The server's state is the model's parameters, and `SERVER_ONLY`/averaging/ for the server's optimiser. A client's
     state is its own model, where it has one, and below `SCRATCH` what it needs in its next rounds.
     """
 
-    @property
-    def model(self) -> AnyModel:
-        """What is trained."""
-
-    @property
-    def local(self) -> Training:
-        """Each client's training, all rounds together."""
-
-    @property
-    def averaging(self) -> Averaging:
-        """The server's part of a round."""
+    model: AnyModel = DDPM()
+    """What is trained: a denoiser, or a classifier of label column 0."""
+    rounds: int = 10
+    """Communication rounds."""
+    local: Training = Training()
+    """Each client's training, all rounds together."""
+    averaging: Averaging = Averaging()
+    """The server's part of a round."""
+    sampling: Sampling = Sampling()
+    """The chain from T to 0."""
 
     @property
     def finetune(self) -> Training | None:
         """Training of the final model on the client's own records before it samples; None: sample the shared model."""
         return None
-
-    @property
-    def sampling(self) -> Sampling:
-        """The chain from T to 0."""
 
     def __post_init__(self) -> None:
         if self.rounds < 1:
@@ -200,10 +196,8 @@ class Averaged(Method, Protocol):
     @property
     def joining(self) -> Training:
         """Fine-tuning; if not given 100 steps at a tenth of the learning rate (SPIRE's comparison, appendix B)."""
-        tenth = replace(
-            self.local, steps=100, epochs=None, learning_rate=self.local.learning_rate / 10, decay="constant"
-        )
-        return self.finetune or tenth
+        rate = self.local.learning_rate / 10
+        return self.finetune or replace(self.local, steps=100, epochs=None, learning_rate=rate, decay="constant")
 
     def shared(self, server: Params) -> Params:
         """The parameters of the model that all share."""
@@ -253,6 +247,14 @@ class Averaged(Method, Protocol):
         """The client's own model where it has one, else the shared model."""
         own = tree.without(SCRATCH, state or {})
         return deployed(self.model, self.sampling, shared=self.shared(server), own=own or None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FineTuned(Averaged):
+    """One whose final model a client may fine-tune on its own records before it samples."""
+
+    finetune: Training | None = None
+    """Training of the final model on the client's own records before it samples; None: sample the shared model."""
 
 
 def deployed(model: AnyModel, sampling: Sampling, *, shared: Params | None, own: Params | None) -> Deployed:

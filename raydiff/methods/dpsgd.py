@@ -32,9 +32,9 @@ from raydiff.data.records import Records
 from raydiff.federated.method import SERVER_ONLY, LocalResult, Mean, Metrics, Round
 from raydiff.federated.upload_spec import UploadSpec
 from raydiff.lookup import check_one_of
-from raydiff.methods._averaging import Averaged, Averaging
+from raydiff.methods._averaging import Averaged
 from raydiff.models.d3pm import DiscreteDiffusion
-from raydiff.models.ddpm import DDPM, Sampling, device
+from raydiff.models.ddpm import DDPM, device
 from raydiff.models.networks import MLP, UNet
 from raydiff.models.training import Training, optimize
 from raydiff.privacy import accountants
@@ -61,8 +61,6 @@ class DPSGD(Averaged):
 
     model: DDPM | DiscreteDiffusion = DDPM()
     """Network and schedule."""
-    rounds: int = 10
-    """Communication rounds."""
     local: Training = Training()
     """Each client's training, all rounds together; `batch` is the expected number of records in a step."""
     epsilon: float | None = 10.0
@@ -81,10 +79,6 @@ class DPSGD(Averaged):
     """K: draws (timestep and noise) over which a record's gradient is averaged before it is clipped."""
     ema: float = 0.0
     """Decay per step of the average of the rounds' models that is sampled; 0: the last round's model."""
-    averaging: Averaging = Averaging()
-    """The server's part of a round."""
-    sampling: Sampling = Sampling()
-    """The chain from T to 0."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

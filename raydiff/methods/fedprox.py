@@ -28,30 +28,17 @@ from torch import Tensor
 from raydiff import tree
 from raydiff.data.records import Records
 from raydiff.federated.method import LocalResult, Round
-from raydiff.methods._averaging import AnyModel, Averaged, Averaging
-from raydiff.models.ddpm import DDPM, Sampling
-from raydiff.models.training import Training, fit
+from raydiff.methods._averaging import FineTuned
+from raydiff.models.training import fit
 from raydiff.tree import Params
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedProx(Averaged):
+class FedProx(FineTuned):
     """FedAvg with a proximal term."""
 
-    model: AnyModel = DDPM()
-    """What is trained: a denoiser, or a classifier of label column 0."""
-    rounds: int = 10
-    """Communication rounds."""
-    local: Training = Training()
-    """Each client's training, all rounds together."""
     mu: float = 0.01
     """Weight of the proximal term; 0 is FedAvg."""
-    averaging: Averaging = Averaging()
-    """The server's part of a round."""
-    finetune: Training | None = None
-    """Training of the final model on the client's own records before it samples; None: sample the shared model."""
-    sampling: Sampling = Sampling()
-    """The chain from T to 0."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -30,34 +30,21 @@ from torch.nn.functional import normalize, softplus
 from raydiff import tree
 from raydiff.data.records import Records
 from raydiff.federated.method import SCRATCH, LocalResult, Round
-from raydiff.methods._averaging import AnyModel, Averaged, Averaging
-from raydiff.models.ddpm import DDPM, Sampling
-from raydiff.models.training import Training, fit
+from raydiff.methods._averaging import FineTuned
+from raydiff.models.training import fit
 from raydiff.tree import Params
 
 PREVIOUS = f"{SCRATCH}/previous"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Moon(Averaged):
+class Moon(FineTuned):
     """FedAvg with a model-contrastive term."""
 
-    model: AnyModel = DDPM()
-    """What is trained: a denoiser, or a classifier of label column 0."""
-    rounds: int = 10
-    """Communication rounds."""
-    local: Training = Training()
-    """Each client's training, all rounds together."""
     mu: float = 1.0
     """Weight of the contrastive term; 0 is FedAvg."""
     temperature: float = 0.5
     """What the similarities are divided by."""
-    averaging: Averaging = Averaging()
-    """The server's part of a round."""
-    finetune: Training | None = None
-    """Training of the final model on the client's own records before it samples; None: sample the shared model."""
-    sampling: Sampling = Sampling()
-    """The chain from T to 0."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

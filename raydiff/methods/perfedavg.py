@@ -34,8 +34,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from raydiff import tree
 from raydiff.data.records import Records
 from raydiff.federated.method import LocalResult, Round
-from raydiff.methods._averaging import Averaged, Averaging
-from raydiff.models.ddpm import DDPM, Sampling
+from raydiff.methods._averaging import Averaged
+from raydiff.models.ddpm import DDPM
 from raydiff.models.training import Training, fit
 from raydiff.tree import Params
 
@@ -48,8 +48,6 @@ class PerFedAvg(Averaged):
 
     model: DDPM = DDPM()
     """Network and schedule."""
-    rounds: int = 10
-    """Communication rounds."""
     local: Training = Training()
     """Each client's training, all rounds together; each batch is halved."""
     order: Order = "first"
@@ -58,10 +56,6 @@ class PerFedAvg(Averaged):
     """Learning rate of the inner step and of adaptation; 0 is FedAvg on the second halves."""
     adapt_steps: int = 1
     """Steps of adaptation on the client's own records before it samples."""
-    averaging: Averaging = Averaging()
-    """The server's part of a round."""
-    sampling: Sampling = Sampling()
-    """The chain from T to 0."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -34,8 +34,7 @@ from torch import Tensor
 from raydiff import tree
 from raydiff.data.records import Records
 from raydiff.federated.method import SCRATCH, SERVER_ONLY, LocalResult, Mean, Metrics, Round
-from raydiff.methods._averaging import AnyModel, Averaged, Averaging
-from raydiff.models.ddpm import DDPM, Sampling
+from raydiff.methods._averaging import FineTuned
 from raydiff.models.training import Training, fit
 from raydiff.privacy.release import Event, NonPrivate, disclose
 from raydiff.tree import Params
@@ -45,21 +44,11 @@ AS_THEY_ARE = "weights and control variates sent as they are"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scaffold(Averaged):
+class Scaffold(FineTuned):
     """FedAvg by SGD with control variates."""
 
-    model: AnyModel = DDPM()
-    """What is trained: a denoiser, or a classifier of label column 0."""
-    rounds: int = 10
-    """Communication rounds."""
     local: Training = Training(optimizer="sgd", learning_rate=0.03, decay="constant")
     """Each client's training, all rounds together, by sgd; an MLP bears ten times this rate."""
-    averaging: Averaging = Averaging()
-    """The server's part of a round, without privacy."""
-    finetune: Training | None = None
-    """Training of the final model on the client's own records before it samples; None: sample the shared model."""
-    sampling: Sampling = Sampling()
-    """The chain from T to 0."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

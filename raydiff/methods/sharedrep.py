@@ -24,8 +24,8 @@ from raydiff import tree
 from raydiff.data.records import Records
 from raydiff.federated.method import Deployed, LocalResult, Round
 from raydiff.federated.upload_spec import UploadSpec
-from raydiff.methods._averaging import Averaged, Averaging, deployed
-from raydiff.models.ddpm import DDPM, Sampling
+from raydiff.methods._averaging import Averaged, deployed
+from raydiff.models.ddpm import DDPM
 from raydiff.models.training import Training, fit
 from raydiff.tree import Params
 
@@ -39,18 +39,10 @@ class SharedRep(Averaged):
 
     model: DDPM = DDPM()
     """Network and schedule."""
-    rounds: int = 10
-    """Communication rounds."""
-    local: Training = Training()
-    """Each client's training, all rounds together."""
-    averaging: Averaging = Averaging()
-    """The server's part of a round."""
     private: tuple[str, ...] | None = None
     """Prefixes of the parameters that stay with the client; None: the middle of the network."""
     joining: Training = Training(steps=100, learning_rate=1e-4, decay="constant")
     """How a client that joins later trains its private part."""
-    sampling: Sampling = Sampling()
-    """The chain from T to 0."""
 
     def init_server(self, public: Records | None, rng: torch.Generator) -> Params:
         """The shared part's first weights, and the private part's.

@@ -178,7 +178,7 @@ class Shared:
 
     def send(self, number: int, messages: Sequence[tuple[int, Event, int]]) -> None:
         """Write ahead (client, event, bytes) of what is sent now, with the states and noised uploads that are in the
-        folder. All see it when this returns; raises Overtaken where another process has sent something else that one
+        folder. All see it when this returns; raises LeaseLost where another process has sent something else that one
         of these clients noised, or the round counts."""
 
     def said(self, number: int, states: dict[int, Path]) -> dict[str, str | None]:
@@ -191,7 +191,7 @@ class Shared:
 
     def commit(self, number: int, text: str, server: Path | None) -> None:
         """Make a round count, with what the folder is to have as its commit; then drop what no resume can need. Raises
-        Overtaken where it counts already."""
+        LeaseLost where it counts already."""
 
     # --- results that several trials share
 

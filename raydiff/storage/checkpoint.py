@@ -48,7 +48,7 @@ class Store:
     root: Path
     cache: Path | None = None
     guard: Callable[[], None] | None = None
-    """Raises Overtaken where the driver that this process works for no longer owns the sweep."""
+    """Raises LeaseLost where the driver that this process works for no longer owns the sweep."""
     _latest: StateIndex = field(default_factory=StateIndex, init=False, repr=False, compare=False)
     """What was seen of clients' states: one client after the other asks for its latest."""
 
@@ -58,7 +58,7 @@ class Store:
         return shared(self.root)
 
     def save_server(self, number: int, state: Params) -> None:
-        """Keep the server's state after a round; `commit` makes it count. Raises Overtaken as `commit` does."""
+        """Keep the server's state after a round; `commit` makes it count. Raises LeaseLost as `commit` does."""
         self.check_open(number)
         write_tensors(self._server(number), state, durable=True)
 
@@ -102,7 +102,7 @@ class Store:
         The value is kept where it was noised, for repeating any other spends nothing; beside it its event, and the
         client's metrics, so that what is sent again has them too. Of two noised ones the first counts: a lost
         node may still compute, and the same noise on two values would reveal their difference. For the same reason
-        nothing noised may be sent in a round that counts, for its commit has taken the first: raises Overtaken.
+        nothing noised may be sent in a round that counts, for its commit has taken the first: raises LeaseLost.
         What is not noised is told of by `note`.
         """
         if not isinstance(release.event, Gaussian):
@@ -184,7 +184,7 @@ class Store:
     def commit(self, number: int, record: dict[str, Any]) -> None:
         """Make round `number` count, then drop what no resume can need: server states, releases, client states.
 
-        Raises Overtaken, and changes nothing, where it counts already, or the guard does.
+        Raises LeaseLost, and changes nothing, where it counts already, or the guard does.
         """
         states = sorted((self.root / "clients").glob("*.safetensors"), key=_numbers)
         before, server = self._commit(number - 1), self._server(number) if self.has_server(number) else None
@@ -213,7 +213,7 @@ class Store:
             path.unlink(missing_ok=True)
 
     def check_open(self, number: int) -> None:
-        """Raises Overtaken unless round `number` is still to be done, and by this process's driver."""
+        """Raises LeaseLost unless round `number` is still to be done, and by this process's driver."""
         if self.guard is not None:
             self.guard()
         if self._commit(number).exists():

@@ -43,7 +43,7 @@ class Lease:
     """When the storage was asked last."""
 
     def __call__(self) -> None:
-        """Raises Overtaken where another driver has taken the sweep."""
+        """Raises LeaseLost where another driver has taken the sweep."""
         there = shared(self.sweep)
         if self._asked and time.monotonic() - self._asked[0] < there.asked_s:
             return

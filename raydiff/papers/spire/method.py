@@ -42,7 +42,7 @@ from raydiff import tree
 from raydiff.data.records import Records
 from raydiff.federated.method import Deployed, LocalResult, Round, Sampler, Target
 from raydiff.methods._averaging import Averaged, Averaging, deployed
-from raydiff.models.ddpm import DDPM, Sampling
+from raydiff.models.ddpm import DDPM
 from raydiff.models.k_means import k_means
 from raydiff.models.networks import CLIENT, table
 from raydiff.models.training import Training, fit_personal
@@ -60,10 +60,6 @@ class SPIRE(Averaged):
 
     model: DDPM = DDPM(conditional=False)
     """Network and schedule; the embedding is added to it."""
-    rounds: int = 10
-    """Communication rounds."""
-    local: Training = Training()
-    """Each client's training, all rounds together."""
     averaging: Averaging = Averaging(weights="uniform")
     """The server's part of a round."""
     embedding_std: float = 1.0
@@ -72,8 +68,6 @@ class SPIRE(Averaged):
     """False leaves the clients' embeddings as they were drawn: an ablation."""
     joining: Training = Training(steps=100, learning_rate=1e-2, decay="constant")
     """How a client that joins later fits its embedding."""
-    sampling: Sampling = Sampling()
-    """The chain from T to 0."""
     embeddings: int = 1
     """Embeddings of a client that joins later, one for each cluster of its pictures."""
 
