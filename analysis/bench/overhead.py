@@ -140,7 +140,8 @@ def first_round() -> None:
 
 def table(cases: Sequence[Fields]) -> Table:
     """Seconds per round of every way, and their ratios."""
-    header = ["case", *WAYS.values(), "LocalExecutor / plain loop", "RayExecutor / two plain processes", "RayExecutor / bare Ray"]
+    ratios = ("LocalExecutor / plain loop", "RayExecutor / two plain processes", "RayExecutor / bare Ray")
+    header = ["case", *WAYS.values(), *ratios]
     rows = [
         [
             _case(found),

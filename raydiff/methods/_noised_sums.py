@@ -12,15 +12,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from raydiff import tree
-from raydiff.federated.method import Mean, MeanSpec
+from raydiff.federated.method import Mean, MeanSpec, Method
 from raydiff.federated.upload_spec import TensorSpec, UploadSpec
 from raydiff.privacy import accountants
-from raydiff.privacy.release import Event, Gaussian, NonPrivate, Release, disclose, gaussian_sum
+from raydiff.privacy.release import Event, Gaussian, NonPrivate, Nothing, Release, disclose, gaussian_sum
 from raydiff.seeding import NoiseStream
 from raydiff.tree import Params
 
@@ -86,6 +87,32 @@ class NoisedSum:
         """(the sums over all clients, counts (R,), standard deviation of the noise in each entry)."""
         whole = tree.scale({k: v.double() for k, v in mean.value.items()}, mean.count)
         return whole, whole.pop(COUNTS).round(), self.std * math.sqrt(mean.count)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoisedSums(Method):
+    """A method whose clients send such a sum in each round in which they take part, and nothing else."""
+
+    epsilon: float | None = 10.0
+    """Privacy budget of one record, all uploads together; None sends the sums as they are."""
+    delta: float = 1e-5
+    """The delta that goes with it."""
+
+    def __post_init__(self) -> None:
+        accountants.check_budget(1.0 if self.epsilon is None else self.epsilon, self.delta)
+
+    @cached_property
+    def _sum(self) -> NoisedSum:
+        """What is sent. A subclass derives its sensitivity."""
+        raise NotImplementedError
+
+    def upload_event(self, records: int, number: int) -> Event:
+        """The same in every round, whatever the records."""
+        return self._sum.event if number < self.participating_rounds else Nothing()
+
+    def mean_spec(self, server: Params) -> MeanSpec:
+        """The sum over clients is all that the server needs."""
+        return self._sum.mean_spec
 
 
 def by_row(values: Tensor, rows: Tensor, count: int) -> Tensor:

@@ -47,14 +47,13 @@ from torch import Tensor
 
 from raydiff import tree
 from raydiff.data.records import Records, label_rows
-from raydiff.federated.method import SERVER_ONLY, Deployed, LocalResult, Mean, MeanSpec, Method, Metrics, Round, Target
+from raydiff.federated.method import SERVER_ONLY, Deployed, LocalResult, Mean, Metrics, Round, Target
 from raydiff.federated.upload_spec import UploadSpec
-from raydiff.methods._noised_sums import NoisedSum, by_row
+from raydiff.methods._noised_sums import NoisedSum, NoisedSums, by_row
 from raydiff.models.ddpm import device
 from raydiff.models.generator import Generator
 from raydiff.models.training import Gradient, Training, optimize
-from raydiff.privacy import accountants
-from raydiff.privacy.release import ROUNDING, Event, Nothing, nothing
+from raydiff.privacy.release import ROUNDING, Event, nothing
 from raydiff.seeding import generator
 from raydiff.tree import Params
 
@@ -64,15 +63,11 @@ HEURISTIC = 1000  # public records whose distances tell the length scale, at mos
 
 
 @dataclass(frozen=True, kw_only=True)
-class DPMERF(Method):
+class DPMERF(NoisedSums):
     """One noised mean embedding of each client, and a generator that matches their sum."""
 
     model: Generator = Generator()
     """The generator."""
-    epsilon: float | None = 10.0
-    """Privacy budget of one record's part in the upload; None sends the sums as they are."""
-    delta: float = 1e-5
-    """The delta that goes with it."""
     features: int = 2000
     """D: random features, half of them cosines. An even number."""
     length: float | None = None
@@ -89,7 +84,7 @@ class DPMERF(Method):
     participating_rounds: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
-        accountants.check_budget(1.0 if self.epsilon is None else self.epsilon, self.delta)
+        super().__post_init__()
         if self.features < 2 or self.features % 2:
             raise ValueError(f"features must be an even number of at least 2, got {self.features}")
         if self.length is not None and not 0 < self.length < math.inf:
@@ -146,18 +141,10 @@ class DPMERF(Method):
         sums, counts = self._sums(server, data, self.radius * (1 - ROUNDING))
         return LocalResult(state, self._sum.release({EMBEDDING: sums}, counts, rnd.noise))
 
-    def upload_event(self, records: int, number: int) -> Event:
-        """One upload, in round 0, the same whatever the records."""
-        return Nothing() if number > 0 else self._sum.event
-
     def upload_spec(self, server: Params, examples: int, number: int) -> UploadSpec:
         """A sum of features for each row of labels, and counts."""
         rows = self.model.rows
         return self._sum.upload_spec({EMBEDDING: (rows, self.features)}, rows) if number == 0 else UploadSpec()
-
-    def mean_spec(self, server: Params) -> MeanSpec:
-        """The sum over clients is all that the server needs."""
-        return self._sum.mean_spec
 
     def aggregate(self, server: Params, uploads: Mean, rnd: Round) -> tuple[Params, Metrics, list[Event]]:
         """Round 0: the mean features of each row of labels. Later: the generator is trained to have the same."""

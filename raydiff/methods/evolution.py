@@ -50,11 +50,10 @@ from torch import Tensor
 
 from raydiff import tree
 from raydiff.data.records import Records, label_rows
-from raydiff.federated.method import SERVER_ONLY, Deployed, LocalResult, Mean, MeanSpec, Method, Metrics, Round, Target
+from raydiff.federated.method import SERVER_ONLY, Deployed, LocalResult, Mean, Metrics, Round, Target
 from raydiff.federated.upload_spec import UploadSpec
-from raydiff.methods._noised_sums import NoisedSum
+from raydiff.methods._noised_sums import NoisedSum, NoisedSums
 from raydiff.models.population import Population
-from raydiff.privacy import accountants
 from raydiff.privacy.release import Event
 from raydiff.tree import Params
 
@@ -63,15 +62,11 @@ NEIGHBOURS = 5  # public pictures nearest to a candidate, towards one of which i
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evolution(Method):
+class Evolution(NoisedSums):
     """Clients vote for candidates; the next ones are those that got votes, and variations of them."""
 
     model: Population = Population()
     """Shape of the pictures, and the rows of labels."""
-    epsilon: float | None = 10.0
-    """Privacy budget of one record's votes of all rounds together; None sends the votes as they are."""
-    delta: float = 1e-5
-    """The delta that goes with it."""
     rounds: int = 3
     """T: how often clients vote. The noise of each vote goes with its square root."""
     candidates: int = 50
@@ -88,7 +83,7 @@ class Evolution(Method):
                 raise ValueError(f"{field} must be at least {least}, got {getattr(self, field)}")
         if not 0 <= self.variation <= 1:
             raise ValueError(f"variation must be in [0, 1], got {self.variation}")
-        accountants.check_budget(1.0 if self.epsilon is None else self.epsilon, self.delta)
+        super().__post_init__()
 
     @cached_property
     def _sum(self) -> NoisedSum:
@@ -119,17 +114,9 @@ class Evolution(Method):
         votes = (rows * n + nearest).bincount(minlength=count * n).view(count, n)
         return votes.double(), votes.sum(1), float(apart.mean())
 
-    def upload_event(self, records: int, number: int) -> Event:
-        """The same in every round, whatever the records."""
-        return self._sum.event
-
     def upload_spec(self, server: Params, examples: int, number: int) -> UploadSpec:
         """Votes for each candidate, and counts."""
         return self._sum.upload_spec({VOTES: (self.model.rows, self.candidates)}, self.model.rows)
-
-    def mean_spec(self, server: Params) -> MeanSpec:
-        """The sum over clients is all that the server needs."""
-        return self._sum.mean_spec
 
     def aggregate(self, server: Params, uploads: Mean, rnd: Round) -> tuple[Params, Metrics, list[Event]]:
         """The next candidates. The metric is how many of the last ones they are made of, a mean over rows of labels."""

@@ -38,12 +38,11 @@ import torch
 
 from raydiff import tree
 from raydiff.data.records import Records, label_rows
-from raydiff.federated.method import Deployed, LocalResult, Mean, MeanSpec, Method, Metrics, Round
+from raydiff.federated.method import Deployed, LocalResult, Mean, Metrics, Round
 from raydiff.federated.upload_spec import UploadSpec
-from raydiff.methods._noised_sums import NoisedSum
+from raydiff.methods._noised_sums import NoisedSum, NoisedSums
 from raydiff.models import moments
 from raydiff.models.forest import Forest
-from raydiff.privacy import accountants
 from raydiff.privacy.release import Event
 from raydiff.tree import Params
 
@@ -51,20 +50,13 @@ PAIRS = "pairs"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Marginals(Method):
+class Marginals(NoisedSums):
     """One noised table of pairs of each client, and a tree of columns from all of them."""
 
     model: Forest = Forest()
     """Categories of the columns, and the rows of labels."""
-    epsilon: float | None = 10.0
-    """Privacy budget of one record's part in the upload; None sends the counts as they are."""
-    delta: float = 1e-5
-    """The delta that goes with it."""
 
     rounds: ClassVar[int] = 1
-
-    def __post_init__(self) -> None:
-        accountants.check_budget(1.0 if self.epsilon is None else self.epsilon, self.delta)
 
     @cached_property
     def _sum(self) -> NoisedSum:
@@ -82,18 +74,10 @@ class Marginals(Method):
         counts = rows.bincount(minlength=self.model.rows)
         return LocalResult(state, self._sum.release({PAIRS: pairs}, counts, rnd.noise))
 
-    def upload_event(self, records: int, number: int) -> Event:
-        """One upload, the same whatever the records."""
-        return self._sum.event
-
     def upload_spec(self, server: Params, examples: int, number: int) -> UploadSpec:
         """Pairs for each row of labels, and counts."""
         rows, m = self.model.rows, self.model.width
         return self._sum.upload_spec({PAIRS: (rows, m * (m + 1) // 2)}, rows)
-
-    def mean_spec(self, server: Params) -> MeanSpec:
-        """The sum over clients is all that the server needs."""
-        return self._sum.mean_spec
 
     def aggregate(self, server: Params, uploads: Mean, rnd: Round) -> tuple[Params, Metrics, list[Event]]:
         """The tree from the sums over all clients, which have M clients' noise."""

@@ -49,14 +49,13 @@ from torch import Tensor
 
 from raydiff import tree
 from raydiff.data.records import Records, label_rows, public_mean
-from raydiff.federated.method import Deployed, LocalResult, Mean, MeanSpec, Method, Metrics, Round, Target
+from raydiff.federated.method import Deployed, LocalResult, Mean, Metrics, Round, Target
 from raydiff.federated.upload_spec import UploadSpec
-from raydiff.methods._noised_sums import NoisedSum, by_row
+from raydiff.methods._noised_sums import NoisedSum, NoisedSums, by_row
 from raydiff.models import moments
 from raydiff.models.ddpm import DDPM, Sampling, noised
 from raydiff.models.moments import Gaussians
 from raydiff.models.training import Training, fit_part, with_clipped_copies, with_clipped_flag
-from raydiff.privacy import accountants
 from raydiff.privacy.release import ROUNDING, Event
 from raydiff.tree import Params
 
@@ -64,15 +63,11 @@ SUMS, SECOND = "sums", "second"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sketch(Method):
+class Sketch(NoisedSums):
     """One noised sum of each client, and Gaussians from all of them."""
 
     model: Gaussians = Gaussians()
     """Shape of the pictures, and the rows of labels."""
-    epsilon: float | None = 10.0
-    """Privacy budget of one record's part in the upload; None sends the sums as they are."""
-    delta: float = 1e-5
-    """The delta that goes with it."""
     clip: float = 15.0
     """C: L2 norm to which each flattened image is clipped. A public number: never take it from private data."""
     center: bool = False
@@ -98,7 +93,7 @@ class Sketch(Method):
         for field in ("clip", "moment"):
             if not 0 < getattr(self, field) < math.inf:
                 raise ValueError(f"{field} must be a positive number, got {getattr(self, field)}")
-        accountants.check_budget(1.0 if self.epsilon is None else self.epsilon, self.delta)
+        super().__post_init__()
 
     @property
     def sensitivity(self) -> float:
@@ -147,18 +142,10 @@ class Sketch(Method):
         sums = {SUMS: by_row(u, rows, count), SECOND: self.moment / self.clip * moments.packed(u)}
         return sums, rows.bincount(minlength=count)
 
-    def upload_event(self, records: int, number: int) -> Event:
-        """One upload, the same whatever the records."""
-        return self._sum.event
-
     def upload_spec(self, server: Params, examples: int, number: int) -> UploadSpec:
         """A sum for each row of labels, the second moment, and counts."""
         d, rows = self.model.pixels, self.model.rows
         return self._sum.upload_spec({SUMS: (rows, d), SECOND: (d * (d + 1) // 2,)}, rows)
-
-    def mean_spec(self, server: Params) -> MeanSpec:
-        """The sum over clients is all that the server needs."""
-        return self._sum.mean_spec
 
     def aggregate(self, server: Params, uploads: Mean, rnd: Round) -> tuple[Params, Metrics, list[Event]]:
         """Gaussians from the sums over all clients, which have M clients' noise."""
