@@ -39,8 +39,8 @@ def of_docs(name: str) -> ModuleType:
 FIGURES = of_docs("figures")
 PAGES: list[Path] = FIGURES.PAGES
 METHODS = [ROOT / "README.md", ROOT / "docs" / "methods" / "index.md"]
-CURRENT = [page for page in PAGES if page.name != "changelog.md"]
-NAMES = {name for group in COMMANDS.values() for name in group}
+CURRENT = [page for page in PAGES if page.name.lower() != "changelog.md"]
+NAMES = {name for group in COMMANDS.values() for name in group} - {"bench"}  # a developers' tool, on no page
 LAUNCHED = re.compile(r"\bpython ((?:jobs|analysis)/[a-z_]+\.py)([^\n`]*)")
 SHORT = re.compile(r"(?:^    |`)raydiff ([a-z-]+)([^\n`]*)", re.MULTILINE)
 
