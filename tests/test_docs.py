@@ -83,8 +83,11 @@ def test_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) < 200
 
 
-def test_what_is_cited_is_this_version() -> None:
+def test_citation_and_changelog_name_this_version() -> None:
     assert f"\nversion: {raydiff.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+    versions = re.findall(r"^## (\d+\.\d+\.\d+) - \d{4}-\d{2}-\d{2}", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert versions[0] == raydiff.__version__
+    assert len(versions) == len(set(versions)) > 1
 
 
 @pytest.mark.parametrize("page", CURRENT, ids=lambda page: str(page.relative_to(ROOT)))
@@ -144,6 +147,13 @@ def test_a_number_that_no_file_has_is_found(tmp_path: Path) -> None:
     assert FIGURES.sources(page) == [file] and FIGURES.unfounded(page) == []
     page.write_text(says.replace("1.63 of", "7.77 of").replace("1.684", "1,684.5"))
     assert FIGURES.unfounded(page) == ["1,684.5", "7.77"]
+
+
+def test_numbers_in_the_sentences_of_a_csv_count(tmp_path: Path) -> None:
+    file = tmp_path / "claims.csv"
+    file.write_text('claim,ours,made\nbetter,"0.833 against 0.822: +0.0107 [-0.00767, +0.0291]",commit 12.5a\n')
+    assert {0.833, 0.822, 0.0107, 0.00767, 0.0291} <= set(FIGURES.numbers(file))
+    assert 12.5 not in set(FIGURES.numbers(file))
 
 
 def test_a_table_is_what_its_file_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
