@@ -1,6 +1,6 @@
-"""The house as a picture: rooms on their floors, by the table of tests/test_layering.py, and who imports whom.
+"""Draw the packages of raydiff by the layers of tests/test_layering.py, and who imports whom.
 
-python docs/architecture.py     writes docs/img/architecture.svg; exit code 1 where rooms import in a circle
+python docs/architecture.py     writes docs/img/architecture.svg; exit code 1 if packages import in a cycle
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
 ROOT = Path(__file__).resolve().parents[1]
 PICTURE = ROOT / "docs" / "img" / "architecture.svg"
-DOOR = "__main__"
-"""The door imports commands by name, which no import statement shows: it is left out."""
+ENTRY = "__main__"
+"""Left out: the entry point imports commands by name, which no import statement shows."""
 ASIDE = "report"
-"""A room beside the others: it reads a sweep's files, and knows of the house no more than how they are written."""
+"""A package beside the others: it reads a sweep's files and imports only what writes them."""
 
 
-def floors() -> list[list[str]]:
-    """LAYERS of tests/test_layering.py, lowest first, those that are there."""
+def layers() -> list[list[str]]:
+    """Return LAYERS of tests/test_layering.py, lowest first, without packages that do not exist."""
     tree = ast.parse((ROOT / "tests" / "test_layering.py").read_text())
     table = next(n.value for n in tree.body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "LAYERS")
-    there = {path.stem for path in (ROOT / "raydiff").iterdir()} - {DOOR}
-    return [[room for room in floor if room in there] for floor in ast.literal_eval(table)]
+    existing = {path.stem for path in (ROOT / "raydiff").iterdir()} - {ENTRY}
+    return [[package for package in layer if package in existing] for layer in ast.literal_eval(table)]
 
 
 def imports() -> set[tuple[str, str]]:
-    """(importer, imported) over rooms, from every import statement below raydiff/."""
-    found = set()
-    rooms = {room for floor in floors() for room in floor}
+    """Return (importer, imported) over packages, from every import statement below raydiff/."""
+    arrows = set()
+    packages = {package for layer in layers() for package in layer}
     for path in (ROOT / "raydiff").rglob("*.py"):
-        here = path.relative_to(ROOT / "raydiff").parts[0].removesuffix(".py")
+        importer = path.relative_to(ROOT / "raydiff").parts[0].removesuffix(".py")
         for node in ast.walk(ast.parse(path.read_text())):
             names = []
             if isinstance(node, ast.Import):
@@ -45,13 +45,19 @@ def imports() -> set[tuple[str, str]]:
                 names = [f"{node.module}.{alias.name}" for alias in node.names]
             for name in names:
                 top, *below = name.split(".")
-                if top == "raydiff" and below and below[0] in rooms and here in rooms and below[0] != here:
-                    found.add((here, below[0]))
-    return found
+                if (
+                    top == "raydiff"
+                    and below
+                    and below[0] in packages
+                    and importer in packages
+                    and below[0] != importer
+                ):
+                    arrows.add((importer, below[0]))
+    return arrows
 
 
-def circle(arrows: Iterable[tuple[str, str]]) -> list[str]:
-    """The rooms of a circle, the first one again at the end; empty where there is none."""
+def cycle(arrows: Iterable[tuple[str, str]]) -> list[str]:
+    """Return the packages of an import cycle, the first one again at the end, or an empty list."""
     graph: dict[str, set[str]] = {}
     for importer, imported in arrows:
         graph.setdefault(importer, set()).add(imported)
@@ -63,41 +69,41 @@ def circle(arrows: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def described(arrows: Iterable[tuple[str, str]]) -> str:
-    """The arrows as the picture's description: a test sees by it whether the picture is of today's imports."""
+    """Return the picture's description, by which a test recognises an outdated picture."""
     return "; ".join(f"{importer} imports {imported}" for importer, imported in sorted(arrows))
 
 
 def shown(arrows: set[tuple[str, str]]) -> set[tuple[str, str]]:
-    """Without those that a longer way says too, which would be lines over lines; none leads through the room aside."""
+    """Return the arrows without transitive ones; no path leads through ASIDE."""
     below: dict[str, set[str]] = {}
     for importer, imported in arrows:
         below.setdefault(importer, set()).add(imported)
 
-    def reach(room: str) -> set[str]:
-        return set().union(*({n} | reach(n) for n in below.get(room, ()))) if room != ASIDE else set()
+    def reach(package: str) -> set[str]:
+        return set().union(*({n} | reach(n) for n in below.get(package, ()))) if package != ASIDE else set()
 
     return {(a, b) for a, b in arrows if not any(b in reach(n) for n in below[a] - {b})}
 
 
 def draw(arrows: set[tuple[str, str]]) -> Figure:
-    """Floors from below upwards, and the arrows of `shown`."""
+    """Draw layers from the bottom up, and the arrows of `shown`."""
     place: dict[str, tuple[float, float]] = {}
     figure = Figure(figsize=(9, 7.2), facecolor="white")
     axes = figure.add_axes((0, 0, 1, 1))
-    axes.set(xlim=(0, 10), ylim=(-0.6, len(floors()) - 0.4))
+    axes.set(xlim=(0, 10), ylim=(-0.6, len(layers()) - 0.4))
     axes.axis("off")
-    for height, floor in enumerate(floors()):
+    for height, layer in enumerate(layers()):
         axes.axhspan(height - 0.42, height + 0.42, color="#f2f5f7" if height % 2 else "#e6ecf0", zorder=0)
-        for i, room in enumerate(r for r in floor if r != ASIDE):
-            place[room] = (4 + 2.7 * (i - (len(floor) - (ASIDE in floor) - 1) / 2), height)
-        if ASIDE in floor:
+        for i, package in enumerate(r for r in layer if r != ASIDE):
+            place[package] = (4 + 2.7 * (i - (len(layer) - (ASIDE in layer) - 1) / 2), height)
+        if ASIDE in layer:
             place[ASIDE] = (9.0, height)
-    for room, (x, y) in place.items():
+    for package, (x, y) in place.items():
         box = FancyBboxPatch(
             (x - 0.72, y - 0.2), 1.44, 0.4, boxstyle="round,pad=0.05", fc="white", ec="#37474f", zorder=3
         )
         axes.add_patch(box)
-        axes.text(x, y, room, ha="center", va="center", fontsize=12, zorder=4)
+        axes.text(x, y, package, ha="center", va="center", fontsize=12, zorder=4)
     for importer, imported in sorted(shown(arrows)):
         axes.add_patch(_arrow(importer, imported, place))
     return figure
@@ -116,14 +122,14 @@ def _arrow(importer: str, imported: str, place: Mapping[str, tuple[float, float]
 
 
 def main() -> int:
-    """Draw it."""
+    """Check for cycles, then write the picture."""
     arrows = imports()
-    if found := circle(arrows):
-        print(f"error: rooms import in a circle: {' > '.join(found)}", file=sys.stderr)
+    if packages := cycle(arrows):
+        print(f"error: packages import in a cycle: {' > '.join(packages)}; break one of these imports", file=sys.stderr)
         return 1
     matplotlib.rcParams["svg.hashsalt"] = "raydiff"  # the same bytes for the same picture
     draw(arrows).savefig(PICTURE, metadata={"Date": None, "Description": described(shown(arrows))})
-    print(f"{PICTURE.relative_to(ROOT)}: {sum(map(len, floors()))} rooms, {len(arrows)} arrows, no circle")
+    print(f"{PICTURE.relative_to(ROOT)}: {sum(map(len, layers()))} packages, {len(arrows)} imports, no cycle")
     return 0
 
 

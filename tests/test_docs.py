@@ -222,16 +222,16 @@ def test_experiment_files_on_pages_can_be_read() -> None:
         assert file.parse(text, str(page), PRESETS).grid
 
 
-def test_no_circle_of_rooms_and_the_picture_is_of_these_imports() -> None:
+def test_packages_import_in_no_cycle_and_the_picture_shows_these_imports() -> None:
     architecture = of_docs("architecture")
     arrows = architecture.imports()
-    assert architecture.circle(arrows) == []
+    assert architecture.cycle(arrows) == []
     drawn = architecture.described(architecture.shown(arrows))
     assert f">{drawn}<" in architecture.PICTURE.read_text(), "draw it: python docs/architecture.py"
 
 
-def test_a_circle_is_found() -> None:
-    assert set(of_docs("architecture").circle({("data", "privacy"), ("privacy", "tree"), ("tree", "data")})) == {
+def test_a_cycle_is_found() -> None:
+    assert set(of_docs("architecture").cycle({("data", "privacy"), ("privacy", "tree"), ("tree", "data")})) == {
         "data",
         "privacy",
         "tree",
