@@ -1,11 +1,10 @@
-"""The tables of README and docs are those of files that commands wrote, and every other number is in one.
+"""Keep the numbers of README and docs equal to those in the files that commands wrote.
 
-    python docs/figures.py        writes each page's tables anew, from docs/data
+    python docs/figures.py        write each page's embedded output anew, from docs/data
 
-A table stands between `<!-- data/collaboration-digits/paired.md -->` and `<!-- end -->`: the file's lines, as the
-command wrote them. A page's other numbers with a decimal point, in sentences and in tables, must be those of some file
-of docs/data, or of the published numbers in raydiff/papers, that the page names or links to, as far as they are
-rounded; `tests/test_docs.py` looks.
+Embedded output stands between `<!-- data/budget.txt -->` and `<!-- end -->`: the file's lines, as the command wrote
+them. Every other number with a decimal point on a page must be, rounded, in a file of docs/data (or of the published
+numbers in raydiff/report/papers) that the page names or links to; `tests/test_docs.py` checks it.
 """
 
 from __future__ import annotations
@@ -18,10 +17,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 DOCS = Path(__file__).resolve().parent
-PAGES = [DOCS.parent / "README.md", *sorted(set(DOCS.rglob("*.md")) - set((DOCS / "data").rglob("*")))]
+ROOT_PAGES = [DOCS.parent / f"{name}.md" for name in ("README", "CHANGELOG", "CONTRIBUTING", "SECURITY")]
+PAGES = [*ROOT_PAGES, *sorted(set(DOCS.rglob("*.md")) - set((DOCS / "data").rglob("*")))]
 TABLE = re.compile(r"(<!-- (data/[\w./-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 NAMED = re.compile(r"(?<![\w-])(?:data/[\w/-]+\.(?:md|csv|json|txt)|raydiff/papers/\w+\.tsv)")
 NUMBER = re.compile(r"(?<![\w.])\d[\d,]*\.\d+(?![\w.]*\d)")
+DECIMAL = re.compile(r"(?<![\w.])\d[\d,]*\.\d+(?:e[+-]?\d+)?(?![\w.])")
 NOT_TYPED = re.compile(
     r"```.*?```|^ {4}.*?$|`[^`]*`|\]\([^)]*\)|<!-- .*? -->|(?:arXiv|[Ss]ection|Theorem|Python|torch|Ray) [\d.]+",
     re.DOTALL | re.M,
@@ -54,7 +55,7 @@ def numbers(file: Path) -> Iterator[float]:
     """All numbers in a file."""
     if file.suffix == ".csv":
         with file.open(newline="") as lines:
-            cells = [cell for row in csv.reader(lines) for cell in row]
+            cells = [number for row in csv.reader(lines) for cell in row for number in (cell, *DECIMAL.findall(cell))]
     elif file.suffix == ".json":
         cells = re.findall(r"-?\d[\w.+-]*", json.dumps(json.loads(file.read_text())))
     else:

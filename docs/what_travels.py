@@ -33,7 +33,7 @@ def _arrow(
 
 
 def draw() -> Figure:
-    """The whole picture."""
+    """Draw the picture."""
     figure = Figure(figsize=(10, 3.91), facecolor="white")
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set(xlim=(0, 11), ylim=(0, 4.3))
@@ -42,26 +42,26 @@ def draw() -> Figure:
         _box(axes, (0.2 + shift, 1.5 + shift), (2.1, 1.6), title="", says="", color="#e8f5e9")
     says = "own records, and\nprivate state,\nwhich is never sent"
     _box(axes, (0.2, 1.5), (2.1, 1.6), title="clients", says=says, color="#e8f5e9")
-    text = "in worker actors, each with\nCPUs or a slice of a GPU"
+    text = "in worker actors, each with\nCPUs or a fraction of a GPU"
     axes.text(1.3, 1.3, text, ha="center", va="top", fontsize=9.5, color=INK)
-    says = "checks each release,\naggregates;\nits ledger says epsilon,\na fold over events"
+    says = "checks each release,\naggregates;\nits ledger computes\nepsilon from events"
     _box(axes, (5.5, 1.5), (2.2, 1.7), title="coordinator", says=says, color="#e3f2fd")
     _box(
         axes,
         (8.9, 2.7),
         (1.9, 1.1),
         title="Ray Tune",
-        says="trials side by side,\nresumed after a crash",
+        says="concurrent trials,\nresumed after a crash",
         color="#fff8e1",
     )
-    _box(axes, (8.9, 0.5), (1.9, 1.1), title="MLflow", says="every trial\nbeside the others", color="#fff8e1")
+    _box(axes, (8.9, 0.5), (1.9, 1.1), title="MLflow", says="records every trial", color="#fff8e1")
 
     _arrow(axes, (5.4, 2.95), (2.65, 2.95), color=GREY)
     axes.text(4.02, 3.05, "the server's model", ha="center", fontsize=9.5, color=INK)
     _arrow(axes, (2.65, 2.35), (5.4, 2.35), color=GREEN)
     axes.text(4.02, 2.45, "release: value and privacy event", ha="center", fontsize=9.5, weight="bold", color=GREEN)
     _arrow(axes, (2.65, 1.75), (5.4, 1.75), color=RED, dashed=True)
-    text = "losses, distances, attacks, samples:\nthe experimenter's instruments,\nno part of a deployment"
+    text = "losses, distances, attacks, samples:\nthe experimenter's measurements,\nno part of a deployment"
     axes.text(4.02, 1.62, f"{text}\n(off with --protocol-only)", ha="center", va="top", fontsize=9.5, color=RED)
     _arrow(axes, (7.82, 2.75), (8.8, 3.15), color=GREY)
     axes.text(7.75, 3.5, "rounds, metrics", ha="center", fontsize=9.5, color=INK)

@@ -12,7 +12,7 @@ A method is one file: read `raydiff/federated/method.py` first, `raydiff/federat
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 if TYPE_CHECKING:  # what type checkers and editors see of the table below
     from raydiff.api import Personal as Personal

@@ -213,7 +213,7 @@ def _leaves_out(got: Any, true: Any, file: Path) -> bool:
 
 def is_beyond_knowing(name: str, state: str, file: Path, damage: str) -> bool:
     """What was sent in a round that never counted is told by its own file alone: where that is gone, or a list of lines
-    is cut, it is not known. docs/privacy.md says so."""
+    is cut, it is not known. docs/reliability.md says so."""
     notes = file.parent.name == "releases" and damage in (
         "remove",
         *(("truncate", "empty") if "json" in file.name else ()),

@@ -13,7 +13,7 @@
 
 Nothing is stored between rounds, so that a trial takes minutes. Writes FOLDER/WAY-METHOD-SEED.json: distances of the
 federation's clients and of those that join, for SPIRE with one embedding and with three. `python optimiser.py FOLDER
---sweep SWEEP` writes this folder's optimiser.csv and optimiser.md of all of them and of a sweep of the preset.
+--sweep SWEEP` writes this folder's optimiser.csv of all of them and of a sweep of the preset.
 """
 
 from __future__ import annotations
@@ -130,24 +130,6 @@ def of_sweep(sweep: Path) -> Iterator[dict[str, Any]]:
     yield from (by_key[key] for key in sorted(by_key))
 
 
-def table_of(rows: list[dict[str, Any]]) -> str:
-    """Means over seeds."""
-    lines = [
-        "| trained | method | n | clients | their class | newcomers | with 3 embeddings |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for way in WAYS:
-        for method in dict.fromkeys(row["method"] for row in rows if row["way"] == way):
-            of = [row for row in rows if (row["way"], row["method"]) == (way, method)]
-            cells = [f"{mean(of, f'clients/{m}'):.3f}" for m in METRICS[:2]] + [
-                f"{mean(of, 'newcomers/kd_cnn/all'):.3f}"
-            ]
-            three = "newcomers, 3 embeddings/kd_cnn/all"
-            cells.append(f"{mean(of, three):.3f}" if three in of[0] else "")
-            lines.append("| " + " | ".join([way, method, str(len(of)), *cells]) + " |")
-    return "\n".join(lines) + "\n"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
@@ -167,7 +149,6 @@ def main() -> None:
         writer = csv.DictWriter(file, names, lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
-    (HERE / "optimiser.md").write_text(table_of(rows))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ compared with the same sweep undisturbed.
     python docs/data/reliability/tries.py ROW ...            those whose names have this in them, again
     python docs/data/reliability/tries.py ROW --seed SEED    one try again, by its draws; it is only printed
 
-Writes reliability.csv and reliability.md beside itself. A try ends as
+Writes reliability.csv (a line per try) and faults.csv (a line per fault) beside itself. A try ends as
     same        server states, ledgers, the report's table and MLflow's runs are those of the undisturbed sweep
     refused     the command, or the trial, ended with one sentence that names the damaged file; with the file put back
                 as it was, the sweep is then the same
@@ -48,8 +48,9 @@ from networks import Parted  # noqa: E402
 from nodes import Nodes  # noqa: E402
 from sweeps import COMMITS, KINDS, Cluster, Tried, Try  # noqa: E402
 
-CSV, TABLE = HERE / "reliability.csv", HERE / "reliability.md"
+CSV, TABLE = HERE / "reliability.csv", HERE / "faults.csv"
 CLUSTERS, SIDE = 2, 2  # sweeps at a time: on a cluster each, and in processes of their own
+RESULTS = ("same", "refused", "FAILED")
 COLUMNS = ("fault", "seed", "commits", "result", "seconds", "says")
 PRELOADED = ["torch", "torch._dynamo", "sklearn.datasets", "pandas", "matplotlib.pyplot", "jinja2", "safetensors.torch"]
 PRELOADED += ["mlflow.store.tracking.sqlalchemy_store", "raydiff.runtime.launch", "raydiff.cli.sweep"]
@@ -110,19 +111,19 @@ def keep(fault: str, rows: list[dict[str, Any]]) -> None:
             writer = csv.DictWriter(out, fieldnames=COLUMNS)
             writer.writeheader()
             writer.writerows(every)
-        TABLE.write_text(table(every))
+        with TABLE.open("w", newline="") as out:
+            csv.writer(out, lineterminator="\n").writerows(table(every))
 
 
-def table(rows: list[dict[str, Any]]) -> str:
-    """fault | tries | result."""
-    lines = ["| fault | tries | result |", "|---|---|---|"]
+def table(rows: list[dict[str, Any]]) -> list[tuple[object, ...]]:
+    """One row per fault: its tries, how many ended in which way, and one of the sentences printed."""
+    lines: list[tuple[object, ...]] = [("fault", "tries", *RESULTS, "says")]
     for fault in dict.fromkeys(r["fault"] for r in rows):
         of = [r for r in rows if r["fault"] == fault]
         counts = Counter(r["result"] for r in of)
-        result = ", ".join(f"{k}: {n}" if len(counts) > 1 else k for k, n in sorted(counts.items(), reverse=True))
         says = next((r["says"] for r in sorted(of, key=lambda r: r["result"]) if r["says"]), "")
-        lines.append(f"| {fault} | {len(of)} | {result}" + (f"; `{says}`" if says else "") + " |")
-    return "\n".join(lines) + "\n"
+        lines.append((fault, len(of), *(counts[result] for result in RESULTS), says))
+    return lines
 
 
 def tries(faults: list[str], count: int, expected: dict[str, Any], folder: Path, nodes: Cluster) -> None:

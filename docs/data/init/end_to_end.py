@@ -1,9 +1,9 @@
-"""From a data set to a judged result, in the three commands that a newcomer types: how long, and how good.
+"""From a data set to a judged result, in three commands: how long, and how good.
 
-    RAYDIFF_DATA=path/to/data python docs/data/init/roads.py FOLDER DATA [DATA ...]
+    RAYDIFF_DATA=path/to/data python docs/data/init/end_to_end.py FOLDER DATA [DATA ...]
 
 `DATA` is what raydiff init takes, options and all: "mnist --data.size 14". Runs init, run and report of each, one after
-the other, in FOLDER, and writes this folder's init.csv and init.md: of every data set that FOLDER has a result of.
+the other, in FOLDER, and writes this folder's init.csv: of every data set that FOLDER has a result of.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def reached(run: rd.Run) -> dict[str, object]:
     return {"values": values, "distance": d, "floor": floor, "accuracy": samples, "real": real, "floors": d / floor}
 
 
-def road(folder: Path, data: str) -> None:
+def end_to_end(folder: Path, data: str) -> None:
     """The three commands; what came out stays in FOLDER as a row."""
     shown = re.sub(r"\S*/", "", data)  # Of a path its last part.
     name = re.sub(r"\W+", "-", shown).strip("-")
@@ -70,23 +70,16 @@ def road(folder: Path, data: str) -> None:
 
 
 def main() -> None:
-    """Each road, then the table of all."""
+    """Run every data set, then write the table."""
     folder = Path(sys.argv[1]).absolute()
     folder.mkdir(parents=True, exist_ok=True)
     for data in sys.argv[2:]:
-        road(folder, data)
+        end_to_end(folder, data)
     rows = sorted((json.loads(f.read_text()) for f in folder.glob("*.json")), key=lambda row: float(row["run_s"]))
     with (HERE / "init.csv").open("w", newline="") as out:
         writer = csv.DictWriter(out, fieldnames=list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)
-    header = ("data", "init took", "init said", "run took", "report took", "accuracy", "of real ones", "floors")
-    lines = [f"| {' | '.join(header)} |", "|---" * len(header) + "|"]
-    for row in rows:
-        times = " | ".join(f"{row[key]:.0f} s" for key in ("init_s", "said_s", "run_s", "report_s"))
-        right = " | ".join(f"{row[of]:.3f}" for of in ("accuracy", "real"))
-        lines.append(f"| {row['raydiff init']} ({row['values']}) | {times} | {right} | {row['floors']:.1f} |")
-    (HERE / "init.md").write_text("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":
