@@ -15,16 +15,14 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def start(code: str, *arguments: object) -> subprocess.Popen[str]:
     """Start the code with these arguments; its stdin and stdout are pipes, stderr goes to stdout."""
-    path = os.pathsep.join(
-        [str(ROOT), str(ROOT / "docs" / "data" / "gpu"), *filter(None, [os.environ.get("PYTHONPATH")])]
-    )
+    folders = [str(ROOT), str(ROOT / "docs" / "data" / "gpu"), os.environ.get("PYTHONPATH", "")]
     return subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env={**os.environ, "PYTHONPATH": path},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, folders))},
     )
 
 

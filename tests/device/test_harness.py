@@ -99,7 +99,7 @@ def test_every_check_belongs_to_one_job() -> None:
         words = re.sub(r"\w+", lambda m: m[0] if m[0] in ("and", "or", "not") else str(m[0] in name), one.command[-1])
         return bool(eval(words))
 
-    jobs = [one for one in (*CHECK.TOGETHER, *CHECK.ALONE)]
+    jobs = (*CHECK.TOGETHER, *CHECK.ALONE)
     counts = {name: sum(runs(one, name) for one in jobs) for name in names}
     assert max(counts.values()) == 1
     assert all(METHODS_WITHOUT.search(name) for name, count in counts.items() if not count)
