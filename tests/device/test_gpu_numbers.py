@@ -22,7 +22,7 @@ from raydiff.experiment.ledgers import ledger_of
 from raydiff.experiment.overrides import has_path, override
 from raydiff.federated.checkpoint import Store
 from raydiff.federated.client import Client
-from raydiff.federated.method import Method
+from raydiff.federated.method import SERVER_ONLY, Method
 from raydiff.federated.rounds import rounds
 from raydiff.methods import Marginals
 from raydiff.models import training
@@ -122,10 +122,12 @@ def distance(a: Params, b: Params) -> float:
 @pytest.mark.parametrize("network", [MLP(width=64), UNet(widths=(16, 32))], ids=["mlp", "unet"])
 @pytest.mark.parametrize("clients", [1, 4, 16])
 def test_clients_in_lockstep_train_as_one_by_one(network: MLP | UNet, clients: int) -> None:
-    alone = [task.alone() for task in tasks(network, clients)]
-    for (fitted, size), expected in zip(answers(tasks(network, clients)), alone, strict=True):
+    given, alone = tasks(network, clients), [task.alone() for task in tasks(network, clients)]
+    start = [task.params for task in given]
+    for (fitted, size), expected, begun in zip(answers(given), alone, start, strict=True):
         assert not isinstance(fitted, BaseException) and size == clients
-        assert distance(fitted[0], expected[0]) < 1e-4 and fitted[2] == pytest.approx(expected[2], rel=1e-4)
+        moved, wanted = (tree.sub(params, begun) for params in (fitted[0], expected[0]))
+        assert distance(moved, wanted) < 1e-4 and fitted[2] == pytest.approx(expected[2], rel=1e-4)
 
 
 def test_a_run_resumes_after_each_commit(method: Method, tmp_path: Path, figure: Callable[..., None]) -> None:
@@ -137,16 +139,17 @@ def test_a_run_resumes_after_each_commit(method: Method, tmp_path: Path, figure:
 
     *_, whole = run(None)
     same_bits = []
-    for done in range(1, method.rounds + 1):
+    first = tree.without(SERVER_ONLY, method.init_server(None, generator(KEYS.seed, "server", "init")))
+    for done in range(method.rounds + 1):
         store = Store(tmp_path / str(done))
         running = run(store)
-        server = list(itertools.islice(running, done))[-1].sent
+        server = [first, *(progress.sent for progress in itertools.islice(running, done))][-1]
         running.close()
         if done < method.participating_rounds:
             clients = [Client(0, method, records(0), keys=KEYS, store=store) for _ in range(2)]
-            (first, _), (again, metrics) = (client.run(server, done) for client in clients)
-            if isinstance(first.release.event, Gaussian):
-                assert tree.digest(first.release.value) == tree.digest(again.release.value)
+            (sent, _), (again, metrics) = (client.run(server, done) for client in clients)
+            if isinstance(sent.release.event, Gaussian):
+                assert tree.digest(sent.release.value) == tree.digest(again.release.value)
                 assert metrics["upload/resent"] == 1.0
         *_, last = run(Store(tmp_path / str(done)))
         assert last.ledger == whole.ledger

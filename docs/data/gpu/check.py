@@ -59,6 +59,7 @@ def figure(name: str, limit_s: float) -> Job:
     return Job(f"figures of {name}", (sys.executable, str(HERE / "figures.py"), name), limit_s)
 
 
+PRESETS = ("mnist", "cifar10")
 TRIAL = "numbers_of_the_cpu"
 COMPILED = (
     "pfdm or localonly or dpsgd",
@@ -68,7 +69,10 @@ COMPILED = (
 )
 TOGETHER = (
     *(check("numbers", f"{TRIAL} and compile and ({methods})", 170) for methods in COMPILED),
-    *(Job(f"warm the compiler's cache, {n}", figure(f"compiled-{n}", 0).command, 150) for n in ("mnist", "cifar10")),
+    *(
+        Job(f"fill the compiler's cache, {n}", (*figure(n, 0).command[:2], f"compiled-{n}", "cold"), 150)
+        for n in PRESETS
+    ),
     *(check("numbers", f"{TRIAL} and {variant}", 120) for variant in ("bfloat16", "unet", "mlp")),
     check("memory", "preset", 120),
     check("memory", "lost and not cublas", 90),

@@ -140,7 +140,8 @@ def trained(name: str) -> None:
 def compiled(name: str) -> None:
     """The same, compiled; the first step waits for the compiler unless its cache has the network."""
     model, training = preset(name, precision="bfloat16", compile=True)
-    tell(f"step of {name}, bfloat16, compiled", **step(model, training))
+    cold = ", cold cache, beside other work" if "cold" in sys.argv else ""
+    tell(f"step of {name}, bfloat16, compiled{cold}", **step(model, training))
 
 
 def lockstep() -> None:
