@@ -69,7 +69,6 @@ BEFORE = {
     "diffusers": "import diffusers; from diffusers import UNet2DModel",
     "is_available": "import torch; torch.cuda.is_available()",
     "device_count": "import torch; torch.cuda.device_count()",
-    "total_memory": "import torch; torch.cuda.is_available() and torch.cuda.get_device_properties(0).total_memory",
 }
 
 
