@@ -40,7 +40,7 @@ FIGURES = of_docs("figures")
 PAGES: list[Path] = FIGURES.PAGES
 METHODS = [ROOT / "README.md", ROOT / "docs" / "methods" / "index.md"]
 CURRENT = [page for page in PAGES if page.name.lower() != "changelog.md"]
-NAMES = {name for group in COMMANDS.values() for name in group} - {"bench"}  # a developers' tool, on no page
+NAMES = {name for group in COMMANDS.values() for name in group}
 LAUNCHED = re.compile(r"\bpython ((?:jobs|analysis)/[a-z_]+\.py)([^\n`]*)")
 SHORT = re.compile(r"(?:^    |`)raydiff ([a-z-]+)([^\n`]*)", re.MULTILINE)
 
@@ -222,20 +222,11 @@ def test_experiment_files_on_pages_can_be_read() -> None:
         assert file.parse(text, str(page), PRESETS).grid
 
 
-def test_packages_import_in_no_cycle_and_the_picture_shows_these_imports() -> None:
+def test_the_picture_of_the_rooms_is_of_these_imports() -> None:
     architecture = of_docs("architecture")
-    arrows = architecture.imports()
-    assert architecture.cycle(arrows) == []
-    drawn = architecture.described(architecture.shown(arrows))
+    drawn = architecture.described(architecture.shown(architecture.arrows()))
     assert f">{drawn}<" in architecture.PICTURE.read_text(), "draw it: python docs/architecture.py"
-
-
-def test_a_cycle_is_found() -> None:
-    assert set(of_docs("architecture").cycle({("data", "privacy"), ("privacy", "tree"), ("tree", "data")})) == {
-        "data",
-        "privacy",
-        "tree",
-    }
+    assert set(architecture.QUESTION) == set(architecture.arrows()) - set(architecture.SMALL)
 
 
 @pytest.mark.parametrize("page", METHODS, ids=lambda page: page.name)

@@ -20,11 +20,10 @@ from raydiff.experiment import trial
 from raydiff.experiment.config import Experiment, Runtime
 from raydiff.experiment.ledgers import ledger_of
 from raydiff.experiment.overrides import has_path, override
-from raydiff.federated.checkpoint import Store
 from raydiff.federated.client import Client
 from raydiff.federated.method import SERVER_ONLY, Method
 from raydiff.federated.rounds import rounds
-from raydiff.methods import Marginals
+from raydiff.methods.marginals import Marginals
 from raydiff.models import training
 from raydiff.models.ddpm import DDPM, compute_with, device
 from raydiff.models.lockstep import answers
@@ -32,6 +31,7 @@ from raydiff.models.networks import MLP, UNet
 from raydiff.models.training import Diverged, Draw, Fitted, Task, Training, optimize
 from raydiff.privacy.release import Gaussian
 from raydiff.seeding import generator
+from raydiff.storage.checkpoint import Store
 from raydiff.tree import Params
 
 __all__ = ["experiment", "method"]
@@ -80,7 +80,7 @@ def test_a_trial_has_the_numbers_of_the_cpu(
     def run(one: Experiment, name: str) -> tuple[list[float], dict[str, float], object]:
         losses.clear()
         this = trial.open_trial(one, tmp_path / name)
-        *_, final = trial.run(this, trial.local_pool(this))
+        *_, final = trial.run(this, trial.local_executor(this))
         return losses[:1], final, ledger_of(this.folder).to_json()
 
     on_gpu, final, ledger = run(experiment, "gpu")

@@ -8,8 +8,9 @@ import pytest
 from child_process import answer
 
 from raydiff.data import datasets
-from raydiff.experiment import file, suggested
-from raydiff.experiment.presets.names import PRESETS
+from raydiff.experiment import suggested
+from raydiff.experiment import toml_file as file
+from raydiff.experiment.presets import PRESETS
 
 pytestmark = pytest.mark.gpu
 

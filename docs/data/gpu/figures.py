@@ -65,7 +65,7 @@ def busy(profiler: Any) -> float:
 
 def preset(name: str, **changes: Any) -> tuple[DDPM, Training]:
     """A preset's denoiser with these changes of it or of its network, and its clients' training."""
-    from raydiff.experiment.presets.names import study
+    from raydiff.experiment.presets import study
 
     method: Any = study(name).experiment.method
     network = {k: v for k, v in changes.items() if k in UNet.__dataclass_fields__}
@@ -198,8 +198,8 @@ def dpsgd() -> None:
 
 def latent() -> None:
     """A step of `raydiff pretrain`'s two trainings, then one of FedDistr's inversion of 20 words by 8 latents."""
-    from raydiff.models.latent import inversion, pretrain
-    from raydiff.models.latent.model import load
+    from raydiff.papers.feddistr.latent import inversion, pretrain
+    from raydiff.papers.feddistr.latent.model import load
 
     compute_with(1, "float32")
     count, steps = (1000, 100) if GPU else (40, 2)
