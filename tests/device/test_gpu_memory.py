@@ -97,7 +97,7 @@ def test_processes_fill_their_caps_side_by_side(count: int, card: int, figure: C
     assert context <= CONTEXT
 
 
-TRAIN = """
+TRAINER_OVERRIDE = """
     import json, sys, torch
     from figures import GPU, preset, task
     from raydiff.models.ddpm import Sampling, compute_with
@@ -134,7 +134,7 @@ def test_a_preset_fits_its_share(
     name: str, share: float, cohort: int, request: pytest.FixtureRequest, figure: Callable[..., None]
 ) -> None:
     """100 training steps, then the samples of an evaluation (4096 in one pass), without an error for want of memory."""
-    found = answer(TRAIN, name, share, cohort, timeout=100)
+    found = answer(TRAINER_OVERRIDE, name, share, cohort, timeout=100)
     gib = {f"{when}_{k}_gib": round(v / GIB, 3) for when, both in found.items() for k, v in both.items()}
     figure(f"memory of {request.node.callspec.id}", share=share, **gib)
 

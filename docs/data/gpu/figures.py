@@ -22,7 +22,7 @@ import torch
 
 from raydiff.models.ddpm import DDPM, Sampling, compute_with, device
 from raydiff.models.networks import MLP, UNet
-from raydiff.models.training import WATCH, Task, Training
+from raydiff.models.training import ON_STEP, Task, Training
 from raydiff.seeding import generator
 
 GPU = torch.cuda.is_available()
@@ -101,10 +101,10 @@ def step(model: DDPM, training: Training, *, profile: bool = True) -> dict[str, 
             if done == WARM + STEPS and profiler:
                 profiler.start()
 
-    WATCH.set(watch)
+    ON_STEP.set(watch)
     one, begun = task(model, training, WARM + STEPS + more), now()
     fitted = one.alone()
-    WATCH.set(None)
+    ON_STEP.set(None)
     each = (at[WARM + STEPS] - at.get(WARM, at[1])) / STEPS
     found: dict[str, object] = {
         "s_per_step": each,
