@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import os
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -40,6 +41,10 @@ ON_PROGRESS: ContextVar[Callable[[], None] | None] = ContextVar("alive", default
 """What is told that this process goes on with something long (`federated.heartbeat`)."""
 
 CHUNK = 4096  # records per forward pass when nothing is trained: bounds memory, does not change results
+GPU_CHUNK = 1024  # On an H100 a pass of 4096 at 32x32 with attention asked for 6 GiB at once.
+RECOMPILE_LIMIT = 8 * 16
+"""Graphs of one code object that dynamo keeps: each of `_compiled`'s models has several, by batch size and by whether
+it is trained. At dynamo's default of 8 the third model of a process runs eagerly (seen with torch 2.11)."""
 
 
 @functools.lru_cache
@@ -269,12 +274,18 @@ def _compiled(model: DDPM) -> Network:
         out: Tensor = torch.func.functional_call(module, params, (x_t, t, labels, features))
         return out
 
+    torch._dynamo.config.recompile_limit = RECOMPILE_LIMIT
     return torch.compile(predict)
 
 
 def device() -> torch.device:
-    """Where tensors are computed: the one accelerator that the process was given, else the CPU."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    """Where tensors are computed: the one accelerator that the process was given, else the CPU.
+
+    An empty CUDA_VISIBLE_DEVICES counts at any time: torch itself reads the variable once, so that it comes too late
+    where something has asked for GPUs already.
+    """
+    kept_off = os.environ.get("CUDA_VISIBLE_DEVICES") == ""
+    return torch.device("cuda" if not kept_off and torch.cuda.is_available() else "cpu")
 
 
 def compute_with(threads: int, precision: Precision) -> None:
@@ -284,12 +295,20 @@ def compute_with(threads: int, precision: Precision) -> None:
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
 
 
-def device_lost(error: BaseException) -> bool:
-    """Whether this is an error of the accelerator, which stays in its process: whatever is computed next fails too.
-    That there was no memory does not stay."""
+def out_of_memory(error: BaseException) -> bool:
+    """Whether the accelerator had no memory left, which passes: also for the workspace of a library (cuBLAS, cuDNN)."""
     says = str(error)
-    of_device = isinstance(error, torch.AcceleratorError) or (isinstance(error, RuntimeError) and "CUDA error" in says)
-    return of_device and not isinstance(error, torch.OutOfMemoryError) and "out of memory" not in says
+    return isinstance(error, torch.OutOfMemoryError) or (
+        isinstance(error, RuntimeError) and ("out of memory" in says or "STATUS_ALLOC_FAILED" in says)
+    )
+
+
+def device_lost(error: BaseException) -> bool:
+    """Whether this is an error of the accelerator, which stays in its process: whatever is computed next fails too."""
+    of_device = isinstance(error, torch.AcceleratorError) or (
+        isinstance(error, RuntimeError) and "CUDA error" in str(error)
+    )
+    return of_device and not out_of_memory(error)
 
 
 def frozen(call: Callable[..., Tensor], params: Params) -> Callable[..., Tensor]:
@@ -300,7 +319,7 @@ def frozen(call: Callable[..., Tensor], params: Params) -> Callable[..., Tensor]
 
     @torch.no_grad()
     def of(*inputs: Tensor) -> Tensor:
-        parts = zip(*(x.split(CHUNK) for x in inputs), strict=True)
+        parts = zip(*(x.split(CHUNK if where.type == "cpu" else GPU_CHUNK) for x in inputs), strict=True)
         return torch.cat([call(bound, *(p.to(where) for p in part)).cpu() for part in with_progress(parts)])
 
     return of
