@@ -14,8 +14,7 @@ import pytest
 
 from raydiff.experiment import trial
 from raydiff.experiment.config import Experiment
-from raydiff.runtime import device_faults as lost
-from raydiff.runtime import gauges, tuner
+from raydiff.runtime import device_faults, gauges, tuner
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -40,13 +39,13 @@ def told(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[tuple[float, dict[st
 def test_each_round_of_a_trial_is_told_and_nothing_else(tmp_path: Path, tiny: Experiment, told: dict[str, Any]) -> None:
     this = trial.open_trial(tiny, tmp_path / "mine")
     ended = list(trial.run(this, trial.local_executor(this)))
-    lost.tell(this.folder, "worker 1: gone")
+    device_faults.record(this.folder, "worker 1: gone")
     step = tuner.Federation.__new__(tuner.Federation)
     step._trial, step._metric, step._measured, step._round = this, "m", math.inf, -1
     step._gauges, step._results = gauges.Gauges(), iter(ended)
     for _ in ended:
         step.step()
-    assert set(told) == set(gauges.TOLD) and {len(values) for values in told.values()} == {
+    assert set(told) == set(gauges.GAUGES) and {len(values) for values in told.values()} == {
         this.experiment.method.rounds
     }
     tags = {"sweep": "mine", "trial": this.experiment.digest, "method": "PFDM"}
@@ -98,7 +97,7 @@ def test_a_scrape_of_the_node_gives_what_a_coordinator_tells(tiny: Experiment, w
         time.sleep(0.2)
     for coordinator in coordinators:
         ray.kill(coordinator)
-    assert found["kept"] == {f"ray_{name}" for name in gauges.TOLD}
+    assert found["kept"] == {f"ray_{name}" for name in gauges.GAUGES}
     assert found["open"] == found["kept"] - {"ray_raydiff_epsilon"}
     (epsilon,) = (line for line in lines if line.startswith("ray_raydiff_epsilon{"))
     assert 'sweep="kept"' in epsilon and 'method="PFDM"' in epsilon and epsilon.endswith(" 9.5")
@@ -107,5 +106,5 @@ def test_a_scrape_of_the_node_gives_what_a_coordinator_tells(tiny: Experiment, w
 def test_the_dashboard_draws_all_of_them_and_no_others() -> None:
     panels = json.loads((ROOT / "cluster" / "grafana.json").read_text())["panels"]
     drawn = [target["expr"] for panel in panels for target in panel["targets"]]
-    assert sorted(re.findall(r"ray_(\w+)\{", " ".join(drawn))) == sorted(gauges.TOLD)
+    assert sorted(re.findall(r"ray_(\w+)\{", " ".join(drawn))) == sorted(gauges.GAUGES)
     assert all(set(re.findall(r"by \(([^)]*)\)", e)[0].split(", ")) <= set(gauges.TAGS) for e in drawn)

@@ -57,7 +57,7 @@ def pool_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Any]:
                 answers.append(pool.workers[asked[ready]])
                 return ready
 
-        pool._ear = HeartbeatMonitor()
+        pool._monitor = HeartbeatMonitor()
         monkeypatch.setattr(
             actors.ray, "get", lambda _: SimpleNamespace(sent=[SimpleNamespace(client=answers.pop().left.pop())])
         )

@@ -27,7 +27,7 @@ from raydiff.methods.fedavg import FedAvg
 from raydiff.models.ddpm import DDPM, Sampling, denoise
 from raydiff.models.networks import MLP
 from raydiff.models.training import Training, fit
-from raydiff.runtime import device_faults as lost
+from raydiff.runtime import device_faults
 
 pytestmark = pytest.mark.survival
 
@@ -117,7 +117,7 @@ def test_clients_that_hang_are_killed_and_the_round_ends_as_if_they_had_not(tmp_
     end = last(RayExecutor(two, this), this)
     assert tree.digest(end.server) == tree.digest(expected.server) and end.ledger == expected.ledger
     at = ("0: {} 0, or at one after it", "1: {} 1, or at one after it", "1: {} 3")  # Then they are asked one by one.
-    assert sorted(lost.words(this.folder)) == [f"worker {where.format(SAYS)}" for where in at]
+    assert sorted(device_faults.reasons(this.folder)) == [f"worker {where.format(SAYS)}" for where in at]
 
 
 def test_a_client_that_always_hangs_ends_the_trial_and_is_named(
@@ -131,7 +131,9 @@ def test_a_client_that_always_hangs_ends_the_trial_and_is_named(
     with pytest.raises(WorkerCrashLoop, match="worker 0 died 2 times before client 2 had its result; worker 0: ") as e:
         last(RayExecutor(two[:1], this), this)
     assert str(e.value).endswith(f"{SAYS} 2")
-    assert lost.words(this.folder)[0] == f"worker 0: {SAYS} 0, or at one after it"  # their sum was not sent yet
+    assert (
+        device_faults.reasons(this.folder)[0] == f"worker 0: {SAYS} 0, or at one after it"
+    )  # their sum was not sent yet
 
 
 def evaluated(this: Trial, pool: Any) -> dict[str, Any]:
@@ -146,7 +148,7 @@ def test_a_client_that_hangs_where_it_is_measured_is_killed(tmp_path: Path, two:
     whole = opened(tmp_path / "whole", **measured)
     this = doing(opened(tmp_path / "hung", **measured), "deploy", {3: sleep})
     assert evaluated(this, RayExecutor(two, this)) == evaluated(whole, trial.local_executor(whole))
-    assert lost.words(this.folder) == [f"worker 1: {SAYS} 3"]
+    assert device_faults.reasons(this.folder) == [f"worker 1: {SAYS} 3"]
 
 
 def long() -> None:
@@ -187,8 +189,8 @@ def test_who_takes_long_but_goes_on_is_not_killed(tmp_path: Path, two: list[Any]
 
     this = doing(opened(tmp_path / "trains"), "round 1", {1: long})
     last(RayExecutor(two, this), this)
-    assert lost.words(this.folder) == []
+    assert device_faults.reasons(this.folder) == []
     this = opened(tmp_path / "samples", evaluation=Evaluation(distance="kernel", dim=4, attack=False))
     this = doing(this, "deploy", {1: piecewise})
     evaluated(this, RayExecutor(two, this))
-    assert lost.words(this.folder) == []
+    assert device_faults.reasons(this.folder) == []

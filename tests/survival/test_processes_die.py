@@ -185,8 +185,7 @@ def on_a_lost_gpu(sweep, folder):
     import ray
     from ray import cloudpickle
 
-    from raydiff.runtime import actors
-    from raydiff.runtime import device_faults as lost
+    from raydiff.runtime import actors, device_faults
 
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     gone = folder / "gone"
@@ -194,18 +193,18 @@ def on_a_lost_gpu(sweep, folder):
     class Worker(actors.Worker):
         def host(self, trial, ids, gpu):
             self.node = ray.get_runtime_context().get_node_id()
-            lost._why_not = lambda: ECC if gone.exists() and gone.read_text() == self.node else ""
-            lost.BETWEEN_S = 0.0
+            device_faults._why_not = lambda: ECC if gone.exists() and gone.read_text() == self.node else ""
+            device_faults.RETRY_S = 0.0
             hosted = super().host(trial, ids, gpu)
             with (folder / "hosts").open("a") as hosts:
                 hosts.write(f"{gone.exists()} {self.node}\n")
             return hosted
 
         def sums(self, trial, ids, server, number, *more):
-            with lost.ending(self._folder, "a worker"):
+            with device_faults.exit_on_device_error(self._folder, "a worker"):
                 if number == 1 and not gone.exists():
                     gone.write_text(self.node)
-                if lost._why_not():
+                if device_faults._why_not():
                     raise torch.AcceleratorError(ECC)
             return super().sums(trial, ids, server, number, *more)
 
