@@ -303,7 +303,7 @@ def test_a_worker_that_dies_in_a_sum_is_asked_again(tmp_path, workers, monkeypat
     found = summed(pool, this, server)
     assert killed and found == summed(trial.local_executor(sound), sound, server)
     [says] = device_faults.reasons(this.folder)
-    assert says.startswith("worker 1: it died without a word")
+    assert says.startswith("worker 1: it died without a reason")
 
 
 @pytest.mark.parametrize("how", ["run", "sums"])
