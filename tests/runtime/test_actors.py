@@ -10,6 +10,7 @@ import signal
 import stat
 
 import pytest
+import ray
 import torch
 
 from raydiff import tree
@@ -18,6 +19,7 @@ from raydiff.evaluation.suite import Evaluation
 from raydiff.experiment import trial
 from raydiff.experiment.config import Experiment, Runtime
 from raydiff.experiment.trial import Trial
+from raydiff.federated.client import Failed
 from raydiff.federated.rounds import rounds
 from raydiff.federated.sums import UploadValidator
 from raydiff.methods._averaging import Averaging
@@ -33,7 +35,10 @@ from raydiff.models.training import Training
 from raydiff.papers.pfdm.method import PFDM
 from raydiff.papers.spire.method import SPIRE
 from raydiff.privacy.client_level import ClientPrivacy
+from raydiff.privacy.release import disclose
 from raydiff.runtime import device_faults
+from raydiff.runtime.actors import RayExecutor, WorkerCrashLoop, start_workers
+from raydiff.runtime.slots import Slot
 
 pytestmark = pytest.mark.ray
 
@@ -78,8 +83,6 @@ def last(pool, this: Trial):
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize(("clients", "share"), [(2, 1), (4, 4)], ids=["1-per-worker", "4-per-worker"])
 def test_ray_gives_the_bits_of_one_process(tmp_path, workers, name, clients, share):
-    from raydiff.runtime.actors import RayExecutor
-
     here = trial.open_trial(experiment(METHODS[name], clients), tmp_path / "local")
     there = trial.open_trial(experiment(METHODS[name], clients), tmp_path / "ray")
     local = last(trial.local_executor(here), here)
@@ -91,11 +94,6 @@ def test_ray_gives_the_bits_of_one_process(tmp_path, workers, name, clients, sha
 @pytest.mark.slow
 def test_however_many_workers_there_are_the_bits_are_those_of_one_process(tmp_path, workers):
     """Five rounds of nine clients that are dealt to one worker, two, three and four."""
-    import ray
-
-    from raydiff.runtime.actors import RayExecutor, start_workers
-    from raydiff.runtime.slots import Slot
-
     method = FedAvg(model=MODEL, rounds=5, local=Training(steps=10, batch=8), sampling=DDIM)
     here = trial.open_trial(experiment(method, 9), tmp_path / "local")
     expected = tree.digest(last(trial.local_executor(here), here).server)
@@ -111,8 +109,6 @@ def test_however_many_workers_there_are_the_bits_are_those_of_one_process(tmp_pa
 
 def test_clients_in_lock_step_share_a_worker(tmp_path, workers):
     """The same cohort has the same bits in an actor as in one process. Halved over two it is equal to rounding."""
-    from raydiff.runtime.actors import RayExecutor
-
     ends = []
     for name, share in (("local", None), ("ray", 1), ("both", 2)):
         vectorized = experiment(METHODS["fedavg"], 4)
@@ -125,8 +121,6 @@ def test_clients_in_lock_step_share_a_worker(tmp_path, workers):
 
 
 def test_newcomers_in_actors_are_measured_as_in_one_process(tmp_path, workers):
-    from raydiff.runtime.actors import RayExecutor
-
     method = SPIRE(model=MODEL, rounds=1, local=TRAINING, joining=TRAINING, sampling=DDIM)
     late = dataclasses.replace(
         experiment(method, 2),
@@ -144,8 +138,6 @@ def test_newcomers_in_actors_are_measured_as_in_one_process(tmp_path, workers):
 
 
 def test_a_second_trial_in_warm_workers_equals_it_alone(tmp_path, workers):
-    from raydiff.runtime.actors import RayExecutor
-
     first = trial.open_trial(experiment(METHODS["fedavg"], 3), tmp_path / "warm")
     last(RayExecutor(workers, first), first)
     second = trial.open_trial(experiment(METHODS["pfdm"], 4), tmp_path / "warm")
@@ -155,10 +147,6 @@ def test_a_second_trial_in_warm_workers_equals_it_alone(tmp_path, workers):
 
 
 def test_a_killed_worker_is_hosted_again_and_resends_its_stored_bytes(tmp_path, workers):
-    import ray
-
-    from raydiff.runtime.actors import RayExecutor
-
     this = trial.open_trial(experiment(METHODS["pfdm"], 4), tmp_path)
     pool = RayExecutor(workers, this)
     stream = pool.run(pool.clients, {}, 0)
@@ -176,8 +164,6 @@ def test_a_killed_worker_is_hosted_again_and_resends_its_stored_bytes(tmp_path, 
 
 def test_what_clients_in_actors_keep_is_their_users_alone(tmp_path, workers):
     """Ray's processes, which an administrator may have started, have another umask than a job sets."""
-    from raydiff.runtime.actors import RayExecutor
-
     this = trial.open_trial(experiment(METHODS["spire"], 2), tmp_path)
     last(RayExecutor(workers, this), this)
     kept = list((this.folder / "clients").iterdir())
@@ -186,10 +172,6 @@ def test_what_clients_in_actors_keep_is_their_users_alone(tmp_path, workers):
 
 @pytest.mark.survival
 def test_a_worker_that_was_restarted_between_rounds_is_hosted_again(tmp_path, workers):
-    import ray
-
-    from raydiff.runtime.actors import RayExecutor
-
     this = trial.open_trial(experiment(METHODS["fedavg"], 2), tmp_path / "killed")
     pool = RayExecutor(workers, this)
     results = rounds(this.experiment.method, pool, keys=this.keys, store=this.store)
@@ -202,9 +184,6 @@ def test_a_worker_that_was_restarted_between_rounds_is_hosted_again(tmp_path, wo
 
 def test_a_diverging_client_is_named(tmp_path, workers):
     """Both of them diverge; whoever is first to say so is named."""
-    from raydiff.federated.client import Failed
-    from raydiff.runtime.actors import RayExecutor
-
     wild = dataclasses.replace(METHODS["fedavg"], local=Training(steps=4, batch=8, learning_rate=1e30))
     this = trial.open_trial(experiment(wild, 2), tmp_path)
     with pytest.raises(Failed, match=r"client [01], in round \d: the loss became (nan|inf) at step \d"):
@@ -212,9 +191,6 @@ def test_a_diverging_client_is_named(tmp_path, workers):
 
 
 def test_bad_clients_are_rejected_as_in_one_process(tmp_path, workers):
-    from raydiff.privacy.release import disclose
-    from raydiff.runtime.actors import RayExecutor
-
     class Betrayed(FedAvg):
         def local_update(self, server, state, data, rnd):
             result = super().local_update(server, state, data, rnd)
@@ -236,8 +212,6 @@ def test_bad_clients_are_rejected_as_in_one_process(tmp_path, workers):
 
 
 def test_states_larger_than_an_inlined_result_arrive_whole(tmp_path, workers):
-    from raydiff.runtime.actors import RayExecutor
-
     wide = FedAvg(model=dataclasses.replace(MODEL, network=MLP(width=256, depth=1)), rounds=1, local=Training(steps=0))
     this = trial.open_trial(experiment(wide, 2), tmp_path)
     server = this.experiment.method.init_server(None, torch.Generator().manual_seed(0))
@@ -249,10 +223,6 @@ def test_states_larger_than_an_inlined_result_arrive_whole(tmp_path, workers):
 
 @pytest.mark.survival
 def test_a_worker_that_dies_idle_is_revived_by_the_next_trial(tmp_path, workers):
-    import ray
-
-    from raydiff.runtime.actors import RayExecutor
-
     ray.kill(workers[1], no_restart=False)
     this = trial.open_trial(experiment(METHODS["localonly"], 2), tmp_path)
     assert [u.client for u, _ in RayExecutor(workers, this).run((0, 1), {}, 0)] == [0, 1]
@@ -269,10 +239,6 @@ def summed(pool, this, server):
 
 @pytest.mark.survival
 def test_a_worker_that_dies_in_a_sum_is_asked_again(tmp_path, workers, monkeypatch):
-    import ray
-
-    from raydiff.runtime.actors import RayExecutor
-
     class Waiting(FedAvg):
         def local_update(self, server, state, data, rnd):
             if int(data.numbers[0]) == first:
@@ -308,10 +274,6 @@ def test_a_worker_that_dies_in_a_sum_is_asked_again(tmp_path, workers, monkeypat
 
 @pytest.mark.parametrize("how", ["run", "sums"])
 def test_an_upload_that_is_lost_with_its_node_is_asked_for_again(tmp_path, workers, monkeypatch, how):
-    import ray
-
-    from raydiff.runtime.actors import RayExecutor
-
     this, get, losses = trial.open_trial(experiment(METHODS["fedavg"], 4), tmp_path), ray.get, []
     pool, server = RayExecutor(workers, this), METHODS["fedavg"].init_server(None, torch.Generator().manual_seed(0))
 
@@ -334,8 +296,6 @@ def test_an_upload_that_is_lost_with_its_node_is_asked_for_again(tmp_path, worke
 
 @pytest.mark.survival
 def test_a_client_that_kills_its_worker_each_time_ends_the_trial(tmp_path, workers):
-    from raydiff.runtime.actors import RayExecutor, WorkerCrashLoop
-
     class Poison(FedAvg):
         def local_update(self, server, state, data, rnd):
             os._exit(1)
