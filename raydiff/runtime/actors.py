@@ -38,8 +38,8 @@ from raydiff.storage.staging import StorageCredentials
 from raydiff.tree import Arrays, Params, arrays, tensors
 
 T = TypeVar("T")
+Ask = Callable[[Any, list[int], bool], Any]
 ATTEMPTS = 4  # deaths of a worker at one client after which the trial fails
-IN_FLIGHT = 2  # messages that a worker may be ahead of the coordinator: bounds memory by workers, not by clients
 # A message takes 2 ms of CPU time whatever its size, so a worker sends one when it has this size or age.
 MESSAGE_BYTES, MESSAGE_S = 8 * 2**20, 0.05
 PART_S = 30.0  # longest computation of one partial sum, which is lost if the worker dies
@@ -93,14 +93,15 @@ class Worker:
         self._trial, self._federation = trial.experiment.digest, trial.experiment.clients
         return heartbeat.process()
 
-    def run(self, trial: str, ids: Sequence[int], server: Arrays, number: int, seconds: float) -> Iterator[Any]:
-        """Stream `Client.run` of each client in messages of this age in seconds."""
+    def run(self, trial: str, ids: Sequence[int], server: Arrays, number: int, seconds: float) -> Any:
+        """Return the first message of `Client.run` of each client, in messages of this age in seconds."""
         clients = self._of(trial, ids)
         results = self._with_share(ids, number, run_clients(clients, tensors(server), number))
-        yield from _messages(noted(clients, number, results, alone=not seconds), seconds=seconds)
+        self._messages = _batches(noted(clients, number, results, alone=not seconds), seconds=seconds)
+        return self.more(trial)
 
     def sums(self, trial: str, ids: Sequence[int], server: Arrays, number: int, seconds: float) -> Any:
-        """Return the sum of the uploads that are ready within `seconds`, at least one; `more` returns the next sum."""
+        """Return the sum of the uploads that are ready within `seconds`, at least one."""
         clients, params = self._of(trial, ids), tensors(server)
         validator = UploadValidator(clients[0].method, params, number, self._federation)
         results = self._with_share(ids, number, run_clients(clients, params, number))
@@ -108,14 +109,8 @@ class Worker:
         self._messages = (part(seconds=seconds) for _ in ids)
         return self.more(trial)
 
-    def more(self, trial: str) -> Any:
-        """Return the next partial sum of the last call of `sums`. It is computed only now."""
-        if self._trial != trial:
-            raise NotHosted(trial)
-        return next(self._messages)
-
-    def evaluate(self, trial: str, ids: Sequence[int], server: Arrays, number: int, split: str) -> Iterator[Any]:
-        """Stream `Client.evaluate` of each client."""
+    def evaluate(self, trial: str, ids: Sequence[int], server: Arrays, number: int, split: str) -> Any:
+        """Return the first message of `Client.evaluate` of each client."""
         params, read, clients = tensors(server), self._instruments.of_client(split), self._of(trial, ids)
         began, turns = time.time(), len(clients)
 
@@ -126,7 +121,14 @@ class Worker:
                     report = client.evaluate(params, number, read)
                 yield report
 
-        yield from ([report] for report in self._with_share(ids, number, reports()))
+        self._messages = ([report] for report in self._with_share(ids, number, reports()))
+        return self.more(trial)
+
+    def more(self, trial: str) -> Any:
+        """Return the next message of the last call. It is computed only now."""
+        if self._trial != trial:
+            raise NotHosted(trial)
+        return next(self._messages)
 
     def _with_share(self, ids: Sequence[int], number: int, results: Iterator[T]) -> Iterator[T]:
         """Yield the clients' results. Raises gpu_memory.OutOfMemory if the GPU share is too small for a client."""
@@ -193,10 +195,10 @@ class RayExecutor:
             return
         ref = ray.put(arrays(server))
 
-        def ask(worker: Any, part: list[int], deaths: int) -> Any:
-            return _streaming(worker.run).remote(self._digest, part, ref, number, 0.0 if deaths else MESSAGE_S)
+        def ask(worker: Any, part: list[int], alone: bool) -> Any:
+            return worker.run.remote(self._digest, part, ref, number, 0.0 if alone else MESSAGE_S)
 
-        for client, examples, value, event, metrics in self._stream(ids, ask):
+        for client, examples, value, event, metrics in self._in_order(ids, ask):
             yield Upload(client, examples, already_private(tensors(value), event, copy=False)), metrics
 
     def sums(self, ids: Sequence[int], validator: UploadValidator) -> Iterator[Partial]:
@@ -209,67 +211,73 @@ class RayExecutor:
         ref = ray.put(arrays(validator.server))
         seconds = min(PART_S, self.trial.experiment.runtime.client_timeout_s / 4)
 
-        def ask(worker: Any, part: list[int], deaths: int) -> Any:
-            return worker.sums.remote(self._digest, part, ref, validator.number, 0.0 if deaths else seconds)
+        def ask(worker: Any, part: list[int], alone: bool) -> Any:
+            return worker.sums.remote(self._digest, part, ref, validator.number, 0.0 if alone else seconds)
 
-        yield from self._arrivals(ids, ask)
+        for _, message in self._messages(ids, ask):
+            yield message
 
     def evaluate(self, ids: Sequence[int], server: Params, number: int, split: str) -> Iterator[Any]:
         """Yield `Client.evaluate` of each client on a split that no client holds."""
         ref = ray.put(arrays(server))
-        yield from self._stream(
-            ids, lambda w, part, _: _streaming(w.evaluate).remote(self._digest, part, ref, number, split)
-        )
+        yield from self._in_order(ids, lambda w, part, _: w.evaluate.remote(self._digest, part, ref, number, split))
 
-    def _stream(self, ids: Sequence[int], ask: Callable[[Any, list[int], int], Any]) -> Iterator[Any]:
-        """Yield the clients' results in the order of `ids`. A worker that died is asked again for missing results.
-
-        `ask(worker, clients, deaths)` returns a stream; `deaths`: of the worker since its last message.
-        """
-        parts = self._dealt(ids)
-        streams = {i: ask(self.workers[i], [*part], 0) for i, part in parts.items()}
-        arrived: dict[int, deque[Any]] = {i: deque() for i in streams}
-        died = set[int]()
-
-        def current(i: int) -> str:
-            return self._current(parts[i], alone=i in died)
-
+    def _in_order(self, ids: Sequence[int], ask: Ask) -> Iterator[Any]:
+        """Yield the clients' results in the order of `ids`, from messages that are lists of results."""
+        arrived: dict[int, deque[Any]] = {i: deque() for i in range(len(self.workers))}
+        # A worker waits once the coordinator has two of its results: memory is bounded by workers, not by clients.
+        messages = self._messages(ids, ask, wanted=lambda i: len(arrived[i]) < 2)
         for client in ids:
             i = client % len(self.workers)
-            for attempt in itertools.count(1):
-                if arrived[i]:
-                    break
-                try:
-                    self._monitor.first({streams[i]: i}, current)
-                    arrived[i].extend(ray.get(next(streams[i])))
-                except LOST:
-                    died.add(i)
-                    self._recover(i, client, deaths=attempt)
-                    streams[i] = ask(self.workers[i], [*parts[i]], attempt)
-            del parts[i][client]
+            while not arrived[i]:
+                sender, results = next(messages)
+                arrived[sender].extend(results)
             yield arrived[i].popleft()
 
-    def _arrivals(self, ids: Sequence[int], ask: Callable[[Any, list[int], int], Any]) -> Iterator[Partial]:
-        """Yield partial sums in any order until they include each client. `ask` is as in `_stream`."""
+    def _messages(
+        self, ids: Sequence[int], ask: Ask, *, wanted: Callable[[int], bool] = lambda _: True
+    ) -> Iterator[tuple[int, Any]]:
+        """Yield (worker, message) until each client's result has arrived.
+
+        A worker that dies is asked again for the missing results.
+
+        Args:
+            ids: The clients.
+            ask: (worker, clients, whether each result is sent alone) -> reference to the first message.
+            wanted: Whether a worker should compute its next message now.
+        """
         parts = self._dealt(ids)
-        asked = {ask(self.workers[i], [*part], 0): i for i, part in parts.items()}
-        deaths = dict.fromkeys(asked.values(), 0)
-        while asked:
-            ready = self._monitor.first(asked, lambda i: self._current(parts[i], alone=deaths[i] > 0))
-            i = asked.pop(ready)
+        pending = {ask(self.workers[i], [*part], False): i for i, part in parts.items()}
+        died, idle, deaths = set[int](), set[int](), dict.fromkeys(parts, 0)
+
+        def resume() -> None:
+            for i in [i for i in idle if wanted(i)]:
+                idle.remove(i)
+                pending[self.workers[i].more.remote(self._digest)] = i
+
+        while pending:
+            ready = self._monitor.first(pending, lambda i: self._current(parts[i], alone=i in died))
+            i = pending.pop(ready)
             try:
                 message = ray.get(ready)
             except LOST:
+                died.add(i)
                 deaths[i] += 1
                 self._recover(i, next(iter(parts[i])), deaths=deaths[i])
-                asked[ask(self.workers[i], [*parts[i]], deaths[i])] = i
+                pending[ask(self.workers[i], [*parts[i]], True)] = i
                 continue
-            for sent in message.sent:
-                parts[i].pop(sent.client, None)
             deaths[i] = 0
+            if isinstance(message, list):
+                clients = [*itertools.islice(parts[i], len(message))]
+            else:
+                clients = [sent.client for sent in message.sent]
+            for client in clients:
+                parts[i].pop(client, None)
             if parts[i]:
-                asked[self.workers[i].more.remote(self._digest)] = i
-            yield message
+                idle.add(i)
+            resume()  # It computes while the caller reads this message.
+            yield i, message
+            resume()
 
     def _recover(self, i: int, client: int, *, deaths: int) -> None:
         """Revive a worker that has died, and record why unless it or the watchdog did. Raises WorkerCrashLoop."""
@@ -325,11 +333,7 @@ def _has_its_nodes() -> bool:
     return group is None or ray.util.placement_group_table(group)["state"] == "CREATED"
 
 
-def _streaming(method: Any) -> Any:
-    return method.options(num_returns="streaming", _generator_backpressure_num_objects=IN_FLIGHT)
-
-
-def _messages(results: Iterable[tuple[Upload, Metrics]], *, seconds: float) -> Iterator[list[Any]]:
+def _batches(results: Iterable[tuple[Upload, Metrics]], *, seconds: float) -> Iterator[list[Any]]:
     """Group results into messages of MESSAGE_BYTES or `seconds`."""
     message: list[Any] = []
     size, started = 0, time.monotonic()

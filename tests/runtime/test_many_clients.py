@@ -42,7 +42,7 @@ class Worker:
         self.left: list[int] = []
         self.more = SimpleNamespace(remote=lambda _: self)
 
-    def ask(self, part: list[int], deaths: int) -> Worker:
+    def ask(self, part: list[int], alone: bool) -> Worker:
         self.left = part[::-1]
         return self
 
@@ -54,8 +54,8 @@ def test_receiving_results_one_by_one_is_linear_in_clients(workers: int, monkeyp
     monkeypatch.setattr(actors.ray, "get", lambda w: SimpleNamespace(sent=[SimpleNamespace(client=w.left.pop())]))
     for clients in (200, 400):
         Number.looks = 0
-        messages = list(pool._arrivals([Number(client) for client in range(clients)], Worker.ask))
-        assert sorted(int(sent.client) for message in messages for sent in message.sent) == list(range(clients))
+        messages = list(pool._messages([Number(client) for client in range(clients)], Worker.ask))
+        assert sorted(int(sent.client) for _, message in messages for sent in message.sent) == list(range(clients))
         looks.append(Number.looks)
     assert looks[1] <= 2.1 * looks[0]
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import urllib.request
@@ -19,12 +18,6 @@ from nodes import Federated, check_unharmed
 
 pytestmark = pytest.mark.survival
 ENDED = ("STOPPED", "SUCCEEDED", "FAILED")
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
 
 
 def local(env: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
