@@ -26,9 +26,7 @@ from raydiff.methods._averaging import Averaging
 from raydiff.methods.dpsgd import DPSGD
 from raydiff.methods.fedavg import FedAvg
 from raydiff.methods.localonly import LocalOnly
-from raydiff.methods.moon import Moon
 from raydiff.methods.scaffold import Scaffold
-from raydiff.methods.sharedrep import SharedRep
 from raydiff.models.ddpm import DDPM, Sampling
 from raydiff.models.networks import MLP
 from raydiff.models.training import Training
@@ -54,9 +52,7 @@ METHODS = {
     "shared noise": FedAvg(model=MODEL, rounds=2, local=TRAINING, sampling=DDIM, averaging=SHARED),
     "localonly": LocalOnly(model=MODEL, local=TRAINING, sampling=DDIM),
     "spire": SPIRE(model=MODEL, rounds=2, local=TRAINING, sampling=DDIM),
-    "sharedrep": SharedRep(model=MODEL, rounds=2, local=TRAINING, sampling=DDIM),
     "scaffold": Scaffold(model=MODEL, rounds=2, local=dataclasses.replace(TRAINING, optimizer="sgd"), sampling=DDIM),
-    "moon": Moon(model=MODEL, rounds=3, local=TRAINING, sampling=DDIM),
     "dpsgd": DPSGD(model=MODEL, rounds=2, local=TRAINING, sampling=DDIM),
 }
 SECRET = "00112233445566778899aabbccddeeff"
@@ -72,6 +68,12 @@ def experiment(method, clients: int) -> Experiment:
         evaluation=None,
         runtime=Runtime(noise_secret=SECRET),
     )
+
+
+def with_method(this: Trial, method) -> Trial:
+    """The same trial with a method of a test, which workers get by value."""
+    type(method).__module__ = FedAvg.__module__  # A config can name methods of raydiff only.
+    return dataclasses.replace(this, experiment=dataclasses.replace(this.experiment, method=method))
 
 
 def last(pool, this: Trial):
@@ -198,13 +200,11 @@ def test_bad_clients_are_rejected_as_in_one_process(tmp_path, workers):
             sends = dict(zip(firsts, [result.release.value, lost], strict=False))
             return dataclasses.replace(result, release=sends.get(int(data.numbers[0]), result.release))
 
-    Betrayed.__module__ = FedAvg.__module__  # On disk it is one of raydiff's; workers get it by value.
     found = []
     for name in ("local", "ray"):
         this = trial.open_trial(experiment(METHODS["fedavg"], 4), tmp_path / name)
         firsts = [int(client.data.numbers[0]) for client in trial.make_clients(this, (0, 1))]
-        betrayed = Betrayed(model=MODEL, rounds=2, local=TRAINING)
-        this = dataclasses.replace(this, experiment=dataclasses.replace(this.experiment, method=betrayed))
+        this = with_method(this, Betrayed(model=MODEL, rounds=2, local=TRAINING))
         end = last(trial.local_executor(this) if name == "local" else RayExecutor(workers, this), this)
         found.append((tree.digest(end.server), end.ledger, end.rejected, end.metrics))
     assert found[0] == found[1]
@@ -245,11 +245,10 @@ def test_a_worker_that_dies_in_a_sum_is_asked_again(tmp_path, workers, monkeypat
                 fcntl.flock((tmp_path / "gate").open(), fcntl.LOCK_SH)
             return super().local_update(server, state, data, rnd)
 
-    Waiting.__module__ = FedAvg.__module__  # On disk it is one of raydiff's; workers get it by value.
     sound = trial.open_trial(experiment(METHODS["fedavg"], 4), tmp_path)
     first = int(trial.make_clients(sound, [1])[0].data.numbers[0])
     method = Waiting(model=MODEL, rounds=2, local=TRAINING)
-    this = dataclasses.replace(sound, experiment=dataclasses.replace(sound.experiment, method=method))
+    this = with_method(sound, method)
     gate, killed, wait = (tmp_path / "gate").open("w"), [], ray.wait
     fcntl.flock(gate, fcntl.LOCK_EX)
     pool, server = RayExecutor(workers, this), method.init_server(None, torch.Generator().manual_seed(0))
@@ -300,10 +299,9 @@ def test_a_client_that_kills_its_worker_each_time_ends_the_trial(tmp_path, worke
         def local_update(self, server, state, data, rnd):
             os._exit(1)
 
-    Poison.__module__ = FedAvg.__module__  # On disk it is one of raydiff's; workers get it by value.
     this = trial.open_trial(experiment(METHODS["fedavg"], 2), tmp_path)
     poisoned = Poison(model=MODEL, rounds=2, local=TRAINING)
-    this = dataclasses.replace(this, experiment=dataclasses.replace(this.experiment, method=poisoned))
+    this = with_method(this, poisoned)
     this.folder.mkdir(parents=True)
     pool = RayExecutor(workers[:1], this)
     with pytest.raises(WorkerCrashLoop, match="worker 0 died 4 times before client 0 had its result"):

@@ -61,11 +61,11 @@ def test_a_scrape_of_the_node_has_the_gauges_of_every_trial(tiny: Experiment, wo
 
     @ray.remote(num_cpus=0)
     class Coordinator:
-        def tell(self, sweep: str, epsilon: float) -> None:
+        def tell(self, sweep: str, numbers: dict[str, Any]) -> None:
             self._gauges = gauges.Gauges()
-            self._gauges.tell(trial.Trial(tiny, Path(sweep)), result(epsilon))
+            self._gauges.tell(trial.Trial(tiny, Path(sweep)), numbers)
 
-    trials = {"kept": 9.5, "open": math.inf}
+    trials = {"kept": result(9.5), "open": result(math.inf)}
     coordinators = [Coordinator.remote() for _ in trials]
     ray.get([c.tell.remote(*args) for c, args in zip(coordinators, trials.items(), strict=True)])
     (node,) = ray.nodes()

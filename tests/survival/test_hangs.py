@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 import torch
+from ray import cloudpickle
 
 from raydiff import tree
 from raydiff.data.partition import Iid
@@ -27,7 +29,9 @@ from raydiff.methods.fedavg import FedAvg
 from raydiff.models.ddpm import DDPM, Sampling, denoise
 from raydiff.models.networks import MLP
 from raydiff.models.training import Training, fit
-from raydiff.runtime import device_faults
+from raydiff.runtime import actors, device_faults
+from raydiff.runtime.actors import RayExecutor, WorkerCrashLoop, start_workers
+from raydiff.runtime.slots import Slot
 
 pytestmark = pytest.mark.survival
 
@@ -54,11 +58,6 @@ def stop() -> None:
 @pytest.fixture(scope="module")
 def two() -> Iterator[list[Any]]:
     """Two workers of their own on a local Ray."""
-    import ray
-
-    from raydiff.runtime.actors import start_workers
-    from raydiff.runtime.slots import Slot
-
     ray.shutdown()
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     yield start_workers(Slot(workers=2, threads=1, gpu_per_worker=0.0, gpu_server=0.0), None)
@@ -79,8 +78,6 @@ def last(pool: Any, this: Trial, **more: Any) -> Any:
 def doing(this: Trial, at: str, what: dict[int, Callable[[], None]], *, once: bool = True) -> Trial:
     """The same trial, but before one of these clients does its part of round 1, or before its model is deployed,
     something else is done: the first time, or always. Workers get it by value."""
-    from ray import cloudpickle
-
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     first = {int(c.data.numbers[0]): what[c.number] for c in trial.make_clients(this, list(what))}
     folder = this.folder
@@ -109,8 +106,6 @@ def doing(this: Trial, at: str, what: dict[int, Callable[[], None]], *, once: bo
 
 def test_clients_that_hang_are_killed_and_the_round_ends_as_if_they_had_not(tmp_path: Path, two: list[Any]) -> None:
     """Each in another way; two of them are of one worker."""
-    from raydiff.runtime.actors import RayExecutor
-
     whole = opened(tmp_path / "whole")
     expected = last(trial.local_executor(whole), whole)
     this = doing(opened(tmp_path / "hung"), "round 1", {1: sleep, 2: spin, 3: stop})
@@ -123,9 +118,6 @@ def test_clients_that_hang_are_killed_and_the_round_ends_as_if_they_had_not(tmp_
 def test_a_client_that_always_hangs_ends_the_trial_and_is_named(
     tmp_path: Path, two: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from raydiff.runtime import actors
-    from raydiff.runtime.actors import RayExecutor, WorkerCrashLoop
-
     monkeypatch.setattr(actors, "ATTEMPTS", 2)
     this = doing(opened(tmp_path), "round 1", {2: sleep}, once=False)
     with pytest.raises(WorkerCrashLoop, match="worker 0 died 2 times before client 2 had its result; worker 0: ") as e:
@@ -140,8 +132,6 @@ def evaluated(this: Trial, pool: Any) -> dict[str, Any]:
 
 
 def test_a_client_that_hangs_where_it_is_measured_is_killed(tmp_path: Path, two: list[Any]) -> None:
-    from raydiff.runtime.actors import RayExecutor
-
     measured = {"evaluation": Evaluation(distance="kernel", dim=4, attack=False)}
     whole = opened(tmp_path / "whole", **measured)
     this = doing(opened(tmp_path / "hung", **measured), "deploy", {3: sleep})
@@ -183,8 +173,6 @@ def piecewise() -> None:
 
 
 def test_who_takes_long_but_goes_on_is_not_killed(tmp_path: Path, two: list[Any]) -> None:
-    from raydiff.runtime.actors import RayExecutor
-
     this = doing(opened(tmp_path / "trains"), "round 1", {1: long})
     last(RayExecutor(two, this), this)
     assert device_faults.reasons(this.folder) == []
