@@ -64,11 +64,14 @@ def of_shadows(attacked: Attacked, *, workers: int, nodes: Sequence[Mapping[str,
 class _TaskWorker:
     def __init__(self, opened: Callable[[], Do], gpu: float) -> None:
         process.begin()
-        cap_memory(gpu)
-        self._opened = functools.cache(opened)  # An error in it is the task's.
+        self._open, self._gpu = opened, gpu
+        self._do: Do | None = None
 
     def do(self, number: int) -> int:
-        self._opened()(number)
+        if self._do is None:  # Not in `__init__`: Ray reports errors of tasks only in one sentence.
+            cap_memory(self._gpu)
+            self._do = self._open()
+        self._do(number)
         return number
 
 
@@ -87,9 +90,8 @@ def _done(
     """
     for folder in folders if len(nodes) > 1 else ():
         storage_is_shared(folder)
-    gpu = needed.get("GPU", 0.0)
-    options = {"num_cpus": needed["CPU"], "num_gpus": gpu, "max_restarts": RESTARTS, "max_task_retries": RESTARTS}
-    actor = ray.remote(**options)(_TaskWorker)
+    cpu, gpu = needed["CPU"], needed.get("GPU", 0.0)
+    actor = ray.remote(num_cpus=cpu, num_gpus=gpu, max_restarts=RESTARTS, max_task_retries=RESTARTS)(_TaskWorker)
     pool = ActorPool([actor.remote(opened, gpu) for _ in range(workers)])
     try:
         with in_one_sentence():
