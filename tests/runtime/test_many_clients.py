@@ -47,25 +47,16 @@ class Worker:
         return self
 
 
-@pytest.mark.parametrize("workers", [1, 7])
-def test_receiving_results_one_by_one_is_linear_in_clients(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    looks, pool = [], executor(workers)
+@pytest.mark.parametrize("workers", [1, 40])
+def test_dealing_and_receiving_take_constant_time_per_client(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = executor(workers)
     pool._monitor = SimpleNamespace(first=lambda pending, _: next(iter(pending)))
     monkeypatch.setattr(actors.ray, "get", lambda w: SimpleNamespace(sent=[SimpleNamespace(client=w.left.pop())]))
     for clients in (200, 400):
         Number.looks = 0
         messages = list(pool._messages([Number(client) for client in range(clients)], Worker.ask))
         assert sorted(int(sent.client) for _, message in messages for sent in message.sent) == list(range(clients))
-        looks.append(Number.looks)
-    assert looks[1] <= 2.1 * looks[0]
-
-
-@pytest.mark.parametrize("workers", [20, 40])
-def test_dealing_is_one_pass_for_any_number_of_workers(workers: int) -> None:
-    Number.looks = 0
-    dealt = executor(workers)._dealt([Number(client) for client in range(400)])
-    assert Number.looks <= 3 * 400
-    assert {i: [*part] for i, part in dealt.items()} == {i: [*range(i, 400, workers)] for i in range(workers)}
+        assert Number.looks <= 5 * clients
 
 
 def test_clients_stay_in_their_order_at_their_worker() -> None:
