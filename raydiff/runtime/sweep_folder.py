@@ -109,6 +109,13 @@ def plan(
     if not resume:
         raise ValueError(f"{at.name} exists already: continue it with --resume, or give another --name")
     then: Plan = read_json(path, needs="trials")
+    _check_resumable(at, then, now, extend=extend)
+    if set(now["trials"]) == set(then["trials"]):
+        return then
+    return {**then, **{k: now[k] for k in ("trials", "command")}, "extended": True}
+
+
+def _check_resumable(at: Path, then: Plan, now: Plan, *, extend: bool) -> None:
     if None not in (then.get("secret"), now["secret"]) and then["secret"] != now["secret"]:
         if not (at / "secret").exists() and shared(at).apart:
             raise ValueError(f"runtime.noise_secret is not the one that {at.name} was started with")
@@ -124,7 +131,6 @@ def plan(
             f"{at.name} has another space: {len(new - old)} trials are new and {len(old - new)} are gone "
             f"(it was started by: {' '.join(then['command'])}){advice}"
         )
-    return {**then, **{k: now[k] for k in ("trials", "command")}, "extended": True} if new - old else then
 
 
 def ended(at: Path, *kinds: str) -> list[Experiment]:
