@@ -47,3 +47,10 @@ def test_a_worker_names_the_client_and_the_setting(tiny, tmp_path, monkeypatch, 
 def test_the_advice_is_a_larger_share_or_a_smaller_batch(share, number, says):
     with pytest.raises(OutOfMemory, match=says):
         raise OutOfMemory("the server", number, "gpu_server", share)
+
+
+def test_a_worker_with_a_share_but_without_cuda_is_refused(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(device_faults, "check_gpu", lambda _: None)
+    with pytest.raises(ValueError, match="sees no CUDA device"):
+        Worker().host(trial.open_trial(tiny, tmp_path / "s"), [0], 0.25)
