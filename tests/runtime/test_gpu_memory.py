@@ -10,9 +10,10 @@ import torch
 
 from raydiff.experiment import trial
 from raydiff.federated.client import Client
-from raydiff.runtime import actors, device_faults
-from raydiff.runtime.actors import Worker
+from raydiff.runtime import device_faults
+from raydiff.runtime import worker as worker_module
 from raydiff.runtime.gpu_memory import OutOfMemory
+from raydiff.runtime.worker import Worker
 from raydiff.storage.checkpoint import INITIAL
 
 
@@ -23,7 +24,7 @@ def out_of_memory(*_):
 @pytest.mark.parametrize(("share", "kind"), [(0.25, OutOfMemory), (0.0, torch.OutOfMemoryError)])
 def test_a_worker_names_the_client_and_the_setting(tiny, tmp_path, monkeypatch, share, kind):
     """Without a share, the error is torch's own."""
-    monkeypatch.setattr(actors, "cap_memory", lambda _: None)
+    monkeypatch.setattr(worker_module, "cap_memory", lambda _: None)
     monkeypatch.setattr(device_faults, "check_gpu", lambda _: None)
     this = trial.open_trial(replace(tiny, evaluation=None), tmp_path / "s")
     worker = Worker()

@@ -181,7 +181,7 @@ def on_a_lost_gpu(sweep, folder):
     more. Each notes on which node it hosts."""
     import ray
 
-    from raydiff.runtime import actors, device_faults
+    from raydiff.runtime import actors, device_faults, worker
 
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     gone = folder / "gone"
@@ -191,6 +191,7 @@ def on_a_lost_gpu(sweep, folder):
             self.node = ray.get_runtime_context().get_node_id()
             device_faults._why_not = lambda: ECC if gone.exists() and gone.read_text() == self.node else ""
             device_faults.RETRY_S = 0.0
+            worker.cap_memory = lambda share: None  # The nodes' GPUs are only numbers.
             hosted = super().host(trial, ids, gpu)
             with (folder / "hosts").open("a") as hosts:
                 hosts.write(f"{gone.exists()} {self.node}\n")
@@ -209,7 +210,6 @@ def on_a_lost_gpu(sweep, folder):
             from raydiff.runtime import actors
 
             actors.Worker = Worker
-            actors.cap_memory = lambda share: None  # Workers get it by value. The nodes' GPUs are only numbers.
             super().setup(config)
 
     return Trainable
