@@ -15,7 +15,6 @@ import ray
 from ray import tune
 
 from raydiff.experiment.trial import Trial, cut_short
-from raydiff.runtime import gpu_memory
 from raydiff.runtime.sweep_folder import not_writable
 from raydiff.storage import artifact_sync as readable
 
@@ -31,10 +30,7 @@ def said(trial: Trial | None, error: Exception) -> dict[str, Any]:
     with contextlib.suppress(OSError, ValueError):  # on a full disk, or beside a damaged file
         (trial.folder / "error.txt").write_text("".join(traceback.format_exception(error)))
         readable.put(trial.folder)
-    result = {"finished": True, "failed": reason, "digest": trial.experiment.digest}
-    if isinstance(raised, gpu_memory.OutOfMemory):
-        result["slice"] = {"field": raised.field, "share": raised.share}
-    return result
+    return {"finished": True, "failed": reason, "digest": trial.experiment.digest}
 
 
 def cause(error: Exception) -> BaseException:
@@ -61,5 +57,4 @@ class OutcomeWriter(tune.Callback):
             # The disk may be full, or have been so before the trial had its config; a trial without an outcome is run
             # again when the sweep is resumed.
             with contextlib.suppress(OSError, ValueError):
-                more = {"slice": result["slice"]} if "slice" in result else {}
-                cut_short(folder, "failed", reason=result["failed"], **more)
+                cut_short(folder, "failed", reason=result["failed"])

@@ -62,8 +62,8 @@ class Ended:
         return int(self.failed or bool(ended_so))
 
 
-Begin = Callable[[float | None], None]
-"""To be called once nothing is refused any more; takes the share of a GPU that was measured."""
+Begin = Callable[[], None]
+"""To be called once nothing is refused any more."""
 
 
 def start(
@@ -99,10 +99,8 @@ def start(
         _announce(planned, folder, whole=whole)
         followers = SweepCallbacks(planned, folder, this["experiment"], report=report, track=track)
 
-        def begin(share: float | None) -> None:
+        def begin() -> None:
             this.update(followers.ready())
-            if share is not None:
-                this["share"] = share  # A resumed sweep goes on with this share.
             sweep_folder.write(folder, this, planned.secret, again=not retry)
             followers.begin()
 
@@ -111,8 +109,7 @@ def start(
             if planned.base.runtime.pool == "local" or planned.base.runtime.server_workers > 1:
                 _here(planned, begin, retry=retry)
             else:
-                share = None if extend else this.get("share")  # What an earlier start has measured.
-                interrupted, failed = _on_ray(planned, begin, share, retry=retry, since=since if whole else None)
+                interrupted, failed = _on_ray(planned, begin, retry=retry, since=since if whole else None)
         except KeyboardInterrupt:
             if not (folder / "sweep.json").exists():
                 raise
@@ -202,7 +199,7 @@ def _here(planned: Planned, begin: Begin, *, retry: bool) -> None:
             continue
         with _means(this) as (pool, train):
             if not begun:
-                begin(None)
+                begin()
                 begun = True
             if retry:
                 (this.folder / "outcome.json").unlink()
@@ -275,35 +272,30 @@ def _means(this: trial.Trial) -> Iterator[tuple[Callable[[], ClientExecutor], Tr
         with data_parallel.means(this) as found:
             yield found
     else:
-        cap_memory(1.0 if given.gpu_per_worker == "auto" else max(given.worker_share, given.gpu_server))
+        cap_memory(max(given.gpu_per_worker, given.gpu_server))
         yield functools.partial(trial.local_executor, this), None
 
 
 # --- on Ray ---
 
 
-def _on_ray(
-    planned: Planned, begin: Begin, share: float | None, *, retry: bool, since: float | None
-) -> tuple[bool, bool]:
+def _on_ray(planned: Planned, begin: Begin, *, retry: bool, since: float | None) -> tuple[bool, bool]:
     """Through Ray Tune; whether it was interrupted, and whether a trial failed that had not failed before, or found no
     room."""
-    from raydiff.runtime import retry as again
     from raydiff.runtime import tuner
     from raydiff.runtime.cluster import cluster
     from raydiff.runtime.progress import Progress
 
     with cluster() as nodes:
-        measured = planned.base.runtime.gpu_per_worker == "auto"
-        planned = tuner.sized(planned, nodes, share=share)
         slot = tuner.check(planned, nodes)
-        begin(planned.base.runtime.worker_share if measured else None)
+        begin()
         if since is not None:
             print(f"ready after {time.monotonic() - since:.0f} s: {slot.workers} worker(s) per trial", flush=True)
-        if retry:
-            return again.run(planned, nodes), False
+        for experiment in planned.trials if retry else ():
+            (trial.Trial(experiment, planned.folder).folder / "outcome.json").unlink()
         progress = Progress(planned)
         interrupted = tuner.run(planned, slot, progress)
-        if since is not None and (split := progress.split()):
+        if since is not None and not retry and (split := progress.split()):
             _say_split(planned.folder, split)
         return interrupted, progress.failed > 0 or progress.without_room
 

@@ -109,7 +109,7 @@ class Progress(TrialProgressCallback, tune.Stopper):
             return known
         experiment = experiment_of(trial.config)
         experiment = self._waiting.pop(experiment.digest, experiment)  # The plan's own, not one more of each trial.
-        told = len(lost.words(self.plan.folder / "trials" / experiment.digest))  # by an earlier process
+        told = len(lost.reasons(self.plan.folder / "trials" / experiment.digest))  # by an earlier process
         self.running[trial.trial_id] = Running(experiment, self._named(experiment), time.monotonic(), told=told)
         return self.running[trial.trial_id]
 
@@ -203,7 +203,7 @@ class Progress(TrialProgressCallback, tune.Stopper):
             os.kill(os.getpid(), number)
 
     def _say_lost(self, this: Running) -> None:
-        words = lost.words(self.plan.folder / "trials" / this.experiment.digest)
+        words = lost.reasons(self.plan.folder / "trials" / this.experiment.digest)
         for says in words[this.told :]:
             self._say(f"  {this.name}: {says}")
         this.told = len(words)

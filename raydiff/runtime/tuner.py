@@ -90,8 +90,8 @@ class Federation(tune.Trainable):
             self._results = itertools.repeat(result)
         except torch.OutOfMemoryError as e:
             number, share = self._round + 1, self._gpu_server
-            slice_ = gpu_memory.exceeded("the server", number, "gpu_server", share) if share else e
-            result = failed.said(self._trial, slice_)
+            error = gpu_memory.OutOfMemory("the server", number, "gpu_server", share) if share else e
+            result = failed.said(self._trial, error)
         except Exception as e:
             result = failed.said(self._trial, e)
         self._round = result.get("round", self._round)
@@ -122,7 +122,7 @@ class Federation(tune.Trainable):
         else:
             trials.begin(self._trial)
         lost.check_gpu(self._gpu_server)
-        with lost.ending(self._trial.folder, "the coordinator"):
+        with lost.exit_on_device_error(self._trial.folder, "the coordinator"):
             cap_memory(self._gpu_server)
             pool = RayExecutor(self._workers, self._trial, gpu=self._gpu)
             for result in trials.run(self._trial, pool):
@@ -132,20 +132,6 @@ class Federation(tune.Trainable):
 def slot_of(plan: Planned, nodes: Sequence[Mapping[str, float]]) -> Slot:
     """The slot of all its trials, and of what may be searched from its base."""
     return slot(plan.base.runtime, clients=max(e.clients for e in (plan.base, *plan.trials)), nodes=nodes)
-
-
-def sized(plan: Planned, nodes: Sequence[Mapping[str, float]], *, share: float | None = None) -> Planned:
-    """The same, with a number where the base's `runtime.gpu_per_worker` is auto: the share given, or one measured now.
-
-    Raises ValueError where it cannot be measured.
-    """
-    if plan.base.runtime.gpu_per_worker != "auto":
-        return plan
-    if share is None:
-        share, says = gpu_memory.measure(plan.trials or [plan.base], nodes)
-        print(says, flush=True)
-    base, *trials = (overrides.override(e, {"runtime.gpu_per_worker": share}) for e in (plan.base, *plan.trials))
-    return replace(plan, base=base, trials=tuple(trials))
 
 
 def check(plan: Planned, nodes: Sequence[Mapping[str, float]]) -> Slot:
@@ -245,7 +231,7 @@ def _close(plan: Planned, progress: Progress, *, out_of_time: bool) -> None:
     for folder in (plan.folder / "trials").glob("*"):
         if (folder / "config.json").exists() and not (folder / "outcome.json").exists():
             stopped = folder.name in progress.stopped or out_of_time
-            words = lost.last_words(folder)
+            words = lost.last_reason(folder)
             lost_so = "its processes were lost" + (f": {words}" if words else "")
             outcome, reason = "killed", "interrupted" if progress.interrupted else lost_so
             if stopped and not progress.interrupted:

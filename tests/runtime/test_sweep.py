@@ -17,7 +17,7 @@ from raydiff.experiment import trial
 from raydiff.experiment.config import Experiment, Runtime
 from raydiff.experiment.overrides import override
 from raydiff.models.training import Training
-from raydiff.runtime import device_faults as lost
+from raydiff.runtime import device_faults
 from raydiff.runtime.plan import Asked, Planned, written
 
 
@@ -312,44 +312,6 @@ def test_a_slot_that_no_trial_may_have_is_let_go(statuses, most, let_go):
     assert done == [True] * let_go
 
 
-def test_a_ray_that_does_not_start_is_one_sentence(monkeypatch):
-    from raydiff.runtime import cluster
-
-    def init(**_):
-        raise Exception("The current node timed out during startup.\nThis could happen because of much.")
-
-    monkeypatch.setattr(cluster.ray, "init", init)
-    says = r"^Ray did not start: The current node timed out during startup\. This could happen because of much\.$"
-    with pytest.raises(ValueError, match=says), cluster.cluster():
-        pass
-
-
-def hungry(sweep, *, seed: int, least: float):
-    """The trainable, with clients that run out of memory on a smaller slice where the trial has this seed."""
-    from raydiff.runtime import actors
-
-    class Hungry(actors.Worker):
-        def host(self, trial, ids, gpu):
-            hosted = super().host(trial, ids, gpu)
-
-            def run(server, number):
-                raise torch.OutOfMemoryError("Tried to allocate 2.00 GiB")
-
-            if trial.experiment.seed == seed and gpu < least:
-                for client in self._clients.values():
-                    client.run = run
-            return hosted
-
-    class Trainable(sweep.Federation):
-        def setup(self, config):
-            from raydiff.runtime import actors
-
-            actors.Worker = Hungry
-            super().setup(config)
-
-    return Trainable
-
-
 @pytest.fixture
 def planned(tmp_path, tiny, workers, monkeypatch):
     """(experiments -> a sweep of them in `tmp_path`, trainable -> what runs them in place of `Federation`)."""
@@ -462,38 +424,6 @@ def test_a_trial_that_has_ended_leaves_the_drivers_memory_and_had_a_process_that
     assert max(known) <= 3, known  # One that has ended, the next one, and the one after it.
 
 
-@pytest.mark.survival
-@pytest.mark.ray
-def test_what_ran_out_of_memory_is_retried_on_a_larger_slice_and_what_always_fails_fails_again(
-    tiny, planned, monkeypatch
-):
-    from raydiff.runtime import retry
-    from raydiff.runtime import tuner as sweep
-
-    plan, runs_by = planned
-    runs_by(hungry(sweep, seed=2, least=0.5))
-    base = dataclasses.replace(tiny, runtime=Runtime(workers=1, gpu_per_worker=0.25))
-    wild = Training(steps=8, batch=8, learning_rate=1e30)
-    plan = plan(base, override(base, {"method.server": wild}), override(base, {"seed": 2}))
-    nodes = [{"CPU": 2.0, "GPU": 1.0}]
-    assert sweep.run(plan, sweep.check(plan, nodes), shown(plan)) is False
-    before = outcomes(plan)
-    assert [o["outcome"] for o in before] == ["finished", "failed", "failed"]
-    assert "slice is 0 GB (0.25 of a GPU): give --runtime.gpu-per-worker 0.5" in before[2]["reason"]
-    assert before[2]["slice"] == {"field": "gpu_per_worker", "share": 0.25} and "slice" not in before[1]
-    times = {f: f.stat().st_mtime_ns for f in plan.folder.glob("trials/*/outcome.json")}
-
-    asked: list[int] = []
-    failed = dataclasses.replace(plan, trials=plan.trials[1:])
-    monkeypatch.setattr(retry, "Progress", lambda plan: asked.append(plan.total) or shown(plan))
-    assert retry.run(failed, nodes) is False
-    now = outcomes(plan)
-    assert [o["outcome"] for o in now] == ["finished", "failed", "finished"]
-    assert now[1]["reason"] == before[1]["reason"] and asked == [1, 1]
-    again = {f for f, at in times.items() if f.stat().st_mtime_ns != at}
-    assert again == {trial.Trial(e, plan.folder).folder / "outcome.json" for e in plan.trials[1:]}
-
-
 def test_who_lost_the_sweep_to_another_driver_says_nothing_of_its_trials(tmp_path, tiny, progress):
     """Neither the driver, nor a coordinator that is left over from it, of whatever it hears in a worker."""
     from raydiff.runtime import tuner as sweep
@@ -561,7 +491,7 @@ def test_where_no_node_has_room_any_more_the_command_fails_and_signals_are_the_c
     monkeypatch.setattr(tuner, "nodes", lambda **_: [])
     monkeypatch.setattr(cluster, "cluster", lambda: contextlib.nullcontext([{"CPU": 2.0}]))
     plan = planned_as(tmp_path / "sweeps" / "s", [base], base=base)
-    interrupted, failed = launch._on_ray(plan, lambda _: None, None, retry=False, since=None)
+    interrupted, failed = launch._on_ray(plan, lambda: None, retry=False, since=None)
     assert "no trial can go on: a trial needs 1 GPU" in capsys.readouterr().out
     assert launch.Ended(plan.folder, interrupted, failed).code == 1
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
@@ -625,33 +555,11 @@ def test_processes_whose_device_is_lost_end_and_their_trials_and_later_ones_fini
     plan = plan(*(override(base, {"seed": s}) for s in (1, 2, 0)))
     assert sweep.run(plan, sweep.check(plan, [{"CPU": 2.0}]), shown(plan)) is False
     assert [outcome["outcome"] for outcome in outcomes(plan)] == ["finished"] * 3
-    assert [lost.last_words(trial.Trial(e, plan.folder).folder) for e in plan.trials] == [
+    assert [device_faults.last_reason(trial.Trial(e, plan.folder).folder) for e in plan.trials] == [
         "a worker: CUDA error: device-side assert triggered",
         "the coordinator: CUDA error: an illegal memory access was encountered",
         "",
     ]
-
-
-@pytest.mark.parametrize(
-    ("error", "ends"),
-    [
-        (torch.AcceleratorError("CUDA error: device-side assert triggered\nMore."), True),
-        (RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm`"), True),
-        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), False),
-        (torch.AcceleratorError("CUDA error: out of memory"), False),
-        (RuntimeError("this trial is poisoned"), False),
-        (ValueError("CUDA error"), False),
-    ],
-)
-def test_which_errors_end_a_process(tmp_path, monkeypatch, error, ends):
-    def leave(status):
-        assert status
-        raise SystemExit(status)
-
-    monkeypatch.setattr(os, "_exit", leave)
-    with pytest.raises(SystemExit if ends else type(error)), lost.ending(tmp_path, "a worker"):
-        raise error
-    assert lost.last_words(tmp_path) == (f"a worker: {str(error).splitlines()[0]}" if ends else "")
 
 
 def test_a_trial_fails_where_its_driver_hears_of_it(tmp_path, tiny):
@@ -666,120 +574,25 @@ def test_a_trial_fails_where_its_driver_hears_of_it(tmp_path, tiny):
     this = trial.open_trial(dataclasses.replace(tiny, evaluation=None), tmp_path / "sweeps" / "s")
     coordinator = object.__new__(Federation)
     coordinator._trial, coordinator._results, coordinator._round = this, cut_off(), 0
-    coordinator._gauges = SimpleNamespace(tell=lambda *_: None)
+    exported = []
+    coordinator._gauges = SimpleNamespace(tell=lambda *result: exported.append(result))
     coordinator._metric = coordinator._measured = "none"
     result = coordinator.step()
+    assert [(of, shown["failed"]) for of, shown in exported] == [(this, "Broken pipe")]
     assert result["done"] and result["failed"] == "Broken pipe" and this.outcome() is None
     assert "OSError: Broken pipe" in (this.folder / "error.txt").read_text()
     failed.OutcomeWriter(tmp_path / "sweeps" / "s").on_trial_result(0, [], fake_trial(0), result)
     assert this.outcome()["outcome"] == "failed" and this.outcome()["reason"] == "Broken pipe"
 
 
-@pytest.fixture
-def asked(monkeypatch, tmp_path):
-    """(what the GPU does when it is used, one after the other; how often it was used), in a fresh process of Ray."""
-    monkeypatch.setattr(lost.ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "id"))
-    monkeypatch.setattr(lost.ray.util, "get_node_ip_address", lambda: "10.0.0.7")
-    monkeypatch.setattr(lost, "BETWEEN_S", 0.0)
-    monkeypatch.setattr(lost, "DRIVER", tmp_path)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    does, uses = [], []
-
-    def ones(*_, device):
-        uses.append(device)
-        if isinstance(does[0], Exception):
-            raise does.pop(0)
-        return torch.zeros(2)
-
-    monkeypatch.setattr(lost.torch, "ones", ones)
-    lost.check_gpu.cache_clear()
-    yield does, uses
-    lost.check_gpu.cache_clear()
-
-
-def test_a_gpu_on_which_no_fresh_process_can_compute_is_lost(asked):
-    does, uses = asked
-    does += [torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered\nMore.")] * lost.TRIES
-    with pytest.raises(lost.GpuLost) as found:
-        lost.check_gpu(0.5)
-    assert str(found.value) == "a GPU of node 10.0.0.7 is lost (CUDA error: uncorrectable ECC error encountered)"
-    assert found.value.node == "id" and uses == ["cuda"] * lost.TRIES
-
-
-def test_a_gpu_that_is_busy_at_first_is_not_lost_and_one_that_answered_is_asked_no_more(asked):
-    does, uses = asked
-    does += [torch.AcceleratorError("CUDA error: all CUDA-capable devices are busy or unavailable"), None]
-    lost.check_gpu(0.5)
-    lost.check_gpu(0.5)
-    assert uses == ["cuda"] * 2
-
-
-def test_who_has_no_share_of_a_gpu_leaves_it_alone(asked):
-    does, uses = asked
-    does.append(None)
-    lost.check_gpu(0.0)
-    assert uses == []
-
-
-def test_gpus_that_torch_does_not_find_are_lost_where_the_driver_has_them(asked, monkeypatch, tmp_path):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    lost.check_gpu(0.5)  # GPUs that are but numbers
-    lost.check_gpu.cache_clear()
-    (tmp_path / "0000:0b:00.0").mkdir()
-    with pytest.raises(lost.GpuLost, match="torch finds none of those that the driver has"):
-        lost.check_gpu(0.5)
-
-
-def test_an_error_of_something_else_is_none_of_the_gpu(asked):
-    does, _ = asked
-    does.append(RuntimeError("this process is poisoned"))
-    with pytest.raises(RuntimeError, match="poisoned"):
-        lost.check_gpu(0.5)
-
-
-def test_words_with_a_flipped_bit_end_no_sweep(tmp_path):
-    (tmp_path / lost.FILE).write_bytes(b"a worker: CUDA err\xefr\n")
-    assert lost.last_words(tmp_path).startswith("a worker: CUDA err")
-
-
 def test_a_trial_whose_processes_are_always_lost_says_why(tmp_path, tiny, progress):
     from raydiff.runtime import tuner as sweep
 
     this = trial.open_trial(dataclasses.replace(tiny, evaluation=None), tmp_path / "s")
-    (this.folder / lost.FILE).write_text("a worker: one\nthe coordinator: CUDA error: unspecified launch failure\n")
+    (this.folder / device_faults.FILE).write_text(
+        "a worker: one\nthe coordinator: CUDA error: unspecified launch failure\n"
+    )
     plan = planned_as(tmp_path / "s", [], base=this.experiment)
     sweep._close(plan, progress, out_of_time=False)
     assert this.outcome()["outcome"] == "killed"
     assert this.outcome()["reason"].endswith(": the coordinator: CUDA error: unspecified launch failure")
-
-
-def test_a_slice_is_doubled_twice_at_most(tmp_path, tiny, monkeypatch, capsys):
-    """Trials that failed for another reason run once, on the slot that they had; what fits nowhere stays failed."""
-    from raydiff.runtime import retry
-    from raydiff.runtime import tuner as sweep
-
-    monkeypatch.setattr("raydiff.runtime.tuner.storage_is_shared", lambda _: None)
-    base = dataclasses.replace(tiny, runtime=Runtime(workers=2, gpu_per_worker=0.2))
-    trials = [trial.open_trial(override(base, {"seed": s}), tmp_path / "s") for s in range(2)]
-    asked: list[tuple[float, int, list[int]]] = []
-
-    def run(plan, shape, progress):
-        asked.append((shape.gpu_per_worker, shape.workers, [e.seed for e in plan.trials]))
-        for e in plan.trials:
-            this = trial.Trial(e, plan.folder)
-            assert this.outcome() is None
-            slice_ = {"slice": {"field": "gpu_per_worker", "share": shape.gpu_per_worker}} if e.seed else {}
-            trial.end(this.folder, "failed", **slice_)
-        return False
-
-    monkeypatch.setattr(sweep, "run", run)
-    for this, more in zip(trials, ({}, {"slice": {"field": "gpu_per_worker", "share": 0.2}}), strict=True):
-        trial.end(this.folder, "failed", **more)
-    experiments = [this.experiment for this in trials]
-    plan = planned_as(tmp_path / "s", experiments)
-    retry.run(plan, [{"CPU": 4.0, "GPU": 1.0}])
-    assert asked == [(0.2, 2, [0]), (0.4, 2, [1]), (0.8, 1, [1])]
-    trial.end(trials[1].folder, "failed", slice={"field": "gpu_per_worker", "share": 0.4})
-    retry.run(dataclasses.replace(plan, trials=experiments[1:]), [{"CPU": 4.0, "GPU": 0.5}])
-    assert len(asked) == 3 and trials[1].outcome()["outcome"] == "failed"
-    assert "1 trial(s) stay failed: one trial needs 1 CPU and 0.8 GPU" in capsys.readouterr().out
