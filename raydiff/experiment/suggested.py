@@ -90,6 +90,9 @@ def for_pictures(dataset: Dataset, *, gpu: bool) -> Suggestion:
     if (dim := int(len(dataset.splits["test"]) * 0.08)) < Evaluation().dim:
         values["evaluation.dim"] = max(1, dim)
         why["evaluation.dim"] = "as much of the features as so few test records can tell"
+    if gpu:
+        values |= {"runtime.gpu_per_worker": 0.5, "runtime.gpu_server": 0.5}
+        why["runtime.gpu_per_worker"] = "fraction of a GPU: a worker beside the coordinator on one"
     values["runtime.workers"] = "none"
     why["runtime.workers"] = "as many as fit, at most one for each client"
     warns = ""

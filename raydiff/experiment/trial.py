@@ -9,7 +9,7 @@
     rejected.jsonl                  one line per round with rejected uploads: by client, why
     artifacts/                      sample grid, ledger as a table
     budget.json                     its record in the budget of its records, if they have one (`spending`)
-    lost.txt                        why processes were lost, a line for each (`runtime.lost`); if any did
+    lost.txt                        why processes were lost, a line for each (`runtime.device_faults`); if any did
     outcome.json                    finished | stopped | failed | killed, the final numbers, the guarantee; written last
 """
 

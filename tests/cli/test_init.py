@@ -71,6 +71,7 @@ def test_on_a_gpu_pictures_get_a_unet_that_fits_them() -> None:
     assert values["method.model.network.kind"] == "unet" and values["method.model.network.widths"] == [64, 128]
     assert values["method.local.steps"] == values["method.server.steps"] == 20_000
     assert values["method.local.learning_rate"] == values["method.server.learning_rate"] == 2e-4
+    assert values["runtime.gpu_per_worker"] == values["runtime.gpu_server"] == 0.5
 
 
 def test_what_is_given_stands_in_the_file(tmp_path: Path) -> None:

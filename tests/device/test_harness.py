@@ -111,8 +111,8 @@ def test_without_a_gpu_each_check_is_skipped_by_name() -> None:
 
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
-    command = [sys.executable, "-m", "pytest", "-m", "gpu", "tests/device/test_gpu_process.py", "-q"]
+    command = [sys.executable, "-m", "pytest", "-m", "gpu", "tests/device/test_on_gpu_process.py", "-q"]
     env = {k: v for k, v in os.environ.items() if not k.startswith("RAYDIFF_GPU")}
     out = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=env)
-    named = [line for line in out.stdout.splitlines() if line.startswith("test_gpu_process.py::")]
+    named = [line for line in out.stdout.splitlines() if line.startswith("test_on_gpu_process.py::")]
     assert out.returncode == 0 and len(named) >= 8 and all(line.endswith("no GPU") for line in named)

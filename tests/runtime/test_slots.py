@@ -105,7 +105,7 @@ def fractions(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return limits
 
 
-@pytest.mark.parametrize(("gpu_share", "gb"), [(0.5, 7.55), (0.125, 1.55), (0.0625, 0.55)])
+@pytest.mark.parametrize(("gpu_share", "gb"), [(0.5, 7.25), (0.125, 1.25), (0.0625, 0.25)])
 def test_torch_may_take_its_share_without_the_context_of_cuda(gpu_share, gb, fractions):
     cap_memory(gpu_share)
     assert fractions == pytest.approx([gb / 16], abs=1e-6)

@@ -50,7 +50,7 @@ class Job:
 def check(file: str, select: str, limit_s: float) -> Job:
     """The tests of a file in tests/device that `-k` selects."""
     options = ("-q", "-s", "--durations=0", "-p", "no:cacheprovider", "-k", select)
-    command = (sys.executable, "-m", "pytest", "-m", "gpu", f"tests/device/test_gpu_{file}.py", *options)
+    command = (sys.executable, "-m", "pytest", "-m", "gpu", f"tests/device/test_on_gpu_{file}.py", *options)
     return Job(f"tests of {file}: {select}", command, limit_s)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from child_process import answer, read, start
 
-from raydiff.runtime.slots import CONTEXT, allowed
+from raydiff.runtime.slots import CUDA_CONTEXT_BYTES
 
 pytestmark = pytest.mark.gpu
 
@@ -79,7 +79,7 @@ def test_processes_fill_their_caps_side_by_side(count: int, card: int, figure: C
         for process in processes:
             process.kill()
             process.wait()
-    cap, reserved = allowed(share, card), [one["reserved"] for one in full]
+    cap, reserved = int(share * card) - CUDA_CONTEXT_BYTES, [one["reserved"] for one in full]
     context = (used - sum(reserved)) / count
     figure(
         f"{count} processes at their caps",
@@ -94,10 +94,10 @@ def test_processes_fill_their_caps_side_by_side(count: int, card: int, figure: C
     )
     assert all(one["same"] is True for one in [*full, *after])
     assert all(abs(found - cap) <= 25 * MB for found in reserved)
-    assert context <= CONTEXT
+    assert context <= CUDA_CONTEXT_BYTES
 
 
-TRAINER_OVERRIDE = """
+TRAINING = """
     import json, sys, torch
     from figures import GPU, preset, task
     from raydiff.models.ddpm import Sampling, compute_with
@@ -134,7 +134,7 @@ def test_a_preset_fits_its_share(
     name: str, share: float, cohort: int, request: pytest.FixtureRequest, figure: Callable[..., None]
 ) -> None:
     """100 training steps, then the samples of an evaluation (4096 in one pass), without an error for want of memory."""
-    found = answer(TRAINER_OVERRIDE, name, share, cohort, timeout=100)
+    found = answer(TRAINING, name, share, cohort, timeout=100)
     gib = {f"{when}_{k}_gib": round(v / GIB, 3) for when, both in found.items() for k, v in both.items()}
     figure(f"memory of {request.node.callspec.id}", share=share, **gib)
 
