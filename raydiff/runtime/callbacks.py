@@ -46,13 +46,9 @@ class SweepCallbacks:
         if self.mlflow:
             self.mlflow.begin()
 
-    def close(self, timeout_s: float = 120.0) -> None:
-        """Catch up with the trials' files. `timeout_s` as in `Mlflow.close`."""
-        if self.mlflow:
-            self.mlflow.close(timeout_s)
-
     def end(self, status: str, table: str = "", timeout_s: float = 120.0) -> None:
-        """Close, attach the report to MLflow's run of the sweep, and print what MLflow lacks."""
+        """Catch up with the trials' files, attach the report to MLflow's run of the sweep, and print what MLflow lacks.
+        `timeout_s` as in `Mlflow.close`."""
         if self.mlflow:
             self.mlflow.close(timeout_s)
             text, means = self.report.describe(self.folder, table) if self.report else ("", {})

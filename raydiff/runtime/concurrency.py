@@ -45,7 +45,7 @@ class ConcurrencyController(tune.Callback, tune.Stopper):
         """Check the cluster now and then; Tune calls this in every turn of its loop."""
         now = time.monotonic()
         if not trials or any(trial.status == "RUNNING" for trial in trials):
-            self._active_at, self._waiting_reported = now, False
+            self._active_at = now
         if now - self._checked_at >= CHECK_EVERY_S:
             self._check()
 
@@ -72,23 +72,26 @@ class ConcurrencyController(tune.Callback, tune.Stopper):
         fair = share(self.shape, list(nodes.values()), [(g.job, g.bundles) for g in others])
         # While another job waits for nodes too, pending groups beyond the fair part would take them from it.
         queued = max(QUEUED_TRIALS, fitting) if grows and not any(group.waits for group in others) else 0
-        self.limit = max(1, min(fair + queued, self.plan.asked.concurrent or self.progress.total))
+        most = self.plan.asked.concurrent or self.progress.total
+        self.limit = max(1, min(fair + queued, most))
         idle_s = now - self._active_at
-        self._report(fitting, fair, len({group.job for group in others}))
-        if (idle_s >= WAITING_S or (grows and not fitting)) and not self._waiting_reported:
-            self._waiting_reported = True
-            where = "no free node has them" if fitting else "no node is large enough"
-            needs = f"a trial with {self.shape.workers} worker(s) needs {say(self.shape.total)}"
-            print(f"  waiting for resources: {needs}; {where}{', waiting for the autoscaler' * grows}", flush=True)
+        self._report(fitting, min(fair, most), len({group.job for group in others}), grows=grows, idle_s=idle_s)
         no_room = idle_s >= self.plan.base.runtime.revive_s and not fitting and not grows
         self.capacity_lost = self.capacity_lost or no_room or not self._sees_storage(set(nodes))
 
-    def _report(self, fitting: int, fair: int, jobs: int) -> None:
-        """Print the number of concurrent trials when it changes; not at the start, unless other jobs lower it."""
+    def _report(self, fitting: int, limit: int, jobs: int, *, grows: bool, idle_s: float) -> None:
+        """Print how many trials run at once when it changes (at the start, when other jobs lower it), and what a sweep
+        without a running trial waits for."""
         before, self._reported = self._reported, (fitting, jobs)
         if fitting and self._reported != (before or (fitting, 0)):
             beside = f", beside {jobs} other job(s) on the cluster" if jobs else ""
-            print(f"  running up to {fair} trials concurrently{beside}", flush=True)
+            print(f"  running up to {limit} trial{'s' * (limit != 1)} concurrently{beside}", flush=True)
+        blocked = (grows or idle_s >= WAITING_S) if not fitting else (jobs and idle_s >= WAITING_S)
+        if blocked and not self._waiting_reported:
+            needs = f"a trial with {self.shape.workers} worker(s) needs {say(self.shape.total)}"
+            where = f"{jobs} other job(s) use the cluster" if fitting else "no node is large enough"
+            print(f"  waiting for resources: {needs}; {where}{', waiting for the autoscaler' * grows}", flush=True)
+        self._waiting_reported = bool(blocked)
 
     def _sees_storage(self, ids: set[str]) -> bool:
         try:
@@ -103,42 +106,26 @@ class ConcurrencyController(tune.Callback, tune.Stopper):
 
 
 class LimitedSearcher(Searcher):
-    """Suggests what another searcher suggests, as long as fewer than `controller.limit` trials run.
+    """Suggests what `source` suggests while fewer than `controller.limit` trials run.
 
-    With more trials running than that, the search ends for this fit: then Tune releases the processes of each trial
-    that ends, which another job may be waiting for.
+    With more than that running, the search ends for this fit: then Tune releases the processes of each trial that ends,
+    which another job may be waiting for. Intermediate results are not passed on: Optuna requires the metric in each.
     """
 
     def __init__(self, source: Searcher, controller: ConcurrencyController) -> None:
         super().__init__()
         self._source, self._controller, self._running = source, controller, set[str]()
 
-    def set_search_properties(self, metric: str | None, mode: str | None, config: dict[str, Any], **spec: Any) -> bool:
-        """Hand the search space to the source."""
-        return bool(self._source.set_search_properties(metric, mode, config, **spec))
-
     def suggest(self, trial_id: str) -> Any:
         """The next trial's config; None: not now; FINISHED: none in this fit."""
         if len(self._running) > self._controller.limit:
             return Searcher.FINISHED
-        if len(self._running) == self._controller.limit:
-            return None
-        config = self._source.suggest(trial_id)
+        config = self._source.suggest(trial_id) if len(self._running) < self._controller.limit else None
         if isinstance(config, dict):
             self._running.add(trial_id)
         return config
-
-    def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
-        """Pass a result on."""
-        self._source.on_trial_result(trial_id, result)
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         """A trial has ended."""
         self._running.discard(trial_id)
         self._source.on_trial_complete(trial_id, result=result, error=error)
-
-    def save(self, checkpoint_path: str) -> None:
-        """Nothing: the sweep's folder has every outcome, and Optuna's study."""
-
-    def restore(self, checkpoint_path: str) -> None:
-        """Nothing."""

@@ -137,7 +137,6 @@ def start(
 
 
 def _report(folder: Path, callbacks: SweepCallbacks, status: str, *, report: Reporter | None) -> None:
-    callbacks.close()
     table = report.write(folder, composed(folder)) if report and report.write else ""
     try:
         readable.put(folder)

@@ -37,10 +37,15 @@ class Running:
     faults: int = 0
     """Number of its lost processes that were reported."""
     heard: heartbeat.Heard = field(default_factory=heartbeat.Heard)
+    digest: str = ""
+    """Of its folder. An experiment of Optuna's gets it from its results, where it is resolved."""
+
+    def __post_init__(self) -> None:
+        self.digest = self.digest or self.experiment.digest
 
     def place(self, sweep: Path) -> str:
         """Its round and step, and whether it may hang."""
-        folder = sweep / "trials" / self.experiment.digest
+        folder = sweep / "trials" / self.digest
         # With a bucket as storage, files of other processes arrive at the end of each round only.
         silent = 0.0 if shared(sweep).apart else self.heard.silent_s(folder)
         hangs = f"; no heartbeat for {duration(silent)}" if silent > self.experiment.runtime.client_timeout_s else ""
@@ -102,9 +107,8 @@ class Progress(tune.Callback):
     ) -> None:
         """A round is over, or the whole trial."""
         this = self._begin(trial)
-        this.round = result.get("round", -1)
-        digest = this.experiment.digest
-        self._rounds[digest] = max(this.round, self._rounds.get(digest, -1))
+        this.round, this.digest = result.get("round", -1), result.get("digest", this.digest)
+        self._rounds[this.digest] = max(this.round, self._rounds.get(this.digest, -1))
         self._print_faults(this)
         for who, why in result.get("rejected", {}).items():
             self._print(f"  {this.name}, round {this.round + 1}: rejected {who}: {why}")
@@ -115,8 +119,8 @@ class Progress(tune.Callback):
         """The trial has left its slot; if it had not finished, a scheduler has stopped it."""
         this = self.running.pop(trial.trial_id, None)
         if this and trial.last_result and not self.ending:
-            self.ended.add(this.experiment.digest)
-            self.stopped.add(this.experiment.digest)
+            self.ended.add(this.digest)
+            self.stopped.add(this.digest)
             self.done += 1
             self._print(f"{self._count()} {this.name}: stopped after round {this.round + 1}")
 
@@ -129,10 +133,10 @@ class Progress(tune.Callback):
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Tune gives the trial up. With a round committed since this fit began, the next fit runs it."""
-        this, digest = self._begin(trial), self._begin(trial).experiment.digest
-        if self._rounds.get(digest, -1) > self._rounds_before.get(digest, -1):
+        this = self._begin(trial)
+        if self._rounds.get(this.digest, -1) > self._rounds_before.get(this.digest, -1):
             self.on_trial_recover(iteration, trials, trial)
-            self._pending[digest] = this.experiment
+            self._pending[this.digest] = this.experiment
             return
         del self.running[trial.trial_id]
         self._print_faults(this)
@@ -169,7 +173,7 @@ class Progress(tune.Callback):
         if "failed" in result:
             self._fail(this, result["failed"])
             return
-        self.ended.add(this.experiment.digest)
+        self.ended.add(this.digest)
         self.done += 1
         self._remaining.add(this.experiment, result["time/seconds"])
         value, metric = result.get(self.plan.metric), self.plan.metric.removeprefix("eval/")
@@ -179,13 +183,13 @@ class Progress(tune.Callback):
         self._print(f"{self._count()} {this.name}: {result['time/seconds']:.0f} s{shown}")
 
     def _fail(self, this: Running, reason: str) -> None:
-        self.ended.add(this.experiment.digest)
+        self.ended.add(this.digest)
         self.failed += 1
         self.ending = self.ending or self.plan.asked.stop_on_error
         self._print(f"{self._count()} {this.name}: FAILED, {reason}")
 
     def _print_faults(self, this: Running) -> None:
-        words = lost.words(self.plan.folder / "trials" / this.experiment.digest)
+        words = lost.words(self.plan.folder / "trials" / this.digest)
         for says in words[this.faults :]:
             self._print(f"  {this.name}: {says}")
         this.faults = len(words)

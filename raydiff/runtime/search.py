@@ -41,23 +41,24 @@ def mode(plan: Planned) -> str:
     return "min" if plan.lower_is_better else "max"
 
 
-def space(plan: Planned) -> dict[str, Any]:
-    """Tune's distribution for each searched field."""
-    kinds = {"uniform": tune.uniform, "loguniform": tune.loguniform, "randint": tune.randint}
-    return {
-        path: tune.choice(list(values)) if kind == "choice" else kinds[kind](*values)
-        for path, (kind, values) in plan.space.items()
-    }
-
-
-def optuna_of(plan: Planned, done: int) -> Any:
+def optuna_of(plan: Planned, done: int) -> Searcher:
     """Optuna over a study that a resumed sweep continues. `done`: trials suggested so far."""
     from ray.tune.search.optuna import OptunaSearch
 
-    seed = plan.base.seed + done  # The same seed would suggest the same points again.
+    kinds = {"uniform": tune.uniform, "loguniform": tune.loguniform, "randint": tune.randint}
+    space = {
+        path: tune.choice(list(values)) if kind == "choice" else kinds[kind](*values)
+        for path, (kind, values) in plan.space.items()
+    }
     metrics, modes = [metric(plan), *plan.asked.also], [mode(plan), *["min"] * len(plan.asked.also)]
-    aims = {"metric": metrics, "mode": modes} if plan.asked.also else {"metric": metrics[0], "mode": modes[0]}
-    return OptunaSearch(**aims, seed=seed, storage=_storage(plan.folder), study_name=NAME)
+    return OptunaSearch(
+        {"values": space},
+        metric=metrics if plan.asked.also else metrics[0],
+        mode=modes if plan.asked.also else modes[0],
+        seed=plan.base.seed + done,  # The same seed would suggest the same points again.
+        storage=_storage(plan.folder),
+        study_name=NAME,
+    )
 
 
 def best(plan: Planned) -> Iterator[str]:

@@ -96,10 +96,7 @@ class Federation(tune.Trainable):
         return {**self._measured, "done": result["finished"], **result}
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
-        """Nothing: the trial's folder has everything."""
-
-    def load_checkpoint(self, checkpoint: Any) -> None:
-        """Nothing: the trial's folder has everything."""
+        """Nothing: the trial's folder has everything. Tune calls it when a trial ends."""
 
     def _begin(self, config: dict[str, Any]) -> None:
         self._trial, self._metric, self._measured, self._round = None, config["metric"], dict[str, Any](), -1
@@ -190,7 +187,8 @@ def _run_fits(plan: Planned, shape: Slot, progress: Progress) -> None:
     scheduler = _asha(plan) if plan.asked.search == "asha" else None
     for number in itertools.count():
         pending, suggested = _without_outcome(plan, progress)
-        samples = 0 if pending else plan.suggested - suggested
+        # A trial that failed before it had a folder counts too.
+        samples = 0 if pending else min(plan.suggested - suggested, plan.total - progress.done - progress.failed)
         if not (pending or samples > 0) or progress.ending or time.monotonic() >= deadline:
             break
         try:
@@ -202,14 +200,13 @@ def _run_fits(plan: Planned, shape: Slot, progress: Progress) -> None:
             break
         configs = [{"experiment": written(e)} for e in pending]
         source = search.PlannedTrials(configs) if pending else search.optuna_of(plan, suggested)
-        space = {} if pending else {"experiment": written(plan.base), "values": search.space(plan)}
         tuned = tune.TuneConfig(
             num_samples=len(pending) or samples,
             reuse_actors=True,
             scheduler=scheduler if pending else None,
             time_budget_s=None if budget is None else deadline - time.monotonic(),
         )
-        _fit(plan, shape, progress, source, space, tuned)
+        _fit(plan, shape, progress, source, tuned)
     _close(plan, progress, out_of_time=time.monotonic() >= deadline)
 
 
@@ -254,9 +251,7 @@ def _close(plan: Planned, progress: Progress, *, out_of_time: bool) -> None:
             cut_short(folder, outcome, reason=reason)
 
 
-def _fit(
-    plan: Planned, shape: Slot, progress: Progress, source: Searcher, space: dict[str, Any], tuned: tune.TuneConfig
-) -> None:
+def _fit(plan: Planned, shape: Slot, progress: Progress, source: Searcher, tuned: tune.TuneConfig) -> None:
     """Run trials through Tune, as many at once as `ConcurrencyController` allows."""
     controller = ConcurrencyController(plan, shape, progress)
     tuned.search_alg = LimitedSearcher(source, controller)
@@ -267,7 +262,7 @@ def _fit(
     if progress.left_out:
         where["bundle_label_selector"] = [{NODE: f"!in({','.join(sorted(progress.left_out))})"}] * len(shape.bundles)
     config = {
-        **space,
+        "experiment": written(plan.base),  # of Optuna's trials
         "sweep": str(plan.folder),
         "slot": asdict(shape),
         "metric": search.metric(plan),
@@ -300,11 +295,10 @@ def _configure_tune() -> None:
     settings = {
         "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # The trials' own JSON lines are the record.
         "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",  # Validation distances come every few rounds only.
-        "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",  # `Progress` prints each error in a line.
-        "RAY_AIR_NEW_OUTPUT": "0",
+        "RAY_AIR_NEW_OUTPUT": "0",  # The new output prints tables even where verbose is 0.
         "TUNE_MAX_PENDING_TRIALS_PG": "200",  # `LimitedSearcher` limits them; Tune's limit for searchers is 1.
         "TUNE_DISABLE_SIGINT_HANDLER": "1",  # `Progress.interrupt` handles it.
     }
     for name, value in settings.items():
         os.environ.setdefault(name, value)
-    logging.getLogger("ray.tune").setLevel(logging.ERROR)
+    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # `Progress` prints each error in a line.

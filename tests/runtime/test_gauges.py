@@ -42,7 +42,7 @@ def test_each_round_of_a_trial_is_told_and_nothing_else(tmp_path: Path, tiny: Ex
     ended = list(trial.run(this, trial.local_executor(this)))
     lost.tell(this.folder, "worker 1: gone")
     step = tuner.Federation.__new__(tuner.Federation)
-    step._trial, step._metric, step._measured, step._round = this, "m", math.inf, -1
+    step._trial, step._metric, step._measured, step._round = this, "m", {}, -1
     step._gauges, step._results = gauges.Gauges(), iter(ended)
     for _ in ended:
         step.step()
