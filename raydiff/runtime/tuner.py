@@ -48,6 +48,15 @@ from raydiff.storage.atomic_files import LeaseLost
 from raydiff.storage.lease import Lease
 from raydiff.storage.staging import StorageCredentials
 
+TUNE_SETTINGS = {
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # The trials' own JSON lines are the record.
+    "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",  # Validation distances come every few rounds only.
+    "RAY_AIR_NEW_OUTPUT": "0",  # The new output prints tables even where verbose is 0.
+    "TUNE_MAX_PENDING_TRIALS_PG": "200",  # `LimitedSearcher` limits them; Tune's limit for searchers is 1.
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",  # `Progress.interrupt` handles it.
+}
+"""Tune's environment variables, where the user has not set them."""
+
 
 class Federation(tune.Trainable):
     """Runs one trial. Reused for the next one (`reset_config`): the processes stay, all state is replaced."""
@@ -291,14 +300,6 @@ def _asha(plan: Planned) -> ASHAScheduler:
 
 
 def _configure_tune() -> None:
-    """Set Tune's documented environment variables, where the user has not."""
-    settings = {
-        "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # The trials' own JSON lines are the record.
-        "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",  # Validation distances come every few rounds only.
-        "RAY_AIR_NEW_OUTPUT": "0",  # The new output prints tables even where verbose is 0.
-        "TUNE_MAX_PENDING_TRIALS_PG": "200",  # `LimitedSearcher` limits them; Tune's limit for searchers is 1.
-        "TUNE_DISABLE_SIGINT_HANDLER": "1",  # `Progress.interrupt` handles it.
-    }
-    for name, value in settings.items():
+    for name, value in TUNE_SETTINGS.items():
         os.environ.setdefault(name, value)
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # `Progress` prints each error in a line.
