@@ -204,70 +204,6 @@ def test_every_trial_that_began_gets_an_outcome(tmp_path, tiny, state, out_of_ti
     assert (this.outcome()["outcome"], this.outcome()["reason"]) == (outcome, reason)
 
 
-def losing_the_device(folder):
-    """The trainable, with processes whose CUDA fails once, and then at whatever they do: a worker in the trial of seed
-    1, the coordinator in that of seed 2."""
-    from raydiff.runtime import actors
-
-    def compute(what: str, fails: bool) -> None:
-        import os
-
-        if fails and not (folder / what).exists():
-            (folder / what).touch()
-            os.environ["CUDA_IS_LOST"] = "1"
-        if "CUDA_IS_LOST" in os.environ:
-            raise torch.AcceleratorError(f"CUDA error: {what}\nCUDA kernel errors might be reported later")
-
-    class Worker(actors.Worker):
-        def host(self, trial, ids, gpu):
-            hosted = super().host(trial, ids, gpu)
-
-            def guarded(client, run):
-                def computing(server, number):
-                    compute("device-side assert triggered", trial.experiment.seed == 1 and client.number == 1)
-                    return run(server, number)
-
-                return computing
-
-            for client in self._clients.values():
-                client.run = guarded(client, client.run)
-            return hosted
-
-    class Trainable(tuner.Federation):
-        def setup(self, config):
-            from raydiff.experiment import trial
-            from raydiff.runtime import actors
-
-            actors.Worker, run = Worker, trial.run
-
-            def computing(this, pool):
-                for result in run(this, pool):
-                    compute("an illegal memory access was encountered", this.experiment.seed == 2)
-                    yield result
-
-            trial.run = computing
-            super().setup(config)
-
-    return Trainable
-
-
-@pytest.mark.survival
-@pytest.mark.ray
-def test_processes_whose_device_is_lost_end_and_their_trials_and_later_ones_finish(tmp_path, tiny, planned):
-
-    plan, runs_by = planned
-    runs_by(losing_the_device(tmp_path))
-    base = dataclasses.replace(tiny, evaluation=None, runtime=Runtime(workers=1))
-    plan = plan(*(override(base, {"seed": s}) for s in (1, 2, 0)))
-    assert tuner.run(plan, tuner.check(plan, [{"CPU": 2.0}]), Progress(plan)) is False
-    assert [outcome["outcome"] for outcome in outcomes(plan)] == ["finished"] * 3
-    assert [lost.last_words(trial.Trial(e, plan.folder).folder) for e in plan.trials] == [
-        "a worker: CUDA error: device-side assert triggered",
-        "the coordinator: CUDA error: an illegal memory access was encountered",
-        "",
-    ]
-
-
 def test_a_trial_fails_where_its_driver_hears_of_it(tmp_path, tiny):
     """A coordinator that was cut off fails too, for want of Ray, when the trial goes on elsewhere."""
 
@@ -283,14 +219,3 @@ def test_a_trial_fails_where_its_driver_hears_of_it(tmp_path, tiny):
     assert "OSError: Broken pipe" in (this.folder / "error.txt").read_text()
     failures.OutcomeWriter(tmp_path / "sweeps" / "s").on_trial_result(0, [], None, result)
     assert this.outcome()["outcome"] == "failed" and this.outcome()["reason"] == "Broken pipe"
-
-
-def test_a_ray_that_does_not_start_is_one_sentence(monkeypatch):
-
-    def init(**_):
-        raise Exception("The current node timed out during startup.\nThis could happen because of much.")
-
-    monkeypatch.setattr(cluster.ray, "init", init)
-    says = r"^Ray did not start: The current node timed out during startup\. This could happen because of much\.$"
-    with pytest.raises(ValueError, match=says), cluster.cluster():
-        pass
