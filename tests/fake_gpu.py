@@ -43,7 +43,7 @@ class FakeGpu:
         self.made_there = False
         self._crossing: bool | None = None
         self.counts: Counter[str] = Counter()
-        """up, down: copies to and from the device; ops: operations on it; reads: waits for one of its numbers."""
+        """up, down: copies to and from the device; ops: operations on it."""
 
     def has(self, x: Tensor) -> bool:
         """Whether it is there."""
@@ -109,8 +109,6 @@ class _Functions(TorchFunctionMode):
             return self.gpu.has(args[0])
         if func is Tensor.numpy and self.gpu.has(args[0]):
             raise TypeError("can't convert cuda:0 device type tensor to numpy")
-        if func in (Tensor.item, Tensor.tolist, Tensor.__float__, Tensor.__bool__, Tensor.__int__):
-            self.gpu.counts["reads"] += self.gpu.has(args[0])
         if func is Tensor.cpu:
             return self._moved(args[0], CPU)
         if func is Tensor.to:

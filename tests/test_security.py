@@ -307,7 +307,7 @@ def test_a_local_ray_s_sockets_are_in_a_folder_of_its_user_alone(
 ) -> None:
     from raydiff.runtime import cluster
 
-    monkeypatch.setattr(cluster, "LONGEST", 200)
+    monkeypatch.setattr(cluster, "MAX_FOLDER_CHARS", 200)
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
     folder = tmp_path / f"raydiff-{os.getuid()}"
     for _ in range(2):
@@ -320,5 +320,5 @@ def test_a_local_ray_s_sockets_are_in_a_folder_of_its_user_alone(
     folder.symlink_to(tmp_path / "theirs")
     with pytest.raises(ValueError, match="must be a folder of yours alone"):
         cluster._own_folder()
-    monkeypatch.setattr(cluster, "LONGEST", len(f"{folder}/r") - 1)
+    monkeypatch.setattr(cluster, "MAX_FOLDER_CHARS", len(f"{folder}/r") - 1)
     assert cluster._own_folder() is None

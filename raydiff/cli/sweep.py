@@ -15,7 +15,6 @@ ray job submit --working-dir . --runtime-env cluster/runtime_env.yaml -- python 
 from __future__ import annotations
 
 import argparse
-import functools
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -111,8 +110,7 @@ def _options() -> Parser:
         "--retry",
         choices=("failed",),
         default=None,
-        help="with --resume: run again the trials that failed, and no other; those that ran out of GPU memory on twice "
-        "the slice, then on four times",
+        help="with --resume: run again the trials that failed, and no other",
     )
     return p
 
@@ -129,28 +127,29 @@ def _check_resumption(options: argparse.Namespace) -> None:
 
 def _dry_run(plan: Planned) -> int:
     """Say what the sweep would need and about how long it would take; nothing is kept, and no Ray is started."""
+    import torch
+
     from raydiff.runtime import estimate, tuner
     from raydiff.runtime.cluster import cluster
-    from raydiff.runtime.eta import duration
-    from raydiff.runtime.slots import called, fitting, say, total_of
+    from raydiff.runtime.eta import RemainingTime, duration
+    from raydiff.runtime.slots import fitting, say, total_of
 
     print(f"{plan.total} trials" + (f", {plan.suggested} of them Optuna's" if plan.suggested else ""))
+    trials = [*plan.trials, *[plan.base] * plan.suggested]
     with cluster(only_join=True) as nodes:
-        plan = tuner.sized(plan, nodes)
-        trials = [*plan.trials, *[plan.base] * plan.suggested]
         slot = tuner.slot_of(plan, nodes)
         slots = min(fitting(slot, nodes), plan.asked.concurrent or len(trials), len(trials))
         print(f"a trial: {slot.workers} worker(s), {say(slot.total)}")
         print(f"needed: {say({k: slots * v for k, v in slot.total.items()})}, for {slots} trial(s) side by side")
         print(f"available: {say(total_of(nodes))} on {len(nodes)} node(s)", flush=True)
-        probed: dict[str, tuple[int, estimate.Times]] = {}
-        for experiment in estimate.representatives(trials):
-            name = type(experiment.method).__name__
-            work = functools.partial(estimate.probe, experiment)
-            times: estimate.Times = called(work, threads=slot.threads, gpu=slot.gpu_per_worker)
-            probed[name] = experiment.clients, times
-            later = f", then {times[1]:.1f} s each" if experiment.method.rounds > 1 else ""
-            print(f"{name}, {experiment.clients} clients, one process: first round {times[0]:.1f} s{later}", flush=True)
-        total = estimate.seconds(trials, probed, slot=slot, slots=slots)
-    print(f"about {duration(total)} for all rounds; evaluation and the start of processes come on top")
+    if "GPU" in slot.total and not torch.cuda.is_available():
+        print("no time estimate: the trials use a GPU, and this machine has none")
+        return 0
+    left = RemainingTime()
+    for experiment in {type(e.method): e for e in sorted(trials, key=lambda e: -e.clients)}.values():
+        bare = {"evaluation": None, "newcomers": None, "runtime.workers": slot.workers}
+        left.add(experiment, seconds := estimate.seconds(overrides.override(experiment, bare)))
+        print(f"{type(experiment.method).__name__}, {experiment.clients} clients: {duration(seconds)}", flush=True)
+    total = left.seconds(trials, [], slots=slots)
+    print(f"about {duration(total or 0.0)} for all rounds; evaluation and the start of processes come on top")
     return 0

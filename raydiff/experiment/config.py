@@ -7,6 +7,7 @@ import hashlib
 import json
 import math
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,43 +32,41 @@ from raydiff.storage.bucket import Bucket, is_bucket
 
 @dataclass(frozen=True, kw_only=True)
 class Runtime:
-    """Where and how a trial runs. Nothing here changes its numbers, but `threads`, `vectorize` and
-    `server_workers`."""
+    """Where and how a trial runs. Only `threads`, `vectorize` and `server_workers` change its numbers, to rounding, and
+    are part of the digest."""
 
     pool: Literal["ray", "local"] = "ray"
     """ray: clients in actors; local: all in this process, one trial after the other."""
     threads: int = 1
-    """CPU threads of each process; part of the digest, since sums depend on it."""
+    """CPU threads of each process."""
     vectorize: bool = False
-    """Train the clients that share a process in lock-step, those that do the same work: several times faster where
-    networks or batches are small. Part of the digest, since sums depend on it, to rounding; so they then do on
-    `workers`, which says who shares a process."""
+    """Train the clients of one process in lock-step: several times faster where networks or batches are small. The
+    numbers then also depend on `workers`, to rounding."""
     workers: int | None = None
-    """Worker actors of a trial's slot; default: as many as there are slices, at most one per client."""
-    gpu_per_worker: float | Literal["auto"] = 0.0
-    """GPU share of each worker, also its memory cap; auto: measured before the sweep, with a fifth to spare."""
+    """Worker actors of a trial; default: as many as fit, at most one per client."""
+    gpu_per_worker: float = 0.0
+    """GPU share of each worker, also its memory cap."""
     gpu_server: float = 0.0
     """GPU share of the coordinator, which trains the server's models."""
     server_workers: int = 1
-    """Processes that do the server's trainings together, each with `gpu_server` and its share of every batch; with
-    `pool = local` also the clients' (raydiff run only). Part of the digest, since sums depend on it, to rounding."""
+    """Processes that train the server's models data-parallel, each with `gpu_server`; with `pool = local` also the
+    clients' (raydiff run only)."""
     storage: str = "~/raydiff"
     """Folder for sweeps and for the default MLflow store; on a cluster, one that all nodes share, or a bucket:
     s3://NAME/PREFIX, gs://NAME/PREFIX."""
     revive_s: float = 120.0
-    """How long a dead worker may take to come back before the trial begins again after its last commit, and how long a
-    trial waits for room on the nodes that are left before it goes on with fewer workers."""
+    """How long a dead worker may take to come back before the trial restarts from its last commit, and how long a trial
+    waits for nodes before it continues with fewer workers."""
     budget: Budget | None = None
-    """What all trials on the same data set may spend together in this storage folder (`--budget 10`); once a trial was
-    charged to one, every trial on them is, asked or not, and what would overspend is refused."""
+    """Privacy budget of all trials on the same data set in this storage folder (`--budget 10`). Once one trial is
+    charged to it, all later ones are; a trial that would overspend is refused."""
     client_timeout_s: float = 1800.0
-    """How long nothing may be heard of a worker that others wait for: no upload, no step of a training, no piece of a
-    chain of samples. It is then killed, and its clients are asked again; four times in a row, then the trial fails.
-    Well above the seconds of a step, and of the reading of the data."""
+    """Kill a worker without a heartbeat (upload, training step, sampling step) for so long, and ask its clients again;
+    the trial fails after four times in a row. Must exceed the time of a step and of reading the data."""
     failures: int = 2
     """How often Tune retries a trial whose coordinator or node died, without a round between them."""
     noise_secret: str | None = None
-    """Hex key of the privacy noise; jobs take it from the environment variable RAYDIFF_NOISE_SECRET alone. Default:
+    """Hex key of the privacy noise; jobs read it only from the environment variable RAYDIFF_NOISE_SECRET. Default:
     random, kept beside the sweep; a given one makes the run `replayable`."""
 
     def __post_init__(self) -> None:
@@ -76,10 +75,7 @@ class Runtime:
         if is_bucket(self.storage):
             self._check_bucket()
         for name in ("gpu_per_worker", "gpu_server"):
-            share = getattr(self, name)
-            if share == "auto" and name == "gpu_per_worker":
-                continue
-            if isinstance(share, str) or not 0 <= share <= 1:  # A process computes on one GPU.
+            if not 0 <= (share := getattr(self, name)) <= 1:  # A process computes on one GPU.
                 raise ValueError(f"{name} must be a share in [0, 1], got {share}")
         if self.server_workers < 1:
             raise ValueError(f"server_workers must be at least 1, got {self.server_workers}")
@@ -91,13 +87,8 @@ class Runtime:
             raise ValueError(f"revive_s must be > 0 and failures >= 0, got {self.revive_s} and {self.failures}")
         if not 5 <= self.client_timeout_s < math.inf:
             raise ValueError(f"client_timeout_s must be a number of seconds >= 5, got {self.client_timeout_s}")
-        if self.noise_secret is not None:
-            try:
-                long_enough = len(bytes.fromhex(self.noise_secret)) >= 16
-            except ValueError:
-                long_enough = False
-            if not long_enough:
-                raise ValueError("noise_secret must be at least 32 hexadecimal digits")
+        if self.noise_secret is not None and not re.fullmatch("(?:[0-9a-fA-F]{2}){16,}", self.noise_secret):
+            raise ValueError("noise_secret must be at least 32 hexadecimal digits")
 
     def _check_bucket(self) -> None:
         try:
@@ -109,16 +100,9 @@ class Runtime:
                 raise ValueError(f"{name} needs storage in a folder that all nodes share, got {self.storage!r}")
         if self.client_timeout_s < 4 * FAR_S:
             raise ValueError(
-                f"client_timeout_s must be at least {4 * FAR_S:g} where storage is a bucket, to which signs of life "
-                f"are carried every {FAR_S:g} s: got {self.client_timeout_s:g}"
+                f"client_timeout_s must be at least {4 * FAR_S:g} where storage is a bucket, to which heartbeats are "
+                f"written every {FAR_S:g} s: got {self.client_timeout_s:g}"
             )
-
-    @property
-    def worker_share(self) -> float:
-        """`gpu_per_worker`, a number. Raises ValueError while it is still to be measured."""
-        if isinstance(self.gpu_per_worker, str):
-            raise ValueError("gpu_per_worker is auto, and was not measured: give a number")
-        return self.gpu_per_worker
 
 
 @dataclass(frozen=True, kw_only=True)

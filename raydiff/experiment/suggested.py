@@ -1,6 +1,6 @@
-"""Settings for a data set that nobody has tuned, by its size and shape, and the experiment file that says them.
+"""Default settings for a data set by its size and shape, and the experiment file that holds them.
 
-The rules are stated, with what came out on data sets of each kind, in docs/how-to/init.md.
+docs/how-to/init.md states the rules and their results on data sets of each kind.
 """
 
 from __future__ import annotations
@@ -19,47 +19,45 @@ from raydiff.data.tables import cells, read
 from raydiff.evaluation.suite import Evaluation
 
 SPLITS = {"public": (0.14, 1000), "validation": (0.11, 500), "calibration": (0.06, 500), "test": (0.22, 1000)}
-"""Split -> (share of the rows, most records). The shares are those of digits."""
-RECORDS = 10_000  # training records on a CPU: more cost memory and time to read, and steps are what they are
+"""Split -> (fraction of the rows, most records). The fractions are those of digits."""
+RECORDS = 10_000  # Most training records on a CPU: the number of steps does not depend on them.
 ORDER = ("data", "partition", "newcomers", "method", "audit", "evaluation", "runtime")
-FEWEST = 40  # records of a class below which all clients get the same mixture of classes
+FEWEST = 40  # With fewer records in a class the partition is iid.
 TABLE_EPOCHS, TABLE_STEPS = 100, 20_000
 SIZES = ((64, 256, 2000, 2e-3), (256, 384, 4000, 1e-3), (math.inf, 512, 12_000, 1e-3))
-"""(values of a picture at most, width of the MLP, steps of each training, initial learning rate)."""
-MANY = 3072
-"""Values from which on an MLP on a CPU gives colours and outlines, not objects."""
+"""(most values of a picture, width of the MLP, steps of each training, initial learning rate)."""
+MANY = 3072  # From this many values on an MLP samples colours and outlines, not objects.
 
 
 @dataclass(frozen=True)
 class Suggestion:
-    """What to set, and why."""
+    """Settings that differ from a preset."""
 
     preset: str
-    """What the rest comes from."""
     values: Mapping[str, Any]
-    """Field path -> value as it stands in an experiment file."""
+    """Field path -> value as in an experiment file."""
     why: Mapping[str, str] = field(default_factory=dict)
-    """Field path -> the comment beside it."""
+    """Field path -> comment in the file."""
     warns: str = ""
-    """What not to expect, and what it would take; "" where there is nothing to say."""
+    """A warning about sample quality, or ""."""
 
 
 def splits(data: Data) -> dict[str, int]:
-    """Sizes of all splits but train, for a data set of which nobody gave them."""
+    """Return default sizes of all splits but train."""
     folder = sources.folder_of(data.name, data.root)
-    if folder is not None and read.is_file(data.name):  # Nothing is fitted on rows before it is known which are public.
+    if folder is not None and read.is_file(data.name):  # Only counts rows: which are public is not known yet.
         rows, own_test = len(cells.frame(folder)), 0
     else:
         source = sources.source(data.name, folder, data.labels, table=data.superclasses)
         rows, own_test = len(source.labels) - source.own_test, source.own_test
-    sizes = {split: max(1, min(most, int(share * rows))) for split, (share, most) in SPLITS.items()}
+    sizes = {split: max(1, min(most, int(fraction * rows))) for split, (fraction, most) in SPLITS.items()}
     if own_test:
         sizes["test"] = min(SPLITS["test"][1], own_test)
     return sizes
 
 
 def for_pictures(dataset: Dataset, *, gpu: bool) -> Suggestion:
-    """PFDM on pictures: a network and steps by their size, a clip by the public records' norms."""
+    """Suggest PFDM: network and steps by the pictures' size, clip by the public records' norms."""
     pixels, public = math.prod(dataset.shape), dataset.splits["public"]
     values: dict[str, Any] = {"clients": 2}
     why: dict[str, str] = {}
@@ -104,7 +102,7 @@ def for_pictures(dataset: Dataset, *, gpu: bool) -> Suggestion:
 
 
 def for_rows(dataset: Dataset) -> Suggestion:
-    """Discrete diffusion on the rows of a table, one client, with the bound of each row."""
+    """Suggest discrete diffusion of one client on the rows of a table, with a privacy bound per row."""
     rows = len(dataset.splits["train"])
     steps = min(TABLE_STEPS, TABLE_EPOCHS * math.ceil(rows / 30))
     why = {
@@ -115,24 +113,24 @@ def for_rows(dataset: Dataset) -> Suggestion:
 
 
 def suggested(dataset: Dataset) -> Suggestion:
-    """Settings for this data set, on this machine."""
+    """Return settings for this data set on this machine."""
     return for_rows(dataset) if dataset.mapping is not None else for_pictures(dataset, gpu=torch.cuda.is_available())
 
 
 def written(head: str, suggestion: Suggestion, values: Mapping[str, Any]) -> str:
-    """The experiment file: its first lines, the preset, then the values in their tables, with comments where they are
-    as suggested."""
+    """Return the text of an experiment file with `head` as comment; values that differ from the suggested ones get no
+    comment."""
     lines = [f"# {line}" for line in head.splitlines()]
     lines += ["", f'preset = "{suggestion.preset}"  # whatever does not stand here is as in this preset']
     tables: dict[str, list[str]] = {"": []}
     for path, value in values.items():
         table, _, key = path.rpartition(".")
-        own = path in suggestion.why and value == suggestion.values.get(path)
-        comment = f"  # {suggestion.why[path]}" if own else ""
+        as_suggested = path in suggestion.why and value == suggestion.values.get(path)
+        comment = f"  # {suggestion.why[path]}" if as_suggested else ""
         tables.setdefault(table, []).append(f"{key} = {_toml(value)}{comment}")
     lines += tables.pop("")
-    for table, rows in sorted(tables.items(), key=lambda one: (ORDER.index(one[0].partition(".")[0]), one[0])):
-        lines += ["", f"[{table}]", *rows]
+    for table in sorted(tables, key=lambda table: (ORDER.index(table.partition(".")[0]), table)):
+        lines += ["", f"[{table}]", *tables[table]]
     return "\n".join(lines) + "\n"
 
 

@@ -1,9 +1,7 @@
-"""Clients on a Ray cluster: `Worker` actors that host them, and `RayExecutor`, which looks to the round loop like
-`LocalExecutor`.
+"""Clients on a Ray cluster: `Worker` actors that host them, and `RayExecutor`, which replaces `LocalExecutor`.
 
-A worker hosts any number of clients; packing many into one is the same code. It keeps their private state, and writes
-it to the store itself: nothing of it passes through the coordinator. Tensors travel as numpy arrays, which Ray maps
-without copying.
+A worker hosts any number of clients and writes their private state to the store itself: none of it passes through the
+coordinator. Tensors travel as numpy arrays, which Ray maps without copying.
 """
 
 from __future__ import annotations
@@ -32,93 +30,87 @@ from raydiff.federated.heartbeat import beating
 from raydiff.federated.method import Metrics, Upload
 from raydiff.federated.sums import Partial, UploadValidator, partial_sum
 from raydiff.privacy.release import already_private
-from raydiff.runtime import device_faults as lost
-from raydiff.runtime import gpu_memory
+from raydiff.runtime import device_faults, gpu_memory
 from raydiff.runtime.slots import Slot, cap_memory
 from raydiff.runtime.watchdog import HeartbeatMonitor
-from raydiff.storage import staging as away
 from raydiff.storage.remote import shared
+from raydiff.storage.staging import StorageCredentials
 from raydiff.tree import Arrays, Params, arrays, tensors
 
 T = TypeVar("T")
-ATTEMPTS = 4  # deaths of a worker without a result between them that are put up with
-IN_FLIGHT = 2  # messages that a worker may be ahead of the coordinator: bounds memory by workers, not clients
-MESSAGE_BYTES = 8 * 2**20  # a message takes 2 ms of CPU time whatever it carries, so small uploads travel together:
-PART_S = 30.0  # of a partial sum: what a worker that dies has to do again
-MESSAGE_S = 0.05  # it is sent once it holds so much, or is so old that the coordinator should not wait for more
+Ask = Callable[[Any, list[int], bool], Any]
+ATTEMPTS = 4  # deaths of a worker at one client after which the trial fails
+# A message takes 2 ms of CPU time whatever its size, so a worker sends one when it has this size or age.
+MESSAGE_BYTES, MESSAGE_S = 8 * 2**20, 0.05
+PART_S = 30.0  # longest computation of one partial sum, which is lost if the worker dies
 
 
 class NotHosted(RuntimeError):
-    """The worker has been restarted, or hosts another trial: host first, then ask again."""
+    """The worker was restarted or hosts another trial; call `host` again."""
 
 
 LOST = (RayActorError, NotHosted, ObjectLostError)
-"""How it shows that a worker has died; an object is lost with a node: what a worker there had ready."""
+"""Errors of a call whose worker has died, or whose node is gone with the result."""
 
 
 class WorkersLost(RuntimeError):
-    """A worker did not come back in time; Tune then retries the trial from its last commit."""
+    """A worker did not come back in time; Tune retries the trial from its last commit."""
 
 
 class WorkerCrashLoop(RuntimeError):
-    """A worker died again and again at the same clients: trying once more would not help."""
+    """A worker died ATTEMPTS times at the same client."""
 
 
 class Worker:
-    """Hosts the clients of one trial at a time. `host` replaces everything: trial B after A equals B alone."""
+    """Hosts the clients of one trial at a time. `host` replaces all state of the previous trial."""
 
     def __init__(self) -> None:
         process.begin()
         self._trial: str | None = None
         self._clients: dict[int, Client] = {}
         self._instruments: Any = None
-        self._federation = 0  # Its number of clients, newcomers apart.
+        self._federation = 0  # Number of clients without newcomers.
         self._gpu = 0.0
         self._folder = Path()
         self._spare: list[Bits] = []
         self._messages: Iterator[Any] = iter(())
 
     def host(self, trial: Trial, ids: Sequence[int], gpu: float) -> str:
-        """Become the home of these clients of this trial: how this process is called. Raises `lost.GpuLost`."""
+        """Host these clients of a trial with a share of a GPU, and return this process's name in `heartbeat`.
+
+        Raises device_faults.GpuLost.
+        """
         trial = localized(trial)
         compute(trial.experiment)
         self._gpu, self._folder = gpu, trial.folder
-        self._messages = iter(())  # What is left of another trial's holds its clients.
-        lost.check_gpu(gpu)
-        with lost.ending(self._folder, "a worker"):
+        self._messages = iter(())  # Unread messages hold the previous trial's clients.
+        device_faults.check_gpu(gpu)
+        with device_faults.exit_on_device_error(self._folder, "a worker"):
             cap_memory(gpu)
-            if gpu and (meter := gpu_memory.here()):
-                meter.start()  # The peak of an earlier trial is not this one's.
             shared(trial.folder).restore(server=False)
             self._instruments = make_instruments(trial)
             self._clients = {c.number: c for c in make_clients(trial, ids)}
         self._trial, self._federation = trial.experiment.digest, trial.experiment.clients
         return heartbeat.process()
 
-    def run(self, trial: str, ids: Sequence[int], server: Arrays, number: int, seconds: float) -> Iterator[Any]:
-        """`Client.run` of each, streamed, in messages that are so old at least."""
-        params = tensors(server)
-        results = self._results(trial, ids, params, number, alone=not seconds)
-        yield from _messages(results, seconds=seconds)
-
-    def sums(self, trial: str, ids: Sequence[int], server: Arrays, number: int, seconds: float) -> Any:
-        """The sum of what `Client.run` sends of as many as end within `seconds`, one at least; `more` gives that of the
-        others."""
-        clients, params = self._of(trial, ids), tensors(server)
-        validator = UploadValidator(clients[0].method, params, number, self._federation)
-        results = self._in_its_slice(ids, number, run_clients(clients, params, number))
-        folded = functools.partial(partial_sum, validator, results, spare=self._spare, store=clients[0].store)
-        self._messages = (folded(seconds=seconds) for _ in ids)
+    def run(self, trial: str, ids: Sequence[int], server: Arrays, number: int, seconds: float) -> Any:
+        """Return the first message of `Client.run` of each client, in messages of this age in seconds."""
+        clients = self._of(trial, ids)
+        results = self._with_share(ids, number, run_clients(clients, tensors(server), number))
+        self._messages = _batches(noted(clients, number, results, alone=not seconds), seconds=seconds)
         return self.more(trial)
 
-    def more(self, trial: str) -> Any:
-        """The next message of what was asked for last. What nobody asks for is not computed."""
-        if self._trial != trial:
-            raise NotHosted(trial)
-        return next(self._messages)
+    def sums(self, trial: str, ids: Sequence[int], server: Arrays, number: int, seconds: float) -> Any:
+        """Return the sum of the uploads that are ready within `seconds`, at least one."""
+        clients, params = self._of(trial, ids), tensors(server)
+        validator = UploadValidator(clients[0].method, params, number, self._federation)
+        results = self._with_share(ids, number, run_clients(clients, params, number))
+        part = functools.partial(partial_sum, validator, results, spare=self._spare, store=clients[0].store)
+        self._messages = (part(seconds=seconds) for _ in ids)
+        return self.more(trial)
 
-    def evaluate(self, trial: str, ids: Sequence[int], server: Arrays, number: int, split: str) -> Iterator[Any]:
-        """`Client.evaluate` of each, streamed."""
+    def evaluate(self, trial: str, ids: Sequence[int], server: Arrays, number: int, split: str) -> Any:
+        """Return the first message of `Client.evaluate` of each client."""
         params, read, clients = tensors(server), self._instruments.of_client(split), self._of(trial, ids)
         began, turns = time.time(), len(clients)
 
@@ -129,27 +121,27 @@ class Worker:
                     report = client.evaluate(params, number, read)
                 yield report
 
-        yield from ([report] for report in self._in_its_slice(ids, number, reports()))
+        self._messages = ([report] for report in self._with_share(ids, number, reports()))
+        return self.more(trial)
 
-    def _results(
-        self, trial: str, ids: Sequence[int], server: Params, number: int, *, alone: bool
-    ) -> Iterator[tuple[Upload, Metrics]]:
-        clients = self._of(trial, ids)
-        results = self._in_its_slice(ids, number, run_clients(clients, server, number))
-        return noted(clients, number, results, alone=alone)
+    def more(self, trial: str) -> Any:
+        """Return the next message of the last call. It is computed only now."""
+        if self._trial != trial:
+            raise NotHosted(trial)
+        return next(self._messages)
 
-    def _in_its_slice(self, ids: Sequence[int], number: int, results: Iterator[T]) -> Iterator[T]:
-        """The clients' results. Raises `memory.OutOfMemory` at the first for which the slice is too small."""
+    def _with_share(self, ids: Sequence[int], number: int, results: Iterator[T]) -> Iterator[T]:
+        """Yield the clients' results. Raises gpu_memory.OutOfMemory if the GPU share is too small for a client."""
         done = 0
         try:
-            with lost.ending(self._folder, "a worker"):
+            with device_faults.exit_on_device_error(self._folder, "a worker"):
                 for result in results:
                     yield result
                     done += 1
         except torch.OutOfMemoryError:
             if not self._gpu:
                 raise
-            raise gpu_memory.exceeded(f"client {ids[done]}", number, "gpu_per_worker", self._gpu) from None
+            raise gpu_memory.OutOfMemory(f"client {ids[done]}", number, "gpu_per_worker", self._gpu) from None
 
     def _of(self, trial: str, ids: Sequence[int]) -> list[Client]:
         if self._trial != trial:
@@ -158,7 +150,7 @@ class Worker:
 
 
 def start_workers(slot: Slot, group: PlacementGroup | None) -> list[Any]:
-    """The workers of a slot, each in its own bundle of the trial's placement group (None: wherever there is room)."""
+    """Start a slot's workers, each in its own bundle of the placement group (None: on any node)."""
     handles = []
     for i, bundle in enumerate(slot.bundles[1:], start=1):
         options: dict[str, Any] = {}
@@ -172,171 +164,163 @@ def start_workers(slot: Slot, group: PlacementGroup | None) -> list[Any]:
 
 
 class RayExecutor:
-    """`federation.ClientExecutor` over workers: clients are dealt round-robin, results come back in client order."""
+    """`rounds.ClientExecutor` over workers: client i runs in worker i modulo the number of workers."""
 
     def __init__(self, workers: Sequence[Any], trial: Trial, *, gpu: float = 0.0) -> None:
         self.workers, self.trial, self.gpu = list(workers), trial, gpu
         self._clients = tuple(range(trial.experiment.clients))
         self._digest = trial.experiment.digest
-        self._ear = HeartbeatMonitor(self.workers, trial.folder, trial.experiment.runtime)
-        self._own_words = self._of_workers()
-        self._sent = replace(trial, given=away.StorageCredentials.of(trial.sweep))
+        self._monitor = HeartbeatMonitor(self.workers, trial.folder, trial.experiment.runtime)
+        self._recorded = self._recorded_by_workers()
+        self._sent = replace(trial, given=StorageCredentials.of(trial.sweep))
         hosting = [w.host.remote(self._sent, self._ids_of(i), gpu) for i, w in enumerate(self.workers)]
         for i, ref in enumerate(hosting):
             wait_s = trial.experiment.runtime.revive_s
-            while self._ear.first({ref: i}, lambda _: "before it had its clients", wait_s) is None:
+            while self._monitor.first({ref: i}, lambda _: "before it had loaded its clients", wait_s) is None:
                 if not _has_its_nodes():
                     raise WorkersLost(f"worker {i} has had no node for {wait_s:g} s")
             try:
-                self._ear.names[i] = ray.get(ref)
+                self._monitor.names[i] = ray.get(ref)
             except RayActorError:
                 self._revive(i)
 
     @property
     def clients(self) -> Sequence[int]:
-        """All client numbers but newcomers', ascending."""
+        """Client numbers without newcomers, ascending."""
         return self._clients
 
     def run(self, ids: Sequence[int], server: Params, number: int) -> Iterator[tuple[Upload, Metrics]]:
-        """`Client.run` of each."""
+        """Yield `Client.run` of each client."""
         if not ids:
             return
         ref = ray.put(arrays(server))
 
-        def ask(worker: Any, part: list[int], deaths: int) -> Any:
-            return _streaming(worker.run).remote(self._digest, part, ref, number, 0.0 if deaths else MESSAGE_S)
+        def ask(worker: Any, part: list[int], alone: bool) -> Any:
+            return worker.run.remote(self._digest, part, ref, number, 0.0 if alone else MESSAGE_S)
 
-        for client, examples, value, event, metrics in self._stream(ids, ask):
+        for client, examples, value, event, metrics in self._in_order(ids, ask):
             yield Upload(client, examples, already_private(tensors(value), event, copy=False)), metrics
 
     def sums(self, ids: Sequence[int], validator: UploadValidator) -> Iterator[Partial]:
-        """The sum of what `Client.run` of each sends: one part of each worker, or more where its clients take long.
+        """Yield partial sums of the clients' uploads: one per worker, or more where its clients take long.
 
-        In a worker that has died, each client is a part by itself.
+        A worker that has died sends each client's upload by itself.
         """
         if not ids:
             return
-        ref, seconds = (
-            ray.put(arrays(validator.server)),
-            min(PART_S, self.trial.experiment.runtime.client_timeout_s / 4),
-        )
+        ref = ray.put(arrays(validator.server))
+        seconds = min(PART_S, self.trial.experiment.runtime.client_timeout_s / 4)
 
-        def ask(worker: Any, part: list[int], deaths: int) -> Any:
-            return worker.sums.remote(self._digest, part, ref, validator.number, 0.0 if deaths else seconds)
+        def ask(worker: Any, part: list[int], alone: bool) -> Any:
+            return worker.sums.remote(self._digest, part, ref, validator.number, 0.0 if alone else seconds)
 
-        yield from self._arrivals(ids, ask)
+        for _, message in self._messages(ids, ask):
+            yield message
 
     def evaluate(self, ids: Sequence[int], server: Params, number: int, split: str) -> Iterator[Any]:
-        """`Client.evaluate` of each, against a split that no client holds."""
+        """Yield `Client.evaluate` of each client on a split that no client holds."""
         ref = ray.put(arrays(server))
-        yield from self._stream(
-            ids, lambda w, part, _: _streaming(w.evaluate).remote(self._digest, part, ref, number, split)
-        )
+        yield from self._in_order(ids, lambda w, part, _: w.evaluate.remote(self._digest, part, ref, number, split))
 
-    def _stream(self, ids: Sequence[int], ask: Callable[[Any, list[int], int], Any]) -> Iterator[Any]:
-        """Ask every worker for its part of `ids`; give the results in the order of `ids`. `ask` is as in `_arrivals`.
-
-        A worker that dies is given its clients again once it is back, and asked for what has not arrived.
-        """
-        parts = self._dealt(ids)
-        streams = {i: ask(self.workers[i], [*part], 0) for i, part in parts.items()}
-        arrived: dict[int, deque[Any]] = {i: deque() for i in streams}
-        died = set[int]()
-
-        def at(i: int) -> str:
-            return self._at(parts[i], alone=i in died)
-
+    def _in_order(self, ids: Sequence[int], ask: Ask) -> Iterator[Any]:
+        """Yield the clients' results in the order of `ids`, from messages that are lists of results."""
+        arrived: dict[int, deque[Any]] = {i: deque() for i in range(len(self.workers))}
+        # A worker waits once the coordinator has two of its results: memory is bounded by workers, not by clients.
+        messages = self._messages(ids, ask, wanted=lambda i: len(arrived[i]) < 2)
         for client in ids:
             i = client % len(self.workers)
-            for attempt in itertools.count(1):
-                if arrived[i]:
-                    break
-                try:
-                    self._ear.first({streams[i]: i}, at)
-                    arrived[i].extend(ray.get(next(streams[i])))
-                except LOST:
-                    self._tell_lost(i)
-                    if attempt == ATTEMPTS:
-                        raise self._poisoned(i, client) from None
-                    died.add(i)
-                    self._revive(i)
-                    streams[i] = ask(self.workers[i], [*parts[i]], attempt)
-            del parts[i][client]
+            while not arrived[i]:
+                sender, results = next(messages)
+                arrived[sender].extend(results)
             yield arrived[i].popleft()
 
-    def _arrivals(self, ids: Sequence[int], ask: Callable[[Any, list[int], int], Any]) -> Iterator[Partial]:
-        """Partial sums as they come, in any order, until each client is in one. `ask` is told how often the worker has
-        died since its last message.
+    def _messages(
+        self, ids: Sequence[int], ask: Ask, *, wanted: Callable[[int], bool] = lambda _: True
+    ) -> Iterator[tuple[int, Any]]:
+        """Yield (worker, message) until each client's result has arrived.
 
-        A worker that dies before is waited for, then asked for what has not arrived.
+        A worker that dies is asked again for the missing results.
+
+        Args:
+            ids: The clients.
+            ask: (worker, clients, whether each result is sent alone) -> reference to the first message.
+            wanted: Whether a worker should compute its next message now.
         """
         parts = self._dealt(ids)
-        asked = {ask(self.workers[i], [*part], 0): i for i, part in parts.items()}
-        deaths = dict.fromkeys(asked.values(), 0)
-        while asked:
-            ready = self._ear.first(asked, lambda i: self._at(parts[i], alone=deaths[i] > 0))
-            i = asked.pop(ready)
+        pending = {ask(self.workers[i], [*part], False): i for i, part in parts.items()}
+        died, idle, deaths = set[int](), set[int](), dict.fromkeys(parts, 0)
+
+        def resume() -> None:
+            for i in [i for i in idle if wanted(i)]:
+                idle.remove(i)
+                pending[self.workers[i].more.remote(self._digest)] = i
+
+        while pending:
+            ready = self._monitor.first(pending, lambda i: self._current(parts[i], alone=i in died))
+            i = pending.pop(ready)
             try:
                 message = ray.get(ready)
             except LOST:
-                self._tell_lost(i)
+                died.add(i)
                 deaths[i] += 1
-                if deaths[i] == ATTEMPTS:
-                    raise self._poisoned(i, next(iter(parts[i]))) from None
-                self._revive(i)
-                asked[ask(self.workers[i], [*parts[i]], deaths[i])] = i
+                self._recover(i, next(iter(parts[i])), deaths=deaths[i])
+                pending[ask(self.workers[i], [*parts[i]], True)] = i
                 continue
-            for sent in message.sent:
-                parts[i].pop(sent.client, None)
             deaths[i] = 0
+            if isinstance(message, list):
+                clients = [*itertools.islice(parts[i], len(message))]
+            else:
+                clients = [sent.client for sent in message.sent]
+            for client in clients:
+                parts[i].pop(client, None)
             if parts[i]:
-                asked[self.workers[i].more.remote(self._digest)] = i
-            yield message
+                idle.add(i)
+            resume()  # It computes while the caller reads this message.
+            yield i, message
+            resume()
 
-    def _tell_lost(self, i: int) -> None:
-        """A worker has died: say so where neither it nor `HeartbeatMonitor` has."""
-        before, self._own_words = self._own_words, self._of_workers()
-        if i in self._ear.killed:
-            self._ear.killed.discard(i)
-        elif self._own_words == before:
-            says = "it died without a word: out of memory, a crash in native code, or its node is gone"
-            lost.tell(self.trial.folder, f"worker {i}: {says}")
+    def _recover(self, i: int, client: int, *, deaths: int) -> None:
+        """Revive a worker that has died, and record why unless it or the watchdog did. Raises WorkerCrashLoop."""
+        before, self._recorded = self._recorded, self._recorded_by_workers()
+        if i in self._monitor.killed:
+            self._monitor.killed.discard(i)
+        elif self._recorded == before:
+            reason = "it died without a reason: out of memory, a crash in native code, or its node is gone"
+            device_faults.record(self.trial.folder, f"worker {i}: {reason}")
+        if deaths == ATTEMPTS:
+            why = device_faults.last_reason(self.trial.folder)
+            died = f"worker {i} died {ATTEMPTS} times before client {client} had its result; {why}"
+            raise WorkerCrashLoop(died) from None
+        self._revive(i)
 
-    def _of_workers(self) -> int:
-        """How often a worker has told itself why it ends."""
-        return sum(says.startswith("a worker: ") for says in lost.words(self.trial.folder))
+    def _recorded_by_workers(self) -> int:
+        return sum(reason.startswith("a worker: ") for reason in device_faults.reasons(self.trial.folder))
 
     def _revive(self, i: int) -> None:
-        """Host worker i's clients again, waiting for Ray to restart it. Raises WorkersLost at the deadline."""
+        """Wait for Ray to restart worker i, and let it host its clients again. Raises WorkersLost at the deadline."""
         wait_s = self.trial.experiment.runtime.revive_s
         deadline = time.monotonic() + wait_s
         while True:
             try:
                 left = max(0.1, deadline - time.monotonic())
                 hosting = self.workers[i].host.remote(self._sent, self._ids_of(i), self.gpu)
-                self._ear.names[i] = ray.get(hosting, timeout=left)
+                self._monitor.names[i] = ray.get(hosting, timeout=left)
                 return
             except (RayActorError, ray.exceptions.GetTimeoutError):
-                time.sleep(0.2)  # Calls on an actor that is not back yet may fail at once.
+                time.sleep(0.2)  # Calls on an actor that has not restarted may fail at once.
                 if time.monotonic() >= deadline:
                     raise WorkersLost(f"worker {i} did not come back within {wait_s:g} s") from None
 
-    def _at(self, clients: Mapping[int, None], *, alone: bool) -> str:
-        """Where a worker is that has sent nothing yet of these: at the first, where it sends each `alone` as soon as it
-        is there."""
+    def _current(self, clients: Mapping[int, None], *, alone: bool) -> str:
+        """Describe what a worker computes that still owes these clients, and sends each `alone` or several at once."""
         sure = len(clients) == 1 or (alone and not self.trial.experiment.runtime.vectorize)
-        return f"at client {next(iter(clients))}{'' if sure else ', or at one after it'}"
-
-    def _poisoned(self, i: int, client: int) -> WorkerCrashLoop:
-        why = lost.last_words(self.trial.folder)
-        return WorkerCrashLoop(f"worker {i} died {ATTEMPTS} times before client {client} had its result; {why}")
+        return f"at client {next(iter(clients))}{'' if sure else ' or a later one'}"
 
     def _ids_of(self, i: int) -> list[int]:
         return [*self.trial.experiment.everyone[i :: len(self.workers)]]
 
     def _dealt(self, ids: Sequence[int]) -> dict[int, dict[int, None]]:
-        """What each worker has of these clients, in their order; a client that has its result is taken out without a
-        look at the others."""
+        """Worker -> its clients, in order: a dict, from which a client is removed in constant time."""
         parts: dict[int, dict[int, None]] = {i: {} for i in range(len(self.workers))}
         for client in ids:
             parts[client % len(self.workers)][client] = None
@@ -344,18 +328,13 @@ class RayExecutor:
 
 
 def _has_its_nodes() -> bool:
-    """Whether all bundles of this trial are on a node; one whose node is gone waits for room elsewhere, and its worker,
-    which nobody has started yet, answers nothing and fails at nothing."""
+    """Whether all bundles of this trial are placed. Calls on the worker of a bundle that waits for a node never end."""
     group = ray.util.get_current_placement_group()
     return group is None or ray.util.placement_group_table(group)["state"] == "CREATED"
 
 
-def _streaming(method: Any) -> Any:
-    return method.options(num_returns="streaming", _generator_backpressure_num_objects=IN_FLIGHT)
-
-
-def _messages(results: Iterable[tuple[Upload, Metrics]], *, seconds: float) -> Iterator[list[Any]]:
-    """The results as they travel, in lists of MESSAGE_BYTES or `seconds`."""
+def _batches(results: Iterable[tuple[Upload, Metrics]], *, seconds: float) -> Iterator[list[Any]]:
+    """Group results into messages of MESSAGE_BYTES or `seconds`."""
     message: list[Any] = []
     size, started = 0, time.monotonic()
     for upload, metrics in results:

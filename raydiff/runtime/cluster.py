@@ -1,4 +1,4 @@
-"""The Ray that a command runs on: joined where there is one, else started, and left in order."""
+"""The Ray cluster of a command: joined if RAY_ADDRESS names one, else started on this machine, and left in order."""
 
 from __future__ import annotations
 
@@ -18,15 +18,21 @@ import ray
 from raydiff.runtime.slots import this_machine
 
 NODE = "ray.io/node-id"  # Ray's label of each node
-LONGEST = 40  # of a folder for Ray: below it the paths of sockets take 65 more, and end after 107
+MAX_FOLDER_CHARS = 40  # Socket paths below Ray's folder take 65 more characters, and Linux allows 107.
 
 
 @contextlib.contextmanager
 def cluster(*, only_join: bool = False) -> Iterator[list[dict[str, float]]]:
     """Join the cluster that RAY_ADDRESS names (a submitted job has it), or start a local one.
 
-    Gives each node's resources. Raises ValueError, in one sentence, where Ray does not start. `only_join`: where there
-    is no cluster to join nothing is started, and this machine's resources are given.
+    Args:
+        only_join: Never start a cluster; without one to join, yield this machine's resources.
+
+    Yields:
+        Each node's resources.
+
+    Raises:
+        ValueError: Ray does not start.
     """
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     if only_join and not os.environ.get("RAY_ADDRESS"):
@@ -37,12 +43,12 @@ def cluster(*, only_join: bool = False) -> Iterator[list[dict[str, float]]]:
         if os.environ.get("RAY_ADDRESS"):
             ray.init(**quiet)
         else:
-            with _deaf_to_sigterm():
+            with _sigterm_blocked():
                 ray.init(address="local", include_dashboard=False, _temp_dir=_own_folder(), **quiet)
-    except Exception as e:  # Ray raises a plain Exception when its processes take too long, as on a very busy machine.
+    except Exception as e:  # Ray raises a plain Exception if its processes start too slowly.
         raise ValueError(f"Ray did not start: {' '.join(str(e).split())}") from e
     with contextlib.suppress(ValueError):  # not in the main thread, where Ray set none either
-        signal.signal(signal.SIGTERM, terminated)  # Ray's own ends the process at once: no trial would have an outcome.
+        signal.signal(signal.SIGTERM, terminated)  # Ray's handler ends the process before outcomes are written.
     try:
         yield nodes()
     finally:
@@ -50,12 +56,11 @@ def cluster(*, only_join: bool = False) -> Iterator[list[dict[str, float]]]:
 
 
 @contextlib.contextmanager
-def _deaf_to_sigterm() -> Iterator[None]:
-    """Processes that are started within never receive SIGTERM, for they inherit what is blocked.
+def _sigterm_blocked() -> Iterator[None]:
+    """Block SIGTERM in processes that are started within, as Ray blocks SIGINT.
 
-    It is sent to whole process groups (`timeout`) or to all that a job has started (schedulers), and without Ray's
-    processes a sweep cannot end in order. The driver ends them, by SIGKILL; where it is killed itself the kernel does.
-    Ray protects them in the same way from SIGINT.
+    `timeout` and job schedulers send it to whole process groups, and a sweep needs Ray's processes to end in order.
+    The driver ends them with SIGKILL.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:
@@ -65,14 +70,14 @@ def _deaf_to_sigterm() -> Iterator[None]:
 
 
 def _own_folder() -> str | None:
-    """Where a local Ray has its sockets and logs: a folder of this user's alone. In the one that Ray makes for itself
-    every user of the machine may put a socket in the place of another. None: a path to it would be too long.
+    """Make a folder for a local Ray's sockets and logs that only this user can open; None if its path is too long.
 
-    Raises ValueError where something else has this name.
+    In Ray's default folder every user of the machine may replace a socket. Raises ValueError if the folder exists with
+    another owner or mode.
     """
     folder = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()) / f"raydiff-{os.getuid()}"
-    inside = f"{folder}/r"  # Ray opens the folder that it is given, and all below it, to everybody.
-    if len(inside) > LONGEST:
+    inside = f"{folder}/r"  # Ray makes the folder that it is given readable to everybody.
+    if len(inside) > MAX_FOLDER_CHARS:
         return None
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
@@ -83,10 +88,10 @@ def _own_folder() -> str | None:
 
 
 def _leave() -> None:
-    """Leave Ray, while other threads of this process run, such as the one that writes to MLflow.
+    """Leave Ray while other threads run, such as the writer to MLflow.
 
-    Any thread may be the one that collects garbage. Where it then finds a reference to one of Ray's objects, when Ray
-    is half gone, Ray ends the process at once and without a word (Ray 2.60, since ray-project/ray#19115).
+    If garbage collection in any thread finds a reference to a Ray object during the shutdown, Ray 2.60 ends the
+    process without a message (since ray-project/ray#19115).
     """
     gc.collect()
     enabled = gc.isenabled()
@@ -99,19 +104,18 @@ def _leave() -> None:
 
 
 def nodes(*, without: Collection[str] = ()) -> list[dict[str, float]]:
-    """The resources of each node that is there to stay, `without` those with these ids."""
+    """Return the resources of each node that is alive and not being drained, `without` those with these ids."""
     return list(present(without=without).values())
 
 
 def present(*, without: Collection[str] = ()) -> dict[str, dict[str, float]]:
-    """Node id -> its resources, for every node that is alive and is not being drained."""
-    leaving = ray._private.state.state.get_draining_nodes()  # Ray 2.60 has no public way to ask
-    apart = {*leaving, *without}
-    return {n["NodeID"]: n["Resources"] for n in ray.nodes() if n["Alive"] and n["NodeID"] not in apart}
+    """Return node id -> resources, as `nodes`."""
+    excluded = {*ray._private.state.state.get_draining_nodes(), *without}  # Ray 2.60 has no public API for it.
+    return {n["NodeID"]: n["Resources"] for n in ray.nodes() if n["Alive"] and n["NodeID"] not in excluded}
 
 
 def grows() -> bool:
-    """Whether an autoscaler may add nodes: `ray up` and KubeRay say of each node which group it is of."""
+    """Return whether an autoscaler may add nodes: `ray up` and KubeRay label each node with its group."""
     return ray.is_initialized() and any("ray.io/node-group" in n["Labels"] for n in ray.nodes() if n["Alive"])
 
 
@@ -125,13 +129,13 @@ class Group:
 
 
 def groups_of_others() -> list[Group]:
-    """The placement groups that other jobs hold, then those that they wait for."""
+    """Return the placement groups of other jobs: first those that are placed, then those that wait."""
     mine = ray.get_runtime_context().get_job_id()
     table = ray.util.placement_group_table().items()
     states = {"CREATED": False, "PREPARED": True, "PENDING": True, "RESCHEDULING": True}
-    found = [  # the last four bytes of a group's id are its job's
+    groups = [  # A group's id ends with its job's.
         Group(id_[-len(mine) :], states[group["state"]], list(group["bundles"].values()))
         for id_, group in table
         if group["state"] in states and not id_.endswith(mine)
     ]
-    return sorted(found, key=lambda group: group.waits)
+    return sorted(groups, key=lambda group: group.waits)

@@ -1,7 +1,7 @@
-"""One training on several processes: each does its share of every batch (Ray Train's TorchTrainer).
+"""Data-parallel training of one model with Ray Train's TorchTrainer.
 
-All n processes draw the same batches from the same generator, take every n-th record of each, and add up their
-gradients. So the steps are those of a single process, up to the order in which floats are added.
+All n processes draw the same batches from the same generator, take every n-th record of each, and sum their gradients.
+The steps are those of a single process, up to the order in which floats are added.
 """
 
 from __future__ import annotations
@@ -36,21 +36,20 @@ from raydiff.tree import Params, arrays, tensors
 
 @dataclass(frozen=True)
 class DataParallel:
-    """Does a task as `Task.alone` does, on `runtime.server_workers` processes of a running Ray."""
+    """Trains as `Task.alone` does, on `runtime.server_workers` processes of a running Ray."""
 
     runtime: Runtime
-    """Its `server_workers`, `threads`, `gpu_server` (of each process) and `failures`."""
+    """Read: `server_workers`, `threads`, `gpu_server` (of each process) and `failures`."""
     folder: Path
-    """Where Ray Train may write while it trains; all nodes see it."""
+    """Scratch folder of Ray Train, which all nodes see."""
     precision: Precision = "float32"
-    """Of the model."""
 
     def __call__(self, task: Task) -> Fitted:
-        """Raises Diverged as `Task.alone`, and moves the task's generator on as it does."""
-        given = {"threads": self.runtime.threads, "precision": self.precision, "gpu": self.runtime.gpu_server}
+        """Train, and advance the task's generator. Raises Diverged."""
+        settings = {"threads": self.runtime.threads, "precision": self.precision, "gpu": self.runtime.gpu_server}
         trainer = TorchTrainer(
             _process,  # rank 0's result is Result.return_value
-            train_loop_config={"task": ray.put(task), **given},
+            train_loop_config={"task": ray.put(task), **settings},
             scaling_config=ScalingConfig(
                 num_workers=self.runtime.server_workers,
                 use_gpu=self.runtime.gpu_server > 0,
@@ -60,34 +59,33 @@ class DataParallel:
                 storage_path=str(self.folder), failure_config=FailureConfig(max_failures=self.runtime.failures)
             ),
         )
-        # In the main thread Ray Train would report an interrupted training as a success.
+        # In the main thread Ray Train reports an interrupted training as a success.
         thread = ThreadPoolExecutor(1)
         try:
-            done = thread.submit(trainer.fit).result().return_value  # type: ignore[attr-defined]
+            fitted = thread.submit(trainer.fit).result().return_value  # type: ignore[attr-defined]
         finally:
             thread.shutdown(wait=False)
             shutil.rmtree(self.folder, ignore_errors=True)
-        if isinstance(done, Diverged):
-            raise done
-        params, moments, loss, stream = done
+        if isinstance(fitted, Diverged):
+            raise fitted
+        params, moments, loss, stream = fitted
         task.rng.set_state(torch.tensor(stream))
         return tensors(params), tensors(moments), loss
 
 
 @contextlib.contextmanager
 def means(trial: Trial) -> Iterator[tuple[Callable[[], ClientExecutor], DataParallel]]:
-    """What a trial with its coordinator in this process runs on until the block ends: its pool, and who trains the
-    server.
+    """Yield what makes the executor of a trial whose coordinator is this process, and the trainer of its server.
 
-    Raises ValueError where the cluster has no room for both.
+    Raises ValueError if they do not fit on the cluster.
     """
     runtime = trial.experiment.runtime
     with cluster() as nodes:
         if len(nodes) > 1:
             storage_is_shared(trial.sweep.parents[1])
         shape = slot(runtime, clients=trial.experiment.clients, nodes=nodes)
-        apart = runtime.pool == "ray"
-        needed = shape.bundles[1:] * apart + [bundle(runtime)] * runtime.server_workers
+        workers = shape.bundles[1:] if runtime.pool == "ray" else []
+        needed = workers + [bundle(runtime)] * runtime.server_workers
         if unplaced(needed, nodes):
             raise ValueError(
                 f"the trial needs {len(needed)} processes, {say(total_of(needed))} in all, but the cluster has "
@@ -95,38 +93,38 @@ def means(trial: Trial) -> Iterator[tuple[Callable[[], ClientExecutor], DataPara
                 "GPU shares"
             )
 
-        def pool() -> ClientExecutor:
-            if apart:
+        def executor() -> ClientExecutor:
+            if workers:
                 return RayExecutor(start_workers(shape, None), trial, gpu=shape.gpu_per_worker)
             cap_memory(max(shape.gpu_per_worker, shape.gpu_server))
             return local_executor(trial)
 
-        yield pool, DataParallel(runtime, trial.folder / "train", precision_of(trial.experiment))
+        yield executor, DataParallel(runtime, trial.folder / "train", precision_of(trial.experiment))
 
 
 def bundle(runtime: Runtime) -> dict[str, float]:
-    """What each of the processes takes. Together the CPUs of one coordinator: the clients' workers wait meanwhile."""
-    share = {"CPU": COORDINATOR * runtime.threads / runtime.server_workers, "GPU": runtime.gpu_server}
-    return {k: round(v, 4) for k, v in share.items() if v > 0}
+    """Return the resources of each process. Together they have one coordinator's CPUs: the workers wait meanwhile."""
+    resources = {"CPU": COORDINATOR * runtime.threads / runtime.server_workers, "GPU": runtime.gpu_server}
+    return {k: round(v, 4) for k, v in resources.items() if v > 0}
 
 
 def _process(config: dict[str, Any]) -> Any:
-    """One process, from Ray Train's arguments to what it lets through: no tensors."""
+    """Train in one process. Ray Train's results cannot hold tensors."""
     compute_with(config["threads"], config["precision"])
     process.begin()
     cap_memory(config["gpu"])
     if config["gpu"]:
         torch.cuda.set_device(get_device())
     task: Task = ray.get(config["task"])
-    done = share(task)
-    if isinstance(done, Diverged):
-        return done
-    params, moments, loss = done
-    return arrays(dict(params)), arrays(moments), loss, task.rng.get_state().numpy()  # A flat tree holds tensors.
+    fitted = share(task)
+    if isinstance(fitted, Diverged):
+        return fitted
+    params, moments, loss = fitted
+    return arrays(dict(params)), arrays(moments), loss, task.rng.get_state().numpy()
 
 
 def share(task: Task) -> Fitted | Diverged:
-    """This process's part in a process group; the result is the same in all of them."""
+    """Train as one process of a process group; the result is the same in all of them."""
     task = task.to(device())
     batches = task.batches()
     try:
@@ -142,17 +140,17 @@ def share(task: Task) -> Fitted | Diverged:
 
 
 def _gradient(task: Task, theta: Params, drawn: Draw) -> tuple[Params, Tensor]:
-    """The gradient of a whole batch, and its loss: the sum over all processes, weighted by their records."""
+    """The gradient and the loss of a whole batch: the sum over all processes, weighted by their records."""
     (images, labels), draws = drawn
     rank, size, count = dist.get_rank(), dist.get_world_size(), len(images)
-    # A process without records still needs a graph for the collective: one record counts 0.
+    # A process without records needs a graph for the collective: one record with weight 0.
     mine = slice(rank, None, size) if rank < count else slice(0, 1)
     weight = len(range(rank, count, size)) / count
     part = {k: v[mine] for k, v in draws.items()}
     loss = weight * task.loss(theta, (images[mine], labels[mine]), part, task.extras)
     loss.backward()
-    found = {k: v.grad for k, v in theta.items() if v.grad is not None}
-    flat = torch.cat([loss.detach().flatten(), *(g.flatten() for g in found.values())])
+    grads = {k: v.grad for k, v in theta.items() if v.grad is not None}
+    flat = torch.cat([loss.detach().flatten(), *(g.flatten() for g in grads.values())])
     dist.all_reduce(flat)
-    total, *pieces = flat.split([1, *(g.numel() for g in found.values())])
-    return {k: v.view_as(g) for (k, g), v in zip(found.items(), pieces, strict=True)}, total[0]
+    total, *pieces = flat.split([1, *(g.numel() for g in grads.values())])
+    return {k: v.view_as(g) for (k, g), v in zip(grads.items(), pieces, strict=True)}, total[0]

@@ -1,5 +1,8 @@
-"""A process whose accelerator is lost to it ends itself: it is reused, and every later trial in it would fail too.
-Where a fresh one cannot compute either, the GPU itself is lost, and the sweep goes on without its node."""
+"""Device faults: a process ends after an unrecoverable CUDA error, and a node whose GPU is lost is left out.
+
+A process whose CUDA context is broken would fail in every later trial, since it is reused; Ray starts a fresh one.
+Where a fresh process cannot compute either, the GPU itself is lost.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +21,16 @@ import torch
 from raydiff.models.ddpm import device_lost
 
 FILE = "lost.txt"
-DRIVER = Path("/proc/driver/nvidia/gpus")  # A folder for each GPU that the kernel has.
-TRIES, BETWEEN_S = 3, 2.0  # A GPU that allows one process at a time may not have let go of the last one yet.
+DRIVER = Path("/proc/driver/nvidia/gpus")  # One folder for each GPU that the kernel driver has.
+TRIES, RETRY_S = 3, 2.0  # With exclusive compute mode, the previous process may not have released the GPU yet.
 
 
 @dataclasses.dataclass(eq=False)
 class GpuLost(Exception):
-    """A fresh process cannot compute on the GPU that it was given: nor will the next one."""
+    """A fresh process cannot compute on its GPU."""
 
     node: str
-    """Its id in Ray."""
+    """The node's id in Ray."""
     address: str
     why: str
 
@@ -36,33 +39,34 @@ class GpuLost(Exception):
 
 
 @contextlib.contextmanager
-def ending(folder: Path, who: str) -> Iterator[None]:
-    """Within, an error of the accelerator that stays ends this process, as a crash would: what it was at is done again
-    in a fresh one. Before that it tells why."""
+def exit_on_device_error(folder: Path, who: str) -> Iterator[None]:
+    """Exit this process after an unrecoverable device error, with the reason recorded in the trial's folder."""
     try:
         yield
     except Exception as e:
         if not device_lost(e):
             raise
-        tell(folder, f"{who}: {str(e).strip().splitlines()[0]}")
+        record(folder, f"{who}: {_first_line(e)}")
         os._exit(1)
 
 
 @functools.cache
 def check_gpu(share: float) -> None:
-    """Raises GpuLost where this process, which has a share of a GPU, cannot compute on it. Once it could, nothing is
-    asked any more: what fails later may be this process's own fault."""
+    """Raise GpuLost if this process has a share of a GPU and cannot compute on it.
+
+    A success is cached: later device errors may be the process's own fault.
+    """
     for left in reversed(range(TRIES)):
         why = _why_not() if share else ""
         if not why:
             return
         if left:
-            time.sleep(BETWEEN_S)
+            time.sleep(RETRY_S)
     raise GpuLost(ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address(), why)
 
 
 def _why_not() -> str:
-    """Why nothing can be computed on the GPU; "" where it can, or where there is none."""
+    """The reason why nothing can be computed on the GPU; "" if it can, or if the machine has none."""
     if not torch.cuda.is_available():
         return "torch finds none of those that the driver has" if any(DRIVER.glob("*")) else ""
     try:
@@ -70,23 +74,27 @@ def _why_not() -> str:
     except Exception as e:
         if not device_lost(e):
             raise
-        return str(e).strip().splitlines()[0]
+        return _first_line(e)
     return ""
 
 
-def tell(folder: Path, says: str) -> None:
-    """Why a process was lost, on stderr and as the last line of `lost.txt` in the trial's folder."""
-    print(says, file=sys.stderr, flush=True)
-    with contextlib.suppress(OSError), (folder / FILE).open("a") as f:  # on a full disk
-        f.write(says + "\n")
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0]
 
 
-def words(folder: Path) -> list[str]:
-    """Why processes of this trial were lost, as far as that was told."""
+def record(folder: Path, reason: str) -> None:
+    """Write why a process was lost to stderr and to `lost.txt` in the trial's folder."""
+    print(reason, file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError), (folder / FILE).open("a") as f:  # The disk may be full.
+        f.write(reason + "\n")
+
+
+def reasons(folder: Path) -> list[str]:
+    """Return the recorded reasons why processes of this trial were lost, oldest first."""
     path = folder / FILE
     return path.read_text(errors="replace").splitlines() if path.exists() else []
 
 
-def last_words(folder: Path) -> str:
-    """The last of it; "" where nothing was told."""
-    return (words(folder) or [""])[-1]
+def last_reason(folder: Path) -> str:
+    """Return the latest of them; "" if there is none."""
+    return (reasons(folder) or [""])[-1]

@@ -58,8 +58,8 @@ class Ended:
         return int(self.failed or bool(ended_so))
 
 
-Begin = Callable[[float | None], None]
-"""To be called once nothing is refused any more; takes the fraction of a GPU that was measured."""
+Begin = Callable[[], None]
+"""To be called once nothing is refused any more."""
 
 
 def start(
@@ -101,10 +101,8 @@ def start(
         _announce(planned, folder, whole=whole)
         callbacks = SweepCallbacks(planned, folder, this["experiment"], report=report, track=track)
 
-        def begin(share: float | None) -> None:
+        def begin() -> None:
             this.update(callbacks.ready())
-            if share is not None:
-                this["share"] = share  # A resumed sweep goes on with it.
             sweep_folder.write(folder, this, planned.secret, again=not retry)
             for experiment in planned.trials if retry else ():
                 (folder / "trials" / experiment.digest / "outcome.json").unlink()
@@ -115,8 +113,7 @@ def start(
             if planned.base.runtime.pool == "local" or planned.base.runtime.server_workers > 1:
                 _run_here(planned, begin)
             else:
-                share = None if extend else this.get("share")
-                ended = _run_on_ray(planned, begin, share, since=since if whole else None)
+                ended = _run_on_ray(planned, begin, since=since if whole else None)
         except KeyboardInterrupt:
             if not callbacks.begun:
                 raise
@@ -202,7 +199,7 @@ def _run_here(planned: Planned, begin: Begin) -> None:
             continue
         with _resources(this) as (pool, train):
             if not begun:
-                begin(None)
+                begin()
                 begun = True
             if this.outcome() is None:
                 if len(planned.trials) > 1:
@@ -270,23 +267,21 @@ def _resources(this: trial.Trial) -> Iterator[tuple[Callable[[], ClientExecutor]
         with data_parallel.means(this) as found:
             yield found
     else:
-        cap_memory(1.0 if runtime.gpu_per_worker == "auto" else max(runtime.worker_share, runtime.gpu_server))
+        cap_memory(max(runtime.gpu_per_worker, runtime.gpu_server))
         yield functools.partial(trial.local_executor, this), None
 
 
 # --- on Ray ---
 
 
-def _run_on_ray(planned: Planned, begin: Begin, share: float | None, *, since: float | None) -> Ended:
+def _run_on_ray(planned: Planned, begin: Begin, *, since: float | None) -> Ended:
     from raydiff.runtime import tuner
     from raydiff.runtime.cluster import cluster
     from raydiff.runtime.progress import Progress
 
     with cluster() as nodes:
-        measured = planned.base.runtime.gpu_per_worker == "auto"
-        planned = tuner.sized(planned, nodes, share=share)
         slot = tuner.check(planned, nodes)
-        begin(planned.base.runtime.worker_share if measured else None)
+        begin()
         if since is not None:
             print(f"ready after {time.monotonic() - since:.0f} s: {slot.workers} worker(s) per trial", flush=True)
         progress = Progress(planned)

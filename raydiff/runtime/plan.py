@@ -1,4 +1,4 @@
-"""What is to be run: a study under what was asked for, every trial resolved and checked. Nothing is written."""
+"""Plan of a sweep: a study with the given options, every trial resolved and checked. Nothing is written."""
 
 from __future__ import annotations
 
@@ -25,43 +25,40 @@ from raydiff.storage.lease import Lease
 
 Search = Literal["grid", "random", "optuna", "asha"]
 Space = Mapping[str, tuple[str, tuple[Any, ...]]]
-"""Field path -> (uniform, loguniform, randint or choice; its numbers or values)."""
-
-
+"""Field path -> (uniform, loguniform, randint or choice; its bounds or values)."""
 COSTS = ("privacy/epsilon_server", "privacy/epsilon_outsiders", "comm/bytes_up")
-"""What a search may weigh against the metric; every trial has them, and less is better."""
+"""Metrics that Optuna may minimise beside the main one; every trial has them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """How a study is to be run: what `raydiff sweep` has options for."""
+    """Options of `raydiff sweep`."""
 
     given: Mapping[str, Any] = field(default_factory=dict)
-    """Fields that are set in every trial, by path."""
+    """Field path -> value in every trial."""
     grid: Mapping[str, Sequence[Any]] | None = None
     """Axes in place of the study's."""
     baselines: bool = True
-    """Whether what the study compares with is run too."""
+    """Also run the study's baselines."""
     search: Search = "grid"
-    """grid, random, optuna or asha."""
     sample: Space = field(default_factory=dict)
-    """What random search and Optuna vary."""
+    """Space of random search and Optuna."""
     samples: int = 16
-    """How many samples of it."""
+    """Number of samples of it."""
     metric: str | None = None
-    """What is best, and what Optuna and ASHA search for; None: the evaluation's own."""
+    """Objective of Optuna and ASHA, and of the best trial shown; None: the evaluation's own."""
     also: tuple[str, ...] = ()
-    """What Optuna is to make small too, some of COSTS: it then looks for trials of which none is better in all."""
+    """Further objectives of Optuna, some of COSTS: it then searches the Pareto front."""
     concurrent: int | None = None
-    """Trials side by side; None: as many as fit."""
+    """Maximum of concurrent trials; None: as many as fit."""
     budget_s: float | None = None
-    """Seconds after which no trial goes on."""
+    """Stop all trials after so many seconds."""
     stop_on_error: bool = False
     """End the sweep when a trial fails."""
     samplers: bool = False
     """Log every finished trial's sampler to MLflow, with its weights."""
     experiment: str | None = None
-    """MLflow's experiment in which the runs are; None: raydiff- and the name of the data set."""
+    """MLflow experiment of the runs; None: raydiff- and the name of the data set."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,60 +66,58 @@ class Planned:
     """Trials that are resolved and checked against the data."""
 
     preset: str
-    """What the sweep is of."""
     folder: Path
-    """Where it is, or is to be; its name is the sweep's."""
+    """The sweep's folder, which may not exist yet; its name is the sweep's."""
     owner: Lease | None = None
-    """The driver that runs it, by its number in that folder; None: no other can come by."""
+    """The lease of the driver that runs the sweep."""
     base: Experiment
     trials: tuple[Experiment, ...]
-    """Every trial that is known beforehand: of a grid or random search all of them, with Optuna the baselines."""
+    """The trials of a grid or random search; with Optuna, only the baselines."""
     secret: bytes
     """The sweep's noise secret."""
     asked: Asked = Asked()
     metric: str
-    """What is best, and what Optuna and ASHA search for, read on the validation split."""
+    """Objective of Optuna and ASHA, and of the best trial shown; measured on the validation split."""
     lower_is_better: bool = True
-    """Of the metric."""
     tuned: tuple[str, ...] = ()
-    """What `raydiff tune` has chosen for its trials, a line for each method."""
+    """One line per method with the settings that `raydiff tune` has chosen."""
 
     @property
     def space(self) -> Space:
-        """What Optuna will choose from."""
+        """Optuna's search space."""
         return self.asked.sample if self.asked.search == "optuna" else {}
 
     @property
     def suggested(self) -> int:
-        """How many trials will be Optuna's."""
+        """Number of trials that Optuna suggests."""
         return self.asked.samples if self.asked.search == "optuna" else 0
 
     @property
     def total(self) -> int:
-        """How many trials in all."""
+        """Number of all trials."""
         return len(self.trials) + self.suggested
 
 
 def written(experiment: Experiment) -> str:
-    """As Tune has it, which keeps it on disk: without the noise secret, which lies beside the sweep."""
+    """Serialise an experiment for Tune, without the noise secret, since Tune keeps it on disk."""
     return json.dumps(overrides.to_dict(trial.without_secret(experiment)))
 
 
 def experiment_of(config: Mapping[str, Any]) -> Experiment:
-    """The trial's experiment from what Tune hands it: a `written` base, and the searched values by path."""
+    """Return the experiment of a Tune config: a `written` base, and the searched values by path."""
     base: Experiment = configuration.from_dict(json.loads(config["experiment"]))
     return overrides.override(base, config.get("values", {}))  # type: ignore[no-any-return]
 
 
 def plan(preset: str, study: Study, asked: Asked, *, name: str) -> Planned:
-    """Every trial of the study, resolved. `name` is the sweep's, which may exist and have a secret; nothing is written.
+    """Resolve every trial of the study. `name` is the sweep's, which may exist and have a secret.
 
-    Raises ValueError for whatever does not fit together.
+    Raises ValueError for options or settings that contradict each other.
     """
     base: Experiment = overrides.override(study.experiment, asked.given)
     evaluation = base.evaluation or Evaluation()
     metric, lower = asked.metric or evaluation.metric, True
-    if asked.metric is not None or asked.search in ("asha", "optuna"):  # Else it is only shown, if it is there.
+    if asked.metric is not None or asked.search in ("asha", "optuna"):  # Else it is only displayed.
         lower = lower_is_better(metric, evaluation, newcomers=base.newcomers is not None)
     _check(asked, base, metric)
     if asked.search in ("asha", "optuna") and base.evaluation is not None and base.evaluation.every == 0:
@@ -130,16 +125,16 @@ def plan(preset: str, study: Study, asked: Asked, *, name: str) -> Planned:
     beside = study.beside if asked.baselines and "method" not in asked.given else ()
     if asked.search in ("random", "optuna"):
         draws = _draw(asked.sample, asked.samples, base.seed) if asked.search == "random" else []
-        found = [overrides.override(base, values) for values in draws] + trials(base, {}, beside)[1:]
+        planned = [overrides.override(base, values) for values in draws] + trials(base, {}, beside)[1:]
     elif asked.grid is not None:
-        found = trials(base, asked.grid, beside)
+        planned = trials(base, asked.grid, beside)
     else:
-        of = {k: v for k, v in study.grid.items() if k not in asked.given and overrides.has_path(base, k)}
-        found = trials(base, of, beside) + study.others(asked.given, baselines=asked.baselines)
-    methods.check_names([type(e.method) for e in found])
+        grid = {k: v for k, v in study.grid.items() if k not in asked.given and overrides.has_path(base, k)}
+        planned = trials(base, grid, beside) + study.others(asked.given, baselines=asked.baselines)
+    methods.check_names([type(e.method) for e in planned])
     folder = sweep_folder.place(base, name)
     secret = trial.planned_secret(folder, base)
-    unique = {e.digest: e for e in (trial.resolve(e, secret) for e in found)}
+    unique = {e.digest: e for e in (trial.resolve(e, secret) for e in planned)}
     resolved = trial.resolve(base, secret)
     return Planned(
         preset=preset,
@@ -155,15 +150,15 @@ def plan(preset: str, study: Study, asked: Asked, *, name: str) -> Planned:
 
 
 def _tuned(study: Study, asked: Asked) -> tuple[str, ...]:
-    """A line for each method with settings that were chosen for it, and are not given anew."""
-    own = overrides.kind(type(study.experiment.method))
-    found = []
+    """One line per method with its tuned settings that are not overridden."""
+    main = overrides.kind(type(study.experiment.method))
+    lines = []
     for name, settings in study.tuned.items() if "method" not in asked.given else ():
-        left = {path: v for path, v in settings.items() if name != own or path not in asked.given}
-        if left and (name == own or asked.baselines):
+        left = {path: v for path, v in settings.items() if name != main or path not in asked.given}
+        if left and (name == main or asked.baselines):
             shown = (f"{path.removeprefix('method.')} {overrides.short(value)}" for path, value in left.items())
-            found.append(f"{name}: {', '.join(shown)}")
-    return tuple(found)
+            lines.append(f"{name}: {', '.join(shown)}")
+    return tuple(lines)
 
 
 def _check(asked: Asked, base: Experiment, metric: str) -> None:

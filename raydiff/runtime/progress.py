@@ -16,7 +16,7 @@ from ray import tune
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.study import varying
 from raydiff.federated import heartbeat
-from raydiff.runtime import device_faults as lost
+from raydiff.runtime import device_faults
 from raydiff.runtime.eta import EVERY_S, RemainingTime, duration
 from raydiff.runtime.plan import Planned, experiment_of
 from raydiff.storage.remote import shared
@@ -163,7 +163,7 @@ class Progress(tune.Callback):
         if trial.trial_id not in self.running:
             experiment = experiment_of(trial.config)
             self._pending.pop(experiment.digest, None)
-            faults = len(lost.words(self.plan.folder / "trials" / experiment.digest))  # of earlier processes
+            faults = len(device_faults.reasons(self.plan.folder / "trials" / experiment.digest))  # of earlier processes
             self.running[trial.trial_id] = Running(
                 experiment, self._named(experiment), time.monotonic(), self._rounds.get(experiment.digest, -1), faults
             )
@@ -189,10 +189,10 @@ class Progress(tune.Callback):
         self._print(f"{self._count()} {this.name}: FAILED, {reason}")
 
     def _print_faults(self, this: Running) -> None:
-        words = lost.words(self.plan.folder / "trials" / this.digest)
-        for says in words[this.faults :]:
-            self._print(f"  {this.name}: {says}")
-        this.faults = len(words)
+        reasons = device_faults.reasons(self.plan.folder / "trials" / this.digest)
+        for reason in reasons[this.faults :]:
+            self._print(f"  {this.name}: {reason}")
+        this.faults = len(reasons)
 
     def _count(self) -> str:
         return f"[{self.done + self.failed}/{self.total}]"

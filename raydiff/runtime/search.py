@@ -45,20 +45,21 @@ def optuna_of(plan: Planned, done: int) -> Searcher:
     """Optuna over a study that a resumed sweep continues. `done`: trials suggested so far."""
     from ray.tune.search.optuna import OptunaSearch
 
-    kinds = {"uniform": tune.uniform, "loguniform": tune.loguniform, "randint": tune.randint}
-    space = {
-        path: tune.choice(list(values)) if kind == "choice" else kinds[kind](*values)
-        for path, (kind, values) in plan.space.items()
-    }
+    kinds = {"uniform": tune.uniform, "loguniform": tune.loguniform, "randint": tune.randint, "choice": _choice}
+    space: Any = {"values": {path: kinds[kind](*values) for path, (kind, values) in plan.space.items()}}
     metrics, modes = [metric(plan), *plan.asked.also], [mode(plan), *["min"] * len(plan.asked.also)]
     return OptunaSearch(
-        {"values": space},
+        space,
         metric=metrics if plan.asked.also else metrics[0],
         mode=modes if plan.asked.also else modes[0],
         seed=plan.base.seed + done,  # The same seed would suggest the same points again.
         storage=_storage(plan.folder),
         study_name=NAME,
     )
+
+
+def _choice(*values: Any) -> Any:
+    return tune.choice(list(values))
 
 
 def best(plan: Planned) -> Iterator[str]:
@@ -69,14 +70,12 @@ def best(plan: Planned) -> Iterator[str]:
     if not (log := plan.folder / LOG).exists():
         return
     trials = optuna.load_study(storage=_storage(plan.folder), study_name=NAME).best_trials
-    which = "Pareto-optimal trials by" if plan.asked.also else "best trial by"
+    which = f"Pareto-optimal trials (at most {MAX_SHOWN}) by" if plan.asked.also else "best trial by"
     yield f"Optuna's {which} {', '.join([metric(plan), *plan.asked.also])}:"
     for trial in sorted(trials, key=lambda trial: trial.values)[:MAX_SHOWN]:
         values = ", ".join(f"{value:.4g}" for value in trial.values)
         fields = (f"{path.removeprefix('values/')}={short(value)}" for path, value in trial.params.items())
         yield f"  {values}: {' '.join(fields)}"
-    if len(trials) > MAX_SHOWN:
-        yield f"  and {len(trials) - MAX_SHOWN} more"
     yield f"all of Optuna's trials: optuna-dashboard {log}    (pip install optuna-dashboard)"
 
 

@@ -1,7 +1,7 @@
-"""What a trial needs of the cluster: its slot, and the checks made before anything waits for it.
+"""Resources of a trial: the shape of its placement group, and how many such groups the nodes hold.
 
 A slot is one Tune trial's placement group: bundle 0 is the coordinator (the trainable itself), bundles 1..W its
-workers. All trials of a sweep have the same slot, so that the next one starts in the warm processes of the last.
+workers. All trials of a sweep have the same slot, so that the next trial reuses the processes of the last.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
 
 import torch
 
 from raydiff.experiment.config import Runtime
 from raydiff.storage.remote import shared
 
-T = TypeVar("T")
-CONTEXT = int(0.45 * 2**30)
-"""Bytes of each slice that are not torch's: a process's CUDA context and libraries take 0.3 to 0.5 GB."""
-COORDINATOR = 0.1  # of one process's CPUs: it works while its workers wait, so a slot is booked as its workers alone
+Resources = Mapping[str, float]
+CUDA_CONTEXT_BYTES = int(0.45 * 2**30)  # CUDA context and libraries of a process take 0.3 to 0.5 GB outside torch.
+COORDINATOR = 0.1  # CPUs per thread: it computes while its workers wait, so a slot's CPUs are those of its workers.
+MAX_SLOTS = 1000
+ROUNDING = 1e-9  # Ray counts resources in units of 1e-4.
 
 
 @dataclass(frozen=True)
@@ -38,146 +38,163 @@ class Slot:
     @property
     def bundles(self) -> list[dict[str, float]]:
         """Bundle 0 for the coordinator, then one per worker."""
-        share = math.floor(1e4 * self.threads * (1 - COORDINATOR / self.workers)) / 1e4
-        coordinator = _without_zeros({"CPU": COORDINATOR * self.threads, "GPU": self.gpu_server})
-        worker = _without_zeros({"CPU": share, "GPU": self.gpu_per_worker})
-        return [coordinator] + [worker] * self.workers
+        worker_cpu = math.floor(1e4 * self.threads * (1 - COORDINATOR / self.workers)) / 1e4
+        coordinator = _resources(COORDINATOR * self.threads, self.gpu_server)
+        return [coordinator] + [_resources(worker_cpu, self.gpu_per_worker)] * self.workers
 
     @property
     def total(self) -> dict[str, float]:
-        """What one trial takes in all."""
-        gpu = self.gpu_server + self.workers * self.gpu_per_worker
-        return _without_zeros({"CPU": float(self.threads * self.workers), "GPU": gpu})
+        """Resources of the whole slot."""
+        return _resources(self.threads * self.workers, self.gpu_server + self.workers * self.gpu_per_worker)
 
 
-def slot(runtime: Runtime, *, clients: int, nodes: Sequence[Mapping[str, float]]) -> Slot:
-    """The slot of a sweep whose largest trial has this many clients: by default with as many workers as fit on these
-    nodes beside the coordinator."""
+def _resources(cpu: float, gpu: float) -> dict[str, float]:
+    return {"CPU": float(cpu), "GPU": gpu} if gpu else {"CPU": float(cpu)}
+
+
+def slot(runtime: Runtime, *, clients: int, nodes: Sequence[Resources]) -> Slot:
+    """Return the slot of a sweep whose largest trial has this many clients.
+
+    `runtime.workers` defaults to as many workers as fit on these nodes beside the coordinator.
+    """
 
     def of(workers: int) -> Slot:
-        return Slot(min(workers, clients), runtime.threads, runtime.worker_share, runtime.gpu_server)
+        return Slot(min(workers, clients), runtime.threads, runtime.gpu_per_worker, runtime.gpu_server)
 
     if runtime.workers is not None:
         return of(runtime.workers)
     most = min(clients, int(sum(node.get("CPU", 0.0) for node in nodes) / runtime.threads))
     shapes = (of(workers) for workers in range(most, 1, -1))
-    return next((shape for shape in shapes if _place(shape.bundles, [dict(node) for node in nodes])), of(1))
+    return next((shape for shape in shapes if _place(shape.bundles, _free(nodes))), of(1))
 
 
-def fitting(slot: Slot, nodes: Sequence[Mapping[str, float]]) -> int:
-    """How many such slots fit on these nodes at once.
-
-    Raises ValueError if none does, saying what is needed and what there is.
-    """
-    count = _count(slot, nodes)
+def fitting(slot: Slot, nodes: Sequence[Resources]) -> int:
+    """Return how many such slots fit on these nodes at once. Raises ValueError if none does."""
+    count = _count(slot, _free(nodes))
     if count == 0:
-        total = total_of(nodes)
         raise ValueError(
             f"one trial needs {say(slot.total)} ({slot.workers} workers with {say(slot.bundles[1])} each), "
-            f"but the cluster has {say(total)} on {len(nodes)} node(s): lower runtime.workers, runtime.threads "
-            "or the GPU shares"
+            f"but the cluster has {say(total_of(nodes))} on {len(nodes)} node(s): lower runtime.workers, "
+            "runtime.threads or the GPU shares"
         )
     return count
 
 
-def share(
-    slot: Slot, nodes: Sequence[Mapping[str, float]], others: Sequence[tuple[str, Sequence[Mapping[str, float]]]]
-) -> int:
-    """How many such slots are a sweep's own on these nodes, beside other jobs with these (job, bundles): all that they
-    leave, or an equal part where they leave less. What fits nowhere beside the rest takes nothing."""
-    free, beside = [dict(node) for node in nodes], set()
+def share(slot: Slot, nodes: Sequence[Resources], others: Sequence[tuple[str, Sequence[Resources]]]) -> int:
+    """Return how many such slots this sweep may use beside other jobs with these (job, bundles).
+
+    It may use all slots that the other jobs leave free, and at least an equal part. A job with no bundles that fit
+    does not count.
+    """
+    free, jobs = _free(nodes), set()
     for job, bundles in others:
-        tried = [dict(node) for node in free]
-        if _place(bundles, tried):
-            free = tried
-            beside.add(job)
-    return max(_count(slot, free), math.ceil(_count(slot, nodes) / (1 + len(beside))))
+        remaining = [dict(node) for node in free]
+        if _place(bundles, remaining):
+            free = remaining
+            jobs.add(job)
+    return max(_count(slot, free), math.ceil(_count(slot, _free(nodes)) / (1 + len(jobs))))
 
 
-def _count(slot: Slot, nodes: Sequence[Mapping[str, float]]) -> int:
-    free = [dict(node) for node in nodes]
-    count = 0
-    while count < 1000 and _place(slot.bundles, free):
-        count += 1
-    return count
+def unplaced(bundles: Sequence[Resources], nodes: Sequence[Resources]) -> int:
+    """Return how many of these equal bundles do not fit on the nodes."""
+    free = _free(nodes)
+    return sum(not _place([bundle], free) for bundle in bundles)
+
+
+def _free(nodes: Sequence[Resources]) -> list[dict[str, float]]:
+    """Copies of the nodes' resources, in which each GPU is a resource of its own."""
+    free = []
+    for node in nodes:
+        gpus = {f"GPU {i}": 1.0 for i in range(int(node.get("GPU", 0.0)))}
+        free.append({k: v for k, v in node.items() if k != "GPU"} | gpus)
+    return free
+
+
+def _place(bundles: Sequence[Resources], free: Sequence[dict[str, float]]) -> bool:
+    """Take each bundle from the first node on which it fits; False once one fits on none."""
+    return all(any(_take(bundle, node) for node in free) for bundle in bundles)
+
+
+def _take(bundle: Resources, node: dict[str, float]) -> bool:
+    """Take a bundle from a node if it fits. Ray takes a fraction of a GPU from one device, the fullest that has it."""
+    gpu = bundle.get("GPU", 0.0)
+    devices = [name for name in node if name.startswith("GPU ") and node[name] + ROUNDING >= gpu]
+    device = min(devices, key=node.__getitem__, default="GPU")
+    needed = {device if name == "GPU" else name: amount for name, amount in bundle.items()}
+    if any(node.get(name, 0.0) + ROUNDING < amount for name, amount in needed.items()):
+        return False
+    for name, amount in needed.items():
+        node[name] -= amount
+    return True
+
+
+def _count(slot: Slot, free: Sequence[Resources]) -> int:
+    left = [dict(node) for node in free]
+    return next((count for count in range(MAX_SLOTS) if not _place(slot.bundles, left)), MAX_SLOTS)
 
 
 def this_machine() -> dict[str, float]:
-    """What a Ray that is started here will offer."""
+    """Return the resources that a Ray started on this machine offers."""
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     return {"CPU": float(os.cpu_count() or 1), "GPU": float(gpus)}
 
 
 def cap_memory(share: float) -> None:
-    """Keep this process to its share of the GPU's memory, so that one client cannot starve its neighbours.
+    """Limit this process to its share of the GPU's memory, so that it cannot starve the other processes on it.
 
-    A process without a share is kept off the GPU: Ray no longer hides GPUs from actors that asked for none. Raises
-    ValueError for a share that is too small for any tensor.
+    With share 0 the process is kept off the GPU: Ray does not hide GPUs from actors that ask for none.
+
+    Raises:
+        ValueError: This process has a share but sees no CUDA device, or the share is too small for any tensor.
     """
-    if share == 0 and not torch.cuda.is_initialized():
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    if 0 < share < 1 and torch.cuda.is_available():
+    if share == 0:
+        if not torch.cuda.is_initialized():
+            os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        return
+    if not torch.cuda.is_available():
+        raise ValueError(
+            f"a GPU share of {share:g} is set, but this process sees no CUDA device: set runtime.gpu_per_worker and "
+            "runtime.gpu_server to 0 to compute on the CPU"
+        )
+    if share < 1:
         total = torch.cuda.get_device_properties(0).total_memory
-        if not (left := allowed(share, total)):
+        left = int(share * total) - CUDA_CONTEXT_BYTES
+        if left <= 0:
             raise ValueError(
-                f"{share:g} of a GPU is {share * total / 2**30:.2g} GB, and CUDA alone takes {CONTEXT / 2**30:.2g} GB "
-                "of each process: give it a larger share"
+                f"a GPU share of {share:g} is {share * total / 2**30:.2g} GB, but CUDA itself takes "
+                f"{CUDA_CONTEXT_BYTES / 2**30:.2g} GB of each process: raise the share"
             )
         torch.cuda.set_per_process_memory_fraction(left / total, 0)
 
 
-def allowed(share: float, total: int) -> int:
-    """How many bytes torch may take of this share of a GPU of `total` bytes; 0: CUDA itself takes all of it."""
-    return max(0, int(share * total) - CONTEXT)
-
-
 def storage_is_shared(folder: Path, among: Collection[str] | None = None) -> None:
-    """Read a nonce back from every node, or from those with these ids. Raises ValueError naming the node that does not
-    see the folder, or the bucket for which it is."""
+    """Read a nonce back from every node, or from those with these ids. Raises ValueError naming the node that fails."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    there, name, nonce = shared(folder, 0), f".nonce-{uuid.uuid4().hex[:8]}", uuid.uuid4().hex.encode()
-    there.put(name, nonce)
+    storage, name, nonce = shared(folder, 0), f".nonce-{uuid.uuid4().hex[:8]}", uuid.uuid4().hex.encode()
+    storage.put(name, nonce)
 
-    def found(read: Callable[[], bytes | None]) -> bytes | None:  # Of a folder it imports nothing of the house there.
+    def read_nonce(read: Callable[[], bytes | None]) -> bytes | None:  # Nodes import nothing of raydiff for a folder.
         with contextlib.suppress(FileNotFoundError):
             return read()
         return None
 
-    task, read = ray.remote(num_cpus=0)(found), there.reading(name)
+    task, read = ray.remote(num_cpus=0)(read_nonce), storage.reading(name)
     try:
         for node in (n for n in ray.nodes() if n["Alive"] and (among is None or n["NodeID"] in among)):
-            where = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+            on_node = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
             with in_one_sentence():
-                if ray.get(task.options(scheduling_strategy=where).remote(read), timeout=120) == nonce:
+                if ray.get(task.options(scheduling_strategy=on_node).remote(read), timeout=120) == nonce:
                     continue
-            raise ValueError(there.unseen(node["NodeManagerAddress"]))
+            raise ValueError(storage.unseen(node["NodeManagerAddress"]))
     finally:
-        there.remove([name])
-
-
-def called(work: Callable[[], T], *, threads: int, gpu: float) -> T:
-    """What this gives as a task on the cluster that has been joined; where there is none, in this process.
-
-    Raises ValueError where it does.
-    """
-    import ray
-
-    if not ray.is_initialized():
-        return work()
-    with in_one_sentence():
-        found: T = ray.get(ray.remote(num_cpus=threads, num_gpus=gpu, max_retries=0)(_call).remote(work))
-        return found
-
-
-def _call(work: Callable[[], Any]) -> Any:
-    return work()
+        storage.remove([name])
 
 
 @contextlib.contextmanager
 def in_one_sentence() -> Iterator[None]:
-    """Within, a ValueError or OSError of a task is a ValueError in its own words, without the task's traceback."""
+    """Turn a ValueError or OSError of a Ray task into a ValueError without the task's traceback."""
     from ray.exceptions import RayTaskError
 
     try:
@@ -188,32 +205,11 @@ def in_one_sentence() -> Iterator[None]:
         raise
 
 
-def unplaced(bundles: Sequence[Mapping[str, float]], nodes: Sequence[Mapping[str, float]]) -> int:
-    """How many of these equal bundles find no room on the nodes."""
-    free = [dict(node) for node in nodes]
-    return sum(not _place([bundle], free) for bundle in bundles)
-
-
-def _place(bundles: Sequence[Mapping[str, float]], free: list[dict[str, float]]) -> bool:
-    """Take the bundles from the first nodes that have room; False (and nothing useful taken) when one finds none."""
-    for bundle in bundles:
-        node = next((n for n in free if all(n.get(k, 0.0) + 1e-9 >= v for k, v in bundle.items())), None)
-        if node is None:
-            return False
-        for k, v in bundle.items():
-            node[k] -= v
-    return True
-
-
-def _without_zeros(resources: Mapping[str, float]) -> dict[str, float]:
-    return {k: v for k, v in resources.items() if v > 0}
-
-
-def total_of(nodes: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """What all nodes have together."""
+def total_of(nodes: Sequence[Resources]) -> dict[str, float]:
+    """Return the CPUs and GPUs of all nodes together."""
     return {k: sum(node.get(k, 0.0) for node in nodes) for k in ("CPU", "GPU")}
 
 
-def say(resources: Mapping[str, float]) -> str:
-    """ "2 CPU and 0.5 GPU"."""
+def say(resources: Resources) -> str:
+    """Format resources as "2 CPU and 0.5 GPU"."""
     return " and ".join(f"{v:g} {k}" for k, v in resources.items())

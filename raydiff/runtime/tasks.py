@@ -1,6 +1,8 @@
-"""Numbered pieces of work on a Ray cluster, such as the parts of a data set or shadow models: each worker opens what it
-works on once, and does the pieces that it is dealt. They are those of one process: a piece has streams of its own, and
-what it makes lies in the storage."""
+"""Numbered tasks on a Ray cluster: the parts of a generated data set, and shadow models.
+
+Each worker opens the trial once. A task has random streams of its own and writes its result to the storage, so results
+are those of one process.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +25,11 @@ from raydiff.results.shadows import Attacked, open_attacked
 from raydiff.runtime.slots import cap_memory, in_one_sentence, say, storage_is_shared, unplaced
 
 Do = Callable[[int], object]
-RESTARTS = 3  # of a worker that died, and of the piece that it was at
+RESTARTS = 3  # of a worker that died, and of its current task
 
 
 def of_samples(workers: int, nodes: Sequence[Mapping[str, float]]) -> Spread:
-    """Parts over so many workers on these nodes, on the kind of device that this process has: GPUs are shared among
-    them."""
+    """Return what writes parts with so many workers on these nodes, which share the GPUs if this process has one."""
 
     def spread(make: Maker, parts: Sequence[int]) -> Iterator[int]:
         trial, out = make.finished.trial, make.out.absolute()
@@ -38,7 +39,7 @@ def of_samples(workers: int, nodes: Sequence[Mapping[str, float]]) -> Spread:
         gpu = _share(count, nodes) if device().type == "cuda" else 0.0
         needed = _needed(trial.experiment.runtime.threads, gpu)
         if left := unplaced([needed] * count, nodes):
-            raise ValueError(f"{count} workers were asked for, but the nodes have room for {count - left}: --workers")
+            raise ValueError(f"--workers is {count}, but only {count - left} fit on the nodes")
         opened = functools.partial(_writer, trial.folder, make.source.client, out, make.request)
         yield from _done(opened, parts, needed, workers=count, nodes=nodes, folders=(trial.sweep, out))
 
@@ -46,12 +47,12 @@ def of_samples(workers: int, nodes: Sequence[Mapping[str, float]]) -> Spread:
 
 
 def of_shadows(attacked: Attacked, *, workers: int, nodes: Sequence[Mapping[str, float]]) -> Iterator[int]:
-    """Train all shadows, as many at a time as were asked for and fit; gives each one's number when it is in the cache.
+    """Train all shadow models with up to `workers` workers, and yield each one's number when it is in the cache.
 
-    Raises ValueError where no node has room for one, and where a training fails.
+    Raises ValueError if no worker fits on a node, or a training fails.
     """
     trial, request = attacked.finished.trial, attacked.request
-    needed = _needed(trial.experiment.runtime.threads, trial.experiment.runtime.worker_share)  # as the trial's workers
+    needed = _needed(trial.experiment.runtime.threads, trial.experiment.runtime.gpu_per_worker)
     most = min(workers, request.shadows)
     count = most - unplaced([needed] * most, nodes)
     if not count:
@@ -60,17 +61,17 @@ def of_shadows(attacked: Attacked, *, workers: int, nodes: Sequence[Mapping[str,
     yield from _done(opened, range(request.shadows), needed, workers=count, nodes=nodes, folders=(trial.sweep,))
 
 
-class _Hand:
-    """One worker."""
-
+class _TaskWorker:
     def __init__(self, opened: Callable[[], Do], gpu: float) -> None:
         process.begin()
-        cap_memory(gpu)
-        self._opened = functools.cache(opened)  # Where it fails, the piece does.
+        self._open, self._gpu = opened, gpu
+        self._do: Do | None = None
 
     def do(self, number: int) -> int:
-        """Do a piece, and give its number."""
-        self._opened()(number)
+        if self._do is None:  # Not in `__init__`: Ray reports errors of tasks only in one sentence.
+            cap_memory(self._gpu)
+            self._do = self._open()
+        self._do(number)
         return number
 
 
@@ -83,19 +84,21 @@ def _done(
     nodes: Sequence[Mapping[str, float]],
     folders: Sequence[Path],
 ) -> Iterator[int]:
-    """The numbers of the pieces as they are done. Raises ValueError where one fails, where a worker is lost, and where
-    not all nodes share the folders."""
+    """Yield the numbers of the tasks as they finish.
+
+    Raises ValueError if one fails, a worker is lost, or a node does not see the folders.
+    """
     for folder in folders if len(nodes) > 1 else ():
         storage_is_shared(folder)
-    gpu = needed.get("GPU", 0.0)
-    hand = ray.remote(num_cpus=needed["CPU"], num_gpus=gpu, max_restarts=RESTARTS, max_task_retries=RESTARTS)(_Hand)
-    pool = ActorPool([hand.remote(opened, gpu) for _ in range(workers)])
+    cpu, gpu = needed["CPU"], needed.get("GPU", 0.0)
+    actor = ray.remote(num_cpus=cpu, num_gpus=gpu, max_restarts=RESTARTS, max_task_retries=RESTARTS)(_TaskWorker)
+    pool = ActorPool([actor.remote(opened, gpu) for _ in range(workers)])
     try:
         with in_one_sentence():
             yield from pool.map_unordered(lambda one, number: one.do.remote(number), list(numbers))
     except RayActorError as e:
         cause = getattr(e, "cause", None)
-        raise ValueError(f"a worker was lost ({cause or 'it died'}): the same command goes on with what is left") from e
+        raise ValueError(f"a worker was lost ({cause or 'it died'}): run the same command to continue") from e
 
 
 def _writer(trial: Path, client: int | None, out: Path, request: Request) -> Do:

@@ -34,8 +34,7 @@ from raydiff.experiment import overrides
 from raydiff.experiment import trial as trials
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.trial import Trial, cut_short
-from raydiff.runtime import device_faults as lost
-from raydiff.runtime import failures, gpu_memory, search, sweep_folder
+from raydiff.runtime import device_faults, failures, gpu_memory, search, sweep_folder
 from raydiff.runtime.actors import RayExecutor, WorkersLost, start_workers
 from raydiff.runtime.cluster import NODE, grows, nodes
 from raydiff.runtime.concurrency import GPU_LOST, ConcurrencyController, LimitedSearcher
@@ -63,6 +62,7 @@ class Federation(tune.Trainable):
 
     _credentials: StorageCredentials | None = None
     _results: Iterator[dict[str, Any]]
+    _round: int
     _trial: Trial | None
 
     def setup(self, config: dict[str, Any], credentials: StorageCredentials | None = None) -> None:
@@ -88,13 +88,13 @@ class Federation(tune.Trainable):
             result = next(self._results)
         except (WorkersLost, LeaseLost):
             raise
-        except lost.GpuLost as e:
+        except device_faults.GpuLost as e:
             result = {"finished": False, "round": self._round, GPU_LOST: (e.node, str(failures.cause(e)))}
             self._results = itertools.repeat(result)
         except torch.OutOfMemoryError as e:
             number, share = self._round + 1, self._gpu_server
-            slice_ = gpu_memory.exceeded("the server", number, "gpu_server", share) if share else e
-            result = failures.failure_result(self._trial, slice_)
+            error = gpu_memory.OutOfMemory("the server", number, "gpu_server", share) if share else e
+            result = failures.failure_result(self._trial, error)
         except Exception as e:
             result = failures.failure_result(self._trial, e)
         self._round = result.get("round", self._round)
@@ -121,8 +121,8 @@ class Federation(tune.Trainable):
             self._trial = trials.open_trial(experiment, self._trial.sweep, self._trial.owner)
         else:
             trials.begin(self._trial)
-        lost.check_gpu(self._gpu_server)
-        with lost.ending(self._trial.folder, "the coordinator"):
+        device_faults.check_gpu(self._gpu_server)
+        with device_faults.exit_on_device_error(self._trial.folder, "the coordinator"):
             cap_memory(self._gpu_server)
             pool = RayExecutor(self._workers, self._trial, gpu=self._gpu)
             for result in trials.run(self._trial, pool):
@@ -132,20 +132,6 @@ class Federation(tune.Trainable):
 def slot_of(plan: Planned, nodes: Sequence[Mapping[str, float]]) -> Slot:
     """The slot that holds each of the plan's trials."""
     return slot(plan.base.runtime, clients=max(e.clients for e in (plan.base, *plan.trials)), nodes=nodes)
-
-
-def sized(plan: Planned, nodes: Sequence[Mapping[str, float]], *, share: float | None = None) -> Planned:
-    """The same, with a number where the base's `runtime.gpu_per_worker` is auto: the share given, or one measured now.
-
-    Raises ValueError where it cannot be measured.
-    """
-    if plan.base.runtime.gpu_per_worker != "auto":
-        return plan
-    if share is None:
-        share, says = gpu_memory.measure(plan.trials or [plan.base], nodes)
-        print(says, flush=True)
-    base, *trials = (overrides.override(e, {"runtime.gpu_per_worker": share}) for e in (plan.base, *plan.trials))
-    return replace(plan, base=base, trials=tuple(trials))
 
 
 def check(plan: Planned, nodes: Sequence[Mapping[str, float]]) -> Slot:
@@ -250,8 +236,8 @@ def _close(plan: Planned, progress: Progress, *, out_of_time: bool) -> None:
         readable.get_sweep(plan.folder)
     for digest in sweep_folder.open_ended(plan.folder):
         folder = plan.folder / "trials" / digest
-        words = lost.last_words(folder)
-        outcome, reason = "killed", "its processes were lost" + (f": {words}" if words else "")
+        fault = device_faults.last_reason(folder)
+        outcome, reason = "killed", "its processes were lost" + (f": {fault}" if fault else "")
         if progress.interrupted:
             reason = "interrupted"
         elif digest in progress.stopped or out_of_time:

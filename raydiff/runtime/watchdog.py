@@ -1,7 +1,7 @@
-"""A worker of which nothing is heard hangs: it is killed, and is then lost like any that has died.
+"""Watchdog: kill a worker that sends no heartbeat; it then counts as dead.
 
-Heard is a message, or that its process goes on with what it is at (`federated.heartbeat`): a step of a training, a
-piece of what is computed otherwise. So a training may take for ever, as long as it takes steps.
+A message from the worker is a heartbeat, and so is each step of a training or piece of another computation
+(`federated.heartbeat`). A training may take any time as long as it takes steps.
 """
 
 from __future__ import annotations
@@ -16,51 +16,62 @@ import ray
 
 from raydiff.experiment.config import Runtime
 from raydiff.federated import heartbeat
-from raydiff.runtime import device_faults as lost
+from raydiff.runtime import device_faults
 
-LOOKS = 8  # in the time that a worker may be silent
-LOOK_S = 30.0  # between two of them at most
-KILLING_S = 30.0  # What it may take until a process is gone: one that is stopped takes Ray 6 s.
+CHECKS = 8  # checks per timeout
+CHECK_S = 30.0  # longest time between two checks
+KILL_S = 30.0  # time for a killed process to end: Ray takes 6 s for a stopped one
 
 
 class HeartbeatMonitor:
-    """Waits for what a trial's workers send. Only time in which it waits counts as silence."""
+    """Waits for the workers of one trial, and kills those without a heartbeat.
+
+    Only time spent waiting counts as silence.
+    """
 
     def __init__(self, workers: Sequence[Any], folder: Path, runtime: Runtime) -> None:
         self._workers, self._folder = workers, folder
-        self._seconds, self._hosting_s = runtime.client_timeout_s, max(runtime.client_timeout_s, runtime.revive_s)
-        self.names: dict[int, str] = {}  # Of the workers' processes, as `heartbeat` calls them.
-        self._silent = dict.fromkeys(range(len(workers)), 0.0)
-        self._signs: dict[int, object] = {}  # The latest that each has given.
-        self.killed = set[int]()  # Workers of which it was told why, and that are not noticed to be gone yet.
+        self._timeout_s = runtime.client_timeout_s
+        self._start_timeout_s = max(runtime.client_timeout_s, runtime.revive_s)
+        self.names: dict[int, str] = {}  # worker -> its process's name in `heartbeat`
+        self.killed = set[int]()  # Workers that were killed but whose death Ray has not reported yet.
+        self._silent_s = dict.fromkeys(range(len(workers)), 0.0)
+        self._last: dict[int, object] = {}
 
-    def first(self, asked: Mapping[Any, int], at: Callable[[int], str], seconds: float = math.inf) -> Any:
-        """The first that is there, or that is lost, of what workers were `asked` for: reference or stream -> which
-        worker's. None after so many seconds. `at` says in words what a worker is at."""
+    def first(self, pending: Mapping[Any, int], task: Callable[[int], str], seconds: float = math.inf) -> Any:
+        """Return the first of the pending references or streams that is ready or lost.
+
+        Args:
+            pending: Reference or stream -> the worker that it comes from.
+            task: Describes what a worker is computing.
+            seconds: How long to wait.
+
+        Returns:
+            The reference or stream; None if the time is over.
+        """
         began = last = time.monotonic()
         while True:
             left = max(0.0, began + seconds - last)
-            ready, _ = ray.wait(list(asked), timeout=min(left, LOOK_S, self._seconds / LOOKS))
+            ready, _ = ray.wait(list(pending), timeout=min(left, CHECK_S, self._timeout_s / CHECKS))
             before, last = last, time.monotonic()
             if ready:
-                self._silent[asked[ready[0]]] = 0.0
+                self._silent_s[pending[ready[0]]] = 0.0
                 return ready[0]
             if last - began >= seconds:
                 return None
-            for i in asked.values():
-                self._listen(i, last - before, at)
+            for i in pending.values():
+                self._check(i, last - before, task)
 
-    def _listen(self, i: int, seconds: float, at: Callable[[int], str]) -> None:
-        hosts = i in self.names  # Before that its process may be starting still.
-        sign, most = None, self._seconds if hosts else self._hosting_s
-        if hosts:
-            sign = heartbeat.sign(self._folder, self.names[i])
-        self._silent[i] = self._silent[i] + seconds if sign == self._signs.get(i) else 0.0
-        self._signs[i] = sign
-        if self._silent[i] < most:
+    def _check(self, i: int, seconds: float, task: Callable[[int], str]) -> None:
+        latest, timeout_s = None, self._start_timeout_s  # A worker without a name may still be starting.
+        if i in self.names:
+            latest, timeout_s = heartbeat.sign(self._folder, self.names[i]), self._timeout_s
+        self._silent_s[i] = self._silent_s[i] + seconds if latest == self._last.get(i) else 0.0
+        self._last[i] = latest
+        if self._silent_s[i] < timeout_s:
             return
-        self._silent[i] = -KILLING_S
-        why = f"nothing was heard of it for {most:g} s (runtime.client_timeout_s), {at(i)}"
-        lost.tell(self._folder, f"worker {i}: {why}")
+        self._silent_s[i] = -KILL_S
+        reason = f"no heartbeat for {timeout_s:g} s (runtime.client_timeout_s), {task(i)}"
+        device_faults.record(self._folder, f"worker {i}: {reason}")
         self.killed.add(i)
         ray.kill(self._workers[i], no_restart=False)

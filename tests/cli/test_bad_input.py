@@ -259,20 +259,6 @@ def test_other_code_is_refused_by_file_name(tmp_path, monkeypatch):
         sweep_folder.plan(at, trials=[], space={}, search="grid", resume=True)
 
 
-def test_another_version_resumes_and_says_so_once(tmp_path, monkeypatch, capsys):
-    at, none = tmp_path / "sweeps" / "mine", {"trials": [], "space": {}, "search": "grid"}
-    first = sweep_folder.plan(at, **none, resume=False)
-    sweep_folder.write(at, first, SECRET)
-    monkeypatch.setattr(sweep_folder.raydiff, "__version__", "9.9")
-    monkeypatch.setattr(sweep_folder, "_code", lambda: {"tree.py": "other"})
-    then = sweep_folder.plan(at, **none, resume=True)
-    assert f"under other code, by raydiff {first['version']}, and this is 9.9" in capsys.readouterr().out
-    assert then["id"] == first["id"] and (then["version"], then["code"]) == ("9.9", {"tree.py": "other"})
-    assert then["before"] == [{"version": first["version"], "code": first["code"], "both": []}]
-    sweep_folder.write(at, then, SECRET)
-    assert sweep_folder.plan(at, **none, resume=True) == then and not capsys.readouterr().out
-
-
 def test_resuming_runs_again_what_did_not_end_by_itself(tmp_path):
     import json
 

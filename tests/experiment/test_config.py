@@ -354,6 +354,7 @@ def test_what_cannot_be_is_refused_in_one_line(tiny: Experiment, path: str, text
         ("method.local.steps", -1),
         ("method.model.network.width", 0),
         ("runtime.threads", 0),
+        ("runtime.server_workers", 0),
         ("runtime.workers", 0),
         ("runtime.gpu_server", 1.5),
         ("runtime.gpu_per_worker", -1.0),

@@ -10,6 +10,7 @@ import signal
 import stat
 
 import pytest
+import ray
 import torch
 
 from raydiff import tree
@@ -18,22 +19,24 @@ from raydiff.evaluation.suite import Evaluation
 from raydiff.experiment import trial
 from raydiff.experiment.config import Experiment, Runtime
 from raydiff.experiment.trial import Trial
+from raydiff.federated.client import Failed
 from raydiff.federated.rounds import rounds
 from raydiff.federated.sums import UploadValidator
 from raydiff.methods._averaging import Averaging
 from raydiff.methods.dpsgd import DPSGD
 from raydiff.methods.fedavg import FedAvg
 from raydiff.methods.localonly import LocalOnly
-from raydiff.methods.moon import Moon
 from raydiff.methods.scaffold import Scaffold
-from raydiff.methods.sharedrep import SharedRep
 from raydiff.models.ddpm import DDPM, Sampling
 from raydiff.models.networks import MLP
 from raydiff.models.training import Training
 from raydiff.papers.pfdm.method import PFDM
 from raydiff.papers.spire.method import SPIRE
 from raydiff.privacy.client_level import ClientPrivacy
-from raydiff.runtime import device_faults as lost
+from raydiff.privacy.release import disclose
+from raydiff.runtime import device_faults
+from raydiff.runtime.actors import RayExecutor, WorkerCrashLoop, start_workers
+from raydiff.runtime.slots import Slot
 
 pytestmark = pytest.mark.ray
 
@@ -49,9 +52,7 @@ METHODS = {
     "shared noise": FedAvg(model=MODEL, rounds=2, local=TRAINING, sampling=DDIM, averaging=SHARED),
     "localonly": LocalOnly(model=MODEL, local=TRAINING, sampling=DDIM),
     "spire": SPIRE(model=MODEL, rounds=2, local=TRAINING, sampling=DDIM),
-    "sharedrep": SharedRep(model=MODEL, rounds=2, local=TRAINING, sampling=DDIM),
     "scaffold": Scaffold(model=MODEL, rounds=2, local=dataclasses.replace(TRAINING, optimizer="sgd"), sampling=DDIM),
-    "moon": Moon(model=MODEL, rounds=3, local=TRAINING, sampling=DDIM),
     "dpsgd": DPSGD(model=MODEL, rounds=2, local=TRAINING, sampling=DDIM),
 }
 SECRET = "00112233445566778899aabbccddeeff"
@@ -69,6 +70,12 @@ def experiment(method, clients: int) -> Experiment:
     )
 
 
+def with_method(this: Trial, method) -> Trial:
+    """The same trial with a method of a test, which workers get by value."""
+    type(method).__module__ = FedAvg.__module__  # A config can name methods of raydiff only.
+    return dataclasses.replace(this, experiment=dataclasses.replace(this.experiment, method=method))
+
+
 def last(pool, this: Trial):
     """The run's last progress on this pool."""
     *_, end = rounds(this.experiment.method, pool, keys=this.keys, store=this.store)
@@ -78,8 +85,6 @@ def last(pool, this: Trial):
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize(("clients", "share"), [(2, 1), (4, 4)], ids=["1-per-worker", "4-per-worker"])
 def test_ray_gives_the_bits_of_one_process(tmp_path, workers, name, clients, share):
-    from raydiff.runtime.actors import RayExecutor
-
     here = trial.open_trial(experiment(METHODS[name], clients), tmp_path / "local")
     there = trial.open_trial(experiment(METHODS[name], clients), tmp_path / "ray")
     local = last(trial.local_executor(here), here)
@@ -91,11 +96,6 @@ def test_ray_gives_the_bits_of_one_process(tmp_path, workers, name, clients, sha
 @pytest.mark.slow
 def test_however_many_workers_there_are_the_bits_are_those_of_one_process(tmp_path, workers):
     """Five rounds of nine clients that are dealt to one worker, two, three and four."""
-    import ray
-
-    from raydiff.runtime.actors import RayExecutor, start_workers
-    from raydiff.runtime.slots import Slot
-
     method = FedAvg(model=MODEL, rounds=5, local=Training(steps=10, batch=8), sampling=DDIM)
     here = trial.open_trial(experiment(method, 9), tmp_path / "local")
     expected = tree.digest(last(trial.local_executor(here), here).server)
@@ -111,8 +111,6 @@ def test_however_many_workers_there_are_the_bits_are_those_of_one_process(tmp_pa
 
 def test_clients_in_lock_step_share_a_worker(tmp_path, workers):
     """The same cohort has the same bits in an actor as in one process. Halved over two it is equal to rounding."""
-    from raydiff.runtime.actors import RayExecutor
-
     ends = []
     for name, share in (("local", None), ("ray", 1), ("both", 2)):
         vectorized = experiment(METHODS["fedavg"], 4)
@@ -125,8 +123,6 @@ def test_clients_in_lock_step_share_a_worker(tmp_path, workers):
 
 
 def test_newcomers_in_actors_are_measured_as_in_one_process(tmp_path, workers):
-    from raydiff.runtime.actors import RayExecutor
-
     method = SPIRE(model=MODEL, rounds=1, local=TRAINING, joining=TRAINING, sampling=DDIM)
     late = dataclasses.replace(
         experiment(method, 2),
@@ -144,8 +140,6 @@ def test_newcomers_in_actors_are_measured_as_in_one_process(tmp_path, workers):
 
 
 def test_a_second_trial_in_warm_workers_equals_it_alone(tmp_path, workers):
-    from raydiff.runtime.actors import RayExecutor
-
     first = trial.open_trial(experiment(METHODS["fedavg"], 3), tmp_path / "warm")
     last(RayExecutor(workers, first), first)
     second = trial.open_trial(experiment(METHODS["pfdm"], 4), tmp_path / "warm")
@@ -155,10 +149,6 @@ def test_a_second_trial_in_warm_workers_equals_it_alone(tmp_path, workers):
 
 
 def test_a_killed_worker_is_hosted_again_and_resends_its_stored_bytes(tmp_path, workers):
-    import ray
-
-    from raydiff.runtime.actors import RayExecutor
-
     this = trial.open_trial(experiment(METHODS["pfdm"], 4), tmp_path)
     pool = RayExecutor(workers, this)
     stream = pool.run(pool.clients, {}, 0)
@@ -176,8 +166,6 @@ def test_a_killed_worker_is_hosted_again_and_resends_its_stored_bytes(tmp_path, 
 
 def test_what_clients_in_actors_keep_is_their_users_alone(tmp_path, workers):
     """Ray's processes, which an administrator may have started, have another umask than a job sets."""
-    from raydiff.runtime.actors import RayExecutor
-
     this = trial.open_trial(experiment(METHODS["spire"], 2), tmp_path)
     last(RayExecutor(workers, this), this)
     kept = list((this.folder / "clients").iterdir())
@@ -186,10 +174,6 @@ def test_what_clients_in_actors_keep_is_their_users_alone(tmp_path, workers):
 
 @pytest.mark.survival
 def test_a_worker_that_was_restarted_between_rounds_is_hosted_again(tmp_path, workers):
-    import ray
-
-    from raydiff.runtime.actors import RayExecutor
-
     this = trial.open_trial(experiment(METHODS["fedavg"], 2), tmp_path / "killed")
     pool = RayExecutor(workers, this)
     results = rounds(this.experiment.method, pool, keys=this.keys, store=this.store)
@@ -202,9 +186,6 @@ def test_a_worker_that_was_restarted_between_rounds_is_hosted_again(tmp_path, wo
 
 def test_a_diverging_client_is_named(tmp_path, workers):
     """Both of them diverge; whoever is first to say so is named."""
-    from raydiff.federated.client import Failed
-    from raydiff.runtime.actors import RayExecutor
-
     wild = dataclasses.replace(METHODS["fedavg"], local=Training(steps=4, batch=8, learning_rate=1e30))
     this = trial.open_trial(experiment(wild, 2), tmp_path)
     with pytest.raises(Failed, match=r"client [01], in round \d: the loss became (nan|inf) at step \d"):
@@ -212,9 +193,6 @@ def test_a_diverging_client_is_named(tmp_path, workers):
 
 
 def test_bad_clients_are_rejected_as_in_one_process(tmp_path, workers):
-    from raydiff.privacy.release import disclose
-    from raydiff.runtime.actors import RayExecutor
-
     class Betrayed(FedAvg):
         def local_update(self, server, state, data, rnd):
             result = super().local_update(server, state, data, rnd)
@@ -222,13 +200,11 @@ def test_bad_clients_are_rejected_as_in_one_process(tmp_path, workers):
             sends = dict(zip(firsts, [result.release.value, lost], strict=False))
             return dataclasses.replace(result, release=sends.get(int(data.numbers[0]), result.release))
 
-    Betrayed.__module__ = FedAvg.__module__  # On disk it is one of raydiff's; workers get it by value.
     found = []
     for name in ("local", "ray"):
         this = trial.open_trial(experiment(METHODS["fedavg"], 4), tmp_path / name)
         firsts = [int(client.data.numbers[0]) for client in trial.make_clients(this, (0, 1))]
-        betrayed = Betrayed(model=MODEL, rounds=2, local=TRAINING)
-        this = dataclasses.replace(this, experiment=dataclasses.replace(this.experiment, method=betrayed))
+        this = with_method(this, Betrayed(model=MODEL, rounds=2, local=TRAINING))
         end = last(trial.local_executor(this) if name == "local" else RayExecutor(workers, this), this)
         found.append((tree.digest(end.server), end.ledger, end.rejected, end.metrics))
     assert found[0] == found[1]
@@ -236,8 +212,6 @@ def test_bad_clients_are_rejected_as_in_one_process(tmp_path, workers):
 
 
 def test_states_larger_than_an_inlined_result_arrive_whole(tmp_path, workers):
-    from raydiff.runtime.actors import RayExecutor
-
     wide = FedAvg(model=dataclasses.replace(MODEL, network=MLP(width=256, depth=1)), rounds=1, local=Training(steps=0))
     this = trial.open_trial(experiment(wide, 2), tmp_path)
     server = this.experiment.method.init_server(None, torch.Generator().manual_seed(0))
@@ -249,10 +223,6 @@ def test_states_larger_than_an_inlined_result_arrive_whole(tmp_path, workers):
 
 @pytest.mark.survival
 def test_a_worker_that_dies_idle_is_revived_by_the_next_trial(tmp_path, workers):
-    import ray
-
-    from raydiff.runtime.actors import RayExecutor
-
     ray.kill(workers[1], no_restart=False)
     this = trial.open_trial(experiment(METHODS["localonly"], 2), tmp_path)
     assert [u.client for u, _ in RayExecutor(workers, this).run((0, 1), {}, 0)] == [0, 1]
@@ -269,21 +239,16 @@ def summed(pool, this, server):
 
 @pytest.mark.survival
 def test_a_worker_that_dies_in_a_sum_is_asked_again(tmp_path, workers, monkeypatch):
-    import ray
-
-    from raydiff.runtime.actors import RayExecutor
-
     class Waiting(FedAvg):
         def local_update(self, server, state, data, rnd):
             if int(data.numbers[0]) == first:
                 fcntl.flock((tmp_path / "gate").open(), fcntl.LOCK_SH)
             return super().local_update(server, state, data, rnd)
 
-    Waiting.__module__ = FedAvg.__module__  # On disk it is one of raydiff's; workers get it by value.
     sound = trial.open_trial(experiment(METHODS["fedavg"], 4), tmp_path)
     first = int(trial.make_clients(sound, [1])[0].data.numbers[0])
     method = Waiting(model=MODEL, rounds=2, local=TRAINING)
-    this = dataclasses.replace(sound, experiment=dataclasses.replace(sound.experiment, method=method))
+    this = with_method(sound, method)
     gate, killed, wait = (tmp_path / "gate").open("w"), [], ray.wait
     fcntl.flock(gate, fcntl.LOCK_EX)
     pool, server = RayExecutor(workers, this), method.init_server(None, torch.Generator().manual_seed(0))
@@ -302,16 +267,12 @@ def test_a_worker_that_dies_in_a_sum_is_asked_again(tmp_path, workers, monkeypat
     monkeypatch.setattr(ray, "wait", killing)
     found = summed(pool, this, server)
     assert killed and found == summed(trial.local_executor(sound), sound, server)
-    [says] = lost.words(this.folder)
-    assert says.startswith("worker 1: it died without a word")
+    [says] = device_faults.reasons(this.folder)
+    assert says.startswith("worker 1: it died without a reason")
 
 
 @pytest.mark.parametrize("how", ["run", "sums"])
 def test_an_upload_that_is_lost_with_its_node_is_asked_for_again(tmp_path, workers, monkeypatch, how):
-    import ray
-
-    from raydiff.runtime.actors import RayExecutor
-
     this, get, losses = trial.open_trial(experiment(METHODS["fedavg"], 4), tmp_path), ray.get, []
     pool, server = RayExecutor(workers, this), METHODS["fedavg"].init_server(None, torch.Generator().manual_seed(0))
 
@@ -334,18 +295,15 @@ def test_an_upload_that_is_lost_with_its_node_is_asked_for_again(tmp_path, worke
 
 @pytest.mark.survival
 def test_a_client_that_kills_its_worker_each_time_ends_the_trial(tmp_path, workers):
-    from raydiff.runtime.actors import RayExecutor, WorkerCrashLoop
-
     class Poison(FedAvg):
         def local_update(self, server, state, data, rnd):
             os._exit(1)
 
-    Poison.__module__ = FedAvg.__module__  # On disk it is one of raydiff's; workers get it by value.
     this = trial.open_trial(experiment(METHODS["fedavg"], 2), tmp_path)
     poisoned = Poison(model=MODEL, rounds=2, local=TRAINING)
-    this = dataclasses.replace(this, experiment=dataclasses.replace(this.experiment, method=poisoned))
+    this = with_method(this, poisoned)
     this.folder.mkdir(parents=True)
     pool = RayExecutor(workers[:1], this)
     with pytest.raises(WorkerCrashLoop, match="worker 0 died 4 times before client 0 had its result"):
         list(pool.run((0, 1), poisoned.init_server(None, torch.Generator()), 0))
-    assert len(lost.words(this.folder)) == 4
+    assert len(device_faults.reasons(this.folder)) == 4

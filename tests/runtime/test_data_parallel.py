@@ -1,4 +1,4 @@
-"""A training on several processes takes the steps of one, to rounding."""
+"""Data-parallel training takes the steps of one process, to rounding."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from raydiff.experiment.config import Runtime
 from raydiff.models.ddpm import DDPM
 from raydiff.models.networks import MLP
 from raydiff.models.training import Diverged, Fitted, Task, Training
+from raydiff.runtime.data_parallel import DataParallel, share
 
 MODEL = DDPM(network=MLP(width=16, depth=1), timesteps=20).for_data((1, 8, 8), (10,))
 
@@ -57,10 +58,8 @@ def distance(a: Fitted, b: Fitted) -> float:
 
 
 @pytest.mark.parametrize("training", [None, PASSES])
-def test_a_process_by_itself_does_all(alone: None, training: Training | None) -> None:
+def test_one_process_takes_the_steps_of_the_plain_training(alone: None, training: Training | None) -> None:
     """Without replacement: batches of 17, 17 and 6."""
-    from raydiff.runtime.data_parallel import share
-
     batch = 17 if training else 5
     given, other = task(batch=batch, training=training), task(batch=batch, training=training)
     found = share(given)
@@ -69,9 +68,7 @@ def test_a_process_by_itself_does_all(alone: None, training: Training | None) ->
     assert torch.equal(given.rng.get_state(), other.rng.get_state())
 
 
-def test_a_loss_that_is_no_number_is_told(alone: None) -> None:
-    from raydiff.runtime.data_parallel import share
-
+def test_a_diverged_loss_is_returned(alone: None) -> None:
     given = task(batch=5)
     found = share(replace(given, params={k: v * torch.nan for k, v in given.params.items()}))
     assert isinstance(found, Diverged) and (found.step, str(found)) == (4, "the loss became nan at step 4")
@@ -83,9 +80,7 @@ def test_a_loss_that_is_no_number_is_told(alone: None) -> None:
 def test_three_processes_take_the_steps_of_one(
     workers: object, tmp_path: Path, batch: int, training: Training | None
 ) -> None:
-    """A batch of two: the third has no share of it. So is a pass's last one of a record: 13, 13, 13 and 1."""
-    from raydiff.runtime.data_parallel import DataParallel
-
+    """With a batch of two, or a last one of one (13, 13, 13 and 1), a process has no records."""
     given, other = task(batch=batch, training=training), task(batch=batch, training=training)
     found = DataParallel(Runtime(server_workers=3), tmp_path / "train")(given)
     assert distance(found, other.alone()) < 1e-5
@@ -94,11 +89,6 @@ def test_three_processes_take_the_steps_of_one(
 
 
 @pytest.mark.parametrize("gpu_server", [0.3, 0.5])
-def test_two_cannot_share_a_gpu(gpu_server: float) -> None:
+def test_two_processes_cannot_share_a_gpu(gpu_server: float) -> None:
     with pytest.raises(ValueError, match=r"gpu_server must be 0 or above 0.5 with server_workers"):
         Runtime(server_workers=2, gpu_server=gpu_server)
-
-
-def test_fewer_than_one() -> None:
-    with pytest.raises(ValueError, match=r"server_workers must be at least 1, got 0"):
-        Runtime(server_workers=0)

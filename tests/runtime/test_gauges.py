@@ -1,4 +1,4 @@
-"""What a coordinator tells Prometheus, what a scrape of its node then gives, and the dashboard that draws it."""
+"""What a coordinator exports to Prometheus, what a scrape of its node returns, and the dashboard that draws it."""
 
 from __future__ import annotations
 
@@ -14,98 +14,75 @@ import pytest
 
 from raydiff.experiment import trial
 from raydiff.experiment.config import Experiment
-from raydiff.runtime import device_faults as lost
-from raydiff.runtime import gauges, tuner
+from raydiff.runtime import device_faults, gauges
 
-ROOT = Path(__file__).resolve().parents[2]
+DASHBOARD = Path(__file__).resolve().parents[2] / "cluster" / "grafana.json"
 
 
-@pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[tuple[float, dict[str, str]]]]:
-    """All that each gauge was set to."""
-    values: dict[str, list[tuple[float, dict[str, str]]]] = {}
+def result(epsilon: float) -> dict[str, Any]:
+    """A round's result."""
+    numbers = {"privacy/epsilon_server": epsilon, "comm/bytes_up": 8.0, "clients/rejected": 2.0}
+    return {"round": 4, "finished": False, **numbers}
+
+
+@pytest.mark.parametrize("epsilon", [9.5, math.inf])
+def test_each_round_is_exported(
+    tmp_path: Path, tiny: Experiment, monkeypatch: pytest.MonkeyPatch, epsilon: float
+) -> None:
+    exported: dict[str, Any] = {}
 
     class Gauge:
         def __init__(self, name: str, description: str, tag_keys: tuple[str, ...]) -> None:
-            self.name, self.keys = name, tag_keys
+            self.name = name
 
         def set(self, value: float, tags: dict[str, str]) -> None:
-            assert tuple(tags) == self.keys
-            values.setdefault(self.name, []).append((value, tags))
+            assert tuple(tags) == gauges.TAGS
+            exported[self.name] = value
 
     monkeypatch.setattr(gauges, "Gauge", Gauge)
-    return values
-
-
-def test_each_round_of_a_trial_is_told_and_nothing_else(tmp_path: Path, tiny: Experiment, told: dict[str, Any]) -> None:
-    this = trial.open_trial(tiny, tmp_path / "mine")
-    ended = list(trial.run(this, trial.local_executor(this)))
-    lost.tell(this.folder, "worker 1: gone")
-    step = tuner.Federation.__new__(tuner.Federation)
-    step._trial, step._metric, step._measured, step._round = this, "m", {}, -1
-    step._gauges, step._results = gauges.Gauges(), iter(ended)
-    for _ in ended:
-        step.step()
-    assert set(told) == set(gauges.TOLD) and {len(values) for values in told.values()} == {
-        this.experiment.method.rounds
-    }
-    tags = {"sweep": "mine", "trial": this.experiment.digest, "method": "PFDM"}
-    last = {name: values[-1] for name, values in told.items()}
-    assert last == {
-        "raydiff_rounds": (this.experiment.method.rounds, tags),
-        "raydiff_epsilon": (ended[-1]["privacy/epsilon_server"], tags),
-        "raydiff_unprotected": (0.0, tags),
-        "raydiff_bytes_sent": (ended[-1]["comm/bytes_up"], tags),
-        "raydiff_rejected": (0.0, tags),
-        "raydiff_processes_lost": (1.0, tags),
-    }
-
-
-def test_who_was_rejected_is_counted(tmp_path: Path, tiny: Experiment, told: dict[str, Any]) -> None:
     this = trial.open_trial(tiny, tmp_path)
-    numbers = {"privacy/epsilon_server": math.inf, "comm/bytes_up": 8.0, "clients/rejected": 2.0}
-    gauges.Gauges().tell(this, {"round": 4, "finished": False, **numbers})
-    gauges.Gauges().tell(this, {"finished": True, "failed": "it"})
-    assert {name: values[0][0] for name, values in told.items()} == {
+    device_faults.record(this.folder, "worker 1: gone")
+    gauges.Gauges().tell(this, {"finished": True, "failed": "why"})
+    assert exported == {}
+    gauges.Gauges().tell(this, result(epsilon))
+    assert exported == {
         "raydiff_rounds": 5.0,
-        "raydiff_unprotected": 1.0,
+        "raydiff_unprotected": float(epsilon == math.inf),
         "raydiff_bytes_sent": 8.0,
         "raydiff_rejected": 2.0,
-        "raydiff_processes_lost": 0.0,
-    }
+        "raydiff_processes_lost": 1.0,
+    } | ({"raydiff_epsilon": epsilon} if epsilon < math.inf else {})
 
 
 @pytest.mark.ray
-def test_a_scrape_of_the_node_gives_what_a_coordinator_tells(tiny: Experiment, workers: list[Any]) -> None:
-    """Of a trial without a guarantee and of one that has one: an infinite value would cost both all of theirs."""
+def test_a_scrape_of_the_node_has_the_gauges_of_every_trial(tiny: Experiment, workers: list[Any]) -> None:
+    """An infinite epsilon would hide all gauges of its process."""
     import ray
 
     @ray.remote(num_cpus=0)
     class Coordinator:
-        def tell(self, sweep: str, epsilon: float) -> None:
+        def tell(self, sweep: str, numbers: dict[str, Any]) -> None:
             self._gauges = gauges.Gauges()
-            numbers = {"privacy/epsilon_server": epsilon, "comm/bytes_up": 8.0}
-            self._gauges.tell(trial.Trial(tiny, Path(sweep)), {"round": 4, "finished": False, **numbers})
+            self._gauges.tell(trial.Trial(tiny, Path(sweep)), numbers)
 
-    coordinators = [Coordinator.remote(), Coordinator.remote()]
-    ray.get([c.tell.remote(*told) for c, told in zip(coordinators, (("kept", 9.5), ("open", math.inf)), strict=True)])
+    trials = {"kept": result(9.5), "open": result(math.inf)}
+    coordinators = [Coordinator.remote() for _ in trials]
+    ray.get([c.tell.remote(*args) for c, args in zip(coordinators, trials.items(), strict=True)])
     (node,) = ray.nodes()
-    found, deadline = dict[str, set[str]](), time.monotonic() + 120  # Ray collects every ten seconds.
-    while {len(names) for names in found.values()} != {6, 5} and time.monotonic() < deadline:
+    names, deadline = dict[str, set[str]](), time.monotonic() + 120  # Ray collects every ten seconds.
+    while {len(found) for found in names.values()} != {6, 5} and time.monotonic() < deadline:
         with urllib.request.urlopen(f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics") as page:
             lines = [line for line in page.read().decode().splitlines() if line.startswith("ray_raydiff_")]
-        found = {s: {line.partition("{")[0] for line in lines if f'sweep="{s}"' in line} for s in ("kept", "open")}
+        names = {s: {line.partition("{")[0] for line in lines if f'sweep="{s}"' in line} for s in trials}
         time.sleep(0.2)
     for coordinator in coordinators:
         ray.kill(coordinator)
-    assert found["kept"] == {f"ray_{name}" for name in gauges.TOLD}
-    assert found["open"] == found["kept"] - {"ray_raydiff_epsilon"}
-    (epsilon,) = (line for line in lines if line.startswith("ray_raydiff_epsilon{"))
-    assert 'sweep="kept"' in epsilon and 'method="PFDM"' in epsilon and epsilon.endswith(" 9.5")
+    assert names["kept"] == {f"ray_{name}" for name in gauges.GAUGES}
+    assert names["open"] == names["kept"] - {"ray_raydiff_epsilon"}
 
 
-def test_the_dashboard_draws_all_of_them_and_no_others() -> None:
-    panels = json.loads((ROOT / "cluster" / "grafana.json").read_text())["panels"]
+def test_the_dashboard_draws_each_gauge() -> None:
+    panels = json.loads(DASHBOARD.read_text())["panels"]
     drawn = [target["expr"] for panel in panels for target in panel["targets"]]
-    assert sorted(re.findall(r"ray_(\w+)\{", " ".join(drawn))) == sorted(gauges.TOLD)
+    assert sorted(re.findall(r"ray_(\w+)\{", " ".join(drawn))) == sorted(gauges.GAUGES)
     assert all(set(re.findall(r"by \(([^)]*)\)", e)[0].split(", ")) <= set(gauges.TAGS) for e in drawn)

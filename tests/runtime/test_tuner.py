@@ -18,8 +18,7 @@ from raydiff.experiment import trial
 from raydiff.experiment.config import Runtime
 from raydiff.experiment.overrides import override
 from raydiff.models.training import Training
-from raydiff.runtime import cluster, concurrency, failures, launch, tuner
-from raydiff.runtime import device_faults as lost
+from raydiff.runtime import cluster, concurrency, device_faults, failures, launch, tuner
 from raydiff.runtime.cluster import Group
 from raydiff.runtime.concurrency import ConcurrencyController
 from raydiff.runtime.plan import Asked, experiment_of, written
@@ -178,7 +177,7 @@ def test_where_no_node_can_hold_a_trial_any_more_the_command_fails(tmp_path, mon
     monkeypatch.setattr(tuner, "check", lambda plan, nodes: tuner.slot_of(plan, nodes))
     monkeypatch.setattr(tuner, "_refitted", full)
     monkeypatch.setattr(cluster, "cluster", lambda: contextlib.nullcontext([{"CPU": 2.0}]))
-    ended = launch._run_on_ray(planned_as(tmp_path / "sweeps" / "s", [seeded(0)]), lambda _: None, None, since=None)
+    ended = launch._run_on_ray(planned_as(tmp_path / "sweeps" / "s", [seeded(0)]), lambda: None, since=None)
     assert "no trial can go on: a trial needs 1 GPU" in capsys.readouterr().out
     assert ended.code == 1
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
@@ -195,7 +194,9 @@ def test_where_no_node_can_hold_a_trial_any_more_the_command_fails(tmp_path, mon
 )
 def test_every_trial_that_began_gets_an_outcome(tmp_path, tiny, state, out_of_time, outcome, reason):
     this = trial.open_trial(tiny, tmp_path / "s")
-    (this.folder / lost.FILE).write_text("a worker: one\nthe coordinator: CUDA error: unspecified launch failure\n")
+    (this.folder / device_faults.FILE).write_text(
+        "a worker: one\nthe coordinator: CUDA error: unspecified launch failure\n"
+    )
     plan = planned_as(tmp_path / "s", [this.experiment])
     progress = Progress(plan)
     progress.interrupted = state == "interrupted"

@@ -30,7 +30,6 @@ FEDERATED = [
     "--method.averaging.privacy=clientprivacy",  # noised by the clients: what they send is stored first
     f"--clients={CLIENTS}",
     "--runtime.workers=2",
-    "--runtime.gpu-per-worker=0.25",  # of GPUs that are but numbers
     "--protocol-only",
     "--no-baselines",
     "--max-concurrent=1",

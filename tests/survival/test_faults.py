@@ -1,5 +1,5 @@
-"""A full disk, a disk that cannot be written, an MLflow server that is away, a trial that always fails: each is said in
-one sentence, and the same command then finishes what the undisturbed sweep has."""
+"""A full disk, a read-only disk, an MLflow server that is away, a trial that always fails: each gives one message, and
+the same command then finishes the sweep."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 from conftest import wait_until
 from nodes import COORDINATOR, ROUNDS, Federated, check_unharmed, faulty
-from test_postgres import mlflow_server
-from test_submit import free_port
+from servers import free_port, mlflow_server
 
 pytestmark = pytest.mark.survival
 
@@ -95,7 +94,7 @@ def test_an_mlflow_server_is_away_for_a_while(tmp_path, nodes, expected, migrate
     port, sweep = free_port(), Federated(tmp_path)
     sweep.mlflow = f"http://127.0.0.1:{port}"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", sweep.mlflow)
-    start = functools.partial(mlflow_server, f"sqlite:///{tmp_path}/server.db", tmp_path, port=port, workers=1)
+    start = functools.partial(mlflow_server, f"sqlite:///{tmp_path}/server.db", tmp_path, port=port)
 
     with contextlib.ExitStack() as first, contextlib.ExitStack() as second:
 

@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 import torch
+from ray import cloudpickle
 
 from raydiff import tree
 from raydiff.data.partition import Iid
@@ -27,7 +29,9 @@ from raydiff.methods.fedavg import FedAvg
 from raydiff.models.ddpm import DDPM, Sampling, denoise
 from raydiff.models.networks import MLP
 from raydiff.models.training import Training, fit
-from raydiff.runtime import device_faults as lost
+from raydiff.runtime import actors, device_faults
+from raydiff.runtime.actors import RayExecutor, WorkerCrashLoop, start_workers
+from raydiff.runtime.slots import Slot
 
 pytestmark = pytest.mark.survival
 
@@ -35,7 +39,7 @@ TIMEOUT_S = 10.0  # more than a process takes to its first step
 MODEL, DDIM = DDPM(network=MLP(width=16, depth=1), timesteps=20), Sampling(sampler="ddim", steps=5)
 TRAINING = Training(steps=4, batch=8)
 FEDAVG = FedAvg(model=MODEL, rounds=2, local=TRAINING, sampling=DDIM)
-SAYS = "nothing was heard of it for 10 s (runtime.client_timeout_s), at client"
+SAYS = "no heartbeat for 10 s (runtime.client_timeout_s), at client"
 
 
 def sleep() -> None:
@@ -54,11 +58,6 @@ def stop() -> None:
 @pytest.fixture(scope="module")
 def two() -> Iterator[list[Any]]:
     """Two workers of their own on a local Ray."""
-    import ray
-
-    from raydiff.runtime.actors import start_workers
-    from raydiff.runtime.slots import Slot
-
     ray.shutdown()
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     yield start_workers(Slot(workers=2, threads=1, gpu_per_worker=0.0, gpu_server=0.0), None)
@@ -79,8 +78,6 @@ def last(pool: Any, this: Trial, **more: Any) -> Any:
 def doing(this: Trial, at: str, what: dict[int, Callable[[], None]], *, once: bool = True) -> Trial:
     """The same trial, but before one of these clients does its part of round 1, or before its model is deployed,
     something else is done: the first time, or always. Workers get it by value."""
-    from ray import cloudpickle
-
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     first = {int(c.data.numbers[0]): what[c.number] for c in trial.make_clients(this, list(what))}
     folder = this.folder
@@ -109,29 +106,24 @@ def doing(this: Trial, at: str, what: dict[int, Callable[[], None]], *, once: bo
 
 def test_clients_that_hang_are_killed_and_the_round_ends_as_if_they_had_not(tmp_path: Path, two: list[Any]) -> None:
     """Each in another way; two of them are of one worker."""
-    from raydiff.runtime.actors import RayExecutor
-
     whole = opened(tmp_path / "whole")
     expected = last(trial.local_executor(whole), whole)
     this = doing(opened(tmp_path / "hung"), "round 1", {1: sleep, 2: spin, 3: stop})
     end = last(RayExecutor(two, this), this)
     assert tree.digest(end.server) == tree.digest(expected.server) and end.ledger == expected.ledger
-    at = ("0: {} 0, or at one after it", "1: {} 1, or at one after it", "1: {} 3")  # Then they are asked one by one.
-    assert sorted(lost.words(this.folder)) == [f"worker {where.format(SAYS)}" for where in at]
+    at = ("0: {} 0 or a later one", "1: {} 1 or a later one", "1: {} 3")  # Then they are asked one by one.
+    assert sorted(device_faults.reasons(this.folder)) == [f"worker {where.format(SAYS)}" for where in at]
 
 
 def test_a_client_that_always_hangs_ends_the_trial_and_is_named(
     tmp_path: Path, two: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from raydiff.runtime import actors
-    from raydiff.runtime.actors import RayExecutor, WorkerCrashLoop
-
     monkeypatch.setattr(actors, "ATTEMPTS", 2)
     this = doing(opened(tmp_path), "round 1", {2: sleep}, once=False)
     with pytest.raises(WorkerCrashLoop, match="worker 0 died 2 times before client 2 had its result; worker 0: ") as e:
         last(RayExecutor(two[:1], this), this)
     assert str(e.value).endswith(f"{SAYS} 2")
-    assert lost.words(this.folder)[0] == f"worker 0: {SAYS} 0, or at one after it"  # their sum was not sent yet
+    assert device_faults.reasons(this.folder)[0] == f"worker 0: {SAYS} 0 or a later one"  # their sum was not sent yet
 
 
 def evaluated(this: Trial, pool: Any) -> dict[str, Any]:
@@ -140,13 +132,11 @@ def evaluated(this: Trial, pool: Any) -> dict[str, Any]:
 
 
 def test_a_client_that_hangs_where_it_is_measured_is_killed(tmp_path: Path, two: list[Any]) -> None:
-    from raydiff.runtime.actors import RayExecutor
-
     measured = {"evaluation": Evaluation(distance="kernel", dim=4, attack=False)}
     whole = opened(tmp_path / "whole", **measured)
     this = doing(opened(tmp_path / "hung", **measured), "deploy", {3: sleep})
     assert evaluated(this, RayExecutor(two, this)) == evaluated(whole, trial.local_executor(whole))
-    assert lost.words(this.folder) == [f"worker 1: {SAYS} 3"]
+    assert device_faults.reasons(this.folder) == [f"worker 1: {SAYS} 3"]
 
 
 def long() -> None:
@@ -183,12 +173,10 @@ def piecewise() -> None:
 
 
 def test_who_takes_long_but_goes_on_is_not_killed(tmp_path: Path, two: list[Any]) -> None:
-    from raydiff.runtime.actors import RayExecutor
-
     this = doing(opened(tmp_path / "trains"), "round 1", {1: long})
     last(RayExecutor(two, this), this)
-    assert lost.words(this.folder) == []
+    assert device_faults.reasons(this.folder) == []
     this = opened(tmp_path / "samples", evaluation=Evaluation(distance="kernel", dim=4, attack=False))
     this = doing(this, "deploy", {1: piecewise})
     evaluated(this, RayExecutor(two, this))
-    assert lost.words(this.folder) == []
+    assert device_faults.reasons(this.folder) == []

@@ -12,6 +12,15 @@ import pytest
 import torch
 from conftest import wait_until
 from nodes import CLIENTS, COORDINATOR, ROUNDS, WORKER, Federated, check_unharmed, faulty
+from ray import cloudpickle
+
+from raydiff import tree
+from raydiff.federated.method import Upload
+from raydiff.federated.sums import UploadValidator
+from raydiff.privacy.release import already_private
+from raydiff.results.finished import open_finished
+from raydiff.runtime import tuner
+from raydiff.storage.atomic_files import read_tensors
 
 pytestmark = pytest.mark.survival
 
@@ -105,14 +114,6 @@ def unsteady(client, trial) -> None:
 
 def test_where_training_is_not_deterministic_the_stored_bytes_are_resent(tmp_path, nodes, expected, monkeypatch):
     """The same noise on another value would reveal the difference."""
-    from raydiff import tree
-    from raydiff.federated.method import Upload
-    from raydiff.federated.sums import UploadValidator
-    from raydiff.privacy.release import already_private
-    from raydiff.results.finished import open_finished
-    from raydiff.runtime import tuner
-    from raydiff.storage.atomic_files import read_tensors
-
     monkeypatch.setattr(tuner, "Federation", faulty(tuner, unsteady))
     sweep = Federated(tmp_path, "--grid", "seed=0")
     before, sent = {}, {}
@@ -145,10 +146,6 @@ def test_where_training_is_not_deterministic_the_stored_bytes_are_resent(tmp_pat
 
 def test_a_node_is_gone_before_its_workers_have_begun(tmp_path, monkeypatch, nodes, expected, capsys):
     """They never begin, and nothing fails for it: the trial begins again, with as many as there is room for."""
-    from ray import cloudpickle
-
-    from raydiff.runtime import tuner
-
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     placed, gone = tmp_path / "placed", tmp_path / "gone"
 
@@ -183,10 +180,8 @@ def on_a_lost_gpu(sweep, folder):
     """The trainable, with workers of which the first in round 1 loses its GPU: no process of its node can compute any
     more. Each notes on which node it hosts."""
     import ray
-    from ray import cloudpickle
 
-    from raydiff.runtime import actors
-    from raydiff.runtime import device_faults as lost
+    from raydiff.runtime import actors, device_faults
 
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     gone = folder / "gone"
@@ -194,18 +189,19 @@ def on_a_lost_gpu(sweep, folder):
     class Worker(actors.Worker):
         def host(self, trial, ids, gpu):
             self.node = ray.get_runtime_context().get_node_id()
-            lost._why_not = lambda: ECC if gone.exists() and gone.read_text() == self.node else ""
-            lost.BETWEEN_S = 0.0
+            device_faults._why_not = lambda: ECC if gone.exists() and gone.read_text() == self.node else ""
+            device_faults.RETRY_S = 0.0
+            actors.cap_memory = lambda share: None  # The nodes' GPUs are only numbers.
             hosted = super().host(trial, ids, gpu)
             with (folder / "hosts").open("a") as hosts:
                 hosts.write(f"{gone.exists()} {self.node}\n")
             return hosted
 
         def sums(self, trial, ids, server, number, *more):
-            with lost.ending(self._folder, "a worker"):
+            with device_faults.exit_on_device_error(self._folder, "a worker"):
                 if number == 1 and not gone.exists():
                     gone.write_text(self.node)
-                if lost._why_not():
+                if device_faults._why_not():
                     raise torch.AcceleratorError(ECC)
             return super().sums(trial, ids, server, number, *more)
 
@@ -221,12 +217,10 @@ def on_a_lost_gpu(sweep, folder):
 
 def test_a_node_that_has_lost_a_gpu_is_left_out(tmp_path, monkeypatch, nodes, expected, capsys):
     """The trial that ran there goes on elsewhere, and the next one begins there."""
-    from raydiff.runtime import tuner
-
     (tmp_path / "storage").mkdir()
     monkeypatch.setattr(tuner, "Federation", on_a_lost_gpu(tuner, tmp_path))
     sweep = Federated(tmp_path / "storage")
-    assert sweep.run() == 0
+    assert sweep.run("--runtime.gpu-per-worker=0.25") == 0
     said = capsys.readouterr().out
     assert said.count(f" is lost ({ECC}): the sweep goes on without this node\n") == 1
     hosts = [line.split() for line in (tmp_path / "hosts").read_text().splitlines()]

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import urllib.request
@@ -19,12 +18,6 @@ from nodes import Federated, check_unharmed
 
 pytestmark = pytest.mark.survival
 ENDED = ("STOPPED", "SUCCEEDED", "FAILED")
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
 
 
 def local(env: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -125,7 +118,7 @@ def test_a_second_start_is_refused_while_it_runs(cluster):
 def test_a_submitted_sweep_survives_the_loss_of_a_node(tmp_path, cluster, expected):
     """The last test of this cluster, which then has but one node."""
     sweep = Federated(tmp_path, "--grid", "seed=0,1,2")
-    sweep.arguments += ["--runtime.workers=1", "--runtime.gpu-per-worker=0", "--max-concurrent=2"]  # one on each node
+    sweep.arguments += ["--runtime.workers=1", "--max-concurrent=2"]  # one on each node
     submit(cluster, "lossy", sweep)
     wait_until(lambda: sweep.sent(1, 0), "round 1", progress=sweep.progress)
     leader = int((Path(cluster["RAYDIFF_CLUSTER"]) / "pids").read_text().splitlines()[-1].split()[0])

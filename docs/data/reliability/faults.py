@@ -18,10 +18,9 @@ import torch
 from conftest import wait_until
 from networks import Parted
 from nodes import COORDINATOR, WORKER, Nodes
+from servers import free_port, mlflow_server
 from sweeps import ROUNDS, Try
 from test_faults import empty, fill, remount
-from test_postgres import mlflow_server
-from test_submit import free_port
 
 STORED = "*.safetensors"
 TRIAL = "sweeps/*/trials/*"

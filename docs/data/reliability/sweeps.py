@@ -40,7 +40,7 @@ KINDS = {
 }
 Cluster = Nodes | Parted | None
 HERE = ("--runtime.pool=local",)
-CLUSTER = ("--runtime.workers=2", "--runtime.gpu-per-worker=0.25", "--runtime.client-timeout-s=15")
+CLUSTER = ("--runtime.workers=2", "--runtime.client-timeout-s=15")
 
 
 def _command(arguments: Sequence[str], env: dict[str, str], log: Path, fault: Any, network: str) -> None:

@@ -1,4 +1,4 @@
-"""How long a sweep still takes, foreseen in a simulated one."""
+"""Remaining time of a simulated sweep."""
 
 from __future__ import annotations
 
@@ -15,37 +15,35 @@ from raydiff.runtime.eta import RemainingTime, duration, setting, work
 
 
 def seconds_of(experiment: Experiment) -> float:
-    """A world in which a trial takes 10 s and 5 ms for a hundred records trained on, give or take a tenth."""
+    """A trial takes 10 s and 5 ms per hundred records of its trainings, within a tenth."""
     return (10 + 5e-5 * work(experiment)) * random.Random(experiment.digest).uniform(0.9, 1.1)
 
 
-def test_an_unequal_sweep_is_foreseen_within_a_quarter_from_its_first_tenth_on() -> None:
+def test_an_unequal_sweep_is_estimated_within_a_quarter_after_its_first_tenth() -> None:
     """The main job's trials with two to four clients and 500 to 4,000 steps, on two slots."""
     digits = study("digits")
-    every = [
+    waiting = [
         override(e, {"clients": 2 + number % 3, "method.local.steps": 500 * 2 ** (number % 4)})
         for number, e in enumerate(trials(digits.experiment, digits.grid, digits.beside))
     ]
-    assert max(map(seconds_of, every)) > 4 * min(map(seconds_of, every))
-    left, waiting, clock = RemainingTime(), list(every), 0.0
+    assert max(map(seconds_of, waiting)) > 4 * min(map(seconds_of, waiting))
+    left, clock, estimates, first = RemainingTime(), 0.0, list[tuple[float, float]](), len(waiting) // 10
     running = [(waiting.pop(0), 0.0) for _ in range(2)]
-    said: list[tuple[float, float]] = []
     while running:
-        experiment, since = first = min(running, key=lambda r: r[1] + seconds_of(r[0]))
-        running.remove(first)
+        experiment, since = ended = min(running, key=lambda r: r[1] + seconds_of(r[0]))
+        running.remove(ended)
         clock = since + seconds_of(experiment)
         left.add(experiment, seconds_of(experiment))
         if waiting:
             running.append((waiting.pop(0), clock))
-        guess = left.seconds(waiting, [(e, clock - began) for e, began in running], slots=2)
-        assert guess is not None
-        said.append((clock, guess))
-    late = [(at + guess) / clock for at, guess in said[len(every) // 10 :]]
-    assert all(0.75 < ratio < 1.25 for ratio in late)
-    assert said[-1][1] == 0
+        estimate = left.seconds(waiting, [(e, clock - began) for e, began in running], slots=2)
+        assert estimate is not None
+        estimates.append((clock, estimate))
+    assert all(0.75 < (at + estimate) / clock < 1.25 for at, estimate in estimates[first:])
+    assert estimates[-1][1] == 0
 
 
-def test_a_setting_that_has_ended_tells_of_itself_and_its_method_of_other_sizes(tiny: Experiment) -> None:
+def test_the_same_setting_and_then_the_same_method_inform_an_estimate(tiny: Experiment) -> None:
     left = RemainingTime()
     assert left.seconds([tiny], [], slots=1) is None
     with pytest.raises(ValueError, match="no trial has ended"):
@@ -53,11 +51,10 @@ def test_a_setting_that_has_ended_tells_of_itself_and_its_method_of_other_sizes(
     left.add(tiny, 30.0)
     again = dataclasses.replace(tiny, seed=5)
     assert setting(again) == setting(tiny) and left.of(again) == 30
-    twice = override(tiny, {"method.local.steps": 16, "method.server.steps": 16})
+    twice, thrice = (override(tiny, {"method.local.steps": n, "method.server.steps": n}) for n in (16, 24))
     assert work(tiny) == 8 * 8 * (2 + 1) and work(twice) == 2 * work(tiny)
     assert left.of(twice) == pytest.approx(60)
     left.add(twice, 40.0)
-    thrice = override(tiny, {"method.local.steps": 24, "method.server.steps": 24})
     assert left.of(thrice) == pytest.approx(50)
 
 
@@ -65,9 +62,6 @@ def test_slots_share_the_rest_and_the_longest_trial_bounds_it(tiny: Experiment) 
     left = RemainingTime()
     left.add(tiny, 30.0)
     assert left.seconds([tiny] * 3, [(tiny, 10.0)], slots=2) == pytest.approx((3 * 30 + 20) / 2)
-    assert left.seconds([tiny], [(tiny, 100.0)], slots=4) == 30  # what is overdue is taken to be at its end
+    assert left.seconds([tiny], [(tiny, 100.0)], slots=4) == 30  # An overdue trial counts as finished.
     assert left.seconds([], [], slots=2) == 0
-
-
-def test_a_duration_is_said_in_minutes() -> None:
     assert duration(40.9) == "40 s" and duration(125) == "2:05 min"

@@ -1,0 +1,131 @@
+"""Slots on nodes, and the GPU memory of a process."""
+
+from __future__ import annotations
+
+import os
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from raydiff.experiment.config import Runtime
+from raydiff.runtime.slots import Slot, cap_memory, fitting, share, slot, unplaced
+
+LAPTOP = {"CPU": 2.0}
+ONE = Slot(workers=1, threads=1, gpu_per_worker=0.0, gpu_server=0.0)
+
+
+@pytest.mark.parametrize(
+    ("runtime", "clients", "nodes", "workers"),
+    [
+        (Runtime(), 3, [{"CPU": 16.0}], 3),  # one per client
+        (Runtime(), 8, [LAPTOP], 2),
+        (Runtime(gpu_per_worker=0.25), 8, [{"CPU": 64.0, "GPU": 1.0}], 4),
+        (Runtime(gpu_per_worker=0.75), 8, [{"CPU": 8.0, "GPU": 1.0}] * 3, 3),
+        # A head without CPUs, and two nodes: the coordinator's tenth of a CPU leaves no room for a fourth worker.
+        (Runtime(), 8, [{"memory": 1e9}, LAPTOP, LAPTOP], 3),
+    ],
+)
+def test_by_default_a_trial_has_as_many_workers_as_fit(runtime, clients, nodes, workers):
+    shape = slot(runtime, clients=clients, nodes=nodes)
+    assert shape.workers == workers and fitting(shape, nodes) >= 1
+
+
+@pytest.mark.parametrize(
+    ("gpus", "gpu_share", "workers"),
+    [(2, 0.6, 2), (2, 0.5, 4), (2, 0.4, 4), (1, 0.3, 3), (4, 0.75, 4), (2, 1.0, 2), (3, 0.3334, 6), (3, 0.3333, 9)],
+)
+def test_ray_takes_a_fraction_from_one_gpu(gpus, gpu_share, workers):
+    """Each GPU holds floor(1 / share) workers."""
+    nodes = [{"CPU": 64.0, "GPU": float(gpus)}]
+    assert slot(Runtime(gpu_per_worker=gpu_share), clients=64, nodes=nodes).workers == workers
+    assert unplaced([{"CPU": 1.0, "GPU": gpu_share}] * 20, nodes) == 20 - workers
+
+
+def test_small_shares_fill_a_gpu_that_is_in_use():
+    """A coordinator with 0.4 shares the GPU of a worker with 0.6, and the other GPU holds the second worker."""
+    assert slot(Runtime(gpu_per_worker=0.6, gpu_server=0.4), clients=9, nodes=[{"CPU": 9.0, "GPU": 2.0}]).workers == 2
+
+
+def test_a_slot_of_one_worker_fits_once_per_core():
+    assert fitting(ONE, [LAPTOP]) == 2
+
+
+@pytest.mark.parametrize(
+    ("shape", "says"),
+    [
+        (Slot(workers=1, threads=4, gpu_per_worker=0.0, gpu_server=0.0), "needs 4 CPU"),  # never spans nodes
+        (
+            Slot(workers=1, threads=1, gpu_per_worker=0.5, gpu_server=0.0),
+            r"needs 1 CPU and 0\.5 GPU .* 4 CPU and 0 GPU",
+        ),
+    ],
+)
+def test_a_slot_that_fits_nowhere_is_refused(shape, says):
+    with pytest.raises(ValueError, match=says):
+        fitting(shape, [LAPTOP, LAPTOP])
+
+
+def test_bundles_of_a_slot_add_up_to_its_workers_cpus():
+    shape = Slot(workers=3, threads=2, gpu_per_worker=0.25, gpu_server=0.5)
+    assert sum(b["CPU"] for b in shape.bundles) == pytest.approx(6.0, abs=1e-3)
+    assert shape.total == {"CPU": 6.0, "GPU": 1.25}
+
+
+@pytest.mark.parametrize(
+    ("others", "own"),
+    [
+        ([], 4),
+        (["a"], 3),
+        (["a"] * 2, 2),
+        (["a"] * 4, 2),  # It holds or waits for all resources: half of them are this sweep's.
+        (["a"] * 4 + ["b"] * 3, 2),  # Nothing of b fits beside a.
+        (["a"] * 2 + ["b"] * 2, 2),  # a third, rounded up
+    ],
+)
+def test_concurrent_sweeps_share_the_slots(others, own):
+    assert share(ONE, [LAPTOP] * 2, [(job, ONE.bundles) for job in others]) == own
+
+
+def test_a_job_that_fits_on_no_node_does_not_count():
+    assert share(ONE, [LAPTOP], [("a", [{"CPU": 1.0, "TPU": 1.0}]), ("b", [{"CPU": 3.0}])]) == 2
+    assert share(ONE, [], [("a", ONE.bundles)]) == 0
+
+
+# --- GPU memory ---
+
+
+@pytest.fixture
+def fractions(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The fractions to which torch is limited on a GPU of 16 GB."""
+    limits: list[float] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=16 * 2**30))
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda fraction, _: limits.append(fraction))
+    return limits
+
+
+@pytest.mark.parametrize(("gpu_share", "gb"), [(0.5, 7.55), (0.125, 1.55), (0.0625, 0.55)])
+def test_torch_may_take_its_share_without_the_context_of_cuda(gpu_share, gb, fractions):
+    cap_memory(gpu_share)
+    assert fractions == pytest.approx([gb / 16], abs=1e-6)
+
+
+def test_a_share_that_cuda_itself_fills_is_refused(fractions):
+    with pytest.raises(ValueError, match="raise the share"):
+        cap_memory(0.02)
+    assert fractions == []
+
+
+@pytest.mark.parametrize("gpu_share", [0.25, 1.0])
+def test_a_share_without_cuda_is_refused(gpu_share, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match=r"sees no CUDA device: set runtime\.gpu_per_worker"):
+        cap_memory(gpu_share)
+
+
+def test_a_process_without_a_share_is_kept_off_the_gpu(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    cap_memory(0.0)
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
