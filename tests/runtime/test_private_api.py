@@ -23,13 +23,9 @@ USED = {
         "ray._private.state:GlobalState.get_draining_nodes",
     ),
     ("runtime/cluster.py", "_temp_dir"): ("ray 2.60.0", "ray:init"),  # read from **kwargs
-    ("runtime/actors.py", "_generator_backpressure_num_objects"): (
-        "ray 2.60.0",
-        "ray._common.ray_option_utils:task_options",
-    ),
     ("tree.py", "torch._utils._unflatten_dense_tensors"): ("torch 2.14.1", "torch._utils:_unflatten_dense_tensors"),
-    ("models/training.py", "torch._foreach_lerp_"): ("torch 2.14.1", "torch:_foreach_lerp_"),
     ("runtime/estimate.py", "torch._dynamo"): ("torch 2.14.1", "torch._dynamo:reset"),
+    ("models/training.py", "torch._foreach_lerp_"): ("torch 2.14.1", "torch:_foreach_lerp_"),
 }
 
 
@@ -83,10 +79,9 @@ def test_nothing_else_is_used() -> None:
     assert whole == USED.keys()
 
 
-def test_ray_init_takes_a_folder_and_actors_bound_what_they_stream() -> None:
-    """Neither option is in a signature."""
+def test_ray_init_takes_a_folder() -> None:
+    """`_temp_dir` is in no signature."""
     assert "_temp_dir" in inspect.getsource(found("ray:init"))
-    assert "_generator_backpressure_num_objects" in found("ray._common.ray_option_utils:task_options")
 
 
 def test_torch_modules_keep_their_tensors_where_models_functional_swaps_them() -> None:
