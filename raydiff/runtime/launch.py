@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from raydiff.experiment import spending, trial
 from raydiff.experiment.study import varying
@@ -185,51 +186,57 @@ def _retried(planned: Planned) -> Planned:
 
 def _run_here(planned: Planned, begin: Begin) -> None:
     """Run one trial after the other, with the coordinator in this process."""
-    asked = planned.asked
+    runtime, asked, named = planned.base.runtime, planned.asked, varying(planned.trials)
     if asked.search in ("optuna", "asha"):
         raise ValueError(f"--search {asked.search} is Ray Tune's: set runtime.pool to ray")
     if asked.budget_s is not None:
         raise ValueError("--time-budget is Ray Tune's: set runtime.pool to ray")
-    if planned.base.runtime.server_workers > 1 and len(planned.trials) > 1:
-        raise ValueError("runtime.server_workers must be 1 in a sweep: it is for the server of raydiff run")
-    named, begun = varying(planned.trials), False
-    for number, experiment in enumerate(planned.trials, 1):
-        this = trial.Trial(experiment, planned.folder, planned.owner)
-        if begun and this.outcome() is not None:
-            continue
-        with _resources(this) as (pool, train):
-            if not begun:
-                begin()
-                begun = True
-            if this.outcome() is None:
-                if len(planned.trials) > 1:
-                    print(f"[{number}/{len(planned.trials)}] {named(experiment)}", flush=True)
-                try:
-                    _run_trial(this, pool, train)
-                except OSError as e:  # Its outcome cannot be written either: without one it is run again.
-                    if reason := sweep_folder.not_writable(e, planned.folder):
-                        raise ValueError(reason) from None
-                    raise
+    trials = [trial.Trial(e, planned.folder, planned.owner) for e in planned.trials]
+    if runtime.server_workers > 1:
+        if len(trials) > 1:
+            raise ValueError("runtime.server_workers must be 1 in a sweep: it is for the server of raydiff run")
+        from raydiff.runtime import data_parallel
+
+        with data_parallel.means(trials[0]) as (pool, train):
+            begin()
+            _run_trial(trials[0], pool, train)
+        return
+    cap_memory(max(runtime.gpu_per_worker, runtime.gpu_server))
+    begin()
+    for number, this in enumerate(trials, 1):
+        if len(trials) > 1 and this.outcome() is None:
+            print(f"[{number}/{len(trials)}] {named(this.experiment)}", flush=True)
+        _run_trial(this, functools.partial(trial.local_executor, this), None)
         if asked.stop_on_error and (this.outcome() or {}).get("outcome") == "failed":
             return
 
 
 def _run_trial(this: trial.Trial, pool: Callable[[], ClientExecutor], train: Train | None) -> None:
-    rounds = this.experiment.method.rounds
-    trial.begin(this)
+    """Run a trial without an outcome. Raises ValueError where the storage cannot be written any more."""
+    if this.outcome() is not None:
+        return
     try:
-        with _progress_lines(this):
-            for result in trial.run(this, pool(), train=train):
-                if result["finished"]:
-                    break
-                loss = next((f", {k} {result[k]:.4f}" for k in ("train/loss", "server/loss") if k in result), "")
-                print(f"round {result['round'] + 1}/{rounds}: {result['time/seconds']:.1f} s{loss}", flush=True)
-                for who, why in result["rejected"].items():
-                    print(f"  rejected {who}: {why}", flush=True)
-    except LeaseLost:  # Another driver owns the sweep now, and writes how the trial ends.
+        trial.begin(this)
+        try:
+            with _progress_lines(this):
+                for result in trial.run(this, pool(), train=train):
+                    _print_round(result, this.experiment.method.rounds)
+        except LeaseLost:  # Another driver owns the sweep now, and writes how the trial ends.
+            raise
+        except Exception as e:  # Every trial that began gets an outcome.
+            trial.cut_short(this.folder, "failed", reason=str(e) or type(e).__name__)
+    except OSError as e:  # The outcome cannot be written either: without one the trial is run again.
+        if reason := sweep_folder.not_writable(e, this.sweep):
+            raise ValueError(reason) from None
         raise
-    except Exception as e:  # Every trial that began gets an outcome.
-        trial.cut_short(this.folder, "failed", reason=str(e) or type(e).__name__)
+
+
+def _print_round(result: dict[str, Any], rounds: int) -> None:
+    if not result["finished"]:
+        loss = next((f", {k} {result[k]:.4f}" for k in ("train/loss", "server/loss") if k in result), "")
+        print(f"round {result['round'] + 1}/{rounds}: {result['time/seconds']:.1f} s{loss}", flush=True)
+        for who, why in result["rejected"].items():
+            print(f"  rejected {who}: {why}", flush=True)
 
 
 @contextlib.contextmanager
@@ -255,20 +262,6 @@ def _progress_lines(this: trial.Trial) -> Iterator[None]:
     finally:
         over.set()
         thread.join()
-
-
-@contextlib.contextmanager
-def _resources(this: trial.Trial) -> Iterator[tuple[Callable[[], ClientExecutor], Train | None]]:
-    """(what makes the executor, how the server trains): in this process, or with `server_workers` on a Ray."""
-    runtime = this.experiment.runtime
-    if runtime.server_workers > 1:
-        from raydiff.runtime import data_parallel
-
-        with data_parallel.means(this) as found:
-            yield found
-    else:
-        cap_memory(max(runtime.gpu_per_worker, runtime.gpu_server))
-        yield functools.partial(trial.local_executor, this), None
 
 
 # --- on Ray ---
