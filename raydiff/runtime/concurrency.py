@@ -20,7 +20,7 @@ from raydiff.runtime.progress import Progress
 from raydiff.runtime.slots import Slot, say, share, storage_is_shared
 
 CHECK_EVERY_S = 5.0
-WAITING_S = 10.0  # A sweep without a running trial says what it waits for after so long: placing one takes seconds.
+WAITING_S = 10.0  # A sweep without a running trial prints what it waits for after so long: placing one takes seconds.
 GPU_LOST = "gpu_lost"  # Key of a result: (node id, message).
 QUEUED_TRIALS = 5  # An autoscaler adds nodes for pending placement groups: at least so many are kept pending.
 
@@ -99,7 +99,7 @@ class ConcurrencyController(tune.Callback, tune.Stopper):
                 storage_is_shared(self.plan.folder.parents[1], joined)
         except ValueError:
             return False
-        except ray.exceptions.RayError:  # The node has left again, or is too busy: ask again at the next check.
+        except ray.exceptions.RayError:  # The node is gone again, or too busy: ask again at the next check.
             return True
         self._checked_nodes |= joined
         return True

@@ -52,7 +52,7 @@ class Ended:
 
     @property
     def code(self) -> int:
-        """The exit code: 0 where every trial finished, was stopped by the scheduler, or had no time left."""
+        """The exit code: 0 where every trial finished, was stopped by the scheduler, or was out of time."""
         if self.interrupted:
             return 130
         ended_so = sweep_folder.ended(self.folder, "failed", "killed") or sweep_folder.open_ended(self.folder)
@@ -242,17 +242,17 @@ def _print_round(result: dict[str, Any], rounds: int) -> None:
 @contextlib.contextmanager
 def _progress_lines(this: trial.Trial) -> Iterator[None]:
     """Print the step of a long round every EVERY_S, or once that its heartbeat stopped."""
-    over, heard, timeout_s = threading.Event(), heartbeat.Heard(), this.experiment.runtime.client_timeout_s
+    over, listener, timeout_s = threading.Event(), heartbeat.Heard(), this.experiment.runtime.client_timeout_s
 
     def report() -> None:
         hangs = False
         while not over.wait(EVERY_S):
-            before, hangs = hangs, (silent_s := heard.silent_s(this.folder)) > timeout_s
+            before, hangs = hangs, (silent_s := listener.silent_s(this.folder)) > timeout_s
             if hangs and not before:
                 advice = "it may hang; interrupt it, and continue with --resume"
                 print(f"  no heartbeat for {duration(silent_s)}: {advice}", flush=True)
             for beat in [] if hangs else heartbeat.read(this.folder)[:1]:
-                remaining = f"about {duration(beat.left_s)} left in this round"
+                remaining = f"about {duration(beat.left_s)} of this round remaining"
                 print(f"  round {beat.round + 1}/{this.experiment.method.rounds}: {beat}, {remaining}", flush=True)
 
     thread = threading.Thread(target=report, daemon=True)

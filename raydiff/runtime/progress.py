@@ -116,7 +116,7 @@ class Progress(tune.Callback):
             self._end(self.running.pop(trial.trial_id), result)
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """The trial has left its slot; if it had not finished, a scheduler has stopped it."""
+        """The trial ended; if it had not finished, a scheduler has stopped it."""
         this = self.running.pop(trial.trial_id, None)
         if this and trial.last_result and not self.ending:
             self.ended.add(this.digest)
@@ -206,7 +206,7 @@ class Progress(tune.Callback):
             [(this.experiment, now - this.since) for this in self.running.values()],
             slots=len(self.running),
         )
-        remaining = f", about {duration(seconds)} left" if seconds is not None else ""
+        remaining = f", about {duration(seconds)} remaining" if seconds is not None else ""
         best = f", best {self.best[0]:.3f} ({self.best[1]})" if self.best else ""
         return f"{ended}/{self.total} done in {duration(now - self._start)}{remaining}{best} | running: {running}"
 

@@ -210,8 +210,8 @@ def _without_outcome(plan: Planned, progress: Progress) -> tuple[list[Experiment
     planned = {e.digest for e in plan.trials}
     files = sorted(plan.folder.glob("trials/*/config.json")) if plan.suggested else []
     suggested = [configuration.read(f) for f in files if f.parent.name not in planned]
-    found = [(e, Trial(e, plan.folder)) for e in (*plan.trials, *suggested)]
-    outcomes = [(e, this.folder, this.outcome()) for e, this in found]
+    every = [(e, Trial(e, plan.folder)) for e in (*plan.trials, *suggested)]
+    outcomes = [(e, this.folder, this.outcome()) for e, this in every]
     progress.begin_fit((e, outcome) for e, _, outcome in outcomes if outcome is not None)
     pending = [(e, at) for e, at, outcome in outcomes if outcome is None and e.digest not in progress.ended]
     pending.sort(key=lambda one: not (one[1] / "config.json").exists())

@@ -68,7 +68,7 @@ def test_the_remaining_time_follows_the_trials_that_run_now(progress, clock, cap
         for running in progress.running.values():
             running.since = clock[0]
         progress.on_step_end(0, [])
-        remaining.append(capsys.readouterr().out.split("about ")[1].split(" left")[0])
+        remaining.append(capsys.readouterr().out.split("about ")[1].split(" remaining")[0])
     assert remaining == ["13:20 min", "6:40 min", "4:26 min", "3:20 min"]
 
 
