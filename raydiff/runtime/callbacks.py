@@ -1,4 +1,4 @@
-"""Who is told of a sweep while it runs, and of what it has shown when it is over."""
+"""The MLflow writer of a sweep, and the report that it attaches at the end."""
 
 from __future__ import annotations
 
@@ -13,49 +13,45 @@ from raydiff.runtime.plan import Planned
 
 @dataclass(frozen=True)
 class Reporter:
-    """What writes about a sweep that is over: it reads the sweep's folder."""
+    """Writes about a sweep that is over, from its folder."""
 
     describe: Callable[[Path, str], tuple[str, dict[str, dict[str, Any]]]]
-    """(folder, table) -> what MLflow shows of the sweep's own run, as Markdown; and of each setting its means."""
+    """(folder, table) -> (Markdown for the sweep's own MLflow run, the means of each setting)."""
     write: Callable[[Path, str], str] | None = None
     """(folder, composed epsilon, in a sentence) -> the table that it printed, beside the files of the report."""
 
 
 class SweepCallbacks:
-    """MLflow's writer, where the sweep is tracked."""
+    """Starts, feeds and closes MLflow's writer; does nothing where the sweep is not tracked."""
 
     def __init__(
         self, planned: Planned, folder: Path, experiment: str, *, report: Reporter | None, track: bool
     ) -> None:
-        self.folder, asked, of = folder, planned.asked, (folder, planned.preset, planned.base)
-        self.begun, self.report = False, report
-        self.mlflow = sweep_folder.mlflow(*of, experiment=experiment, samplers=asked.samplers) if track else None
+        self.folder, self.report, self.begun = folder, report, False
+        of, samplers = (folder, planned.preset, planned.base), planned.asked.samplers
+        self.mlflow = sweep_folder.mlflow(*of, experiment=experiment, samplers=samplers) if track else None
         if self.mlflow:
             self.mlflow.start()  # Opening a new store takes 10 s, in which Ray starts.
 
     def ready(self) -> dict[str, str]:
-        """Wait for MLflow; what sweep.json says of it."""
+        """Wait for MLflow; returns its fields of sweep.json."""
         if not self.mlflow:
             return {}
         self.mlflow.wait_ready()
         return {"opened_by": sweep_folder.opened_by(self.folder, str(self.mlflow.experiment_id))}
 
     def begin(self) -> None:
-        """From now on there is a sweep to follow."""
+        """The sweep's folder exists now."""
         self.begun = True
         if self.mlflow:
             self.mlflow.begin()
 
-    def close(self, timeout_s: float = 120.0) -> None:
-        """Catch up with the trials' files, and say what went wrong. `timeout_s` as in `Mlflow.close`."""
+    def end(self, status: str, table: str = "", timeout_s: float = 120.0) -> None:
+        """Catch up with the trials' files, attach the report to MLflow's run of the sweep, and print what MLflow lacks.
+        `timeout_s` as in `Mlflow.close`."""
         if self.mlflow:
             self.mlflow.close(timeout_s)
-
-    def end(self, status: str, table: str) -> None:
-        """Attach the report to MLflow's run of the sweep, and say what it has not got."""
-        if not self.mlflow:
-            return
-        says, numbers = self.report.describe(self.folder, table) if self.report else ("", {})
-        files = tuple(sorted((self.folder / "report").glob("*")))
-        if behind := self.mlflow.end(status, files, note=says, means=numbers):
-            print(behind)
+            text, means = self.report.describe(self.folder, table) if self.report else ("", {})
+            files = tuple(sorted((self.folder / "report").glob("*")))
+            if incomplete := self.mlflow.end(status, files, note=text, means=means):
+                print(incomplete)

@@ -1,7 +1,8 @@
-"""How many trials run side by side, while nodes come and go and other jobs share them.
+"""Number of trials that run at once, while nodes come and go and other jobs share the cluster.
 
-Tune waits for ever for a placement group that fits nowhere, and gives none back while it has trials left, for the next
-one begins in the warm processes of the last. So it is told anew every few seconds how many trials it may have.
+Ray Tune waits forever for a placement group that no node can hold, and keeps the processes of a finished trial for the
+next one until its search is over. So capacity is checked every CHECK_EVERY_S, and a fit ends early where it must: the
+caller starts another one with what has no outcome yet.
 """
 
 from __future__ import annotations
@@ -11,85 +12,120 @@ from typing import Any
 
 import ray
 from ray import tune
+from ray.tune.search import Searcher
 
 from raydiff.runtime import cluster
 from raydiff.runtime.plan import Planned
 from raydiff.runtime.progress import Progress
 from raydiff.runtime.slots import Slot, say, share, storage_is_shared
 
-EVERY_S = 5.0
-GPU_LOST = "gpu_lost"  # In a trial's result: (the node, the sentence).
-AHEAD = 5  # An autoscaler sees what waits: as many trials as fit already, and at least so many.
+CHECK_EVERY_S = 5.0
+WAITING_S = 10.0  # A sweep without a running trial prints what it waits for after so long: placing one takes seconds.
+GPU_LOST = "gpu_lost"  # Key of a result: (node id, message).
+QUEUED_TRIALS = 5  # An autoscaler adds nodes for pending placement groups: at least so many are kept pending.
 
 
 class ConcurrencyController(tune.Callback, tune.Stopper):
-    """Sets `limit.max_concurrent`, of the search algorithm that Tune asks for trials.
+    """Keeps `limit`, the number of trials that may run at once, and decides when a fit ends.
 
-    Ends Tune's loop where a node that joins does not see the storage, or one has lost a GPU; and once nothing has run
-    for `runtime.revive_s` and no node has room for the slot, unless an autoscaler may bring one: a sweep goes on with
-    fewer workers to a trial then, whose number changes no result.
+    A fit ends after an interrupt, or when a node lost a GPU, a new node does not see the storage, or no node can hold a
+    trial for `runtime.revive_s` and no autoscaler may add one.
     """
 
-    def __init__(self, plan: Planned, shape: Slot, progress: Progress, limit: Any) -> None:
-        self.plan, self.shape, self.progress, self.limit = plan, shape, progress, limit
-        self.over = False
-        self._busy = time.monotonic()
-        self._known = set(cluster.present())  # checked before the sweep began
-        self._said: tuple[int, int] | None = None
-        self._look()
+    def __init__(self, plan: Planned, shape: Slot, progress: Progress) -> None:
+        self.plan, self.shape, self.progress = plan, shape, progress
+        self.capacity_lost = False
+        self._active_at = time.monotonic()
+        self._checked_nodes = set(cluster.present())
+        self._reported: tuple[int, int] | None = None
+        self._waiting_reported = False
+        self._check()
 
     def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
-        """In every turn of Tune's loop, before it asks for trials."""
+        """Check the cluster now and then; Tune calls this in every turn of its loop."""
         now = time.monotonic()
         if not trials or any(trial.status == "RUNNING" for trial in trials):
-            self._busy = now
-        if now - self._looked >= EVERY_S:
-            self._look()
+            self._active_at = now
+        if now - self._checked_at >= CHECK_EVERY_S:
+            self._check()
+
+    def on_trial_result(
+        self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
+    ) -> None:
+        """A trial may report that its node has lost a GPU."""
+        if GPU_LOST in result and self.progress.leave_out(*result[GPU_LOST]):
+            self.capacity_lost = True
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
-        """No trial is stopped for its result here; but it may tell that it has found its GPU lost."""
-        if GPU_LOST in result and self.progress.leave_out(*result[GPU_LOST]):
-            self.over = True
+        """Stop no single trial."""
         return False
 
     def stop_all(self) -> bool:
-        """Asked by Tune in every turn of its loop."""
-        return self.over
+        """Whether this fit ends now."""
+        return self.capacity_lost or self.progress.ending
 
-    def _look(self) -> None:
-        self._looked = now = time.monotonic()
-        there = cluster.present(without=self.progress.left_out)
+    def _check(self) -> None:
+        self._checked_at = now = time.monotonic()
+        nodes = cluster.present(without=self.progress.left_out)
         others, grows = cluster.groups_of_others(), cluster.grows()
-        nodes = list(there.values())
-        fits, own = share(self.shape, nodes, []), share(self.shape, nodes, [(g.job, g.bundles) for g in others])
+        fitting = share(self.shape, list(nodes.values()), [])
+        fair = share(self.shape, list(nodes.values()), [(g.job, g.bundles) for g in others])
+        # While another job waits for nodes too, pending groups beyond the fair part would take them from it.
+        queued = max(QUEUED_TRIALS, fitting) if grows and not any(group.waits for group in others) else 0
         most = self.plan.asked.concurrent or self.progress.total
-        self.progress.have(max(1, min(own, most, self.progress.total)))
-        # Where another job waits for nodes already, asking for more than one's own would be taking them from it.
-        ahead = max(AHEAD, fits) if grows and not any(group.waits for group in others) else 0
-        self.limit.max_concurrent = max(1, min(own + ahead, most))
-        self._say(fits, own, len({group.job for group in others}), grows=grows)
-        idle = now - self._busy >= self.plan.base.runtime.revive_s
-        self.over = self.over or (idle and not fits and not grows) or not self._sees_storage(set(there))
+        self.limit = max(1, min(fair + queued, most))
+        idle_s = now - self._active_at
+        self._report(fitting, min(fair, most), len({group.job for group in others}), grows=grows, idle_s=idle_s)
+        no_room = idle_s >= self.plan.base.runtime.revive_s and not fitting and not grows
+        self.capacity_lost = self.capacity_lost or no_room or not self._sees_storage(set(nodes))
+
+    def _report(self, fitting: int, limit: int, jobs: int, *, grows: bool, idle_s: float) -> None:
+        """Print how many trials run at once when it changes (at the start, when other jobs lower it), and what a sweep
+        without a running trial waits for."""
+        before, self._reported = self._reported, (fitting, jobs)
+        if fitting and self._reported != (before or (fitting, 0)):
+            beside = f", beside {jobs} other job(s) on the cluster" if jobs else ""
+            print(f"  running up to {limit} trial{'s' * (limit != 1)} concurrently{beside}", flush=True)
+        blocked = (grows or idle_s >= WAITING_S) if not fitting else (jobs and idle_s >= WAITING_S)
+        if blocked and not self._waiting_reported:
+            needs = f"a trial with {self.shape.workers} worker(s) needs {say(self.shape.total)}"
+            where = f"{jobs} other job(s) use the cluster" if fitting else "no node is large enough"
+            print(f"  waiting for resources: {needs}; {where}{', waiting for the autoscaler' * grows}", flush=True)
+        self._waiting_reported = bool(blocked)
 
     def _sees_storage(self, ids: set[str]) -> bool:
         try:
-            if joined := ids - self._known:
+            if joined := ids - self._checked_nodes:
                 storage_is_shared(self.plan.folder.parents[1], joined)
         except ValueError:
             return False
-        except ray.exceptions.RayError:  # It has left again, or is too busy: it is asked once more.
+        except ray.exceptions.RayError:  # The node is gone again, or too busy: ask again at the next check.
             return True
-        self._known |= joined
+        self._checked_nodes |= joined
         return True
 
-    def _say(self, fits: int, own: int, jobs: int, *, grows: bool) -> None:
-        """A line where something has changed; at the start, where all is as it was planned, none."""
-        before, self._said = self._said, (fits, jobs)
-        if self._said == (before or (max(fits, 1), 0)):
-            return
-        if fits:
-            beside = f", beside {jobs} other job(s) on the cluster" if jobs else ""
-            print(f"  there is room for {own} trial(s) side by side{beside}", flush=True)
-        elif grows:
-            needs = f"a trial needs {say(self.shape.total)}, {self.shape.workers} worker(s)"
-            print(f"  {needs}, and no node has room for it: waiting for the autoscaler", flush=True)
+
+class LimitedSearcher(Searcher):
+    """Suggests what `source` suggests while fewer than `controller.limit` trials run.
+
+    With more than that running, the search ends for this fit: then Tune releases the processes of each trial that ends,
+    which another job may be waiting for. Intermediate results are not passed on: Optuna requires the metric in each.
+    """
+
+    def __init__(self, source: Searcher, controller: ConcurrencyController) -> None:
+        super().__init__()
+        self._source, self._controller, self._running = source, controller, set[str]()
+
+    def suggest(self, trial_id: str) -> Any:
+        """The next trial's config; None: not now; FINISHED: none in this fit."""
+        if len(self._running) > self._controller.limit:
+            return Searcher.FINISHED
+        config = self._source.suggest(trial_id) if len(self._running) < self._controller.limit else None
+        if isinstance(config, dict):
+            self._running.add(trial_id)
+        return config
+
+    def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
+        """A trial has ended."""
+        self._running.discard(trial_id)
+        self._source.on_trial_complete(trial_id, result=result, error=error)

@@ -1,7 +1,7 @@
-"""How a trial fails: its coordinator says so, and the driver writes it down.
+"""Failures of trials: the coordinator reports one as its last result, and the driver writes the outcome.
 
-Only the driver knows whether who says so still has the trial: a coordinator that was cut off fails too, for want of
-what it can reach no more, when the trial has long gone on elsewhere.
+Only the driver knows whether that coordinator still has the trial: one that was cut off by a network fails too, when
+the trial has long gone on elsewhere.
 """
 
 from __future__ import annotations
@@ -19,27 +19,26 @@ from raydiff.runtime.sweep_folder import not_writable
 from raydiff.storage import artifact_sync as readable
 
 
-def said(trial: Trial | None, error: Exception) -> dict[str, Any]:
-    """The last result of a trial that has failed (None: it had not begun), and its error.txt."""
-    reason = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
-    if (raised := cause(error)) is not error:
-        reason = str(raised)
+def failure_result(trial: Trial | None, error: Exception) -> dict[str, Any]:
+    """The last result of a failed trial (None: one that had not begun); writes its error.txt."""
+    raised = cause(error)
+    reason = str(raised).strip().splitlines()[-1] if str(raised).strip() else type(raised).__name__
     if trial is None:
         return {"finished": True, "failed": reason}
-    reason = not_writable(raised, trial.sweep) or reason
     with contextlib.suppress(OSError, ValueError):  # on a full disk, or beside a damaged file
         (trial.folder / "error.txt").write_text("".join(traceback.format_exception(error)))
         readable.put(trial.folder)
+    reason = not_writable(raised, trial.sweep) or reason
     return {"finished": True, "failed": reason, "digest": trial.experiment.digest}
 
 
 def cause(error: Exception) -> BaseException:
-    """What was raised, in this process or in another."""
+    """The error that was raised, in this process or in another."""
     return error.cause if isinstance(error, ray.exceptions.RayTaskError) else error
 
 
 class OutcomeWriter(tune.Callback):
-    """In the driver: has here what a bucket has of a trial, and writes the outcome of one that has failed."""
+    """In the driver: fetches a trial's files from a bucket after each round, and writes the outcome of a failed one."""
 
     def __init__(self, sweep: Path) -> None:
         self.sweep = sweep
@@ -51,10 +50,9 @@ class OutcomeWriter(tune.Callback):
         if not (digest := result.get("digest")):
             return
         folder = self.sweep / "trials" / digest
-        with contextlib.suppress(OSError):  # a bucket that does not answer: what is there is fetched later
+        with contextlib.suppress(OSError):  # a bucket that does not answer: fetched after the next round
             readable.get(folder)
         if "failed" in result:
-            # The disk may be full, or have been so before the trial had its config; a trial without an outcome is run
-            # again when the sweep is resumed.
+            # On a full disk there is no outcome: the trial is run again when the sweep is resumed.
             with contextlib.suppress(OSError, ValueError):
                 cut_short(folder, "failed", reason=result["failed"])

@@ -1,23 +1,21 @@
-"""From a plan to its report: what `raydiff sweep`, `raydiff run` and the functions of `raydiff.api` do.
+"""From a plan to its report: the work of `raydiff sweep`, `raydiff run` and the functions of `raydiff.api`.
 
-`start` runs the trials of a `plan`, here or on Ray, follows them for MLflow and writes the report. What is refused has
-left nothing.
+`start` runs the trials of a plan, in this process or on Ray, logs them to MLflow and writes the report. A plan that is
+refused leaves no files.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from raydiff.experiment import spending, trial
-from raydiff.experiment.config import Experiment
 from raydiff.experiment.study import varying
 from raydiff.federated import heartbeat
 from raydiff.federated.rounds import ClientExecutor
@@ -31,31 +29,30 @@ from raydiff.runtime.eta import EVERY_S, duration
 from raydiff.runtime.plan import Planned
 from raydiff.runtime.slots import cap_memory
 from raydiff.storage import artifact_sync as readable
-from raydiff.storage.atomic_files import LeaseLost, write_text
+from raydiff.storage.atomic_files import LeaseLost
 from raydiff.storage.lease import held
 from raydiff.storage.remote import shared
 
-HURRY_S = 10.0
-"""How long an interrupted report waits for MLflow to be told of a trial's end."""
+HURRY_S = 10.0  # An interrupted report waits so long for MLflow.
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How it went."""
+    """How a sweep ended."""
 
     folder: Path
     interrupted: bool
     failed: bool = False
-    """Whether a trial failed now, or could not begin for want of room: the folder may not say so itself."""
+    """Whether a trial failed now, or had no node to run on: then the folder may not say so."""
 
     @property
     def opened_by(self) -> str:
-        """What opens its runs in the MLflow UI, to be said after "open the runs "."""
+        """What opens its runs in the MLflow UI; follows "open the runs "."""
         return str(read_json(self.folder / "sweep.json").get("opened_by", f"with: raydiff report {self.folder}"))
 
     @property
     def code(self) -> int:
-        """The exit code: 0 where all trials that there was time for finished, or were stopped by the scheduler."""
+        """The exit code: 0 where every trial finished, was stopped by the scheduler, or was out of time."""
         if self.interrupted:
             return 130
         ended_so = sweep_folder.ended(self.folder, "failed", "killed") or sweep_folder.open_ended(self.folder)
@@ -76,91 +73,94 @@ def start(
     track: bool = True,
     since: float | None = None,
 ) -> Ended:
-    """Run what has no outcome yet, and report. Raises ValueError where the sweep may not start, or not here.
+    """Run the trials without an outcome, then report.
 
-    `resume` continues the sweep of this name if it exists; `extend`: it may have grown; `retry` runs what failed, and
-    only that. `report`: what writes the table, the picture and the page; `track`: log to MLflow. `since`: when it
-    was asked for (`time.monotonic`).
+    Args:
+        planned: the trials.
+        resume: continue the sweep of this name if it exists.
+        extend: the resumed sweep may have more trials than before.
+        retry: run the failed trials, and only those.
+        report: writes the table, the picture and the page.
+        track: log to MLflow.
+        since: when the command began (`time.monotonic`); None: now.
+
+    Raises:
+        ValueError: the sweep may not start, or not here.
     """
     since = since or time.monotonic()
     folder = sweep_folder.folder(planned.base, planned.folder.name)
     with held(folder) as owner:
-        readable.get_sweep(folder)  # Not before it is held: another driver of this machine may be at work there.
+        readable.get_sweep(folder)  # Only now: before, another driver of this machine may be at work there.
         if (retry or extend) and not (folder / "sweep.json").exists():
             raise ValueError(f"there is no sweep {folder.name} in {folder.parent} to retry or extend")
         planned = replace(planned, owner=owner)
         this = _about(planned, folder, resume=resume, extend=extend)
-        if retry:
-            planned = replace(planned, trials=_failed(planned), asked=replace(planned.asked, search="grid"))
-            if not planned.trials:
-                print(f"no trial of {folder.name} has failed")
-                return Ended(folder, False)
+        if retry and not (planned := _retried(planned)).trials:
+            print(f"no trial of {folder.name} has failed")
+            return Ended(folder, False)
         whole = report is not None and report.write is not None
         _announce(planned, folder, whole=whole)
-        followers = SweepCallbacks(planned, folder, this["experiment"], report=report, track=track)
+        callbacks = SweepCallbacks(planned, folder, this["experiment"], report=report, track=track)
 
         def begin() -> None:
-            this.update(followers.ready())
+            this.update(callbacks.ready())
             sweep_folder.write(folder, this, planned.secret, again=not retry)
-            followers.begin()
+            for experiment in planned.trials if retry else ():
+                (folder / "trials" / experiment.digest / "outcome.json").unlink()
+            callbacks.begin()
 
-        interrupted = failed = False
+        ended = Ended(folder, False)
         try:
             if planned.base.runtime.pool == "local" or planned.base.runtime.server_workers > 1:
-                _here(planned, begin, retry=retry)
+                _run_here(planned, begin)
             else:
-                interrupted, failed = _on_ray(planned, begin, retry=retry, since=since if whole else None)
+                ended = _run_on_ray(planned, begin, since=since if whole else None)
         except KeyboardInterrupt:
-            if not (folder / "sweep.json").exists():
+            if not callbacks.begun:
                 raise
-            interrupted = True
+            ended = Ended(folder, True)
             for digest in sweep_folder.open_ended(folder):
                 trial.cut_short(folder / "trials" / digest, "killed", reason="interrupted")
-        except ValueError:  # The storage cannot be written, say. What was refused before it began has left nothing.
-            if followers.begun:
-                followers.close()
-                followers.end("KILLED", "")
+        except ValueError:  # The storage cannot be written any more, say.
+            if callbacks.begun:
+                callbacks.end("KILLED")
             raise
         try:
-            _tell(folder, followers, "KILLED" if interrupted else "FINISHED", report=report)
+            _report(folder, callbacks, "KILLED" if ended.interrupted else "FINISHED", report=report)
         except KeyboardInterrupt:
             print(f"interrupted while reporting; to make the report: raydiff report {folder}", flush=True)
-            followers.close(HURRY_S)
-            followers.end("KILLED", "")
-            interrupted = True
-        return Ended(folder, interrupted, failed)
+            callbacks.end("KILLED", timeout_s=HURRY_S)
+            ended = replace(ended, interrupted=True)
+        return ended
 
 
-def _tell(folder: Path, followers: SweepCallbacks, status: str, *, report: Reporter | None) -> None:
-    """What the sweep has shown, to whoever ran it, and to those who follow it."""
-    followers.close()
+def _report(folder: Path, callbacks: SweepCallbacks, status: str, *, report: Reporter | None) -> None:
     table = report.write(folder, composed(folder)) if report and report.write else ""
     try:
         readable.put(folder)
     except OSError as e:
-        print(f"the report is on this machine alone, in {folder / 'report'}: {e}", flush=True)
-    followers.end(status, table)
+        print(f"the report is only on this machine, in {folder / 'report'}: {e}", flush=True)
+    callbacks.end(status, table)
     if noise := chance.noise(folder):
         print(noise, flush=True)
 
 
 def _about(planned: Planned, folder: Path, *, resume: bool, extend: bool) -> sweep_folder.Plan:
-    """What sweep.json is to say. Raises ValueError where the sweep may not go on so, or would overspend."""
-    asked = planned.asked
+    """The content of sweep.json. Raises ValueError where the sweep may not continue so, or would overspend."""
     this = sweep_folder.plan(
         folder,
         trials=planned.trials,
         space=planned.space,
-        search=" ".join([asked.search, *asked.also]),
+        search=" ".join([planned.asked.search, *planned.asked.also]),
         resume=resume,
         extend=extend,
         secret=planned.secret,
     )
-    if not (folder / "sweep.json").exists():  # Else some are charged, and each of the others is asked by itself.
+    if not (folder / "sweep.json").exists():  # In a resumed sweep each trial checks the budget for itself.
         spending.check(planned.trials, folder)
     if planned.tuned:
         this["tuned"] = planned.tuned
-    experiment = sweep_folder.mlflow_experiment(folder, planned.base, asked=asked.experiment)
+    experiment = sweep_folder.mlflow_experiment(folder, planned.base, asked=planned.asked.experiment)
     return {**this, "experiment": experiment}
 
 
@@ -169,119 +169,105 @@ def _announce(planned: Planned, folder: Path, *, whole: bool) -> None:
         print(f"sweep {folder.name}: {planned.total} trials in {folder}", flush=True)
     if shared(folder).apart and planned.base.runtime.noise_secret is None:
         print(f"only this machine has the noise secret, in {folder / 'secret'}: nothing goes on without it", flush=True)
-    if whole:
-        for line in planned.tuned:
-            print(f"tuned: {line}", flush=True)
+    for line in planned.tuned if whole else ():
+        print(f"tuned: {line}", flush=True)
 
 
-def _failed(planned: Planned) -> tuple[Experiment, ...]:
-    """The sweep's failed trials, to be run where this command says."""
-    found, here = sweep_folder.ended(planned.folder, "failed"), planned.base.runtime
-    return tuple(replace(e, runtime=replace(here, threads=e.runtime.threads)) for e in found)
+def _retried(planned: Planned) -> Planned:
+    """The sweep's failed trials alone, on the resources that this command asks for."""
+    runtime = planned.base.runtime
+    failed = sweep_folder.ended(planned.folder, "failed")
+    trials = tuple(replace(e, runtime=replace(runtime, threads=e.runtime.threads)) for e in failed)
+    return replace(planned, trials=trials, asked=replace(planned.asked, search="grid"))
 
 
 # --- in this process ---
 
 
-def _here(planned: Planned, begin: Begin, *, retry: bool) -> None:
-    """One trial after the other, with the coordinator in this process."""
-    asked = planned.asked
+def _run_here(planned: Planned, begin: Begin) -> None:
+    """Run one trial after the other, with the coordinator in this process."""
+    runtime, asked, named = planned.base.runtime, planned.asked, varying(planned.trials)
     if asked.search in ("optuna", "asha"):
         raise ValueError(f"--search {asked.search} is Ray Tune's: set runtime.pool to ray")
     if asked.budget_s is not None:
         raise ValueError("--time-budget is Ray Tune's: set runtime.pool to ray")
-    if planned.base.runtime.server_workers > 1 and len(planned.trials) > 1:
-        raise ValueError("runtime.server_workers must be 1 in a sweep: several train the server of raydiff run alone")
-    named, begun = varying(planned.trials), False
-    for number, experiment in enumerate(planned.trials, 1):
-        this = trial.Trial(experiment, planned.folder, planned.owner)
-        if begun and not retry and this.outcome() is not None:
-            continue
-        with _means(this) as (pool, train):
-            if not begun:
-                begin()
-                begun = True
-            if retry:
-                (this.folder / "outcome.json").unlink()
-            if this.outcome() is None:
-                if len(planned.trials) > 1:
-                    print(f"[{number}/{len(planned.trials)}] {named(experiment)}", flush=True)
-                try:
-                    _rounds(this, pool, train)
-                except OSError as e:  # Its outcome cannot be written either: without one it is run again.
-                    if says := sweep_folder.not_writable(e, planned.folder):
-                        raise ValueError(says) from None
-                    raise
+    trials = [trial.Trial(e, planned.folder, planned.owner) for e in planned.trials]
+    if runtime.server_workers > 1:
+        if len(trials) > 1:
+            raise ValueError("runtime.server_workers must be 1 in a sweep: it is for the server of raydiff run")
+        from raydiff.runtime import data_parallel
+
+        with data_parallel.means(trials[0]) as (pool, train):
+            begin()
+            _run_trial(trials[0], pool, train)
+        return
+    cap_memory(max(runtime.gpu_per_worker, runtime.gpu_server))
+    begin()
+    for number, this in enumerate(trials, 1):
+        if len(trials) > 1 and this.outcome() is None:
+            print(f"[{number}/{len(trials)}] {named(this.experiment)}", flush=True)
+        _run_trial(this, functools.partial(trial.local_executor, this), None)
         if asked.stop_on_error and (this.outcome() or {}).get("outcome") == "failed":
             return
 
 
-def _rounds(this: trial.Trial, pool: Callable[[], ClientExecutor], train: Train | None) -> None:
-    trial.begin(this)
+def _run_trial(this: trial.Trial, pool: Callable[[], ClientExecutor], train: Train | None) -> None:
+    """Run a trial without an outcome. Raises ValueError where the storage cannot be written any more."""
+    if this.outcome() is not None:
+        return
     try:
-        with _told_of(this):
-            for result in trial.run(this, pool(), train=train):
-                if not result["finished"]:
-                    _say_round(result, this.experiment.method.rounds)
-    except LeaseLost:  # Another driver owns the sweep now, and writes how the trial ends.
+        trial.begin(this)
+        try:
+            with _progress_lines(this):
+                for result in trial.run(this, pool(), train=train):
+                    _print_round(result, this.experiment.method.rounds)
+        except LeaseLost:  # Another driver owns the sweep now, and writes how the trial ends.
+            raise
+        except Exception as e:  # Every trial that began gets an outcome.
+            trial.cut_short(this.folder, "failed", reason=str(e) or type(e).__name__)
+    except OSError as e:  # The outcome cannot be written either: without one the trial is run again.
+        if reason := sweep_folder.not_writable(e, this.sweep):
+            raise ValueError(reason) from None
         raise
-    except Exception as e:  # Every trial that began gets an outcome.
-        trial.cut_short(this.folder, "failed", reason=str(e) or type(e).__name__)
+
+
+def _print_round(result: dict[str, Any], rounds: int) -> None:
+    if not result["finished"]:
+        loss = next((f", {k} {result[k]:.4f}" for k in ("train/loss", "server/loss") if k in result), "")
+        print(f"round {result['round'] + 1}/{rounds}: {result['time/seconds']:.1f} s{loss}", flush=True)
+        for who, why in result["rejected"].items():
+            print(f"  rejected {who}: {why}", flush=True)
 
 
 @contextlib.contextmanager
-def _told_of(this: trial.Trial) -> Iterator[None]:
-    """Within, a line now and then says where a long round is; and one, that nothing is heard: nobody else is there to
-    end a process that hangs."""
-    over, rounds, most = threading.Event(), this.experiment.method.rounds, this.experiment.runtime.client_timeout_s
-    heard, silent = heartbeat.Heard(), False
+def _progress_lines(this: trial.Trial) -> Iterator[None]:
+    """Print the step of a long round every EVERY_S, or once that its heartbeat stopped."""
+    over, listener, timeout_s = threading.Event(), heartbeat.Heard(), this.experiment.runtime.client_timeout_s
 
-    def tell() -> None:
-        nonlocal silent
+    def report() -> None:
+        hangs = False
         while not over.wait(EVERY_S):
-            before, silent = silent, (seconds := heard.silent_s(this.folder)) > most
-            if silent and not before:
-                print(f"  nothing heard for {duration(seconds)}: it may hang; interrupt it, and --resume", flush=True)
-            for beat in [] if silent else heartbeat.read(this.folder)[:1]:
-                left = f"about {duration(beat.left_s)} left in this round"
-                print(f"  round {beat.round + 1}/{rounds}: {beat}, {left}", flush=True)
+            before, hangs = hangs, (silent_s := listener.silent_s(this.folder)) > timeout_s
+            if hangs and not before:
+                advice = "it may hang; interrupt it, and continue with --resume"
+                print(f"  no heartbeat for {duration(silent_s)}: {advice}", flush=True)
+            for beat in [] if hangs else heartbeat.read(this.folder)[:1]:
+                remaining = f"about {duration(beat.left_s)} of this round remaining"
+                print(f"  round {beat.round + 1}/{this.experiment.method.rounds}: {beat}, {remaining}", flush=True)
 
-    teller = threading.Thread(target=tell, daemon=True)
-    teller.start()
+    thread = threading.Thread(target=report, daemon=True)
+    thread.start()
     try:
         yield
     finally:
         over.set()
-        teller.join()
-
-
-def _say_round(result: dict[str, Any], rounds: int) -> None:
-    loss = next((f", {k} {result[k]:.4f}" for k in ("train/loss", "server/loss") if k in result), "")
-    print(f"round {result['round'] + 1}/{rounds}: {result['time/seconds']:.1f} s{loss}", flush=True)
-    for who, why in result["rejected"].items():
-        print(f"  rejected {who}: {why}", flush=True)
-
-
-@contextlib.contextmanager
-def _means(this: trial.Trial) -> Iterator[tuple[Callable[[], ClientExecutor], Train | None]]:
-    """Where it runs: in this process alone, or with help from a Ray."""
-    given = this.experiment.runtime
-    if given.server_workers > 1:
-        from raydiff.runtime import data_parallel
-
-        with data_parallel.means(this) as found:
-            yield found
-    else:
-        cap_memory(max(given.gpu_per_worker, given.gpu_server))
-        yield functools.partial(trial.local_executor, this), None
+        thread.join()
 
 
 # --- on Ray ---
 
 
-def _on_ray(planned: Planned, begin: Begin, *, retry: bool, since: float | None) -> tuple[bool, bool]:
-    """Through Ray Tune; whether it was interrupted, and whether a trial failed that had not failed before, or found no
-    room."""
+def _run_on_ray(planned: Planned, begin: Begin, *, since: float | None) -> Ended:
     from raydiff.runtime import tuner
     from raydiff.runtime.cluster import cluster
     from raydiff.runtime.progress import Progress
@@ -291,21 +277,6 @@ def _on_ray(planned: Planned, begin: Begin, *, retry: bool, since: float | None)
         begin()
         if since is not None:
             print(f"ready after {time.monotonic() - since:.0f} s: {slot.workers} worker(s) per trial", flush=True)
-        for experiment in planned.trials if retry else ():
-            (trial.Trial(experiment, planned.folder).folder / "outcome.json").unlink()
         progress = Progress(planned)
         interrupted = tuner.run(planned, slot, progress)
-        if since is not None and not retry and (split := progress.split()):
-            _say_split(planned.folder, split)
-        return interrupted, progress.failed > 0 or progress.without_room
-
-
-def _say_split(folder: Path, split: Mapping[str, float]) -> None:
-    """Print where the time went, and keep it as split.json."""
-    write_text(folder / "split.json", json.dumps(split, indent=1))
-    share = {k: split[k] / split["slots_s"] for k in ("working", "waiting", "outside")}
-    print(
-        f"of the time of {split['slots']:.3g} slot(s) since the first trial began, {share['working']:.0%} went into "
-        f"training, sampling and evaluation, {share['outside']:.0%} into changing trials, "
-        f"{share['waiting']:.0%} into waiting for the last ones"
-    )
+        return Ended(planned.folder, interrupted, progress.failed > 0 or progress.no_capacity)

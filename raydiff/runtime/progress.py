@@ -1,5 +1,4 @@
-"""What a sweep shows while it runs: a line per event, and a line of state every few seconds. Plain text, so that a job
-log reads well."""
+"""Progress of a sweep as plain lines, which read well in a job log: one per event, one of state every few seconds."""
 
 from __future__ import annotations
 
@@ -7,23 +6,22 @@ import operator
 import os
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ray import tune
-from ray.tune.progress_reporter import TrialProgressCallback
 
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.study import varying
 from raydiff.federated import heartbeat
-from raydiff.runtime import device_faults as lost
+from raydiff.runtime import device_faults
 from raydiff.runtime.eta import EVERY_S, RemainingTime, duration
 from raydiff.runtime.plan import Planned, experiment_of
 from raydiff.storage.remote import shared
 
-ONE_S = 1.0  # `timeout` signals its command, then the group that it is in: signals within a second are one
+SAME_SIGNAL_S = 1.0  # `timeout` signals its command, then the whole process group: that is one request
 
 
 @dataclass
@@ -33,213 +31,185 @@ class Running:
     experiment: Experiment
     name: str
     since: float
-    """When it got there."""
+    """When it started here (`time.monotonic`)."""
     round: int = -1
-    """The last that is over."""
-    told: int = 0
-    """Of its processes that were lost, how many were spoken of."""
+    """Its last committed round."""
+    faults: int = 0
+    """Number of its lost processes that were reported."""
     heard: heartbeat.Heard = field(default_factory=heartbeat.Heard)
-    """When something was heard of it."""
+    digest: str = ""
+    """Of its folder. An experiment of Optuna's gets it from its results, where it is resolved."""
+
+    def __post_init__(self) -> None:
+        self.digest = self.digest or self.experiment.digest
 
     def place(self, sweep: Path) -> str:
-        """Where it is, in words, and that it may hang."""
-        folder = sweep / "trials" / self.experiment.digest
-        # Of processes with folders of their own this one hears at the end of each round alone.
+        """Its round and step, and whether it may hang."""
+        folder = sweep / "trials" / self.digest
+        # With a bucket as storage, files of other processes arrive at the end of each round only.
         silent = 0.0 if shared(sweep).apart else self.heard.silent_s(folder)
-        still = f"; nothing heard for {duration(silent)}" if silent > self.experiment.runtime.client_timeout_s else ""
+        hangs = f"; no heartbeat for {duration(silent)}" if silent > self.experiment.runtime.client_timeout_s else ""
         if (number := self.round + 1) >= self.experiment.method.rounds:
-            return f"evaluation{still}"
+            return f"evaluation{hangs}"
         beats = [beat for beat in heartbeat.read(folder) if beat.round == number]
-        return f"round {number + 1}{f': {beats[0]}' if beats else ''}{still}"
+        return f"round {number + 1}{f': {beats[0]}' if beats else ''}{hangs}"
 
 
-class Progress(TrialProgressCallback, tune.Stopper):
-    """Tune's events as lines: what runs, what is done, the best so far, the time left. Ends Tune's loop after an
-    interrupt, or an error that is to stop the sweep. In place of Tune's own lines: what writes those keeps every trial.
-    """
+class Progress(tune.Callback):
+    """Prints Tune's events: running and finished trials, the best so far, the remaining time."""
 
     def __init__(self, plan: Planned) -> None:
         self.plan, self.total = plan, plan.total
         self._is_better = operator.lt if plan.lower_is_better else operator.gt
         self._named = varying([plan.base, *plan.trials], plan.space)
-        self._waiting = {e.digest: e for e in plan.trials}
-        self._left = RemainingTime()
-        self.running: dict[str, Running] = {}  # By Tune's trial id.
-        self._furthest: dict[str, int] = {}  # Tune's trial id -> its latest round ever
-        self.stopped: set[str] = set()  # digests of trials that a scheduler ended early
-        self.done, self.failed = 0, 0
+        self._pending = {e.digest: e for e in plan.trials}
+        self._remaining = RemainingTime()
+        self.running: dict[str, Running] = {}  # by Tune's trial id
+        self.ended = set[str]()  # digests of trials that this sweep does not run again
+        self.stopped = set[str]()  # digests of trials that a scheduler ended early
+        self.done = self.failed = 0
         self.best: tuple[float, str] | None = None
-        self.interrupted = self.ending = False
-        self.without_room = False  # No node that is left has room for a trial.
-        self.left_out = set[str]()  # Ids of nodes that have lost a GPU.
-        self._asked = 0.0  # When the interrupt came.
-        self._slots: list[tuple[float, int]] = []  # (since when, trials that there is room for side by side)
-        self._start = self._spoke = time.monotonic()
-        self._began: float | None = None  # When the first trial began.
-        self._working: list[float] = []  # Seconds of each trial that has ended.
-        self._ends: list[float] = []  # When each trial ended.
+        self.interrupted = False
+        self.ending = False  # after an interrupt, or an error that stops the sweep
+        self.no_capacity = False  # no node can hold a trial any more
+        self.left_out = set[str]()  # ids of nodes that have lost a GPU
+        self._rounds: dict[str, int] = {}  # digest -> last committed round
+        self._rounds_before: dict[str, int] = {}  # the same, when this fit began
+        self._start = self._printed_at = time.monotonic()
+        self._interrupted_at = 0.0
 
-    def have_ended(self, trials: Sequence[tuple[Experiment, Mapping[str, Any]]]) -> None:
-        """Tune begins, perhaps again: these have their outcomes already, and nothing runs."""
+    def begin_fit(self, ended: Iterable[tuple[Experiment, Mapping[str, Any]]]) -> None:
+        """Tune starts, perhaps once more: these trials have an outcome already."""
         self.running.clear()
-        self.done = len(trials) - self.failed
-        for experiment, outcome in trials:
-            if self._waiting.pop(experiment.digest, None) and outcome["outcome"] == "finished":
-                self._left.add(experiment, outcome["final"]["time/seconds"])
+        self._rounds_before = dict(self._rounds)
+        for experiment, outcome in ended:
+            self._pending.pop(experiment.digest, None)
+            if experiment.digest not in self.ended:
+                self.ended.add(experiment.digest)
+                self.done += 1
+                if outcome["outcome"] == "finished":
+                    self._remaining.add(experiment, outcome["final"]["time/seconds"])
 
     def leave_out(self, node: str, why: str) -> bool:
-        """A node has lost a GPU: nothing is placed there any more. Whether this is news."""
+        """Place nothing on a node that has lost a GPU. Returns whether this is news."""
         if node in self.left_out:
             return False
         self.left_out.add(node)
-        self._say(f"  {why}: the sweep goes on without this node")
+        self._print(f"  {why}: the sweep goes on without this node")
         return True
-
-    def have(self, slots: int) -> None:
-        """From now on there is room for so many trials side by side."""
-        if not self._slots or self._slots[-1][1] != slots:
-            self._slots.append((time.monotonic(), slots))
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """A trial has its slot."""
         self._begin(trial)
-
-    def _begin(self, trial: Any) -> Running:
-        if (known := self.running.get(trial.trial_id)) is not None:
-            return known
-        experiment = experiment_of(trial.config)
-        experiment = self._waiting.pop(experiment.digest, experiment)  # The plan's own, not one more of each trial.
-        told = len(lost.reasons(self.plan.folder / "trials" / experiment.digest))  # by an earlier process
-        self.running[trial.trial_id] = Running(experiment, self._named(experiment), time.monotonic(), told=told)
-        return self.running[trial.trial_id]
 
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
         """A round is over, or the whole trial."""
         this = self._begin(trial)
-        this.round = result.get("round", -1)
-        if self._began is None:
-            self._began = time.monotonic() - result.get("time/seconds", 0.0)
-        if result.get("round", -1) > self._furthest.get(trial.trial_id, -1):
-            self._furthest[trial.trial_id] = result["round"]
-            trial.run_metadata.num_failures = 0  # `runtime.failures` counts losses that have no round between them.
-        self._say_lost(this)
+        this.round, this.digest = result.get("round", -1), result.get("digest", this.digest)
+        self._rounds[this.digest] = max(this.round, self._rounds.get(this.digest, -1))
+        self._print_faults(this)
         for who, why in result.get("rejected", {}).items():
-            self._say(f"  {this.name}, round {result['round'] + 1}: rejected {who}: {why}")
-        if result.get("finished") or "failed" in result:  # Tune sets "done" also when a scheduler stops a trial.
-            self._ended(self.running.pop(trial.trial_id), result)
+            self._print(f"  {this.name}, round {this.round + 1}: rejected {who}: {why}")
+        if result.get("finished") or "failed" in result:  # "done" is also set when a scheduler stops the trial.
+            self._end(self.running.pop(trial.trial_id), result)
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """The trial has left its slot; if it was still running, a scheduler or the clock has stopped it."""
-        if this := self.running.pop(trial.trial_id, None):
-            digest = (trial.last_result or {}).get("digest")
-            if digest and not self.ending:
-                self.stopped.add(digest)
-                self.done += 1
-                self._say(f"[{self.done + self.failed}/{self.total}] {this.name}: stopped after round {this.round + 1}")
+        """The trial ended; if it had not finished, a scheduler has stopped it."""
+        this = self.running.pop(trial.trial_id, None)
+        if this and trial.last_result and not self.ending:
+            self.ended.add(this.digest)
+            self.stopped.add(this.digest)
+            self.done += 1
+            self._print(f"{self._count()} {this.name}: stopped after round {this.round + 1}")
 
     def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """The trial's processes were lost; it begins again after its last commit."""
+        """The trial's processes were lost; Tune starts it again, after its last committed round."""
         this = self._begin(trial)
         del self.running[trial.trial_id]
-        self._say_lost(this)
-        self._say(f"  {this.name}: its processes were lost; it goes on after round {this.round + 1}")
+        self._print_faults(this)
+        self._print(f"  {this.name}: its processes were lost; it goes on after round {this.round + 1}")
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """The trial's processes were lost for good."""
+        """Tune gives the trial up. With a round committed since this fit began, the next fit runs it."""
         this = self._begin(trial)
+        if self._rounds.get(this.digest, -1) > self._rounds_before.get(this.digest, -1):
+            self.on_trial_recover(iteration, trials, trial)
+            self._pending[this.digest] = this.experiment
+            return
         del self.running[trial.trial_id]
-        self._say_lost(this)
-        self._fail(this.name, "its processes were lost more often than runtime.failures allows")
+        self._print_faults(this)
+        self._fail(this, "its processes were lost more often than runtime.failures allows")
 
     def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
-        """Say where things are, now and then, and what was lost meanwhile."""
-        if time.monotonic() - self._spoke >= EVERY_S and self.running:
+        """Print the state every EVERY_S."""
+        if time.monotonic() - self._printed_at >= EVERY_S and self.running:
             for this in self.running.values():
-                self._say_lost(this)
-            self._say("  " + self._state())
-
-    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
-        """No trial is stopped for its result here."""
-        return False
-
-    def stop_all(self) -> bool:
-        """Asked by Tune in every turn of its loop."""
-        return self.ending
-
-    def split(self) -> dict[str, float] | None:
-        """Where the slots' seconds went since the first trial began; None where not every trial was run here, whole.
-
-        `slots`: how many there were, on average; `working`: rounds, training of the first models, sampling, evaluation;
-        `waiting`: slots that had no trial left while others still ran; `outside`: the rest, from one trial's end to the
-        next one's beginning.
-        """
-        if self._began is None or len(self._ends) < self.total:
-            return None
-        began, end, working = self._began, max(self._ends), sum(self._working)
-        until = [*(since for since, _ in self._slots[1:]), end]
-        whole = sum(
-            slots * max(0.0, min(to, end) - max(since, began))
-            for (since, slots), to in zip(self._slots, until, strict=True)
-        )
-        waiting = sum(end - last for last in sorted(self._ends)[-self._slots[-1][1] :])
-        return {
-            "slots": whole / (end - began),
-            "slots_s": whole,
-            "working": working,
-            "waiting": waiting,
-            "outside": whole - working - waiting,
-        }
+                self._print_faults(this)
+            self._print("  " + self._state())
 
     def interrupt(self, number: int, *_: Any) -> None:
-        """Signal handler: end the sweep in order; a second signal, later than ONE_S, ends it at once."""
+        """Signal handler: end the sweep in order; a second signal, later than SAME_SIGNAL_S, ends it at once."""
         if not self.interrupted:
             self.interrupted = self.ending = True
-            self._asked = time.monotonic()
-            self._say("interrupted: ending the running trials; what they have committed is kept")
-        elif time.monotonic() - self._asked > ONE_S:
+            self._interrupted_at = time.monotonic()
+            self._print("interrupted: ending the running trials; committed rounds are kept")
+        elif time.monotonic() - self._interrupted_at > SAME_SIGNAL_S:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
 
-    def _say_lost(self, this: Running) -> None:
-        words = lost.reasons(self.plan.folder / "trials" / this.experiment.digest)
-        for says in words[this.told :]:
-            self._say(f"  {this.name}: {says}")
-        this.told = len(words)
+    def _begin(self, trial: Any) -> Running:
+        if trial.trial_id not in self.running:
+            experiment = experiment_of(trial.config)
+            self._pending.pop(experiment.digest, None)
+            faults = len(device_faults.reasons(self.plan.folder / "trials" / experiment.digest))  # of earlier processes
+            self.running[trial.trial_id] = Running(
+                experiment, self._named(experiment), time.monotonic(), self._rounds.get(experiment.digest, -1), faults
+            )
+        return self.running[trial.trial_id]
 
-    def _ended(self, this: Running, result: dict[str, Any]) -> None:
+    def _end(self, this: Running, result: dict[str, Any]) -> None:
         if "failed" in result:
-            self._fail(this.name, result["failed"])
+            self._fail(this, result["failed"])
             return
+        self.ended.add(this.digest)
         self.done += 1
-        self._working.append(result["time/seconds"])
-        self._ends.append(time.monotonic())
-        self._left.add(this.experiment, result["time/seconds"])
+        self._remaining.add(this.experiment, result["time/seconds"])
         value, metric = result.get(self.plan.metric), self.plan.metric.removeprefix("eval/")
         if value is not None and (self.best is None or self._is_better(value, self.best[0])):
             self.best = (value, this.name)
         shown = f", {metric} {value:.3f}" if value is not None else ""
-        self._say(f"[{self.done + self.failed}/{self.total}] {this.name}: {result['time/seconds']:.0f} s{shown}")
+        self._print(f"{self._count()} {this.name}: {result['time/seconds']:.0f} s{shown}")
 
-    def _fail(self, name: str, reason: str) -> None:
+    def _fail(self, this: Running, reason: str) -> None:
+        self.ended.add(this.digest)
         self.failed += 1
         self.ending = self.ending or self.plan.asked.stop_on_error
-        self._say(f"[{self.done + self.failed}/{self.total}] {name}: FAILED, {reason}")
+        self._print(f"{self._count()} {this.name}: FAILED, {reason}")
+
+    def _print_faults(self, this: Running) -> None:
+        reasons = device_faults.reasons(self.plan.folder / "trials" / this.digest)
+        for reason in reasons[this.faults :]:
+            self._print(f"  {this.name}: {reason}")
+        this.faults = len(reasons)
+
+    def _count(self) -> str:
+        return f"[{self.done + self.failed}/{self.total}]"
 
     def _state(self) -> str:
         ended, now = self.done + self.failed, time.monotonic()
         running = "; ".join(f"{this.name} ({this.place(self.plan.folder)})" for this in self.running.values())
-        suggested = self.total - ended - len(self.running) - len(self._waiting)
-        seconds = self._left.seconds(
-            [*self._waiting.values(), *[self.plan.base] * suggested],
+        suggested = self.total - ended - len(self.running) - len(self._pending)
+        seconds = self._remaining.seconds(
+            [*self._pending.values(), *[self.plan.base] * suggested],
             [(this.experiment, now - this.since) for this in self.running.values()],
-            slots=len(self.running),  # nodes come and go, and other jobs share them
+            slots=len(self.running),
         )
-        left = f", about {duration(seconds)} left" if seconds is not None else ""
+        remaining = f", about {duration(seconds)} remaining" if seconds is not None else ""
         best = f", best {self.best[0]:.3f} ({self.best[1]})" if self.best else ""
-        return f"{ended}/{self.total} done in {duration(now - self._start)}{left}{best} | running: {running}"
+        return f"{ended}/{self.total} done in {duration(now - self._start)}{remaining}{best} | running: {running}"
 
-    def _say(self, text: str) -> None:
-        self._spoke = time.monotonic()
+    def _print(self, text: str) -> None:
+        self._printed_at = time.monotonic()
         print(text, flush=True)

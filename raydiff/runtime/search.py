@@ -1,23 +1,38 @@
-"""What a search reads of a trial and varies, and Optuna's study, which lies in the sweep's folder."""
+"""Searchers of a sweep: the planned trials in order, or Optuna with its study in the sweep's folder."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from ray import tune
+from ray.tune.search import Searcher
 
 from raydiff.experiment.overrides import short
 from raydiff.runtime.plan import Planned
 
 LOG, NAME = "optuna.log", "sweep"
-SHOWN = 10
-"""Trials that are named."""
+MAX_SHOWN = 10
+
+
+class PlannedTrials(Searcher):
+    """Suggests these configs in their order."""
+
+    def __init__(self, configs: Sequence[dict[str, Any]]) -> None:
+        super().__init__()
+        self._configs = iter(configs)
+
+    def suggest(self, trial_id: str) -> Any:
+        """The next config, or FINISHED."""
+        return next(self._configs, Searcher.FINISHED)
+
+    def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
+        """Nothing depends on results."""
 
 
 def metric(plan: Planned) -> str:
-    """What is searched for: on the validation split; the test split only judges."""
+    """The metric that a search reads: on the validation split, so that the test split only judges."""
     return plan.metric.replace("eval/", "validation/")
 
 
@@ -26,43 +41,42 @@ def mode(plan: Planned) -> str:
     return "min" if plan.lower_is_better else "max"
 
 
-def space(plan: Planned) -> dict[str, Any]:
-    """What Tune draws of each field."""
-    kinds = {"uniform": tune.uniform, "loguniform": tune.loguniform, "randint": tune.randint}
-    return {
-        path: tune.choice(list(values)) if kind == "choice" else kinds[kind](*values)
-        for path, (kind, values) in plan.space.items()
-    }
-
-
-def optuna_of(plan: Planned, done: int) -> Any:
-    """Optuna over a study that a resumed sweep goes on with, so that it knows what it has learned."""
+def optuna_of(plan: Planned, done: int) -> Searcher:
+    """Optuna over a study that a resumed sweep continues. `done`: trials suggested so far."""
     from ray.tune.search.optuna import OptunaSearch
 
-    seed = plan.base.seed + done  # The same seed would suggest the same points again.
+    kinds = {"uniform": tune.uniform, "loguniform": tune.loguniform, "randint": tune.randint, "choice": _choice}
+    space: Any = {"values": {path: kinds[kind](*values) for path, (kind, values) in plan.space.items()}}
     metrics, modes = [metric(plan), *plan.asked.also], [mode(plan), *["min"] * len(plan.asked.also)]
-    aims = {"metric": metrics, "mode": modes} if plan.asked.also else {"metric": metrics[0], "mode": modes[0]}
-    return OptunaSearch(**aims, seed=seed, storage=_storage(plan.folder), study_name=NAME)
+    return OptunaSearch(
+        space,
+        metric=metrics if plan.asked.also else metrics[0],
+        mode=modes if plan.asked.also else modes[0],
+        seed=plan.base.seed + done,  # The same seed would suggest the same points again.
+        storage=_storage(plan.folder),
+        study_name=NAME,
+    )
+
+
+def _choice(*values: Any) -> Any:
+    return tune.choice(list(values))
 
 
 def best(plan: Planned) -> Iterator[str]:
-    """Lines on the trials of a finished study of which none is better in all that was searched for, and what shows the
-    study; none where there is no study."""
+    """Lines on the study's best trials (with several metrics its Pareto front), and the command that shows the study;
+    none where there is no study."""
     import optuna
 
     if not (log := plan.folder / LOG).exists():
         return
-    names = [metric(plan), *plan.asked.also]
-    found = optuna.load_study(storage=_storage(plan.folder), study_name=NAME).best_trials
-    which = "none is better in all of" if plan.asked.also else "the best by"
-    yield f"of Optuna's trials {which} {', '.join(names)}:"
-    for trial in sorted(found, key=lambda one: one.values)[:SHOWN]:
+    trials = optuna.load_study(storage=_storage(plan.folder), study_name=NAME).best_trials
+    which = f"Pareto-optimal trials (at most {MAX_SHOWN}) by" if plan.asked.also else "best trial by"
+    yield f"Optuna's {which} {', '.join([metric(plan), *plan.asked.also])}:"
+    for trial in sorted(trials, key=lambda trial: trial.values)[:MAX_SHOWN]:
         values = ", ".join(f"{value:.4g}" for value in trial.values)
         fields = (f"{path.removeprefix('values/')}={short(value)}" for path, value in trial.params.items())
         yield f"  {values}: {' '.join(fields)}"
-    if len(found) > SHOWN:
-        yield f"  and {len(found) - SHOWN} more"
-    yield f"what Optuna tried: optuna-dashboard {log}    (pip install optuna-dashboard)"
+    yield f"all of Optuna's trials: optuna-dashboard {log}    (pip install optuna-dashboard)"
 
 
 def _storage(folder: Path) -> Any:

@@ -129,7 +129,7 @@ def test_of_a_trial_that_gives_no_sign_it_is_said_how_long(tmp_path: Path, tiny:
         return running.place(tmp_path)
 
     assert after(0.0) == "round 1" == after(1800.0)
-    assert after(1.0) == "round 1; nothing heard for 30:01 min"
+    assert after(1.0) == "round 1; no heartbeat for 30:01 min"
     for name in ("metrics.jsonl", "beats/a.alive"):
         (folder / name).touch()
         os.utime(folder / name, ns=(1, 1))
@@ -137,7 +137,7 @@ def test_of_a_trial_that_gives_no_sign_it_is_said_how_long(tmp_path: Path, tiny:
         os.utime(folder / name, ns=(2, 2))  # It is written again.
         assert after(200.0) == "round 1" == after(1700.0)
     running.round = tiny.method.rounds - 1
-    assert after(1700.0) == "evaluation; nothing heard for 56:40 min"
+    assert after(1700.0) == "evaluation; no heartbeat for 56:40 min"
 
 
 def test_in_one_process_silence_is_told_once_until_something_is_heard(
@@ -156,9 +156,9 @@ def test_in_one_process_silence_is_told_once_until_something_is_heard(
 
     monkeypatch.setattr(heartbeat, "Heard", Heard)
     monkeypatch.setattr(launch, "EVERY_S", 0.0)
-    with launch._told_of(this):
+    with launch._progress_lines(this):
         assert all_read.wait(60)
-    said = [f"  nothing heard for 30:{s:02d} min: it may hang; interrupt it, and --resume" for s in (1, 3)]
+    said = [f"  no heartbeat for 30:{s:02d} min: it may hang; interrupt it, and continue with --resume" for s in (1, 3)]
     assert capsys.readouterr().out.splitlines() == said
 
 

@@ -85,9 +85,9 @@ def test_a_node_joins_and_another_is_drained(tmp_path, nodes, expected):
         nodes.complete()
         both = "a trial on the node that has joined"
         running.until(lambda: {of for _, of in nodes.processes(COORDINATOR)} > {raylet}, both)
-        assert "there is room for 2 trial(s) side by side\n" in running.said()
+        assert "running up to 2 trials concurrently\n" in running.said()
         drain(nodes.address, first.node_id)
-        running.until(lambda: "there is room for 1 trial(s) side by side\n" in running.said(), "a line on it")
+        running.until(lambda: "running up to 1 trial concurrently\n" in running.said(), "a line on it")
         nodes.kill(raylet)
         running.end()
     assert "its processes were lost; it goes on after round" in running.said()
@@ -112,7 +112,7 @@ def test_a_second_sweep_on_the_cluster_gets_its_part(tmp_path, nodes):
         for pid in (one, other):  # until the second sweep is there, and waits
             os.kill(pid, signal.SIGSTOP)
         with Beside(second, nodes.address, "--max-concurrent=8") as b:
-            shared = "there is room for 1 trial(s) side by side, beside 1 other job(s) on the cluster\n"
+            shared = "running up to 1 trial concurrently, beside 1 other job(s) on the cluster\n"
             b.until(lambda: shared in b.said(), "the second sweep to see the first")
             a.until(lambda: shared in a.said(), "the first sweep to see the second")
             os.kill(one, signal.SIGCONT)

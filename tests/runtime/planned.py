@@ -1,0 +1,28 @@
+"""Plans for tests of sweeps."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from raydiff.experiment.config import Experiment
+from raydiff.runtime.plan import Asked, Planned
+
+
+def seeded(number: int) -> Experiment:
+    """An experiment with this seed."""
+    return dataclasses.replace(Experiment(), seed=number)
+
+
+def planned_as(folder: Path, trials: Sequence[Experiment], **more: Any) -> Planned:
+    """A sweep of these, one after the other, in this folder."""
+    return Planned(
+        preset="p",
+        folder=folder,
+        trials=tuple(trials),
+        secret=b"the noise secret",
+        metric="eval/fd_cnn/all",
+        **({"base": trials[0] if trials else None, "asked": Asked(concurrent=1)} | more),
+    )

@@ -1,0 +1,133 @@
+"""The number of concurrent trials, on a cluster that changes."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import SimpleNamespace
+
+import pytest
+from planned import planned_as, seeded
+from ray.tune.search import Searcher
+
+from raydiff.experiment.config import Runtime
+from raydiff.runtime import concurrency as module
+from raydiff.runtime.cluster import Group
+from raydiff.runtime.concurrency import GPU_LOST, ConcurrencyController, LimitedSearcher
+from raydiff.runtime.plan import Asked
+from raydiff.runtime.progress import Progress
+from raydiff.runtime.search import PlannedTrials
+from raydiff.runtime.slots import Slot
+
+
+@pytest.fixture
+def state(tmp_path, monkeypatch):
+    """The cluster and the clock, to be changed."""
+    state = SimpleNamespace(nodes={"n1": {"CPU": 2.0}}, groups=[], grows=False, unshared=set(), clock=0.0)
+
+    def shared(folder, among):
+        if among & state.unshared:
+            raise ValueError("not shared")
+
+    def present(without=()):
+        return {k: v for k, v in state.nodes.items() if k not in without}
+
+    monkeypatch.setattr(module.cluster, "present", present)
+    monkeypatch.setattr(module.cluster, "groups_of_others", lambda: state.groups)
+    monkeypatch.setattr(module.cluster, "grows", lambda: state.grows)
+    monkeypatch.setattr(module.time, "monotonic", lambda: state.clock)
+    monkeypatch.setattr(module, "storage_is_shared", shared)
+    return state
+
+
+@pytest.fixture
+def make(state, tmp_path):
+    """A controller of ten trials with one worker and one CPU each."""
+
+    def make(concurrent=None):
+        trials = [dataclasses.replace(seeded(n), runtime=Runtime(revive_s=15)) for n in range(10)]
+        plan = planned_as(tmp_path / "sweeps" / "s", trials, asked=Asked(concurrent=concurrent))
+        slot = Slot(workers=1, threads=1, gpu_per_worker=0.0, gpu_server=0.0)
+        return ConcurrencyController(plan, slot, Progress(plan))
+
+    return make
+
+
+def limit_after(controller, state, seconds: float, status: str) -> int:
+    """The limit after so many seconds with a trial in this state."""
+    state.clock += seconds
+    controller.on_step_begin(0, [SimpleNamespace(status=status)])
+    return controller.limit
+
+
+def test_a_fit_ends_where_no_node_can_hold_a_trial_and_none_is_added(make, state, capsys):
+    controller = make()
+    state.nodes = {}
+    for status in ("PENDING", "RUNNING", "PENDING"):
+        limit_after(controller, state, 10, status)
+        assert not controller.stop_all()
+    assert capsys.readouterr().out.count("needs 1 CPU; no node is large enough\n") == 2  # after 10 s each
+    state.grows = True
+    limit_after(controller, state, 10, "PENDING")
+    assert not controller.stop_all()
+    state.grows = False
+    limit_after(controller, state, 10, "PENDING")
+    assert controller.stop_all()
+
+
+def test_a_node_that_has_lost_a_gpu_ends_the_fit_and_is_left_out(make, state, capsys):
+    state.nodes = {"n1": {"CPU": 2.0}, "n2": {"CPU": 4.0}}
+    controller = make()
+    assert controller.limit == 6
+    for _ in range(2):  # Other trials on this node may report it too.
+        controller.on_trial_result(0, [], None, {GPU_LOST: ("n2", "a GPU of node 10.0.0.7 is lost")})
+        assert controller.stop_all()
+    assert capsys.readouterr().out == "  a GPU of node 10.0.0.7 is lost: the sweep goes on without this node\n"
+    again = ConcurrencyController(controller.plan, controller.shape, controller.progress)
+    assert again.limit == 2 and not again.stop_all()
+
+
+def test_nodes_that_join_are_used(make, state, capsys):
+    controller, limited = make(), make(concurrent=3)
+    assert controller.limit == 2 and capsys.readouterr().out == ""
+    state.nodes = {"n1": {"CPU": 2.0}, "n2": {"CPU": 2.0}}
+    assert limit_after(controller, state, 1, "RUNNING") == 2  # not checked in every turn of Tune's loop
+    assert limit_after(controller, state, 5, "RUNNING") == 4
+    assert capsys.readouterr().out == "  running up to 4 trials concurrently\n"
+    assert limit_after(limited, state, 5, "RUNNING") == 3
+    state.unshared, state.nodes = {"n3"}, {"n2": {"CPU": 2.0}, "n3": {"CPU": 2.0}}
+    assert not controller.stop_all()
+    limit_after(controller, state, 5, "RUNNING")
+    assert controller.stop_all()  # n3 does not see the storage
+
+
+def test_trials_are_queued_for_an_autoscaler_until_another_job_waits_too(make, state, capsys):
+    state.nodes, state.grows = {"head": {"memory": 1.0}}, True
+    controller = make()
+    assert controller.limit == 5
+    assert "no node is large enough, waiting for the autoscaler" in capsys.readouterr().out
+    state.nodes["n1"] = {"CPU": 2.0}
+    assert limit_after(controller, state, 5, "RUNNING") == 7
+    state.groups = [Group("a", True, [{"CPU": 1.0}])]
+    assert limit_after(controller, state, 5, "RUNNING") == 1
+    out = capsys.readouterr().out
+    assert out.endswith("  running up to 1 trial concurrently, beside 1 other job(s) on the cluster\n")
+    state.groups = [Group("a", False, [{"CPU": 1.0}])]
+    assert limit_after(controller, state, 5, "RUNNING") == 6
+    state.grows = False
+    limit_after(controller, state, 10, "PENDING")
+    assert capsys.readouterr().out.endswith("needs 1 CPU; 1 other job(s) use the cluster\n")
+
+
+def test_trials_are_suggested_in_order_up_to_the_limit_and_no_more_once_it_falls_below_what_runs():
+    controller = SimpleNamespace(limit=2)
+    searcher = LimitedSearcher(PlannedTrials([{"n": n} for n in range(4)]), controller)
+    assert [searcher.suggest(id_) for id_ in "abc"] == [{"n": 0}, {"n": 1}, None]
+    searcher.on_trial_complete("a")
+    assert searcher.suggest("c") == {"n": 2}
+    controller.limit = 1
+    assert searcher.suggest("d") == Searcher.FINISHED
+    searcher.on_trial_complete("b", error=True)
+    searcher.on_trial_complete("c")
+    assert [searcher.suggest("d"), searcher.suggest("e")] == [{"n": 3}, None]
+    searcher.on_trial_complete("d")
+    assert searcher.suggest("e") == Searcher.FINISHED

@@ -1,0 +1,109 @@
+"""Lines of a sweep's progress, from Tune's events."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+from types import SimpleNamespace
+
+import pytest
+from planned import planned_as, seeded
+
+from raydiff.runtime import progress as module
+from raydiff.runtime.plan import Asked, written
+from raydiff.runtime.progress import Progress
+
+
+@pytest.fixture
+def progress(tmp_path):
+    return Progress(planned_as(tmp_path, [seeded(n) for n in range(9)]))
+
+
+def tune_trial(number: int, **last) -> SimpleNamespace:
+    return SimpleNamespace(
+        trial_id=str(number), config={"experiment": written(seeded(number))}, last_result=last, status="RUNNING"
+    )
+
+
+def report(progress: Progress, number: int, **result) -> None:
+    progress.on_trial_result(0, [], tune_trial(number), {"finished": False, "time/seconds": 1.0, **result})
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The time, to be set."""
+    now = [0.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_finished_failed_and_stopped_trials_are_counted(progress, capsys):
+    report(progress, 0, round=5, finished=True, **{"eval/fd_cnn/all": 1.5})
+    report(progress, 1, finished=True, failed="client 0, in round 1: boom")
+    report(progress, 2, round=2, done=True)  # Tune sets "done" when a scheduler stops a trial.
+    for number in range(3):
+        progress.on_trial_complete(0, [], tune_trial(number, round=2))
+    assert (progress.done, progress.failed, progress.running) == (2, 1, {})
+    assert progress.stopped == {seeded(2).digest} and progress.ended == {seeded(n).digest for n in range(3)}
+    out = capsys.readouterr().out
+    assert "FAILED, client 0, in round 1: boom" in out and "seed=2: stopped after round 3" in out
+
+
+@pytest.mark.parametrize(("lower", "best"), [(True, 1.5), (False, 2.5)])
+def test_the_best_trial_follows_the_metrics_direction(tmp_path, lower, best):
+    plan = planned_as(tmp_path, [seeded(0), seeded(1)], lower_is_better=lower)
+    progress = Progress(dataclasses.replace(plan, metric="m"))
+    for number, value in enumerate((1.5, 2.5)):
+        report(progress, number, finished=True, m=value)
+    assert progress.best == (best, f"FedAvg seed={int(not lower)}")
+
+
+def test_the_remaining_time_follows_the_trials_that_run_now(progress, clock, capsys):
+    report(progress, 0, round=0, finished=True, **{"time/seconds": 100.0})
+    remaining = []
+    for number in (1, 2, 3, 4):
+        clock[0] += module.EVERY_S
+        progress.on_trial_start(0, [], tune_trial(number))
+        for running in progress.running.values():
+            running.since = clock[0]
+        progress.on_step_end(0, [])
+        remaining.append(capsys.readouterr().out.split("about ")[1].split(" remaining")[0])
+    assert remaining == ["13:20 min", "6:40 min", "4:26 min", "3:20 min"]
+
+
+def test_an_interrupt_ends_the_sweep_and_a_later_second_one_at_once(progress, clock, monkeypatch):
+    """`timeout` sends its signal to its command, then to the whole group: within a second that is one."""
+    calls = []
+    monkeypatch.setattr(module.signal, "signal", lambda number, to: calls.append((number, to)))
+    monkeypatch.setattr(module.os, "kill", lambda pid, number: calls.append((pid, number)))
+    progress.on_trial_start(0, [], tune_trial(0))
+    for clock[0] in (0.0, 0.5):
+        progress.interrupt(signal.SIGTERM)
+    progress.on_trial_complete(0, [], tune_trial(0, round=1))
+    assert progress.interrupted and progress.ending and not progress.stopped and not calls
+    clock[0] = 5.0
+    progress.interrupt(signal.SIGINT)
+    assert calls == [(signal.SIGINT, signal.SIG_DFL), (os.getpid(), signal.SIGINT)]
+
+
+def test_a_lost_trial_fails_only_where_no_round_was_committed_since_the_fit_began(progress, capsys):
+    def lost(number: int) -> bool:
+        progress.on_trial_error(0, [], tune_trial(number))
+        return seeded(number).digest in progress.ended
+
+    for round_, fails in ((3, False), (3, True)):  # The second fit reports the committed round again.
+        progress.begin_fit([])
+        report(progress, 0, round=round_)
+        assert lost(0) is fails
+    assert lost(1) and progress.failed == 2 and not progress.running
+    out = capsys.readouterr().out
+    assert "it goes on after round 4" in out and out.count("more often than runtime.failures allows") == 2
+
+
+@pytest.mark.parametrize("stop", [False, True])
+def test_a_failed_trial_ends_the_sweep_where_asked(tmp_path, stop):
+    plan = planned_as(tmp_path, [seeded(0)])
+    progress = Progress(dataclasses.replace(plan, asked=Asked(stop_on_error=stop)))
+    report(progress, 0, finished=True, failed="boom")
+    assert progress.ending is stop
