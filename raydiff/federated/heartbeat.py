@@ -21,7 +21,8 @@ from torch import Tensor
 
 from raydiff.models.ddpm import ON_PROGRESS
 from raydiff.models.training import ON_STEP
-from raydiff.storage.remote import shared
+from raydiff.storage.local import LocalFolder
+from raydiff.storage.storage import storage_at
 
 EVERY_S = 2.0
 FAR_S = 30.0  # between two that are carried to where others see them, which may cost money
@@ -85,9 +86,9 @@ def process() -> str:
 
 def sign(trial: Path, process: str) -> object:
     """Another one whenever that process has told that it goes on."""
-    there = shared(trial)
-    with contextlib.suppress(OSError):  # What is not heard is no sign.
-        return [there.written(f"{FOLDER}/{process}{kind}") for kind in (STEPS, ALONE)]
+    storage = storage_at(trial)
+    with contextlib.suppress(OSError):
+        return [storage.modified(f"{FOLDER}/{process}{kind}") for kind in (STEPS, ALONE)]
     return None
 
 
@@ -130,7 +131,8 @@ def beating(
         if now - far.get(name, -FAR_S) >= FAR_S:
             far[name] = now
             with contextlib.suppress(OSError):
-                shared(trial).carry(name, text.encode())
+                if (storage := storage_at(trial)).remote:
+                    storage.put(name, text.encode())
 
     def watch(step: int, steps: int, losses: Tensor) -> None:
         def says() -> str:
@@ -149,7 +151,8 @@ def beating(
         ON_STEP.reset(tokens[0])
         ON_PROGRESS.reset(tokens[1])
         if trial is not None:
-            shared(trial).remove(list(far))
+            LocalFolder(trial).delete(far)
+            storage_at(trial).delete(far)
 
 
 @cache

@@ -36,8 +36,7 @@ from raydiff.runtime import device_faults as lost
 from raydiff.runtime import gpu_memory
 from raydiff.runtime.slots import Slot, cap_memory
 from raydiff.runtime.watchdog import HeartbeatMonitor
-from raydiff.storage import staging as away
-from raydiff.storage.remote import shared
+from raydiff.storage.staging import StorageCredentials
 from raydiff.tree import Arrays, Params, arrays, tensors
 
 T = TypeVar("T")
@@ -89,7 +88,6 @@ class Worker:
             cap_memory(gpu)
             if gpu and (meter := gpu_memory.here()):
                 meter.start()  # The peak of an earlier trial is not this one's.
-            shared(trial.folder).restore(server=False)
             self._instruments = make_instruments(trial)
             self._clients = {c.number: c for c in make_clients(trial, ids)}
         self._trial, self._federation = trial.experiment.digest, trial.experiment.clients
@@ -180,7 +178,7 @@ class RayExecutor:
         self._digest = trial.experiment.digest
         self._ear = HeartbeatMonitor(self.workers, trial.folder, trial.experiment.runtime)
         self._own_words = self._of_workers()
-        self._sent = replace(trial, given=away.StorageCredentials.of(trial.sweep))
+        self._sent = replace(trial, credentials=StorageCredentials.of(trial.sweep))
         hosting = [w.host.remote(self._sent, self._ids_of(i), gpu) for i, w in enumerate(self.workers)]
         for i, ref in enumerate(hosting):
             wait_s = trial.experiment.runtime.revive_s

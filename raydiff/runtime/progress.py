@@ -21,7 +21,7 @@ from raydiff.federated import heartbeat
 from raydiff.runtime import device_faults as lost
 from raydiff.runtime.eta import EVERY_S, RemainingTime, duration
 from raydiff.runtime.plan import Planned, experiment_of
-from raydiff.storage.remote import shared
+from raydiff.storage.storage import storage_at
 
 ONE_S = 1.0  # `timeout` signals its command, then the group that it is in: signals within a second are one
 
@@ -45,7 +45,7 @@ class Running:
         """Where it is, in words, and that it may hang."""
         folder = sweep / "trials" / self.experiment.digest
         # Of processes with folders of their own this one hears at the end of each round alone.
-        silent = 0.0 if shared(sweep).apart else self.heard.silent_s(folder)
+        silent = 0.0 if storage_at(sweep).remote else self.heard.silent_s(folder)
         still = f"; nothing heard for {duration(silent)}" if silent > self.experiment.runtime.client_timeout_s else ""
         if (number := self.round + 1) >= self.experiment.method.rounds:
             return f"evaluation{still}"

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import torch
 
 from raydiff.experiment.config import Runtime
-from raydiff.storage.remote import shared
+from raydiff.storage.storage import storage_at
 
 T = TypeVar("T")
 CONTEXT = int(0.45 * 2**30)
@@ -137,24 +137,27 @@ def storage_is_shared(folder: Path, among: Collection[str] | None = None) -> Non
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    there, name, nonce = shared(folder, 0), f".nonce-{uuid.uuid4().hex[:8]}", uuid.uuid4().hex.encode()
-    there.put(name, nonce)
+    storage, name, nonce = storage_at(folder), f".nonce-{uuid.uuid4().hex[:8]}", uuid.uuid4().hex.encode()
+    storage.put(name, nonce)
 
-    def found(read: Callable[[], bytes | None]) -> bytes | None:  # Of a folder it imports nothing of the house there.
-        with contextlib.suppress(FileNotFoundError):
-            return read()
-        return None
+    def read() -> bytes | None:
+        return storage.get(name)
 
-    task, read = ray.remote(num_cpus=0)(found), there.reading(name)
+    task = ray.remote(num_cpus=0)(read)
     try:
         for node in (n for n in ray.nodes() if n["Alive"] and (among is None or n["NodeID"] in among)):
             where = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
             with in_one_sentence():
-                if ray.get(task.options(scheduling_strategy=where).remote(read), timeout=120) == nonce:
+                if ray.get(task.options(scheduling_strategy=where).remote(), timeout=120) == nonce:
                     continue
-            raise ValueError(there.unseen(node["NodeManagerAddress"]))
+            says = f"node {node['NodeManagerAddress']} does not see what the driver writes there"
+            if storage.remote:
+                says = f"cannot be read: {says}; its credentials must be in every node's environment"
+                raise ValueError(f"the bucket {storage.describe('')} {says}")
+            says = f"is not shared: {says}; give --runtime.storage a folder that all nodes mount, or a bucket"
+            raise ValueError(f"the storage folder {storage.describe('')} {says}")
     finally:
-        there.remove([name])
+        storage.delete([name])
 
 
 def called(work: Callable[[], T], *, threads: int, gpu: float) -> T:

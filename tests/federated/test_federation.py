@@ -329,21 +329,21 @@ def test_a_run_with_a_store_is_the_run_without(tmp_path: Path) -> None:
 @pytest.mark.parametrize("private", [True, False])
 def test_beyond_what_may_be_in_memory_states_are_read_from_the_store_again(tmp_path: Path, private: bool) -> None:
     """Of three clients whose states are 8 bytes, and of two rounds each, the memory has room for one and a half."""
-    method, store, at_hand = Walk(private=private), Store(tmp_path, tmp_path / "cache"), StateCache(24)
-    clients = [Client(i, method, own_records(i), keys=KEYS, store=store, at_hand=at_hand) for i in range(3)]
+    method, store, cache = Walk(private=private), Store(tmp_path, tmp_path / "cache"), StateCache(24)
+    clients = [Client(i, method, own_records(i), keys=KEYS, store=store, state_cache=cache) for i in range(3)]
     found, whole = rounds(method, LocalExecutor(clients), keys=KEYS, store=store), run(Walk(private=private))
     for here, there in zip(found, whole, strict=True):
         assert same(here, there) and here.metrics == there.metrics
-        assert 0 < at_hand.bytes <= 24 and [len(at_hand.of(i)) for i in range(3)] == [0, 0, 2]
+        assert 0 < cache.bytes <= 24 and [len(cache.of(i)) for i in range(3)] == [0, 0, 2]
     assert [float(client.state(3)["count"]) for client in clients] == [4.0] * 3
     assert len([one for one in method.seen if one[0] == "init"]) == 3  # No first state was made again.
 
 
 def test_what_the_store_does_not_have_stays_in_memory() -> None:
-    method, at_hand = Walk(), StateCache(0)
-    clients = [Client(i, method, own_records(i), keys=KEYS, at_hand=at_hand) for i in range(3)]
+    method, cache = Walk(), StateCache(0)
+    clients = [Client(i, method, own_records(i), keys=KEYS, state_cache=cache) for i in range(3)]
     assert all(map(same, rounds(method, LocalExecutor(clients), keys=KEYS), run(Walk())))
-    assert at_hand.bytes == 0 and [len(at_hand.of(i)) for i in range(3)] == [2] * 3
+    assert cache.bytes == 0 and [len(cache.of(i)) for i in range(3)] == [2] * 3
 
 
 class Killed(Exception):
