@@ -34,7 +34,7 @@ from raydiff.storage.atomic_files import LeaseLost
 from raydiff.storage.checksums import dump_tensors, load_tensors
 from raydiff.storage.shared_results import SharedResults
 from raydiff.storage.storage import WRITERS, Storage, storage_at, writers
-from raydiff.tree import Params
+from raydiff.tree import Params, Tensors
 
 INITIAL = -1  # the "round" of a client's state before its first one
 
@@ -86,6 +86,8 @@ class Store:
         Raises LeaseLost as `check_open`, and OSError if an earlier write has failed.
         """
         self.check_open(number)
+        if self._saved.get(client) == number:  # Two writes of one name must not run at once.
+            self._finish_writes()
         name = _numbered("clients", client, number)
         self._writes.append(writers().submit(self.storage.put, name, self._dump(name, state)))
         self._saved[client] = number
@@ -262,7 +264,7 @@ class Store:
             pass
 
     def _committed(self) -> list[int]:
-        return [_number(name) for name in self.storage.list_names() if name.startswith("commit-")]
+        return sorted(_number(name) for name in self.storage.list_names() if name.startswith("commit-"))
 
     def _committed_already(self, number: int) -> LeaseLost:
         where = self.storage.describe("")
@@ -277,7 +279,7 @@ class Store:
 
     def _records(self) -> Iterator[dict[str, Any]]:
         previous: str | None = None
-        numbers = sorted(self._committed())
+        numbers = self._committed()
         for expected, number in enumerate([*numbers, *self._lost(numbers)]):
             if expected != number:
                 where = self.storage.describe("")
@@ -307,8 +309,8 @@ class Store:
         numbers = [number for number in self._committed() if number < before]
         if not numbers:
             return {}
-        self._remember(max(numbers), self._record(max(numbers))[0]["states"]["clients"])
-        return self._latest[max(numbers)]
+        self._remember(numbers[-1], self._record(numbers[-1])[0]["states"]["clients"])
+        return self._latest[numbers[-1]]
 
     def _remember(self, number: int, latest: dict[str, int]) -> None:
         self._latest.clear()
@@ -316,7 +318,7 @@ class Store:
 
     # --- files of tensors
 
-    def _dump(self, name: str, value: Params, **about: Any) -> bytes:
+    def _dump(self, name: str, value: Tensors, **about: Any) -> bytes:
         return dump_tensors(value, json.dumps({**about, "file": self._identity(name)}))
 
     def _load(self, name: str) -> tuple[Params, dict[str, Any]] | None:
