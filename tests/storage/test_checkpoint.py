@@ -84,7 +84,9 @@ def test_a_model_that_was_read_samples_the_bits_of_the_one_that_was_trained(tmp_
 
 def test_tensors_come_back_bit_for_bit(tmp_path: Path) -> None:
     shared, odd = torch.randn(10), torch.tensor([float("nan"), float("inf"), -0.0])
-    for i, tensors in enumerate(({"a": torch.randn(4, 3).t(), "b": shared[2:4], "c": shared, "odd": odd}, state(1), {})):
+    for i, tensors in enumerate(
+        ({"a": torch.randn(4, 3).t(), "b": shared[2:4], "c": shared, "odd": odd}, state(1), {})
+    ):
         path = tmp_path / "deep" / f"{i}.safetensors"
         write_tensors(path, tensors, note="words")
         back, note = read_tensors(path)
@@ -356,7 +358,11 @@ def test_another_whole_file_in_its_place_is_found(whole: Store, name: str, sourc
         other.save_client(7, number, state(9))
         other.commit(number, RECORD)
     other.note(3, [])
-    of = {"commit-00000.json": "commit-00001.json"}.get(name, "commit-00000.json") if "commit" in name else name.replace("2.", "3.")
+    of = (
+        {"commit-00000.json": "commit-00001.json"}.get(name, "commit-00000.json")
+        if "commit" in name
+        else name.replace("2.", "3.")
+    )
     (whole.root / name).write_bytes((other.root / (of if other is whole else name)).read_bytes())
     with pytest.raises(ValueError, match=r"is damaged: it is (a copy of|not the commit)"):
         READS[name](Store(whole.root))
