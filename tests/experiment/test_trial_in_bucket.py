@@ -284,7 +284,7 @@ def test_a_bucket_that_goes_away_is_said_and_the_same_command_goes_on(noised, ma
 def test_among_errors_and_lost_answers_a_trial_gives_the_same_bits(noised, machine, undisturbed, monkeypatch):
     for name, value in CREDENTIALS.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(module, "RETRIES", 3)
+    monkeypatch.setattr(module, "RETRIES", 7)
     dice = random.Random(0)
     with s3_server() as port, contextlib.closing(Proxy(port)) as proxy:
         proxy.fault = lambda method, path, count: dice.choice(["", "", "", "", "refused", "lost"])

@@ -27,9 +27,9 @@ from raydiff.models.training import Diverged
 from raydiff.privacy.filters import Budget
 from raydiff.privacy.ledger import Ledger
 from raydiff.privacy.release import Event, Gaussian, Nothing, already_private, disclose, nothing
-from raydiff.storage import checkpoint
 from raydiff.storage.atomic_files import LeaseLost, write_tensors
 from raydiff.storage.checkpoint import INITIAL, Store
+from raydiff.storage.local import LocalFolder
 from raydiff.tree import Params
 
 KEYS = Keys(0, b"0123456789abcdef", "digest")
@@ -464,24 +464,25 @@ def test_who_trains_while_another_commits_sends_nothing(tmp_path: Path, done: in
     assert len(run(Walk(careless=True), Store(tmp_path))[-1].ledger.entries) == 12  # and the others go on
 
 
-def test_who_stores_while_another_commits_sends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("before", [True, False])
+def test_who_stores_while_another_commits_sends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: bool
+) -> None:
     """Between the look for a stored value and the storing of one's own, and between that and the look at the commit."""
-    real = checkpoint.write_tensors
-    for before in (True, False):
-        root = tmp_path / str(before)
+    real = LocalFolder.put_if_absent
 
-        def write(path: Path, *rest: Any, root: Path = root, before: bool = before, **how: Any) -> None:
-            with monkeypatch.context() as patch:
-                patch.setattr(checkpoint, "write_tensors", real)
-                if path.parent.name == "releases" and before:
-                    everything_else(root)()
-                real(path, *rest, **how)
-                if path.parent.name == "releases" and not before:
-                    everything_else(root)()
+    def put(self: LocalFolder, name: str, data: bytes) -> bool:
+        monkeypatch.setattr(LocalFolder, "put_if_absent", real)
+        if before:
+            everything_else(tmp_path)()
+        stored = real(self, name, data)
+        if not before:
+            everything_else(tmp_path)()
+        return stored
 
-        monkeypatch.setattr(checkpoint, "write_tensors", write)
-        with pytest.raises(LeaseLost):
-            Client(1, Walk(careless=True), own_records(1), keys=KEYS, store=Store(root)).run({"sum": torch.zeros(1)}, 0)
+    monkeypatch.setattr(LocalFolder, "put_if_absent", put)
+    with pytest.raises(LeaseLost):
+        Client(1, Walk(careless=True), own_records(1), keys=KEYS, store=Store(tmp_path)).run({"sum": torch.zeros(1)}, 0)
 
 
 def test_of_two_drivers_of_one_trial_at_most_one_value_leaves_a_client(tmp_path: Path) -> None:
@@ -513,8 +514,8 @@ def test_a_commit_that_is_there_stays(tmp_path: Path) -> None:
     run(Walk(), Store(tmp_path))
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     late = Store(tmp_path)
-    late.save_client(1, 3, {"count": torch.ones(1)})
     for write in (
+        lambda: late.save_client(1, 3, {"count": torch.ones(1)}),
         lambda: late.save_server(3, {"sum": torch.ones(1)}),
         lambda: late.commit(3, {"ledger": Ledger().to_json()}),
     ):
@@ -665,7 +666,9 @@ def test_a_client_knows_what_it_would_have_to_train(tmp_path: Path) -> None:
     assert first.is_trained(0) and client(tmp_path / "b").is_trained(0)  # at hand; in the cache
     assert not client(tmp_path / "b", Walk(init_key="another")).is_trained(0)
     assert client(tmp_path / "b", Walk(init_key=None)).is_trained(0)  # nothing worth keeping
-    Store(tmp_path / "c").save_client(0, 2, {"n": torch.ones(1)})
+    store = Store(tmp_path / "c")
+    store.save_client(0, 2, {"n": torch.ones(1)})
+    store.commit(2, {})
     alone = Client(0, Walk(), own_records(0), keys=KEYS, store=Store(tmp_path / "c"))
     assert alone.is_trained(2) and not alone.is_trained(1)
 

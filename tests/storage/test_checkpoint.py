@@ -234,7 +234,7 @@ def test_commits_are_read_once_a_round_however_many_clients_ask(
 def test_a_process_that_lost_the_trial_changes_no_committed_state(store: Store) -> None:
     store.save_client(8, 0, state(0))
     store.commit(0, RECORD)
-    with pytest.raises(LeaseLost, match="round 0 of .* is committed"):
+    with pytest.raises(LeaseLost, match=r"round 0 of .* is committed"):
         Store(store.root).save_client(8, 0, state(1))
     assert value_of(store, 8, before=1) == 0
 
