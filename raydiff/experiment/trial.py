@@ -278,9 +278,16 @@ def run(trial: Trial, pool: ClientExecutor, *, train: Train | None = None) -> It
         yield {"round": progress.number, "finished": False, "rejected": why, **metrics}
     assert progress is not None  # a method has at least one round
     if resumed:  # Who takes part in no round that is left has not looked at its state since.
-        trial.store.check_clients(pool.clients, before=method.rounds)
+        _check_states(trial, pool.clients)
     final = _finish(trial, pool, progress, spent, log=log, clock=clock)
     yield {"round": method.rounds, "finished": True, **final}
+
+
+def _check_states(trial: Trial, clients: Sequence[int]) -> None:
+    """Raises ValueError if a client's state is damaged or missing. Not for a bucket: it would download them all."""
+    if not trial.store.storage.remote:
+        for client in clients:
+            trial.store.load_client(client, before=trial.experiment.method.rounds)
 
 
 def _finish(

@@ -103,6 +103,7 @@ def save(
     store.save_server(card.round, server)
     for client, state in states.items():
         store.save_client(client, card.round, state)
+    store.flush()
     if states:
         said = {model.privacy for model in models}
         card = replace(card, privacy=said.pop() if len(said) == 1 else "none")

@@ -2,8 +2,8 @@
 
     server-00003.safetensors           the server's state after round 3
     clients/00007-00003.safetensors    client 7's private state after round 3, written by the process that hosts it
-    releases/00007-00003.safetensors   what client 7 sends in round 3 if it is noised, and its event; written BEFORE it
-                                       is sent (write-ahead)
+    releases/00007-00003.safetensors   what client 7 sends in round 3 if it is noised, with its event; written BEFORE it
+                                       is sent (write-ahead log)
     releases/00003-<id>.jsonl          events of messages that are not noised, a line for each client; written ahead too
     commit-00003.json                  what round 3 adds to the ledger, its metrics, the round of each client's latest
                                        state, and the checksum of the commit before. Written last: a round without it
@@ -41,10 +41,10 @@ INITIAL = -1  # the "round" of a client's state before its first one
 
 @dataclass(frozen=True)
 class Store:
-    """The checkpoint of one trial. Cheap to make."""
+    """The checkpoint of one trial. Cheap to create; not safe for several threads."""
 
     root: Path
-    """The trial's folder; in a bucket, the working copy whose place names the trial there."""
+    """The trial's folder; in a bucket, the working folder whose place names the trial there."""
     cache: Path | None = None
     """The folder of `results`; None: nothing is shared."""
     guard: Callable[[], None] | None = None
@@ -53,7 +53,7 @@ class Store:
     _saved: dict[int, int] = field(default_factory=dict, init=False, repr=False, compare=False)
     """Client -> the last round whose state this process has saved."""
     _latest: dict[int, dict[str, int]] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """Committed round -> the round of each client's latest state then; of the commit that was read last."""
+    """The last commit that was read -> the round of each client's latest state then."""
 
     @cached_property
     def storage(self) -> Storage:
@@ -76,22 +76,21 @@ class Store:
         """The server's state after a committed round. Raises ValueError if it is damaged or missing."""
         return self._required(_server(number))
 
-    def has_server(self, number: int) -> bool:
-        """Whether the server's state after this round is stored."""
-        return self.storage.modified(_server(number)) is not None
-
     def save_client(self, client: int, number: int, state: Params) -> None:
-        """Store a client's private state after a round, in the background; `note` and `commit` wait for it.
+        """Store a client's private state after a round, in the background: `flush`, `note` and `commit` wait for it.
 
         Raises LeaseLost as `check_open`, and OSError if an earlier write has failed.
         """
         self.check_open(number)
-        if self._saved.get(client) == number:  # Two writes of one name must not run at once.
-            self._finish_writes()
+        limit = 0 if self._saved.get(client) == number else 2 * WRITERS  # No two writes of one name at once.
+        self.flush(limit)
         name = _numbered("clients", client, number)
         self._writes.append(writers().submit(self.storage.put, name, self._dump(name, state)))
         self._saved[client] = number
-        while len(self._writes) > 2 * WRITERS:
+
+    def flush(self, limit: int = 0) -> None:
+        """Wait until at most `limit` states are still being written. Raises OSError if a write has failed."""
+        while len(self._writes) > limit:
             self._writes.pop(0).result()
 
     def load_client(self, client: int, *, before: int) -> Params | None:
@@ -104,26 +103,31 @@ class Store:
 
     def client_state(self, client: int, number: int) -> Params | None:
         """A client's state after exactly this round, committed or not; None if there is none."""
-        self._finish_writes()
+        self.flush()
         stored = self._load(_numbered("clients", client, number))
         return None if stored is None else stored[0]
 
-    def check_clients(self, clients: Iterable[int], *, before: int) -> None:
-        """Raises ValueError as `load_client`, for each client. Skipped for a bucket: it would download all states."""
-        if not self.storage.remote:
-            for client in clients:
-                self.load_client(client, before=before)
+    def _latest_states(self, before: int) -> dict[str, int]:
+        """Client -> the round of its latest state, by the last commit of a round earlier than `before`."""
+        if before - 1 not in self._latest:
+            numbers = [number for number in self._committed() if number < before] if before > 0 else []
+            if not numbers:
+                return {}
+            before = numbers[-1] + 1
+            latest = self._record(before - 1)[0]["states"]
+            self._latest.clear()
+            self._latest[before - 1] = latest
+        return self._latest[before - 1]
 
     # --- messages, written ahead
 
     def save_release(
         self, client: int, number: int, release: Release, metrics: Mapping[str, float] = types.MappingProxyType({})
     ) -> Release:
-        """Store a noised message before it is sent, and return the one to send now and whenever asked again.
+        """Store a noised message before it is sent; returns the one to send, now and whenever asked again.
 
         Resending the stored bytes spends nothing. The first stored message counts, since the same noise on two values
-        (a process believed dead may still compute) would reveal their difference. For the same reason nothing noised
-        may be sent in a committed round: its commit has removed the first message. A message that is not noised is
+        (a process believed dead may still compute) would reveal their difference. A message that is not noised is
         returned as it is; `note` records it.
 
         Args:
@@ -133,7 +137,8 @@ class Store:
             metrics: The client's metrics, which a resent message has too.
 
         Raises:
-            LeaseLost: The round is committed, or the driver has lost the sweep.
+            LeaseLost: As `check_open`. Nothing noised may be sent in a committed round, whose commit has removed the
+                first message.
         """
         if not isinstance(release.event, Gaussian):
             return release
@@ -153,22 +158,20 @@ class Store:
 
     def load_sent(self, client: int, number: int) -> tuple[Release, dict[str, float], bool] | None:
         """The same with the client's metrics, and whether the state that it made in the round is intact: a power loss
-        can remove that state and leave a message that was stored after it."""
+        can remove that state and leave the message."""
         if (stored := self._load(_numbered("releases", client, number))) is None:
             return None
         value, about = stored
-        intact = True
-        if about["state"]:
-            try:
-                intact = self.client_state(client, number) is not None
-            except ValueError:
-                intact = False
+        try:
+            intact = not about["state"] or self.client_state(client, number) is not None
+        except ValueError:
+            intact = False
         return already_private(value, event_from_dict(about["event"]), copy=False), about["metrics"], intact
 
     def note(self, number: int, sent: Iterable[tuple[int, Event, int]]) -> None:
         """Write ahead what messages reveal, so that nothing is forgotten if the round never commits.
 
-        Returns once the states of their clients are stored too. Noised messages are recorded by `save_release`.
+        Returns once the states of their clients are stored too. Noised messages were recorded by `save_release`.
 
         Args:
             number: The round.
@@ -177,7 +180,7 @@ class Store:
         Raises:
             LeaseLost: As `check_open`; then nothing may be sent.
         """
-        self._finish_writes()
+        self.flush()
         lines = [
             sealed({"client": client, "event": event_to_dict(event), "bytes": size})
             for client, event, size in sent
@@ -192,21 +195,21 @@ class Store:
 
         Raises ValueError if a file is damaged.
         """
-        found: dict[tuple[int, int], Mapping[str, Any]] = {}
+        messages: dict[tuple[int, int], Mapping[str, Any]] = {}
         names = [name for name in self.storage.list_names("releases") if _round(name) > number]
         for name in sorted(names, key=lambda name: name.endswith(".jsonl")):  # Of two, the unprotected message counts.
             for client, about in self._messages(name):
-                found[_round(name), client] = about
+                messages[_round(name), client] = about
         return [
             (later, client, event_from_dict(about["event"]), int(about["bytes"]))
-            for (later, client), about in sorted(found.items())
+            for (later, client), about in sorted(messages.items())
         ]
 
     def _messages(self, name: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
         """(client, what its message reveals) in a file of releases/."""
         if name.endswith(".safetensors"):
             if (stored := self._load(f"releases/{name}")) is not None:  # else a commit has just removed it
-                yield _parse(name)[0], stored[1]
+                yield int(name.partition("-")[0]), stored[1]
             return
         where = self.storage.describe(f"releases/{name}")
         for line in (self.storage.get(f"releases/{name}") or b"").splitlines():
@@ -218,21 +221,16 @@ class Store:
     def commit(self, number: int, record: dict[str, Any]) -> None:
         """Make a round count, then remove what no resume can need: older states, and messages up to this round.
 
-        Raises LeaseLost, and changes nothing, if the round is committed already or the guard says so.
+        Raises LeaseLost as `check_open`; then nothing is changed.
         """
-        self._finish_writes()
-        states = [_parse(name) for name in self.storage.list_names("clients")]
-        before = self.storage.get(_commit(number - 1))
+        self.flush()
+        states = [(int(name.partition("-")[0]), _round(name)) for name in self.storage.list_names("clients")]
         latest = {**self._latest_states(number), **{str(client): number for client, of in states if of == number}}
-        whole = {
-            **record,
-            "states": {"server": self.has_server(number), "clients": latest},
-            "previous": _sha256(before) if before is not None else None,
-        }
+        previous = self.storage.get(_commit(number - 1))
+        whole = {**record, "states": latest, "previous": None if previous is None else _sha256(previous)}
         self.check_open(number)
         if not self.storage.put_if_absent(_commit(number), sealed(whole).encode()):
             raise self._committed_already(number)
-        self._remember(number, latest)
         old = [name for name in self.storage.list_names() if name.startswith("server-") and _number(name) < number]
         old += [f"releases/{name}" for name in self.storage.list_names("releases") if _round(name) <= number]
         old += [_numbered("clients", c, of) for c, of in states if of < latest.get(str(c), INITIAL - 1)]
@@ -272,51 +270,32 @@ class Store:
 
     def _record(self, number: int) -> tuple[dict[str, Any], str]:
         """A commit's fields and its checksum."""
-        data = self.storage.get(_commit(number))
-        if data is None:
-            raise ValueError(f"{self.storage.describe('')} has lost commit {number}: what it has spent is not known")
+        if (data := self.storage.get(_commit(number))) is None:
+            where = self.storage.describe("")
+            raise ValueError(f"{where} has lost commit {number}: what it has spent is not known")
         return parse_json(data, self.storage.describe(_commit(number)), needs="states", checksum=True), _sha256(data)
 
     def _records(self) -> Iterator[dict[str, Any]]:
         previous: str | None = None
-        numbers = self._committed()
-        for expected, number in enumerate([*numbers, *self._lost(numbers)]):
-            if expected != number:
-                where = self.storage.describe("")
-                raise ValueError(f"{where} has lost commit {expected}: what it has spent is not known")
+        committed = self._committed()
+        for number in range(max([*committed, *self._lost(committed)], default=INITIAL) + 1):
             record, checksum = self._record(number)
             if record["previous"] != previous:
-                damaged = self.storage.describe(_commit(number - 1))
-                raise ValueError(f"{damaged} is damaged: it is not the commit that round {number} followed")
+                where = self.storage.describe(_commit(number - 1))
+                raise ValueError(f"{where} is damaged: it is not the commit that round {number} followed")
             previous = checksum
             yield record
 
     def _lost(self, committed: Sequence[int]) -> list[int]:
-        """The round after one whose commit is gone, if other files show it: a commit removes the server states before
-        it, and nobody sends anything, or stores a state, in a round before the one before it is committed."""
+        """The last commit if it is gone and other files show it: a commit removes the server states before it, and
+        nobody sends anything, or stores a state, in a round before the one before it is committed."""
         last = committed[-1] if committed else INITIAL
         servers = {_number(name) for name in self.storage.list_names() if name.startswith("server-")}
         lost = bool(servers) and max(servers) > last and last not in servers and max(servers) > 0
         begun = [_round(name) for folder in ("clients", "releases") for name in self.storage.list_names(folder)]
-        return [last + 2] if lost or max(begun, default=0) > last + 1 else []
+        return [last + 1] if lost or max(begun, default=0) > last + 1 else []
 
-    def _latest_states(self, before: int) -> dict[str, int]:
-        """Client -> the round of its latest state, by the last commit of a round earlier than `before`."""
-        if before <= 0:
-            return {}
-        if before - 1 in self._latest:
-            return self._latest[before - 1]
-        numbers = [number for number in self._committed() if number < before]
-        if not numbers:
-            return {}
-        self._remember(numbers[-1], self._record(numbers[-1])[0]["states"]["clients"])
-        return self._latest[numbers[-1]]
-
-    def _remember(self, number: int, latest: dict[str, int]) -> None:
-        self._latest.clear()
-        self._latest[number] = latest
-
-    # --- files of tensors
+    # --- files
 
     def _dump(self, name: str, value: Tensors, **about: Any) -> bytes:
         return dump_tensors(value, json.dumps({**about, "file": self._identity(name)}))
@@ -332,7 +311,7 @@ class Store:
         return value, about
 
     def _required(self, name: str) -> Params:
-        self._finish_writes()
+        self.flush()
         if (stored := self._load(name)) is None:
             raise ValueError(f"{self.storage.describe(name)} is gone, and the trial cannot go on without it")
         return stored[0]
@@ -340,10 +319,6 @@ class Store:
     def _identity(self, name: str) -> str:
         """The trial and the name; the name alone outside a sweep, as in a saved sampler, which may be moved."""
         return f"{self.root.name}/{name}" if self.root.parent.name == "trials" else name
-
-    def _finish_writes(self) -> None:
-        while self._writes:
-            self._writes.pop(0).result()
 
 
 def _sha256(data: bytes) -> str:
@@ -363,16 +338,10 @@ def _numbered(kind: str, client: int, number: int) -> str:
 
 
 def _number(name: str) -> int:
-    """The round in the name of a commit or of a server's state."""
+    """The round of a commit or of a server's state."""
     return int(name.partition("-")[2].partition(".")[0])
-
-
-def _parse(name: str) -> tuple[int, int]:
-    """(client, round) in the name of a state or a noised message: at least five digits each."""
-    client, _, number = name.partition(".")[0].partition("-")
-    return int(client), int(number)
 
 
 def _round(name: str) -> int:
     """The round of a state or message: <client>-<round>.safetensors or <round>-<id>.jsonl."""
-    return int(name.partition("-")[0]) if name.endswith(".jsonl") else _parse(name)[1]
+    return int(name.partition("-")[0]) if name.endswith(".jsonl") else _number(name)

@@ -56,15 +56,12 @@ class Lease:
 def held(sweep: Path) -> Iterator[Lease]:
     """Hold the lease of the sweep in this folder, which is created if needed; removed again if nothing was begun.
 
-    A process whose lease is lost, because it stood still for long, is ended at once: what an orderly end would write,
-    outcomes and runs of MLflow, is the other driver's now.
-
-    Raises:
-        ValueError: Another driver runs the sweep; says which.
+    A process that loses the lease, because it stood still for long, is ended at once: what an orderly end would write
+    is the other driver's now. Raises ValueError, which names the driver, if another one runs the sweep.
     """
     me = _me()
     lease, over = _take(sweep, me), threading.Event()
-    beat = threading.Thread(target=_beat, args=(lease, over), name=_thread(lease), daemon=True)
+    beat = threading.Thread(target=_beat, args=(lease, over), daemon=True)
     beat.start()
     try:
         yield lease
@@ -98,31 +95,17 @@ def _outlive(sweep: Path, storage: Storage, number: int) -> None:
     lives = ValueError(f"{sweep.name} is being run by {who}: wait until it has ended, stop it, or give another --name")
     if driver.get("ended") or beat is None:
         return
-    if all(driver.get(k) == v is not None for k, v in _machine().items()):
-        if driver.get("started") == _started(driver["pid"]) and not _was_ours(driver["pid"], sweep, number):
+    if all(driver.get(k) == v is not None for k, v in machine().items()):
+        if driver.get("started") == process_start(driver["pid"]):
             raise lives
         return
     if (silent := _now(storage) - beat) < SILENCE_S:
         says = f"no heartbeat of the driver of {sweep.name} on {driver['host']} for {max(silent, 0):.0f} s"
         print(f"{says}; it counts as dead after {SILENCE_S:.0f} s", flush=True)
     while _now(storage) - beat < SILENCE_S:
-        _pause()
+        time.sleep(1.0)
         if storage.modified(_name(number)) not in (beat, None):
             raise lives
-
-
-def _was_ours(pid: int, sweep: Path, number: int) -> bool:
-    """Whether this very process had the lease, and could not write that it has ended, as on a full disk."""
-    name = _thread(Lease(sweep, number))
-    return pid == os.getpid() and all(thread.name != name for thread in threading.enumerate())
-
-
-def _thread(lease: Lease) -> str:
-    return f"lease {lease.number} of {lease.sweep}"
-
-
-def _pause() -> None:
-    time.sleep(1.0)
 
 
 def _now(storage: Storage) -> float:
@@ -167,22 +150,22 @@ def _release(lease: Lease, me: dict[str, Any]) -> None:
 
 def _me() -> dict[str, Any]:
     since = time.strftime("%Y-%m-%d %H:%M:%S")
-    return {**_machine(), "pid": os.getpid(), "started": _started(os.getpid()), "since": since, "ended": False}
+    return {**machine(), "pid": os.getpid(), "started": process_start(os.getpid()), "since": since, "ended": False}
 
 
-def _machine() -> dict[str, str | None]:
+def machine() -> dict[str, str | None]:
     """What identifies a machine on which process numbers mean something: the boot and, for containers, the namespace.
     None where the system does not say: then only silence counts."""
-    machine: dict[str, str | None] = {"host": platform.node(), "boot": None, "numbering": None}
+    about: dict[str, str | None] = {"host": platform.node(), "boot": None, "numbering": None}
     with contextlib.suppress(OSError):
-        machine["boot"] = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        machine["numbering"] = os.readlink("/proc/self/ns/pid")
-    return machine
+        about["boot"] = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        about["numbering"] = os.readlink("/proc/self/ns/pid")
+    return about
 
 
-def _started(pid: int) -> str | None:
-    """When a process was started, in clock ticks since the boot, which tells apart two with one number. None: it is
-    gone."""
+def process_start(pid: int) -> str | None:
+    """When a process was started, in clock ticks since the boot, which tells apart two with one number; None if it has
+    ended."""
     try:
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

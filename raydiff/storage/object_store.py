@@ -1,13 +1,12 @@
-"""`Storage` in a bucket of an object store, and the encryption of what tells of clients there.
+"""`Storage` in a bucket of an object store, and its encryption.
 
-The store must support conditional puts and list consistently: Amazon S3, Google Cloud Storage and S3 servers that know
-`If-None-Match` do. Through obstore: of the Python clients it is the one that can put a name only if it is absent.
+The store must support conditional puts and list consistently, as Amazon S3, Google Cloud Storage and S3 servers with
+`If-None-Match` do. obstore is the Python client that can put a name only if it is absent.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import functools
 import json
 import os
@@ -31,17 +30,47 @@ PART_BYTES = 8 * 2**20  # larger objects are put in parts, and each part is retr
 
 
 class Unreachable(OSError):
-    """The store does not answer, or fails. Has the name that was asked for, and why."""
+    """The store fails or does not answer; one sentence names the object and the reason."""
 
-    def __init__(self, name: str, why: object) -> None:
-        self._arguments = name, str(why)
-        super().__init__(errno.EIO, f"{name} cannot be reached: {' '.join(str(why).split())[:400]}")
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), self._arguments  # OSError would pass its own two.
+@dataclass(frozen=True)
+class Cipher:
+    """AES-256-GCM under a key derived from a sweep's noise secret, which the sweep's working folder has.
 
-    def __str__(self) -> str:
-        return str(self.strerror)
+    Without the secret the bytes cannot be read, nor changed or moved to another key of the bucket unnoticed.
+    """
+
+    sweep: Path
+
+    def encrypt(self, data: bytes, key: str) -> bytes:
+        """Encrypt the object of this key, in pieces."""
+        cipher, view, pieces = self._cipher(), memoryview(data), []
+        count = max(1, -(-len(data) // CHUNK_BYTES))
+        for i in range(count):
+            nonce = os.urandom(12)
+            piece = view[i * CHUNK_BYTES : (i + 1) * CHUNK_BYTES]
+            pieces += [nonce, cipher.encrypt(nonce, piece, _about(key, i, count))]
+        return b"".join(pieces)
+
+    def decrypt(self, data: bytes, key: str) -> bytes:
+        """Undo `encrypt`. Raises ValueError if the data is damaged, or encrypted under another secret or key."""
+        from cryptography.exceptions import InvalidTag
+
+        cipher, size = self._cipher(), CHUNK_BYTES + OVERHEAD_BYTES
+        pieces = [data[start : start + size] for start in range(0, max(1, len(data)), size)]
+        try:
+            return b"".join(cipher.decrypt(p[:12], p[12:], _about(key, i, len(pieces))) for i, p in enumerate(pieces))
+        except (InvalidTag, ValueError):
+            raise ValueError("is damaged, or encrypted under another noise secret") from None
+
+    def _cipher(self) -> Any:
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+        if not (self.sweep / "secret").exists():
+            name = self.sweep.name
+            raise ValueError(f"client data is encrypted: RAYDIFF_NOISE_SECRET must be the noise secret of {name}")
+        secret = (self.sweep / "secret").read_bytes()
+        return AESGCM(bytes.fromhex(seeding.keyed_digest(secret, "bucket", self.sweep.name)))
 
 
 @dataclass(frozen=True)
@@ -54,6 +83,8 @@ class ObjectStore:
     uri: str
     prefix: str = ""
     """Folder in the bucket, below the URI's own."""
+    cipher: Cipher | None = None
+    """Encrypts the contents; names, sizes and times stay readable."""
     remote: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -75,12 +106,12 @@ class ObjectStore:
         return f"{self.prefix}/{name}".strip("/")
 
     def put(self, name: str, data: bytes) -> None:
-        """Put an object."""
+        data = self.cipher.encrypt(data, self.key(name)) if self.cipher else data
         with self._request(name) as store:
             store.put(self.key(name), data, use_multipart=len(data) > PART_BYTES, chunk_size=PART_BYTES)
 
     def put_if_absent(self, name: str, data: bytes) -> bool:
-        """Put an object unless it exists, by a conditional request. After a lost answer the object is read back."""
+        data = self.cipher.encrypt(data, self.key(name)) if self.cipher else data
         until = time.monotonic() + RETRY_S
         while True:
             try:
@@ -88,47 +119,50 @@ class ObjectStore:
                     try:
                         store.put(self.key(name), data, mode="create")
                     except _obstore().exceptions.AlreadyExistsError:
-                        return self.get(name) == data
+                        return self._stored(name) == data
                 return True
             except Unreachable:  # obstore does not repeat a conditional put without an answer: it may have succeeded.
-                if (existing := self.get(name)) is not None:
+                if (existing := self._stored(name)) is not None:
                     return existing == data
                 if time.monotonic() > until:
                     raise
 
     def get(self, name: str) -> bytes | None:
-        """The object's bytes; None if there is none."""
-        with contextlib.suppress(FileNotFoundError), self._request(name) as store:
-            return bytes(store.get(self.key(name)).bytes())
-        return None
+        data = self._stored(name)
+        if data is None or self.cipher is None:
+            return data
+        try:
+            return self.cipher.decrypt(data, self.key(name))
+        except ValueError as e:
+            raise ValueError(f"{self.describe(name)} {e}") from None
 
     def list_names(self, folder: str = "") -> list[str]:
-        """Names of the objects and folders in a folder."""
         with self._request(folder) as store:
             listed = store.list_with_delimiter(self.key(folder) or None)
         keys = [*listed["common_prefixes"], *(entry["path"] for entry in listed["objects"])]
         return sorted(key.rstrip("/").rpartition("/")[2] for key in keys)
 
     def delete(self, names: Iterable[str]) -> None:
-        """Remove objects; what cannot be removed stays."""
         for name in names:
             with contextlib.suppress(OSError), self._request(name) as store:
                 store.delete(self.key(name))
 
     def modified(self, name: str) -> float | None:
-        """When the object was put, by the store's clock; None if there is none."""
         with contextlib.suppress(FileNotFoundError), self._request(name) as store:
             return float(store.head(self.key(name))["last_modified"].timestamp())
         return None
 
     def touch(self, name: str) -> None:
-        """Put the object again."""
         if (data := self.get(name)) is not None:
             self.put(name, data)
 
     def describe(self, name: str) -> str:
-        """The object's URI."""
         return f"{self.name}/{self.key(name)}".rstrip("/")
+
+    def _stored(self, name: str) -> bytes | None:
+        with contextlib.suppress(FileNotFoundError), self._request(name) as store:
+            return bytes(store.get(self.key(name)).bytes())
+        return None
 
     @contextlib.contextmanager
     def _request(self, name: str) -> Iterator[Any]:
@@ -137,84 +171,8 @@ class ObjectStore:
         except (FileNotFoundError, _obstore().exceptions.NotFoundError):
             raise FileNotFoundError(name) from None
         except _obstore().exceptions.BaseError as e:
-            raise Unreachable(self.describe(name), e) from None
-
-
-@dataclass(frozen=True)
-class Encrypted:
-    """`Storage` whose contents only holders of the sweep's noise secret can read, change or exchange unnoticed.
-
-    AES-256-GCM under a key derived from the secret. An object is bound to its key in the bucket, so that it is refused
-    in the place of another. Names, sizes and times stay readable.
-    """
-
-    inner: ObjectStore
-    sweep: Path
-    """The working folder of the sweep, which has its secret."""
-    remote: ClassVar[bool] = True
-
-    def put(self, name: str, data: bytes) -> None:
-        """Put an object, encrypted."""
-        self.inner.put(name, self._encrypt(data, self.inner.key(name)))
-
-    def put_if_absent(self, name: str, data: bytes) -> bool:
-        """Put an object unless it exists, encrypted."""
-        return self.inner.put_if_absent(name, self._encrypt(data, self.inner.key(name)))
-
-    def get(self, name: str) -> bytes | None:
-        """The object's decrypted bytes. Raises ValueError if it is damaged, or encrypted under another secret."""
-        if (data := self.inner.get(name)) is None:
-            return None
-        from cryptography.exceptions import InvalidTag
-
-        cipher, key, size = self._cipher, self.inner.key(name), CHUNK_BYTES + OVERHEAD_BYTES
-        pieces = [data[start : start + size] for start in range(0, max(1, len(data)), size)]
-        try:
-            return b"".join(cipher.decrypt(p[:12], p[12:], _about(key, i, len(pieces))) for i, p in enumerate(pieces))
-        except (InvalidTag, ValueError):
-            why = "is damaged, or encrypted under another noise secret"
-            raise ValueError(f"{self.describe(name)} {why}") from None
-
-    def list_names(self, folder: str = "") -> list[str]:
-        """Names of the objects and folders in a folder."""
-        return self.inner.list_names(folder)
-
-    def delete(self, names: Iterable[str]) -> None:
-        """Remove objects."""
-        self.inner.delete(names)
-
-    def modified(self, name: str) -> float | None:
-        """When the object was put."""
-        return self.inner.modified(name)
-
-    def touch(self, name: str) -> None:
-        """Put the object again."""
-        self.inner.touch(name)
-
-    def describe(self, name: str) -> str:
-        """The object's URI."""
-        return self.inner.describe(name)
-
-    def _encrypt(self, data: bytes, key: str) -> bytes:
-        view, pieces = memoryview(data), []
-        count = max(1, -(-len(data) // CHUNK_BYTES))
-        for i in range(count):
-            nonce = os.urandom(12)
-            piece = view[i * CHUNK_BYTES : (i + 1) * CHUNK_BYTES]
-            pieces += [nonce, self._cipher.encrypt(nonce, piece, _about(key, i, count))]
-        return b"".join(pieces)
-
-    @functools.cached_property
-    def _cipher(self) -> Any:
-        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-
-        if not (self.sweep / "secret").exists():
-            raise ValueError(
-                f"client data in {self.inner.name} is encrypted: RAYDIFF_NOISE_SECRET must be the noise secret of "
-                f"{self.sweep.name}"
-            )
-        secret = (self.sweep / "secret").read_bytes()
-        return AESGCM(bytes.fromhex(seeding.keyed_digest(secret, "bucket", self.sweep.name)))
+            why = " ".join(str(e).split())[:400]
+            raise Unreachable(f"{self.describe(name)} cannot be reached: {why}") from None
 
 
 def is_bucket(storage: str) -> bool:

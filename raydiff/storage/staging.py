@@ -8,20 +8,17 @@ Checkpoints go to the bucket directly; files for people go there by `artifact_sy
 
 from __future__ import annotations
 
-import fcntl
-import functools
 import hashlib
 import json
 import os
-import platform
 import re
 import shutil
 import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
 
 from raydiff.storage.atomic_files import appearing, write_text
+from raydiff.storage.lease import machine, process_start
 from raydiff.storage.object_store import MARK, ObjectStore, bucket_at, is_bucket
 
 PLACE = "RAYDIFF_CACHE"
@@ -95,27 +92,14 @@ def write_secret(path: Path, secret: bytes, *, if_absent: bool = False) -> None:
         temporary.write_bytes(secret)
 
 
-_LOCKS: list[IO[str]] = []  # open, and so locked, as long as this process lives
-
-
-@functools.cache
 def _process_folder(uri: str) -> Path:
-    """A folder of this process alone. Removes those of this machine's processes that have ended; on shared home folders
-    a lock of another machine shows nothing."""
-    processes = root(uri) / "processes" / platform.node()
-    processes.mkdir(parents=True, exist_ok=True, mode=0o700)
-    for path in processes.glob("*.lock"):
-        with path.open() as f:
-            try:
-                fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                continue
-            shutil.rmtree(path.with_suffix(""), ignore_errors=True)
-            path.unlink(missing_ok=True)
-    folder = processes / uuid.uuid4().hex[:12]
-    lock = folder.with_suffix(".new").open("w")
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    folder.with_suffix(".new").rename(folder.with_suffix(".lock"))  # Visible to others only once it is locked.
-    _LOCKS.append(lock)
-    begin(folder, uri)
-    return folder
+    """A folder of this process alone; those of this machine's processes that have ended are removed."""
+    here = hashlib.sha256(repr(machine()).encode()).hexdigest()[:12]  # Others' process numbers mean nothing here.
+    processes, mine = root(uri) / "processes" / here, f"{os.getpid()}-{process_start(os.getpid())}"
+    if not (processes / mine).exists():
+        for path in processes.glob("*"):
+            pid, _, started = path.name.partition("-")
+            if str(process_start(int(pid))) != started:
+                shutil.rmtree(path, ignore_errors=True)
+        begin(processes / mine, uri)
+    return processes / mine

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from raydiff.storage.local import LocalFolder
-from raydiff.storage.object_store import Encrypted, ObjectStore, bucket_at
+from raydiff.storage.object_store import Cipher, ObjectStore, bucket_at
 
 WRITERS = 8  # threads that put and get at once: files are synced ten times as fast together, requests overlap
 
@@ -68,8 +68,7 @@ def storage_at(folder: Path, *, private: bool = False) -> Storage:
         if (uri := bucket_at(root)) is None:
             continue
         parts = at.parts[len(at.parts) - levels :]
-        inner = ObjectStore(uri, "/".join(parts))
-        return Encrypted(inner, root.joinpath(*parts[:2])) if private else inner
+        return ObjectStore(uri, "/".join(parts), Cipher(root.joinpath(*parts[:2])) if private else None)
     return LocalFolder(folder)
 
 

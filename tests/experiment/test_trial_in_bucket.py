@@ -255,11 +255,11 @@ def test_a_bucket_that_goes_away_is_said_and_the_same_command_goes_on(noised, ma
     expected = rd.run(folder, name="r", track=False)
 
     def gone(call: Callable[..., object], how: str) -> Callable[..., object]:
-        def wrapped(self: ObjectStore, name: str, *arguments: object) -> object:
+        def wrapped(self: ObjectStore, name: str = "", *arguments: object) -> object:
             nonlocal commits
             commits += "commit-" in name and how == "put_if_absent"
             if commits > 1:
-                raise Unreachable(f"{self.name}/{name}", "503 Slow Down")
+                raise Unreachable(f"{self.name}/{name} cannot be reached: 503 Slow Down")
             return call(self, name, *arguments)
 
         return wrapped

@@ -164,7 +164,7 @@ def test_a_server_state_that_is_gone(copied) -> None:
     folder = copied.folder("pfdm")
     for state in folder.glob("server-*"):
         state.unlink()
-    assert refusal(open_finished, folder) == f"the server's state is gone from {folder}"
+    assert refusal(open_finished, folder).startswith(f"{folder}/server-")
 
 
 def test_a_trial_of_another_version(copied) -> None:

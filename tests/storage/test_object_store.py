@@ -12,7 +12,7 @@ from s3_server import CREDENTIALS, LATE_S, Proxy, s3_server
 from raydiff.storage import object_store as module
 from raydiff.storage import staging
 from raydiff.storage.local import LocalFolder
-from raydiff.storage.object_store import CHUNK_BYTES, Encrypted, ObjectStore, Unreachable
+from raydiff.storage.object_store import CHUNK_BYTES, Cipher, ObjectStore, Unreachable
 from raydiff.storage.storage import Storage, storage_at
 
 SECRET = bytes(range(32))
@@ -40,9 +40,9 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
     if request.param == "folder":
         return LocalFolder(tmp_path / request.node.name)
     proxy = request.getfixturevalue("proxy")
-    store = ObjectStore(proxy.uri, f"{request.param}/{request.node.name}")
     (tmp_path / "secret").write_bytes(SECRET)
-    return store if request.param == "bucket" else Encrypted(store, tmp_path)
+    cipher = None if request.param == "bucket" else Cipher(tmp_path)
+    return ObjectStore(proxy.uri, f"{request.param}/{request.node.name}", cipher)
 
 
 def test_every_storage_keeps_what_is_put(storage: Storage) -> None:
@@ -129,8 +129,8 @@ def test_a_uri_that_will_not_do(uri: str, says: str) -> None:
 @pytest.mark.parametrize("size", [0, 5, CHUNK_BYTES + 5])
 def test_encrypted_bytes_are_refused_if_changed_exchanged_or_under_another_secret(tmp_path: Path, size: int) -> None:
     (tmp_path / "secret").write_bytes(SECRET)
-    store, data = ObjectStore(f"file://{tmp_path}/bucket"), b"x" * size
-    encrypted = Encrypted(store, tmp_path)
+    uri, data = f"file://{tmp_path}/bucket", b"x" * size
+    store, encrypted = ObjectStore(uri), ObjectStore(uri, cipher=Cipher(tmp_path))
     encrypted.put("a", data)
     stored = store.get("a")
     assert encrypted.get("a") == data and stored is not None and (not size or b"xxxxx" not in stored)
@@ -146,10 +146,10 @@ def test_encrypted_bytes_are_refused_if_changed_exchanged_or_under_another_secre
     store.put("a", stored)
     (tmp_path / "secret").write_bytes(SECRET[::-1])
     with pytest.raises(ValueError, match="another noise secret"):
-        Encrypted(store, tmp_path).get("a")
+        encrypted.get("a")
     (tmp_path / "secret").unlink()
     with pytest.raises(ValueError, match="RAYDIFF_NOISE_SECRET must be the noise secret of"):
-        Encrypted(store, tmp_path).get("a")
+        encrypted.get("a")
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"url": "s3://lab"}'])
