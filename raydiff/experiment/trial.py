@@ -148,7 +148,8 @@ def begin(trial: Trial) -> None:
     if trial.owner is not None:
         trial.owner()
     heartbeat.forget(trial.folder)
-    artifact_sync.to_go_on(trial.folder)
+    if artifact_sync.get(trial.folder) and (trial.outcome() or {}).get("outcome") != "finished":
+        (trial.folder / "outcome.json").unlink(missing_ok=True)  # It is about to have another one.
     write_text(trial.folder / "config.json", sealed(overrides.to_dict(without_secret(trial.experiment)), indent=1))
     artifact_sync.put(trial.folder)
 

@@ -193,7 +193,7 @@ def open_finished(folder: Path) -> Finished:
         raise ValueError(f"{folder} was made by another version of raydiff: here its digest is {experiment.digest}")
     trial = Trial(experiment, folder.parents[1])
     outcome = _finished(trial)
-    trial.store.check()  # what the outcome says was spent by these commits
+    trial.store.ledger()  # what the outcome says was spent by these commits
     last = trial.store.last_commit()
     if last is None:
         raise ValueError(f"the commits are gone from {folder}")

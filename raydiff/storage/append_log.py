@@ -4,10 +4,9 @@
     <folder>/00002.json     the next one, with the checksum of the file before it
     <storage>/sweeps/.budgeted/<folder's name>    that the log exists, in another place; written before record 2
 
-A number is taken by an atomic link of a file that is on the disk already. So a record exists whole or not at all,
-whenever a process dies; of several processes that add at once one succeeds, and the others read again; no dead process
-can hold a lock. The checksums show a flipped bit, a cut file or a missing one; the marker shows that the first or all
-records are missing; and the record numbers that trials note show that the last ones are (`experiment.spending`).
+A number is taken by an atomic link of a file that is on the disk already: of several processes that add at once one
+succeeds, the others read again, and no dead process holds a lock. The checksums show a flipped bit, a cut file or a
+missing one; the marker that the first or all records are missing; the numbers that trials note that the last ones are.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class BudgetLog:
             record = read_json(path, checksum=True)
             if record.pop("previous", "") != previous:
                 raise ValueError(f"{path} is damaged: it does not follow the record before it")
-            previous = _sha256(path)
+            previous = hashlib.sha256(path.read_bytes()).hexdigest()
             records.append(record)
         later = any(p.stem.isdigit() and int(p.stem) > len(records) + 1 for p in self.folder.glob("*.json"))
         if later or (marked and not records):
@@ -62,12 +61,9 @@ class BudgetLog:
 
         Raises FileExistsError if another process was faster.
         """
-        previous = None if number == 1 else _sha256(self._file(number - 1))
+        before = self._file(number - 1)
+        previous = None if number == 1 else hashlib.sha256(before.read_bytes()).hexdigest()
         write_text(self._file(number), sealed({**record, "previous": previous}), durable=True, if_absent=True)
 
     def _file(self, number: int) -> Path:
         return self.folder / f"{number:05d}.json"
-
-
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+from raydiff.storage.checksums import dump_tensors, load_tensors
 from raydiff.tree import Params, Tensors
 
 
@@ -17,15 +18,11 @@ class LeaseLost(ValueError):
 
 def write_tensors(path: Path, tensors: Tensors, *, note: str = "") -> None:
     """Write a safetensors file with a checksum; `note` goes into its header."""
-    from raydiff.storage.checksums import dump_tensors
-
     write_bytes(path, dump_tensors(tensors, note))
 
 
 def read_tensors(path: Path) -> tuple[Params, str]:
     """(tensors, note) of a file that `write_tensors` wrote. Raises ValueError with the path if it is damaged."""
-    from raydiff.storage.checksums import load_tensors
-
     return load_tensors(path.read_bytes(), path)
 
 
@@ -45,13 +42,8 @@ def write_bytes(path: Path, data: bytes, *, durable: bool = False, if_absent: bo
 def appearing(path: Path, *, durable: bool = False, if_absent: bool = False) -> Iterator[Path]:
     """A temporary name beside `path` (".<name>.<8 hex digits>") that becomes `path` if the block succeeds.
 
-    Args:
-        path: The target; its folder is made if needed.
-        durable: Sync the file and its name to the disk before returning.
-        if_absent: Never replace a file. Of several processes that try at once, one succeeds.
-
-    Raises:
-        FileExistsError: `if_absent`, and the target exists.
+    `durable` syncs the file and its name to the disk. `if_absent` raises FileExistsError if `path` exists; of several
+    processes that try at once, one succeeds.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")

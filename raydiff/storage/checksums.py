@@ -29,17 +29,10 @@ def dump_tensors(tensors: Tensors, note: str = "") -> bytes:
 
 
 def load_tensors(data: bytes, where: object) -> tuple[Params, str]:
-    """Read what `dump_tensors` made.
+    """The tensors and the note of a file that `dump_tensors` made; `where` it is, for the message.
 
-    Args:
-        data: The file.
-        where: Its path or URI, for the message.
-
-    Returns:
-        The tensors, aligned as freshly allocated ones are (products of them have the same bits), and the note.
-
-    Raises:
-        ValueError: The file is damaged or has no checksum.
+    They are aligned as freshly allocated ones are, so that their products have the same bits. Raises ValueError if the
+    file is damaged or has no checksum.
     """
     from safetensors.torch import load
 

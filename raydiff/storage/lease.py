@@ -3,11 +3,9 @@
     <sweep>/owners/00001.json    the first driver: its process, host and start; touched as long as it lives
     <sweep>/owners/00002.json    the next one: the highest number has the lease
 
-A number is taken by an atomic `put_if_absent` and never given twice. A driver that was thought dead while it only stood
-still finds the next number and stops; workers and coordinators ask the same `Lease`.
-
-A driver of this machine is dead when its process is. Any other is known only by its silence: by the time of its file on
-the storage's own clock, so that clocks need not agree.
+A number is taken by an atomic `put_if_absent`, once. A driver that only stood still and was thought dead finds the next
+number and stops, as do its workers. A driver of this machine is dead when its process is; any other when its file was
+not touched for SILENCE_S by the storage's own clock, so that clocks need not agree.
 """
 
 from __future__ import annotations
@@ -40,7 +38,7 @@ class Lease:
     sweep: Path
     number: int
     _asked: list[float] = field(default_factory=list, init=False, repr=False, compare=False)
-    """When the storage was asked last."""
+    """When the storage was asked last, by `time.monotonic`."""
 
     def __call__(self) -> None:
         """Raises LeaseLost if another driver has taken the sweep."""
@@ -59,9 +57,12 @@ def held(sweep: Path) -> Iterator[Lease]:
     A process that loses the lease, because it stood still for long, is ended at once: what an orderly end would write
     is the other driver's now. Raises ValueError, which names the driver, if another one runs the sweep.
     """
-    me = _me()
-    lease, over = _take(sweep, me), threading.Event()
-    beat = threading.Thread(target=_beat, args=(lease, over), daemon=True)
+    since = time.strftime("%Y-%m-%d %H:%M:%S")
+    me = {**machine(), "pid": os.getpid(), "started": process_start(os.getpid()), "since": since, "ended": False}
+    storage, over = storage_at(sweep), threading.Event()
+    lease = _take(sweep, storage, me)
+    name = storage.describe(_name(lease.number))
+    beat = threading.Thread(target=_beat, args=(lease, storage, over), name=name, daemon=True)
     beat.start()
     try:
         yield lease
@@ -69,42 +70,44 @@ def held(sweep: Path) -> Iterator[Lease]:
         over.set()
         beat.join(BEAT_S)
         with contextlib.suppress(OSError):  # On a full disk the lease ends with the process.
-            _release(lease, me)
+            _release(lease, storage, {**me, "ended": True})
 
 
-def _take(sweep: Path, me: dict[str, Any]) -> Lease:
-    storage = storage_at(sweep)
+def _take(sweep: Path, storage: Storage, me: dict[str, Any]) -> Lease:
     while True:
         number = max((int(name.partition(".")[0]) for name in storage.list_names("owners")), default=0)
         if number:
-            _outlive(sweep, storage, number)
-        if storage.put_if_absent(_name(number + 1), _text(me)):  # else another driver was faster
+            _outlive(sweep.name, storage, _name(number))
+        if storage.put_if_absent(_name(number + 1), json.dumps(me, indent=1).encode()):  # else another was faster
             return Lease(sweep, number + 1)
 
 
-def _outlive(sweep: Path, storage: Storage, number: int) -> None:
-    """Return when this driver has ended. Raises ValueError as soon as it shows that it lives."""
-    if (text := storage.get(_name(number))) is None:  # It began nothing, and has ended.
+def _outlive(sweep: str, storage: Storage, name: str) -> None:
+    """Return when the driver in this file has ended. Raises ValueError as soon as it shows that it lives."""
+    text, beat = storage.get(name), storage.modified(name)
+    if text is None or beat is None:  # It began nothing, and has ended.
         return
     try:
-        driver, beat = json.loads(text), storage.modified(_name(number))
+        driver = json.loads(text)
         who = f"process {driver['pid']} on {driver['host']} since {driver['since']}"
     except (ValueError, KeyError, TypeError):
-        where = storage.describe(_name(number))
-        raise ValueError(f"{where} is damaged: remove it if no driver of {sweep.name} is running") from None
-    lives = ValueError(f"{sweep.name} is being run by {who}: wait until it has ended, stop it, or give another --name")
-    if driver.get("ended") or beat is None:
+        where = storage.describe(name)
+        raise ValueError(f"{where} is damaged: remove it if no driver of {sweep} is running") from None
+    lives = ValueError(f"{sweep} is being run by {who}: wait until it has ended, stop it, or give another --name")
+    if driver.get("ended"):
         return
     if all(driver.get(k) == v is not None for k, v in machine().items()):
-        if driver.get("started") == process_start(driver["pid"]):
+        # This process itself may have failed to write that it has ended, as on a full disk: then no thread beats.
+        beats = driver["pid"] != os.getpid() or storage.describe(name) in {t.name for t in threading.enumerate()}
+        if beats and driver.get("started") == process_start(driver["pid"]):
             raise lives
         return
     if (silent := _now(storage) - beat) < SILENCE_S:
-        says = f"no heartbeat of the driver of {sweep.name} on {driver['host']} for {max(silent, 0):.0f} s"
+        says = f"no heartbeat of the driver of {sweep} on {driver['host']} for {max(silent, 0):.0f} s"
         print(f"{says}; it counts as dead after {SILENCE_S:.0f} s", flush=True)
     while _now(storage) - beat < SILENCE_S:
         time.sleep(1.0)
-        if storage.modified(_name(number)) not in (beat, None):
+        if storage.modified(name) not in (beat, None):
             raise lives
 
 
@@ -113,14 +116,12 @@ def _now(storage: Storage) -> float:
     probe = f".now-{uuid.uuid4().hex[:8]}"
     try:
         storage.put(probe, b"")
-        now = storage.modified(probe)
-        return time.time() if now is None else now
+        return storage.modified(probe) or time.time()
     finally:
         storage.delete([probe])
 
 
-def _beat(lease: Lease, over: threading.Event) -> None:
-    storage = storage_at(lease.sweep)
+def _beat(lease: Lease, storage: Storage, over: threading.Event) -> None:
     while not over.wait(BEAT_S):
         try:
             lease()
@@ -137,20 +138,14 @@ def _end_process(why: str) -> None:
     os._exit(2)
 
 
-def _release(lease: Lease, me: dict[str, Any]) -> None:
-    storage = storage_at(lease.sweep)
+def _release(lease: Lease, storage: Storage, me: dict[str, Any]) -> None:
     if lease.number > 1 or (lease.sweep / "sweep.json").exists():
-        storage.put(_name(lease.number), _text({**me, "ended": True}))
+        storage.put(_name(lease.number), json.dumps(me, indent=1).encode())
         return
     storage.delete([_name(lease.number)])
     if not storage.remote:
         (lease.sweep / "owners").rmdir()
     lease.sweep.rmdir()
-
-
-def _me() -> dict[str, Any]:
-    since = time.strftime("%Y-%m-%d %H:%M:%S")
-    return {**machine(), "pid": os.getpid(), "started": process_start(os.getpid()), "since": since, "ended": False}
 
 
 def machine() -> dict[str, str | None]:
@@ -166,16 +161,11 @@ def machine() -> dict[str, str | None]:
 def process_start(pid: int) -> str | None:
     """When a process was started, in clock ticks since the boot, which tells apart two with one number; None if it has
     ended."""
-    try:
+    with contextlib.suppress(OSError):
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if state in "ZX" else fields[18]
+        return None if state in "ZX" else fields[18]
+    return None
 
 
 def _name(number: int) -> str:
     return f"owners/{number:05d}.json"
-
-
-def _text(me: dict[str, Any]) -> bytes:
-    return json.dumps(me, indent=1).encode()

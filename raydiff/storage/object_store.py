@@ -49,7 +49,7 @@ class Cipher:
         for i in range(count):
             nonce = os.urandom(12)
             piece = view[i * CHUNK_BYTES : (i + 1) * CHUNK_BYTES]
-            pieces += [nonce, cipher.encrypt(nonce, piece, _about(key, i, count))]
+            pieces += [nonce, cipher.encrypt(nonce, piece, f"{key}\0{i}\0{count}".encode())]
         return b"".join(pieces)
 
     def decrypt(self, data: bytes, key: str) -> bytes:
@@ -58,8 +58,9 @@ class Cipher:
 
         cipher, size = self._cipher(), CHUNK_BYTES + OVERHEAD_BYTES
         pieces = [data[start : start + size] for start in range(0, max(1, len(data)), size)]
+        about = [f"{key}\0{i}\0{len(pieces)}".encode() for i in range(len(pieces))]
         try:
-            return b"".join(cipher.decrypt(p[:12], p[12:], _about(key, i, len(pieces))) for i, p in enumerate(pieces))
+            return b"".join(cipher.decrypt(p[:12], p[12:], a) for p, a in zip(pieces, about, strict=True))
         except (InvalidTag, ValueError):
             raise ValueError("is damaged, or encrypted under another noise secret") from None
 
@@ -92,7 +93,7 @@ class ObjectStore:
         if parts.scheme not in SCHEMES or not (parts.netloc or parts.scheme == "file"):
             raise ValueError(f"a bucket is s3://NAME/PREFIX or gs://NAME/PREFIX, got {self.uri!r}")
         if "@" in parts.netloc:
-            raise ValueError("a bucket's URI must not contain a password: set credentials in the environment")
+            raise ValueError("a bucket's URI must hold no password: set credentials in the environment")
         if unknown := sorted(set(parse_qs(parts.query, keep_blank_values=True)) - {"endpoint", "region"}):
             raise ValueError(f"a bucket's URI takes endpoint and region, got {unknown[0]!r}")
 
@@ -188,10 +189,6 @@ def bucket_at(root: Path) -> str | None:
         return None
     except (KeyError, TypeError, ValueError) as e:
         raise ValueError(f"{root / MARK} does not name a bucket ({e}): delete it, and it is made again") from None
-
-
-def _about(key: str, piece: int, count: int) -> bytes:
-    return f"{key}\0{piece}\0{count}".encode()
 
 
 @functools.cache

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import platform
 import re
 import shutil
 import uuid
@@ -18,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from raydiff.storage.atomic_files import appearing, write_text
-from raydiff.storage.lease import machine, process_start
+from raydiff.storage.lease import process_start
 from raydiff.storage.object_store import MARK, ObjectStore, bucket_at, is_bucket
 
 PLACE = "RAYDIFF_CACHE"
@@ -94,8 +95,7 @@ def write_secret(path: Path, secret: bytes, *, if_absent: bool = False) -> None:
 
 def _process_folder(uri: str) -> Path:
     """A folder of this process alone; those of this machine's processes that have ended are removed."""
-    here = hashlib.sha256(repr(machine()).encode()).hexdigest()[:12]  # Others' process numbers mean nothing here.
-    processes, mine = root(uri) / "processes" / here, f"{os.getpid()}-{process_start(os.getpid())}"
+    processes, mine = root(uri) / "processes" / platform.node(), f"{os.getpid()}-{process_start(os.getpid())}"
     if not (processes / mine).exists():
         for path in processes.glob("*"):
             pid, _, started = path.name.partition("-")

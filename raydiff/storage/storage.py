@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol
 
 from raydiff.storage.local import LocalFolder
 from raydiff.storage.object_store import Cipher, ObjectStore, bucket_at
-
-WRITERS = 8  # threads that put and get at once: files are synced ten times as fast together, requests overlap
 
 
 class Storage(Protocol):
@@ -53,15 +49,10 @@ class Storage(Protocol):
 
 
 def storage_at(folder: Path, *, private: bool = False) -> Storage:
-    """The storage of the folder of a sweep, of a trial or of a whole storage.
+    """The storage of <storage>, <storage>/sweeps/<name> or a folder below that.
 
-    Args:
-        folder: <storage>, <storage>/sweeps/<name>, or a folder below that. If <storage>/bucket.json names a bucket,
-            the folder is only this process's working copy, and the storage is the bucket.
-        private: For what tells of clients: encrypted in a bucket, under a key of the sweep's noise secret.
-
-    Raises:
-        ValueError: bucket.json does not name a bucket.
+    If <storage>/bucket.json names a bucket, the folder is only this process's working copy of the bucket, where what is
+    `private`, of clients, is encrypted. Raises ValueError if bucket.json is damaged.
     """
     at = folder.absolute()
     for levels, root in enumerate([at, *at.parents][:5]):  # <storage>/sweeps/<name>/trials/<digest> has four levels.
@@ -70,9 +61,3 @@ def storage_at(folder: Path, *, private: bool = False) -> Storage:
         parts = at.parts[len(at.parts) - levels :]
         return ObjectStore(uri, "/".join(parts), Cipher(root.joinpath(*parts[:2])) if private else None)
     return LocalFolder(folder)
-
-
-@functools.cache
-def writers() -> ThreadPoolExecutor:
-    """This process's threads for puts and gets that need not follow each other."""
-    return ThreadPoolExecutor(WRITERS, thread_name_prefix="storage")

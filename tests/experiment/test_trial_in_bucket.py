@@ -107,7 +107,7 @@ def test_whenever_the_process_dies_another_machine_goes_on_to_the_same_bits(nois
 
 def test_what_was_noised_and_put_is_sent_again_and_nothing_else(noised, machine, monkeypatch):
     first = killed(noised, machine(), number=0)
-    sent = {client: first.store.load_release(client, 0) for _, client, _, _ in first.store.sent_after(-1)}
+    sent = {client: first.store.load_sent(client, 0)[0] for _, client, _, _ in first.store.sent_after(-1)}
     this = begun(noised, machine())
     monkeypatch.setattr(SPIRE, "local_update", lambda *_: pytest.fail("it was trained again"))
     pool = trial.local_executor(this)

@@ -150,7 +150,7 @@ def test_a_saved_sampler_does_not_have_it(tiny: Experiment, copied: Any, tmp_pat
     finished = open_finished(copied.finish("moon", replace(tiny, method=method, evaluation=None)))
     finished.save_sampler(tmp_path, 1)
     kept = Store(tmp_path)
-    assert kept.load_client(1, before=1) == {} and set(kept.load_server(0)) == set(method.model.init(generator(0)))
+    assert kept.client_state(1, 0) == {} and set(kept.load_server(0)) == set(method.model.init(generator(0)))
 
 
 # --- what is refused ---

@@ -262,9 +262,9 @@ def test_states_are_on_the_disk_before_a_commit_names_them(store: Store, monkeyp
 def test_a_noised_release_comes_back_with_its_event(store: Store) -> None:
     sent = already_private(state(4), EVENT)
     send(store, 2, 7, sent)
-    back = store.load_release(2, 7)
-    assert back is not None and back.event == EVENT and tree.digest(back.value) == tree.digest(sent.value)
-    assert store.load_release(2, 6) is None and store.load_release(7, 2) is None
+    back, _, intact = store.load_sent(2, 7) or (nothing(), {}, False)
+    assert intact and back.event == EVENT and tree.digest(back.value) == tree.digest(sent.value)
+    assert store.load_sent(2, 6) is None and store.load_sent(7, 2) is None
 
 
 def test_of_two_noised_releases_the_first_counts(store: Store) -> None:
@@ -278,7 +278,7 @@ def test_of_what_can_be_repeated_for_free_only_the_event_is_kept(store: Store) -
     send(store, 2, 7, disclose({"x": torch.ones(100)}, "weights"))
     send(store, 2, 7, disclose({"x": torch.ones(100)}, "weights"))  # sent twice, counted once
     send(store, 3, 7, nothing())
-    assert store.load_release(2, 7) is None and not list(store.root.rglob("*.safetensors"))
+    assert store.load_sent(2, 7) is None and not list(store.root.rglob("*.safetensors"))
     assert store.sent_after(6) == [(7, 2, NonPrivate("weights"), 400)]
 
 
@@ -396,7 +396,7 @@ def test_files_without_a_checksum_are_damaged(whole: Store) -> None:
 
     commit, server = whole.root / "commit-00002.json", whole.root / "server-00002.safetensors"
     commit.write_text(json.dumps(unsealed(commit.read_text())))
-    for read in (whole.last_commit, whole.ledger, whole.check):
+    for read in (whole.last_commit, whole.ledger):
         with pytest.raises(ValueError, match=r"commit-00002\.json is damaged: it has no checksum$"):
             read()
     for metadata in (None, {"note": ""}):

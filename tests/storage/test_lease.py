@@ -20,6 +20,7 @@ from raydiff.storage import lease as module
 from raydiff.storage import staging
 from raydiff.storage.atomic_files import LeaseLost
 from raydiff.storage.lease import Lease, held
+from raydiff.storage.local import LocalFolder
 from raydiff.storage.storage import storage_at
 
 FORK = multiprocessing.get_context("fork")  # a process that imports torch anew takes seconds
@@ -48,7 +49,8 @@ def sweep(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 
 def pretend(sweep: Path, **fields: Any) -> None:
     """Write a first driver like this process, but for the fields."""
-    storage_at(sweep).put(FIRST, json.dumps(module._me() | fields).encode())
+    me = {**module.machine(), "pid": os.getpid(), "started": module.process_start(os.getpid()), "since": "today"}
+    storage_at(sweep).put(FIRST, json.dumps(me | fields).encode())
 
 
 def test_a_second_driver_is_refused_until_the_first_has_ended(sweep: Sweep) -> None:
@@ -161,6 +163,18 @@ def test_where_nothing_was_begun_nothing_is_left(sweep: Sweep, tmp_path: Path) -
     with pytest.raises(ValueError, match="refused"), held(folder):
         raise ValueError("refused")
     assert not folder.exists() and not [path for path in tmp_path.rglob("owners/*") if path.is_file()]
+
+
+def test_an_end_that_cannot_be_written_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError("No space left on device")
+
+    (tmp_path / "sweep.json").write_text("{}")
+    with monkeypatch.context() as patch, held(tmp_path):
+        patch.setattr(LocalFolder, "put", full)
+    assert not json.loads((tmp_path / FIRST).read_text())["ended"]
+    with held(tmp_path) as again:
+        assert again.number == 2
 
 
 def test_a_damaged_file_is_named(sweep: Sweep) -> None:
