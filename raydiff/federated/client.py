@@ -18,7 +18,7 @@ from raydiff.federated.method import Deployed, Method, Metrics, Round, Upload, W
 from raydiff.models.lockstep import in_step
 from raydiff.models.training import Diverged, fit_personal
 from raydiff.privacy.filters import covers
-from raydiff.privacy.release import Release, accountable
+from raydiff.privacy.release import accountable
 from raydiff.seeding import NoiseStream
 from raydiff.storage.checkpoint import INITIAL, Store
 from raydiff.storage.shared_results import result_key
@@ -87,20 +87,11 @@ class StateCache:
 
 
 class Client:
-    """One client.
+    """One client. Without a `store` nothing survives this process.
 
-    Args:
-        number: Its number in the federation.
-        method: What it runs.
-        data: Its own records.
-        keys: Of its random streams.
-        public: The records that everybody has.
-        store: The trial's checkpoint; None: nothing survives this process.
-        newcomer: It takes part in no round, and fits the shared model afterwards.
-        vectorize: It trains in lock-step with others.
-        instruments: Whether the metrics of `local_update` leave the client.
-        strict: It sends nothing that reveals more than its method declared beforehand (see `Budget`).
-        state_cache: Shared by the clients of one process.
+    A `newcomer` takes part in no round, and fits the shared model afterwards. `vectorize`: it trains in lock-step with
+    others. `instruments`: the metrics of `local_update` leave the client. `strict`: it sends nothing that reveals more
+    than its method declared beforehand (`Budget`). The clients of one process share a `state_cache`.
     """
 
     def __init__(
@@ -126,9 +117,8 @@ class Client:
     def run(self, server: Params, number: int) -> tuple[Upload, Metrics]:
         """This client's part of a round. If the round is run again, a noised upload is resent, not drawn again.
 
-        Raises:
-            Failed: The training diverged, or the upload reveals more than was charged to a budget.
-            LeaseLost: The round is committed already.
+        Raises Failed if the training diverges or the upload reveals more than was charged to a budget, and LeaseLost if
+        the round is committed already.
         """
         if self.store:
             self.store.check_open(number)
@@ -136,7 +126,7 @@ class Client:
             release, metrics, intact = stored
             self._cache.drop(self.number)  # The store has this round's state; the one in memory may be older.
             if intact:  # Else the state is computed again, and the stored upload is sent.
-                return self._upload(release), {**metrics, "upload/resent": 1.0}
+                return Upload(self.number, len(self.data), release), {**metrics, "upload/resent": 1.0}
         state = self._state_before(number)
         path = ("client", self.number, "round", number)
         rng = seeding.generator(self.keys.seed, *path)
@@ -152,7 +142,7 @@ class Client:
             raise Failed(f"client {self.number}", number, "its upload reveals more than was charged to the budget")
         if self.store:
             release = self.store.save_release(self.number, number, release, metrics)
-        return self._upload(release), metrics
+        return Upload(self.number, len(self.data), release), metrics
 
     def deploy(self, server: Params, number: int) -> Deployed:
         """The personalised model after round `number`."""
@@ -201,9 +191,6 @@ class Client:
         except Diverged as e:
             raise Failed(f"client {self.number}, which joins", self.method.rounds, str(e)) from None
         return {**kinds, **personal}
-
-    def _upload(self, release: Release) -> Upload:
-        return Upload(self.number, len(self.data), release)
 
     def _state_before(self, number: int) -> Params:
         states = self._cache.of(self.number)

@@ -27,7 +27,6 @@ from raydiff import process
 from raydiff.experiment.trial import Trial, compute, localized, make_clients, make_instruments
 from raydiff.federated import heartbeat
 from raydiff.federated.client import Client, noted, run_clients
-from raydiff.federated.exact_sum import Bits
 from raydiff.federated.heartbeat import beating
 from raydiff.federated.method import Metrics, Upload
 from raydiff.federated.sums import Partial, UploadValidator, partial_sum
@@ -74,7 +73,6 @@ class Worker:
         self._federation = 0  # Its number of clients, newcomers apart.
         self._gpu = 0.0
         self._folder = Path()
-        self._spare: list[Bits] = []
         self._messages: Iterator[Any] = iter(())
 
     def host(self, trial: Trial, ids: Sequence[int], gpu: float) -> str:
@@ -105,7 +103,7 @@ class Worker:
         clients, params = self._of(trial, ids), tensors(server)
         validator = UploadValidator(clients[0].method, params, number, self._federation)
         results = self._in_its_slice(ids, number, run_clients(clients, params, number))
-        folded = functools.partial(partial_sum, validator, results, spare=self._spare, store=clients[0].store)
+        folded = functools.partial(partial_sum, validator, results, store=clients[0].store)
         self._messages = (folded(seconds=seconds) for _ in ids)
         return self.more(trial)
 

@@ -444,7 +444,7 @@ def uploads(opened: Trial) -> torch.Tensor:
     """Run the trial: the noised images that the server got."""
     execute(opened)
     number, _ = opened.store.last_commit() or (0, {})
-    return opened.store.load_server(number)["held/pool/x"]
+    return opened.store.load_server(number)["server_only/pool/x"]
 
 
 def test_sweeps_have_their_own_noise_unless_the_secret_is_given(protocol: Experiment, tmp_path: Path) -> None:

@@ -19,13 +19,14 @@ from raydiff.federated.heartbeat import Heartbeat
 from raydiff.models.ddpm import with_progress
 from raydiff.runtime import launch
 from raydiff.runtime.progress import Running
+from raydiff.storage import staging
 
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> list[Heartbeat]:
     """Every beat that is written, at each step."""
     beats: list[Heartbeat] = []
-    write = heartbeat._write
+    write = heartbeat.write_text
 
     def spy(path: Path, text: str) -> None:
         write(path, text)
@@ -34,7 +35,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[Heartbeat]:
             assert heartbeat.read(path.parents[1]) == beats[-1:]
 
     monkeypatch.setattr(heartbeat, "EVERY_S", 0.0)
-    monkeypatch.setattr(heartbeat, "_write", spy)
+    monkeypatch.setattr(heartbeat, "write_text", spy)
     return beats
 
 
@@ -90,6 +91,20 @@ def test_without_instruments_no_loss_is_told(tmp_path: Path, tiny: Experiment, t
 
 def test_a_short_training_writes_nothing(tmp_path: Path, tiny: Experiment) -> None:
     assert not (run(tiny, tmp_path) / heartbeat.FOLDER).exists()
+
+
+def test_a_process_that_works_in_another_folder_is_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the coordinator hears its workers where the storage is a bucket."""
+    trials = []
+    for machine in ("here", "there"):
+        staging.begin(tmp_path / machine, f"file://{tmp_path}/bucket")
+        trials.append(tmp_path / machine / "sweeps" / "lab" / "trials" / "d")
+    monkeypatch.setattr(heartbeat, "EVERY_S", 0.0)
+    silence = heartbeat.sign(trials[0], heartbeat.process())
+    with heartbeat.beating(trials[1], "client 0", 0, began=0.0, loss=False):
+        list(with_progress([1]))
+        assert heartbeat.sign(trials[0], heartbeat.process()) != silence
+    assert heartbeat.sign(trials[0], heartbeat.process()) == silence
 
 
 def beat(**more: Any) -> Heartbeat:

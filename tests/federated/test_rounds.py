@@ -20,7 +20,7 @@ from raydiff import tree
 from raydiff.data.datasets import Records
 from raydiff.federated import rounds as federation
 from raydiff.federated.client import Client, Failed, Keys, StateCache
-from raydiff.federated.method import Deployed, LocalResult, Method, Metrics, Round, Upload
+from raydiff.federated.method import SERVER_ONLY, Deployed, LocalResult, Method, Metrics, Round, Upload
 from raydiff.federated.rounds import LocalExecutor, Progress, rounds
 from raydiff.federated.upload_spec import TensorSpec, UploadSpec
 from raydiff.models.training import Diverged
@@ -68,7 +68,7 @@ class Walk(Method):
     accountant: ClassVar[str] = "exact"
 
     def init_server(self, public: Records | None, rng: torch.Generator) -> Params:
-        return {"sum": torch.randn(1, generator=rng), "held/who": torch.zeros(0)}
+        return {"sum": torch.randn(1, generator=rng), "server_only/who": torch.zeros(0)}
 
     def init_client(self, state: Params, data: Records, public: Records | None, rnd: Round) -> Params:
         self.seen.append(("init", float(data.images[0, 0, 0, 0])))
@@ -99,11 +99,11 @@ class Walk(Method):
     def aggregate(self, server: Params, uploads: Iterable[Upload], rnd: Round) -> tuple[Params, Metrics, list[Event]]:
         if self.fails[0] == "server" and self.fails[2] == rnd.number:
             raise Diverged(3, float("nan"))
-        who, total = [server["held/who"]], server["sum"]
+        who, total = [server["server_only/who"]], server["sum"]
         for upload in itertools.islice(uploads, self.reads):
             who.append(upload.release.value["client"].float())
             total = total + upload.release.value["value"]
-        return {"sum": total, "held/who": torch.cat(who)}, {"server/sum": float(total)}, []
+        return {"sum": total, "server_only/who": torch.cat(who)}, {"server/sum": float(total)}, []
 
     def deploy(self, server: Params, state: Params | None = None) -> Deployed:
         assert state is not None
@@ -145,7 +145,7 @@ def test_each_round_folds_all_clients_in_the_order_of_their_numbers() -> None:
     method = Walk(rounds=2)
     shuffled = pool(method, clients=[4, 0, 12, 3])
     last = list(rounds(method, shuffled, keys=KEYS))[-1]
-    assert last.server["held/who"].tolist() == [0, 3, 4, 12] * 2
+    assert last.server["server_only/who"].tolist() == [0, 3, 4, 12] * 2
 
 
 def test_a_client_sees_its_state_of_the_round_before() -> None:
@@ -168,7 +168,7 @@ def test_what_the_server_holds_never_reaches_a_client() -> None:
     method = Walk()
     clients = pool(method)
     for progress in rounds(method, clients, keys=KEYS):
-        assert "held/who" in progress.server and list(progress.sent) == ["sum"]
+        assert "server_only/who" in progress.server and list(progress.sent) == ["sum"]
         list(clients.evaluate(clients.clients, progress.sent, progress.number, "test"))
     shown = {s[3] if s[0] == "update" else s[1] for s in method.seen if s[0] != "init"}
     assert shown == {("sum",)}
@@ -198,7 +198,7 @@ def test_evaluation_is_keyed_by_client_and_repeats() -> None:
 def test_participation_draws_that_share_without_replacement(share: float, count: int) -> None:
     method = Walk(rounds=3, participating_rounds=3)
     last = list(rounds(method, pool(method, clients=range(10)), keys=KEYS, participation=share))[-1]
-    each = last.server["held/who"].view(3, -1).tolist()
+    each = last.server["server_only/who"].view(3, -1).tolist()
     assert all(ids == sorted(set(ids)) and len(ids) == count for ids in each)
 
 
@@ -207,7 +207,7 @@ def test_participants_vary_with_round_and_seed_and_reach_everybody() -> None:
         method = Walk(rounds=30, participating_rounds=30)
         keys = replace(KEYS, seed=seed)
         last = list(rounds(method, pool(method, clients=range(10)), keys=keys, participation=0.3))[-1]
-        return [tuple(ids) for ids in last.server["held/who"].view(30, 3).tolist()]
+        return [tuple(ids) for ids in last.server["server_only/who"].view(30, 3).tolist()]
 
     first = drawn(0)
     assert first == drawn(0) != drawn(1)
@@ -386,7 +386,7 @@ def test_a_last_commit_that_is_lost_is_what_is_said(tmp_path: Path) -> None:
 
 def uploads(method: Any, store: Store, number: int) -> list[Upload]:
     server = store.load_server(number - 1)
-    return [upload for upload, _ in pool(method, store).run(range(3), tree.without("held", server), number)]
+    return [upload for upload, _ in pool(method, store).run(range(3), tree.without(SERVER_ONLY, server), number)]
 
 
 def test_a_replayed_round_resends_the_stored_bytes_even_if_training_is_not_deterministic(

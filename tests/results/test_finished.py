@@ -85,7 +85,7 @@ def test_a_clients_samples_are_those_of_its_deployed_model(storage) -> None:
 
 def test_clients_see_nothing_that_the_server_holds(storage) -> None:
     finished = open_finished(storage.folder("pfdm"))
-    assert finished.server and not [k for k in finished.server if k.startswith("held/")]
+    assert finished.server and not [k for k in finished.server if k.startswith(("server_only/", "scratch/"))]
 
 
 def test_the_servers_model_carries_the_runs_guarantee(storage) -> None:
