@@ -46,7 +46,7 @@ def test_every_test_that_is_named_exists() -> None:
     assert missing(TEXT) == []
 
 
-@pytest.mark.parametrize("gone", ["tests/federated/test_store.py::test_nothing_of_the_kind", "tests/test_gone.py"])
+@pytest.mark.parametrize("gone", ["tests/storage/test_checkpoint.py::test_nothing_of_the_kind", "tests/test_gone.py"])
 def test_the_check_can_fail(gone: str) -> None:
     assert missing(f"| a claim | {gone} |") == [gone if "::" in gone else f"{gone}::"]
 

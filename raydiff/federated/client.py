@@ -250,10 +250,8 @@ class Client:
 def noted(
     clients: Sequence[Client], number: int, results: Iterable[tuple[Upload, Metrics]], *, alone: bool = False
 ) -> Iterator[tuple[Upload, Metrics]]:
-    """These clients' results, each written ahead in their store (`Store.note`) before it is yielded, and so sent.
-
-    Results of up to NOTE_S of work are noted together, unless the caller waits for each `alone`.
-    """
+    """These clients' results, each written ahead in their store (`Store.note`) before it is yielded, and so sent: those
+    of up to NOTE_S of work together, unless the caller waits for each `alone`."""
     store = clients[0].store if clients else None
     for batch in _batched(results, 0.0 if store is None or alone else NOTE_S):
         if store:
@@ -274,11 +272,8 @@ def _batched(results: Iterable[tuple[Upload, Metrics]], seconds: float) -> Itera
 
 
 def run_clients(clients: Sequence[Client], server: Params, number: int) -> Iterator[tuple[Upload, Metrics]]:
-    """`Client.run` of each, in order; the caller must note the results before it sends them.
-
-    Clients run one after the other or, if they are to be vectorized, up to COHORT at a time in lock-step. The metric
-    `cohort/size` is then the number of clients, itself included, with which a client trained.
-    """
+    """`Client.run` of each, in order; the caller must note the results before it sends them. If they are vectorized, up
+    to COHORT train in lock-step, and the metric `cohort/size` is how many trained with a client, itself included."""
     results: Iterator[tuple[tuple[Upload, Metrics], list[int]]]
     began, vectorize = time.time(), any(client.vectorize for client in clients)
     size = COHORT if vectorize else 1

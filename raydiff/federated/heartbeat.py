@@ -7,7 +7,6 @@ shorter than EVERY_S writes neither. Where the storage is a bucket, both are put
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
 import platform
@@ -40,9 +39,9 @@ class Heartbeat:
     round: int
     """Counted from 0."""
     turn: int
-    """How many of the process's participants finished their turn in this round before."""
+    """How many of the process's participants finished in this round before."""
     turns: int
-    """How many have a turn."""
+    """The number of its participants."""
     step: int
     """Steps that this training has done."""
     steps: int
@@ -118,7 +117,7 @@ def forget(trial: Path) -> None:
 def beating(
     trial: Path | None, who: str, number: int, *, turn: int = 0, turns: int = 1, began: float, loss: bool
 ) -> Iterator[None]:
-    """Within, trainings and work without steps write heartbeats into the folder of their trial (None: nowhere)."""
+    """Within, trainings and work without steps write heartbeats into their trial's folder (None: nowhere)."""
     start, last = time.monotonic(), dict[str, float]()  # When each file was written last,
     far = dict[str, float]()  # and put to an object store.
 
@@ -138,10 +137,8 @@ def beating(
     def on_step(step: int, steps: int, losses: Tensor) -> None:
         def content() -> str:
             mean, at = float(losses[max(0, step - LATEST) : step].mean()) if loss else None, time.time()
-            beat = Heartbeat(
-                who=who, round=number, turn=turn, turns=turns, step=step, steps=steps, loss=mean, began=began, at=at
-            )
-            return json.dumps(dataclasses.asdict(beat))
+            where = {"who": who, "round": number, "turn": turn, "turns": turns, "step": step, "steps": steps}
+            return json.dumps({**where, "loss": mean, "began": began, "at": at})
 
         write(STEPS, content)
 

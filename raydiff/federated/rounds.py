@@ -5,6 +5,7 @@ A unit test, `raydiff run` and the Tune trainable all consume the same generator
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -139,23 +140,15 @@ def rounds(
         ledger = ledger.with_setup(pool.clients, setup)
         committed = 0  # What was spent before round 0 (SETUP) is committed with it.
         server = method.init_server(public, seeding.generator(keys.seed, "server", "init"))
+    folder = store.root if store else None
+    run = functools.partial(
+        _round, method, pool, keys=keys, min_clients=min_clients, instruments=instruments, folder=folder
+    )
     for number in range(first, method.rounds):
         drawn = drawn_for(pool.clients, count, keys.seed, number)
-        ids = drawn if number < method.participating_rounds else []
         before = TRAINER_OVERRIDE.set(train)
         try:
-            progress = _round(
-                method,
-                pool,
-                server,
-                ledger,
-                number,
-                keys=keys,
-                ids=ids,
-                min_clients=min_clients,
-                instruments=instruments,
-                folder=store.root if store else None,
-            )
+            progress = run(server, ledger, number, ids=drawn if number < method.participating_rounds else [])
         finally:
             TRAINER_OVERRIDE.reset(before)
         server, ledger = progress.server, progress.ledger
@@ -237,16 +230,11 @@ class _RoundCollector:
         return whole.mean
 
     def _check(self, number: int) -> None:
-        rejected = self.rejected
-        if (good := len(self.sent) - len(rejected)) < self.enough:
-            raise Failed("the server", number, _too_few(good, self.enough, rejected))
-
-
-def _too_few(good: int, wanted: int, rejected: Mapping[int, str]) -> str:
-    first = "; ".join(f"client {client}: {why}" for client, why in list(rejected.items())[:NAMED])
-    more = f"; and {len(rejected) - NAMED} more" if len(rejected) > NAMED else ""
-    of = f"{good} of {good + len(rejected)} uploads can be used, fewer than min_clients = {wanted}"
-    return f"{of} ({first}{more})" if rejected else of
+        rejected = [f"client {client}: {why}" for client, why in self.rejected.items()]
+        if (usable := len(self.sent) - len(rejected)) < self.enough:
+            says = f"{usable} of {len(self.sent)} uploads can be used, fewer than min_clients = {self.enough}"
+            more = [f"and {len(rejected) - NAMED} more"] if len(rejected) > NAMED else []
+            raise Failed("the server", number, f"{says} ({'; '.join(rejected[:NAMED] + more)})" if rejected else says)
 
 
 def _rejections(rejected: Collection[int], participants: int) -> Metrics:

@@ -120,8 +120,7 @@ def partial_sum(
     store: Store | None = None,
     seconds: float = math.inf,
 ) -> Partial:
-    """Add up the results that come within `seconds`, at least one if there is one, and note them in the store: the sum
-    may be sent. Raises LeaseLost as `Store.note`."""
+    """The sum of the results that come within `seconds`, at least one, noted in the store. Raises LeaseLost as it."""
     partial, started = validator.partial(), time.monotonic()
     for result in results:
         validator.add(partial, *result)

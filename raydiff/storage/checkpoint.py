@@ -72,8 +72,6 @@ class Store:
         """Results that the trials of a sweep share."""
         return SharedResults(None if self.cache is None else storage_at(self.cache, private=True))
 
-    # --- states
-
     def save_server(self, number: int, state: Params) -> None:
         """Store the server's state after a round; `commit` makes it count. Raises LeaseLost as `check_open`."""
         self.check_open(number)
@@ -121,8 +119,6 @@ class Store:
             self._latest.clear()
             self._latest[before - 1] = latest
         return self._latest[before - 1]
-
-    # --- messages, written ahead
 
     def save_release(
         self, client: int, number: int, release: Release, metrics: Mapping[str, float] = types.MappingProxyType({})
@@ -200,8 +196,6 @@ class Store:
             about = parse_json(line, where, needs="event", checksum=True)
             yield about["client"], about
 
-    # --- commits
-
     def commit(self, number: int, record: dict[str, Any]) -> None:
         """Make a round count, then remove what no resume can need: older states, and messages up to this round. Raises
         LeaseLost as `check_open`; then nothing is changed."""
@@ -274,8 +268,6 @@ class Store:
         lost = bool(servers) and max(servers) > last and last not in servers and max(servers) > 0
         begun = [_round(name) for folder in ("clients", "releases") for name in self.storage.list_names(folder)]
         return [last + 1] if lost or max(begun, default=0) > last + 1 else []
-
-    # --- files
 
     def _dump(self, name: str, value: Tensors, **about: Any) -> bytes:
         return dump_tensors(value, json.dumps({**about, "file": self._identity(name)}))

@@ -1,8 +1,7 @@
-"""Safetensors files that carry a checksum of themselves: it notices a flipped bit, an edited digit or a cut file.
+"""Safetensors files with a checksum, which shows a flipped bit or a cut file. JSON files: see `formats.json_files`.
 
-The checksum guards against accidents, not against people: whoever can write a file can write its checksum. It stands in
-the header's metadata and covers the whole file, with zeros in its own place. JSON files have theirs as the last field
-(`formats.json_files`).
+It stands in the header's metadata and covers the whole file, with zeros in its own place. It guards against accidents,
+not against people: whoever can write a file can write its checksum.
 """
 
 from __future__ import annotations

@@ -37,8 +37,7 @@ class Lease:
 
     sweep: Path
     number: int
-    _asked: list[float] = field(default_factory=list, init=False, repr=False, compare=False)
-    """When the storage was asked last, by `time.monotonic`."""
+    _asked: list[float] = field(default_factory=list, init=False, repr=False, compare=False)  # last, time.monotonic
 
     def __call__(self) -> None:
         """Raises LeaseLost if another driver has taken the sweep."""
@@ -159,8 +158,7 @@ def machine() -> dict[str, str | None]:
 
 
 def process_start(pid: int) -> str | None:
-    """When a process was started, in clock ticks since the boot, which tells apart two with one number; None if it has
-    ended."""
+    """When a process was started, in clock ticks since the boot: process numbers are reused. None if it has ended."""
     with contextlib.suppress(OSError):
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return None if state in "ZX" else fields[18]

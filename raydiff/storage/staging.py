@@ -1,9 +1,7 @@
 """Working folders for a sweep whose storage is a bucket.
 
-    <root>/bucket.json            names the bucket; <root> is the driver's and stays, or belongs to one process
-    <root>/sweeps/<name>/secret   the sweep's noise secret, which is never put into the bucket
-
-Checkpoints go to the bucket directly; files for people go there by `artifact_sync`.
+<root>/bucket.json            names the bucket; <root> is the driver's and stays, or belongs to one process
+<root>/sweeps/<name>/secret   the sweep's noise secret, which is never put into the bucket
 """
 
 from __future__ import annotations
@@ -30,8 +28,7 @@ SECRET = "RAYDIFF_NOISE_SECRET"
 
 
 def root(storage: str) -> Path:
-    """The storage folder, or this machine's working folder for a bucket. Nothing is created. Raises ValueError for a
-    URI that does not name a bucket."""
+    """The storage folder, or this machine's working folder for a bucket. Raises ValueError for a URI of no bucket."""
     if not is_bucket(storage):
         return Path(storage).expanduser().absolute()
     bucket = ObjectStore(storage)
@@ -62,11 +59,10 @@ def begin(folder: Path, uri: str) -> None:
 
 @dataclass(frozen=True)
 class StorageCredentials:
-    """What a process on another node needs to work for a sweep in a bucket."""
+    """What a process on another node needs to work for a sweep in a bucket: its URI and the noise secret."""
 
     uri: str
     secret: bytes = field(repr=False)
-    """The sweep's noise secret."""
 
     @classmethod
     def of(cls, sweep: Path) -> StorageCredentials | None:

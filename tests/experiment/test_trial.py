@@ -5,9 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import os
 import re
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,16 +23,14 @@ from raydiff.evaluation.suite import Evaluation, Instruments
 from raydiff.experiment import config, overrides, trial
 from raydiff.experiment.config import Experiment, Runtime
 from raydiff.experiment.ledgers import ledger_of
-from raydiff.experiment.trial import Trial, end, make_clients, noise_secret, open_trial
+from raydiff.experiment.trial import Trial, make_clients, noise_secret, open_trial
 from raydiff.federated.client import Failed
 from raydiff.federated.method import Round
-from raydiff.federated.rounds import LocalExecutor
 from raydiff.formats import json_files as files
 from raydiff.formats.json_files import read_json
 from raydiff.methods._averaging import Averaging
 from raydiff.methods.dpsgd import DPSGD
 from raydiff.methods.fedavg import FedAvg
-from raydiff.methods.localonly import LocalOnly
 from raydiff.models.ddpm import DDPM
 from raydiff.models.networks import MLP
 from raydiff.models.training import Training
@@ -110,11 +106,6 @@ def _dpsgd(experiment: Experiment) -> Experiment:
     return replace(experiment, method=method)
 
 
-def test_sampled_noise_has_no_mu_and_yet_a_ceiling(protocol: Experiment, tmp_path: Path) -> None:
-    (first, *_) = execute(open_trial(_dpsgd(protocol), tmp_path))
-    assert "privacy/mu" not in first and 0.5 < first["privacy/auc_ceiling"] < gaussian.auc_ceiling(1 / 5)
-
-
 def test_an_attack_above_the_ceiling_of_sampled_noise_fails_the_trial(
     tiny: Experiment, tmp_path: Path, monkeypatch: Any
 ) -> None:
@@ -187,12 +178,6 @@ def test_the_outcome_has_the_final_numbers_and_the_guarantee(
         outcome["says"],
     )
     assert outcome["server"]["epsilon"] == outcome["final"]["privacy/epsilon_server"]
-
-
-def test_validation_is_every_so_many_rounds(finished: tuple[Trial, list[dict[str, Any]]]) -> None:
-    _, results = finished
-    assert ["validation/fd_cnn/all" in r for r in results] == [False, True, False, True, False]
-    assert not [k for r in results[:-1] for k in r if k.startswith(("eval/", "attack/"))]
 
 
 def test_a_trial_for_the_choice_of_settings_reads_no_test_record(
@@ -369,36 +354,6 @@ def test_one_digit_of_a_commit_buys_no_epsilon(protocol: Experiment, tmp_path: P
     assert str(path) in outcome["says"]
 
 
-def test_a_client_that_took_part_cannot_go_on_without_its_state(protocol: Experiment, tmp_path: Path) -> None:
-    """SPIRE's clients keep their embeddings: made anew, one would silently give other numbers."""
-    method = SPIRE(model=protocol.method.model, local=replace(protocol.method.local, steps=1), rounds=3)
-    opened = open_trial(replace(protocol, method=method), tmp_path)
-    running = trial.run(opened, trial.local_executor(opened))
-    list(itertools.islice(running, 2))
-    running.close()  # type: ignore[attr-defined]
-    path = opened.folder / "clients" / "00001-00001.safetensors"
-    kept = path.read_bytes()
-    path.unlink()
-    with pytest.raises(ValueError, match=f"^{re.escape(str(path))} is gone, [^\n]*$"):
-        execute(opened)
-    path.write_bytes(kept[:-1] + bytes([kept[-1] ^ 1]))
-    with pytest.raises(ValueError, match=f"^{re.escape(str(path))} is damaged: [^\n]*$"):
-        execute(opened)
-    path.write_bytes(kept)
-    assert execute(opened)[-1]["finished"]
-
-
-@pytest.mark.parametrize("outcome", ["stopped", "failed", "killed"])
-def test_a_trial_that_did_not_finish_goes_on(protocol: Experiment, tmp_path: Path, outcome: str) -> None:
-    opened = open_trial(protocol, tmp_path)
-    assert opened.outcome() is None
-    end(opened.folder, outcome, reason="why")
-    assert opened.outcome() == {"outcome": outcome, "reason": "why"}
-    assert execute(opened)[-1]["finished"]
-    recorded = opened.outcome()
-    assert recorded is not None and recorded["outcome"] == "finished"
-
-
 # --- the noise secret ---
 
 
@@ -414,16 +369,6 @@ def test_the_secret_is_its_owners_alone(protocol: Experiment, tmp_path: Path) ->
     for p in written:
         text = p.read_bytes()
         assert secret not in text and secret.hex().encode() not in text, p
-
-
-def test_a_given_secret_is_kept_like_a_random_one(finished: tuple[Trial, list[dict[str, Any]]]) -> None:
-    opened, _ = finished
-    path, secret = opened.sweep / "secret", bytes.fromhex(SECRET)
-    assert opened.keys.secret == path.read_bytes() == secret and path.stat().st_mode & 0o777 == 0o600
-    for p in opened.sweep.rglob("*"):
-        if p.is_file() and p != path:
-            text = p.read_bytes()
-            assert SECRET.encode() not in text and secret not in text, p
 
 
 def test_a_sweep_has_one_secret(protocol: Experiment, tmp_path: Path) -> None:
@@ -460,27 +405,6 @@ def test_sweeps_have_their_own_noise_unless_the_secret_is_given(protocol: Experi
     assert float(torch.corrcoef(torch.stack([(a - c).flatten(), (b - c).flatten()]))[0, 1]) == pytest.approx(
         0.5, abs=0.1
     )
-
-
-def test_trials_of_a_sweep_share_the_secret_but_not_the_noise(protocol: Experiment, tmp_path: Path) -> None:
-    first = open_trial(protocol, tmp_path)
-    second = open_trial(overrides.override(protocol, {"method.server.steps": 9}), tmp_path)
-    assert first.keys.secret == second.keys.secret and first.keys.digest != second.keys.digest
-    assert not torch.equal(uploads(first), uploads(second))
-
-
-def test_of_two_processes_that_make_the_secret_at_once_the_first_wins(
-    protocol: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    link = os.link
-
-    def late(source: Any, target: Any) -> None:
-        Path(target).write_bytes(b"the other one's secret")
-        link(source, target)
-
-    monkeypatch.setattr(os, "link", late)
-    assert noise_secret(tmp_path, protocol) == b"the other one's secret"
-    assert [p.name for p in tmp_path.iterdir()] == ["secret"]
 
 
 # --- data, clients, checks ---
@@ -545,16 +469,6 @@ def test_what_does_not_fit_together_is_refused_before_anything_is_written(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_both_samplers_are_measured_and_the_configured_one_is_the_result(
-    finished: tuple[Trial, list[dict[str, Any]]],
-) -> None:
-    final = finished[1][-1]
-    own, other = finished[0].experiment.method.client_sampling.variants()
-    for reading in ("fd_cnn/minor", "kd_cnn/all", "fd_cnn/major"):
-        assert final[f"eval/{own}/{reading}"] == final[f"eval/{reading}"] != final[f"eval/{other}/{reading}"]
-    assert not [k for k in final if "ddim" in k and k.endswith(("_floor", "/real"))]
-
-
 def test_the_clusters_of_a_pooled_model_are_measured(tiny: Experiment, tmp_path: Path) -> None:
     data = replace(tiny.data, train=400, test=400)  # enough of each cluster, and none that chance makes rare
     instruments = Evaluation(dim=4, attack=False, clusters=True)
@@ -617,55 +531,6 @@ def test_newcomers_with_several_embeddings_send_nothing_and_are_attacked(
     assert {k: final[k] for k in same} == {k: before[k] for k in same} and "comm/bytes_up" in same
     assert final["new/parameters"] == 3 * 32 and final["new/kd_cnn/all"] != before["new/kd_cnn/all"]
     assert "new/attack/client/pia/auc" in final and set(ledger_of(stopped.folder).bytes_by_client) == {0, 1}
-
-
-def test_newcomers_records_are_nobody_elses(joined: Experiment, tmp_path: Path) -> None:
-    clients = make_clients(open_trial(joined, tmp_path), joined.everyone)
-    assert [c.newcomer for c in clients] == [False, False, True, True]
-    numbers = torch.cat([c.data.numbers for c in clients])
-    train = load(joined.data).splits["train"].numbers
-    assert sorted(numbers.tolist()) == sorted(train.tolist())
-    assert [len(c.data) for c in clients] == [35, 35, 10, 10]
-
-
-def test_a_newcomer_of_a_method_that_shares_nothing_trains_alone(joined: Experiment, tmp_path: Path) -> None:
-    alone = LocalOnly(model=joined.method.model, local=Training(steps=2, batch=8))
-    final = execute(open_trial(replace(joined, method=alone), tmp_path))[-1]
-    assert math.isfinite(final["new/kd_cnn/all"])
-
-
-def test_only_the_clients_asked_for_are_measured(tiny: Experiment, tmp_path: Path) -> None:
-    asked: list[int] = []
-
-    class Asked(LocalExecutor):
-        def evaluate(self, ids: Sequence[int], *args: Any) -> Iterator[Any]:
-            asked.extend(ids)
-            return super().evaluate(ids, *args)
-
-    one = replace(tiny, evaluation=Evaluation(dim=4, attack=False, clients=1))
-    opened = open_trial(one, tmp_path)
-    pool = trial.local_executor(opened)
-    pool.__class__ = Asked
-    list(trial.run(opened, pool))
-    assert asked == [0]
-
-
-def test_without_instruments_only_the_protocol_runs(protocol: Experiment, tmp_path: Path) -> None:
-    opened = open_trial(protocol, tmp_path)
-    results = execute(opened)
-    assert not [k for r in results for k in r if k.startswith(("eval/", "attack/", "validation/"))]
-    assert [p.name for p in (opened.folder / "artifacts").iterdir()] == ["ledger.json"]
-    assert sorted(p.name[:6] for p in (opened.sweep / "cache").iterdir()) == ["client", "client"]
-
-
-def test_unprotected_uploads_say_infinity(protocol: Experiment, tmp_path: Path) -> None:
-    method = FedAvg(model=protocol.method.model, local=protocol.method.local, rounds=2)
-    opened = open_trial(replace(protocol, method=method), tmp_path)
-    results = execute(opened)
-    assert all(r["privacy/epsilon_server"] == r["privacy/mu"] == math.inf for r in results)
-    assert all(r["privacy/auc_ceiling"] == 1 for r in results)
-    outcome = opened.outcome()
-    assert outcome is not None and outcome["says"] == "epsilon inf (no guarantee: weights sent as they are)"
 
 
 def test_rejected_uploads_are_counted_and_named(

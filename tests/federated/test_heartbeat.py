@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,9 @@ import pytest
 
 from raydiff.experiment import trial
 from raydiff.experiment.config import Experiment
-from raydiff.experiment.overrides import override
 from raydiff.federated import heartbeat
 from raydiff.federated.heartbeat import Heartbeat
 from raydiff.models.ddpm import with_progress
-from raydiff.runtime import launch
 from raydiff.runtime.progress import Running
 from raydiff.storage import staging
 
@@ -60,18 +57,6 @@ def test_each_participant_tells_its_steps_and_nothing_is_left(
     assert list((folder / heartbeat.FOLDER).iterdir()) == []
 
 
-def test_clients_in_lock_step_tell_their_mean_loss(tmp_path: Path, tiny: Experiment, told: list[Heartbeat]) -> None:
-    """As it is one by one, up to the order in which floats are added."""
-    alone: Experiment = dataclasses.replace(tiny, evaluation=tiny.evaluation)
-    run(alone, tmp_path / "alone")
-    apart = [[b.loss or 0.0 for b in told if b.who == f"client {number}"] for number in range(2)]
-    told.clear()
-    run(override(tiny, {"runtime.vectorize": True}), tmp_path / "together")
-    together = [b for b in told if b.who != "the server"]
-    assert {(b.who, b.turn, b.turns) for b in together} == {("clients 0 to 1", 0, 1)}
-    assert [b.loss for b in together] == pytest.approx([sum(pair) / 2 for pair in zip(*apart, strict=True)], rel=1e-4)
-
-
 def test_what_takes_no_steps_gives_signs_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And leaves nothing; outside nobody is told."""
     monkeypatch.setattr(heartbeat, "EVERY_S", 0.0)
@@ -82,11 +67,6 @@ def test_what_takes_no_steps_gives_signs_too(tmp_path: Path, monkeypatch: pytest
             os.utime(file, ns=(1, 1))
     assert heartbeat.sign(tmp_path, heartbeat.process()) == [None, None] and heartbeat.read(tmp_path) == []
     assert list(with_progress(range(2))) == [0, 1]
-
-
-def test_without_instruments_no_loss_is_told(tmp_path: Path, tiny: Experiment, told: list[Heartbeat]) -> None:
-    run(dataclasses.replace(tiny, evaluation=None), tmp_path)
-    assert told and {b.loss for b in told} == {None}
 
 
 def test_a_short_training_writes_nothing(tmp_path: Path, tiny: Experiment) -> None:
@@ -153,28 +133,6 @@ def test_of_a_trial_that_gives_no_sign_it_is_said_how_long(tmp_path: Path, tiny:
         assert after(200.0) == "round 1" == after(1700.0)
     running.round = tiny.method.rounds - 1
     assert after(1700.0) == "evaluation; nothing heard for 56:40 min"
-
-
-def test_in_one_process_silence_is_told_once_until_something_is_heard(
-    tmp_path: Path, tiny: Experiment, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    this, most = trial.open_trial(tiny, tmp_path), tiny.runtime.client_timeout_s
-    readings, all_read = [0.0, most, most + 1, most + 2, 0.0, most + 3, 0.0], threading.Event()
-
-    class Heard:
-        def silent_s(self, folder: Path) -> float:
-            assert folder == this.folder
-            if not readings[1:]:
-                all_read.set()
-                return 0.0
-            return readings.pop(0)
-
-    monkeypatch.setattr(heartbeat, "Heard", Heard)
-    monkeypatch.setattr(launch, "EVERY_S", 0.0)
-    with launch._told_of(this):
-        assert all_read.wait(60)
-    said = [f"  nothing heard for 30:{s:02d} min: it may hang; interrupt it, and --resume" for s in (1, 3)]
-    assert capsys.readouterr().out.splitlines() == said
 
 
 def test_what_killed_processes_have_left_is_forgotten(tmp_path: Path, tiny: Experiment) -> None:

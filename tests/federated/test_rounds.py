@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -18,7 +17,6 @@ from torch import Tensor
 
 from raydiff import tree
 from raydiff.data.datasets import Records
-from raydiff.federated import rounds as federation
 from raydiff.federated.client import Client, Failed, Keys, StateCache
 from raydiff.federated.method import SERVER_ONLY, Deployed, LocalResult, Method, Metrics, Round, Upload
 from raydiff.federated.rounds import LocalExecutor, Progress, rounds
@@ -26,8 +24,8 @@ from raydiff.federated.upload_spec import TensorSpec, UploadSpec
 from raydiff.models.training import Diverged
 from raydiff.privacy.filters import Budget
 from raydiff.privacy.ledger import Ledger
-from raydiff.privacy.release import Event, Gaussian, Nothing, already_private, disclose, nothing
-from raydiff.storage.atomic_files import LeaseLost, write_tensors
+from raydiff.privacy.release import Event, Gaussian, already_private, disclose
+from raydiff.storage.atomic_files import LeaseLost
 from raydiff.storage.checkpoint import INITIAL, Store
 from raydiff.storage.local import LocalFolder
 from raydiff.tree import Params
@@ -148,22 +146,6 @@ def test_each_round_folds_all_clients_in_the_order_of_their_numbers() -> None:
     assert last.server["server_only/who"].tolist() == [0, 3, 4, 12] * 2
 
 
-def test_a_client_sees_its_state_of_the_round_before() -> None:
-    method = Walk()
-    run(method)
-    updates = [s for s in method.seen if s[0] == "update"]
-    assert [(client, number) for _, client, number, _, _ in updates] == [(c, n) for n in range(4) for c in range(3)]
-    assert all(count == number for _, _, number, _, count in updates)
-
-
-def test_rounds_after_the_participating_ones_are_the_servers_alone() -> None:
-    method = Walk(participating_rounds=1)
-    progress = run(method)
-    assert [p.number for p in progress] == [0, 1, 2, 3]
-    assert {s[2] for s in method.seen if s[0] == "update"} == {0}
-    assert [len(p.ledger.entries) for p in progress] == [3, 3, 3, 3]
-
-
 def test_what_the_server_holds_never_reaches_a_client() -> None:
     method = Walk()
     clients = pool(method)
@@ -236,18 +218,6 @@ def test_all_that_was_sent_is_in_the_ledger_read_or_not(reads: int | None) -> No
         assert p.metrics["train/loss"] == 1.0
 
 
-def test_a_client_that_sends_nothing_is_in_the_ledger_too() -> None:
-    class Silent(Walk):
-        def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
-            return LocalResult(state, nothing())
-
-        def upload_spec(self, server: Params, examples: int, number: int) -> UploadSpec:
-            return UploadSpec()
-
-    entries = run(Silent(rounds=1, participating_rounds=1, reads=0))[-1].ledger.entries
-    assert [(e.client, e.event, e.bytes) for e in entries] == [(c, Nothing(), 0) for c in range(3)]
-
-
 def test_what_aggregate_publishes_is_in_the_ledger() -> None:
     central = Gaussian(2.0, "example", "replace_one", "central")
 
@@ -260,19 +230,6 @@ def test_what_aggregate_publishes_is_in_the_ledger() -> None:
     last = run(Publishes(rounds=2))[-1]
     assert [e.event for e in last.ledger.entries if e.client == -1] == [central] * 2
     assert len(last.ledger.server.entries) == 6
-
-
-def test_client_metrics_are_means_and_each_clients_own() -> None:
-    metrics = run(Walk())[0].metrics
-    assert metrics["train/loss"] == 1.0 and "server/sum" in metrics
-    assert [metrics[f"client/{i}/train/loss"] for i in range(3)] == [0.0, 1.0, 2.0]
-
-
-def test_many_clients_have_means_only() -> None:
-    method = Walk(rounds=1)
-    (only,) = rounds(method, pool(method, clients=range(federation.PER_CLIENT_METRICS + 1)), keys=KEYS)
-    assert only.metrics["train/loss"] == federation.PER_CLIENT_METRICS / 2
-    assert not [k for k in only.metrics if k.startswith("client/")]
 
 
 # --- failure ---
@@ -290,14 +247,6 @@ def test_a_failure_names_who_and_when(fails: tuple[str, int, int], says: str) ->
     with pytest.raises(Failed) as failure:
         run(Walk(fails=fails))
     assert str(failure.value) == says
-
-
-def test_a_failure_survives_the_way_between_processes() -> None:
-    import pickle
-
-    failure = Failed("client 2", 1, "why")
-    back = pickle.loads(pickle.dumps(failure))
-    assert (str(back), back.who, back.number) == (str(failure), "client 2", 1)
 
 
 def test_keys_do_not_print_their_secret() -> None:
@@ -318,12 +267,6 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path, done: int, priva
     assert [p.number for p in rest] == list(range(done - 1, 4))
     assert rest[0].metrics == first[-1].metrics
     assert all(same(a, b) for a, b in zip(first + rest[1:], whole, strict=True))
-
-
-def test_a_run_with_a_store_is_the_run_without(tmp_path: Path) -> None:
-    method = Walk()
-    pairs = zip(run(method), run(method, Store(tmp_path, tmp_path / "cache")), strict=True)
-    assert all(same(a, b) and a.metrics == b.metrics for a, b in pairs)
 
 
 @pytest.mark.parametrize("private", [True, False])
@@ -376,14 +319,6 @@ def test_a_round_without_its_commit_did_not_happen(tmp_path: Path) -> None:
     assert all(same(a, b) for a, b in zip(rest, whole[1:], strict=True))
 
 
-def test_a_last_commit_that_is_lost_is_what_is_said(tmp_path: Path) -> None:
-    """And not that the server's state before it, which it has taken away, is not there."""
-    killed_before_commit_2(Walk(), tmp_path)
-    (tmp_path / "commit-00001.json").unlink()
-    with pytest.raises(ValueError, match=r"has lost commit 1: what it has spent is not known$"):
-        run(Walk(), Store(tmp_path))
-
-
 def uploads(method: Any, store: Store, number: int) -> list[Upload]:
     server = store.load_server(number - 1)
     return [upload for upload, _ in pool(method, store).run(range(3), tree.without(SERVER_ONLY, server), number)]
@@ -424,19 +359,6 @@ def test_a_state_that_is_lost_before_its_round_counts_is_made_again_and_the_stor
     assert all(same(a, b) for a, b in zip(run(Walk(), Store(tmp_path)), whole[1:], strict=True))
 
 
-@dataclass(frozen=True)
-class Watched(Walk):
-    """Training is not deterministic, and lets another process come in between."""
-
-    careless: bool = True
-    meanwhile: Callable[[], object] = lambda: None
-
-    def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
-        result = super().local_update(server, state, data, rnd)
-        self.meanwhile()
-        return result
-
-
 def everything_else(root: Path) -> Callable[[], list[Progress]]:
     """Another process that does all the rounds of the same trial."""
     return lambda: run(Walk(careless=True), Store(root))
@@ -451,17 +373,6 @@ def test_for_a_round_that_counts_nothing_is_drawn(tmp_path: Path, number: int) -
     with pytest.raises(LeaseLost, match=f"^round {number} of "):
         left_over.run({"sum": torch.zeros(1)}, number)
     assert not method.seen
-
-
-@pytest.mark.parametrize("done", [1, 4])
-def test_who_trains_while_another_commits_sends_nothing(tmp_path: Path, done: int) -> None:
-    def meanwhile() -> None:
-        take(Walk(careless=True), Store(tmp_path), done)
-
-    left_over = Client(1, Watched(meanwhile=meanwhile), own_records(1), keys=KEYS, store=Store(tmp_path))
-    with pytest.raises(LeaseLost, match=r"^round 0 of "):
-        left_over.run({"sum": torch.zeros(1)}, 0)
-    assert len(run(Walk(careless=True), Store(tmp_path))[-1].ledger.entries) == 12  # and the others go on
 
 
 @pytest.mark.parametrize("before", [True, False])
@@ -509,35 +420,6 @@ def test_of_two_drivers_of_one_trial_at_most_one_value_leaves_a_client(tmp_path:
         assert len(left) >= 2
 
 
-def test_a_commit_that_is_there_stays(tmp_path: Path) -> None:
-    """And so do the states that it tells of."""
-    run(Walk(), Store(tmp_path))
-    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    late = Store(tmp_path)
-    for write in (
-        lambda: late.save_client(1, 3, {"count": torch.ones(1)}),
-        lambda: late.save_server(3, {"sum": torch.ones(1)}),
-        lambda: late.commit(3, {"ledger": Ledger().to_json()}),
-    ):
-        with pytest.raises(LeaseLost, match=r"^round 3 of "):
-            write()
-    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
-
-
-def test_of_two_commits_at_once_the_first_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    link, store = os.link, Store(tmp_path)
-
-    def late(source: Any, target: Any) -> None:
-        monkeypatch.setattr(os, "link", link)
-        Store(tmp_path).commit(0, {"who": "first"})
-        link(source, target)
-
-    monkeypatch.setattr(os, "link", late)
-    with pytest.raises(LeaseLost, match=r"^round 0 of "):
-        store.commit(0, {"who": "second"})
-    assert Store(tmp_path).last_commit() == (0, {"who": "first"})
-
-
 def test_a_process_whose_driver_lost_the_sweep_sends_and_commits_nothing(tmp_path: Path) -> None:
     def lost() -> None:
         raise LeaseLost("another driver runs it")
@@ -576,22 +458,6 @@ def test_the_losses_of_a_replayed_round_are_of_all_clients(tmp_path: Path) -> No
     assert losses["train/loss"] == 1.0 and losses.items() <= replayed.items()
 
 
-def test_an_upload_lost_before_the_others_came_is_resent(tmp_path: Path) -> None:
-    """Client 1's worker dies in round 0: client 0 has sent already, and sends the same again."""
-    method, store = Walk(careless=True), Store(tmp_path)
-
-    def dying() -> Iterator[Any]:
-        yield from pool(method, store).run([0], {"sum": torch.zeros(1)}, 0)
-        raise Killed
-
-    arrived = []
-    with pytest.raises(Killed):
-        for upload, _ in dying():
-            arrived.append(tree.digest(upload.release.value))
-    again = [upload for upload, _ in pool(method, store).run(range(3), {"sum": torch.zeros(1)}, 0)]
-    assert tree.digest(again[0].release.value) == arrived[0]
-
-
 def test_after_a_replay_a_client_goes_on_from_the_state_of_that_round(tmp_path: Path) -> None:
     """Also if its state of the round before was looked at first, for the validation of the resumed round."""
     method = Walk()
@@ -610,14 +476,6 @@ def test_a_client_asked_twice_starts_from_the_same_state() -> None:
     client.run(server, 0)
     first, again = (client.run(server, 1)[0] for _ in range(2))
     assert tree.digest(first.release.value) == tree.digest(again.release.value)
-
-
-def test_unprotected_values_are_computed_again(tmp_path: Path) -> None:
-    method = Walk(private=False)
-    killed_before_commit_2(method, tmp_path)
-    method.seen.clear()
-    run(method, Store(tmp_path))
-    assert [s[2] for s in method.seen if s[0] == "update"] == [2] * 3 + [3] * 3
 
 
 def test_a_method_that_does_not_state_what_it_sends_costs_everything() -> None:
@@ -673,13 +531,6 @@ def test_a_client_knows_what_it_would_have_to_train(tmp_path: Path) -> None:
     assert alone.is_trained(2) and not alone.is_trained(1)
 
 
-def test_a_shared_first_state_is_the_one_computed_afresh(tmp_path: Path) -> None:
-    method, digests = Walk(rounds=1), []
-    for store in (None, Store(tmp_path / "a", tmp_path / "cache"), Store(tmp_path / "b", tmp_path / "cache")):
-        digests.append(tree.digest(run(method, store)[-1].server))
-    assert len(set(digests)) == 1
-
-
 def test_a_first_state_in_parts_goes_on_where_it_was_killed(tmp_path: Path) -> None:
     def first(method: Walk, store: Store | None) -> Params:
         client = Client(0, method, own_records(0), keys=KEYS, store=store)
@@ -695,44 +546,3 @@ def test_a_first_state_in_parts_goes_on_where_it_was_killed(tmp_path: Path) -> N
     assert [len([s for s in m.seen if s[0] == "init"]) for m in (method, again)] == [3, 2]
     assert len(list((tmp_path / "cache").iterdir())) == 1  # the parts are gone, the whole is kept
     assert whole["start"] != first(Walk(), None)["start"]
-
-
-def test_a_trial_beside_this_one_that_was_faster_ends_the_parts(tmp_path: Path) -> None:
-    store, method = Store(tmp_path / "a", tmp_path / "cache"), Walk(init_parts=5)
-    client = Client(0, method, own_records(0), keys=KEYS, store=store)
-    quick, whole = client._init_part, {"count": torch.zeros(1), "start": torch.ones(1)}
-
-    def overtaken(state: Params, part: int) -> Params:
-        if part == 1:
-            write_tensors(tmp_path / "cache" / f"{client._key()}.safetensors", whole)
-        return quick(state, part)
-
-    client._init_part = overtaken  # type: ignore[method-assign]
-    client.run({"sum": torch.zeros(1)}, 0)
-    assert client.state(0)["start"] == 1 and len([s for s in method.seen if s[0] == "init"]) == 2
-    assert [p.name for p in (tmp_path / "cache").iterdir()] == [f"{client._key()}.safetensors"]
-
-
-def test_only_the_latest_part_is_kept(tmp_path: Path) -> None:
-    method = Walk(init_parts=5, dies=3)
-    with pytest.raises(KeyboardInterrupt):
-        Client(0, method, own_records(0), keys=KEYS, store=Store(tmp_path / "a", tmp_path / "cache")).run({}, 0)
-    assert len(list((tmp_path / "cache").iterdir())) == 1
-
-
-def test_first_states_depend_on_the_public_records(tmp_path: Path) -> None:
-    starts = []
-    for public in (None, own_records(5), own_records(6), own_records(5)):
-        store = Store(tmp_path / str(len(starts)), tmp_path / "cache")
-        client = Client(0, Walk(), own_records(0), keys=KEYS, public=public, store=store)
-        client.run({"sum": torch.zeros(1)}, 0)
-        starts.append(float(client.state(0)["start"]))
-    assert starts[1] == starts[3] and len(set(starts)) == 3
-
-
-def test_the_ledger_survives_as_it_is(tmp_path: Path) -> None:
-    whole = run(Walk(), Store(tmp_path))[-1]
-    assert Store(tmp_path).ledger() == whole.ledger
-    for number in range(whole.number + 1):  # each commit has its own round's
-        record = json.loads((tmp_path / f"commit-{number:05d}.json").read_text())
-        assert {e.round for e in Ledger.from_json(record["ledger"]).entries} == {number}

@@ -234,9 +234,15 @@ def test_commits_are_read_once_a_round_however_many_clients_ask(
 def test_a_process_that_lost_the_trial_changes_no_committed_state(store: Store) -> None:
     store.save_client(8, 0, state(0))
     store.commit(0, RECORD)
-    with pytest.raises(LeaseLost, match=r"round 0 of .* is committed"):
-        Store(store.root).save_client(8, 0, state(1))
-    assert value_of(store, 8, before=1) == 0
+    late = Store(store.root)
+    for write in (
+        lambda: late.save_client(8, 0, state(1)),
+        lambda: late.save_server(0, {}),
+        lambda: late.commit(0, {}),
+    ):
+        with pytest.raises(LeaseLost, match=r"round 0 of .* is committed"):
+            write()
+    assert value_of(store, 8, before=1) == 0 and store.last_commit() == (0, RECORD)
 
 
 def test_states_are_on_the_disk_before_a_commit_names_them(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
