@@ -288,12 +288,6 @@ def test_other_kinds_are_refused(protocol: Experiment, tmp_path: Path, method: d
     assert not (tmp_path / "budgets").exists() and not list(this.folder.glob("commit-*"))
 
 
-def test_another_number_is_refused(protocol: Experiment, tmp_path: Path) -> None:
-    execute(opened(budgeted(protocol), tmp_path, "a"))
-    with pytest.raises(ValueError, match=r"is epsilon 7 .*, and not epsilon 20 .*: it is given once and for all"):
-        execute(opened(budgeted(protocol, Budget(epsilon=20)), tmp_path, "b"))
-
-
 @pytest.mark.parametrize(
     ("fields", "message"),
     [

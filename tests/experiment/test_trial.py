@@ -15,8 +15,7 @@ import torch
 from PIL import Image
 
 from raydiff.data.datasets import Data, load
-from raydiff.data.entangled import measured
-from raydiff.data.partition import ByClass, Dirichlet, Entangled, Iid, MajorityMinority, Newcomers, Pooled
+from raydiff.data.partition import ByClass, Dirichlet, Iid, MajorityMinority, Newcomers, Pooled
 from raydiff.evaluation import grids
 from raydiff.evaluation import suite as evaluate
 from raydiff.evaluation.suite import Evaluation, Instruments
@@ -421,33 +420,6 @@ def test_clients_share_the_training_records_and_no_others(protocol: Experiment, 
     assert make_clients(other, [1])[0].data.numbers.tolist() != held[1]
 
 
-def test_clients_do_not_see_what_superclasses_hide_and_the_entanglement_is_logged(
-    tiny: Experiment, tmp_path: Path
-) -> None:
-    data = replace(tiny.data, superclasses="pairs", train=200)
-    how = replace(tiny, data=data, clients=5, partition=Entangled(xi=0.057))
-    opened = open_trial(how, tmp_path)
-    clients = make_clients(opened, range(5))
-    assert all(client.data.base is None and client.public and client.public.base is None for client in clients)
-    assert opened.experiment.method.model.labels == (5,)
-    train = load(data).splits["train"]
-    bases = [train.bases[torch.isin(train.numbers, client.data.numbers)].bincount(minlength=10) for client in clients]
-    final = execute(opened)[-1]
-    assert measured(torch.stack(bases)).items() <= final.items()
-    assert 0.04 < final["partition/entanglement_mean"] < 0.07
-
-
-def test_opening_resolves_the_experiment(protocol: Experiment, tmp_path: Path) -> None:
-    model = replace(protocol.method.model, shape=(3, 32, 32), labels=())
-    opened = open_trial(overrides.override(protocol, {"method.model": model}), tmp_path)
-    resolved = opened.experiment
-    assert (resolved.method.model.shape, resolved.method.model.labels) == ((1, 8, 8), (10,))
-    assert resolved.data_digest == config.keyed(load(protocol.data), opened.keys.secret)
-    assert opened.folder == tmp_path / "trials" / resolved.digest
-    assert trial.resolve(resolved, opened.keys.secret) == resolved
-    assert trial.resolve(resolved) == replace(resolved, data_digest="")
-
-
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
@@ -467,16 +439,6 @@ def test_what_does_not_fit_together_is_refused_before_anything_is_written(
         open_trial(replace(protocol, **changes), tmp_path)
     assert "\n" not in str(refusal.value)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_clusters_of_a_pooled_model_are_measured(tiny: Experiment, tmp_path: Path) -> None:
-    data = replace(tiny.data, train=400, test=400)  # enough of each cluster, and none that chance makes rare
-    instruments = Evaluation(dim=4, attack=False, clusters=True)
-    pooled = replace(tiny, data=data, partition=Pooled(), clients=1, evaluation=instruments)
-    final = execute(open_trial(pooled, tmp_path))[-1]
-    assert "eval/fd_cnn/minor" not in final
-    a, b = (final[f"eval/fd_cnn/cluster_{name}"] for name in "ab")
-    assert a != b and final["eval/ancestral/fd_cnn/cluster_a"] == a != final["eval/ddim/fd_cnn/cluster_a"]
 
 
 @pytest.fixture
@@ -511,26 +473,6 @@ def test_newcomers_are_measured_and_send_nothing(joined: Experiment, tmp_path: P
     assert final["new/parameters_share"] == 32 / tree_size(joined)
     assert set(ledger_of(opened.folder).bytes_by_client) == {0, 1}
     assert (opened.folder / "artifacts" / "newcomers.png").exists()
-
-
-@pytest.mark.parametrize("vectorize", [False, True])
-def test_newcomers_with_several_embeddings_send_nothing_and_are_attacked(
-    joined: Experiment, tmp_path: Path, vectorize: bool
-) -> None:
-    """The federation's numbers and bytes are those of one embedding; a trial that was stopped goes on to the same."""
-    given = {"evaluation.attack": True, "evaluation.members": 8, "runtime.vectorize": vectorize}
-    one, several = (overrides.override(joined, {**given, "method.embeddings": k}) for k in (1, 3))
-    before = execute(open_trial(one, tmp_path / "a"))[-1]
-    stopped = open_trial(several, tmp_path / "a")
-    running = trial.run(stopped, trial.local_executor(stopped))
-    next(running)
-    running.close()  # type: ignore[attr-defined]
-    final = execute(stopped)[-1]
-    assert numbers(final) == numbers(execute(open_trial(several, tmp_path / "b"))[-1])
-    same = [k for k in final if not k.startswith(("new/", "time/"))]
-    assert {k: final[k] for k in same} == {k: before[k] for k in same} and "comm/bytes_up" in same
-    assert final["new/parameters"] == 3 * 32 and final["new/kd_cnn/all"] != before["new/kd_cnn/all"]
-    assert "new/attack/client/pia/auc" in final and set(ledger_of(stopped.folder).bytes_by_client) == {0, 1}
 
 
 def test_rejected_uploads_are_counted_and_named(

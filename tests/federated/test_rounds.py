@@ -470,14 +470,6 @@ def test_after_a_replay_a_client_goes_on_from_the_state_of_that_round(tmp_path: 
     assert [s[4] for s in method.seen if s[0] == "update"] == [3] * 3
 
 
-def test_a_client_asked_twice_starts_from_the_same_state() -> None:
-    """A retry of a round may come to the client that has just done it."""
-    client, server = Client(0, Walk(private=False), own_records(0), keys=KEYS), {"sum": torch.zeros(1)}
-    client.run(server, 0)
-    first, again = (client.run(server, 1)[0] for _ in range(2))
-    assert tree.digest(first.release.value) == tree.digest(again.release.value)
-
-
 def test_a_method_that_does_not_state_what_it_sends_costs_everything() -> None:
     event = Walk().upload_event(3, 0)
     assert Ledger().with_upload(0, 0, event, 4).epsilon(1e-5, "exact") == math.inf
@@ -506,12 +498,6 @@ def test_first_states_are_shared_between_trials_that_agree_in_what_they_depend_o
     relabelled = lambda i: replace(own_records(i), labels=torch.ones(3, 1, dtype=torch.long))  # noqa: E731
     assert made(Walk(), next(trials), records=relabelled) == 2
     assert made(Walk(), next(trials), records=lambda i: own_records(9)) == 2  # twins draw from streams of their own
-
-
-def test_first_states_that_are_not_worth_keeping_are_not_kept(tmp_path: Path) -> None:
-    for trial in ("a", "b"):
-        assert made(Walk(init_key=None), Store(tmp_path / trial, tmp_path / "cache")) == 2
-    assert not (tmp_path / "cache").exists()
 
 
 def test_a_client_knows_what_it_would_have_to_train(tmp_path: Path) -> None:
