@@ -68,7 +68,7 @@ class BudgetGuard:
     book: BudgetLog
 
     def __call__(self) -> None:
-        """Raises Overtaken where the trial may not go on."""
+        """Raises LeaseLost if the trial may not go on."""
         if self.owner is not None:
             self.owner()
         if self.book.begun and _note(self.trial).get("record") is None:
@@ -76,7 +76,7 @@ class BudgetGuard:
 
 
 def budget_log_of(trial: Path, data: Data) -> BudgetLog:
-    """The book of a trial's records, given its folder."""
+    """The budget log of a trial's records, by the trial's folder."""
     return BudgetLog(trial.parents[3] / "budgets" / called(source(data.name)))
 
 

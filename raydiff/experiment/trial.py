@@ -1,4 +1,4 @@
-"""One trial from start to end, on any pool: the protocol's rounds, the instruments, and the files that tell of it.
+"""One trial from start to end, on any executor: the protocol's rounds, the instruments, and its files.
 
 <sweep>/owners/                     who runs the sweep: see `owner`
 <sweep>/secret                      the noise secret (mode 600)
@@ -138,7 +138,7 @@ def open_trial(experiment: Experiment, sweep: Path, owner: Lease | None = None) 
 
 
 def begin(trial: Trial) -> None:
-    """Write the trial's config.json. Raises Overtaken where its owner no longer owns the sweep, and ValueError where
+    """Write the trial's config.json. Raises LeaseLost if its driver has lost the sweep, and ValueError where
     the data are others here than where its experiment was resolved."""
     if not config.is_of(trial.experiment, datasets.load(trial.experiment.data), trial.keys.secret):
         raise ValueError(
@@ -155,7 +155,7 @@ def begin(trial: Trial) -> None:
 
 
 def noise_secret(sweep: Path, experiment: Experiment) -> bytes:
-    """The sweep's noise secret: given or random, kept once beside the sweep, readable by its owner only, never logged.
+    """The sweep's noise secret: configured or random, stored once beside the sweep, for its user only, never logged.
 
     Raises ValueError as `planned_secret` does.
     """
@@ -164,23 +164,23 @@ def noise_secret(sweep: Path, experiment: Experiment) -> bytes:
 
 
 def planned_secret(sweep: Path, experiment: Experiment) -> bytes:
-    """The noise secret that the sweep has, or is to have: the one given, or a new one. Nothing is written.
+    """The noise secret that the sweep has, or is to have: the configured one, or a new one. Nothing is written.
 
-    Raises ValueError when the file is damaged, or when another secret is given than the one kept.
+    Raises ValueError when the file is damaged, or when another secret is configured than the stored one.
     """
-    given, path, storage = experiment.runtime.noise_secret, sweep / "secret", experiment.runtime.storage
+    configured, path, storage = experiment.runtime.noise_secret, sweep / "secret", experiment.runtime.storage
     if not path.exists():
-        if given is None and artifact_sync.exists(storage, sweep.name):
+        if configured is None and artifact_sync.exists(storage, sweep.name):
             raise ValueError(
                 f"the noise secret of {sweep.name} is not on this machine, and never in its bucket: set "
                 f"{staging.SECRET} to what it was begun with, or to the hex digits of the file secret in its folder "
                 "on the machine where it was begun"
             )
-        return bytes.fromhex(given) if given else secrets.token_bytes(32)
+        return bytes.fromhex(configured) if configured else secrets.token_bytes(32)
     secret = path.read_bytes()
     if len(secret) < 16:
         raise ValueError(f"the noise secret {path} is damaged: start a sweep of another name")
-    if given and secret != bytes.fromhex(given):
+    if configured and secret != bytes.fromhex(configured):
         raise ValueError(f"runtime.noise_secret is not the one that {sweep.name} was started with, which is in {path}")
     return secret
 
