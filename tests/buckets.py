@@ -9,22 +9,16 @@ from pathlib import Path
 from raydiff.experiment import trial
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.trial import Trial
-from raydiff.storage import staging as away
+from raydiff.storage import staging
+from raydiff.storage.storage import storage_at
 
 SECRET = bytes(range(32))
 
 
-def begun(experiment: Experiment, uri: str) -> Trial:
-    """The trial on the machine where one is, as a driver there begins it or goes on with it."""
-    away.prepare(uri)
-    sweep = away.root(uri) / "sweeps" / "lab"
-    trial.keep_secret(sweep, SECRET)
-    return trial.open_trial(experiment, sweep)
-
-
-def in_a_folder(experiment: Experiment, storage: Path) -> Trial:
-    """The same trial in a folder."""
-    sweep = storage / "folder" / "sweeps" / "lab"
+def begun(experiment: Experiment, storage: str) -> Trial:
+    """The trial in a bucket, or in a folder, as a driver on this machine begins it or goes on with it."""
+    staging.prepare(storage)
+    sweep = staging.root(storage) / "sweeps" / "lab"
     trial.keep_secret(sweep, SECRET)
     return trial.open_trial(experiment, sweep)
 
@@ -36,13 +30,14 @@ def through(this: Trial) -> Trial:
     return this
 
 
-def told(this: Trial) -> dict[str, object]:
-    """All that it says, seconds apart."""
-    outcome = this.outcome()
+def result(this: Trial) -> dict[str, object]:
+    """Its outcome, commits and rounds, without times and without what only says that an upload was resent."""
+    outcome, storage = this.outcome(), storage_at(this.folder, private=True)
     assert outcome is not None
     outcome["final"] = {k: v for k, v in outcome["final"].items() if not k.startswith("time/")}
-    commits = [json.loads(p.read_text()) for p in sorted(this.folder.glob("commit-*.json"))]
-    for commit in commits:  # What was sent again says so, and so the commit has another digest.
+    names = [name for name in storage.list_names() if name.startswith("commit-")]
+    commits = [json.loads(storage.get(name) or b"") for name in names]
+    for commit in commits:
         commit["metrics"] = {k: v for k, v in commit["metrics"].items() if not k.endswith("upload/resent")}
         del commit["previous"], commit["sha256"]
     lines = [json.loads(line) for line in (this.folder / "metrics.jsonl").read_text().splitlines()]
@@ -50,4 +45,5 @@ def told(this: Trial) -> dict[str, object]:
 
 
 def objects(tmp_path: Path) -> Iterator[Path]:
+    """The objects in the bucket."""
     return (path for path in (tmp_path / "bucket").rglob("*") if path.is_file())

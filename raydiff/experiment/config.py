@@ -27,7 +27,7 @@ from raydiff.formats.json_files import KEYED, read_json
 from raydiff.methods.fedavg import FedAvg
 from raydiff.models.d3pm import DiscreteDiffusion
 from raydiff.privacy.filters import Budget
-from raydiff.storage.bucket import Bucket, is_bucket
+from raydiff.storage.object_store import ObjectStore, is_bucket
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +92,7 @@ class Runtime:
 
     def _check_bucket(self) -> None:
         try:
-            Bucket(self.storage)
+            ObjectStore(self.storage)
         except ValueError as e:
             raise ValueError(f"storage must be a folder, which all nodes see at one path, or a bucket: {e}") from None
         for name, value, default in (("budget", self.budget, None), ("server_workers", self.server_workers, 1)):

@@ -25,9 +25,9 @@ def ledger_of(folder: Path) -> Ledger:
         experiment = config.read(folder / "config.json")
         ledger = ledger.with_setup(range(experiment.clients), setup_of(experiment))
     last = ledger.entries[-1].round if ledger.entries else INITIAL
-    told = max((line["step"] for line in read_lines(folder / "metrics.jsonl")), default=INITIAL)
-    if told > (counted[0] if (counted := store.last_commit()) else INITIAL):
-        raise ValueError(f"{folder} has lost commit {told}: what it has spent is not known")
+    logged = max((line["step"] for line in read_lines(folder / "metrics.jsonl")), default=INITIAL)
+    if logged > (last_commit[0] if (last_commit := store.last_commit()) else INITIAL):
+        raise ValueError(f"{folder} has lost commit {logged}: what it has spent is not known")
     for number, uploads in itertools.groupby(sent, key=lambda s: s[0]):
         if number > last:
             ledger = ledger.with_uploads(number, [(client, event, nbytes) for _, client, event, nbytes in uploads])

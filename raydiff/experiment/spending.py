@@ -46,7 +46,7 @@ from raydiff.formats.json_files import read_json, read_outcome, sealed
 from raydiff.privacy import filters as privacy
 from raydiff.privacy.filters import Budget, Order
 from raydiff.privacy.release import Event, NonPrivate
-from raydiff.storage import staging as away
+from raydiff.storage import staging
 from raydiff.storage.append_log import BudgetLog
 from raydiff.storage.atomic_files import LeaseLost, write_text
 from raydiff.storage.lease import Lease
@@ -68,7 +68,7 @@ class BudgetGuard:
     book: BudgetLog
 
     def __call__(self) -> None:
-        """Raises LeaseLost where the trial may not go on."""
+        """Raises LeaseLost if the trial may not go on."""
         if self.owner is not None:
             self.owner()
         if self.book.begun and _note(self.trial).get("record") is None:
@@ -76,7 +76,7 @@ class BudgetGuard:
 
 
 def budget_log_of(trial: Path, data: Data) -> BudgetLog:
-    """The book of a trial's records, given its folder."""
+    """The budget log of a trial's records, by the trial's folder."""
     return BudgetLog(trial.parents[3] / "budgets" / called(source(data.name)))
 
 
@@ -120,7 +120,7 @@ def charge(experiment: Experiment, folder: Path) -> None:
             if not state.records:
                 book.add({"budget": asdict(state.budget), "source": source(experiment.data.name)}, 1)
             elif state.secret is None:
-                away.keep(book.marker, secrets.token_bytes(32), first=True)
+                staging.write_secret(book.marker, secrets.token_bytes(32), if_absent=True)
             else:
                 first, record = next(iter(state.early.items()), (folder, record))
                 book.add({**record, "key": _key(first, book)}, len(state.records) + 1)
@@ -302,7 +302,7 @@ def _key(folder: Path, book: BudgetLog) -> str:
     with suppress(FileExistsError):
         fresh = {"key": uuid.uuid4().hex, "book": book.folder.name, "record": None}
         if not (folder / NOTE).exists():
-            write_text(folder / NOTE, sealed(fresh), durable=True, first=True)
+            write_text(folder / NOTE, sealed(fresh), durable=True, if_absent=True)
     return str(_note(folder)["key"])
 
 

@@ -1,4 +1,4 @@
-"""One trial from start to end, on any pool: the protocol's rounds, the instruments, and the files that tell of it.
+"""One trial from start to end, on any executor: the protocol's rounds, the instruments, and its files.
 
 <sweep>/owners/                     who runs the sweep: see `owner`
 <sweep>/secret                      the noise secret (mode 600)
@@ -42,12 +42,10 @@ from raydiff.formats.jsonl import Jsonl
 from raydiff.models.ddpm import Precision, compute_with
 from raydiff.models.training import Train
 from raydiff.privacy.ledger import Guarantee, PrivacyOdometer
-from raydiff.storage import artifact_sync as readable
-from raydiff.storage import staging as away
+from raydiff.storage import artifact_sync, staging
 from raydiff.storage.atomic_files import write_text
 from raydiff.storage.checkpoint import Store
 from raydiff.storage.lease import Lease
-from raydiff.storage.remote import shared
 from raydiff.storage.staging import StorageCredentials
 
 
@@ -59,8 +57,8 @@ class Trial:
     sweep: Path
     owner: Lease | None = None
     """The driver that it is run for. None: nobody else can come by, as in a test."""
-    given: StorageCredentials | None = None
-    """On its way to a process that is to work for a bucket in a folder of its own: see `localized`."""
+    credentials: StorageCredentials | None = None
+    """Of a bucket, for a process that is to work for it in a folder of its own (`localized`)."""
 
     @property
     def folder(self) -> Path:
@@ -85,18 +83,17 @@ class Trial:
 
 def localized(trial: Trial) -> Trial:
     """The trial as this process works on it: where its storage is a bucket, in a folder of this process alone."""
-    if (given := trial.given) is None:
+    if trial.credentials is None:
         return trial
-    sweep = away.localized(given, trial.sweep.name, trial.folder.name)
+    sweep = staging.localize(trial.credentials, trial.sweep.name, trial.folder.name)
     owner = None if trial.owner is None else replace(trial.owner, sweep=sweep)
-    return replace(trial, sweep=sweep, owner=owner, given=None)
+    return replace(trial, sweep=sweep, owner=owner, credentials=None)
 
 
 def cut_short(folder: Path, outcome: str, **more: Any) -> None:
     """End a trial that did not finish: stopped, failed or killed. It keeps the epsilon that it has spent."""
     experiment = config.read(folder / "config.json")
     try:
-        shared(folder).restore(server=False)  # What was spent is known there, wherever the processes are that did so.
         server, outsiders = guarantees(PrivacyOdometer(ledger_of(folder)), experiment)
     except ValueError as e:  # a damaged folder, of which nothing can be guaranteed
         about: dict[str, Any] = {"delta": experiment.method.delta, "accountant": experiment.method.accountant}
@@ -108,7 +105,7 @@ def cut_short(folder: Path, outcome: str, **more: Any) -> None:
 def end(folder: Path, outcome: str, **more: Any) -> None:
     """Write a trial's outcome.json: finished, stopped, failed or killed."""
     write_text(folder / "outcome.json", sealed({"outcome": outcome, **more}, indent=1), durable=True)
-    readable.put(folder)
+    artifact_sync.put(folder)
 
 
 def resolve(experiment: Experiment, secret: bytes | None = None) -> Experiment:
@@ -141,7 +138,7 @@ def open_trial(experiment: Experiment, sweep: Path, owner: Lease | None = None) 
 
 
 def begin(trial: Trial) -> None:
-    """Write the trial's config.json. Raises LeaseLost where its owner no longer owns the sweep, and ValueError where
+    """Write the trial's config.json. Raises LeaseLost if its driver has lost the sweep, and ValueError where
     the data are others here than where its experiment was resolved."""
     if not config.is_of(trial.experiment, datasets.load(trial.experiment.data), trial.keys.secret):
         raise ValueError(
@@ -151,13 +148,14 @@ def begin(trial: Trial) -> None:
     if trial.owner is not None:
         trial.owner()
     heartbeat.forget(trial.folder)
-    readable.to_go_on(trial.folder)
+    if artifact_sync.get(trial.folder) and (trial.outcome() or {}).get("outcome") != "finished":
+        (trial.folder / "outcome.json").unlink(missing_ok=True)  # It is about to have another one.
     write_text(trial.folder / "config.json", sealed(overrides.to_dict(without_secret(trial.experiment)), indent=1))
-    readable.put(trial.folder)
+    artifact_sync.put(trial.folder)
 
 
 def noise_secret(sweep: Path, experiment: Experiment) -> bytes:
-    """The sweep's noise secret: given or random, kept once beside the sweep, readable by its owner only, never logged.
+    """The sweep's noise secret: configured or random, stored once beside the sweep, for its user only, never logged.
 
     Raises ValueError as `planned_secret` does.
     """
@@ -166,23 +164,23 @@ def noise_secret(sweep: Path, experiment: Experiment) -> bytes:
 
 
 def planned_secret(sweep: Path, experiment: Experiment) -> bytes:
-    """The noise secret that the sweep has, or is to have: the one given, or a new one. Nothing is written.
+    """The noise secret that the sweep has, or is to have: the configured one, or a new one. Nothing is written.
 
-    Raises ValueError when the file is damaged, or when another secret is given than the one kept.
+    Raises ValueError when the file is damaged, or when another secret is configured than the stored one.
     """
-    given, path, storage = experiment.runtime.noise_secret, sweep / "secret", experiment.runtime.storage
+    configured, path, storage = experiment.runtime.noise_secret, sweep / "secret", experiment.runtime.storage
     if not path.exists():
-        if given is None and readable.exists(storage, sweep.name):
+        if configured is None and artifact_sync.exists(storage, sweep.name):
             raise ValueError(
                 f"the noise secret of {sweep.name} is not on this machine, and never in its bucket: set "
-                f"{away.SECRET} to what it was begun with, or to the hex digits of the file secret in its folder "
+                f"{staging.SECRET} to what it was begun with, or to the hex digits of the file secret in its folder "
                 "on the machine where it was begun"
             )
-        return bytes.fromhex(given) if given else secrets.token_bytes(32)
+        return bytes.fromhex(configured) if configured else secrets.token_bytes(32)
     secret = path.read_bytes()
     if len(secret) < 16:
         raise ValueError(f"the noise secret {path} is damaged: start a sweep of another name")
-    if given and secret != bytes.fromhex(given):
+    if configured and secret != bytes.fromhex(configured):
         raise ValueError(f"runtime.noise_secret is not the one that {sweep.name} was started with, which is in {path}")
     return secret
 
@@ -191,7 +189,7 @@ def keep_secret(sweep: Path, secret: bytes) -> None:
     """Write a sweep's secret, unless another process was first: then its secret counts."""
     with contextlib.suppress(FileExistsError):
         if not (sweep / "secret").exists():
-            away.keep(sweep / "secret", secret, first=True)
+            staging.write_secret(sweep / "secret", secret, if_absent=True)
 
 
 def make_clients(trial: Trial, ids: Sequence[int], *, keys: Keys | None = None) -> list[Client]:
@@ -200,7 +198,7 @@ def make_clients(trial: Trial, ids: Sequence[int], *, keys: Keys | None = None) 
     train, public, parts = dataset.splits["train"], dataset.splits["public"], shares(trial.experiment, dataset)
     method, regular = trial.experiment.method, trial.experiment.clients
     shared: dict[str, Any] = {"keys": keys or trial.keys, "public": public, "store": trial.store}
-    shared["at_hand"] = StateCache()
+    shared["state_cache"] = StateCache()
     shared["vectorize"] = trial.experiment.runtime.vectorize
     shared["instruments"] = trial.experiment.evaluation is not None
     budgeted = trial.experiment.runtime.budget or budget_log_of(trial.folder, trial.experiment.data).begun
@@ -214,7 +212,7 @@ def make_instruments(trial: Trial) -> Instruments | None:
     `--protocol-only`."""
     if trial.experiment.evaluation is None:
         return None
-    return suite.prepare(datasets.load(trial.experiment.data), trial.experiment.evaluation, trial.store.cached)
+    return suite.prepare(datasets.load(trial.experiment.data), trial.experiment.evaluation, trial.store.results.cached)
 
 
 def compute(experiment: Experiment) -> None:
@@ -277,13 +275,20 @@ def run(trial: Trial, pool: ClientExecutor, *, train: Train | None = None) -> It
         if why:
             rejected.log(progress.number, why)
         log.log(progress.number, {**metrics, "server": asdict(server), "outsiders": asdict(outsiders)})
-        readable.put(trial.folder)
+        artifact_sync.put(trial.folder)
         yield {"round": progress.number, "finished": False, "rejected": why, **metrics}
     assert progress is not None  # a method has at least one round
     if resumed:  # Who takes part in no round that is left has not looked at its state since.
-        trial.store.check_clients(pool.clients, before=method.rounds)
+        _check_states(trial, pool.clients)
     final = _finish(trial, pool, progress, spent, log=log, clock=clock)
     yield {"round": method.rounds, "finished": True, **final}
+
+
+def _check_states(trial: Trial, clients: Sequence[int]) -> None:
+    """Raises ValueError if a client's state is damaged or missing. Not for a bucket: it would download them all."""
+    if not trial.store.storage.remote:
+        for client in clients:
+            trial.store.load_client(client, before=trial.experiment.method.rounds)
 
 
 def _finish(

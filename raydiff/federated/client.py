@@ -1,4 +1,4 @@
-"""A client: its data, its private state, and its part of a round. Nothing of Ray."""
+"""A client: its data, its private state, and its part of a round. No Ray inside."""
 
 from __future__ import annotations
 
@@ -18,18 +18,20 @@ from raydiff.federated.method import Deployed, Method, Metrics, Round, Upload, W
 from raydiff.models.lockstep import in_step
 from raydiff.models.training import Diverged, fit_personal
 from raydiff.privacy.filters import covers
-from raydiff.privacy.release import Release, accountable
+from raydiff.privacy.release import accountable
 from raydiff.seeding import NoiseStream
 from raydiff.storage.checkpoint import INITIAL, Store
+from raydiff.storage.shared_results import result_key
 from raydiff.tree import Params
 
-AT_HAND = 2**30  # bytes of private states in a process's memory; beyond them they are read from the store again
-TOGETHER_BYTES = 8 * 2**20  # that are told of together: uploads are not held until they fill the memory
+CACHE_BYTES = 2**30  # of private states in a process's memory; more are read from the store again
+NOTE_BYTES = 8 * 2**20  # of uploads that are noted together: they wait in memory until they are
+NOTE_S = 1.0  # of work whose uploads are noted together: a note is a file, or a request to an object store
 COHORT = 16  # clients that train in lock-step at most: more are hardly faster, and each has its activations in memory
 
 
 class Failed(RuntimeError):
-    """A participant could not do its part; says who, in which round, and why."""
+    """A participant could not do its part; names it, the round and the reason."""
 
     def __init__(self, who: str, number: int, reason: str) -> None:
         super().__init__(who, number, reason)
@@ -56,36 +58,41 @@ Evaluate = Callable[[Deployed, Records, torch.Generator], Any]
 
 
 class StateCache:
-    """The private states in this process's memory, by client. Those that the store has too leave it, once they are more
-    than `most` bytes, beginning with the client whose state came first."""
+    """Private states in this process's memory, by client. Above `limit` bytes, states that the store also has are
+    evicted, beginning with the client whose state came first."""
 
-    def __init__(self, most: int = AT_HAND) -> None:
-        self.most, self.bytes = most, 0  # Bytes of what the store has too.
+    def __init__(self, limit: int = CACHE_BYTES) -> None:
+        self.limit, self.bytes = limit, 0  # The bytes of states that the store also has.
         self._states: dict[int, dict[int, Params]] = {}
-        self._stored: dict[int, int] = {}  # The bytes of these clients; whoever came last stands last.
+        self._stored: dict[int, int] = {}  # client -> bytes, in the order in which they came
 
     def of(self, client: int) -> Mapping[int, Params]:
-        """What is at hand of a client; the key is the round after which a state holds."""
+        """The client's states, by the round after which they hold."""
         return self._states.get(client, {})
 
     def put(self, client: int, states: Mapping[int, Params], *, stored: bool) -> None:
-        """Have these of a client in place of what was at hand of it; `stored`: the store has them too."""
+        """Replace the client's states; `stored`: the store has them too."""
         self.drop(client)
         self._states[client] = dict(states)
         if stored:
             self._stored[client] = sum(map(tree.nbytes, states.values()))
             self.bytes += self._stored[client]
-        while self.bytes > self.most and (oldest := next(iter(self._stored))) != client:
+        while self.bytes > self.limit and (oldest := next(iter(self._stored))) != client:
             self.drop(oldest)
 
     def drop(self, client: int) -> None:
-        """Have nothing of it."""
+        """Remove the client's states."""
         self._states.pop(client, None)
         self.bytes -= self._stored.pop(client, 0)
 
 
 class Client:
-    """One client: its data, its private state, and nothing of Ray."""
+    """One client. Without a `store` nothing survives this process.
+
+    A `newcomer` takes part in no round, and fits the shared model afterwards. `vectorize`: it trains in lock-step with
+    others. `instruments`: the metrics of `local_update` leave the client. `strict`: it sends nothing that reveals more
+    than its method declared beforehand (`Budget`). The clients of one process share a `state_cache`.
+    """
 
     def __init__(
         self,
@@ -100,24 +107,26 @@ class Client:
         vectorize: bool = False,
         instruments: bool = True,
         strict: bool = False,
-        at_hand: StateCache | None = None,
+        state_cache: StateCache | None = None,
     ) -> None:
         self.number, self.method, self.data, self.public = number, method, data, public
         self.keys, self.store, self.newcomer, self.vectorize = keys, store, newcomer, vectorize
-        self.strict = strict  # It sends nothing that reveals more than its method said beforehand: see `Budget`.
-        self.instruments = instruments  # Without them the metrics of `local_update` stay here.
-        self._at_hand = StateCache() if at_hand is None else at_hand  # Clients of one process share it.
+        self.strict, self.instruments = strict, instruments
+        self._cache = StateCache() if state_cache is None else state_cache
 
     def run(self, server: Params, number: int) -> tuple[Upload, Metrics]:
-        """This client's part of round `number`. Asked again for it, a noised release is resent, not drawn again; for a
-        round that counts already nothing is made: raises LeaseLost."""
+        """This client's part of a round. If the round is run again, a noised upload is resent, not drawn again.
+
+        Raises Failed if the training diverges or the upload reveals more than was charged to a budget, and LeaseLost if
+        the round is committed already.
+        """
         if self.store:
             self.store.check_open(number)
         if self.store and (stored := self.store.load_sent(self.number, number)):
-            release, metrics, whole = stored
-            self._at_hand.drop(self.number)  # The store has this round's state; the one in memory may be older.
-            if whole:  # Else the state is made again, and of the two uploads the stored one is sent.
-                return self._upload(release), {**metrics, "upload/resent": 1.0}
+            release, metrics, intact = stored
+            self._cache.drop(self.number)  # The store has this round's state; the one in memory may be older.
+            if intact:  # Else the state is computed again, and the stored upload is sent.
+                return Upload(self.number, len(self.data), release), {**metrics, "upload/resent": 1.0}
         state = self._state_before(number)
         path = ("client", self.number, "round", number)
         rng = seeding.generator(self.keys.seed, *path)
@@ -127,13 +136,13 @@ class Client:
         except Diverged as e:
             raise Failed(f"client {self.number}", number, str(e)) from None
         if result.state is not state:
-            self._keep(number, result.state)
+            self._save(number, result.state)
         release, metrics = accountable(result.release), result.metrics if self.instruments else {}
         if self.strict and not covers(self.method.upload_event(len(self.data), number), release.event):
             raise Failed(f"client {self.number}", number, "its upload reveals more than was charged to the budget")
         if self.store:
             release = self.store.save_release(self.number, number, release, metrics)
-        return self._upload(release), metrics
+        return Upload(self.number, len(self.data), release), metrics
 
     def deploy(self, server: Params, number: int) -> Deployed:
         """The personalised model after round `number`."""
@@ -147,18 +156,19 @@ class Client:
         return self.method.personalize(server, self.state(number), self.data, rng)
 
     def state(self, number: int) -> Params:
-        """The private state after round `number`; trained (again) where `is_trained` says no."""
+        """The private state after round `number`; trained (again) unless `is_trained`."""
         return self._state_before(number + 1)
 
     def is_trained(self, number: int) -> bool:
-        """Whether the state after round `number` is at hand or in the store, so that nothing needs to be trained."""
-        at_hand = any(n <= number for n in self._at_hand.of(self.number)) or self.method.init_key is None
-        if at_hand or self.store is None:
-            return at_hand
-        return self.store.load_client(self.number, before=number + 1) is not None or self.store.has_cached(self._key())
+        """Whether the state after round `number` is in memory or in the store, so that no training is needed."""
+        if any(n <= number for n in self._cache.of(self.number)) or self.method.init_key is None:
+            return True
+        if self.store is None:
+            return False
+        return self.store.load_client(self.number, before=number + 1) is not None or self.store.results.has(self._key())
 
     def evaluate(self, server: Params, number: int, evaluate: Evaluate) -> Any:
-        """The experimenter's instrument: `evaluate(deployed, own records, rng)`, outside the protocol."""
+        """`evaluate(deployed, own records, rng)`: the experimenter's instrument, outside the protocol."""
         rng = seeding.generator(self.keys.seed, "client", self.number, "evaluate")
         deployed = self.deploy(server, number)
         if deployed.uploads is not None:  # Round 0's noise gives the very bits that the client sent then.
@@ -174,28 +184,25 @@ class Client:
         """The personal part of the server's model, trained on this client's records."""
         rng = seeding.generator(self.keys.seed, "client", self.number, "join")
         personal, fixed = method.join(server, rng)
-        own, kinds = method.kinds(self.data, rng) if isinstance(method, WithKinds) else (self.data, {})
-        data, training = (own.images, own.labels), method.joining
+        records, kinds = method.kinds(self.data, rng) if isinstance(method, WithKinds) else (self.data, {})
+        data, training = (records.images, records.labels), method.joining
         try:
             personal, _, _ = fit_personal(method.trained_model, personal, fixed, data, training=training, rng=rng)
         except Diverged as e:
             raise Failed(f"client {self.number}, which joins", self.method.rounds, str(e)) from None
         return {**kinds, **personal}
 
-    def _upload(self, release: Release) -> Upload:
-        return Upload(self.number, len(self.data), release)
-
     def _state_before(self, number: int) -> Params:
-        states = self._at_hand.of(self.number)
-        known = [n for n in states if n < number]
-        if known:
-            return states[max(known)]
+        states = self._cache.of(self.number)
+        earlier = [n for n in states if n < number]
+        if earlier:
+            return states[max(earlier)]
         state = self.store.load_client(self.number, before=number) if self.store else None
         stored = state is not None
         if state is None:
             state = self._initial()
             stored = self.store is not None and (self.method.init_key is None or self.store.cache is not None)
-        self._at_hand.put(self.number, {**states, number - 1: state}, stored=stored)
+        self._cache.put(self.number, {**states, number - 1: state}, stored=stored)
         return state
 
     def _initial(self) -> Params:
@@ -203,29 +210,28 @@ class Client:
         parts = self.method.init_parts
         if not self.store or self.method.init_key is None:
             return functools.reduce(self._init_part, range(parts), {})
-        store, key = self.store, self._key()
+        results, key = self.store.results, self._key()
 
         def make() -> Params:
-            kept = ((part, store.load_cached(f"{key}-{part}")) for part in reversed(range(parts - 1)))
-            first, state = next(((part + 1, state) for part, state in kept if state is not None), (0, {}))
+            stored = ((part, results.get(f"{key}-{part}")) for part in reversed(range(parts - 1)))
+            first, state = next(((part + 1, state) for part, state in stored if state is not None), (0, {}))
             for part in range(first, parts - 1):
-                state = store.cached(f"{key}-{part}", functools.partial(self._init_part, state, part))
-                store.forget([f"{key}-{part - 1}"])
-                if (whole := store.load_cached(key)) is not None:  # Another trial was faster.
+                state = results.cached(f"{key}-{part}", functools.partial(self._init_part, state, part))
+                results.forget([f"{key}-{part - 1}"])
+                if (whole := results.get(key)) is not None:  # Another trial was faster.
                     return whole
             return self._init_part(state, parts - 1)
 
-        whole = store.cached(key, make)
-        store.forget(f"{key}-{part}" for part in range(parts - 1))
+        whole = results.cached(key, make)
+        results.forget(f"{key}-{part}" for part in range(parts - 1))
         return whole
 
     def _key(self) -> str:
-        """What `init_client` depends on, as the name of its result in the store."""
-        assert self.store is not None
+        """The key of `init_client`'s result, from all that it depends on."""
         digests = [tree.digest({"images": d.images, "labels": d.labels}) for d in (self.data, self.public) if d]
         how = ("vectorize",) if self.vectorize else ()  # Lock-step training gives other bits.
         parts = (self.method.init_key, self.keys.seed, self.number, *digests, torch.get_num_threads(), *how)
-        return self.store.cache_key("client", self.keys.secret, parts)
+        return result_key("client", self.keys.secret, parts)
 
     def _init_part(self, state: Params, part: int) -> Params:
         rng = seeding.generator(self.keys.seed, "client", self.number, "init", *([part] if part else []))
@@ -234,52 +240,51 @@ class Client:
         except Diverged as e:
             raise Failed(f"client {self.number}", INITIAL, str(e)) from None
 
-    def _keep(self, number: int, state: Params) -> None:
+    def _save(self, number: int, state: Params) -> None:
         if self.store:
             self.store.save_client(self.number, number, state)
-        before = {n: s for n, s in self._at_hand.of(self.number).items() if n == number - 1}
-        self._at_hand.put(self.number, {**before, number: state}, stored=self.store is not None)
+        before = {n: s for n, s in self._cache.of(self.number).items() if n == number - 1}
+        self._cache.put(self.number, {**before, number: state}, stored=self.store is not None)
 
 
 def noted(
     clients: Sequence[Client], number: int, results: Iterable[tuple[Upload, Metrics]], *, alone: bool = False
 ) -> Iterator[tuple[Upload, Metrics]]:
-    """These clients' results, each told of in their store before it is given: it is sent then. Where the storage is a
-    bucket, those of a few seconds are told of together, unless each is waited for `alone`."""
+    """These clients' results, each written ahead in their store (`Store.note`) before it is yielded, and so sent: those
+    of up to NOTE_S of work together, unless the caller waits for each `alone`."""
     store = clients[0].store if clients else None
-    for some in _gathered(results, 0.0 if store is None or alone else store.shared.together_s):
+    for batch in _batched(results, 0.0 if store is None or alone else NOTE_S):
         if store:
-            store.note(number, [(upload.client, upload.release.event, upload.release.nbytes) for upload, _ in some])
-        yield from some
+            store.note(number, [(upload.client, upload.release.event, upload.release.nbytes) for upload, _ in batch])
+        yield from batch
 
 
-def _gathered(results: Iterable[tuple[Upload, Metrics]], seconds: float) -> Iterator[list[tuple[Upload, Metrics]]]:
-    some, size, began = list[tuple[Upload, Metrics]](), 0, time.monotonic()
+def _batched(results: Iterable[tuple[Upload, Metrics]], seconds: float) -> Iterator[list[tuple[Upload, Metrics]]]:
+    batch, size, began = list[tuple[Upload, Metrics]](), 0, time.monotonic()
     for result in results:
-        some.append(result)
+        batch.append(result)
         size += result[0].release.nbytes
-        if size >= TOGETHER_BYTES or time.monotonic() - began >= seconds:
-            yield some
-            some, size, began = [], 0, time.monotonic()
-    if some:
-        yield some
+        if size >= NOTE_BYTES or time.monotonic() - began >= seconds:
+            yield batch
+            batch, size, began = [], 0, time.monotonic()
+    if batch:
+        yield batch
 
 
 def run_clients(clients: Sequence[Client], server: Params, number: int) -> Iterator[tuple[Upload, Metrics]]:
-    """`Client.run` of each, in order; whoever sends the results has them noted before. One after the other; or, where
-    they are to be vectorized, COHORT at a time in lock-step. Then the metric `cohort/size` says with how many a client
-    trained, itself included; 1 is by itself."""
+    """`Client.run` of each, in order; the caller must note the results before it sends them. If they are vectorized, up
+    to COHORT train in lock-step, and the metric `cohort/size` is how many trained with a client, itself included."""
     results: Iterator[tuple[tuple[Upload, Metrics], list[int]]]
-    began, together = time.time(), any(client.vectorize for client in clients)
-    size = COHORT if together else 1
+    began, vectorize = time.time(), any(client.vectorize for client in clients)
+    size = COHORT if vectorize else 1
     cohorts = [clients[start : start + size] for start in range(0, len(clients), size)]
     for turn, cohort in enumerate(cohorts):
         names = [client.number for client in cohort]
         who = f"client {names[0]}" if len(names) == 1 else f"clients {names[0]} to {names[-1]}"
-        folder, told = cohort[0].store.root if cohort[0].store else None, all(client.instruments for client in cohort)
-        with beating(folder, who, number, turn=turn, turns=len(cohorts), began=began, loss=told):
+        folder, loss = cohort[0].store.root if cohort[0].store else None, all(c.instruments for c in cohort)
+        with beating(folder, who, number, turn=turn, turns=len(cohorts), began=began, loss=loss):
             runs = [functools.partial(client.run, server, number) for client in cohort]
-            results = in_step(runs) if together else ((run(), []) for run in runs)
+            results = in_step(runs) if vectorize else ((run(), []) for run in runs)
             first = next(results)  # All the work of a cohort is done before its first result.
         for (upload, metrics), sizes in itertools.chain([first], results):
             yield upload, {**metrics, "cohort/size": sum(sizes) / len(sizes)} if sizes else metrics

@@ -1,30 +1,30 @@
-"""Signs of life from within a long training: a process keeps one small file, `beats/<process>.json` in its trial's
-folder, that says which step it is at. Whoever shows progress reads them; a training shorter than EVERY_S has none.
-Beside it `<process>.alive`, which is empty, is written anew while it computes what takes no steps, such as samples.
-Where the storage is a bucket, both are put there too, less often.
+"""Heartbeats from within a long training: which step it is at, in `beats/<process>.json` in the trial's folder.
+
+Beside it `<process>.alive`, which is empty, is written anew during work without steps, such as sampling. A training
+shorter than EVERY_S writes neither. Where the storage is a bucket, both are put there too, less often.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
+import platform
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 from torch import Tensor
 
 from raydiff.models.ddpm import ON_PROGRESS
 from raydiff.models.training import ON_STEP
-from raydiff.storage.remote import shared
+from raydiff.storage.atomic_files import write_text
+from raydiff.storage.local import LocalFolder
+from raydiff.storage.storage import storage_at
 
 EVERY_S = 2.0
-FAR_S = 30.0  # between two that are carried to where others see them, which may cost money
+FAR_S = 30.0  # between two puts to an object store, which bills each
 LATEST = 50  # steps that the loss is a mean of
 FOLDER = "beats"
 STEPS, ALONE = ".json", ".alive"
@@ -39,23 +39,23 @@ class Heartbeat:
     round: int
     """Counted from 0."""
     turn: int
-    """How many of the process's participants had their turn in this round before."""
+    """How many of the process's participants finished in this round before."""
     turns: int
-    """How many have one."""
+    """The number of its participants."""
     step: int
     """Steps that this training has done."""
     steps: int
-    """Of how many."""
+    """Steps that it takes in all."""
     loss: float | None
-    """Mean over the LATEST steps; None where instruments are off."""
+    """Mean over the LATEST steps; None without instruments."""
     began: float
-    """When the process began with its part of the round, in Unix seconds."""
+    """When the process began its part of the round, in Unix seconds."""
     at: float
-    """When this was written."""
+    """When this was written, in Unix seconds."""
 
     @property
     def share(self) -> float:
-        """How much of the process's part of the round is done, if every training takes as long as this one."""
+        """The fraction of the process's part of the round that is done, if all its trainings take equally long."""
         return (self.turn + self.step / self.steps) / self.turns
 
     @property
@@ -70,43 +70,45 @@ class Heartbeat:
 
 
 def read(trial: Path) -> list[Heartbeat]:
-    """The latest of each process that trains for the trial in this folder, the slowest first."""
-    found = []
+    """The latest heartbeat of each process that trains for the trial in this folder, the slowest first."""
+    beats = []
     for path in (trial / FOLDER).glob(f"*{STEPS}"):
-        with contextlib.suppress(OSError, ValueError, TypeError):  # It is no record: an odd one is no error.
-            found.append(Heartbeat(**json.loads(path.read_text())))
-    return sorted(found, key=lambda beat: beat.share)
+        with contextlib.suppress(OSError, ValueError, TypeError):  # A file that cannot be read is skipped.
+            beats.append(Heartbeat(**json.loads(path.read_text())))
+    return sorted(beats, key=lambda beat: beat.share)
 
 
 def process() -> str:
-    """What this process is called here: processes of several nodes may have one number."""
-    return _process(os.getpid())
+    """This process's name in heartbeats, unique across nodes."""
+    return f"{platform.node()}-{os.getpid()}"
 
 
 def sign(trial: Path, process: str) -> object:
-    """Another one whenever that process has told that it goes on."""
-    there = shared(trial)
-    with contextlib.suppress(OSError):  # What is not heard is no sign.
-        return [there.written(f"{FOLDER}/{process}{kind}") for kind in (STEPS, ALONE)]
+    """A value that changes whenever that process has written a heartbeat; None if the storage fails."""
+    with contextlib.suppress(OSError):
+        storage = storage_at(trial)
+        return [storage.modified(f"{FOLDER}/{process}{kind}") for kind in (STEPS, ALONE)]
     return None
 
 
 class Heard:
-    """How long nothing has been heard of a trial, by whoever shows its progress: no beat of a process, no round."""
+    """Measures how long a trial has shown no progress: no heartbeat of a process, and no round."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._since, self._last = clock, clock(), object()
 
     def silent_s(self, trial: Path) -> float:
-        """Seconds since something was new when this was asked; to be asked now and then."""
-        last = [_written(trial / "metrics.jsonl"), *sorted((p.name, _written(p)) for p in (trial / FOLDER).glob("*"))]
+        """Seconds since this was first asked after the last sign of progress; to be asked regularly."""
+        folder = LocalFolder(trial)
+        names = ["metrics.jsonl", *(f"{FOLDER}/{name}" for name in folder.list_names(FOLDER))]
+        last = [(name, folder.modified(name)) for name in names]
         if last != self._last:
             self._last, self._since = last, self._clock()
         return self._clock() - self._since
 
 
 def forget(trial: Path) -> None:
-    """Remove what processes that were killed have left."""
+    """Remove the heartbeats of processes that were killed."""
     for path in (trial / FOLDER).glob("*"):
         path.unlink(missing_ok=True)
 
@@ -115,58 +117,37 @@ def forget(trial: Path) -> None:
 def beating(
     trial: Path | None, who: str, number: int, *, turn: int = 0, turns: int = 1, began: float, loss: bool
 ) -> Iterator[None]:
-    """Within, trainings tell how far they are, and what is computed without steps that it goes on, in the folder of
-    their trial (None: nowhere)."""
+    """Within, trainings and work without steps write heartbeats into their trial's folder (None: nowhere)."""
     start, last = time.monotonic(), dict[str, float]()  # When each file was written last,
-    far = dict[str, float]()  # and carried to where others see it.
+    far = dict[str, float]()  # and put to an object store.
 
-    def tell(kind: str, says: Callable[[], str]) -> None:
+    def write(kind: str, content: Callable[[], str]) -> None:
         """Write the file of this kind, if it is time."""
         name, now = f"{FOLDER}/{process()}{kind}", time.monotonic()
         if trial is None or now - last.get(name, start) < EVERY_S:
             return
-        last[name], text = now, says()
-        _write(trial / name, text)
-        if now - far.get(name, -FAR_S) >= FAR_S:
-            far[name] = now
-            with contextlib.suppress(OSError):
-                shared(trial).carry(name, text.encode())
+        last[name], text = now, content()
+        with contextlib.suppress(OSError):  # On a full disk the training goes on.
+            write_text(trial / name, text)
+            if now - far.get(name, -FAR_S) >= FAR_S:
+                far[name] = now
+                if (storage := storage_at(trial)).remote:
+                    storage.put(name, text.encode())
 
-    def watch(step: int, steps: int, losses: Tensor) -> None:
-        def says() -> str:
+    def on_step(step: int, steps: int, losses: Tensor) -> None:
+        def content() -> str:
             mean, at = float(losses[max(0, step - LATEST) : step].mean()) if loss else None, time.time()
-            beat = Heartbeat(
-                who=who, round=number, turn=turn, turns=turns, step=step, steps=steps, loss=mean, began=began, at=at
-            )
-            return json.dumps(dataclasses.asdict(beat))
+            where = {"who": who, "round": number, "turn": turn, "turns": turns, "step": step, "steps": steps}
+            return json.dumps({**where, "loss": mean, "began": began, "at": at})
 
-        tell(STEPS, says)
+        write(STEPS, content)
 
-    tokens = ON_STEP.set(watch), ON_PROGRESS.set(lambda: tell(ALONE, str))
+    tokens = ON_STEP.set(on_step), ON_PROGRESS.set(lambda: write(ALONE, str))
     try:
         yield
     finally:
         ON_STEP.reset(tokens[0])
         ON_PROGRESS.reset(tokens[1])
-        if trial is not None:
-            shared(trial).remove(list(far))
-
-
-@cache
-def _process(_: int) -> str:
-    return uuid.uuid4().hex[:8]
-
-
-def _written(path: Path) -> int | None:
-    try:
-        return path.stat().st_mtime_ns
-    except OSError:
-        return None
-
-
-def _write(path: Path, text: str) -> None:
-    with contextlib.suppress(OSError):  # On a full disk the training goes on: what it must keep, it keeps elsewhere.
-        path.parent.mkdir(exist_ok=True)
-        temporary = path.with_suffix(".part")
-        temporary.write_text(text)
-        temporary.replace(path)
+        if trial is not None and far:
+            LocalFolder(trial).delete(far)
+            storage_at(trial).delete(far)

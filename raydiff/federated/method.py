@@ -21,10 +21,10 @@ from raydiff.privacy.release import Event, NonPrivate, Release
 from raydiff.seeding import NoiseStream
 from raydiff.tree import Params
 
-SERVER_ONLY = "held"
-"""Leaves of the server's state below this prefix stay on the server: neither clients nor `deploy` see them."""
-SCRATCH = "held"
-"""Leaves of a client's state below this prefix are for its own next rounds: no saved sampler has them."""
+SERVER_ONLY = "server_only"
+"""Prefix of the leaves of the server's state that stay on the server: neither clients nor `deploy` see them."""
+SCRATCH = "scratch"
+"""Prefix of the leaves of a client's state for its own next rounds only: no saved sampler has them."""
 
 Metrics = dict[str, float]
 Denoiser = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -51,7 +51,7 @@ class Round:
 
 @dataclass(frozen=True)
 class LocalResult:
-    """What a client's round gives."""
+    """The result of a client's part of a round."""
 
     state: Params
     """The client's next private state; it is never sent to the server."""
@@ -75,16 +75,16 @@ Weights = Literal["examples", "uniform"]
 
 @dataclass(frozen=True)
 class MeanSpec:
-    """What the uploads of a method are whose server needs no more than their weighted mean."""
+    """How uploads are averaged by a method whose server needs only their weighted mean."""
 
     weights: Weights
     """Of the clients in the mean: examples, by their number of records; uniform, all the same."""
     largest: float
-    """Size of an upload's entries times its weight, at most: a larger one is rejected. The same number in every worker,
-    and a public one, such as what the server's state says; the sum is as exact as this is small (`exact_sum.Grid`)."""
+    """Limit of an upload's entries times its weight; beyond it the upload is rejected. The same public number in every
+    worker; the smaller it is, the finer is the sum's rounding (`exact_sum.Grid`)."""
 
     def weight(self, examples: int) -> float:
-        """Of a client with so many records."""
+        """The weight of a client with so many records."""
         return float(examples) if self.weights == "examples" else 1.0
 
 
@@ -102,9 +102,9 @@ class Target:
     """A model that a membership attack may query."""
 
     denoisers: tuple[Denoiser, ...]
-    """Usually one. An attack asks all of several, and takes the one that knows a record best."""
+    """Usually one. An attack queries all, and takes the one that knows a record best."""
     alphas_bar: Tensor
-    """Of these denoisers: abar_0 = 1, abar_1, ..., abar_T, (T + 1,) float64."""
+    """abar_0 = 1, abar_1, ..., abar_T of these denoisers, (T + 1,) float64."""
     encode: Callable[[Tensor], Tensor] | None = None
     """Images (N, C, H, W) to the latents that the denoisers see; None: they see images."""
 
@@ -116,12 +116,12 @@ class Target:
 
 @dataclass(frozen=True)
 class Uploads:
-    """Where uploads are records: what an attack on them is given."""
+    """What an attack on uploads needs, for a method whose uploads are records."""
 
     make: Callable[[Records, NoiseStream | None], Records]
-    """These records as a client sends them; without noise, their expectation."""
+    """Records to what a client sends of them; without noise, its expectation."""
     sent: Records | None = None
-    """What the client itself has sent of its records, row by row; its evaluation fills it in, for the experimenter."""
+    """What the client itself has sent, row by row; filled in by its evaluation, for the experimenter."""
 
 
 @dataclass(frozen=True)
@@ -129,24 +129,23 @@ class Deployed:
     """A model that is ready to be sampled, to classify, and to be attacked."""
 
     samplers: Mapping[str, Sampler] = field(default_factory=dict)
-    """Ways to draw from it by name (ddim, ancestral); the first is the one that was configured. Empty: it makes no
-    pictures."""
+    """Samplers by name (ddim, ancestral), the configured one first. Empty: a classifier."""
     classify: Classify | None = None
-    """Tells label column 0."""
+    """Predicts label column 0."""
     conditional: bool = True
     """Whether it samples what the labels ask for; else it samples the client's distribution."""
     about: str = ""
-    """What its samples are, in words."""
+    """A description of its samples."""
     privacy: str = "none"
     """What is guaranteed for this client's own records when its samples are published."""
     targets: Mapping[str, Target] = field(default_factory=dict)
     """What membership attacks may query, by name: client, global, pool."""
     uploads: Uploads | None = None
-    """What an attack on the uploads is given; None: uploads are no records."""
+    """For an attack on the uploads; None: uploads are not records."""
 
     @property
     def sample(self) -> Sampler:
-        """The way that was configured. Raises ValueError where there is none."""
+        """The configured sampler. Raises ValueError for a classifier."""
         if not self.samplers:
             raise ValueError("a classifier makes no pictures")
         return next(iter(self.samplers.values()))
@@ -166,20 +165,19 @@ class Method(Protocol):
 
     @property
     def participating_rounds(self) -> int:
-        """Clients take part in rounds 0 .. participating_rounds - 1; later rounds are the server's alone."""
+        """Clients take part in rounds 0 .. participating_rounds - 1; in later ones only the server works."""
         return self.rounds
 
     @property
     def init_parts(self) -> int:
-        """Pieces into which `init_client` is cut; each is kept, so that a crash loses one at most."""
+        """Pieces into which `init_client` is cut; each is stored, so that a crash loses one at most."""
         return 1
 
     @property
     def init_key(self) -> Hashable:
-        """All of the configuration that `init_client` depends on.
+        """All of the configuration that `init_client` depends on; None: its result is not worth storing.
 
         Client states with equal (init_key, data, public data, seed, client) are equal, so a sweep trains them once.
-        None: not worth keeping.
         """
         return None
 
@@ -207,78 +205,74 @@ class Method(Protocol):
         """The client's part of a round ("client executes")."""
 
     def upload_event(self, records: int, number: int) -> Event:
-        """What a client with this many records reveals by its upload of round `number`, known before it is sent: what a
-        budget is charged. Never an event that reveals less than the upload's own."""
+        """The event of a client's upload in round `number`, before it is made: what a budget is charged. It must reveal
+        at least as much as the upload's own."""
         return NonPrivate("uploads whose event the method does not state beforehand")
 
     def upload_spec(self, server: Params, examples: int, number: int) -> UploadSpec:
-        """What the upload of a client with this many examples looks like in round `number`: any other one is rejected
-        before `aggregate` (`rounds`)."""
+        """What the upload of a client with this many examples looks like in round `number`; any other is rejected."""
 
     def mean_spec(self, server: Params) -> MeanSpec | None:
-        """How uploads are averaged where their weighted mean is all that `aggregate` needs: then every worker adds up
-        its own clients', and sends one sum a round. None: `aggregate` gets the uploads one by one. `server` is the
-        state that clients see."""
+        """How uploads are averaged, if `aggregate` needs only their weighted mean: then each worker sends one sum a
+        round. None: `aggregate` gets the uploads one by one. `server` is the state that clients see."""
         return None
 
     def aggregate(self, server: Params, uploads: Any, rnd: Round) -> tuple[Params, Metrics, list[Event]]:
-        """The server's part ("server executes"). `uploads` is their `Mean` where there is a `mean_spec`; else an
-        Iterable[Upload], a stream in client order, to be folded as it comes.
+        """The server's part ("server executes"): (next state, metrics, events).
 
-        The events are those of what the server publishes beyond the uploads' own (central trust); usually none.
+        `uploads` is their `Mean` if there is a `mean_spec`; else an Iterable[Upload], a stream in client order. The
+        events are those of what the server publishes (central trust); usually none.
         """
 
     def personalize(self, server: Params, state: Params, data: Records, rng: torch.Generator) -> Params:
-        """What a client makes of the server's model by itself after a round: the private state that `deploy` takes."""
+        """A client's own adaptation of the server's model after a round: the private state that `deploy` takes."""
         return state
 
     def deploy(self, server: Params, state: Params | None = None) -> Deployed:
-        """A client's model from its personalised state; without a state the server's model alone, in which there is
-        nothing of a client but what it sent. Raises ValueError where the server has no model."""
+        """A client's model from its personalised state; without a state the server's model, which depends on a client
+        only through its uploads. Raises ValueError if the server has no model."""
 
 
-# --- what only some methods can do; `isinstance` tells whether one can ---
+# --- what only some methods can do: ask by `isinstance` ---
 
 
 @runtime_checkable
 class WithNewClients(Protocol):
-    """A method whose shared model a client that joins later can make its own: from its own records, without any other
-    client, and without sending anything."""
+    """A method whose shared model an unseen client can personalise from its own records, without sending anything."""
 
     @property
     def trained_model(self) -> Model:
-        """The model whose parameters the server's and the personal ones are."""
+        """The model whose parameters are the server's and the personal ones."""
 
     @property
     def joining(self) -> Training:
-        """How the personal part is trained unless something else is asked for."""
+        """How the personal part is trained by default."""
 
     def join(self, server: Params, rng: torch.Generator) -> tuple[Params, Params]:
-        """(the personal part before it is trained, the other parameters of the model, which stay as the server sent
-        them). Trained, the personal part is a personalised state, which `deploy` takes."""
+        """(the personal part before training, the model's other parameters, which stay fixed). Trained, the personal
+        part is a personalised state, which `deploy` takes."""
 
 
 @runtime_checkable
 class WithKinds(WithNewClients, Protocol):
-    """One whose new client tells kinds of its own records apart before it trains."""
+    """One whose unseen client clusters its own records into kinds before it trains."""
 
     def kinds(self, data: Records, rng: torch.Generator) -> tuple[Records, Params]:
-        """(the records with their kind as one more label column, as `trained_model` takes them; what the personalised
-        state says of the kinds beside what is trained)."""
+        """(the records with their kind as one more label column, as `trained_model` takes them; leaves about the kinds
+        for the personalised state)."""
 
 
 @runtime_checkable
 class WithRequirements(Protocol):
-    """A method that not every client can take part in, such as one with too few records: refused before anything is
-    trained."""
+    """A method that not every client can take part in; checked before anything is trained."""
 
     def check_records(self, records: Records) -> None:
-        """Raises ValueError unless a client with these records can take part."""
+        """Raises ValueError if a client with these records cannot take part."""
 
 
 @runtime_checkable
 class WithTables(Protocol):
-    """A method whose server's state says something as tables."""
+    """A method whose server's state can be shown as tables."""
 
     def tables(self, server: Params) -> dict[str, tuple[list[str], list[list[str]]]]:
-        """{name: (columns, rows of text)}: kept with the trial, for the experimenter."""
+        """{name: (columns, rows of text)}, stored with the trial for the experimenter."""

@@ -1,10 +1,11 @@
-"""The round loop: the pool that runs clients, and `rounds()`. Read after `method.py`.
+"""The round loop, `rounds()`, and the executor that runs clients. Read after `method.py`.
 
-A unit test, `raydiff run` and the Tune trainable all consume the same generator `rounds()`; only the pool differs.
+A unit test, `raydiff run` and the Tune trainable all consume the same generator; only the executor differs.
 """
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +17,6 @@ import torch
 from raydiff import seeding, tree
 from raydiff.data.datasets import Records
 from raydiff.federated.client import Client, Evaluate, Failed, Keys, noted, run_clients
-from raydiff.federated.exact_sum import Bits
 from raydiff.federated.heartbeat import beating
 from raydiff.federated.method import SERVER_ONLY, Mean, Method, Metrics, Round, Upload
 from raydiff.federated.sums import Partial, UploadRecord, UploadValidator, partial_sum
@@ -28,7 +28,7 @@ from raydiff.storage.checkpoint import Store
 from raydiff.tree import Params
 
 PER_CLIENT_METRICS = 32  # above this many participants only the means are recorded
-NAMED = 5  # rejected clients that the reason of a failed trial names
+NAMED = 5  # rejected clients in the reason of a failed trial
 
 
 class ClientExecutor(Protocol):
@@ -42,36 +42,31 @@ class ClientExecutor(Protocol):
         """`Client.run` of each."""
 
     def sums(self, ids: Sequence[int], validator: UploadValidator) -> Iterator[Partial]:
-        """The sum of what `Client.run` of each sends, in parts, in any order; of a method with a `mean_spec`."""
+        """The sum of the uploads of `Client.run` of each, in parts, in any order; of a method with a `mean_spec`."""
 
     def evaluate(self, ids: Sequence[int], server: Params, number: int, split: str) -> Iterator[Any]:
-        """`Client.evaluate` of each, against a split that no client holds."""
+        """`Client.evaluate` of each, against a split that no client has."""
 
 
 class LocalExecutor:
-    """All clients in this process: for tests, debugging and laptops."""
+    """All clients in this process: for tests, debugging and laptops. `ClientExecutor` documents the methods."""
 
     def __init__(self, clients: Sequence[Client], evaluate: Callable[[str], Evaluate] | None = None) -> None:
         self._clients = {c.number: c for c in sorted(clients, key=lambda c: c.number)}
         self._evaluate = evaluate
-        self._spare: list[Bits] = []
 
     @property
     def clients(self) -> Sequence[int]:
-        """All client numbers but newcomers', ascending."""
         return tuple(number for number, client in self._clients.items() if not client.newcomer)
 
     def run(self, ids: Sequence[int], server: Params, number: int) -> Iterator[tuple[Upload, Metrics]]:
-        """`Client.run` of each: all that take part."""
         clients = [self._clients[i] for i in ids]
         yield from noted(clients, number, run_clients(clients, server, number))
 
     def sums(self, ids: Sequence[int], validator: UploadValidator) -> Iterator[Partial]:
-        """The sum of what `Client.run` of each sends."""
-        yield partial_sum(validator, self.run(ids, validator.server, validator.number), spare=self._spare)
+        yield partial_sum(validator, self.run(ids, validator.server, validator.number))
 
     def evaluate(self, ids: Sequence[int], server: Params, number: int, split: str) -> Iterator[Any]:
-        """`Client.evaluate` of each, against a split that no client holds."""
         if self._evaluate is None:
             raise ValueError("this pool was made without instruments")
         read = self._evaluate(split)
@@ -89,13 +84,13 @@ class Progress:
     ledger: Ledger
     metrics: Metrics
     rejected: Mapping[int, str] = field(default_factory=dict)
-    """Why an upload of this round was not aggregated, by its client."""
+    """Client -> why its upload of this round was not aggregated."""
     resumed: bool = False
-    """This round was committed by an earlier process, and is only reported again."""
+    """An earlier process committed this round; it is only reported again."""
 
     @property
     def sent(self) -> Params:
-        """The server's state without what it holds back."""
+        """The server's state without the leaves that stay there."""
         return tree.without(SERVER_ONLY, self.server)
 
 
@@ -115,16 +110,19 @@ def rounds(
 ) -> Iterator[Progress]:
     """Run the protocol: one `Progress` per round.
 
-    With a store, a run continues after its last committed round: that round is yielded again (`resumed`), then the
-    next ones. `participation` is the share of clients drawn for each round, uniformly without replacement,
-    `participants` their number instead; `public` are the records that everybody has; `setup` is the event of what was
-    learned from every client's records before.
+    An upload that `aggregate` cannot use is rejected: it is in the ledger, since it was sent, and the round goes on
+    without it. With a store that has committed rounds, the last one is yielded again (`resumed`), then the next ones.
 
-    An upload that `aggregate` cannot use is rejected: it is in the ledger, for it was sent, and the round goes on
-    without it. Raises Failed where fewer than `min_clients` of a round's uploads are left.
+    Args:
+        participation: The fraction of clients drawn for each round, uniformly without replacement.
+        participants: Their number instead.
+        min_clients: Usable uploads that a round needs.
+        public: The records that everybody has.
+        setup: The event of what was learned from every client's records before round 0.
+        train: Does the trainings of the server and of clients in this process; None: this process itself.
+        instruments: Whether the metrics of `aggregate` are reported.
 
-    `train` does the server's trainings, and those of clients in this process; default: this process. Without
-    `instruments` the metrics of `aggregate` are left out; those of a client it keeps itself, where it is made so.
+    Raises Failed if a participant fails or too few uploads can be used, LeaseLost if another process has taken over.
     """
     if not 0 < participation <= 1:
         raise ValueError(f"participation must be in (0, 1], got {participation}")
@@ -132,7 +130,7 @@ def rounds(
     first, server, ledger = 0, {}, Ledger()
     if store and (last := store.last_commit()):
         number, record = last
-        ledger, first = store.ledger(), number + 1  # It is read first: where a commit is lost, it says so.
+        ledger, first = store.ledger(), number + 1  # First: it names a commit that is lost.
         server = store.load_server(number)
         rejected = {int(client): why for client, why in record["rejected"].items()}
         ledger = ledger.with_setup(pool.clients, setup)
@@ -142,23 +140,15 @@ def rounds(
         ledger = ledger.with_setup(pool.clients, setup)
         committed = 0  # What was spent before round 0 (SETUP) is committed with it.
         server = method.init_server(public, seeding.generator(keys.seed, "server", "init"))
+    folder = store.root if store else None
+    run = functools.partial(
+        _round, method, pool, keys=keys, min_clients=min_clients, instruments=instruments, folder=folder
+    )
     for number in range(first, method.rounds):
         drawn = drawn_for(pool.clients, count, keys.seed, number)
-        ids = drawn if number < method.participating_rounds else []
         before = TRAINER_OVERRIDE.set(train)
         try:
-            progress = _round(
-                method,
-                pool,
-                server,
-                ledger,
-                number,
-                keys=keys,
-                ids=ids,
-                min_clients=min_clients,
-                instruments=instruments,
-                folder=store.root if store else None,
-            )
+            progress = run(server, ledger, number, ids=drawn if number < method.participating_rounds else [])
         finally:
             TRAINER_OVERRIDE.reset(before)
         server, ledger = progress.server, progress.ledger
@@ -183,12 +173,12 @@ def _round(
     folder: Path | None,
 ) -> Progress:
     validator = UploadValidator(method, tree.without(SERVER_ONLY, server), number, len(pool.clients))
-    heard = _RoundCollector(min_clients if ids else 0)
+    collector = _RoundCollector(min_clients if ids else 0)
     uploads: Any
     if validator.mean_spec is not None:
-        uploads = heard.mean(validator, pool.sums(ids, validator))
+        uploads = collector.mean(validator, pool.sums(ids, validator))
     else:
-        uploads = heard.stream(validator, pool.run(ids, validator.server, number))
+        uploads = collector.stream(validator, pool.run(ids, validator.server, number))
     path = ("server", "round", number)
     rng, noise = seeding.generator(keys.seed, *path), NoiseStream(keys.secret, (keys.digest, *path))
     try:
@@ -199,20 +189,18 @@ def _round(
     if validator.mean_spec is None:
         for _ in uploads:  # Uploads that the method did not read were sent all the same, and are charged.
             pass
-    told = sorted(heard.sent, key=lambda s: s.client)  # Sums come in any order.
-    rejected = heard.rejected
+    sent, rejected = collector.sent, collector.rejected
     metrics = {
-        **_client_metrics([(s.client, s.metrics) for s in told if s.rejected is None]),
-        **_counted(rejected, len(ids)),
+        **_client_metrics([(s.client, s.metrics) for s in sent if s.rejected is None]),
+        **_rejections(rejected, len(ids)),
         **(metrics if instruments else {}),
     }
-    spent = [(s.client, s.event, s.bytes) for s in told]
-    ledger = ledger.with_uploads(number, spent).with_published(number, events)
+    ledger = ledger.with_uploads(number, [(s.client, s.event, s.bytes) for s in sent]).with_published(number, events)
     return Progress(number, after, ledger, metrics, rejected)
 
 
 class _RoundCollector:
-    """Who has sent something in a round; `aggregate` must not make a model of fewer than `enough`."""
+    """Collects the records of a round's uploads, of which `aggregate` must get at least `enough`."""
 
     def __init__(self, enough: int) -> None:
         self.enough = enough
@@ -220,42 +208,37 @@ class _RoundCollector:
 
     @property
     def rejected(self) -> dict[int, str]:
-        """Why, by client."""
-        return {s.client: s.rejected for s in sorted(self.sent, key=lambda s: s.client) if s.rejected is not None}
+        """Client -> why its upload was rejected."""
+        return {s.client: s.rejected for s in self.sent if s.rejected is not None}
 
     def stream(self, validator: UploadValidator, results: Iterable[tuple[Upload, Metrics]]) -> Iterator[Upload]:
-        """The uploads, one by one. Raises Failed at the end where they are too few."""
-        for came in results:
-            upload, about = validator.check(*came)
-            self.sent.append(about)
-            if about.rejected is None:
+        """The usable uploads, one by one. Raises Failed at the end if they are too few."""
+        for result in results:
+            upload, record = validator.check(*result)
+            self.sent.append(record)
+            if record.rejected is None:
                 yield upload
         self._check(validator.number)
 
     def mean(self, validator: UploadValidator, parts: Iterable[Partial]) -> Mean:
-        """Of the uploads whose sum comes in parts. Raises Failed where they are too few."""
+        """The mean of the uploads whose sum comes in parts. Raises Failed if they are too few."""
         whole = validator.partial()
         for part in parts:
             whole.merge(part)
-        self.sent = whole.sent
+        self.sent = sorted(whole.sent, key=lambda s: s.client)  # Parts come in any order.
         self._check(validator.number)
         return whole.mean
 
     def _check(self, number: int) -> None:
-        rejected = self.rejected
-        if (good := len(self.sent) - len(rejected)) < self.enough:
-            raise Failed("the server", number, _too_few(good, self.enough, rejected))
+        rejected = [f"client {client}: {why}" for client, why in self.rejected.items()]
+        if (usable := len(self.sent) - len(rejected)) < self.enough:
+            says = f"{usable} of {len(self.sent)} uploads can be used, fewer than min_clients = {self.enough}"
+            more = [f"and {len(rejected) - NAMED} more"] if len(rejected) > NAMED else []
+            raise Failed("the server", number, f"{says} ({'; '.join(rejected[:NAMED] + more)})" if rejected else says)
 
 
-def _too_few(good: int, wanted: int, rejected: Mapping[int, str]) -> str:
-    first = "; ".join(f"client {client}: {why}" for client, why in list(rejected.items())[:NAMED])
-    more = f"; and {len(rejected) - NAMED} more" if len(rejected) > NAMED else ""
-    of = f"{good} of {good + len(rejected)} uploads can be used, fewer than min_clients = {wanted}"
-    return f"{of} ({first}{more})" if rejected else of
-
-
-def _counted(rejected: Collection[int], participants: int) -> Metrics:
-    """How many were rejected, where any was, and each of them where participants are few."""
+def _rejections(rejected: Collection[int], participants: int) -> Metrics:
+    """How many uploads were rejected, if any, and each of them if participants are few."""
     if not rejected:
         return {}
     each = {f"client/{i}/rejected": 1.0 for i in rejected} if participants <= PER_CLIENT_METRICS else {}
@@ -263,7 +246,7 @@ def _counted(rejected: Collection[int], participants: int) -> Metrics:
 
 
 def drawn_for(clients: Sequence[int], count: int, seed: int, number: int) -> list[int]:
-    """Who is drawn for a round: so many of the clients, by the experiment's seed."""
+    """The `count` clients that the experiment's seed draws for a round, ascending."""
     if count >= len(clients):
         return list(clients)
     rng = seeding.generator(seed, "participants", number)
@@ -271,7 +254,7 @@ def drawn_for(clients: Sequence[int], count: int, seed: int, number: int) -> lis
 
 
 def _client_metrics(seen: Sequence[tuple[int, Metrics]]) -> Metrics:
-    """The mean of each metric over the clients that have it, and each client's own where there are few."""
+    """The mean of each metric over the clients that have it, and each client's own if there are few."""
     values: dict[str, list[float]] = {}
     for _, metrics in seen:
         for k, v in metrics.items():

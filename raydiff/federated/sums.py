@@ -1,8 +1,8 @@
 """The sum of a round's uploads, made where the clients are hosted.
 
-Where all that a method needs of its uploads is their weighted mean (`Method.mean_spec`), a worker checks its clients'
-uploads itself, adds them up, and sends one sum. Beside it travels a line about each client: what it sent, what that
-costs, and why it is not in the sum if it is not. `ExactSum` gives the same bits however clients are dealt.
+If a method needs only the weighted mean of its uploads (`Method.mean_spec`), a worker checks its clients' uploads
+itself, adds them up, and sends one sum with a record of each upload. `ExactSum` has the same bits however clients are
+distributed over workers.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from raydiff import tree
-from raydiff.federated.exact_sum import Bits, ExactSum, Grid, OutOfRange
+from raydiff.federated.exact_sum import ExactSum, Grid, OutOfRange
 from raydiff.federated.method import Mean, Method, Metrics, Upload
 from raydiff.federated.upload_spec import UploadSpec
 from raydiff.privacy.release import UNACCOUNTED, Event, accountable
@@ -23,14 +23,14 @@ from raydiff.tree import Params
 
 @dataclass(frozen=True)
 class UploadRecord:
-    """What is known of an upload beside its value."""
+    """An upload without its value."""
 
     client: int
     event: Event
     bytes: int
     metrics: Metrics
     rejected: str | None = None
-    """Why `aggregate` must not see it, in words; None: it may."""
+    """Why it does not reach `aggregate`; None: it does."""
 
 
 @dataclass
@@ -40,44 +40,44 @@ class Partial:
     total: ExactSum
     weight: float = 0.0
     sent: list[UploadRecord] = field(default_factory=list)
-    """A line for each of these clients; those that are rejected are not in the sum."""
+    """Of all these clients; rejected uploads are not in the sum."""
 
     def merge(self, other: Partial) -> None:
-        """Those clients' uploads too."""
+        """Add the sum of other clients' uploads."""
         self.total.merge(other.total)
         self.weight += other.weight
         self.sent += other.sent
 
     @property
     def mean(self) -> Mean:
-        """Raises ValueError where the weights of its uploads add up to nothing."""
+        """The weighted mean. Raises ValueError if the weights add up to 0."""
         if not self.total.count:
             return Mean({}, 0)
         return Mean(self.total.over(self.weight), self.total.count)
 
 
 class UploadValidator:
-    """Where a round's uploads are checked, and added up."""
+    """Checks a round's uploads, and adds them up."""
 
     def __init__(self, method: Method, server: Params, number: int, clients: int) -> None:
         self.method, self.number, self.clients = method, number, clients
         self.mean_spec = method.mean_spec(server)
         self.server = server if self.mean_spec is None else tree.flattened(server)
-        self._forms: dict[int, UploadSpec] = {}
+        self._specs: dict[int, UploadSpec] = {}
 
     def check(self, upload: Upload, metrics: Metrics) -> tuple[Upload, UploadRecord]:
-        """The upload as it is accounted for."""
+        """The upload as it is accounted for, and its record."""
         upload = replace(upload, release=accountable(upload.release))
-        why = self._objection(upload)
+        why = self._mismatch(upload)
         return upload, UploadRecord(upload.client, upload.release.event, upload.release.nbytes, metrics, why)
 
-    def partial(self, spare: Bits | None = None) -> Partial:
-        """The sum of no uploads yet, of a method with a summand; `spare` is memory for it."""
+    def partial(self) -> Partial:
+        """An empty sum, of a method with a `mean_spec`."""
         assert self.mean_spec is not None
-        return Partial(ExactSum(Grid.of(self.mean_spec.largest, self.clients), spare))
+        return Partial(ExactSum(Grid.of(self.mean_spec.largest, self.clients)))
 
     def add(self, partial: Partial, upload: Upload, metrics: Metrics) -> None:
-        """One more upload: into the sum, or rejected."""
+        """Add one more upload to the sum, or reject it."""
         upload, sent = self.check(upload, metrics)
         if sent.rejected is None:
             assert self.mean_spec is not None
@@ -90,23 +90,23 @@ class UploadValidator:
         partial.sent.append(sent)
 
     def mean(self, uploads: Iterable[Upload]) -> Mean:
-        """Of all these, in one go."""
+        """The weighted mean of all these uploads."""
         partial = self.partial()
         for upload in uploads:
             self.add(partial, upload, {})
         return partial.mean
 
-    def _objection(self, upload: Upload) -> str | None:
-        """Why an upload may not reach `aggregate`, in words; None: it may."""
+    def _mismatch(self, upload: Upload) -> str | None:
+        """Why an upload may not reach `aggregate`; None: it may."""
         if upload.release.event == UNACCOUNTED:
             return "it sent what is no release of local trust"
         if not (isinstance(upload.examples, int) and upload.examples >= 0):
             return f"its number of records is {upload.examples}"
         if self.mean_spec is None and (why := _not_finite(upload)):  # A sum's range tells that too.
             return why
-        if (form := self._forms.get(upload.examples)) is None:
-            form = self._forms[upload.examples] = self.method.upload_spec(self.server, upload.examples, self.number)
-        return form.mismatch(upload.release.value)
+        if (spec := self._specs.get(upload.examples)) is None:
+            spec = self._specs[upload.examples] = self.method.upload_spec(self.server, upload.examples, self.number)
+        return spec.mismatch(upload.release.value)
 
 
 def _not_finite(upload: Upload) -> str | None:
@@ -117,22 +117,15 @@ def partial_sum(
     validator: UploadValidator,
     results: Iterable[tuple[Upload, Metrics]],
     *,
-    spare: list[Bits],
     store: Store | None = None,
     seconds: float = math.inf,
 ) -> Partial:
-    """The sum of the first of these results, as many as come within `seconds`, and one at least where there is one; to
-    be sent, of which the store is told.
-
-    The memory in `spare` is used, and left there for the next sum: whoever makes that needs this one no more.
-    """
-    partial, started = validator.partial(spare.pop() if spare else None), time.monotonic()
+    """The sum of the results that come within `seconds`, at least one, noted in the store. Raises LeaseLost as it."""
+    partial, started = validator.partial(), time.monotonic()
     for result in results:
         validator.add(partial, *result)
         if time.monotonic() - started >= seconds:
             break
-    if partial.total.memory is not None:
-        spare.append(partial.total.memory)
     if store is not None:
         store.note(validator.number, [(s.client, s.event, s.bytes) for s in partial.sent])
     return partial

@@ -1,4 +1,4 @@
-"""What an upload has to look like: declared by the method, checked by the round loop before `aggregate` sees it."""
+"""What an upload must look like: declared by the method, checked by the round loop before `aggregate`."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ class TensorSpec:
     """One leaf of an upload."""
 
     shape: tuple[int | str, ...]
-    """A name stands for any size, and for the same one wherever it stands in the form."""
+    """A name stands for any size, the same one everywhere in the spec."""
     dtype: torch.dtype
     values: tuple[range, ...] = ()
-    """What the entries of each column (of the last axis; one range: of all) may be; empty: anything."""
+    """Allowed entries of each column (of the last axis; one range: of all); empty: anything."""
     each: int | None = None
-    """How often every value that there is has to be there; None: it does not matter."""
+    """How often each value that occurs must occur; None: any number of times."""
 
     def mismatch(self, x: Tensor, sizes: dict[str, int]) -> str | None:
-        """Why `x` is no such leaf, in words that follow "its leaf ..."; None: it is. `sizes` are those of the names so
-        far, and this leaf's are added."""
+        """How `x` differs, in words that follow "its leaf ..."; None: it does not. `sizes`, by name, are those found in
+        earlier leaves; this leaf's are added."""
         if x.shape == self.shape and x.dtype == self.dtype and not self.values and self.each is None:
-            return None  # As nearly all are: an upload may have hundreds of leaves.
-        known = len(x.shape) == len(self.shape) and [
+            return None  # The usual case: an upload may have hundreds of leaves.
+        expected = len(x.shape) == len(self.shape) and [
             sizes.setdefault(n, size) if isinstance(n, str) else n for n, size in zip(self.shape, x.shape, strict=True)
         ]
-        if known != list(x.shape) or x.dtype != self.dtype:
+        if expected != list(x.shape) or x.dtype != self.dtype:
             shape = tuple(sizes.get(n, n) if isinstance(n, str) else n for n in self.shape)
             return f"is {x.dtype} {tuple(x.shape)} in place of {self.dtype} {shape}"
         low, high = ([getattr(r, end) for r in self.values] for end in ("start", "stop"))
@@ -51,17 +51,17 @@ class UploadSpec:
 
     leaves: Mapping[str, TensorSpec] = field(default_factory=dict)
     longest: float = math.inf
-    """Euclidean norm of all leaves together, at most."""
+    """Limit of the Euclidean norm of all leaves together."""
     layout: Layout | None = None
-    """Of a flat tree whose leaves are like these, whatever is in them; None: each leaf is looked at."""
+    """Of a flat tree with such leaves, which are then not checked one by one; None: each leaf is checked."""
 
     def mismatch(self, value: Tensors) -> str | None:
-        """Why an upload is not of this form, in words; None: it is."""
+        """How an upload differs from this spec, in words; None: it does not."""
         alike = isinstance(value, Flat) and value.layout == self.layout
         if not alike and (why := self._tensor_mismatch(value)):
             return why
         if self.longest < math.inf and tree.norm(value) > self.longest:
-            return f"its norm is above {self.longest:.4g}"  # not what it is: see `exact_sum`
+            return f"its norm is above {self.longest:.4g}"  # The norm itself is not quoted: see `exact_sum`.
         return None
 
     def _tensor_mismatch(self, value: Tensors) -> str | None:
@@ -75,7 +75,7 @@ class UploadSpec:
 
 
 def upload_spec_of(value: Tensors, *, longest: float = math.inf) -> UploadSpec:
-    """The form of what has these shapes and types."""
+    """The spec of values with these shapes and types."""
     if isinstance(value, Flat):
         return UploadSpec(_leaves(value.layout), longest, value.layout)
     return UploadSpec({k: TensorSpec(tuple(v.shape), v.dtype) for k, v in value.items()}, longest)

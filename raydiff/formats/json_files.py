@@ -77,22 +77,46 @@ def _line(text: str) -> dict[str, Any] | None:
     return None
 
 
-def read_json(path: Path, *, needs: str = "", edited: bool = False) -> dict[str, Any]:
-    """The object in a file of a sweep. Raises ValueError, with the path and what can be done, where it is damaged or
-    lacks the field that it `needs`; one that may be `edited` is believed."""
-    remedy = f": {REMEDIES[path.name]}" if path.name in REMEDIES else ""
+def read_json(path: Path, *, needs: str = "", edited: bool = False, checksum: bool = False) -> dict[str, Any]:
+    """`parse_json` of a file. Raises ValueError, with its path, also if it cannot be read."""
     try:
-        tree = json.loads(path.read_text()) if edited else unsealed(path.read_text())
-    except (json.JSONDecodeError, UnicodeDecodeError) as e:
-        raise ValueError(f"{path} is not valid JSON ({e}){remedy}") from None
-    except ValueError as e:
-        raise ValueError(f"{path} is damaged: {e}{remedy}") from None
+        data = path.read_bytes()
     except FileNotFoundError:
         raise
     except OSError as e:
         raise ValueError(f"{path} cannot be read: {e.strerror}") from None
+    remedy = f": {REMEDIES[path.name]}" if path.name in REMEDIES else ""
+    return parse_json(data, path, needs=needs, edited=edited, checksum=checksum, remedy=remedy)
+
+
+def parse_json(
+    data: bytes, where: object, *, needs: str = "", edited: bool = False, checksum: bool = False, remedy: str = ""
+) -> dict[str, Any]:
+    """The object in a JSON file.
+
+    Args:
+        data: The file.
+        where: Its path or URI, for messages.
+        needs: A field that it must have.
+        edited: People may have edited it: its checksum is not verified.
+        checksum: It must have a checksum.
+        remedy: What to do about a damaged file, for messages.
+
+    Raises:
+        ValueError: The file is damaged, is not a JSON object, or lacks a field or checksum that it needs.
+    """
+    try:
+        text = data.decode()
+        tree = json.loads(text) if edited else unsealed(text)
+    except (json.JSONDecodeError, UnicodeDecodeError) as e:
+        says = "is damaged: it is not valid JSON" if checksum else "is not valid JSON"
+        raise ValueError(f"{where} {says} ({e}){remedy}") from None
+    except ValueError as e:
+        raise ValueError(f"{where} is damaged: {e}{remedy}") from None
+    if checksum and not SEAL.search(text):
+        raise ValueError(f"{where} is damaged: it has no checksum{remedy}")
     if not isinstance(tree, dict) or (needs and needs not in tree):
-        raise ValueError(f"{path} has no field {needs!r}{remedy}")
+        raise ValueError(f"{where} has no field {needs!r}{remedy}")
     return {k: v for k, v in tree.items() if k != "sha256"} if edited else tree
 
 

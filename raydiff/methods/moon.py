@@ -7,7 +7,7 @@ Adversary: none without `averaging.privacy`: weights are sent as they are, so ep
 | paper | here |
 |---|---|
 | w^t | the server's state |
-| w_i^{t-1} | the client's `held/previous/`: its model of the last round that it took part in |
+| w_i^{t-1} | the client's `scratch/previous/`: its model of the last round that it took part in |
 | z, z_glob, z_prev | `model.features` of the three models on the same noised batch |
 | l_sup | the model's loss |
 | l_con = -log(e^(sim(z, z_glob) / tau) / (e^(sim(z, z_glob) / tau) + e^(sim(z, z_prev) / tau))) | `_contrastive` |

@@ -7,7 +7,7 @@ refused: it has no guarantee for the control variates. A message is twice as lon
 | paper, Algorithm 1 | here |
 |---|---|
 | x, c | the server's `model/` and `control/` |
-| c_i | the client's `held/control/`; 0 before its first round |
+| c_i | the client's `scratch/control/`; 0 before its first round |
 | K, eta_l | `local`: a share of it in each round |
 | y <- y - eta_l (g(y) - c_i + c) | `_corrected`: the loss, and a linear term |
 | c_i+, option II | c_i - c + (x - y) / (how far a gradient of 1 would have carried) |

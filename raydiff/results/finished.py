@@ -23,8 +23,8 @@ from raydiff.federated.method import SCRATCH, SERVER_ONLY, Deployed
 from raydiff.privacy.ledger import Guarantee
 from raydiff.results import sampler
 from raydiff.results.sampler import Card, Sample
-from raydiff.storage.remote import shared
 from raydiff.storage.staging import SECRET
+from raydiff.storage.storage import storage_at
 from raydiff.tree import Params
 
 Draw = Literal["uniform", "public", "as-data"]
@@ -193,11 +193,10 @@ def open_finished(folder: Path) -> Finished:
         raise ValueError(f"{folder} was made by another version of raydiff: here its digest is {experiment.digest}")
     trial = Trial(experiment, folder.parents[1])
     outcome = _finished(trial)
-    shared(folder).complete(experiment.method.rounds - 1)
-    trial.store.check()  # what the outcome says was spent by these commits
+    trial.store.ledger()  # what the outcome says was spent by these commits
     last = trial.store.last_commit()
-    if last is None or not trial.store.has_server(last[0]):
-        raise ValueError(f"the server's state is gone from {folder}")
+    if last is None:
+        raise ValueError(f"the commits are gone from {folder}")
     compute(experiment)  # Threads are part of the name of a client's model
     dataset = datasets.load(experiment.data)
     if not config.is_of(experiment, dataset, _secret(trial)):
@@ -213,7 +212,7 @@ def open_finished(folder: Path) -> Finished:
 def _secret(trial: Trial) -> bytes:
     path = trial.sweep / "secret"
     if not path.exists():
-        where = f": set {SECRET} to it" if shared(trial.folder).apart else ""
+        where = f": set {SECRET} to it" if storage_at(trial.folder).remote else ""
         raise ValueError(
             f"{path} is gone: the digest of the data and the names of clients' models are keyed by it{where}"
         )

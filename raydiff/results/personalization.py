@@ -241,7 +241,7 @@ def prepare(finished: Finished) -> Instruments:
     if not len(finished.dataset.splits["public"]):
         raise ValueError("the distances need a feature network, and that public records: the run's data.public is 0")
     setup = replace(finished.trial.experiment.evaluation or Evaluation(), features="cnn")
-    return suite.prepare(finished.dataset, setup, finished.trial.store.cached)
+    return suite.prepare(finished.dataset, setup, finished.trial.store.results.cached)
 
 
 def save(folder: Path, joining: Joining, stage: Stage, *, rate: float, more: Mapping[str, Any]) -> Path:

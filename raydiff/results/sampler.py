@@ -103,6 +103,7 @@ def save(
     store.save_server(card.round, server)
     for client, state in states.items():
         store.save_client(client, card.round, state)
+    store.flush()
     if states:
         said = {model.privacy for model in models}
         card = replace(card, privacy=said.pop() if len(said) == 1 else "none")
@@ -150,7 +151,7 @@ class Sampler:
     def _personal(self, client: int) -> Sample:
         if client not in self.card.clients:
             raise ValueError(f"there is no client {client} in this sampler; it has {_listed(self.card.clients)}")
-        state = self._store.load_client(client, before=self.card.round + 1)
+        state = self._store.client_state(client, self.card.round)
         if state is None:
             raise ValueError(f"the state of client {client} is gone from {self._store.root}")
         return self.method.deploy(self._store.load_server(self.card.round), state).sample

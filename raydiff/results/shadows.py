@@ -30,6 +30,7 @@ from raydiff.federated.rounds import LocalExecutor, rounds
 from raydiff.models.training import Diverged
 from raydiff.results.finished import Finished, open_finished
 from raydiff.storage.checkpoint import INITIAL
+from raydiff.storage.shared_results import result_key
 from raydiff.tree import Params
 
 Source = Literal["client", "global"]
@@ -86,13 +87,13 @@ class Attacked:
     def losses(self, number: int) -> Tensor:
         """Those of shadow `number`, (N, S), which is trained unless it is in the cache. Raises ValueError where its
         training fails."""
-        store, key = self.finished.trial.store, self._key(number)
+        results, key = self.finished.trial.store.results, self._key(number)
         parts = (key, self.timesteps, self.request.draws, self.request.seed, tree.digest(self.records.leaves))
         name = self._name("shadow-log-losses", parts)
-        return store.cached(name, lambda: {"losses": self._losses(number, key)})["losses"]
+        return results.cached(name, lambda: {"losses": self._losses(number, key)})["losses"]
 
     def _losses(self, number: int, key: str) -> Tensor:
-        trained = self.finished.trial.store.cached(key, lambda: self._train(number))
+        trained = self.finished.trial.store.results.cached(key, lambda: self._train(number))
         server = self.finished.server if self.alone else tree.under("server", trained)
         mine, rng = self._records_in(number, self.request.client), seeding.generator(self._seed(number), "deploy")
         method = self.finished.trial.experiment.method
@@ -169,7 +170,7 @@ class Attacked:
         return self._name("shadow", (*parts, torch.get_num_threads()))
 
     def _name(self, kind: str, parts: tuple[object, ...]) -> str:
-        return self.finished.trial.store.cache_key(kind, self.finished.secret, parts)
+        return result_key(kind, self.finished.secret, parts)
 
     @property
     def _public(self) -> Records:

@@ -13,7 +13,6 @@ from raydiff.privacy import accountants
 from raydiff.privacy.composed import compose
 from raydiff.privacy.ledger import Guarantee, Ledger
 from raydiff.storage.atomic_files import write_text
-from raydiff.storage.remote import shared
 
 DELTA = 1e-5  # at which the trials are composed
 
@@ -22,8 +21,6 @@ def composed(folder: Path, *, keep: bool = True) -> str:
     """What all trials have spent together, run on the same records: a line for each kind of epsilon, for these do not
     compose; or why no line can be stated. To `keep` it is to write it as composed.json, too."""
     folders = sorted((folder / "trials").glob("*"))
-    for trial in folders:
-        shared(trial).restore(server=False)  # of a bucket: a driver's folder lacks what other machines have committed
     ledgers = {f: ledger_of(f).server for f in folders}
     protected = {f: book for f, book in ledgers.items() if all(math.isfinite(g.epsilon) for g in _guarantees(book))}
     if why := _unfit(folder, folders):

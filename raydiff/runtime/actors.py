@@ -69,7 +69,7 @@ class RayExecutor:
         self._digest = trial.experiment.digest
         self._monitor = HeartbeatMonitor(self.workers, trial.folder, trial.experiment.runtime)
         self._recorded = self._recorded_by_workers()
-        self._sent = replace(trial, given=StorageCredentials.of(trial.sweep))
+        self._sent = replace(trial, credentials=StorageCredentials.of(trial.sweep))
         hosting = [w.host.remote(self._sent, self._ids_of(i), gpu) for i, w in enumerate(self.workers)]
         for i, ref in enumerate(hosting):
             wait_s = trial.experiment.runtime.revive_s

@@ -31,7 +31,7 @@ from raydiff.runtime.slots import cap_memory
 from raydiff.storage import artifact_sync as readable
 from raydiff.storage.atomic_files import LeaseLost
 from raydiff.storage.lease import held
-from raydiff.storage.remote import shared
+from raydiff.storage.storage import storage_at
 
 HURRY_S = 10.0  # An interrupted report waits so long for MLflow.
 
@@ -167,7 +167,7 @@ def _about(planned: Planned, folder: Path, *, resume: bool, extend: bool) -> swe
 def _announce(planned: Planned, folder: Path, *, whole: bool) -> None:
     if whole:
         print(f"sweep {folder.name}: {planned.total} trials in {folder}", flush=True)
-    if shared(folder).apart and planned.base.runtime.noise_secret is None:
+    if storage_at(folder).remote and planned.base.runtime.noise_secret is None:
         print(f"only this machine has the noise secret, in {folder / 'secret'}: nothing goes on without it", flush=True)
     for line in planned.tuned if whole else ():
         print(f"tuned: {line}", flush=True)

@@ -20,8 +20,8 @@ from raydiff.experiment.config import Experiment
 from raydiff.experiment.study import Study, trials
 from raydiff.lookup import nearest
 from raydiff.runtime import sweep_folder
-from raydiff.storage.bucket import is_bucket
 from raydiff.storage.lease import Lease
+from raydiff.storage.object_store import is_bucket
 
 Search = Literal["grid", "random", "optuna", "asha"]
 Space = Mapping[str, tuple[str, tuple[Any, ...]]]

@@ -19,7 +19,7 @@ from raydiff.federated import heartbeat
 from raydiff.runtime import device_faults
 from raydiff.runtime.eta import EVERY_S, RemainingTime, duration
 from raydiff.runtime.plan import Planned, experiment_of
-from raydiff.storage.remote import shared
+from raydiff.storage.storage import storage_at
 
 SAME_SIGNAL_S = 1.0  # `timeout` signals its command, then the whole process group: that is one request
 
@@ -47,7 +47,7 @@ class Running:
         """Its round and step, and whether it may hang."""
         folder = sweep / "trials" / self.digest
         # With a bucket as storage, files of other processes arrive at the end of each round only.
-        silent = 0.0 if shared(sweep).apart else self.heard.silent_s(folder)
+        silent = 0.0 if storage_at(sweep).remote else self.heard.silent_s(folder)
         hangs = f"; no heartbeat for {duration(silent)}" if silent > self.experiment.runtime.client_timeout_s else ""
         if (number := self.round + 1) >= self.experiment.method.rounds:
             return f"evaluation{hangs}"

@@ -10,14 +10,14 @@ import contextlib
 import math
 import os
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from raydiff.experiment.config import Runtime
-from raydiff.storage.remote import shared
+from raydiff.storage.storage import storage_at
 
 Resources = Mapping[str, float]
 CUDA_CONTEXT_BYTES = int(0.75 * 2**30)  # Outside torch a process took 0.67 to 0.71 GiB on an H100 (torch 2.11).
@@ -171,24 +171,27 @@ def storage_is_shared(folder: Path, among: Collection[str] | None = None) -> Non
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    storage, name, nonce = shared(folder, 0), f".nonce-{uuid.uuid4().hex[:8]}", uuid.uuid4().hex.encode()
+    storage, name, nonce = storage_at(folder), f".nonce-{uuid.uuid4().hex[:8]}", uuid.uuid4().hex.encode()
     storage.put(name, nonce)
 
-    def read_nonce(read: Callable[[], bytes | None]) -> bytes | None:  # Nodes import nothing of raydiff for a folder.
-        with contextlib.suppress(FileNotFoundError):
-            return read()
-        return None
+    def read() -> bytes | None:
+        return storage.get(name)
 
-    task, read = ray.remote(num_cpus=0)(read_nonce), storage.reading(name)
+    task = ray.remote(num_cpus=0)(read)
     try:
         for node in (n for n in ray.nodes() if n["Alive"] and (among is None or n["NodeID"] in among)):
             on_node = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
             with in_one_sentence():
-                if ray.get(task.options(scheduling_strategy=on_node).remote(read), timeout=120) == nonce:
+                if ray.get(task.options(scheduling_strategy=on_node).remote(), timeout=120) == nonce:
                     continue
-            raise ValueError(storage.unseen(node["NodeManagerAddress"]))
+            unseen = f"node {node['NodeManagerAddress']} does not see what the driver writes there"
+            if storage.remote:
+                needs = f"cannot be read: {unseen}; its credentials must be in every node's environment"
+                raise ValueError(f"the bucket {storage.describe('')} {needs}")
+            needs = f"is not shared: {unseen}; give --runtime.storage a folder that all nodes mount, or a bucket"
+            raise ValueError(f"the storage folder {storage.describe('')} {needs}")
     finally:
-        storage.remove([name])
+        storage.delete([name])
 
 
 @contextlib.contextmanager

@@ -26,7 +26,7 @@ from raydiff.runtime.slots import cap_memory
 from raydiff.storage import artifact_sync as readable
 from raydiff.storage import staging as away
 from raydiff.storage.atomic_files import write_text
-from raydiff.storage.remote import shared
+from raydiff.storage.storage import storage_at
 from raydiff.tracking import mlflow_models
 from raydiff.tracking.mlflow_store import ARTIFACTS, redacted
 from raydiff.tracking.writer import Mlflow
@@ -117,7 +117,7 @@ def plan(
 
 def _check_resumable(at: Path, then: Plan, now: Plan, *, extend: bool) -> None:
     if None not in (then.get("secret"), now["secret"]) and then["secret"] != now["secret"]:
-        if not (at / "secret").exists() and shared(at).apart:
+        if not (at / "secret").exists() and storage_at(at).remote:
             raise ValueError(f"runtime.noise_secret is not the one that {at.name} was started with")
         raise ValueError(f"{at / 'secret'} is gone or damaged: trials are named by it, and noise is drawn from it")
     if changed := sorted(f for f in {*then["code"], *now["code"]} if then["code"].get(f) != now["code"].get(f)):

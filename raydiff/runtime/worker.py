@@ -18,13 +18,11 @@ from raydiff import process
 from raydiff.experiment.trial import Trial, compute, localized, make_clients, make_instruments
 from raydiff.federated import heartbeat
 from raydiff.federated.client import Client, noted, run_clients
-from raydiff.federated.exact_sum import Bits
 from raydiff.federated.heartbeat import beating
 from raydiff.federated.method import Metrics, Upload
 from raydiff.federated.sums import UploadValidator, partial_sum
 from raydiff.runtime import device_faults, gpu_memory
 from raydiff.runtime.slots import cap_memory
-from raydiff.storage.remote import shared
 from raydiff.tree import Arrays, arrays, tensors
 
 T = TypeVar("T")
@@ -46,7 +44,6 @@ class Worker:
         self._federation = 0  # Number of clients without newcomers.
         self._gpu = 0.0
         self._folder = Path()
-        self._spare: list[Bits] = []
         self._messages: Iterator[Any] = iter(())
 
     def host(self, trial: Trial, ids: Sequence[int], gpu: float) -> str:
@@ -61,7 +58,6 @@ class Worker:
         device_faults.check_gpu(gpu)
         with device_faults.exit_on_device_error(self._folder, "a worker"):
             cap_memory(gpu)
-            shared(trial.folder).restore(server=False)
             self._instruments = make_instruments(trial)
             self._clients = {c.number: c for c in make_clients(trial, ids)}
         self._trial, self._federation = trial.experiment.digest, trial.experiment.clients
@@ -79,7 +75,7 @@ class Worker:
         clients, params = self._of(trial, ids), tensors(server)
         validator = UploadValidator(clients[0].method, params, number, self._federation)
         results = self._with_share(ids, number, run_clients(clients, params, number))
-        part = functools.partial(partial_sum, validator, results, spare=self._spare, store=clients[0].store)
+        part = functools.partial(partial_sum, validator, results, store=clients[0].store)
         self._messages = (part(seconds=seconds) for _ in ids)
         return self.more(trial)
 

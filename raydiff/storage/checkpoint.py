@@ -1,354 +1,303 @@
-"""What survives a crash: one folder per trial on storage that all nodes share. No Ray inside.
+"""What survives a crash: the checkpoint of one trial, in any `Storage`. No Ray inside.
 
-    <root>/server-00003.safetensors            the server's state after round 3
-    <root>/clients/00007-00003.safetensors     client 7's private state after round 3, written by whoever hosts it
-    <root>/releases/00007-00003.safetensors    what client 7 sends in round 3 and its event, written BEFORE it is sent
-    <root>/releases/00003-<node>.jsonl         where it is not noised only the event: a line for each client of a node
-    <root>/commit-00003.json                   what round 3 adds to the ledger, its metrics, and digests: of the states
-                                               that it made, of the commit before; written last: a round without it
-                                               did not happen
-    <cache>/<key>.safetensors                  results that several trials share, by the digest of what they depend on
+    server-00003.safetensors           the server's state after round 3
+    clients/00007-00003.safetensors    client 7's private state after round 3, written by the process that hosts it
+    releases/00007-00003.safetensors   what client 7 sends in round 3 if it is noised, with its event; written BEFORE it
+                                       is sent (write-ahead log)
+    releases/00003-<id>.jsonl          events of messages that are not noised, a line for each client; written ahead too
+    commit-00003.json                  what round 3 adds to the ledger, its metrics, the round of each client's latest
+                                       state, and the checksum of the commit before. Written last: a round without it
+                                       did not happen
 
-Every file appears whole or not at all (temporary file, then rename), but for the .jsonl, to which lines are added.
-Tensors and commits carry a digest of themselves (`seals`), and whoever reads one that is damaged, or misses one that a
-commit names, gets a ValueError that names the file.
+Each file is written whole or not at all and carries a checksum. The header of a safetensors file names the file itself,
+so that a copy of another is refused. A damaged file, or a missing one that a commit needs, raises a ValueError with its
+name.
 """
 
 from __future__ import annotations
 
-import contextlib
+import hashlib
 import json
-import platform
-import re
 import types
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from raydiff.formats.json_files import sealed, unsealed
+from raydiff.formats.json_files import parse_json, sealed
 from raydiff.privacy.ledger import Ledger
 from raydiff.privacy.release import Event, Gaussian, Nothing, Release, already_private, event_from_dict, event_to_dict
-from raydiff.seeding import keyed_digest
-from raydiff.storage import checksums as seals
-from raydiff.storage.atomic_files import LeaseLost, Shared, read_tensors, write_tensors, write_text
-from raydiff.storage.remote import shared
-from raydiff.storage.state_cache import StateIndex
-from raydiff.tree import Params
+from raydiff.storage.atomic_files import LeaseLost
+from raydiff.storage.checksums import dump_tensors, load_tensors
+from raydiff.storage.shared_results import SharedResults
+from raydiff.storage.storage import Storage, storage_at
+from raydiff.tree import Params, Tensors
 
 INITIAL = -1  # the "round" of a client's state before its first one
-END = re.compile(r'[0-9a-f]{64}"}$|"sha256": ".{64}..$')  # of a note that was written whole, whatever one byte became
+COMMIT, SERVER = "commit-{:05d}.json", "server-{:05d}.safetensors"
+FILE = "{}/{:05d}-{:05d}.safetensors"  # clients or releases, client, round
+WRITERS = 8  # threads that write states: together they take a tenth of the time of one by one
 
 
 @dataclass(frozen=True)
 class Store:
-    """The files of one trial. Cheap to make, safe to send to another process."""
+    """The checkpoint of one trial. Cheap to create; not safe for several threads."""
 
     root: Path
+    """The trial's folder; in a bucket, the working folder whose place names the trial there."""
     cache: Path | None = None
+    """The folder of `results`; None: nothing is shared."""
     guard: Callable[[], None] | None = None
-    """Raises LeaseLost where the driver that this process works for no longer owns the sweep."""
-    _latest: StateIndex = field(default_factory=StateIndex, init=False, repr=False, compare=False)
-    """What was seen of clients' states: one client after the other asks for its latest."""
+    """Raises LeaseLost if the driver that this process works for has lost the sweep."""
+    _writes: list[Future[None]] = field(default_factory=list, init=False, repr=False, compare=False)
+    _saved: dict[int, int] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """Client -> the last round whose state this process has saved."""
+    _latest: dict[int, dict[str, int]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """The last commit that was read -> the round of each client's latest state then."""
 
     @cached_property
-    def shared(self) -> Shared:
-        """What all processes see of it."""
-        return shared(self.root)
+    def storage(self) -> Storage:
+        """Where the trial's files are; encrypted in a bucket."""
+        return storage_at(self.root, private=True)
+
+    @cached_property
+    def _writers(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(WRITERS)
+
+    @cached_property
+    def results(self) -> SharedResults:
+        """Results that the trials of a sweep share."""
+        return SharedResults(None if self.cache is None else storage_at(self.cache, private=True))
 
     def save_server(self, number: int, state: Params) -> None:
-        """Keep the server's state after a round; `commit` makes it count. Raises LeaseLost as `commit` does."""
+        """Store the server's state after a round; `commit` makes it count. Raises LeaseLost as `check_open`."""
         self.check_open(number)
-        write_tensors(self._server(number), state, durable=True)
+        self.storage.put(SERVER.format(number), self._dump(SERVER.format(number), state))
 
     def load_server(self, number: int) -> Params:
-        """The server's state after a committed round. Raises ValueError where it is damaged or gone."""
-        return self._whole(self._server(number), self._states(number).get("server"))
+        """The server's state after a committed round. Raises ValueError if it is damaged or missing."""
+        return self._required(SERVER.format(number))
 
     def save_client(self, client: int, number: int, state: Params) -> None:
-        """Keep a client's private state after a round (INITIAL: before the first). One that is there stays if the round
-        counts already: a process that had lost the trial does not change what a commit tells of."""
-        write_tensors(self._numbered("clients", client, number), state, first=self._commit(number).exists())
-        self._latest.kept(number)
+        """Store a client's private state after a round, in the background: `flush`, `note` and `commit` wait for it.
+        Raises LeaseLost as `check_open`, and OSError if an earlier write has failed."""
+        self.check_open(number)
+        limit = 0 if self._saved.get(client) == number else 2 * WRITERS  # No two writes of one name at once.
+        self.flush(limit)
+        name = FILE.format("clients", client, number)
+        self._writes.append(self._writers.submit(self.storage.put, name, self._dump(name, state)))
+        self._saved[client] = number
+
+    def flush(self, limit: int = 0) -> None:
+        """Wait until at most `limit` states are still being written. Raises OSError if a write has failed."""
+        while len(self._writes) > limit:
+            self._writes.pop(0).result()
 
     def load_client(self, client: int, *, before: int) -> Params | None:
-        """A client's latest state from a round earlier than `before`, or None. Raises ValueError where it is damaged,
-        or where a commit tells of a later one.
+        """A client's latest committed state from a round earlier than `before`; None if it has none. Raises ValueError
+        if it is damaged or missing."""
+        number = self._latest_states(before).get(str(client))
+        return None if number is None else self._required(FILE.format("clients", client, number))
 
-        One that no commit tells of is believed: a process that had lost the trial may have written it.
-        """
-        found = self._latest.find(
-            client,
-            before=before,
-            files=lambda: map(_numbers, (self.root / "clients").glob("*.safetensors")),
-            commits=lambda: self._committed() if before > 0 else [],
-            said=lambda number: self._states(number).get("clients", {}),
-        )
-        return None if found is None else self._whole(self._here("clients", client, found[0]), found[1])
+    def client_state(self, client: int, number: int) -> Params | None:
+        """A client's state after exactly this round, committed or not; None if there is none."""
+        self.flush()
+        stored = self._load(FILE.format("clients", client, number))
+        return None if stored is None else stored[0]
 
-    def check_clients(self, clients: Iterable[int], *, before: int) -> None:
-        """Raises ValueError as `load_client`, of each. Not where the storage is a bucket, from which all of them would
-        have to be fetched."""
-        if not self.shared.apart:
-            for client in clients:
-                self.load_client(client, before=before)
+    def _latest_states(self, before: int) -> dict[str, int]:
+        """Client -> the round of its latest state, by the last commit of a round earlier than `before`."""
+        if before - 1 not in self._latest:
+            numbers = [number for number in self._committed() if number < before] if before > 0 else []
+            if not numbers:
+                return {}
+            before = numbers[-1] + 1
+            latest = self._record(before - 1)[0]["states"]
+            self._latest.clear()
+            self._latest[before - 1] = latest
+        return self._latest[before - 1]
 
     def save_release(
         self, client: int, number: int, release: Release, metrics: Mapping[str, float] = types.MappingProxyType({})
     ) -> Release:
-        """Write ahead: gives what the client may send now, and must send whenever it is asked again.
+        """Store a noised message before it is sent; returns the one to send, now and whenever asked again.
 
-        The value is kept where it was noised, for repeating any other spends nothing; beside it its event, and the
-        client's metrics, so that what is sent again has them too. Of two noised ones the first counts: a lost
-        node may still compute, and the same noise on two values would reveal their difference. For the same reason
-        nothing noised may be sent in a round that counts, for its commit has taken the first: raises LeaseLost.
-        What is not noised is told of by `note`.
+        Resending the stored bytes spends nothing. The first stored message counts, since the same noise on two values
+        (a process believed dead may still compute) would reveal their difference. A message that is not noised is
+        returned as it is; `note` records it.
+
+        `metrics` are stored for a resent message. Raises LeaseLost as `check_open`: nothing noised may be sent in a
+        committed round, whose commit has removed the first message.
         """
         if not isinstance(release.event, Gaussian):
             return release
-        note: dict[str, Any] = {"event": event_to_dict(release.event), "bytes": release.nbytes}
-        if self._numbered("clients", client, number).exists():
-            note["state"] = True  # The client has kept a state first, which whoever sends this again needs.
-        path = self._numbered("releases", client, number)
-        told = json.dumps({**note, "metrics": dict(metrics)})
-        write_tensors(path, release.value, note=told, durable=True, first=True)
-        kept = self.load_release(client, number)
-        self.check_open(number)  # This is last: an earlier commit may have taken away another value than `kept`.
-        if kept is None:
-            raise LeaseLost(f"what client {client} sends in round {number} has gone from {path.parent}")
-        return kept
+        name = FILE.format("releases", client, number)
+        about = {"event": event_to_dict(release.event), "bytes": release.nbytes, "metrics": dict(metrics)}
+        about["state"] = self._saved.get(client) == number  # Whoever resends it needs the state, too.
+        first = self.storage.put_if_absent(name, self._dump(name, release.value, **about))
+        stored = None if first else self.load_sent(client, number)
+        self.check_open(number)  # Last: a commit in between may have removed another message than this one.
+        if not first and stored is None:
+            raise LeaseLost(f"{self.storage.describe(name)} was removed by another process")
+        return stored[0] if stored else release
+
+    def load_sent(self, client: int, number: int) -> tuple[Release, dict[str, float], bool] | None:
+        """What this client has noised for this round, its metrics, and whether the state that it made in the round is
+        intact: a power loss can remove that state and leave the message. None if it has not sent anything noised."""
+        if (stored := self._load(FILE.format("releases", client, number))) is None:
+            return None
+        value, about = stored
+        try:
+            intact = not about["state"] or self.client_state(client, number) is not None
+        except ValueError:
+            intact = False
+        return already_private(value, event_from_dict(about["event"]), copy=False), about["metrics"], intact
 
     def note(self, number: int, sent: Iterable[tuple[int, Event, int]]) -> None:
-        """Write ahead what these messages reveal, (client, event, bytes) each, in one go; so nothing is forgotten when
-        the round never commits. Of what was noised `save_release` has told already."""
-        sent = list(sent)
-        self.shared.send(number, sent)  # All that must be there before these are sent is put now, in one piece.
-        told = [
-            "\n" + sealed({"client": client, "event": event_to_dict(event), "bytes": size})
+        """Write ahead what messages reveal, (client, event, bytes) each, in case the round never commits.
+
+        Returns once the states of their clients are stored too; noised messages were recorded by `save_release`. Raises
+        LeaseLost as `check_open`: then nothing may be sent.
+        """
+        self.flush()
+        lines = [
+            sealed({"client": client, "event": event_to_dict(event), "bytes": size})
             for client, event, size in sent
             if not isinstance(event, Gaussian | Nothing)
         ]
-        if not told:
-            return
-        # Each node has a file of its own: on a network's storage two nodes may overwrite each other's lines.
-        path = self.root / "releases" / f"{number:05d}-{platform.node()}.jsonl"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a") as f:  # A line begins with its break, so that half a line (full disk) stays by itself.
-            f.write("".join(told))
-
-    def load_release(self, client: int, number: int) -> Release | None:
-        """What this client has already noised for this round, or None."""
-        return stored[0] if (stored := self._stored(client, number)) else None
-
-    def load_sent(self, client: int, number: int) -> tuple[Release, dict[str, float], bool] | None:
-        """The same with the client's metrics, and whether the state that its round made is there, undamaged: a loss of
-        power can take it and leave what was stored after it."""
-        if (stored := self._stored(client, number)) is None:
-            return None
-        release, note = stored
-        whole = True
-        if note.get("state"):
-            try:
-                read_tensors(self._here("clients", client, number))
-            except (ValueError, FileNotFoundError):
-                whole = False
-        return release, note["metrics"], whole
-
-    def _stored(self, client: int, number: int) -> tuple[Release, dict[str, Any]] | None:
-        try:
-            value, text = read_tensors(self._here("releases", client, number))
-        except FileNotFoundError:  # Nothing was stored, or the round's commit has just removed it.
-            return None
-        note = json.loads(text)
-        return already_private(value, event_from_dict(note["event"]), copy=False), note
+        if lines:
+            self.storage.put(f"releases/{number:05d}-{uuid.uuid4().hex[:12]}.jsonl", "\n".join(lines).encode())
+        self.check_open(number)
 
     def sent_after(self, number: int) -> list[tuple[int, int, Event, int]]:
-        """(round, client, event, bytes) of what clients sent, or may have sent, in rounds later than `number`.
-
-        Raises ValueError where a note is damaged by more than a write that failed.
-        """
-        notes: dict[tuple[int, int], dict[str, Any]] = {}
-        for path in (self.root / "releases").glob("*.safetensors"):
-            client, later = _numbers(path)
-            if later > number:
-                notes[later, client] = json.loads(read_tensors(path)[1])
-        for path in (self.root / "releases").glob("*.jsonl"):  # They are last: the unprotected one of two counts.
-            if (later := _first(path)) > number:
-                notes |= {(later, note["client"]): note for note in _lines(path)}
+        """(round, client, event, bytes) of what clients sent, or may have sent, in rounds later than `number`. Raises
+        ValueError if a file is damaged."""
+        messages: dict[tuple[int, int], Mapping[str, Any]] = {}
+        names = [name for name in self.storage.list_names("releases") if _round(name) > number]
+        for name in sorted(names, key=lambda name: name.endswith(".jsonl")):  # Of two, the unprotected message counts.
+            for client, about in self._messages(name):
+                messages[_round(name), client] = about
         return [
-            (later, client, event_from_dict(note["event"]), int(note["bytes"]))
-            for (later, client), note in sorted(notes.items())
+            (later, client, event_from_dict(about["event"]), int(about["bytes"]))
+            for (later, client), about in sorted(messages.items())
         ]
 
-    def commit(self, number: int, record: dict[str, Any]) -> None:
-        """Make round `number` count, then drop what no resume can need: server states, releases, client states.
+    def _messages(self, name: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
+        """(client, what its message reveals) in a file of releases/."""
+        if name.endswith(".safetensors"):
+            if (stored := self._load(f"releases/{name}")) is not None:  # else a commit has just removed it
+                yield int(name.partition("-")[0]), stored[1]
+            return
+        where = self.storage.describe(f"releases/{name}")
+        for line in (self.storage.get(f"releases/{name}") or b"").splitlines():
+            about = parse_json(line, where, needs="event", checksum=True)
+            yield about["client"], about
 
-        Raises LeaseLost, and changes nothing, where it counts already, or the guard does.
-        """
-        states = sorted((self.root / "clients").glob("*.safetensors"), key=_numbers)
-        before, server = self._commit(number - 1), self._server(number) if self.has_server(number) else None
-        said = self.shared.said(number, {c: path for path in states for c, of in [_numbers(path)] if of == number})
-        whole = {
-            **record,
-            "states": {"server": seals.seal_of(server) if server else None, "clients": said},
-            "previous": seals.digest(before) if before.exists() else None,
-        }
+    def commit(self, number: int, record: dict[str, Any]) -> None:
+        """Make a round count, then remove what no resume can need: older states, and messages up to this round. Raises
+        LeaseLost as `check_open`; then nothing is changed."""
+        self.flush()
+        states = [(int(name.partition("-")[0]), _round(name)) for name in self.storage.list_names("clients")]
+        earlier = [n for n in self._committed() if n < number]
+        before, checksum = self._record(earlier[-1]) if earlier else ({"states": {}}, None)
+        latest = {**before["states"], **{str(client): number for client, of in states if of == number}}
+        data = sealed({**record, "states": latest, "previous": checksum}).encode()
         self.check_open(number)
-        self.shared.commit(number, sealed(whole), server)
-        try:
-            write_text(self._commit(number), sealed(whole), durable=True, first=True)
-        except FileExistsError:
-            self.check_open(number)
-        old = [path for path in self.root.glob("server-*.safetensors") if int(path.stem[7:]) < number]
-        old += [path for path in (self.root / "releases").glob("*.safetensors") if _numbers(path)[1] <= number]
-        old += [path for path in (self.root / "releases").glob("*.jsonl") if _first(path) <= number]
-        latest: dict[int, Path] = {}
-        for path in states:
-            client, of = _numbers(path)
-            if of <= number:
-                old += [latest[client]] if client in latest else []
-                latest[client] = path
-        for path in old:
-            path.unlink(missing_ok=True)
+        if not self.storage.put_if_absent(COMMIT.format(number), data):
+            raise self._committed_already(number)
+        old = [name for name in self.storage.list_names() if name.startswith("server-") and _number(name) < number]
+        old += [f"releases/{name}" for name in self.storage.list_names("releases") if _round(name) <= number]
+        old += [FILE.format("clients", c, of) for c, of in states if of < latest.get(str(c), INITIAL - 1)]
+        self.storage.delete(old)
 
     def check_open(self, number: int) -> None:
-        """Raises LeaseLost unless round `number` is still to be done, and by this process's driver."""
+        """Raises LeaseLost if round `number` is committed, or this process's driver has lost the sweep."""
         if self.guard is not None:
             self.guard()
-        if self._commit(number).exists():
-            raise LeaseLost(f"round {number} of {self.root} counts already: another process goes on with this trial")
+        if self.storage.modified(COMMIT.format(number)) is not None:
+            raise self._committed_already(number)
 
     def last_commit(self) -> tuple[int, dict[str, Any]] | None:
-        """(number, record) of the last round that counts, or None. Raises ValueError where it is damaged."""
+        """(number, record) of the last committed round; None before the first. Raises ValueError if it is damaged."""
         numbers = self._committed()
         if not numbers:
-            self.check()
+            self.ledger()
             return None
-        record = seals.read_json(self._commit(numbers[-1]))
+        record = self._record(numbers[-1])[0]
         return numbers[-1], {k: v for k, v in record.items() if k not in ("states", "previous")}
 
     def ledger(self) -> Ledger:
-        """What the rounds that count have spent. Raises ValueError where it is not known, as `check` does."""
-        return Ledger(tuple(e for _, record in self._records() for e in Ledger.from_json(record["ledger"]).entries))
-
-    def check(self) -> None:
-        """Raises ValueError where a commit is missing, damaged, or another one than the next round followed."""
-        for _ in self._records():
-            pass
-
-    def cached(self, key: str, make: Callable[[], Params]) -> Params:
-        """`make()`, or what an earlier call with the same key made, in this trial or another of the same sweep."""
-        if (found := self.load_cached(key)) is not None:
-            return found
-        made = make()
-        if self.cache is None:
-            return made
-        if (found := self.load_cached(key)) is not None:  # Another trial was faster: its result counts.
-            return found
-        write_tensors(self.cache / f"{key}.safetensors", made)
-        self.shared.keep_cached(self.cache / f"{key}.safetensors")
-        return made
-
-    def load_cached(self, key: str) -> Params | None:
-        """What `cached` has kept under this key, or None. It may be forgotten while one looks."""
-        if self.cache is not None:
-            self.shared.load_cached(self.cache / f"{key}.safetensors")
-            with contextlib.suppress(FileNotFoundError):
-                return read_tensors(self.cache / f"{key}.safetensors")[0]
-        return None
-
-    def forget(self, keys: Iterable[str]) -> None:
-        """Drop cached results that no one will ask for again."""
-        for key in keys:
-            if self.cache is not None:
-                self.shared.forget_cached(self.cache / f"{key}.safetensors")
-
-    def has_cached(self, key: str) -> bool:
-        """Whether `cached` would find this key's result."""
-        return self.cache is not None and self.shared.has_cached(self.cache / f"{key}.safetensors")
-
-    def cache_key(self, kind: str, secret: bytes, parts: tuple[object, ...]) -> str:
-        """The name of a cached result that depends on `parts`, digests of records among them: keyed by the sweep's
-        secret, for it is a file's name."""
-        return f"{kind}-{keyed_digest(secret, kind, repr(parts))[:32]}"
-
-    def has_server(self, number: int) -> bool:
-        """Whether the server's state after this round is there."""
-        return self._server(number).exists()
+        """What the committed rounds have spent. Raises ValueError if a commit is missing, damaged, or not the one that
+        the next round followed."""
+        return Ledger(tuple(e for record in self._records() for e in Ledger.from_json(record["ledger"]).entries))
 
     def _committed(self) -> list[int]:
-        return sorted(int(p.stem[7:]) for p in self.root.glob("commit-*.json"))
+        return sorted(_number(name) for name in self.storage.list_names() if name.startswith("commit-"))
 
-    def _records(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        before: str | None = None
-        numbers = self._committed()
-        for number, there in enumerate([*numbers, *self._lost(numbers)]):
-            if number != there:
-                raise ValueError(f"{self.root} has lost commit {number}: what it has spent is not known")
-            record = seals.read_json(self._commit(number))
-            if record["previous"] != before:
-                raise ValueError(f"{self._commit(number - 1)} is damaged: it is not what round {number} followed")
-            before = seals.digest(self._commit(number))
-            yield number, record
+    def _committed_already(self, number: int) -> LeaseLost:
+        where = self.storage.describe("")
+        return LeaseLost(f"round {number} of {where} is committed: another process has taken over this trial")
+
+    def _record(self, number: int) -> tuple[dict[str, Any], str]:
+        """A commit's fields and its checksum."""
+        if (data := self.storage.get(COMMIT.format(number))) is None:
+            where = self.storage.describe("")
+            raise ValueError(f"{where} has lost commit {number}: what it has spent is not known")
+        where = self.storage.describe(COMMIT.format(number))
+        return parse_json(data, where, needs="states", checksum=True), hashlib.sha256(data).hexdigest()
+
+    def _records(self) -> Iterator[dict[str, Any]]:
+        previous: str | None = None
+        committed = self._committed()
+        for number in range(max([*committed, *self._lost(committed)], default=INITIAL) + 1):
+            record, checksum = self._record(number)
+            if record["previous"] != previous:
+                where = self.storage.describe(COMMIT.format(number - 1))
+                raise ValueError(f"{where} is damaged: it is not the commit that round {number} followed")
+            previous = checksum
+            yield record
 
     def _lost(self, committed: Sequence[int]) -> list[int]:
-        """The round after one whose commit is gone, if other files tell: a commit takes the server's states before it,
-        and nobody sends anything, or keeps a state, in a round before the one before it counts."""
+        """The last commit if it is gone and other files show it: a commit removes the server states before it, and
+        nobody sends anything, or stores a state, in a round before the one before it is committed."""
         last = committed[-1] if committed else INITIAL
-        servers = {int(p.stem[7:]) for p in self.root.glob("server-*.safetensors")}
+        servers = {_number(name) for name in self.storage.list_names() if name.startswith("server-")}
         lost = bool(servers) and max(servers) > last and last not in servers and max(servers) > 0
-        begun = [_first(p) for p in (self.root / "releases").glob("*.jsonl")]
-        begun += [_numbers(p)[1] for kind in ("clients", "releases") for p in (self.root / kind).glob("*.safetensors")]
-        return [last + 2] if lost or max(begun, default=0) > last + 1 else []
+        begun = [_round(name) for folder in ("clients", "releases") for name in self.storage.list_names(folder)]
+        return [last + 1] if lost or max(begun, default=0) > last + 1 else []
 
-    def _states(self, number: int) -> dict[str, Any]:
-        """The digests that a commit carries; none where there is no such commit."""
-        path = self._commit(number)
-        return seals.read_json(path)["states"] if path.exists() else {}
+    def _dump(self, name: str, value: Tensors, **about: Any) -> bytes:
+        return dump_tensors(value, json.dumps({**about, "file": self._identity(name)}))
 
-    def _whole(self, path: Path, said: str | None) -> Params:
-        """A state that is there and undamaged, and the one that a commit told of (None: it told of none)."""
-        if said is not None and not path.exists():
-            raise ValueError(f"{path} is gone, and a round that counts has made it: it cannot be done without")
-        state, _ = read_tensors(path)
-        if said is not None and seals.seal_of(path) != said:
-            raise ValueError(f"{path} is damaged: it is not the state of which its round's commit tells")
-        return state
+    def _load(self, name: str) -> tuple[Params, dict[str, Any]] | None:
+        if (data := self.storage.get(name)) is None:
+            return None
+        where = self.storage.describe(name)
+        value, note = load_tensors(data, where)
+        about: dict[str, Any] = json.loads(note or "{}")
+        if about.get("file") != self._identity(name):
+            raise ValueError(f"{where} is damaged: it is a copy of {about.get('file', 'another file')}")
+        return value, about
 
-    def _commit(self, number: int) -> Path:
-        return self.root / f"commit-{number:05d}.json"
+    def _required(self, name: str) -> Params:
+        self.flush()
+        if (stored := self._load(name)) is None:
+            raise ValueError(f"{self.storage.describe(name)} is gone, and the trial cannot go on without it")
+        return stored[0]
 
-    def _server(self, number: int) -> Path:
-        return self.root / f"server-{number:05d}.safetensors"
-
-    def _here(self, kind: str, client: int, number: int) -> Path:
-        """The same as `_numbered`, fetched if need be."""
-        path = self._numbered(kind, client, number)
-        self.shared.fetch(path)
-        return path
-
-    def _numbered(self, kind: str, client: int, number: int) -> Path:
-        return self.root / kind / f"{client:05d}-{number:05d}.safetensors"
+    def _identity(self, name: str) -> str:
+        """The trial and the name; the name alone outside a sweep, as in a saved sampler, which may be moved."""
+        return f"{self.root.name}/{name}" if self.root.parent.name == "trials" else name
 
 
-def _numbers(path: Path) -> tuple[int, int]:
-    """(client, round) of a state or release. Names are padded to five digits, and longer where that is too few."""
-    client, _, number = path.stem.partition("-")
-    return int(client), int(number)
+def _number(name: str) -> int:
+    """The round of a commit or of a server's state."""
+    return int(name.partition("-")[2].partition(".")[0])
 
 
-def _first(path: Path) -> int:
-    """The round of a node's notes: the node's name comes after it, and may hold a "-" too."""
-    return int(path.name.partition("-")[0])
-
-
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The notes in a file. One that is not whole does not count: its write failed, and nothing was sent."""
-    for line in filter(None, path.read_text(errors="replace").splitlines()):
-        try:
-            yield unsealed(line)
-        except ValueError as e:
-            cut = isinstance(e, json.JSONDecodeError) and line.startswith("{") and not END.search(line)
-            if not cut:
-                raise ValueError(f"{path} is damaged: what clients have sent is not known") from None
+def _round(name: str) -> int:
+    """The round of a state or message: <client>-<round>.safetensors or <round>-<id>.jsonl."""
+    return int(name.partition("-")[0]) if name.endswith(".jsonl") else _number(name)

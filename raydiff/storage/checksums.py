@@ -1,80 +1,46 @@
-"""Digests inside files, by which damage is noticed when they are read: a flipped bit, a digit that was edited, a file
-put back from elsewhere. Not against people: who can write a file can write its digest. Nothing of torch inside.
+"""Safetensors files with a checksum, which shows a flipped bit or a cut file. JSON files: see `formats.json_files`.
 
-    JSON            the last field, sha256, is the digest of all bytes before it (`report.files`)
-    safetensors     in the header's "seal": the digest of the whole file with zeros in its own place
+It stands in the header's metadata and covers the whole file, with zeros in its own place. It guards against accidents,
+not against people: whoever can write a file can write its checksum.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 
-from raydiff.formats.json_files import SEAL, unsealed
+from raydiff.tree import Params, Tensors, aligned
 
 _BLANK = b"0" * 64
 _START = b'{"__metadata__":{"seal":"{\\"sha256\\": \\"'  # The header begins so, after 8 bytes for its length.
 _AT = 8 + len(_START)
-_CHUNK = 2**20
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The fields of a JSON file, checked. Raises ValueError, which names the file, where it is damaged."""
-    try:
-        fields = unsealed(text := path.read_text())
-    except (json.JSONDecodeError, UnicodeDecodeError) as e:
-        raise ValueError(f"{path} is damaged: it is not valid JSON ({e})") from None
-    except ValueError as e:
-        raise ValueError(f"{path} is damaged: {e}") from None
-    if not isinstance(fields, dict):
-        raise ValueError(f"{path} is damaged: it is not a JSON object")
-    if not SEAL.search(text):
-        raise ValueError(f"{path} is damaged: it has no digest of itself")
-    return fields
+def dump_tensors(tensors: Tensors, note: str = "") -> bytes:
+    """A safetensors file with its checksum, and `note` in its header."""
+    from safetensors.torch import save
 
-
-def digest(path: Path) -> str:
-    """sha256 of a file."""
-    with path.open("rb") as f:
-        return hashlib.file_digest(f, "sha256").hexdigest()
-
-
-def metadata(note: str) -> dict[str, str]:
-    """A safetensors file's metadata with room for the seal. One entry: of several the order, and with it the file's
-    bytes, would be left to chance."""
-    return {"seal": json.dumps({"sha256": _BLANK.decode(), "note": note})}
-
-
-def sealed(data: bytes) -> tuple[bytes, bytes, memoryview]:
-    """A safetensors file that was made with `metadata`, in pieces to be written one after the other."""
+    whole = {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}
+    # One metadata entry: the order of several, and with it the file's bytes, would be left to chance.
+    data = save(whole, metadata={"seal": json.dumps({"sha256": _BLANK.decode(), "note": note})})
     assert data[8 : _AT + 64] == _START + _BLANK
-    return data[:_AT], hashlib.sha256(data).hexdigest().encode(), memoryview(data)[_AT + 64 :]
+    return b"".join([data[:_AT], hashlib.sha256(data).hexdigest().encode(), memoryview(data)[_AT + 64 :]])
 
 
-def seal_of(path: Path) -> str | None:
-    """The digest that a safetensors file says of itself, unchecked; None: it has none."""
-    with path.open("rb") as f:
-        start = f.read(_AT + 64)
-    return start[_AT:].decode(errors="replace") if start[8:_AT] == _START else None
+def load_tensors(data: bytes, where: object) -> tuple[Params, str]:
+    """The tensors and the note of a file that `dump_tensors` made; `where` it is, for the message.
 
+    They are aligned as freshly allocated ones are, so that their products have the same bits. Raises ValueError if the
+    file is damaged or has no checksum.
+    """
+    from safetensors.torch import load
 
-def check_tensors(path: Path) -> None:
-    """Raises ValueError, which names the file, where a safetensors file is not what its seal says, or has none."""
-    if (said := seal_of(path)) is None:
-        raise ValueError(f"{path} is damaged: its header has no seal")
-    found = hashlib.sha256()
-    with path.open("rb") as f:
-        found.update(f.read(_AT) + _BLANK)
-        f.seek(64, 1)
-        while chunk := f.read(_CHUNK):
-            found.update(chunk)
-    if found.hexdigest() != said:
-        raise ValueError(f"{path} is damaged: it is not what was written")
-
-
-def note_of(metadata: Mapping[str, str]) -> str:
-    """The note in the metadata of a safetensors file that `check_tensors` let pass."""
-    return str(json.loads(metadata["seal"])["note"])
+    if data[8:_AT] != _START:
+        raise ValueError(f"{where} is damaged: its header has no checksum")
+    computed = hashlib.sha256(data[:_AT] + _BLANK)
+    computed.update(memoryview(data)[_AT + 64 :])
+    if computed.hexdigest().encode() != data[_AT : _AT + 64]:
+        raise ValueError(f"{where} is damaged: its checksum does not match")
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    note: str = json.loads(header["__metadata__"]["seal"])["note"]
+    return {k: aligned(v) for k, v in load(data).items()}, note

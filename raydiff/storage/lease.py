@@ -1,14 +1,11 @@
-"""Who runs a sweep: one driver at a time, whatever node it is on.
+"""The lease of a sweep: one driver runs it at a time, whatever node it is on.
 
     <sweep>/owners/00001.json    the first driver: its process, host and start; touched as long as it lives
-    <sweep>/owners/00002.json    the next one: the highest number owns the sweep
+    <sweep>/owners/00002.json    the next one: the highest number has the lease
 
-A number is taken by an atomic link, and none is given twice: whoever had an earlier one, and was thought dead while it
-only stood still, finds the next number there and stops (`Lease`, which workers and coordinators ask too).
-
-An owner of this machine is dead when its process is. Of any other it is known only by its silence: by the file's time,
-which the storage itself keeps, so that clocks need not agree. In a bucket it is the same, with objects in the place of
-files: a number is taken by putting it first.
+A number is taken by an atomic `put_if_absent`, once. A driver that only stood still and was thought dead finds the next
+number and stops, as do its workers. A driver of this machine is dead when its process is; any other when its file was
+not touched for SILENCE_S by the storage's own clock, so that clocks need not agree.
 """
 
 from __future__ import annotations
@@ -26,11 +23,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from raydiff.storage.atomic_files import LeaseLost, Shared
-from raydiff.storage.remote import shared
+from raydiff.storage.atomic_files import LeaseLost
+from raydiff.storage.storage import Storage, storage_at
 
-BEAT_S = 5.0  # between signs of life
-SILENCE_S = 90.0  # without one: dead. Far more than a beat, and than NFS shows old times (60 s)
+BEAT_S = 5.0  # between touches
+SILENCE_S = 90.0  # without a touch: dead. Far more than a beat, and than NFS shows old times (60 s)
+ASK_S = 5.0  # between two questions to an object store, which bills each
 
 
 @dataclass(frozen=True)
@@ -39,109 +37,94 @@ class Lease:
 
     sweep: Path
     number: int
-    _asked: list[float] = field(default_factory=list, init=False, repr=False, compare=False)
-    """When the storage was asked last."""
+    _asked: list[float] = field(default_factory=list, init=False, repr=False, compare=False)  # last, time.monotonic
 
     def __call__(self) -> None:
-        """Raises LeaseLost where another driver has taken the sweep."""
-        there = shared(self.sweep)
-        if self._asked and time.monotonic() - self._asked[0] < there.asked_s:
+        """Raises LeaseLost if another driver has taken the sweep."""
+        storage = storage_at(self.sweep)
+        if storage.remote and self._asked and time.monotonic() - self._asked[0] < ASK_S:
             return
         self._asked[:] = [time.monotonic()]
-        if there.written(_name(self.number + 1)) is not None:
+        if storage.modified(_name(self.number + 1)) is not None:
             raise LeaseLost(f"{self.sweep.name} is run by another driver now: this one has stopped")
 
 
 @contextlib.contextmanager
 def held(sweep: Path) -> Iterator[Lease]:
-    """Own the sweep in this folder, which is made if need be. Raises ValueError, which says who runs it, where somebody
-    does. Where nothing was begun, nothing is left.
+    """Hold the lease of the sweep in this folder, which is created if needed; removed again if nothing was begun.
 
-    A process that is overtaken, because it stood still for long, is ended: what an orderly end would write, outcomes
-    and runs of MLflow, is the other driver's now.
+    A process that loses the lease, because it stood still for long, is ended at once: what an orderly end would write
+    is the other driver's now. Raises ValueError, which names the driver, if another one runs the sweep.
     """
-    me = _me()
-    owner, over = _take(sweep, me), threading.Event()
-    beat = threading.Thread(target=_beat, args=(owner, over, _text(me)), name=_thread(owner), daemon=True)
+    since = time.strftime("%Y-%m-%d %H:%M:%S")
+    me = {**machine(), "pid": os.getpid(), "started": process_start(os.getpid()), "since": since, "ended": False}
+    storage, over = storage_at(sweep), threading.Event()
+    lease = _take(sweep, storage, me)
+    name = storage.describe(_name(lease.number))
+    beat = threading.Thread(target=_beat, args=(lease, storage, over), name=name, daemon=True)
     beat.start()
     try:
-        yield owner
+        yield lease
     finally:
         over.set()
         beat.join(BEAT_S)
-        with contextlib.suppress(OSError):  # on a full disk: it is dead when its process is
-            _give_back(owner, me)
+        with contextlib.suppress(OSError):  # On a full disk the lease ends with the process.
+            _release(lease, storage, {**me, "ended": True})
 
 
-def _take(sweep: Path, me: dict[str, Any]) -> Lease:
-    there = shared(sweep)
+def _take(sweep: Path, storage: Storage, me: dict[str, Any]) -> Lease:
     while True:
-        number = max((int(path.stem) for path in (sweep / "owners").glob("*.json")), default=0)
-        while there.written(_name(number + 1)) is not None:  # In a bucket, where lists may lag, they are counted up.
-            number += 1
+        number = max((int(name.partition(".")[0]) for name in storage.list_names("owners")), default=0)
         if number:
-            _outlive(sweep, there, number)
-        if there.first(_name(number + 1), _text(me)):  # else somebody was faster
+            _outlive(sweep.name, storage, _name(number))
+        if storage.put_if_absent(_name(number + 1), json.dumps(me, indent=1).encode()):  # else another was faster
             return Lease(sweep, number + 1)
 
 
-def _outlive(sweep: Path, files: Shared, number: int) -> None:
-    """Return when this owner has ended. Raises ValueError as soon as it shows that it lives."""
-    if (text := files.get(_name(number))) is None:  # it began nothing, and has gone
+def _outlive(sweep: str, storage: Storage, name: str) -> None:
+    """Return when the driver in this file has ended. Raises ValueError as soon as it shows that it lives."""
+    text, beat = storage.get(name), storage.modified(name)
+    if text is None or beat is None:  # It began nothing, and has ended.
         return
     try:
-        there, beat = json.loads(text), files.written(_name(number))
-        who = f"process {there['pid']} on {there['host']} since {there['since']}"
+        driver = json.loads(text)
+        who = f"process {driver['pid']} on {driver['host']} since {driver['since']}"
     except (ValueError, KeyError, TypeError):
-        says = f"{files.called(_name(number))} is damaged: remove it if no driver of {sweep.name} is running"
-        raise ValueError(says) from None
-    lives = ValueError(f"{sweep.name} is being run by {who}: wait until it has ended, stop it, or give another --name")
-    if there.get("ended") or beat is None:
+        where = storage.describe(name)
+        raise ValueError(f"{where} is damaged: remove it if no driver of {sweep} is running") from None
+    lives = ValueError(f"{sweep} is being run by {who}: wait until it has ended, stop it, or give another --name")
+    if driver.get("ended"):
         return
-    if all(there.get(k) == v is not None for k, v in _machine().items()):
-        if there.get("started") == _started(there["pid"]) and not _was_ours(there["pid"], sweep, number):
+    if all(driver.get(k) == v is not None for k, v in machine().items()):
+        # This process itself may have failed to write that it has ended, as on a full disk: then no thread beats.
+        beats = driver["pid"] != os.getpid() or storage.describe(name) in {t.name for t in threading.enumerate()}
+        if beats and driver.get("started") == process_start(driver["pid"]):
             raise lives
         return
-    if (silent := _now(files) - beat) < SILENCE_S:
-        says = f"the driver of {sweep.name} on {there['host']} has shown no sign of life for {max(silent, 0):.0f} s"
+    if (silent := _now(storage) - beat) < SILENCE_S:
+        says = f"no heartbeat of the driver of {sweep} on {driver['host']} for {max(silent, 0):.0f} s"
         print(f"{says}; it counts as dead after {SILENCE_S:.0f} s", flush=True)
-    while _now(files) - beat < SILENCE_S:
-        _pause()
-        if files.written(_name(number)) not in (beat, None):
+    while _now(storage) - beat < SILENCE_S:
+        time.sleep(1.0)
+        if storage.modified(name) not in (beat, None):
             raise lives
 
 
-def _was_ours(pid: int, sweep: Path, number: int) -> bool:
-    """Whether this very process owned it, and could not write that it has ended, as on a full disk."""
-    name = _thread(Lease(sweep, number))
-    return pid == os.getpid() and all(thread.name != name for thread in threading.enumerate())
-
-
-def _thread(owner: Lease) -> str:
-    return f"owner {owner.number} of {owner.sweep}"
-
-
-def _pause() -> None:
-    time.sleep(1.0)
-
-
-def _now(there: Shared) -> float:
-    """The storage's own time."""
-    probe = f"owners/.now.{uuid.uuid4().hex[:8]}"
+def _now(storage: Storage) -> float:
+    """The storage's own time, in seconds."""
+    probe = f".now-{uuid.uuid4().hex[:8]}"
     try:
-        there.put(probe, b"")
-        at = there.written(probe)
-        return time.time() if at is None else at
+        storage.put(probe, b"")
+        return storage.modified(probe) or time.time()
     finally:
-        there.remove([probe])
+        storage.delete([probe])
 
 
-def _beat(owner: Lease, over: threading.Event, text: bytes) -> None:
-    there = shared(owner.sweep)
+def _beat(lease: Lease, storage: Storage, over: threading.Event) -> None:
     while not over.wait(BEAT_S):
         try:
-            owner()
-            there.touch(_name(owner.number), text)
+            lease()
+            storage.touch(_name(lease.number))
         except LeaseLost as e:
             if not over.is_set():
                 _end_process(str(e))
@@ -154,45 +137,33 @@ def _end_process(why: str) -> None:
     os._exit(2)
 
 
-def _give_back(owner: Lease, me: dict[str, Any]) -> None:
-    there = shared(owner.sweep)
-    if owner.number > 1 or (owner.sweep / "sweep.json").exists():
-        there.put(_name(owner.number), _text({**me, "ended": True}))
+def _release(lease: Lease, storage: Storage, me: dict[str, Any]) -> None:
+    if lease.number > 1 or (lease.sweep / "sweep.json").exists():
+        storage.put(_name(lease.number), json.dumps(me, indent=1).encode())
         return
-    there.remove([_name(owner.number)])
-    (owner.sweep / "owners").rmdir()
-    owner.sweep.rmdir()
+    storage.delete([_name(lease.number)])
+    if not storage.remote:
+        (lease.sweep / "owners").rmdir()
+    lease.sweep.rmdir()
 
 
-def _me() -> dict[str, Any]:
-    since = time.strftime("%Y-%m-%d %H:%M:%S")
-    mine = {"pid": os.getpid(), "started": _started(os.getpid()), "since": since, "ended": False}
-    return {**_machine(), **mine}
-
-
-def _machine() -> dict[str, str | None]:
-    """What tells machines apart on which process numbers mean something: the boot and, for containers, their own
-    numbering. None where the system does not say: then only silence counts."""
-    found: dict[str, str | None] = {"host": platform.node(), "boot": None, "numbering": None}
+def machine() -> dict[str, str | None]:
+    """What identifies a machine on which process numbers mean something: the boot and, for containers, the namespace.
+    None where the system does not say: then only silence counts."""
+    about: dict[str, str | None] = {"host": platform.node(), "boot": None, "numbering": None}
     with contextlib.suppress(OSError):
-        found["boot"] = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        found["numbering"] = os.readlink("/proc/self/ns/pid")
-    return found
+        about["boot"] = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        about["numbering"] = os.readlink("/proc/self/ns/pid")
+    return about
 
 
-def _started(pid: int) -> str | None:
-    """When a process was started, in ticks since the boot: a number that is given again is told apart. None: it is
-    gone."""
-    try:
+def process_start(pid: int) -> str | None:
+    """When a process was started, in clock ticks since the boot: process numbers are reused. None if it has ended."""
+    with contextlib.suppress(OSError):
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if state in "ZX" else fields[18]
+        return None if state in "ZX" else fields[18]
+    return None
 
 
 def _name(number: int) -> str:
     return f"owners/{number:05d}.json"
-
-
-def _text(me: dict[str, Any]) -> bytes:
-    return json.dumps(me, indent=1).encode()

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from buckets import in_a_folder, through, told
+from buckets import begun, result, through
 
 from raydiff.data.partition import Iid
 from raydiff.experiment.config import Experiment
@@ -17,12 +17,12 @@ from raydiff.models.networks import MLP
 from raydiff.models.training import Training
 from raydiff.papers.spire.method import SPIRE
 from raydiff.privacy.client_level import ClientPrivacy
-from raydiff.storage import staging as away
+from raydiff.storage import staging
 
 
 @pytest.fixture
 def noised(tiny: Experiment) -> Experiment:
-    """Three clients, two in a round; each keeps a state of its own, and noises what it sends."""
+    """Three clients, two in a round; each has a state of its own, and noises what it sends."""
     method = SPIRE(
         model=DDPM(network=MLP(width=16, depth=1), timesteps=8, conditional=False),
         rounds=3,
@@ -34,17 +34,17 @@ def noised(tiny: Experiment) -> Experiment:
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], str]:
-    """Goes to another machine, and gives the bucket's URI."""
+    """Moves to another machine, and returns the bucket's URI."""
     count = iter(range(1000))
 
     def another() -> str:
-        monkeypatch.setenv(away.PLACE, str(tmp_path / f"machine{next(count)}"))
+        monkeypatch.setenv(staging.PLACE, str(tmp_path / f"machine{next(count)}"))
         return f"file://{tmp_path}/bucket"
 
     return another
 
 
 @pytest.fixture
-def alone(noised: Experiment, tmp_path: Path) -> dict[str, object]:
-    """What it gives in a folder, undisturbed."""
-    return told(through(in_a_folder(noised, tmp_path)))
+def undisturbed(noised: Experiment, tmp_path: Path) -> dict[str, object]:
+    """The result in a folder, undisturbed."""
+    return result(through(begun(noised, str(tmp_path / "folder"))))

@@ -62,7 +62,7 @@ class World:
         for number in range(2):
             guard()
             with suppress(FileExistsError):  # It was stored: that one counts.
-                write_text(folder / f"release-{number}", "noised", durable=True, first=True)
+                write_text(folder / f"release-{number}", "noised", durable=True, if_absent=True)
             guard()
             self.sent[name] += 1
 

@@ -7,7 +7,6 @@ import multiprocessing
 import random
 import shutil
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from hypothesis import strategies as st
 
 from raydiff.cli import budget as budget_command
 from raydiff.data import datasets
-from raydiff.data.partition import ByClass, Iid, Pooled
+from raydiff.data.partition import ByClass, Iid
 from raydiff.experiment import spending, trial
 from raydiff.experiment.client_records import units_of
 from raydiff.experiment.config import Experiment
@@ -179,51 +178,6 @@ def test_a_budget_is_not_begun_that_is_spent_already(protocol: Experiment, tmp_p
     assert not (tmp_path / "budgets").exists()
 
 
-def test_what_cannot_be_covered_is_named(protocol: Experiment, tmp_path: Path) -> None:
-    """A few of them, and how many more; what can be covered is not, until it is what there is no room for."""
-    bare = replace(protocol, method=replace(protocol.method, epsilon=None))
-    for seed in range(5):
-        execute(opened(replace(bare, seed=seed), tmp_path, f"bare-{seed}"))
-    execute(opened(protocol, tmp_path, "noised"))
-    silent = LocalOnly(model=protocol.method.model, local=protocol.method.local)
-    execute(opened(replace(protocol, method=silent), tmp_path, "silent"))
-    with pytest.raises(ValueError, match=r"cannot cover (bare-\d/\w+, ){2}bare-\d/\w+ and 2 more, run before"):
-        execute(opened(budgeted(protocol), tmp_path, "a"))
-    for seed in range(5):
-        shutil.rmtree(tmp_path / "sweeps" / f"bare-{seed}")
-    message = r"would overspend .* is spent, and with it .*; noised/\w+ ran before there was a budget, and another"
-    with pytest.raises(ValueError, match=message):
-        execute(opened(budgeted(protocol, Budget(epsilon=4)), tmp_path, "b"))
-    execute(opened(budgeted(protocol), tmp_path, "c"))
-
-
-def test_a_trial_is_whole_though_it_was_charged_while_another_looked(
-    protocol: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It had no note yet, and has sent a part by now: that part may not take the place of the whole."""
-    averaged = FedAvg(
-        model=protocol.method.model,
-        local=protocol.method.local,
-        rounds=4,
-        averaging=Averaging(weights="uniform", privacy=ClientPrivacy(epsilon=3.0)),
-    )
-    mine = budgeted(protocol, Budget(epsilon=7, unit="client"), method=averaged)
-    execute(opened(mine, tmp_path, "first"))
-    other, real = opened(mine, tmp_path, "other"), spending._notes
-    going = trial.run(other, trial.local_executor(other))
-
-    def look(storage: Path, book: BudgetLog) -> list[Any]:
-        seen = list(real(storage, book))
-        monkeypatch.setattr(spending, "_notes", real)
-        next(going)
-        return seen
-
-    monkeypatch.setattr(spending, "_notes", look)
-    with suppress(ValueError):
-        spending.charge(mine, opened(mine, tmp_path, "mine").folder)
-    assert [r["whole"] for r in charges(other)] == [True] * len(charges(other))
-
-
 # --- whose budget it is ---
 
 CUTS = [
@@ -257,25 +211,6 @@ def test_units_are_told_apart_by_their_rows_and_by_nothing_else(
     digests = [units_of(e, "example", b"key")["digest"] for e in (tiny, other)]
     assert (digests[0] == digests[1]) == (rows[0] == rows[1])
     assert units_of(tiny, "example", b"other")["digest"] != digests[0]  # Nothing can be tried without the key.
-
-
-def test_a_sweep_over_cuts_is_refused_whole(protocol: Experiment, tmp_path: Path) -> None:
-    over = [budgeted(protocol, data=replace(protocol.data, split_seed=seed)) for seed in (0, 1)]
-    with pytest.raises(ValueError, match=r"has other public records than s/.*data.split_seed is 1, and was 0"):
-        spending.check([trial.resolve(e, b"0" * 32) for e in over], tmp_path / "sweeps" / "s")
-    assert not list(tmp_path.iterdir())
-
-
-def test_so_have_those_from_before_there_was_a_budget(protocol: Experiment, tmp_path: Path) -> None:
-    execute(opened(replace(protocol, data=replace(protocol.data, split_seed=1)), tmp_path, "before"))
-    with pytest.raises(ValueError, match=r"has other public records than before/\w+, .*split_seed is 0, and was 1"):
-        execute(opened(budgeted(protocol), tmp_path, "a"))
-
-
-def test_other_sizes_of_what_is_not_public_are_no_other_records(protocol: Experiment, tmp_path: Path) -> None:
-    execute(opened(budgeted(protocol), tmp_path, "a"))
-    smaller = replace(protocol.data, train=500, validation=10, calibration=20)
-    execute(opened(replace(protocol, data=smaller, clients=3, partition=Iid(), seed=5), tmp_path, "b"))
 
 
 def test_records_under_a_budget_are_no_public_ones_elsewhere(
@@ -326,12 +261,6 @@ def test_a_client_is_the_same_records_in_all_trials(
         execute(opened(replace(base, **more), tmp_path, "c"))
 
 
-def test_where_the_seed_deals_nothing_it_makes_no_other_clients(protocol: Experiment, tmp_path: Path) -> None:
-    for seed in (0, 1):
-        pooled = replace(per_client(protocol, seed=seed), clients=1, partition=Pooled())
-        execute(opened(pooled, tmp_path, f"s{seed}"))
-
-
 # --- what is refused ---
 
 
@@ -357,41 +286,6 @@ def test_other_kinds_are_refused(protocol: Experiment, tmp_path: Path, method: d
     with pytest.raises(ValueError, match=message):
         execute(this)
     assert not (tmp_path / "budgets").exists() and not list(this.folder.glob("commit-*"))
-
-
-@pytest.mark.parametrize(
-    ("first", "then", "said"),
-    [
-        ((4.0, 1.0, 1), (0.8, 0.01, 200), r" \(sampled noise counts as if unsampled\) \("),
-        ((0.8, 0.01, 200), (0.8, 0.01, 900), r" \(at one Renyi order\) \("),
-        ((1.0, 1.0, 1), (1.0, 1.0, 1), r" \("),
-    ],
-)
-def test_how_a_filter_counts_sampled_noise_is_said_where_it_refuses_it(
-    protocol: Experiment,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    first: tuple[float, float, int],
-    then: tuple[float, float, int],
-    said: str,
-) -> None:
-    for name, (noise, rate, steps) in (("a", first), ("b", then)):
-        event = Gaussian(noise, "example", "zero_out", "local", rate, steps)
-        monkeypatch.setattr(spending, "planned", lambda _, event=event: Ledger().with_upload(0, 0, event, 1))
-        this = opened(
-            budgeted(protocol, Budget(epsilon=5 if first[1] == 1 else 3, relation="zero_out")), tmp_path, name
-        )
-        if name == "a":
-            spending.charge(this.experiment, this.folder)
-            continue
-        with pytest.raises(ValueError, match=rf"b/\w+ would overspend .* is spent, and with it [\d.]+{said}"):
-            spending.charge(this.experiment, this.folder)
-
-
-def test_another_number_is_refused(protocol: Experiment, tmp_path: Path) -> None:
-    execute(opened(budgeted(protocol), tmp_path, "a"))
-    with pytest.raises(ValueError, match=r"is epsilon 7 .*, and not epsilon 20 .*: it is given once and for all"):
-        execute(opened(budgeted(protocol, Budget(epsilon=20)), tmp_path, "b"))
 
 
 @pytest.mark.parametrize(
@@ -548,16 +442,6 @@ def test_that_there_was_a_budget_is_known_from_another_place(
         shutil.rmtree(tmp_path / "sweeps" / "a")
         shutil.rmtree(tmp_path / "sweeps" / "b")
     refused(protocol, tmp_path, why)
-
-
-@pytest.mark.parametrize("pair", [(1, 2), (2, 3), (1, 3), (1, 2, 3)])
-def test_several_missing_records_are_found(
-    spent: Trial, protocol: Experiment, tmp_path: Path, pair: tuple[int, ...]
-) -> None:
-    book = spent.store.guard.book  # type: ignore[union-attr]
-    for lost in pair:
-        (book.folder / f"{lost:05d}.json").unlink()
-    refused(protocol, tmp_path, f"{book.folder} has lost record [123]")
 
 
 def test_a_record_put_back_from_elsewhere_is_found(spent: Trial) -> None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import os
 import re
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,24 +15,21 @@ import torch
 from PIL import Image
 
 from raydiff.data.datasets import Data, load
-from raydiff.data.entangled import measured
-from raydiff.data.partition import ByClass, Dirichlet, Entangled, Iid, MajorityMinority, Newcomers, Pooled
+from raydiff.data.partition import ByClass, Dirichlet, Iid, MajorityMinority, Newcomers, Pooled
 from raydiff.evaluation import grids
 from raydiff.evaluation import suite as evaluate
 from raydiff.evaluation.suite import Evaluation, Instruments
 from raydiff.experiment import config, overrides, trial
 from raydiff.experiment.config import Experiment, Runtime
 from raydiff.experiment.ledgers import ledger_of
-from raydiff.experiment.trial import Trial, end, make_clients, noise_secret, open_trial
+from raydiff.experiment.trial import Trial, make_clients, noise_secret, open_trial
 from raydiff.federated.client import Failed
 from raydiff.federated.method import Round
-from raydiff.federated.rounds import LocalExecutor
 from raydiff.formats import json_files as files
 from raydiff.formats.json_files import read_json
 from raydiff.methods._averaging import Averaging
 from raydiff.methods.dpsgd import DPSGD
 from raydiff.methods.fedavg import FedAvg
-from raydiff.methods.localonly import LocalOnly
 from raydiff.models.ddpm import DDPM
 from raydiff.models.networks import MLP
 from raydiff.models.training import Training
@@ -110,11 +105,6 @@ def _dpsgd(experiment: Experiment) -> Experiment:
     return replace(experiment, method=method)
 
 
-def test_sampled_noise_has_no_mu_and_yet_a_ceiling(protocol: Experiment, tmp_path: Path) -> None:
-    (first, *_) = execute(open_trial(_dpsgd(protocol), tmp_path))
-    assert "privacy/mu" not in first and 0.5 < first["privacy/auc_ceiling"] < gaussian.auc_ceiling(1 / 5)
-
-
 def test_an_attack_above_the_ceiling_of_sampled_noise_fails_the_trial(
     tiny: Experiment, tmp_path: Path, monkeypatch: Any
 ) -> None:
@@ -187,12 +177,6 @@ def test_the_outcome_has_the_final_numbers_and_the_guarantee(
         outcome["says"],
     )
     assert outcome["server"]["epsilon"] == outcome["final"]["privacy/epsilon_server"]
-
-
-def test_validation_is_every_so_many_rounds(finished: tuple[Trial, list[dict[str, Any]]]) -> None:
-    _, results = finished
-    assert ["validation/fd_cnn/all" in r for r in results] == [False, True, False, True, False]
-    assert not [k for r in results[:-1] for k in r if k.startswith(("eval/", "attack/"))]
 
 
 def test_a_trial_for_the_choice_of_settings_reads_no_test_record(
@@ -369,36 +353,6 @@ def test_one_digit_of_a_commit_buys_no_epsilon(protocol: Experiment, tmp_path: P
     assert str(path) in outcome["says"]
 
 
-def test_a_client_that_took_part_cannot_go_on_without_its_state(protocol: Experiment, tmp_path: Path) -> None:
-    """SPIRE's clients keep their embeddings: made anew, one would silently give other numbers."""
-    method = SPIRE(model=protocol.method.model, local=replace(protocol.method.local, steps=1), rounds=3)
-    opened = open_trial(replace(protocol, method=method), tmp_path)
-    running = trial.run(opened, trial.local_executor(opened))
-    list(itertools.islice(running, 2))
-    running.close()  # type: ignore[attr-defined]
-    path = opened.folder / "clients" / "00001-00001.safetensors"
-    kept = path.read_bytes()
-    path.unlink()
-    with pytest.raises(ValueError, match=f"^{re.escape(str(path))} is gone, [^\n]*$"):
-        execute(opened)
-    path.write_bytes(kept[:-1] + bytes([kept[-1] ^ 1]))
-    with pytest.raises(ValueError, match=f"^{re.escape(str(path))} is damaged: [^\n]*$"):
-        execute(opened)
-    path.write_bytes(kept)
-    assert execute(opened)[-1]["finished"]
-
-
-@pytest.mark.parametrize("outcome", ["stopped", "failed", "killed"])
-def test_a_trial_that_did_not_finish_goes_on(protocol: Experiment, tmp_path: Path, outcome: str) -> None:
-    opened = open_trial(protocol, tmp_path)
-    assert opened.outcome() is None
-    end(opened.folder, outcome, reason="why")
-    assert opened.outcome() == {"outcome": outcome, "reason": "why"}
-    assert execute(opened)[-1]["finished"]
-    recorded = opened.outcome()
-    assert recorded is not None and recorded["outcome"] == "finished"
-
-
 # --- the noise secret ---
 
 
@@ -414,16 +368,6 @@ def test_the_secret_is_its_owners_alone(protocol: Experiment, tmp_path: Path) ->
     for p in written:
         text = p.read_bytes()
         assert secret not in text and secret.hex().encode() not in text, p
-
-
-def test_a_given_secret_is_kept_like_a_random_one(finished: tuple[Trial, list[dict[str, Any]]]) -> None:
-    opened, _ = finished
-    path, secret = opened.sweep / "secret", bytes.fromhex(SECRET)
-    assert opened.keys.secret == path.read_bytes() == secret and path.stat().st_mode & 0o777 == 0o600
-    for p in opened.sweep.rglob("*"):
-        if p.is_file() and p != path:
-            text = p.read_bytes()
-            assert SECRET.encode() not in text and secret not in text, p
 
 
 def test_a_sweep_has_one_secret(protocol: Experiment, tmp_path: Path) -> None:
@@ -444,7 +388,7 @@ def uploads(opened: Trial) -> torch.Tensor:
     """Run the trial: the noised images that the server got."""
     execute(opened)
     number, _ = opened.store.last_commit() or (0, {})
-    return opened.store.load_server(number)["held/pool/x"]
+    return opened.store.load_server(number)["server_only/pool/x"]
 
 
 def test_sweeps_have_their_own_noise_unless_the_secret_is_given(protocol: Experiment, tmp_path: Path) -> None:
@@ -462,27 +406,6 @@ def test_sweeps_have_their_own_noise_unless_the_secret_is_given(protocol: Experi
     )
 
 
-def test_trials_of_a_sweep_share_the_secret_but_not_the_noise(protocol: Experiment, tmp_path: Path) -> None:
-    first = open_trial(protocol, tmp_path)
-    second = open_trial(overrides.override(protocol, {"method.server.steps": 9}), tmp_path)
-    assert first.keys.secret == second.keys.secret and first.keys.digest != second.keys.digest
-    assert not torch.equal(uploads(first), uploads(second))
-
-
-def test_of_two_processes_that_make_the_secret_at_once_the_first_wins(
-    protocol: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    link = os.link
-
-    def late(source: Any, target: Any) -> None:
-        Path(target).write_bytes(b"the other one's secret")
-        link(source, target)
-
-    monkeypatch.setattr(os, "link", late)
-    assert noise_secret(tmp_path, protocol) == b"the other one's secret"
-    assert [p.name for p in tmp_path.iterdir()] == ["secret"]
-
-
 # --- data, clients, checks ---
 
 
@@ -495,33 +418,6 @@ def test_clients_share_the_training_records_and_no_others(protocol: Experiment, 
     assert (second.number, second.data.numbers.tolist()) == (1, held[1])
     other = open_trial(replace(protocol, clients=3, partition=Iid(), seed=1), tmp_path)
     assert make_clients(other, [1])[0].data.numbers.tolist() != held[1]
-
-
-def test_clients_do_not_see_what_superclasses_hide_and_the_entanglement_is_logged(
-    tiny: Experiment, tmp_path: Path
-) -> None:
-    data = replace(tiny.data, superclasses="pairs", train=200)
-    how = replace(tiny, data=data, clients=5, partition=Entangled(xi=0.057))
-    opened = open_trial(how, tmp_path)
-    clients = make_clients(opened, range(5))
-    assert all(client.data.base is None and client.public and client.public.base is None for client in clients)
-    assert opened.experiment.method.model.labels == (5,)
-    train = load(data).splits["train"]
-    bases = [train.bases[torch.isin(train.numbers, client.data.numbers)].bincount(minlength=10) for client in clients]
-    final = execute(opened)[-1]
-    assert measured(torch.stack(bases)).items() <= final.items()
-    assert 0.04 < final["partition/entanglement_mean"] < 0.07
-
-
-def test_opening_resolves_the_experiment(protocol: Experiment, tmp_path: Path) -> None:
-    model = replace(protocol.method.model, shape=(3, 32, 32), labels=())
-    opened = open_trial(overrides.override(protocol, {"method.model": model}), tmp_path)
-    resolved = opened.experiment
-    assert (resolved.method.model.shape, resolved.method.model.labels) == ((1, 8, 8), (10,))
-    assert resolved.data_digest == config.keyed(load(protocol.data), opened.keys.secret)
-    assert opened.folder == tmp_path / "trials" / resolved.digest
-    assert trial.resolve(resolved, opened.keys.secret) == resolved
-    assert trial.resolve(resolved) == replace(resolved, data_digest="")
 
 
 @pytest.mark.parametrize(
@@ -543,26 +439,6 @@ def test_what_does_not_fit_together_is_refused_before_anything_is_written(
         open_trial(replace(protocol, **changes), tmp_path)
     assert "\n" not in str(refusal.value)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_both_samplers_are_measured_and_the_configured_one_is_the_result(
-    finished: tuple[Trial, list[dict[str, Any]]],
-) -> None:
-    final = finished[1][-1]
-    own, other = finished[0].experiment.method.client_sampling.variants()
-    for reading in ("fd_cnn/minor", "kd_cnn/all", "fd_cnn/major"):
-        assert final[f"eval/{own}/{reading}"] == final[f"eval/{reading}"] != final[f"eval/{other}/{reading}"]
-    assert not [k for k in final if "ddim" in k and k.endswith(("_floor", "/real"))]
-
-
-def test_the_clusters_of_a_pooled_model_are_measured(tiny: Experiment, tmp_path: Path) -> None:
-    data = replace(tiny.data, train=400, test=400)  # enough of each cluster, and none that chance makes rare
-    instruments = Evaluation(dim=4, attack=False, clusters=True)
-    pooled = replace(tiny, data=data, partition=Pooled(), clients=1, evaluation=instruments)
-    final = execute(open_trial(pooled, tmp_path))[-1]
-    assert "eval/fd_cnn/minor" not in final
-    a, b = (final[f"eval/fd_cnn/cluster_{name}"] for name in "ab")
-    assert a != b and final["eval/ancestral/fd_cnn/cluster_a"] == a != final["eval/ddim/fd_cnn/cluster_a"]
 
 
 @pytest.fixture
@@ -597,75 +473,6 @@ def test_newcomers_are_measured_and_send_nothing(joined: Experiment, tmp_path: P
     assert final["new/parameters_share"] == 32 / tree_size(joined)
     assert set(ledger_of(opened.folder).bytes_by_client) == {0, 1}
     assert (opened.folder / "artifacts" / "newcomers.png").exists()
-
-
-@pytest.mark.parametrize("vectorize", [False, True])
-def test_newcomers_with_several_embeddings_send_nothing_and_are_attacked(
-    joined: Experiment, tmp_path: Path, vectorize: bool
-) -> None:
-    """The federation's numbers and bytes are those of one embedding; a trial that was stopped goes on to the same."""
-    given = {"evaluation.attack": True, "evaluation.members": 8, "runtime.vectorize": vectorize}
-    one, several = (overrides.override(joined, {**given, "method.embeddings": k}) for k in (1, 3))
-    before = execute(open_trial(one, tmp_path / "a"))[-1]
-    stopped = open_trial(several, tmp_path / "a")
-    running = trial.run(stopped, trial.local_executor(stopped))
-    next(running)
-    running.close()  # type: ignore[attr-defined]
-    final = execute(stopped)[-1]
-    assert numbers(final) == numbers(execute(open_trial(several, tmp_path / "b"))[-1])
-    same = [k for k in final if not k.startswith(("new/", "time/"))]
-    assert {k: final[k] for k in same} == {k: before[k] for k in same} and "comm/bytes_up" in same
-    assert final["new/parameters"] == 3 * 32 and final["new/kd_cnn/all"] != before["new/kd_cnn/all"]
-    assert "new/attack/client/pia/auc" in final and set(ledger_of(stopped.folder).bytes_by_client) == {0, 1}
-
-
-def test_newcomers_records_are_nobody_elses(joined: Experiment, tmp_path: Path) -> None:
-    clients = make_clients(open_trial(joined, tmp_path), joined.everyone)
-    assert [c.newcomer for c in clients] == [False, False, True, True]
-    numbers = torch.cat([c.data.numbers for c in clients])
-    train = load(joined.data).splits["train"].numbers
-    assert sorted(numbers.tolist()) == sorted(train.tolist())
-    assert [len(c.data) for c in clients] == [35, 35, 10, 10]
-
-
-def test_a_newcomer_of_a_method_that_shares_nothing_trains_alone(joined: Experiment, tmp_path: Path) -> None:
-    alone = LocalOnly(model=joined.method.model, local=Training(steps=2, batch=8))
-    final = execute(open_trial(replace(joined, method=alone), tmp_path))[-1]
-    assert math.isfinite(final["new/kd_cnn/all"])
-
-
-def test_only_the_clients_asked_for_are_measured(tiny: Experiment, tmp_path: Path) -> None:
-    asked: list[int] = []
-
-    class Asked(LocalExecutor):
-        def evaluate(self, ids: Sequence[int], *args: Any) -> Iterator[Any]:
-            asked.extend(ids)
-            return super().evaluate(ids, *args)
-
-    one = replace(tiny, evaluation=Evaluation(dim=4, attack=False, clients=1))
-    opened = open_trial(one, tmp_path)
-    pool = trial.local_executor(opened)
-    pool.__class__ = Asked
-    list(trial.run(opened, pool))
-    assert asked == [0]
-
-
-def test_without_instruments_only_the_protocol_runs(protocol: Experiment, tmp_path: Path) -> None:
-    opened = open_trial(protocol, tmp_path)
-    results = execute(opened)
-    assert not [k for r in results for k in r if k.startswith(("eval/", "attack/", "validation/"))]
-    assert [p.name for p in (opened.folder / "artifacts").iterdir()] == ["ledger.json"]
-    assert sorted(p.name[:6] for p in (opened.sweep / "cache").iterdir()) == ["client", "client"]
-
-
-def test_unprotected_uploads_say_infinity(protocol: Experiment, tmp_path: Path) -> None:
-    method = FedAvg(model=protocol.method.model, local=protocol.method.local, rounds=2)
-    opened = open_trial(replace(protocol, method=method), tmp_path)
-    results = execute(opened)
-    assert all(r["privacy/epsilon_server"] == r["privacy/mu"] == math.inf for r in results)
-    assert all(r["privacy/auc_ceiling"] == 1 for r in results)
-    outcome = opened.outcome()
-    assert outcome is not None and outcome["says"] == "epsilon inf (no guarantee: weights sent as they are)"
 
 
 def test_rejected_uploads_are_counted_and_named(

@@ -13,19 +13,19 @@ import pytest
 
 from raydiff.experiment import trial
 from raydiff.experiment.config import Experiment
-from raydiff.experiment.overrides import override
 from raydiff.federated import heartbeat
 from raydiff.federated.heartbeat import Heartbeat
 from raydiff.models.ddpm import with_progress
 from raydiff.runtime import launch
 from raydiff.runtime.progress import Running
+from raydiff.storage import staging
 
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> list[Heartbeat]:
     """Every beat that is written, at each step."""
     beats: list[Heartbeat] = []
-    write = heartbeat._write
+    write = heartbeat.write_text
 
     def spy(path: Path, text: str) -> None:
         write(path, text)
@@ -34,7 +34,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[Heartbeat]:
             assert heartbeat.read(path.parents[1]) == beats[-1:]
 
     monkeypatch.setattr(heartbeat, "EVERY_S", 0.0)
-    monkeypatch.setattr(heartbeat, "_write", spy)
+    monkeypatch.setattr(heartbeat, "write_text", spy)
     return beats
 
 
@@ -59,18 +59,6 @@ def test_each_participant_tells_its_steps_and_nothing_is_left(
     assert list((folder / heartbeat.FOLDER).iterdir()) == []
 
 
-def test_clients_in_lock_step_tell_their_mean_loss(tmp_path: Path, tiny: Experiment, told: list[Heartbeat]) -> None:
-    """As it is one by one, up to the order in which floats are added."""
-    alone: Experiment = dataclasses.replace(tiny, evaluation=tiny.evaluation)
-    run(alone, tmp_path / "alone")
-    apart = [[b.loss or 0.0 for b in told if b.who == f"client {number}"] for number in range(2)]
-    told.clear()
-    run(override(tiny, {"runtime.vectorize": True}), tmp_path / "together")
-    together = [b for b in told if b.who != "the server"]
-    assert {(b.who, b.turn, b.turns) for b in together} == {("clients 0 to 1", 0, 1)}
-    assert [b.loss for b in together] == pytest.approx([sum(pair) / 2 for pair in zip(*apart, strict=True)], rel=1e-4)
-
-
 def test_what_takes_no_steps_gives_signs_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And leaves nothing; outside nobody is told."""
     monkeypatch.setattr(heartbeat, "EVERY_S", 0.0)
@@ -83,13 +71,22 @@ def test_what_takes_no_steps_gives_signs_too(tmp_path: Path, monkeypatch: pytest
     assert list(with_progress(range(2))) == [0, 1]
 
 
-def test_without_instruments_no_loss_is_told(tmp_path: Path, tiny: Experiment, told: list[Heartbeat]) -> None:
-    run(dataclasses.replace(tiny, evaluation=None), tmp_path)
-    assert told and {b.loss for b in told} == {None}
-
-
 def test_a_short_training_writes_nothing(tmp_path: Path, tiny: Experiment) -> None:
     assert not (run(tiny, tmp_path) / heartbeat.FOLDER).exists()
+
+
+def test_a_process_that_works_in_another_folder_is_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the coordinator hears its workers where the storage is a bucket."""
+    trials = []
+    for machine in ("here", "there"):
+        staging.begin(tmp_path / machine, f"file://{tmp_path}/bucket")
+        trials.append(tmp_path / machine / "sweeps" / "lab" / "trials" / "d")
+    monkeypatch.setattr(heartbeat, "EVERY_S", 0.0)
+    silence = heartbeat.sign(trials[0], heartbeat.process())
+    with heartbeat.beating(trials[1], "client 0", 0, began=0.0, loss=False):
+        list(with_progress([1]))
+        assert heartbeat.sign(trials[0], heartbeat.process()) != silence
+    assert heartbeat.sign(trials[0], heartbeat.process()) == silence
 
 
 def beat(**more: Any) -> Heartbeat:

@@ -77,7 +77,7 @@ def private(method: FedAvg, **privacy: float | str) -> FedAvg:
 @pytest.mark.parametrize("update", ["momentum", "adam"])
 def test_the_servers_moments_stay_with_it(fedavg: FedAvg, update: str) -> None:
     last = run(replace(fedavg, averaging=Averaging(update=update)))[-1]  # type: ignore[arg-type]
-    assert any(k.startswith("held/averaging/first/") for k in last.server)
+    assert any(k.startswith("server_only/averaging/first/") for k in last.server)
     assert last.sent.keys() == fedavg.init_server(None, generator(0)).keys()
 
 

@@ -99,9 +99,9 @@ def test_the_server_s_target_is_the_mean_of_all_records() -> None:
         first = next(rounds(method, LocalExecutor(clients), keys=KEYS, public=PUBLIC))
         every = phi(x, kernel(first.server, method))
         means = torch.stack([every[y == k].mean(0) for k in range(10)])
-        torch.testing.assert_close(first.server["held/target/mean"], means, rtol=1e-3, atol=1e-4)
-        assert first.server["held/target/counts"].tolist() == y.bincount().tolist()
-        assert not [k for k in first.sent if k.startswith("held")]
+        torch.testing.assert_close(first.server["server_only/target/mean"], means, rtol=1e-3, atol=1e-4)
+        assert first.server["server_only/target/counts"].tolist() == y.bincount().tolist()
+        assert not [k for k in first.sent if k.startswith("server_only")]
 
 
 def test_the_loss_is_the_squared_distance_without_bias() -> None:
@@ -110,7 +110,7 @@ def test_the_loss_is_the_squared_distance_without_bias() -> None:
     server = method.init_server(None, generator(0))
     target = 0.02 * torch.randn(10, 60, generator=generator(1))
     counts = torch.tensor([30.0, 10.0, *[0.0] * 8]).double()
-    server |= {"held/target/mean": target, "held/target/counts": counts}
+    server |= {"server_only/target/mean": target, "server_only/target/counts": counts}
     theta = {k: v.requires_grad_() for k, v in tree.under("model", server).items()}
     gradient, losses = method._gradient(server, generator(2)), []
     for _ in range(1000):

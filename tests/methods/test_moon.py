@@ -105,10 +105,10 @@ def test_the_objective_compares_with_the_servers_model_and_the_clients_last(meth
 
     more: Any = {"training": method.local, "rng": generator(2), "steps": range(2, 5), "objective": objective}
     by_hand, _, loss = fit(model, server, data.images, data.labels, **more)
-    state = tree.prefixed("held/previous", last)
+    state = tree.prefixed("scratch/previous", last)
     result = method.local_update(server, state, data, Round(1, generator(2)))
     assert result.metrics["train/loss"] == pytest.approx(loss, rel=1e-5)
-    torch.testing.assert_close(tree.under("held/previous", result.state), by_hand, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(tree.under("scratch/previous", result.state), by_hand, rtol=1e-4, atol=1e-5)
 
 
 # --- the last model ---
@@ -124,7 +124,7 @@ def test_a_client_keeps_its_model_of_the_last_round_that_it_took_part_in(method:
         took_part[entry.client] += 1
         for client in clients:
             state = client.state(progress.number)
-            assert set(tree.under("held/previous", state)) == (set(progress.server) if state else set())
+            assert set(tree.under("scratch/previous", state)) == (set(progress.server) if state else set())
             seen[client.number] |= {tree.digest(state)} if state else set()
     assert {i: len(digests) for i, digests in seen.items()} == took_part
     assert sum(took_part.values()) == 3
@@ -133,12 +133,12 @@ def test_a_client_keeps_its_model_of_the_last_round_that_it_took_part_in(method:
 def test_the_last_model_is_the_servers_and_the_update(method: Moon) -> None:
     server = method.init_server(None, generator(0))
     result = method.local_update(server, {}, records(0), Round(0, generator(1)))
-    torch.testing.assert_close(tree.under("held/previous", result.state), tree.add(server, result.release.value))
+    torch.testing.assert_close(tree.under("scratch/previous", result.state), tree.add(server, result.release.value))
 
 
 def test_the_last_model_is_for_training_alone(method: Moon) -> None:
     server = run(method, [records(0)])[-1].sent
-    plain = method.deploy(server, tree.prefixed("held/previous", server))
+    plain = method.deploy(server, tree.prefixed("scratch/previous", server))
     assert list(plain.targets) == ["global"]
     own, deployed = joined(method, server, records(7))
     assert own.keys() == server.keys() and set(deployed.targets) == {"client", "global"}
@@ -150,7 +150,7 @@ def test_a_saved_sampler_does_not_have_it(tiny: Experiment, copied: Any, tmp_pat
     finished = open_finished(copied.finish("moon", replace(tiny, method=method, evaluation=None)))
     finished.save_sampler(tmp_path, 1)
     kept = Store(tmp_path)
-    assert kept.load_client(1, before=1) == {} and set(kept.load_server(0)) == set(method.model.init(generator(0)))
+    assert kept.client_state(1, 0) == {} and set(kept.load_server(0)) == set(method.model.init(generator(0)))
 
 
 # --- what is refused ---

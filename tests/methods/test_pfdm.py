@@ -134,7 +134,7 @@ def test_an_upload_without_noise_is_an_error(method: PFDM) -> None:
 def test_without_a_budget_images_go_as_they_are_and_the_ledger_says_so(method: PFDM) -> None:
     method = replace(method, epsilon=None)
     progress = run(method)
-    assert torch.equal(progress[0].server["held/pool/x"], torch.cat([records(0).images, records(1).images]))
+    assert torch.equal(progress[0].server["server_only/pool/x"], torch.cat([records(0).images, records(1).images]))
     assert {type(e.event) for e in progress[-1].ledger.entries} == {NonPrivate}
     assert progress[-1].ledger.epsilon(method.delta, method.accountant) == math.inf
     assert method.depth == 1 and replace(method, t0=7).depth == 7
@@ -149,8 +149,8 @@ def test_the_server_pools_the_uploads_in_client_order(method: PFDM) -> None:
     ]
     server = method.init_server(None, generator(0))
     after, metrics, events = method.aggregate(server, iter(uploads), Round(0, generator(0)))
-    assert torch.equal(after["held/pool/x"], torch.cat([u.release.value["x"] for u in uploads]))
-    assert torch.equal(after["held/pool/labels"], torch.cat([records(0).labels, records(1).labels]))
+    assert torch.equal(after["server_only/pool/x"], torch.cat([u.release.value["x"] for u in uploads]))
+    assert torch.equal(after["server_only/pool/labels"], torch.cat([records(0).labels, records(1).labels]))
     assert tree.digest(tree.under("model", after)) == tree.digest(tree.under("model", server))
     assert (metrics, events) == ({"server/pooled": 24.0}, [])
 
@@ -165,13 +165,13 @@ def test_the_servers_training_is_one_training_cut_into_rounds(method: PFDM, monk
     monkeypatch.setattr(pfdm, "fit", spy)
     progress = run(method)
     assert [p.number for p in progress] == [0, 1, 2, 3]
-    steps = [float(p.server["held/moments/step/enter.weight"]) for p in progress[1:]]
+    steps = [float(p.server["server_only/moments/step/enter.weight"]) for p in progress[1:]]
     assert steps == [2.0, 5.0, 8.0]
     assert asked == [(range(0, 2), method.server), (range(2, 5), method.server), (range(5, 8), method.server)]
     digests = [tree.digest(tree.under("model", p.server)) for p in progress]
     assert len(set(digests)) == 4
-    assert {tree.digest(tree.under("held/pool", p.server)) for p in progress} == {
-        tree.digest(tree.under("held/pool", progress[0].server))
+    assert {tree.digest(tree.under("server_only/pool", p.server)) for p in progress} == {
+        tree.digest(tree.under("server_only/pool", progress[0].server))
     }
 
 
@@ -260,7 +260,7 @@ def test_started_from_noise_nothing_is_sent_and_the_chain_is_the_clients_alone(m
 
 def test_shuffled_labels_are_the_same_uploads_under_other_names(method: PFDM) -> None:
     straight, shuffled = run(method), run(replace(method, start="shuffled"))
-    pools = [tree.under("held/pool", p[0].server) for p in (straight, shuffled)]
+    pools = [tree.under("server_only/pool", p[0].server) for p in (straight, shuffled)]
     assert torch.equal(pools[0]["x"], pools[1]["x"])
     assert not torch.equal(pools[0]["labels"], pools[1]["labels"])
     assert torch.equal(pools[0]["labels"].sort(0).values, pools[1]["labels"].sort(0).values)

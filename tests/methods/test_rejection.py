@@ -79,8 +79,8 @@ KINDS: dict[str, tuple[Send, str]] = {
     "noised nan": (lambda u: already_private({"w": u["w"] * math.nan}, SENT), "it is not finite"),
     "missing": (disclosed(lambda u: {}), "its leaf 'w' is missing"),
     "extra": (
-        disclosed(lambda u: {**u, "held/pool": torch.ones(3)}),
-        "it has a leaf 'held/pool' that nobody asked for",
+        disclosed(lambda u: {**u, "server_only/pool": torch.ones(3)}),
+        "it has a leaf 'server_only/pool' that nobody asked for",
     ),
     "shape": (
         disclosed(lambda u: {"w": u["w"].expand(1, 1)}),

@@ -65,9 +65,9 @@ def test_two_rounds_by_hand() -> None:
 def test_what_a_client_keeps_and_sends_by_hand() -> None:
     method = Scaffold(model=QUADRATIC, local=HALVES, rounds=2)
     server = {"model/w": torch.tensor([1.5]), "control/w": torch.tensor([-1.5])}
-    state = {"held/control/w": torch.tensor([-0.75])}
+    state = {"scratch/control/w": torch.tensor([-0.75])}
     result = method.local_update(server, state, values(1.0), Round(1, generator(0)))
-    assert {k: v.tolist() for k, v in result.state.items()} == {"held/control/w": [0.5625]}
+    assert {k: v.tolist() for k, v in result.state.items()} == {"scratch/control/w": [0.5625]}
     assert {k: v.tolist() for k, v in result.release.value.items()} == {"model/w": [0.1875], "control/w": [1.3125]}
 
 
@@ -140,8 +140,8 @@ def test_clients_that_sit_out_count() -> None:
 def test_the_servers_optimiser_moves_the_model_alone() -> None:
     method = Scaffold(model=QUADRATIC, local=HALVES, rounds=2, averaging=Averaging(update="momentum"))
     last = run(method, [values(1.0), values(3.0)])[-1]
-    assert set(last.server) == {"model/w", "control/w", "held/averaging/first/w"}
-    assert last.server["held/averaging/first/w"].item() == pytest.approx(0.9 * 1.5 + 0.375)
+    assert set(last.server) == {"model/w", "control/w", "server_only/averaging/first/w"}
+    assert last.server["server_only/averaging/first/w"].item() == pytest.approx(0.9 * 1.5 + 0.375)
     assert last.server["control/w"].item() == -0.375
 
 
@@ -166,7 +166,7 @@ def test_a_message_is_twice_fedavgs_and_the_ledger_says_what_it_is(method: Scaff
 
 def test_clients_sample_the_shared_model_or_make_it_their_own(method: Scaffold) -> None:
     server = run(method, [records(0)])[-1].sent
-    state = {"held/control/w": torch.ones(1)}
+    state = {"scratch/control/w": torch.ones(1)}
     plain = deployed_of(method, server, records(0), state=state)
     assert list(plain.targets) == ["global"]
     own, deployed = joined(method, server, records(7))

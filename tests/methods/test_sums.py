@@ -56,7 +56,6 @@ class Dealt(LocalExecutor):
     def __init__(self, clients: Sequence[Client], workers: int, seed: int) -> None:
         super().__init__(clients)
         self.workers, self.rng = workers, random.Random(seed)
-        self.spare: list[list[Any]] = [[] for _ in range(workers)]
 
     def sums(self, ids: Sequence[int], validator: UploadValidator) -> Iterator[Partial]:
         mixed = self.rng.sample(list(ids), len(ids))
@@ -67,7 +66,7 @@ class Dealt(LocalExecutor):
             )  # A worker has its own.
             hosted = [self._clients[client] for client in own]
             results, seconds = run_clients(hosted, validator.server, validator.number), 0.0 if i == 0 else math.inf
-            while (part := partial_sum(there, results, spare=self.spare[i], seconds=seconds)).sent:
+            while (part := partial_sum(there, results, seconds=seconds)).sent:
                 yield pickle.loads(pickle.dumps(part))
 
 

@@ -273,7 +273,10 @@ class Faulty(FedAvg):
 
 
 @pytest.mark.parametrize(("total", "when"), [(1, "before"), (2, "after")])
-def test_an_exception_surfaces_and_nobody_waits(tmp_path: Any, total: int, when: str) -> None:
+def test_an_exception_surfaces_and_nobody_waits(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, total: int, when: str
+) -> None:
+    monkeypatch.setattr("raydiff.federated.client.NOTE_S", 0.0)  # Each result is sent as it comes.
     method = Faulty(model=MODEL, rounds=total, local=ADAMW)
     store, running = Store(tmp_path), threading.active_count()
     with pytest.raises(KeyError, match=when):

@@ -248,7 +248,7 @@ def test_the_feature_network_is_the_run_s_own(copied, monkeypatch: pytest.Monkey
     cnn = {"conv0.weight": torch.ones(1)}
     asked = suite.prepare(finished.dataset, setup, lambda key, make: {"key": torch.tensor(list(key.encode()))})
     key = bytes(asked.cnn["key"].tolist()).decode()
-    finished.trial.store.cached(key, lambda: cnn)
+    finished.trial.store.results.cached(key, lambda: cnn)
     assert equal(prepare(replace(finished, trial=measured)).cnn, cnn)
     trained: list[int] = []
     monkeypatch.setattr(features, "train_cnn", lambda public, **k: trained.append(len(public)) or cnn)

@@ -20,8 +20,8 @@ from raydiff.models.networks import MLP
 from raydiff.models.training import Training
 from raydiff.papers.spire.method import SPIRE
 from raydiff.privacy.client_level import ClientPrivacy
-from raydiff.storage import staging as away
-from raydiff.storage.bucket import Bucket
+from raydiff.storage import staging
+from raydiff.storage.object_store import ObjectStore
 
 pytestmark = pytest.mark.ray
 
@@ -57,12 +57,12 @@ def test_workers_with_folders_of_their_own_give_the_bits_of_one_process(tmp_path
     here = trial.open_trial(experiment, sweep)
     alone = last(trial.local_executor(here), here)
     uri = f"file://{tmp_path}/bucket"
-    monkeypatch.setenv(away.PLACE, str(tmp_path / "driver"))
+    monkeypatch.setenv(staging.PLACE, str(tmp_path / "driver"))
     there = begun(experiment, uri)
     last(RayExecutor(workers, there), there, until=0)
     there = begun(experiment, uri)
     last(RayExecutor(workers[:1], there), there, until=1)
-    monkeypatch.setenv(away.PLACE, str(tmp_path / "another"))
+    monkeypatch.setenv(staging.PLACE, str(tmp_path / "another"))
     there = begun(experiment, uri)
     elsewhere = last(trial.local_executor(there), there)
     assert tree.digest(elsewhere.server) == tree.digest(alone.server)
@@ -76,10 +76,10 @@ def test_every_node_must_see_the_bucket(workers, tmp_path, monkeypatch):
     from raydiff.runtime.slots import storage_is_shared
 
     uri = f"file://{tmp_path}/bucket"
-    monkeypatch.setenv(away.PLACE, str(tmp_path / "driver"))
-    away.prepare(uri)
-    storage_is_shared(away.root(uri))
+    monkeypatch.setenv(staging.PLACE, str(tmp_path / "driver"))
+    staging.prepare(uri)
+    storage_is_shared(staging.root(uri))
     assert not [path for path in tmp_path.rglob("*") if "nonce" in path.name]
-    monkeypatch.setattr(Bucket, "put", lambda *_: None)  # into a store that only the driver sees
+    monkeypatch.setattr(ObjectStore, "put", lambda *_: None)  # into a store that only the driver sees
     with pytest.raises(ValueError, match=r"^the bucket file://\S+/bucket cannot be read: node \S+ does not see"):
-        storage_is_shared(away.root(uri))
+        storage_is_shared(staging.root(uri))

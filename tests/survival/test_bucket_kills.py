@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from conftest import TRIALS, Sweep, check_whole, wait_until
 from nodes import COORDINATOR, WORKER, Nodes
-from object_store import CREDENTIALS, Proxy, request, s3_server
+from s3_server import CREDENTIALS, Proxy, request, s3_server
 from test_driver import kill_group, resume
 from test_elastic import Beside
 
-from raydiff.storage import staging as away
+from raydiff.storage import staging
 
 pytestmark = pytest.mark.survival
 
@@ -38,8 +38,8 @@ class InBucket(Sweep):
 
     def machine(self, name: str) -> None:
         """What is started from now on runs on this machine."""
-        self.patch.setenv(away.PLACE, str(self.here / name))
-        self.folder = away.root(self.proxy.uri) / "sweeps" / "survivor"
+        self.patch.setenv(staging.PLACE, str(self.here / name))
+        self.folder = staging.root(self.proxy.uri) / "sweeps" / "survivor"
 
     def objects(self, pattern: str) -> list[str]:
         """The names in the bucket that match."""
@@ -53,7 +53,7 @@ class InBucket(Sweep):
             start = names[-1]
 
     def progress(self) -> tuple[int, int]:
-        return len(self.objects(r"/commit-\d+$")), len(self.objects(r"/outcome\.json$"))
+        return len(self.objects(r"/commit-\d+\.json$")), len(self.objects(r"/outcome\.json$"))
 
 
 @pytest.fixture

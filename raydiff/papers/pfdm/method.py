@@ -12,7 +12,7 @@ denoiser and what it samples; labels and the number of records, which are public
 |---|---|
 | z_{theta_m}, Algorithm 1 stage 1 | `init_client`, `local` |
 | CLIP(x, C), t_0 | `clip`, `depth` (given as `t0`, or solved from `epsilon`, `delta`) |
-| Dtilde, z_w, stage 2 | the server's `held/pool/` and `model/`; `server`, `server_rounds` |
+| Dtilde, z_w, stage 2 | the server's `server_only/pool/` and `model/`; `server`, `server_rounds` |
 | Algorithm 2 | `deploy`; `sampling` for the server's chain, `client_sampling` for the client's |
 
 `start` replaces the global denoiser by another model of the same uploads, or by a control (`_pfdm_controls`).

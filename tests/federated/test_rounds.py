@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -18,18 +17,17 @@ from torch import Tensor
 
 from raydiff import tree
 from raydiff.data.datasets import Records
-from raydiff.federated import rounds as federation
 from raydiff.federated.client import Client, Failed, Keys, StateCache
-from raydiff.federated.method import Deployed, LocalResult, Method, Metrics, Round, Upload
+from raydiff.federated.method import SERVER_ONLY, Deployed, LocalResult, Method, Metrics, Round, Upload
 from raydiff.federated.rounds import LocalExecutor, Progress, rounds
 from raydiff.federated.upload_spec import TensorSpec, UploadSpec
 from raydiff.models.training import Diverged
 from raydiff.privacy.filters import Budget
 from raydiff.privacy.ledger import Ledger
-from raydiff.privacy.release import Event, Gaussian, Nothing, already_private, disclose, nothing
-from raydiff.storage import checkpoint
-from raydiff.storage.atomic_files import LeaseLost, write_tensors
+from raydiff.privacy.release import Event, Gaussian, already_private, disclose
+from raydiff.storage.atomic_files import LeaseLost
 from raydiff.storage.checkpoint import INITIAL, Store
+from raydiff.storage.local import LocalFolder
 from raydiff.tree import Params
 
 KEYS = Keys(0, b"0123456789abcdef", "digest")
@@ -68,7 +66,7 @@ class Walk(Method):
     accountant: ClassVar[str] = "exact"
 
     def init_server(self, public: Records | None, rng: torch.Generator) -> Params:
-        return {"sum": torch.randn(1, generator=rng), "held/who": torch.zeros(0)}
+        return {"sum": torch.randn(1, generator=rng), "server_only/who": torch.zeros(0)}
 
     def init_client(self, state: Params, data: Records, public: Records | None, rnd: Round) -> Params:
         self.seen.append(("init", float(data.images[0, 0, 0, 0])))
@@ -99,11 +97,11 @@ class Walk(Method):
     def aggregate(self, server: Params, uploads: Iterable[Upload], rnd: Round) -> tuple[Params, Metrics, list[Event]]:
         if self.fails[0] == "server" and self.fails[2] == rnd.number:
             raise Diverged(3, float("nan"))
-        who, total = [server["held/who"]], server["sum"]
+        who, total = [server["server_only/who"]], server["sum"]
         for upload in itertools.islice(uploads, self.reads):
             who.append(upload.release.value["client"].float())
             total = total + upload.release.value["value"]
-        return {"sum": total, "held/who": torch.cat(who)}, {"server/sum": float(total)}, []
+        return {"sum": total, "server_only/who": torch.cat(who)}, {"server/sum": float(total)}, []
 
     def deploy(self, server: Params, state: Params | None = None) -> Deployed:
         assert state is not None
@@ -145,30 +143,14 @@ def test_each_round_folds_all_clients_in_the_order_of_their_numbers() -> None:
     method = Walk(rounds=2)
     shuffled = pool(method, clients=[4, 0, 12, 3])
     last = list(rounds(method, shuffled, keys=KEYS))[-1]
-    assert last.server["held/who"].tolist() == [0, 3, 4, 12] * 2
-
-
-def test_a_client_sees_its_state_of_the_round_before() -> None:
-    method = Walk()
-    run(method)
-    updates = [s for s in method.seen if s[0] == "update"]
-    assert [(client, number) for _, client, number, _, _ in updates] == [(c, n) for n in range(4) for c in range(3)]
-    assert all(count == number for _, _, number, _, count in updates)
-
-
-def test_rounds_after_the_participating_ones_are_the_servers_alone() -> None:
-    method = Walk(participating_rounds=1)
-    progress = run(method)
-    assert [p.number for p in progress] == [0, 1, 2, 3]
-    assert {s[2] for s in method.seen if s[0] == "update"} == {0}
-    assert [len(p.ledger.entries) for p in progress] == [3, 3, 3, 3]
+    assert last.server["server_only/who"].tolist() == [0, 3, 4, 12] * 2
 
 
 def test_what_the_server_holds_never_reaches_a_client() -> None:
     method = Walk()
     clients = pool(method)
     for progress in rounds(method, clients, keys=KEYS):
-        assert "held/who" in progress.server and list(progress.sent) == ["sum"]
+        assert "server_only/who" in progress.server and list(progress.sent) == ["sum"]
         list(clients.evaluate(clients.clients, progress.sent, progress.number, "test"))
     shown = {s[3] if s[0] == "update" else s[1] for s in method.seen if s[0] != "init"}
     assert shown == {("sum",)}
@@ -198,7 +180,7 @@ def test_evaluation_is_keyed_by_client_and_repeats() -> None:
 def test_participation_draws_that_share_without_replacement(share: float, count: int) -> None:
     method = Walk(rounds=3, participating_rounds=3)
     last = list(rounds(method, pool(method, clients=range(10)), keys=KEYS, participation=share))[-1]
-    each = last.server["held/who"].view(3, -1).tolist()
+    each = last.server["server_only/who"].view(3, -1).tolist()
     assert all(ids == sorted(set(ids)) and len(ids) == count for ids in each)
 
 
@@ -207,7 +189,7 @@ def test_participants_vary_with_round_and_seed_and_reach_everybody() -> None:
         method = Walk(rounds=30, participating_rounds=30)
         keys = replace(KEYS, seed=seed)
         last = list(rounds(method, pool(method, clients=range(10)), keys=keys, participation=0.3))[-1]
-        return [tuple(ids) for ids in last.server["held/who"].view(30, 3).tolist()]
+        return [tuple(ids) for ids in last.server["server_only/who"].view(30, 3).tolist()]
 
     first = drawn(0)
     assert first == drawn(0) != drawn(1)
@@ -236,18 +218,6 @@ def test_all_that_was_sent_is_in_the_ledger_read_or_not(reads: int | None) -> No
         assert p.metrics["train/loss"] == 1.0
 
 
-def test_a_client_that_sends_nothing_is_in_the_ledger_too() -> None:
-    class Silent(Walk):
-        def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
-            return LocalResult(state, nothing())
-
-        def upload_spec(self, server: Params, examples: int, number: int) -> UploadSpec:
-            return UploadSpec()
-
-    entries = run(Silent(rounds=1, participating_rounds=1, reads=0))[-1].ledger.entries
-    assert [(e.client, e.event, e.bytes) for e in entries] == [(c, Nothing(), 0) for c in range(3)]
-
-
 def test_what_aggregate_publishes_is_in_the_ledger() -> None:
     central = Gaussian(2.0, "example", "replace_one", "central")
 
@@ -260,19 +230,6 @@ def test_what_aggregate_publishes_is_in_the_ledger() -> None:
     last = run(Publishes(rounds=2))[-1]
     assert [e.event for e in last.ledger.entries if e.client == -1] == [central] * 2
     assert len(last.ledger.server.entries) == 6
-
-
-def test_client_metrics_are_means_and_each_clients_own() -> None:
-    metrics = run(Walk())[0].metrics
-    assert metrics["train/loss"] == 1.0 and "server/sum" in metrics
-    assert [metrics[f"client/{i}/train/loss"] for i in range(3)] == [0.0, 1.0, 2.0]
-
-
-def test_many_clients_have_means_only() -> None:
-    method = Walk(rounds=1)
-    (only,) = rounds(method, pool(method, clients=range(federation.PER_CLIENT_METRICS + 1)), keys=KEYS)
-    assert only.metrics["train/loss"] == federation.PER_CLIENT_METRICS / 2
-    assert not [k for k in only.metrics if k.startswith("client/")]
 
 
 # --- failure ---
@@ -290,14 +247,6 @@ def test_a_failure_names_who_and_when(fails: tuple[str, int, int], says: str) ->
     with pytest.raises(Failed) as failure:
         run(Walk(fails=fails))
     assert str(failure.value) == says
-
-
-def test_a_failure_survives_the_way_between_processes() -> None:
-    import pickle
-
-    failure = Failed("client 2", 1, "why")
-    back = pickle.loads(pickle.dumps(failure))
-    assert (str(back), back.who, back.number) == (str(failure), "client 2", 1)
 
 
 def test_keys_do_not_print_their_secret() -> None:
@@ -320,30 +269,24 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path, done: int, priva
     assert all(same(a, b) for a, b in zip(first + rest[1:], whole, strict=True))
 
 
-def test_a_run_with_a_store_is_the_run_without(tmp_path: Path) -> None:
-    method = Walk()
-    pairs = zip(run(method), run(method, Store(tmp_path, tmp_path / "cache")), strict=True)
-    assert all(same(a, b) and a.metrics == b.metrics for a, b in pairs)
-
-
 @pytest.mark.parametrize("private", [True, False])
 def test_beyond_what_may_be_in_memory_states_are_read_from_the_store_again(tmp_path: Path, private: bool) -> None:
     """Of three clients whose states are 8 bytes, and of two rounds each, the memory has room for one and a half."""
-    method, store, at_hand = Walk(private=private), Store(tmp_path, tmp_path / "cache"), StateCache(24)
-    clients = [Client(i, method, own_records(i), keys=KEYS, store=store, at_hand=at_hand) for i in range(3)]
+    method, store, cache = Walk(private=private), Store(tmp_path, tmp_path / "cache"), StateCache(24)
+    clients = [Client(i, method, own_records(i), keys=KEYS, store=store, state_cache=cache) for i in range(3)]
     found, whole = rounds(method, LocalExecutor(clients), keys=KEYS, store=store), run(Walk(private=private))
     for here, there in zip(found, whole, strict=True):
         assert same(here, there) and here.metrics == there.metrics
-        assert 0 < at_hand.bytes <= 24 and [len(at_hand.of(i)) for i in range(3)] == [0, 0, 2]
+        assert 0 < cache.bytes <= 24 and [len(cache.of(i)) for i in range(3)] == [0, 0, 2]
     assert [float(client.state(3)["count"]) for client in clients] == [4.0] * 3
     assert len([one for one in method.seen if one[0] == "init"]) == 3  # No first state was made again.
 
 
 def test_what_the_store_does_not_have_stays_in_memory() -> None:
-    method, at_hand = Walk(), StateCache(0)
-    clients = [Client(i, method, own_records(i), keys=KEYS, at_hand=at_hand) for i in range(3)]
+    method, cache = Walk(), StateCache(0)
+    clients = [Client(i, method, own_records(i), keys=KEYS, state_cache=cache) for i in range(3)]
     assert all(map(same, rounds(method, LocalExecutor(clients), keys=KEYS), run(Walk())))
-    assert at_hand.bytes == 0 and [len(at_hand.of(i)) for i in range(3)] == [2] * 3
+    assert cache.bytes == 0 and [len(cache.of(i)) for i in range(3)] == [2] * 3
 
 
 class Killed(Exception):
@@ -376,17 +319,9 @@ def test_a_round_without_its_commit_did_not_happen(tmp_path: Path) -> None:
     assert all(same(a, b) for a, b in zip(rest, whole[1:], strict=True))
 
 
-def test_a_last_commit_that_is_lost_is_what_is_said(tmp_path: Path) -> None:
-    """And not that the server's state before it, which it has taken away, is not there."""
-    killed_before_commit_2(Walk(), tmp_path)
-    (tmp_path / "commit-00001.json").unlink()
-    with pytest.raises(ValueError, match=r"has lost commit 1: what it has spent is not known$"):
-        run(Walk(), Store(tmp_path))
-
-
 def uploads(method: Any, store: Store, number: int) -> list[Upload]:
     server = store.load_server(number - 1)
-    return [upload for upload, _ in pool(method, store).run(range(3), tree.without("held", server), number)]
+    return [upload for upload, _ in pool(method, store).run(range(3), tree.without(SERVER_ONLY, server), number)]
 
 
 def test_a_replayed_round_resends_the_stored_bytes_even_if_training_is_not_deterministic(
@@ -395,7 +330,7 @@ def test_a_replayed_round_resends_the_stored_bytes_even_if_training_is_not_deter
     method = Walk(careless=True)
     killed_before_commit_2(method, tmp_path)
     store = Store(tmp_path)
-    sent = [store.load_release(i, 2) for i in range(3)]
+    sent = [(store.load_sent(i, 2) or (None,))[0] for i in range(3)]
     trained = len(method.seen)
     again = uploads(method, store, 2)
     assert len(method.seen) == trained  # not even trained again
@@ -414,7 +349,7 @@ def test_a_state_that_is_lost_before_its_round_counts_is_made_again_and_the_stor
     """As a loss of power may leave it: whole, cut, or not there, beside an upload that was brought to the disk."""
     whole = run(Walk())
     killed_before_commit_2(Walk(), tmp_path)
-    state, sent = tmp_path / "clients" / "00001-00002.safetensors", Store(tmp_path).load_release(1, 2)
+    state, sent = tmp_path / "clients" / "00001-00002.safetensors", (Store(tmp_path).load_sent(1, 2) or (None,))[0]
     if left is None:
         state.unlink()
     else:
@@ -422,19 +357,6 @@ def test_a_state_that_is_lost_before_its_round_counts_is_made_again_and_the_stor
     careless = uploads(Walk(careless=True), Store(tmp_path), 2)[1].release
     assert sent is not None and tree.digest(careless.value) == tree.digest(sent.value)
     assert all(same(a, b) for a, b in zip(run(Walk(), Store(tmp_path)), whole[1:], strict=True))
-
-
-@dataclass(frozen=True)
-class Watched(Walk):
-    """Training is not deterministic, and lets another process come in between."""
-
-    careless: bool = True
-    meanwhile: Callable[[], object] = lambda: None
-
-    def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
-        result = super().local_update(server, state, data, rnd)
-        self.meanwhile()
-        return result
 
 
 def everything_else(root: Path) -> Callable[[], list[Progress]]:
@@ -453,35 +375,25 @@ def test_for_a_round_that_counts_nothing_is_drawn(tmp_path: Path, number: int) -
     assert not method.seen
 
 
-@pytest.mark.parametrize("done", [1, 4])
-def test_who_trains_while_another_commits_sends_nothing(tmp_path: Path, done: int) -> None:
-    def meanwhile() -> None:
-        take(Walk(careless=True), Store(tmp_path), done)
-
-    left_over = Client(1, Watched(meanwhile=meanwhile), own_records(1), keys=KEYS, store=Store(tmp_path))
-    with pytest.raises(LeaseLost, match=r"^round 0 of "):
-        left_over.run({"sum": torch.zeros(1)}, 0)
-    assert len(run(Walk(careless=True), Store(tmp_path))[-1].ledger.entries) == 12  # and the others go on
-
-
-def test_who_stores_while_another_commits_sends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("before", [True, False])
+def test_who_stores_while_another_commits_sends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: bool
+) -> None:
     """Between the look for a stored value and the storing of one's own, and between that and the look at the commit."""
-    real = checkpoint.write_tensors
-    for before in (True, False):
-        root = tmp_path / str(before)
+    real = LocalFolder.put_if_absent
 
-        def write(path: Path, *rest: Any, root: Path = root, before: bool = before, **how: Any) -> None:
-            with monkeypatch.context() as patch:
-                patch.setattr(checkpoint, "write_tensors", real)
-                if path.parent.name == "releases" and before:
-                    everything_else(root)()
-                real(path, *rest, **how)
-                if path.parent.name == "releases" and not before:
-                    everything_else(root)()
+    def put(self: LocalFolder, name: str, data: bytes) -> bool:
+        monkeypatch.setattr(LocalFolder, "put_if_absent", real)
+        if before:
+            everything_else(tmp_path)()
+        stored = real(self, name, data)
+        if not before:
+            everything_else(tmp_path)()
+        return stored
 
-        monkeypatch.setattr(checkpoint, "write_tensors", write)
-        with pytest.raises(LeaseLost):
-            Client(1, Walk(careless=True), own_records(1), keys=KEYS, store=Store(root)).run({"sum": torch.zeros(1)}, 0)
+    monkeypatch.setattr(LocalFolder, "put_if_absent", put)
+    with pytest.raises(LeaseLost):
+        Client(1, Walk(careless=True), own_records(1), keys=KEYS, store=Store(tmp_path)).run({"sum": torch.zeros(1)}, 0)
 
 
 def test_of_two_drivers_of_one_trial_at_most_one_value_leaves_a_client(tmp_path: Path) -> None:
@@ -506,35 +418,6 @@ def test_of_two_drivers_of_one_trial_at_most_one_value_leaves_a_client(tmp_path:
                 next(drivers[i], None)
         assert all(len(values) == 1 for values in left.values()), order
         assert len(left) >= 2
-
-
-def test_a_commit_that_is_there_stays(tmp_path: Path) -> None:
-    """And so do the states that it tells of."""
-    run(Walk(), Store(tmp_path))
-    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    late = Store(tmp_path)
-    late.save_client(1, 3, {"count": torch.ones(1)})
-    for write in (
-        lambda: late.save_server(3, {"sum": torch.ones(1)}),
-        lambda: late.commit(3, {"ledger": Ledger().to_json()}),
-    ):
-        with pytest.raises(LeaseLost, match=r"^round 3 of "):
-            write()
-    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
-
-
-def test_of_two_commits_at_once_the_first_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    link, store = os.link, Store(tmp_path)
-
-    def late(source: Any, target: Any) -> None:
-        monkeypatch.setattr(os, "link", link)
-        Store(tmp_path).commit(0, {"who": "first"})
-        link(source, target)
-
-    monkeypatch.setattr(os, "link", late)
-    with pytest.raises(LeaseLost, match=r"^round 0 of "):
-        store.commit(0, {"who": "second"})
-    assert Store(tmp_path).last_commit() == (0, {"who": "first"})
 
 
 def test_a_process_whose_driver_lost_the_sweep_sends_and_commits_nothing(tmp_path: Path) -> None:
@@ -575,22 +458,6 @@ def test_the_losses_of_a_replayed_round_are_of_all_clients(tmp_path: Path) -> No
     assert losses["train/loss"] == 1.0 and losses.items() <= replayed.items()
 
 
-def test_an_upload_lost_before_the_others_came_is_resent(tmp_path: Path) -> None:
-    """Client 1's worker dies in round 0: client 0 has sent already, and sends the same again."""
-    method, store = Walk(careless=True), Store(tmp_path)
-
-    def dying() -> Iterator[Any]:
-        yield from pool(method, store).run([0], {"sum": torch.zeros(1)}, 0)
-        raise Killed
-
-    arrived = []
-    with pytest.raises(Killed):
-        for upload, _ in dying():
-            arrived.append(tree.digest(upload.release.value))
-    again = [upload for upload, _ in pool(method, store).run(range(3), {"sum": torch.zeros(1)}, 0)]
-    assert tree.digest(again[0].release.value) == arrived[0]
-
-
 def test_after_a_replay_a_client_goes_on_from_the_state_of_that_round(tmp_path: Path) -> None:
     """Also if its state of the round before was looked at first, for the validation of the resumed round."""
     method = Walk()
@@ -601,22 +468,6 @@ def test_after_a_replay_a_client_goes_on_from_the_state_of_that_round(tmp_path: 
         list(clients.evaluate(clients.clients, progress.sent, progress.number, "validation"))
     assert [s[2] for s in method.seen if s[0] == "deploy"] == [2] * 3 + [3] * 3 + [4] * 3
     assert [s[4] for s in method.seen if s[0] == "update"] == [3] * 3
-
-
-def test_a_client_asked_twice_starts_from_the_same_state() -> None:
-    """A retry of a round may come to the client that has just done it."""
-    client, server = Client(0, Walk(private=False), own_records(0), keys=KEYS), {"sum": torch.zeros(1)}
-    client.run(server, 0)
-    first, again = (client.run(server, 1)[0] for _ in range(2))
-    assert tree.digest(first.release.value) == tree.digest(again.release.value)
-
-
-def test_unprotected_values_are_computed_again(tmp_path: Path) -> None:
-    method = Walk(private=False)
-    killed_before_commit_2(method, tmp_path)
-    method.seen.clear()
-    run(method, Store(tmp_path))
-    assert [s[2] for s in method.seen if s[0] == "update"] == [2] * 3 + [3] * 3
 
 
 def test_a_method_that_does_not_state_what_it_sends_costs_everything() -> None:
@@ -649,12 +500,6 @@ def test_first_states_are_shared_between_trials_that_agree_in_what_they_depend_o
     assert made(Walk(), next(trials), records=lambda i: own_records(9)) == 2  # twins draw from streams of their own
 
 
-def test_first_states_that_are_not_worth_keeping_are_not_kept(tmp_path: Path) -> None:
-    for trial in ("a", "b"):
-        assert made(Walk(init_key=None), Store(tmp_path / trial, tmp_path / "cache")) == 2
-    assert not (tmp_path / "cache").exists()
-
-
 def test_a_client_knows_what_it_would_have_to_train(tmp_path: Path) -> None:
     def client(root: Path, method: Any = Walk()) -> Client:
         return Client(0, method, own_records(0), keys=KEYS, store=Store(root, tmp_path / "cache"))
@@ -665,16 +510,11 @@ def test_a_client_knows_what_it_would_have_to_train(tmp_path: Path) -> None:
     assert first.is_trained(0) and client(tmp_path / "b").is_trained(0)  # at hand; in the cache
     assert not client(tmp_path / "b", Walk(init_key="another")).is_trained(0)
     assert client(tmp_path / "b", Walk(init_key=None)).is_trained(0)  # nothing worth keeping
-    Store(tmp_path / "c").save_client(0, 2, {"n": torch.ones(1)})
+    store = Store(tmp_path / "c")
+    store.save_client(0, 2, {"n": torch.ones(1)})
+    store.commit(2, {})
     alone = Client(0, Walk(), own_records(0), keys=KEYS, store=Store(tmp_path / "c"))
     assert alone.is_trained(2) and not alone.is_trained(1)
-
-
-def test_a_shared_first_state_is_the_one_computed_afresh(tmp_path: Path) -> None:
-    method, digests = Walk(rounds=1), []
-    for store in (None, Store(tmp_path / "a", tmp_path / "cache"), Store(tmp_path / "b", tmp_path / "cache")):
-        digests.append(tree.digest(run(method, store)[-1].server))
-    assert len(set(digests)) == 1
 
 
 def test_a_first_state_in_parts_goes_on_where_it_was_killed(tmp_path: Path) -> None:
@@ -692,44 +532,3 @@ def test_a_first_state_in_parts_goes_on_where_it_was_killed(tmp_path: Path) -> N
     assert [len([s for s in m.seen if s[0] == "init"]) for m in (method, again)] == [3, 2]
     assert len(list((tmp_path / "cache").iterdir())) == 1  # the parts are gone, the whole is kept
     assert whole["start"] != first(Walk(), None)["start"]
-
-
-def test_a_trial_beside_this_one_that_was_faster_ends_the_parts(tmp_path: Path) -> None:
-    store, method = Store(tmp_path / "a", tmp_path / "cache"), Walk(init_parts=5)
-    client = Client(0, method, own_records(0), keys=KEYS, store=store)
-    quick, whole = client._init_part, {"count": torch.zeros(1), "start": torch.ones(1)}
-
-    def overtaken(state: Params, part: int) -> Params:
-        if part == 1:
-            write_tensors(tmp_path / "cache" / f"{client._key()}.safetensors", whole)
-        return quick(state, part)
-
-    client._init_part = overtaken  # type: ignore[method-assign]
-    client.run({"sum": torch.zeros(1)}, 0)
-    assert client.state(0)["start"] == 1 and len([s for s in method.seen if s[0] == "init"]) == 2
-    assert [p.name for p in (tmp_path / "cache").iterdir()] == [f"{client._key()}.safetensors"]
-
-
-def test_only_the_latest_part_is_kept(tmp_path: Path) -> None:
-    method = Walk(init_parts=5, dies=3)
-    with pytest.raises(KeyboardInterrupt):
-        Client(0, method, own_records(0), keys=KEYS, store=Store(tmp_path / "a", tmp_path / "cache")).run({}, 0)
-    assert len(list((tmp_path / "cache").iterdir())) == 1
-
-
-def test_first_states_depend_on_the_public_records(tmp_path: Path) -> None:
-    starts = []
-    for public in (None, own_records(5), own_records(6), own_records(5)):
-        store = Store(tmp_path / str(len(starts)), tmp_path / "cache")
-        client = Client(0, Walk(), own_records(0), keys=KEYS, public=public, store=store)
-        client.run({"sum": torch.zeros(1)}, 0)
-        starts.append(float(client.state(0)["start"]))
-    assert starts[1] == starts[3] and len(set(starts)) == 3
-
-
-def test_the_ledger_survives_as_it_is(tmp_path: Path) -> None:
-    whole = run(Walk(), Store(tmp_path))[-1]
-    assert Store(tmp_path).ledger() == whole.ledger
-    for number in range(whole.number + 1):  # each commit has its own round's
-        record = json.loads((tmp_path / f"commit-{number:05d}.json").read_text())
-        assert {e.round for e in Ledger.from_json(record["ledger"]).entries} == {number}

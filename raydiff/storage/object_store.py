@@ -1,0 +1,213 @@
+"""`Storage` in a bucket of an object store, and its encryption.
+
+The store must support conditional puts and list consistently, as Amazon S3, Google Cloud Storage and S3 servers with
+`If-None-Match` do. obstore is the Python client that can put a name only if it is absent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, ClassVar
+from urllib.parse import parse_qs, urlsplit
+
+from raydiff import seeding
+
+SCHEMES = ("s3", "gs", "file")
+MARK = "bucket.json"
+CHUNK_BYTES = 64 * 2**20  # encrypted in one piece: AES-GCM takes less than 2 GiB at once
+OVERHEAD_BYTES = 28  # that encryption adds to a piece: a nonce and a tag
+RETRIES, RETRY_S = 10, 180.0  # of one request that fails or is not answered
+ANSWER_S = 60.0  # limit of one request
+PART_BYTES = 8 * 2**20  # larger objects are put in parts, and each part is retried by itself
+
+
+class Unreachable(OSError):
+    """The store fails or does not answer; one sentence names the object and the reason."""
+
+
+@dataclass(frozen=True)
+class Cipher:
+    """AES-256-GCM under a key derived from a sweep's noise secret, which the sweep's working folder has.
+
+    Without the secret the bytes cannot be read, nor changed or moved to another key of the bucket unnoticed.
+    """
+
+    sweep: Path
+
+    def encrypt(self, data: bytes, key: str) -> bytes:
+        """Encrypt the object of this key, in pieces."""
+        cipher, view, pieces = self._cipher(), memoryview(data), []
+        count = max(1, -(-len(data) // CHUNK_BYTES))
+        for i in range(count):
+            nonce = os.urandom(12)
+            piece = view[i * CHUNK_BYTES : (i + 1) * CHUNK_BYTES]
+            pieces += [nonce, cipher.encrypt(nonce, piece, f"{key}\0{i}\0{count}".encode())]
+        return b"".join(pieces)
+
+    def decrypt(self, data: bytes, key: str) -> bytes:
+        """Undo `encrypt`. Raises ValueError if the data is damaged, or encrypted under another secret or key."""
+        from cryptography.exceptions import InvalidTag
+
+        cipher, size = self._cipher(), CHUNK_BYTES + OVERHEAD_BYTES
+        pieces = [data[start : start + size] for start in range(0, max(1, len(data)), size)]
+        about = [f"{key}\0{i}\0{len(pieces)}".encode() for i in range(len(pieces))]
+        try:
+            return b"".join(cipher.decrypt(p[:12], p[12:], a) for p, a in zip(pieces, about, strict=True))
+        except (InvalidTag, ValueError):
+            raise ValueError("is damaged, or encrypted under another noise secret") from None
+
+    def _cipher(self) -> Any:
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+        if not (self.sweep / "secret").exists():
+            name = self.sweep.name
+            raise ValueError(f"client data is encrypted: RAYDIFF_NOISE_SECRET must be the noise secret of {name}")
+        secret = (self.sweep / "secret").read_bytes()
+        return AESGCM(bytes.fromhex(seeding.keyed_digest(secret, "bucket", self.sweep.name)))
+
+
+@dataclass(frozen=True)
+class ObjectStore:
+    """What lies below a URI such as s3://lab/diffusion?region=eu-west-1; `Storage` documents the methods.
+
+    Raises ValueError for a URI that is not a bucket's, or that holds a password.
+    """
+
+    uri: str
+    prefix: str = ""
+    """Folder in the bucket, below the URI's own."""
+    cipher: Cipher | None = None
+    """Encrypts the contents; names, sizes and times stay readable."""
+    remote: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        parts = urlsplit(self.uri)
+        if parts.scheme not in SCHEMES or not (parts.netloc or parts.scheme == "file"):
+            raise ValueError(f"a bucket is s3://NAME/PREFIX or gs://NAME/PREFIX, got {self.uri!r}")
+        if "@" in parts.netloc:
+            raise ValueError("a bucket's URI must hold no password: set credentials in the environment")
+        if unknown := sorted(set(parse_qs(parts.query, keep_blank_values=True)) - {"endpoint", "region"}):
+            raise ValueError(f"a bucket's URI takes endpoint and region, got {unknown[0]!r}")
+
+    @property
+    def name(self) -> str:
+        """The URI without its parameters."""
+        return self.uri.partition("?")[0].rstrip("/")
+
+    def key(self, name: str) -> str:
+        """A name's whole key below the URI."""
+        return f"{self.prefix}/{name}".strip("/")
+
+    def put(self, name: str, data: bytes) -> None:
+        data = self.cipher.encrypt(data, self.key(name)) if self.cipher else data
+        with self._request(name) as store:
+            store.put(self.key(name), data, use_multipart=len(data) > PART_BYTES, chunk_size=PART_BYTES)
+
+    def put_if_absent(self, name: str, data: bytes) -> bool:
+        data = self.cipher.encrypt(data, self.key(name)) if self.cipher else data
+        until = time.monotonic() + RETRY_S
+        while True:
+            try:
+                with self._request(name) as store:
+                    try:
+                        store.put(self.key(name), data, mode="create")
+                    except _obstore().exceptions.AlreadyExistsError:
+                        return self._stored(name) == data
+                return True
+            except Unreachable:  # obstore does not repeat a conditional put without an answer: it may have succeeded.
+                if (existing := self._stored(name)) is not None:
+                    return existing == data
+                if time.monotonic() > until:
+                    raise
+
+    def get(self, name: str) -> bytes | None:
+        data = self._stored(name)
+        if data is None or self.cipher is None:
+            return data
+        try:
+            return self.cipher.decrypt(data, self.key(name))
+        except ValueError as e:
+            raise ValueError(f"{self.describe(name)} {e}") from None
+
+    def list_names(self, folder: str = "") -> list[str]:
+        with self._request(folder) as store:
+            listed = store.list_with_delimiter(self.key(folder) or None)
+        keys = [*listed["common_prefixes"], *(entry["path"] for entry in listed["objects"])]
+        return sorted(key.rstrip("/").rpartition("/")[2] for key in keys)
+
+    def delete(self, names: Iterable[str]) -> None:
+        for name in names:
+            with contextlib.suppress(OSError), self._request(name) as store:
+                store.delete(self.key(name))
+
+    def modified(self, name: str) -> float | None:
+        with contextlib.suppress(FileNotFoundError), self._request(name) as store:
+            return float(store.head(self.key(name))["last_modified"].timestamp())
+        return None
+
+    def touch(self, name: str) -> None:
+        if (data := self.get(name)) is not None:
+            self.put(name, data)
+
+    def describe(self, name: str) -> str:
+        return f"{self.name}/{self.key(name)}".rstrip("/")
+
+    def _stored(self, name: str) -> bytes | None:
+        with contextlib.suppress(FileNotFoundError), self._request(name) as store:
+            return bytes(store.get(self.key(name)).bytes())
+        return None
+
+    @contextlib.contextmanager
+    def _request(self, name: str) -> Iterator[Any]:
+        try:
+            yield _client(self.uri)
+        except (FileNotFoundError, _obstore().exceptions.NotFoundError):
+            raise FileNotFoundError(name) from None
+        except _obstore().exceptions.BaseError as e:
+            why = " ".join(str(e).split())[:400]
+            raise Unreachable(f"{self.describe(name)} cannot be reached: {why}") from None
+
+
+def is_bucket(storage: str) -> bool:
+    """Whether a storage setting names a bucket, not a folder."""
+    return "://" in storage or storage.startswith("file:/")
+
+
+def bucket_at(root: Path) -> str | None:
+    """The URI of the bucket that this folder is a working copy of; None: the folder is the storage itself."""
+    try:
+        return ObjectStore(json.loads((root / MARK).read_text())["uri"]).uri
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (KeyError, TypeError, ValueError) as e:
+        raise ValueError(f"{root / MARK} does not name a bucket ({e}): delete it, and it is made again") from None
+
+
+@functools.cache
+def _client(uri: str) -> Any:
+    parts = urlsplit(uri)
+    settings: dict[str, Any] = {k: v[0] for k, v in parse_qs(parts.query).items()}
+    from_url = _obstore().store.from_url
+    if parts.scheme == "file":
+        return from_url(f"file://{parts.path}", mkdir=True)
+    settings["retry_config"] = {"max_retries": RETRIES, "retry_timeout": timedelta(seconds=RETRY_S)}
+    endpoint = settings.get("endpoint", os.environ.get("AWS_ENDPOINT_URL", ""))
+    options = {"allow_http": endpoint.startswith("http://"), "timeout": timedelta(seconds=ANSWER_S)}
+    return from_url(uri.partition("?")[0], client_options=options, **settings)
+
+
+def _obstore() -> Any:
+    try:
+        import obstore.exceptions
+        import obstore.store
+    except ImportError:
+        raise ValueError("storage in a bucket needs obstore: pip install 'raydiff[bucket]'") from None
+    return obstore

@@ -1,0 +1,294 @@
+"""Trials in a bucket: it holds enough to go on elsewhere, whenever a process dies, and shows nobody clients."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import random
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from buckets import SECRET, begun, objects, result, through
+from s3_server import CREDENTIALS, Proxy, s3_server
+
+import raydiff as rd
+from raydiff import seeding, tree
+from raydiff.experiment import trial
+from raydiff.experiment.config import Experiment
+from raydiff.experiment.ledgers import ledger_of
+from raydiff.experiment.trial import Trial
+from raydiff.federated.rounds import drawn_for
+from raydiff.formats.json_files import sealed
+from raydiff.papers.spire.method import SPIRE
+from raydiff.privacy.release import Gaussian, already_private
+from raydiff.report import load
+from raydiff.results.finished import open_finished
+from raydiff.results.spent import composed
+from raydiff.storage import artifact_sync, staging
+from raydiff.storage import object_store as module
+from raydiff.storage.atomic_files import LeaseLost
+from raydiff.storage.checkpoint import Store
+from raydiff.storage.object_store import ObjectStore, Unreachable
+
+WRITES = ("put", "put_if_absent", "delete")
+
+
+class Died(BaseException):
+    """What no code catches: the process is gone."""
+
+
+def dies_in_round(number: int, patch: pytest.MonkeyPatch) -> None:
+    """From now on the process dies at the commit of this round."""
+    commit = Store.commit
+
+    def dying(self: Store, current: int, record: dict[str, object]) -> None:
+        if current == number:
+            raise Died
+        commit(self, current, record)
+
+    patch.setattr(Store, "commit", dying)
+
+
+def killed(experiment: Experiment, storage: str, number: int = 2) -> Trial:
+    """The trial, whose process died at a commit."""
+    this = begun(experiment, storage)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Died):
+        dies_in_round(number, patch)
+        through(this)
+    return this
+
+
+def publish(this: Trial, **plan: object) -> None:
+    """As the driver puts the sweep's plan and files."""
+    (this.sweep / "sweep.json").write_text(json.dumps({"id": "lab's", "trials": [this.folder.name], **plan}))
+    artifact_sync.put(this.sweep)
+    artifact_sync.put(this.folder)
+
+
+def test_a_trial_in_a_bucket_gives_the_bits_of_one_in_a_folder(noised, machine, undisturbed, tmp_path):
+    assert result(through(begun(noised, machine()))) == undisturbed
+    assert result(begun(noised, machine())) == undisturbed  # and is found finished from elsewhere
+    assert not [path for path in objects(tmp_path) if path.name == "secret" or path.name.startswith(".")]
+
+
+def test_whenever_the_process_dies_another_machine_goes_on_to_the_same_bits(noised, machine, tmp_path):
+    """Killed before each object that it puts or deletes."""
+    short = replace(noised, method=replace(noised.method, rounds=2))
+    expected = result(through(begun(short, str(tmp_path / "folder"))))
+    left = 0
+
+    def dying(call: Callable[..., object]) -> Callable[..., object]:
+        def wrapped(self: ObjectStore, *arguments: object) -> object:
+            nonlocal left
+            left -= 1
+            if left <= 0:  # Its threads are gone too.
+                raise Died
+            return call(self, *arguments)
+
+        return wrapped
+
+    for at in range(1, 200):
+        uri, left = machine() + f"-{at}", at
+        with pytest.MonkeyPatch.context() as patch, contextlib.suppress(Died):
+            for name in WRITES:
+                patch.setattr(ObjectStore, name, dying(getattr(ObjectStore, name)))
+            through(begun(short, uri))
+        if left > 0:
+            break
+        machine()
+        assert result(through(begun(short, uri))) == expected, f"died at {at}"
+    assert at > 20
+
+
+def test_what_was_noised_and_put_is_sent_again_and_nothing_else(noised, machine, monkeypatch):
+    first = killed(noised, machine(), number=0)
+    sent = {client: first.store.load_sent(client, 0)[0] for _, client, _, _ in first.store.sent_after(-1)}
+    this = begun(noised, machine())
+    monkeypatch.setattr(SPIRE, "local_update", lambda *_: pytest.fail("it was trained again"))
+    pool = trial.local_executor(this)
+    server = this.experiment.method.init_server(None, torch.Generator().manual_seed(0))
+    again = list(pool.run(drawn_for(pool.clients, 2, this.experiment.seed, 0), server, 0))
+    assert [metrics["upload/resent"] for _, metrics in again] == [1.0, 1.0] and len(sent) == 2
+    for upload, _ in again:
+        assert tree.digest(upload.release.value) == tree.digest(sent[upload.client].value)
+
+
+def test_of_two_processes_that_noised_one_client_s_upload_one_sends(noised, machine):
+    """Both send what the first has stored; in a committed round neither sends anything."""
+    release = [
+        already_private({"x": torch.tensor([v])}, Gaussian(1.5, "client", "replace_one", "local")) for v in (1.0, 2.0)
+    ]
+    stores = [begun(noised, machine()).store for _ in range(2)]
+    sent = [store.save_release(7, 3, its) for store, its in zip(stores, release, strict=True)]
+    assert [float(its.value["x"]) for its in sent] == [1.0, 1.0]
+    stores[0].commit(3, {})
+    for act in (lambda s: s.save_release(7, 3, release[1]), lambda s: s.note(3, []), lambda s: s.commit(3, {})):
+        with pytest.raises(LeaseLost, match=r"round 3 of .* is committed"):
+            act(stores[1])
+
+
+def test_who_reads_the_bucket_reads_no_client_and_no_secret(noised, machine, tmp_path):
+    readable = {"config.json", "metrics.jsonl", "outcome.json", "files.json", "ledger.json"}
+    this = killed(noised, machine())
+    (this.folder / "error.txt").write_text("of client 2")
+    publish(this)
+    data = {str(path.relative_to(tmp_path)): path.read_bytes() for path in objects(tmp_path)}
+    for part in ("server-", "clients/", "releases/", "commit-", "error.txt"):
+        assert any(part in name for name in data)
+    for name, content in data.items():
+        assert b"__metadata__" not in content, name  # every file of tensors begins with it
+        assert Path(name).name in {*readable, "sweep.json"} or b"lient" not in content, name
+        assert SECRET not in content and SECRET.hex().encode() not in content, name
+
+
+DAMAGED = ["commit-00001", "server-", "clients/", "releases/", "files.json"]
+
+
+@pytest.mark.parametrize(
+    ("what", "how"),
+    [*((what, "flipped") for what in DAMAGED), *((what, "gone") for what in ("commit-00000", "server-", "clients/"))],
+)
+def test_what_is_damaged_or_gone_is_named(noised, machine, tmp_path, what, how):
+    """After two rounds, and what was sent in the third."""
+    killed(noised, machine())
+    found = [p for p in objects(tmp_path) if what in str(p.relative_to(tmp_path))]
+    assert found
+    for path in found:
+        content = bytearray(path.read_bytes())
+        content[20::50] = [byte ^ 1 for byte in content[20::50]]
+        path.unlink() if how == "gone" else path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"^file:.*bucket/sweeps/lab/.*\b(is damaged|is gone|has lost)\b") as error:
+        this = through(begun(noised, machine()))
+        for client in range(3):
+            this.store.load_client(client, before=3)
+    assert "\n" not in str(error.value)
+
+
+def test_one_object_in_another_s_place_is_found(noised, machine, tmp_path):
+    """A commit in the next one's place, and the server's state of another trial: whole, and under the same secret."""
+    uri, other = machine(), replace(noised, seed=1)
+    mine, theirs = (through(begun(experiment, uri)).folder.name for experiment in (noised, other))
+    there = tmp_path / "bucket" / "sweeps" / "lab" / "trials"
+    shutil.copy(there / mine / "commit-00001.json", there / mine / "commit-00002.json")
+    shutil.copy(there / mine / "server-00002.safetensors", there / theirs / "server-00002.safetensors")
+    machine()
+    with pytest.raises(ValueError, match="is damaged, or encrypted under another noise secret"):
+        begun(noised, uri).store.ledger()
+    with pytest.raises(ValueError, match="is damaged, or encrypted under another noise secret"):
+        begun(other, uri).store.load_server(2)
+
+
+@pytest.mark.parametrize("name", ["commit-00003.json", "../../secret", "clients/config.json"])
+def test_who_writes_to_the_bucket_names_no_file_that_is_believed(noised, machine, tmp_path, name):
+    """`files.json` is not signed: a commit or a state that it names would be one that nobody has authenticated."""
+    this = through(begun(noised, machine()))
+    there = tmp_path / "bucket" / "sweeps" / "lab" / "trials" / this.folder.name
+    named = json.loads((there / "files.json").read_text())["files"]
+    (there / "files.json").write_text(sealed({"files": {**named, name: "0" * 64}}))
+    with pytest.raises(ValueError, match=rf"files.json is damaged: it names '{name}'"):
+        begun(noised, machine())
+
+
+def test_who_writes_to_the_bucket_names_no_trial_elsewhere(noised, machine):
+    uri = machine()
+    publish(through(begun(noised, uri)), trials=["../../other"])
+    machine()
+    with pytest.raises(ValueError, match=r"trials is damaged: no trial can be called '../../other'"):
+        artifact_sync.fetched(f"{uri}/sweeps/lab")
+
+
+def test_reading_it_elsewhere_needs_no_secret_but_for_what_clients_have(noised, machine, monkeypatch, command):
+    uri = machine()
+    this = through(begun(noised, uri))
+    other = killed(replace(noised, seed=1), uri)  # Something was sent after its last round.
+    said = seeding.keyed_digest(SECRET, "sweep", "lab")[:16]
+    publish(other, trials=[this.folder.name, other.folder.name], secret=said)
+    machine()
+    monkeypatch.delenv(staging.SECRET, raising=False)
+    code, out, err = command("ls", "lab", "--storage", uri)
+    assert code == 0 and "finished" in out and "not ended" in out, err
+    table = load.runs(artifact_sync.fetched(f"{uri}/sweeps/lab")).set_index("digest")
+    assert table["outcome"].to_dict() == {this.folder.name: "finished", other.folder.name: "unfinished"}
+    assert table["server/epsilon"][this.folder.name] < 50 and table["server/epsilon"][other.folder.name] == math.inf
+    code, _, err = command("generate", f"lab/{this.folder.name}", "--storage", uri, "--num", 4, "--out", "x")
+    assert code == 2 and "RAYDIFF_NOISE_SECRET" in err and err.count("\n") == 1
+    monkeypatch.setenv(staging.SECRET, SECRET.hex())
+    found = open_finished(artifact_sync.fetched(f"{uri}/sweeps/lab/trials/{this.folder.name}"))
+    assert tree.digest(found.server) and found.client(2).is_trained(2)
+    code, _, err = command("report", f"{uri}/sweeps/none")
+    assert code == 2 and err == f"error: there is no sweep none in {uri}\n"
+    code, _, err = command("rm", "lab", "--storage", uri)
+    assert code == 2 and "needs storage in a folder" in err
+
+
+def test_a_trial_that_is_ended_elsewhere_has_spent_what_was_sent(noised, machine, tmp_path):
+    """Also in the round that never counted; and a driver that ran no trial knows what all of them spent."""
+    folder, uri = killed(noised, str(tmp_path / "folder")), machine()
+    killed(noised, uri)
+    machine()
+    elsewhere = begun(noised, uri)
+    for this in (folder, elsewhere):
+        trial.cut_short(this.folder, "killed")
+    assert elsewhere.outcome() == folder.outcome()
+    ledger = ledger_of(elsewhere.folder)
+    assert ledger == ledger_of(folder.folder) and [entry.round for entry in ledger.entries].count(2) == 2
+    publish(elsewhere)
+    machine()
+    staging.prepare(uri)
+    sweep = staging.root(uri) / "sweeps" / "lab"
+    artifact_sync.get_sweep(sweep)
+    trial.keep_secret(sweep, SECRET)
+    assert composed(sweep) == composed(folder.sweep)
+    assert begun(noised, uri).outcome() is None  # It goes on, and will have another.
+
+
+def test_a_bucket_that_goes_away_is_said_and_the_same_command_goes_on(noised, machine, tmp_path):
+    uri, commits = machine(), 0
+    runtime = replace(noised.runtime, storage=uri, noise_secret=SECRET.hex())
+    experiment = replace(noised, runtime=runtime)
+    folder = replace(experiment, runtime=replace(runtime, storage=str(tmp_path / "f")))
+    expected = rd.run(folder, name="r", track=False)
+
+    def gone(call: Callable[..., object], how: str) -> Callable[..., object]:
+        def wrapped(self: ObjectStore, name: str = "", *arguments: object) -> object:
+            nonlocal commits
+            commits += "commit-" in name and how == "put_if_absent"
+            if commits > 1:
+                raise Unreachable(f"{self.name}/{name} cannot be reached: 503 Slow Down")
+            return call(self, name, *arguments)
+
+        return wrapped
+
+    with pytest.MonkeyPatch.context() as patch:
+        for how in ("put", "put_if_absent", "get", "list_names", "modified"):
+            patch.setattr(ObjectStore, how, gone(getattr(ObjectStore, how), how))
+        with pytest.raises((ValueError, OSError), match=r"cannot be reached: 503 Slow Down$"):
+            rd.run(experiment, name="r", track=False)
+    machine()
+    other = replace(experiment, runtime=replace(runtime, noise_secret="ff" * 16))
+    with pytest.raises(ValueError, match=r"^runtime\.noise_secret is not the one that r was started with$"):
+        rd.run(other, name="r", track=False, resume=True)
+    unknown = replace(experiment, runtime=replace(runtime, noise_secret=None))
+    with pytest.raises(ValueError, match="the noise secret of r is not on this machine, and never in its bucket"):
+        rd.run(unknown, name="r", track=False, resume=True)
+    again = rd.run(experiment, name="r", track=False, resume=True)
+    assert again.metrics.keys() == expected.metrics.keys()
+    assert all(again.metrics[k] == v for k, v in expected.metrics.items() if not k.startswith("time/"))
+
+
+def test_among_errors_and_lost_answers_a_trial_gives_the_same_bits(noised, machine, undisturbed, monkeypatch):
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(module, "RETRIES", 7)
+    dice = random.Random(0)
+    with s3_server() as port, contextlib.closing(Proxy(port)) as proxy:
+        proxy.fault = lambda method, path, count: dice.choice(["", "", "", "", "refused", "lost"])
+        machine()
+        assert result(through(begun(noised, proxy.uri))) == undisturbed
+        machine()
+        assert result(begun(noised, proxy.uri)) == undisturbed

@@ -1,0 +1,195 @@
+"""One driver at a time, in a folder and in a bucket: who comes second is refused, who comes after a death is not, and a
+driver that lost its lease stops."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raydiff.storage import lease as module
+from raydiff.storage import staging
+from raydiff.storage.atomic_files import LeaseLost
+from raydiff.storage.lease import Lease, held
+from raydiff.storage.local import LocalFolder
+from raydiff.storage.storage import storage_at
+
+FORK = multiprocessing.get_context("fork")  # a process that imports torch anew takes seconds
+FIRST = "owners/00001.json"
+Sweep = Callable[[], Path]
+
+
+@pytest.fixture(params=["folder", "bucket"])
+def sweep(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sweep:
+    """The folder of one sweep, which has begun; in a bucket, each time on another machine."""
+    machines = itertools.count()
+
+    def folder() -> Path:
+        uri = str(tmp_path)
+        if request.param == "bucket":
+            monkeypatch.setenv(staging.PLACE, str(tmp_path / f"machine{next(machines)}"))
+            uri = f"file://{tmp_path}/bucket"
+            staging.prepare(uri)
+        path = staging.root(uri) / "sweeps" / "mine"
+        path.mkdir(parents=True, exist_ok=True)
+        (path / "sweep.json").write_text("{}")
+        return path
+
+    return folder
+
+
+def pretend(sweep: Path, **fields: Any) -> None:
+    """Write a first driver like this process, but for the fields."""
+    me = {**module.machine(), "pid": os.getpid(), "started": module.process_start(os.getpid()), "since": "today"}
+    storage_at(sweep).put(FIRST, json.dumps(me | fields).encode())
+
+
+def test_a_second_driver_is_refused_until_the_first_has_ended(sweep: Sweep) -> None:
+    with held(sweep()) as first:
+        first()
+        says = rf"^mine is being run by process {os.getpid()} on \S+ since [^\n]+$"
+        with pytest.raises(ValueError, match=says), held(sweep()):
+            pass
+    with held(sweep()) as second:
+        assert (first.number, second.number) == (1, 2)
+        second()
+        with pytest.raises(LeaseLost, match=r"^mine is run by another driver now"):
+            Lease(first.sweep, 1)()
+        with pytest.raises(ValueError, match="is being run"), held(sweep()):
+            pass
+    with held(sweep()) as third:
+        assert third.number == 3
+        with pytest.raises(LeaseLost):  # Whatever the next one has done since.
+            Lease(first.sweep, 1)()
+
+
+def contend(sweep: Path, barrier: Any, results: Any, go: Any) -> None:
+    barrier.wait()
+    try:
+        with held(sweep) as mine:
+            results.put(mine.number)
+            go.wait()
+    except ValueError as e:
+        results.put(str(e))
+
+
+def test_of_many_that_start_at_once_one_runs_and_its_death_sets_the_sweep_free(tmp_path: Path) -> None:
+    sweep, barrier, results, go = tmp_path / "mine", FORK.Barrier(6), FORK.Queue(), FORK.Event()
+    processes = [FORK.Process(target=contend, args=(sweep, barrier, results, go)) for _ in range(6)]
+    for process in processes:
+        process.start()
+    found = [results.get(timeout=60) for _ in processes]
+    won = [number for number in found if isinstance(number, int)]
+    assert won == [1] and all("mine is being run by process" in str(why) for why in found if why not in won)
+    pid = json.loads((sweep / FIRST).read_text())["pid"]
+    os.kill(pid, signal.SIGKILL)
+    for process in processes:
+        process.join()
+    with held(sweep) as mine:
+        assert mine.number == 2
+
+
+def test_a_process_that_is_gone_and_one_that_has_its_number_now_own_nothing(sweep: Sweep) -> None:
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    folder = sweep()
+    for fields in ({"pid": gone.pid}, {"started": "1"}):
+        pretend(folder, **fields)
+        with held(folder) as mine:
+            assert mine.number == 2
+        storage_at(folder).delete(["owners/00002.json"])
+
+
+ELSEWHERE = [{"host": "elsewhere"}, {"boot": "another"}, {"numbering": "pid:[1]"}, {"boot": None}]
+
+
+@pytest.mark.parametrize("where", ELSEWHERE, ids=["host", "boot", "container", "unknown"])
+def test_elsewhere_a_driver_lives_as_long_as_it_gives_signs_of_life(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    pretend(tmp_path, **where)
+    waits: list[Callable[[], object]] = [lambda: None, lambda: os.utime(tmp_path / FIRST, (1, 1))]
+    monkeypatch.setattr(module.time, "sleep", lambda _: waits.pop(0)())
+    with pytest.raises(ValueError, match=" is being run by process "), held(tmp_path):
+        pass
+    assert not waits and "it counts as dead after 90 s" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("where", ELSEWHERE, ids=["host", "boot", "container", "unknown"])
+def test_elsewhere_a_driver_that_is_silent_by_the_storage_s_clock_is_dead(
+    sweep: Sweep, monkeypatch: pytest.MonkeyPatch, where: dict[str, Any]
+) -> None:
+    pretend(sweep(), **where)
+    began, waited = storage_at(sweep()).modified(FIRST), list[float]()
+    monkeypatch.setattr(module, "_now", lambda storage: (began or 0) + sum(waited))
+    monkeypatch.setattr(module.time, "sleep", lambda _: waited.append(30.0))
+    with held(sweep()) as mine:
+        assert mine.number == 2 and sum(waited) == 90
+    assert module._now(storage_at(sweep())) is not None and storage_at(sweep()).list_names("owners")[0] == "00001.json"
+
+
+def test_a_process_that_lost_its_lease_is_ended(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
+    says, ended = list[str](), threading.Event()
+    monkeypatch.setattr(module, "_end_process", lambda why: (says.append(why), ended.set()))
+    monkeypatch.setattr(module, "BEAT_S", 0.001)
+    monkeypatch.setattr(module, "ASK_S", 0.0)
+    folder = sweep()
+    with held(folder):
+        storage_at(folder).put("owners/00002.json", b"{}")
+        assert ended.wait(60)
+    assert says[0].startswith("mine is run by another driver now")
+
+
+def test_the_driver_gives_signs_of_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    touched = threading.Event()
+    monkeypatch.setattr(module, "BEAT_S", 0.001)
+    monkeypatch.setattr(os, "utime", lambda path: touched.set() if path == tmp_path / FIRST else None)
+    with held(tmp_path):
+        assert touched.wait(60)
+
+
+def test_where_nothing_was_begun_nothing_is_left(sweep: Sweep, tmp_path: Path) -> None:
+    folder = sweep()
+    (folder / "sweep.json").unlink()
+    with pytest.raises(ValueError, match="refused"), held(folder):
+        raise ValueError("refused")
+    assert not folder.exists() and not [path for path in tmp_path.rglob("owners/*") if path.is_file()]
+
+
+def test_an_end_that_cannot_be_written_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError("No space left on device")
+
+    (tmp_path / "sweep.json").write_text("{}")
+    with monkeypatch.context() as patch, held(tmp_path):
+        patch.setattr(LocalFolder, "put", full)
+    assert not json.loads((tmp_path / FIRST).read_text())["ended"]
+    with held(tmp_path) as again:
+        assert again.number == 2
+
+
+def test_a_damaged_file_is_named(sweep: Sweep) -> None:
+    folder = sweep()
+    storage_at(folder).put(FIRST, b"{")
+    with pytest.raises(ValueError, match=rf"{FIRST} is damaged: remove it if no driver of mine"), held(folder):
+        pass
+
+
+def test_folders_of_processes_that_have_ended_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(staging.PLACE, str(tmp_path))
+    mine = staging._process_folder(f"file://{tmp_path}/bucket")
+    alive = f"{os.getppid()}-{module.process_start(os.getppid())}"
+    for name in ("999999999-1", f"{os.getppid()}-1", alive):
+        (mine.parent / name).mkdir()
+    monkeypatch.setattr(os, "getpid", lambda: 1)  # Another process asks.
+    other = staging._process_folder(f"file://{tmp_path}/bucket")
+    assert {path.name for path in mine.parent.iterdir()} == {mine.name, other.name, alive}
