@@ -17,7 +17,7 @@ from sets import FEW, assert_cut, grey_set, message, pictures, png, write
 from sklearn.datasets import load_digits
 
 from raydiff.data import pictures as pictures_in
-from raydiff.data.datasets import SPLITS, Data, Records, _load, load
+from raydiff.data.datasets import SPLITS, Data, Records, load
 
 DIGITS = "0fe42d79a86fd82ce17acffc59998121a24224d25ac3bdb5bf151c85400a7394"
 
@@ -48,12 +48,6 @@ def test_digits_splits_are_disjoint_and_drawn_at_random(seed: int) -> None:
     assert_cut(load(Data(split_seed=seed)), [(SPLITS, torch.from_numpy(load_digits().target))])
 
 
-def test_split_seed_changes_the_cut_and_the_digest() -> None:
-    one, two = load(Data()), load(Data(split_seed=1))
-    assert one.digest != two.digest
-    assert not torch.equal(one.splits["test"].numbers.sort()[0], two.splits["test"].numbers.sort()[0])
-
-
 def test_train_cap_is_a_prefix_and_moves_no_other_split() -> None:
     whole, capped = load(Data()), load(Data(train=100))
     for split in SPLITS:
@@ -66,18 +60,6 @@ def test_size_averages_areas() -> None:
     blocks = plain.images.reshape(400, 1, 4, 2, 4, 2)
     torch.testing.assert_close(small.images, blocks.mean(dim=(3, 5)))
     assert load(Data(size=4)).shape == (1, 4, 4)
-
-
-def test_load_reads_once() -> None:
-    assert load(Data(train=30)) is load(Data(train=30))
-
-
-def test_reading_many_pictures_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    for many, says in ((1798, ""), (1797, "reading 1,797 pictures ...\n")):
-        monkeypatch.setattr(pictures_in, "MANY", many)
-        _load.cache_clear()
-        load(Data(name="digits", public=200, validation=100, calibration=100, test=397, train=None))
-        assert capsys.readouterr() == ("", says)
 
 
 def test_splits_own_their_memory() -> None:
@@ -202,22 +184,6 @@ def test_names_are_found_below_the_root(tmp_path: Path, monkeypatch: pytest.Monk
     assert by_field.digest == by_variable.digest == by_folder.digest
 
 
-def test_a_path_needs_no_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    grey_set(tmp_path / "set")
-    monkeypatch.delenv("RAYDIFF_DATA", raising=False)
-    monkeypatch.chdir(tmp_path)
-    assert load(Data(name="./set", **FEW)).digest == load(Data(name=f"{tmp_path}/set", **FEW)).digest
-
-
-def test_the_cache_follows_the_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for root, first in (("a", 0), ("b", 100)):
-        (tmp_path / root).mkdir()
-        write(tmp_path / root / "set" / "x.parquet", [png(p) for p in pictures(30, first=first)], [0, 1] * 15)
-        monkeypatch.setenv("RAYDIFF_DATA", str(tmp_path / root))
-        corner = load(Data(name="set", **FEW)).splits["train"].images[:, 0, 0, 0]
-        assert (((corner + 1) * 127.5).round() >= first).all()
-
-
 @pytest.mark.skipif("RAYDIFF_DATA" not in os.environ, reason="RAYDIFF_DATA, the folder of data sets, is not set")
 @pytest.mark.parametrize(
     ("name", "shape", "classes", "first"),
@@ -241,21 +207,6 @@ def test_real_sets(name: str, shape: tuple[int, int, int], classes: int, first: 
 
 
 # --- errors ---
-
-
-@pytest.mark.parametrize(
-    "field",
-    [{"size": 0}, {"train": 0}, {"public": -1}, {"validation": -1}, {"calibration": -1}, {"test": -1}],
-)
-def test_config_refuses(field: dict[str, Any]) -> None:
-    (name, value), = field.items()  # fmt: skip
-    with pytest.raises(ValueError, match=rf"data\.{name} must be at least {value + 1}, got {value}$"):
-        Data(**field)
-
-
-def test_config_refuses_an_empty_name() -> None:
-    with pytest.raises(ValueError, match=r"data\.name must name"):
-        Data(name="")
 
 
 def test_unknown_name_offers_the_nearest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,15 +253,6 @@ def test_empty_folder_and_empty_file(tmp_path: Path) -> None:
 def test_truncated_file(tmp_path: Path, keep: int) -> None:
     path = grey_set(tmp_path / "set") / "train-00001-of-00002.parquet"
     path.write_bytes(path.read_bytes()[:keep])
-    assert message(Data(name=str(tmp_path / "set"), **FEW)).startswith(f"{path} cannot be read as parquet")
-
-
-def test_file_damaged_in_the_middle(tmp_path: Path) -> None:
-    path = grey_set(tmp_path / "set") / "train-00000-of-00002.parquet"
-    data = bytearray(path.read_bytes())
-    start = pq.ParquetFile(path).metadata.row_group(0).column(0).dictionary_page_offset
-    data[start : start + 40] = b"\xff" * 40  # the header of the first picture page; the labels stay readable
-    path.write_bytes(data)
     assert message(Data(name=str(tmp_path / "set"), **FEW)).startswith(f"{path} cannot be read as parquet")
 
 
@@ -380,11 +322,3 @@ def test_undecodable_picture(tmp_path: Path, bad: bytes | None, found: str) -> N
     write(tmp_path / "set" / "a.parquet", encoded, [0] * 30)
     path = write(tmp_path / "set" / "b.parquet", [*encoded[:12], bad, *encoded[13:]], [0] * 30)
     assert f"row 12 of {path} {found}" in message(Data(name=str(tmp_path / "set"), **FEW))
-
-
-def test_picture_column_of_another_type(tmp_path: Path) -> None:
-    path = tmp_path / "x.parquet"
-    pq.write_table(pa.table({"image": ["a.png"] * 30, "label": [0] * 30}), path)
-    assert (
-        message(Data(name=str(tmp_path), **FEW)) == f"column 'image' of {path} must hold encoded pictures, got string"
-    )

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raydiff.data.datasets import Data, Records, load
-from raydiff.data.entangled import coefficients, measured, mixing, shares
+from raydiff.data.entangled import coefficients, measured, mixing
 from raydiff.data.partition import Entangled, counts, partition
 from raydiff.seeding import generator
 
@@ -37,11 +37,6 @@ def test_the_closed_form_gives_every_pair_xi(clients: int, xi: float) -> None:
     torch.testing.assert_close(pi.sum(0), torch.full((m,), clients / m, dtype=torch.float64))  # bases stay equal
     pairs = coefficients(pi)[~torch.eye(clients, dtype=torch.bool)]
     assert pairs.tolist() == pytest.approx([xi] * len(pairs), abs=1e-12)
-
-
-def test_the_closed_form_for_five_clients() -> None:
-    assert [mixing(xi, 5) for xi in XIS] == pytest.approx([0.0074, 0.1237, 0.5079], abs=1e-4)
-    assert mixing(0.0, 5) == 0
 
 
 # --- the coefficients ---
@@ -89,22 +84,6 @@ def test_without_entanglement_no_base_is_at_two_clients(clients: int) -> None:
     assert measured(table)["partition/entanglement_max"] == 0 and measured(table)["partition/theorem2"] == 1
 
 
-def test_who_owns_which_base_is_drawn() -> None:
-    data = records([30] * 10)
-    owned = {
-        tuple((counts(data, partition(data, 5, how=Entangled(), rng=generator(seed)), 10) > 0).nonzero()[:, 1].tolist())
-        for seed in range(5)
-    }
-    assert len(owned) == 5
-
-
-def test_small_shares_are_not_rounded_away() -> None:
-    """Of 85 records a base gives 0.5 away: every other base gives one."""
-    table = shares(torch.full((10,), 85), 5, 0.003, rng=generator(0))
-    assert sorted(table.sort(descending=True).values[:, 1].tolist()) == [0] * 5 + [1] * 5
-    assert measured(table.T)["partition/entanglement_mean"] == pytest.approx(0.003, rel=0.05)
-
-
 @given(
     sizes=st.lists(st.integers(0, 40), min_size=1, max_size=24),
     clients=st.integers(1, 12),
@@ -126,14 +105,6 @@ def test_disjoint_covering_seeded_and_nobody_empty_or_refused(
     assert all(torch.equal(a, b) for a, b in zip(parts, again, strict=True))
 
 
-@given(size=st.integers(1, 200), own=st.integers(1, 5), clients=st.integers(2, 10), xi=st.floats(0, 0.999))
-def test_totals_differ_by_two_records_at_most(size: int, own: int, clients: int, xi: float) -> None:
-    table = shares(torch.full((own * clients,), size), clients, xi, rng=generator(0))
-    assert (table >= 0).all() and (table.sum(1) == size).all()
-    totals = table.sum(0)
-    assert int(totals.max() - totals.min()) <= 2
-
-
 def test_digits_in_pairs() -> None:
     train = load(Data(superclasses="pairs")).splits["train"]
     table = counts(train, partition(train, 5, how=Entangled(xi=0.057), rng=generator(0)), 10)
@@ -153,9 +124,3 @@ def test_clients_must_divide_the_bases(clients: int) -> None:
         "an Entangled partition needs at least 2 clients, in a number that divides that of the base distributions, "
         f"got {clients} clients and 20 base distributions"
     )
-
-
-@pytest.mark.parametrize("xi", [-0.1, 1.0, float("nan")])
-def test_config_refuses(xi: float) -> None:
-    with pytest.raises(ValueError, match=r"^partition\.xi must be at least 0 and below 1, got "):
-        Entangled(xi=xi)

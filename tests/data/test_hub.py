@@ -13,7 +13,6 @@ from sets import FEW, grey_set, message
 
 from raydiff.data import hub
 from raydiff.data.datasets import Data, load
-from raydiff.experiment import config
 
 
 @pytest.fixture(autouse=True)
@@ -76,7 +75,3 @@ def test_offline_says_so_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("name", ["hub:birds", "hub:", "hub:/x", "hub:a b/c"])
 def test_a_name_without_owner(name: str) -> None:
     assert message(Data(name=name)) == f"a data set of the hub is hub:owner/name, got {name!r}"
-
-
-def test_a_hub_name_is_no_path() -> None:
-    assert config._anywhere(Data(name="hub:some/birds")).name == "hub:some/birds"

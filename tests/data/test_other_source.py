@@ -35,23 +35,6 @@ def test_public_records_are_the_other_sets(tmp_path: Path) -> None:
     assert data.notes == (f"public records: from 1 parquet file in {other}",)
 
 
-def test_no_row_of_the_set_itself_is_public(tmp_path: Path) -> None:
-    own, other = animals(tmp_path / "own", first=0), animals(tmp_path / "other", first=50)
-    everything = FEW | {"train": None}
-    with_other, alone = (load(Data(name=own, public_from=p, **everything)) for p in (other, None))
-    assert len(with_other.splits["train"]) == len(alone.splits["train"]) + 10 == 18
-    for split in ("validation", "calibration", "test"):
-        assert len(with_other.splits[split]) == len(alone.splits[split])
-    assert with_other.digest != alone.digest
-
-
-def test_labels_go_by_name(tmp_path: Path) -> None:
-    own = animals(tmp_path / "own", first=0)
-    data = load(Data(name=own, public_from=animals(tmp_path / "other", first=50, names=["cat", "ant"]), **FEW))
-    public = data.splits["public"]
-    assert public.labels[:, 0].tolist() == [{0: 2, 1: 0}[(int(n) - 30) % 2] for n in public.numbers]
-
-
 def test_another_size_and_colour_are_made_alike(tmp_path: Path) -> None:
     own = animals(tmp_path / "own", first=0)
     other = animals(tmp_path / "other", first=50, shape=(6, 6, 3))
@@ -78,11 +61,6 @@ def test_a_public_picture_that_is_also_a_record_is_refused(tmp_path: Path, copie
     assert said.endswith(": public data must hold no client's records")
     if copied == 1:
         assert f"row 0 of {other}/x.parquet, which is row 29 of {own}/x.parquet (split " in said
-
-
-def test_the_set_itself_is_no_public_source(tmp_path: Path) -> None:
-    own = animals(tmp_path / "own", first=0)
-    assert "of the 10 public pictures are also records" in message(Data(name=own, public_from=own, **FEW))
 
 
 @pytest.mark.parametrize(

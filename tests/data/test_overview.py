@@ -48,12 +48,6 @@ def test_pictures_are_written(tmp_path: Path, channels: int, names: list[str]) -
     assert {0, 128, 255} <= shades  # the three pictures
 
 
-def test_a_strip_has_its_pictures_in_order() -> None:
-    strip = overview._strip(records([-1.0, 0.0], [0, 0]).images, 3)
-    assert strip[0].tolist() == [0, 0, 1, 0.5, 0.5, 1, 1, 1, 1]
-    assert overview._strip(records([0.0], [0], channels=3).images, 1).shape == (2, 3, 3)
-
-
 def test_the_histogram_marks_the_clip(tmp_path: Path) -> None:
     found = overview.norms(records([-1.0, 0.0, 0.5, 0.5], [0, 1, 0, 1]))
     for clip in (None, 1.5):

@@ -103,8 +103,3 @@ def test_files_that_disagree_on_the_kind_of_label(tmp_path: Path) -> None:
     numbers = table(tmp_path / "set" / "train.parquet", label=SHAPES)
     expected = f"the labels of {text} are text or booleans, but those of {numbers} are integers"
     assert message(Data(name=str(tmp_path / "set"), **FEW)) == expected
-
-
-def test_a_column_is_named_once() -> None:
-    with pytest.raises(ValueError, match=r"^data\.labels must name each column once, got a b a$"):
-        Data(labels=("a", "b", "a"))

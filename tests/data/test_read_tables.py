@@ -12,9 +12,8 @@ import pytest
 import torch
 
 from raydiff.data.tables.code_books import CODE_BOOKS, CodeBook
-from raydiff.data.tables.encode import MISSING, OTHER, UNUSED, Mapping
+from raydiff.data.tables.encode import MISSING, OTHER, Mapping
 from raydiff.data.tables.read import Encoded, Table, locate, read, read_again
-from raydiff.papers.discrete.tables import LOAN
 
 on_disk = pytest.mark.skipif("RAYDIFF_DATA" not in os.environ, reason="RAYDIFF_DATA names no folder of data sets")
 
@@ -68,12 +67,6 @@ def test_given_edges_belong_to_the_bin_above_them(csv: str, monkeypatch: pytest.
     monkeypatch.setattr(Table, "given_edges", {"age": (25.0, 58.0)})
     table = read(Table(source=csv, label="pays"))
     assert table.codes[:, 0].tolist() == [0, 0, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2]
-
-
-def test_a_value_that_most_rows_have_gets_a_bin_to_itself(tmp_path: Path) -> None:
-    path = written(tmp_path / "t.csv", people(gain=[0] * 8 + [1, 2, 3, 4]))
-    gain = read(Table(source=path, label="pays", columns=("gain",), bins=3)).codes[:, 0]
-    assert gain.tolist() == [0] * 8 + [1, 1, 2, 2]
 
 
 def test_no_bin_is_empty_whatever_the_ties(tmp_path: Path) -> None:
@@ -238,13 +231,6 @@ def test_the_mapping_is_saved_and_inverts_the_codes(tmp_path: Path) -> None:
     assert labels.tolist() == table.labels.tolist()
 
 
-def test_a_code_that_a_column_has_not_says_so(csv: str) -> None:
-    table = read(Table(source=csv, bins=4))
-    rows = table.mapping.decode(torch.tensor([[3, 3, 1]]).numpy())
-    assert rows["age"][0] == ">= 58"
-    assert rows["sex"][0] == UNUSED
-
-
 def test_another_file_is_read_by_the_same_mapping(tmp_path: Path, csv: str) -> None:
     config = Table(source=csv, label="pays", bins=4)
     mapping = read(config).mapping
@@ -309,11 +295,6 @@ def test_files_that_cannot_be_read(tmp_path: Path, name: str, content: bytes) ->
     assert f"{name} cannot be read as a table" in refusal(source=str(tmp_path / name))
 
 
-def test_files_with_more_fields_than_names(tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_text("a,b\n1,2,3\n4,5,6\n")
-    assert "more fields than its header" in refusal(source=str(tmp_path / "t.csv"))
-
-
 def test_places_without_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "there is no file" in refusal(source=str(tmp_path / "none.csv"))
     assert "did you mean adult" in refusal(source="adults")
@@ -322,21 +303,6 @@ def test_places_without_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert f"there is no file {tmp_path}/loan" in refusal(source="loan")
     monkeypatch.delenv("RAYDIFF_DATA", raising=False)
     assert "set RAYDIFF_DATA" in refusal(source="adult")
-
-
-@pytest.mark.parametrize(
-    ("fields", "says"),
-    [
-        ({"source": ""}, "source must name"),
-        ({"preset": "adlt"}, "preset must be one of adult, german, loan, got 'adlt'"),
-        ({"bins": 1}, "bins must be at least 2, got 1"),
-        ({"columns": ("a", "a")}, "columns must name each column once"),
-        ({"label": "a", "columns": ("a", "b")}, "label 'a' is also among the columns"),
-    ],
-)
-def test_bad_configurations_are_refused(fields: dict[str, Any], says: str) -> None:
-    with pytest.raises(ValueError, match=says):
-        Table(**fields)
 
 
 # --- the paper's tables ---
@@ -365,39 +331,3 @@ def test_adults_test_file_is_read_by_the_same_mapping() -> None:
     config = Table(source="adult")
     again = read_again(config, locate("adult", None, part=1), read(config).mapping)
     assert tuple(again.codes.shape) == (15315, 9)
-
-
-def loans(rows: int = 614, incomplete: int = 134) -> pd.DataFrame:
-    """A table with the columns, types and number of incomplete rows of the usual file."""
-    draw = torch.Generator().manual_seed(0)
-    texts = {
-        "Gender": ["Male", "Female"],
-        "Married": ["Yes", "No"],
-        "Dependents": ["0", "1", "2", "3+"],
-        "Education": ["Graduate", "Not Graduate"],
-        "Self_Employed": ["No", "Yes"],
-        "Property_Area": ["Urban", "Semiurban", "Rural"],
-        "Loan_Status": ["Y", "N"],
-        "Credit_History": [1.0, 0.0],
-        "Loan_Amount_Term": [360.0, 180.0, 480.0],
-    }
-    made: dict[str, Any] = {"Loan_ID": [f"LP{i:06}" for i in range(rows)]}
-    for name, values in texts.items():
-        made[name] = [values[i] for i in torch.randint(len(values), (rows,), generator=draw).tolist()]
-    for name, top in {"ApplicantIncome": 9000, "CoapplicantIncome": 4000, "LoanAmount": 300}.items():
-        made[name] = torch.randint(top, (rows,), generator=draw).tolist()
-    frame = pd.DataFrame(made)
-    for row in range(incomplete):
-        frame.loc[row, LOAN.columns[row % 5]] = None
-    return frame
-
-
-def test_the_loan_preset_keeps_complete_rows(tmp_path: Path) -> None:
-    path = written(tmp_path / "train_loan.csv", loans())
-    table = read(Table(source=path, preset="loan"))
-    assert tuple(table.codes.shape) == (480, 11)
-    assert table.k == 4
-    assert table.columns == LOAN.columns
-    credit = categories(table)[LOAN.columns.index("Credit_History")]
-    assert credit == ("0", "1")
-    assert "Loan_ID" in refusal(source=path, label="Loan_Status")  # an identifier, and no preset to leave it out

@@ -68,15 +68,6 @@ def test_where_training_takes_all_that_is_left_it_is_the_validation_split() -> N
     )
 
 
-def test_its_records_are_those_of_the_source() -> None:
-    """The very pictures and labels that the validation split has under the same numbers."""
-    data = Data()
-    own, validation = joins(data, usual=1000).records, load(data).splits["validation"]
-    order = torch.argsort(own.numbers), torch.argsort(validation.numbers)
-    assert torch.equal(own.images[order[0]], validation.images[order[1]])
-    assert torch.equal(own.labels[order[0]], validation.labels[order[1]])
-
-
 def test_its_classes_in_equal_parts_and_the_test_records_of_the_same() -> None:
     data = Data(**CAPPED)
     found, test = joins(data, classes=("2", "7"), records=40), load(data).splits["test"]
@@ -91,14 +82,6 @@ def test_how_many_and_which() -> None:
     assert len(joins(data, usual=30).records) == 30
     first, again, other = (joins(data, records=25, seed=s).records.numbers.tolist() for s in (0, 0, 1))
     assert first == again and len(first) == 25 and set(first) != set(other)
-
-
-def test_a_name_wins_over_a_number(tmp_path: Path) -> None:
-    path = animals(tmp_path / "own", names=["1", "2", "0"], n=60)
-    data = Data(name=path, train=9, **(SMALL | {"test": 24}))
-    assert joins(data, classes=("1",)).records.labels.unique().tolist() == [0]
-    other = Data(name=animals(tmp_path / "named", n=60), train=9, **(SMALL | {"test": 24}))
-    assert joins(other, classes=("2", "ant")).records.labels.unique().tolist() == [0, 2]
 
 
 @pytest.mark.parametrize("given", ["dog", "3", "-1"])
@@ -120,11 +103,6 @@ def test_no_test_records_of_a_class(tmp_path: Path) -> None:
     held_out = int((load(Data(name=data.name, **SMALL)).splits["test"].labels == 0).sum())
     few = refusal(Data(name=data.name, **SMALL), classes=("ant",))
     assert 2 <= held_out < 6 and few.startswith(f"there are {held_out} held-out")
-
-
-def test_without_a_record() -> None:
-    with pytest.raises(ValueError, match=r"^a new client must have at least 1 record, got 0$"):
-        Choice(records=0)
 
 
 # --- of another data set ---
@@ -150,31 +128,12 @@ def test_of_another_set_half_is_held_out(tmp_path: Path) -> None:
     )
 
 
-def test_no_more_are_held_out_than_the_run_has_test_records(tmp_path: Path) -> None:
-    data = Data(name=animals(tmp_path / "own"), **(SMALL | {"test": 9}))
-    found = joins(data, data=animals(tmp_path / "other", first=60, n=60))
-    assert (len(found.held_out), len(found.records)) == (9, 51)
-
-
 def test_its_own_test_rows_are_held_out(tmp_path: Path) -> None:
     data = Data(name=animals(tmp_path / "own", first=100), **SMALL | {"test": 15})
     found = joins(data, data=str(grey_set(tmp_path / "other")), classes=("ant", "bee"))
     assert (found.held_out.numbers - 45).min() >= 40 and (found.records.numbers - 45).max() < 40
     assert len(found.records) == 32 and len(found.held_out) == 15
     assert set(found.records.labels[:, 0].tolist()) == {0, 1}
-
-
-def test_one_class_will_do(tmp_path: Path) -> None:
-    data = Data(name=animals(tmp_path / "own"), **SMALL)
-    found = joins(data, data=animals(tmp_path / "other", first=60, names=["bee"], n=20))
-    assert found.records.labels.unique().tolist() == found.held_out.labels.unique().tolist() == [1]
-
-
-def test_converted_as_the_run_s_pictures(tmp_path: Path) -> None:
-    data = Data(name=animals(tmp_path / "own"), size=3, colour="grey", **SMALL)
-    found = joins(data, data=animals(tmp_path / "other", first=60, shape=(6, 6, 3)))
-    assert found.records.images.shape[1:] == (1, 3, 3)
-    assert "cropped to the central square and resized to 3 x 3 by area averaging" in found.notes
 
 
 def test_other_pictures_are_refused(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,21 +14,17 @@ from toys import KEYS, aggregated, records, run
 from raydiff import tree
 from raydiff.experiment import trial
 from raydiff.experiment.config import Experiment
-from raydiff.federated.client import Client, Failed
+from raydiff.federated.client import Failed
 from raydiff.federated.method import Round, Upload
 from raydiff.methods import dpsgd
-from raydiff.methods._averaging import Averaging
 from raydiff.methods.dpsgd import DPSGD
 from raydiff.methods.fedavg import FedAvg
 from raydiff.models.ddpm import DDPM
-from raydiff.models.networks import UNet
 from raydiff.models.training import Training, optimize
 from raydiff.privacy import accountants
-from raydiff.privacy.client_level import ClientPrivacy
 from raydiff.privacy.private_gradient import Budget, noise_multiplier_for
 from raydiff.privacy.release import Gaussian, Nothing, disclose
 from raydiff.seeding import NoiseStream, generator
-from raydiff.storage.checkpoint import Store
 from raydiff.tree import Params
 
 BUDGET = Budget(epsilon=10.0, delta=1e-5)
@@ -96,13 +91,6 @@ def test_a_round_without_a_step_sends_nothing(method: DPSGD) -> None:
     assert sent == [False, False, True, True, False, False, True, True]
     assert tree.digest(progress[1].server) == tree.digest(progress[2].server)
     assert progress[-1].ledger.epsilon(1e-5, "pld") <= 10
-
-
-def test_another_secret_gives_other_weights(method: DPSGD) -> None:
-    first, again, other = (
-        run(method, [records(0)], keys=replace(KEYS, secret=s))[-1].server for s in (b"a", b"a", b"b")
-    )
-    assert tree.digest(first) == tree.digest(again) != tree.digest(other)
 
 
 def test_a_training_that_diverges_says_so(method: DPSGD) -> None:
@@ -179,24 +167,6 @@ def test_what_cannot_be_is_refused_before_anything_is_trained(tiny: Experiment, 
 # --- what is sent again ------------------------------------------------------------------------------------
 
 
-def test_a_replayed_round_resends_the_stored_bytes(
-    method: DPSGD, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    server, store = method.init_server(None, generator(0)), Store(tmp_path)
-    sent, told = Client(0, method, records(0), keys=KEYS, store=store).run(server, 0)
-
-    def drifting(params: Params, *args: Any, **options: Any) -> Any:
-        after, moments, loss = optimize(params, *args, **options)
-        return {k: v + 1e-3 for k, v in after.items()}, moments, loss
-
-    monkeypatch.setattr(dpsgd, "optimize", drifting)
-    fresh = Client(0, method, records(0), keys=KEYS)
-    assert tree.digest(fresh.run(server, 0)[0].release.value) != tree.digest(sent.release.value)
-    again, metrics = Client(0, method, records(0), keys=KEYS, store=store).run(server, 0)
-    assert tree.digest(again.release.value) == tree.digest(sent.release.value)
-    assert again.release.event == sent.release.event and metrics == {**told, "upload/resent": 1.0}
-
-
 # --- the moving average ------------------------------------------------------------------------------------
 
 
@@ -234,41 +204,7 @@ def test_the_average_is_sampled_and_the_last_model_trained(method: DPSGD) -> Non
         assert torch.equal(model.sample(labels, generator(2)), shared)
 
 
-@pytest.mark.parametrize("update", ["momentum", "adam"])
-def test_the_servers_optimiser_is_no_part_of_the_average(method: DPSGD, update: Any) -> None:
-    both = replace(method, ema=0.9, averaging=Averaging(update=update))
-    last = run(both, [records(0)])[-1]
-    assert set(tree.under("ema", last.server)) == set(method.model.init(generator(0)))
-
-
 # --- fields ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"rounds": 0}, r"^rounds must be at least 1, got 0$"),
-        ({"epsilon": 0.0}, r"^epsilon must be > 0, got 0\.0$"),
-        ({"delta": 1.0}, r"^delta must be in \(0, 1\), got 1\.0$"),
-        ({"noise_multiplier": -1.0}, r"^noise_multiplier must be a number >= 0, got -1\.0$"),
-        ({"max_grad_norm": 0.0}, r"^max_grad_norm must be a positive number, got 0\.0$"),
-        ({"local": Training(epochs=3)}, r"^local\.epochs must be none and local\.replacement true: each step draws"),
-        ({"local": Training(replacement=False)}, r"^local\.epochs must be none and local\.replacement true: each step"),
-        ({"multiplicity": 0}, r"^multiplicity must be at least 1, got 0$"),
-        ({"ema": 1.0}, r"^ema must be in \[0, 1\), got 1\.0$"),
-        ({"relation": "add_remove"}, r"^relation must be one of zero_out, replace_one, got 'add_remove'$"),
-        ({"accountant": "exact"}, r"^accountant must be one of pld, rdp, got 'exact'$"),
-        ({"accountant": "rdp", "relation": "replace_one"}, r"^accountant must be pld with relation replace_one: rdp"),
-        ({"averaging": Averaging(privacy=ClientPrivacy())}, r"^averaging\.privacy must be none"),
-        ({"averaging": Averaging(max_update_norm=1.0)}, r"^averaging\.max_update_norm must be none: gradients"),
-        ({"model": DDPM(compile=True)}, r"^model must not be bfloat16 or compiled"),
-        ({"model": DDPM(precision="bfloat16")}, r"^model must not be bfloat16 or compiled"),
-        ({"model": DDPM(network=UNet(channels_last=True))}, r"^model.network.channels_last must be false"),
-    ],
-)
-def test_bad_fields_are_refused(method: DPSGD, change: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        replace(method, **change)
 
 
 def test_the_noise_stream_is_the_rounds(method: DPSGD) -> None:

@@ -21,7 +21,6 @@ from raydiff.methods.fedavg import FedAvg
 from raydiff.methods.moon import Moon
 from raydiff.models.networks import UNet
 from raydiff.models.training import Training, fit
-from raydiff.results.finished import open_finished
 from raydiff.seeding import generator
 from raydiff.storage.checkpoint import Store
 from raydiff.tree import Params
@@ -130,12 +129,6 @@ def test_a_client_keeps_its_model_of_the_last_round_that_it_took_part_in(method:
     assert sum(took_part.values()) == 3
 
 
-def test_the_last_model_is_the_servers_and_the_update(method: Moon) -> None:
-    server = method.init_server(None, generator(0))
-    result = method.local_update(server, {}, records(0), Round(0, generator(1)))
-    torch.testing.assert_close(tree.under("held/previous", result.state), tree.add(server, result.release.value))
-
-
 def test_the_last_model_is_for_training_alone(method: Moon) -> None:
     server = run(method, [records(0)])[-1].sent
     plain = method.deploy(server, tree.prefixed("held/previous", server))
@@ -145,23 +138,9 @@ def test_the_last_model_is_for_training_alone(method: Moon) -> None:
     assert not torch.equal(asked(deployed, "client"), asked(plain, "global"))
 
 
-def test_a_saved_sampler_does_not_have_it(tiny: Experiment, copied: Any, tmp_path: Path) -> None:
-    method = Moon(model=tiny.method.model, local=Training(steps=2, batch=4), rounds=1)
-    finished = open_finished(copied.finish("moon", replace(tiny, method=method, evaluation=None)))
-    finished.save_sampler(tmp_path, 1)
-    kept = Store(tmp_path)
-    assert kept.load_client(1, before=1) == {} and set(kept.load_server(0)) == set(method.model.init(generator(0)))
-
-
 # --- what is refused ---
 
 
 def test_a_model_without_features_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match=r"^MOON compares models by their features, and Quadratic has none$"):
         Moon(model=QUADRATIC)
-
-
-@pytest.mark.parametrize(("mu", "temperature"), [(-1.0, 0.5), (math.nan, 0.5), (1.0, 0.0), (1.0, math.inf)])
-def test_bad_weights_are_refused(mu: float, temperature: float) -> None:
-    with pytest.raises(ValueError, match=rf"^mu must be .* temperature .*, got {mu} and {temperature}$"):
-        Moon(mu=mu, temperature=temperature)

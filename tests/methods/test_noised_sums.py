@@ -258,6 +258,17 @@ def _covariance(server: Params) -> Tensor:
     return factor @ factor.T
 
 
+@pytest.mark.parametrize("name", SUMMED)
+def test_a_client_and_the_server_sample_the_same(name: str) -> None:
+    """From releases alone, so that the run's epsilon covers samples of the client too."""
+    method, data, labels = SUMMED[name], records(0), torch.arange(10)[:, None]
+    last = run(method, [data])[-1]
+    client = Client(0, method, data, keys=KEYS)
+    drawn = client.deploy(last.sent, last.number).sample(labels, generator(1))
+    assert torch.equal(drawn, method.deploy(last.sent).sample(labels, generator(1)))
+    assert client.personalized(last.sent, last.number) == {}
+
+
 @pytest.mark.parametrize("clients", [1, 4])
 def test_the_server_knows_how_much_noise_there_is(clients: int) -> None:
     """What a client sends has sigma on each entry, what the server makes of M clients sqrt(M) sigma."""

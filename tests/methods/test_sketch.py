@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -115,17 +114,6 @@ def test_a_mean_that_the_noise_has_swamped_is_not_believed() -> None:
     assert raw > 25 and lengths[1] < raw / 2
 
 
-def test_a_client_and_the_server_sample_the_same() -> None:
-    """From releases alone, so the run's epsilon covers the client's own records too."""
-    method, data = Sketch(clip=4.0), records(0)
-    client = Client(0, method, data, keys=KEYS)
-    last = run(method, [data])[-1]
-    labels = torch.arange(10)[:, None]
-    own = client.deploy(last.sent, 0).sample(labels, generator(1))
-    assert torch.equal(own, method.deploy(last.sent).sample(labels, generator(1)))
-    assert client.personalized(last.sent, 0) == {}
-
-
 def test_refined_pictures_are_drawn_noised_and_taken_back_by_pfdms_own_denoiser(tiny: Experiment) -> None:
     """By hand; the client's model is the one that PFDM trains, bit for bit, so that a sweep trains it once."""
     pfdm = replace(tiny.method, clip=5.0, center=True)
@@ -150,27 +138,6 @@ def test_refined_pictures_are_drawn_noised_and_taken_back_by_pfdms_own_denoiser(
     torch.testing.assert_close(found, by_hand, rtol=1e-4, atol=1e-5)
     assert list(deployed.samplers) == ["ddim", "ancestral"] and set(deployed.targets) == {"global", "client"}
     assert deployed.privacy == "none"
-
-
-@pytest.mark.parametrize(
-    ("fields", "says"),
-    [
-        ({"clip": 0.0}, "clip must be a positive number, got 0.0"),
-        ({"clip": math.inf}, "clip must be a positive number, got inf"),
-        ({"moment": -1.0}, "moment must be a positive number, got -1.0"),
-        ({"refine": 1.5}, r"refine must be in \[0, 1\], got 1.5"),
-        ({"epsilon": 0.0}, "epsilon must be > 0"),
-        ({"delta": 1.0}, "delta must be in"),
-    ],
-)
-def test_bad_fields_are_refused(fields: dict[str, Any], says: str) -> None:
-    with pytest.raises(ValueError, match=says):
-        Sketch(**fields)
-
-
-def test_a_center_needs_public_records() -> None:
-    with pytest.raises(ValueError, match="needs public records"):
-        Sketch(center=True).init_server(None, generator(0))
 
 
 def test_no_records_at_all_are_named() -> None:

@@ -53,11 +53,6 @@ def test_draws_have_the_moments_of_the_noised_records() -> None:
     assert torch.allclose(torch.cov(flat.T), torch.outer(truth, truth) + STD**2 * torch.eye(9), atol=0.3)
 
 
-def test_a_single_record_has_no_covariance() -> None:
-    fitted = fit_classes(torch.ones(1, 1, 2, 2), torch.zeros(1, 1, dtype=torch.long), noise_std=STD)
-    assert float(fitted["factor"].abs().max()) == 0 and bool((fitted["mean"] == 1).all())
-
-
 def test_a_label_row_never_seen_is_its_class_and_a_class_never_seen_is_refused() -> None:
     x, labels, _ = noised()
     fitted = fit_classes(x, labels, noise_std=STD)

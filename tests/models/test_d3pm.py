@@ -25,18 +25,6 @@ def kernel(stay: float, k: int) -> Tensor:
     return stay * torch.eye(k, dtype=torch.float64) + (1 - stay) / k
 
 
-def test_rows_of_a_kernel_are_distributions_that_compose() -> None:
-    for schedule in SCHEDULES:
-        model = replace(SMALL, schedule=schedule)
-        product = torch.eye(3, dtype=torch.float64)
-        for t, alpha in enumerate(schedule.alpha(4).tolist()):
-            step = kernel(alpha, 3)
-            assert (step >= 0).all()
-            torch.testing.assert_close(step.sum(1), torch.ones(3, dtype=torch.float64))
-            product = product @ step
-            torch.testing.assert_close(product, kernel(float(model.abar[t]), 3))
-
-
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_the_posterior_is_bayes_rule(schedule: Any) -> None:
     """q(v_{t-1} | v_t) from all paths v_0, v_{t-1}, v_t of one column, for every v_t and some distribution of v_0."""
@@ -162,12 +150,6 @@ def test_a_draw_is_never_a_value_of_probability_0() -> None:
     assert abs(float(found[1]) - 0.3) < 0.01
 
 
-def test_no_parameter_is_a_statistic_of_a_batch() -> None:
-    params = DiscreteDiffusion(counts=(5, 4, 2), labels=(2,)).init(generator(0))
-    assert not [name for name in params if "running" in name or "used" in name]
-    assert all(v.is_floating_point() for v in params.values())
-
-
 @pytest.mark.parametrize("objective", ["cross_entropy", "variational"])
 def test_gradients_of_single_rows_are_those_of_a_loop(objective: Any) -> None:
     """DP-SGD without noise or clipping, each row's gradient by torch.func.vmap."""
@@ -184,25 +166,6 @@ def test_gradients_of_single_rows_are_those_of_a_loop(objective: Any) -> None:
         torch.testing.assert_close(losses[i], loss)
         for name, leaf in theta.items():
             torch.testing.assert_close(found[name][i], leaf.grad, rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("fields", "says"),
-    [
-        ({"hidden": 0}, "hidden must be at least 1"),
-        ({"layers": 1}, "layers at least 2"),
-        ({"steps": 0}, "steps must be at least 1, got 0"),
-        ({"release": -1}, "release must be in 0..10"),
-        ({"release": 11}, "release must be in 0..10"),
-        ({"counts": ()}, "counts must be at least 1"),
-        ({"labels": (0,)}, "labels must be counts"),
-        ({"schedule": "linear"}, "schedule must be linear, sigmoid or cosine"),
-        ({"objective": "mse"}, "objective must be one of cross_entropy, variational"),
-    ],
-)
-def test_bad_models_are_refused(fields: dict[str, Any], says: str) -> None:
-    with pytest.raises(ValueError, match=says):
-        DiscreteDiffusion(**fields)
 
 
 def test_pictures_and_steps_that_there_are_not_are_refused() -> None:

@@ -61,20 +61,3 @@ def test_by_name() -> None:
         schedule_named("cubic")
     with pytest.raises(ValueError, match="has no rate"):
         schedule_named("cosine", 0.5)
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: Linear(rate=0), r"\(0, 1\], got 0"),
-        (lambda: Linear(rate=1.5), r"\(0, 1\], got 1.5"),
-        (lambda: Linear(rate=math.nan), "got nan"),
-        (lambda: Sigmoid(rate=-1), "positive number, got -1"),
-        (lambda: Sigmoid(rate=math.inf), "positive number, got inf"),
-        (lambda: Cosine(offset=-0.1), "0 or more, got -0.1"),
-        *((lambda s=s: s.alpha(0), "steps must be at least 1, got 0") for s in (Linear(), Sigmoid(), Cosine())),
-    ],
-)
-def test_bad_values(make: object, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        make()

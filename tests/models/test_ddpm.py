@@ -63,12 +63,6 @@ def test_fewer_timesteps_cover_the_same_range(schedule: str, timesteps: int) -> 
     assert bool((abar[1:] < abar[:-1]).all()) and float(abar[-1]) > 0
 
 
-@pytest.mark.parametrize(("schedule", "timesteps"), [("quadratic", 100), ("linear", 0)])
-def test_bad_schedules_are_refused(schedule: Any, timesteps: int) -> None:
-    with pytest.raises(ValueError, match=r"^(schedule|timesteps) must be .*, got (quadratic|'quadratic'|0)$"):
-        DDPM(schedule=schedule, timesteps=timesteps)
-
-
 # --- the model ---
 
 
@@ -120,21 +114,6 @@ def test_whatever_is_predicted_the_noise_is_what_one_gets(prediction: Any, monke
     assert float(model.loss({}, (x, torch.zeros(20, 2)), {"t": t, "z": z}, {})) < 1e-10
 
 
-def test_edm_of_unit_data_is_v_with_its_sign_changed() -> None:
-    model = replace(SMALL, prediction="edm", sigma_data=1.0)
-    (x, labels), draws, params = batch(SMALL, 6), SMALL.draws(6, generator(1)), SMALL.init(generator(0))
-    minus = {k: -v if k.startswith("leave.1.") else v for k, v in params.items()}
-    assert set(minus) == set(params) and any(k.startswith("leave.1.") for k in params)
-    v = replace(SMALL, prediction="v").loss(minus, (x, labels), draws, {})
-    assert float(model.loss(params, (x, labels), draws, {})) == pytest.approx(float(v), rel=1e-5)
-
-
-@pytest.mark.parametrize("std", [0.0, -1.0, math.inf, math.nan])
-def test_data_without_spread_are_refused(std: float) -> None:
-    with pytest.raises(ValueError, match=r"^sigma_data must be a positive number, got [^\n]*$"):
-        DDPM(sigma_data=std)
-
-
 def test_init_is_its_streams_alone() -> None:
     digests = []
     for seed in (1, 2):
@@ -143,14 +122,6 @@ def test_init_is_its_streams_alone() -> None:
         digests.append(tree.digest(SMALL.init(generator(0))))
         assert torch.equal(torch.random.get_rng_state(), before)
     assert digests[0] == digests[1] != tree.digest(SMALL.init(generator(1)))
-
-
-def test_predict_leaves_the_global_stream_alone() -> None:
-    model = DDPM(network=MLP(width=7, depth=1), timesteps=11, shape=(1, 2, 2))  # one whose module is not built yet
-    params, (x, labels) = model.init(generator(0)), batch(model, 2)
-    before = torch.random.get_rng_state()
-    model.predict(params, x, torch.tensor([1, 2]), labels)
-    assert torch.equal(torch.random.get_rng_state(), before)
 
 
 def test_draws_are_uniform_times_and_normal_noise() -> None:
@@ -184,14 +155,6 @@ def test_fixed_labels_are_appended() -> None:
         labels[:, 1] = value
         fixed = SMALL.denoiser(params, fixed=(value,))
         assert torch.equal(fixed(x, t, labels[:, :1]), SMALL.denoiser(params)(x, t, labels))
-
-
-@pytest.mark.parametrize(
-    ("field", "value"), [("shape", (8, 8)), ("shape", (1, 0, 8)), ("labels", (10, 0)), ("timesteps", -3)]
-)
-def test_bad_models_are_refused(field: str, value: Any) -> None:
-    with pytest.raises(ValueError, match=rf"^{field} must be .*, got [^\n]*$"):
-        DDPM(**{field: value})
 
 
 # --- reverse chains ---
@@ -233,22 +196,6 @@ def test_dpm_solver_is_that_of_diffusers(first: int, steps: int) -> None:
         y = theirs.step(odd(y, torch.full((len(y),), int(t) + 1), labels), t, y).prev_sample
     ours = denoise(odd, x, labels=labels, abar=abar, start=first, steps=steps, sampler="dpmsolver", rng=generator(0))
     torch.testing.assert_close(ours, y, rtol=1e-4, atol=1e-4)  # Their sigmas are float32.
-
-
-def test_dpm_solver_follows_the_flow_of_a_unit_gaussian_closer_than_ddim() -> None:
-    """In ten steps, at less than a tenth of the error."""
-    (x, labels), abar = start(), alphas_bar("linear", 1000)
-
-    def exact(x: Tensor, t: Tensor, labels: Tensor) -> Tensor:
-        return (1 - abar[t]).sqrt().view(-1, 1, 1, 1) * x
-
-    def error(sampler: Any) -> float:
-        end = denoise(
-            exact, x, labels=labels, abar=abar, start=600, stop=100, steps=10, sampler=sampler, rng=generator(0)
-        )
-        return float((end / x - 1).abs().max())
-
-    assert error("dpmsolver") < 0.1 * error("ddim")
 
 
 @pytest.mark.parametrize("sampler", ["ancestral", "ddim", "dpmsolver"])
@@ -340,11 +287,6 @@ def test_a_chain_falls_evenly_from_start_to_stop(first: int, last: int, steps: i
     assert min(gaps) >= 1 and max(gaps) - min(gaps) <= 1
 
 
-def test_a_chain_of_no_length_does_nothing() -> None:
-    (x, labels), abar = start(), alphas_bar("linear", 20)
-    assert torch.equal(denoise(odd, x, labels=labels, abar=abar, start=5, stop=5, sampler="ddim", rng=generator(0)), x)
-
-
 @pytest.mark.parametrize(
     ("steps", "first", "last", "calls"),
     [(None, 20, 0, 20), (10, 20, 0, 10), (10, 10, 0, 5), (7, 10, 0, 4), (3, 20, 14, 1), (1, 2, 0, 1)],
@@ -359,12 +301,6 @@ def test_a_part_of_a_chain_takes_its_share_of_the_steps(steps: int | None, first
     sampling = Sampling(sampler="ddim", steps=steps)
     sampling.run(SMALL, spy, x, labels=labels, start=first, stop=last, bound=1.0, rng=generator(0))
     assert asked == chain(first, last, calls)[:-1]
-
-
-@pytest.mark.parametrize(("field", "value"), [("sampler", "euler"), ("steps", 0)])
-def test_bad_sampling_is_refused(field: str, value: Any) -> None:
-    with pytest.raises(ValueError, match=rf"^{field} must be .*, got [^\n]*$"):
-        Sampling(**{field: value})
 
 
 # --- arithmetic ---
@@ -388,16 +324,3 @@ def test_bfloat16_rounds_inside_the_network_alone() -> None:
 @pytest.mark.slow
 def test_a_compiled_network_computes_the_same() -> None:
     assert torch.allclose(small(compile=True)[1], small()[1], atol=1e-5)
-
-
-def test_an_unknown_precision_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"^precision must be one of float32, tf32, bfloat16, got 'half'$"):
-        DDPM(precision="half")  # type: ignore[arg-type]
-
-
-def test_variants_are_the_chain_under_each_sampler_its_own_first() -> None:
-    for own, other in (("ddim", "ancestral"), ("ancestral", "ddim")):
-        chains = Sampling(sampler=own, steps=7).variants()  # type: ignore[arg-type]
-        assert list(chains) == [own, other]
-        assert [(c.sampler, c.steps) for c in chains.values()] == [(own, 7), (other, 7)]
-    assert list(Sampling(sampler="dpmsolver").variants()) == ["dpmsolver", "ancestral", "ddim"]

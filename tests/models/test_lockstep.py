@@ -218,28 +218,6 @@ def test_what_is_no_matter_of_the_loss_is_not_tried_again_one_by_one(
     assert not alone and not [w for w in recwarn if "one by one" in str(w.message)]
 
 
-def test_an_error_after_the_first_step_is_not_vmaps(monkeypatch: pytest.MonkeyPatch) -> None:
-    method, alone = METHODS["fedavg"], []
-    vmap = torch.func.vmap
-
-    def failing(loss: Any) -> Any:
-        calls, each = [], vmap(loss)
-
-        def second(*args: Any) -> Any:
-            calls.append(args)
-            if len(calls) == 2:
-                raise RuntimeError("in the second step")
-            return each(*args)
-
-        return second
-
-    monkeypatch.setattr(torch.func, "vmap", failing)
-    monkeypatch.setattr(Task, "alone", lambda task: alone.append(task))
-    with pytest.raises(RuntimeError, match="in the second step"):
-        within(lambda: whole(method, clients(method)))
-    assert not alone
-
-
 def test_cohorts_have_a_largest_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "COHORT", 2)
     method = METHODS["fedavg"]
@@ -294,29 +272,6 @@ def test_an_interrupt_leaves_no_thread_behind(monkeypatch: pytest.MonkeyPatch) -
     for thread in set(threading.enumerate()) - before:
         thread.join(timeout=SECONDS)
         assert not thread.is_alive()
-
-
-def test_a_crashed_round_resends_what_was_stored(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only client 1's release is lost: it alone is trained again, the others repeat their bytes."""
-    method, store = METHODS["pfdm"], Store(tmp_path / "trial", tmp_path / "cache")
-    server = method.init_server(None, torch.Generator().manual_seed(0))
-    first = within(lambda: list(LocalExecutor(clients(method, store=store)).run(range(4), server, 0)))
-    (tmp_path / "trial" / "releases" / "00001-00000.safetensors").unlink()
-    again = within(lambda: list(LocalExecutor(clients(method, store=store)).run(range(4), server, 0)))
-    assert [metrics.get("upload/resent") for _, metrics in again] == [1.0, None, 1.0, 1.0]
-    for (before, _), (after, _) in zip(first, again, strict=True):
-        assert tree.digest(before.release.value) == tree.digest(after.release.value)
-
-
-def test_a_run_continues_after_a_committed_round(tmp_path: Any) -> None:
-    method = METHODS["fedavg"]
-    expected, _ = whole(method, clients(method))
-    store = Store(tmp_path)
-    begun = rounds(method, LocalExecutor(clients(method, store=store)), keys=KEYS, store=store)
-    within(lambda: next(begun))
-    begun.close()
-    *_, end = within(lambda: list(rounds(method, LocalExecutor(clients(method, store=store)), keys=KEYS, store=store)))
-    assert tree.digest(end.server) == tree.digest(expected[-1].server)
 
 
 def test_models_trained_in_lock_step_are_kept_apart(tmp_path: Any) -> None:

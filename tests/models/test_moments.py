@@ -41,12 +41,6 @@ def test_noise_alone_has_no_direction() -> None:
     assert float(values.max() - values.min()) < 1e-9
 
 
-def test_without_noise_nothing_is_taken_away() -> None:
-    u = torch.randn(50, 6, generator=generator(1)).double()
-    values, vectors = without_noise(u.T @ u, 0.0)
-    torch.testing.assert_close((vectors * values) @ vectors.T, u.T @ u)
-
-
 def test_what_is_drawn_has_the_second_moment_found_however_little_the_means_are_known() -> None:
     rng = generator(2)
     x, y = torch.randn(300, 5, generator=rng).double() + 1, torch.arange(300) % 3

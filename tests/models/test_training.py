@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from raydiff import tree
-from raydiff.models import training as local
 from raydiff.models.classifier import Classifier, Perceptron
 from raydiff.models.ddpm import DDPM, denoise
 from raydiff.models.networks import MLP, UNet
@@ -164,20 +163,6 @@ def test_each_pass_takes_every_record_once_and_a_continued_training_begins_a_new
     assert [len(b) for b in rest] == [5, 5, 2, 5, 5, 2, 5] and sorted(itertools.chain(*rest[:3])) == every
 
 
-@pytest.mark.parametrize("at", [1, 3])
-def test_sgd_continues_with_its_momentum(at: int) -> None:
-    training = Training(steps=4, batch=4, optimizer="sgd", momentum=0.9, weight_decay=0.1, learning_rate=0.05)
-    whole, whole_moments, _ = train(training, moments={})
-    rng = generator(1)
-    half, moments, _ = train(training, rng=rng, steps=range(at), moments={})
-    assert {k.partition("/")[0] for k in moments} == {"momentum_buffer"}
-    state = rng.get_state()
-    rest, rest_moments, _ = train(training, rng=rng, params=half, steps=range(at, 4), moments=moments)
-    assert tree.digest(rest) == tree.digest(whole) and tree.digest(rest_moments) == tree.digest(whole_moments)
-    forgetful, _, _ = train(training, rng=rng.set_state(state), params=half, steps=range(at, 4))
-    assert tree.digest(forgetful) != tree.digest(whole)
-
-
 def test_a_training_ends_with_the_moving_average_of_its_weights() -> None:
     """By hand, from the weights after each step; in parts it is the same."""
     training = Training(steps=9, batch=4, ema=0.6)
@@ -206,46 +191,6 @@ def test_parts_of_epochs_are_one_training() -> None:
         for part in range(3):  # of a pass each
             state = fit_part(MODEL, state, images, labels, training=training, rng=rng, part=part, parts=3)
         assert tree.digest(state) == tree.digest(whole)
-
-
-@pytest.mark.parametrize(
-    ("fields", "says"),
-    [
-        ({"momentum": 0.5}, r"^momentum must be 0 with optimizer adamw, got 0\.5$"),
-        ({"momentum": 1.0, "optimizer": "sgd"}, r"^momentum must be in \[0, 1\), got 1\.0$"),
-        ({"epochs": -1}, r"^epochs must be >= 0 or none, got -1$"),
-        ({"ema": 1.0}, r"^ema must be in \[0, 1\), got 1\.0$"),
-    ],
-)
-def test_what_no_optimiser_can_do_is_refused(fields: dict[str, Any], says: str) -> None:
-    with pytest.raises(ValueError, match=says):
-        Training(**fields)
-
-
-def test_fit_leaves_its_arguments_alone() -> None:
-    (images, labels), params = records(), MODEL.init(generator(0))
-    _, moments, _ = fit(MODEL, params, images, labels, training=Training(steps=2), rng=generator(1), moments={})
-    extras = {"c": torch.ones(1)}
-    before = [tree.digest(p) for p in (params, moments, extras, {"x": images, "y": labels})]
-    after, _, _ = fit(
-        MODEL,
-        params,
-        images,
-        labels,
-        training=Training(steps=4),
-        rng=generator(1),
-        steps=range(2, 4),
-        moments=moments,
-        extras=extras,
-    )
-    assert [tree.digest(p) for p in (params, moments, extras, {"x": images, "y": labels})] == before
-    assert not any(v.requires_grad for v in after.values())
-
-
-def test_fit_does_not_touch_the_global_stream() -> None:
-    before = torch.random.get_rng_state()
-    train(Training(steps=2))
-    assert torch.equal(torch.random.get_rng_state(), before)
 
 
 def test_no_steps_change_nothing() -> None:
@@ -292,11 +237,6 @@ def test_a_loss_that_is_no_number_stops_the_training(
     assert str(failure.value) == f"the loss became {bad} at step {at}"
 
 
-def test_a_diverging_model_is_noticed() -> None:
-    with pytest.raises(Diverged, match=r"at step 1$"):
-        train(Training(steps=30, learning_rate=1e30))
-
-
 def test_a_last_step_that_ruins_the_model_is_noticed() -> None:
     """Its own loss was finite."""
 
@@ -313,21 +253,6 @@ def test_parts_of_a_training_are_the_whole(steps: int, parts: int) -> None:
     assert [step for part in cut for step in part] == list(range(steps))
     counts = [len(part) for part in cut]
     assert max(counts) - min(counts) <= 1
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("steps", -1),
-        ("batch", 0),
-        ("learning_rate", 0.0),
-        ("learning_rate", math.inf),
-        ("weight_decay", -0.1),
-    ],
-)
-def test_bad_training_is_refused(field: str, value: float) -> None:
-    with pytest.raises(ValueError, match=rf"^[^\n]*{field} [^\n]*, got [^\n]*{value}[^\n]*$"):
-        Training(**{field: value})  # type: ignore[arg-type]
 
 
 # --- what comes of a training ---
@@ -364,30 +289,6 @@ def test_the_mixture_is_the_images_and_their_clipped_copies() -> None:
     assert torch.equal(flagged[:, :1], torch.cat([labels, labels])) and flagged[:, 1].tolist() == [0] * 12 + [1] * 12
     around, _ = with_clipped_copies(images, labels, clip=1.0, center=images[3])
     assert torch.equal(around[12 + 3], images[3]) and not torch.equal(around[12], both[12])
-
-
-@pytest.mark.parametrize("parts", [1, 2, 3])
-def test_a_training_in_parts_is_the_same_training_with_other_draws(monkeypatch: pytest.MonkeyPatch, parts: int) -> None:
-    """The parts' steps, learning rates and moments follow on each other as in one `fit`."""
-    (images, labels), names = records(), set(MODEL.init(generator(0)))
-    training, asked = Training(steps=7, batch=4), []
-
-    def spy(*args: Any, **options: Any) -> Any:
-        asked.append((options["steps"], tree.digest(options["moments"])))
-        return fit(*args, **options)
-
-    monkeypatch.setattr(local, "fit", spy)
-    state: Params = {}
-    for part in range(parts):
-        more = {"training": training, "rng": generator(1, part), "part": part, "parts": parts}
-        state = local.fit_part(MODEL, state, images, labels, **more)
-        if part < parts - 1:
-            assert set(tree.under("model", state)) == names
-            assert asked[-1][0].stop == float(state["moments/step/enter.weight"])
-    assert [steps.start for steps, _ in asked] == [7 * p // parts for p in range(parts)]
-    assert sum(len(steps) for steps, _ in asked) == 7
-    assert len({moments for _, moments in asked}) == parts
-    assert set(state) == names
 
 
 if __name__ == "__main__":

@@ -80,16 +80,6 @@ def test_counterexample_to_theorem_1_where_the_schedule_stops_before_pure_noise(
     assert len(caveats(release)) == len(CAVEATS) + 2
 
 
-def test_one_step_is_tight_for_the_proved_constant() -> None:
-    """All of Theorem 1 is lost but a factor near 1 where the model draws noise once and the record is one of two."""
-    rows, weights = np.array([[0, 1], [1, 0]]), np.array([2, 10**7])
-    release = ReleasedRows(kernel=kernel(Linear(), 1, 2), proved=True)
-    found, bound = exact(rows, 0, release, weights), theorem_1(rows, weights, release)
-    assert found.output == pytest.approx(found.forward, rel=1e-6)
-    assert bound == pytest.approx(found.output, rel=1e-4)
-    assert theorem_1(rows, weights, replace(release, proved=False)) == pytest.approx(2 * bound, rel=1e-3)
-
-
 # --- models that are conditional on a label --------------------------------------------------------------------------
 
 
@@ -214,22 +204,6 @@ def test_one_column_is_learned_exactly() -> None:
     found = exact(table, 0, ReleasedRows(kernel=noisy))
     assert found.gap < 1e-12
     assert found.forward == pytest.approx(found.path, rel=1e-9)
-
-
-def test_a_single_step_generates_independent_columns() -> None:
-    counts = np.array([[4.0, 0.0], [0.0, 6.0]])
-    np.testing.assert_allclose(generated(counts, kernel(Linear(), 1, 2)), np.outer([0.4, 0.6], [0.4, 0.6]), rtol=1e-12)
-
-
-def test_many_steps_keep_what_columns_have_in_common() -> None:
-    counts = np.array([[4.0, 0.0], [0.0, 6.0]])
-    few, many = (generated(counts, kernel(Linear(), steps, 2)) for steps in (3, 300))
-    assert few[0, 1] > 0.05 > 0.005 > many[0, 1]
-
-
-def test_columns_of_a_step_sum_to_one() -> None:
-    found = column_chances(np.full((3, 3), 1 / 9), kernel(Linear(), 4, 3), 1)
-    np.testing.assert_allclose(found.sum(axis=-1), 1)
 
 
 def test_an_infinite_bound_where_the_last_of_a_value_is_taken() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from raydiff.papers.discrete.bound import audit
-from raydiff.papers.discrete.theory.random_tables import RandomTable, growing, skewed, slopes
+from raydiff.papers.discrete.theory.random_tables import RandomTable, growing, skewed
 from raydiff.seeding import generator
 
 
@@ -30,9 +30,3 @@ def test_rows_that_agree_nowhere_are_added() -> None:
         assert radius[row].tolist() == found.radius[0].tolist()
     with pytest.raises(ValueError, match="sizes must be 50 or more, got 49"):
         growing(setting, (60, 49), generator(0, "x"))
-
-
-def test_slopes_of_powers() -> None:
-    sizes = (10, 40, 1000)
-    values = np.array([[3 / s, 5 / s**2, 0.0] for s in sizes])
-    assert slopes(values, sizes) == pytest.approx([-1, -2, float("nan")], nan_ok=True)

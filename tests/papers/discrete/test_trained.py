@@ -23,7 +23,6 @@ from raydiff.papers.discrete.theory.exact import (
     hockey_stick,
     joint,
     neighbours,
-    states,
 )
 from raydiff.papers.discrete.theory.trained import Predictions, error_factors, predictions, trained, transitions
 from raydiff.seeding import generator
@@ -106,15 +105,6 @@ def test_delta_is_that_of_the_two_chains(step: int) -> None:
     assert math.isinf(found.error) == (step == 0)
 
 
-def test_transitions_are_the_samplers_posterior() -> None:
-    rows = torch.from_numpy(states(2, 3))
-    noise = Kernel(alpha=MODEL.schedule.alpha(4).tolist(), categories=3)
-    for t in range(1, 5):
-        guess = predictions(MODEL.denoiser(noisy(0)), 2, 3)(t)
-        made = MODEL.posterior(torch.from_numpy(guess), rows, torch.full((9,), t))
-        np.testing.assert_allclose(transitions(guess, noise, t), made.numpy(), rtol=1e-9)
-
-
 @pytest.mark.parametrize("categories", [2, 4])
 def test_error_factors_are_those_of_the_extreme_transitions(categories: int) -> None:
     """c_1 and c_2 over all v_{t-1}, v_t and v_0 of one column, by Bayes' rule (Lemma K.2)."""
@@ -128,29 +118,3 @@ def test_error_factors_are_those_of_the_extreme_transitions(categories: int) -> 
         assert of_gamma == pytest.approx(math.sqrt(8) * categories * high**2 / low)
         assert of_gap == pytest.approx(2 * math.log(high / low))
     assert error_factors(noise, 1) == (math.inf, math.inf)
-
-
-def test_the_error_is_the_sum_over_steps_and_columns() -> None:
-    noise = kernel(Linear(), 3, 3)
-    release = ReleasedRows(kernel=noise, epsilon=0.5, step=1, samples=2)
-    models = [lambda t: np.full((9, 2, 3), 1 / 3)] * 2
-    found = trained(skewed(9, 2, 3, p=0.5), 0, release, models)
-    factors = [error_factors(noise, t) for t in (2, 3)]
-    terms = [a * math.sqrt(x) + b * y for (a, b), x, y in zip(factors, found.gamma, found.gap, strict=True)]
-    assert found.error == pytest.approx(release.price * 2 * sum(terms))
-    assert found.gap[0] > 0 and found.gap[1] == pytest.approx(0)
-
-
-def test_bad_values() -> None:
-    table, release = skewed(9, 2, 3, p=0.5), ReleasedRows(kernel=kernel(Linear(), 3, 3))
-    fair = np.full((9, 2, 3), 1 / 3)
-    for guess in (fair * 1.01, fair + np.array([-1.0, 0.5, 0.5]), fair * np.nan):
-        with pytest.raises(ValueError, match="must be probabilities that sum to 1"):
-            trained(table, 0, release, [lambda t, guess=guess: guess] * 2)
-    with pytest.raises(ValueError, match=r"predictions must be \(9, 2, 3\).* got \(8, 2, 3\)"):
-        trained(table, 0, release, [lambda t: fair[1:]] * 2)
-    with pytest.raises(ValueError, match="models must be two, with the record and without, got 1"):
-        trained(table, 0, release, [lambda t: fair])
-    still = replace(release, kernel=Kernel(alpha=(1.0, 1.0, 0.5), categories=3))
-    with pytest.raises(ValueError, match="need noise in the first step, got alpha_1 = 1"):
-        trained(table, 0, still, [lambda t: fair] * 2)

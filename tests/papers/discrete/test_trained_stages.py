@@ -7,7 +7,6 @@ import pytest
 
 from raydiff.models.d3pm import DiscreteDiffusion
 from raydiff.models.training import Training
-from raydiff.papers.discrete.theory import trained as pdp_trained
 from raydiff.papers.discrete.theory.random_tables import RandomTable
 from raydiff.papers.discrete.theory.trained import _trainings, stages
 from raydiff.seeding import generator
@@ -39,10 +38,3 @@ def test_only_one_of_them_sees_the_record(without: bool) -> None:
 
     one, other = trained([1, 1]), trained([0, 1])
     assert all(one[name].equal(other[name]) for name in one) == without
-
-
-def test_what_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pdp_trained, "MARKS", (0, 20))
-    lines = pdp_trained.report()
-    assert "Theorem 1 54.6" in lines[1] and "10: 0.03981 .. 0.03981" in lines[2]
-    assert [line.split()[:3] for line in lines[-2:-1]] == [["0", "0", "0"]] and lines[-1].split()[0] == "20"

@@ -54,13 +54,6 @@ def test_of_a_flat_base_the_loss_is_the_variance_of_the_mean_kept() -> None:
     assert float(losses.mean()) == pytest.approx(exact, abs=4 * float(losses.std()) / 200)
 
 
-def test_the_interval_is_that_of_clopper_and_pearson() -> None:
-    share, low, high = probability(torch.arange(10.0, dtype=torch.float64), f64(-1.0, 4.0, 9.0))
-    assert share.tolist() == [0, 0.5, 1]
-    assert low.tolist() == pytest.approx([0, 0.18709, 0.025**0.1], abs=1e-5)
-    assert high.tolist() == pytest.approx([1 - 0.025**0.1, 0.81291, 1], abs=1e-5)
-
-
 def test_the_bounds_by_hand() -> None:
     setting, eps = Setting(clients=5, bases=20, records=50, xi=0.01), f64(0.1, 0.5)
     assert setting.fewest == 200

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import re
 import shutil
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -135,34 +133,6 @@ def test_the_loss_is_eq_12_row_by_row(model: LatentDiffusion) -> None:
         torch.testing.assert_close(loss[i], (eps - out).square().mean())
 
 
-def test_draws(model: LatentDiffusion) -> None:
-    draws = model.draws(4000, (1, 2, 2), rng())
-    assert draws["z"].shape == (4000, 1, 2, 2) and draws["t"].unique().tolist() == list(range(1, 51))
-
-
-def test_the_gradient_is_that_of_finite_differences(model: LatentDiffusion) -> None:
-    double = replace(model, unet=_doubled(model.unet), prefix=model.prefix.double(), empty=model.empty.double())
-    z, draws, v = rows(model, 3)
-    z, draws["z"], word = z.double(), draws["z"].double(), v[0].double().requires_grad_()
-
-    def mean(word: Tensor) -> Tensor:
-        return double.loss(word.expand(3, -1), z, draws).mean()
-
-    mean(word).backward()
-    assert word.grad is not None and word.grad.norm() > 1e-6
-    step = 1e-4
-    for k in range(model.width):
-        ahead, behind = word.detach().clone(), word.detach().clone()
-        ahead[k] += step
-        behind[k] -= step
-        slope = (mean(ahead) - mean(behind)) / (2 * step)
-        assert float(slope.detach()) == pytest.approx(float(word.grad[k]), rel=1e-4, abs=1e-9)
-
-
-def _doubled(module: torch.nn.Module) -> torch.nn.Module:
-    return copy.deepcopy(module).double()
-
-
 def test_an_inversion_step_changes_the_word_alone(model: LatentDiffusion) -> None:
     z, draws, _ = rows(model, 4)
     before = tree.digest({**_weights(model), "start": model.start})
@@ -230,17 +200,6 @@ class _Spy(torch.nn.Module):
     def decode(self, z: Tensor) -> Any:
         self.seen.append(z)
         return self.vae.decode(z)
-
-
-def test_guidance_1_evaluates_the_condition_alone(model: LatentDiffusion) -> None:
-    calls: list[int] = []
-    hook = model.unet.register_forward_hook(lambda *_: calls.append(1))
-    v = torch.randn(1, model.width, generator=rng(3))
-    model.sample(v, rng(), shape=SHAPE, steps=3, guidance=1.0)
-    assert len(calls) == 3
-    model.sample(v, rng(), shape=SHAPE, steps=3, guidance=1.5)
-    hook.remove()
-    assert len(calls) == 9
 
 
 # --- what is refused ---
@@ -349,12 +308,6 @@ def test_a_name_of_the_hub_is_downloaded(folder: Path, monkeypatch: pytest.Monke
     assert asked["allow_patterns"] == list(latent_folder.PATTERNS)
 
 
-def test_offline_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
-    assert message("some/model").startswith("'some/model' is not in the local cache, and the hub does not answer")
-
-
 # --- what an experiment holds ---
 
 
@@ -461,13 +414,3 @@ def test_the_prompt_is_encoded_by_the_models_own_text_encoder(with_text: Path, m
     torch.testing.assert_close(found.empty, empty)
     torch.testing.assert_close(found.start, whole[-2])
     assert found.digest != model.digest
-
-
-def test_a_text_encoder_without_transformers(with_text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "transformers", None)
-    assert message(str(with_text)).endswith(r"needs transformers: pip install 'raydiff[latent]'")
-
-
-def test_a_text_encoder_cut_short(with_text: Path) -> None:
-    _cut(with_text / "text_encoder/model.safetensors")
-    assert "text_encoder/model.safetensors is damaged or cut short" in message(str(with_text))

@@ -15,7 +15,6 @@ from raydiff.data import datasets
 from raydiff.data.datasets import Data
 from raydiff.papers.feddistr.latent import model as latent
 from raydiff.papers.feddistr.latent import pretrain
-from raydiff.papers.feddistr.latent.inversion import Clusters
 from raydiff.papers.feddistr.latent.pretrain import Pretrained, Pretraining
 
 TINY = Pretraining(
@@ -95,32 +94,6 @@ def test_the_denoiser_is_trained_as_it_is_used(public: datasets.Records, made: P
     assert (word - empty).abs().max() > 1e-5
 
 
-def test_clusters_are_cut_within_a_label() -> None:
-    centres = torch.tensor([0.0, 10.0, 0.2, 10.2]).repeat_interleave(5)
-    latents = centres.view(-1, 1, 1, 1) + 0.01 * torch.randn(20, 4, 2, 2, generator=rng())
-    classes = torch.tensor([3, 3, 7, 7]).repeat_interleave(5)
-    clusters = pretrain.cluster(latents, classes, count=2, least=1, fewer=True, rng=rng())
-    found, owners = clusters.members, clusters.labels
-    assert owners.tolist() == [3, 3, 7, 7]
-    assert [found[5 * i : 5 * i + 5].unique().numel() for i in range(4)] == [1] * 4 and found.unique().numel() == 4
-    assert torch.equal(owners[found], classes)
-
-
-def test_fewer_records_than_words() -> None:
-    latents = torch.zeros(3, 4, 2, 2)  # two equal ones, and one
-    latents[2] = 1
-    clusters = pretrain.cluster(latents, torch.zeros(3, dtype=torch.long), count=8, least=1, fewer=True, rng=rng())
-    found, owners = clusters.members, clusters.labels
-    assert found.tolist() in ([0, 0, 1], [1, 1, 0]) and owners.tolist() == [0, 0]
-
-
-def test_alike_clusters_begin_with_alike_words() -> None:
-    latents = torch.tensor([0.0, 0.1, 5.0]).view(-1, 1, 1, 1) * torch.randn(1, 4, 2, 2, generator=rng())
-    words = pretrain._first_words(latents, Clusters(torch.arange(3), torch.arange(3), torch.ones(3)), 8)
-    assert (words[0] - words[1]).norm() < 0.1 * (words[0] - words[2]).norm()
-    assert float(words.std()) == pytest.approx(1, rel=1e-3)
-
-
 def test_words_are_drawn_by_label_and_size(made: Pretrained) -> None:
     label = int(made.word_labels[0])
     drawn = made.draw(label, 400, rng())
@@ -135,23 +108,6 @@ def test_pictures_of_another_split_are_left_out() -> None:
     images = torch.rand(5, 1, 8, 8, generator=rng())
     kept = pretrain.apart(images, [images[3:4].clone(), torch.rand(2, 1, 8, 8, generator=rng(1)), images[:1]])
     assert kept.tolist() == [False, True, True, False, True]
-
-
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"widths": (12, 16)}, r"widths must be positive multiples of 8, got \(12, 16\)"),
-        ({"widths": (8,)}, r"widths must have at least 2 scales, got \(8,\)"),
-        ({"vae_widths": ()}, r"vae_widths must be positive multiples of 8, got \(\)"),
-        ({"words": 0}, "words must be at least 1, got 0"),
-        ({"learning_rate": float("nan")}, "learning_rate must be a positive number, got nan"),
-        ({"kl": -1.0}, "kl must be >= 0, got -1"),
-        ({"empty": 1.0}, r"empty must be a share in \(0, 1\), got 1"),
-    ],
-)
-def test_bad_hyper_parameters(changes: dict[str, Any], says: str) -> None:
-    with pytest.raises(ValueError, match=says):
-        Pretraining(**changes)
 
 
 def test_bad_pictures() -> None:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from raydiff.papers.feddistr.prompt_pool import PromptPool, Prompts, match, table, threshold_between
 from raydiff.seeding import generator
-from raydiff.storage.atomic_files import read_tensors, write_tensors
 
 
 def prompts(vectors: object, labels: list[int], counts: list[int] | None = None) -> Prompts:
@@ -66,60 +63,7 @@ def test_permuted_copies_are_aligned_exactly(kind: str, orders: list[list[int]])
         assert torch.equal(pool.prompts.counts, first.counts * (1 + len(orders)))
 
 
-@settings(deadline=None, max_examples=40)
-@given(order=st.permutations(range(9)), sizes=st.sampled_from([(4, 5), (1, 3, 5), (2, 2, 2, 3)]))
-def test_disjoint_prompts_are_all_kept(order: list[int], sizes: tuple[int, ...]) -> None:
-    everything = prompts([10.0 * i for i in range(9)], [i % 2 for i in range(9)], list(range(1, 10)))
-    sent = [permuted(everything, rows.tolist()) for rows in torch.tensor(order).split(list(sizes))]
-    pool = pooled(*sent, threshold=19.9)  # of one label they are 20 apart
-    assert torch.equal(pool.prompts.vectors, everything.vectors[order])
-    assert torch.equal(pool.prompts.labels, everything.labels[order])
-    assert torch.equal(pool.prompts.counts, everything.counts[order])
-    assert pool.members[:, 2].tolist() == list(range(9))
-
-
-def test_different_labels_are_never_merged() -> None:
-    pool = pooled(prompts([0.0, 0.0], [0, 1]), prompts([0.0, 0.0], [2, 1]), threshold=1e6)
-    assert pool.prompts.labels.tolist() == [0, 1, 2] and pool.members[:, 2].tolist() == [0, 1, 2, 1]
-
-
 # --- the assignment ----------------------------------------------------------------------------------------
-
-
-def greedy(sent: Prompts, pool: Prompts, threshold: float) -> list[int]:
-    """Each in its turn takes the nearest that is left."""
-    distances, taken = torch.cdist(sent.vectors, pool.vectors), []
-    for own in distances:
-        left = [p for p in range(len(own)) if p not in taken and own[p] < threshold]
-        taken.append(min(left, key=lambda p: float(own[p])) if left else -1)
-    return taken
-
-
-@pytest.mark.parametrize(
-    ("sent", "pool", "threshold", "partners"),
-    [
-        (line(2, 4.5), line(0, 3), 3.0, [0, 1]),  # 2 + 1.5, and not 1 + 3 for going without
-        (line(1, -1), line(0, 2), 2.5, [1, 0]),  # 1 is as far from 0 as from 2
-        (line(1, 0), line(0, 2), 1.5, [1, 0]),  # the same with a partner at distance 0
-        (line(2, 4.5, 40), line(0, 3), 3.0, [0, 1, -1]),  # more are sent than there are
-        (line(1, -1), line(0, 2, 40), 2.5, [1, 0]),  # fewer
-        (line(1, 3, 5, 7), line(2, 4, 6), 1.5, None),  # four for three: any three, 1 each
-    ],
-)
-def test_the_assignment_is_the_best_where_greedy_is_not(
-    sent: Prompts, pool: Prompts, threshold: float, partners: list[int] | None
-) -> None:
-    found = match(sent, pool, threshold=threshold).tolist()
-    if partners is None:
-        assert cost(found, sent, pool, threshold) == pytest.approx(3 + threshold)
-    else:
-        assert found == partners != greedy(sent, pool, threshold)
-
-
-def test_no_near_pair_is_spent_to_give_every_prompt_a_partner() -> None:
-    sent, pool = line(9, 20), line(0, 10)
-    assert match(sent, pool, threshold=torch.inf).tolist() == [0, 1]  # 9 + 10, and not 1 + 20
-    assert match(sent, pool, threshold=5.0).tolist() == [1, -1]
 
 
 def test_a_pair_at_the_threshold_is_not_merged() -> None:
@@ -167,29 +111,6 @@ def test_the_assignment_equals_a_search_over_all_of_them(data: st.DataObject, gr
 
 
 # --- what stays --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("counts", "stays"),
-    [([3, 5, 4], 1), ([5, 3, 4], 0), ([2, 3, 4], 2), ([4, 4, 4], 0), ([3, 4, 4], 1), ([3, 2, 4], 2)],
-)
-def test_the_vector_with_most_data_stays_and_counts_add_up(counts: list[int], stays: int) -> None:
-    """[3, 2, 4]: compared are the vectors, not the sum of 5 behind the pool's."""
-    pool = pooled(*(prompts([float(k)], [7], [n]) for k, n in enumerate(counts)), threshold=10.0)
-    assert pool.prompts.vectors.tolist() == [[stays]] and pool.prompts.labels.tolist() == [7]
-    assert pool.prompts.counts.tolist() == [sum(counts)] and pool.largest.tolist() == [max(counts)]
-
-
-def test_later_clients_are_matched_with_the_vector_that_stayed() -> None:
-    sent = [prompts([0.0], [0], [1]), prompts([2.0], [0], [5]), prompts([4.0], [0], [1])]
-    assert pooled(*sent, threshold=3.0).members.tolist() == [[0, 0, 0], [1, 0, 0], [2, 0, 0]]
-
-
-def test_an_earlier_pool_is_not_changed_by_what_is_merged() -> None:
-    before = pooled(prompts([0.0], [0], [1]), threshold=3.0)
-    before.with_prompts(1, prompts([1.0, 9.0], [0, 0], [5, 5]), threshold=3.0)
-    assert before.prompts.vectors.tolist() == [[0.0]] and before.prompts.counts.tolist() == [1]
-    assert before.largest.tolist() == [1] and len(before.members) == 1
 
 
 @settings(deadline=None, max_examples=40)
@@ -243,20 +164,6 @@ def test_a_threshold_needs_pairs(ours: list[int], theirs: list[int]) -> None:
 
 
 # --- on disk, and as a table -------------------------------------------------------------------------------
-
-
-def test_a_pool_survives_the_disk(tmp_path: Path) -> None:
-    pool = pooled(prompts(RANDOM, [0, 0, 1, 1, 1, 2], [9, 8, 7, 6, 5, 4]), prompts(RANDOM[:2], [0, 5]), threshold=1.0)
-    write_tensors(tmp_path / "pool.safetensors", pool.to_params())
-    again = PromptPool.from_params(read_tensors(tmp_path / "pool.safetensors")[0])
-
-    def leaves(of: PromptPool) -> list[Tensor]:
-        return [of.prompts.vectors, of.prompts.labels, of.prompts.counts, of.largest, of.members]
-
-    assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(leaves(pool), leaves(again), strict=True))
-    more = prompts(RANDOM[3:4], [1], [50])
-    after, same = (of.with_prompts(2, more, threshold=1.0) for of in (pool, again))
-    assert all(torch.equal(a, b) for a, b in zip(leaves(after), leaves(same), strict=True))
 
 
 def test_the_table_says_from_whom_each_row_is() -> None:

@@ -39,14 +39,6 @@ def test_the_colour_goes_with_the_digit(tmp_path: Path) -> None:
     assert "coloured by digit: 0 1 6 7 9 red, the others blue" in colour.notes
 
 
-def test_colour_mnist_is_resized_channel_by_channel(tmp_path: Path) -> None:
-    root = str(tiny_mnist(tmp_path))
-    plain, small = (load(Data(name="colour-mnist", root=root, size=size, **DIGITS)) for size in (None, 2))
-    blocks = plain.splits["train"].images.reshape(20, 3, 2, 2, 2, 2).mean(dim=(3, 5))
-    torch.testing.assert_close(small.splits["train"].images, blocks)
-    assert small.notes[-1] == "cropped to the central square and resized to 2 x 2 by area averaging"
-
-
 def test_the_colour_can_be_the_class(tmp_path: Path) -> None:
     data = load(Data(name="colour-mnist", root=str(tiny_mnist(tmp_path)), labels=("colour", "digit"), **DIGITS))
     assert (data.cardinalities, data.label_columns) == ((2, 10), ("colour", "digit"))
@@ -57,17 +49,6 @@ def test_the_colour_can_be_the_class(tmp_path: Path) -> None:
 
 def test_embedded_sets_refuse_other_columns(tmp_path: Path) -> None:
     assert message(Data(labels=("colour",))) == "scikit-learn's digits has no label column 'colour'; it has digit"
-
-
-def test_real_colour_mnist(data_root: Path) -> None:
-    data = load(Data(name="colour-mnist", size=14, train=200, public=50, validation=10, calibration=10, test=50))
-    assert (data.shape, data.cardinalities) == ((3, 14, 14), (10, 2))
-    train = data.splits["train"]
-    assert len(train.labels[:, 0].unique()) == 10
-    ink = (train.images + 1).sum(dim=(2, 3))  # (N, 3)
-    red = train.labels[:, 1] == 0
-    assert (ink[red][:, 0] > 1).all() and (ink[~red][:, 2] > 1).all()
-    assert ink[red][:, 1:].sum() == ink[~red][:, :2].sum() == 0
 
 
 def test_a_name_with_a_slash_is_a_path_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

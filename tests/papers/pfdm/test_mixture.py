@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from raydiff.models.ddpm import alphas_bar
 from raydiff.papers.pfdm.theory.mixture import (
     LEAF,
-    RADII,
     Case,
     Mixture,
-    assignment,
-    draw_hand_overs,
-    draw_hierarchy,
     hand_overs,
     merge_time,
     merge_times,
@@ -52,15 +45,6 @@ def test_fine_structure_merges_first() -> None:
         merge_time(1e6, 0.1, ABAR)
 
 
-def test_the_tree_by_hand() -> None:
-    means = tree().means
-    assert means.shape == (27, 2)
-    torch.testing.assert_close(means.mean(0), torch.zeros(2, dtype=torch.float64))
-    torch.testing.assert_close(means[:9].mean(0), torch.tensor([0.0, RADII[0]], dtype=torch.float64))
-    siblings = torch.linalg.norm(means[0] - means[1])
-    assert float(siblings) == pytest.approx(RADII[2] * math.sqrt(3))
-
-
 def test_the_denoiser_is_the_score() -> None:
     x = torch.randn(5, 2, dtype=torch.float64, generator=generator(0, "x")).requires_grad_()
     a = float(ABAR[200])
@@ -81,11 +65,6 @@ def test_the_perfect_chain_ends_in_the_mixture() -> None:
     assert float((shares - 1 / 27).abs().max()) < 5 * math.sqrt(1 / 27 / 900)
 
 
-def test_the_assignment_by_hand() -> None:
-    a, b = torch.tensor([[0.0], [1.0], [5.0]]), torch.tensor([[6.0], [1.0], [2.0]])
-    assert assignment(a, b) == pytest.approx(1.0)
-
-
 @pytest.fixture(scope="module")
 def case() -> Case:
     return hand_overs(minority=3, depths=(10, 950), abar=ABAR, sampler="ddim", count=180)
@@ -103,12 +82,3 @@ def test_after_a_deep_one_only_the_clients_records_are_left(case: Case) -> None:
     assert float(far.max()) < 5 * LEAF
     with pytest.raises(ValueError, match="minority must be at least 1"):
         hand_overs(minority=0, depths=(10,), abar=ABAR, sampler="ddim")
-
-
-@pytest.mark.slow
-def test_the_pictures_have_something_on_them(case: Case, tmp_path: Path) -> None:
-    draw_hierarchy(tmp_path / "a.png", abar=alphas_bar("linear", 100), count=60)
-    draw_hand_overs(case, tmp_path / "b.png", title="3 records")
-    for name in ("a.png", "b.png"):
-        pixels = np.asarray(Image.open(tmp_path / name).convert("RGB"))
-        assert pixels.shape[0] > 600 and 0.001 < (pixels.std(axis=2) > 20).mean() < 0.5  # coloured points

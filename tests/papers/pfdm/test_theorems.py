@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from raydiff.models.ddpm import MEASURED, Sampler
-from raydiff.papers.pfdm.theory.theorems import break_even, eq9, first_order_gain, theorem_weights, trials
+from raydiff.papers.pfdm.theory.theorems import break_even, eq9, first_order_gain, trials
 from raydiff.seeding import generator
 
 
@@ -70,18 +70,6 @@ def test_the_gain_of_eq9_is_reached_where_its_conditions_hold() -> None:
     assert n >= least
     for gain in gains(d, n, math.ceil(pooled), abar, count=200).values():
         assert bounds(gain)[0] > promised
-
-
-def test_eq9_by_hand() -> None:
-    # sigma^2 = 1, d = 2, n = 10: 1.125 / (2 * 9) * 4 / 10; 36 * 17 * 10; (1 + 1)^2 * 2 * ln(20)^1.5
-    assert eq9(2, 10, 1.0) == pytest.approx((0.025, 6120, 8 * math.log(20) ** 1.5))
-
-
-def test_the_theorems_two_pairs_of_weights() -> None:
-    assert theorem_weights(4.0) == {
-        "printed": pytest.approx((1 / 7, 6 / 7)),
-        "proved": pytest.approx((3 / 11, 8 / 11)),
-    }
 
 
 @pytest.mark.parametrize("sampler", MEASURED)

@@ -17,7 +17,6 @@ from raydiff.federated.method import Method, Metrics, Round, Upload
 from raydiff.federated.rounds import LocalExecutor, Progress, rounds
 from raydiff.methods._averaging import Averaging
 from raydiff.methods.fedavg import FedAvg
-from raydiff.models.ddpm import DDPM
 from raydiff.models.networks import CLIENT, MLP, UNet
 from raydiff.models.training import Training, fit_personal
 from raydiff.papers.spire.method import KINDS, SHARES, SPIRE
@@ -183,28 +182,6 @@ def test_an_attack_asks_with_every_embedding_that_a_record_has(method: SPIRE) ->
     assert torch.equal(targets["global"].denoisers[0](x, t, labels.long()), shared)
 
 
-def test_several_embeddings_change_nothing_for_the_federation(method: SPIRE) -> None:
-    """Its clients have one, and what they send is to the bit what it was."""
-    several = replace(method, embeddings=3)
-    clients, server = pool(several), run(method)[-1].sent
-    last = list(rounds(several, clients, keys=KEYS))[-1]
-    assert tree.digest(last.sent) == tree.digest(server) and set(clients.state(0, 2)) == {CLIENT}
-    labels = torch.zeros(3, 1, dtype=torch.int64)
-    drawn = [m.deploy(server, clients.state(0, 2)).sample(labels, generator(2)) for m in (method, several)]
-    assert torch.equal(*drawn) and torch.equal(
-        several.deploy(server).sample(labels, generator(2)), *(method.deploy(server).sample(labels, generator(2)),)
-    )
-
-
-def test_fewer_records_than_embeddings(method: SPIRE) -> None:
-    several, server = replace(method, embeddings=5), run(method)[-1].sent
-    newcomer = Client(7, several, records(7, 2), keys=KEYS, newcomer=True)
-    state = newcomer.personalized(server, 2)
-    assert state[SHARES].tolist() == [0.5, 0.5, 0, 0, 0] and state[KINDS].shape == (5, 32)
-    labels = torch.zeros(3, 1, dtype=torch.int64)
-    assert bool(newcomer.deploy(server, 2).sample(labels, generator(0)).isfinite().all())
-
-
 def test_without_labels_what_is_asked_for_changes_nothing(method: SPIRE) -> None:
     server = run(method)[-1].sent
     deployed = Client(0, method, records(0), keys=KEYS).deploy(server, 2)
@@ -220,14 +197,3 @@ def test_the_shared_model_has_embedding_zero(method: SPIRE) -> None:
     alone = method.deploy(server)
     assert torch.equal(alone.sample(labels, generator(2)), expected)
     assert alone.about == "images of the backbone with embedding 0"
-
-
-def test_bad_values_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"^embedding_std must be >= 0, got -1$"):
-        SPIRE(embedding_std=-1)
-    with pytest.raises(ValueError, match=r"^embeddings must be at least 1, got 0$"):
-        SPIRE(embeddings=0)
-    with pytest.raises(ValueError, match=r"^embeddings must be 1 where model.conditional is true, got 2$"):
-        SPIRE(model=DDPM(), embeddings=2)
-    with pytest.raises(ValueError, match=r"^rounds must be at least 1, got 0$"):
-        SPIRE(rounds=0)
