@@ -13,7 +13,7 @@ from toys import KEYS, aggregated, records, run
 from raydiff import tree
 from raydiff.experiment.config import Experiment
 from raydiff.federated.method import Round, Upload
-from raydiff.methods import fedavg
+from raydiff.methods import _averaging
 from raydiff.methods.fedavg import FedAvg
 from raydiff.models.training import Training, fit
 from raydiff.privacy.release import disclose
@@ -54,7 +54,7 @@ def test_the_rounds_are_one_training_cut_in_pieces(method: FedAvg, monkeypatch: 
         asked.append((options["steps"], options["training"]))
         return fit(*args, **options)
 
-    monkeypatch.setattr(fedavg, "fit", spy)
+    monkeypatch.setattr(_averaging, "fit", spy)
     run(method, [records(0)])
     assert asked == [(range(0, 2), method.local), (range(2, 5), method.local), (range(5, 8), method.local)]
 

@@ -130,7 +130,7 @@ class SPIRE(Averaged):
     def deploy(self, server: Params, state: Params | None = None) -> Deployed:
         """Sample the backbone with the client's embedding, with one of several for each picture, or with 0."""
         own = None if state is None or SHARES in state else {**server, **state}
-        made = deployed(self._with_one, self.sampling, shared=self.shared(server), own=own)
+        made = deployed(self._with_one, self.sampling, shared=self.shared(server), personal=own)
         if state is None:
             return replace(made, about="images of the backbone with embedding 0")
         return made if own else self._mixed(made, {**server, KINDS: state[KINDS]}, state[SHARES])
