@@ -48,7 +48,7 @@ from raydiff.data.records import Records, label_rows
 from raydiff.federated.method import SERVER_ONLY, Deployed, LocalResult, Mean, Metrics, Round, Target
 from raydiff.federated.upload_spec import UploadSpec
 from raydiff.methods._noised_sums import NoisedSum, NoisedSums
-from raydiff.models.population import Population
+from raydiff.models.by_row import Population
 from raydiff.privacy.release import Event
 from raydiff.tree import Params
 

@@ -17,7 +17,7 @@ from raydiff.federated.client import Client
 from raydiff.federated.method import Mean, Round
 from raydiff.federated.rounds import LocalExecutor, rounds
 from raydiff.methods.evolution import Evolution, drawn, onto_counts
-from raydiff.models.population import Population
+from raydiff.models.by_row import Population
 from raydiff.privacy import accountants, gaussian
 from raydiff.seeding import NoiseStream, generator
 from raydiff.tree import Params

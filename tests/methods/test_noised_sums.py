@@ -25,9 +25,9 @@ from raydiff.federated.sums import UploadValidator
 from raydiff.methods.dpmerf import DPMERF
 from raydiff.methods.evolution import Evolution
 from raydiff.methods.sketch import Sketch
+from raydiff.models.by_row import Population
 from raydiff.models.generator import Generator
 from raydiff.models.moments import Gaussians
-from raydiff.models.population import Population
 from raydiff.models.training import Training
 from raydiff.privacy import accountants
 from raydiff.privacy.canaries import Weakened

@@ -9,9 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from raydiff.models.by_row import ByRow
+from raydiff.models.by_row import ByRow, Population
 from raydiff.models.generator import POINTS, Generator
-from raydiff.models.population import Population
 from raydiff.seeding import generator
 from raydiff.tree import Params
 

@@ -139,7 +139,7 @@ def test_moments_and_losses_are_each_clients_own(training: Training) -> None:
         params, moments, loss = train(i, 0, (MODEL.init(torch.Generator().manual_seed(i)), {}))
         return (loss, *train(i, 2, (params, moments)))
 
-    found = within(lambda: list(lockstep.in_step([lambda i=i: twice(i) for i in range(3)])))
+    found = within(lambda: list(lockstep.run_in_lockstep([lambda i=i: twice(i) for i in range(3)])))
     for i, ((first, params, moments, loss), sizes) in enumerate(found):
         one, expected, state, mean = twice(i)
         assert sizes == [3, 3]
@@ -157,7 +157,7 @@ def test_passes_are_taken_together_by_clients_with_as_many_records() -> None:
         start = MODEL.init(torch.Generator().manual_seed(0))
         return fit(MODEL, start, data.images, data.labels, training=passes, rng=rng)
 
-    found = within(lambda: list(lockstep.in_step([lambda i=i: train(i) for i in range(3)])))
+    found = within(lambda: list(lockstep.run_in_lockstep([lambda i=i: train(i) for i in range(3)])))
     assert [sizes for _, sizes in found] == [[1], [2], [2]]
     for i, ((params, moments, loss), _) in enumerate(found):
         expected, state, mean = train(i)
@@ -265,7 +265,7 @@ def test_an_interrupt_leaves_no_thread_behind(monkeypatch: pytest.MonkeyPatch) -
         assert len(tasks) == 4
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(lockstep, "answers", interrupted)
+    monkeypatch.setattr(lockstep, "train_all", interrupted)
     before = set(threading.enumerate())
     with pytest.raises(KeyboardInterrupt):
         whole(METHODS["fedavg"], clients(METHODS["fedavg"]))

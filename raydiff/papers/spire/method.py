@@ -43,9 +43,9 @@ from raydiff.data.records import Records
 from raydiff.federated.method import Deployed, LocalResult, Round, Sampler, Target
 from raydiff.methods._averaging import Averaged, Averaging, deployed
 from raydiff.models.ddpm import DDPM
-from raydiff.models.k_means import k_means
 from raydiff.models.networks import CLIENT, table
 from raydiff.models.training import Training, fit_personal
+from raydiff.papers.k_means import k_means
 from raydiff.tree import Params
 
 KINDS = table(0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from raydiff.models.class_gaussians import draw, fit_classes
+from raydiff.papers.pfdm.class_gaussians import draw, fit_classes
 from raydiff.seeding import generator
 
 STD = 0.8
