@@ -26,9 +26,6 @@ Gradient = Callable[[Params], tuple[Params, Tensor]]
 Optimizer = Literal["adamw", "sgd"]
 Decay = Literal["cosine", "constant"]
 
-Draw = tuple[tuple[Tensor, Tensor], Params]
-"""(batch, draws) of a step."""
-
 AVERAGE = "average"  # prefix of the moving average of the weights among the moments
 ROWS = "rows"  # key of the batch's row numbers among the draws of a step
 AHEAD, AHEAD_BYTES = 32, 2**26  # largest number of steps, and their bytes, drawn in advance for an accelerator
@@ -156,7 +153,7 @@ class Task:
         extras = {k: v.to(where) for k, v in self.extras.items()}
         return replace(self, images=self.images.to(where), labels=self.labels.to(where), extras=extras)
 
-    def batches(self) -> Iterator[Draw]:
+    def batches(self) -> Iterator[tuple[tuple[Tensor, Tensor], Params]]:
         """Endless (batch, draws) of each step, on the records' device.
 
         Each copy makes an accelerator wait, so the draws of several steps are copied together; never more than the

@@ -14,7 +14,6 @@ import pytest
 import torch
 from PIL import Image
 from sets import FEW, assert_cut, grey_set, message, pictures, png, write
-from sklearn.datasets import load_digits
 
 from raydiff.data import pictures as pictures_in
 from raydiff.data.datasets import SPLITS, Data, Records, load
@@ -34,38 +33,11 @@ def test_digits_are_what_they_were() -> None:
     }  # fmt: skip
 
 
-def test_digits_rows_are_their_source_rows_on_minus_one_to_one() -> None:
-    bunch = load_digits()
-    for records in load(Data()).splits.values():
-        assert (records.images.dtype, records.labels.dtype) == (torch.float32, torch.int64)
-        expected = torch.from_numpy(bunch.images[records.numbers.numpy()]).float().unsqueeze(1) / 8 - 1
-        assert torch.equal(records.images, expected)
-        assert records.labels.squeeze(1).tolist() == bunch.target[records.numbers.numpy()].tolist()
-
-
-@pytest.mark.parametrize("seed", [0, 1])
-def test_digits_splits_are_disjoint_and_drawn_at_random(seed: int) -> None:
-    assert_cut(load(Data(split_seed=seed)), [(SPLITS, torch.from_numpy(load_digits().target))])
-
-
 def test_train_cap_is_a_prefix_and_moves_no_other_split() -> None:
     whole, capped = load(Data()), load(Data(train=100))
     for split in SPLITS:
         kept = 100 if split == "train" else len(whole.splits[split])
         assert torch.equal(capped.splits[split].numbers, whole.splits[split].numbers[:kept])
-
-
-def test_size_averages_areas() -> None:
-    plain, small = load(Data()).splits["test"], load(Data(size=4)).splits["test"]
-    blocks = plain.images.reshape(400, 1, 4, 2, 4, 2)
-    torch.testing.assert_close(small.images, blocks.mean(dim=(3, 5)))
-    assert load(Data(size=4)).shape == (1, 4, 4)
-
-
-def test_splits_own_their_memory() -> None:
-    for records in load(Data(train=30, validation=0)).splits.values():
-        for tensor in records.leaves.values():
-            assert tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
 
 
 def test_select_takes_positions_and_masks() -> None:
@@ -129,15 +101,6 @@ def test_test_rows_are_the_sources_own(tmp_path: Path) -> None:
     assert (len(splits["test"]), len(splits["train"])) == (9, 40 - 6 - 6 - 3)
 
 
-@pytest.mark.parametrize("names", [("train-0.parquet",), ("test-0.parquet",), ("a.parquet", "b.parquet")])
-def test_one_kind_of_file_is_one_pool(tmp_path: Path, names: tuple[str, ...]) -> None:
-    for i, name in enumerate(names):
-        write(tmp_path / "set" / name, [png(p) for p in pictures(30, first=30 * i)], [0, 1, 2] * 10)
-    splits = load(Data(name=str(tmp_path / "set"), **FEW)).splits
-    assert sum(len(r) for r in splits.values()) == 30 * len(names)
-    assert len(splits["test"]) == 9
-
-
 def test_colour_raw_bytes_and_other_column_names(tmp_path: Path) -> None:
     pixels = pictures(30, shape=(4, 6, 3))
     columns = {"image": "img", "label": "fine_label", "raw": True}
@@ -173,15 +136,6 @@ def test_digest_depends_on_pixels_labels_and_cut(tmp_path: Path) -> None:
     digests["cut"] = load(Data(name="set", root=str(tmp_path), split_seed=1, **FEW)).digest
     assert digests["set"] == digests["same"]
     assert len(set(digests.values())) == len(digests) - 1
-
-
-def test_names_are_found_below_the_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    grey_set(tmp_path / "orl_faces_64")
-    by_field = load(Data(name="faces", root=str(tmp_path), **FEW))
-    monkeypatch.setenv("RAYDIFF_DATA", str(tmp_path))
-    by_variable = load(Data(name="faces", **FEW))
-    by_folder = load(Data(name="orl_faces_64", **FEW))
-    assert by_field.digest == by_variable.digest == by_folder.digest
 
 
 @pytest.mark.skipif("RAYDIFF_DATA" not in os.environ, reason="RAYDIFF_DATA, the folder of data sets, is not set")
@@ -282,29 +236,6 @@ def test_bad_labels(tmp_path: Path, labels: list[Any], found: str) -> None:
     path = write(tmp_path / "set" / "x.parquet", [png(p) for p in pictures(30)], labels, names=["a", "b"])
     text = message(Data(name=str(tmp_path / "set"), **FEW))
     assert found in text and str(path) in text
-
-
-def test_files_must_agree_on_class_names(tmp_path: Path) -> None:
-    paths = [
-        write(tmp_path / "set" / f"{k}.parquet", [png(p) for p in pictures(30)], [0] * 30, names=names)
-        for k, names in (("train", ["a", "b"]), ("test", ["b", "a"]))
-    ]
-    expected = f"{paths[0]} and {paths[1]} name their classes differently"
-    assert message(Data(name=str(tmp_path / "set"), **FEW)) == expected
-
-
-@pytest.mark.parametrize(
-    ("odd", "found"),
-    [
-        (png(pictures(1, shape=(5, 4))[0]), "is 4 x 5 L"),
-        (png(pictures(1, shape=(4, 4, 3))[0]), "is 4 x 4 RGB"),
-    ],
-    ids=["size", "mode"],
-)
-def test_mixed_sizes_and_modes(tmp_path: Path, odd: bytes, found: str) -> None:
-    path = write(tmp_path / "set" / "x.parquet", [*[png(p) for p in pictures(29)], odd], [0] * 30)
-    text = message(Data(name=str(tmp_path / "set"), **FEW))
-    assert f"row 29 of {path} {found}, but row 0 of {path} is 4 x 4 L" in text
 
 
 @pytest.mark.parametrize(

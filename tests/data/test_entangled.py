@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raydiff.data.datasets import Data, Records, load
+from raydiff.data.datasets import Records
 from raydiff.data.entangled import coefficients, measured, mixing
 from raydiff.data.partition import Entangled, counts, partition
 from raydiff.seeding import generator
@@ -42,11 +42,6 @@ def test_the_closed_form_gives_every_pair_xi(clients: int, xi: float) -> None:
 # --- the coefficients ---
 
 
-def test_coefficients_by_hand() -> None:
-    found = coefficients(torch.tensor([[3, 4, 0], [4, 3, 0], [0, 0, 7]]))
-    torch.testing.assert_close(found, torch.tensor([[1, 0.96, 0], [0.96, 1, 0], [0, 0, 1]], dtype=torch.float64))
-
-
 def test_measured_is_the_average_and_the_largest_and_says_whether_theorem_2_applies() -> None:
     found = measured(torch.tensor([[3, 4, 0], [4, 3, 0], [0, 0, 7]]))
     assert found == pytest.approx(
@@ -76,14 +71,6 @@ def test_twenty_bases_are_dealt_as_asked_for(clients: int, xi: float) -> None:
     assert int(totals.max() - totals.min()) <= 2 and int(totals.sum()) == 10_000
 
 
-@pytest.mark.parametrize("clients", [2, *CLIENTS])
-def test_without_entanglement_no_base_is_at_two_clients(clients: int) -> None:
-    data = records([30] * 20)
-    table = counts(data, partition(data, clients, how=Entangled(xi=0), rng=generator(0)), 20)
-    assert ((table > 0).sum(0) == 1).all() and ((table > 0).sum(1) == 20 // clients).all()
-    assert measured(table)["partition/entanglement_max"] == 0 and measured(table)["partition/theorem2"] == 1
-
-
 @given(
     sizes=st.lists(st.integers(0, 40), min_size=1, max_size=24),
     clients=st.integers(1, 12),
@@ -103,14 +90,6 @@ def test_disjoint_covering_seeded_and_nobody_empty_or_refused(
     assert torch.cat(parts).sort().values.tolist() == list(range(sum(sizes)))
     again = partition(data, clients, how=Entangled(xi=xi), rng=generator(seed))
     assert all(torch.equal(a, b) for a, b in zip(parts, again, strict=True))
-
-
-def test_digits_in_pairs() -> None:
-    train = load(Data(superclasses="pairs")).splits["train"]
-    table = counts(train, partition(train, 5, how=Entangled(xi=0.057), rng=generator(0)), 10)
-    assert measured(table)["partition/entanglement_mean"] == pytest.approx(0.057, abs=0.001)
-    plain = load(Data()).splits["train"]  # the class is the base there: the same partition of the same records
-    assert torch.equal(counts(plain, partition(plain, 5, how=Entangled(xi=0.057), rng=generator(0)), 10), table)
 
 
 # --- errors ---

@@ -65,11 +65,6 @@ def test_train_and_test_folders_are_kept_apart(tmp_path: Path) -> None:
     assert data.notes == ("files left unread: 2, such as val/ant/0.png",)
 
 
-def test_numbers_are_sorted_as_numbers(tmp_path: Path) -> None:
-    data = load(Data(name=str(animals(tmp_path / "zoo", names=("10", "2", "0", "x"), each=3)), fitted_on="all", **FEW))
-    assert data.label_names == (("0", "2", "10", "x"),)
-
-
 def test_any_format_and_what_is_no_picture_is_told(tmp_path: Path) -> None:
     zoo = animals(tmp_path / "zoo")
     for suffix in ("bmp", "JPG", "gif"):
@@ -105,20 +100,6 @@ def test_notes_tell_nothing_of_any_picture(tmp_path: Path) -> None:
         save(zoo / "bee" / "5.png", pictures(1, shape=odd)[0], mode)
         notes += [load(Data(name=str(zoo), size=4, colour="rgb", fitted_on="all", **FEW | {"train": None})).notes]
     assert len(set(notes)) == 1 and notes[0]
-
-
-def test_colour_is_converted_when_asked_for(tmp_path: Path) -> None:
-    zoo = animals(tmp_path / "zoo")
-    save(zoo / "bee" / "0.png", np.full((4, 4, 3), (255, 0, 0), np.uint8), "RGBA")
-    sizes = FEW | {"train": None}
-    grey, rgb = (load(Data(name=str(zoo), colour=colour, **sizes)) for colour in ("grey", "rgb"))
-    assert (grey.shape[0], rgb.shape[0]) == (1, 3)
-    red = {c: next(r.images[r.numbers == 1] for r in d.splits.values() if (r.numbers == 1).any()) for c, d in
-           (("grey", grey), ("rgb", rgb))}  # fmt: skip
-    assert torch.equal(red["rgb"][0, :, 0, 0], torch.tensor([1.0, -1.0, -1.0]))
-    torch.testing.assert_close(red["grey"], torch.full((1, 1, 4, 4), 76 / 127.5 - 1))  # ITU-R 601: 0.299 x 255
-    assert grey.notes == ("converted to L, transparency dropped",)
-    assert rgb.notes == ("converted to RGB, transparency dropped",)
 
 
 @pytest.mark.parametrize(

@@ -58,11 +58,6 @@ def test_several_folders_are_told_apart_by_name(snapshot: Path) -> None:
     assert "has parquet files in other folders: name hub:some" in message(Data(name="hub:some/birds/tiny"))
 
 
-def test_no_parquet_files(snapshot: Path) -> None:
-    said = "'hub:some/birds' has no parquet files: only data sets in that form are read"
-    assert message(Data(name="hub:some/birds")) == said
-
-
 def test_offline_says_so_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)  # what the variable HF_HUB_OFFLINE=1 sets at import
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))

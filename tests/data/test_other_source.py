@@ -35,19 +35,6 @@ def test_public_records_are_the_other_sets(tmp_path: Path) -> None:
     assert data.notes == (f"public records: from 1 parquet file in {other}",)
 
 
-def test_another_size_and_colour_are_made_alike(tmp_path: Path) -> None:
-    own = animals(tmp_path / "own", first=0)
-    other = animals(tmp_path / "other", first=50, shape=(6, 6, 3))
-    said = message(Data(name=own, public_from=other, **FEW))
-    assert said == (
-        f"the pictures of 1 parquet file in {other} are 6 x 6 RGB, but those of 1 parquet file in {own} are 4 x 4 L: "
-        "set data.size and data.colour to make them alike"
-    )
-    alike = load(Data(name=own, public_from=other, size=3, colour="rgb", **FEW))
-    assert alike.splits["public"].images.shape == (10, 3, 3, 3)
-    assert "public records: cropped to the central square and resized to 3 x 3 by area averaging" in alike.notes
-
-
 @pytest.mark.parametrize("copied", [1, 30])
 def test_a_public_picture_that_is_also_a_record_is_refused(tmp_path: Path, copied: int) -> None:
     """The last `copied` pictures of one set are the first of the other."""

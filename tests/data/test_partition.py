@@ -157,36 +157,12 @@ def test_another_label_of_one_record_moves_none_between_splits_nor_within_one(
     assert {split: len(one[split]) for split in others} == others
 
 
-def test_pooled_is_everything() -> None:
-    assert partition(equal_classes(3, 2), 1, how=Pooled(), rng=generator(0))[0].tolist() == list(range(6))
-
-
-def test_iid_parts_are_equal_and_mixed() -> None:
-    data = records([c for c in range(10) for _ in range(101)])
-    parts = partition(data, 4, how=Iid(), rng=generator(0))
-    assert [len(part) for part in parts] == [253, 253, 252, 252]
-    assert counts(data, parts, 10).min() > 10  # 25 expected, standard deviation 4
-
-
 def test_by_class_deals_classes_in_turn() -> None:
     assert table(equal_classes(5, 4), 2, ByClass()) == [[4, 0, 4, 0, 4], [0, 4, 0, 4, 0]]
 
 
 def test_by_class_shares_classes_among_many_clients() -> None:
     assert table(equal_classes(2, 5), 5, ByClass()) == [[2, 0], [0, 3], [2, 0], [0, 2], [1, 0]]
-
-
-def test_by_class_skips_classes_without_records() -> None:
-    assert table(records([2, 2, 5, 5]), 2, ByClass()) == [[0, 0, 2, 0, 0, 0], [0, 0, 0, 0, 0, 2]]
-
-
-def test_dirichlet_alpha_runs_from_one_client_per_class_to_alike() -> None:
-    data = equal_classes(10, 200)
-    alike = torch.tensor(table(data, 4, Dirichlet(alpha=1e6)))
-    assert (alike.sum(1) - 500).abs().max() <= 2
-    assert (alike - 50).abs().max() <= 25  # four deviations of 200 records of one class, each with its own place
-    skewed = torch.tensor(table(data, 2, Dirichlet(alpha=1e-3)))
-    assert skewed.max(dim=0).values.tolist() == [200] * 10
 
 
 @pytest.mark.parametrize("alpha", [0.1, 0.5, 5.0])
@@ -222,26 +198,10 @@ def test_majority_minority_has_the_papers_clusters() -> None:
     assert odd == [10, 10, 100, 100, 100, 100, 10, 10, 100, 10]
 
 
-def test_majority_minority_halves_other_class_counts() -> None:
-    even, odd = table(equal_classes(4, 110), 2, MajorityMinority(ratio=0.1))
-    assert (even, odd) == ([100, 100, 10, 10], [10, 10, 100, 100])
-    assert table(equal_classes(3, 110), 2, MajorityMinority())[0] == [100, 10, 10]
-
-
 def test_clusters_are_the_papers_for_ten_classes_and_halves_for_others() -> None:
     assert clusters(range(10)) == ((0, 1, 6, 7, 9), (2, 3, 4, 5, 8))
     assert clusters([1, 4, 5]) == ((1,), (4, 5))
     assert clusters([0, 1, 6, 7]) == ((0, 1), (6, 7))
-
-
-def test_majority_minority_with_an_odd_number_of_clients() -> None:
-    data = records([0] * 210 + [1] * 240)
-    assert table(data, 3, MajorityMinority(ratio=0.1)) == [[100, 20], [10, 200], [100, 20]]
-    assert table(data, 3, MajorityMinority(minority=30)) == [[90, 30], [30, 180], [90, 30]]
-
-
-def test_a_minority_of_a_small_class_is_one_record() -> None:
-    assert table(records([0] * 4 + [1] * 90), 2, MajorityMinority(ratio=0.1)) == [[3, 8], [1, 82]]
 
 
 @pytest.mark.parametrize(
@@ -313,12 +273,6 @@ def test_newcomers_who_would_take_too_much_are_refused(how: dict[str, int], text
         ValueError, match=r"^newcomers need clients >= 1, classes >= 1 and a record of each class, got "
     ):
         Newcomers(classes=3, records=2)
-
-
-def test_counts_hold_every_class() -> None:
-    data = records([0, 0, 2, 1])
-    parts = [torch.tensor([0, 2]), torch.tensor([1, 3])]
-    assert counts(data, parts, 4).tolist() == [[1, 0, 1, 0], [1, 1, 0, 0]]
 
 
 def test_draw_names_and_numbers_the_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

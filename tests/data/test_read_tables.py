@@ -80,19 +80,6 @@ def test_no_bin_is_empty_whatever_the_ties(tmp_path: Path) -> None:
         assert table.k <= 2 + case % 4
 
 
-def test_rare_values_are_merged_and_ties_go_by_name(tmp_path: Path) -> None:
-    path = written(tmp_path / "t.csv", people(town=list("dddddcccbbaa")))
-    table = read(Table(source=path, columns=("town",), bins=3))
-    assert categories(table) == (("c", "d", OTHER),)
-    assert table.codes[:, 0].tolist() == [1] * 5 + [0] * 3 + [2] * 4
-    assert any("merged in town" in note for note in table.notes)
-
-
-def test_numbers_with_few_values_are_categories_in_order(tmp_path: Path) -> None:
-    path = written(tmp_path / "t.csv", people(rooms=[10, 2, 3, math.nan] * 3))
-    assert categories(read(Table(source=path, columns=("rooms",)))) == (("2", "3", "10", MISSING),)
-
-
 def test_missing_values_are_a_category_within_the_limit(tmp_path: Path) -> None:
     ages = [math.nan, *people()["age"][1:]]
     path = written(tmp_path / "t.csv", people(age=ages, town=["?", *"aaaabbbccde"]))
@@ -272,37 +259,12 @@ def test_bad_tables_are_refused(tmp_path: Path, frame: pd.DataFrame, fields: dic
 
 
 @pytest.mark.parametrize(
-    ("edges", "says"),
-    [
-        ({"age": (80.0, 90.0)}, "all values of column 'age' fall into one category"),
-        ({"age": (20.0, 30.0, 40.0)}, "column 'age' has 4 categories, more than the 3"),
-        ({"sex": (1.0, 2.0)}, "column 'sex' must hold finite numbers, got 'f'"),
-    ],
-)
-def test_given_edges_that_do_not_go_with_the_table_are_refused(
-    csv: str, edges: dict[str, Any], says: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Table, "given_edges", edges)
-    assert says in refusal(source=csv, label="pays", bins=3)
-
-
-@pytest.mark.parametrize(
     ("name", "content"),
     [("a.csv", b""), ("b.csv", b"\xff\xfe\x00a,b"), ("c.parquet", b"no parquet"), ("d.csv", b"a,b\n1,2\n1,2,3,4\n")],
 )
 def test_files_that_cannot_be_read(tmp_path: Path, name: str, content: bytes) -> None:
     (tmp_path / name).write_bytes(content)
     assert f"{name} cannot be read as a table" in refusal(source=str(tmp_path / name))
-
-
-def test_places_without_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "there is no file" in refusal(source=str(tmp_path / "none.csv"))
-    assert "did you mean adult" in refusal(source="adults")
-    assert "a .csv or .parquet file" in refusal(source=str(tmp_path))
-    monkeypatch.setenv("RAYDIFF_DATA", str(tmp_path))
-    assert f"there is no file {tmp_path}/loan" in refusal(source="loan")
-    monkeypatch.delenv("RAYDIFF_DATA", raising=False)
-    assert "set RAYDIFF_DATA" in refusal(source="adult")
 
 
 # --- the paper's tables ---

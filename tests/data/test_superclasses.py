@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from sets import message, pictures, png, write
 from sklearn.datasets import load_digits
@@ -28,11 +27,6 @@ def test_cifar100_10x2_is_the_first_two_of_the_first_ten() -> None:
     assert table["aquatic_mammals"] == ("beaver", "dolphin")
     assert table["large_man-made_outdoor_things"] == ("bridge", "castle")
     assert "large_natural_outdoor_scenes" not in table
-
-
-@pytest.mark.parametrize("name", ["parity", "pairs"])
-def test_each_digit_is_in_one_superclass(name: str) -> None:
-    assert sorted(digit for of in TABLES[name].values() for digit in of) == list("0123456789")
 
 
 # --- digits ---
@@ -90,16 +84,6 @@ def test_public_and_a_new_clients_records_do_not_have_it() -> None:
     found = newcomer(Choice(classes=("2/3",)), config, data, usual=20)
     assert found.records.base is None and found.held_out.base is None
     assert found.records.labels.unique().tolist() == [1] and len(found.records) == 20
-
-
-def test_select_keeps_it_and_without_base_drops_it() -> None:
-    train = load(Data(superclasses="pairs")).splits["train"]
-    some = train.select(torch.tensor([3, 1]))
-    assert some.bases.tolist() == [int(train.bases[3]), int(train.bases[1])]
-    assert set(some.leaves) == {"images", "labels", "numbers", "base"}
-    bare = some.without_base()
-    assert bare.base is None and set(bare.leaves) == {"images", "labels", "numbers"}
-    assert torch.equal(bare.labels, some.labels)
 
 
 # --- errors ---

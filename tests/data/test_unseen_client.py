@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from sets import grey_set, pictures, png, write
+from sets import pictures, png, write
 
 from raydiff.data.datasets import Data, Dataset, load
 from raydiff.data.unseen_client import Choice, Newcomer, newcomer
@@ -55,16 +55,6 @@ def test_rows_that_no_split_took_come_first_then_the_validation_split() -> None:
     assert says == (
         f"there are {UNUSED + 60} records of its classes that no client trained on in digits "
         f"(rows of no split, then the validation split), and a new client is to have {UNUSED + 61}"
-    )
-
-
-def test_where_training_takes_all_that_is_left_it_is_the_validation_split() -> None:
-    data = Data()
-    found = joins(data, usual=1000)
-    assert set(found.records.numbers.tolist()) == numbers(load(data), "validation")
-    says = refusal(Data(validation=0))
-    assert says.startswith("there are 0 records of its classes that no client trained on in digits") and says.endswith(
-        "a new client needs at least 1"
     )
 
 
@@ -126,14 +116,6 @@ def test_of_another_set_half_is_held_out(tmp_path: Path) -> None:
         f"there are 12 records of its classes beside those held out (half of them) in 1 parquet file in {other}, "
         "and a new client is to have 13"
     )
-
-
-def test_its_own_test_rows_are_held_out(tmp_path: Path) -> None:
-    data = Data(name=animals(tmp_path / "own", first=100), **SMALL | {"test": 15})
-    found = joins(data, data=str(grey_set(tmp_path / "other")), classes=("ant", "bee"))
-    assert (found.held_out.numbers - 45).min() >= 40 and (found.records.numbers - 45).max() < 40
-    assert len(found.records) == 32 and len(found.held_out) == 15
-    assert set(found.records.labels[:, 0].tolist()) == {0, 1}
 
 
 def test_other_pictures_are_refused(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -146,28 +145,3 @@ def test_without_noise_the_generator_learns_each_class() -> None:
         return float(max(means))
 
     assert apart(last.server) < 0.1 < 0.4 < apart(first.server)
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_pictures_with_a_black_ground_do_not_all_become_black(seed: int) -> None:
-    """A white patch, 24 of 784 pixels, whose column is the class's: a black picture is near to all, and tanh is flat
-    there. It was the end of the generator without a norm between its convolutions, at this rate and at the paper's."""
-    rng = generator(7)
-    labels = torch.arange(200)[:, None] % 10
-    images = torch.full((200, 1, 28, 28), -1.0)
-    for image, label, row in zip(
-        images, labels[:, 0].tolist(), torch.randint(4, 18, (200,), generator=rng), strict=True
-    ):
-        image[0, row : row + 6, 2 * label + 2 : 2 * label + 6] = 1
-    data = Records(images, labels, torch.arange(200))
-    method = DPMERF(model=Generator(shape=(1, 28, 28)), epsilon=None, features=200, length=10.0)
-    method = replace(method, server_rounds=1, training=replace(method.training, steps=60))
-    server = run(method, [data], keys=replace(KEYS, seed=seed))[-1].server
-    assert float(method.deploy(server).sample(labels, generator(0)).std()) > 0.1
-
-
-@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 14, 14), (1, 5, 7)])
-def test_pictures_have_the_shape_of_the_data(shape: tuple[int, int, int]) -> None:
-    model = Generator(labels=(2, 3)).for_data(shape, (2, 3))
-    made = model.draw(model.init(generator(0)), torch.tensor([[0, 0], [1, 2]]), generator(1))
-    assert made.shape == (2, *shape) and float(made.abs().max()) <= 1 and model.rows == 6

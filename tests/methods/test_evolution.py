@@ -183,14 +183,6 @@ def test_votes_tell_what_the_public_records_labels_do_not(epsilon: float | None)
     assert right(steps[-1].server) == 1 if epsilon is None else right(steps[-1].server) > 0.9
 
 
-def test_a_label_without_records_keeps_its_first_candidates() -> None:
-    data = replace(records(0), labels=torch.zeros(12, 1, dtype=torch.int64))
-    client = Client(0, small(), data, keys=KEYS, public=PUBLIC)
-    first, *_, last = rounds(client.method, LocalExecutor([client]), keys=KEYS, public=PUBLIC)
-    assert torch.equal(pictures(first.server)[1:], pictures(last.server)[1:])
-    assert not torch.equal(pictures(first.server)[0], pictures(last.server)[0])
-
-
 def test_first_candidates_are_public_pictures_whatever_their_labels_or_noise_where_there_are_none() -> None:
     method = small()
     server = method.init_server(PUBLIC, generator(0))

@@ -13,7 +13,6 @@ from toys import KEYS, aggregated, records, run
 from raydiff import tree
 from raydiff.experiment.config import Experiment
 from raydiff.federated.method import Round, Upload
-from raydiff.methods import _averaging
 from raydiff.methods.fedavg import FedAvg
 from raydiff.models.training import Training, fit
 from raydiff.privacy.release import disclose
@@ -45,18 +44,6 @@ def test_the_update_is_the_mean_weighted_by_records(method: FedAvg) -> None:
     assert after["w"].tolist() == [1 + 3.0, 1 + 2.0]
     assert metrics["server/update_norm"] == pytest.approx(math.sqrt(13))
     assert events == []
-
-
-def test_the_rounds_are_one_training_cut_in_pieces(method: FedAvg, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-
-    def spy(*args: Any, **options: Any) -> Any:
-        asked.append((options["steps"], options["training"]))
-        return fit(*args, **options)
-
-    monkeypatch.setattr(_averaging, "fit", spy)
-    run(method, [records(0)])
-    assert asked == [(range(0, 2), method.local), (range(2, 5), method.local), (range(5, 8), method.local)]
 
 
 def deployed(method: FedAvg, server: Params, client: int) -> Any:

@@ -102,17 +102,6 @@ def test_second_order_is_the_gradient_of_the_real_unet() -> None:
     assert along_first != pytest.approx(along, rel=1e-3)
 
 
-def test_it_learns_to_adapt() -> None:
-    """Targets -1 and 3 of curvatures 1 and 4: the loss after a step of rate a is c (1 - a c)^2 / 2 (w - x)^2, so the
-    best start has the weights c (1 - a c)^2, not c."""
-    training = Training(steps=200, batch=2, learning_rate=0.2, optimizer="sgd", decay="constant")
-    method = PerFedAvg(model=QUADRATIC, rounds=200, local=training, order="second", inner_rate=0.125)
-    found = run(method, [values(-1.0, 1.0), values(3.0, 4.0)])[-1].server["w"].item()
-    weights = [c * (1 - 0.125 * c) ** 2 for c in (1.0, 4.0)]
-    assert found == pytest.approx((3 * weights[1] - weights[0]) / sum(weights), abs=1e-4)
-    assert abs(found - (3 * 4 - 1) / 5) > 0.5
-
-
 # --- adaptation ---
 
 
@@ -131,16 +120,6 @@ def test_clients_adapt_the_shared_model_and_newcomers_do_the_same(method: PerFed
     labels = torch.arange(4)[:, None]
     shared = method.deploy(server).sample(labels, generator(2))
     assert not torch.equal(shared, adapted.sample(labels, generator(2)))
-
-
-@pytest.mark.parametrize("change", [{"adapt_steps": 0}, {"inner_rate": 0.0}])
-def test_without_steps_or_rate_it_samples_the_shared_model(method: PerFedAvg, change: dict[str, Any]) -> None:
-    method = replace(method, **change)
-    server, labels = run(method, [records(0)])[-1].sent, torch.arange(4)[:, None]
-    deployed = deployed_of(method, server, records(0))
-    expected = method.deploy(server).sample(labels, generator(2))
-    assert torch.equal(deployed.sample(labels, generator(2)), expected)
-    assert torch.equal(joined(method, server, records(7))[1].sample(labels, generator(2)), expected)
 
 
 # --- what is refused ---

@@ -91,12 +91,6 @@ def test_without_noise_samples_have_the_records_two_moments() -> None:
     torch.testing.assert_close(drawn.T @ drawn / len(drawn), within.T @ within / 500, rtol=0.03, atol=1e-3)
 
 
-def test_a_class_without_records_has_the_mean_of_all() -> None:
-    data = replace(records(0, 20), labels=torch.arange(20)[:, None] % 2)
-    mean = run(Sketch(epsilon=None, clip=100.0), [data])[-1].server["gaussians/mean"]
-    torch.testing.assert_close(mean[5], data.images.mean(0), rtol=1e-4, atol=1e-5)
-
-
 def test_a_mean_that_the_noise_has_swamped_is_not_believed() -> None:
     """It stays near the public center; without noise it is that of the records."""
     method = Sketch(clip=5.0, center=True)
@@ -138,9 +132,3 @@ def test_refined_pictures_are_drawn_noised_and_taken_back_by_pfdms_own_denoiser(
     torch.testing.assert_close(found, by_hand, rtol=1e-4, atol=1e-5)
     assert list(deployed.samplers) == ["ddim", "ancestral"] and set(deployed.targets) == {"global", "client"}
     assert deployed.privacy == "none"
-
-
-def test_no_records_at_all_are_named() -> None:
-    nobody = records(0).select(torch.arange(0))
-    with pytest.raises(ValueError, match="no records to fit Gaussians to"):
-        run(Sketch(), [nobody])

@@ -129,19 +129,6 @@ def test_the_variational_loss_is_the_sum_over_values_at_step_1_as_well() -> None
     torch.testing.assert_close(bound, model.loss(params, batch, draws, {}))
 
 
-def test_labels_and_steps_change_the_prediction_unless_there_is_none() -> None:
-    params = SMALL.init(generator(0))
-    predict, rows, t = SMALL.denoiser(params), torch.tensor([[0, 1]]), torch.tensor([1])
-    zero, one = torch.tensor([[0]]), torch.tensor([[1]])
-    assert not torch.equal(predict(rows, t, zero), predict(rows, t, one))
-    assert not torch.equal(predict(rows, t, zero), predict(rows, t + 1, zero))
-    torch.testing.assert_close(predict(rows, t, zero).sum(-1), torch.ones(1, 2, dtype=torch.float64))
-    blind = replace(SMALL, conditional=False).for_table((3, 2), (2,))
-    assert blind.labels == ()
-    predict = blind.denoiser(blind.init(generator(0)))
-    assert torch.equal(predict(rows, t, zero), predict(rows, t, one))
-
-
 def test_a_draw_is_never_a_value_of_probability_0() -> None:
     rng = generator(0)
     p = torch.tensor([0.0, 0.3, 0.0, 0.7, 0.0]).expand(50_000, 1, 5)

@@ -7,9 +7,7 @@ import math
 import pytest
 import torch
 
-from raydiff.models.d3pm_kernel import Cosine, Linear, Schedule, Sigmoid, abar, schedule_named
-
-ALL = [Linear(), Linear(rate=0.3), Sigmoid(), Sigmoid(rate=5.0), Cosine(), Cosine(offset=0.0)]
+from raydiff.models.d3pm_kernel import Cosine, Linear, Sigmoid, abar, schedule_named
 
 
 def sig(x: float) -> float:
@@ -39,18 +37,6 @@ def test_cosine() -> None:
         expected = math.cos((t / 5 + 0.1) / 1.1 * math.pi / 2) ** 2 / math.cos(0.1 / 1.1 * math.pi / 2) ** 2
         assert kept[t] == pytest.approx(expected, rel=1e-12)
     assert kept[5] == 0
-
-
-@pytest.mark.parametrize("schedule", ALL, ids=str)
-@pytest.mark.parametrize("steps", [1, 2, 10, 100])
-def test_a_schedule_starts_at_one_and_falls(schedule: Schedule, steps: int) -> None:
-    alpha, kept = schedule.alpha(steps), abar(schedule, steps)
-    assert alpha.dtype == kept.dtype == torch.float64
-    assert alpha[0] == kept[0] == 1
-    assert alpha.shape == kept.shape == (steps + 1,)
-    assert bool(((alpha[1:] >= 0) & (alpha[1:] < 1)).all())
-    assert bool((alpha[:-1] > 0).all()), "nothing may be left only after the last step"
-    torch.testing.assert_close(kept[1:], kept[:-1] * alpha[1:])
 
 
 def test_by_name() -> None:

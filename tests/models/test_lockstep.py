@@ -148,23 +148,6 @@ def test_moments_and_losses_are_each_clients_own(training: Training) -> None:
         assert moments.keys() == state.keys() and difference(moments, state) < 1e-5
 
 
-def test_passes_are_taken_together_by_clients_with_as_many_records() -> None:
-    """Their last batches are of one size then: 21 and 20 records in batches of 8, the same steps."""
-    passes = dataclasses.replace(MOMENTUM, epochs=2, replacement=False)
-
-    def train(i: int) -> Any:
-        data, rng = records(min(i, 1)), torch.Generator().manual_seed(i)
-        start = MODEL.init(torch.Generator().manual_seed(0))
-        return fit(MODEL, start, data.images, data.labels, training=passes, rng=rng)
-
-    found = within(lambda: list(lockstep.run_in_lockstep([lambda i=i: train(i) for i in range(3)])))
-    assert [sizes for _, sizes in found] == [[1], [2], [2]]
-    for i, ((params, moments, loss), _) in enumerate(found):
-        expected, state, mean = train(i)
-        assert difference(params, expected) < 1e-5 and difference(moments, state) < 1e-5
-        assert loss == pytest.approx(mean, abs=1e-6)
-
-
 def test_unequal_clients_are_not_padded() -> None:
     """Two of one batch, two of another, one with more steps: pairs and one by itself, which has its very bits."""
     other = FedAvg(model=MODEL, rounds=2, local=dataclasses.replace(ADAMW, batch=4))

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from raydiff import tree
 from raydiff.models.classifier import Classifier, Perceptron
-from raydiff.models.ddpm import DDPM, denoise
+from raydiff.models.ddpm import DDPM
 from raydiff.models.networks import MLP, UNet
 from raydiff.models.training import Diverged, Training, fit, fit_part, with_clipped_copies
 from raydiff.seeding import generator
@@ -132,16 +132,6 @@ def test_passes_by_sgd_with_momentum_are_torchs_along_a_data_loader() -> None:
         assert torch.equal(fitted[k], theta[k].detach())
 
 
-@pytest.mark.parametrize("records", [1, 5, 11, 12])
-def test_epochs_are_a_data_loaders_batches(records: int) -> None:
-    training = Training(epochs=7, batch=5, steps=3)
-    assert training.of(records) == Training(steps=7 * len(DataLoader(range(records), batch_size=5)), batch=5)  # type: ignore[arg-type]
-    parts = [training.of(records).part(i, 3) for i in range(3)]
-    assert [step for part in parts for step in part] == list(range(training.of(records).steps))
-    with pytest.raises(ValueError, match="call `of` first"):
-        training.part(0, 3)
-
-
 def test_each_pass_takes_every_record_once_and_a_continued_training_begins_a_new_one() -> None:
     def batches(rng: torch.Generator, steps: range) -> list[list[float]]:
         seen: list[list[float]] = []
@@ -193,12 +183,6 @@ def test_parts_of_epochs_are_one_training() -> None:
         assert tree.digest(state) == tree.digest(whole)
 
 
-def test_no_steps_change_nothing() -> None:
-    params, _, loss = train(Training(steps=0))
-    assert tree.digest(params) == tree.digest(MODEL.init(generator(0)))
-    assert loss == 0.0
-
-
 def test_training_on_nothing_is_refused() -> None:
     images, labels = torch.empty(0, *MODEL.shape), torch.empty(0, 1, dtype=torch.long)
     with pytest.raises(ValueError, match=r"^there are no records to train on$"):
@@ -237,16 +221,6 @@ def test_a_loss_that_is_no_number_stops_the_training(
     assert str(failure.value) == f"the loss became {bad} at step {at}"
 
 
-def test_a_last_step_that_ruins_the_model_is_noticed() -> None:
-    """Its own loss was finite."""
-
-    def steep(params: Params, batch: tuple[Tensor, Tensor], draws: Params, extras: Params) -> Tensor:
-        return torch.stack([(v * 0).sum() for v in params.values()]).sum().sqrt()  # 0, of infinite slope
-
-    with pytest.raises(Diverged, match=r"the loss became nan at step 0$"):
-        train(Training(steps=1), objective=steep)
-
-
 @pytest.mark.parametrize(("steps", "parts"), [(8, 3), (10, 10), (3, 5), (0, 2), (1000, 7)])
 def test_parts_of_a_training_are_the_whole(steps: int, parts: int) -> None:
     cut = [Training(steps=steps).part(part, parts) for part in range(parts)]
@@ -256,30 +230,6 @@ def test_parts_of_a_training_are_the_whole(steps: int, parts: int) -> None:
 
 
 # --- what comes of a training ---
-
-
-def test_a_trained_model_samples_what_it_was_asked_for() -> None:
-    """Class 0 is all dark, class 1 all bright."""
-    model = DDPM(network=MLP(width=32, depth=1), timesteps=20, shape=(1, 4, 4), labels=(2,))
-    labels = torch.arange(2).repeat(32)[:, None]
-    images = (labels.float() * 1.2 - 0.6).view(-1, 1, 1, 1).expand(-1, 1, 4, 4)
-    training = Training(steps=400, batch=32, learning_rate=5e-3)
-    params, _, _ = fit(model, model.init(generator(0)), images, labels, training=training, rng=generator(1))
-    asked = torch.arange(2).repeat(20)[:, None]
-    for sampler in ("ancestral", "ddim"):
-        x = torch.randn(40, 1, 4, 4, generator=generator(2))
-        out = denoise(
-            model.denoiser(params),
-            x,
-            labels=asked,
-            abar=model.abar,
-            start=20,
-            sampler=sampler,
-            bound=1.0,
-            rng=generator(3),
-        )
-        mean = out.flatten(1).mean(1).view(20, 2).mean(0)
-        assert float(mean[0]) < -0.4 and float(mean[1]) > 0.4
 
 
 def test_the_mixture_is_the_images_and_their_clipped_copies() -> None:

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import pytest
 
 from raydiff.data.tables.encode import MISSING
 from raydiff.data.tables.read import Table, read
@@ -65,15 +64,6 @@ def test_nothing_is_merged_in_vain(tmp_path: Path) -> None:
     assert names == () and after.codes.tolist() == before.codes.tolist()
     assert lone(after, config, groups) == {"x": 2}
     assert lone(before, config, np.arange(20)) == {}  # groups of one record, alone in everything
-
-
-def test_given_edges_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Table, "given_edges", {"x": (1.0, 2.0, 3.0)})
-    config = table(tmp_path, TAIL)
-    before = read(config)
-    after, names = merged(before, config, ones(14))
-    assert names == () and after.mapping == before.mapping
-    assert lone(before, config, ones(14)) == {}
 
 
 def test_two_bins_are_left(tmp_path: Path) -> None:

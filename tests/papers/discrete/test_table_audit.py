@@ -27,7 +27,6 @@ from raydiff.models.d3pm import DiscreteDiffusion, codes_of, images_of
 from raydiff.models.training import Training
 from raydiff.papers.discrete.bound import ReleasedRows
 from raydiff.papers.discrete.kernel import Kernel
-from raydiff.papers.discrete.table_audit import measured
 from raydiff.papers.discrete.theory.exact import exact
 from raydiff.seeding import generator
 
@@ -95,18 +94,6 @@ def test_the_most_exposed_are_left_out(own: Records) -> None:
     out = np.setdiff1d(np.arange(40), kept)
     assert bounds[out].min() >= bounds[kept].max()
     assert RowAudit().kept(own, MODEL).tolist() == list(range(40))
-
-
-def test_tables_are_one_only_where_the_model_is_of_all(own: Records) -> None:
-    other = skewed(60, 1)
-    apart = measured(RowAudit(), [own, other], MODEL, together=False)
-    assert apart["pdp/own/largest"] == pytest.approx(max(told(own) + told(other)))
-    assert apart["pdp/own/mean"] == pytest.approx(np.mean(told(own) + told(other)))
-    assert (apart["pdp/own/records"], apart["pdp/own/groups"]) == (100, 1)
-    both = Records(*(torch.cat([getattr(r, k) for r in (own, other)]) for k in ("images", "labels", "numbers")))
-    one = measured(RowAudit(), [own, other], MODEL, together=True)
-    assert one["pdp/union/largest"] == pytest.approx(max(told(both)))
-    assert one["pdp/union/vacuous_share"] == np.mean(np.array(told(both)) >= 1)
 
 
 def test_two_records_are_left_at_least(own: Records) -> None:

@@ -13,7 +13,7 @@ from reference.pdp_tables import SCHEDULES, kernel, skewed
 from scipy.stats import chisquare
 
 from raydiff.models.d3pm import DiscreteDiffusion
-from raydiff.models.d3pm_kernel import Linear, Schedule, Sigmoid
+from raydiff.models.d3pm_kernel import Linear, Schedule
 from raydiff.papers.discrete.bound import ReleasedRows
 from raydiff.papers.discrete.kernel import Floats, Kernel
 from raydiff.papers.discrete.theory.exact import (
@@ -24,7 +24,7 @@ from raydiff.papers.discrete.theory.exact import (
     joint,
     neighbours,
 )
-from raydiff.papers.discrete.theory.trained import Predictions, error_factors, predictions, trained, transitions
+from raydiff.papers.discrete.theory.trained import Predictions, predictions, trained, transitions
 from raydiff.seeding import generator
 from raydiff.tree import Params
 
@@ -103,18 +103,3 @@ def test_delta_is_that_of_the_two_chains(step: int) -> None:
     assert found.delta == pytest.approx(max(hockey_stick(p, q, 0.1), hockey_stick(q, p, 0.1)))
     assert 1e-3 < found.delta <= found.path <= perfect.forward + found.error
     assert math.isinf(found.error) == (step == 0)
-
-
-@pytest.mark.parametrize("categories", [2, 4])
-def test_error_factors_are_those_of_the_extreme_transitions(categories: int) -> None:
-    """c_1 and c_2 over all v_{t-1}, v_t and v_0 of one column, by Bayes' rule (Lemma K.2)."""
-    noise = kernel(Sigmoid(), 5, categories)
-    for t in range(2, 6):
-        rows = range(categories)
-        early, once, late = noise.matrix_since(t - 1), noise.matrix(t), noise.matrix_since(t)
-        all_of_them = [early[a, b] * once[b, c] / late[a, c] for a in rows for b in rows for c in rows]
-        low, high = min(all_of_them), max(all_of_them)
-        of_gamma, of_gap = error_factors(noise, t)
-        assert of_gamma == pytest.approx(math.sqrt(8) * categories * high**2 / low)
-        assert of_gap == pytest.approx(2 * math.log(high / low))
-    assert error_factors(noise, 1) == (math.inf, math.inf)

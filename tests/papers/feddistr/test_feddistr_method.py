@@ -18,9 +18,6 @@ from toys import KEYS, records, run
 
 from raydiff import tree
 from raydiff.data.records import Records
-from raydiff.evaluation.suite import Evaluation
-from raydiff.experiment import trial
-from raydiff.experiment.config import Experiment
 from raydiff.federated.method import SCRATCH, LocalResult, Round, Upload
 from raydiff.methods.fedavg import FedAvg
 from raydiff.models.classifier import Classifier
@@ -191,20 +188,6 @@ def test_vectors_are_clipped_before_the_noise(method: FedDistr) -> None:
     )
 
 
-def test_known_noise_does_not_keep_equal_prompts_apart(method: FedDistr) -> None:
-    """Two clients with the same prompt, noised: further apart than the threshold, by about what noise adds."""
-    asked = replace(private(method, 50.0), threshold=0.1)
-    std = asked._std(1)
-    offsets = torch.randn(2, 8, generator=generator(3)) * std
-    assert float((offsets[0] - offsets[1]).norm()) > 0.1
-    server = asked.init_server(None, generator(0))
-    uploads = [upload(i, offsets[i : i + 1], [0], [5]) for i in range(2)]
-    threshold = math.sqrt(0.1**2 + 2 * 8 * std**2)
-    after, _, _ = asked.aggregate(server, iter(uploads), Round(0, generator(1)))
-    near = float((offsets[0] - offsets[1]).norm()) < threshold
-    assert len(pool_of(after).prompts.labels) == (1 if near else 2) and near
-
-
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
@@ -251,22 +234,6 @@ def test_the_upper_bound_trains_on_the_decoded_latents(method: FedDistr) -> None
     assert deployed.classify is not None and not deployed.samplers and bound.tables(last.server) == {}
     with pytest.raises(ValueError, match="makes no pictures"):
         _ = deployed.sample
-
-
-def test_labels_are_sampled_from_their_own_prompts(method: FedDistr) -> None:
-    """With guidance 1 and one prompt a label, a label's pictures are those of its vector."""
-    last = run(replace(method, guidance=1.0), [of_labels(0, 1), of_labels(2, seed=1)])[-1]
-    prompts, model = pool_of(last.server).prompts, method.model.load()
-    shared = replace(method, guidance=1.0).deploy(last.sent)
-    asked = torch.tensor([[2], [0], [7]])
-    rng = generator(4)
-    images = shared.sample(asked, rng)
-    rng = generator(4)
-    weights = torch.tensor([[0, 0, 1, 0], [1, 0, 0, 0], [0, 0, 0, 1]], dtype=torch.float64)  # 7: nobody sent one
-    rows = torch.multinomial(weights, 1, generator=rng)[:, 0]
-    vectors = torch.cat([prompts.vectors, model.start[None]])
-    expected = model.sample(vectors[rows], rng, shape=(1, 8, 8), steps=2, guidance=1.0)
-    assert prompts.labels.tolist() == [0, 1, 2] and torch.equal(images, expected)
 
 
 def test_a_saved_sampler_has_the_latent_model_in_it(method: FedDistr, tmp_path: Path) -> None:
@@ -322,15 +289,3 @@ def test_every_prompt_of_the_pool_is_asked_about_records_of_its_label(method: Fe
         assert torch.equal(z(z_t, t, torch.tensor([[1], [0]])), model.predict(z_t, t, vectors))
         unknown = model.predict(z_t, t, model.start.expand(2, -1))  # a label of which nobody sent a prompt
         assert torch.equal(z(z_t, t, torch.tensor([[7], [9]])), unknown)
-
-
-def test_a_trial_from_start_to_end(tiny: Experiment, method: FedDistr, tmp_path: Path) -> None:
-    evaluation = Evaluation(distance="none", attacks=("sima",))  # the quickest
-    opened = trial.open_trial(replace(tiny, method=method, evaluation=evaluation), tmp_path / "sweep")
-    *_, final = trial.run(opened, trial.local_executor(opened))
-    assert 0 <= final["eval/accuracy"] <= 1 and final["eval/utility_loss"] == 1 - final["eval/accuracy"]
-    assert 0 <= final["attack/pool/sima/auc"] <= 1
-    artifacts = opened.folder / "artifacts"
-    assert {p.name for p in artifacts.iterdir()} == {"ledger.json", "pool.json", "partition.png", "samples.png"}
-    table = json.loads((artifacts / "pool.json").read_text())
-    assert sum(int(row[2]) for row in table["data"]) == 60  # every training record is behind some prompt

@@ -13,7 +13,6 @@ from raydiff.papers.feddistr.theory import (
     Setting,
     dominant_share,
     fails_from,
-    literal_limit,
     one_shared,
     probability,
     promised,
@@ -35,15 +34,6 @@ def test_the_loss_is_the_expected_excess_over_the_best_model() -> None:
     middle = (t[1:] + t[:-1]) / 2
     wanted = ((middle - delta.unsqueeze(1)).abs() - middle.abs()) @ mass
     torch.testing.assert_close(base.loss(delta), wanted, rtol=1e-5, atol=1e-7)
-
-
-def test_with_one_record_the_probability_is_the_distribution_function() -> None:
-    base, delta = Base(width=2.0), f64(0.1, 0.3, 0.6, 0.9)
-    losses = utility_losses(torch.tensor([[1]]), base, repetitions=20_000, rng=generator(0, "one"))
-    share, low, high = probability(losses, base.loss(delta))
-    exact = 2 * base.cdf(delta) - 1
-    assert ((low < exact) & (exact < high)).all() and float((high - low).max()) < 0.015
-    assert ((low < share) & (share < high)).all()
 
 
 def test_of_a_flat_base_the_loss_is_the_variance_of_the_mean_kept() -> None:
@@ -81,8 +71,3 @@ def test_lemma_3_is_false_for_cosines() -> None:
     assert proved < share < printed
     many = dominant_share(one_shared(5, 4))
     assert many[0] == pytest.approx(1 / 101) and many[1] == pytest.approx(1 / 5) and many[3] < many[1] < many[2]
-
-
-def test_with_the_sample_mean_for_mu_the_loss_does_not_vanish() -> None:
-    assert literal_limit() == pytest.approx(0.0205, abs=1e-4)
-    assert literal_limit(mu=0.5) == pytest.approx(0, abs=1e-12)  # in the middle mu is the mean

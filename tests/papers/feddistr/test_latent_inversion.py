@@ -99,14 +99,6 @@ def test_words_side_by_side_step_as_each_would_alone(kind: str) -> None:
     assert loss == pytest.approx(float(torch.stack(model.losses).mean()), rel=1e-6)
 
 
-def test_no_steps_give_the_start() -> None:
-    model = Quadratic()
-    words, loss = inverted(model, torch.randn(4, *SHAPE), groups(0, 1, 2, 2), Training(steps=0, batch=2))
-    assert torch.equal(words, model.start.expand(3, -1)) and loss == 0.0 and not model.seen
-    words.zero_()  # a copy for each group: the model keeps its start
-    assert model.start.tolist() == [1.0, -1.0, 2.0, 0.5]
-
-
 # --- clusters ----------------------------------------------------------------------------------------------
 
 
@@ -142,15 +134,6 @@ def test_blobs_are_separated_exactly_within_each_label() -> None:
     assert len({(int(g), int(b)) for g, b in zip(found.members, blob, strict=True)}) == 4  # one to one
 
 
-def test_rare_labels_are_left_out() -> None:
-    latents, labels, _ = blobs((0.0, 3, 4), (0.0, 5, 8), (9.0, 5, 8), (0.0, 6, 7))
-    found = clustered(latents, labels, 2, least=7)
-    assert_whole(found, labels)
-    assert found.labels.tolist() == [5, 5, 6, 6]
-    assert torch.equal(found.members < 0, labels == 3)
-    assert clustered(latents, labels, 2, least=8).labels.tolist() == [5, 5]
-
-
 @pytest.mark.parametrize(
     ("least", "says"),
     [
@@ -176,20 +159,3 @@ def test_the_silhouette_finds_each_labels_number_of_blobs() -> None:
     assert found.labels.tolist() == [0, 0, 1, 1, 1, 1]
     assert len({(int(g), int(b)) for g, b in zip(found.members, blob, strict=True)}) == 6
     assert len(clustered(latents, labels, 5).labels) == 10
-
-
-@pytest.mark.parametrize(
-    ("places", "most", "sizes"),
-    [
-        ([0.0, 1.0], 2, [1, 1]),  # every one alone in its group
-        ([0.0, 0.1, 5.0], 3, [1, 2]),
-        ([3.0, 3.0, 3.0, 3.0], 3, [4]),  # all the same
-    ],
-)
-@pytest.mark.filterwarnings("ignore:Number of distinct clusters")
-def test_the_silhouette_of_as_many_records_as_groups_and_of_equal_ones(
-    places: list[float], most: int, sizes: list[int]
-) -> None:
-    latents = torch.tensor(places).view(-1, 1, 1, 1).expand(-1, *SHAPE)
-    found = clustered(latents, torch.zeros(len(places)).long(), most, silhouette=True)
-    assert sorted(found.counts.tolist()) == sizes

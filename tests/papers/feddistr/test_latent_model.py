@@ -65,17 +65,6 @@ def direct(model: LatentDiffusion, z_t: Tensor, t: Tensor, condition: Tensor) ->
     return out
 
 
-def test_what_is_read(folder: Path, model: LatentDiffusion) -> None:
-    assert (model.scaling, model.shift, model.prediction, model.timesteps, model.width) == (0.7, 0.2, "epsilon", 50, 8)
-    assert model.prefix.shape == (2, 8) and model.empty.shape == (3, 8) and model.start.shape == (8,)
-    beta = torch.linspace(0.017**0.5, 0.24**0.5, 50, dtype=torch.float64) ** 2
-    torch.testing.assert_close(model.abar[1:], torch.cumprod(1 - beta, 0), rtol=1e-4, atol=0)
-    assert model.abar.dtype == torch.float64 and model.abar[0] == 1
-    assert load(str(folder)) is model
-    assert not any(p.requires_grad for m in (model.vae, model.unet) for p in m.parameters())
-    assert not model.vae.training and not model.unet.training
-
-
 def test_stable_diffusions_schedule_is_ours(own: Path) -> None:
     latents.edit(own / "scheduler/scheduler_config.json", num_train_timesteps=1000, beta_start=0.00085, beta_end=0.012)
     torch.testing.assert_close(load(str(own)).abar, alphas_bar("scaled_linear", 1000), rtol=1e-4, atol=1e-7)
@@ -149,19 +138,6 @@ def test_an_inversion_step_changes_the_word_alone(model: LatentDiffusion) -> Non
 
 def _weights(model: LatentDiffusion) -> dict[str, Tensor]:
     return {**tree.prefixed("vae", model.vae.state_dict()), **tree.prefixed("unet", model.unet.state_dict())}
-
-
-def test_samples_follow_from_the_generator_not_from_the_chunks(model: LatentDiffusion, monkeypatch) -> None:
-    v = torch.randn(5, model.width, generator=rng(3))
-
-    def sample(seed: int) -> Tensor:
-        return model.sample(v, rng(seed), shape=SHAPE, steps=4, guidance=2.0)
-
-    first = sample(0)
-    assert first.shape == (5, *SHAPE) and first.abs().max() <= 1
-    assert torch.equal(first, sample(0)) and not torch.equal(first, sample(1))
-    monkeypatch.setattr(latent, "PIXELS", 2 * 14 * 14)
-    torch.testing.assert_close(sample(0), first)
 
 
 def test_guidance_goes_from_the_empty_prompt_to_the_condition_and_beyond(model: LatentDiffusion) -> None:

@@ -48,17 +48,6 @@ def state(made: Pretrained) -> dict[str, Tensor]:
     return {**modules, "prefix": made.prefix, "empty": made.empty, "words": made.words}
 
 
-def test_the_same_seed_gives_the_same_bits(public: datasets.Records, made: Pretrained) -> None:
-    said: list[Any] = []
-    global_state = torch.get_rng_state()
-    again = train(public, said=said)
-    assert tree.digest(state(again)) == tree.digest(state(made))
-    assert tree.digest(state(train(public, seed=1))) != tree.digest(state(made))
-    assert torch.equal(torch.get_rng_state(), global_state)
-    assert [args[:3] for args in said] == [("auto-encoder", 4, 4), ("denoiser", 4, 4)]
-    assert again.losses == {name: loss for name, *_, loss in said}
-
-
 def test_all_that_is_trained_moves(public: datasets.Records, made: Pretrained, monkeypatch) -> None:
     monkeypatch.setattr(pretrain, "optimize", lambda params, *_, **__: (params, {}, 0.0))
     first, trained = state(train(public)), state(made)
@@ -92,26 +81,3 @@ def test_the_denoiser_is_trained_as_it_is_used(public: datasets.Records, made: P
     torch.testing.assert_close(model.predict(z_t, t, made.words[:1].expand(3, -1)), word.detach())
     torch.testing.assert_close(model.predict(z_t, t, model.empty[1:].expand(3, -1)), empty.detach())
     assert (word - empty).abs().max() > 1e-5
-
-
-def test_words_are_drawn_by_label_and_size(made: Pretrained) -> None:
-    label = int(made.word_labels[0])
-    drawn = made.draw(label, 400, rng())
-    mine = made.word_labels == label
-    shares = torch.stack([(drawn == word).all(1).double().mean() for word in made.words])
-    expected = torch.where(mine, made.counts, 0) / made.counts[mine].sum()
-    assert (shares - expected).abs().max() < 0.1 and shares[~mine].sum() == 0
-    assert int(made.counts.sum()) == 60
-
-
-def test_pictures_of_another_split_are_left_out() -> None:
-    images = torch.rand(5, 1, 8, 8, generator=rng())
-    kept = pretrain.apart(images, [images[3:4].clone(), torch.rand(2, 1, 8, 8, generator=rng(1)), images[:1]])
-    assert kept.tolist() == [False, True, True, False, True]
-
-
-def test_bad_pictures() -> None:
-    labels = torch.zeros(2, 1, dtype=torch.long)
-    for images, says in ((torch.zeros(2, 1, 7, 8), "divisible by 2, got 7x8"), (torch.zeros(0, 1, 8, 8), "no public")):
-        with pytest.raises(ValueError, match=says):
-            pretrain.pretrain(images, labels[: len(images)], training=TINY, rng=rng(), say=lambda *_: None)

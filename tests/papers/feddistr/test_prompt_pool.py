@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raydiff.papers.feddistr.prompt_pool import PromptPool, Prompts, match, table, threshold_between
+from raydiff.papers.feddistr.prompt_pool import PromptPool, Prompts, match, threshold_between
 from raydiff.seeding import generator
 
 
@@ -164,10 +164,3 @@ def test_a_threshold_needs_pairs(ours: list[int], theirs: list[int]) -> None:
 
 
 # --- on disk, and as a table -------------------------------------------------------------------------------
-
-
-def test_the_table_says_from_whom_each_row_is() -> None:
-    first = prompts([[3.0, 4.0], [0.0, 0.0]], [2, 1], [10, 20])
-    columns, rows = table(pooled(first, prompts([[0.0, 1.0]], [1], [5]), threshold=2.0))
-    assert columns == ["prompt", "label", "records", "client:place", "norm"]
-    assert rows == [["0", "2", "10", "0:0", "5.0000"], ["1", "1", "25", "0:1 1:0", "0.0000"]]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from scipy.optimize import linear_sum_assignment
@@ -12,9 +10,7 @@ from torch import Tensor
 from raydiff.models.ddpm import MEASURED, Sampler, alphas_bar, denoise
 from raydiff.papers.pfdm.theory.closed_forms import (
     Gauss,
-    deconvolved,
     fitted,
-    fitted_classes,
     measured_weight,
     refine,
     uploads,
@@ -125,29 +121,8 @@ def test_w2_is_the_best_assignment() -> None:
 # --- fits and uploads ---
 
 
-def test_fits_by_hand() -> None:
-    fit = fitted(tensor([0.0, 0.0], [2.0, 4.0]))
-    torch.testing.assert_close(fit.mean, tensor(1.0, 2.0))
-    torch.testing.assert_close(fit.cov, tensor([1.0, 2.0], [2.0, 4.0]))  # divided by n
-    one, three = tensor([5.0, 5.0]), tensor([0.0, 0.0], [3.0, 0.0], [0.0, 0.0])
-    torch.testing.assert_close(fitted_classes([one, three], shared=False).cov[1], tensor([2.0, 0.0], [0.0, 0.0]))
-    shared = fitted_classes([one, three], shared=True)
-    torch.testing.assert_close(shared.cov, tensor([1.5, 0.0], [0.0, 0.0]))  # (1 * 0 + 3 * 2) / 4
-    torch.testing.assert_close(shared.mean, tensor([5.0, 5.0], [1.0, 0.0]))
-
-
 def test_uploads_are_clipped_scaled_and_noised() -> None:
     x, noise = tensor([[3.0, 4.0], [0.3, 0.4]]), torch.ones(1, 2, 2, dtype=torch.float64)
     sent = uploads(x, noise, abar=0.36, clip=1.0)
     torch.testing.assert_close(sent, 0.6 * tensor([[0.6, 0.8], [0.3, 0.4]]) + 0.8)
     torch.testing.assert_close(uploads(x, noise, abar=0.36, clip=None), 0.6 * x + 0.8)
-
-
-def test_deconvolution_keeps_what_stands_above_the_noise() -> None:
-    # 100 records in 2 dimensions, noise 1/2: it reaches 0.5 (1 + sqrt 0.02)^2 = 0.651 by itself
-    sent = Gauss(tensor(1.0, 2.0), tensor(5.0, 0.64).diag())
-    got = deconvolved(sent, abar=0.5, count=100)
-    torch.testing.assert_close(got.mean, tensor(1.0, 2.0) / math.sqrt(0.5))
-    torch.testing.assert_close(got.cov, tensor(9.0, 0.0).diag())
-    kept = deconvolved(Gauss(sent.mean, tensor(5.0, 0.66).diag()), abar=0.5, count=100)
-    torch.testing.assert_close(kept.cov.diag(), tensor(9.0, 0.32))

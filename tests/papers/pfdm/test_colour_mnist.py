@@ -39,18 +39,6 @@ def test_the_colour_goes_with_the_digit(tmp_path: Path) -> None:
     assert "coloured by digit: 0 1 6 7 9 red, the others blue" in colour.notes
 
 
-def test_the_colour_can_be_the_class(tmp_path: Path) -> None:
-    data = load(Data(name="colour-mnist", root=str(tiny_mnist(tmp_path)), labels=("colour", "digit"), **DIGITS))
-    assert (data.cardinalities, data.label_columns) == ((2, 10), ("colour", "digit"))
-    labels = data.splits["test"].labels
-    assert labels[:, 0].bincount().tolist() == [7, 3]
-    assert all(c == (0 if d in (0, 1, 6, 7, 9) else 1) for c, d in labels.tolist())
-
-
-def test_embedded_sets_refuse_other_columns(tmp_path: Path) -> None:
-    assert message(Data(labels=("colour",))) == "scikit-learn's digits has no label column 'colour'; it has digit"
-
-
 def test_a_name_with_a_slash_is_a_path_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     grey_set(tmp_path / "set")
     monkeypatch.chdir(tmp_path)

@@ -14,7 +14,6 @@ from raydiff.papers.pfdm.theory.mixture import (
     Mixture,
     hand_overs,
     merge_time,
-    merge_times,
     reverse,
     tree,
 )
@@ -36,13 +35,6 @@ def test_modes_merge_when_it_says(half_distance: float, variance: float) -> None
     t = merge_time(half_distance, variance, ABAR)
     assert modes(two.noised(float(ABAR[t - 5]))) == 2
     assert modes(two.noised(float(ABAR[t]))) == 1
-
-
-def test_fine_structure_merges_first() -> None:
-    branches, twigs, leaves = merge_times(ABAR)
-    assert 0 < leaves < twigs < branches < 1000
-    with pytest.raises(ValueError, match="stay apart"):
-        merge_time(1e6, 0.1, ABAR)
 
 
 def test_the_denoiser_is_the_score() -> None:
@@ -68,13 +60,6 @@ def test_the_perfect_chain_ends_in_the_mixture() -> None:
 @pytest.fixture(scope="module")
 def case() -> Case:
     return hand_overs(minority=3, depths=(10, 950), abar=ABAR, sampler="ddim", count=180)
-
-
-def test_a_shallow_hand_over_keeps_what_the_server_knows(case: Case) -> None:
-    shallow, deep = case.depths
-    assert shallow.w2_squared < 0.2 * case.local
-    assert deep.w2_squared == pytest.approx(case.local, rel=0.1)
-    assert 0 < case.floor < 0.2 * case.local
 
 
 def test_after_a_deep_one_only_the_clients_records_are_left(case: Case) -> None:

@@ -10,7 +10,6 @@ from raydiff.models.ddpm import alphas_bar
 from raydiff.papers.pfdm.depth import depth_for
 from raydiff.papers.pfdm.theory.closed_forms import Gauss
 from raydiff.papers.pfdm.theory.on_data import (
-    ARMS,
     MEASURED,
     ArmPrediction,
     Truth,
@@ -51,15 +50,6 @@ def test_without_noise_three_records_gain_from_three_hundred(found: list[ArmPred
     assert row(found, 3, None, sampler, "pfdm").gain[1] > 0
     few, many = (row(found, n, None, sampler, "pfdm").gain[0] for n in (3, 150))
     assert many < few / 10
-
-
-@pytest.mark.parametrize("sampler", MEASURED)
-def test_what_is_missing_costs(found: list[ArmPrediction], sampler: str) -> None:
-    """Without the server, with the wrong labels, with noise on the uploads: each is worse than with."""
-    at = {arm: row(found, 3, 200.0, sampler, arm).w2[0] for arm in ARMS}
-    assert at["collafuse"] < at["pfdm"] < at["shuffled"]
-    assert at["pfdm"] < at["no-server"]
-    assert at["centre"] < at["pfdm"]  # a smaller clip norm: less noise
 
 
 def test_the_gain_is_paired(found: list[ArmPrediction]) -> None:
@@ -107,13 +97,6 @@ def dataset(labels: list[list[int]], *, public: int) -> Dataset:
     splits = dict.fromkeys(("validation", "calibration", "test"), empty)
     splits |= {"public": records.select(rows[:public]), "train": records.select(rows[public:])}
     return Dataset("made", splits, (names,) * len(labels[0]), "")
-
-
-def test_a_class_is_a_combination_of_labels() -> None:
-    world = truth(dataset([[0, 0], [0, 1], [1, 0], [1, 1]] * 2, public=2))
-    assert world.classes.mean.flatten().tolist() == [2, 3, 4, 5]  # rows 0 and 4, 1 and 5, 2 and 6, 3 and 7
-    assert world.cluster.tolist() == [True, True, False, False]  # by the first label
-    assert world.pooled == 1
 
 
 def test_bad_data_is_one_sentence() -> None:

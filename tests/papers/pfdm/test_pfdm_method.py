@@ -14,9 +14,8 @@ from toys import KEYS, records, run
 from raydiff import tree
 from raydiff.experiment.config import Experiment
 from raydiff.federated.client import Client
-from raydiff.federated.method import Round, Upload
+from raydiff.federated.method import Round
 from raydiff.federated.rounds import LocalExecutor, rounds
-from raydiff.methods.localonly import LocalOnly
 from raydiff.models import ddpm
 from raydiff.models.ddpm import DDPM, Sampling, denoise
 from raydiff.models.training import fit
@@ -101,18 +100,6 @@ def test_without_a_budget_images_go_as_they_are_and_the_ledger_says_so(method: P
 # --- the server ---
 
 
-def test_the_server_pools_the_uploads_in_client_order(method: PFDM) -> None:
-    uploads = [
-        Upload(i, 12, method.local_update({}, {}, records(i), Round(0, generator(0), NOISE)).release) for i in (0, 1)
-    ]
-    server = method.init_server(None, generator(0))
-    after, metrics, events = method.aggregate(server, iter(uploads), Round(0, generator(0)))
-    assert torch.equal(after["held/pool/x"], torch.cat([u.release.value["x"] for u in uploads]))
-    assert torch.equal(after["held/pool/labels"], torch.cat([records(0).labels, records(1).labels]))
-    assert tree.digest(tree.under("model", after)) == tree.digest(tree.under("model", server))
-    assert (metrics, events) == ({"server/pooled": 24.0}, [])
-
-
 def test_the_servers_training_is_one_training_cut_into_rounds(method: PFDM, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
@@ -183,21 +170,6 @@ def test_the_servers_chain_may_leave_the_range_of_clean_images(method: PFDM) -> 
     assert torch.equal(deployed.sample(labels, generator(3)), x)
 
 
-@pytest.mark.parametrize("sampler", ["ancestral", "ddim"])
-def test_the_client_model_from_pure_noise_is_the_non_collaborative_baseline(method: PFDM, sampler: Any) -> None:
-    sampling, data = Sampling(sampler=sampler), records(0)
-    method = replace(method, client_sampling=sampling)
-    alone = LocalOnly(model=method.model, local=method.local, clip=method.clip, sampling=sampling)
-    assert alone.init_key == method.init_key
-    state = alone.init_client({}, data, None, Round(0, generator(5)))
-    assert tree.digest(state) == tree.digest(method.init_client({}, data, None, Round(0, generator(5))))
-    own = method.deploy(method.init_server(None, generator(0)), state).targets["client"].denoisers[0]
-    rng, labels = generator(7), torch.arange(5)[:, None]
-    x = torch.randn(5, 1, 8, 8, generator=rng)
-    x = method.client_sampling.run(method.model, own, x, labels=labels, start=20, bound=1.0, rng=rng)
-    assert torch.equal(alone.deploy({}, state).sample(labels, generator(7)), x)
-
-
 # --- what replaces the global denoiser ---
 
 
@@ -224,21 +196,6 @@ def test_shuffled_labels_are_the_same_uploads_under_other_names(method: PFDM) ->
     assert torch.equal(pools[0]["labels"].sort(0).values, pools[1]["labels"].sort(0).values)
     assert straight[-1].ledger == shuffled[-1].ledger
     assert len(straight) == len(shuffled)
-
-
-def test_a_gaussian_start_draws_around_its_classes_uploads(method: PFDM) -> None:
-    method = replace(method, start="gaussian", epsilon=1e6, clip=100.0)
-    progress = run(method)
-    assert len(progress) == 1 and set(progress[0].sent) == {"classes/labels", "classes/mean", "classes/factor"}
-    both = [records(0), records(1)]
-    sent = [method.local_update({}, {}, r, Round(0, generator(0), NOISE)).release.value["x"] for r in both]
-    of_3 = torch.cat([x[r.labels[:, 0] == 3] for x, r in zip(sent, both, strict=True)])
-    row = int((progress[0].sent["classes/labels"][:, 0] == 3).nonzero())
-    std = math.sqrt(1 - float(method.model.abar[method.depth]))
-    difference = progress[0].sent["classes/mean"][row] - of_3.mean(0)  # the noise is drawn under other keys
-    assert float(difference.abs().max()) < 6 * std * math.sqrt(2 / len(of_3))
-    with pytest.raises(ValueError, match=r"^start = gaussian takes the noise out of the uploads: it needs an epsilon$"):
-        replace(method, epsilon=None)
 
 
 def test_a_center_moves_what_is_clipped_and_not_what_is_guaranteed(method: PFDM) -> None:
@@ -298,13 +255,3 @@ def test_the_servers_own_samples_are_what_the_clients_chain_begins_with(
     reach = math.sqrt(abar) + 4 * math.sqrt(1 - abar)
     torch.testing.assert_close(own * reach, begun[1])
     assert own.abs().max() <= 1 and f"t0 = {method.depth}, divided by {reach:.6g}" in shared.about
-
-
-def test_without_noise_the_servers_own_samples_are_images(method: PFDM) -> None:
-    plain = replace(method, epsilon=None, t0=5)
-    server, labels = run(plain)[-1].sent, torch.arange(4)[:, None]
-    shared = plain.deploy(server)
-    x = torch.randn(4, 1, 8, 8, generator=(rng := generator(2)))
-    z_w = plain.model.denoiser(tree.under("model", server))
-    whole = plain.sampling.run(plain.model, z_w, x, labels=labels, start=20, bound=1.0, rng=rng)
-    assert torch.equal(shared.sample(labels, generator(2)), whole) and shared.about == "images of the global denoiser"

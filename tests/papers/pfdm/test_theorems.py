@@ -70,9 +70,3 @@ def test_the_gain_of_eq9_is_reached_where_its_conditions_hold() -> None:
     assert n >= least
     for gain in gains(d, n, math.ceil(pooled), abar, count=200).values():
         assert bounds(gain)[0] > promised
-
-
-@pytest.mark.parametrize("sampler", MEASURED)
-def test_clipping_is_a_bias_that_records_do_not_remove(sampler: Sampler) -> None:
-    free, clipped = (gains(2, 20, 2000, 0.5, clip=clip, first=6.0)[sampler] for clip in (None, 3.0))
-    assert bounds(free)[0] > 0 and bounds(clipped)[1] < 0

@@ -180,20 +180,3 @@ def test_an_attack_asks_with_every_embedding_that_a_record_has(method: SPIRE) ->
     torch.testing.assert_close(answers[1], one[2])
     shared = method.deploy(server).targets["global"].denoisers[0](x, t, labels.long())
     assert torch.equal(targets["global"].denoisers[0](x, t, labels.long()), shared)
-
-
-def test_without_labels_what_is_asked_for_changes_nothing(method: SPIRE) -> None:
-    server = run(method)[-1].sent
-    deployed = Client(0, method, records(0), keys=KEYS).deploy(server, 2)
-    assert not deployed.conditional
-    drawn = [deployed.sample(torch.full((4, 1), c), generator(2)) for c in (0, 7)]
-    assert torch.equal(*drawn)
-
-
-def test_the_shared_model_has_embedding_zero(method: SPIRE) -> None:
-    server, labels = run(method)[-1].sent, torch.zeros(3, 1, dtype=torch.int64)
-    zero = {CLIENT: torch.zeros(method.model.network.embedding_width)}
-    expected = method.deploy(server, zero).sample(labels, generator(2))
-    alone = method.deploy(server)
-    assert torch.equal(alone.sample(labels, generator(2)), expected)
-    assert alone.about == "images of the backbone with embedding 0"

@@ -13,7 +13,6 @@ from raydiff.papers.spire.theory import (
     ddpm_loss,
     ddpm_variance,
     even_mean,
-    exponent,
     exponents,
     learn,
     sample,
@@ -151,13 +150,3 @@ def test_the_mean_gains_from_more_clients_and_the_weights_do_not() -> None:
     low, high = bounds(weights)
     assert low < 0 < high and low > -0.5
     assert bounds(mean)[1] < float(all_.mean()) < bounds(weights)[0]
-
-
-def test_both_gain_from_more_records() -> None:
-    for part in slopes([Federation(8, n, 4, 3.0) for n in (50, 100, 400)], [50, 100, 400]):
-        low, high = bounds(part)
-        assert low < -1 < high < -0.5
-
-
-def test_exponent_by_hand() -> None:
-    assert exponent([1, 2, 4], torch.stack([f64(8, 2, 0.5), f64(3, 3, 3)])).tolist() == pytest.approx([-2, 0])
