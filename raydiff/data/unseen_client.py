@@ -100,8 +100,8 @@ def _of_other(choice: Choice, config: Data, dataset: Dataset, classes: Sequence[
     what = "its test rows" if own_test else "half of them"
     train = _first(rows[places["train"]], choice.records, f"beside those held out ({what}) in {other.says}", usual=None)
     private = {split: records for split, records in dataset.splits.items() if split != "public"}
-    chosen, form = {"new": train, "held out": rows[places["test"]]}, {"size": config.size, "colour": config.colour}
-    read, notes = other_source.read(other, chosen, source, private, **form, role="a new client's records")
+    chosen, role = {"new": train, "held out": rows[places["test"]]}, "a new client's records"
+    read, notes = other_source.read(other, chosen, source, private, size=config.size, colour=config.colour, role=role)
     says = f"{other.says}; held out: {what}, at most as many as the run's test split has"
     return Newcomer(read["new"], read["held out"].of_classes(read["new"].labels[:, 0].tolist()), says, notes)
 

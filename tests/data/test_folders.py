@@ -134,7 +134,7 @@ def test_a_format_that_is_not_allowed_is_not_opened(tmp_path: Path) -> None:
 def test_folders_that_are_no_data_set(tmp_path: Path) -> None:
     zoo = tmp_path / "zoo"
     save(zoo / "1.png", pictures(1)[0])
-    said = "holds 1 pictures but no folders of pictures: put those of each class in a folder of its own, class/picture"
+    said = "holds 1 pictures but no folders of pictures: put each class in a folder"
     assert message(Data(name=str(zoo), **FEW)) == f"{zoo} {said}"
     animals(zoo / "deep" / "deeper")
     assert message(Data(name=str(zoo), **FEW)).startswith(

@@ -44,8 +44,9 @@ def test_a_public_picture_that_is_also_a_record_is_refused(tmp_path: Path, copie
     fresh = [png(p) for p in pictures(30, first=50)[copied:]]
     write(other / "x.parquet", shared + fresh, [0, 1, 2] * 10, names=NAMES)
     said = message(Data(name=own, public_from=str(other), **sizes))
-    assert said.startswith(f"{copied} of the 30 public pictures are also records of the private data, such as row ")
-    assert said.endswith(": public data must hold no client's records")
+    assert said.startswith(
+        f"public records must hold no record of the run, but {copied} of 30 pictures are, such as row "
+    )
     if copied == 1:
         assert f"row 0 of {other}/x.parquet, which is row 29 of {own}/x.parquet (split " in said
 
@@ -68,7 +69,7 @@ def test_refused(tmp_path: Path, other: dict[str, Any], sizes: dict[str, Any], s
 
 def test_public_from_is_a_name(tmp_path: Path) -> None:
     assert "data set 'gone/x' has a /, so it is a path" in message(Data(public_from="gone/x"))
-    with pytest.raises(ValueError, match=r"^data\.public must be at least 1 where data\.public_from is given, got 0$"):
+    with pytest.raises(ValueError, match=r"^data\.public must be at least 1 with data\.public_from, got 0$"):
         Data(public_from="mnist", public=0)
     with pytest.raises(ValueError, match=r"^data\.public_from must name"):
         Data(public_from="")

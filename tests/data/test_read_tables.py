@@ -184,7 +184,7 @@ def test_a_row_without_a_label_moves_no_public_row(tmp_path: Path) -> None:
 def test_public_rows_that_cannot_be(tmp_path: Path) -> None:
     config = Table(source=written(tmp_path / "t.csv", crowd()), label="pays")
     for public, says in (
-        (0, "data.public is 0: declare some rows of t.csv public"),
+        (0, "raise data.public, to fit them on public rows of t.csv"),
         (61, "too few for data.public=61"),
     ):
         with pytest.raises(ValueError, match=says):
